@@ -1,0 +1,63 @@
+"""`cpu`: the reference. float64 inside, one rounding at the end, on NumPy."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+
+import numpy as np
+
+from conformance.backend.interface import EXACT, Arithmetic, DeviceInfo
+from conformance.backend.kernel import Kernel, KernelBackend
+from conformance.cgraph.tensor import Tensor
+
+from . import attention, copying, elementwise, matmul, rope, rows, unary
+from .support import refusal
+
+
+class CpuBackend(KernelBackend):
+    """Exact values of every op; by `computing_in`, exact values after the rounding that another backend declares."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._use(EXACT)
+
+    def _use(self, arithmetic: Arithmetic) -> None:
+        self._arithmetic = arithmetic
+        self._kernels: dict[str, Kernel] = {
+            **elementwise.kernels(arithmetic.quantize),
+            **copying.kernels(arithmetic.quantize),
+            **matmul.kernels(arithmetic),
+            **attention.kernels(arithmetic),
+            **unary.KERNELS,
+            **rows.KERNELS,
+            **rope.KERNELS,
+        }
+
+    def computing_in(self, arithmetic: Arithmetic) -> CpuBackend:
+        """A reference that rounds activations and stores blocks as `arithmetic` says, and is exact in all else."""
+        other = CpuBackend()
+        other._use(arithmetic)
+        return other
+
+    def arithmetic(self) -> Arithmetic:
+        """Exact, or what `computing_in` was given."""
+        return self._arithmetic
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """Op -> kernel."""
+        return self._kernels
+
+    def refuses(self, node: Tensor) -> str:
+        """Types and parameters that the kernel of `node.op` has no meaning for."""
+        return refusal(node)
+
+    def info(self) -> DeviceInfo:
+        """NumPy on this machine's processor."""
+        return DeviceInfo(
+            backend="cpu",
+            device=platform.machine(),
+            description=f"reference in float64, arithmetic {self._arithmetic.name}",
+            versions={"numpy": np.__version__, "python": platform.python_version()},
+        )

@@ -1,0 +1,128 @@
+"""MUL_MAT, MUL_MAT_ID and SSM_CONV: exact products in float64, of activations rounded first where asked.
+
+ggml turns `src[1]` into the `vec_dot_type` of `src[0]`'s type before it multiplies. An `Arithmetic` that lists the type
+makes the same rounding here, and the product after it stays exact.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from conformance.backend.interface import Arithmetic
+from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.cgraph import quants
+from conformance.cgraph.quants_blocks import BLOCK
+from conformance.cgraph.tensor import Tensor
+from conformance.cgraph.types import Q4_1, Q5_1, Q8_1, GGMLType, type_named
+
+from .values import Values, checked_index, in_float64, load, operand, store
+
+_OFFSET_TYPES = (Q4_1, Q5_1)
+"""Weights `d q + m` whose m ggml multiplies with the block sum `s` of Q8_1, an F16, and not with the quants."""
+
+_AT_ONCE = 1 << 24
+"""Weights in float64 at a time: 128 MiB. A vocabulary is multiplied in slices of rows."""
+
+
+def rounded(x: Values, to: str, quantize: str) -> Values:
+    """`x` stored in the type named `to` and read back."""
+    return quants.roundtrip(type_named(to), x, simd=quantize == "simd").astype(np.float64)
+
+
+def product(w: Values, x: Values) -> Values:
+    """`x @ w^T` over the last two axes: (n3, n2, m, k) and (n3 r3, n2 r2, n, k) to (n3 r3, n2 r2, n, m).
+
+    As in `ggml_compute_forward_mul_mat`, matrix i of `x` meets matrix i / r of `w`.
+    """
+    n3, n2, m, k = w.shape
+    m3, m2, n, _ = x.shape
+    if n3 == m3 and n2 == m2:
+        return x @ w.swapaxes(-1, -2)
+    grouped = x.reshape(n3, m3 // n3, n2, m2 // n2 * n, k)
+    return (grouped @ w[:, None].swapaxes(-1, -2)).reshape(m3, m2, n, m)
+
+
+def _block_sum_error(raw: Raw) -> Values:
+    """What a Q8_1 block's `s` differs by from d times the sum of its quants, one number per block."""
+    blocks = raw.view(BLOCK[Q8_1])[..., 0]
+    total: Values = blocks["d"].astype(np.float64) * blocks["qs"].sum(-1, dtype=np.int64)
+    return blocks["s"].astype(np.float64) - total
+
+
+class Activations:
+    """What meets weights (or K) of one type, rounded to the type named `to`, or as it is where there is none."""
+
+    __slots__ = ("error", "values")
+
+    def __init__(self, to: str | None, quantize: str, weights: GGMLType, type_: GGMLType, raw: Raw) -> None:
+        self.error: Values | None = None
+        """For weights with an offset: the error of each block's sum, (..., k / 32)."""
+        if to is None:
+            self.values = load(type_, raw)
+        elif to == Q8_1.name and weights in _OFFSET_TYPES:
+            stored = raw if type_ is Q8_1 else quants.quantizer(quantize)(Q8_1, load(type_, raw))
+            self.values = load(Q8_1, stored)
+            self.error = _block_sum_error(stored)
+        else:
+            self.values = rounded(load(type_, raw), to, quantize)
+
+    def times(self, type_: GGMLType, raw: Raw, rows: tuple[NDArray[Any], ...] = ()) -> Values:
+        """The product with the weights `raw` of `type_`; `rows` picks rows of the activations first."""
+        x, error = self.values, self.error
+        if rows:
+            x, error = x[rows][None, None], None if error is None else error[rows][None, None]
+        step = max(1, _AT_ONCE // max(1, raw.shape[0] * raw.shape[1] * x.shape[-1]))
+        parts = [_dot(type_, raw[:, :, i : i + step], x, error) for i in range(0, raw.shape[2], step)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+
+
+def _dot(type_: GGMLType, raw: Raw, x: Values, error: Values | None) -> Values:
+    y = product(load(type_, raw), x)
+    if error is not None:
+        y += product(raw.view(BLOCK[type_])["m"][..., 0].astype(np.float64), error)
+    return y
+
+
+def _mul_mat(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
+    """`dst[i3, i2, i1, i0] = sum_k src0[i3 / r3, i2 / r2, i0, k] src1[i3, i2, i1, k]`.
+
+    With the hint GGML_HINT_SRC0_IS_HADAMARD in `op_params[1]` ggml may not read `src[0]`; here it is multiplied.
+    """
+    (w, w_raw), (x, x_raw) = operand(node, src, 0), operand(node, src, 1)
+    activations = Activations(arithmetic.mul_mat.get(w.type.name), arithmetic.quantize, w.type, x.type, x_raw)
+    store(node.type, dst, activations.times(w.type, w_raw))
+
+
+def _mul_mat_id(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
+    """`dst[:, iu, it] = src0[:, :, ids[iu, it]] src1[:, iu % ne11, it]`: each token's rows by its own experts."""
+    (w, w_raw), (x, x_raw), (_, ids_raw) = (operand(node, src, i) for i in range(3))
+    ids = checked_index(ids_raw[0, 0], w.ne[2], "ids", "experts, ne[2] of src[0]")
+    activations = Activations(arithmetic.mul_mat.get(w.type.name), arithmetic.quantize, w.type, x.type, x_raw)
+    zero = np.zeros(1, np.int64)
+    out = np.empty((*ids.shape, w.ne[1]))
+    for expert in np.unique(ids):
+        token, used = np.nonzero(ids == expert)
+        rows = (zero, token, used % x.ne[1])
+        out[token, used] = activations.times(w.type, w_raw[:, expert : expert + 1], rows)[0, 0]
+    store(node.type, dst, out[None])
+
+
+def _ssm_conv(node: Tensor, sx: Values, c: Values) -> Values:
+    """`dst[i1, it, is] = sum_k sx[it + k, i1, is] c[k, i1]`: a causal convolution per channel."""
+    windows = sliding_window_view(sx, c.shape[-1], axis=-1)[..., : node.ne[1], :]
+    y: Values = (windows * c[..., None, :]).sum(-1).swapaxes(-1, -2)
+    return y
+
+
+def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
+    """Op -> kernel."""
+    return {
+        "MUL_MAT": partial(_mul_mat, arithmetic),
+        "MUL_MAT_ID": partial(_mul_mat_id, arithmetic),
+        "SSM_CONV": in_float64(_ssm_conv),
+    }

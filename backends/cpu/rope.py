@@ -1,0 +1,112 @@
+"""ROPE in all of ggml's modes: normal, neox, mrope, imrope, vision; YaRN, frequency factors, partial and offset dims.
+
+ggml makes theta by multiplying with theta_scale once per pair, in float32, so its angles drift: at position 4,096 by
+up to 1e-3 rad in a dimension. Here theta is position * freq_base^(-2 i / n_dims) in float64, from the float32 values in
+op_params. The corners of YaRN's ramp pass through floor and ceil, so they are computed in float32 like ggml's.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.backend.kernel import Kernel
+from conformance.cgraph.tensor import Tensor
+
+from .values import Values, in_float64
+
+NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
+MODES = {NORMAL: "normal", NEOX: "neox", MROPE: "mrope", VISION: "vision", IMROPE: "imrope"}
+"""`GGML_ROPE_TYPE_*`: the values of op_params[2]."""
+
+Channels = tuple[NDArray[np.intp], Values]
+
+
+@lru_cache(maxsize=256)
+def _channels(mode: int, sections: tuple[int, int, int, int], n_pairs: int) -> Channels:
+    """For each pair: which of the 4 positions it turns by, and its exponent of theta_scale (`ggml_mrope_cache_init`).
+
+    Vision restarts a channel's exponent where its section begins. The test runs down a chain of else-ifs, so an empty
+    section before keeps a later one from restarting.
+    """
+    which = np.zeros(n_pairs, np.intp)
+    power = np.zeros(n_pairs)
+    if not mode & MROPE:
+        return which, np.arange(n_pairs, dtype=np.float64)
+    ends = np.cumsum(sections)
+    starts = (0, int(ends[0]), int(ends[1]), int(ends[2]))
+    running = [0, 0, 0, 0]
+    for pair in range(n_pairs):
+        sector = pair % int(ends[3])
+        if mode == VISION and sector in starts:
+            running[starts.index(sector)] = 0
+        if mode == IMROPE:
+            channel = sector % 3 if sector < 3 * sections[sector % 3] else 3
+        else:
+            channel = int(np.searchsorted(ends[:3], sector, side="right"))
+        which[pair] = channel
+        power[pair] = running[channel]
+        running = [p + 1 for p in running]
+    return which, power
+
+
+@lru_cache(maxsize=256)
+def _yarn_ramp(n_dims: int, n_ctx_orig: int, base: float, beta_fast: float, beta_slow: float, n_pairs: int) -> Values:
+    """How far each pair keeps its extrapolated angle, 1 to 0: `rope_yarn_ramp` over `ggml_rope_yarn_corr_dims`."""
+    f32 = np.float32
+
+    def corner(n_rot: float) -> np.float32:
+        turns = f32(n_ctx_orig) / (f32(n_rot) * f32(2) * f32(np.pi))
+        dim: np.float32 = f32(n_dims) * np.log(turns) / (f32(2) * np.log(f32(base)))
+        return dim
+
+    low = max(0.0, float(np.floor(corner(beta_fast))))
+    high = min(n_dims - 1.0, float(np.ceil(corner(beta_slow))))
+    ramp: Values = 1 - np.clip((np.arange(n_pairs) - low) / max(0.001, high - low), 0, 1)
+    return ramp
+
+
+def _angles(node: Tensor, positions: NDArray[Any], factors: Values | None, n_pairs: int) -> tuple[Values, Values]:
+    """Cosine and sine per token and pair, shape `(ne2, n_pairs)`, the magnitude in them."""
+    n_dims, mode, n_ctx_orig = node.param_i32(1), node.param_i32(2), node.param_i32(4)
+    base, freq_scale, ext_factor, magnitude, beta_fast, beta_slow = (node.param_f32(i) for i in range(5, 11))
+    a, b, c, d = node.op_params[11:15]
+    which, power = _channels(mode, (a, b, c, d), n_pairs)
+    per_channel = positions.reshape(-1, node.ne[2])
+    theta = per_channel[which].T * np.float64(base) ** (-2.0 * power / n_dims)
+    if factors is not None:
+        theta /= factors[:n_pairs]
+    turned = theta * freq_scale
+    if ext_factor != 0:
+        ramp = _yarn_ramp(n_dims, n_ctx_orig, base, beta_fast, beta_slow, n_pairs) * ext_factor
+        turned = turned * (1 - ramp) + theta * ramp
+        magnitude *= 1 + 0.1 * np.log(1 / freq_scale)
+    return np.cos(turned) * magnitude, np.sin(turned) * magnitude
+
+
+def rope(node: Tensor, x: Values, positions: Values, factors: Values | None = None) -> Values:
+    """Rotate pairs of each row of `x` by its token's position (ne[2]); what is not rotated is copied.
+
+    `factors` divides theta per pair (`freq_factors`). Normal pairs neighbours, the others `n_dims / 2` apart, vision
+    `n_dims` apart over the whole row.
+    """
+    n_dims, mode, offset = node.param_i32(1), node.param_i32(2), node.param_i32(15)
+    span = 2 * n_dims if mode == VISION else n_dims
+    n_pairs = span // 2
+    row = None if factors is None else factors.reshape(-1)
+    cos, sin = (t[:, None, :] for t in _angles(node, positions.reshape(-1), row, n_pairs))
+    part = x[..., offset : offset + span]
+    if mode == NORMAL:
+        left, right = part[..., 0::2], part[..., 1::2]
+    else:
+        left, right = part[..., :n_pairs], part[..., n_pairs:]
+    turned = left * cos - right * sin
+    right[...] = left * sin + right * cos
+    left[...] = turned
+    return x
+
+
+KERNELS: dict[str, Kernel] = {"ROPE": in_float64(rope)}

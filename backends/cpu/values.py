@@ -1,0 +1,127 @@
+"""Between bytes and numbers: every type to float64, and float64 to every type with one rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.cgraph import quants
+from conformance.cgraph.errors import BackendError
+from conformance.cgraph.tensor import Tensor
+from conformance.cgraph.types import BF16, F32, I32, GGMLType
+
+Values = NDArray[np.float64]
+"""Elements of a tensor as float64, NumPy shape `ne[::-1]`."""
+Formula = Callable[..., NDArray[Any]]
+"""`f(node, *src)` over float64 arrays, `None` where a source is absent."""
+
+_I32_MIN = -(2.0**31)
+
+
+def load(type_: GGMLType, raw: Raw) -> Values:
+    """The elements of `raw` as float64, exact (I64 beyond 2^53 apart); always a fresh C-ordered array."""
+    if type_.dtype is not None:
+        return np.array(raw, np.float64, order="C")
+    if type_ is BF16:
+        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return quants.to_float(type_, raw).astype(np.float64)
+
+
+def store(type_: GGMLType, dst: Raw, values: NDArray[Any], quantize: str = "reference") -> None:
+    """Write `values` into `dst`, rounded once: to nearest even for floats, toward zero for integers as C converts.
+
+    Block types take the values as float32, as ggml's quantisers do; `quantize` is `Arithmetic.quantize`.
+    """
+    if type_ is F32:
+        dst[...] = values
+    elif type_ is BF16:
+        dst[...] = to_bf16(values)
+    elif type_ is I32:
+        inside = (values > _I32_MIN - 1) & (values < -_I32_MIN)
+        dst[...] = np.where(inside, values, _I32_MIN)  # what x86's cvttss2si gives for the rest
+    elif type_.dtype is not None:
+        dst[...] = values
+    else:
+        encode = quants.from_float_cpu if quantize == "simd" else quants.from_float
+        dst[...] = encode(type_, values.astype(np.float32)).reshape(dst.shape)
+
+
+def to_bf16(values: NDArray[Any]) -> NDArray[np.uint16]:
+    """The bits of `values` as BF16, rounded once to nearest even; a NaN becomes quiet, as in `ggml_fp32_to_bf16`.
+
+    float32 lies between: it is rounded to odd first, which makes the second rounding see every bit that was lost.
+    """
+    x = np.asarray(values, np.float64)
+    near = x.astype(np.float32)
+    bits = near.view(np.uint32)
+    back = near.astype(np.float64)
+    lost = back != x
+    if lost.any():
+        bits = np.where(lost, (bits - (np.abs(back) > np.abs(x))) | 1, bits).astype(np.uint32)
+    even = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(x), (near.view(np.uint32) >> 16) | 64, even).astype(np.uint16)
+
+
+def operand(node: Tensor, src: Sources, i: int) -> tuple[Tensor, Raw]:
+    """`node.src[i]` and its elements.
+
+    Raises:
+        BackendError: it is absent.
+    """
+    t, raw = (node.src[i], src[i]) if i < len(src) else (None, None)
+    if t is None or raw is None:
+        raise BackendError(f"src[{i}] expected, none found")
+    return t, raw
+
+
+def optional(node: Tensor, src: Sources, i: int) -> Values | None:
+    """The values of `node.src[i]`, if there is one."""
+    t, raw = (node.src[i], src[i]) if i < len(src) else (None, None)
+    return None if t is None or raw is None else load(t.type, raw)
+
+
+def in_float64(formula: Formula, quantize: str = "reference") -> Kernel:
+    """The kernel that computes `formula` on float64 sources and rounds its result once."""
+
+    def kernel(node: Tensor, dst: Raw, src: Sources) -> None:
+        values = [None if t is None or raw is None else load(t.type, raw) for t, raw in zip(node.src, src, strict=True)]
+        store(node.type, dst, formula(node, *values), quantize)
+
+    return kernel
+
+
+def repeated(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """`x` repeated to `shape` as `ggml_can_repeat` allows: index i reads `i % ne` in every dimension.
+
+    Where every dimension is whole or one, nothing is copied: the caller's arithmetic broadcasts.
+    """
+    if all(have in (1, want) for have, want in zip(x.shape, shape, strict=True)):
+        return x
+    return np.tile(x, [want // have for have, want in zip(x.shape, shape, strict=True)])
+
+
+def checked_index(indices: NDArray[Any], limit: int, what: str, bound: str) -> NDArray[np.int64]:
+    """`indices` as int64.
+
+    Raises:
+        BackendError: one lies outside `0 <= i < limit`, where ggml would abort.
+    """
+    whole = indices.astype(np.int64)
+    if whole.size and not (whole.min() >= 0 and whole.max() < limit):
+        bad = whole[(whole < 0) | (whole >= limit)].flat[0]
+        raise BackendError(f"{what}: 0 <= i < {limit} ({bound}) expected, {bad} found")
+    return whole
+
+
+def alibi_slopes(max_bias: float, n_head: int) -> Values:
+    """One ALiBi slope per head, shape `(n_head,)`, as in `ggml_compute_forward_soft_max_f32`; ones without a bias."""
+    if max_bias <= 0:
+        return np.ones(n_head)
+    pow2 = 1 << (n_head.bit_length() - 1)
+    head = np.arange(n_head)
+    exponent = np.where(head < pow2, (head + 1) * max_bias, (2 * (head - pow2) + 1) * max_bias / 2)
+    return np.exp2(-exponent / pow2)

@@ -1,0 +1,123 @@
+"""Tensors rebuilt in a library: contexts, and stores that hold leaves with a buffer of their own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping
+
+from conformance.cgraph.errors import BackendError
+from conformance.cgraph.tensor import MAX_SRC, Tensor, nbytes
+
+from .layout import FLAGS, OFFSET_BUFFER, OFFSET_FLAGS, OVERHEAD, POINTER, TENSOR, InitParams
+from .library import Library
+
+NO_SRC = (0,) * MAX_SRC
+
+
+class Context:
+    """A `ggml_context` with room for `n` tensors, its memory in reach of `struct`."""
+
+    def __init__(self, library: Library, n: int, graph_size: int = 0, graphs: int = 0) -> None:
+        self.library = library
+        size = (n + 1) * OVERHEAD + graphs * library.ggml.graph_overhead_custom(graph_size, False)
+        self.pointer: int | None = library.ggml.init(InitParams(size, None, True))
+        self.base: int = library.ggml.get_mem_buffer(self.pointer)
+        self.memory = (ctypes.c_char * size).from_address(self.base)
+
+    def add(self, t: Tensor, at: Mapping[Tensor, int]) -> int:
+        """Rebuild `t`; its `src` and `view_src` stand in `at`.
+
+        Raises:
+            BackendError: this version of ggml has no such op or type.
+        """
+        lib = self.library
+        params = t.op_params
+        if t.op in ("UNARY", "GLU"):
+            params = (sub_op(lib, t), *params[1:])
+        try:
+            head = (lib.types[t.type.name], 0, *t.ne, *t.nb, lib.ops[t.op], *params, t.flags)
+        except KeyError:
+            raise BackendError(f"{t}: {refusal(lib, t)}") from None
+        view_src = 0 if t.view_src is None else at[t.view_src]
+        pointer: int = lib.ggml.new_tensor_1d(self.pointer, 0, 1)
+        # ggml_cast makes a CPY its own second src
+        src = tuple([0 if s is None else pointer if s is t else at[s] for s in t.src])
+        TENSOR.pack_into(
+            self.memory, pointer - self.base, *head, *src, *NO_SRC[len(src) :], view_src, t.view_offs, 0,
+            t.name.encode(),
+        )  # fmt: skip
+        return pointer
+
+    def set_flags(self, pointer: int, flags: int) -> None:
+        """Overwrite a tensor's flags."""
+        FLAGS.pack_into(self.memory, pointer - self.base + OFFSET_FLAGS, flags)
+
+    def buffer(self, pointer: int) -> int:
+        """The buffer that a tensor lies in, 0 for none."""
+        return int(POINTER.unpack_from(self.memory, pointer - self.base + OFFSET_BUFFER)[0])
+
+    def set_buffer(self, pointer: int, buffer: int) -> None:
+        """Say that a tensor lies in `buffer`, as `supports_op` wants to see it."""
+        POINTER.pack_into(self.memory, pointer - self.base + OFFSET_BUFFER, buffer)
+
+    def free(self) -> None:
+        """`ggml_free`."""
+        if self.pointer is not None:
+            self.library.ggml.free(self.pointer)
+            self.pointer = None
+
+
+def sub_op(library: Library, t: Tensor) -> int:
+    """This library's id of a UNARY's or GLU's sub-op, by name.
+
+    Raises:
+        BackendError: this version of ggml has no such sub-op.
+    """
+    reason = refusal(library, t)
+    if reason:
+        raise BackendError(f"{t}: {reason}")
+    known, ids = library.sub_ops[t.op]
+    return ids[known[t.op_params[0]]]
+
+
+def refusal(library: Library, t: Tensor) -> str:
+    """Why `t` cannot be rebuilt in this library, or ""."""
+    if t.op not in library.ops:
+        return f"op {t.op} is not in ggml {library.version}"
+    if t.op in library.sub_ops:
+        known, ids = library.sub_ops[t.op]
+        i = t.op_params[0]
+        if not 0 <= i < len(known):
+            return f"op_params[0] of {t.op} is one of {len(known)} sub-ops, {i} found"
+        if known[i] not in ids:
+            return f"{t.op} {known[i]} is not in ggml {library.version}"
+    return library.lacks(t.type)
+
+
+class Store:
+    """Leaves of one buffer type, with a buffer of their own."""
+
+    def __init__(self, library: Library, tensors: Iterable[Tensor], buft: int, usage: int = 0) -> None:
+        self.library = library
+        leaves = list(tensors)
+        self.context = Context(library, len(leaves))
+        self.at = {t: self.context.add(t, {}) for t in leaves}
+        self.buffer: int | None = library.ggml.backend_alloc_ctx_tensors_from_buft(self.context.pointer, buft)
+        size = sum(nbytes(t) for t in leaves)
+        if self.buffer is None and size:
+            self.free()
+            raise BackendError(f"no memory for {len(leaves)} tensors of {size} bytes together")
+        if self.buffer is not None and usage:
+            library.ggml.backend_buffer_set_usage(self.buffer, usage)
+
+    def held(self) -> tuple[str, int]:
+        """Name and bytes of the buffer."""
+        g = self.library.ggml
+        return (g.backend_buffer_name(self.buffer).decode(), g.backend_buffer_get_size(self.buffer))
+
+    def free(self) -> None:
+        """Give buffer and tensors back."""
+        if self.buffer is not None:
+            self.library.ggml.backend_buffer_free(self.buffer)
+            self.buffer = None
+        self.context.free()

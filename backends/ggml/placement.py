@@ -1,0 +1,50 @@
+"""Which weights go into a buffer type other than the device's default: llama.cpp's rule, asked of every real use."""
+
+from __future__ import annotations
+
+from conformance.cgraph.case import Case
+from conformance.cgraph.tensor import Tensor
+
+from .context import Context
+from .library import Library
+
+
+def place(library: Library, device: int, buft: int, case: Case) -> tuple[frozenset[Tensor], list[str]]:
+    """Find the weights that `buft` can hold: every node that reads one is supported with the weight there.
+
+    As llama.cpp's `weight_buft_supported` it shows `supports_op` a weight in an empty buffer of the type, but it asks
+    about the nodes that will run and not about one made-up shape. Nothing may be written before this is known: a
+    buffer that repacks takes types it has no kernel for, and crashes.
+
+    Returns:
+        The weights, and one note for each weight that must stay in the default buffer.
+    """
+    g = library.ggml
+    caches = set(case.caches())
+    used: set[Tensor] = set()
+    refused: dict[Tensor, str] = {}
+    empty = g.backend_buft_alloc_buffer(buft, 0)
+    name = g.backend_buft_name(buft).decode()
+    try:
+        for step in case.steps:
+            tensors = step.graph.tensors()
+            context = Context(library, len(tensors))
+            try:
+                at: dict[Tensor, int] = {}
+                for t in tensors:
+                    at[t] = context.add(t, at)
+                for t in tensors:
+                    for w in {s for s in t.src if s in case.persistent and s not in caches}:
+                        used.add(w)
+                        context.set_buffer(at[w], empty)
+                        if t.view_src is w or not g.backend_dev_supports_op(device, at[t]):
+                            refused.setdefault(
+                                w, f"{w.name or w} {w.type} is not in {name}, which refuses {t.op} on it"
+                            )
+                        context.set_buffer(at[w], 0)
+            finally:
+                context.free()
+    finally:
+        if empty:
+            g.backend_buffer_free(empty)
+    return frozenset(used - refused.keys()), [refused[w] for w in case.persistent if w in refused]

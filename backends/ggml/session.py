@@ -1,0 +1,271 @@
+"""One case's memory in a ggml library: tensors rebuilt there, and graphs run over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from conformance.backend.interface import Session, Witness
+from conformance.cgraph.case import Case, writes_in_place
+from conformance.cgraph.errors import BackendError, GraphError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import (
+    FLAG_COMPUTE,
+    FLAG_OUTPUT,
+    VIEW_OPS,
+    Bytes,
+    Tensor,
+    is_contiguous,
+    nbytes,
+    pack,
+)
+
+from .context import Context, Store
+from .library import Library
+
+USAGE_WEIGHTS = 1
+USAGE_COMPUTE = 2
+STATUS = {-2: "ALLOC_FAILED", -1: "FAILED", 1: "ABORTED"}
+"""`enum ggml_status` except SUCCESS."""
+
+PATHS = {"OPENVINO": "translated"}
+"""Device name prefix -> how it executes; all others run node by node."""
+
+UNWRITTEN = 0xFF
+"""Byte that fills compute memory first: NaN in every float type, so a node that was skipped cannot show old results."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """A graph built in the library, with its inputs, cut where an output must be read before it is overwritten."""
+
+    graph: Graph
+    outputs: tuple[Tensor, ...]
+    inputs: Store
+    context: Context
+    at: dict[Tensor, int]
+    parts: list[tuple[int, list[Tensor]]] = field(default_factory=list)
+    """A `ggml_cgraph`, and the outputs to read once it has run."""
+    nodes: int = 0
+    buffer: int = 0
+    """The compute buffer, 0 where no node needs memory."""
+
+    def free(self) -> None:
+        """Give the graph back."""
+        self.context.free()
+        self.inputs.free()
+
+
+class GgmlSession(Session):
+    """Weights, caches and the graph allocator (`ggml_gallocr`) of one case.
+
+    Nodes share memory as in llama.cpp, in place where ggml allows it, except outputs, which carry FLAG_OUTPUT. A
+    graph computed again with the same outputs is not built again.
+
+    Args:
+        library: where it runs.
+        backend: `ggml_backend_t`.
+        buft: the device's default buffer type.
+        case: what to allocate and fill.
+        placed: weights to place in another buffer type, and that type.
+        notes: what the witness should say about the placement.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        device: str,
+        backend: int,
+        buft: int,
+        case: Case,
+        placed: tuple[frozenset[Tensor], int],
+        notes: Sequence[str] = (),
+    ) -> None:
+        self._library = library
+        self._ggml = library.ggml
+        self._backend = backend
+        self._buft = buft
+        self._plan: Plan | None = None
+        self._galloc: int | None = None
+        self._stores: list[Store] = []
+        self._unreadable: dict[Tensor, Bytes] = {}
+        path = next((p for prefix, p in PATHS.items() if device.upper().startswith(prefix)), "eager")
+        self._witness = Witness(device=device, path=path, notes=list(notes))
+        special, special_buft = placed
+        caches = frozenset(case.caches())
+        weights = [t for t in case.persistent if t not in caches and t not in special]
+        try:
+            self._stores.append(
+                Store(library, [t for t in case.persistent if t in special], special_buft, USAGE_WEIGHTS)
+            )
+            self._stores.append(Store(library, weights, buft, USAGE_WEIGHTS))
+            self._stores.append(Store(library, [t for t in case.persistent if t in caches], buft))
+            self._galloc = self._ggml.gallocr_new(buft)
+            self._at = {t: p for store in self._stores for t, p in store.at.items()}
+            self._unreadable = {t: case.persistent[t] for t in special}
+            for t, data in case.persistent.items():
+                self.write(t, data)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Set the bytes of a persistent tensor, whole.
+
+        Raises:
+            GraphError: the tensor is not persistent in this case, or `data` has another size.
+        """
+        pointer = self._persistent(tensor)
+        if tensor in self._unreadable:
+            self._unreadable[tensor] = data.copy()
+        self._set(pointer, tensor, data)
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """The bytes of a persistent tensor. A weight in a buffer that repacks gives the bytes last written.
+
+        Raises:
+            GraphError: the tensor is not persistent in this case.
+        """
+        pointer = self._persistent(tensor)
+        if tensor in self._unreadable:
+            return self._unreadable[tensor].copy()
+        return self._get(pointer, nbytes(tensor))
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """Run `graph`; see `Session.compute`.
+
+        Raises:
+            BackendError: `ggml_backend_graph_compute` returned another status than SUCCESS, or no memory was left.
+            GraphError: a leaf has no bytes.
+        """
+        plan = self._plan
+        if plan is None or plan.graph is not graph or plan.outputs != tuple(outputs):
+            plan = self._build(graph, tuple(outputs))
+        if plan.buffer:
+            self._ggml.backend_buffer_clear(plan.buffer, UNWRITTEN)
+        for t, pointer in plan.inputs.at.items():
+            if t not in inputs:
+                raise GraphError(f"{t}: a leaf of the graph that is neither persistent nor among the inputs given")
+            self._set(pointer, t, inputs[t])
+        values: dict[Tensor, Bytes] = {}
+        for part, readable in plan.parts:
+            status = self._ggml.backend_graph_compute(self._backend, part)
+            if status:
+                said = "; ".join(list(self._library.log)[-3:])
+                raise BackendError(
+                    f"ggml_backend_graph_compute returned {STATUS.get(status, status)} on a graph of {plan.nodes} "
+                    f"nodes on {self._witness.device}" + (f": {said}" if said else "")
+                )
+            for t in readable:
+                data = self._get(plan.at[t], nbytes(t))
+                values[t] = data if is_contiguous(t) else pack(data, t, 0)
+        self._witness.nodes += plan.nodes
+        return values
+
+    def witness(self) -> Witness:
+        """Device, nodes computed, bytes by buffer name."""
+        held: dict[str, int] = {}
+        for store in self._stores:
+            if store.buffer is not None:
+                name, size = store.held()
+                held[name] = held.get(name, 0) + size
+        if self._galloc is not None:
+            held["compute"] = self._ggml.gallocr_get_buffer_size(self._galloc, 0)
+        self._witness.bytes = held
+        return self._witness
+
+    def close(self) -> None:
+        """Free every buffer and context of the case."""
+        if self._plan is not None:
+            self._plan.free()
+            self._plan = None
+        if self._galloc is not None:
+            self._ggml.gallocr_free(self._galloc)
+            self._galloc = None
+        while self._stores:
+            self._stores.pop().free()
+
+    def _persistent(self, tensor: Tensor) -> int:
+        try:
+            return self._at[tensor]
+        except KeyError:
+            raise GraphError(f"{tensor} is no persistent tensor of the case that this session opened") from None
+
+    def _set(self, pointer: int, t: Tensor, data: Bytes) -> None:
+        size = nbytes(t)
+        if data.dtype != np.uint8 or data.nbytes != size:
+            raise GraphError(f"{t} takes {size} bytes, {data.nbytes} of {data.dtype} given")
+        if size:
+            data = np.ascontiguousarray(data)
+            self._ggml.backend_tensor_set(pointer, data.__array_interface__["data"][0], 0, size)
+
+    def _get(self, pointer: int, size: int) -> Bytes:
+        data = np.empty(size, np.uint8)
+        if size:
+            self._ggml.backend_tensor_get(pointer, data.__array_interface__["data"][0], 0, size)
+        return data
+
+    def _build(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Plan:
+        if self._plan is not None:
+            self._plan.free()
+            self._plan = None
+        tensors = graph.tensors()
+        place = {t: i for i, t in enumerate(graph.nodes)}
+        leaves = [t for t in tensors if t.op == "NONE" and t.view_src is None and t not in place and t not in self._at]
+        store = Store(self._library, leaves, self._buft, USAGE_COMPUTE)
+        cuts = _cuts(graph, place, outputs)
+        size = len(tensors) + 1
+        graphs = 2 + len(cuts) if cuts else 1
+        plan = Plan(graph, outputs, store, Context(self._library, len(tensors), size, graphs), {**self._at, **store.at})
+        try:
+            self._fill(plan, tensors, place, cuts, size)
+        except BaseException:
+            plan.free()
+            raise
+        self._plan = plan
+        return plan
+
+    def _fill(self, plan: Plan, tensors: list[Tensor], place: dict[Tensor, int], cuts: list[int], size: int) -> None:
+        g, context, at = self._ggml, plan.context, plan.at
+        made = [t for t in tensors if t not in at]
+        for t in made:
+            at[t] = context.add(t, at)
+        cgraph = g.new_graph_custom(context.pointer, size, False)
+        for node in plan.graph.nodes:
+            g.build_forward_expand(cgraph, at[node])
+        # Expanding sets COMPUTE on every node; what the case says holds, and outputs must keep their memory.
+        keep = {t.root for t in plan.outputs} | set(plan.outputs)
+        for t in made:
+            context.set_flags(at[t], t.flags | FLAG_OUTPUT if t in keep else t.flags)
+        # Without a reserve the allocator keeps the last graph's plan if the sizes are the same: it compares neither
+        # flags nor src, and would give an output's memory away.
+        if not (g.gallocr_reserve(self._galloc, cgraph) and g.gallocr_alloc_graph(self._galloc, cgraph)):
+            raise BackendError(f"ggml_gallocr_reserve: no memory for a graph of {len(plan.graph)} nodes")
+        plan.buffer = next((context.buffer(at[t]) for t in made if t.view_src is None and nbytes(t)), 0)
+        plan.nodes = sum(1 for n in plan.graph if n.flags & FLAG_COMPUTE and n.op not in VIEW_OPS)
+        starts = [-1, *cuts]
+        ends = [*cuts, len(plan.graph)]
+        for start, end in zip(starts, ends, strict=True):
+            part = cgraph if not cuts else g.new_graph_custom(context.pointer, size, False)
+            if cuts:
+                for node in plan.graph.nodes[max(start, 0) : end]:
+                    g.graph_add_node(part, at[node])
+            plan.parts.append((part, [t for t in plan.outputs if start <= place.get(t, -1) < end]))
+
+
+def _cuts(graph: Graph, place: Mapping[Tensor, int], outputs: Sequence[Tensor]) -> list[int]:
+    """Where to stop and read: before the first node that overwrites, in place, what an output held when it ran."""
+    writers: dict[Tensor, list[int]] = {}
+    for i, node in enumerate(graph.nodes):
+        if writes_in_place(node) and node.flags & FLAG_COMPUTE:
+            writers.setdefault(node.root, []).append(i)
+    cuts = set()
+    for t in outputs:
+        later = [i for i in writers.get(t.root, ()) if i > place.get(t, -1)]
+        if later:
+            cuts.add(later[0])
+    return sorted(cuts)

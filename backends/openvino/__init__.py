@@ -1,0 +1,5 @@
+"""OpenVINO backends: cgraphs translated to OpenVINO models."""
+
+from .backend import OpenVinoStateless
+
+__all__ = ["OpenVinoStateless"]

@@ -1,0 +1,107 @@
+"""Block types inside a graph: parts to numbers, and numbers to parts as ggml's `quantize_row_*_ref` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import openvino.opset15 as o
+from openvino import Type
+
+from conformance.cgraph.types import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
+
+from .forms import BLOCKS
+from .nodes import Constants, Value, round_f16
+
+Parts = dict[str, Value]
+"""`d`, `m`: float32 of shape (…, 1) on F16's grid; `q`: int8 or uint8 of shape (…, blck_size)."""
+
+
+def numbers(c: Constants, type_: GGMLType, parts: Parts) -> Value:
+    """float32 of shape (…, blck_size): `dequantize_row_*`."""
+    b = BLOCKS[type_]
+    q: Value = o.convert(parts["q"], Type.f32)
+    if b.zero:
+        q = o.subtract(q, c.f32(float(b.zero)))
+    x = o.multiply(q, parts["d"])
+    return o.add(x, parts["m"]) if b.minimum else x
+
+
+def quantized(c: Constants, type_: GGMLType, x: Value) -> Parts:
+    """Parts of the float32 `x` of shape (…, blck_size): `quantize_row_*_ref`."""
+    return _QUANTIZE[type_](c, x)
+
+
+def _unfused(c: Constants, x: Value) -> Value:
+    """`x`, kept from becoming one fused multiply-add with what follows: ggml rounds the product first."""
+    return o.maximum(x, c.f32(-1e30))
+
+
+def _inverse(c: Constants, d: Value) -> Value:
+    """1 / d, and 0 where d is 0."""
+    zero = c.f32(0.0)
+    return o.select(o.equal(d, zero), zero, o.divide(c.f32(1.0), d))
+
+
+def _divided(c: Constants, x: Value, n: float) -> Value:
+    """x / n, correctly rounded, for a whole n below 2^12.
+
+    The CPU plugin multiplies by the reciprocal, which is one unit off for every second value, and a scale on the edge
+    of two F16 values then differs from ggml's. The remainder, exact because the quotient is split in halves, corrects it.
+    """
+    r = c.f32(float(np.float32(1.0) / np.float32(n)))
+    q = o.multiply(x, r)
+    t = o.multiply(q, c.f32(4097.0))
+    high = o.subtract(t, o.subtract(t, q))
+    rest = o.subtract(o.subtract(x, o.multiply(high, c.f32(n))), o.multiply(o.subtract(q, high), c.f32(n)))
+    return o.add(q, o.multiply(rest, r))
+
+
+def _extreme(c: Constants, x: Value) -> Value:
+    """The value of largest magnitude, the first of several, with its sign."""
+    size = o.abs(x)
+    top = o.reduce_max(size, c.i64(-1), True)
+    count = int(x.shape[-1])
+    place = o.constant(np.arange(count, dtype=np.float32))
+    first = o.reduce_min(o.select(o.equal(size, top), place, c.f32(float(count))), c.i64(-1), True)
+    return o.reduce_sum(o.select(o.equal(place, first), x, c.f32(0.0)), c.i64(-1), True)
+
+
+def _symmetric(levels: float) -> Callable[[Constants, Value], Parts]:
+    """Q4_0 and Q5_0: the value of largest magnitude becomes -levels; halves are rounded up."""
+
+    def quantize(c: Constants, x: Value) -> Parts:
+        d = o.multiply(_extreme(c, x), c.f32(-1.0 / levels))  # exact: levels is a power of two
+        y = o.add(_unfused(c, o.multiply(x, _inverse(c, d))), c.f32(levels + 0.5))
+        q = o.minimum(o.floor(y), c.f32(2 * levels - 1))
+        return {"d": round_f16(c, d), "q": o.convert(q, Type.u8)}
+
+    return quantize
+
+
+def _affine(levels: float) -> Callable[[Constants, Value], Parts]:
+    """Q4_1 and Q5_1: the smallest value becomes 0, the largest `levels`."""
+
+    def quantize(c: Constants, x: Value) -> Parts:
+        low = o.reduce_min(x, c.i64(-1), True)
+        d = _divided(c, o.subtract(o.reduce_max(x, c.i64(-1), True), low), levels)
+        y = o.add(_unfused(c, o.multiply(o.subtract(x, low), _inverse(c, d))), c.f32(0.5))
+        q = o.minimum(o.floor(y), c.f32(levels))
+        return {"d": round_f16(c, d), "m": round_f16(c, low), "q": o.convert(q, Type.u8)}
+
+    return quantize
+
+
+def _q8_0(c: Constants, x: Value) -> Parts:
+    d = _divided(c, o.reduce_max(o.abs(x), c.i64(-1), True), 127.0)
+    q = o.round(o.multiply(x, _inverse(c, d)), "half_away_from_zero")
+    return {"d": round_f16(c, d), "q": o.convert(q, Type.i8)}
+
+
+_QUANTIZE: dict[GGMLType, Callable[[Constants, Value], Parts]] = {
+    Q4_0: _symmetric(8.0),
+    Q4_1: _affine(15.0),
+    Q5_0: _symmetric(16.0),
+    Q5_1: _affine(31.0),
+    Q8_0: _q8_0,
+}

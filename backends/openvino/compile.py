@@ -1,0 +1,79 @@
+"""Compiling: the core, its devices and properties, and a model made of emitted nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal, get_args
+
+from conformance.cgraph.errors import BackendError, UnavailableError, UsageError
+
+Precision = Literal["accuracy", "default"]
+
+PROPERTIES: dict[Precision, dict[str, Any]] = {
+    "accuracy": {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0},
+    "default": {},
+}
+"""What a model is compiled with: f32 throughout, or whatever the device likes best."""
+
+INSTALL = "install it with: pip install openvino"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A device and how to compile for it."""
+
+    ov: ModuleType
+    core: Any
+    device: str
+    properties: dict[str, Any]
+
+    def compiled(self, results: list[Any], parameters: list[Any]) -> Any:  # noqa: ANN401  # openvino's own, imported late
+        """A `CompiledModel`.
+
+        Raises:
+            BackendError: the device's compiler refused it.
+        """
+        try:
+            return self.core.compile_model(self.ov.Model(results, parameters), self.device, self.properties)
+        except RuntimeError as e:
+            raise BackendError(f"OpenVINO {self.device} refused to compile: {words(e)}") from e
+
+    def versions(self) -> dict[str, str]:
+        """OpenVINO's and the device plugin's."""
+        found = {"openvino": self.ov.get_version()}
+        for name, v in self.core.get_versions(self.device).items():
+            found[f"openvino {name}"] = v.build_number
+        return found
+
+    def description(self) -> str:
+        """The device's own full name."""
+        return str(self.core.get_property(self.device, "FULL_DEVICE_NAME"))
+
+
+def compiler(device: str, precision: str) -> Compiler:
+    """The compiler for `device`.
+
+    Raises:
+        UnavailableError: OpenVINO or the device is not here; says how to get it, or what is here.
+        UsageError: an unknown precision.
+    """
+    if precision not in get_args(Precision):
+        raise UsageError(f"precision: one of {', '.join(get_args(Precision))} expected, {precision!r} given")
+    try:
+        import openvino  # noqa: PLC0415  # its absence must be an answer, not an import error
+    except ImportError as e:
+        raise UnavailableError(f"openvino: cannot be imported ({e}); {INSTALL}") from e
+    core = openvino.Core()
+    here = core.available_devices
+    # GPU.0 may be asked for as GPU
+    if device not in here and not any(d.split(".")[0] == device for d in here):
+        raise UnavailableError(f"openvino: device {device!r} is not here; devices found: {', '.join(here) or 'none'}")
+    return Compiler(openvino, core, device, PROPERTIES[precision])  # type: ignore[index]  # checked above
+
+
+def words(e: BaseException) -> str:
+    """The useful part of OpenVINO's many lines: what failed, without where in its source."""
+    lines = [x.strip() for x in str(e).splitlines() if x.strip()]
+    kept = [x for x in lines if not x.startswith(("Exception from", "While validating"))] or lines
+    return " ".join(kept)[:400] or type(e).__name__

@@ -1,0 +1,16 @@
+"""The table: op -> emitter."""
+
+from __future__ import annotations
+
+from conformance.backend.translating import Emitter
+
+from . import attention, elementwise, matmul, reduce, rope, rows
+
+EMITTERS: dict[str, Emitter] = {
+    **elementwise.EMITTERS,
+    **reduce.EMITTERS,
+    **rows.EMITTERS,
+    **matmul.EMITTERS,
+    **rope.EMITTERS,
+    **attention.EMITTERS,
+}

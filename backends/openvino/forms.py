@@ -1,0 +1,130 @@
+"""How a tensor's bytes stand in an OpenVINO model, and the way back: NumPy only, exact in both directions.
+
+Types that OpenVINO computes with are one array of numbers. Block types that a graph can write are held as their parts
+(scales, minima and quants apart), because OpenVINO cannot cast bits. Everything else is moved as raw bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cgraph.quants import to_float
+from conformance.cgraph.quants_blocks import BLOCK
+from conformance.cgraph.tensor import Bytes, Tensor, strided
+from conformance.cgraph.types import BF16, F16, F32, I32, I64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
+
+Arrays = Mapping[str, NDArray[Any]]
+"""Name of a part -> its array: `number` (shape `ne[::-1]`), `d`, `m`, `q` or `raw` (shape blocks x width)."""
+
+NUMBER = "number"
+VALUE = "value"
+"""Numbers that the host dequantised: the form of a leaf that a graph only reads."""
+RAW = "raw"
+
+NUMBERS: dict[GGMLType, str] = {F32: "<f4", F16: "<f2", BF16: "<f4", I32: "<i4"}
+"""Types held as one array of numbers -> its dtype. BF16 travels as float32, which holds it exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A block type that can be taken apart: value = (q - zero) * d + m."""
+
+    bits: int
+    """Bits of one quant."""
+    zero: int
+    minimum: bool
+    """Whether a block has a minimum `m`."""
+    qdtype: str = "|u1"
+
+
+BLOCKS: dict[GGMLType, Blocks] = {
+    Q4_0: Blocks(4, 8, minimum=False),
+    Q4_1: Blocks(4, 0, minimum=True),
+    Q5_0: Blocks(5, 16, minimum=False),
+    Q5_1: Blocks(5, 0, minimum=True),
+    Q8_0: Blocks(8, 0, minimum=False, qdtype="|i1"),
+}
+"""Block types whose parts OpenVINO can read and write (`block_q4_0` … of ggml-common.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One array of a stored tensor."""
+
+    name: str
+    dtype: str
+    width: int
+    """Entries per block; 0 for numbers, which keep the tensor's own shape."""
+
+
+def parts(type_: GGMLType) -> tuple[Part, ...]:
+    """The arrays that hold a tensor of `type_`."""
+    if type_ in NUMBERS:
+        return (Part(NUMBER, NUMBERS[type_], 0),)
+    if type_ in BLOCKS:
+        b = BLOCKS[type_]
+        scales = ("d", "m") if b.minimum else ("d",)
+        return (*(Part(n, "<f2", 1) for n in scales), Part("q", b.qdtype, type_.blck_size))
+    return (Part(RAW, "|u1", type_.type_size),)
+
+
+def encode(t: Tensor, data: Bytes) -> dict[str, NDArray[Any]]:
+    """The parts of contiguous `t` from its bytes."""
+    if t.type is BF16:
+        return {NUMBER: to_float(BF16, data.view("<u2")).reshape(t.shape)}
+    if t.type in NUMBERS:
+        return {NUMBER: data.view(NUMBERS[t.type]).reshape(t.shape)}
+    if t.type not in BLOCKS:
+        return {RAW: data.reshape(-1, t.type.type_size)}
+    b = BLOCKS[t.type]
+    block = data.view(BLOCK[t.type])
+    out = {n: block[n].reshape(-1, 1) for n in ("d", "m")[: 1 + b.minimum]}
+    qs = block["qs"]
+    if b.bits < 8:
+        qs = np.concatenate([qs & 15, qs >> 4], axis=1)
+    if b.bits == 5:
+        qs |= np.unpackbits(block["qh"], axis=1, bitorder="little") << np.uint8(4)
+    return {**out, "q": qs}
+
+
+def decode(type_: GGMLType, arrays: Arrays) -> Bytes:
+    """The bytes of a tensor of `type_` from its parts, in order of its elements."""
+    if type_ is BF16:
+        return _bf16(np.ascontiguousarray(arrays[NUMBER], "<f4")).reshape(-1).view(np.uint8)
+    if type_ in NUMBERS:
+        return np.ascontiguousarray(arrays[NUMBER]).reshape(-1).view(np.uint8)
+    if type_ not in BLOCKS:
+        return np.ascontiguousarray(arrays[RAW]).reshape(-1)
+    b = BLOCKS[type_]
+    q = arrays["q"].reshape(-1, type_.blck_size)
+    block = np.empty(len(q), BLOCK[type_])
+    for n in ("d", "m")[: 1 + b.minimum]:
+        block[n] = arrays[n].reshape(-1)
+    half = type_.blck_size // 2
+    block["qs"] = q if b.bits == 8 else (q[:, :half] & 15) | ((q[:, half:] & 15) << np.uint8(4))
+    if b.bits == 5:
+        block["qh"] = np.packbits(q >> np.uint8(4), axis=1, bitorder="little")
+    return block.view(np.uint8)
+
+
+def value(t: Tensor, data: Bytes) -> NDArray[Any]:
+    """What a graph that only reads contiguous `t` computes with: float32 of any float or block type, int32 of integers."""
+    if t.type in NUMBERS:
+        return encode(t, data)[NUMBER]
+    elements = strided(data, t)
+    if t.type is I64:
+        return elements.astype(np.int32)
+    return np.asarray(to_float(t.type, elements), np.float32).reshape(t.shape)
+
+
+def _bf16(x: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """`ggml_compute_fp32_to_bf16`: to nearest even, NaN made quiet."""
+    u = x.view(np.uint32)
+    nan = (u & 0x7FFFFFFF) > 0x7F800000
+    rounded = (u + (0x7FFF + ((u >> 16) & 1))) >> 16
+    return np.where(nan, (u >> 16) | 64, rounded).astype(np.uint16)

@@ -1,0 +1,112 @@
+"""Ops that move elements: CPY CONT DUP CONCAT REPEAT GET_ROWS SET_ROWS."""
+
+from __future__ import annotations
+
+import numpy as np
+import openvino.opset15 as o
+from openvino import Type
+
+from conformance.backend.translating import Emitter
+from conformance.cgraph.tensor import Tensor, is_empty
+from conformance.cgraph.types import I32
+
+from .blocks import quantized
+from .forms import NUMBERS, parts
+from .nodes import Value, reshape, shape_of, tile
+from .sources import src
+from .walk import ROUND, Walk
+
+
+def _copy(e: Walk, node: Tensor) -> None:
+    """`ggml_compute_forward_dup`: elements in order, whatever the two shapes; equal types keep their bytes."""
+    a = src(node, 0)
+    if a.type is node.type:
+        if a.type in NUMBERS:
+            e.store_exact(node, e.number(a))
+        else:
+            e.store_parts(node, e.parts(a))
+        return
+    x = e.number(a)
+    if node.type is I32:
+        x = o.convert(x, Type.i32)
+    elif a.type is I32:
+        x = o.convert(x, Type.f32)
+    e.store(node, x)
+
+
+def _concat(e: Walk, node: Tensor) -> None:
+    axis = 3 - node.param_i32(0)
+    full = [s for s in (src(node, 0), src(node, 1)) if not is_empty(s)]
+    if node.type in NUMBERS:
+        xs = [e.number(s) for s in full]
+        e.store_exact(node, o.concat(xs, axis) if len(xs) > 1 else xs[0])
+        return
+    found = [e.parts(s) for s in full]
+    e.store_parts(node, {p.name: o.concat([f[p.name] for f in found], axis) for p in parts(node.type)})
+
+
+def _repeat(e: Walk, node: Tensor) -> None:
+    a = src(node, 0)
+    if node.type in NUMBERS:
+        e.store_exact(node, tile(e.c, e.number(a), node.shape))
+        return
+    shape = (*node.ne[:0:-1], node.ne[0] // node.type.blck_size)
+    e.store_parts(node, {n: tile(e.c, x, (*shape, shape_of(x)[-1])) for n, x in e.parts(a).items()})
+
+
+def _get_rows(e: Walk, node: Tensor) -> None:
+    """Row `ids[i1, i2, i3]` of the matrix (i2, i3) of src[0]."""
+    a, ids = e.number(src(node, 0)), e.number(src(node, 1))
+    n3, n2, n1, n0 = shape_of(a)
+    if n3 * n2 == 1:
+        x = o.gather(reshape(e.c, a, (n1, n0)), reshape(e.c, ids, (node.ne[1],)), e.c.axis(0))
+    else:
+        rows = reshape(e.c, ids, (n3 * n2, node.ne[1]))
+        x = o.gather(reshape(e.c, a, (n3 * n2, n1, n0)), rows, e.c.axis(1), 1)
+    e.store(node, x)
+
+
+def _row_ids(e: Walk, node: Tensor) -> Value:
+    """Rows of the whole destination, flat: `ids` repeated over dimensions 2 and 3, plus where each matrix starts."""
+    rows, (_, ne1, ne2, ne3) = src(node, 0), node.ne
+    ids = tile(e.c, reshape(e.c, e.number(src(node, 1)), src(node, 1).shape[1:]), (ne3, ne2, rows.ne[1]))
+    if ne2 * ne3 > 1:
+        starts = np.arange(ne2 * ne3, dtype=np.int32).reshape(ne3, ne2, 1) * ne1
+        ids = o.add(ids, o.constant(starts))
+    return reshape(e.c, ids, (rows.ne[1] * ne2 * ne3,))
+
+
+def _set_rows(e: Walk, node: Tensor) -> None:
+    """Rows of src[0] replace rows `ids` of the destination, which `node` is a view of; the rest stays as it is."""
+    if is_empty(src(node, 0)):
+        return
+    rows, ids = e.number(src(node, 0)), _row_ids(e, node)
+    count, total = int(shape_of(ids)[0]), node.ne[1] * node.ne[2] * node.ne[3]
+
+    def scatter(old: Value, new: Value, width: int) -> Value:
+        table = reshape(e.c, old, (total, width))
+        return o.scatter_update(table, ids, reshape(e.c, new, (count, width)), e.c.axis(0))
+
+    if node.type in NUMBERS:
+        if node.type is I32:
+            rows = o.convert(rows, Type.i32)
+        elif node.type in ROUND and src(node, 0).type is not node.type:
+            rows = ROUND[node.type](e.c, rows)
+        e.store_exact(node, scatter(e.number(node), rows, node.ne[0]))
+        return
+    blck = node.type.blck_size
+    new = quantized(e.c, node.type, reshape(e.c, rows, (count, node.ne[0] // blck, blck)))
+    old = e.parts(node)
+    blocks = node.ne[0] // blck
+    e.store_parts(node, {p.name: scatter(old[p.name], new[p.name], blocks * p.width) for p in parts(node.type)})
+
+
+EMITTERS: dict[str, Emitter] = {
+    "CPY": _copy,
+    "CONT": _copy,
+    "DUP": _copy,
+    "CONCAT": _concat,
+    "REPEAT": _repeat,
+    "GET_ROWS": _get_rows,
+    "SET_ROWS": _set_rows,
+}

@@ -1,0 +1,57 @@
+"""What the OpenVINO translation refuses, and why: judged by op, types and layout, never by data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conformance.cgraph.tensor import Tensor
+from conformance.cgraph.types import BF16, F16, F32, I32, I64, GGMLType
+
+from .forms import BLOCKS
+
+FLOATS = frozenset({F32, F16, BF16})
+INDICES = frozenset({I32, I64})
+COPIES = frozenset({"CPY", "CONT", "DUP"})
+MOVES = frozenset({*COPIES, "CONCAT", "REPEAT"})
+STORED = frozenset({F32, F16, BF16, I32, *BLOCKS})
+"""Types that the translation can round values to."""
+
+
+def refusal(node: Tensor) -> str:
+    """Why `node` cannot be translated; empty where it can."""
+    return next(filter(None, (rule(node) for rule in RULES)), "")
+
+
+def _strides(node: Tensor) -> str:
+    for t in (node, *node.src):
+        if t is None:
+            continue
+        size = t.type.type_size
+        if any(x % size for x in (*t.nb[1:], t.view_offs)) or (t.type.blck_size == 1 and t.nb[0] % size):
+            return f"strides {t.nb} at offset {t.view_offs} of {t} are no multiples of its type's {size} bytes"
+    return ""
+
+
+def _stores(node: Tensor) -> str:
+    """Values can be rounded only to types that OpenVINO's arithmetic can build; bytes of any type can be moved."""
+    a = node.src[0] if node.src else None
+    moved = node.op in MOVES and a is not None and a.type is node.type
+    if node.type in STORED or moved:
+        return ""
+    return f"values cannot be stored in {node.type}: its quantiser searches for scales, which this translation does not"
+
+
+def _reads(node: Tensor) -> str:
+    """Numbers of these types come from the host; what the graph itself wrote never was there."""
+    for s in node.src:
+        if s is None or s.type in STORED or s.root.op == "NONE" or (node.op in MOVES and s.type is node.type):
+            continue
+        return f"reads values of {s.type} that {s.root} of the same graph wrote; only leaves of that type can be read"
+    return ""
+
+
+def _number(types: frozenset[GGMLType]) -> Callable[[GGMLType], bool]:
+    return lambda t: t in types or t.is_quantized
+
+
+RULES: tuple[Callable[[Tensor], str], ...] = (_strides, _stores, _reads)

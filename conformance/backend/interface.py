@@ -1,0 +1,206 @@
+"""What a backend *is*: the one interface, a mirror of `ggml_backend`.
+
+An adapter subclasses `Backend` and `Session`. Tensors are compared by identity, outputs travel packed
+(`conformance.cgraph.tensor.pack`: gaps closed, `ne[0]` fastest).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import ClassVar
+
+from conformance.cgraph.case import JSON, Case
+from conformance.cgraph.errors import UsageError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Bytes, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The answer to `supports_op`: yes, or no with the reason in words."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+YES = Support(True)
+
+
+def no(reason: str) -> Support:
+    """A no, with its reason: what the node has, and what the backend would take."""
+    return Support(False, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How a backend rounds before it multiplies and when it stores; the reference can compute the same way.
+
+    What then remains between the two is rounding, so the budget stays tight. The empty one is exact.
+    """
+
+    name: str = "exact"
+    mul_mat: Mapping[str, str] = field(default_factory=dict)
+    """Type of `src[0]` of MUL_MAT and MUL_MAT_ID -> type that the activations are rounded to first, as
+    ggml's `vec_dot_type`. A type that is not listed multiplies exactly."""
+    flash_attn: Mapping[str, str] = field(default_factory=dict)
+    """Type of K in FLASH_ATTN_EXT -> type that Q is rounded to first."""
+    quantize: str = "reference"
+    """How values are stored in block types: `reference` is `from_float_ref`; `simd` is ggml-cpu's x86 code for Q8_0
+    and Q8_1, which rounds to nearest even after multiplying with 127 / amax."""
+    flash_attn_sum: Mapping[str, str] = field(default_factory=dict)
+    """Type of V in FLASH_ATTN_EXT -> type that the sum over KV cells is rounded to after each cell; a type that is not
+    listed is summed exactly."""
+    flash_attn_tile: int = 0
+    """From this many tokens on, FLASH_ATTN_EXT with K and V both F32 or both F16 rounds neither Q nor its sums; 0 if
+    there is no such kernel."""
+
+
+EXACT = Arithmetic()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """What really executes, found out and never guessed."""
+
+    backend: str
+    device: str
+    description: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Name of a library -> its version."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferType:
+    """One `ggml_backend_buffer_type`."""
+
+    name: str
+    is_host: bool = True
+    alignment: int = 1
+    max_size: int | None = None
+
+
+@dataclass(slots=True)
+class Witness:
+    """Proof of what ran."""
+
+    device: str
+    """The device that executed."""
+    path: str
+    """`eager` (node by node), `translated` (compiled this step) or `cached` (a compiled graph was used again)."""
+    nodes: int = 0
+    """Nodes computed in all steps, view ops and nodes without the COMPUTE flag not counted."""
+    compiles: int = 0
+    cache_hits: int = 0
+    splits: int = 0
+    copies: int = 0
+    bytes: dict[str, int] = field(default_factory=dict)
+    """Buffer type or kind of memory -> bytes held."""
+    kernels: dict[str, int] = field(default_factory=dict)
+    """Name of an executed kernel or layer type -> how many."""
+    notes: list[str] = field(default_factory=list)
+
+
+class Session(AbstractContextManager["Session"], ABC):
+    """One case's memory on a backend: its weights and caches live here from step to step."""
+
+    @abstractmethod
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Set the bytes of a persistent tensor."""
+
+    @abstractmethod
+    def read(self, tensor: Tensor) -> Bytes:
+        """The bytes of a persistent tensor, exact to the bit, as ggml would hold them."""
+
+    @abstractmethod
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """Run `graph` once and give the packed bytes of `outputs`.
+
+        Nodes without FLAG_COMPUTE are not computed. Nodes that write through a view write into the tensor that owns
+        the bytes. An output holds what the node holds right after it ran.
+
+        Args:
+            graph: validated; all leaves are persistent tensors of the session's case or keys of `inputs`.
+            inputs: leaf -> its bytes.
+            outputs: nodes of `graph`.
+
+        Raises:
+            BackendError: the backend failed; its own words are in the message.
+        """
+
+    @abstractmethod
+    def witness(self) -> Witness:
+        """What ran so far in this session."""
+
+    def close(self) -> None:
+        """Give memory back. Called once."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Backend(ABC):
+    """One device in one execution mode.
+
+    The constructor takes the adapter's options as keyword strings (`name?key=value&key=value` on the command line) and
+    raises `UnavailableError` where the machine lacks what it needs, `UsageError` for a value it does not know.
+    """
+
+    isolate: ClassVar[bool] = False
+    """Whether it must run in a process of its own because a fault would take the suite along."""
+    batch: ClassVar[int] = 1
+    """How many one-step cases to merge into one graph: for backends that pay per graph rather than per node."""
+
+    @abstractmethod
+    def info(self) -> DeviceInfo:
+        """What executes, with versions."""
+
+    @abstractmethod
+    def supports_op(self, node: Tensor) -> Support:
+        """Whether `node` can run here, judged by op, types, shapes, strides and op_params: never by data."""
+
+    @abstractmethod
+    def open(self, case: Case) -> Session:
+        """Allocate and fill the case's persistent tensors."""
+
+    def supports(self, graph: Graph) -> list[Support]:
+        """`supports_op` of every node, in order; one round trip where a backend is far away."""
+        return [self.supports_op(node) for node in graph]
+
+    def buffer_types(self) -> Sequence[BufferType]:
+        """Kinds of memory that weights can be placed in, the default first."""
+        return [BufferType("default")]
+
+    def arithmetic(self) -> Arithmetic:
+        """How it rounds; exact unless declared."""
+        return EXACT
+
+    def computing_in(self, arithmetic: Arithmetic) -> Backend:
+        """A backend that computes as `arithmetic` says and is exact in all else; only a reference can.
+
+        Raises:
+            UsageError: this backend computes in its own arithmetic.
+        """
+        raise UsageError(f"{type(self).__name__} cannot imitate another backend's arithmetic ({arithmetic.name})")
+
+    def close(self) -> None:  # noqa: B027  # most backends hold nothing
+        """Give the device back. Called once."""
+
+
+def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) -> dict[str, JSON]:
+    """Any of this module's records as JSON."""
+    out: dict[str, JSON] = {}
+    for name in value.__slots__:
+        v = getattr(value, name)
+        out[name] = dict(v) if isinstance(v, Mapping) else v
+    return out

@@ -1,0 +1,142 @@
+"""The base of backends that run node by node: a table op -> kernel, and an engine that owns buffers and walks.
+
+A kernel is `f(node, dst, src)` over arrays as `tensor.strided` gives them: any stride, block types as raw blocks. It
+writes `node`'s value into `dst`; it never sees a buffer, a session or another node.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import BackendError, ConformanceError, UsageError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, is_empty, nbytes, pack, strided
+
+from .interface import YES, Backend, Session, Support, Witness, no
+
+Raw = NDArray[Any]
+"""A tensor's elements in place, as `tensor.strided` shows them."""
+Sources = Sequence[Raw | None]
+"""The elements of `node.src`, absent where ggml has NULL."""
+Kernel = Callable[[Tensor, Raw, Sources], None]
+
+
+class KernelBackend(Backend):
+    """A backend that is a table of kernels; `name` and `kernels` are all an adapter has to give."""
+
+    name: str = "kernel"
+    """The device that a witness names."""
+
+    @abstractmethod
+    def kernels(self) -> Mapping[str, Kernel]:
+        """Op -> the kernel that computes it; view ops need none."""
+
+    def refuses(self, node: Tensor) -> str:
+        """Why the kernel of `node.op` cannot run `node`; empty where it can."""
+        del node
+        return ""
+
+    def supports_op(self, node: Tensor) -> Support:
+        """Yes for view ops and for every op of the table that `refuses` has nothing against."""
+        if node.op in VIEW_OPS:
+            return YES
+        if node.op not in self.kernels():
+            return no(f"{node.op}: {self.name} has no kernel for it")
+        reason = self.refuses(node)
+        return no(f"{node.op}: {reason}") if reason else YES
+
+    def open(self, case: Case) -> KernelSession:
+        """Copies of the case's persistent tensors in host memory."""
+        return KernelSession(self.name, self.kernels(), case)
+
+
+class KernelSession(Session):
+    """The engine: persistent tensors as byte buffers, every other node a zeroed buffer of its own per step."""
+
+    def __init__(self, device: str, kernels: Mapping[str, Kernel], case: Case) -> None:
+        self._kernels = kernels
+        self._persistent = {t: data.copy() for t, data in case.persistent.items()}
+        self._witness = Witness(device, "eager", bytes={"host": sum(b.nbytes for b in self._persistent.values())})
+
+    def _held(self, tensor: Tensor) -> Bytes:
+        try:
+            return self._persistent[tensor]
+        except KeyError:
+            raise UsageError(f"{tensor}: a persistent tensor of the session's case expected") from None
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Set the bytes of a persistent tensor.
+
+        Raises:
+            UsageError: not a tensor of this case, or not its size.
+        """
+        held = self._held(tensor)
+        if data.shape != held.shape:
+            raise UsageError(f"{tensor}: {held.nbytes} bytes expected, {data.nbytes} given")
+        held[:] = data
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """A copy of the bytes of a persistent tensor."""
+        return self._held(tensor).copy()
+
+    def witness(self) -> Witness:
+        """Every node computed is a kernel executed."""
+        return self._witness
+
+    def close(self) -> None:
+        """Let the buffers go."""
+        self._persistent.clear()
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """Run the nodes one after the other; the caller's `inputs` are never written to.
+
+        Raises:
+            BackendError: a kernel failed, or there is none.
+        """
+        buffers: dict[Tensor, Bytes] = {**self._persistent, **inputs}
+        untouched = set(inputs)
+        wanted = set(outputs)
+        found: dict[Tensor, Bytes] = {}
+        counts = self._witness.kernels
+        with np.errstate(all="ignore"):
+            for node in graph.nodes:
+                if node.flags & FLAG_COMPUTE and node.op not in VIEW_OPS and not is_empty(node):
+                    root = node.root
+                    if root in untouched:
+                        untouched.discard(root)
+                        buffers[root] = buffers[root].copy()
+                    self._run(node, buffers)
+                    counts[node.op] = counts.get(node.op, 0) + 1
+                    self._witness.nodes += 1
+                if node in wanted:
+                    found[node] = pack(_buffer(node.root, buffers), node).copy()
+        return found
+
+    def _run(self, node: Tensor, buffers: dict[Tensor, Bytes]) -> None:
+        kernel = self._kernels.get(node.op)
+        if kernel is None:
+            raise BackendError(f"{node}: there is no kernel for {node.op}; ask supports_op first")
+        try:
+            src = [None if s is None else strided(_buffer(s.root, buffers), s) for s in node.src]
+            kernel(node, strided(_buffer(node.root, buffers), node), src)
+        except ConformanceError as e:
+            raise BackendError(f"{node}: {e}") from None
+        except (ArithmeticError, LookupError, MemoryError, TypeError, ValueError) as e:
+            shapes = ", ".join("absent" if s is None else f"{s.type}{list(s.ne)}" for s in node.src)
+            raise BackendError(f"{node}: its kernel failed on src {shapes}: {type(e).__name__}: {e}") from e
+
+
+def _buffer(root: Tensor, buffers: dict[Tensor, Bytes]) -> Bytes:
+    """The bytes of `root`. Zeroed at first use, so that what nobody computed is the same on every run."""
+    buffer = buffers.get(root)
+    if buffer is None:
+        buffer = buffers[root] = np.zeros(nbytes(root), np.uint8)
+    return buffer

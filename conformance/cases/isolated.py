@@ -1,0 +1,138 @@
+"""Every node of a recorded step by itself: fed from the record, not from the nodes before it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance.cgraph.case import Case, Step
+from conformance.cgraph.errors import GraphError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, nbytes, strided
+
+
+def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
+    """A case of one step whose graph holds a copy of every computed node of `step`, none reading another's result.
+
+    A copy reads leaves that hold what the roots of its sources held, by the record, right before the node ran; the view
+    ops between root and node are rebuilt on top. Weights, caches and inputs stay what they are and keep their names, as
+    backends tell them by; what a node had computed becomes an input. Nodes that read the same bytes share a leaf; one
+    that writes in place has its own. So a single compute judges every node alone.
+
+    Args:
+        case: holds in `expected` of `step` a value for every node that a later one reads, and, unless `step` is the
+            first, in that of the step before a value for every cache.
+        step: which step.
+
+    Returns:
+        The case, whose outputs are the copies and whose `expected` is what the record holds of them; and copy ->
+        original, in execution order.
+
+    Raises:
+        GraphError: a recorded value that is needed is missing.
+    """
+    made = _Isolation(case, step)
+    for node in case.steps[step].graph:
+        if node.flags & FLAG_COMPUTE and node.op not in VIEW_OPS and 0 not in node.ne:
+            made.add(node)
+    recorded = case.steps[step].expected
+    expected = {copy: recorded[node] for copy, node in made.original.items() if node in recorded}
+    alone = Case(
+        f"{case.id}#{step}",
+        made.persistent,
+        [Step(Graph(made.nodes), made.inputs, tuple(made.original), expected)],
+        family=case.family,
+        params={**case.params, "isolated": step},
+        seed=case.seed,
+        generator=case.generator,
+        provenance=case.provenance,
+    )
+    return alone, made.original
+
+
+class _Isolation:
+    """What every root holds as the step goes on, and the case being built."""
+
+    def __init__(self, case: Case, k: int) -> None:
+        self.persistent: dict[Tensor, Bytes] = {}
+        self.inputs: dict[Tensor, Bytes] = {}
+        self.nodes: list[Tensor] = []
+        self.original: dict[Tensor, Tensor] = {}
+        self._kept = frozenset(case.persistent)
+        self._recorded = case.steps[k].expected
+        self._held: dict[Tensor, Bytes] = {**case.persistent, **case.steps[k].inputs}
+        self._shared: dict[Tensor, Tensor] = {}
+        if k:
+            before = case.steps[k - 1].expected
+            for t in case.caches():
+                if t not in before:
+                    raise GraphError(f"{case.id}: steps[{k - 1}] has no recorded value of cache {t}")
+                self._held[t] = before[t]
+
+    def add(self, node: Tensor) -> None:
+        """A copy of `node`, then what the record says it left behind."""
+        own: dict[Tensor, Tensor] = {}
+        target = node.view_src
+        places = [self._shared if s is None or s.root is not target else own for s in node.src]
+        src = [None if s is None else self._copy(s, place) for s, place in zip(node.src, places, strict=True)]
+        view_src = None if target is None else self._copy(target, own)
+        copy = _like(node, tuple(src), view_src)
+        self.nodes.append(copy)
+        self.original[copy] = node
+        if target is None:
+            if node in self._recorded:
+                self._held[node] = self._recorded[node]
+            return
+        if node in self._recorded:
+            data = self._root(target).copy()
+            held = strided(data, node)
+            held[...] = self._recorded[node].view(held.dtype).reshape(held.shape)
+            self._held[target] = data
+        else:
+            self._held.pop(target, None)  # what it holds from here on is not known
+        self._shared = {t: c for t, c in self._shared.items() if t.root is not target}
+
+    def _copy(self, t: Tensor, copies: dict[Tensor, Tensor]) -> Tensor:
+        """A leaf for the root of `t`, and the view ops from there to `t`, as far as `copies` has none."""
+        chain: list[Tensor] = []
+        cur: Tensor | None = t
+        while cur is not None and cur not in copies:
+            chain.append(cur)
+            cur = _below(cur)
+        for c in reversed(chain):
+            below = _below(c)
+            if below is None:
+                copies[c] = self._leaf(c)
+            elif c.op not in VIEW_OPS:
+                copies[c] = copies[below]  # right after it, an in-place node is its target
+            else:
+                copies[c] = _like(c, (copies[below],) if c.src else (), copies[c.root])
+                if c.op != "NONE":
+                    self.nodes.append(copies[c])
+        return copies[t]
+
+    def _leaf(self, root: Tensor) -> Tensor:
+        leaf = Tensor(root.type, root.ne, root.nb, flags=0 if root in self._kept else FLAG_INPUT, name=root.name)
+        (self.persistent if root in self._kept else self.inputs)[leaf] = self._root(root)
+        return leaf
+
+    def _root(self, root: Tensor) -> Bytes:
+        found = self._held.get(root)
+        if found is None and nbytes(root):
+            raise GraphError(f"no recorded value of {root}, which a later node reads")
+        return np.empty(0, np.uint8) if found is None else found
+
+
+def _below(t: Tensor) -> Tensor | None:
+    """The tensor that `t` is a view of; none for a root."""
+    if t.view_src is None:
+        return None
+    if t.op in VIEW_OPS:
+        return t.src[0] if t.src else t.view_src
+    for s in t.src:
+        if s is not None and s.root is t.view_src and (s.ne, s.nb, s.view_offs) == (t.ne, t.nb, t.view_offs):
+            return s
+    raise GraphError(f"{t}: computes in place, so one of its src must be the view it writes")
+
+
+def _like(t: Tensor, src: tuple[Tensor | None, ...], view_src: Tensor | None) -> Tensor:
+    return Tensor(t.type, t.ne, t.nb, t.op, t.op_params, src, view_src, t.view_offs, t.flags, t.name)

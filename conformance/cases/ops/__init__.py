@@ -1,0 +1,99 @@
+"""The family `ops`: single ops over types, shapes, strides and parameters, generated from tables, one line a case.
+
+A module per topic holds its tables (`OpCases`); `grammar.py` says how an id reads, `bench.py` how a case is made.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+from conformance.cases.family import Family, Level
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import GraphError, UsageError
+from conformance.cgraph.tensor import Tensor
+
+from . import attention, elementwise, matmul, memory, rope, rows, views
+from .bench import Bench
+from .grammar import FAMILY_NAME, OpCases, OpId, expand, parse, with_seed
+
+__all__ = ["FAMILY", "build", "ids"]
+
+TOPICS = (elementwise, rows, views, memory, matmul, attention, rope)
+KNOWN: dict[str, OpCases] = {op: cases for topic in TOPICS for cases in topic.CASES for op in cases.ops}
+"""Op, with its sub-op -> its cases."""
+
+
+def _size(op_id: OpId) -> int:
+    """Elements in all shapes that the id names: what size order goes by."""
+    keys = KNOWN[op_id.op].keys
+    return sum(math.prod(value) for name, value in op_id.values.items() if value and keys[name].is_shape)
+
+
+def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
+    """What a case shows that another may not: its op, each operand's type among ops made alike, each key and each word.
+
+    Of numbers only the key counts, of a layout each part, of a permute only whether rows stay rows.
+    """
+    yield (op_id.op,)
+    alike, group = KNOWN[op_id.op].ops[0], op_id.op.partition(".")[0]
+    for i, type_ in enumerate(op_id.types):
+        yield alike, str(i), type_.name
+    for key, value in op_id.given.items():
+        for part in value.split("."):
+            yield group, key, "" if part[0].isdigit() or part[0] == "-" else re.sub(r"^p(0?)\d+$", r"p\1", part)
+
+
+def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
+    """Few cases that together show every trait: up from the smallest, each one that shows something new; then less all
+    those whose every trait another one shows too.
+    """
+    kept: dict[str, set[tuple[str, ...]]] = {}
+    shown: Counter[tuple[str, ...]] = Counter()
+    for case_id in case_ids:
+        traits = set(_traits(parse(case_id, KNOWN)))
+        if not traits <= shown.keys():
+            kept[case_id] = traits
+            shown.update(traits)
+    for case_id, traits in list(kept.items()):
+        if all(shown[trait] > 1 for trait in traits):
+            shown.subtract(traits)
+            del kept[case_id]
+    return tuple(kept)
+
+
+@cache
+def _table(level: Level) -> tuple[str, ...]:
+    if level == "smoke":
+        return _cross_section(_table("standard"))
+    bodies: set[str] = set()
+    for cases in (cases for topic in TOPICS for cases in topic.CASES):
+        for pattern in (*cases.standard, *(cases.full if level == "full" else ())):
+            bodies.update(expand(pattern))
+    return tuple(sorted(map(with_seed, bodies), key=lambda case_id: (_size(parse(case_id, KNOWN)), case_id)))
+
+
+def ids(level: Level) -> Sequence[str]:
+    """Case ids of a level, smallest first."""
+    return _table(level)
+
+
+def build(case_id: str) -> Case:
+    """The case behind an id, from its text alone.
+
+    Raises:
+        UsageError: the id names what the family does not know, or a graph that ggml would refuse.
+    """
+    op_id = parse(case_id, KNOWN)
+    bench = Bench(op_id)
+    try:
+        outputs = KNOWN[op_id.op].make(bench)
+    except GraphError as e:
+        raise UsageError(f"case {case_id!r}: ggml has no such op: {e}") from None
+    return bench.case((outputs,) if isinstance(outputs, Tensor) else outputs)
+
+
+FAMILY = Family(FAMILY_NAME, "single ops over types, shapes, strides and parameters", ids, build)

@@ -1,0 +1,220 @@
+"""`struct ggml_tensor`: what it is, and the questions ggml asks of it. No data lives here."""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import GraphError
+from .types import GGMLType
+
+Dims = tuple[int, int, int, int]
+Bytes = NDArray[np.uint8]
+"""Raw bytes of one tensor: one-dimensional uint8."""
+
+MAX_DIMS = 4
+MAX_SRC = 10
+MAX_NAME = 64
+MAX_OP_PARAMS = 16
+ZERO_PARAMS = (0,) * MAX_OP_PARAMS
+
+FLAG_INPUT = 1
+FLAG_OUTPUT = 2
+FLAG_PARAM = 4
+FLAG_LOSS = 8
+FLAG_COMPUTE = 16
+"""`enum ggml_tensor_flag`."""
+
+VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
+"""Ops that compute nothing: `ggml_op_is_empty`."""
+
+
+@dataclass(eq=False, slots=True)
+class Tensor:
+    """One `ggml_tensor`. Compared by identity; two tensors may share a name, as in llama.cpp's graphs."""
+
+    type: GGMLType
+    ne: Dims
+    """Elements per dimension, `ne[0]` fastest; the NumPy shape is `ne[::-1]`."""
+    nb: Dims
+    """Stride in bytes per dimension; `nb[0]` is the type size except in transposed views."""
+    op: str = "NONE"
+    op_params: tuple[int, ...] = ZERO_PARAMS
+    """16 int32, floats by their bits, as ggml stores them."""
+    src: tuple[Tensor | None, ...] = ()
+    view_src: Tensor | None = None
+    """The root that owns the bytes; never itself a view."""
+    view_offs: int = 0
+    """Bytes from the start of `view_src`."""
+    flags: int = 0
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.name or '(unnamed)'} {self.type}{list(self.ne)}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+    @property
+    def root(self) -> Tensor:
+        """The tensor whose buffer holds these bytes: `view_src`, or itself."""
+        return self if self.view_src is None else self.view_src
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The NumPy shape: `ne` reversed."""
+        return self.ne[::-1]
+
+    def param_i32(self, i: int) -> int:
+        """`op_params[i]` as int32: `ggml_get_op_params_i32`."""
+        return self.op_params[i]
+
+    def param_f32(self, i: int) -> float:
+        """`op_params[i]` as float: `ggml_get_op_params_f32`."""
+        return float(struct.unpack("<f", struct.pack("<i", self.op_params[i]))[0])
+
+
+def f32_bits(x: float) -> int:
+    """The int32 that holds the bits of float32 `x`, as `ggml_set_op_params_f32` stores them; overflow is infinite."""
+    try:
+        packed = struct.pack("<f", x)
+    except OverflowError:
+        packed = struct.pack("<f", math.copysign(math.inf, x))
+    return int(struct.unpack("<i", packed)[0])
+
+
+def dims(*ne: int) -> Dims:
+    """`ne` padded with ones to four dimensions."""
+    return (*ne, *(1,) * (MAX_DIMS - len(ne)))  # type: ignore[return-value]  # the length is four by arithmetic
+
+
+def row_size(type_: GGMLType, ne0: int) -> int:
+    """Bytes of a row of `ne0` elements: `ggml_row_size`.
+
+    Raises:
+        GraphError: `ne0` is no multiple of the block size.
+    """
+    if ne0 % type_.blck_size:
+        raise GraphError(f"GGML_ASSERT(ne % ggml_blck_size(type) == 0): ne[0]={ne0}, {type_} has {type_.blck_size}")
+    return ne0 // type_.blck_size * type_.type_size
+
+
+def contiguous_nb(type_: GGMLType, ne: Dims) -> Dims:
+    """The strides that `ggml_new_tensor` gives: rows of blocks, one after the other, in bytes."""
+    nb1 = row_size(type_, ne[0])
+    return (type_.type_size, nb1, nb1 * ne[1], nb1 * ne[1] * ne[2])
+
+
+def new_tensor(type_: GGMLType, *ne: int, name: str = "", flags: int = 0) -> Tensor:
+    """A contiguous leaf of 1 to 4 dimensions: `ggml_new_tensor`."""
+    if not 1 <= len(ne) <= MAX_DIMS:
+        raise GraphError(f"GGML_ASSERT(n_dims >= 1 && n_dims <= GGML_MAX_DIMS): {len(ne)} dimensions given")
+    full = dims(*ne)
+    return Tensor(type_, full, contiguous_nb(type_, full), name=name, flags=flags)
+
+
+def nelements(t: Tensor) -> int:
+    """`ggml_nelements`."""
+    return t.ne[0] * t.ne[1] * t.ne[2] * t.ne[3]
+
+
+def nrows(t: Tensor) -> int:
+    """`ggml_nrows`."""
+    return t.ne[1] * t.ne[2] * t.ne[3]
+
+
+def nbytes(t: Tensor) -> int:
+    """Bytes from the first to the last element of `t`, gaps included: `ggml_nbytes`."""
+    if 0 in t.ne:
+        return 0
+    blck = t.type.blck_size
+    first = t.type.type_size + (t.ne[0] - 1) * t.nb[0] if blck == 1 else t.ne[0] * t.nb[0] // blck
+    return first + sum((t.ne[i] - 1) * t.nb[i] for i in (1, 2, 3))
+
+
+def packed_nbytes(t: Tensor) -> int:
+    """Bytes of all elements of `t` without gaps: the size of a packed output."""
+    return nelements(t) // t.type.blck_size * t.type.type_size
+
+
+def is_empty(t: Tensor) -> bool:
+    """`ggml_is_empty`."""
+    return 0 in t.ne
+
+
+def is_contiguous(t: Tensor, n: int = 0) -> bool:
+    """`ggml_is_contiguous_n`: no gaps in dimensions `n` and above (below `n` gaps are allowed)."""
+    next_nb = t.type.type_size
+    if t.ne[0] != t.type.blck_size and t.nb[0] != next_nb:
+        return False
+    next_nb *= t.ne[0] // t.type.blck_size
+    for i in (1, 2, 3):
+        if i > n:
+            if t.ne[i] != 1 and t.nb[i] != next_nb:
+                return False
+            next_nb *= t.ne[i]
+        else:
+            next_nb = t.ne[i] * t.nb[i]
+    return True
+
+
+def is_contiguous_rows(t: Tensor) -> bool:
+    """`ggml_is_contiguous_rows`: each row's elements follow one another."""
+    return t.ne[0] == t.type.blck_size or t.nb[0] == t.type.type_size
+
+
+def is_transposed(t: Tensor) -> bool:
+    """`ggml_is_transposed`."""
+    return t.nb[0] > t.nb[1]
+
+
+def is_permuted(t: Tensor) -> bool:
+    """`ggml_is_permuted`."""
+    return t.nb[0] > t.nb[1] or t.nb[1] > t.nb[2] or t.nb[2] > t.nb[3]
+
+
+def same_shape(a: Tensor, b: Tensor) -> bool:
+    """`ggml_are_same_shape`."""
+    return a.ne == b.ne
+
+
+def can_repeat(a: Tensor, b: Tensor) -> bool:
+    """`ggml_can_repeat`: a whole number of `a` fits `b` in each dimension."""
+    if is_empty(a):
+        return is_empty(b)
+    return all(nb % na == 0 for na, nb in zip(a.ne, b.ne, strict=True))
+
+
+def strided(buffer: Bytes, t: Tensor, offset: int | None = None) -> NDArray[Any]:
+    """A zero-copy view of `t`'s elements in `buffer`, the bytes of its root; writable where `buffer` is.
+
+    Args:
+        buffer: the root's bytes.
+        t: the tensor; its `view_offs` is where it starts, unless `offset` says so.
+        offset: bytes from the start of `buffer`.
+
+    Returns:
+        Scalar types: shape `ne[::-1]` of the type's dtype (BF16: its bits as uint16). Block types: shape
+        `(ne3, ne2, ne1, ne0 / blck_size, type_size)` of uint8.
+
+    Raises:
+        GraphError: the view does not fit the buffer.
+    """
+    start = t.view_offs if offset is None else offset
+    if start < 0 or start + nbytes(t) > buffer.nbytes:
+        raise GraphError(f"{t}: bytes {start} to {start + nbytes(t)} lie outside its buffer of {buffer.nbytes}")
+    if t.type.blck_size == 1:
+        dtype = t.type.dtype if t.type.dtype is not None else np.dtype("<u2")
+        return np.ndarray(t.shape, dtype, buffer=buffer, offset=start, strides=t.nb[::-1])
+    shape = (*t.ne[:0:-1], t.ne[0] // t.type.blck_size, t.type.type_size)
+    return np.ndarray(shape, np.uint8, buffer=buffer, offset=start, strides=(*t.nb[::-1], 1))
+
+
+def pack(buffer: Bytes, t: Tensor, offset: int | None = None) -> Bytes:
+    """`t`'s elements out of its root's bytes, gaps closed, `ne[0]` fastest: the form outputs travel in."""
+    return np.ascontiguousarray(strided(buffer, t, offset)).reshape(-1).view(np.uint8)

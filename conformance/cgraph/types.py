@@ -1,0 +1,96 @@
+"""Every ggml type: its GGUF id, block size (elements) and type size (bytes per block), as in ggml.c `type_traits`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import GraphError
+
+
+@dataclass(frozen=True, slots=True)
+class GGMLType:
+    """One `enum ggml_type`: `blck_size` elements take `type_size` bytes."""
+
+    name: str
+    id: int
+    blck_size: int
+    type_size: int
+    dtype: np.dtype[Any] | None = None
+    """The NumPy type of one element, where NumPy has it; BF16 and block types have none."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """As `ggml_is_quantized`: stored in blocks that share scales."""
+        return self.blck_size > 1
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _scalar(name: str, type_id: int, dtype: str) -> GGMLType:
+    d = np.dtype(dtype)
+    return GGMLType(name, type_id, 1, d.itemsize, d)
+
+
+F32 = _scalar("f32", 0, "<f4")
+F16 = _scalar("f16", 1, "<f2")
+Q4_0 = GGMLType("q4_0", 2, 32, 18)
+Q4_1 = GGMLType("q4_1", 3, 32, 20)
+Q5_0 = GGMLType("q5_0", 6, 32, 22)
+Q5_1 = GGMLType("q5_1", 7, 32, 24)
+Q8_0 = GGMLType("q8_0", 8, 32, 34)
+Q8_1 = GGMLType("q8_1", 9, 32, 36)
+Q2_K = GGMLType("q2_K", 10, 256, 84)
+Q3_K = GGMLType("q3_K", 11, 256, 110)
+Q4_K = GGMLType("q4_K", 12, 256, 144)
+Q5_K = GGMLType("q5_K", 13, 256, 176)
+Q6_K = GGMLType("q6_K", 14, 256, 210)
+Q8_K = GGMLType("q8_K", 15, 256, 292)
+IQ2_XXS = GGMLType("iq2_xxs", 16, 256, 66)
+IQ2_XS = GGMLType("iq2_xs", 17, 256, 74)
+IQ3_XXS = GGMLType("iq3_xxs", 18, 256, 98)
+IQ1_S = GGMLType("iq1_s", 19, 256, 50)
+IQ4_NL = GGMLType("iq4_nl", 20, 32, 18)
+IQ3_S = GGMLType("iq3_s", 21, 256, 110)
+IQ2_S = GGMLType("iq2_s", 22, 256, 82)
+IQ4_XS = GGMLType("iq4_xs", 23, 256, 136)
+I8 = _scalar("i8", 24, "i1")
+I16 = _scalar("i16", 25, "<i2")
+I32 = _scalar("i32", 26, "<i4")
+I64 = _scalar("i64", 27, "<i8")
+F64 = _scalar("f64", 28, "<f8")
+IQ1_M = GGMLType("iq1_m", 29, 256, 56)
+BF16 = GGMLType("bf16", 30, 1, 2)
+TQ1_0 = GGMLType("tq1_0", 34, 256, 54)
+TQ2_0 = GGMLType("tq2_0", 35, 256, 66)
+MXFP4 = GGMLType("mxfp4", 39, 32, 17)
+NVFP4 = GGMLType("nvfp4", 40, 64, 36)
+Q1_0 = GGMLType("q1_0", 41, 128, 18)
+Q2_0 = GGMLType("q2_0", 42, 64, 18)
+
+# fmt: off
+TYPES: dict[str, GGMLType] = {t.name: t for t in (
+    F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K,
+    IQ2_XXS, IQ2_XS, IQ3_XXS, IQ1_S, IQ4_NL, IQ3_S, IQ2_S, IQ4_XS, I8, I16, I32, I64, F64, IQ1_M, BF16,
+    TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0, Q2_0,
+)}
+# fmt: on
+"""Every type by ggml's name, in the order of their ids."""
+
+
+def type_named(name: str) -> GGMLType:
+    """The type that `ggml_type_name` calls `name`.
+
+    Raises:
+        GraphError: ggml has no type of that name.
+    """
+    try:
+        return TYPES[name]
+    except KeyError:
+        raise GraphError(f"type: one of {', '.join(TYPES)} expected, {name!r} found") from None

@@ -1,0 +1,1 @@
+"""Error budgets, comparing and verdicts."""

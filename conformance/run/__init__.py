@@ -1,0 +1,1 @@
+"""Running cases: oracles, isolation, first divergence."""

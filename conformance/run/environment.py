@@ -1,0 +1,41 @@
+"""The environment recorded beside every result: versions and the kind of machine, nothing that names its owner."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from conformance.cgraph.case import JSON
+
+_PACKAGES = ("ggml-conformance", "numpy", "gguf", "openvino", "xllamacpp", "pytest", "hypothesis")
+
+
+def environment() -> dict[str, JSON]:
+    """Versions of Python and of the packages that results depend on, the system, the processor, its cores."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as f:
+            for line in f:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"

@@ -1,0 +1,122 @@
+"""Golden outputs: expected values of a pinned corpus, accepted only where the reference and the real ggml agree.
+
+`golden/ops.gguf` holds the smoke level of the `ops` family with its expected values; `golden/captured/` holds
+trajectories recorded by llama.cpp. `verify` computes all of them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance import __version__
+from conformance.backend.interface import EXACT
+from conformance.backend.registry import Spec
+from conformance.cases import FAMILIES
+from conformance.cgraph import casefile
+from conformance.cgraph.case import Case, Step
+from conformance.cgraph.errors import ConformanceError, UsageError
+from conformance.cgraph.tensor import Bytes
+from conformance.check.budget import Budget
+from conformance.check.compare import compare
+from conformance.check.verdict import Result, Verdict
+
+from .oracle import REFERENCE, SECOND_OPINION, Oracle
+from .runner import Runner
+from .select import build
+
+ROOT = Path(__file__).resolve().parents[2] / "golden"
+OPS = "ops.gguf"
+AGAIN = Budget(2.0**-44, 2.0**-20, "the same computation on another machine: a last bit may round the other way")
+_BATCH = 128
+
+
+def verify(root: Path = ROOT) -> list[Result]:
+    """Compute every golden value again, on the reference and on the real ggml; one result per value's case.
+
+    Raises:
+        UsageError: there are no golden files.
+        CaseFileError: one is damaged.
+    """
+    path = root / OPS
+    if not path.is_file():
+        raise UsageError(f"{path}: no golden outputs here; run `conform golden update` in a checkout")
+    stored = casefile.read(path)
+    runner = Runner()
+    try:
+        results = []
+        for start in range(0, len(stored), _BATCH):
+            batch = stored[start : start + _BATCH]
+            agreed = runner.run(Spec(REFERENCE), [_bare(c) for c in batch])
+            exact = runner.oracle.expect([_bare(c) for c in batch], EXACT)
+            for case, agreement, now in zip(batch, agreed, exact, strict=True):
+                values = [v for s in now.steps for v in (*s.outputs.values(), *s.caches.values())]
+                results.append(_compare(case, values, agreement))
+        captured = [c for p in sorted((root / "captured").glob("*.gguf")) for c in casefile.read(p)]
+        return results + [r for c in captured for r in runner.run(Spec(REFERENCE), [c])]
+    finally:
+        runner.close()
+
+
+def update(root: Path = ROOT) -> list[Result]:
+    """Make `golden/ops.gguf` anew and give one result per case of the corpus; a case that fails is left out."""
+    runner = Runner()
+    try:
+        cases = [build(i) for i in FAMILIES["ops"].ids("smoke")]
+        results: list[Result] = []
+        accepted: list[Case] = []
+        for start in range(0, len(cases), _BATCH):
+            batch = cases[start : start + _BATCH]
+            agreed = runner.run(Spec(REFERENCE), batch)
+            exact = runner.oracle.expect(batch, EXACT)
+            for case, agreement, values in zip(batch, agreed, exact, strict=True):
+                results.append(agreement)
+                if agreement.verdict is Verdict.PASS:
+                    step = case.steps[0]
+                    step.expected = {**values.steps[0].outputs, **values.steps[0].caches}
+                    case.provenance = _provenance(runner.oracle, agreement)
+                    accepted.append(case)
+        casefile.write(root / OPS, accepted)
+        return results
+    finally:
+        runner.close()
+
+
+def _provenance(oracle: Oracle, agreement: Result) -> dict[str, object]:
+    return {
+        "reference": f"{REFERENCE} {__version__}",
+        "agreed": f"{SECOND_OPINION} {oracle.second_opinion().info().versions.get('ggml', '?')}",
+        "nmse": agreement.to_json()["nmse"],
+        "budget_used": agreement.to_json()["budget_used"],
+    }
+
+
+def _bare(case: Case) -> Case:
+    """The case without its golden values, so that they cannot be what it is checked against."""
+    steps = [Step(s.graph, s.inputs, s.outputs) for s in case.steps]
+    return Case(case.id, case.persistent, steps, case.family, case.params, case.seed, case.generator)
+
+
+def _compare(case: Case, values: Sequence[Bytes], agreement: Result) -> Result:
+    result = Result(case.id, "golden", agreement.verdict, steps=1, detail=agreement.detail)
+    result.budget_used, result.nmse = agreement.budget_used, agreement.nmse
+    if agreement.verdict is not Verdict.PASS:
+        return result
+    try:
+        fresh = build(case.id)
+    except ConformanceError as e:
+        return _fail(result, f"its id is no longer known: {e}")
+    old = [*case.persistent.values(), *case.steps[0].inputs.values()]
+    new = [*fresh.persistent.values(), *fresh.steps[0].inputs.values()]
+    if len(old) != len(new) or any(a.tobytes() != b.tobytes() for a, b in zip(old, new, strict=True)):
+        return _fail(result, "its id makes other input bytes now: a generator changed without a new version")
+    for (t, want), got in zip(case.steps[0].expected.items(), values, strict=True):
+        difference = compare(t, want, got)
+        if AGAIN.used(difference) > 1:
+            return _fail(result, f"{t}: the reference now gives another value, {difference}")
+    return result
+
+
+def _fail(result: Result, why: str) -> Result:
+    result.verdict, result.detail = Verdict.FAIL, why
+    return result

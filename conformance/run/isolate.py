@@ -1,0 +1,190 @@
+"""A backend in a process of its own: an abort, a fault or a hang ends that process and not the suite."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from conformance.backend.interface import (
+    Arithmetic,
+    Backend,
+    BufferType,
+    DeviceInfo,
+    Session,
+    Support,
+    Witness,
+)
+from conformance.backend.registry import Spec, adapter, create
+from conformance.cgraph import codec
+from conformance.cgraph.case import JSON, Case, Step
+from conformance.cgraph.errors import BackendCrashError, GraphError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Bytes, Tensor
+
+from .frames import unpack_support
+from .process import Process
+
+
+def open_backend(spec: Spec, *, isolate: bool | None = None, time_limit: float = 120.0) -> Backend:
+    """The backend behind `spec`, in this process or in one of its own.
+
+    Args:
+        spec: name and options.
+        isolate: whether it gets its own process; what its adapter class says if None.
+        time_limit: seconds after which an isolated backend that does not answer is ended.
+
+    Raises:
+        UsageError: unknown name or option.
+        UnavailableError: the machine lacks what it needs.
+    """
+    if adapter(spec.name).isolate if isolate is None else isolate:
+        return IsolatedBackend(spec, time_limit=time_limit)
+    return create(spec)
+
+
+class IsolatedBackend(Backend):
+    """The backend behind `spec`, run by `conformance.run.worker`. A process that died is replaced at the next use.
+
+    Args:
+        spec: name and options.
+        time_limit: seconds that one request may take.
+
+    Raises:
+        UsageError: unknown name or option.
+        UnavailableError: the machine lacks what it needs.
+        BackendCrashError: the process died while the backend was opened.
+        BackendTimeoutError: it did not open in time.
+    """
+
+    def __init__(self, spec: Spec, *, time_limit: float = 120.0) -> None:
+        self._spec = spec
+        self._time_limit = time_limit
+        self._ids = itertools.count()
+        self._process: Process | None = None
+        self._closed = False
+        hello = self._alive().hello
+        self.batch = hello["batch"]  # type: ignore[misc]  # the adapter's, which lives in the other process
+        self._info = DeviceInfo(**hello["info"])
+        self._arithmetic = Arithmetic(**hello["arithmetic"])
+        self._buffer_types = [BufferType(**b) for b in hello["buffer_types"]]
+
+    def info(self) -> DeviceInfo:
+        """As the adapter said when it was opened."""
+        return self._info
+
+    def arithmetic(self) -> Arithmetic:
+        """As the adapter said when it was opened."""
+        return self._arithmetic
+
+    def buffer_types(self) -> Sequence[BufferType]:
+        """As the adapter said when it was opened."""
+        return self._buffer_types
+
+    def supports_op(self, node: Tensor) -> Support:
+        """One round trip; `supports` asks about a whole graph in one."""
+        return self.supports(Graph([node]))[0]
+
+    def supports(self, graph: Graph) -> list[Support]:
+        """`supports_op` of every node in one round trip."""
+        header: dict[str, JSON] = {"do": "supports", "graph": codec.dump_graph(graph)}
+        reply, _ = self._alive().ask(header, (), "answering supports_op")
+        return unpack_support(reply["supports"])
+
+    def open(self, case: Case) -> Session:
+        """Open `case` over there: its graphs, weights, caches and inputs travel once, expected values never."""
+        return IsolatedSession(self._alive(), next(self._ids), case)
+
+    def close(self) -> None:
+        """End the process."""
+        self._closed = True
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def _alive(self) -> Process:
+        if self._closed:
+            raise BackendCrashError(f"{self._spec}: the backend is closed")
+        if self._process is None or self._process.death:
+            self._process = Process(self._spec, self._time_limit)
+        return self._process
+
+
+class IsolatedSession(Session):
+    """A session in another process. Graphs are known by identity: `compute` takes those of the opened case only."""
+
+    def __init__(self, process: Process, number: int, case: Case) -> None:
+        self._process = process
+        self._number = number
+        self._case = case
+        self._persistent = {t: i for i, t in enumerate(case.persistent)}
+        self._steps: dict[Graph, int] = {}
+        for k, step in enumerate(case.steps):
+            self._steps.setdefault(step.graph, k)
+        self._tensors: dict[int, dict[Tensor, int]] = {}
+        sent = replace(case, steps=[Step(s.graph, s.inputs) for s in case.steps])
+        doc, blobs = codec.dump(sent)
+        self._ask({"do": "open", "case": doc, "names": list(blobs)}, list(blobs.values()), "opening")
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Set the bytes of a persistent tensor."""
+        self._ask({"do": "write", "tensor": self._index(tensor)}, [data], f"writing {tensor} of")
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """The bytes of a persistent tensor."""
+        _, blobs = self._ask({"do": "read", "tensor": self._index(tensor)}, (), f"reading {tensor} of")
+        return blobs[0]
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """Run `graph`, one of the case's; inputs that are the case's own arrays do not travel again.
+
+        Raises:
+            GraphError: `graph` is no graph of the opened case, or an input or output is not in it.
+            BackendCrashError: the process died; the message has its last words.
+            BackendTimeoutError: it did not answer in time.
+            BackendError: the backend failed.
+        """
+        k = self._steps.get(graph)
+        if k is None:
+            raise GraphError(
+                f"{self._case.id}: compute takes the graphs of the opened case only; open the case it is in"
+            )
+        if k not in self._tensors:
+            self._tensors[k] = {t: j for j, t in enumerate(graph.tensors())}
+        index = self._tensors[k]
+        own = self._case.steps[k].inputs
+        for t in (*inputs, *outputs):
+            if t not in index:
+                raise GraphError(f"{self._case.id}: steps[{k}]: {t} is no tensor of its graph")
+        fresh = [t for t, data in inputs.items() if own.get(t) is not data]
+        header: dict[str, JSON] = {
+            "do": "compute",
+            "step": k,
+            "kept": [index[t] for t, data in inputs.items() if own.get(t) is data],
+            "inputs": [index[t] for t in fresh],
+            "outputs": [index[t] for t in outputs],
+        }
+        _, blobs = self._ask(header, [inputs[t] for t in fresh], f"computing steps[{k}] of")
+        return dict(zip(outputs, blobs, strict=True))
+
+    def witness(self) -> Witness:
+        """What ran so far."""
+        reply, _ = self._ask({"do": "witness"}, (), "asking for the witness of")
+        return Witness(**reply["witness"])
+
+    def close(self) -> None:
+        """Close the session over there, if there is still a there."""
+        if not self._process.death:
+            self._ask({"do": "close"}, (), "closing")
+
+    def _index(self, tensor: Tensor) -> int:
+        try:
+            return self._persistent[tensor]
+        except KeyError:
+            raise GraphError(f"{self._case.id}: {tensor} is no persistent tensor of the opened case") from None
+
+    def _ask(self, header: dict[str, JSON], blobs: Sequence[Bytes], doing: str) -> tuple[dict[str, JSON], list[Bytes]]:
+        header["session"] = self._number
+        return self._process.ask(header, blobs, f"{doing} {self._case.id}")

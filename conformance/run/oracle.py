@@ -1,0 +1,136 @@
+"""Where expected values come from. A backend is never its own oracle.
+
+The reference computes every expected value in the arithmetic that the tested backend declares. The reference itself is
+tested against the second opinion, the real ggml, by computing in *its* arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conformance.backend.interface import EXACT, Arithmetic, Backend
+from conformance.backend.registry import Spec
+from conformance.cases.batch import merge
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import UnavailableError
+from conformance.cgraph.graph import Graph
+from conformance.check.arithmetic import touches
+
+from .execute import StepValues, execute
+from .isolate import open_backend
+
+REFERENCE = "cpu"
+SECOND_OPINION = "ggml"
+KEEP = 1024
+"""Cases that are kept, with their expected values, so that the next backend need not make them again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a case should give."""
+
+    steps: list[StepValues]
+    """In the declared arithmetic."""
+    exact: list[StepValues]
+    """Without any rounding but the last; the same object where the arithmetic changes nothing."""
+    source: str
+
+
+class Oracle:
+    """Computes expected values and remembers the last of them."""
+
+    def __init__(self) -> None:
+        self._reference = open_backend(Spec(REFERENCE))
+        self._imitating: dict[str, Backend] = {EXACT.name: self._reference}
+        self._known: dict[tuple[Case, str], list[StepValues]] = {}
+        self._second: Backend | None = None
+        self._second_reason = ""
+
+    def reference_in(self, arithmetic: Arithmetic) -> Backend:
+        """The reference computing in `arithmetic`."""
+        if arithmetic.name not in self._imitating:
+            self._imitating[arithmetic.name] = self._reference.computing_in(arithmetic)
+        return self._imitating[arithmetic.name]
+
+    def second_opinion(self) -> Backend:
+        """The real ggml.
+
+        Raises:
+            UnavailableError: it cannot be had here.
+        """
+        if self._second is None and not self._second_reason:
+            try:
+                self._second = open_backend(Spec(SECOND_OPINION))
+            except UnavailableError as e:
+                self._second_reason = str(e)
+        if self._second is None:
+            raise UnavailableError(f"no second opinion to test the reference against: {self._second_reason}")
+        return self._second
+
+    def expect(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[Expectation]:
+        """Expected values of each case, computed together where the cases have one step each.
+
+        Raises:
+            BackendError: the reference itself cannot run a case.
+        """
+        exact = self._values(cases, EXACT)
+        changed = [c for c in cases if touches(c, arithmetic)]
+        imitated = dict(zip(changed, self._values(changed, arithmetic), strict=True))
+        return [
+            Expectation(imitated.get(c, e), e, f"{REFERENCE} in arithmetic {arithmetic.name}")
+            for c, e in zip(cases, exact, strict=True)
+        ]
+
+    def expect_second(self, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
+        """What the real ggml gives for each case, and the reference computing in the arithmetic that ggml declares.
+
+        Raises:
+            ConformanceError: ggml is not here, refuses a node, or failed.
+        """
+        second = self.second_opinion()
+        answers = second.supports(Graph([n for c in cases for s in c.steps for n in s.graph]))
+        refusal = next((a.reason for a in answers if not a), None)
+        if refusal is not None:
+            raise UnavailableError(f"the second opinion {SECOND_OPINION} refuses it: {refusal}")
+        values = run_together(second, cases)
+        source = f"{SECOND_OPINION} {second.info().versions.get('ggml', '')}"
+        return [Expectation(v, v, source) for v in values], self.reference_in(second.arithmetic())
+
+    def _values(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[list[StepValues]]:
+        missing = [c for c in cases if (c, arithmetic.name) not in self._known]
+        for c, values in zip(missing, run_together(self.reference_in(arithmetic), missing), strict=True):
+            self._known[c, arithmetic.name] = values
+        found = [self._known[c, arithmetic.name] for c in cases]
+        while len(self._known) > max(KEEP, len(cases)):
+            del self._known[next(iter(self._known))]
+        return found
+
+    def close(self) -> None:
+        """End the backends it opened."""
+        for backend in (*self._imitating.values(), self._second):
+            if backend is not None:
+                backend.close()
+
+
+def run_together(backend: Backend, cases: Sequence[Case]) -> list[list[StepValues]]:
+    """The values of each case: one-step cases in one graph, the others one by one.
+
+    Raises:
+        ConformanceError: the backend failed.
+    """
+    single = [c for c in cases if len(c.steps) == 1]
+    values: dict[Case, list[StepValues]] = {}
+    if len(single) > 1:
+        ran = execute(backend, merge(single)).steps[0]
+        for c in single:
+            values[c] = [part(ran, c)]
+    return [values[c] if c in values else execute(backend, c).steps for c in cases]
+
+
+def part(merged: StepValues, case: Case) -> StepValues:
+    """What belongs to `case` out of the values of the batch it ran in."""
+    return StepValues(
+        {t: merged.outputs[t] for t in case.steps[0].outputs},
+        {t: merged.caches[t] for t in case.caches()},
+    )

@@ -1,0 +1,88 @@
+"""Cases with recorded values: a free run is held against the recording, then every recorded node by itself."""
+
+from __future__ import annotations
+
+from conformance.backend.interface import Arithmetic, Backend
+from conformance.backend.registry import Spec
+from conformance.cgraph.case import Case
+from conformance.check.judge import Judged, judge_node
+from conformance.check.verdict import Result, Verdict
+
+from . import divergence
+from .execute import StepValues, computed_nodes
+from .oracle import REFERENCE, Expectation, Oracle
+
+
+def is_free_running(case: Case) -> bool:
+    """Whether the case is judged by its own recording, within the tolerance it states."""
+    return bool(case.tolerance) and all(s.expected for s in case.steps)
+
+
+def has_nodes(case: Case) -> bool:
+    """Whether some step's recording holds every computed node."""
+    return is_free_running(case) and any(_whole(case, k) for k in range(len(case.steps)))
+
+
+def _whole(case: Case, k: int) -> bool:
+    step = case.steps[k]
+    return all(n in step.expected for n in computed_nodes(step))
+
+
+def expectation(case: Case) -> Expectation:
+    """The recording as what the case should give."""
+    caches = case.caches()
+    steps = [
+        StepValues({t: s.expected[t] for t in s.outputs}, {t: s.expected[t] for t in caches if t in s.expected})
+        for s in case.steps
+    ]
+    return Expectation(steps, steps, str(case.provenance.get("source", "the recording")))
+
+
+def arithmetic_of(case: Case) -> Arithmetic | None:
+    """The arithmetic that made the recording, where the case says so."""
+    said = case.provenance.get("arithmetic")
+    return Arithmetic(**said) if isinstance(said, dict) else None
+
+
+def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
+    """The backend to run: the reference imitates the arithmetic of the recording."""
+    arithmetic = arithmetic_of(case)
+    if spec.name == REFERENCE and arithmetic is not None:
+        return oracle.reference_in(arithmetic)
+    return backend
+
+
+def judge_nodes(result: Result, backend: Backend, oracle: Oracle, case: Case) -> None:
+    """Judge every recorded node by itself and put the worst into `result`.
+
+    Each node is held against the record (within what two arithmetics may differ by) and, unless the reference is the
+    one under test, against the reference in the arithmetic that the backend declares (within rounding).
+    """
+    recording = arithmetic_of(case)
+    declared = backend.arithmetic()
+    same = recording is not None and recording == declared
+    equal = True
+    for k in (k for k in range(len(case.steps)) if _whole(case, k)):
+        found = divergence.run_isolated(backend, case, k)
+        record = case.steps[k].expected
+        judged = [judge_node(n, record[n], got, step=k, same_arithmetic=same) for n, got in found.items()]
+        equal = equal and not any(j.difference.raw for j in judged)
+        if not same:
+            right = divergence.run_isolated(oracle.reference_in(declared), case, k)
+            judged += [judge_node(n, right[n], got, step=k) for n, got in found.items()]
+        _take(result, judged, case)
+    if equal and result.nmse == 0:
+        note = "equal to the recording to the bit, freely and node by node"
+        result.detail = f"{result.detail}; {note}" if result.detail else note
+
+
+def _take(result: Result, judged: list[Judged], case: Case) -> None:
+    worst = max(judged, key=lambda j: j.used, default=None)
+    if worst is None:
+        return
+    result.budget_used = max(result.budget_used or 0.0, worst.used)
+    wrong = next((j for j in judged if j.used > 1), None)
+    if wrong is not None and result.first_divergence is None:
+        result.verdict = Verdict.FAIL
+        result.first_divergence = divergence.describe(wrong, case)
+        result.detail = divergence.sentence(wrong, case) + "; fed from recorded values"

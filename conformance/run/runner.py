@@ -1,0 +1,266 @@
+"""Cases on backends: ask, run, judge, and where something is wrong find the first wrong node and keep the case."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from conformance.backend.interface import Backend, Support, Witness, describe
+from conformance.backend.registry import Spec
+from conformance.cases.batch import merge
+from conformance.cgraph import casefile
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import (
+    BackendCrashError,
+    BackendError,
+    BackendTimeoutError,
+    ConformanceError,
+    UnavailableError,
+)
+from conformance.cgraph.graph import Graph
+from conformance.check.judge import Judged, judge_step
+from conformance.check.verdict import Result, Verdict
+
+from . import divergence, recorded
+from .execute import Execution, StepValues, execute
+from .isolate import open_backend
+from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
+from .select import build
+
+
+class Runner:
+    """Holds the backends of a run and the oracle they share."""
+
+    def __init__(self, *, save_failures: Path | None = None) -> None:
+        self.oracle = Oracle()
+        self._backends: dict[Spec, Backend] = {}
+        self._cases: dict[str, Case] = {}
+        self._save = save_failures
+
+    def backend(self, spec: Spec) -> Backend:
+        """The backend behind `spec`, opened once.
+
+        Raises:
+            UsageError: its name or an option is unknown.
+            UnavailableError: this machine cannot have it.
+        """
+        if spec not in self._backends:
+            self._backends[spec] = open_backend(spec)
+        return self._backends[spec]
+
+    def case(self, case_id: str) -> Case:
+        """The case behind an id, kept for the next backend that runs it.
+
+        Raises:
+            UsageError: no family knows the id.
+        """
+        if case_id not in self._cases:
+            while len(self._cases) >= KEEP:
+                del self._cases[next(iter(self._cases))]
+            self._cases[case_id] = build(case_id)
+        return self._cases[case_id]
+
+    def close(self) -> None:
+        """End every backend."""
+        for backend in self._backends.values():
+            backend.close()
+        self.oracle.close()
+
+    def batch_size(self, spec: Spec) -> int:
+        """How many cases to hand to `run` at a time."""
+        return max(self.backend(spec).batch, 32)
+
+    def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
+        """One result per case, in order. Never raises for what a backend or a case does."""
+        backend = self.backend(spec)
+        results: dict[Case, Result] = {}
+        able: list[Case] = []
+        for case, refusal in zip(cases, self._refusals(backend, cases), strict=True):
+            if refusal is None:
+                able.append(case)
+            else:
+                results[case] = refusal
+        for group in _groups(able, backend.batch):
+            results.update(zip(group, self._run_group(spec, backend, group), strict=True))
+        for case in cases:
+            results[case].case, results[case].backend = case.id, str(spec)
+            self._keep(results[case], case)
+        return [results[c] for c in cases]
+
+    def _refusals(self, backend: Backend, cases: Sequence[Case]) -> list[Result | None]:
+        """UNSUPPORTED, with the reason, for each case that has a node which `backend` does not take."""
+        graphs = [s.graph for c in cases for s in c.steps]
+        try:
+            answers = iter(backend.supports(Graph([n for g in graphs for n in g])))
+        except ConformanceError:
+            return [self._refusal_alone(backend, c) for c in cases]
+        return [_unsupported(c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
+
+    def _refusal_alone(self, backend: Backend, case: Case) -> Result | None:
+        try:
+            return _unsupported(case, [backend.supports(s.graph) for s in case.steps])
+        except ConformanceError as e:
+            return _failed(e)
+
+    def _run_group(self, spec: Spec, backend: Backend, group: Sequence[Case]) -> list[Result]:
+        if len(group) == 1:
+            return [self._run_alone(spec, backend, group[0])]
+        try:
+            expectations, tested = self._expect(spec, backend, group)
+            merged = execute(tested, merge(group))
+        except ConformanceError:
+            return [self._run_alone(spec, backend, c) for c in group]
+        results = []
+        for case, expectation in zip(group, expectations, strict=True):
+            share = Execution([part(merged.steps[0], case)], merged.witness, merged.seconds / len(group))
+            result = self._judge(case, expectation, share)
+            if result.verdict is not Verdict.PASS:
+                alone = self._run_alone(spec, backend, case)
+                if alone.verdict is Verdict.PASS:
+                    result.detail += f"; wrong only in a graph with {len(group) - 1} other cases, right alone"
+                else:
+                    result = alone
+            results.append(result)
+        return results
+
+    def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
+        try:
+            (expectation,), tested = self._expect(spec, backend, [case])
+        except ConformanceError as e:
+            return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {e}")
+        try:
+            execution = execute(tested, case)
+            result = self._judge(case, expectation, execution)
+            if recorded.has_nodes(case):
+                recorded.judge_nodes(result, tested, self.oracle, case)
+            if result.verdict is Verdict.FAIL and result.first_divergence is None:
+                self._locate(result, tested, case, expectation, execution)
+        except ConformanceError as e:
+            result = _failed(e)
+        except Exception as e:  # noqa: BLE001  # an adapter's own fault must cost one case, not the run
+            result = Result("", "", Verdict.OVERCLAIM, detail=f"the adapter raised {type(e).__name__}: {e}")
+        return result
+
+    def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
+        """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
+        if all(recorded.is_free_running(c) for c in cases):
+            return [recorded.expectation(c) for c in cases], recorded.tested(self.oracle, spec, backend, cases[0])
+        if spec.name != REFERENCE:
+            return self.oracle.expect(cases, backend.arithmetic()), backend
+        return self.oracle.expect_second(cases)
+
+    def _judge(self, case: Case, expectation: Expectation, execution: Execution) -> Result:
+        judged = list(_judged(case, expectation.steps, execution.steps))
+        result = Result("", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps))
+        result.witness = describe(execution.witness)
+        if not judged:
+            result.verdict, result.detail = Verdict.VACUOUS, "it has no output and no cache to check"
+            return result
+        unmet = _unmet(case, execution.witness)
+        worst = max(judged, key=lambda j: j.used)
+        result.budget_used = worst.used
+        result.nmse = max(j.difference.nmse for j in judged)
+        if expectation.exact is not expectation.steps:
+            exact = _judged(case, expectation.exact, execution.steps)
+            result.nmse_exact = max(j.difference.nmse for j in exact)
+        wrong = next((j for j in judged if j.used > 1), None)
+        if wrong is not None:
+            result.verdict = Verdict.FAIL
+            result.detail = divergence.sentence(wrong, case)
+            if sum(len(s.graph) for s in case.steps) == 1:
+                result.first_divergence = divergence.describe(wrong, case)
+        elif unmet:
+            result.verdict, result.detail = Verdict.VACUOUS, unmet
+        return result
+
+    def _locate(
+        self, result: Result, backend: Backend, case: Case, expectation: Expectation, execution: Execution
+    ) -> None:
+        wrong = next(j for j in _judged(case, expectation.steps, execution.steps) if j.used > 1)
+        reference = self.oracle.reference_in(backend.arithmetic())
+        found = divergence.first_divergent(backend, reference, case, wrong.step)
+        if found is None:
+            result.first_divergence = divergence.describe(wrong, case)
+            result.detail += "; each node alone is right, so fusion or state is at fault"
+        else:
+            result.first_divergence = divergence.describe(found, case)
+            result.detail = divergence.sentence(found, case) + "; everything before it agrees"
+
+    def _keep(self, result: Result, case: Case) -> None:
+        if self._save is None or result.verdict in {Verdict.PASS, Verdict.UNSUPPORTED}:
+            return
+        self._save.mkdir(parents=True, exist_ok=True)
+        path = self._save / f"{_file_name(case.id)}.gguf"
+        casefile.write(path, [case])
+        result.saved = str(path)
+
+
+def _judged(case: Case, expected: Sequence[StepValues], found: Sequence[StepValues]) -> Iterable[Judged]:
+    for k, (want, got) in enumerate(zip(expected, found, strict=True)):
+        yield from judge_step(case, k, {**want.outputs, **want.caches}, {**got.outputs, **got.caches})
+
+
+def _groups(cases: Sequence[Case], size: int) -> Iterable[list[Case]]:
+    """Cases that may share a graph, `size` at a time; every other one by itself."""
+    group: list[Case] = []
+    for case in cases:
+        if len(case.steps) > 1 or case.steps[0].expected or case.demands or size == 1:
+            yield [case]
+            continue
+        group.append(case)
+        if len(group) == size:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _unsupported(case: Case, answers: Sequence[Sequence[Support]]) -> Result | None:
+    for k, (step, said) in enumerate(zip(case.steps, answers, strict=True)):
+        for node, support in zip(step.graph, said, strict=True):
+            if not support:
+                where = f"step {k}: " if len(case.steps) > 1 else ""
+                return Result("", "", Verdict.UNSUPPORTED, detail=f"{where}{node.op} {node.name}: {support.reason}")
+    return None
+
+
+_VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
+    (BackendTimeoutError, Verdict.TIMEOUT),
+    (BackendCrashError, Verdict.CRASH),
+    (BackendError, Verdict.OVERCLAIM),
+    (UnavailableError, Verdict.OVERCLAIM),
+)
+
+
+def _failed(error: ConformanceError) -> Result:
+    verdict = next((v for kind, v in _VERDICT_OF if isinstance(error, kind)), Verdict.OVERCLAIM)
+    return Result("", "", verdict, detail=str(error))
+
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "<=": lambda a, b: a <= b,
+    ">=": lambda a, b: a >= b,
+    "==": lambda a, b: a == b,
+}
+
+
+def _unmet(case: Case, witness: Witness) -> str:
+    """The first demand that the witness does not meet, in words; empty where all are met."""
+    said = describe(witness)
+    for key, demand in case.demands.items():
+        have = said.get(key)
+        if isinstance(demand, list):
+            missing = [x for x in demand if x not in (have or ())]
+            if missing:
+                return f"the case demands {key} with {', '.join(map(str, missing))}; the witness has {have}"
+            continue
+        m = re.fullmatch(r"(<=|>=|==)(\d+)", str(demand))
+        met = _COMPARE[m[1]](float(have), float(m[2])) if m and isinstance(have, (int, float)) else have == demand
+        if not met:
+            return f"the case demands {key} {demand}; the witness says {have}"
+    return ""
+
+
+def _file_name(case_id: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.=@-]+", "_", case_id)[-150:]

@@ -1,0 +1,94 @@
+"""Which cases and backends a run takes: families, globs, levels, specs. Shared by pytest and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from conformance.backend import registry
+from conformance.backend.registry import Spec
+from conformance.cases import FAMILIES
+from conformance.cases.family import Family, Level
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import ConformanceError, UnavailableError, UsageError
+
+from .isolate import open_backend
+
+
+def family_named(name: str) -> Family:
+    """The family called `name`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in FAMILIES:
+        raise UsageError(f"family {name!r} is unknown; known: {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def build(case_id: str) -> Case:
+    """The case behind an id.
+
+    Raises:
+        UsageError: no family knows the id.
+    """
+    return family_named(case_id.partition("/")[0]).build(case_id)
+
+
+def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
+    """Ids of the chosen families at `level`, those that match any of `globs` (all, where there is none).
+
+    An id that a glob spells out in full is taken even where no level lists it.
+
+    Raises:
+        UsageError: an unknown family, or a glob that matches nothing.
+    """
+    chosen = [family_named(f) for f in families] or list(FAMILIES.values())
+    ids = [i for f in chosen for i in f.ids(level)]
+    if not globs:
+        return ids
+    found = dict.fromkeys(i for i in ids if any(fnmatchcase(i, g) for g in globs))
+    for g in globs:
+        if any(fnmatchcase(i, g) for i in ids):
+            continue
+        if "@" in g and not set("*?") & set(g):
+            build(g)
+            found[g] = None
+        else:
+            raise UsageError(f"no case of level {level} matches {g!r}; `conform cases --level full` lists them all")
+    return list(found)
+
+
+def parse_specs(texts: Sequence[str]) -> list[Spec]:
+    """Backends as the user named them; every installed one where none is named.
+
+    Raises:
+        UsageError: a spec of another form.
+    """
+    return [Spec.parse(t) for t in texts] or [Spec(n) for n in registry.names()]
+
+
+def available(specs: Sequence[Spec]) -> tuple[list[Spec], dict[Spec, str]]:
+    """Those backends that this machine can have, and why it cannot have the others.
+
+    Raises:
+        UsageError: an unknown name or option.
+    """
+    have: list[Spec] = []
+    lack: dict[Spec, str] = {}
+    for spec in specs:
+        try:
+            backend = open_backend(spec)
+            try:
+                backend.info()
+            finally:
+                backend.close()
+        except UnavailableError as e:
+            lack[spec] = str(e)
+        except UsageError:
+            raise
+        except ConformanceError as e:
+            lack[spec] = f"could not be started: {e}"
+        else:
+            have.append(spec)
+    return have, lack

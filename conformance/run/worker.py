@@ -1,0 +1,162 @@
+"""The process that runs a backend for `IsolatedBackend`: `python -m conformance.run.worker SPEC`.
+
+Frames come on what was stdin and leave on what was stdout. Both descriptors are taken away before the backend is
+loaded, so nothing that a library prints can come between them: prints go to stderr, reading finds the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+from conformance.backend.interface import Backend, Session, describe
+from conformance.backend.registry import Spec, create
+from conformance.cgraph import codec
+from conformance.cgraph.case import JSON, Case
+from conformance.cgraph.tensor import Bytes, Tensor
+
+from .frames import Closed, pack_error, pack_support, receive, send
+
+Reply = tuple[dict[str, JSON], list[Bytes]]
+
+
+class _Open:
+    """An opened case, its tensors in the order in which the other side counts them."""
+
+    def __init__(self, backend: Backend, case: Case) -> None:
+        self.case = case
+        self.session: Session = backend.open(case)
+        self.persistent = list(case.persistent)
+        self._tensors: dict[int, list[Tensor]] = {}
+
+    def tensors(self, step: int) -> list[Tensor]:
+        if step not in self._tensors:
+            self._tensors[step] = self.case.steps[step].graph.tensors()
+        return self._tensors[step]
+
+
+class Worker:
+    """One backend and its open cases, by the numbers that the other side gave them."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.cases: dict[int, _Open] = {}
+
+    def close(self) -> None:
+        """End every session and the backend."""
+        for opened in self.cases.values():
+            opened.session.close()
+        self.cases.clear()
+        self.backend.close()
+
+
+def _supports(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
+    return {"supports": pack_support(worker.backend.supports(codec.load_graph(header["graph"])))}, []
+
+
+def _open(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
+    named = dict(zip(header["names"], blobs, strict=True))
+    # Sent by this program, which validates every case that comes from elsewhere.
+    case = codec.load(header["case"], named, validate=False)
+    worker.cases[header["session"]] = _Open(worker.backend, case)
+    return {}, []
+
+
+def _close(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
+    worker.cases.pop(header["session"]).session.close()
+    return {}, []
+
+
+def _write(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
+    opened = worker.cases[header["session"]]
+    opened.session.write(opened.persistent[header["tensor"]], blobs[0])
+    return {}, []
+
+
+def _read(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
+    opened = worker.cases[header["session"]]
+    return {}, [opened.session.read(opened.persistent[header["tensor"]])]
+
+
+def _compute(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
+    opened = worker.cases[header["session"]]
+    step = opened.case.steps[header["step"]]
+    tensors = opened.tensors(header["step"])
+    inputs = {tensors[j]: step.inputs[tensors[j]] for j in header["kept"]}
+    inputs.update((tensors[j], data) for j, data in zip(header["inputs"], blobs, strict=True))
+    outputs = [tensors[j] for j in header["outputs"]]
+    values = opened.session.compute(step.graph, inputs, outputs)
+    return {}, [values[t] for t in outputs]
+
+
+def _witness(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
+    return {"witness": describe(worker.cases[header["session"]].session.witness())}, []
+
+
+REQUESTS: dict[str, Callable[[Worker, dict[str, JSON], list[Bytes]], Reply]] = {
+    "supports": _supports,
+    "open": _open,
+    "close": _close,
+    "write": _write,
+    "read": _read,
+    "compute": _compute,
+    "witness": _witness,
+}
+"""What `do` in a request's header may say -> what answers it."""
+
+
+def _take_wire() -> tuple[BinaryIO, BinaryIO]:
+    wire = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    return wire
+
+
+def _no_core_files() -> None:
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource  # noqa: PLC0415  # POSIX only
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def main(spec: str) -> int:
+    """Serve until the other side closes the wire."""
+    incoming, outgoing = _take_wire()
+    _no_core_files()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side decides what an interrupt ends
+    with incoming, outgoing:
+        try:
+            backend = create(Spec.parse(spec))
+            hello: dict[str, JSON] = {
+                "info": describe(backend.info()),
+                "arithmetic": describe(backend.arithmetic()),
+                "buffer_types": [describe(b) for b in backend.buffer_types()],
+                "batch": backend.batch,
+            }
+        except Exception as error:  # noqa: BLE001  # whatever it is, the other side reports it
+            send(outgoing, pack_error(error))
+            return 0
+        send(outgoing, hello)
+        worker = Worker(backend)
+        while True:
+            try:
+                header, blobs = receive(incoming)
+            except Closed:
+                break
+            try:
+                reply, arrays = REQUESTS[header["do"]](worker, header, blobs)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the other side reports it
+                reply, arrays = pack_error(error), []
+            send(outgoing, reply, arrays)
+        worker.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,294 @@
+"""The real ggml as an oracle: calls its constructors by ctypes and reads the tensors back.
+
+A *program* is a list of calls `[function, argument, …]`, in which a tensor is the index of the call that made it. As a
+script this file executes programs from standard input, one JSON line each, and answers with one JSON line each. It
+forks before it starts, so an assertion ends only a child: the answer is then `{"abort": message}` and the next program
+runs in the next child. It imports nothing beyond the standard library, which keeps a fork under a millisecond.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+Json = Any
+"""What `json` can hold."""
+
+_TENSOR, _INT, _LONG, _SIZE, _FLOAT = (
+    ctypes.c_void_p,
+    ctypes.c_int,
+    ctypes.c_int64,
+    ctypes.c_size_t,
+    ctypes.c_float,
+)
+_KINDS: dict[str, Any] = {
+    "t": _TENSOR, "y": _INT, "u": _INT, "g": _INT, "i": _INT, "l": _LONG, "z": _SIZE, "f": _FLOAT,
+    "S": ctypes.POINTER(ctypes.c_int), "s": ctypes.c_char_p,
+}  # fmt: skip
+"""Argument kinds: tensor, type by name, unary op by name, glu op by name, int, int64, size_t, float, sections, text."""
+
+_UNARY = (
+    "abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "gelu_erf", "silu", "exp",
+    "expm1", "softplus", "floor", "ceil", "round", "trunc",
+)  # fmt: skip
+_MAPS = ("dup", "sqr", "sqrt", "log", "sin", "cos")
+_BINARY = ("add", "sub", "mul", "div", "add1")
+_GLU = ("reglu", "geglu", "swiglu", "geglu_erf", "geglu_quick")
+
+CONSTRUCTORS: dict[str, str] = {
+    **{f"new_tensor_{n}d": "y" + "l" * n for n in (1, 2, 3, 4)},
+    "dup_tensor": "t", "view_tensor": "t",
+    **{name + suffix: "t" for name in _UNARY + _MAPS for suffix in ("", "_inplace")},
+    "hardswish": "t", "hardsigmoid": "t", "unary": "tu", "unary_inplace": "tu", "xielu": "tffff",
+    "leaky_relu": "tfi",
+    **{name + suffix: "tt" for name in _BINARY for suffix in ("", "_inplace")},
+    "add_cast": "tty", "add_id": "ttt",
+    **{name + suffix: "t" for name in _GLU for suffix in ("", "_swapped")},
+    **{f"{name}_split": "tt" for name in _GLU},
+    "glu": "tgi", "glu_split": "ttg", "swiglu_oai": "ttff", "swiglu_clamp": "ttf",
+    "sum": "t", "sum_rows": "t", "mean": "t", "cumsum": "t", "argmax": "t",
+    **{name + suffix: "tf" for name in ("norm", "rms_norm", "l2_norm", "scale", "fill") for suffix in ("", "_inplace")},
+    **{name + suffix: "tif" for name in ("group_norm",) for suffix in ("", "_inplace")},
+    **{name + suffix: "tff" for name in ("scale_bias", "clamp") for suffix in ("", "_inplace")},
+    "arange": "fff",
+    "repeat": "tt", "repeat_4d": "tllll", "concat": "tti", "pad": "tiiii", "pad_ext": "tiiiiiiii",
+    "cpy": "tt", "cast": "ty", "cont": "t", "reshape": "tt", "permute": "tiiii", "transpose": "t",
+    **{f"{name}_{n}d": "t" + "l" * n for name in ("cont", "reshape") for n in (1, 2, 3, 4)},
+    **{f"view_{n}d": "t" + "l" * n + "z" * n for n in (1, 2, 3, 4)},
+    "get_rows": "tt", "set_rows": "ttt",
+    "mul_mat": "tt", "mul_mat_id": "ttt",
+    "diag_mask_inf": "ti", "diag_mask_inf_inplace": "ti", "diag_mask_zero": "ti", "diag_mask_zero_inplace": "ti",
+    "soft_max": "t", "soft_max_inplace": "t", "soft_max_ext": "ttff", "soft_max_ext_inplace": "ttff",
+    "rope": "ttii", "rope_inplace": "ttii",
+    **{name + suffix: "tttiiiffffff" for name in ("rope_ext",) for suffix in ("", "_inplace")},
+    **{name + suffix: "tttiSiiffffff" for name in ("rope_multi",) for suffix in ("", "_inplace")},
+    "flash_attn_ext": "ttttfff", "argsort": "ti", "argsort_top_k": "ti", "top_k": "ti", "ssm_conv": "tt",
+}  # fmt: skip
+"""Function -> kinds of its arguments after the context; the result is a tensor."""
+
+SETTERS: dict[str, str] = {
+    "set_name": "ts", "set_input": "t", "set_output": "t",
+    "mul_mat_set_prec": "ti", "mul_mat_set_hint": "ti", "prec_set_acc": "ti", "prec_set_src": "tii",
+    "soft_max_add_sinks": "tt", "flash_attn_ext_add_sinks": "tt", "flash_attn_ext_set_prec": "ti",
+    "flash_attn_ext_set_n_kv_max": "ti", "rope_set_offset": "ti",
+}  # fmt: skip
+"""Function -> kinds of its arguments, no context before them; the first tensor is changed."""
+
+
+class CTensor(ctypes.Structure):
+    """`struct ggml_tensor`."""
+
+    _fields_ = (
+        ("type", ctypes.c_int32),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int32),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 64),
+        ("extra", ctypes.c_void_p),
+        ("padding", ctypes.c_char * 8),
+    )
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
+
+
+def library_path() -> str:
+    """The shared library in the installed wheel, found without importing it."""
+    spec = importlib.util.find_spec("xllamacpp")
+    assert spec is not None, "xllamacpp, which carries the real ggml, must be installed to run this test"
+    for folder in spec.submodule_search_locations or ():
+        for pattern in ("*.so", "*.pyd", "*.dylib"):
+            for path in sorted(Path(folder).glob(pattern)):
+                return str(path)
+    raise AssertionError(f"no shared library beside {spec.origin}")
+
+
+def load() -> ctypes.CDLL:
+    """The library, with the signatures that the tests use."""
+    lib = ctypes.CDLL(library_path())
+    lib.ggml_tensor_overhead.restype = ctypes.c_size_t
+    assert lib.ggml_tensor_overhead() == ctypes.sizeof(CTensor) + 32
+    lib.ggml_init.argtypes, lib.ggml_init.restype = (_InitParams,), ctypes.c_void_p
+    lib.ggml_reset.argtypes, lib.ggml_reset.restype = (ctypes.c_void_p,), None
+    for name in ("ggml_type_name", "ggml_op_name", "ggml_unary_op_name", "ggml_glu_op_name"):
+        getattr(lib, name).argtypes, getattr(lib, name).restype = (_INT,), ctypes.c_char_p
+    for name, restype in (("type_size", _SIZE), ("blck_size", _LONG), ("is_quantized", ctypes.c_bool)):
+        getattr(lib, f"ggml_{name}").argtypes, getattr(lib, f"ggml_{name}").restype = (_INT,), restype
+    for name, kinds in CONSTRUCTORS.items():
+        f = getattr(lib, f"ggml_{name}")
+        f.argtypes, f.restype = (ctypes.c_void_p, *(_KINDS[k] for k in kinds)), ctypes.c_void_p
+    for name, kinds in SETTERS.items():
+        f = getattr(lib, f"ggml_{name}")
+        f.argtypes, f.restype = tuple(_KINDS[k] for k in kinds), None
+    for name in ("nbytes", "nelements", "nrows"):
+        getattr(lib, f"ggml_{name}").argtypes, getattr(lib, f"ggml_{name}").restype = (_TENSOR,), _LONG
+    lib.ggml_new_graph_custom.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_bool)
+    lib.ggml_new_graph_custom.restype = ctypes.c_void_p
+    lib.ggml_build_forward_expand.argtypes = (ctypes.c_void_p, _TENSOR)
+    lib.ggml_build_forward_expand.restype = None
+    lib.ggml_build_forward_select.argtypes = (ctypes.c_void_p, ctypes.POINTER(_TENSOR), _INT, _INT)
+    lib.ggml_build_forward_select.restype = _TENSOR
+    lib.ggml_graph_n_nodes.argtypes, lib.ggml_graph_n_nodes.restype = (ctypes.c_void_p,), _INT
+    lib.ggml_graph_node.argtypes, lib.ggml_graph_node.restype = (ctypes.c_void_p, _INT), ctypes.c_void_p
+    return lib
+
+
+def names(lib: ctypes.CDLL, what: str, last: str) -> list[str]:
+    """`ggml_<what>_name` from id 0 to the id of `last`: the table has no bounds check."""
+    found: list[str] = []
+    while last not in found:
+        found.append(getattr(lib, f"ggml_{what}_name")(len(found)).decode())
+    return found
+
+
+class World:
+    """A ggml context and what programs made in it."""
+
+    def __init__(self) -> None:
+        self.lib = load()
+        self.ctx = self.lib.ggml_init(_InitParams(1 << 24, None, True))
+        self.ops = names(self.lib, "op", "GLU")
+        self.unary = names(self.lib, "unary_op", "TRUNC")
+        self.glu = names(self.lib, "glu_op", "SWIGLU_CLAMP")
+        self.types = {
+            self.lib.ggml_type_name(i).decode(): i for i in range(43) if self.lib.ggml_type_size(i) > 0
+        }  # ids that ggml has dropped are left with size 0
+        self.type_names = {i: name for name, i in self.types.items()}
+
+    def run(self, program: list[list[Json]]) -> list[Json]:
+        """What each call left: the tensor, the graph, or None of a setter."""
+        self.lib.ggml_reset(self.ctx)
+        made: list[Json] = []
+        for function, *args in program:
+            made.append(self._call(function, args, made))
+        index = {p: i for i, p in enumerate(made) if isinstance(p, int)}
+        return [self._read(p, index) if isinstance(p, int) else self._graph(p, index) for p in made]
+
+    def _call(self, function: str, args: list[Json], made: list[Json]) -> Json:
+        if function == "build_forward_expand":
+            graph = self.lib.ggml_new_graph_custom(self.ctx, 1024, False)
+            for i in args:
+                self.lib.ggml_build_forward_expand(graph, made[i])
+            return [self.lib.ggml_graph_node(graph, i) for i in range(self.lib.ggml_graph_n_nodes(graph))]
+        if function == "build_forward_select":
+            graph = self.lib.ggml_new_graph_custom(self.ctx, 1024, False)
+            *tensors, idx = args
+            array = (ctypes.c_void_p * len(tensors))(*(made[i] for i in tensors))
+            self.lib.ggml_build_forward_select(graph, array, len(tensors), idx)
+            return [self.lib.ggml_graph_node(graph, i) for i in range(self.lib.ggml_graph_n_nodes(graph))]
+        if function in SETTERS:
+            values = [self._argument(k, v, made) for k, v in zip(SETTERS[function], args, strict=True)]
+            getattr(self.lib, f"ggml_{function}")(*values)
+            return None
+        values = [self._argument(k, v, made) for k, v in zip(CONSTRUCTORS[function], args, strict=True)]
+        return getattr(self.lib, f"ggml_{function}")(self.ctx, *values)
+
+    def _argument(self, kind: str, value: Json, made: list[Json]) -> Json:
+        if kind == "t":
+            return None if value is None else made[value]
+        if kind == "y":
+            return self.types[value]
+        if kind == "u":
+            return self.unary.index(value)
+        if kind == "g":
+            return self.glu.index(value)
+        if kind == "S":
+            return (ctypes.c_int * len(value))(*value)
+        return value.encode() if kind == "s" else value
+
+    def _graph(self, nodes: list[int] | None, index: dict[int, int]) -> Json:
+        return None if nodes is None else [index.get(n, "unseen") for n in nodes]
+
+    def _read(self, pointer: int, index: dict[int, int]) -> dict[str, Json]:
+        t = CTensor.from_address(pointer)
+        src = [self._refer(p, index) for p in t.src]
+        while src and src[-1] is None:
+            src.pop()
+        return {
+            "type": self.type_names[t.type],
+            "ne": list(t.ne),
+            "nb": list(t.nb),
+            "op": self.ops[t.op],
+            "op_params": list(t.op_params),
+            "flags": t.flags,
+            "src": src,
+            "view_src": self._refer(t.view_src, index),
+            "view_offs": t.view_offs,
+            "name": t.name.decode(errors="ignore"),
+        }
+
+    def _refer(self, pointer: int | None, index: dict[int, int]) -> Json:
+        """The call that made a tensor; the tensor itself where ggml made it on its own."""
+        if pointer is None:
+            return None
+        return index[pointer] if pointer in index else self._read(pointer, index)
+
+
+def run_programs(programs: Iterable[list[list[Json]]]) -> Iterator[Json]:
+    """Each program's answer from the real ggml: what its calls left, or `{"abort": message}`."""
+    text = "\n".join(json.dumps(p) for p in programs) + "\n"
+    done = subprocess.run([sys.executable, __file__], input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    yield from map(json.loads, done.stdout.splitlines())
+
+
+def _serve(lines: list[str], out: TextIO) -> None:
+    world = World()
+    k = 0
+    while k < len(lines):
+        k += _serve_in_child(world, lines, k, out)
+
+
+def _serve_in_child(world: World, lines: list[str], first: int, out: TextIO) -> int:
+    """Run programs from `first` on until one aborts; how many were answered."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        _child(world, lines[first:], write)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as pipe:
+        answers = pipe.read().splitlines()
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        answers.append(json.dumps({"abort": signal.Signals(os.WTERMSIG(status)).name}))
+    assert answers, f"a child died without an answer, status {status}"
+    out.writelines(f"{a}\n" for a in answers)
+    return len(answers)
+
+
+def _child(world: World, lines: list[str], write: int) -> None:
+    pipe = os.fdopen(write, "w", encoding="utf-8")
+
+    def aborted(message: bytes) -> None:
+        pipe.write(json.dumps({"abort": message.decode(errors="replace")}) + "\n")
+        pipe.flush()
+        os._exit(0)
+
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(aborted)
+    world.lib.ggml_set_abort_callback(callback)
+    for line in lines:
+        answer = json.dumps(world.run(json.loads(line)))
+        pipe.write(answer + "\n")
+        pipe.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _serve(sys.stdin.read().splitlines(), sys.stdout)

@@ -1,0 +1,129 @@
+"""The command line: what it prints, its exit codes, and that bad input is one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conformance.cases import FAMILIES
+from conformance.cgraph import casefile
+from conformance.cgraph.errors import ConformanceError
+from conformance.cli import main
+from conformance.run.select import build
+
+CASE = FAMILIES["ops"].ids("smoke")[0]
+
+
+def _conform(*args: str) -> Result:
+    return CliRunner().invoke(main, list(args), catch_exceptions=False)
+
+
+def _one_line(result: Result) -> str:
+    assert result.exit_code == 2
+    lines = result.output.strip().splitlines()
+    assert "Traceback" not in result.output
+    return lines[-1]
+
+
+def test_run_writes_the_whole_record(tmp_path: Path) -> None:
+    """`--json` holds schema, environment, one result per case and backend with every field, and totals."""
+    out = tmp_path / "r.json"
+    result = _conform("run", "--case", CASE, "--backend", "cpu", "--backend", "ggml", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    assert set(document) == {"schema", "environment", "results", "totals"}
+    assert document["schema"] == 1
+    fields = {"case", "backend", "verdict", "budget_used", "nmse", "seconds", "steps", "witness", "first_divergence"}
+    assert all(fields | {"saved", "detail"} <= set(r) for r in document["results"])
+    assert [(r["case"], r["backend"], r["verdict"]) for r in document["results"]] == [
+        (CASE, "cpu", "PASS"),
+        (CASE, "ggml", "PASS"),
+    ]
+    assert document["totals"]["PASS"] == document["totals"]["executed"] == 2
+
+
+def test_a_case_file_runs_and_reproduces(tmp_path: Path) -> None:
+    """A case saved to a file runs by `run FILE` and by `repro FILE`, and says so."""
+    path = tmp_path / "c.gguf"
+    casefile.write(path, [build(CASE)])
+    for command in ("run", "repro"):
+        result = _conform(command, str(path), "--backend", "ggml")
+        assert result.exit_code == 0, result.output
+        assert "1 PASS" in result.output
+
+
+def test_show_prints_and_draws(tmp_path: Path) -> None:
+    """`show` prints the graph as a table, from an id or a file, and draws it."""
+    svg = tmp_path / "g.svg"
+    result = _conform("show", CASE, "--svg", str(svg))
+    assert result.exit_code == 0
+    assert CASE in result.output
+    assert svg.read_text().startswith("<svg")
+
+
+def test_cases_lists_ids() -> None:
+    """`cases` prints ids and nothing else, so that a shell can use them."""
+    result = _conform("cases", "--family", "ops", "--level", "smoke")
+    assert result.output.split() == list(FAMILIES["ops"].ids("smoke"))
+
+
+def test_backends_lists_all_with_versions(tmp_path: Path) -> None:
+    """Every installed backend stands in the table; ggml's own version is in it."""
+    out = tmp_path / "b.json"
+    result = _conform("backends", "--json", str(out))
+    assert result.exit_code == 0
+    document = json.loads(out.read_text())["backends"]
+    assert {"cpu", "ggml", "openvino-stateless"} <= set(document)
+    assert document["ggml"]["versions"]["ggml"] in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("run", "--backend", "nope"), "backend 'nope' is not installed"),
+        (("run", "--backend", "ggml?lib=/nowhere.so", "--case", CASE), "/nowhere.so"),
+        (("run", "--backend", "ggml?device=NOPE", "--case", CASE), "NOPE"),
+        (("run", "--backend", "ggml?colour=red"), "option 'colour' is unknown"),
+        (("run", "--backend", "ggml?x"), "key=value"),
+        (("run", "--family", "nope"), "family 'nope' is unknown"),
+        (("run", "--case", "ops/NOPE*"), "no case of level smoke matches"),
+        (("run", "--case", "ops/NOPE-f32@0"), "ops"),
+        (("show", "nope"), "family 'nope' is unknown"),
+        (("show", "nope.gguf"), "no such file"),
+        (("show", CASE, "--step", "7"), "has steps 0 to 0"),
+        (("run", "--level", "huge"), "huge"),
+    ],
+)
+def test_wrong_words_are_one_line(args: tuple[str, ...], says: str) -> None:
+    """Wrong usage exits with 2 and one line that says what was expected."""
+    assert says in _one_line(_conform(*args))
+
+
+def test_a_file_that_is_no_case_is_one_line(tmp_path: Path) -> None:
+    """A file of another kind exits with 2 and names the field that is wrong."""
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    for command in ("run", "repro", "show"):
+        _one_line(_conform(command, str(path)))
+    capture = tmp_path / "x.json"
+    capture.write_text("[1, 2")
+    _one_line(_conform("import-capture", str(capture), "-o", str(tmp_path / "y.gguf")))
+    assert not (tmp_path / "y.gguf").exists()
+
+
+def test_nothing_executed_is_exit_3() -> None:
+    """A run in which every case is refused exits with 3: not one number was checked."""
+    refused = next(i for i in FAMILIES["ops"].ids("smoke") if i.startswith("ops/SET_ROWS-q2_K"))
+    result = _conform("run", "--case", refused, "--backend", "openvino-stateless")
+    assert result.exit_code == 3, result.output
+    assert "1 UNSUPPORTED" in result.output
+
+
+def test_a_bundle_of_nothing_is_one_line(tmp_path: Path) -> None:
+    """An empty bundle cannot be written by accident and run as a success."""
+    path = tmp_path / "empty.gguf"
+    with pytest.raises(ConformanceError):
+        casefile.write(path, [])

@@ -1,0 +1,130 @@
+"""Comparing and judging: what counts as a difference, and how large it is."""
+
+from __future__ import annotations
+
+from math import inf, isnan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from conformance.cgraph import quants
+from conformance.cgraph.tensor import Bytes, Tensor, new_tensor
+from conformance.cgraph.types import BF16, F16, F32, I32, Q4_0, Q8_0
+from conformance.check.budget import RAW, Budget
+from conformance.check.compare import compare
+
+
+def _packed(a: object) -> Bytes:
+    return np.ascontiguousarray(a).reshape(-1).view(np.uint8)
+
+
+def _f32(*values: float) -> tuple[Tensor, Bytes]:
+    return new_tensor(F32, len(values)), _packed(np.array(values, np.float32))
+
+
+finite = hnp.arrays(np.float32, (3, 5), elements=st.floats(-1e4, 1e4, width=32))
+
+
+@given(finite)
+def test_equal_bytes_are_no_difference(a: np.ndarray) -> None:
+    """A tensor compared with itself takes nothing of any budget, not even of one that allows nothing."""
+    d = compare(new_tensor(F32, 5, 3), _packed(a), _packed(a.copy()))
+    assert (d.nmse, d.element, d.raw) == (0.0, 0.0, 0)
+    assert RAW.used(d) == 0.0
+
+
+@given(finite, finite)
+def test_nmse_divides_by_the_expected_energy(want: np.ndarray, got: np.ndarray) -> None:
+    """NMSE is the error's energy over the expected one's: a large wrong output cannot make its own error small."""
+    d = compare(new_tensor(F32, 5, 3), _packed(want), _packed(got))
+    w, g = want.astype(np.float64), got.astype(np.float64)
+    error, energy = float(((g - w) ** 2).sum()), float((w**2).sum())
+    assert d.nmse == pytest.approx(error / energy if energy else (inf if error else 0.0))
+
+
+@given(finite, st.integers(0, 14), st.sampled_from([np.nan, np.inf, -np.inf]))
+def test_one_special_value_out_of_place_fails_every_budget(a: np.ndarray, i: int, special: float) -> None:
+    """NaN or Inf where a number is expected, or the other way round, is wrong whatever the budget."""
+    b = a.copy()
+    b.flat[i] = special
+    t = new_tensor(F32, 5, 3)
+    for want, got in ((a, b), (b, a)):
+        d = compare(t, _packed(want), _packed(got))
+        assert d.special == 1
+        assert Budget(1e9, 1e9).used(d) == inf
+        assert d.index[:2] == (i % 5, i // 5)
+
+
+def test_nan_in_its_place_is_no_difference() -> None:
+    """A NaN matches a NaN of another payload, an Inf an Inf of the same sign only."""
+    t = new_tensor(F32, 2)
+    a = np.array([0x7FC00000, 0x3F800000], "<u4")
+    b = np.array([0x7FC00001, 0x3F800000], "<u4")
+    d = compare(t, _packed(a), _packed(b))
+    assert (d.special, d.nmse, d.raw) == (0, 0.0, 1)
+    t, plus = _f32(np.inf, 1.0)
+    _, minus = _f32(-np.inf, 1.0)
+    assert compare(t, plus, minus).special == 1
+
+
+def test_worst_element_is_named_in_ne_order() -> None:
+    """The index of the worst element counts the fastest dimension first, and both values stand beside it."""
+    want = np.arange(24, dtype=np.float32).reshape(2, 3, 4) + 1
+    got = want.copy()
+    got[1, 2, 3] = -7
+    d = compare(new_tensor(F32, 4, 3, 2), _packed(want), _packed(got))
+    assert (d.index, d.expected, d.found) == ((3, 2, 1, 0), 24.0, -7.0)
+    assert "at [3, 2, 1, 0]: 24 expected, -7 found" in str(d)
+
+
+def test_zeros_expected_allow_no_error() -> None:
+    """Where all expected values are 0 any error is infinitely large."""
+    t, zero = _f32(0.0, 0.0)
+    _, tiny = _f32(0.0, 1e-30)
+    assert compare(t, zero, tiny).nmse == inf
+
+
+@pytest.mark.parametrize("type_", [Q4_0, Q8_0])
+def test_block_types_count_blocks(type_: object) -> None:
+    """A block type's raw difference counts blocks, its error is measured on the dequantised values."""
+    t = new_tensor(Q8_0 if type_ is Q8_0 else Q4_0, 64, 2)
+    x = np.linspace(-1, 1, 128, dtype=np.float32).reshape(1, 1, 2, 64)
+    want = _packed(quants.from_float(t.type, x))
+    got = want.copy()
+    got[5] ^= 0x11
+    d = compare(t, want, got)
+    assert d.raw == 1
+    assert 0 < d.nmse < 1
+
+
+@pytest.mark.parametrize("type_", [F16, BF16])
+def test_narrow_floats_are_compared_by_value(type_: object) -> None:
+    """One unit in the last place of F16 and BF16 is a small difference, not a wrong one."""
+    t = new_tensor(F16 if type_ is F16 else BF16, 4)
+    want = _packed(np.array([0x3C00, 0x4000, 0x4100, 0x4200], "<u2"))
+    got = want.copy()
+    got[0] ^= 1
+    d = compare(t, want, got)
+    assert d.raw == 1
+    assert 0 < d.element < 2**-7
+
+
+def test_integers_are_raw() -> None:
+    """An index that is off by one is a difference in raw bytes."""
+    t = new_tensor(I32, 3)
+    d = compare(t, _packed(np.array([3, 1, 2], "<i4")), _packed(np.array([3, 2, 1], "<i4")))
+    assert d.raw == 2
+    assert RAW.used(d) == inf
+    unordered = compare(t, _packed(np.array([3, 1, 2], "<i4")), _packed(np.array([3, 2, 1], "<i4")), unordered=True)
+    assert unordered.raw == 0
+
+
+def test_another_size_is_wholly_wrong() -> None:
+    """Bytes of another size are wrong in every element."""
+    t, a = _f32(1.0, 2.0)
+    d = compare(t, a, a[:4])
+    assert d.raw == d.special == d.count == 2
+    assert isnan(d.found)

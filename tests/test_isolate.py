@@ -1,0 +1,374 @@
+"""A backend in a process of its own: what it does reaches us, what happens to it does not."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec, create
+from conformance.cgraph import errors
+from conformance.cgraph.case import Case, Step
+from conformance.cgraph.errors import (
+    BackendCrashError,
+    BackendError,
+    BackendTimeoutError,
+    CaseFileError,
+    ConformanceError,
+    GraphError,
+    UnavailableError,
+    UsageError,
+)
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
+from conformance.cgraph.types import F32, I32
+from conformance.run import frames
+from conformance.run.isolate import IsolatedBackend, open_backend
+
+ADAPTER = '''
+import ctypes, os, signal, sys, time
+import numpy as np
+from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Witness, no
+from conformance.cgraph import errors
+
+class FakeSession(Session):
+    """Does what the name of the output says."""
+    def __init__(self, case):
+        self.held = dict(case.persistent)
+        self.nodes = 0
+    def write(self, tensor, data):
+        self.held[tensor] = data
+    def read(self, tensor):
+        return self.held[tensor]
+    def compute(self, graph, inputs, outputs):
+        what, _, rest = graph.nodes[0].name.partition(" ")
+        if what == "signal":
+            print("last words", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), int(rest))
+        if what == "exit":
+            os._exit(int(rest))
+        if what == "sleep":
+            time.sleep(float(rest))
+        if what == "raise":
+            field = ("field",) if rest == "CaseFileError" else ()
+            raise getattr(errors, rest)(*field, "message")
+        if what == "bug":
+            return 1 / 0
+        if what == "print":
+            print("noise on sys.stdout")
+            os.write(1, b"noise on descriptor 1" * 100)
+            assert sys.stdin.read() == ""
+        self.nodes += len(graph)
+        return {t: sum((data.view("<f4") for data in inputs.values()), np.zeros(4, "<f4")).view("u1") for t in outputs}
+    def witness(self):
+        return Witness("fake", "eager", nodes=self.nodes, notes=["seen"])
+
+class Fake(Backend):
+    batch = 7
+    def __init__(self, mode=""):
+        if mode == "unavailable":
+            raise errors.UnavailableError("no such thing here")
+        if mode == "abort":
+            os.abort()
+        if mode == "hang":
+            time.sleep(60)
+        self.mode = mode
+    def info(self):
+        return DeviceInfo("fake", "dev", self.mode, {"fake": "1"})
+    def supports_op(self, node):
+        return YES if node.op == "ADD" else no(f"only ADD, {node.op} found")
+    def buffer_types(self):
+        return [BufferType("a"), BufferType("b", False, 64, 2**40)]
+    def open(self, case):
+        return FakeSession(case)
+'''
+
+
+@pytest.fixture(autouse=True)
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter called `fake` that worker processes find by its entry point."""
+    (tmp_path / "fake_adapter.py").write_text(ADAPTER)
+    info = tmp_path / "fake_adapter-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-adapter\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[conformance.backends]\nfake = fake_adapter:Fake\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+
+
+@pytest.fixture
+def backend() -> Iterator[IsolatedBackend]:
+    """The fake, isolated, with a time limit that no healthy request meets."""
+    with_limit = IsolatedBackend(Spec("fake"), time_limit=30)
+    yield with_limit
+    with_limit.close()
+
+
+def add(name: str = "", *, steps: int = 1) -> Case:
+    """A case of ADD nodes over two inputs of four floats and a weight."""
+    weight = new_tensor(F32, 4, name="w")
+    made = []
+    for k in range(steps):
+        a, b = new_tensor(F32, 4, name="a"), new_tensor(F32, 4, name="b")
+        node = Tensor(F32, a.ne, a.nb, "ADD", src=(a, b), flags=FLAG_COMPUTE, name=name)
+        made.append(Step(Graph([node]), {a: floats(k + 1.0), b: floats(10.0)}, (node,), {node: floats(99)}))
+    return Case(f"fake/add({name})@0", {weight: floats(5.0)}, made)
+
+
+def floats(*values: float) -> Bytes:
+    """Four float32 as bytes."""
+    return np.resize(np.array(values, "<f4"), 4).view(np.uint8)
+
+
+def run(backend: Backend, case: Case) -> list[float]:
+    """The first element of every step's output."""
+    with backend.open(case) as session:
+        found = [session.compute(s.graph, s.inputs, s.outputs)[s.outputs[0]] for s in case.steps]
+    return [float(f.view("<f4")[0]) for f in found]
+
+
+def test_answers_are_the_adapters_own(backend: IsolatedBackend) -> None:
+    """Records, supports, reads, writes, outputs and the witness cross the wire unchanged."""
+    case = add(steps=3)
+    weight = next(iter(case.persistent))
+    assert backend.batch == 7
+    assert backend.info().versions == {"fake": "1"}
+    assert [b.name for b in backend.buffer_types()] == ["a", "b"]
+    assert backend.buffer_types()[1].max_size == 2**40
+    assert backend.supports_op(case.steps[0].outputs[0])
+    refused = backend.supports_op(Tensor(F32, weight.ne, weight.nb, "MUL", src=(weight, weight)))
+    assert not refused
+    assert refused.reason == "only ADD, MUL found"
+    with backend.open(case) as session:
+        assert session.read(weight).tobytes() == floats(5.0).tobytes()
+        session.write(weight, floats(6.0))
+        assert session.read(weight).tobytes() == floats(6.0).tobytes()
+        for k, step in enumerate(case.steps):
+            assert session.compute(step.graph, step.inputs, step.outputs)[step.outputs[0]].view("<f4")[0] == k + 11
+        assert session.witness().nodes == 3
+        assert session.witness().notes == ["seen"]
+
+
+def test_other_inputs_than_the_cases_own(backend: IsolatedBackend) -> None:
+    """A step can be run again with other bytes, for all of its inputs or for one."""
+    case = add()
+    step = case.steps[0]
+    a, b = step.inputs
+    with backend.open(case) as session:
+        for inputs, expected in (
+            ({a: floats(2.0), b: floats(3.0)}, 5.0),
+            ({a: step.inputs[a], b: floats(4.0)}, 5.0),
+            (step.inputs, 11.0),
+        ):
+            found = session.compute(step.graph, inputs, step.outputs)[step.outputs[0]]
+            assert found.view("<f4")[0] == expected
+
+
+def test_strangers_are_refused_here(backend: IsolatedBackend) -> None:
+    """A graph or tensor of another case is an error on this side, by name, and the session lives on."""
+    case, other = add(), add()
+    with backend.open(case) as session:
+        with pytest.raises(GraphError, match="graphs of the opened case"):
+            session.compute(other.steps[0].graph, other.steps[0].inputs, other.steps[0].outputs)
+        with pytest.raises(GraphError, match="no tensor of its graph"):
+            session.compute(case.steps[0].graph, case.steps[0].inputs, other.steps[0].outputs)
+        with pytest.raises(GraphError, match="no persistent tensor"):
+            session.read(next(iter(other.persistent)))
+    assert run(backend, case) == [11.0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
+def test_a_death_is_reported_and_the_next_case_runs(backend: IsolatedBackend, number: signal.Signals) -> None:
+    """The signal's name and the last words reach the message; its sessions stay dead, a new one works."""
+    case = add(f"signal {int(number)}")
+    step = case.steps[0]
+    session = backend.open(case)
+    with pytest.raises(BackendCrashError, match=rf"computing steps\[0\] of .*{number.name}.*last words"):
+        session.compute(step.graph, step.inputs, step.outputs)
+    with pytest.raises(BackendCrashError, match=number.name):
+        session.read(next(iter(case.persistent)))
+    session.close()
+    assert run(backend, add()) == [11.0]
+
+
+def test_an_exit_is_a_death(backend: IsolatedBackend) -> None:
+    """A library that calls exit() did not answer either."""
+    with pytest.raises(BackendCrashError, match="exit status 3"):
+        run(backend, add("exit 3"))
+    assert run(backend, add()) == [11.0]
+
+
+def test_no_answer_in_time() -> None:
+    """A hang is ended at the limit, with its own error, and the next case runs."""
+    backend = IsolatedBackend(Spec("fake"), time_limit=2)
+    try:
+        start = time.monotonic()
+        with pytest.raises(BackendTimeoutError, match="within 2 s"):
+            run(backend, add("sleep 60"))
+        assert time.monotonic() - start < 10
+        assert run(backend, add()) == [11.0]
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in sorted(frames.ERRORS) if not n.startswith(("BackendCrash", "BackendTime"))]
+)
+def test_errors_arrive_as_the_same_class(backend: IsolatedBackend, name: str) -> None:
+    """Every error of the family travels by class and message, and ends neither process nor session."""
+    with pytest.raises(getattr(errors, name)) as found:
+        run(backend, add(f"raise {name}"))
+    assert type(found.value).__name__ == name
+    assert str(found.value) == ("field: message" if name == "CaseFileError" else "message")
+    assert run(backend, add()) == [11.0]
+
+
+def test_a_bug_in_an_adapter_is_a_backend_error(backend: IsolatedBackend) -> None:
+    """Any other exception names itself and the line it came from."""
+    with pytest.raises(BackendError, match=r"ZeroDivisionError: division by zero \(.*fake_adapter.py:\d+\)"):
+        run(backend, add("bug"))
+
+
+def test_prints_do_not_touch_the_wire(backend: IsolatedBackend) -> None:
+    """What a library prints or reads is no business of the wire's."""
+    assert run(backend, add("print")) == [11.0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "error", "words"),
+    [
+        ("unavailable", UnavailableError, "no such thing here"),
+        ("abort", BackendCrashError, "opening the backend.*SIGABRT"),
+        ("hang", BackendTimeoutError, "opening the backend.*within"),
+    ],
+)
+def test_failing_to_open(mode: str, error: type[ConformanceError], words: str) -> None:
+    """A backend that cannot be opened says so where it is opened."""
+    with pytest.raises(error, match=words):
+        IsolatedBackend(Spec("fake", (("mode", mode),)), time_limit=3)
+
+
+def test_options_of_any_text_arrive() -> None:
+    """Option values may hold what separates options."""
+    backend = IsolatedBackend(Spec("fake", (("mode", "a&b=c %?ü"),)))
+    assert backend.info().description == "a&b=c %?ü"
+    backend.close()
+    with pytest.raises(UsageError, match="'colour' is unknown; its options: mode"):
+        IsolatedBackend(Spec("fake", (("colour", "red"),)))
+
+
+def test_many_deaths_leave_nothing_behind(backend: IsolatedBackend) -> None:
+    """Processes, threads and descriptors are as many after a row of crashes as after one."""
+    descriptors = Path("/proc/self/fd")
+    held = []
+    for _ in range(8):
+        with pytest.raises(BackendCrashError):
+            run(backend, add("signal 9"))
+        held.append((threading.active_count(), len(list(descriptors.iterdir())) if descriptors.is_dir() else 0))
+    assert len(set(held)) == 1
+    backend.close()
+    if os.name == "posix":
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+
+
+def test_several_at_a_time() -> None:
+    """The death of one backend is nothing to another."""
+    first, second = IsolatedBackend(Spec("fake")), IsolatedBackend(Spec("fake"))
+    case = add()
+    with second.open(case) as session:
+        with pytest.raises(BackendCrashError):
+            run(first, add("signal 6"))
+        step = case.steps[0]
+        assert session.compute(step.graph, step.inputs, step.outputs)[step.outputs[0]].view("<f4")[0] == 11
+    first.close()
+    second.close()
+    with pytest.raises(BackendCrashError, match="closed"):
+        second.open(case)
+
+
+def test_forgotten_backends_end_with_the_program() -> None:
+    """Without close(), with a session open, the program still ends quietly and at once."""
+    code = (
+        "from conformance.backend.registry import Spec\n"
+        "from conformance.run.isolate import IsolatedBackend\n"
+        "from conformance.cgraph.case import Case\n"
+        "backend = IsolatedBackend(Spec('fake'))\n"
+        "session = backend.open(Case('x', {}, []))\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_isolation_is_the_adapters_wish() -> None:
+    """`open_backend` isolates what asks for it; a word overrides."""
+    inside = open_backend(Spec("ggml"), isolate=False)
+    assert type(inside) is type(create(Spec("ggml")))
+    inside.close()
+    outside = open_backend(Spec("ggml"))
+    assert isinstance(outside, IsolatedBackend)
+    outside.close()
+
+
+def test_a_real_abort_reaches_the_message() -> None:
+    """A library says yes to SQR of I32 and aborts: its own words arrive, and the same backend runs the next case."""
+    backend = open_backend(Spec("ggml"))
+    try:
+        a = new_tensor(I32, 4, name="a")
+        node = Tensor(I32, a.ne, a.nb, "SQR", src=(a,), flags=FLAG_COMPUTE)
+        wrong = Case("fake/sqr@0", {}, [Step(Graph([node]), {a: floats(1.0)}, (node,))])
+        assert backend.supports_op(node)
+        with pytest.raises(BackendCrashError, match=r"computing steps\[0\] of fake/sqr@0: .*SIGABRT.*: .*fatal error"):
+            run(backend, wrong)
+        assert run(backend, add()) == [11.0]
+    finally:
+        backend.close()
+
+
+header = st.dictionaries(
+    st.text(max_size=8).filter(lambda k: k != "blobs"),
+    st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=8), st.lists, max_leaves=5),
+    max_size=4,
+)
+
+
+@given(header, st.lists(st.binary(max_size=70), max_size=4), st.booleans())
+def test_frames_round_trip(head: dict[str, object], blobs: list[bytes], big: bool) -> None:
+    """Any header and blobs come out as they went in, whatever follows them on the wire."""
+    arrays = [np.frombuffer(b, np.uint8) for b in blobs] + [np.arange(100_000, dtype=np.uint8)] * big
+    stream = io.BytesIO()
+    frames.send(stream, dict(head), arrays)
+    frames.send(stream, {"next": 1})
+    stream.seek(0)
+    found, data = frames.receive(stream)
+    assert {k: v for k, v in found.items() if k != "blobs"} == head
+    assert [d.tobytes() for d in data] == [a.tobytes() for a in arrays]
+    assert frames.receive(stream)[0]["next"] == 1
+
+
+@given(st.integers(min_value=0))
+def test_a_cut_wire_is_closed(at: int) -> None:
+    """A stream that ends early ends in `Closed`, wherever it ends."""
+    stream = io.BytesIO()
+    frames.send(stream, {"a": [1, 2]}, [np.arange(9, dtype=np.uint8)])
+    whole = stream.getvalue()
+    with pytest.raises(frames.Closed):
+        frames.receive(io.BytesIO(whole[: at % len(whole)]))
+
+
+def test_case_file_errors_keep_their_field() -> None:
+    """The field of a `CaseFileError` is still apart on the other side."""
+    again = frames.unpack_error(frames.pack_error(CaseFileError("steps[0].ne", "four expected")))
+    assert isinstance(again, CaseFileError)
+    assert (again.field, str(again)) == ("steps[0].ne", "steps[0].ne: four expected")

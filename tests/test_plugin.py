@@ -1,0 +1,59 @@
+"""`pytest conformance`: selection, ids, outcomes, and that a run which proves nothing fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from conformance.cases import FAMILIES
+
+ROOT = Path(__file__).resolve().parents[1]
+CASE = FAMILIES["ops"].ids("smoke")[0]
+
+
+def _pytest(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", *args]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_ids_are_case_ids_and_the_record_is_written(tmp_path: Path) -> None:
+    """A test's id holds its case's id and backend; `--json` holds what ran; totals stand per backend."""
+    out = tmp_path / "r.json"
+    run = _pytest("-v", "--backend", "cpu", "--backend", "ggml", "--case", CASE, "--json", str(out))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"conformance/test_ops.py::test_ops[{CASE}-cpu] PASSED" in run.stdout
+    assert f"conformance/test_ops.py::test_ops[{CASE}-ggml] PASSED" in run.stdout
+    assert "ggml: 1 PASS" in run.stdout
+    assert json.loads(out.read_text())["totals"]["PASS"] == 2
+
+
+def test_an_unknown_backend_is_one_line() -> None:
+    """A wrong name is a usage error that lists what is installed, before anything is collected."""
+    run = _pytest("--backend", "nope")
+    assert run.returncode == 4
+    assert "backend 'nope' is not installed; known: " in run.stderr
+    assert "Traceback" not in run.stderr + run.stdout
+
+
+def test_a_case_that_no_level_lists_runs_by_its_id() -> None:
+    """Any valid id runs, at another seed too."""
+    name, _, seed = CASE.rpartition("@")
+    run = _pytest("--backend", "ggml", "--case", f"{name}@{int(seed) + 41}")
+    assert run.returncode == 0, run.stdout
+    assert "1 passed" in run.stdout
+
+
+def test_nothing_executed_fails() -> None:
+    """Deselecting every case is no success."""
+    run = _pytest("--backend", "cpu", "--case", CASE, "-k", "no_such_case")
+    assert run.returncode not in {0, 5}
+    assert "nothing was executed" in run.stdout
+
+
+def test_no_available_backend_fails() -> None:
+    """Where no chosen backend is available the run fails and says why each is not."""
+    run = _pytest("--backend", "ggml?lib=/nowhere.so", "--case", CASE)
+    assert run.returncode not in {0, 5}
+    assert "/nowhere.so" in run.stdout + run.stderr

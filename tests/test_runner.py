@@ -1,0 +1,312 @@
+"""The runner: each way in which a backend can be wrong gets its own verdict, and the first wrong node is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance.backend.interface import (
+    YES,
+    Arithmetic,
+    Backend,
+    DeviceInfo,
+    Session,
+    Support,
+    Witness,
+    no,
+)
+from conformance.backend.registry import Spec, create
+from conformance.cgraph import casefile
+from conformance.cgraph.build import Builder
+from conformance.cgraph.case import Case, Step
+from conformance.cgraph.errors import BackendCrashError, BackendError, BackendTimeoutError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Bytes, Tensor, nbytes
+from conformance.cgraph.types import F32, I64
+from conformance.check.verdict import Result, Totals, Verdict
+from conformance.run.runner import Runner
+
+Tamper = Callable[[Graph, dict[Tensor, Bytes]], None]
+SPEC = Spec("faulty")
+
+
+class FaultySession(Session):
+    """The reference's session with its outputs tampered with."""
+
+    def __init__(self, inner: Session, tamper: Tamper) -> None:
+        self._inner, self._tamper = inner, tamper
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """As the reference."""
+        self._inner.write(tensor, data)
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """As the reference."""
+        return self._inner.read(tensor)
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """As the reference, then tampered with."""
+        found = {t: b.copy() for t, b in self._inner.compute(graph, inputs, outputs).items()}
+        self._tamper(graph, found)
+        return found
+
+    def witness(self) -> Witness:
+        """As the reference."""
+        return self._inner.witness()
+
+
+class FaultyBackend(Backend):
+    """The reference with a fault."""
+
+    batch = 8
+
+    def __init__(self, tamper: Tamper, support: Callable[[Tensor], Support] = lambda _: YES) -> None:
+        self._inner = create(Spec("cpu"))
+        self._tamper, self._support = tamper, support
+
+    def info(self) -> DeviceInfo:
+        """A made-up device."""
+        return DeviceInfo("faulty", "none", "the reference with a fault")
+
+    def supports_op(self, node: Tensor) -> Support:
+        """As the test wants it."""
+        return self._support(node)
+
+    def arithmetic(self) -> Arithmetic:
+        """Exact."""
+        return Arithmetic()
+
+    def open(self, case: Case) -> Session:
+        """The reference's session, tampered with."""
+        return FaultySession(self._inner.open(case), self._tamper)
+
+
+def _bytes(a: np.ndarray) -> Bytes:
+    return np.ascontiguousarray(a, np.float32).reshape(-1).view(np.uint8)
+
+
+def _case(name: str = "test/add@0", *, steps: int = 1, seed: int = 0) -> Case:
+    """`((a + b) * w) + a`, the middle and last node in a chain of three."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    weight = Builder().new_tensor_2d(F32, 8, 3)
+    weight.name = "w"
+    case = Case(name, {weight: _bytes(rng.standard_normal((3, 8)))}, [])
+    for _ in range(steps):
+        b = Builder()
+        x, y = b.new_tensor_2d(F32, 8, 3), b.new_tensor_2d(F32, 8, 3)
+        out = b.add(b.mul(b.add(x, y), weight), x)
+        graph = b.build_forward_expand(out)
+        inputs = {t: _bytes(rng.standard_normal((3, 8))) for t in (x, y)}
+        case.steps.append(Step(graph, inputs, (out,)))
+    case.validate()
+    return case
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[Runner]:
+    """A runner that keeps failures."""
+    runner = Runner(save_failures=tmp_path / "failures")
+    yield runner
+    runner.close()
+
+
+def _run(runner: Runner, backend: Backend, *cases: Case) -> list[Result]:
+    runner._backends[SPEC] = backend
+    return runner.run(SPEC, cases)
+
+
+def _right(_: Graph, __: dict[Tensor, Bytes]) -> None:
+    """No fault."""
+
+
+def _on(op: str, change: Callable[[Bytes], None]) -> Tamper:
+    def tamper(_: Graph, found: dict[Tensor, Bytes]) -> None:
+        for t, data in found.items():
+            if t.op == op:
+                change(data)
+
+    return tamper
+
+
+def _raise(error: Exception) -> Tamper:
+    def tamper(_: Graph, __: dict[Tensor, Bytes]) -> None:
+        raise error
+
+    return tamper
+
+
+def test_a_right_backend_passes_alone_and_in_a_batch(runner: Runner) -> None:
+    """Right values pass with no budget used, with a witness that counts the nodes that ran."""
+    results = _run(runner, FaultyBackend(_right), *(_case(f"test/add@{i}", seed=i) for i in range(5)))
+    assert [r.verdict for r in results] == [Verdict.PASS] * 5
+    assert all(r.budget_used == 0 and r.witness is not None and r.witness["nodes"] > 0 for r in results)
+    assert [r.case for r in results] == [f"test/add@{i}" for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (BackendError("status 1"), Verdict.OVERCLAIM),
+        (BackendCrashError("GGML_ASSERT(x)"), Verdict.CRASH),
+        (BackendTimeoutError("120 s"), Verdict.TIMEOUT),
+        (IndexError("an adapter's own fault"), Verdict.OVERCLAIM),
+    ],
+)
+def test_a_backend_that_fails_costs_its_own_verdict(runner: Runner, error: Exception, verdict: Verdict) -> None:
+    """Each kind of failure has its verdict, with the backend's own words in it, and no exception leaves the runner."""
+    (result,) = _run(runner, FaultyBackend(_raise(error)), _case())
+    assert result.verdict is verdict
+    assert str(error) in result.detail
+
+
+def test_one_bad_case_in_a_batch_costs_one_case(runner: Runner) -> None:
+    """When a batch fails its cases run again alone, so that only the bad one is blamed."""
+    cases = [_case(f"test/add@{i}", seed=i) for i in range(4)]
+    bad = cases[2].steps[0].outputs[0]
+
+    def tamper(graph: Graph, _: dict[Tensor, Bytes]) -> None:
+        if bad in graph.nodes:
+            raise BackendCrashError("signal 6")
+
+    verdicts = [r.verdict for r in _run(runner, FaultyBackend(tamper), *cases)]
+    assert verdicts == [Verdict.PASS, Verdict.PASS, Verdict.CRASH, Verdict.PASS]
+
+
+def test_wrong_only_in_a_batch_is_still_wrong(runner: Runner) -> None:
+    """A case that is right alone and wrong among others fails, and the detail says so."""
+
+    def tamper(graph: Graph, found: dict[Tensor, Bytes]) -> None:
+        if len(graph) > 3:
+            next(iter(found.values()))[:] = 0
+
+    results = _run(runner, FaultyBackend(tamper), *(_case(f"test/add@{i}", seed=i) for i in range(3)))
+    assert results[0].verdict is Verdict.FAIL
+    assert "wrong only in a graph with 2 other cases" in results[0].detail
+
+
+def test_the_first_divergent_node_is_named(runner: Runner) -> None:
+    """Of a chain the node that is wrong is named, not the output that it spoils, with index and both values."""
+
+    def spoil(data: Bytes) -> None:
+        data.view(np.float32)[5] += 0.25
+
+    def tamper(graph: Graph, found: dict[Tensor, Bytes]) -> None:
+        wrong = [t for t in graph if t.op == "MUL"]
+        for t, data in found.items():
+            if t in wrong:
+                spoil(data)
+            elif t is graph.nodes[-1]:
+                data.view(np.float32)[5] += 0.25
+
+    (result,) = _run(runner, FaultyBackend(tamper), _case(steps=3))
+    assert result.verdict is Verdict.FAIL
+    assert result.first_divergence is not None
+    assert (result.first_divergence["step"], result.first_divergence["op"]) == (0, "MUL")
+    assert result.first_divergence["index"] == [5, 0, 0, 0]
+    assert result.first_divergence["found"] - result.first_divergence["expected"] == pytest.approx(0.25)
+    assert "everything before it agrees" in result.detail
+
+
+def test_right_node_by_node_blames_fusion_or_state(runner: Runner) -> None:
+    """Where every node is right once intermediate values are asked for, the detail says that no node is at fault."""
+
+    def tamper(graph: Graph, found: dict[Tensor, Bytes]) -> None:
+        if len(found) == 1:
+            found[graph.nodes[-1]][:] = 0
+
+    (result,) = _run(runner, FaultyBackend(tamper), _case())
+    assert result.verdict is Verdict.FAIL
+    assert "fusion or state is at fault" in result.detail
+
+
+def test_a_no_is_unsupported_with_its_reason(runner: Runner) -> None:
+    """A refusal keeps the backend's words and is neither a pass nor a failure, and nothing is executed."""
+    backend = FaultyBackend(_right, lambda n: no("no MUL here") if n.op == "MUL" else YES)
+    (result,) = _run(runner, backend, _case())
+    assert result.verdict is Verdict.UNSUPPORTED
+    assert "no MUL here" in result.detail
+    totals = Totals()
+    totals.add(result)
+    assert (totals.executed, totals.failed, totals.exit_code()) == (0, 0, 3)
+
+
+def test_nothing_checked_is_vacuous(runner: Runner) -> None:
+    """A case with neither output nor cache proves nothing and fails the run."""
+    case = _case()
+    case.steps[0].outputs = ()
+    (result,) = _run(runner, FaultyBackend(_right), case)
+    assert result.verdict is Verdict.VACUOUS
+
+
+@pytest.mark.parametrize(
+    ("demands", "verdict"),
+    [
+        ({"compiles": "<=2"}, Verdict.PASS),
+        ({"compiles": ">=1"}, Verdict.VACUOUS),
+        ({"path": "eager"}, Verdict.PASS),
+        ({"path": "cached"}, Verdict.VACUOUS),
+        ({"kernels": ["RMS"]}, Verdict.VACUOUS),
+    ],
+)
+def test_an_unmet_demand_is_vacuous(runner: Runner, demands: dict[str, object], verdict: Verdict) -> None:
+    """Right numbers on a path that the case does not ask for are no pass."""
+    case = _case()
+    case.demands = dict(demands)
+    (result,) = _run(runner, FaultyBackend(_right), case)
+    assert result.verdict is verdict
+
+
+def test_a_failing_case_is_kept_and_reproduces(runner: Runner) -> None:
+    """The saved file holds the same case: run again it gives the same verdict and numbers."""
+
+    def tamper(_: Graph, found: dict[Tensor, Bytes]) -> None:
+        for data in found.values():
+            data.view(np.float32)[0] += 1
+
+    (result,) = _run(runner, FaultyBackend(tamper), _case())
+    assert result.saved is not None
+    (again,) = _run(runner, FaultyBackend(tamper), *casefile.read(Path(result.saved)))
+    assert (again.verdict, again.nmse, again.first_divergence) == (
+        result.verdict,
+        result.nmse,
+        result.first_divergence,
+    )
+
+
+def test_the_reference_is_never_its_own_oracle(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a second opinion a case proves nothing of the reference: VACUOUS, which fails the run."""
+    monkeypatch.setattr(runner.oracle, "_second_reason", "it is not installed")
+    (result,) = runner.run(Spec("cpu"), [_case()])
+    assert result.verdict is Verdict.VACUOUS
+    assert "second opinion" in result.detail
+
+
+def test_stale_caches_are_seen() -> None:
+    """Cache bytes are judged after every step, not outputs alone."""
+    b = Builder()
+    cache = b.new_tensor_2d(F32, 4, 8)
+    cache.name = "cache"
+    rows, idx = b.new_tensor_2d(F32, 4, 2), b.new_tensor_1d(I64, 2)
+    out = b.set_rows(cache, rows, idx)
+    graph = b.build_forward_expand(out)
+    inputs = {rows: _bytes(np.arange(8.0) + 1), idx: np.array([5, 1], "<i8").view(np.uint8)}
+    case = Case("test/cache@0", {cache: np.zeros(nbytes(cache), np.uint8)}, [Step(graph, inputs, ())])
+    runner = Runner()
+
+    class Stale(FaultyBackend):
+        def open(self, case: Case) -> Session:
+            session = super().open(case)
+            session.read = lambda t: np.zeros(nbytes(t), np.uint8)  # type: ignore[method-assign]  # the planted fault
+            return session
+
+    try:
+        (right,) = _run(runner, FaultyBackend(_right), case)
+        (stale,) = _run(runner, Stale(_right), case)
+    finally:
+        runner.close()
+    assert (right.verdict, stale.verdict) == (Verdict.PASS, Verdict.FAIL)
