@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend, rope, support, unary
 from backends.cpu.values import alibi_slopes, load, repeated, store, to_bf16
-from conformance.backend.interface import Arithmetic
 from conformance.backend.registry import Spec, create
 from conformance.cgraph import quants
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import BackendError, UsageError

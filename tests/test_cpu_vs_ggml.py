@@ -23,7 +23,23 @@ from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import UnavailableError
 from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
 from conformance.cgraph.tensor import Bytes, Tensor, contiguous_nb, nbytes, nelements, new_tensor, strided
-from conformance.cgraph.types import BF16, F16, F32, I32, I64, Q4_0, Q4_1, Q4_K, Q5_1, Q6_K, Q8_0, TYPES, GGMLType
+from conformance.cgraph.types import (
+    BF16,
+    F16,
+    F32,
+    I32,
+    I64,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_1,
+    Q6_K,
+    Q8_0,
+    Q8_1,
+    Q8_K,
+    TYPES,
+    GGMLType,
+)
 
 Array = NDArray[Any]
 
@@ -54,12 +70,20 @@ class Kit(Builder):
         """A leaf of normal numbers times `scale`, or of `values`."""
         t = new_tensor(type_, *ne, name=f"leaf{len(self.leafs)}")
         if type_.is_quantized and type_ not in quants.WRITE:
-            words = lambda n: self.random.integers(0, 2**64, n, np.uint64)  # noqa: E731  # said in place
-            self.leafs[t] = quants.random_blocks(type_, words, nelements(t) // type_.blck_size).reshape(-1)
-            return t
+            return self._filled(t)
         x = self.random.standard_normal(t.shape) * scale if values is None else values.reshape(t.shape)
         self.leafs[t] = np.zeros(nbytes(t), np.uint8)
         store(type_, strided(self.leafs[t], t), x)
+        return t
+
+    def blocks(self, type_: GGMLType, *ne: int) -> Tensor:
+        """A leaf of random blocks, which a quantiser would not all have made; numbers where there are no blocks."""
+        t = self.of(type_, *ne)
+        return self._filled(t) if type_.is_quantized else t
+
+    def _filled(self, t: Tensor) -> Tensor:
+        words = lambda n: self.random.integers(0, 2**64, n, np.uint64)  # noqa: E731  # said in place
+        self.leafs[t] = quants.random_blocks(t.type, words, nelements(t) // t.type.blck_size).reshape(-1)
         return t
 
     def index(self, type_: GGMLType, limit: int, *ne: int) -> Tensor:
@@ -125,6 +149,12 @@ def _rows() -> Iterator[tuple[str, Make, float]]:
         yield f"MUL_MAT_ID {t}", _mul_mat_id(t), ROUNDING
         yield f"GET_ROWS {t}", _given(lambda k, t: k.get_rows(k.of(t, 256, 9, 3), k.index(I32, 9, 5, 3)), t), SAME
         yield f"CPY {t}->f32", _given(lambda k, t: k.cpy(k.of(t, 256, 3), k.of(F32, 256, 3)), t), SAME
+    for t, dot in ((F16, F16), (BF16, BF16), (F32, BF16), (Q4_0, Q8_0), (Q4_1, Q8_1), (Q6_K, Q8_K)):
+        yield (
+            f"MUL_MAT {t} {dot}",
+            _given(lambda k, a, b: k.mul_mat(k.of(a, 256, 9), k.blocks(b, 256, 5)), t, dot),
+            ROUNDING,
+        )
     for t in STORED:
         yield f"SET_ROWS f32->{t}", _set_rows(F32, I64, t), SAME
         yield f"SET_ROWS f16->{t}", _set_rows(F16, I32, t), SAME

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from backends.ggml import GgmlBackend, layout, names
-from backends.ggml.arithmetic import VEC_DOT
 from backends.ggml.context import sub_op
 from backends.ggml.library import WHEEL, Library
 from conformance.backend.interface import Session
 from conformance.backend.registry import Spec
 from conformance.cases import captured
 from conformance.cgraph import types
+from conformance.cgraph.arithmetic import GGML_CPU
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import BackendError, GraphError, UnavailableError, UsageError
@@ -180,7 +180,7 @@ def test_info_says_what_executes(backend: GgmlBackend) -> None:
 def test_arithmetic_is_read_from_the_library(backend: GgmlBackend) -> None:
     """The library's own table and the one kept for libraries that hide theirs agree; x86 quantises as SIMD does."""
     found = backend.arithmetic()
-    assert {name: found.mul_mat[name] for name in VEC_DOT} == VEC_DOT
+    assert (found.mul_mat, found.flash_attn) == (GGML_CPU.mul_mat, GGML_CPU.flash_attn)
     assert "f32" not in found.mul_mat
     if platform.machine() in ("x86_64", "AMD64"):
         assert found.quantize == "simd"

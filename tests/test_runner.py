@@ -8,18 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conformance.backend.interface import (
-    YES,
-    Arithmetic,
-    Backend,
-    DeviceInfo,
-    Session,
-    Support,
-    Witness,
-    no,
-)
+from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness, no
 from conformance.backend.registry import Spec, create
 from conformance.cgraph import casefile
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import BackendCrashError, BackendError, BackendTimeoutError

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from conformance.backend.interface import EXACT
 from conformance.cases import FAMILIES
+from conformance.cgraph.arithmetic import EXACT, GGML_CPU
 from conformance.cgraph.case import Case
 from conformance.cgraph.tensor import Bytes, Tensor, pack
 from conformance.check.judge import judge_step
@@ -33,7 +33,7 @@ def _seed_after(case_id: str) -> str:
 
 
 def _used(case: Case, t: Tensor, want: Bytes, got: Bytes) -> float:
-    (judged,) = judge_step(case, 0, {t: want}, {t: got})
+    (judged,) = judge_step(case, 0, {t: want}, {t: got}, GGML_CPU)
     return judged.used
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from conformance.backend.interface import EXACT, Arithmetic, DeviceInfo
+from conformance.backend.interface import DeviceInfo
 from conformance.backend.kernel import Kernel, KernelBackend
+from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.tensor import Tensor
 
 from . import attention, copying, elementwise, matmul, rope, rows, unary
@@ -30,9 +31,9 @@ class CpuBackend(KernelBackend):
             **copying.kernels(arithmetic.quantize),
             **matmul.kernels(arithmetic),
             **attention.kernels(arithmetic),
-            **unary.KERNELS,
+            **unary.kernels(arithmetic),
             **rows.KERNELS,
-            **rope.KERNELS,
+            **rope.kernels(arithmetic),
         }
 
     def computing_in(self, arithmetic: Arithmetic) -> CpuBackend:

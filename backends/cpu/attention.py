@@ -1,6 +1,7 @@
 """FLASH_ATTN_EXT: softmax(scale Q K^T + slope mask) V in one op, any layout of K and V.
 
 A KV cell whose mask is -inf takes no part, whatever K and V hold there; a row without any cell is zero, as in ggml.
+(ggml's kernel for 64 tokens and more lets a NaN there through where other tokens of the tile see the cell's tile.)
 `op_params[3]` (precision) and `op_params[4]` (`n_kv_max`, a bound on the finite mask entries of a row that lets a
 backend skip work) change nothing in the exact value.
 """
@@ -12,9 +13,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.interface import Arithmetic
 from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.cgraph import quants
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.tensor import Tensor
 from conformance.cgraph.types import F16, F32, GGMLType, type_named
 

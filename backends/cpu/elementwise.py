@@ -1,4 +1,8 @@
-"""Ops that look at one element at a time, and the ones that repeat one operand over the other."""
+"""Ops that look at one element at a time, and the ones that repeat one operand over the other.
+
+ggml computes in float32 and then rounds to F16 or BF16; the two roundings can meet at a tie that the one rounding here
+does not see, and the results then differ by a step of the type.
+"""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from conformance.backend.interface import Arithmetic
 from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.cgraph import quants
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.quants_blocks import BLOCK
 from conformance.cgraph.tensor import Tensor
 from conformance.cgraph.types import Q4_1, Q5_1, Q8_1, GGMLType, type_named
@@ -62,12 +62,12 @@ class Activations:
     def __init__(self, to: str | None, quantize: str, weights: GGMLType, type_: GGMLType, raw: Raw) -> None:
         self.error: Values | None = None
         """For weights with an offset: the error of each block's sum, (..., k / 32)."""
-        if to is None:
-            self.values = load(type_, raw)
-        elif to == Q8_1.name and weights in _OFFSET_TYPES:
+        if to == Q8_1.name and weights in _OFFSET_TYPES:
             stored = raw if type_ is Q8_1 else quants.quantizer(quantize)(Q8_1, load(type_, raw))
             self.values = load(Q8_1, stored)
             self.error = _block_sum_error(stored)
+        elif to is None or to == type_.name:  # quantising twice would not give the same blocks
+            self.values = load(type_, raw)
         else:
             self.values = rounded(load(type_, raw), to, quantize)
 

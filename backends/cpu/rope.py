@@ -1,19 +1,20 @@
 """ROPE in all of ggml's modes: normal, neox, mrope, imrope, vision; YaRN, frequency factors, partial and offset dims.
 
-ggml makes theta by multiplying with theta_scale once per pair, in float32, so its angles drift: at position 4,096 by
-up to 1e-3 rad in a dimension. Here theta is position * freq_base^(-2 i / n_dims) in float64, from the float32 values in
-op_params. The corners of YaRN's ramp pass through floor and ceil, so they are computed in float32 like ggml's.
+ggml makes theta by multiplying with theta_scale once per pair, in float32, so its angles drift: by up to 3e-4 rad at
+position 4,096 and 3e-3 rad at 32,768. Here, unless an `Arithmetic` asks for ggml's, theta is position * freq_base^(-2 i / n_dims) in float64, from the float32
+values in op_params. The corners of YaRN's ramp pass through floor and ceil, so they are float32 like ggml's.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.tensor import Tensor
 
 from .values import Values, in_float64
@@ -69,25 +70,39 @@ def _yarn_ramp(n_dims: int, n_ctx_orig: int, base: float, beta_fast: float, beta
     return ramp
 
 
-def _angles(node: Tensor, positions: NDArray[Any], factors: Values | None, n_pairs: int) -> tuple[Values, Values]:
-    """Cosine and sine per token and pair, shape `(ne2, n_pairs)`, the magnitude in them."""
-    n_dims, mode, n_ctx_orig = node.param_i32(1), node.param_i32(2), node.param_i32(4)
-    base, freq_scale, ext_factor, magnitude, beta_fast, beta_slow = (node.param_f32(i) for i in range(5, 11))
+def _theta(node: Tensor, positions: NDArray[Any], n_pairs: int, *, exact: bool) -> NDArray[Any]:
+    """The angle per token and pair before YaRN, shape `(ne2, n_pairs)`: float64, or float32 as ggml's cache has it."""
+    n_dims, mode, base = node.param_i32(1), node.param_i32(2), node.param_f32(5)
     a, b, c, d = node.op_params[11:15]
     which, power = _channels(mode, (a, b, c, d), n_pairs)
     per_channel = positions.reshape(-1, node.ne[2])
-    theta = per_channel[which].T * np.float64(base) ** (-2.0 * power / n_dims)
+    if exact:
+        return per_channel[which].T * np.float64(base) ** (-2.0 * power / n_dims)
+    steps = np.full((*per_channel.shape, int(power.max(initial=0)) + 1), base ** float(np.float32(-2 / n_dims)), "f4")
+    steps[..., 0] = per_channel
+    theta: NDArray[Any] = np.multiply.accumulate(steps, axis=-1)[which, :, power.astype(np.intp)].T
+    return theta
+
+
+def _angles(
+    node: Tensor, positions: NDArray[Any], factors: Values | None, n_pairs: int, *, exact: bool
+) -> tuple[Values, Values]:
+    """Cosine and sine per token and pair, shape `(ne2, n_pairs)`, the magnitude in them."""
+    n_dims, n_ctx_orig = node.param_i32(1), node.param_i32(4)
+    base, freq_scale, ext_factor, magnitude, beta_fast, beta_slow = (node.param_f32(i) for i in range(5, 11))
+    theta = _theta(node, positions, n_pairs, exact=exact)
     if factors is not None:
-        theta /= factors[:n_pairs]
-    turned = theta * freq_scale
+        theta /= factors[:n_pairs].astype(theta.dtype)
+    turned = theta * theta.dtype.type(freq_scale)
     if ext_factor != 0:
-        ramp = _yarn_ramp(n_dims, n_ctx_orig, base, beta_fast, beta_slow, n_pairs) * ext_factor
+        ramp = (_yarn_ramp(n_dims, n_ctx_orig, base, beta_fast, beta_slow, n_pairs) * ext_factor).astype(theta.dtype)
         turned = turned * (1 - ramp) + theta * ramp
         magnitude *= 1 + 0.1 * np.log(1 / freq_scale)
-    return np.cos(turned) * magnitude, np.sin(turned) * magnitude
+    angle = turned.astype(np.float64)
+    return np.cos(angle) * magnitude, np.sin(angle) * magnitude
 
 
-def rope(node: Tensor, x: Values, positions: Values, factors: Values | None = None) -> Values:
+def rope(exact: bool, node: Tensor, x: Values, positions: Values, factors: Values | None = None) -> Values:
     """Rotate pairs of each row of `x` by its token's position (ne[2]); what is not rotated is copied.
 
     `factors` divides theta per pair (`freq_factors`). Normal pairs neighbours, the others `n_dims / 2` apart, vision
@@ -97,7 +112,7 @@ def rope(node: Tensor, x: Values, positions: Values, factors: Values | None = No
     span = 2 * n_dims if mode == VISION else n_dims
     n_pairs = span // 2
     row = None if factors is None else factors.reshape(-1)
-    cos, sin = (t[:, None, :] for t in _angles(node, positions.reshape(-1), row, n_pairs))
+    cos, sin = (t[:, None, :] for t in _angles(node, positions.reshape(-1), row, n_pairs, exact=exact))
     part = x[..., offset : offset + span]
     if mode == NORMAL:
         left, right = part[..., 0::2], part[..., 1::2]
@@ -109,4 +124,6 @@ def rope(node: Tensor, x: Values, positions: Values, factors: Values | None = No
     return x
 
 
-KERNELS: dict[str, Kernel] = {"ROPE": in_float64(rope)}
+def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
+    """Op -> kernel; with the angles that `arithmetic` finds."""
+    return {"ROPE": in_float64(partial(rope, arithmetic.rope == "exact"))}

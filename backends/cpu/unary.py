@@ -1,22 +1,26 @@
 """UNARY and GLU: every sub-op of `ops.UNARY_OPS` and `ops.GLU_OPS`, by the formula that ggml's CPU approximates.
 
-ggml reads GELU and GELU_QUICK of F32 from a table of 65,536 F16 values (and so do GEGLU and GEGLU_QUICK): input and
-result are rounded to F16 on the way. Its F16 GLUs round the activation to F16 before they multiply. None of that is
-done here; the values are those of the formula.
+ggml reads GELU and GELU_QUICK of F32 and F16 from a table of 65,536 F16 values, and so do GEGLU and GEGLU_QUICK: a
+GELU_QUICK beyond F16's range is infinite or NaN. Here the values are those of the formula, unless an `Arithmetic` lists
+the table.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel
+from conformance.cgraph import quants
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
 from conformance.cgraph.tensor import Tensor
+from conformance.cgraph.types import F16, F32, GGMLType, type_named
 
 from .values import Values, in_float64
 
@@ -90,14 +94,16 @@ UNARY: dict[str, Function] = {
 }
 """All of `UNARY_OPS` but XIELU, which has parameters."""
 
-GATES: dict[str, Function] = {
-    "REGLU": relu,
-    "GEGLU": gelu,
-    "SWIGLU": silu,
-    "GEGLU_ERF": gelu_erf,
-    "GEGLU_QUICK": gelu_quick,
+GATES: dict[str, str] = {
+    "REGLU": "RELU",
+    "GEGLU": "GELU",
+    "SWIGLU": "SILU",
+    "GEGLU_ERF": "GELU_ERF",
+    "GEGLU_QUICK": "GELU_QUICK",
 }
-"""The activations of `GLU_OPS`; the two with parameters are `_swiglu_oai` and `_swiglu_clamp`."""
+"""The sub-op of UNARY in each of `GLU_OPS`; the two with parameters are `_swiglu_oai` and `_swiglu_clamp`."""
+
+_TABLE_TYPES = (F32, F16)
 
 
 def _xielu(node: Tensor, x: Values) -> Values:
@@ -120,13 +126,34 @@ def _swiglu_clamp(node: Tensor, x: Values, g: Values) -> Values:
     return silu(np.minimum(x, limit)) * np.clip(g, -limit, limit)
 
 
-def unary(node: Tensor, x: Values) -> NDArray[Any]:
+def _looked_up(function: Function, table: str, x: Values) -> Values:
+    """`function` through a table: argument and value rounded to `table`, as in `ggml_vec_gelu_f32`."""
+    type_ = type_named(table)
+    value = quants.roundtrip(type_, function(quants.roundtrip(type_, x).astype(np.float64)))
+    return value.astype(np.float64)
+
+
+def _gelu_looked_up(table: str, x: Values) -> Values:
+    """GELU's table ends at ten: zero below, the argument itself above."""
+    inside = np.abs(x) < 10
+    return np.where(inside | np.isnan(x), _looked_up(gelu, table, np.where(inside, x, 0.0)), np.maximum(x, 0.0))
+
+
+def _function(tables: Mapping[str, str], op: str, type_: GGMLType) -> Function:
+    """The function of a sub-op for arguments of `type_`, through its table where there is one."""
+    table = tables.get(op) if type_ in _TABLE_TYPES else None
+    if table is None:
+        return UNARY[op]
+    return partial(_gelu_looked_up, table) if op == "GELU" else partial(_looked_up, UNARY[op], table)
+
+
+def unary(tables: Mapping[str, str], node: Tensor, x: Values) -> NDArray[Any]:
     """`op_params[0]` names the function."""
     op = UNARY_OPS[node.param_i32(0)]
-    return _xielu(node, x) if op == "XIELU" else UNARY[op](x)
+    return _xielu(node, x) if op == "XIELU" else _function(tables, op, node.type)(x)
 
 
-def glu(node: Tensor, a: Values, b: Values | None = None) -> NDArray[Any]:
+def glu(tables: Mapping[str, str], node: Tensor, a: Values, b: Values | None = None) -> NDArray[Any]:
     """A gate times the activation of the other half; both halves of one tensor's rows where `b` is absent.
 
     `op_params[1]` swaps the halves of the single-tensor form: the second is then the activated one.
@@ -140,8 +167,11 @@ def glu(node: Tensor, a: Values, b: Values | None = None) -> NDArray[Any]:
         return _swiglu_oai(node, a, b)
     if op == "SWIGLU_CLAMP":
         return _swiglu_clamp(node, a, b)
-    gated: Values = GATES[op](a) * b
+    gated: Values = _function(tables, GATES[op], node.type)(a) * b
     return np.where(a > 0, gated, 0.0) if op == "REGLU" else gated
 
 
-KERNELS: dict[str, Kernel] = {"UNARY": in_float64(unary), "GLU": in_float64(glu)}
+def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
+    """Op -> kernel; through tables where `arithmetic` lists them."""
+    tables = arithmetic.tables
+    return {"UNARY": in_float64(partial(unary, tables)), "GLU": in_float64(partial(glu, tables))}

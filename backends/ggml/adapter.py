@@ -6,7 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import ClassVar
 
-from conformance.backend.interface import EXACT, YES, Arithmetic, Backend, BufferType, DeviceInfo, Session, Support, no
+from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
+from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UnavailableError, UsageError
 from conformance.cgraph.graph import Graph

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from conformance.backend.interface import Arithmetic
+from conformance.cgraph.arithmetic import GGML_CPU, Arithmetic
 from conformance.cgraph.types import F32, Q8_0
 
 from .library import CType, Library
-
-# fmt: off
-VEC_DOT: dict[str, str] = {
-    "f16": "f16", "bf16": "bf16",
-    "q4_0": "q8_0", "q4_1": "q8_1", "q5_0": "q8_0", "q5_1": "q8_1", "q8_0": "q8_0", "mxfp4": "q8_0", "iq4_nl": "q8_0",
-    "q2_K": "q8_K", "q3_K": "q8_K", "q4_K": "q8_K", "q5_K": "q8_K", "q6_K": "q8_K", "iq2_xxs": "q8_K",
-    "iq2_xs": "q8_K", "iq2_s": "q8_K", "iq3_xxs": "q8_K", "iq3_s": "q8_K", "iq1_s": "q8_K", "iq1_m": "q8_K",
-    "iq4_xs": "q8_K", "tq1_0": "q8_K", "tq2_0": "q8_K",
-}
-# fmt: on
-"""`vec_dot_type` of ggml-cpu.c `type_traits_cpu`, for libraries that do not let it be read."""
-
-FLASH_ATTN_SUM = {"f16": "f16"}
-"""`ggml_compute_forward_flash_attn_ext_f16_one_chunk` adds F16 V up in F16 (`VKQ16`)."""
-FLASH_ATTN_TILE = 64
-"""`GGML_FA_TILE_Q`: from so many tokens on `ggml_compute_forward_flash_attn_ext_tiled` computes in float32."""
 
 
 class _Traits(ctypes.Structure):
@@ -66,7 +51,7 @@ def cpu_arithmetic(library: Library) -> Arithmetic:
     """
     read = _traits_cpu(library)
     if read is None:
-        return Arithmetic("ggml-cpu", VEC_DOT, VEC_DOT, "reference", FLASH_ATTN_SUM, FLASH_ATTN_TILE)
+        return replace(GGML_CPU, quantize="reference")
     by_id = {i: name for name, i in library.types.items()}
     vec_dot: dict[str, str] = {}
     for name, i in library.types.items():
@@ -74,7 +59,7 @@ def cpu_arithmetic(library: Library) -> Arithmetic:
         to = by_id.get(traits.vec_dot_type)
         if traits.vec_dot and to is not None and to != F32.name:
             vec_dot[name] = to
-    return Arithmetic("ggml-cpu", vec_dot, vec_dot, _quantize(library, read), FLASH_ATTN_SUM, FLASH_ATTN_TILE)
+    return replace(GGML_CPU, mul_mat=vec_dot, flash_attn=vec_dot, quantize=_quantize(library, read))
 
 
 def _quantize(library: Library, read: CType) -> str:

@@ -8,6 +8,10 @@ from conformance.cgraph.tensor import Tensor
 from .context import Context
 from .library import Library
 
+LOOKED_AT = 4
+"""The CPU device looks at the buffers of the first four src only and says yes to a repacked weight behind them, such
+as the sinks of FLASH_ATTN_EXT, which then crashes (`ggml_backend_cpu_device_supports_op`)."""
+
 
 def place(library: Library, device: int, buft: int, case: Case) -> tuple[frozenset[Tensor], list[str]]:
     """Find the weights that `buft` can hold: every node that reads one is supported with the weight there.
@@ -34,17 +38,20 @@ def place(library: Library, device: int, buft: int, case: Case) -> tuple[frozens
                 for t in tensors:
                     at[t] = context.add(t, at)
                 for t in tensors:
-                    for w in {s for s in t.src if s in case.persistent and s not in caches}:
+                    for i, w in enumerate(t.src):
+                        if w is None or w not in case.persistent or w in caches:
+                            continue
                         used.add(w)
                         context.set_buffer(at[w], empty)
                         if t.view_src is w or not g.backend_dev_supports_op(device, at[t]):
-                            refused.setdefault(
-                                w, f"{w.name or w} {w.type} is not in {name}, which refuses {t.op} on it"
-                            )
+                            refused.setdefault(w, f"which refuses {t.op} on it")
+                        elif i >= LOOKED_AT:
+                            refused.setdefault(w, f"as src[{i}] of {t.op}, where supports_op does not look")
                         context.set_buffer(at[w], 0)
             finally:
                 context.free()
     finally:
         if empty:
             g.backend_buffer_free(empty)
-    return frozenset(used - refused.keys()), [refused[w] for w in case.persistent if w in refused]
+    notes = [f"{w.name or w} {w.type} is not in {name}, {refused[w]}" for w in case.persistent if w in refused]
+    return frozenset(used - refused.keys()), notes

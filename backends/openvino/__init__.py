@@ -1,5 +1,13 @@
-"""OpenVINO backends: cgraphs translated to OpenVINO models."""
+"""OpenVINO backends: cgraphs translated to OpenVINO models.
 
-from .backend import OpenVinoStateless
+Importing `openvino` sends an event to Google Analytics through the package `openvino_telemetry`, where that is
+installed. Saying here that it is not makes OpenVINO take its own empty stand-in.
+"""
+
+import sys
+
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None is Python's word for "not there"
+
+from .backend import OpenVinoStateless  # noqa: E402  # nothing may import openvino before
 
 __all__ = ["OpenVinoStateless"]

@@ -26,7 +26,7 @@ class OpenVinoStateless(TranslatingBackend):
         precision: `accuracy` (f32 throughout) or `default` (whatever the device likes best).
     """
 
-    batch: ClassVar[int] = 200
+    batch: ClassVar[int] = 100
 
     def __init__(self, device: str = "CPU", precision: str = "accuracy") -> None:
         super().__init__()

@@ -80,7 +80,9 @@ class Request(Program):
                 found.setdefault(index, {})[form] = self._request.get_output_tensor(i).data
             self._keep(plan, memory)
         empty = np.empty(0, np.uint8)
-        return {t: decode(t.type, found[plan.index[t]]).copy() if plan.index[t] in found else empty for t in plan.outputs}
+        return {
+            t: decode(t.type, found[plan.index[t]]).copy() if plan.index[t] in found else empty for t in plan.outputs
+        }
 
     def _bind(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> None:
         assert self._request is not None  # a program without results has nothing to bind

@@ -27,13 +27,17 @@ def numbers(c: Constants, type_: GGMLType, parts: Parts) -> Value:
     return o.add(x, parts["m"]) if b.minimum else x
 
 
-def quantized(c: Constants, type_: GGMLType, x: Value) -> Parts:
-    """Parts of the float32 `x` of shape (…, blck_size): `quantize_row_*_ref`."""
-    return _QUANTIZE[type_](c, x)
+def quantized(c: Constants, type_: GGMLType, x: Value, *, read_again: bool) -> Parts:
+    """Parts of the float32 `x` of shape (…, blck_size): `quantize_row_*_ref`.
+
+    Scales and minima are rounded to F16 where the graph reads them again; where they only leave it, a Convert does.
+    """
+    found = _QUANTIZE[type_](c, x)
+    return {n: round_f16(c, p) if read_again and n != "q" else p for n, p in found.items()}
 
 
 def _unfused(c: Constants, x: Value) -> Value:
-    """`x`, kept from becoming one fused multiply-add with what follows: ggml rounds the product first."""
+    """Keep `x` from becoming one fused multiply-add with what follows: ggml rounds the product first."""
     return o.maximum(x, c.f32(-1e30))
 
 
@@ -44,10 +48,10 @@ def _inverse(c: Constants, d: Value) -> Value:
 
 
 def _divided(c: Constants, x: Value, n: float) -> Value:
-    """x / n, correctly rounded, for a whole n below 2^12.
+    """Quotient x / n, correctly rounded, for a whole n below 2^12.
 
     The CPU plugin multiplies by the reciprocal, which is one unit off for every second value, and a scale on the edge
-    of two F16 values then differs from ggml's. The remainder, exact because the quotient is split in halves, corrects it.
+    of two F16 values then differs from ggml's. The remainder, exact because the quotient is split in two, corrects it.
     """
     r = c.f32(float(np.float32(1.0) / np.float32(n)))
     q = o.multiply(x, r)
@@ -72,9 +76,10 @@ def _symmetric(levels: float) -> Callable[[Constants, Value], Parts]:
 
     def quantize(c: Constants, x: Value) -> Parts:
         d = o.multiply(_extreme(c, x), c.f32(-1.0 / levels))  # exact: levels is a power of two
+        d = o.select(o.equal(d, c.f32(0.0)), c.f32(-0.0), d)  # 0 / -levels, whose sign OpenVINO loses
         y = o.add(_unfused(c, o.multiply(x, _inverse(c, d))), c.f32(levels + 0.5))
         q = o.minimum(o.floor(y), c.f32(2 * levels - 1))
-        return {"d": round_f16(c, d), "q": o.convert(q, Type.u8)}
+        return {"d": d, "q": o.convert(q, Type.u8)}
 
     return quantize
 
@@ -87,7 +92,7 @@ def _affine(levels: float) -> Callable[[Constants, Value], Parts]:
         d = _divided(c, o.subtract(o.reduce_max(x, c.i64(-1), True), low), levels)
         y = o.add(_unfused(c, o.multiply(o.subtract(x, low), _inverse(c, d))), c.f32(0.5))
         q = o.minimum(o.floor(y), c.f32(levels))
-        return {"d": round_f16(c, d), "m": round_f16(c, low), "q": o.convert(q, Type.u8)}
+        return {"d": d, "m": low, "q": o.convert(q, Type.u8)}
 
     return quantize
 
@@ -95,7 +100,7 @@ def _affine(levels: float) -> Callable[[Constants, Value], Parts]:
 def _q8_0(c: Constants, x: Value) -> Parts:
     d = _divided(c, o.reduce_max(o.abs(x), c.i64(-1), True), 127.0)
     q = o.round(o.multiply(x, _inverse(c, d)), "half_away_from_zero")
-    return {"d": round_f16(c, d), "q": o.convert(q, Type.i8)}
+    return {"d": d, "q": o.convert(q, Type.i8)}
 
 
 _QUANTIZE: dict[GGMLType, Callable[[Constants, Value], Parts]] = {

@@ -67,6 +67,14 @@ def _trunc(c: Constants, x: Value) -> Value:
     return o.select(o.less(x, c.f32(0.0)), o.ceiling(x), o.floor(x))
 
 
+def _round(c: Constants, x: Value) -> Value:
+    """`roundf`, halves away from zero. OpenVINO's own adds a half first, which carries 0.49999997 to 1."""
+    size = o.abs(x)
+    whole = o.floor(size)
+    up = o.convert(o.greater_equal(o.subtract(size, whole), c.f32(0.5)), Type.f32)
+    return o.multiply(o.add(whole, up), o.sign(x))
+
+
 def _softplus(c: Constants, x: Value) -> Value:
     return o.select(o.greater(x, c.f32(20.0)), x, o.log(o.add(o.exp(x), c.f32(1.0))))
 
@@ -91,7 +99,7 @@ UNARY: dict[str, Callable[[Constants, Value], Value]] = {
     "GELU_ERF": lambda _, x: o.gelu(x, "erf"),
     "FLOOR": lambda _, x: o.floor(x),
     "CEIL": lambda _, x: o.ceiling(x),
-    "ROUND": lambda _, x: o.round(x, "half_away_from_zero"),
+    "ROUND": _round,
     "TRUNC": _trunc,
 }
 """Sub-op of UNARY -> its formula; XIELU takes parameters and stands apart."""

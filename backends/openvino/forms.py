@@ -97,7 +97,8 @@ def decode(type_: GGMLType, arrays: Arrays) -> Bytes:
     if type_ is BF16:
         return _bf16(np.ascontiguousarray(arrays[NUMBER], "<f4")).reshape(-1).view(np.uint8)
     if type_ in NUMBERS:
-        return np.ascontiguousarray(arrays[NUMBER]).reshape(-1).view(np.uint8)
+        with np.errstate(over="ignore"):  # F16 leaves a graph as float32; what is too large becomes infinite
+            return np.ascontiguousarray(arrays[NUMBER], NUMBERS[type_]).reshape(-1).view(np.uint8)
     if type_ not in BLOCKS:
         return np.ascontiguousarray(arrays[RAW]).reshape(-1)
     b = BLOCKS[type_]
@@ -113,9 +114,9 @@ def decode(type_: GGMLType, arrays: Arrays) -> Bytes:
 
 
 def value(t: Tensor, data: Bytes) -> NDArray[Any]:
-    """What a graph that only reads contiguous `t` computes with: float32 of any float or block type, int32 of integers."""
+    """What a graph that only reads contiguous `t` computes with: int32 of integers, float32 of everything else."""
     if t.type in NUMBERS:
-        return encode(t, data)[NUMBER]
+        return encode(t, data)[NUMBER].astype("<i4" if t.type is I32 else "<f4", copy=False)
     elements = strided(data, t)
     if t.type is I64:
         return elements.astype(np.int32)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import openvino.opset15 as o
 from openvino import Node, Output, Type
 
-Value = Node | Output
+Value: TypeAlias = Any
+"""A `Node` of one output, or an `Output` of one of several: openvino ships no type information."""
 Shape = tuple[int, ...]
 
 TYPES: dict[str, Type] = {
@@ -46,11 +48,15 @@ class Constants:
 
 def shape_of(x: Value) -> Shape:
     """The static shape."""
-    return tuple(x.shape)
+    return tuple(int(n) for n in x.shape)
 
 
 def reshape(c: Constants, x: Value, shape: Sequence[int]) -> Value:
-    """`x` in another shape; nothing where it has it already."""
+    """`x` in another shape; nothing where it has it already, and never one reshape after another."""
+    node = x.get_node() if isinstance(x, Output) else x
+    while node.get_type_name() == "Reshape":
+        x = node.input_value(0)
+        node = x.get_node()
     return x if shape_of(x) == tuple(shape) else o.reshape(x, c.i64(*shape), False)
 
 

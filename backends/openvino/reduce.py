@@ -21,7 +21,7 @@ def _mean(e: Walk, node: Tensor) -> None:
 
 
 def _scaled(e: Walk, x: Value, eps: float) -> Value:
-    """x / sqrt(mean(x * x) + eps), in the form that the CPU plugin fuses to RMS."""
+    """Divide x by sqrt(mean(x * x) + eps), in the form that the CPU plugin fuses to RMS."""
     power = o.reduce_mean(o.multiply(x, x), e.c.i64(3), True)
     return o.multiply(x, o.divide(e.c.f32(1.0), o.sqrt(o.add(power, e.c.f32(eps)))))
 

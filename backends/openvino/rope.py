@@ -43,8 +43,8 @@ class Angles:
         n_dims, mode = node.param_i32(1), node.param_i32(2)
         pairs = (node.ne[0] if mode == VISION else n_dims) // 2
         a, b, c, d = (node.param_i32(i) for i in range(11, 15))
-        floats = (node.param_f32(i) for i in range(5, 11))
-        return cls(n_dims, mode, node.param_i32(4), *floats, (a, b, c, d), pairs)
+        base, scale, ext, attn, fast, slow = (node.param_f32(i) for i in range(5, 11))
+        return cls(n_dims, mode, node.param_i32(4), base, scale, ext, attn, fast, slow, (a, b, c, d), pairs)
 
     def steps(self) -> list[tuple[int, int]]:
         """Per pair: which of the four positions it turns by, and how often the frequency was scaled."""
@@ -91,7 +91,8 @@ class Angles:
     def frequencies(self) -> NDArray[np.float64]:
         """Radians per position, per pair."""
         power = np.array([n for _, n in self.steps()])
-        return self.freq_base ** (-2.0 * power / self.n_dims) * np.array([self.yarn(i) for i in range(self.pairs)])
+        yarn = np.array([self.yarn(i) for i in range(self.pairs)])
+        return np.asarray(self.freq_base ** (-2.0 * power / self.n_dims) * yarn, np.float64)
 
 
 def _whole(rounded: Callable[[float], int], x: float) -> float:
@@ -99,7 +100,7 @@ def _whole(rounded: Callable[[float], int], x: float) -> float:
 
 
 def _channels(node: Tensor, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Per channel of a row: its partner, its pair, and 1 or -1 for the direction it turns in (0 and itself if left alone)."""
+    """Per channel of a row: its partner, its pair, and the direction it turns in: 1, -1, or 0 for one left alone."""
     mode, first = node.param_i32(2), 0 if node.param_i32(2) == VISION else node.param_i32(15)
     partner = np.arange(node.ne[0])
     pair, sign = np.zeros_like(partner), np.zeros_like(partner)
@@ -112,7 +113,7 @@ def _channels(node: Tensor, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def _theta(e: Walk, node: Tensor, angles: Angles) -> Value:
-    """Radians per token and channel, shape (1, ne2, 1, ne0); negative where the sine is subtracted, 0 where nothing turns."""
+    """Radians per token and channel, shape (1, ne2, 1, ne0): negative where the sine is subtracted."""
     n, (_, pair, sign) = node.ne[2], _channels(node, angles.pairs)
     p: Value = o.convert(e.number(src(node, 1)), Type.f32)
     if angles.mode & MROPE:
@@ -145,7 +146,7 @@ def _reduced(e: Walk, p: Value, turns: NDArray[np.float64]) -> Value:
 
 
 def _turns(e: Walk, node: Tensor, angles: Angles) -> tuple[Value, Value]:
-    """cos and sin of shape (1, ne2, 1, ne0), shared between nodes of equal positions and parameters."""
+    """Cosine and sine, shape (1, ne2, 1, ne0), shared between nodes of equal positions and parameters."""
     factors = optional(node, 2)
     positions = e.number(src(node, 1))
     key = (angles, node.ne[0], node.ne[2], node.param_i32(15), id(positions), factors and id(e.number(factors)))

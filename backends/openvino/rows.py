@@ -88,14 +88,18 @@ def _set_rows(e: Walk, node: Tensor) -> None:
         return o.scatter_update(table, ids, reshape(e.c, new, (count, width)), e.c.axis(0))
 
     if node.type in NUMBERS:
+        exact = src(node, 0).type is node.type
         if node.type is I32:
             rows = o.convert(rows, Type.i32)
-        elif node.type in ROUND and src(node, 0).type is not node.type:
-            rows = ROUND[node.type](e.c, rows)
-        e.store_exact(node, scatter(e.number(node), rows, node.ne[0]))
+        elif node.type in ROUND and not exact and e.read_again(node):
+            rows, exact = ROUND[node.type](e.c, rows), True
+        table = scatter(e.number(node), rows, node.ne[0])
+        (e.store_exact if exact else e.store)(node, table)
         return
     blck = node.type.blck_size
-    new = quantized(e.c, node.type, reshape(e.c, rows, (count, node.ne[0] // blck, blck)))
+    new = quantized(
+        e.c, node.type, reshape(e.c, rows, (count, node.ne[0] // blck, blck)), read_again=e.read_again(node)
+    )
     old = e.parts(node)
     blocks = node.ne[0] // blck
     e.store_parts(node, {p.name: scatter(old[p.name], new[p.name], blocks * p.width) for p in parts(node.type)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import openvino.opset15 as o
@@ -109,9 +110,9 @@ def _factor(r: Region) -> tuple[list[int], list[int], list[int], list[int]] | No
     if steps[-1] != 1:
         steps.append(1)
         counts.append(1)
-    if r.total % steps[0] or any(a % b for a, b in zip(steps, steps[1:], strict=False)):
+    if r.total % steps[0] or any(a % b for a, b in pairwise(steps)):
         return None
-    extents = [r.total // steps[0], *(a // b for a, b in zip(steps, steps[1:], strict=False))]
+    extents = [r.total // steps[0], *(a // b for a, b in pairwise(steps))]
     starts, rest = [], r.offset
     for step in steps:
         starts.append(rest // step)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import openvino.opset15 as o
-from numpy.typing import NDArray
 from openvino import Node, Type
 
-from conformance.backend.translating import Emitter, Plan
+from conformance.backend.translating import Emitter, Plan, computes
 from conformance.cgraph.errors import BackendError, ConformanceError
-from conformance.cgraph.tensor import Tensor, is_empty, nelements
+from conformance.cgraph.tensor import Bytes, Tensor, is_empty, nelements
 from conformance.cgraph.types import BF16, F16, I64, GGMLType
 
 from . import blocks
@@ -24,7 +22,8 @@ from .views import read, region, write
 
 ROUND: dict[GGMLType, Callable[[Constants, Value], Value]] = {F16: round_f16, BF16: round_bf16}
 
-Weights = Callable[[Tensor], Mapping[str, NDArray[Any]]]
+Weights = Callable[[Tensor], Bytes]
+"""A weight's bytes, which become constants of the model."""
 
 
 @dataclass(slots=True)
@@ -71,6 +70,7 @@ class Walk:
         self._held: dict[Tensor, Held] = {}
         self._leaves: dict[Feed, Value] = {}
         self._out = Emitted()
+        self._last_read = {s.root: plan.index[n] for n in plan.graph if computes(n) for s in n.src if s is not None}
 
     # -- leaves ---------------------------------------------------------------------------------------------------
 
@@ -88,12 +88,14 @@ class Walk:
         return self._leaves[feed]
 
     def _part(self, t: Tensor, p: Part) -> Value:
+        if p.name == NUMBER and t.type is F16 and self._plan.roles[t] != "cache":
+            return self._parameter(t, VALUE, "<f4", t.shape)
         shape = (_units(t), p.width) if p.width else t.shape
         x = self._parameter(t, p.name, p.dtype, shape)
         return o.convert(x, Type.f32) if p.dtype == "<f2" else x
 
     def _leaf(self, root: Tensor, *, whole: bool) -> Held:
-        """A leaf as the graph finds it; `whole` for the form that can be written or moved, else that to compute with."""
+        """A leaf as the graph finds it; `whole` for the form that can be written or moved, else one to compute with."""
         if root.type in NUMBERS:
             return Held(number=self._part(root, parts(root.type)[0]))
         if whole or self._plan.roles[root] == "cache":
@@ -152,25 +154,37 @@ class Walk:
         """Make `x`, in order of `node`'s elements and of any shape, the value of `node`, rounded to its type."""
         if node.type in BLOCKS:
             rows = reshape(self.c, x, (*node.ne[:0:-1], node.ne[0] // node.type.blck_size, node.type.blck_size))
-            self.store_parts(node, blocks.quantized(self.c, node.type, rows))
+            self.store_parts(node, blocks.quantized(self.c, node.type, rows, read_again=self.read_again(node)))
             return
+        if node.type not in NUMBERS:
+            raise BackendError(f"{node}: values cannot be stored in {node.type}; ask supports_op first")
         r = region(node, blocks=False)
         whole = r.contiguous and r.size == r.total
         lossy = node.type in ROUND
-        if lossy and not whole:
-            x = ROUND[node.type](self.c, x)
+        if lossy and not whole and self.read_again(node):
+            x, lossy = ROUND[node.type](self.c, x), False
         old = None if whole else self._current(node.root, whole=True)
-        if old is not None and not old.rounded and old.number is not None:
-            old.number, old.rounded = ROUND[node.type](self.c, old.number), True
+        if old is not None and not old.rounded:
+            lossy = True
         new, how = write(self.c, old and old.number, r, x)
         self._note(f"written by {how}" if how != "whole" else how)
-        self._held[node.root] = Held(number=reshape(self.c, new, node.root.shape), rounded=not (lossy and whole))
+        self._held[node.root] = Held(number=reshape(self.c, new, node.root.shape), rounded=not lossy)
 
     def store_exact(self, node: Tensor, x: Value) -> None:
         """As `store`, where `x` already lies on the grid of `node`'s type."""
         self.store(node, x)
         held = self._held[node.root]
         held.rounded = True
+
+    def read_again(self, node: Tensor) -> bool:
+        """Whether a later node of the graph, or the next step, computes with what `node` stores.
+
+        If not, its numbers leave the graph as they are and are rounded on the way.
+        """
+        at = self._plan.index[node]
+        if self._plan.roles.get(node.root) == "cache" and node.type is BF16:
+            return True  # BF16 is held between steps as float32
+        return self._last_read.get(node.root, -1) > at
 
     def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
         """Make `new`, in order of `node`'s blocks, the value of `node`."""
@@ -190,7 +204,7 @@ class Walk:
         held = self._current(t.root, whole=True)
         if held.number is not None:
             x, _ = read(self.c, held.number, region(t, blocks=False))
-            self._emit(index, NUMBER, o.convert(x, Type.f16) if t.type is F16 else x)
+            self._emit(index, NUMBER, x)
             return
         r = region(t, blocks=True)
         assert held.parts is not None  # a root holds the one or the other

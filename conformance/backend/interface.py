@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import ClassVar
 
+from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import JSON, Case
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.graph import Graph
@@ -36,33 +37,6 @@ YES = Support(True)
 def no(reason: str) -> Support:
     """A no, with its reason: what the node has, and what the backend would take."""
     return Support(False, reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
-    """How a backend rounds before it multiplies and when it stores; the reference can compute the same way.
-
-    What then remains between the two is rounding, so the budget stays tight. The empty one is exact.
-    """
-
-    name: str = "exact"
-    mul_mat: Mapping[str, str] = field(default_factory=dict)
-    """Type of `src[0]` of MUL_MAT and MUL_MAT_ID -> type that the activations are rounded to first, as
-    ggml's `vec_dot_type`. A type that is not listed multiplies exactly."""
-    flash_attn: Mapping[str, str] = field(default_factory=dict)
-    """Type of K in FLASH_ATTN_EXT -> type that Q is rounded to first."""
-    quantize: str = "reference"
-    """How values are stored in block types: `reference` is `from_float_ref`; `simd` is ggml-cpu's x86 code for Q8_0
-    and Q8_1, which rounds to nearest even after multiplying with 127 / amax."""
-    flash_attn_sum: Mapping[str, str] = field(default_factory=dict)
-    """Type of V in FLASH_ATTN_EXT -> type that the sum over KV cells is rounded to after each cell; a type that is not
-    listed is summed exactly."""
-    flash_attn_tile: int = 0
-    """From this many tokens on, FLASH_ATTN_EXT with K and V both F32 or both F16 rounds neither Q nor its sums; 0 if
-    there is no such kernel."""
-
-
-EXACT = Arithmetic()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from conformance.cgraph.case import Case, writes_in_place
 from conformance.cgraph.errors import BackendError, UsageError
@@ -68,11 +68,15 @@ class Memory(ABC):
         """The bytes of a persistent tensor as ggml would hold them."""
 
 
+AnyMemory: TypeAlias = Any
+"""The `Memory` of the adapter's own kind that its programs work on."""
+
+
 class Program(ABC):
     """A compiled plan."""
 
     @abstractmethod
-    def run(self, plan: Plan, memory: Any, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
+    def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
         """Run once: read caches from `memory`, leave their new contents there, and give `plan.outputs` packed.
 
         Args:
@@ -105,7 +109,7 @@ class TranslatingBackend(Backend):
         """The case's persistent tensors, filled."""
 
     @abstractmethod
-    def translate(self, plan: Plan, memory: Any) -> Program:
+    def translate(self, plan: Plan, memory: AnyMemory) -> Program:
         """Walk, emit and compile.
 
         Raises:
@@ -212,7 +216,7 @@ class TranslatingSession(Session):
 
     def _digest(self, tensor: Tensor) -> bytes:
         if tensor not in self._digests:
-            self._digests[tensor] = hashlib.blake2b(self._memory.read(tensor), digest_size=16).digest()
+            self._digests[tensor] = hashlib.blake2b(self._memory.read(tensor).data, digest_size=16).digest()
         return self._digests[tensor]
 
     def _plan(self, graph: Graph, outputs: Sequence[Tensor]) -> Plan:

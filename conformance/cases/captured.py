@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from conformance.cgraph import casefile
+from conformance.cgraph.arithmetic import GGML_CPU
 from conformance.cgraph.case import JSON, Case, Step
 from conformance.cgraph.codec import VERSION, check, load_head, load_step
 from conformance.cgraph.errors import CaseFileError, UnavailableError, UsageError
@@ -35,26 +36,9 @@ TOLERANCE = {"nmse": 5e-4}
 GOLDEN = Path(__file__).parents[2] / "golden" / "captured"
 """Where a checkout has the captures that come with it."""
 
-# fmt: off
-_Q8_0 = ("q4_0", "q5_0", "q8_0", "iq4_nl", "mxfp4", "nvfp4", "q1_0", "q2_0")
-_Q8_K = (
-    "q2_K", "q3_K", "q4_K", "q5_K", "q6_K", "iq2_xxs", "iq2_xs", "iq3_xxs", "iq1_s", "iq3_s", "iq2_s", "iq4_xs",
-    "iq1_m", "tq1_0", "tq2_0",
-)
-# fmt: on
-_VEC_DOT = {
-    "f16": "f16",
-    "bf16": "bf16",
-    "q4_1": "q8_1",
-    "q5_1": "q8_1",
-    **dict.fromkeys(_Q8_0, "q8_0"),
-    **dict.fromkeys(_Q8_K, "q8_K"),
-}
-ARITHMETIC: dict[str, dict[str, JSON]] = {
-    "xllamacpp ggml 0.26.0": {"name": "ggml-cpu", "mul_mat": _VEC_DOT, "flash_attn": _VEC_DOT, "quantize": "simd"},
-}
-"""`source` of a capture -> how the recorder's ggml rounded (`vec_dot_type` of ggml-cpu.c `type_traits_cpu`): the
-reference can then be held against the recording in the same arithmetic."""
+ARITHMETIC = {"xllamacpp ggml 0.26.0": GGML_CPU.name}
+"""`source` of a capture -> how the recorder's ggml rounded: the reference can then be held against the recording in the
+same arithmetic."""
 
 _FIELDS = ("type", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "flags", "name")
 
@@ -152,7 +136,7 @@ def _computes(node: Tensor) -> bool:
 
 
 def _results(graph: Graph, recorded: Mapping[Tensor, Bytes]) -> tuple[Tensor, ...]:
-    read = {s for n in graph for s in n.src}
+    read = {s for n in graph for s in n.src if s is not n}
     computed = [n for n in graph if _computes(n)]
     results = [n for n in computed if n.flags & FLAG_OUTPUT and n in recorded and n not in read]
     return tuple(results or computed[-1:])

@@ -73,9 +73,13 @@ class _Isolation:
         own: dict[Tensor, Tensor] = {}
         target = node.view_src
         places = [self._shared if s is None or s.root is not target else own for s in node.src]
-        src = [None if s is None else self._copy(s, place) for s, place in zip(node.src, places, strict=True)]
+        src = [
+            None if s is None or s is node else self._copy(s, place) for s, place in zip(node.src, places, strict=True)
+        ]
         view_src = None if target is None else self._copy(target, own)
         copy = _like(node, tuple(src), view_src)
+        if node in node.src:  # as ggml_cast makes it
+            copy.src = tuple(copy if s is node else c for s, c in zip(node.src, src, strict=True))
         self.nodes.append(copy)
         self.original[copy] = node
         if target is None:

@@ -170,7 +170,8 @@ def check(case: Case) -> None:
         case.validate()
     except GraphError as e:
         where, _, message = str(e).partition(": ")  # every message of Case.validate opens with its field
-        raise CaseFileError(where, message) from None
+        # names are a stranger's: one printable line, of no more than a few
+        raise CaseFileError(where, "".join(c if c.isprintable() else "\ufffd" for c in message[:1000])) from None
 
 
 def dump_graph(graph: Graph) -> JSON:

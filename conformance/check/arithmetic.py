@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from conformance.backend.interface import Arithmetic
+from collections.abc import Callable
+
+from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import Case
+from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
 from conformance.cgraph.tensor import Tensor
 
-_STORES = frozenset({"CPY", "DUP", "CONT", "SET_ROWS"})
+
+def _type(node: Tensor, i: int) -> str:
+    src = node.src[i] if i < len(node.src) else None
+    return "" if src is None else src.type.name
+
+
+def _stores(node: Tensor, a: Arithmetic) -> bool:
+    return node.type.is_quantized and a.quantize != EXACT.quantize
+
+
+def _multiplies(node: Tensor, a: Arithmetic) -> bool:
+    return _type(node, 0) in a.mul_mat
+
+
+def _attends(node: Tensor, a: Arithmetic) -> bool:
+    return _type(node, 1) in a.flash_attn or _type(node, 2) in a.flash_attn_sum
+
+
+def _looks_up(node: Tensor, a: Arithmetic) -> bool:
+    return UNARY_OPS[node.op_params[0]] in a.tables
+
+
+def _looks_up_gate(node: Tensor, a: Arithmetic) -> bool:
+    return GLU_OPS[node.op_params[0]].replace("GEGLU", "GELU") in a.tables
+
+
+def _turns(_: Tensor, a: Arithmetic) -> bool:
+    return a.rope != EXACT.rope
+
+
+_CHANGES: dict[str, Callable[[Tensor, Arithmetic], bool]] = {
+    **dict.fromkeys(("CPY", "DUP", "CONT", "SET_ROWS", "ADD"), _stores),
+    **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID"), _multiplies),
+    "FLASH_ATTN_EXT": _attends,
+    "UNARY": _looks_up,
+    "GLU": _looks_up_gate,
+    "ROPE": _turns,
+}
 
 
 def changes(node: Tensor, arithmetic: Arithmetic) -> bool:
     """Whether `node`'s value in `arithmetic` may differ from the exact one by more than rounding."""
-    first = node.src[0] if node.src else None
-    if node.op in {"MUL_MAT", "MUL_MAT_ID"} and first is not None:
-        return first.type.name in arithmetic.mul_mat
-    if node.op == "FLASH_ATTN_EXT":
-        keys = node.src[1]
-        return keys is not None and keys.type.name in arithmetic.flash_attn
-    return node.op in _STORES and node.type.is_quantized and arithmetic.quantize != "reference"
+    rule = _CHANGES.get(node.op)
+    return rule is not None and rule(node, arithmetic)
 
 
 def touches(case: Case, arithmetic: Arithmetic) -> bool:
     """Whether any node of `case` is changed by `arithmetic`."""
-    if not arithmetic.mul_mat and not arithmetic.flash_attn and arithmetic.quantize == "reference":
-        return False
-    return any(changes(n, arithmetic) for s in case.steps for n in s.graph)
+    return arithmetic != EXACT and any(changes(n, arithmetic) for s in case.steps for n in s.graph)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import Case, writes_in_place
 from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor
 
@@ -27,27 +28,31 @@ class Judged:
         return self.budget.used(self.difference)
 
 
-def judge_node(node: Tensor, expected: Bytes, found: Bytes, *, step: int = 0, same_arithmetic: bool = True) -> Judged:
-    """Judge one node's value, all its sources being right."""
+def judge_node(
+    node: Tensor, expected: Bytes, found: Bytes, arithmetic: Arithmetic, *, step: int = 0, same: bool = True
+) -> Judged:
+    """Judge one node's value, all its sources being right; `arithmetic` and `same` as in `budget_of`."""
     difference = compare(node, expected, found, unordered=node.op == "TOP_K")
-    return Judged(step, node, difference, budget_of(node, same_arithmetic=same_arithmetic))
+    return Judged(step, node, difference, budget_of(node, arithmetic, same=same))
 
 
-def judge_step(case: Case, k: int, expected: Mapping[Tensor, Bytes], found: Mapping[Tensor, Bytes]) -> Iterator[Judged]:
+def judge_step(
+    case: Case, k: int, expected: Mapping[Tensor, Bytes], found: Mapping[Tensor, Bytes], arithmetic: Arithmetic
+) -> Iterator[Judged]:
     """Judge outputs and caches after step `k` of a free run.
 
     A tensor that one node alone computed has that node's budget; one that a chain computed has the chain's.
     """
     for t, want in expected.items():
-        budget = free_running(case.tolerance["nmse"]) if "nmse" in case.tolerance else _budget(case, k, t)
+        budget = free_running(case.tolerance["nmse"]) if "nmse" in case.tolerance else _budget(case, k, t, arithmetic)
         yield Judged(k, t, compare(t, want, found[t], unordered=t.op == "TOP_K"), budget)
 
 
-def _budget(case: Case, k: int, t: Tensor) -> Budget:
+def _budget(case: Case, k: int, t: Tensor, arithmetic: Arithmetic) -> Budget:
     nodes = list(_makers(case, k, t))
     if len(nodes) == 1 or not nodes:
-        return budget_of(nodes[0] if nodes else t)
-    return propagated(t, nodes)
+        return budget_of(nodes[0] if nodes else t, arithmetic)
+    return propagated(t, nodes, arithmetic)
 
 
 def _makers(case: Case, k: int, t: Tensor) -> dict[Tensor, None]:

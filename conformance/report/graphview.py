@@ -83,7 +83,7 @@ def svg(graph: Graph) -> str:
     for t in tensors:
         if t not in nodes and t.view_src is None:
             continue
-        sources = [s for s in dict.fromkeys((*t.src, None if t.src else t.view_src)) if s is not None]
+        sources = [s for s in dict.fromkeys((*t.src, None if t.src else t.view_src)) if s is not None and s is not t]
         ends = []
         for s in sources:
             if s in of:

@@ -61,7 +61,7 @@ def first_divergent(backend: Backend, reference: Backend, case: Case, upto: int)
     for k in range(upto + 1):
         found = recorded.steps[k].expected
         right = run_isolated(reference, recorded, k)
-        judged = (judge_node(node, want, found[node], step=k) for node, want in right.items())
+        judged = (judge_node(node, want, found[node], reference.arithmetic(), step=k) for node, want in right.items())
         wrong = next((j for j in judged if j.used > 1), None)
         if wrong is not None:
             return wrong

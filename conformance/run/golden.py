@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance import __version__
-from conformance.backend.interface import EXACT
 from conformance.backend.registry import Spec
 from conformance.cases import FAMILIES
 from conformance.cgraph import casefile
+from conformance.cgraph.arithmetic import EXACT
 from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import ConformanceError, UsageError
 from conformance.cgraph.tensor import Bytes

@@ -6,17 +6,10 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from conformance.backend.interface import (
-    Arithmetic,
-    Backend,
-    BufferType,
-    DeviceInfo,
-    Session,
-    Support,
-    Witness,
-)
+from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
 from conformance.backend.registry import Spec, adapter, create
 from conformance.cgraph import codec
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import JSON, Case, Step
 from conformance.cgraph.errors import BackendCrashError, GraphError
 from conformance.cgraph.graph import Graph

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conformance.backend.interface import EXACT, Arithmetic, Backend
+from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.cases.batch import merge
+from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UnavailableError
 from conformance.cgraph.graph import Graph
@@ -34,6 +35,8 @@ class Expectation:
     """In the declared arithmetic."""
     exact: list[StepValues]
     """Without any rounding but the last; the same object where the arithmetic changes nothing."""
+    arithmetic: Arithmetic
+    """In which `steps` were computed."""
     source: str
 
 
@@ -78,7 +81,7 @@ class Oracle:
         changed = [c for c in cases if touches(c, arithmetic)]
         imitated = dict(zip(changed, self._values(changed, arithmetic), strict=True))
         return [
-            Expectation(imitated.get(c, e), e, f"{REFERENCE} in arithmetic {arithmetic.name}")
+            Expectation(imitated.get(c, e), e, arithmetic, f"{REFERENCE} in arithmetic {arithmetic.name}")
             for c, e in zip(cases, exact, strict=True)
         ]
 
@@ -95,7 +98,8 @@ class Oracle:
             raise UnavailableError(f"the second opinion {SECOND_OPINION} refuses it: {refusal}")
         values = run_together(second, cases)
         source = f"{SECOND_OPINION} {second.info().versions.get('ggml', '')}"
-        return [Expectation(v, v, source) for v in values], self.reference_in(second.arithmetic())
+        arithmetic = second.arithmetic()
+        return [Expectation(v, v, arithmetic, source) for v in values], self.reference_in(arithmetic)
 
     def _values(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[list[StepValues]]:
         missing = [c for c in cases if (c, arithmetic.name) not in self._known]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.backend.interface import Arithmetic, Backend
+from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
+from conformance.cgraph.arithmetic import EXACT, NAMED, Arithmetic
 from conformance.cgraph.case import Case
 from conformance.check.judge import Judged, judge_node
 from conformance.check.verdict import Result, Verdict
@@ -35,13 +36,13 @@ def expectation(case: Case) -> Expectation:
         StepValues({t: s.expected[t] for t in s.outputs}, {t: s.expected[t] for t in caches if t in s.expected})
         for s in case.steps
     ]
-    return Expectation(steps, steps, str(case.provenance.get("source", "the recording")))
+    return Expectation(steps, steps, arithmetic_of(case) or EXACT, str(case.provenance.get("source", "the recording")))
 
 
 def arithmetic_of(case: Case) -> Arithmetic | None:
     """The arithmetic that made the recording, where the case says so."""
     said = case.provenance.get("arithmetic")
-    return Arithmetic(**said) if isinstance(said, dict) else None
+    return NAMED.get(said) if isinstance(said, str) else None
 
 
 def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
@@ -65,11 +66,11 @@ def judge_nodes(result: Result, backend: Backend, oracle: Oracle, case: Case) ->
     for k in (k for k in range(len(case.steps)) if _whole(case, k)):
         found = divergence.run_isolated(backend, case, k)
         record = case.steps[k].expected
-        judged = [judge_node(n, record[n], got, step=k, same_arithmetic=same) for n, got in found.items()]
+        judged = [judge_node(n, record[n], got, recording or declared, step=k, same=same) for n, got in found.items()]
         equal = equal and not any(j.difference.raw for j in judged)
         if not same:
             right = divergence.run_isolated(oracle.reference_in(declared), case, k)
-            judged += [judge_node(n, right[n], got, step=k) for n, got in found.items()]
+            judged += [judge_node(n, right[n], got, declared, step=k) for n, got in found.items()]
         _take(result, judged, case)
     if equal and result.nmse == 0:
         note = "equal to the recording to the bit, freely and node by node"

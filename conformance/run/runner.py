@@ -10,6 +10,7 @@ from conformance.backend.interface import Backend, Support, Witness, describe
 from conformance.backend.registry import Spec
 from conformance.cases.batch import merge
 from conformance.cgraph import casefile
+from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import (
     BackendCrashError,
@@ -151,7 +152,7 @@ class Runner:
         return self.oracle.expect_second(cases)
 
     def _judge(self, case: Case, expectation: Expectation, execution: Execution) -> Result:
-        judged = list(_judged(case, expectation.steps, execution.steps))
+        judged = list(_judged(case, expectation.steps, execution.steps, expectation.arithmetic))
         result = Result("", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps))
         result.witness = describe(execution.witness)
         if not judged:
@@ -162,7 +163,7 @@ class Runner:
         result.budget_used = worst.used
         result.nmse = max(j.difference.nmse for j in judged)
         if expectation.exact is not expectation.steps:
-            exact = _judged(case, expectation.exact, execution.steps)
+            exact = _judged(case, expectation.exact, execution.steps, EXACT)
             result.nmse_exact = max(j.difference.nmse for j in exact)
         wrong = next((j for j in judged if j.used > 1), None)
         if wrong is not None:
@@ -177,7 +178,7 @@ class Runner:
     def _locate(
         self, result: Result, backend: Backend, case: Case, expectation: Expectation, execution: Execution
     ) -> None:
-        wrong = next(j for j in _judged(case, expectation.steps, execution.steps) if j.used > 1)
+        wrong = next(j for j in _judged(case, expectation.steps, execution.steps, expectation.arithmetic) if j.used > 1)
         reference = self.oracle.reference_in(backend.arithmetic())
         found = divergence.first_divergent(backend, reference, case, wrong.step)
         if found is None:
@@ -196,9 +197,11 @@ class Runner:
         result.saved = str(path)
 
 
-def _judged(case: Case, expected: Sequence[StepValues], found: Sequence[StepValues]) -> Iterable[Judged]:
+def _judged(
+    case: Case, expected: Sequence[StepValues], found: Sequence[StepValues], arithmetic: Arithmetic
+) -> Iterable[Judged]:
     for k, (want, got) in enumerate(zip(expected, found, strict=True)):
-        yield from judge_step(case, k, {**want.outputs, **want.caches}, {**got.outputs, **got.caches})
+        yield from judge_step(case, k, {**want.outputs, **want.caches}, {**got.outputs, **got.caches}, arithmetic)
 
 
 def _groups(cases: Sequence[Case], size: int) -> Iterable[list[Case]]:

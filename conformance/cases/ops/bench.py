@@ -13,7 +13,7 @@ from conformance.cgraph.errors import UsageError
 from conformance.cgraph.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor
 from conformance.cgraph.types import GGMLType
 
-from .data import Fill, encode
+from .data import Fill, chosen, encode
 from .grammar import FAMILY_NAME, OpId, word
 
 GENERATOR = 1
@@ -89,6 +89,16 @@ class Bench:
         larger = (n0, n1 + 3, n2, n3) if dim == 1 else (n0, n1, n2 + 3, n3)
         leaf = self.leaf(name, type_, larger, fill, keep=keep)
         return self.b.view_4d(leaf, *ne, *leaf.nb[1:], 2 * leaf.nb[dim])
+
+    def lists(self, name: str, type_: GGMLType, ne: Dims, n: int, layout: str) -> Tensor:
+        """Index lists, one per row, each of different numbers of 0..n-1.
+
+        Raises:
+            UsageError: the layout takes rows apart, or a row is longer than `n`.
+        """
+        if any(order[0] for order in _read_layout(layout)[1]):
+            raise UsageError(f"{name}: a layout whose permutes keep axis 0 expected, {layout!r} found")
+        return self.operand(name, type_, ne, chosen(n), layout)
 
     def destination(self, name: str, key: str, fill: Fill) -> Tensor:
         """The first operand, of the shape under `key` and the layout under `v` + `key`; `inplace` says who owns it."""

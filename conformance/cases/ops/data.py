@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from conformance.cases.streams import Stream
 from conformance.cgraph.quants import from_float, random_blocks
 from conformance.cgraph.tensor import Bytes, Dims
-from conformance.cgraph.types import F32, GGMLType
+from conformance.cgraph.types import F32, I32, I64, GGMLType
 
 Fill = Callable[[Stream, Dims], NDArray[Any]]
 """Values of a leaf of shape `ne`, `ne[0]` fastest: float32 for float types, int64 for integers."""
@@ -57,6 +57,13 @@ def distinct(lo: float, hi: float) -> Fill:
 def integers(lo: int, hi: int) -> Fill:
     """Integers in [lo, hi)."""
     return lambda s, ne: s.integers(math.prod(ne), lo, hi)
+
+
+def values(type_: GGMLType) -> Fill:
+    """Whole numbers of the full range for integer types, bell-shaped values for the rest."""
+    if type_ is I64:
+        return lambda s, ne: s.words(math.prod(ne)).view("<i8")
+    return integers(-(2**31), 2**31) if type_ is I32 else normal()
 
 
 def chosen(n: int) -> Fill:

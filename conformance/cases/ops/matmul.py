@@ -10,7 +10,7 @@ from conformance.cgraph.tensor import Tensor
 from conformance.cgraph.types import I32
 
 from .bench import Bench
-from .data import chosen, fixed, normal
+from .data import fixed, normal
 from .grammar import BLOCKS, BLOCKS_32, FLOATS, OpCases, count, shape, text, word
 
 
@@ -85,7 +85,7 @@ def _mul_mat_id(bench: Bench) -> Tensor:
     k, _, n_expert, _ = v["as"]
     as_ = bench.operand("blk.0.ffn_exps.weight", bench.types[0], v["as"], normal(), v["vas"], keep=True)
     b = bench.operand("b", bench.types[1], (k, v["n_b"] or v["n_used"], v["n_tokens"], 1), normal(), v["vb"])
-    ids = bench.operand("ids", I32, (v["n_used"], v["n_tokens"], 1, 1), chosen(n_expert), v["vids"])
+    ids = bench.lists("ids", I32, (v["n_used"], v["n_tokens"], 1, 1), n_expert, v["vids"])
     return bench.b.mul_mat_id(as_, b, ids)
 
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from conformance.cgraph.tensor import Tensor, dims
-from conformance.cgraph.types import F32, I32, GGMLType
+from conformance.cgraph.types import F32, I32
 
 from .bench import Bench
-from .data import Fill, chosen, integers, normal
+from .data import integers, normal, values
 from .grammar import BLOCKS, FLOATS, OpCases, count, numbers, opt_shape, shape, text, word
 
 _WIDE = normal(300.0)
-
-
-def values(type_: GGMLType) -> Fill:
-    """Whole numbers of the full range for integer types, bell-shaped values for the rest."""
-    if type_.name == "i64":
-        return lambda s, ne: s.words(ne[0] * ne[1] * ne[2] * ne[3]).view("<i8")
-    return integers(-(2**31), 2**31) if type_ is I32 else normal()
 
 
 def _get_rows(bench: Bench) -> Tensor:
@@ -49,7 +42,7 @@ def _set_rows(bench: Bench) -> Tensor:
     ids_ne = dims(n, *v["ids"])
     a = bench.operand("cache_k_l0", type_a, v["a"], values(type_a), v["va"], keep=True)
     b = bench.operand("b", type_b, (n0, n, n2, n3), _WIDE if type_a is I32 else normal(), v["vb"])
-    ids = bench.operand("ids", type_ids, ids_ne, chosen(n1), v["vids"])
+    ids = bench.lists("ids", type_ids, ids_ne, n1, v["vids"])
     return bench.b.set_rows(a, b, ids)
 
 
@@ -68,7 +61,7 @@ SET_ROWS = OpCases(
         f"SET_ROWS-{_DESTINATIONS}+f32+i32-a=256x5x4x2,n=2,ids=2",
         f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=256x9x2,n=4,{{vb=pad|va=off,vb=p0213|va=slab}}",
         f"SET_ROWS-{_DESTINATIONS}+f16+i64-a=256x9x2,n=4,va=slab,vb=pad",
-        "SET_ROWS-{f32|f16|q8_0}+f32+i64-a=256x9x2,n=4,va=p0213,ids=2,vids=p1023",
+        "SET_ROWS-{f32|f16|q8_0}+f32+i64-a=256x9x2,n=4,va=p0213,ids=2,vids={pad|off}",
         "SET_ROWS-{f32|f16|bf16}+{f32|f16}+i64-a={1x33|31x6},n=5",
         "SET_ROWS-i32+f32+i64-a=33x6,n=4",
     ),

@@ -10,9 +10,9 @@ from conformance.cgraph.errors import UsageError
 from conformance.cgraph.tensor import Tensor
 
 from .bench import Bench
-from .data import normal
+from .data import normal, values
 from .grammar import FLOATS, Key, OpCases, numbers, opt_shape, shape, text, word
-from .memory import ELEMENTS, EVERY, values
+from .memory import ELEMENTS, EVERY
 
 
 def _read_through(bench: Bench, t: Tensor) -> Tensor:
