@@ -83,9 +83,9 @@ def _f32(data: Bytes) -> NDArray[np.float32]:
     return data.view(np.float32)
 
 
-def _evaluated(x: Any, *feeds: tuple[Any, NDArray[Any]]) -> NDArray[Any]:  # noqa: ANN401  # OpenVINO nodes have no types
+def _evaluated(x: Any, *feeds: tuple[Any, NDArray[Any]], fusion: str = "on") -> NDArray[Any]:  # noqa: ANN401  # OpenVINO nodes have no types
     """What a node gives, compiled as the adapter compiles it."""
-    ov = OpenVinoStateless()
+    ov = OpenVinoStateless(fusion=fusion)
     compiled = ov._compiler.compiled([o.result(x)], [p for p, _ in feeds])
     return np.array(compiled([a for _, a in feeds])[0])
 
@@ -93,8 +93,10 @@ def _evaluated(x: Any, *feeds: tuple[Any, NDArray[Any]]) -> NDArray[Any]:  # noq
 # -- against the reference ------------------------------------------------------------------------------------------
 
 
-def test_smoke_ops_are_within_budget(ov: OpenVinoStateless) -> None:
+@pytest.mark.parametrize("fusion", ["on", "off"])
+def test_smoke_ops_are_within_budget(fusion: str) -> None:
     """Every op case of level smoke that is not refused takes at most its budget, a hundred of them in one model."""
+    ov = OpenVinoStateless(fusion=fusion)
     reference = CpuBackend()
     cases = [c for c in map(ops.build, ops.ids("smoke")) if all(ov.supports(c.steps[0].graph))]
     assert len(cases) > 250
@@ -132,8 +134,10 @@ def test_a_trajectory_with_a_quantised_cache(ov: OpenVinoStateless) -> None:
 
 
 @pytest.mark.parametrize("type_", [*BLOCKS, F16, BF16, I32], ids=str)
-def test_values_are_stored_as_ggml_stores_them(ov: OpenVinoStateless, type_: GGMLType) -> None:
+@pytest.mark.parametrize("fusion", ["on", "off"])
+def test_values_are_stored_as_ggml_stores_them(fusion: str, type_: GGMLType) -> None:
     """CPY of floats into any type that the translation stores gives the reference quantiser's bytes exactly."""
+    ov = OpenVinoStateless(fusion=fusion)
     x = _floats(64, 256) * np.float32(3)
     x[0], x[1, :32] = 0, 1
     a, out = new_tensor(F32, 256, 64), new_tensor(type_, 256, 64)
@@ -194,6 +198,27 @@ def test_plain_parameters_constants_and_duplicates_are_right_outputs(ov: OpenVin
             for t in (copy, once, twice, cache):
                 assert np.array_equal(found[t], _bytes(x)), t
             assert np.array_equal(found[weight], _bytes(y))
+
+
+def test_narrow_values_are_rounded_before_anything_reads_them(ov: OpenVinoStateless) -> None:
+    """Values stored whole, in part and in a cache are read on their grid, in the same step and the next."""
+    for type_ in (F16, BF16):
+        cache, a, b = new_tensor(type_, 8, 2), new_tensor(F32, 8, 2), new_tensor(type_, 8)
+        stored = B.cpy(a, cache)
+        row = B.cpy(b, B.view_1d(stored, 8, stored.nb[1]))
+        wide = B.cast(stored, F32)
+        scaled = B.scale(B.cast(B.scale(a, 1.0), type_), 3.0)
+        x = _floats(2, 8)
+        first = Step(Graph([stored]), {a: _bytes(x)}, (stored,))
+        values = {a: _bytes(x), b: _bytes(from_float(type_, _floats(8, seed=4)))}
+        both = B.build_forward_expand(stored, row, wide, scaled)
+        second = Step(both, values, (wide, scaled))
+        seen = B.cast(cache, F32)
+        third = Step(B.build_forward_expand(seen), {}, (seen,))
+        case = Case("narrow", {cache: np.zeros(32, np.uint8)}, [first, third, second, third])
+        for found, expected in zip(_run(ov, case), _run(CpuBackend(), case), strict=True):
+            for t, want in expected.items():
+                assert np.array_equal(found[t], want), (type_, t)
 
 
 def test_uncomputed_nodes_change_nothing_and_cannot_be_read(ov: OpenVinoStateless) -> None:
@@ -289,7 +314,8 @@ def test_the_witness_says_what_ran(ov: OpenVinoStateless) -> None:
 # -- pieces ---------------------------------------------------------------------------------------------------------
 
 
-def test_rounding_to_narrow_floats_is_to_nearest_even() -> None:
+@pytest.mark.parametrize("fusion", ["on", "off"])
+def test_rounding_to_narrow_floats_is_to_nearest_even(fusion: str) -> None:
     """The arithmetic that stands for Convert gives what NumPy and ggml give, at every edge and 20,000 random bits."""
     random = np.random.default_rng(0).integers(0, 2**32, 20000, np.uint32).view(np.float32)
     normal = random[~((np.abs(random) < 1e-37) & (random != 0))]  # OpenVINO flushes what float32 cannot hold normally
@@ -297,9 +323,9 @@ def test_rounding_to_narrow_floats_is_to_nearest_even() -> None:
     p = o.parameter([len(x)], openvino.Type.f32)
     with np.errstate(all="ignore"):
         expected = x.astype(np.float16).astype(np.float32)
-    np.testing.assert_array_equal(_evaluated(round_f16(Constants(), p), (p, x)), expected)
+    np.testing.assert_array_equal(_evaluated(round_f16(Constants(), p), (p, x), fusion=fusion), expected)
     wide = from_float(BF16, x).astype(np.uint32) << 16
-    np.testing.assert_array_equal(_evaluated(round_bf16(Constants(), p), (p, x)), wide.view(np.float32))
+    np.testing.assert_array_equal(_evaluated(round_bf16(Constants(), p), (p, x), fusion=fusion), wide.view(np.float32))
 
 
 @pytest.mark.parametrize("type_", [*BLOCKS, Q4_K, IQ4_NL, I64], ids=str)
@@ -379,6 +405,8 @@ def test_absent_devices_and_unknown_options_say_what_there_is() -> None:
         OpenVinoStateless(device="TPU")
     with pytest.raises(UsageError, match="accuracy, default"):
         OpenVinoStateless(precision="f64")
+    with pytest.raises(UsageError, match="auto, on, off"):
+        OpenVinoStateless(fusion="maybe")
 
 
 def test_absent_openvino_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,6 +423,15 @@ def test_a_refused_compile_is_one_line(ov: OpenVinoStateless) -> None:
     with pytest.raises(BackendError, match="refused to compile: ") as e:
         ov._compiler.compiled([o.result(o.add(p, q))], [p])
     assert "\n" not in str(e.value)
+
+
+def test_a_property_that_openvino_does_not_know_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version may lack the plugin's own switch for fusing: models compile without it."""
+    monkeypatch.setattr("backends.openvino.compile.UNFUSED", {"NO_SUCH_PROPERTY": "1"})
+    a = new_tensor(F32, 4)
+    out = B.scale(a, 2.0)
+    (found,) = _run(OpenVinoStateless(), Case("property", {}, [_step({a: _floats(4)}, out)]))
+    assert np.array_equal(_f32(found[out]), _floats(4) * 2)
 
 
 def test_the_default_precision_computes_too() -> None:

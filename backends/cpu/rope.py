@@ -1,8 +1,9 @@
 """ROPE in all of ggml's modes: normal, neox, mrope, imrope, vision; YaRN, frequency factors, partial and offset dims.
 
 ggml makes theta by multiplying with theta_scale once per pair, in float32, so its angles drift: by up to 3e-4 rad at
-position 4,096 and 3e-3 rad at 32,768. Here, unless an `Arithmetic` asks for ggml's, theta is position * freq_base^(-2 i / n_dims) in float64, from the float32
-values in op_params. The corners of YaRN's ramp pass through floor and ceil, so they are float32 like ggml's.
+position 4,096 and 3e-3 rad at 32,768. Here, unless an `Arithmetic` asks for ggml's, theta is
+position * freq_base^(-2 i / n_dims) in float64, from the float32 values in op_params. The corners of YaRN's ramp pass
+through floor and ceil, so they are float32 like ggml's.
 """
 
 from __future__ import annotations

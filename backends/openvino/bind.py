@@ -89,11 +89,12 @@ class Request(Program):
         coded: dict[int, dict[str, NDArray[Any]]] = {}
         for i, feed in enumerate(self._feeds):
             t = plan.tensors[feed.index]
-            if plan.roles[t] == "cache":
+            cache = plan.roles[t] == "cache"
+            if cache and feed.form != VALUE:
                 self._request.set_input_tensor(i, memory.caches[t][feed.form])
                 continue
             if feed.form == VALUE:
-                array = value(t, inputs[t])
+                array = value(t, memory.read(t) if cache else inputs[t])
             else:
                 array = coded.setdefault(feed.index, encode(t, inputs[t]) if feed.index not in coded else {})[feed.form]
             self._request.set_input_tensor(i, OvTensor(np.ascontiguousarray(array)))

@@ -6,25 +6,47 @@ from collections.abc import Callable
 
 import numpy as np
 import openvino.opset15 as o
+from numpy.typing import NDArray
 from openvino import Type
 
-from conformance.cgraph.types import Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
+from conformance.cgraph.quants_blocks import KVALUES_FP4
+from conformance.cgraph.types import MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 
 from .forms import BLOCKS
 from .nodes import Constants, Value, round_f16
 
 Parts = dict[str, Value]
-"""`d`, `m`: float32 of shape (…, 1) on F16's grid; `q`: int8 or uint8 of shape (…, blck_size)."""
+"""`d`, `m`: float32 of shape (…, 1) on F16's grid; `e`: uint8 of that shape; `q`: int8 or uint8, (…, blck_size)."""
+
+KVALUES = np.array(KVALUES_FP4, np.float32)
+_POWERS = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
+"""What an exponent of MXFP4 multiplies with: `GGML_E8M0_TO_FP32_HALF`."""
+_INVERSES = np.ldexp(np.float32(1), np.minimum(128 - np.arange(256), 127)).astype(np.float32)
+_MIDDLES = (KVALUES[:7] + KVALUES[1:8]) / 2
+
+
+def _firsts() -> NDArray[np.float32]:
+    """The smallest magnitude for each exponent of MXFP4 from 1 on: `floorf(log2f(amax)) - 2 + 127`.
+
+    A little below a power of two the float32 logarithm is already the next integer.
+    """
+    powers = np.ldexp(np.float32(1), np.arange(1, 250) - 125).astype(np.float32)
+    below = (powers.view(np.uint32)[:, None] - np.arange(128, dtype=np.uint32)).view(np.float32)
+    same = np.floor(np.log2(below.astype(np.float64)).astype(np.float32)) == np.log2(powers)[:, None]
+    return np.asarray(below[np.arange(len(powers)), same.sum(axis=1) - 1], np.float32)
 
 
 def numbers(c: Constants, type_: GGMLType, parts: Parts) -> Value:
     """float32 of shape (…, blck_size): `dequantize_row_*`."""
     b = BLOCKS[type_]
+    if "e" in b.scales:
+        kvalue = o.gather(o.constant(KVALUES), o.convert(parts["q"], Type.i32), c.axis(0))
+        return o.multiply(kvalue, o.gather(o.constant(_POWERS), o.convert(parts["e"], Type.i32), c.axis(0)))
     q: Value = o.convert(parts["q"], Type.f32)
     if b.zero:
         q = o.subtract(q, c.f32(float(b.zero)))
     x = o.multiply(q, parts["d"])
-    return o.add(x, parts["m"]) if b.minimum else x
+    return o.add(x, parts["m"]) if "m" in b.scales else x
 
 
 def quantized(c: Constants, type_: GGMLType, x: Value, *, read_again: bool) -> Parts:
@@ -33,7 +55,7 @@ def quantized(c: Constants, type_: GGMLType, x: Value, *, read_again: bool) -> P
     Scales and minima are rounded to F16 where the graph reads them again; where they only leave it, a Convert does.
     """
     found = _QUANTIZE[type_](c, x)
-    return {n: round_f16(c, p) if read_again and n != "q" else p for n, p in found.items()}
+    return {n: round_f16(c, p) if read_again and n in ("d", "m") else p for n, p in found.items()}
 
 
 def _unfused(c: Constants, x: Value) -> Value:
@@ -103,10 +125,22 @@ def _q8_0(c: Constants, x: Value) -> Parts:
     return {"d": d, "q": o.convert(q, Type.i8)}
 
 
+def _mxfp4(c: Constants, x: Value) -> Parts:
+    """The block's power of two from its largest magnitude, then the table's nearest, the smaller of two as near."""
+    top = o.reduce_max(o.abs(x), c.i64(-1), True)
+    e = o.bucketize(top, o.constant(_firsts()), "i32", False)
+    y = o.multiply(x, o.gather(o.constant(_INVERSES), e, c.axis(0)))
+    size = o.convert(o.bucketize(o.abs(y), o.constant(_MIDDLES), "i32", True), Type.f32)
+    below = o.logical_and(o.less(y, c.f32(0.0)), o.greater(size, c.f32(0.0)))
+    q = o.select(below, o.add(size, c.f32(8.0)), size)
+    return {"e": o.convert(e, Type.u8), "q": o.convert(q, Type.u8)}
+
+
 _QUANTIZE: dict[GGMLType, Callable[[Constants, Value], Parts]] = {
     Q4_0: _symmetric(8.0),
     Q4_1: _affine(15.0),
     Q5_0: _symmetric(16.0),
     Q5_1: _affine(31.0),
     Q8_0: _q8_0,
+    MXFP4: _mxfp4,
 }

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from conformance.cgraph.quants import to_float
 from conformance.cgraph.quants_blocks import BLOCK
 from conformance.cgraph.tensor import Bytes, Tensor, strided
-from conformance.cgraph.types import BF16, F16, F32, I32, I64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
+from conformance.cgraph.types import BF16, F16, F32, I32, I64, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 
 Arrays = Mapping[str, NDArray[Any]]
-"""Name of a part -> its array: `number` (shape `ne[::-1]`), `d`, `m`, `q` or `raw` (shape blocks x width)."""
+"""Name of a part -> its array: `number` (shape `ne[::-1]`), `d`, `m`, `e`, `q` or `raw` (shape blocks x width)."""
 
 NUMBER = "number"
 VALUE = "value"
@@ -32,22 +32,27 @@ NUMBERS: dict[GGMLType, str] = {F32: "<f4", F16: "<f2", BF16: "<f4", I32: "<i4"}
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A block type that can be taken apart: value = (q - zero) * d + m."""
+    """A block type that can be taken apart: value = (q - zero) * d + m, or a table's entry q times 2^(e - 128)."""
 
     bits: int
     """Bits of one quant."""
     zero: int
-    minimum: bool
-    """Whether a block has a minimum `m`."""
+    scales: tuple[str, ...]
+    """Which of scale `d`, minimum `m` and exponent `e` a block has."""
     qdtype: str = "|u1"
 
 
+SCALES = {"d": "<f2", "m": "<f2", "e": "|u1"}
+"""Name of a scale -> its dtype."""
+
+
 BLOCKS: dict[GGMLType, Blocks] = {
-    Q4_0: Blocks(4, 8, minimum=False),
-    Q4_1: Blocks(4, 0, minimum=True),
-    Q5_0: Blocks(5, 16, minimum=False),
-    Q5_1: Blocks(5, 0, minimum=True),
-    Q8_0: Blocks(8, 0, minimum=False, qdtype="|i1"),
+    Q4_0: Blocks(4, 8, scales=("d",)),
+    Q4_1: Blocks(4, 0, scales=("d", "m")),
+    Q5_0: Blocks(5, 16, scales=("d",)),
+    Q5_1: Blocks(5, 0, scales=("d", "m")),
+    MXFP4: Blocks(4, 0, scales=("e",)),
+    Q8_0: Blocks(8, 0, scales=("d",), qdtype="|i1"),
 }
 """Block types whose parts OpenVINO can read and write (`block_q4_0` … of ggml-common.h)."""
 
@@ -68,8 +73,7 @@ def parts(type_: GGMLType) -> tuple[Part, ...]:
         return (Part(NUMBER, NUMBERS[type_], 0),)
     if type_ in BLOCKS:
         b = BLOCKS[type_]
-        scales = ("d", "m") if b.minimum else ("d",)
-        return (*(Part(n, "<f2", 1) for n in scales), Part("q", b.qdtype, type_.blck_size))
+        return (*(Part(n, SCALES[n], 1) for n in b.scales), Part("q", b.qdtype, type_.blck_size))
     return (Part(RAW, "|u1", type_.type_size),)
 
 
@@ -83,7 +87,7 @@ def encode(t: Tensor, data: Bytes) -> dict[str, NDArray[Any]]:
         return {RAW: data.reshape(-1, t.type.type_size)}
     b = BLOCKS[t.type]
     block = data.view(BLOCK[t.type])
-    out = {n: block[n].reshape(-1, 1) for n in ("d", "m")[: 1 + b.minimum]}
+    out = {n: block[n].reshape(-1, 1) for n in b.scales}
     qs = block["qs"]
     if b.bits < 8:
         qs = np.concatenate([qs & 15, qs >> 4], axis=1)
@@ -104,7 +108,7 @@ def decode(type_: GGMLType, arrays: Arrays) -> Bytes:
     b = BLOCKS[type_]
     q = arrays["q"].reshape(-1, type_.blck_size)
     block = np.empty(len(q), BLOCK[type_])
-    for n in ("d", "m")[: 1 + b.minimum]:
+    for n in b.scales:
         block[n] = arrays[n].reshape(-1)
     half = type_.blck_size // 2
     block["qs"] = q if b.bits == 8 else (q[:, :half] & 15) | ((q[:, half:] & 15) << np.uint8(4))

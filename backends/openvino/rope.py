@@ -112,10 +112,10 @@ def _channels(node: Tensor, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.i
     return partner, pair, sign
 
 
-def _theta(e: Walk, node: Tensor, angles: Angles) -> Value:
+def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Value | None) -> Value:
     """Radians per token and channel, shape (1, ne2, 1, ne0): negative where the sine is subtracted."""
     n, (_, pair, sign) = node.ne[2], _channels(node, angles.pairs)
-    p: Value = o.convert(e.number(src(node, 1)), Type.f32)
+    p: Value = o.convert(positions, Type.f32)
     if angles.mode & MROPE:
         kinds = np.array([k for k, _ in angles.steps()])[pair]
         rows = o.gather(reshape(e.c, p, (4, n)), o.constant(kinds), e.c.axis(0))
@@ -123,10 +123,9 @@ def _theta(e: Walk, node: Tensor, angles: Angles) -> Value:
     else:
         p = reshape(e.c, p, (1, n, 1, 1))
     radians = (angles.frequencies()[pair] * sign).reshape(1, 1, 1, -1)
-    factors = optional(node, 2)
     if factors is None:
         return _reduced(e, p, radians / (2 * np.pi))
-    ff = o.gather(reshape(e.c, e.number(factors), (1, 1, 1, factors.ne[0])), o.constant(pair), e.c.axis(3))
+    ff = o.gather(factors, o.constant(pair), e.c.axis(3))
     return o.multiply(p, o.divide(o.constant(radians.astype(np.float32)), ff))
 
 
@@ -147,18 +146,18 @@ def _reduced(e: Walk, p: Value, turns: NDArray[np.float64]) -> Value:
 
 def _turns(e: Walk, node: Tensor, angles: Angles) -> tuple[Value, Value]:
     """Cosine and sine, shape (1, ne2, 1, ne0), shared between nodes of equal positions and parameters."""
-    factors = optional(node, 2)
-    positions = e.number(src(node, 1))
-    key = (angles, node.ne[0], node.ne[2], node.param_i32(15), id(positions), factors and id(e.number(factors)))
+    frequency_factors = optional(node, 2)
+    positions, factors = e.number(src(node, 1)), frequency_factors and e.number(frequency_factors)
+    key = (angles, node.ne[0], node.ne[2], node.param_i32(15), id(positions), id(factors))
     if (key, "cos") not in e.shared:
-        theta, m = _theta(e, node, angles), angles.magnitude
+        theta, m = _theta(e, node, angles, positions, factors), angles.magnitude
         _, _, sign = _channels(node, angles.pairs)
         for name, f in (("cos", o.cos), ("sin", o.sin)):
             x = f(theta)
             if m != 1.0:
                 x = o.multiply(x, o.constant(np.where(sign, m, 1.0).astype(np.float32)))
             e.shared[key, name] = x
-        e.shared[key, "positions"] = positions  # keeps the id taken
+        e.shared[key, "ids"] = (positions, factors)  # alive, so that no other value can have their ids
     return e.shared[key, "cos"], e.shared[key, "sin"]
 
 

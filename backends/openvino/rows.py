@@ -8,7 +8,7 @@ from openvino import Type
 
 from conformance.backend.translating import Emitter
 from conformance.cgraph.tensor import Tensor, is_empty
-from conformance.cgraph.types import I32
+from conformance.cgraph.types import BF16, I32
 
 from .blocks import quantized
 from .forms import NUMBERS, parts
@@ -22,7 +22,7 @@ def _copy(e: Walk, node: Tensor) -> None:
     a = src(node, 0)
     if a.type is node.type:
         if a.type in NUMBERS:
-            e.store_exact(node, e.number(a))
+            e.store(node, e.number(a), exact=True)
         else:
             e.store_parts(node, e.parts(a))
         return
@@ -39,7 +39,7 @@ def _concat(e: Walk, node: Tensor) -> None:
     full = [s for s in (src(node, 0), src(node, 1)) if not is_empty(s)]
     if node.type in NUMBERS:
         xs = [e.number(s) for s in full]
-        e.store_exact(node, o.concat(xs, axis) if len(xs) > 1 else xs[0])
+        e.store(node, o.concat(xs, axis) if len(xs) > 1 else xs[0], exact=True)
         return
     found = [e.parts(s) for s in full]
     e.store_parts(node, {p.name: o.concat([f[p.name] for f in found], axis) for p in parts(node.type)})
@@ -48,7 +48,7 @@ def _concat(e: Walk, node: Tensor) -> None:
 def _repeat(e: Walk, node: Tensor) -> None:
     a = src(node, 0)
     if node.type in NUMBERS:
-        e.store_exact(node, tile(e.c, e.number(a), node.shape))
+        e.store(node, tile(e.c, e.number(a), node.shape), exact=True)
         return
     shape = (*node.ne[:0:-1], node.ne[0] // node.type.blck_size)
     e.store_parts(node, {n: tile(e.c, x, (*shape, shape_of(x)[-1])) for n, x in e.parts(a).items()})
@@ -91,10 +91,9 @@ def _set_rows(e: Walk, node: Tensor) -> None:
         exact = src(node, 0).type is node.type
         if node.type is I32:
             rows = o.convert(rows, Type.i32)
-        elif node.type in ROUND and not exact and e.read_again(node):
-            rows, exact = ROUND[node.type](e.c, rows), True
-        table = scatter(e.number(node), rows, node.ne[0])
-        (e.store_exact if exact else e.store)(node, table)
+        elif node.type in ROUND and not exact and (e.read_again(node) or node.type is BF16):
+            rows, exact = ROUND[node.type](e.c, rows), True  # these rows, not the whole table
+        e.store(node, scatter(e.number(node), rows, node.ne[0]), exact=exact)
         return
     blck = node.type.blck_size
     new = quantized(

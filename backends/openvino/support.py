@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import BF16, F16, F32, I32, I64, GGMLType
+from conformance.cgraph.types import BF16, F16, F32, I32
 
 from .forms import BLOCKS
 
-FLOATS = frozenset({F32, F16, BF16})
-INDICES = frozenset({I32, I64})
-COPIES = frozenset({"CPY", "CONT", "DUP"})
-MOVES = frozenset({*COPIES, "CONCAT", "REPEAT"})
+MOVES = frozenset({"CPY", "CONT", "DUP", "CONCAT", "REPEAT"})
 STORED = frozenset({F32, F16, BF16, I32, *BLOCKS})
 """Types that the translation can round values to."""
 
@@ -48,10 +45,6 @@ def _reads(node: Tensor) -> str:
             continue
         return f"reads values of {s.type} that {s.root} of the same graph wrote; only leaves of that type can be read"
     return ""
-
-
-def _number(types: frozenset[GGMLType]) -> Callable[[GGMLType], bool]:
-    return lambda t: t in types or t.is_quantized
 
 
 RULES: tuple[Callable[[Tensor], str], ...] = (_strides, _stores, _reads)

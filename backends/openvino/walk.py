@@ -98,9 +98,10 @@ class Walk:
         """A leaf as the graph finds it; `whole` for the form that can be written or moved, else one to compute with."""
         if root.type in NUMBERS:
             return Held(number=self._part(root, parts(root.type)[0]))
-        if whole or self._plan.roles[root] == "cache":
+        if whole or (self._plan.roles[root] == "cache" and root.type in BLOCKS):
             return Held(parts={p.name: self._part(root, p) for p in parts(root.type)})
-        self._out.notes["leaves dequantised on the host" if root.type.is_quantized else "leaves cast on the host"] += 1
+        if Feed(self._plan.index[root], VALUE) not in self._leaves:
+            self._out.notes[f"leaves {'dequantised' if root.type.is_quantized else 'cast'} on the host"] += 1
         return Held(number=self._parameter(root, VALUE, "<i4" if root.type is I64 else "<f4", root.shape))
 
     def _current(self, root: Tensor, *, whole: bool) -> Held:
@@ -150,8 +151,17 @@ class Walk:
 
     # -- what emitters store --------------------------------------------------------------------------------------
 
-    def store(self, node: Tensor, x: Value) -> None:
-        """Make `x`, in order of `node`'s elements and of any shape, the value of `node`, rounded to its type."""
+    def store(self, node: Tensor, x: Value, *, exact: bool = False) -> None:
+        """Make `x` the value of `node`, rounded to its type.
+
+        Args:
+            node: the node.
+            x: in order of `node`'s elements, of any shape.
+            exact: whether `x` already lies on the grid of `node`'s type.
+
+        Raises:
+            BackendError: values of this type cannot be built.
+        """
         if node.type in BLOCKS:
             rows = reshape(self.c, x, (*node.ne[:0:-1], node.ne[0] // node.type.blck_size, node.type.blck_size))
             self.store_parts(node, blocks.quantized(self.c, node.type, rows, read_again=self.read_again(node)))
@@ -160,31 +170,23 @@ class Walk:
             raise BackendError(f"{node}: values cannot be stored in {node.type}; ask supports_op first")
         r = region(node, blocks=False)
         whole = r.contiguous and r.size == r.total
-        lossy = node.type in ROUND
-        if lossy and not whole and self.read_again(node):
+        lossy = node.type in ROUND and not exact
+        # BF16 is held between steps as float32
+        wide = node.type is BF16 and self._plan.roles.get(node.root) == "cache"
+        if lossy and (wide or (not whole and self.read_again(node))):
             x, lossy = ROUND[node.type](self.c, x), False
         old = None if whole else self._current(node.root, whole=True)
-        if old is not None and not old.rounded:
-            lossy = True
+        lossy = lossy or (old is not None and not old.rounded)
         new, how = write(self.c, old and old.number, r, x)
         self._note(f"written by {how}" if how != "whole" else how)
         self._held[node.root] = Held(number=reshape(self.c, new, node.root.shape), rounded=not lossy)
 
-    def store_exact(self, node: Tensor, x: Value) -> None:
-        """As `store`, where `x` already lies on the grid of `node`'s type."""
-        self.store(node, x)
-        held = self._held[node.root]
-        held.rounded = True
-
     def read_again(self, node: Tensor) -> bool:
-        """Whether a later node of the graph, or the next step, computes with what `node` stores.
+        """Whether a later node of the graph computes with what `node` stores.
 
         If not, its numbers leave the graph as they are and are rounded on the way.
         """
-        at = self._plan.index[node]
-        if self._plan.roles.get(node.root) == "cache" and node.type is BF16:
-            return True  # BF16 is held between steps as float32
-        return self._last_read.get(node.root, -1) > at
+        return self._last_read.get(node.root, -1) > self._plan.index[node]
 
     def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
         """Make `new`, in order of `node`'s blocks, the value of `node`."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from conformance.cgraph.case import Case, writes_in_place
+from conformance.cgraph.case import Case
 from conformance.cgraph.errors import BackendError, UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, is_empty
@@ -254,8 +254,3 @@ class TranslatingSession(Session):
 def computes(node: Tensor) -> bool:
     """Whether running `node` changes any byte: no view op, flagged for computation, not empty."""
     return node.op not in VIEW_OPS and bool(node.flags & FLAG_COMPUTE) and not is_empty(node)
-
-
-def written(graph: Graph) -> set[Tensor]:
-    """Roots that a computed node of `graph` stores into without owning them."""
-    return {n.root for n in graph if computes(n) and writes_in_place(n)}

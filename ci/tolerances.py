@@ -1,0 +1,58 @@
+"""The measured side of docs/tolerances.md: the worst figures per op and type out of `conform run --json` records.
+
+    conform run --family ops --level full --json run.json
+    python ci/tolerances.py run.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from conformance.backend.registry import Spec
+from conformance.run.oracle import REFERENCE, SECOND_OPINION
+
+COLUMNS = (SECOND_OPINION, "openvino-stateless")
+_BY_TYPE = {"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "ROPE", "SCALE"}
+
+
+def _row(case: str) -> str:
+    """Op, and for those whose figures depend on it the type, of an id `ops/OP-type-…@seed`."""
+    op, _, rest = case.partition("/")[2].partition("-")
+    kind = rest.partition("-")[0].partition("+")[0] if op in _BY_TYPE else ""
+    return f"{op} {kind}".strip()
+
+
+def _worst(results: list[dict[str, Any]], key: str) -> str:
+    found = [r[key] for r in results if r.get(key) is not None]
+    return f"{max(found):.2g}" if found else "–"
+
+
+def main(paths: list[str]) -> None:
+    """Print the table as Markdown."""
+    rows: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for path in paths:
+        for r in json.loads(Path(path).read_text(encoding="utf-8"))["results"]:
+            if r["verdict"] == "PASS":
+                rows[_row(r["case"])][Spec.parse(r["backend"]).name].append(r)
+    table = []
+    for name in sorted(rows):
+        cells = [name, max(len(v) for v in rows[name].values())]
+        for backend in COLUMNS:
+            found = rows[name][backend]
+            cells += [_worst(found, "nmse"), _worst(found, "budget_used")]
+        table.append([*cells, _worst(rows[name][SECOND_OPINION], "nmse_exact")])
+    heads = ["op", "cases"]
+    for backend in COLUMNS:
+        heads += [f"{backend}: NMSE", "budget used"]
+    print(tabulate(table, [*heads, f"{SECOND_OPINION}: NMSE from exact"], tablefmt="github", disable_numparse=True))
+    print(f"\n{REFERENCE} is held against {SECOND_OPINION} in the same arithmetic, so its figures are {SECOND_OPINION}'s.")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
