@@ -1,7 +1,6 @@
 """The measured side of docs/tolerances.md: the worst figures per op and type out of `conform run --json` records.
 
-    conform run --family ops --level full --json run.json
-    python ci/tolerances.py run.json
+First `conform run --family ops --level full --json run.json`, then `python ci/tolerances.py run.json`.
 """
 
 from __future__ import annotations
@@ -51,7 +50,9 @@ def main(paths: list[str]) -> None:
     for backend in COLUMNS:
         heads += [f"{backend}: NMSE", "budget used"]
     print(tabulate(table, [*heads, f"{SECOND_OPINION}: NMSE from exact"], tablefmt="github", disable_numparse=True))
-    print(f"\n{REFERENCE} is held against {SECOND_OPINION} in the same arithmetic, so its figures are {SECOND_OPINION}'s.")
+    print(
+        f"\n{REFERENCE} is held against {SECOND_OPINION} in the same arithmetic: its figures are those of {SECOND_OPINION}."
+    )
 
 
 if __name__ == "__main__":

@@ -293,7 +293,7 @@ def test_stale_caches_are_seen() -> None:
     class Stale(FaultyBackend):
         def open(self, case: Case) -> Session:
             session = super().open(case)
-            session.read = lambda t: np.zeros(nbytes(t), np.uint8)  # type: ignore[method-assign]  # the planted fault
+            session.read = lambda t: np.zeros(nbytes(t), np.uint8)  # type: ignore[method-assign,assignment]  # the planted fault
             return session
 
     try:

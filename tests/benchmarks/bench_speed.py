@@ -132,13 +132,16 @@ def test_op_cases_per_second(benchmark: BenchmarkFixture, runner: Runner, name: 
         _forget(runner)
         clock.inside = 0.0
 
-    benchmark.pedantic(lambda: _cycle(runner, spec, IDS), setup=setup, rounds=3)
-    seconds = benchmark.stats.stats.median
+    pedantic: Callable[..., None] = benchmark.pedantic
+    pedantic(lambda: _cycle(runner, spec, IDS), setup=setup, rounds=3)
+    assert benchmark.stats is not None
+    times = benchmark.stats.stats
+    seconds = times.median
     benchmark.extra_info.update(
         cases_per_second=round(len(IDS) / seconds),
         goal=GOALS[name],
     )
     if name != REFERENCE:
-        share = 1 - clock.inside / benchmark.stats.stats.data[-1]
+        share = 1 - clock.inside / times.data[-1]
         benchmark.extra_info["framework_share"] = round(share, 3)
     print(f"\n{name}: {benchmark.extra_info}")  # noqa: T201  # the figure is what this file is for
