@@ -51,7 +51,7 @@ def main(paths: list[str]) -> None:
         heads += [f"{backend}: NMSE", "budget used"]
     print(tabulate(table, [*heads, f"{SECOND_OPINION}: NMSE from exact"], tablefmt="github", disable_numparse=True))
     print(
-        f"\n{REFERENCE} is held against {SECOND_OPINION} in the same arithmetic: its figures are those of {SECOND_OPINION}."
+        f"\n{REFERENCE} is held against {SECOND_OPINION} in its arithmetic: its figures are those of {SECOND_OPINION}."
     )
 
 
