@@ -28,7 +28,8 @@ from conformance.report.record import record, write_json
 from conformance.run import golden
 from conformance.run.isolate import open_backend
 from conformance.run.runner import Runner
-from conformance.run.select import available, build, case_ids, parse_specs
+from conformance.run.select import build, case_ids, parse_specs
+from conformance.run.stages import choose
 
 
 class _Group(click.Group):
@@ -63,6 +64,11 @@ _backend = click.option(
 _family = click.option("--family", "families", multiple=True, metavar="NAME", help="Repeatable; default: all.")
 _case = click.option("--case", "globs", multiple=True, metavar="GLOB", help="Case ids, repeatable.")
 _level = click.option("--level", type=click.Choice(LEVELS), default="smoke", show_default=True)
+_stage = click.option(
+    "--stage",
+    metavar="STAGE",
+    help="Check the values of this stage of each backend: translate (before anything is compiled) or run.",
+)
 _save = click.option(
     "--save-failures",
     type=click.Path(path_type=Path, file_okay=False),
@@ -150,12 +156,14 @@ def _cases_of(what: str) -> list[Case]:
 
 @main.command()
 @_backend
+@_stage
 @_selection
 @_json
 @_save
 @click.argument("files", nargs=-1, type=_ExistingFile)
 def run(  # click shows the options' help
     backends: Sequence[str],
+    stage: str | None,
     families: Sequence[str],
     globs: Sequence[str],
     level: Level,
@@ -166,29 +174,30 @@ def run(  # click shows the options' help
     """Run cases, by family, glob and level or from FILES, on backends; print what is wrong and the totals."""
     read = [c for f in files for c in casefile.read(f)]
     ids = case_ids(families, globs, level) if not files or families or globs else []
-    _run(backends, ids, read, json_path, save_failures)
+    _run(choose(backends, stage), ids, read, json_path, save_failures, named=bool(backends))
 
 
 @main.command()
 @click.argument("file", type=_ExistingFile)
 @_backend
+@_stage
 @_json
-def repro(file: Path, backends: Sequence[str], json_path: Path | None) -> None:
+def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Path | None) -> None:
     """Run the case(s) of FILE again; the same verdict, numbers and first divergence as when it was saved."""
-    _run(backends, [], casefile.read(file), json_path, None, verbose=True)
+    _run(choose(backends, stage), [], casefile.read(file), json_path, None, named=bool(backends), verbose=True)
 
 
 def _run(
-    backends: Sequence[str],
+    backends: tuple[list[Spec], dict[Spec, str]],
     ids: Sequence[str],
     read: Sequence[Case],
     json_path: Path | None,
     save: Path | None,
     *,
+    named: bool,
     verbose: bool = False,
 ) -> NoReturn:
-    named = bool(backends)
-    specs, lacking = available(parse_specs(backends))
+    specs, lacking = backends
     if lacking and named:
         raise UnavailableError("; ".join(f"{s}: not available: {why}" for s, why in lacking.items()))
     runner = Runner(save_failures=save)

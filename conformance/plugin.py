@@ -16,7 +16,8 @@ from conformance.cgraph.errors import UsageError
 from conformance.check.verdict import FAILURES, Result, Totals, Verdict
 from conformance.report.record import record, write_json
 from conformance.run.runner import Runner
-from conformance.run.select import available, case_ids, parse_specs
+from conformance.run.select import case_ids
+from conformance.run.stages import choose
 
 Key = tuple[Spec, str]
 
@@ -28,7 +29,7 @@ class Suite:
         self.level = cast("Level", config.getoption("level"))
         self.families: list[str] = config.getoption("family")
         self.globs: list[str] = config.getoption("case")
-        self.specs, self.lacking = available(parse_specs(config.getoption("backend")))
+        self.specs, self.lacking = choose(config.getoption("backend"), config.getoption("stage"))
         save = config.getoption("save_failures")
         self.runner = Runner(save_failures=Path(save) if save else None)
         self.results: dict[Key, Result] = {}
@@ -67,6 +68,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="NAME[?KEY=VALUE]",
         help="backend to test, repeatable; default: every available one",
+    )
+    group.addoption(
+        "--stage",
+        metavar="STAGE",
+        help="check the values of this stage of each backend: translate (before anything is compiled) or run",
     )
     group.addoption(
         "--family", action="append", default=[], metavar="NAME", help="case family, repeatable; default: all"

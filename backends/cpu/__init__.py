@@ -28,7 +28,7 @@ class CpuBackend(KernelBackend):
         self._arithmetic = arithmetic
         self._kernels: dict[str, Kernel] = {
             **elementwise.kernels(arithmetic.quantize),
-            **copying.kernels(arithmetic.quantize),
+            **copying.kernels(arithmetic),
             **matmul.kernels(arithmetic),
             **attention.kernels(arithmetic),
             **unary.kernels(arithmetic),

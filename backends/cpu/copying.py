@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.tensor import Tensor
 from conformance.cgraph.types import GGMLType
 
+from .requantised import weight
 from .values import Values, checked_index, in_float64, load, operand, repeated, store
 
 
@@ -50,12 +52,12 @@ def _planes(n3: int, n2: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return np.arange(n3)[:, None, None], np.arange(n2)[None, :, None]
 
 
-def _get_rows(node: Tensor, dst: Raw, src: Sources) -> None:
+def _get_rows(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`dst[:, i10, i11, i12] = src0[:, src1[i10, i11, i12], i11, i12]`."""
-    (a, raw), (_, index_raw) = operand(node, src, 0), operand(node, src, 1)
-    index = checked_index(index_raw[0], a.ne[1], "src[1]", "rows, ne[1] of src[0]")
+    (type_, raw), (_, index_raw) = weight(arithmetic, node, src), operand(node, src, 1)
+    index = checked_index(index_raw[0], raw.shape[2], "src[1]", "rows, ne[1] of src[0]")
     picked = raw[(*_planes(*index.shape[:2]), index)]
-    _convert(a.type, picked, node.type, dst, "reference")
+    _convert(type_, picked, node.type, dst, "reference")
 
 
 def _set_rows(quantize: str, node: Tensor, dst: Raw, src: Sources) -> None:
@@ -75,12 +77,13 @@ def _pad(node: Tensor, x: Values) -> Values:
     return np.pad(x, widths, mode="wrap") if p[8] else np.pad(x, widths)
 
 
-def kernels(quantize: str) -> dict[str, Kernel]:
-    """Op -> kernel; `quantize` is how block types are stored."""
+def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
+    """Op -> kernel; `arithmetic` says how block types are stored, and weights before they are looked up."""
+    quantize = arithmetic.quantize
     return {
         **dict.fromkeys(("CPY", "CONT", "DUP"), partial(_copy, quantize)),
         "SET_ROWS": partial(_set_rows, quantize),
-        "GET_ROWS": _get_rows,
+        "GET_ROWS": partial(_get_rows, arithmetic),
         "CONCAT": _concat,
         "REPEAT": _repeat,
         "PAD": in_float64(_pad),

@@ -20,6 +20,7 @@ from conformance.cgraph.quants_blocks import BLOCK
 from conformance.cgraph.tensor import Tensor
 from conformance.cgraph.types import Q4_1, Q5_1, Q8_1, GGMLType, type_named
 
+from .requantised import weight
 from .values import Values, checked_index, in_float64, load, operand, store
 
 _OFFSET_TYPES = (Q4_1, Q5_1)
@@ -93,22 +94,26 @@ def _mul_mat(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> No
 
     With the hint GGML_HINT_SRC0_IS_HADAMARD in `op_params[1]` ggml may not read `src[0]`; here it is multiplied.
     """
-    (w, w_raw), (x, x_raw) = operand(node, src, 0), operand(node, src, 1)
-    activations = Activations(arithmetic.mul_mat.get(w.type.name), arithmetic.quantize, w.type, x.type, x_raw)
-    store(node.type, dst, activations.times(w.type, w_raw))
+    (type_, w_raw), (x, x_raw) = weight(arithmetic, node, src), operand(node, src, 1)
+    activations = Activations(arithmetic.mul_mat.get(type_.name), arithmetic.quantize, type_, x.type, x_raw)
+    store(node.type, dst, activations.times(type_, w_raw))
 
 
 def _mul_mat_id(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`dst[:, iu, it] = src0[:, :, ids[iu, it]] src1[:, iu % ne11, it]`: each token's rows by its own experts."""
-    (w, w_raw), (x, x_raw), (_, ids_raw) = (operand(node, src, i) for i in range(3))
-    ids = checked_index(ids_raw[0, 0], w.ne[2], "ids", "experts, ne[2] of src[0]")
-    activations = Activations(arithmetic.mul_mat.get(w.type.name), arithmetic.quantize, w.type, x.type, x_raw)
+    (type_, w_raw), (x, x_raw), (_, ids_raw) = (
+        weight(arithmetic, node, src),
+        operand(node, src, 1),
+        operand(node, src, 2),
+    )
+    ids = checked_index(ids_raw[0, 0], w_raw.shape[1], "ids", "experts, ne[2] of src[0]")
+    activations = Activations(arithmetic.mul_mat.get(type_.name), arithmetic.quantize, type_, x.type, x_raw)
     zero = np.zeros(1, np.int64)
-    out = np.empty((*ids.shape, w.ne[1]))
+    out = np.empty((*ids.shape, node.ne[0]))
     for expert in np.unique(ids):
         token, used = np.nonzero(ids == expert)
         rows = (zero, token, used % x.ne[1])
-        out[token, used] = activations.times(w.type, w_raw[:, expert : expert + 1], rows)[0, 0]
+        out[token, used] = activations.times(type_, w_raw[:, expert : expert + 1], rows)[0, 0]
     store(node.type, dst, out[None])
 
 

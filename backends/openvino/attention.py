@@ -6,12 +6,13 @@ import math
 
 import numpy as np
 import openvino.opset15 as o
+from openvino import Type
 
 from conformance.backend.translating import Emitter
 from conformance.cgraph.tensor import Tensor
 
 from .matmul import grouped
-from .nodes import Value, broadcastable, cut, reshape, shape_of, transpose
+from .nodes import Value, broadcastable, cut, reshape, shape_of, tile, transpose
 from .sources import optional, src
 from .walk import Walk
 
@@ -30,10 +31,10 @@ def _masked(e: Walk, x: Value, mask: Tensor | None, max_bias: float) -> Value:
     """`x` of shape (…, heads, rows, n) plus slope times mask; a mask may have more rows than are used."""
     if mask is None:
         return x
-    _, heads, rows, _ = shape_of(x)
-    m: Value = broadcastable(e.c, cut(e.c, e.number(mask), [0], [rows], [2]), shape_of(x))
+    _, heads, rows, _ = shape_of(e.c, x)
+    m: Value = broadcastable(e.c, cut(e.c, e.number(mask), [0], [rows], [2]), shape_of(e.c, x))
     if max_bias > 0:
-        m = o.multiply(m, o.constant(slopes(heads, max_bias).reshape(1, heads, 1, 1)))
+        m = o.multiply(m, o.constant(slopes(e.c.fixed(heads), max_bias).reshape(1, -1, 1, 1)))
     return o.add(x, m)
 
 
@@ -61,7 +62,7 @@ def _flash_attn_ext(e: Walk, node: Tensor) -> None:
     """Written by hand so that K and V stay at their own head counts; a row whose mask hides everything gives zeros."""
     q, k, v = (e.number(src(node, i)) for i in range(3))
     scale, max_bias, softcap = (node.param_f32(i) for i in range(3))
-    heads = shape_of(q)[1]
+    heads = shape_of(e.c, q)[1]
     x = grouped(e.c, k, o.multiply(q, e.c.f32(scale / softcap if softcap else scale)), transposed=True)
     if softcap:
         x = o.multiply(o.tanh(x), e.c.f32(softcap))
@@ -76,4 +77,66 @@ def _flash_attn_ext(e: Walk, node: Tensor) -> None:
     e.store(node, transpose(e.c, y, (0, 2, 1, 3)))
 
 
+def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
+    """The SDPA operator; what it cannot express (softcap, sinks) is written by hand.
+
+    Args:
+        e: the walk.
+        node: FLASH_ATTN_EXT.
+        wide: whether K and V are repeated to all heads; if not, heads of one group stand in a dimension of their own.
+    """
+    if node.param_f32(2) or optional(node, 4) is not None:
+        e.note("attention by hand: SDPA has no softcap and no sinks here")
+        _flash_attn_ext(e, node)
+        return
+    c = e.c
+    q, k, v = (e.number(src(node, i)) for i in range(3))
+    n3, heads, rows, size = shape_of(c, q)
+    _, kv, length, _ = shape_of(c, k)
+    group = heads // kv
+    mask = _mask(e, node)
+    rank5 = (n3, kv, group, rows)
+    if wide:
+        shapes = [(n3, kv, group, length, shape_of(c, x)[3]) for x in (k, v)]
+        k, v = (
+            reshape(c, tile(c, reshape(c, x, (n3, kv, 1, *to[3:])), to), (n3, heads, *to[3:]))
+            for x, to in zip((k, v), shapes, strict=True)
+        )
+    else:
+        q = reshape(c, q, (*rank5, size))
+        k, v = (reshape(c, x, (n3, kv, 1, length, shape_of(c, x)[3])) for x in (k, v))
+        if mask is not None:
+            own = shape_of(c, mask)
+            across = (kv, group) if own[1] != 1 else (1, 1)
+            mask = reshape(c, mask, (own[0], *across, *own[2:]))
+    width = shape_of(c, v)[-1]
+    y: Value = o.scaled_dot_product_attention(q, k, v, *(() if mask is None else (o.maximum(mask, c.f32(LOWEST)),)),
+                                              scale=c.f32(node.param_f32(0)), causal=False)  # fmt: skip
+    if mask is not None:  # a row whose mask hides everything gives zeros in ggml
+        seen = o.greater(o.reduce_max(mask, c.i64(-1), True), c.f32(LOWEST))
+        y = o.multiply(y, o.convert(seen, Type.f32))
+    y = reshape(c, c.shaped(y, (n3, heads, rows, width) if wide else (*rank5, width)), (n3, heads, rows, width))
+    e.store(node, transpose(c, y, (0, 2, 1, 3)))
+
+
+def _mask(e: Walk, node: Tensor) -> Value | None:
+    """The mask of FLASH_ATTN_EXT with ALiBi's slopes in it, shape (ne3 or 1, heads or 1, rows, n)."""
+    mask, max_bias = optional(node, 3), node.param_f32(1)
+    if mask is None:
+        return None
+    q = src(node, 0)
+    m: Value = cut(e.c, e.number(mask), [0], [q.ne[1]], [2])
+    m = broadcastable(e.c, m, (q.ne[3], q.ne[2], q.ne[1], mask.ne[0]))
+    if max_bias > 0:
+        m = o.multiply(m, o.constant(slopes(e.c.fixed(q.ne[2]), max_bias).reshape(1, -1, 1, 1)))
+    return m
+
+
 EMITTERS: dict[str, Emitter] = {"SOFT_MAX": _soft_max, "FLASH_ATTN_EXT": _flash_attn_ext}
+
+FORMS: dict[str, Emitter] = {
+    "manual": _flash_attn_ext,
+    "sdpa": lambda e, node: _operator(e, node, wide=True),
+    "sdpa5d": lambda e, node: _operator(e, node, wide=False),
+}
+"""Value of the option `attention` -> what emits FLASH_ATTN_EXT."""

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from conformance.backend.dynamic import TracedPlan
 from conformance.backend.interface import DeviceInfo, Witness
+from conformance.backend.measure import Peak
 from conformance.backend.translating import Emitter, Plan, TranslatingBackend, TranslatingSession
+from conformance.cgraph.arithmetic import Arithmetic, requantising
 from conformance.cgraph.case import Case
+from conformance.cgraph.errors import UsageError
+from conformance.cgraph.requant import mode_named
 from conformance.cgraph.tensor import Tensor
 
+from .cache import ModelCache
 from .compile import compiler
 from .support import refusal
 
 if TYPE_CHECKING:
     from .bind import HostMemory, Request
+    from .weights import Stored
+
+
+ATTENTION = ("manual", "sdpa", "sdpa5d")
 
 
 class OpenVinoStateless(TranslatingBackend):
@@ -26,25 +36,65 @@ class OpenVinoStateless(TranslatingBackend):
         precision: `accuracy` (f32 throughout) or `default` (whatever the device likes best).
         fusion: `on`, `off`, or `auto`: the CPU plugin fuses elementwise kernels in models with weights in them, not in
             single ops, where fusing takes longer than everything else.
+        dynamic: `on`, or `off`: one model per distinct graph, even where graphs differ in sizes and offsets only.
+        stage: `run`, or `translate`, which runs the translated model by `Model.evaluate` and compiles nothing.
+        attention: how FLASH_ATTN_EXT is expressed: `manual` (products and a softmax; K and V stay at their own heads),
+            `sdpa` (the operator, K and V repeated to all heads) or `sdpa5d` (the operator, nothing repeated).
+        cache_dir: where compiled models are kept for other processes; empty for nowhere.
+        requant: how quantised weights are stored: `none` (exactly), `channel8` or `npu` (`cgraph.requant`).
     """
 
     batch: ClassVar[int] = 100
+    stages: ClassVar[tuple[str, ...]] = ("translate", "run")
 
-    def __init__(self, device: str = "CPU", precision: str = "accuracy", fusion: str = "auto") -> None:
+    def __init__(
+        self,
+        device: str = "CPU",
+        precision: str = "accuracy",
+        fusion: str = "auto",
+        dynamic: str = "on",
+        stage: str = "run",
+        requant: str = "none",
+        attention: str = "manual",
+        cache_dir: str = "",
+    ) -> None:
         super().__init__()
+        self._arithmetic = requantising(requant)
+        self.requant = mode_named(requant)
+        if stage not in self.stages:
+            raise UsageError(f"stage: one of {', '.join(self.stages)} expected, {stage!r} given")
+        self.stage = stage
+        if dynamic not in {"on", "off"}:
+            raise UsageError(f"dynamic: one of on, off expected, {dynamic!r} given")
+        self.lifts = dynamic == "on"
+        if attention not in ATTENTION:
+            raise UsageError(f"attention: one of {', '.join(ATTENTION)} expected, {attention!r} given")
+        self._attention = attention
+        self._options = (device, precision, fusion, stage, requant, attention)
+        self._cache = ModelCache(Path(cache_dir)) if cache_dir and stage == "run" else None
         self.device = device
-        self._compiler = compiler(device, precision, fusion)
+        self._compiler = compiler(device, precision, fusion, stage)
 
     def info(self) -> DeviceInfo:
         """Device name, OpenVINO's and the plugin's versions."""
         c = self._compiler
         return DeviceInfo("openvino-stateless", self.device, c.description(), c.versions())
 
+    def arithmetic(self) -> Arithmetic:
+        """Exact, but for weights that `requant` stores in another form."""
+        return self._arithmetic
+
+    def bakes_weights(self, case: Case) -> bool:
+        """Also where there are quantised weights: only a constant can be read compressed."""
+        caches = set(case.caches())
+        return super().bakes_weights(case) or any(t.type.is_quantized and t not in caches for t in case.persistent)
+
     def emitters(self) -> Mapping[str, Emitter]:
         """The table of all topics."""
-        from .emitters import EMITTERS  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
+        from .attention import FORMS  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
+        from .emitters import EMITTERS  # noqa: PLC0415  # as above
 
-        return EMITTERS
+        return {**EMITTERS, "FLASH_ATTN_EXT": FORMS[self._attention]}
 
     def refuses(self, node: Tensor) -> str:
         """What OpenVINO, or this translation, cannot express."""
@@ -54,18 +104,34 @@ class OpenVinoStateless(TranslatingBackend):
         """Persistent tensors on the host."""
         from .bind import HostMemory  # noqa: PLC0415  # as above
 
-        return HostMemory(case)
+        return HostMemory(case, self.requant)
 
     def translate(self, plan: Plan, memory: HostMemory) -> Request:
         """Walk and emit, compile, make the request."""
         from .bind import Request  # noqa: PLC0415  # as above
         from .walk import Walk  # noqa: PLC0415  # as above
 
-        emitted = Walk(plan, memory.read).run(self.emitters())
+        own = plan.own if isinstance(plan, TracedPlan) else plan.tensors
+
+        def compressed(node: Tensor) -> Stored | None:
+            assert node.src[0] is not None  # the walk found a weight there
+            return memory.weights.get(node, own[plan.index[node.src[0]]], memory.read)
+
+        emitted = Walk(plan, lambda t: memory.read(own[plan.index[t]]), compressed).run(self.emitters())
         if not emitted.results:
             return Request(None, emitted)
         served = "weight" in plan.roles.values()
-        return Request(self._compiler.compiled(emitted.results, emitted.parameters, served=served), emitted)
+        compiler = self._compiler
+        with Peak() as peak:
+            if self._cache is None:
+                compiled = compiler.compiled(emitted.results, emitted.parameters, served=served)
+            else:
+                name = self._cache.name(plan, (self._options, served, sorted(compiler.versions().items())))
+                compiled, note = self._cache.compiled(
+                    compiler, name, lambda: compiler.compiled(emitted.results, emitted.parameters, served=served)
+                )
+                emitted.notes[note] += 1
+        return Request(compiled, emitted, peak.bytes)
 
     def open(self, case: Case) -> OpenVinoSession:
         """A session whose witness names what OpenVINO executed."""
@@ -75,21 +141,17 @@ class OpenVinoStateless(TranslatingBackend):
 class OpenVinoSession(TranslatingSession):
     """Adds to the engine's counts what OpenVINO tells of its programs."""
 
+    def __init__(self, backend: OpenVinoStateless, case: Case) -> None:
+        super().__init__(backend, case)
+        self._stage = backend.stage
+
     def witness(self) -> Witness:
-        """Execution devices and layer types of every program that ran here."""
-        from .bind import layers  # noqa: PLC0415  # as above
+        """Execution devices, layer types, views and bytes of every program that ran here."""
+        from .proof import testify  # noqa: PLC0415  # as above
 
         w = super().witness()
-        kernels: Counter[str] = Counter()
-        notes: Counter[str] = Counter()
-        devices: list[str] = []
-        for p in self.programs():
-            compiled = p.compiled  # type: ignore[attr-defined]  # programs of this backend are Requests
-            notes.update(p.notes)  # type: ignore[attr-defined]  # as above
-            if compiled is not None:
-                kernels.update(layers(compiled))
-                devices += compiled.get_property("EXECUTION_DEVICES")
-        w.device = ", ".join(sorted(set(devices))) or w.device
-        w.kernels = dict(sorted(kernels.items()))
-        w.notes = [f"{n} {what}" for what, n in sorted(notes.items())]
+        testify(w, self.programs(), self._stage)  # type: ignore[arg-type]  # programs of this backend are Requests
+        w.state = "bound" if "cache" in self._roles.values() else ""
+        w.bytes["weights"] = self._memory.weights.nbytes  # type: ignore[attr-defined]  # a HostMemory
+        w.notes += [f"compiled one by one: {r}" for r in self._reasons]
         return w

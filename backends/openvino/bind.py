@@ -10,20 +10,24 @@ from numpy.typing import NDArray
 from openvino import Node
 from openvino import Tensor as OvTensor
 
+from conformance.backend.sym import evaluate
 from conformance.backend.translating import Memory, Plan, Program
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import BackendError, UsageError
+from conformance.cgraph.requant import Requant
 from conformance.cgraph.tensor import Bytes, Tensor, is_empty, nbytes
 
 from .compile import words
-from .forms import VALUE, decode, encode, value
+from .forms import VALUE, decode, encode, held, narrow, value
 from .walk import Emitted
+from .weights import WeightStore
 
 
 class HostMemory(Memory):
     """Weights as bytes; caches as OpenVINO tensors, one per part, which each step reads and the next finds replaced."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, requant: Requant | None = None) -> None:
+        self.weights = WeightStore(requant)
         self._bytes = {t: data.copy() for t, data in case.persistent.items()}
         self.caches: dict[Tensor, dict[str, OvTensor]] = {}
         for t in case.caches():
@@ -40,8 +44,9 @@ class HostMemory(Memory):
             raise UsageError(f"{tensor}: {nbytes(tensor)} bytes expected, {data.nbytes} given")
         if tensor in self._bytes:
             self._bytes[tensor] = data.copy()
+            self.weights.forget(tensor)
         else:
-            self.caches[tensor] = {n: OvTensor(np.ascontiguousarray(a)) for n, a in encode(tensor, data).items()}
+            self.caches[tensor] = {n: OvTensor(a) for n, a in held(tensor, data).items()}
 
     def read(self, tensor: Tensor) -> Bytes:
         """The bytes, exact."""
@@ -53,45 +58,74 @@ class HostMemory(Memory):
 class Request(Program):
     """A compiled model with its one infer request."""
 
-    def __init__(self, compiled: Any, emitted: Emitted) -> None:  # noqa: ANN401  # an openvino.CompiledModel
+    def __init__(
+        self,
+        compiled: Any,  # noqa: ANN401  # an openvino.CompiledModel
+        emitted: Emitted,
+        peak: int | None = None,
+    ) -> None:
         self.compiled = compiled
+        self.peak = peak
         self.notes = emitted.notes
         self._feeds = emitted.feeds
         self._outputs = emitted.outputs
-        self._first_cache = len(emitted.outputs) - emitted.caches
+        self._first_cache = emitted.first_cache
+        self._commits = emitted.commits
+        self._symbols = list(emitted.symbols)
+        self._bindings: tuple[int, ...] | None = None
         self._request = compiled.create_infer_request() if compiled is not None else None
+        self._set: dict[int, OvTensor] = {}
         self._spare: dict[int, OvTensor] = {}
+        self._tables: dict[int, tuple[OvTensor, NDArray[Any]]] = {}
         self._moved = {i for i, r in enumerate(emitted.results) if _is_parameter(r)}
+        self._values = np.zeros(len(self._symbols), np.int64)
+        if self._request is not None:
+            for k in range(len(self._symbols)):
+                one = OvTensor(self._values[k : k + 1], shared_memory=True)
+                self._request.set_input_tensor(len(emitted.parameters) - len(self._symbols) + k, one)
+
+    def bind(self, bindings: tuple[int, ...]) -> None:
+        """Compute what depends on the template's symbols."""
+        if bindings != self._bindings:
+            self._values[:] = [evaluate(e, bindings) for e in self._symbols]
+            self._bindings = bindings
 
     def run(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
         """Bind, infer, collect.
 
         Raises:
-            BackendError: OpenVINO's own words.
+            BackendError: OpenVINO's own words, or a row outside its cache.
         """
         found: dict[int, dict[str, NDArray[Any]]] = {}
         if self._request is not None:
             try:
-                self._bind(plan, memory, inputs)
+                self._feed(plan, memory, inputs)
                 self._request.infer()
             except RuntimeError as e:
                 raise BackendError(f"OpenVINO failed to run: {words(e)}") from e
             for i, (index, form) in enumerate(self._outputs[: self._first_cache]):
                 found.setdefault(index, {})[form] = self._request.get_output_tensor(i).data
-            self._keep(plan, memory)
         empty = np.empty(0, np.uint8)
-        return {
+        # before the caches change: a result that is a plain parameter lies in the cache's own memory
+        values = {
             t: decode(t.type, found[plan.index[t]]).copy() if plan.index[t] in found else empty for t in plan.outputs
         }
+        if self._request is not None:
+            self._keep(plan, memory)
+            self._commit(plan, memory)
+        return values
 
-    def _bind(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> None:
+    def _feed(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> None:
         assert self._request is not None  # a program without results has nothing to bind
         coded: dict[int, dict[str, NDArray[Any]]] = {}
         for i, feed in enumerate(self._feeds):
             t = plan.tensors[feed.index]
             cache = plan.roles[t] == "cache"
             if cache and feed.form != VALUE:
-                self._request.set_input_tensor(i, memory.caches[t][feed.form])
+                bound = memory.caches[t][feed.form]
+                if self._set.get(i) is not bound:
+                    self._request.set_input_tensor(i, bound)
+                    self._set[i] = bound
                 continue
             if feed.form == VALUE:
                 array = value(t, memory.read(t) if cache else inputs[t])
@@ -102,10 +136,10 @@ class Request(Program):
             if i in self._moved:
                 continue
             # never the tensor that is being read: a program may read a cache after it has written it
-            if i not in self._spare:
-                index, form = self._outputs[i]
-                held = memory.caches[plan.tensors[index]][form]
-                self._spare[i] = OvTensor(held.element_type, held.shape)
+            index, form = self._outputs[i]
+            kept = memory.caches[plan.tensors[index]][form]
+            if i not in self._spare or self._spare[i] is kept:
+                self._spare[i] = OvTensor(kept.element_type, kept.shape)
             self._request.set_output_tensor(i, self._spare[i])
 
     def _keep(self, plan: Plan, memory: HostMemory) -> None:
@@ -113,11 +147,35 @@ class Request(Program):
         assert self._request is not None  # as above
         for i in range(self._first_cache, len(self._outputs)):
             index, form = self._outputs[i]
-            held = memory.caches[plan.tensors[index]]
-            if i in self._moved:
-                held[form] = OvTensor(self._request.get_output_tensor(i).data.copy())
+            t = plan.tensors[index]
+            kept = memory.caches[t]
+            if narrow(t.type, form):
+                with np.errstate(over="ignore"):
+                    kept[form].data[...] = self._request.get_output_tensor(i).data.astype("<f2")
+            elif i in self._moved:
+                kept[form] = OvTensor(self._request.get_output_tensor(i).data.copy())
             else:
-                held[form], self._spare[i] = self._spare[i], held[form]
+                kept[form], self._spare[i] = self._spare[i], kept[form]
+
+    def _commit(self, plan: Plan, memory: HostMemory) -> None:
+        """New rows go into the caches."""
+        assert self._request is not None  # as above
+        given: dict[int, NDArray[Any]] = {}
+        for k, c in enumerate(self._commits):
+            bound = memory.caches[plan.tensors[c.index]][c.form]
+            known = self._tables.get(k)
+            if known is None or known[0] is not bound:
+                known = self._tables[k] = (bound, bound.data.reshape(c.extents))
+            if c.ids not in given:
+                given[c.ids] = self._request.get_output_tensor(c.ids).data
+            rows = self._request.get_output_tensor(c.rows).data
+            try:
+                if narrow(plan.tensors[c.index].type, c.form):
+                    with np.errstate(over="ignore"):  # what is too large becomes infinite
+                        rows = rows.astype("<f2")
+                known[1][(slice(None),) * c.axis + (given[c.ids],)] = rows
+            except IndexError as e:
+                raise BackendError(f"{plan.tensors[c.index]}: a row is written that it does not have: {e}") from e
 
 
 def _is_parameter(result: Node) -> bool:

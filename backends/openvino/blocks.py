@@ -13,7 +13,7 @@ from conformance.cgraph.quants_blocks import KVALUES_FP4
 from conformance.cgraph.types import MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 
 from .forms import BLOCKS
-from .nodes import Constants, Value, round_f16
+from .nodes import Constants, Value, round_f16, shape_of
 
 Parts = dict[str, Value]
 """`d`, `m`: float32 of shape (…, 1) on F16's grid; `e`: uint8 of that shape; `q`: int8 or uint8, (…, blck_size)."""
@@ -87,7 +87,7 @@ def _extreme(c: Constants, x: Value) -> Value:
     """The value of largest magnitude, the first of several, with its sign."""
     size = o.abs(x)
     top = o.reduce_max(size, c.i64(-1), True)
-    count = int(x.shape[-1])
+    count = int(shape_of(c, x)[-1])
     place = o.constant(np.arange(count, dtype=np.float32))
     first = o.reduce_min(o.select(o.equal(size, top), place, c.f32(float(count))), c.i64(-1), True)
     return o.reduce_sum(o.select(o.equal(place, first), x, c.f32(0.0)), c.i64(-1), True)

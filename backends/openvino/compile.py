@@ -37,9 +37,10 @@ class Compiler:
     properties: dict[str, Any]
 
     fusion: str = "auto"
+    stage: str = "run"
 
     def compiled(self, results: list[Any], parameters: list[Any], *, served: bool = True) -> CompiledModel:
-        """Make a model of nodes and compile it.
+        """Make a model of nodes and compile it, or at stage `translate` have it interpreted.
 
         Args:
             results: result nodes, in the order of the outputs.
@@ -50,10 +51,19 @@ class Compiler:
         Raises:
             BackendError: the device's compiler refused it.
         """
+        try:
+            model = self.ov.Model(results, parameters)
+        except RuntimeError as e:
+            raise BackendError(f"OpenVINO {self.device} refused to compile: {words(e)}") from e
+        return self.model(model, served=served)
+
+    def model(self, model: Any, *, served: bool = True) -> CompiledModel:  # noqa: ANN401  # an openvino.Model
+        """Compile a model; `served` and errors as `compiled` has them."""
         fused = served if self.fusion == "auto" else self.fusion == "on"
         extra = {} if fused or self.device != "CPU" else UNFUSED
         try:
-            model = self.ov.Model(results, parameters)
+            if self.stage == "translate":
+                return _interpreted(model)
             try:
                 return self.core.compile_model(model, self.device, {**self.properties, **extra})
             except RuntimeError as e:
@@ -75,7 +85,7 @@ class Compiler:
         return str(self.core.get_property(self.device, "FULL_DEVICE_NAME"))
 
 
-def compiler(device: str, precision: str, fusion: str) -> Compiler:
+def compiler(device: str, precision: str, fusion: str, stage: str = "run") -> Compiler:
     """The compiler for `device`.
 
     Raises:
@@ -95,7 +105,13 @@ def compiler(device: str, precision: str, fusion: str) -> Compiler:
     # GPU.0 may be asked for as GPU
     if device not in here and not any(d.split(".")[0] == device for d in here):
         raise UnavailableError(f"openvino: device {device!r} is not here; devices found: {', '.join(here) or 'none'}")
-    return Compiler(openvino, core, device, PROPERTIES[precision], fusion)  # type: ignore[index]  # checked above
+    return Compiler(openvino, core, device, PROPERTIES[precision], fusion, stage)  # type: ignore[index]  # checked above
+
+
+def _interpreted(model: Any) -> CompiledModel:  # noqa: ANN401  # an openvino.Model
+    from .interpret import Interpreted  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
+
+    return Interpreted(model)
 
 
 def words(e: BaseException) -> str:

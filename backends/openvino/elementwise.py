@@ -21,7 +21,7 @@ def _binary(make: Callable[[Value, Value], Value]) -> Emitter:
 
     def emit(e: Walk, node: Tensor) -> None:
         a, b = e.number(src(node, 0)), e.number(src(node, 1))
-        e.store(node, make(a, broadcastable(e.c, b, shape_of(a))))
+        e.store(node, make(a, broadcastable(e.c, b, shape_of(e.c, a))))
 
     return emit
 
@@ -29,8 +29,8 @@ def _binary(make: Callable[[Value, Value], Value]) -> Emitter:
 def _add_id(e: Walk, node: Tensor) -> None:
     """Row `ids[i1, i2]` of src[1] is added to row (i1, i2) of src[0]."""
     a, b, ids = (e.number(src(node, i)) for i in range(3))
-    table = reshape(e.c, cut(e.c, b, [0, 0], [1, 1], [0, 1]), shape_of(b)[2:])
-    rows = o.gather(table, reshape(e.c, ids, (1, *shape_of(a)[1:3])), e.c.axis(0))
+    table = reshape(e.c, cut(e.c, b, [0, 0], [1, 1], [0, 1]), shape_of(e.c, b)[2:])
+    rows = o.gather(table, reshape(e.c, ids, (1, *shape_of(e.c, a)[1:3])), e.c.axis(0))
     e.store(node, o.add(a, rows))
 
 
@@ -170,7 +170,7 @@ def _glu(e: Walk, node: Tensor) -> None:
 def _divide(e: Walk, node: Tensor) -> None:
     """The CPU plugin multiplies by the reciprocal, which a small or large divisor pushes out of range: scale both."""
     c, a, b = e.c, e.number(src(node, 0)), e.number(src(node, 1))
-    b = broadcastable(c, b, shape_of(a))
+    b = broadcastable(c, b, shape_of(c, a))
     size = o.abs(b)
     inner = o.select(o.greater(size, c.f32(2.0**64)), c.f32(2.0**-64), c.f32(1.0))
     by = o.select(o.less(size, c.f32(2.0**-64)), c.f32(2.0**64), inner)

@@ -77,6 +77,22 @@ def parts(type_: GGMLType) -> tuple[Part, ...]:
     return (Part(RAW, "|u1", type_.type_size),)
 
 
+def held_dtype(p: Part) -> str:
+    """The dtype in which a cache holds a part between steps: float32 for F16, which a model could only widen whole."""
+    return "<f4" if p.dtype == "<f2" else p.dtype
+
+
+def narrow(type_: GGMLType, form: str) -> bool:
+    """Whether a cache holds this part wider than its type has it, so that what is written must be rounded."""
+    return (form == NUMBER and type_ is F16) or form in {"d", "m"}
+
+
+def held(t: Tensor, data: Bytes) -> dict[str, NDArray[Any]]:
+    """The parts of the cache `t` as it is held between steps; `decode` gives the bytes back."""
+    coded = encode(t, data)
+    return {p.name: np.ascontiguousarray(coded[p.name], held_dtype(p)) for p in parts(t.type)}
+
+
 def encode(t: Tensor, data: Bytes) -> dict[str, NDArray[Any]]:
     """The parts of contiguous `t` from its bytes."""
     if t.type is BF16:

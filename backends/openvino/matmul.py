@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import openvino.opset15 as o
 
+from conformance.backend.sym import same
 from conformance.backend.translating import Emitter
 from conformance.cgraph.tensor import Tensor
 
@@ -24,32 +26,50 @@ def grouped(c: Constants, a: Value, b: Value, *, transposed: bool) -> Value:
     Returns:
         Shape (ne13, ne12, N, M); nothing is repeated in memory: groups of dimension 2 become rows.
     """
-    n03, n02, *_ = shape_of(a)
-    n13, n12, n, k = shape_of(b)
-    m = shape_of(a)[2 if transposed else 3]
-    if n02 in (1, n12) and n03 in (1, n13):
-        return o.matmul(b, a, False, transposed)
+    n03, n02, *_ = shape_of(c, a)
+    n13, n12, n, k = shape_of(c, b)
+    m = shape_of(c, a)[2 if transposed else 3]
+    neighbours = n03 == 1 or same(n03, n13)
+    if neighbours and (n02 == 1 or same(n02, n12)):
+        return c.shaped(o.matmul(b, a, False, transposed), (n13, n12, n, m))
     rows = n12 // n02 * n
-    if n03 in (1, n13):
+    if neighbours:
         x = o.matmul(reshape(c, b, (n13, n02, rows, k)), a, False, transposed)
     else:
         wide = reshape(c, b, (n03, n13 // n03, n02, rows, k))
-        x = o.matmul(wide, reshape(c, a, (n03, 1, *shape_of(a)[1:])), False, transposed)
+        x = o.matmul(wide, reshape(c, a, (n03, 1, *shape_of(c, a)[1:])), False, transposed)
     return reshape(c, x, (n13, n12, n, m))
 
 
 def _mul_mat(e: Walk, node: Tensor) -> None:
-    e.store(node, grouped(e.c, e.number(src(node, 0)), e.number(src(node, 1)), transposed=True))
+    """A weight of two dimensions stays compressed; of more, the device expands it."""
+    a, x, w = src(node, 0), e.number(src(node, 1)), e.weight(node)
+    if w is None or a.ne[2] * a.ne[3] != 1:
+        full = e.number(a) if w is None else reshape(e.c, w.matrix(), a.shape)
+        e.store(node, grouped(e.c, full, x, transposed=True))
+        return
+    e.store(node, e.c.shaped(o.matmul(x, w.matrix(), False, True), (*shape_of(e.c, x)[:3], a.ne[1])))
+
+
+def _picked(e: Walk, node: Tensor, ids: Value) -> Value:
+    """The experts `ids`, of shape (tokens, used): (tokens, used, M, K)."""
+    experts, w = src(node, 0), e.weight(node)
+    if w is None:
+        return o.gather(reshape(e.c, e.number(experts), experts.shape[1:]), ids, e.c.axis(0))
+    k, m, *_ = experts.ne
+    first = o.multiply(o.unsqueeze(ids, e.c.i64(-1)), o.constant(np.int32(m)))
+    rows = o.add(first, o.constant(np.arange(m, dtype=np.int32)))
+    return e.c.shaped(w.rows(rows), (*shape_of(e.c, ids), m, k))
 
 
 def _mul_mat_id(e: Walk, node: Tensor) -> None:
     """Row (i1, i2) of the result is row (i1 modulo, i2) of src[1] times the expert `ids[i1, i2]`."""
-    experts, x, ids = (e.number(src(node, i)) for i in range(3))
+    x, ids = e.number(src(node, 1)), e.number(src(node, 2))
     m, used, tokens, _ = node.ne
-    picked = o.gather(reshape(e.c, experts, shape_of(experts)[1:]), reshape(e.c, ids, (tokens, used)), e.c.axis(0))
-    rows = reshape(e.c, x, (tokens, shape_of(x)[2], 1, shape_of(x)[3]))
-    if shape_of(rows)[1] != 1:
-        rows = tile(e.c, rows, (tokens, used, 1, shape_of(x)[3]))
+    picked = _picked(e, node, reshape(e.c, ids, (tokens, used)))
+    rows = reshape(e.c, x, (tokens, shape_of(e.c, x)[2], 1, shape_of(e.c, x)[3]))
+    if shape_of(e.c, rows)[1] != 1:
+        rows = tile(e.c, rows, (tokens, used, 1, shape_of(e.c, x)[3]))
     e.store(node, reshape(e.c, o.matmul(rows, picked, False, True), (1, tokens, used, m)))
 
 

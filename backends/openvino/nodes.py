@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
 import openvino.opset15 as o
-from openvino import Node, Output, Type
+from openvino import Node, Type
+
+from conformance.backend.sym import Expr, Sym, expr_of, same
+from conformance.cgraph.errors import BackendError
 
 Value: TypeAlias = Any
 """A `Node` of one output, or an `Output` of one of several: openvino ships no type information."""
@@ -20,11 +24,19 @@ TYPES: dict[str, Type] = {
 
 
 class Constants:
-    """Scalars and index vectors of one model, each made once."""
+    """What a model is made of besides its nodes: scalars and index vectors, each made once, and what shapes are known.
+
+    An int may be a `Sym`: then its expression becomes a parameter, which the host computes at each run. What cannot
+    depend on a symbol is frozen by a comparison, which holds later graphs to its outcome (`sym.assumptions`).
+    """
 
     def __init__(self) -> None:
+        self.symbols: dict[Expr, Node] = {}
+        """Expression -> the parameter of shape [1] that takes its value."""
         self._floats: dict[float | str, Node] = {}
-        self._ints: dict[tuple[int, ...] | int, Node] = {}
+        self._ints: dict[tuple[int | Expr, ...] | int, Node] = {}
+        self._shapes: dict[int, tuple[Value, Shape]] = {}
+        self._sources: dict[int, Value] = {}
 
     def f32(self, x: float) -> Node:
         """A float32 scalar."""
@@ -35,55 +47,168 @@ class Constants:
 
     def i64(self, *x: int) -> Node:
         """A vector of int64."""
-        if x not in self._ints:
-            self._ints[x] = o.constant(np.array(x, np.int64))
-        return self._ints[x]
+        key = tuple(n.expr if isinstance(n, Sym) else n for n in x)
+        if key not in self._ints:
+            self._ints[key] = self._vector(x)
+        return self._ints[key]
+
+    def _vector(self, x: Sequence[int]) -> Node:
+        pieces: list[Node] = []
+        for symbolic, run in groupby(x, key=lambda n: isinstance(n, Sym)):
+            if symbolic:
+                pieces += [self._symbol(n) for n in run]
+            else:
+                pieces.append(o.constant(np.array(list(run), np.int64)))
+        return pieces[0] if len(pieces) == 1 else o.concat(pieces, 0) if pieces else o.constant(np.empty(0, np.int64))
+
+    def _symbol(self, n: int) -> Node:
+        expr = expr_of(n)
+        if expr not in self.symbols:
+            self.symbols[expr] = o.parameter([1], Type.i64)
+        return self.symbols[expr]
 
     def axis(self, x: int) -> Node:
         """An int64 scalar."""
+        if isinstance(x, Sym):
+            return o.squeeze(self._symbol(x), self.i64(0))
         if x not in self._ints:
             self._ints[x] = o.constant(np.array(x, np.int64))
         return self._ints[x]
 
+    def fixed(self, n: int) -> int:
+        """`n` as a number that the model may be built on: a symbolic one is held to it."""
+        return int(n) if n == int(n) else 0  # the comparison is what holds later graphs to it
 
-def shape_of(x: Value) -> Shape:
-    """The static shape."""
-    return tuple(int(n) for n in x.shape)
+    # -- what is known of values ----------------------------------------------------------------------------------
+
+    def shaped(self, x: Value, shape: Sequence[int]) -> Value:
+        """`x`, which is known to have `shape`."""
+        self._shapes[id(x)] = (x, tuple(shape))
+        return x
+
+    def shape(self, x: Value) -> Shape | None:
+        """What `shaped` said of `x`."""
+        known = self._shapes.get(id(x))
+        return known and known[1]
+
+    def reshaped(self, x: Value, source: Value, shape: Sequence[int]) -> Value:
+        """`x`, which is `source` in another shape."""
+        self._sources[id(x)] = source
+        return self.shaped(x, shape)
+
+    def source(self, x: Value) -> Value:
+        """What `x` was reshaped from; itself where it was not."""
+        return self._sources.get(id(x), x)
+
+
+ELEMENTWISE = frozenset({
+    "Abs", "Add", "Ceiling", "Convert", "Cos", "Divide", "Elu", "Equal", "Exp", "Floor", "FloorMod", "Gelu", "Greater",
+    "GreaterEqual", "Less", "Log", "Maximum", "Minimum", "Multiply", "Negative", "ReLU", "Relu", "Round", "Select",
+    "Sigmoid", "Sign", "Sin", "SoftMax", "Softmax", "Sqrt", "Subtract", "Swish", "Tanh",
+})  # fmt: skip
+"""Node types whose shape is that of their inputs, broadcast."""
+
+
+def known_shape(c: Constants, x: Value) -> Shape | None:
+    """The shape, symbolic where the graph's is; None where nothing tells it."""
+    known = c.shape(x)
+    if known is not None:
+        return known
+    node, partial = (x, x.get_output_partial_shape(0)) if isinstance(x, Node) else (x.get_node(), x.get_partial_shape())
+    if partial.is_static:
+        return tuple(int(n) for n in partial.to_shape())
+    if node.get_type_name() not in ELEMENTWISE:
+        return None
+    shapes = [known_shape(c, v.get_node() if v.get_node().get_output_size() == 1 else v) for v in node.input_values()]
+    made = _broadcast(shapes)
+    return made and c.shaped(x, made) and made
+
+
+def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
+    rank = max(0 if s is None else len(s) for s in shapes)
+    out: list[int] = []
+    for i in range(-rank, 0):
+        dims: list[int] = []
+        for s in shapes:
+            if s is None:
+                return None
+            n = s[i] if -i <= len(s) else 1
+            if n != 1 and not (dims and same(dims[0], n)):
+                dims.append(n)
+        if len(dims) > 1:
+            return None
+        out.append(dims[0] if dims else 1)
+    return tuple(out)
+
+
+def shape_of(c: Constants, x: Value) -> Shape:
+    """The shape, symbolic where the graph's is.
+
+    Raises:
+        BackendError: nothing tells it.
+    """
+    known = known_shape(c, x)
+    if known is None:
+        raise BackendError(f"the shape of {x} is not known; an emitter must say it with Constants.shaped")
+    return known
+
+
+def alike(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two shapes are one in every graph of the template."""
+    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
 
 
 def reshape(c: Constants, x: Value, shape: Sequence[int]) -> Value:
     """`x` in another shape; nothing where it has it already, and never one reshape after another."""
-    node = x.get_node() if isinstance(x, Output) else x
-    while node.get_type_name() == "Reshape":
-        x = node.input_value(0)
-        node = x.get_node()
-    return x if shape_of(x) == tuple(shape) else o.reshape(x, c.i64(*shape), False)
+    x = c.source(x)
+    have = known_shape(c, x)
+    if have is not None and alike(have, shape):
+        return x
+    return c.reshaped(_reshaped(c, x, have or (), shape), x, shape)
+
+
+def _reshaped(c: Constants, x: Value, have: Shape, shape: Sequence[int]) -> Value:
+    """With a constant target where all symbolic dimensions but one stay in place: OpenVINO then knows the rest."""
+    free = [i for i, n in enumerate(shape) if isinstance(n, Sym)]
+    if not free:
+        return o.reshape(x, c.i64(*shape), False)
+    kept = {i for i in free if i < len(have) and same(have[i], shape[i])} if len(free) > 1 else set()
+    if len(free) - len(kept) <= 1:
+        target = [0 if i in kept else -1 if i in free else n for i, n in enumerate(shape)]
+        return o.reshape(x, c.i64(*target), bool(kept))
+    x = o.reshape(x, c.i64(*shape), False)
+    return o.reshape(x, c.i64(*(0 if i in free else n for i, n in enumerate(shape))), True)
 
 
 def transpose(c: Constants, x: Value, order: Sequence[int]) -> Value:
     """`x` with its axes in another order; nothing for the identity."""
-    return x if list(order) == sorted(order) else o.transpose(x, c.i64(*order))
+    if list(order) == sorted(order):
+        return x
+    shape = shape_of(c, x)
+    return c.shaped(o.transpose(x, c.i64(*order)), [shape[a] for a in order])
 
 
 def cut(c: Constants, x: Value, starts: Sequence[int], stops: Sequence[int], axes: Sequence[int]) -> Value:
     """The part of `x` from `starts` to `stops` along `axes`; nothing where that is all of it."""
-    shape = shape_of(x)
-    kept = [(a, b, d) for a, b, d in zip(starts, stops, axes, strict=True) if a or b != shape[d]]
+    shape = list(shape_of(c, x))
+    kept = [(a, b, d) for a, b, d in zip(starts, stops, axes, strict=True) if not (same(a, 0) and same(b, shape[d]))]
     if not kept:
         return x
+    for a, b, d in kept:
+        shape[d] = b - a
     first, last, along = zip(*kept, strict=True)
-    return o.slice(x, c.i64(*first), c.i64(*last), c.i64(*[1] * len(kept)), c.i64(*along))
+    return c.shaped(o.slice(x, c.i64(*first), c.i64(*last), c.i64(*[1] * len(kept)), c.i64(*along)), shape)
 
 
 def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
     """`x` repeated whole to `shape`: what ggml does when `ggml_can_repeat`."""
-    times = [n // m for n, m in zip(shape, shape_of(x), strict=True)]
-    return x if set(times) <= {1} else o.tile(x, c.i64(*times))
+    times = [1 if same(n, m) else n // m for n, m in zip(shape, shape_of(c, x), strict=True)]
+    return x if all(same(n, 1) for n in times) else c.shaped(o.tile(x, c.i64(*times)), shape)
 
 
 def broadcastable(c: Constants, x: Value, shape: Sequence[int]) -> Value:
     """`x`, repeated where NumPy's broadcasting to `shape` would not do it."""
-    have = shape_of(x)
+    have = shape_of(c, x)
     return tile(c, x, [m if m == 1 else n for n, m in zip(shape, have, strict=True)])
 
 

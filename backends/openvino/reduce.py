@@ -50,7 +50,7 @@ def _argsort(e: Walk, node: Tensor) -> None:
 
 def _top_k(e: Walk, node: Tensor) -> None:
     """The k largest, the first two swapped as ggml does to show that their order means nothing."""
-    k = node.ne[0]
+    k = e.c.fixed(node.ne[0])
     x: Value = o.topk(e.number(src(node, 0)), e.c.axis(k), 3, "max", "value", stable=True).output(1)
     if k > 1:
         x = o.gather(x, e.c.i64(1, 0, *range(2, k)), e.c.axis(3))
@@ -61,14 +61,14 @@ def _ssm_conv(e: Walk, node: Tensor) -> None:
     """Each channel's window of d_conv inputs times the channel's own weights, per token."""
     x, w = e.number(src(node, 0)), e.number(src(node, 1))
     n_t, n_s, inner = node.ne[1], node.ne[2], node.ne[0]
-    w = reshape(e.c, w, shape_of(w)[2:])
-    x = reshape(e.c, x, shape_of(x)[1:])
+    w = reshape(e.c, w, shape_of(e.c, w)[2:])
+    x = reshape(e.c, x, shape_of(e.c, x)[1:])
     total: Value | None = None
-    for i in range(src(node, 1).ne[0]):
+    for i in range(e.c.fixed(src(node, 1).ne[0])):
         term = o.multiply(cut(e.c, x, [i], [i + n_t], [2]), cut(e.c, w, [i], [i + 1], [1]))
         total = term if total is None else o.add(total, term)
     assert total is not None  # d_conv is at least 1
-    e.store(node, transpose(e.c, reshape(e.c, total, (n_s, inner, n_t)), (0, 2, 1)))
+    e.store(node, transpose(e.c, e.c.shaped(total, (n_s, inner, n_t)), (0, 2, 1)))
 
 
 EMITTERS: dict[str, Emitter] = {

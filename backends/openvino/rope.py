@@ -14,7 +14,7 @@ from openvino import Type
 from conformance.backend.translating import Emitter
 from conformance.cgraph.tensor import Tensor
 
-from .nodes import Value, reshape
+from .nodes import Constants, Value, reshape
 from .sources import optional, src
 from .walk import Walk
 
@@ -41,7 +41,7 @@ class Angles:
     def of(cls, node: Tensor) -> Angles:
         """From op_params 1, 2, 4 to 14, as `ggml_rope_impl` writes them."""
         n_dims, mode = node.param_i32(1), node.param_i32(2)
-        pairs = (node.ne[0] if mode == VISION else n_dims) // 2
+        pairs = (int(node.ne[0]) if mode == VISION else n_dims) // 2
         a, b, c, d = (node.param_i32(i) for i in range(11, 15))
         base, scale, ext, attn, fast, slow = (node.param_f32(i) for i in range(5, 11))
         return cls(n_dims, mode, node.param_i32(4), base, scale, ext, attn, fast, slow, (a, b, c, d), pairs)
@@ -99,10 +99,10 @@ def _whole(rounded: Callable[[float], int], x: float) -> float:
     return rounded(x) if math.isfinite(x) else x
 
 
-def _channels(node: Tensor, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _channels(c: Constants, node: Tensor, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Per channel of a row: its partner, its pair, and the direction it turns in: 1, -1, or 0 for one left alone."""
     mode, first = node.param_i32(2), 0 if node.param_i32(2) == VISION else node.param_i32(15)
-    partner = np.arange(node.ne[0])
+    partner = np.arange(c.fixed(node.ne[0]))
     pair, sign = np.zeros_like(partner), np.zeros_like(partner)
     i = np.arange(pairs)
     a, b = (first + 2 * i, first + 2 * i + 1) if mode == NORMAL else (first + i, first + pairs + i)
@@ -114,7 +114,7 @@ def _channels(node: Tensor, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.i
 
 def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Value | None) -> Value:
     """Radians per token and channel, shape (1, ne2, 1, ne0): negative where the sine is subtracted."""
-    n, (_, pair, sign) = node.ne[2], _channels(node, angles.pairs)
+    n, (_, pair, sign) = node.ne[2], _channels(e.c, node, angles.pairs)
     p: Value = o.convert(positions, Type.f32)
     if angles.mode & MROPE:
         kinds = np.array([k for k, _ in angles.steps()])[pair]
@@ -148,10 +148,10 @@ def _turns(e: Walk, node: Tensor, angles: Angles) -> tuple[Value, Value]:
     """Cosine and sine, shape (1, ne2, 1, ne0), shared between nodes of equal positions and parameters."""
     frequency_factors = optional(node, 2)
     positions, factors = e.number(src(node, 1)), frequency_factors and e.number(frequency_factors)
-    key = (angles, node.ne[0], node.ne[2], node.param_i32(15), id(positions), id(factors))
+    key = (angles, int(node.ne[0]), node.param_i32(15), id(positions), id(factors))
     if (key, "cos") not in e.shared:
         theta, m = _theta(e, node, angles, positions, factors), angles.magnitude
-        _, _, sign = _channels(node, angles.pairs)
+        _, _, sign = _channels(e.c, node, angles.pairs)
         for name, f in (("cos", o.cos), ("sin", o.sin)):
             x = f(theta)
             if m != 1.0:
@@ -164,7 +164,7 @@ def _turns(e: Walk, node: Tensor, angles: Angles) -> tuple[Value, Value]:
 def _rope(e: Walk, node: Tensor) -> None:
     """Each channel times its cosine, plus its partner times the signed sine."""
     x, angles = e.number(src(node, 0)), Angles.of(node)
-    partner, _, _ = _channels(node, angles.pairs)
+    partner, _, _ = _channels(e.c, node, angles.pairs)
     cos, sin = _turns(e, node, angles)
     swapped = o.gather(x, o.constant(partner), e.c.axis(3))
     e.store(node, o.add(o.multiply(x, cos), o.multiply(swapped, sin)))

@@ -8,12 +8,13 @@ from openvino import Type
 
 from conformance.backend.translating import Emitter
 from conformance.cgraph.tensor import Tensor, is_empty
-from conformance.cgraph.types import BF16, I32
+from conformance.cgraph.types import I32
 
 from .blocks import quantized
-from .forms import NUMBERS, parts
+from .forms import NUMBER, NUMBERS, parts
 from .nodes import Value, reshape, shape_of, tile
 from .sources import src
+from .views import Rows, scatter
 from .walk import ROUND, Walk
 
 
@@ -51,13 +52,21 @@ def _repeat(e: Walk, node: Tensor) -> None:
         e.store(node, tile(e.c, e.number(a), node.shape), exact=True)
         return
     shape = (*node.ne[:0:-1], node.ne[0] // node.type.blck_size)
-    e.store_parts(node, {n: tile(e.c, x, (*shape, shape_of(x)[-1])) for n, x in e.parts(a).items()})
+    e.store_parts(node, {n: tile(e.c, x, (*shape, shape_of(e.c, x)[-1])) for n, x in e.parts(a).items()})
 
 
 def _get_rows(e: Walk, node: Tensor) -> None:
     """Row `ids[i1, i2, i3]` of the matrix (i2, i3) of src[0]."""
-    a, ids = e.number(src(node, 0)), e.number(src(node, 1))
-    n3, n2, n1, n0 = shape_of(a)
+    w, ids = e.weight(node), e.number(src(node, 1))
+    if w is not None:
+        n0, n1, n2, n3 = src(node, 0).ne
+        places = reshape(e.c, ids, (n3 * n2, node.ne[1]))
+        if n3 * n2 > 1:
+            places = o.add(places, o.constant(np.arange(n3 * n2, dtype=np.int32)[:, None] * np.int32(n1)))
+        e.store(node, e.c.shaped(w.rows(places), (n3 * n2, node.ne[1], n0)))
+        return
+    a = e.number(src(node, 0))
+    n3, n2, n1, n0 = shape_of(e.c, a)
     if n3 * n2 == 1:
         x = o.gather(reshape(e.c, a, (n1, n0)), reshape(e.c, ids, (node.ne[1],)), e.c.axis(0))
     else:
@@ -71,8 +80,9 @@ def _row_ids(e: Walk, node: Tensor) -> Value:
     rows, (_, ne1, ne2, ne3) = src(node, 0), node.ne
     ids = tile(e.c, reshape(e.c, e.number(src(node, 1)), src(node, 1).shape[1:]), (ne3, ne2, rows.ne[1]))
     if ne2 * ne3 > 1:
-        starts = np.arange(ne2 * ne3, dtype=np.int32).reshape(ne3, ne2, 1) * ne1
-        ids = o.add(ids, o.constant(starts))
+        n = e.c.fixed(ne2) * e.c.fixed(ne3)
+        starts = np.arange(n, dtype=np.int32).reshape(int(ne3), int(ne2), 1) * e.c.fixed(ne1)
+        ids = e.c.shaped(o.add(ids, o.constant(starts)), (ne3, ne2, rows.ne[1]))
     return reshape(e.c, ids, (rows.ne[1] * ne2 * ne3,))
 
 
@@ -81,27 +91,29 @@ def _set_rows(e: Walk, node: Tensor) -> None:
     if is_empty(src(node, 0)):
         return
     rows, ids = e.number(src(node, 0)), _row_ids(e, node)
-    count, total = int(shape_of(ids)[0]), node.ne[1] * node.ne[2] * node.ne[3]
-
-    def scatter(old: Value, new: Value, width: int) -> Value:
-        table = reshape(e.c, old, (total, width))
-        return o.scatter_update(table, ids, reshape(e.c, new, (count, width)), e.c.axis(0))
-
+    count, exact = shape_of(e.c, ids)[0], src(node, 0).type is node.type
+    where = e.rows(node, ids)
     if node.type in NUMBERS:
-        exact = src(node, 0).type is node.type
         if node.type is I32:
             rows = o.convert(rows, Type.i32)
-        elif node.type in ROUND and not exact and (e.read_again(node) or node.type is BF16):
+        if where is not None:
+            e.store_rows(node, where, {NUMBER: reshape(e.c, rows, (count, node.ne[0]))}, exact=exact)
+            return
+        if node.type in ROUND and not exact and e.read_again(node):
             rows, exact = ROUND[node.type](e.c, rows), True  # these rows, not the whole table
-        e.store(node, scatter(e.number(node), rows, node.ne[0]), exact=exact)
+        table = Rows((node.ne[1] * node.ne[2] * node.ne[3], node.ne[0]), 0, ids)
+        new = scatter(e.c, e.number(node), table, reshape(e.c, rows, (count, node.ne[0])))
+        e.store(node, new, exact=exact)
         return
     blck = node.type.blck_size
-    new = quantized(
-        e.c, node.type, reshape(e.c, rows, (count, node.ne[0] // blck, blck)), read_again=e.read_again(node)
-    )
+    blocks = reshape(e.c, rows, (count, node.ne[0] // blck, blck))
+    new = quantized(e.c, node.type, blocks, read_again=e.read_again(node))
+    if where is not None:
+        e.store_rows(node, where, new)
+        return
+    table = Rows((node.ne[1] * node.ne[2] * node.ne[3], node.ne[0] // blck), 0, ids)
     old = e.parts(node)
-    blocks = node.ne[0] // blck
-    e.store_parts(node, {p.name: scatter(old[p.name], new[p.name], blocks * p.width) for p in parts(node.type)})
+    e.store_parts(node, {p.name: scatter(e.c, old[p.name], table, new[p.name], p.width) for p in parts(node.type)})
 
 
 EMITTERS: dict[str, Emitter] = {

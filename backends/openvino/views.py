@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ import numpy as np
 import openvino.opset15 as o
 from numpy.typing import NDArray
 
+from conformance.backend.sym import Sym, poly_of, same
 from conformance.cgraph.errors import BackendError
 from conformance.cgraph.tensor import Tensor, nelements
 
@@ -29,17 +31,27 @@ class Region:
     @property
     def size(self) -> int:
         """Units of the tensor."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
     @property
     def contiguous(self) -> bool:
-        """Whether the units follow one another."""
+        """Whether the units follow one another, in every graph of the template."""
         step = 1
         for n, s in zip(self.shape[::-1], self.strides[::-1], strict=True):
-            if n != 1 and s != step:
+            if n != 1 and not same(s, step):
                 return False
             step *= n
         return True
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is all of the root, in order."""
+        return same(self.size, self.total) and self.contiguous and same(self.offset, 0)
+
+    @property
+    def symbolic(self) -> bool:
+        """Whether it differs from graph to graph."""
+        return any(isinstance(n, Sym) for n in (self.total, self.offset, *self.shape, *self.strides))
 
     def indices(self) -> NDArray[np.int32]:
         """The unit in the root of every unit of the tensor."""
@@ -50,6 +62,30 @@ class Region:
         return at
 
 
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """A region as one reshape, one slice and one transposition of its root."""
+
+    extents: list[int]
+    """The root's shape."""
+    starts: list[int]
+    counts: list[int]
+    """Per axis of it the first unit and how many."""
+    order: list[int]
+    """Its axes in the order of the region's shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Where a write goes: along one axis of a root in some shape, or along all its units."""
+
+    extents: tuple[int, ...]
+    """The root's shape, in units."""
+    axis: int
+    ids: Value
+    """Places along the axis, int of shape (n,)."""
+
+
 def region(t: Tensor, *, blocks: bool) -> Region:
     """Where `t` lies in its root, in blocks or in elements (a root of a block type held as numbers has no blocks).
 
@@ -57,7 +93,7 @@ def region(t: Tensor, *, blocks: bool) -> Region:
         BackendError: the strides are no whole number of units.
     """
     size, blck = t.type.type_size, t.type.blck_size
-    if any(x % size for x in (*t.nb[1:], t.view_offs)) or (blck == 1 and t.nb[0] % size):
+    if any(x % size != 0 for x in (*t.nb[1:], t.view_offs, *t.nb[: blck == 1])):
         raise BackendError(f"{t}: strides {t.nb} at {t.view_offs} are no multiples of the type's {size} bytes")
     unit = 1 if blocks else blck
     ne0 = t.ne[0] // blck if blocks else t.ne[0]
@@ -80,48 +116,110 @@ def read(c: Constants, x: Value, r: Region, width: int = 0) -> tuple[Value, str]
         The value, of shape `r.shape` and `width`; and how it was read: whole, slice or gather.
     """
     tail = (width,) if width else ()
-    if r.size == r.total and r.contiguous and not r.offset:
-        return reshape(c, x, (*r.shape, *tail)), "whole"
+    shape = (*r.shape, *tail)
+    if r.whole:
+        return reshape(c, x, shape), "whole"
     if r.contiguous:
         flat = reshape(c, x, (r.total, *tail))
-        return reshape(c, cut(c, flat, [r.offset], [r.offset + r.size], [0]), (*r.shape, *tail)), "slice"
-    factored = _factor(r)
-    if factored is None:
+        return reshape(c, cut(c, flat, [r.offset], [r.offset + r.size], [0]), shape), "slice"
+    f = factored(r)
+    if f is None:
         flat = reshape(c, x, (r.total, *tail))
-        return o.gather(flat, o.constant(r.indices()), c.axis(0)), "gather"
-    extents, starts, counts, order = factored
-    x = reshape(c, x, (*extents, *tail))
-    x = cut(c, x, starts, [s + n for s, n in zip(starts, counts, strict=True)], range(len(starts)))
-    x = transpose(c, x, (*order, *range(len(extents), len(extents) + len(tail))))
-    return reshape(c, x, (*r.shape, *tail)), "slice"
+        return c.shaped(o.gather(flat, _indices(c, r), c.axis(0)), shape), "gather"
+    x = reshape(c, x, (*f.extents, *tail))
+    x = cut(c, x, f.starts, [s + n for s, n in zip(f.starts, f.counts, strict=True)], range(len(f.starts)))
+    x = transpose(c, x, (*f.order, *range(len(f.extents), len(f.extents) + len(tail))))
+    return reshape(c, x, shape), "slice"
 
 
-def _factor(r: Region) -> tuple[list[int], list[int], list[int], list[int]] | None:
+def _indices(c: Constants, r: Region) -> Value:
+    """`Region.indices`, computed in the model where the region differs from graph to graph."""
+    if not r.symbolic:
+        return o.constant(r.indices())
+    at: Value = c.i64(r.offset)
+    for axis, (n, s) in enumerate(zip(r.shape, r.strides, strict=True)):
+        if n != 1:
+            place = o.multiply(count(c, 0, n), c.i64(s))
+            at = o.add(at, o.unsqueeze(place, c.i64(*range(1, len(r.shape) - axis))) if axis < 3 else place)
+    missing = [i for i, n in enumerate(r.shape) if n != 1][:1]
+    if missing and missing[0] > 0:
+        at = o.unsqueeze(at, c.i64(*range(missing[0])))
+    return c.shaped(at, r.shape)
+
+
+def count(c: Constants, first: int, n: int) -> Value:
+    """The integers from `first` on, `n` of them."""
+    if not isinstance(first, Sym) and not isinstance(n, Sym):
+        return c.i64(*range(first, first + n))
+    return c.shaped(o.range(c.axis(first), c.axis(first + n), c.axis(1), "i64"), (n,))
+
+
+def factored(r: Region) -> Factors | None:
     """`r` as one reshape, one slice and one transposition of its root, or None where no such three exist.
 
-    Returns:
-        The root's shape, per axis of it the first unit and how many, and the axes in the order of `r.shape`.
+    Where it differs from graph to graph, comparing holds later graphs to what makes it so (`sym.assumptions`).
     """
-    axes = sorted((a for a, n in enumerate(r.shape) if n != 1), key=lambda a: -r.strides[a])
+    axes = sorted((a for a, n in enumerate(r.shape) if n != 1), key=lambda a: -int(r.strides[a]))
     steps = [r.strides[a] for a in axes]
-    if not axes or 0 in steps or len(set(steps)) < len(steps):
+    if not axes or not all(a > b for a, b in pairwise([*steps, 0])):
         return None
     counts = [r.shape[a] for a in axes]
-    if steps[-1] != 1:
+    if not same(steps[-1], 1):
         steps.append(1)
         counts.append(1)
-    if r.total % steps[0] or any(a % b for a, b in pairwise(steps)):
+    if not all(a % b == 0 for a, b in pairwise([r.total, *steps])):
         return None
-    extents = [r.total // steps[0], *(a // b for a, b in pairwise(steps))]
+    extents = [a // b for a, b in pairwise([r.total, *steps])]
     starts, rest = [], r.offset
     for step in steps:
         starts.append(rest // step)
         rest %= step
-    if any(s + n > e for s, n, e in zip(starts, counts, extents, strict=True)):
+    if not all(s + n <= e for s, n, e in zip(starts, counts, extents, strict=True)):
         return None
     rank = {a: i for i, a in enumerate(axes)}
     order = [rank[a] for a in sorted(axes)]
-    return extents, starts, counts, [*order, *range(len(axes), len(steps))]
+    return Factors(extents, starts, counts, [*order, *range(len(axes), len(steps))])
+
+
+def place(c: Constants, r: Region) -> tuple[Rows, list[int], str]:
+    """Where the units of `r` lie: along one axis where possible, so that writing them costs no more than they are.
+
+    Returns:
+        Where; the region's axes in the order and the shape in which new units must stand; and how: rows or scatter.
+    """
+    if r.contiguous:
+        unit = math.gcd(*poly_of(r.size).values(), int(r.total), int(r.offset))
+        if not isinstance(r.total, Sym) and r.offset % unit == 0:
+            ids = count(c, r.offset // unit, r.size // unit)
+            return Rows((r.total // unit, unit), 0, ids), [], "rows"
+    f = None if r.contiguous else factored(r)
+    if f is not None:
+        part = [i for i, (n, e) in enumerate(zip(f.counts, f.extents, strict=True)) if not same(n, e)]
+        if len(part) == 1:
+            ids = count(c, f.starts[part[0]], f.counts[part[0]])
+            return Rows(tuple(f.extents), part[0], ids), f.order, "rows"
+    return Rows((r.total,), 0, reshape(c, _indices(c, r), (r.size,))), [], "scatter"
+
+
+def arranged(c: Constants, new: Value, r: Region, where: Rows, order: list[int], width: int = 0) -> Value:
+    """`new`, the units of `r` in order, as `where` takes them."""
+    tail = (width,) if width else ()
+    if not order:
+        rest = where.extents[1:]
+        return reshape(c, new, (r.size // math.prod(rest), *rest, *tail))
+    kept = [n for n in r.shape if n != 1]
+    kept += [1] * (len(order) - len(kept))
+    new = reshape(c, new, (*kept, *tail))
+    back = [order.index(i) for i in range(len(order))]
+    return transpose(c, new, (*back, *range(len(order), len(order) + len(tail))))
+
+
+def scatter(c: Constants, x: Value, where: Rows, rows: Value, width: int = 0) -> Value:
+    """The root `x` with `rows` in their places; in the shape that `x` had."""
+    shape = shape_of(c, x)
+    table = reshape(c, x, (*where.extents, *((width,) if width else ())))
+    done = c.shaped(o.scatter_update(table, where.ids, rows, c.axis(where.axis)), shape_of(c, table))
+    return reshape(c, done, shape)
 
 
 def write(c: Constants, x: Value | None, r: Region, new: Value, width: int = 0) -> tuple[Value, str]:
@@ -135,22 +233,12 @@ def write(c: Constants, x: Value | None, r: Region, new: Value, width: int = 0) 
         width: entries per unit.
 
     Returns:
-        The root as it is now, and how it was written: whole, concat or scatter.
+        The root as it is now, and how it was written: whole, rows or scatter.
     """
-    tail = (width,) if width else ()
-    if r.size == r.total and r.contiguous and not r.offset:
+    if r.whole:
         return new, "whole"
     if x is None:
         msg = "a tensor is written in part before it holds anything"
         raise BackendError(msg)
-    flat = reshape(c, x, (r.total, *tail))
-    new = reshape(c, new, (r.size, *tail))
-    if r.contiguous:
-        end = r.offset + r.size
-        pieces = [cut(c, flat, [0], [r.offset], [0])] if r.offset else []
-        pieces.append(new)
-        pieces += [cut(c, flat, [end], [r.total], [0])] if end < r.total else []
-        done = o.concat(pieces, 0)
-    else:
-        done = o.scatter_update(flat, o.constant(r.indices().reshape(-1)), new, c.axis(0))
-    return reshape(c, done, shape_of(x)), "concat" if r.contiguous else "scatter"
+    where, order, how = place(c, r)
+    return scatter(c, x, where, arranged(c, new, r, where, order, width), width), how

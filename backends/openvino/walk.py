@@ -5,25 +5,39 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import openvino.opset15 as o
 from openvino import Node, Type
 
+from conformance.backend.sym import Expr, Sym, same
 from conformance.backend.translating import Emitter, Plan, computes
 from conformance.cgraph.errors import BackendError, ConformanceError
 from conformance.cgraph.tensor import Bytes, Tensor, is_empty, nelements
 from conformance.cgraph.types import BF16, F16, I64, GGMLType
 
 from . import blocks
-from .forms import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, parts, value
-from .nodes import TYPES, Constants, Shape, Value, reshape, round_bf16, round_f16
-from .views import read, region, write
+from .forms import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, parts, value
+from .nodes import TYPES, Constants, Shape, Value, reshape, round_bf16, round_f16, shape_of
+from .views import Region, Rows, arranged, place, read, region, scatter
+from .weights import Stored
 
 ROUND: dict[GGMLType, Callable[[Constants, Value], Value]] = {F16: round_f16, BF16: round_bf16}
 
 Weights = Callable[[Tensor], Bytes]
 """A weight's bytes, which become constants of the model."""
+Compressed = Callable[[Tensor], Stored | None]
+"""Node -> the weight that it reads as `src[0]`, in a form that the device reads in place, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Rows that replace some of a root's."""
+
+    where: Rows
+    rows: dict[str, Value]
+    """Part -> the new rows; on the grid of the root's type where the graph reads them again."""
 
 
 @dataclass(slots=True)
@@ -34,6 +48,25 @@ class Held:
     parts: dict[str, Value] | None = None
     rounded: bool = True
     """Whether `number` already lies on the grid of the root's type; if not, whoever reads it rounds it first."""
+    pending: list[Written] = field(default_factory=list)
+    """What was written and is not yet in `number` or `parts`."""
+    log: list[Written] | None = None
+    """All that was written into a cache since the step began; None where that does not say what the cache holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Rows that leave the model to be written into a cache by the host: what a step costs grows with what it writes."""
+
+    index: int
+    form: str
+    extents: tuple[int, ...]
+    """The cache's shape for this."""
+    axis: int
+    ids: int
+    """Result that holds the places along `axis`."""
+    rows: int
+    """Result that holds the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +86,30 @@ class Emitted:
     results: list[Node] = field(default_factory=list)
     outputs: list[tuple[int, str]] = field(default_factory=list)
     """Tensor of the plan and part, for each result: first the plan's outputs, then the caches."""
-    caches: int = 0
-    """How many of the last results are new contents of caches."""
+    first_cache: int = 0
+    """Results from here on are new contents of whole caches, as far as `outputs` goes; then come those of commits."""
+    commits: list[Commit] = field(default_factory=list)
+    symbols: dict[Expr, Node] = field(default_factory=dict)
+    """Expression -> parameter of its value; the last parameters, in this order."""
     notes: Counter[str] = field(default_factory=Counter)
 
 
 class Walk:
     """The context that emitters get."""
 
-    def __init__(self, plan: Plan, weights: Weights) -> None:
+    bound: ClassVar[bool] = True
+    """Whether caches are the host's, held as `forms.held` says, and take new rows from it."""
+
+    def __init__(self, plan: Plan, weights: Weights, compressed: Compressed | None = None) -> None:
         self.c = Constants()
         self.shared: dict[Hashable, Value] = {}
         """Values that several nodes can use, such as the angles of ROPE."""
         self._plan = plan
         self._weights = weights
+        self._compressed = compressed
         self._held: dict[Tensor, Held] = {}
         self._leaves: dict[Feed, Value] = {}
+        self._given: dict[int, tuple[int, Value]] = {}
         self._out = Emitted()
         self._last_read = {s.root: plan.index[n] for n in plan.graph if computes(n) for s in n.src if s is not None}
 
@@ -81,30 +122,44 @@ class Walk:
                 arrays = {VALUE: value(t, self._weights(t))} if form == VALUE else encode(t, self._weights(t))
                 self._leaves[feed] = o.constant(np.ascontiguousarray(arrays[form], dtype))
             else:
-                p = o.parameter(list(shape), TYPES[dtype])
+                p = o.parameter([-1 if isinstance(n, Sym) else n for n in shape], TYPES[dtype])
                 self._out.parameters.append(p)
                 self._out.feeds.append(feed)
-                self._leaves[feed] = p
+                self._leaves[feed] = self.c.shaped(p, shape)
         return self._leaves[feed]
 
     def _part(self, t: Tensor, p: Part) -> Value:
+        shape = (_units(t), p.width) if p.width else t.shape
+        if self._plan.roles[t] == "cache" and self.bound:
+            return self._parameter(t, p.name, held_dtype(p), shape)
         if p.name == NUMBER and t.type is F16 and self._plan.roles[t] != "cache":
             return self._parameter(t, VALUE, "<f4", t.shape)
-        shape = (_units(t), p.width) if p.width else t.shape
         x = self._parameter(t, p.name, p.dtype, shape)
-        return o.convert(x, Type.f32) if p.dtype == "<f2" else x
+        return self.c.shaped(o.convert(x, Type.f32), shape) if p.dtype == "<f2" else x
 
     def _leaf(self, root: Tensor, *, whole: bool) -> Held:
         """A leaf as the graph finds it; `whole` for the form that can be written or moved, else one to compute with."""
+        log: list[Written] | None = [] if self._plan.roles[root] == "cache" else None
         if root.type in NUMBERS:
-            return Held(number=self._part(root, parts(root.type)[0]))
+            return Held(number=self._part(root, parts(root.type)[0]), log=log)
         if whole or (self._plan.roles[root] == "cache" and root.type in BLOCKS):
-            return Held(parts={p.name: self._part(root, p) for p in parts(root.type)})
+            return Held(parts={p.name: self._part(root, p) for p in parts(root.type)}, log=log)
         if Feed(self._plan.index[root], VALUE) not in self._leaves:
             self._out.notes[f"leaves {'dequantised' if root.type.is_quantized else 'cast'} on the host"] += 1
         return Held(number=self._parameter(root, VALUE, "<i4" if root.type is I64 else "<f4", root.shape))
 
     def _current(self, root: Tensor, *, whole: bool) -> Held:
+        held = self._unsettled(root, whole=whole)
+        for w in held.pending:
+            if held.number is not None:
+                held.number = scatter(self.c, held.number, w.where, w.rows[NUMBER])
+            elif held.parts is not None:
+                widths = {p.name: p.width for p in parts(root.type)}
+                held.parts = {n: scatter(self.c, x, w.where, w.rows[n], widths[n]) for n, x in held.parts.items()}
+        held.pending.clear()
+        return held
+
+    def _unsettled(self, root: Tensor, *, whole: bool) -> Held:
         held = self._held.get(root)
         if held is not None:
             return held
@@ -136,6 +191,16 @@ class Walk:
         own = {p.name: read(self.c, held.parts[p.name], r, p.width)[0] for p in parts(t.type)}
         return reshape(self.c, blocks.numbers(self.c, t.type, own), t.shape)
 
+    def weight(self, node: Tensor) -> Stored | None:
+        """`src[0]` of a product or a lookup, if it is a weight that can stay compressed; if not, see `number`."""
+        t = node.src[0]
+        if t is None or self._compressed is None or self._plan.roles.get(t) != "weight":
+            return None
+        found = self._compressed(node)
+        if found is not None:
+            self._out.notes["weights kept compressed"] += 1
+        return found
+
     def parts(self, t: Tensor) -> dict[str, Value]:
         """`t`'s blocks now, each part of shape (ne3, ne2, ne1, blocks, width): to move without looking inside."""
         held = self._current(t.root, whole=True)
@@ -144,6 +209,10 @@ class Walk:
         r = region(t, blocks=True)
         assert held.parts is not None  # a type without numbers is held as parts
         return {p.name: read(self.c, held.parts[p.name], r, p.width)[0] for p in parts(t.type)}
+
+    def note(self, what: str) -> None:
+        """Say in the witness what was done."""
+        self._out.notes[what] += 1
 
     def _note(self, how: str) -> None:
         if how != "whole":
@@ -169,17 +238,19 @@ class Walk:
         if node.type not in NUMBERS:
             raise BackendError(f"{node}: values cannot be stored in {node.type}; ask supports_op first")
         r = region(node, blocks=False)
-        whole = r.contiguous and r.size == r.total
         lossy = node.type in ROUND and not exact
-        # BF16 is held between steps as float32
-        wide = node.type is BF16 and self._plan.roles.get(node.root) == "cache"
-        if lossy and (wide or (not whole and self.read_again(node))):
+        # a cache of BF16 is held between steps as float32; what is narrower, the host rounds
+        wide = node.type is BF16 and self._cached(node)
+        if lossy and (wide or (not r.whole and self.read_again(node))):
             x, lossy = ROUND[node.type](self.c, x), False
-        old = None if whole else self._current(node.root, whole=True)
-        lossy = lossy or (old is not None and not old.rounded)
-        new, how = write(self.c, old and old.number, r, x)
-        self._note(f"written by {how}" if how != "whole" else how)
-        self._held[node.root] = Held(number=reshape(self.c, new, node.root.shape), rounded=not lossy)
+        if r.whole:
+            self._held[node.root] = Held(number=reshape(self.c, x, node.root.shape), rounded=not lossy)
+        else:
+            self._replace(node, r, {NUMBER: x}, lossy=lossy)
+
+    def _cached(self, node: Tensor) -> bool:
+        """Whether `node` is written into a cache."""
+        return self._plan.roles.get(node.root) == "cache"
 
     def read_again(self, node: Tensor) -> bool:
         """Whether a later node of the graph computes with what `node` stores.
@@ -188,16 +259,59 @@ class Walk:
         """
         return self._last_read.get(node.root, -1) > self._plan.index[node]
 
+    def _replace(self, node: Tensor, r: Region, new: Mapping[str, Value], *, lossy: bool = False) -> None:
+        where, order, how = place(self.c, r)
+        widths = {p.name: p.width for p in parts(node.type)}
+        rows = {n: arranged(self.c, x, r, where, order, widths[n]) for n, x in new.items()}
+        self._note(f"written by {how}")
+        self._write(node, Written(where, rows), lossy=lossy)
+
+    def _write(self, node: Tensor, w: Written, *, lossy: bool = False) -> None:
+        """Let rows replace rows, once somebody reads the root."""
+        root = node.root
+        if self._cached(node):
+            held = self._held.get(root)
+            if held is None:
+                held = self._held[root] = self._leaf(root, whole=True)
+            held.pending.append(w)
+            if held.log is not None:
+                held.log.append(w)
+            return
+        old = self._current(root, whole=True)
+        self._held[root] = Held(old.number, old.parts, old.rounded and not lossy, [w])
+
+    def rows(self, node: Tensor, ids: Value) -> Rows | None:
+        """Rows `ids` of `node`, int of shape (n,), as places in its root; None where its rows are not in line there."""
+        r = region(node, blocks=node.type in BLOCKS)
+        n = r.shape[-1]
+        if not (r.contiguous and r.total % n == 0 and r.offset % n == 0):
+            return None
+        if not same(r.offset, 0):
+            ids = self.c.shaped(o.add(o.convert(ids, Type.i64), self.c.i64(r.offset // n)), shape_of(self.c, ids))
+        return Rows((r.total // n, n), 0, ids)
+
+    def store_rows(self, node: Tensor, where: Rows, new: Mapping[str, Value], *, exact: bool = True) -> None:
+        """Make parts `new`, of shape (n, …), the rows `where` of `node`'s root.
+
+        Args:
+            node: the node.
+            where: what `rows` gave.
+            new: part -> value.
+            exact: whether numbers already lie on the grid of `node`'s type.
+        """
+        lossy = node.type in ROUND and not exact
+        if lossy and (self.read_again(node) or (node.type is BF16 and self._cached(node))):
+            new, lossy = {n: ROUND[node.type](self.c, x) for n, x in new.items()}, False
+        self._note("written by rows")
+        self._write(node, Written(where, dict(new)), lossy=lossy)
+
     def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
         """Make `new`, in order of `node`'s blocks, the value of `node`."""
         r = region(node, blocks=True)
-        whole = r.contiguous and r.size == r.total
-        old = {} if whole else (self._current(node.root, whole=True).parts or {})
-        made = {}
-        for p in parts(node.type):
-            made[p.name], how = write(self.c, old.get(p.name), r, new[p.name], p.width)
-        self._note(f"written by {how}" if how != "whole" else how)
-        self._held[node.root] = Held(parts=made)
+        if r.whole:
+            self._held[node.root] = Held(parts=dict(new))
+        else:
+            self._replace(node, r, new)
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -221,7 +335,22 @@ class Walk:
             x = held.number if held.parts is None else held.parts[p.name]
             assert x is not None  # a root holds the one or the other
             x = reshape(self.c, x, (_units(t), p.width) if p.width else t.shape)
-            self._emit(index, p.name, o.convert(x, Type.f16) if p.dtype == "<f2" else x)
+            self._emit(index, p.name, o.convert(x, Type.f16) if p.dtype == "<f2" and not self.bound else x)
+
+    def _commit(self, t: Tensor, index: int, log: list[Written]) -> None:
+        """Add results for the rows that were written into a cache."""
+        for w in log:
+            for p in parts(t.type):
+                extents = (*w.where.extents, *((p.width,) if p.width else ()))
+                ids, rows = self._out_of(w.where.ids), self._out_of(w.rows[p.name])
+                self._out.commits.append(Commit(index, p.name, extents, w.where.axis, ids, rows))
+
+    def _out_of(self, x: Value) -> int:
+        """The result that gives `x`; one for all who ask."""
+        if id(x) not in self._given:
+            self._given[id(x)] = (len(self._out.results), x)
+            self._out.results.append(o.result(x))
+        return self._given[id(x)][0]
 
     def _emit(self, index: int, form: str, x: Value) -> None:
         self._out.results.append(o.result(x))
@@ -244,11 +373,17 @@ class Walk:
                 pending = next(emits, None)
             if node in wanted and not is_empty(node):
                 self._result(node, self._plan.index[node])
-        before = len(self._out.results)
-        for t, role in self._plan.roles.items():
-            if role == "cache" and t in computed:
+        self._out.first_cache = len(self._out.results)
+        caches = [t for t, role in self._plan.roles.items() if role == "cache" and t in computed and t in self._held]
+        written = {t: self._held[t].log if self.bound else None for t in caches}
+        for t, log in written.items():
+            if log is None:
                 self._cache(t, self._plan.index[t])
-        self._out.caches = len(self._out.results) - before
+        for t, log in written.items():
+            if log is not None:
+                self._commit(t, self._plan.index[t], log)
+        self._out.symbols = self.c.symbols
+        self._out.parameters += self.c.symbols.values()
         return self._out
 
     def _emit_node(self, emitters: Mapping[str, Emitter], node: Tensor) -> None:

@@ -67,7 +67,8 @@ class Witness:
     device: str
     """The device that executed."""
     path: str
-    """`eager` (node by node), `translated` (compiled this step) or `cached` (a compiled graph was used again)."""
+    """`eager` (node by node), `translated` (compiled this step), `cached` (a compiled graph was used again) or
+    `interpreted` (translated, and run without compiling)."""
     nodes: int = 0
     """Nodes computed in all steps, view ops and nodes without the COMPUTE flag not counted."""
     compiles: int = 0
@@ -79,6 +80,19 @@ class Witness:
     kernels: dict[str, int] = field(default_factory=dict)
     """Name of an executed kernel or layer type -> how many."""
     notes: list[str] = field(default_factory=list)
+    stage: str = "run"
+    """Which of the backend's stages gave the values."""
+    template: str = ""
+    """Hash of the template that the last step was an instance of; empty where a backend has none."""
+    symbols: dict[str, int] = field(default_factory=dict)
+    """Symbol of a lifted template -> its value in the last step."""
+    views: dict[str, int] = field(default_factory=dict)
+    """How views were read and written (`slice`, `gather`, `concat`, `scatter`, `rows`) -> how many of them."""
+    state: str = ""
+    """Where caches live: `bound` (inputs and outputs over a session's memory), `fused` or `slots` (variables of the
+    model); empty where a backend makes no difference."""
+    peak_compile_bytes: int | None = None
+    """By how much the resident memory rose at most while a graph was compiled; None where none was or nobody tells."""
 
 
 class Session(AbstractContextManager["Session"], ABC):
@@ -134,6 +148,9 @@ class Backend(ABC):
     """Whether it must run in a process of its own because a fault would take the suite along."""
     batch: ClassVar[int] = 1
     """How many one-step cases to merge into one graph: for backends that pay per graph rather than per node."""
+    stages: ClassVar[tuple[str, ...]] = ("run",)
+    """Points at which values can be had, the whole of it (`run`) last. A backend that offers more than one takes the
+    option `stage=NAME`: `translate` gives the values of the translated model before anything is compiled."""
 
     @abstractmethod
     def info(self) -> DeviceInfo:

@@ -10,8 +10,9 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from weakref import WeakKeyDictionary
 
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import BackendError, UsageError
@@ -19,6 +20,9 @@ from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, is_empty
 
 from .interface import YES, Backend, Session, Support, Witness, no
+
+if TYPE_CHECKING:
+    from .dynamic import Fingerprint, Known
 
 Role = Literal["input", "weight", "cache"]
 """What a leaf is to a program: bound at every run, part of the program, or state that some step writes."""
@@ -73,7 +77,10 @@ AnyMemory: TypeAlias = Any
 
 
 class Program(ABC):
-    """A compiled plan."""
+    """A compiled plan, or the plans of one template."""
+
+    def bind(self, bindings: tuple[int, ...]) -> None:  # noqa: B027  # most programs serve one graph and have no symbols
+        """Let the next runs be for these values of the template's symbols."""
 
     @abstractmethod
     def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
@@ -96,9 +103,12 @@ class TranslatingBackend(Backend):
     """The device that a witness names until a program has said what executed."""
     capacity: ClassVar[int] = 16
     """How many compiled programs are kept, those used last."""
+    lifts: bool = False
+    """Whether `translate` takes plans with symbols, so that one program serves all graphs of a template."""
 
     def __init__(self) -> None:
         self._programs: OrderedDict[Hashable, Program] = OrderedDict()
+        self._known: OrderedDict[Hashable, Known] = OrderedDict()
 
     @abstractmethod
     def emitters(self) -> Mapping[str, Emitter]:
@@ -138,20 +148,70 @@ class TranslatingBackend(Backend):
         """A session with the case's persistent tensors in the backend's memory."""
         return TranslatingSession(self, case)
 
-    def program(self, plan: Plan, memory: Memory) -> tuple[Program, bool]:
-        """The program for `plan`, and whether it was there already."""
+    def program(self, plan: Plan, memory: Memory) -> Served:
+        """The program for `plan` alone."""
         found = self._programs.get(plan.key)
         if found is not None:
             self._programs.move_to_end(plan.key)
-            return found, True
+            return Served(found, hit=True)
         made = self._programs[plan.key] = self.translate(plan, memory)
         if len(self._programs) > self.capacity:
             self._programs.popitem(last=False)
-        return made, False
+        return Served(made, hit=False)
+
+    def served(self, plan: Plan, memory: Memory, fingerprint: Fingerprint) -> Served:
+        """A program for `plan`: of its template, if that was met before with other values."""
+        from .dynamic import Known, lifted  # noqa: PLC0415  # they build on plans and programs
+
+        template, row = fingerprint.template, fingerprint.row
+        known = self._known.get(template)
+        if known is None:
+            known = self._known[template] = Known(plan.graph, template.digest())
+            if len(self._known) > self.capacity:
+                self._known.popitem(last=False)
+        self._known.move_to_end(template)
+        if known.template is not None:
+            bindings = known.template.solve(row)
+            if bindings is not None and known.program is not None:
+                return Served(known.program, True, known.digest, known.template.symbols, bindings)
+        if known.row is None or row == known.row or plan.key in self._programs:
+            known.row = row
+            return replace(self.program(plan, memory), template=known.digest)
+        program = lifted(known, plan, lambda traced: self.translate(traced, memory))
+        bindings = None if known.template is None else known.template.solve(row)
+        if program is None or known.template is None or bindings is None:
+            return replace(self.program(plan, memory), template=known.digest, reason=known.reason)
+        return Served(program, False, known.digest, known.template.symbols, bindings)
 
     def close(self) -> None:
         """Let the compiled programs go."""
         self._programs.clear()
+        self._known.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A program and what it is to be run with."""
+
+    program: Program
+    hit: bool
+    """Whether it was there already."""
+    template: str = ""
+    symbols: tuple[str, ...] = ()
+    bindings: tuple[int, ...] = ()
+    reason: str = ""
+    """Why the template's graphs are compiled one by one, if they are."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What a session knows of a graph that it ran."""
+
+    plan: Plan
+    work: int
+    """Nodes computed."""
+    served: Served | None = None
+    fingerprint: Fingerprint | None = None
 
 
 class TranslatingSession(Session):
@@ -167,6 +227,18 @@ class TranslatingSession(Session):
         self._digests: dict[Tensor, bytes] = {}
         self._witness = Witness(backend.device, "translated")
         self._programs: dict[int, Program] = {}
+        self._reasons: dict[str, None] = {}
+        self._templates: dict[Hashable, Any] = {}
+        self._lifts = backend.lifts and len(case.steps) > 1
+        self._prepared: WeakKeyDictionary[Graph, Prepared] = WeakKeyDictionary()
+        if self._lifts:
+            for step in case.steps:
+                self._prepare(step.graph, step.outputs)
+
+    def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
+        """Make what a graph alone decides, before it runs."""
+        self._plan(graph, outputs)
+        self._fingerprint(self._prepared[graph])
 
     def _known(self, tensor: Tensor) -> None:
         if tensor not in self._persistent:
@@ -176,7 +248,8 @@ class TranslatingSession(Session):
         """Set the bytes of a persistent tensor; programs with other weights inside no longer serve this session."""
         self._known(tensor)
         self._memory.write(tensor, data)
-        self._digests.pop(tensor, None)
+        if self._digests.pop(tensor, None) is not None:
+            self._prepared.clear()
 
     def read(self, tensor: Tensor) -> Bytes:
         """The bytes of a persistent tensor."""
@@ -200,19 +273,42 @@ class TranslatingSession(Session):
             BackendError: translation, compilation or execution failed.
         """
         plan = self._plan(graph, outputs)
-        program, hit = self._backend.program(plan, self._memory)
+        known = self._prepared.get(graph)
+        if known is None or known.plan is not plan:
+            known = Prepared(plan, sum(computes(n) for n in graph))
+        served = known.served or self._serve(known)
+        known.served = replace(served, hit=True)
         given = inputs
         if any(r == "input" and t in self._persistent for t, r in plan.roles.items()):
             held = {t: self._memory.read(t) for t, r in plan.roles.items() if r == "input" and t in self._persistent}
             given = {**inputs, **held}
-        found = program.run(plan, self._memory, given)
+        served.program.bind(served.bindings)
+        found = served.program.run(plan, self._memory, given)
         w = self._witness
-        w.path = "cached" if hit else "translated"
-        w.compiles += not hit
-        w.cache_hits += hit
-        w.nodes += sum(computes(n) for n in graph)
-        self._programs[id(program)] = program
+        w.path = "cached" if served.hit else "translated"
+        w.compiles += not served.hit
+        w.cache_hits += served.hit
+        w.nodes += known.work
+        w.template = served.template
+        w.symbols = dict(zip(served.symbols, served.bindings, strict=True))
+        if served.reason:
+            self._reasons[served.reason] = None
+        self._programs[id(served.program)] = served.program
         return found
+
+    def _serve(self, known: Prepared) -> Served:
+        if self._lifts and type(known.plan) is Plan:
+            return self._backend.served(known.plan, self._memory, self._fingerprint(known))
+        return self._backend.program(known.plan, self._memory)
+
+    def _fingerprint(self, known: Prepared) -> Fingerprint:
+        from .dynamic import Fingerprint  # noqa: PLC0415  # as above
+
+        if known.fingerprint is None:
+            found = Fingerprint.of(known.plan)
+            # one object per template, which is compared in no time
+            known.fingerprint = replace(found, template=self._templates.setdefault(found.template, found.template))
+        return known.fingerprint
 
     def _digest(self, tensor: Tensor) -> bytes:
         if tensor not in self._digests:
@@ -220,6 +316,16 @@ class TranslatingSession(Session):
         return self._digests[tensor]
 
     def _plan(self, graph: Graph, outputs: Sequence[Tensor]) -> Plan:
+        """The plan for `graph`, which must not change once it has run; made once for equal outputs."""
+        known = self._prepared.get(graph)
+        wanted = tuple(outputs)
+        if known is None or known.plan.outputs != wanted:
+            plan = self._planned(graph, wanted)
+            self._prepared[graph] = Prepared(plan, sum(computes(n) for n in graph))
+            return plan
+        return known.plan
+
+    def _planned(self, graph: Graph, wanted: tuple[Tensor, ...]) -> Plan:
         tensors = graph.tensors()
         index = {t: i for i, t in enumerate(tensors)}
         made = set(graph.nodes)
@@ -243,12 +349,12 @@ class TranslatingSession(Session):
             )
             for t in tensors
         )
-        wanted = tuple(outputs)
         return Plan(graph, tensors, index, roles, wanted, (parts, tuple(index[t] for t in wanted)))
 
     def close(self) -> None:
         """Let the session's programs go; the backend keeps those used last."""
         self._programs.clear()
+        self._prepared.clear()
 
 
 def computes(node: Tensor) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .quants import VEC_DOT_TYPE
+from .requant import mode_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,13 @@ class Arithmetic:
     rope: str = "exact"
     """How ROPE finds its angles: `exact`, or `float32` as `ggml_rope_cache_init`, which multiplies by theta_scale once
     per pair and rounds each time."""
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """Type of a weight that MUL_MAT or MUL_MAT_ID reads -> form of `requant.FORMS` it is stored in first."""
+    rows: Mapping[str, str] = field(default_factory=dict)
+    """Type of a weight that GET_ROWS reads -> form, likewise."""
+    products: str = "float32"
+    """Type that a device rounds both operands of every matrix product to: `float32`, or `f16` or `bf16` where it likes
+    speed better. Too varied to imitate (fused attention rounds in places of its own): a wider budget instead."""
 
 
 EXACT = Arithmetic()
@@ -54,6 +62,19 @@ GGML_CPU = Arithmetic(
 )
 """ggml's CPU device on x86, since 0.10: `type_traits_cpu` of ggml-cpu.c; `VKQ16` and `GGML_FA_TILE_Q` of
 `ggml_compute_forward_flash_attn_ext_f16`; `ggml_table_gelu_f16` and `ggml_table_gelu_quick_f16`."""
+
+
+def requantising(mode: str) -> Arithmetic:
+    """Exact but for the weights, which are requantised as `mode` of `requant.MODES` says.
+
+    Raises:
+        UsageError: there is no such mode.
+    """
+    tables = mode_named(mode)
+    if mode == "none":
+        return EXACT
+    return Arithmetic(f"requant-{mode}", weights=tables.weights, rows=tables.rows)
+
 
 NAMED = {a.name: a for a in (EXACT, GGML_CPU)}
 """What a recording can say of itself, by name."""

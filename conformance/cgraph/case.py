@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .demands import parse
 from .errors import GraphError
 from .graph import Graph
 from .tensor import VIEW_OPS, Bytes, Tensor, nbytes, packed_nbytes
@@ -48,7 +49,7 @@ class Case:
     provenance: dict[str, JSON] = field(default_factory=dict)
     """Where recorded values come from."""
     demands: dict[str, JSON] = field(default_factory=dict)
-    """What a witness must say, or the run is VACUOUS."""
+    """What a witness must say, or the run is VACUOUS; the grammar is `cgraph.demands`."""
 
     def caches(self) -> list[Tensor]:
         """Persistent tensors that a step writes: roots of nodes that store through a view."""
@@ -56,11 +57,12 @@ class Case:
         return [t for t in self.persistent if t in written]
 
     def validate(self) -> None:
-        """Check every graph, and that bytes are there for every leaf and of the right size.
+        """Check every graph and demand, and that bytes are there for every leaf and of the right size.
 
         Raises:
             GraphError: names the step, the tensor and the rule.
         """
+        parse(self.demands)
         for t, data in self.persistent.items():
             _check_bytes(t, data, nbytes(t), "persistent")
             if t.op != "NONE" or t.view_src is not None:

@@ -12,7 +12,7 @@ from .tensor import MAX_NAME, MAX_OP_PARAMS, MAX_SRC, Tensor, contiguous_nb, nby
 class Graph:
     """Nodes in the order they run. Leaves are whatever the nodes read that no node makes."""
 
-    __slots__ = ("nodes",)
+    __slots__ = ("__weakref__", "nodes")
 
     def __init__(self, nodes: Iterable[Tensor]) -> None:
         self.nodes: list[Tensor] = list(nodes)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import Case
 from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
+from conformance.cgraph.requant import weight_form
 from conformance.cgraph.tensor import Tensor
 
 
@@ -20,7 +21,11 @@ def _stores(node: Tensor, a: Arithmetic) -> bool:
 
 
 def _multiplies(node: Tensor, a: Arithmetic) -> bool:
-    return _type(node, 0) in a.mul_mat
+    return _type(node, 0) in a.mul_mat or _requantises(node, a)
+
+
+def _requantises(node: Tensor, a: Arithmetic) -> bool:
+    return bool(weight_form(node, a.weights, a.rows))
 
 
 def _attends(node: Tensor, a: Arithmetic) -> bool:
@@ -42,6 +47,7 @@ def _turns(_: Tensor, a: Arithmetic) -> bool:
 _CHANGES: dict[str, Callable[[Tensor, Arithmetic], bool]] = {
     **dict.fromkeys(("CPY", "DUP", "CONT", "SET_ROWS", "ADD"), _stores),
     **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID"), _multiplies),
+    "GET_ROWS": _requantises,
     "FLASH_ATTN_EXT": _attends,
     "UNARY": _looks_up,
     "GLU": _looks_up_gate,

@@ -8,7 +8,6 @@ What was measured on right backends, and where a figure has another reason than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, sqrt
 
@@ -80,12 +79,12 @@ PEAK = 8.0
 _STORE_ULP = {"f16": 2.0**-10, "bf16": 2.0**-7}
 """One unit in the last place of a narrow float, relative to its value."""
 
-_BLOCK_STEP = {"q8_0": 1e-4, "q8_1": 1e-4}
-_BLOCK_STEP_OTHER = 1e-2
-"""NMSE of a value one rounding away once it is stored in blocks: a step, or the block's scale, may flip."""
 
-_ACCUMULATE = 16.0
-"""By how much a chain of nodes may amplify the sum of its own roundings."""
+_PRODUCTS = {"f16": HALF_U2, "bf16": 2.0**-18}
+"""Squared unit roundoff of what a device rounds the operands of products to."""
+_FACTOR = {"MUL_MAT": 64.0, "MUL_MAT_ID": 64.0, "FLASH_ATTN_EXT": 128.0}
+"""How many times that a product may be off: two operands, products that nearly cancel, activations in 8 bits beside
+compressed weights; attention has two products and a softmax between."""
 
 
 def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True) -> Budget:
@@ -105,9 +104,12 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     if changes(node, arithmetic):
         extra, reason = _step(node, arithmetic) if same else _distance(node)
         nmse, why = nmse + extra, f"{why}; {reason}" if extra else why
+    if arithmetic.products in _PRODUCTS and node.op in _FACTOR:
+        nmse += _FACTOR[node.op] * _PRODUCTS[arithmetic.products]
+        why = f"{why}; operands rounded to {arithmetic.products}"
     if not nmse:
         return Budget(0.0, 0.0, why)
-    return _stored(node, nmse, why)
+    return stored(node, nmse, PEAK * sqrt(nmse), why)
 
 
 def _reduction(node: Tensor) -> int:
@@ -158,29 +160,17 @@ def _distance(node: Tensor) -> tuple[float, str]:
     return nmse, "activations rounded on one side"
 
 
-def _stored(node: Tensor, nmse: float, why: str, peak: float = PEAK) -> Budget:
-    """Add what the type of the result can add: a value near the middle of two may be rounded either way.
+def stored(node: Tensor, nmse: float, element: float, why: str) -> Budget:
+    """The budget of these figures and what the type of the result can add: a value near a tie may go either way.
 
     One element in eight may, or four of a small tensor: a float32 factor near a short decimal (0.7) puts many products
     of BF16 on a tie.
     """
-    element = peak * sqrt(nmse)
     ulp = _STORE_ULP.get(node.type.name)
     if ulp is None:
         return Budget(nmse, element, why)
     flips = 1 / 8 + 4 / max(1, nelements(node))
     return Budget(nmse + ulp * ulp * flips, element + ulp, f"{why}; stored in {node.type}")
-
-
-def propagated(t: Tensor, nodes: Iterable[Tensor], arithmetic: Arithmetic = EXACT) -> Budget:
-    """The budget of `t` where all of `nodes` had a part in it, each within its own budget."""
-    nmse = _ACCUMULATE * sum(budget_of(n, arithmetic).nmse for n in nodes)
-    if not nmse:
-        return RAW
-    if t.type.is_quantized:
-        nmse = max(nmse, _BLOCK_STEP.get(t.type.name, _BLOCK_STEP_OTHER))
-        return Budget(nmse, inf, "a chain of nodes, stored in blocks")
-    return _stored(t, nmse, "a chain of nodes", 4 * PEAK)
 
 
 def free_running(nmse: float) -> Budget:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.case import Case, writes_in_place
-from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor
+from conformance.cgraph.case import Case
+from conformance.cgraph.tensor import Bytes, Tensor
 
-from .budget import Budget, budget_of, free_running, propagated
+from .budget import Budget, budget_of, free_running
+from .chain import Chain
 from .compare import Difference, compare
 
 
@@ -37,49 +38,39 @@ def judge_node(
 
 
 def judge_step(
-    case: Case, k: int, expected: Mapping[Tensor, Bytes], found: Mapping[Tensor, Bytes], arithmetic: Arithmetic
+    case: Case,
+    k: int,
+    expected: Mapping[Tensor, Bytes],
+    found: Mapping[Tensor, Bytes],
+    arithmetic: Arithmetic,
+    chain: Chain | None = None,
 ) -> Iterator[Judged]:
-    """Judge outputs and caches after step `k` of a free run.
+    """Judge outputs and caches after step `k`.
 
     A tensor that one node alone computed has that node's budget; one that a chain computed has the chain's.
+
+    Args:
+        case: says how far a trajectory may be off where it states a tolerance.
+        k: which step.
+        expected: packed bytes of outputs and caches.
+        found: the same of the backend.
+        arithmetic: in which `expected` was computed.
+        chain: has followed the steps before; none where this one started from right caches.
     """
+    chain = chain or Chain(arithmetic)
+    chain.enter(case.steps[k].graph)
+    stated = free_running(case.tolerance["nmse"]) if "nmse" in case.tolerance else None
     for t, want in expected.items():
-        budget = free_running(case.tolerance["nmse"]) if "nmse" in case.tolerance else _budget(case, k, t, arithmetic)
-        yield Judged(k, t, compare(t, want, found[t], unordered=t.op == "TOP_K"), budget)
+        yield Judged(k, t, compare(t, want, found[t], unordered=t.op == "TOP_K"), stated or chain.budget(t))
 
 
-def _budget(case: Case, k: int, t: Tensor, arithmetic: Arithmetic) -> Budget:
-    nodes = list(_makers(case, k, t))
-    if len(nodes) == 1 or not nodes:
-        return budget_of(nodes[0] if nodes else t, arithmetic)
-    return propagated(t, nodes, arithmetic)
-
-
-def _makers(case: Case, k: int, t: Tensor) -> dict[Tensor, None]:
-    """Every node of steps 0 to `k` whose rounding can reach `t`."""
-    graph = case.steps[k].graph
-    if len(case.steps) > 1 and k:
-        return dict.fromkeys(n for s in case.steps[: k + 1] for n in s.graph if _computes(n))
-    if len(graph) == 1:
-        return dict.fromkeys(n for n in graph if _computes(n))
-    reached: dict[Tensor, None] = {}
-    stack = [t]
-    writers: dict[Tensor, list[Tensor]] = {}
-    for n in graph:
-        if writes_in_place(n) and n.view_src is not None:
-            writers.setdefault(n.view_src, []).append(n)
-    seen: set[Tensor] = set()
-    while stack:
-        cur = stack.pop()
-        if cur in seen:
-            continue
-        seen.add(cur)
-        if _computes(cur):
-            reached[cur] = None
-        stack.extend(s for s in (*cur.src, cur.view_src) if s is not None)
-        stack.extend(writers.get(cur, ()))
-    return reached
-
-
-def _computes(n: Tensor) -> bool:
-    return n.op not in VIEW_OPS and bool(n.flags & FLAG_COMPUTE)
+def judge_trajectory(
+    case: Case,
+    expected: Iterable[Mapping[Tensor, Bytes]],
+    found: Iterable[Mapping[Tensor, Bytes]],
+    arithmetic: Arithmetic,
+) -> Iterator[Judged]:
+    """Judge every step of a free run, in which errors feed back through the caches; arguments as of `judge_step`."""
+    chain = Chain(arithmetic)
+    for k, (want, got) in enumerate(zip(expected, found, strict=True)):
+        yield from judge_step(case, k, want, got, arithmetic, chain)

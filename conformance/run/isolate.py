@@ -58,6 +58,7 @@ class IsolatedBackend(Backend):
         self._closed = False
         hello = self._alive().hello
         self.batch = hello["batch"]  # type: ignore[misc]  # the adapter's, which lives in the other process
+        self.stages = tuple(hello["stages"])  # type: ignore[misc]  # as above
         self._info = DeviceInfo(**hello["info"])
         self._arithmetic = Arithmetic(**hello["arithmetic"])
         self._buffer_types = [BufferType(**b) for b in hello["buffer_types"]]

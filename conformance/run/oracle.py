@@ -25,6 +25,8 @@ REFERENCE = "cpu"
 SECOND_OPINION = "ggml"
 KEEP = 1024
 """Cases that are kept, with their expected values, so that the next backend need not make them again."""
+KEEP_BYTES = 1 << 29
+"""What those values may take: a trajectory has its caches in them once per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class Oracle:
         self._reference = open_backend(Spec(REFERENCE))
         self._imitating: dict[str, Backend] = {EXACT.name: self._reference}
         self._known: dict[tuple[Case, str], list[StepValues]] = {}
+        self._bytes = 0
         self._second: Backend | None = None
         self._second_reason = ""
 
@@ -105,9 +108,10 @@ class Oracle:
         missing = [c for c in cases if (c, arithmetic.name) not in self._known]
         for c, values in zip(missing, run_together(self.reference_in(arithmetic), missing), strict=True):
             self._known[c, arithmetic.name] = values
+            self._bytes += _size(values)
         found = [self._known[c, arithmetic.name] for c in cases]
-        while len(self._known) > max(KEEP, len(cases)):
-            del self._known[next(iter(self._known))]
+        while len(self._known) > len(cases) and (len(self._known) > KEEP or self._bytes > KEEP_BYTES):
+            self._bytes -= _size(self._known.pop(next(iter(self._known))))
         return found
 
     def close(self) -> None:
@@ -115,6 +119,10 @@ class Oracle:
         for backend in (*self._imitating.values(), self._second):
             if backend is not None:
                 backend.close()
+
+
+def _size(values: list[StepValues]) -> int:
+    return sum(data.nbytes for v in values for d in (v.outputs, v.caches) for data in d.values())
 
 
 def run_together(backend: Backend, cases: Sequence[Case]) -> list[list[StepValues]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from conformance.backend.interface import Backend, Support, Witness, describe
+from conformance.backend.interface import Backend, Support, describe
 from conformance.backend.registry import Spec
 from conformance.cases.batch import merge
 from conformance.cgraph import casefile
@@ -20,10 +20,11 @@ from conformance.cgraph.errors import (
     UnavailableError,
 )
 from conformance.cgraph.graph import Graph
-from conformance.check.judge import Judged, judge_step
+from conformance.check.judge import Judged, judge_trajectory
 from conformance.check.verdict import Result, Verdict
 
-from . import divergence, recorded
+from . import divergence, recorded, stages, stepwise
+from .demands import unmet
 from .execute import Execution, StepValues, execute
 from .isolate import open_backend
 from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
@@ -115,7 +116,7 @@ class Runner:
         results = []
         for case, expectation in zip(group, expectations, strict=True):
             share = Execution([part(merged.steps[0], case)], merged.witness, merged.seconds / len(group))
-            result = self._judge(case, expectation, share)
+            result = self._judge(spec, case, expectation, share)
             if result.verdict is not Verdict.PASS:
                 alone = self._run_alone(spec, backend, case)
                 if alone.verdict is Verdict.PASS:
@@ -126,15 +127,32 @@ class Runner:
         return results
 
     def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
+        result = self._run_here(spec, backend, case)
+        translation = stages.translation_of(spec, backend, result.verdict)
+        if translation is not None:
+            result.detail += "; " + stages.told_apart(result.verdict, self._run_stage(translation, case))
+        return result
+
+    def _run_stage(self, spec: Spec, case: Case) -> Result:
+        try:
+            backend = self.backend(spec)
+        except ConformanceError as e:
+            return Result(case.id, str(spec), Verdict.UNSUPPORTED, detail=str(e))
+        (refusal,) = self._refusals(backend, [case])
+        return refusal or self._run_here(spec, backend, case)
+
+    def _run_here(self, spec: Spec, backend: Backend, case: Case) -> Result:
         try:
             (expectation,), tested = self._expect(spec, backend, [case])
         except ConformanceError as e:
             return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {e}")
         try:
             execution = execute(tested, case)
-            result = self._judge(case, expectation, execution)
+            result = self._judge(spec, case, expectation, execution)
             if recorded.has_nodes(case):
                 recorded.judge_nodes(result, tested, self.oracle, case)
+            if result.verdict is Verdict.PASS and stepwise.applies(case):
+                stepwise.judge(result, self._other(spec, tested), case, execution, expectation.arithmetic)
             if result.verdict is Verdict.FAIL and result.first_divergence is None:
                 self._locate(result, tested, case, expectation, execution)
         except ConformanceError as e:
@@ -145,20 +163,25 @@ class Runner:
 
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
-        if all(recorded.is_free_running(c) for c in cases):
+        if all(recorded.judges(c, backend.arithmetic()) for c in cases):
             return [recorded.expectation(c) for c in cases], recorded.tested(self.oracle, spec, backend, cases[0])
         if spec.name != REFERENCE:
             return self.oracle.expect(cases, backend.arithmetic()), backend
         return self.oracle.expect_second(cases)
 
-    def _judge(self, case: Case, expectation: Expectation, execution: Execution) -> Result:
+    def _other(self, spec: Spec, backend: Backend) -> Backend:
+        """Who the backend is held against: the reference in its arithmetic, or for the reference the real ggml."""
+        if spec.name == REFERENCE:
+            return self.oracle.second_opinion()
+        return self.oracle.reference_in(backend.arithmetic())
+
+    def _judge(self, spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
         judged = list(_judged(case, expectation.steps, execution.steps, expectation.arithmetic))
         result = Result("", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps))
         result.witness = describe(execution.witness)
         if not judged:
             result.verdict, result.detail = Verdict.VACUOUS, "it has no output and no cache to check"
             return result
-        unmet = _unmet(case, execution.witness)
         worst = max(judged, key=lambda j: j.used)
         result.budget_used = worst.used
         result.nmse = max(j.difference.nmse for j in judged)
@@ -171,8 +194,10 @@ class Runner:
             result.detail = divergence.sentence(wrong, case)
             if sum(len(s.graph) for s in case.steps) == 1:
                 result.first_divergence = divergence.describe(wrong, case)
-        elif unmet:
-            result.verdict, result.detail = Verdict.VACUOUS, unmet
+        elif case.demands and stages.stage_of(spec) != stages.RUN:
+            result.detail = f"its demands are of a run, not of stage {stages.stage_of(spec)}"
+        elif missing := unmet(case, spec, execution.witness):
+            result.verdict, result.detail = Verdict.VACUOUS, missing
         return result
 
     def _locate(
@@ -200,8 +225,8 @@ class Runner:
 def _judged(
     case: Case, expected: Sequence[StepValues], found: Sequence[StepValues], arithmetic: Arithmetic
 ) -> Iterable[Judged]:
-    for k, (want, got) in enumerate(zip(expected, found, strict=True)):
-        yield from judge_step(case, k, {**want.outputs, **want.caches}, {**got.outputs, **got.caches}, arithmetic)
+    want, got = ([{**v.outputs, **v.caches} for v in values] for values in (expected, found))
+    return judge_trajectory(case, want, got, arithmetic)
 
 
 def _groups(cases: Sequence[Case], size: int) -> Iterable[list[Case]]:
@@ -239,30 +264,6 @@ _VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
 def _failed(error: ConformanceError) -> Result:
     verdict = next((v for kind, v in _VERDICT_OF if isinstance(error, kind)), Verdict.OVERCLAIM)
     return Result("", "", verdict, detail=str(error))
-
-
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "<=": lambda a, b: a <= b,
-    ">=": lambda a, b: a >= b,
-    "==": lambda a, b: a == b,
-}
-
-
-def _unmet(case: Case, witness: Witness) -> str:
-    """The first demand that the witness does not meet, in words; empty where all are met."""
-    said = describe(witness)
-    for key, demand in case.demands.items():
-        have = said.get(key)
-        if isinstance(demand, list):
-            missing = [x for x in demand if x not in (have or ())]
-            if missing:
-                return f"the case demands {key} with {', '.join(map(str, missing))}; the witness has {have}"
-            continue
-        m = re.fullmatch(r"(<=|>=|==)(\d+)", str(demand))
-        met = _COMPARE[m[1]](float(have), float(m[2])) if m and isinstance(have, (int, float)) else have == demand
-        if not met:
-            return f"the case demands {key} {demand}; the witness says {have}"
-    return ""
 
 
 def _file_name(case_id: str) -> str:

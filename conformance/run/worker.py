@@ -138,6 +138,7 @@ def main(spec: str) -> int:
                 "arithmetic": describe(backend.arithmetic()),
                 "buffer_types": [describe(b) for b in backend.buffer_types()],
                 "batch": backend.batch,
+                "stages": list(backend.stages),
             }
         except Exception as error:  # noqa: BLE001  # whatever it is, the other side reports it
             send(outgoing, pack_error(error))

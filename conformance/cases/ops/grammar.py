@@ -182,13 +182,23 @@ def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
             f"case {case_id!r}: types of {', '.join(cases.types)} joined by + expected, {types_text!r} found; "
             f"types: {', '.join(TYPES)}"
         )
+    values, given = read_keys(case_id, keys_text, cases.keys)
+    return OpId(case_id, op, tuple(TYPES[n] for n in names), values, given, int(seed_text))
+
+
+def read_keys(case_id: str, keys_text: str, keys: Mapping[str, Key]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Read `key=value,key=value`: every key's value, and the texts of those that are given.
+
+    Raises:
+        UsageError: says which key is wrong and what may stand there.
+    """
     given: dict[str, str] = {}
     values: dict[str, Any] = {}
     for item in keys_text.split(",") if keys_text else ():
         name, equals, value = item.partition("=")
-        key = cases.keys.get(name)
+        key = keys.get(name)
         if key is None or not equals:
-            raise UsageError(f"case {case_id!r}: {item!r} found, key=value expected; keys: {', '.join(cases.keys)}")
+            raise UsageError(f"case {case_id!r}: {item!r} found, key=value expected; keys: {', '.join(keys)}")
         if name in given:
             raise UsageError(f"case {case_id!r}: {name} stands twice")
         try:
@@ -196,9 +206,9 @@ def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
         except ValueError:
             raise UsageError(f"case {case_id!r}: {name}: {key.what} expected, {value!r} found") from None
         given[name] = value
-    for name, key in cases.keys.items():
+    for name, key in keys.items():
         if name not in values:
             if key.required:
                 raise UsageError(f"case {case_id!r}: {name}: {key.what} is missing")
             values[name] = key.default
-    return OpId(case_id, op, tuple(TYPES[n] for n in names), values, given, int(seed_text))
+    return values, given

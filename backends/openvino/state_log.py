@@ -1,0 +1,316 @@
+"""Caches that a model can keep as logs: recognised from a graph's structure, and the host's account of each log.
+
+A log holds rows in the order they were written, whatever cells of the cache they went to. Attention does not care about
+the order of its keys as long as the mask has the same, so the host keeps a table of cells and lays each step's mask out
+by it. Rewinding, removed sequences and cells used again are then changes of a table, not of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.backend.translating import Role, computes
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Bytes, Tensor, is_contiguous, nelements
+from conformance.cgraph.types import BF16, F16, F32, I32, I64
+
+TYPES = frozenset({F32, F16, BF16})
+"""Types of caches whose every value float32 holds."""
+NOTHING = -1
+"""In a table: a position that shows no cell, a cell that no position shows."""
+SPARE = 256
+"""Positions that may show nothing before a log is laid out anew, if they are a quarter of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A FLASH_ATTN_EXT over two caches of the same shape."""
+
+    node: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """Caches that one graph writes to the same cells and attends to with the same mask: one log."""
+
+    caches: tuple[Tensor, ...]
+    writers: tuple[Tensor, ...]
+    """SET_ROWS or CPY that appends to each cache."""
+    places: tuple[Tensor, ...]
+    """Of the writers, one for each leaf of ids and each place: they must all mean the same cells."""
+    attentions: tuple[Attention, ...]
+    mask: Tensor
+    heads: int
+    head_size: int
+    tokens: int
+    """New rows per stream."""
+    first: int
+    """The first stream attended to."""
+    streams: int
+    size: int
+    """Cells per stream."""
+
+    @property
+    def key(self) -> tuple[tuple[Tensor, ...], int, int]:
+        """Equal for graphs that can go on with one another's log."""
+        return self.caches, self.first, self.streams
+
+
+def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) -> list[Logged] | str:
+    """The logs that the caches of `graph` can be kept as, or why one cannot.
+
+    Each cache must be written by one node of `WRITES`, and read after it by
+    FLASH_ATTN_EXT alone, as K or V, through a view of the first cells of consecutive streams.
+    """
+    caches = [t for t, role in roles.items() if role == "cache"]
+    nodes = [n for n in graph if computes(n)]
+    place = {n: i for i, n in enumerate(nodes)}
+    found: dict[tuple[Any, ...], list[Attention]] = {}
+    writers: dict[Tensor, Tensor] = {}
+    for t in caches:
+        writer = _writer(t, nodes, roles)
+        if isinstance(writer, str):
+            return writer
+        writers[t] = writer
+    for node in nodes:
+        read = [s for s in node.src if s is not None and s.root in writers and node is not writers[s.root]]
+        if not read:
+            continue
+        reason = _unfit(node, roles)
+        if reason:
+            return reason
+        k, v, mask = (s for s in node.src[1:4] if s is not None)
+        if place[node] < max(place[writers[k.root]], place[writers[v.root]]):
+            return f"{node}: reads a cache before it is written"
+        found.setdefault((mask, *_extent(k)), []).append(Attention(node, k.root, v.root, mask))
+    if any(t.root in writers for t in outputs):
+        return "a cache is an output of the graph"
+    return _grouped(found, writers)
+
+
+def _grouped(found: Mapping[tuple[Any, ...], list[Attention]], writers: Mapping[Tensor, Tensor]) -> list[Logged] | str:
+    out = []
+    for (mask, heads, head_size, first, streams, size), attentions in found.items():
+        caches = tuple(dict.fromkeys(t for a in attentions for t in (a.k, a.v)))
+        node = attentions[0].node
+        places = {
+            (writers[t].src[1] if writers[t].op == "SET_ROWS" else writers[t].view_offs): writers[t] for t in caches
+        }
+        rows = {nelements(writers[t].src[0] or t) for t in caches}  # the caches' rows are of one size
+        if any(rows != {a.node.ne[2] * streams * heads * head_size} for a in attentions):
+            return f"{node}: not every query has a row of its own in the cache"
+        written = tuple(writers[t] for t in caches)
+        shape = heads, head_size, node.ne[2], first, streams, size
+        out.append(Logged(caches, written, tuple(places.values()), tuple(attentions), mask, *shape))
+    attended = [t for log in out for t in log.caches]
+    if len(set(attended)) < len(attended):
+        return "a cache is attended to with two masks"
+    if len(attended) < len(writers):
+        return "a cache is written that nothing attends to"
+    return out
+
+
+def _writer(t: Tensor, nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) -> Tensor | str:
+    """The one node that writes whole rows of `t`."""
+    writers = [n for n in nodes if n.root is t]
+    if t.type not in TYPES:
+        return f"{t}: log rows are float32, which {t.type} blocks are not"
+    if len(writers) != 1 or writers[0].op not in WRITES:
+        return f"{t}: one {' or '.join(WRITES)} expected, written by {', '.join(n.op for n in writers) or 'nothing'}"
+    node = writers[0]
+    if node.src[0] is None or node.src[0].root is t or not WRITES[node.op](node, t, roles):
+        return f"{node}: does not write whole rows of {t} that an input or its place says"
+    return node
+
+
+def _by_ids(node: Tensor, t: Tensor, roles: Mapping[Tensor, Role]) -> bool:
+    """Whether this SET_ROWS writes whole rows of `t` which an input says."""
+    ids = node.src[1]
+    return (
+        ids is not None
+        and (node.ne[0], node.nb[1], node.view_offs) == (t.ne[0], t.nb[1], 0)
+        and (node.ne[2] * node.ne[3], ids.ne[1] * ids.ne[2]) == (1, 1)
+        and roles.get(ids) == "input"
+        and ids.type in (I32, I64)
+    )
+
+
+def _by_place(node: Tensor, t: Tensor, _: Mapping[Tensor, Role]) -> bool:
+    """Whether this CPY writes whole rows of `t` that follow one another."""
+    return is_contiguous(node) and node.view_offs % t.nb[1] == 0 and nelements(node) % t.ne[0] == 0
+
+
+WRITES: dict[str, Callable[[Tensor, Tensor, Mapping[Tensor, Role]], bool]] = {"SET_ROWS": _by_ids, "CPY": _by_place}
+"""What can append to a log: `f(node, cache, roles)`, whether it does."""
+
+
+def _unfit(node: Tensor, roles: Mapping[Tensor, Role]) -> str:
+    """Why `node`, which reads a cache, is no attention over a log."""
+    if node.op != "FLASH_ATTN_EXT":
+        return f"{node}: reads a cache, and is no FLASH_ATTN_EXT"
+    q, k, v, mask, sinks = (*node.src, None, None)[:5]
+    if q is None or k is None or v is None or mask is None or sinks is not None:
+        return f"{node}: has sinks or no mask"
+    if node.param_f32(1) or node.param_f32(2):
+        return f"{node}: has ALiBi slopes or a softcap"
+    if q.root is k.root or q.type is not F32 or roles.get(k.root) != "cache" or roles.get(v.root) != "cache":
+        return f"{node}: K or V is no cache"
+    if roles.get(mask) != "input" or mask.type not in (F16, F32) or mask.ne[2] != 1 or mask.ne[3] not in (1, q.ne[3]):
+        return f"{node}: the mask is no input, or differs from head to head"
+    extents = _extent(k), _extent(v)
+    if extents[0] is None or extents[0] != extents[1] or extents[0][3] != q.ne[3]:
+        return f"{node}: K and V are not the first cells of the queries' streams"
+    return ""
+
+
+def _extent(x: Tensor) -> Any:  # noqa: ANN401  # a tuple of five ints, or None
+    """Heads, head size, first stream, streams, cells per stream of the part of a cache that `x` shows: or None.
+
+    `x`: ne (head size, cells, heads, streams).
+    """
+    root, ts = x.root, x.type.type_size
+    row = root.nb[1]
+    size = x.nb[3] // row if x.ne[3] > 1 else root.ne[1]
+    stream = size * row
+    right = (
+        x.nb[0] == ts
+        and (x.nb[1] == row or x.ne[1] == 1)
+        and (x.nb[2] == ts * x.ne[0] or x.ne[2] == 1)
+        and (x.nb[3] == stream or x.ne[3] == 1)
+        and x.ne[0] * x.ne[2] == root.ne[0]
+        and x.view_offs % stream == 0
+        and x.ne[1] <= size
+    )
+    return (x.ne[2], x.ne[0], x.view_offs // stream, x.ne[3], size) if right else None
+
+
+Cells = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Appending:
+    """What one step does to a log."""
+
+    log: Logged
+    cells: Cells
+    """Written, counted within each stream: (streams, tokens)."""
+    mask: NDArray[Any]
+    """(streams or 1, 1, tokens, cells)."""
+    loaded: NDArray[np.bool_]
+    """Cells that some row of the mask lets through and that the step does not write: (streams, cells)."""
+
+
+def appendings(found: Sequence[Logged], inputs: Mapping[Tensor, Bytes]) -> list[Appending] | str:
+    """What a step's inputs do to each log, or why they cannot."""
+    out = []
+    for log in found:
+        cells = _new_cells(log, inputs)
+        if isinstance(cells, str):
+            return cells
+        data = inputs[log.mask].view("<f2" if log.mask.type is F16 else "<f4")
+        mask = data.reshape(log.mask.shape)[:, :, : log.tokens]
+        seen = (mask > -np.inf).any(axis=(1, 2))
+        loaded = np.broadcast_to(seen, (log.streams, seen.shape[1])).copy()
+        stream, i = np.nonzero(cells < seen.shape[1])
+        loaded[stream, cells[stream, i]] = False
+        out.append(Appending(log, cells, mask, loaded))
+    return out
+
+
+def _new_cells(log: Logged, inputs: Mapping[Tensor, Bytes]) -> Cells | str:
+    given = [_rows_of(w, inputs) for w in log.places]
+    if any(not np.array_equal(given[0], x) for x in given[1:]):
+        return "K and V are written to different cells"
+    cells = given[0].reshape(log.streams, log.tokens) - (log.first + np.arange(log.streams)[:, None]) * log.size
+    if cells.min() < 0 or cells.max() >= log.size:
+        return "rows are written outside the streams attended to"
+    if log.tokens > 1 and any(len(set(row)) < len(row) for row in cells.tolist()):
+        return "a cell is written twice"
+    return cells
+
+
+@dataclass(slots=True)
+class Table:
+    """Which cell each position of a log shows."""
+
+    cells: Cells
+    """(streams, positions)."""
+    positions: NDArray[np.int64]
+    """(streams, size): the way back."""
+    straight: bool
+    """Whether position i shows cell i everywhere."""
+    settled: int = 0
+    """Positions whose rows the host has."""
+    dead: int = field(default=0)
+    """Positions that show nothing."""
+
+    @classmethod
+    def of(cls, cells: Cells, size: int) -> Table:
+        """A log that shows `cells`, all of which the host has."""
+        streams, count = cells.shape
+        positions = np.full((streams, size), NOTHING)
+        at = np.broadcast_to(np.arange(count), cells.shape)
+        stream, i = np.nonzero(cells != NOTHING)
+        positions[stream, cells[stream, i]] = at[stream, i]
+        dead = count * streams - len(i)
+        return cls(cells, positions, bool((cells == np.arange(count)).all()), count, dead)
+
+    @property
+    def length(self) -> int:
+        """Positions per stream."""
+        return int(self.cells.shape[1])
+
+    def append(self, new: Cells) -> None:
+        """Rows for `new` follow; positions that showed one of these cells show nothing any more."""
+        streams = np.arange(len(new))[:, None]
+        old = self.positions[streams, new]
+        gone = old != NOTHING
+        if gone.any():
+            self.cells[np.broadcast_to(streams, new.shape)[gone], old[gone]] = NOTHING
+            self.dead += int(gone.sum())
+        length, tokens = self.length, new.shape[1]
+        self.straight = self.straight and not gone.any() and bool((new == length + np.arange(tokens)).all())
+        self.positions[streams, new] = length + np.arange(tokens)
+        self.cells = np.concatenate([self.cells, new], axis=1)
+
+    def serves(self, a: Appending) -> bool:
+        """Whether every cell that a step attends to is in the log or about to be, and not too little else."""
+        if self.dead > max(SPARE, self.cells.size // 4):
+            return False
+        return not (a.loaded & (self.positions[:, : a.loaded.shape[1]] == NOTHING)).any()
+
+    def laid(self, mask: NDArray[Any]) -> NDArray[Any]:
+        """`mask`, shape (streams or 1, 1, rows, cells), with one column per position."""
+        if self.straight and self.length <= mask.shape[3]:
+            return mask[..., : self.length]
+        cells = self.cells
+        shown = (cells != NOTHING) & (cells < mask.shape[3])
+        wide = np.broadcast_to(mask, (len(cells), *mask.shape[1:]))
+        out = np.take_along_axis(wide, np.where(shown, cells, 0)[:, None, None, :], axis=3)
+        return np.where(shown[:, None, None, :], out, mask.dtype.type(-np.inf))
+
+
+def _rows_of(writer: Tensor, inputs: Mapping[Tensor, Bytes]) -> NDArray[np.int64]:
+    """The rows of its cache that `writer` writes."""
+    ids = writer.src[1]
+    if writer.op == "SET_ROWS" and ids is not None:
+        return inputs[ids].view("<i4" if ids.type is I32 else "<i8").astype(np.int64)
+    cache = writer.root
+    return np.arange(nelements(writer) // cache.ne[0]) + writer.view_offs // cache.nb[1]
+
+
+def to_load(a: Appending) -> Cells:
+    """The cells that a log must show at least, shape (streams, positions): padded with nothing to equal length."""
+    rest = [np.nonzero(row)[0] for row in a.loaded]
+    out = np.full((len(rest), max(map(len, rest))), NOTHING)
+    for row, cells in zip(out, rest, strict=True):
+        row[: len(cells)] = cells
+    return out

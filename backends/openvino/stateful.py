@@ -1,0 +1,150 @@
+"""`openvino-stateful`: caches live in the model, as logs where writes append and as whole variables elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from conformance.backend.dynamic import TracedPlan
+from conformance.backend.interface import DeviceInfo, Witness
+from conformance.backend.measure import Peak
+from conformance.backend.translating import Plan, Prepared, Role, Served
+from conformance.cgraph.case import Case
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Bytes, Tensor
+
+from .backend import OpenVinoSession, OpenVinoStateless
+from .sources import src
+
+if TYPE_CHECKING:
+    from conformance.backend.dynamic import Fingerprint
+
+    from .state_log import Logged
+    from .state_memory import StatefulRequest, StateMemory
+    from .weights import Stored
+
+
+class OpenVinoStateful(OpenVinoStateless):
+    """cgraph to OpenVINO model, caches as its variables."""
+
+    stages = ("run",)
+
+    def info(self) -> DeviceInfo:
+        """As the base."""
+        return replace(super().info(), backend="openvino-stateful")
+
+    def memory(self, case: Case) -> StateMemory:
+        """Bytes on the host, and what requests hold of caches."""
+        from .state_memory import StateMemory  # noqa: PLC0415  # needs openvino, which may be absent until now
+
+        return StateMemory(case, self.requant)
+
+    def translate(self, plan: Plan, memory: Any) -> StatefulRequest:  # noqa: ANN401  # a StateMemory
+        """Walk and emit, compile, make the request."""
+        from .state_memory import StatefulRequest  # noqa: PLC0415  # as above
+        from .state_walk import StateWalk  # noqa: PLC0415  # as above
+
+        own = plan.own if isinstance(plan, TracedPlan) else plan.tensors
+
+        def compressed(node: Tensor) -> Stored | None:
+            found: Stored | None = memory.weights.get(node, own[plan.index[src(node, 0)]], memory.read)
+            return found
+
+        walk = StateWalk(plan, lambda t: memory.read(own[plan.index[t]]), compressed)
+        emitted = walk.run(self.emitters())
+        if not emitted.results and not walk.sinks:
+            return StatefulRequest(None, emitted, walk)
+        served = "weight" in plan.roles.values()
+        with Peak() as peak:
+            compiled = self._compiler.model(walk.model(), served=served)
+        return StatefulRequest(compiled, emitted, walk, peak.bytes)
+
+    def open(self, case: Case) -> StatefulSession:
+        """A session whose witness says in which form caches were held."""
+        return StatefulSession(self, case)
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A graph in the fused form."""
+
+    graph: Graph
+    outputs: tuple[Tensor, ...]
+    logs: list[Logged]
+
+
+class StatefulSession(OpenVinoSession):
+    """Chooses the form of each step from its graph and its inputs."""
+
+    def __init__(self, backend: OpenVinoStateful, case: Case) -> None:
+        self._forms: WeakKeyDictionary[Graph, tuple[tuple[Tensor, ...], Fused | str]] = WeakKeyDictionary()
+        self._states: dict[str, None] = {}
+        self._whole: dict[str, None] = {}
+        self._latest: dict[int, tuple[Fingerprint, Served]] = {}
+        super().__init__(backend, case)  # which prepares the case's graphs
+
+    def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
+        form = self._form(graph, tuple(outputs))
+        if isinstance(form, str):
+            super()._prepare(graph, outputs)
+        else:
+            super()._prepare(form.graph, form.outputs)
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """As the base, in the fused form where graph and inputs allow it.
+
+        Raises:
+            BackendError: translation, compilation or execution failed.
+        """
+        from .state_log import appendings  # noqa: PLC0415  # as above
+
+        form = self._form(graph, tuple(outputs))
+        steps = form if isinstance(form, str) else appendings(form.logs, inputs)
+        self._memory.appending = () if isinstance(steps, str) else steps  # type: ignore[attr-defined]  # a StateMemory
+        if isinstance(form, str) or isinstance(steps, str):
+            if steps:
+                self._states["slots"] = None
+                self._whole[str(steps)] = None
+            return super().compute(graph, inputs, outputs)
+        self._states["fused"] = None
+        found = super().compute(form.graph, inputs, form.outputs)
+        return {t: found[own] for t, own in zip(outputs, form.outputs, strict=True)}
+
+    def _serve(self, known: Prepared) -> Served:
+        """As the base; in the fused form the next step is mostly the same graph, which is found in no time."""
+        own = known.fingerprint
+        if own is None:
+            return super()._serve(known)
+        latest = self._latest.get(id(own.template))
+        if latest is None or latest[0].row != own.row:
+            served = super()._serve(known)
+            self._latest[id(own.template)] = own, replace(served, hit=True)
+            return served
+        return latest[1]
+
+    def _form(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Fused | str:
+        """`graph` in the fused form, or why it has none; nothing where it has no caches."""
+        from .state_form import fused  # noqa: PLC0415  # as above
+        from .state_log import logs  # noqa: PLC0415  # as above
+
+        known = self._forms.get(graph)
+        if known is not None and known[0] == outputs:
+            return known[1]
+        made = set(graph.nodes)
+        leaves = [t for t in graph.tensors() if t.view_src is None and t not in made]
+        roles: dict[Tensor, Role] = {t: self._roles.get(t, "input") for t in leaves}
+        found = logs(graph, roles, outputs) if "cache" in roles.values() else ""
+        form = found if isinstance(found, str) else Fused(*fused(graph, found, outputs), found)
+        self._forms[graph] = outputs, form
+        return form
+
+    def witness(self) -> Witness:
+        """Adds the forms, and why a step was not fused."""
+        w = super().witness()
+        w.state = ", ".join(sorted(self._states))
+        w.notes += [f"whole variables: {r}" for r in self._whole]
+        return w

@@ -1,0 +1,247 @@
+"""Weights that stay compressed: taken apart once per session, shared by all its models.
+
+The CPU plugin (2026.4.1) reads `Constant -> Convert -> [Subtract] -> Multiply -> Reshape` in place where the chain ends
+in two dimensions and feeds the transposed second input of a MatMul or the first of a Gather. With three dimensions or
+four it expands the whole weight to float32 first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import openvino.opset15 as o
+from numpy.typing import NDArray
+from openvino import Output, Type
+from openvino import Shape as OvShape
+from openvino import Tensor as OvTensor
+
+from conformance.cgraph.requant import FORMS, Requant, requantised, weight_form
+from conformance.cgraph.tensor import Bytes, Dims, Tensor, nbytes
+from conformance.cgraph.types import BF16, F16, GGMLType
+
+from .nodes import Value
+from .packing import ENCODINGS, Packed, floats, packed, repacked
+
+Read: TypeAlias = Callable[[Tensor], Bytes]
+"""A weight's bytes."""
+
+_TYPES = {"i4": Type.i4, "u4": Type.u4, "i8": Type.i8, "u8": Type.u8, "f16": Type.f16, "bf16": Type.bf16}
+_HALVES = {F16: "f16", BF16: "bf16"}
+
+
+class Stored(Protocol):
+    """A weight as OpenVINO tensors that any number of models share."""
+
+    nbytes: int
+
+    def matrix(self) -> Value:
+        """All of it: float32 of shape (rows, ne0)."""
+
+    def rows(self, ids: Value) -> Value:
+        """The rows `ids`, i32 of any shape: float32 of that shape and ne0."""
+
+
+def _tensor(dtype: Type, shape: tuple[int, ...], data: NDArray[Any]) -> OvTensor:
+    """A tensor that owns its bytes: one over an array of 4-bit numbers would not keep it alive."""
+    t = OvTensor(dtype, OvShape(shape))
+    t.data.reshape(-1).view(np.uint8)[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    return t
+
+
+def _array(x: NDArray[Any]) -> OvTensor:
+    return _tensor(Type(x.dtype), x.shape, x)
+
+
+def _ints(*x: int) -> Value:
+    return o.constant(np.array(x, np.int64))
+
+
+def _pick(x: Value, ids: Value) -> Value:
+    return o.gather(x, ids, o.constant(np.array(0, np.int64)))
+
+
+def _rank(x: Value) -> int:
+    return len((x if isinstance(x, Output) else x.output(0)).get_partial_shape())
+
+
+class Grid:
+    """`(q - zero) * scale`."""
+
+    def __init__(self, p: Packed) -> None:
+        zero = p.zero
+        self._shape = p.shape
+        self._q = _tensor(_TYPES[p.dtype], p.shape, p.q)
+        self._scale = _array(p.scale)
+        self._zero = None if zero is None else _array(zero)
+        self.nbytes = sum(t.byte_size for t in (self._q, self._scale, self._zero) if t is not None)
+
+    def matrix(self) -> Value:
+        """As `Stored.matrix`."""
+        x = o.convert(o.constant(self._q), Type.f32)
+        if self._zero is not None:
+            x = o.subtract(x, o.constant(self._zero))
+        rows, groups, group = self._shape
+        return o.reshape(o.multiply(x, o.constant(self._scale)), _ints(rows, groups * group), False)
+
+    def rows(self, ids: Value) -> Value:
+        """As `Stored.rows`."""
+        return _pick(self.matrix(), ids)
+
+
+class Table:
+    """`q * scale - low`: exact, for rows that are looked up. The quants are bytes: a Gather of nibbles widens them."""
+
+    def __init__(self, p: Packed) -> None:
+        assert p.low is not None  # without a minimum a grid is as exact
+        self._rows, self._groups, self._group = p.shape
+        self._nibbles = p.dtype.endswith("4")
+        self._q = _array(p.q.reshape(*p.shape[:2], -1))
+        self._scale, self._low = _array(p.scale), _array(p.low)
+        self.nbytes = self._q.byte_size + self._scale.byte_size + self._low.byte_size
+
+    def matrix(self) -> Value:
+        """As `Stored.matrix`."""
+        return self.rows(o.constant(np.arange(self._rows, dtype=np.int32)))
+
+    def rows(self, ids: Value) -> Value:
+        """As `Stored.rows`."""
+        q, scale, low = (_pick(o.constant(t), ids) for t in (self._q, self._scale, self._low))
+        q = o.convert(q, Type.f32)
+        n = _rank(ids)
+        if self._nibbles:
+            high = o.floor(o.multiply(q, o.constant(np.float32(1 / 16))))
+            first = o.subtract(q, o.multiply(high, o.constant(np.float32(16))))
+            pair = [o.unsqueeze(x, _ints(-1)) for x in (first, high)]
+            q = o.reshape(o.concat(pair, -1), _ints(*[0] * n, self._groups, self._group), True)
+        x = o.subtract(o.multiply(q, scale), low)
+        return o.reshape(x, _ints(*[0] * n, self._groups * self._group), True)
+
+
+class Half:
+    """Floats of 16 bits."""
+
+    def __init__(self, dtype: str, shape: tuple[int, int], data: NDArray[Any]) -> None:
+        self._x = _tensor(_TYPES[dtype], shape, data)
+        self.nbytes = self._x.byte_size
+
+    def matrix(self) -> Value:
+        """As `Stored.matrix`."""
+        x = o.convert(o.constant(self._x), Type.f32)
+        # without this mark the constant is folded to float32
+        x.get_rt_info()["decompression_0"] = ""
+        return x
+
+    def rows(self, ids: Value) -> Value:
+        """As `Stored.rows`."""
+        return _pick(self.matrix(), ids)
+
+
+def stored(type_: GGMLType, data: Bytes, ne: Dims, form: str = "", *, lookup: bool = False) -> Stored | None:
+    """A weight in a form that models share.
+
+    Args:
+        type_: the weight's type.
+        data: its bytes.
+        ne: its elements per dimension; ne1, ne2 and ne3 together are its rows.
+        form: a key of `requant.FORMS`, or nothing for the type's own encoding.
+        lookup: whether rows are looked up and must be equal to the bit.
+
+    Returns:
+        None where there is no compressed form: other types, nothing in it, and scales that are not finite.
+    """
+    shape = (ne[1] * ne[2] * ne[3], ne[0])
+    if 0 in shape:
+        return None
+    if form:
+        grid = FORMS[form]
+        return (
+            Half(form, shape, _halves(form, type_, data, shape))
+            if grid is None
+            else Grid(repacked(grid, type_, data, shape[0]))
+        )
+    if type_ in _HALVES:
+        return Half(_HALVES[type_], shape, data)
+    p = packed(type_, data, shape[0]) if type_ in ENCODINGS else None
+    if p is None:
+        return None
+    return Table(p) if lookup and p.low is not None else Grid(p)
+
+
+def _halves(form: str, type_: GGMLType, data: Bytes, shape: tuple[int, int]) -> NDArray[np.float16]:
+    out = np.empty(shape, np.float16)
+    for part, x in floats(type_, data, shape[0]):
+        out[part] = requantised(form, x)
+    return out
+
+
+def compressed(type_: GGMLType, data: Bytes, ne: Dims, form: str = "") -> Value | None:
+    """A weight as a subgraph: float32 of shape (ne1 * ne2 * ne3, ne0), or None as in `stored`."""
+    s = stored(type_, data, ne, form)
+    return None if s is None else s.matrix()
+
+
+class WeightStore:
+    """A session's weights, each taken apart once for each form it is read in, whatever number of models reads them.
+
+    Args:
+        requant: what becomes of the weights of each type; nothing unless given.
+    """
+
+    def __init__(self, requant: Requant | None = None) -> None:
+        self._requant = requant or Requant()
+        self._stored: dict[tuple[Tensor, str, bool], Stored | None] = {}
+
+    def get(self, node: Tensor, t: Tensor, read: Read) -> Stored | None:
+        """The weight that `node`, a MUL_MAT, MUL_MAT_ID or GET_ROWS, reads whole; None if it cannot be compressed.
+
+        Args:
+            node: the node that reads it, of any copy of the graph.
+            t: `node.src[0]` as the session knows it.
+            read: gives the weight's bytes; called the first time.
+        """
+        form = weight_form(node, self._requant.weights, self._requant.rows)
+        lookup = node.op == "GET_ROWS" and not form and t.type in ENCODINGS and ENCODINGS[t.type].has_minimum
+        key = (t, form, lookup)
+        if key not in self._stored:
+            worth = nbytes(t) > 0 and (bool(form) or t.type in ENCODINGS or t.type in _HALVES)
+            self._stored[key] = stored(t.type, read(t), t.ne, form, lookup=lookup) if worth else None
+        return self._stored[key]
+
+    def forget(self, t: Tensor) -> None:
+        """Let go of `t`, whose bytes change."""
+        for key in [k for k in self._stored if k[0] is t]:
+            del self._stored[key]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all constants."""
+        return sum(s.nbytes for s in self._stored.values() if s is not None)
+
+
+def packed_copies(compiled: Any) -> int:  # noqa: ANN401  # an openvino.CompiledModel
+    """Bytes of the copies that a matrix kernel packs for itself at its first inference.
+
+    These are the constants of each FullyConnected of the runtime model: quants, scales and zero points. Floats of 16
+    bits are packed in the precision that the kernel computes in.
+    """
+    total = 0
+    for node in compiled.get_runtime_model().get_ordered_ops():
+        info = node.get_rt_info()
+        if "layerType" in info and info["layerType"].astype(str) == "FullyConnected":
+            wide = info["primitiveType"].astype(str).endswith("f32")
+            total += sum(_bytes(node.input_value(i), wide=wide) for i in range(1, node.get_input_size()))
+    return total
+
+
+def _bytes(source: Value, *, wide: bool) -> int:
+    kind, shape = source.get_element_type(), source.get_partial_shape()
+    if (
+        not kind.is_static()
+        or not shape.is_static
+        or source.get_node().get_rt_info()["layerType"].astype(str) != "Const"
+    ):
+        return 0
+    bits = 32 if wide and kind.is_real() else int(kind.bitwidth)
+    return int(np.prod(list(shape.to_shape()))) * bits // 8

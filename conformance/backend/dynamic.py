@@ -1,0 +1,111 @@
+"""Programs that serve all graphs of a template: compiled once as it came, and once more with symbols."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import cast
+
+from conformance.cgraph.errors import BackendError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Tensor
+
+from .lift import Template, lift, structure, values
+from .sym import assumptions
+from .translating import Plan, Program
+
+LIFTS = 3
+"""How often a template is lifted before its graphs are compiled one by one: each time one more graph is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPlan(Plan):
+    """A plan whose `ne`, `nb` and `view_offs` are symbolic; tensors are copies."""
+
+    own: tuple[Tensor, ...] = ()
+    """The tensors that it was copied from, in the order of `tensors`."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one template."""
+
+    graph: Graph
+    """The first graph."""
+    digest: str
+    template: Template | None = None
+    program: Program | None = None
+    lifts: int = 0
+    reason: str = ""
+    """Why its graphs are compiled one by one, if they are."""
+    row: tuple[int, ...] | None = None
+    """Values of the first graph."""
+
+
+class TemplateKey:
+    """All that a plan's key holds but values; its hash is taken once."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, parts: Hashable) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TemplateKey) and (other is self or other._parts == self._parts)
+
+    def digest(self) -> str:
+        """A short name, the same on every machine."""
+        return hashlib.blake2b(repr(self._parts).encode(), digest_size=6).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What of a plan can be known before it runs."""
+
+    template: TemplateKey
+    row: tuple[int, ...]
+    """`lift.values`."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Fingerprint:
+        """The fingerprint of `plan`."""
+        parts, outputs = cast("tuple[tuple[tuple[Hashable, ...], ...], Hashable]", plan.key)
+        template = (structure(plan.tensors, plan.graph.nodes), tuple([p[-2:] for p in parts]), outputs)
+        return cls(TemplateKey(template), values(plan.tensors))
+
+
+def lifted(known: Known, plan: Plan, translate: Callable[[Plan], Program]) -> Program | None:
+    """Lift the template of `plan` so that it serves `plan` too, and compile it; None where that is not possible."""
+    if known.reason or known.lifts >= LIFTS:
+        return None
+    known.lifts += 1
+    inputs = [t for t in known.graph.tensors() if t.op == "NONE"]
+    try:
+        if known.template is None:
+            first = {t: plan.index[o] for t, o in zip(known.graph.tensors(), plan.tensors, strict=True)}
+            given = [t for t in inputs if plan.roles.get(plan.tensors[first[t]]) == "input"]
+            template = lift([known.graph, plan.graph], given)
+        else:
+            template = known.template.refine(plan.graph)
+        with assumptions() as found:
+            program = translate(traced(template, plan))
+    except BackendError as e:
+        known.reason = str(e)
+        return None
+    known.template, known.program = template.guarded(found), program
+    return program
+
+
+def traced(template: Template, plan: Plan) -> TracedPlan:
+    """`plan` with symbols, in the numbers of the template's most general sample."""
+    graph = template.traced()
+    tensors = graph.tensors()
+    index = {t: i for i, t in enumerate(tensors)}
+    roles = {tensors[plan.index[t]]: r for t, r in plan.roles.items()}
+    outputs = tuple(tensors[plan.index[t]] for t in plan.outputs)
+    return TracedPlan(graph, tensors, index, roles, outputs, plan.key, tuple(plan.tensors))

@@ -1,0 +1,140 @@
+"""The table of `docs/openvino-forms.md`: `python tests/benchmarks/attention_table.py > table.md`.
+
+Each attention form, compiled with static and with dynamic shapes, decoding and taking a prompt: the least time of one
+layer in many runs, the memory that running it took beyond the compiled model and its inputs, and the layers that did
+the work. Every figure comes from a process of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.openvino import OpenVinoStateless, fused
+from backends.openvino.bind import layers
+from backends.openvino.nodes import Constants
+
+HEADS = fused.Heads(32, 8, 64**-0.5)
+SIZE = 64
+FORMS = (*fused.FORMS, "stateful")
+PROPERTIES = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "INFERENCE_NUM_THREADS": 2}
+MOVED = ("Broadcast", "Transpose", "Tile", "Gather")
+WORK = ("ScaledDotProductAttention", "Subgraph", "MatMul", "Softmax", *MOVED)
+"""Layers worth naming; the rest is reshapes and elementwise."""
+KINDS = (
+    ("decode", 1, 512, 1), ("decode", 1, 1024, 1), ("decode", 1, 4096, 1), ("decode", 1, 1024, 4),
+    ("prefill", 512, 0, 1), ("prefill", 512, 1024, 1), ("prefill", 128, 0, 4),
+)  # fmt: skip
+"""What, tokens of each stream, cells before them, streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one process found."""
+
+    ms: float
+    mb: float
+    layers: str
+
+
+def measured(form: str, tokens: int, past: int, streams: int, dynamic: bool) -> Row:
+    """Compile, run, and say how long and with how much memory."""
+    import openvino as ov  # noqa: PLC0415  # after the adapter's package, and only where it is used
+    import openvino.opset15 as o  # noqa: PLC0415  # as above
+
+    assert OpenVinoStateless is not None  # imported because it keeps openvino's telemetry from the network
+    c, total = Constants(), past + tokens
+
+    def parameter(*dims: int, fixed: tuple[int, ...] = (), type_: Any = ov.Type.f32) -> Any:  # noqa: ANN401  # a Node
+        free = [-1 if dynamic and i not in fixed else n for i, n in enumerate(dims)]
+        return o.parameter(ov.PartialShape(free), type_)
+
+    stateful = form == "stateful"
+    shapes = _shapes(streams, tokens, tokens if stateful else total)
+    given = [*(parameter(*s, fixed=(1, 3)) for s in shapes), parameter(streams, 1, tokens, total, fixed=(1,))]
+    mask = fused.mask(c, given[3])
+    if stateful:
+        beam = parameter(streams, type_=ov.Type.i32)
+        kept = [fused.remembered(c, x, beam, str(i), HEADS.kv, SIZE) for i, x in enumerate(given[1:3])]
+        y = fused.sdpa(c, HEADS, given[0], kept[0][0], kept[1][0], mask, None)
+        model = ov.Model([o.result(y)], [x for _, x in kept], [*given, beam])
+    else:
+        model = ov.Model([o.result(fused.FORMS[form](c, HEADS, given[0], given[1], given[2], mask, None))], given)
+    compiled = ov.Core().compile_model(model, "CPU", PROPERTIES)
+    request = compiled.create_infer_request()
+    if stateful:
+        request.set_input_tensor(4, ov.Tensor(np.arange(streams, dtype=np.int32)))
+
+    def run(tokens: int, past: int) -> float:
+        inputs = _inputs(streams, tokens, past, tokens if stateful else past + tokens)
+        for i, x in enumerate(inputs):
+            request.set_input_tensor(i, ov.Tensor(x))
+        start = time.perf_counter()
+        request.infer()
+        return (time.perf_counter() - start) * 1e3
+
+    _inputs(streams, tokens, past, total)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    times, cells = [], (streams, HEADS.kv, past, SIZE)
+    for i in range(40 if tokens == 1 else 8):
+        if stateful and (i == 0 or tokens > 1):
+            request.reset_state()
+            for state in request.query_state() if past else ():
+                state.state = ov.Tensor(np.random.default_rng(i).standard_normal(cells, np.float32))
+        # the cache of the stateful form grows as it decodes; a few cells more cost nothing that can be seen
+        times.append(run(tokens, past + i if stateful and tokens == 1 else past))
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    names = layers(compiled)
+    return Row(min(times), used / 1024, ", ".join(f"{names[n]} {n}" for n in WORK if n in names))
+
+
+def _shapes(streams: int, tokens: int, length: int) -> list[tuple[int, int, int, int]]:
+    return [(streams, n, m, SIZE) for n, m in ((HEADS.q, tokens), (HEADS.kv, length), (HEADS.kv, length))]
+
+
+def _inputs(streams: int, tokens: int, past: int, length: int) -> list[NDArray[Any]]:
+    """q, k and v with `length` cells, and a causal mask."""
+    rng = np.random.default_rng(0)
+    hidden = np.arange(past + tokens) > past + np.arange(tokens)[:, None]
+    mask = np.where(hidden, -np.inf, 0).astype(np.float32)
+    arrays = [rng.standard_normal(s, np.float32) for s in _shapes(streams, tokens, length)]
+    return [*arrays, np.broadcast_to(mask, (streams, 1, *mask.shape)).copy()]
+
+
+def found(*case: Any) -> Row | None:  # noqa: ANN401  # what `measured` takes
+    """`measured` in a process of its own; None where the form has no such model."""
+    if case[0] == "stateful" and not case[-1]:
+        return None
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measured, case)
+
+
+@click.command()
+@click.option("--forms", default=",".join(FORMS), help="which, joined by commas")
+def main(forms: str) -> None:
+    """Print the table as Markdown."""
+    head = ["", "tokens", "past", "streams", "form", "static ms", "dynamic ms", "static MB", "dynamic MB", "layers"]
+    _line(head)
+    _line(["---"] * len(head))
+    for what, tokens, past, streams in KINDS:
+        for form in forms.split(","):
+            static, dynamic = (found(form, tokens, past, streams, x) for x in (False, True))
+            assert dynamic is not None  # every form has a dynamic model
+            ms, mb = ([f"{getattr(r, x):.2f}" if r else "" for r in (static, dynamic)] for x in ("ms", "mb"))
+            _line([what, tokens, past, streams, form, *ms, *mb, dynamic.layers])
+
+
+def _line(cells: Sequence[Any]) -> None:
+    click.echo("| " + " | ".join(str(x) for x in cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""One compiled model per template: it gives what a model of its own gives each graph."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.openvino import OpenVinoStateless
+from conformance.backend.interface import Witness
+from conformance.cases.models import make
+from conformance.cgraph.build import Builder
+from conformance.cgraph.case import Case, Step
+from conformance.cgraph.errors import UsageError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Bytes, Tensor, new_tensor
+from conformance.cgraph.types import BF16, F16, F32, I64, Q8_0
+
+B = Builder()
+TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
+Values = dict[Tensor, Bytes]
+
+
+def _decoder(body: str) -> Case:
+    return make(f"kv_growth/llama-{TINY},{body}@1")
+
+
+def _each_alone(case: Case) -> tuple[list[Values], list[Values]]:
+    """Per step, outputs and caches: by one model per template, and by one per graph from the same caches."""
+    lifted: list[Values] = []
+    alone: list[Values] = []
+    with OpenVinoStateless().open(case) as a, OpenVinoStateless(dynamic="off").open(case) as b:
+        for step in case.steps:
+            for t in case.caches():
+                b.write(t, a.read(t))
+            for session, found in ((a, lifted), (b, alone)):
+                got = dict(session.compute(step.graph, step.inputs, step.outputs))
+                found.append({**got, **{t: session.read(t) for t in case.caches()}})
+    return lifted, alone
+
+
+def _witness(case: Case, **options: str) -> Witness:
+    with OpenVinoStateless(**options).open(case) as session:
+        for step in case.steps:
+            session.compute(step.graph, step.inputs, step.outputs)
+        return session.witness()
+
+
+def _nmse(x: Bytes, y: Bytes, t: Tensor) -> float:
+    if t.type not in {F32, F16}:
+        return float(not np.array_equal(x, y))
+    a, b = (np.asarray(v.view(t.type.dtype or "u1"), np.float64) for v in (x, y))
+    return float(np.sum((a - b) ** 2) / max(np.sum(b**2), 1e-30))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "run=at254.d4.back3.d2",
+        "fa=0,run=at254.d4.back3.d2",
+        "write=cpy,fa=0,run=at254.d4.reset.d3",
+        "write=cpy,seqs=3,run=at254.d4",
+        "fa=0,seqs=3,run=at254.d4",
+        "cache=f32,run=p3.p7.p20.p255",
+        "w=q4_0,cache=q8_0,head=32,run=at254.d4",
+    ],
+)
+def test_a_lifted_model_gives_what_a_model_of_the_graph_gives(body: str) -> None:
+    """Outputs and caches of every step are within 1e-12, from the same caches; an F16 cache within one rounding."""
+    lifted, alone = _each_alone(_decoder(body))
+    for k, (found, expected) in enumerate(zip(lifted, alone, strict=True)):
+        for t, want in expected.items():
+            # one element in a few thousand that falls to the other side of an F16 boundary is 1e-9 of all
+            assert _nmse(found[t], want, t) <= (1e-12 if t.type is not F16 else 1e-9), (k, t)
+
+
+@pytest.mark.parametrize("body", ["fa=1", "fa=0", "fa=1,seqs=4", "fa=0,seqs=4", "write=cpy,fa=1", "write=cpy,fa=0"])
+def test_growing_compiles_twice_per_template(body: str) -> None:
+    """n_kv crosses 256 four times: for each kind of batch one model as it came, and one with symbols."""
+    case = _decoder(f"ctx=1280,{body},run=at254.d4.p252.d4.p252.d4.p252.d4")
+    w = _witness(case)
+    # single tokens and batches; with four sequences a batch is for one of them
+    assert w.compiles <= (6 if "seqs" in body else 4)
+    assert len(case.steps) >= 18
+    assert w.symbols
+    assert len(w.template) == 12
+    assert not [n for n in w.notes if n.startswith("compiled one by one")]
+
+
+def test_prefills_of_any_length_compile_twice() -> None:
+    """Batches of 3, 7, 20 and 255 tokens: the third and fourth use the model of the second."""
+    assert _witness(_decoder("run=p3.p7.p20.p255")).compiles == 2
+
+
+def test_a_case_that_stays_as_it_is_compiles_once() -> None:
+    """Nothing is lifted before two graphs of a template differ."""
+    w = _witness(_decoder("run=at20.d4"))
+    assert (w.compiles, w.cache_hits, w.symbols) == (1, 3, {})
+
+
+# -- what shares a model --------------------------------------------------------------------------------------------
+
+
+def _small(*, scale: float = 2.0, middle: str = "sqr", byte: int = 0, name: str = "a", width: int = 8) -> Case:
+    """Two steps of 3 and 5 rows: weights, a middle op, a scale."""
+    w = new_tensor(F32, width, 4, name=name)
+    weight = np.linspace(-1, 1, width * 4, dtype=np.float32).view(np.uint8).copy()
+    weight[5] ^= byte
+    steps = []
+    for n in (3, 5):
+        x = new_tensor(F32, width, n, name=name)
+        y = B.mul_mat(w, x)
+        y = B.sqr(y) if middle == "sqr" else B.relu(y)
+        out = B.scale(y, scale)
+        graph = B.build_forward_expand(out)
+        for t in graph:
+            t.name = name
+        data = np.random.default_rng(n).standard_normal(width * n).astype(np.float32).view(np.uint8)
+        steps.append(Step(graph, {x: data}, (out,)))
+    return Case("small", {w: weight}, steps)
+
+
+def _compiles(ov: OpenVinoStateless, case: Case) -> int:
+    with ov.open(case) as session:
+        for step in case.steps:
+            found = session.compute(step.graph, step.inputs, step.outputs)
+            with OpenVinoStateless(dynamic="off").open(case) as other:
+                expected = other.compute(step.graph, step.inputs, step.outputs)
+            for t, want in expected.items():
+                assert _nmse(found[t], want, t) <= 1e-12
+        return session.witness().compiles
+
+
+def test_one_change_anywhere_is_another_model_and_a_name_is_none() -> None:
+    """Equal names everywhere: an op_param, a shape, a middle op or a weight's byte tells two cases apart."""
+    ov = OpenVinoStateless()
+    assert _compiles(ov, _small()) == 2
+    assert _compiles(ov, _small()) == 0
+    assert _compiles(ov, _small(name="of no meaning")) == 0
+    assert _compiles(ov, _small(scale=2.5)) == 2
+    assert _compiles(ov, _small(middle="relu")) == 2
+    assert _compiles(ov, _small(byte=1)) == 2
+    assert _compiles(ov, _small(width=16)) == 2
+
+
+@pytest.mark.parametrize("cache_type", [F32, F16, BF16, Q8_0], ids=str)
+def test_rows_written_are_all_that_changes(cache_type: object) -> None:
+    """SET_ROWS out of order and twice into one row, a read before and one after: bytes are those of one model each."""
+    cache = new_tensor(cache_type, 32, 16)  # type: ignore[arg-type]  # a GGMLType
+    steps = []
+    for n, ids in ((2, (7, 1)), (4, (3, 15, 0, 9)), (3, (9, 2, 5))):
+        rows, at = new_tensor(F32, 32, n), new_tensor(I64, n)
+        before = B.cont(B.cast(cache, F32)) if cache_type is not Q8_0 else B.scale(rows, 1.0)
+        written = B.set_rows(cache, rows, at)
+        graph = B.build_forward_expand(before, written)
+        data = np.random.default_rng(n).standard_normal(32 * n).astype(np.float32).view(np.uint8)
+        inputs = {rows: data, at: np.array(ids, np.int64).view(np.uint8)}
+        steps.append(Step(graph, inputs, (before, written)))
+    size = 16 * 32 * cache.type.type_size // cache.type.blck_size
+    lifted, alone = _each_alone(Case("rows", {cache: np.zeros(size, np.uint8)}, steps))
+    for found, expected in zip(lifted, alone, strict=True):
+        for t, want in expected.items():
+            assert np.array_equal(found[t], want)
+
+
+def test_views_that_strides_cannot_factor_are_gathered() -> None:
+    """An overlapping view of an input whose length changes is read by computed places."""
+    steps = []
+    for n in (12, 18, 30):
+        x = new_tensor(F32, n)
+        view = B.view_2d(x, 3, n // 3, 8, 0)
+        out = B.cont(view)
+        data = np.arange(n, dtype=np.float32).view(np.uint8)
+        steps.append(Step(B.build_forward_expand(out), {x: data}, (out,)))
+    case = Case("windows", {}, steps)
+    lifted, alone = _each_alone(case)
+    for found, expected in zip(lifted, alone, strict=True):
+        for t, want in expected.items():
+            assert np.array_equal(found[t], want)
+    assert _witness(case).compiles == 2
+
+
+# -- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "sdpa5d"])
+@pytest.mark.parametrize("body", ["run=at254.d4", "seqs=3,run=at254.d4", "cache=f32,run=p3.p7.p20"])
+def test_attention_forms_agree(attention: str, body: str) -> None:
+    """Each form computes what the form by hand computes, lifted or not, within float32's rounding."""
+    case = _decoder(body)
+    with OpenVinoStateless(attention=attention).open(case) as a, OpenVinoStateless().open(case) as b:
+        for step in case.steps:
+            for t in case.caches():
+                b.write(t, a.read(t))
+            found = a.compute(step.graph, step.inputs, step.outputs)
+            expected = b.compute(step.graph, step.inputs, step.outputs)
+            for t, want in expected.items():
+                assert _nmse(found[t], want, t) <= 1e-11
+        assert a.witness().compiles <= 2
+
+
+def test_unknown_options_name_the_known() -> None:
+    """Each error lists the legal values."""
+    with pytest.raises(UsageError, match="manual, sdpa, sdpa5d"):
+        OpenVinoStateless(attention="flash")
+    with pytest.raises(UsageError, match="on, off"):
+        OpenVinoStateless(dynamic="maybe")
+
+
+_RUN = """
+import hashlib, sys
+from backends.openvino import OpenVinoStateless
+from conformance.cases.models import make
+case = make(sys.argv[1])
+h = hashlib.sha256()
+with OpenVinoStateless(cache_dir=sys.argv[2]).open(case) as session:
+    for step in case.steps:
+        for x in session.compute(step.graph, step.inputs, step.outputs).values():
+            h.update(x.tobytes())
+    print(h.hexdigest(), *[n for n in session.witness().notes if "cache_dir" in n], sep="|")
+"""
+
+
+def _process(folder: Path) -> list[str]:
+    case = f"kv_growth/llama-{TINY},run=at254.d4@1"
+    args = [sys.executable, "-W", "error", "-c", _RUN, case, str(folder)]
+    return subprocess.run(args, capture_output=True, text=True, check=True).stdout.strip().split("|")
+
+
+def test_a_warm_cache_dir_gives_what_a_cold_one_gives(tmp_path: Path) -> None:
+    """A new process loads models; broken and foreign files are compiled again, and the witness says so."""
+    cold, note = _process(tmp_path)
+    assert note == "2 models compiled and kept in cache_dir"
+    assert _process(tmp_path) == [cold, "2 models loaded from cache_dir"]
+    first, second = sorted(tmp_path.iterdir())
+    broken = bytearray(first.read_bytes())
+    broken[len(broken) // 2] ^= 1
+    first.write_bytes(broken)
+    second.write_bytes(b"no model")
+    again = "2 models in cache_dir broken or of another origin, compiled again"
+    assert _process(tmp_path) == [cold, again]
+    second.write_bytes(first.read_bytes())
+    found, *notes = _process(tmp_path)
+    assert found == cold
+    assert notes == [again.replace("2", "1", 1), "1 models loaded from cache_dir"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_graph_may_be_run_again_after_others() -> None:
+    """A session knows its graphs: running one again, or a copy of it, gives the same."""
+    case = _decoder("run=at254.d4")
+    step = case.steps[0]
+    with OpenVinoStateless().open(case) as session:
+        before = {t: session.read(t) for t in case.caches()}
+        first = session.compute(step.graph, step.inputs, step.outputs)
+        for other in case.steps[1:]:
+            session.compute(other.graph, other.inputs, other.outputs)
+        for graph in (step.graph, Graph(step.graph.nodes)):
+            for t, data in before.items():
+                session.write(t, data)
+            again = session.compute(graph, step.inputs, step.outputs)
+            assert all(np.array_equal(again[t], first[t]) for t in step.outputs)
