@@ -174,7 +174,7 @@ def test_a_rewind_overwrites_cells(ov: OpenVinoStateful, type_: GGMLType) -> Non
 
 def test_a_log_with_little_left_of_it_is_laid_out_anew(ov: OpenVinoStateful, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing the same cells over and over does not let the variables grow without end."""
-    monkeypatch.setattr("backends.openvino.state_log.SPARE", 3)
+    monkeypatch.setattr("backends.openvino.state_table.SPARE", 3)
     t = Trajectory()
     t.attend([[0, 1, 2]])
     for i in range(12):
@@ -223,6 +223,15 @@ def test_cells_that_were_there_before(ov: OpenVinoStateful) -> None:
     t.attend([[2], [4]])
     t.attend([[3], [5]])
     assert _agree(ov, t).state == "fused"
+
+
+def test_a_query_that_sees_nothing_gives_zeros(ov: OpenVinoStateful) -> None:
+    """Where the mask hides everything from a row, as in ggml."""
+    t = Trajectory()
+    t.attend([[0, 1]])
+    t.attend([[2]], hide=(0, 1, 2))
+    t.attend([[3]])
+    assert _agree(ov, t).state == "fused, slots"
 
 
 def test_a_quantised_cache_is_a_slot(ov: OpenVinoStateful) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -81,8 +82,11 @@ class OpenVinoStateless(TranslatingBackend):
         return DeviceInfo("openvino-stateless", self.device, c.description(), c.versions())
 
     def arithmetic(self) -> Arithmetic:
-        """Exact, but for weights that `requant` stores in another form."""
-        return self._arithmetic
+        """Exact, but for weights that `requant` stores in another form and what `precision=default` lets go."""
+        products = self._compiler.products()
+        if products == self._arithmetic.products:
+            return self._arithmetic
+        return replace(self._arithmetic, name=f"{self._arithmetic.name}-{products}", products=products)
 
     def bakes_weights(self, case: Case) -> bool:
         """Also where there are quantised weights: only a constant can be read compressed."""

@@ -73,6 +73,16 @@ class Compiler:
         except RuntimeError as e:
             raise BackendError(f"OpenVINO {self.device} refused to compile: {words(e)}") from e
 
+    def products(self) -> str:
+        """What the device rounds the operands of matrix products to, as `Arithmetic.products` names it.
+
+        Its hint says which float; 8-bit activations beside compressed weights are no nearer than F16.
+        """
+        if self.properties.get("EXECUTION_MODE_HINT") == "ACCURACY":
+            return "float32"
+        hint = self.core.get_property(self.device, "INFERENCE_PRECISION_HINT")
+        return "bf16" if hint.get_type_name() == "bf16" else "f16"
+
     def versions(self) -> dict[str, str]:
         """OpenVINO's and the device plugin's."""
         found = {"openvino": self.ov.get_version()}

@@ -42,13 +42,14 @@ def grouped(c: Constants, a: Value, b: Value, *, transposed: bool) -> Value:
 
 
 def _mul_mat(e: Walk, node: Tensor) -> None:
-    """A weight of two dimensions stays compressed; of more, the device expands it."""
+    """A weight of two dimensions stays compressed and meets `x` as a matrix, which the device packs once."""
     a, x, w = src(node, 0), e.number(src(node, 1)), e.weight(node)
-    if w is None or a.ne[2] * a.ne[3] != 1:
-        full = e.number(a) if w is None else reshape(e.c, w.matrix(), a.shape)
-        e.store(node, grouped(e.c, full, x, transposed=True))
+    if a.ne[2] * a.ne[3] == 1 and (w is not None or e.baked(a)):
+        matrix = reshape(e.c, e.number(a), (a.ne[1], a.ne[0])) if w is None else w.matrix()
+        e.store(node, e.c.shaped(o.matmul(x, matrix, False, True), (*shape_of(e.c, x)[:3], a.ne[1])))
         return
-    e.store(node, e.c.shaped(o.matmul(x, w.matrix(), False, True), (*shape_of(e.c, x)[:3], a.ne[1])))
+    full = e.number(a) if w is None else reshape(e.c, w.matrix(), a.shape)
+    e.store(node, grouped(e.c, full, x, transposed=True))
 
 
 def _picked(e: Walk, node: Tensor, ids: Value) -> Value:

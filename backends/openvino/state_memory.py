@@ -19,7 +19,8 @@ from conformance.cgraph.tensor import Bytes, Tensor
 from .bind import HostMemory, Request
 from .compile import CompiledModel
 from .forms import NUMBER, decode, encode
-from .state_log import NOTHING, Appending, Logged, Table, to_load
+from .state_log import Logged
+from .state_table import NOTHING, Appending, Table, to_load
 from .state_walk import LOG, MINUS, StateWalk, name
 from .walk import Emitted, Feed
 

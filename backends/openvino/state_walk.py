@@ -24,7 +24,7 @@ from .state_log import Logged, logs
 from .walk import ROUND, Compressed, Emitted, Feed, Walk, Weights
 
 LOG = "log"
-"""The form of a cache held as a log: float32 (streams, heads, positions, head size)."""
+"""The form of a cache held as a log: float32 (streams, heads, positions, head size). Its -0 become +0, see `MINUS`."""
 
 
 MINUS = "-"
@@ -166,7 +166,7 @@ class StateWalk(Walk):
         q, k, v = (src(node, i) for i in range(3))
         i = self._log_of[k.root]
         if i not in self._laid:
-            self._laid[i] = fused.mask(self.c, o.convert(self._masks[i], Type.f32))
+            self._laid[i] = fused.Mask(o.convert(self._masks[i], Type.f32), None)
         heads = fused.Heads(int(q.ne[2]), int(self._logs[i].heads), node.param_f32(0))
         y = fused.sdpa(self.c, heads, self.number(q), self._whole[k.root], self._whole[v.root], self._laid[i], None)
         self.store(node, transpose(self.c, self.c.shaped(y, q.shape), (0, 2, 1, 3)))

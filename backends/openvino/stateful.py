@@ -100,7 +100,7 @@ class StatefulSession(OpenVinoSession):
         Raises:
             BackendError: translation, compilation or execution failed.
         """
-        from .state_log import appendings  # noqa: PLC0415  # as above
+        from .state_table import appendings  # noqa: PLC0415  # as above
 
         form = self._form(graph, tuple(outputs))
         steps = form if isinstance(form, str) else appendings(form.logs, inputs)

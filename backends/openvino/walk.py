@@ -191,10 +191,14 @@ class Walk:
         own = {p.name: read(self.c, held.parts[p.name], r, p.width)[0] for p in parts(t.type)}
         return reshape(self.c, blocks.numbers(self.c, t.type, own), t.shape)
 
+    def baked(self, t: Tensor) -> bool:
+        """Whether `t` is a weight that becomes a constant of the model."""
+        return self._plan.roles.get(t) == "weight"
+
     def weight(self, node: Tensor) -> Stored | None:
         """`src[0]` of a product or a lookup, if it is a weight that can stay compressed; if not, see `number`."""
         t = node.src[0]
-        if t is None or self._compressed is None or self._plan.roles.get(t) != "weight":
+        if t is None or self._compressed is None or not self.baked(t):
             return None
         found = self._compressed(node)
         if found is not None:
