@@ -28,6 +28,10 @@ class NpuCompiler:
     real: bool
     """Whether there is an NPU; if not, its plugin's wrapper runs everything on the CPU."""
 
+    def products(self) -> str:
+        """As `Arithmetic.products`: an NPU multiplies in half precision; the wrapper's CPU is told to be accurate."""
+        return "f16" if self.real else "float32"
+
     def compiled(self, results: Sequence[Any], parameters: Sequence[Any], *, served: bool = True) -> Split:
         """Make a model of nodes and compile what computes something.
 

@@ -9,10 +9,10 @@ float32 or off by about what its roundings are worth; measured figures are in do
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
-from conformance.cgraph.arithmetic import Arithmetic
+from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import writes_in_place
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Tensor
@@ -27,6 +27,9 @@ _INDEPENDENT = 4.0
 
 _ACTIVATIONS = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q8_K": 1e-4}
 """Type that a node rounds its sources to -> NMSE which that is worth in its result."""
+_OPERANDS = {"f16": 1e-6, "bf16": 2e-5}
+"""`Arithmetic.products` -> NMSE which rounding both operands is worth in a product."""
+_PRODUCTS = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT"})
 _STORED = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q5_0": 5e-4, "q5_1": 5e-4}
 _STORED_OTHER = 2e-3
 """NMSE of values stored in a type, where the values differ a little: of four bits a step in 1 of 30 elements."""
@@ -133,8 +136,9 @@ def _computes(n: Tensor) -> bool:
 
 def _noise_of(node: Tensor, arithmetic: Arithmetic, *, fed: bool) -> Noise:
     """What `node` adds; roundings go different ways only where its sources already differ (`fed`)."""
-    smooth = budget_of(node, arithmetic).nmse
-    return Noise(smooth, _rounding(node, arithmetic) if fed else 0.0)
+    smooth = budget_of(node, replace(arithmetic, products=EXACT.products)).nmse
+    operands = _OPERANDS.get(arithmetic.products, 0.0) if node.op in _PRODUCTS else 0.0
+    return Noise(smooth, operands + (_rounding(node, arithmetic) if fed else 0.0))
 
 
 def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:

@@ -29,6 +29,16 @@ def record(results: Sequence[Result], unavailable: dict[str, str] | None = None)
     }
 
 
+def check_writable(path: Path) -> None:
+    """Refuse before anything runs what could not be written after all of it ran.
+
+    Raises:
+        UsageError: the folder is not there or takes no files.
+    """
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"--json {path}: a file in a folder that exists and can be written expected")
+
+
 def write_json(path: Path, document: JSON) -> None:
     """Write `document` whole or not at all.
 
