@@ -24,7 +24,7 @@ from conformance.cgraph.case import Case
 from conformance.cgraph.errors import ConformanceError, UnavailableError, UsageError
 from conformance.check.verdict import FAILURES, Result, Totals
 from conformance.report import graphview
-from conformance.report.record import record, write_json
+from conformance.report.record import check_writable, record, write_json
 from conformance.run import golden
 from conformance.run.isolate import open_backend
 from conformance.run.runner import Runner
@@ -57,7 +57,17 @@ def main() -> None:
 
 _File = click.Path(path_type=Path, dir_okay=False)
 _ExistingFile = click.Path(path_type=Path, exists=True, dir_okay=False)
-_json = click.option("--json", "json_path", type=_File, help="Write every result to FILE.", metavar="FILE")
+
+
+def _writable(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        check_writable(path)
+    return path
+
+
+_json = click.option(
+    "--json", "json_path", type=_File, callback=_writable, help="Write every result to FILE.", metavar="FILE"
+)
 _backend = click.option(
     "--backend", "backends", multiple=True, metavar="NAME[?KEY=VALUE]", help="Repeatable; default: every available one."
 )

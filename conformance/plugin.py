@@ -14,7 +14,7 @@ from conformance.backend.registry import Spec
 from conformance.cases.family import LEVELS, Level
 from conformance.cgraph.errors import UsageError
 from conformance.check.verdict import FAILURES, Result, Totals, Verdict
-from conformance.report.record import record, write_json
+from conformance.report.record import check_writable, record, write_json
 from conformance.run.runner import Runner
 from conformance.run.select import case_ids
 from conformance.run.stages import choose
@@ -30,6 +30,8 @@ class Suite:
         self.families: list[str] = config.getoption("family")
         self.globs: list[str] = config.getoption("case")
         self.specs, self.lacking = choose(config.getoption("backend"), config.getoption("stage"))
+        if config.getoption("json"):
+            check_writable(Path(config.getoption("json")))
         save = config.getoption("save_failures")
         self.runner = Runner(save_failures=Path(save) if save else None)
         self.results: dict[Key, Result] = {}

@@ -95,6 +95,7 @@ def test_backends_lists_all_with_versions(tmp_path: Path) -> None:
         (("show", "nope.gguf"), "no such file"),
         (("show", CASE, "--step", "7"), "has steps 0 to 0"),
         (("run", "--level", "huge"), "huge"),
+        (("run", "--json", "/no/such/folder/r.json", "--case", CASE), "a file in a folder that exists"),
     ],
 )
 def test_wrong_words_are_one_line(args: tuple[str, ...], says: str) -> None:
