@@ -8,7 +8,7 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Type
 
-from conformance.backend.translating import Emitter
+from conformance.backend.plan import Emitter
 from conformance.cgraph.tensor import Tensor
 
 from .matmul import grouped

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 from conformance.backend.dynamic import TracedPlan
 from conformance.backend.interface import DeviceInfo, Witness
 from conformance.backend.measure import Peak
-from conformance.backend.translating import Emitter, Plan, TranslatingBackend, TranslatingSession
+from conformance.backend.plan import Emitter, Plan
+from conformance.backend.translating import TranslatingBackend, TranslatingSession
 from conformance.cgraph.arithmetic import Arithmetic, requantising
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UsageError

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from openvino import Node
 from openvino import Tensor as OvTensor
 
+from conformance.backend.plan import Memory, Plan, Program
 from conformance.backend.sym import evaluate
-from conformance.backend.translating import Memory, Plan, Program
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import BackendError, UsageError
 from conformance.cgraph.requant import Requant

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from conformance.backend.plan import Plan
 from conformance.backend.sym import Sym, expr_of
-from conformance.backend.translating import Plan
 
 from .compile import Compiler
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import openvino.opset15 as o
 from openvino import Type
 
-from conformance.backend.translating import Emitter
+from conformance.backend.plan import Emitter
 from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
 from conformance.cgraph.tensor import Tensor
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.backend.translating import Emitter
+from conformance.backend.plan import Emitter
 
 from . import attention, elementwise, matmul, reduce, rope, rows
 

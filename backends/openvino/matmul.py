@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import openvino.opset15 as o
 
+from conformance.backend.plan import Emitter
 from conformance.backend.sym import same
-from conformance.backend.translating import Emitter
 from conformance.cgraph.tensor import Tensor
 
 from .nodes import Constants, Value, reshape, shape_of, tile

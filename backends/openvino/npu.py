@@ -12,7 +12,8 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 
 from conformance.backend.interface import DeviceInfo, Support, Witness, no
-from conformance.backend.translating import TranslatingSession, computes
+from conformance.backend.plan import computes
+from conformance.backend.translating import TranslatingSession
 from conformance.cgraph.case import Case, writes_in_place
 from conformance.cgraph.errors import BackendError, UsageError
 from conformance.cgraph.graph import Graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import openvino.opset15 as o
 
-from conformance.backend.translating import Emitter
+from conformance.backend.plan import Emitter
 from conformance.cgraph.tensor import Tensor
 
 from .nodes import Value, cut, reshape, shape_of, transpose

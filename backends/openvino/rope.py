@@ -11,7 +11,7 @@ import openvino.opset15 as o
 from numpy.typing import NDArray
 from openvino import Type
 
-from conformance.backend.translating import Emitter
+from conformance.backend.plan import Emitter
 from conformance.cgraph.tensor import Tensor
 
 from .nodes import Constants, Value, reshape

@@ -6,7 +6,7 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Type
 
-from conformance.backend.translating import Emitter
+from conformance.backend.plan import Emitter
 from conformance.cgraph.tensor import Tensor, is_empty
 from conformance.cgraph.types import I32
 

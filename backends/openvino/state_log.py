@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.backend.translating import Role, computes
+from conformance.backend.plan import Role, computes
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Tensor, is_contiguous, nelements
 from conformance.cgraph.types import BF16, F16, F32, I32, I64

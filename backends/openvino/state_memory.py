@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from openvino import Tensor as OvTensor
 
-from conformance.backend.translating import AnyMemory, Plan
+from conformance.backend.plan import AnyMemory, Plan
 from conformance.cgraph.case import Case
 from conformance.cgraph.requant import Requant
 from conformance.cgraph.tensor import Bytes, Tensor

@@ -9,8 +9,8 @@ import openvino.opset15 as o
 from openvino import Model, Node, Output, PartialShape, Type
 from openvino.op.util import Variable, VariableInfo
 
+from conformance.backend.plan import Emitter, Plan
 from conformance.backend.sym import Sym
-from conformance.backend.translating import Emitter, Plan
 from conformance.cgraph.errors import BackendError
 from conformance.cgraph.tensor import Tensor, nelements
 from conformance.cgraph.types import F16

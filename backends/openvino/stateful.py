@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 from conformance.backend.dynamic import TracedPlan
 from conformance.backend.interface import DeviceInfo, Witness
 from conformance.backend.measure import Peak
-from conformance.backend.translating import Plan, Prepared, Role, Served
+from conformance.backend.plan import Plan, Role
+from conformance.backend.translating import Prepared, Served
 from conformance.cgraph.case import Case
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Bytes, Tensor

@@ -12,8 +12,8 @@ from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Tensor
 
 from .lift import Template, lift, structure, values
+from .plan import Plan, Program
 from .sym import assumptions
-from .translating import Plan, Program
 
 LIFTS = 3
 """How often a template is lifted before its graphs are compiled one by one: each time one more graph is known."""
