@@ -106,11 +106,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("conformance_case", keys, ids=[f"{i}-{spec}" for spec, i in keys], indirect=True)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A family or level that leaves nothing to run in one module is no skipped test."""
-    empty = [i for i in items if _is_empty(i)]
-    items[:] = [i for i in items if i not in empty]
-    del config
+    items[:] = [i for i in items if not _is_empty(i)]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

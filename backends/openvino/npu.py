@@ -12,14 +12,13 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 
 from conformance.backend.interface import DeviceInfo, Support, Witness, no
-from conformance.backend.plan import computes
 from conformance.backend.translating import TranslatingSession
 from conformance.cgraph.case import Case, writes_in_place
 from conformance.cgraph.errors import BackendError, UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.quants import to_float
 from conformance.cgraph.requant import weight_form
-from conformance.cgraph.tensor import VIEW_OPS, Bytes, Tensor, strided
+from conformance.cgraph.tensor import VIEW_OPS, Bytes, Tensor, computes, strided
 
 from .backend import OpenVinoSession, OpenVinoStateless
 from .npu_chunks import Sized, again, chunks, collect, feeds, fingerprint, sized

@@ -14,7 +14,7 @@ from typing import Literal
 
 from conformance.cgraph.errors import BackendError
 from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Tensor, is_empty, nbytes
+from conformance.cgraph.tensor import VIEW_OPS, Tensor, computes, nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Spans:
 def needed(graph: Graph) -> list[Tensor]:
     """Tensors that the computed nodes are or read, in the graph's order; what is not computed is left out."""
     live: set[Tensor] = set()
-    open_ = [n for n in graph if n.flags & FLAG_COMPUTE and n.op not in VIEW_OPS and not is_empty(n)]
+    open_ = [n for n in graph if computes(n)]
     while open_:
         t = open_.pop()
         if t not in live:

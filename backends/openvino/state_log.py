@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from conformance.backend.plan import Role, computes
+from conformance.backend.plan import Role
 from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Tensor, is_contiguous, nelements
+from conformance.cgraph.tensor import Tensor, computes, is_contiguous, nelements
 from conformance.cgraph.types import BF16, F16, F32, I32, I64
 
 TYPES = frozenset({F32, F16, BF16})

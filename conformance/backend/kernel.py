@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import BackendError, ConformanceError, UsageError
 from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, is_empty, nbytes, pack, strided
+from conformance.cgraph.tensor import VIEW_OPS, Bytes, Tensor, computes, nbytes, pack, strided
 
 from .interface import YES, Backend, Session, Support, Witness, no
 
@@ -108,7 +108,7 @@ class KernelSession(Session):
         counts = self._witness.kernels
         with np.errstate(all="ignore"):
             for node in graph.nodes:
-                if node.flags & FLAG_COMPUTE and node.op not in VIEW_OPS and not is_empty(node):
+                if computes(node):
                     root = node.root
                     if root in untouched:
                         untouched.discard(root)

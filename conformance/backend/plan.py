@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from conformance.cgraph.errors import BackendError
 from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, is_empty
+from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
 Role = Literal["input", "weight", "cache"]
 """What a leaf is to a program: bound at every run, part of the program, or state that some step writes."""
@@ -81,8 +81,3 @@ class Program(ABC):
         Raises:
             BackendError: the device failed; its words are in the message.
         """
-
-
-def computes(node: Tensor) -> bool:
-    """Whether running `node` changes any byte: no view op, flagged for computation, not empty."""
-    return node.op not in VIEW_OPS and bool(node.flags & FLAG_COMPUTE) and not is_empty(node)

@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor
+from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
 from .dynamic import Fingerprint, Known, lifted
 from .interface import YES, Backend, Session, Support, Witness, no
-from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role, computes
+from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role
 
 
 class TranslatingBackend(Backend):

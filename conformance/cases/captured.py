@@ -24,7 +24,7 @@ from conformance.cgraph.codec import VERSION, check, load_head, load_step
 from conformance.cgraph.errors import CaseFileError, UnavailableError, UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.strictjson import Memory, parse, weigh
-from conformance.cgraph.tensor import FLAG_COMPUTE, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, nbytes, pack
+from conformance.cgraph.tensor import FLAG_OUTPUT, Bytes, Tensor, computes, nbytes, pack
 
 from .arrays import Arrays
 from .family import Family, Level
@@ -113,7 +113,7 @@ def _step(k: int, entry: JSON, case: Case, names: Mapping[str, int], arrays: Arr
     step.inputs = {
         t: arrays.read(f"s{k}_i{j}", nbytes(t)) for j, t in zip(inputs, step.inputs, strict=True) if t in used
     }
-    recorded = [(f"s{k}_o{j}", n) for j, n in zip(nodes, step.graph, strict=True) if _computes(n)]
+    recorded = [(f"s{k}_o{j}", n) for j, n in zip(nodes, step.graph, strict=True) if computes(n)]
     recorded += [(f"s{k}_c{i}", t) for i, t in enumerate(case.persistent)]
     step.expected = {t: pack(arrays.read(name, nbytes(t)), t, 0) for name, t in recorded if name in arrays}
     step.outputs = _results(step.graph, step.expected)
@@ -131,13 +131,9 @@ def _tensor(entry: JSON, names: Mapping[str, int], where: str) -> dict[str, JSON
     return {"persistent": names[name]}
 
 
-def _computes(node: Tensor) -> bool:
-    return bool(node.flags & FLAG_COMPUTE) and node.op not in VIEW_OPS and 0 not in node.ne
-
-
 def _results(graph: Graph, recorded: Mapping[Tensor, Bytes]) -> tuple[Tensor, ...]:
     read = {s for n in graph for s in n.src if s is not n}
-    computed = [n for n in graph if _computes(n)]
+    computed = [n for n in graph if computes(n)]
     results = [n for n in computed if n.flags & FLAG_OUTPUT and n in recorded and n not in read]
     return tuple(results or computed[-1:])
 

@@ -7,7 +7,8 @@ import numpy as np
 from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import GraphError
 from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, nbytes, strided
+from conformance.cgraph.partial import below, like
+from conformance.cgraph.tensor import FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, nbytes, strided
 
 
 def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
@@ -32,7 +33,7 @@ def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
     """
     made = _Isolation(case, step)
     for node in case.steps[step].graph:
-        if node.flags & FLAG_COMPUTE and node.op not in VIEW_OPS and 0 not in node.ne:
+        if computes(node):
             made.add(node)
     recorded = case.steps[step].expected
     expected = {copy: recorded[node] for copy, node in made.original.items() if node in recorded}
@@ -77,7 +78,7 @@ class _Isolation:
             None if s is None or s is node else self._copy(s, place) for s, place in zip(node.src, places, strict=True)
         ]
         view_src = None if target is None else self._copy(target, own)
-        copy = _like(node, tuple(src), view_src)
+        copy = like(node, tuple(src), view_src)
         if node in node.src:  # as ggml_cast makes it
             copy.src = tuple(copy if s is node else c for s, c in zip(node.src, src, strict=True))
         self.nodes.append(copy)
@@ -101,15 +102,15 @@ class _Isolation:
         cur: Tensor | None = t
         while cur is not None and cur not in copies:
             chain.append(cur)
-            cur = _below(cur)
+            cur = below(cur)
         for c in reversed(chain):
-            below = _below(c)
-            if below is None:
+            under = below(c)
+            if under is None:
                 copies[c] = self._leaf(c)
             elif c.op not in VIEW_OPS:
-                copies[c] = copies[below]  # right after it, an in-place node is its target
+                copies[c] = copies[under]  # right after it, an in-place node is its target
             else:
-                copies[c] = _like(c, (copies[below],) if c.src else (), copies[c.root])
+                copies[c] = like(c, (copies[under],) if c.src else (), copies[c.root])
                 if c.op != "NONE":
                     self.nodes.append(copies[c])
         return copies[t]
@@ -124,19 +125,3 @@ class _Isolation:
         if found is None and nbytes(root):
             raise GraphError(f"no recorded value of {root}, which a later node reads")
         return np.empty(0, np.uint8) if found is None else found
-
-
-def _below(t: Tensor) -> Tensor | None:
-    """The tensor that `t` is a view of; none for a root."""
-    if t.view_src is None:
-        return None
-    if t.op in VIEW_OPS:
-        return t.src[0] if t.src else t.view_src
-    for s in t.src:
-        if s is not None and s.root is t.view_src and (s.ne, s.nb, s.view_offs) == (t.ne, t.nb, t.view_offs):
-            return s
-    raise GraphError(f"{t}: computes in place, so one of its src must be the view it writes")
-
-
-def _like(t: Tensor, src: tuple[Tensor | None, ...], view_src: Tensor | None) -> Tensor:
-    return Tensor(t.type, t.ne, t.nb, t.op, t.op_params, src, view_src, t.view_offs, t.flags, t.name)

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from .errors import GraphError
 from .graph import Graph
-from .tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Tensor, is_empty
+from .tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Tensor, computes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def partial(
     for node in nodes:
         made.add(node)
     later = _read_by(graph.nodes[last:], frozenset(outputs))
-    last_change = {n.root: n for n in nodes if _changes(n)}
+    last_change = {n.root: n for n in nodes if computes(n)}
     handed: dict[Tensor, Tensor] = {}
     for root, node in last_change.items():
         if root not in later or root in made.persistent:
@@ -176,15 +176,11 @@ def _place(t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     return t.ne, t.nb, t.view_offs
 
 
-def _changes(node: Tensor) -> bool:
-    return node.op not in VIEW_OPS and bool(node.flags & FLAG_COMPUTE) and not is_empty(node)
-
-
 def _read_by(nodes: Sequence[Tensor], outputs: frozenset[Tensor]) -> set[Tensor]:
     """Roots whose bytes matter to `nodes`: one that computes reads them or keeps a part of them, or they are wanted."""
     found: set[Tensor] = set()
     for n in nodes:
-        if _changes(n):
+        if computes(n):
             found.update(s.root for s in n.src if s is not None)  # what it writes in place is among them
         if n in outputs:
             found.add(n.root)

@@ -147,6 +147,11 @@ def is_empty(t: Tensor) -> bool:
     return 0 in t.ne
 
 
+def computes(t: Tensor) -> bool:
+    """Whether running node `t` changes any byte: no view op, flagged COMPUTE, not empty."""
+    return t.op not in VIEW_OPS and bool(t.flags & FLAG_COMPUTE) and not is_empty(t)
+
+
 def is_contiguous(t: Tensor, n: int = 0) -> bool:
     """`ggml_is_contiguous_n`: no gaps in dimensions `n` and above (below `n` gaps are allowed)."""
     next_nb = t.type.type_size

@@ -15,7 +15,7 @@ from math import inf, sqrt
 from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import writes_in_place
 from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Tensor
+from conformance.cgraph.tensor import Tensor, computes
 
 from .arithmetic import changes
 from .budget import PEAK, RAW, Budget, budget_of, stored
@@ -77,7 +77,7 @@ class Chain:
         self._noise, self._writers = {}, {}
         noisy = {t for t, noise in self._carried.items() if noise}
         for node in graph:
-            if not _computes(node):
+            if not computes(node):
                 continue
             fed = any(s is not None and s.root in noisy for s in node.src)
             noise = _noise_of(node, self._arithmetic, fed=fed)
@@ -128,10 +128,6 @@ class Chain:
             yield cur
             stack.extend(s for s in (*cur.src, cur.view_src) if s is not None)
             stack.extend(self._writers.get(cur, ()))
-
-
-def _computes(n: Tensor) -> bool:
-    return n.op not in VIEW_OPS and bool(n.flags & FLAG_COMPUTE)
 
 
 def _noise_of(node: Tensor, arithmetic: Arithmetic, *, fed: bool) -> Noise:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, isfinite, nan
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -112,8 +112,3 @@ def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
     at = np.unravel_index(int(np.argmax(relative)), want.shape)
     index = tuple(int(i) for i in at[::-1])
     return Difference(nmse, float(relative[at]), n_special, raw, count, index, float(want_f[at]), float(got_f[at]))
-
-
-def finite_or_none(x: float) -> float | None:
-    """`x` for JSON, which knows neither NaN nor Inf."""
-    return x if isfinite(x) else None

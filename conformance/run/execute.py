@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from conformance.backend.interface import Backend, Witness
 from conformance.cgraph.case import Case, Step
-from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, pack
+from conformance.cgraph.tensor import Bytes, Tensor, computes, pack
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Execution:
 
 def computed_nodes(step: Step) -> list[Tensor]:
     """The nodes of a step that compute something: flagged COMPUTE, no view op, not empty."""
-    return [n for n in step.graph if n.flags & FLAG_COMPUTE and n.op not in VIEW_OPS and 0 not in n.ne]
+    return [n for n in step.graph if computes(n)]
 
 
 def execute(backend: Backend, case: Case, *, every_node: Sequence[int] = ()) -> Execution:
