@@ -17,10 +17,10 @@ from conformance.cases.ops import KNOWN, build, ids
 from conformance.cases.ops.bench import Bench
 from conformance.cases.ops.data import blind, causal
 from conformance.cases.ops.grammar import OpId, expand, parse
-from conformance.cases.streams import Stream
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
+from conformance.cgraph.streams import Stream
 from conformance.cgraph.tensor import FLAG_INPUT, Tensor, contiguous_nb, nbytes, new_tensor, strided
 from conformance.cgraph.types import F16, F32, Q8_0
 

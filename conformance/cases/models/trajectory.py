@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.streams import Stream
 from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import UsageError
+from conformance.cgraph.streams import Stream
 from conformance.cgraph.tensor import Bytes, Tensor, nbytes, new_tensor, row_size
 
 from . import weights

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from conformance.cases.streams import Stream
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.quants import from_float, random_blocks
 from conformance.cgraph.quants_blocks import BLOCK
 from conformance.cgraph.quants_random import SCALES
+from conformance.cgraph.streams import Stream
 from conformance.cgraph.tensor import Bytes, Tensor, nelements
 from conformance.cgraph.types import (
     MXFP4,

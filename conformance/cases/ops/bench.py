@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from functools import cache
 
-from conformance.cases.streams import Stream
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import UsageError
+from conformance.cgraph.streams import Stream
 from conformance.cgraph.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor
 from conformance.cgraph.types import GGMLType
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.streams import Stream
 from conformance.cgraph.quants import from_float, random_blocks
+from conformance.cgraph.streams import Stream
 from conformance.cgraph.tensor import Bytes, Dims
 from conformance.cgraph.types import F32, I32, I64, GGMLType
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cgraph.errors import UsageError
+from .errors import UsageError
 
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint64]

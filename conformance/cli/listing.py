@@ -1,0 +1,87 @@
+"""`conform backends`, `conform cases`, `conform show`: what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from tabulate import tabulate
+
+from conformance.backend.interface import describe
+from conformance.cases.family import Level
+from conformance.cgraph import casefile
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import UnavailableError, UsageError
+from conformance.report import graphview
+from conformance.report.record import write_json
+from conformance.run.isolate import open_backend
+from conformance.run.select import build, case_ids, parse_specs
+
+from .options import File, backend_option, json_option, selection
+
+
+@click.command()
+@backend_option
+@json_option
+def backends(backends: Sequence[str], json_path: Path | None) -> None:
+    """List the backends: what executes, its versions and buffer types, or why it is not available."""
+    rows, document = [], {}
+    for spec in parse_specs(backends):
+        try:
+            backend = open_backend(spec)
+        except UnavailableError as e:
+            rows.append((str(spec), "not available", str(e), ""))
+            document[str(spec)] = {"available": False, "reason": str(e)}
+            continue
+        try:
+            info, buffers = backend.info(), backend.buffer_types()
+        finally:
+            backend.close()
+        versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
+        rows.append((str(spec), info.device, f"{info.description} ({versions})", ", ".join(b.name for b in buffers)))
+        document[str(spec)] = {
+            "available": True,
+            **describe(info),
+            "buffer_types": [describe(b) for b in buffers],
+        }
+    click.echo(tabulate(rows, ["backend", "device", "what executes", "buffer types"], maxcolwidths=[None, 24, 60, 40]))
+    if json_path:
+        write_json(json_path, {"schema": 1, "backends": document})
+
+
+@click.command()
+@selection
+def cases(families: Sequence[str], globs: Sequence[str], level: Level) -> None:
+    """List case ids, smallest first within a family."""
+    for i in case_ids(families, globs, level):
+        click.echo(i)
+
+
+@click.command()
+@click.argument("what", metavar="CASE|FILE")
+@click.option("--step", type=int, default=None, help="Only this step.")
+@click.option("--svg", "svg_path", type=File, metavar="FILE", help="Draw the graph (of --step, default the first).")
+def show(what: str, step: int | None, svg_path: Path | None) -> None:
+    """Print the graphs of a case, by id or from a file, as a table like ggml's own dump."""
+    for case in _cases_of(what):
+        if step is not None and not 0 <= step < len(case.steps):
+            raise UsageError(f"--step {step}: {case.id} has steps 0 to {len(case.steps) - 1}")
+        chosen = range(len(case.steps)) if step is None else [step]
+        click.echo(f"{case.id}: {len(case.steps)} step(s), {len(case.persistent)} persistent tensor(s)")
+        for k in chosen:
+            click.echo(f"\nstep {k}")
+            click.echo(graphview.table(case.steps[k].graph))
+        if svg_path:
+            svg_path.write_text(graphview.svg(case.steps[chosen[0]].graph), encoding="utf-8")
+            click.echo(f"\ndrawn: {svg_path}")
+            break
+
+
+def _cases_of(what: str) -> list[Case]:
+    path = Path(what)
+    if path.is_file():
+        return casefile.read(path)
+    if path.suffix == ".gguf":
+        raise UsageError(f"{what}: no such file")
+    return [build(what)]
