@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
+import build_programs_recurrent as recurrent
 from build_program import FLOATS, USED, Program, RefusedError
 from ggml_ctypes import CONSTRUCTORS, Json, run_programs
 
@@ -280,7 +281,9 @@ def _generator(f: str) -> Callable[[Program, str], None]:
         ("argsort", _order), ("top_k", _top_k), ("argmax", _argmax), ("ssm_conv", _ssm_conv), ("fill", _fill),
         ("cumsum", _cumsum), ("add_cast", _add_cast), ("swiglu_oai", _split), ("swiglu_clamp", _split),
     )  # fmt: skip
-    for prefix, g in by_prefix:
+    if f in recurrent.EXACT:
+        return recurrent.EXACT[f]
+    for prefix, g in (*by_prefix, *recurrent.GENERATORS):
         if f.startswith(prefix):
             return g
     if f.startswith("cont_"):
@@ -300,6 +303,7 @@ MORE = {
     "rope_ext": 4,
     "permute": 6,
     "mul_mat": 4,
+    **recurrent.MORE,
 }
 """Constructors with many assertions get so many times more."""
 

@@ -30,10 +30,10 @@ _TENSOR, _INT, _LONG, _SIZE, _FLOAT = (
     ctypes.c_float,
 )
 _KINDS: dict[str, Any] = {
-    "t": _TENSOR, "y": _INT, "u": _INT, "g": _INT, "i": _INT, "l": _LONG, "z": _SIZE, "f": _FLOAT,
+    "t": _TENSOR, "y": _INT, "u": _INT, "g": _INT, "i": _INT, "b": ctypes.c_bool, "l": _LONG, "z": _SIZE, "f": _FLOAT,
     "S": ctypes.POINTER(ctypes.c_int), "s": ctypes.c_char_p,
 }  # fmt: skip
-"""Argument kinds: tensor, type by name, unary op by name, glu op by name, int, int64, size_t, float, sections, text."""
+"""Argument kinds: tensor, type, unary op and glu op by name, int, bool, int64, size_t, float, sections, text."""
 
 _UNARY = (
     "abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "gelu_erf", "silu", "exp",
@@ -70,6 +70,16 @@ CONSTRUCTORS: dict[str, str] = {
     "rope": "ttii", "rope_inplace": "ttii",
     **{name + suffix: "tttiiiffffff" for name in ("rope_ext",) for suffix in ("", "_inplace")},
     **{name + suffix: "tttiSiiffffff" for name in ("rope_multi",) for suffix in ("", "_inplace")},
+    "rope_ext_back": "tttiiiffffff", "rope_multi_back": "tttiSiiffffff",
+    "ssm_scan": "tttttttl", "rwkv_wkv6": "tttttt", "rwkv_wkv7": "ttttttt", "gated_linear_attn": "tttttf",
+    "gated_delta_net": "ttttttl",
+    **{name + suffix: "ttzzzz" for name in ("set", "acc") for suffix in ("", "_inplace")},
+    **{name + suffix: "ttz" for name in ("set_1d",) for suffix in ("", "_inplace")},
+    **{name + suffix: "ttzz" for name in ("set_2d",) for suffix in ("", "_inplace")},
+    "out_prod": "tt", "tri": "ti", "diag": "t", "solve_tri": "ttbbb", "roll": "tiiii", "pool_2d": "tiiiiiff",
+    "im2col": "ttiiiiiiby", "conv_1d": "ttiii", "conv_1d_ph": "ttii", "conv_1d_dw": "ttiii", "conv_1d_dw_ph": "ttii",
+    "lightning_indexer": "tttt", "dsv4_hc_comb": "tttfi", "dsv4_hc_pre": "tt", "dsv4_hc_pre_gated": "ttf",
+    "dsv4_hc_post": "tttt",
     "flash_attn_ext": "ttttfff", "argsort": "ti", "argsort_top_k": "ti", "top_k": "ti", "ssm_conv": "tt",
 }  # fmt: skip
 """Function -> kinds of its arguments after the context; the result is a tensor."""

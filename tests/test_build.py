@@ -13,7 +13,19 @@ from build_program import Program
 from build_programs import answers, programs, random_graph
 from ggml_ctypes import CONSTRUCTORS, run_programs
 
-from conformance.cgraph import build_layout, build_math, build_model, rules_base, rules_layout, rules_math, rules_model
+from conformance.cgraph import (
+    build_layout,
+    build_math,
+    build_matrix,
+    build_model,
+    rules_base,
+    rules_layout,
+    rules_math,
+    rules_matrix,
+    rules_model,
+    rules_recurrent,
+    rules_sparse,
+)
 from conformance.cgraph.build import Builder
 from conformance.cgraph.errors import GraphError
 from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor
@@ -81,7 +93,10 @@ def test_stricter_refusals_are_what_they_say() -> None:
         assert senseless or max(t["ne"]) > 2**30, (p.error, p.calls)
 
 
-MODULES = (rules_base, rules_layout, rules_math, rules_model, build_layout, build_math, build_model)
+MODULES = (
+    rules_base, rules_layout, rules_math, rules_model, rules_recurrent, rules_matrix, rules_sparse,
+    build_layout, build_math, build_matrix, build_model,
+)  # fmt: skip
 
 
 def _assertions() -> set[str]:
@@ -162,6 +177,9 @@ def _problem(t: Tensor) -> str | None:
 BEYOND = re.compile(
     r"of a block type must be|ne\[0\] must be a multiple|data_size \+ view_offs|eps >= 0|n_groups"
     r"|n_dims|n_offs|mode is a|sections|a ggml_prec|no ggml_prec|no ggml_op_hint|n_kv_max"
+    r"|src\[\d\]->type ==|nh % ng|sizeof\(|n_tokens % n_seqs|nelements\(tf\)|is_3d\(src|same_shape\(r, k\)|S_v|H %"
+    r"|n_seqs %|->ne\[2\] == n_tokens|g holds|beta holds|is_contiguous\(src0\)|src0->type|src1->type|nbytes\(dst\)"
+    r"|nb..? == ggml|src->type|src->nb|ggml_op_pool|k0 > 0|dst->type|src1's rows|op_params\[4\]|nb00"
     r"|k->ne\[1\] == v->ne\[1\]|v->ne\[2\]|mask->ne\[0\]|swapped is|only XIELU|has no op_params"
 )
 """What ggml accepts at construction, and asserts or reads past the end when it computes."""

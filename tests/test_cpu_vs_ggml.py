@@ -202,6 +202,8 @@ def _rows() -> Iterator[tuple[str, Make, float]]:
     yield "FLASH_ATTN_EXT sinks", lambda k: k.sunk(k.attention(F32)), ROUNDING
     yield "FLASH_ATTN_EXT f16 70 tokens", lambda k: k.sunk(k.attention(F16, n=70)), ROUNDING
     yield "FLASH_ATTN_EXT q8_0 f16", lambda k: k.attention(Q8_0, F16, n=70), HALF_SUM
+    for name, make in _RECURRENT.items():
+        yield name, make, ROUNDING
     yield from _OTHERS.items_with_budget()
 
 
@@ -238,9 +240,69 @@ _OTHERS = _Others({
     "MUL in place": lambda k: k.mul_inplace(k.of(F32, 32, 6), k.of(F32, 32)),
     "ADD permuted": lambda k: k.add(k.permute(k.of(F32, 32, 6, 4), 0, 2, 1, 3), k.transpose(k.of(F32, 4, 32))),
     "PAD": lambda k: k.pad(k.of(F32, 10, 6, 2), 3, 1, 2, 0),
+    "SET in place": lambda k: k.set_inplace(k.of(F32, 8, 6, 4), k.of(F32, 3, 2, 2), 32, 192, 768, 260),
+    "SET i32": lambda k: k.set_1d(k.of(I32, 8, 6, scale=99), k.of(I32, 9, scale=99), 44),
+    "ACC": lambda k: k.acc(k.of(F32, 8, 6, 4), k.of(F32, 3, 2, 2), 64, 192, 768, 260),
+    "TRI": lambda k: k.tri(k.of(F32, 9, 9, 3), 2),
+    "DIAG": lambda k: k.diag(k.of(F32, 9, 1, 3)),
+    "ROLL": lambda k: k.roll(k.of(F32, 9, 5, 3), 4, -2, 1, 0),
+    "POOL_2D": lambda k: k.pool_2d(k.of(F32, 24, 5, 3), 0, 4, 1, 4, 1, 0, 0),
+    "IM2COL": lambda k: k.im2col(k.of(F16, 3, 5, 4), k.of(F32, 20, 5, 2), 2, 0, 1, 0, 1, 0, False, F16),
     "ARANGE": lambda k: k.add(k.arange(0.5, 20, 0.75), k.of(F32, 1)),
 })
 # fmt: on
+
+
+def _scan(k: Kit, d_a: int, kept: int) -> Tensor:
+    """SSM_SCAN of 4 heads in 2 groups, 5 tokens of 2 sequences, that start from cells 2 and 0 of 3."""
+    s, x, dt = k.of(F32, 16, 8, 4, 3), k.of(F32, 8, 4, 5, 2), k.of(F32, 4, 5, 2, scale=3)
+    decay = k.of(F32, d_a, 4, values=-k.random.random((4, d_a)))
+    b, c = (k.of(F32, 16, 2, 5, 2) for _ in "bc")
+    return k.ssm_scan(s, x, dt, decay, b, c, k.of(I32, 2, values=np.array([2, 0])), kept)
+
+
+def _linear(k: Kit, op: str) -> Tensor:
+    """32 numbers by 3 heads, 3 tokens of 2 sequences."""
+    r, w, key, v, a, b = (k.of(F32, 32, 3, 6, scale=0.4) for _ in range(6))
+    state = k.of(F32, 32 * 32 * 3, 2)
+    if op == "rwkv_wkv6":
+        return k.rwkv_wkv6(key, v, r, k.of(F32, 32, 3), w, state)
+    return (
+        k.rwkv_wkv7(r, w, key, v, a, b, state) if op == "rwkv_wkv7" else k.gated_linear_attn(key, v, r, w, state, 0.3)
+    )
+
+
+def _delta(k: Kit, gates: int, kept: int) -> Tensor:
+    q, key, v = k.of(F32, 16, 2, 5, 1), k.of(F32, 16, 4, 5, 2, scale=0.25), k.of(F32, 16, 4, 5, 2)
+    g, beta = (k.of(F32, n, 4, 5, 2, scale=0.4) for n in (gates, 1))
+    return k.gated_delta_net(q, key, v, g, beta, k.of(F32, 16, 16, 4, 2), kept)
+
+
+def _solved(k: Kit) -> Tensor:
+    return k.solve_tri(
+        k.of(F32, 9, 9, 2, values=k.random.random((2, 9, 9)) + np.eye(9)), k.of(F32, 5, 9, 2), True, True, False
+    )
+
+
+_RECURRENT: dict[str, Make] = {
+    "SSM_SCAN mamba": lambda k: _scan(k, 16, 1),
+    "SSM_SCAN mamba2": lambda k: _scan(k, 1, 1),
+    "SSM_SCAN states": lambda k: _scan(k, 1, 4),
+    **{op.upper(): _given(_linear, op) for op in ("rwkv_wkv6", "rwkv_wkv7", "gated_linear_attn")},
+    "GATED_DELTA_NET": lambda k: _delta(k, 1, 1),
+    "GATED_DELTA_NET kda": lambda k: _delta(k, 16, 5),
+    "OUT_PROD": lambda k: k.out_prod(k.of(Q8_0, 64, 9), k.of(F32, 5, 9)),
+    "SOLVE_TRI": _solved,
+    "DSV4_HC_COMB": lambda k: k.dsv4_hc_comb(k.of(F32, 24, 7), k.of(F32, 3), k.of(F32, 24), 1e-6, 20),
+    "DSV4_HC_PRE": lambda k: k.dsv4_hc_pre_gated(k.of(F32, 33, 4, 7), k.of(F32, 33, 4, 7), 0.5),
+    "DSV4_HC_POST": lambda k: k.dsv4_hc_post(
+        k.of(F32, 33, 7), k.of(F32, 33, 4, 7), k.of(F32, 4, 7), k.of(F32, 4, 4, 7)
+    ),
+    "LIGHTNING_INDEXER": lambda k: k.lightning_indexer(
+        k.of(F32, 64, 4, 3, 2), k.of(Q8_0, 64, 1, 20, 2), k.of(F32, 4, 3, 1, 2), k.mask(F16, 20, 3, 1, 1)
+    ),
+}
+"""Ops with a state, and other sums in float32."""
 
 
 def _mul_mat_id(t: GGMLType) -> Make:

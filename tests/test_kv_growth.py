@@ -15,7 +15,7 @@ from conformance.cases import LEVELS
 from conformance.cases.kv_growth import FAMILY
 from conformance.cgraph.arithmetic import EXACT, GGML_CPU
 from conformance.cgraph.case import Case, Step
-from conformance.cgraph.tensor import strided
+from conformance.cgraph.tensor import f32_bits, strided
 from conformance.check.chain import Chain
 from conformance.check.judge import Judged, judge_trajectory
 from conformance.check.verdict import Result, Verdict
@@ -36,7 +36,8 @@ def _imitating() -> Backend:
 
 
 def _n_kv(step: Step) -> int:
-    return next(t.ne[0] for t in step.inputs if t.name == "attn_inp_kq_mask")
+    """Cells that full attention reads; 0 in a step that only moves positions."""
+    return next((t.ne[0] for t in step.inputs if t.name == "attn_inp_kq_mask"), 0)
 
 
 def _judged(case: Case, right: list[StepValues], got: list[StepValues]) -> list[Judged]:
@@ -66,7 +67,7 @@ def test_standard_cases_are_legal() -> None:
 def test_smoke_crosses_256() -> None:
     """Every smoke case reads one n_kv first and another later."""
     for case_id in FAMILY.ids("smoke"):
-        assert len({_n_kv(s) for s in FAMILY.build(case_id).steps}) > 1, case_id
+        assert len({_n_kv(s) for s in FAMILY.build(case_id).steps} - {0}) > 1, case_id
 
 
 def test_full_crosses_fifteen_times_by_decoding() -> None:
@@ -156,6 +157,79 @@ def test_faults_are_seen_in_the_logits(keys: str, fault: str) -> None:
         right = execute(backend, case).steps
         wrong = execute(backend, _faulty(case, 1, FAULTS[fault])).steps
         assert any(j.used > 1 and j.tensor.op == "MUL_MAT" for j in _judged(case, right, wrong)), (fault, seed)
+
+
+def _param(op: str, i: int, value: float) -> Callable[[Case], None]:
+    """Another number in a node of that op."""
+
+    def edit(case: Case) -> None:
+        for node in (n for s in case.steps for n in s.graph if n.op == op):
+            node.op_params = (*node.op_params[:i], f32_bits(value), *node.op_params[i + 1 :])
+
+    return edit
+
+
+def _weights(name: str, value: float) -> Callable[[Case], None]:
+    """All elements of the weights so called have one value."""
+
+    def edit(case: Case) -> None:
+        for t, data in case.persistent.items():
+            if name in t.name:
+                data.view(np.float32)[:] = value
+
+    return edit
+
+
+def _inputs(name: str, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Callable[[Case], None]:
+    """An input holds something else."""
+
+    def edit(case: Case) -> None:
+        for step in case.steps:
+            for t in [t for t in step.inputs if t.name.startswith(name)]:
+                step.inputs[t] = step.inputs[t].copy()
+                values = strided(step.inputs[t], t)
+                values[...] = change(values)
+
+    return edit
+
+
+def _no_window(mask: NDArray[Any]) -> NDArray[Any]:
+    """What lies left of the first cell that is seen is seen too."""
+    seen = np.maximum.accumulate(mask[..., ::-1] == 0, axis=-1)[..., ::-1]
+    return np.where(seen, 0, mask)
+
+
+FORGOTTEN: dict[str, tuple[str, Callable[[Case], None]]] = {
+    "softcap of attention": ("gemma2-run=at20.d2", _param("FLASH_ATTN_EXT", 2, 0)),
+    "softcap of logits": ("llama-logitcap=3,run=at20.d2", _param("SCALE", 0, 1)),
+    "scaled embeddings": ("gemma2-softcap=0,logitcap=0,run=at20.d2", _param("SCALE", 0, 1)),
+    "sinks": ("gpt-oss-run=at20.d2", _weights("attn_sinks", -1e9)),
+    "biases of Q, K and V": ("gpt-oss-run=at20.d2", _weights("attn_k.bias", 0)),
+    "bias of attention's output": ("gpt-oss-run=at20.d2", _weights("attn_output.bias", 0)),
+    "bias of the router": ("gpt-oss-run=at20.d2", _weights("ffn_gate_inp.bias", 0)),
+    "biases of experts": ("gpt-oss-run=at20.d2", _weights("ffn_down_exps.bias", 0)),
+    "bias of the choice": ("llama-experts=8,gating=sigmoid,probsbias=1,run=at20.d2", _weights("exp_probs_b", 0)),
+    "bias of a norm": ("llama-norm=layer,run=at20.d2", _weights("attn_norm.bias", 0)),
+    "norm of K": ("qwen3-run=at20.d2", _weights("attn_k_norm", 1)),
+    "norm behind": ("gemma2-run=at20.d2", _weights("post_ffw_norm", 1)),
+    "slopes of ALiBi": ("llama-alibi=8,rope=none,run=at20.d2", _param("FLASH_ATTN_EXT", 1, 0)),
+    "window": ("gpt-oss-run=at40.d2", _inputs("attn_inp_kq_mask", _no_window)),
+    "state of the convolution": ("lfm2-run=at20.d2", _weights("cache_r", 0)),
+    "row of the state": ("lfm2-seqs=2,run=at20.d2", _inputs("rs_s_copy", lambda rows: rows[..., ::-1].copy())),
+    "shift of K": ("llama-run=at40.shift9.d2", _inputs("leaf_", np.zeros_like)),
+}
+"""What a backend may leave out -> a trajectory with it, and one without."""
+
+
+@pytest.mark.parametrize("what", FORGOTTEN)
+def test_every_switch_shows_in_the_logits(what: str) -> None:
+    """A model's switch that a backend does not follow is over budget by the logits alone."""
+    keys, forget = FORGOTTEN[what]
+    case = FAMILY.build(f"kv_growth/{keys}@1")
+    right = execute(_imitating(), case).steps
+    forget(case)
+    wrong = execute(_imitating(), case).steps
+    assert any(j.used > 1 and j.tensor.name == "result_output" for j in _judged(case, right, wrong))
 
 
 @pytest.mark.parametrize("cache", ["f16", "q8_0", "q4_0"])

@@ -14,6 +14,8 @@ from conformance.backend.registry import Spec
 from conformance.cases.captured import GOLDEN
 from conformance.cases.models import Cparams, Hparams, Trajectory, make
 from conformance.cases.models.cells import Cells, Ubatch, split
+from conformance.cases.models.presets import PRESETS
+from conformance.cases.models.states import States
 from conformance.cgraph import casefile
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UsageError
@@ -107,6 +109,11 @@ PINNED = {
     "kv_growth/llama-run=p5.d2@7": "c51893b43dc7853b",
     "kv_growth/llama-w=q4_K,embd=256,head=64,ff=256,seqs=2,fa=0,run=at9.d2@7": "7cfa449bec26ec7a",
     "kv_growth/llama-w=bf16,cache=q4_0,head=64,write=cpy,tied=1,freqs=1,run=at9.p3.back1.d1@7": "b4b21ae62809e005",
+    "kv_growth/gemma2-swa=8,ubatch=16,run=at9.p3.d1@7": "3550c670c0f81929",
+    "kv_growth/gpt-oss-seqs=2,run=at9.p2.d1@7": "544a335d98ae8106",
+    "kv_growth/lfm2-seqs=2,run=at9.p2.d1@7": "94a35ce7f599c1e4",
+    "kv_growth/llama-norm=layer,ffnbias=1,qkv=fused,headv=8,alibi=8,rope=none,run=at9.d1@7": "33900b83292c4eac",
+    "kv_growth/qwen3-run=at9.shift2.d1@7": "8f463068ae585e32",
 }
 
 
@@ -133,6 +140,14 @@ def test_every_layout_is_legal(fa: int, seqs: str, write: str) -> None:
     make(f"kv_growth/llama-fa={fa},{seqs},write={write},ctx=300,run=at20.p5.d2.back1.d1@1").validate()
 
 
+@pytest.mark.parametrize("arch", PRESETS)
+def test_every_preset_is_legal(arch: str) -> None:
+    """The defaults of each architecture are a model that ggml accepts, with sequences in one stream and in several."""
+    small = "l=2,embd=128,heads=2,kv=1,head=64,ff=64,vocab=32"
+    for seqs in ("seqs=2", "seqs=2,unified=1,fa=0"):
+        make(f"kv_growth/{arch}-{small},{seqs},run=p5+3.d2@1").validate()
+
+
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
@@ -151,6 +166,13 @@ def test_every_layout_is_legal(fa: int, seqs: str, write: str) -> None:
         ("seqs=3,unified=1,write=cpy,run=p3.rm1.p5", "no neighbours"),
         ("l=0", "at least 1"),
         ("colour=blue", "keys:"),
+        ("conv=1", "at least 2 taps"),
+        ("experts=2,used=3", "1 to 2 experts"),
+        ("alibi=8", "rope=none"),
+        ("embdscale=big", "a number or sqrt"),
+        ("conv=3,run=p9.back2", "cannot go back"),
+        ("swa=32,ctx=1024,ubatch=64,run=p9.shift2.d1", "swafull=1"),
+        ("cache=bf16,run=p9.shift2.d1", "BF16"),
     ],
 )
 def test_refusals_say_why(keys: str, reason: str) -> None:
@@ -203,11 +225,98 @@ def test_cells_hold_what_was_put_there(data: st.DataObject, n_stream: int) -> No
         assert seen[np.arange(n), rows % 64].all()
 
 
+@settings(deadline=None)
+@given(data=st.data(), n_stream=st.sampled_from([1, 2]), n_swa=st.integers(1, 12))
+def test_windows_hold_what_they_show(data: st.DataObject, n_stream: int, n_swa: int) -> None:
+    """However often its cells go round, a token sees the last `n_swa` positions of its sequence, each in one cell."""
+    n_ubatch = 8
+    cells = Cells(2 * n_swa + 2 * n_ubatch, n_stream, n_swa)
+    past = [0, 0]
+    for _ in range(data.draw(st.integers(1, 12))):
+        seq, n = data.draw(st.integers(0, 1)), data.draw(st.integers(1, n_ubatch))
+        batch = Ubatch(np.zeros(n, np.int64), past[seq] + np.arange(n), np.full(n, seq), np.ones(n, np.bool_))
+        (slots,) = cells.prepare([batch])
+        cells.apply(batch, slots)
+        past[seq] += n
+        s = cells.stream_of(seq)
+        n_kv = cells.n_kv(slots)
+        for row, p in zip(cells.kq_mask(batch, n_kv), batch.pos.tolist(), strict=True):
+            shown = sorted(cells.pos[s, :n_kv][np.isfinite(row)].tolist())
+            assert shown == list(range(max(0, p + 1 - n_swa), p + 1))
+        held = np.sort(cells.pos[s][cells.seq[s] == 1 << seq])
+        assert np.array_equal(held, np.arange(held[0], past[seq]))
+
+
+@given(data=st.data(), n_seqs=st.integers(1, 4))
+def test_states_are_read_from_where_they_were_left(data: st.DataObject, n_seqs: int) -> None:
+    """Rows written and read as a graph does: each sequence finds its own state, or zeros where it is new."""
+    states, rows = States(n_seqs), [0] * n_seqs
+    known: dict[int, int] = {}
+    lengths = dict.fromkeys(range(n_seqs), 0)
+    for step in range(1, data.draw(st.integers(2, 12))):
+        seq = data.draw(st.integers(0, n_seqs - 1))
+        act = data.draw(st.sampled_from(["run", "run", "rm", "cp"]))
+        if act == "rm":
+            states.seq_rm(seq, 0)
+            known.pop(seq, None)
+            lengths[seq] = 0
+        elif act == "cp":
+            other = data.draw(st.integers(0, n_seqs - 1))
+            if other != seq and seq in known:
+                states.seq_cp(seq, other)
+                known[other], lengths[other] = known[seq], lengths[seq]
+        else:
+            seqs = np.array(sorted(data.draw(st.sets(st.integers(0, n_seqs - 1), min_size=1))))
+            pos = np.array([lengths[s] for s in seqs.tolist()])
+            batch = Ubatch(np.zeros(len(seqs), np.int64), pos, seqs, np.ones(len(seqs), np.bool_))
+            place = states.place(batch)
+            if place.zero >= 0:
+                rows[place.zero] = 0
+            gathered = [rows[i] for i in place.s_copy]
+            assert gathered[: len(seqs)] == [known.get(s, 0) for s in seqs.tolist()]
+            for i, s in enumerate(seqs.tolist()):
+                known[s] = 100 * step + i
+                lengths[s] += 1
+                rows[place.head + i] = known[s]
+            for i in range(len(seqs), len(gathered)):
+                rows[place.head + i] = gathered[i]
+
+
+def test_prepared_slots_are_those_that_are_filled() -> None:
+    """Ubatches of one batch get different cells, and until they are applied nothing has changed."""
+    cells = Cells(64, 1)
+    parts = split(_prompt(40), 16, unified=True)
+    slots = cells.prepare(parts)
+    assert (cells.pos < 0).all()
+    assert len(np.unique(np.concatenate([s.idxs.reshape(-1) for s in slots]))) == 40
+
+
+def _prompt(n: int) -> Ubatch:
+    nothing = np.zeros(n, np.int64)
+    return Ubatch(nothing, np.arange(n), nothing, np.ones(n, np.bool_))
+
+
+def test_moved_positions_know_by_how_much() -> None:
+    """After a shift a cell's position less its shift is where its K was rotated to; what falls below 0 is emptied."""
+    cells = Cells(32, 1)
+    (slots,) = cells.prepare([_prompt(10)])
+    cells.apply(_prompt(10), slots)
+    cells.seq_rm(0, 0, 4)
+    cells.seq_add(0, 5, -5)
+    held = cells.pos[0] >= 0
+    assert sorted(cells.pos[0][held].tolist()) == [0, 1, 2, 3, 4, 4]
+    assert set((cells.pos - cells.shift)[0][held].tolist()) == set(range(4, 10))
+    cells.seq_add(0, 0, -2)
+    assert cells.seq_pos_max(0) == 2
+    assert (cells.shift[cells.pos < 0] == 0).all()
+
+
 def test_weights_keep_activations_in_order() -> None:
     """Every weight type gives logits of order 1 and K of order 1: neither vanishing nor exploding."""
     wide = "embd=256,heads=4,head=64,ff=256"
-    for keys in ("w=f32", "w=q4_0", "w=q8_0", f"w=q6_K,{wide}", f"w=q4_K,{wide}", "l=8,w=f16"):
-        case = make(f"kv_growth/llama-{keys},run=o40@3")
+    llamas = ("w=f32", "w=q4_0", "w=q8_0", f"w=q6_K,{wide}", f"w=q4_K,{wide}", "l=8,w=f16")
+    for keys in (*(f"llama-{keys}" for keys in llamas), "qwen3-l=4", "gemma2-l=2", "gpt-oss-l=4", "lfm2-l=4,tied=0"):
+        case = make(f"kv_growth/{keys},run=o40@3")
         backend = open_backend(Spec("cpu"))
         (ran,) = execute(backend, case).steps
         for t, data in {**ran.outputs, **ran.caches}.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,9 @@ from backends.openvino import fused
 from backends.openvino.attention import slopes
 from backends.openvino.bind import layers
 from backends.openvino.nodes import Constants
+from conformance.backend.registry import Spec
+from conformance.check.verdict import Verdict
+from conformance.run.runner import Runner
 
 ov: Any = importlib.import_module("openvino")  # after the adapter, which keeps its telemetry from the network
 o: Any = importlib.import_module("openvino.opset15")
@@ -28,6 +31,14 @@ SHAPES = [(2, 3, 9, 8, 2, 16, 16), (1, 1, 40, 4, 4, 16, 8), (3, 1, 7, 6, 1, 32, 
 """Batch, tokens, kv, heads, KV heads, head size of Q and K, of V."""
 
 Floats = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    """One for all."""
+    runner = Runner()
+    yield runner
+    runner.close()
 
 
 def _random(*shape: int, seed: int = 0) -> Floats:
@@ -125,6 +136,20 @@ def test_normal_rope_is_right_where_it_cannot_fuse() -> None:
     values, theta = _random(1, 5, 4, 32), _angles(np.arange(5, dtype=np.int32), 32)
     table = np.concatenate([np.sin(theta), np.cos(theta)], 1).astype(np.float32)
     _close(_infer(compiled, [values, table]), _turned(values[0], theta, slice(0, 32, 2), slice(1, 32, 2))[None])
+
+
+@pytest.mark.parametrize("precision", ["accuracy", "default"])
+@pytest.mark.parametrize("name", ["openvino-stateless", "openvino-stateful"])
+def test_decoders_run_fused_and_rightly(runner: Runner, name: str, precision: str) -> None:
+    """Generated decoders pass, with RMS and a RoPE layer for every rotation among what executed."""
+    ids = [f"kv_growth/llama-rope={rope},run=p9.d3.back2.d1@5" for rope in ("normal", "neox")]
+    demands = {"openvino-*": {"kernels": ["RMS", "RoPE"]}}
+    cases = [replace(runner.case(i), demands=demands) for i in ids]
+    for result in runner.run(Spec.parse(f"{name}?precision={precision}"), cases):
+        assert result.verdict is Verdict.PASS, result.message
+        assert result.witness is not None
+        kernels: Any = result.witness["kernels"]
+        assert kernels["RoPE"] % 4 == 0  # of two layers, in each program
 
 
 def _attention(

@@ -16,6 +16,7 @@ from backends.openvino.stateful import OpenVinoStateful
 from conformance.backend.interface import Backend, Witness
 from conformance.cases import captured, ops
 from conformance.cases.batch import merge
+from conformance.cases.models import make
 from conformance.cgraph.arithmetic import EXACT
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
@@ -346,3 +347,16 @@ def test_smoke_ops_are_within_budget(ov: OpenVinoStateful) -> None:
             ((expected,), _) = _run(reference, case)
             over += [(case.id, j.used) for j in judge_step(case, 0, expected, found, EXACT) if j.used > 1]
     assert over == []
+
+
+@pytest.mark.parametrize("body", ["run=at254.d4", "fa=0,run=at254.d4.reset.p3", "cache=q8_0,head=32,seqs=2,run=p3.d2"])
+def test_the_translation_alone_keeps_caches_too(body: str) -> None:
+    """At stage `translate` variables go through `Model.evaluate` as parameters and results."""
+    case = make(f"kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,{body}@1")
+    with OpenVinoStateful(stage="translate").open(case) as a, CpuBackend().open(case) as b:
+        for step in case.steps:
+            found, want = (s.compute(step.graph, step.inputs, step.outputs) for s in (a, b))
+            for t in step.outputs:
+                x, y = (np.asarray(v[t].view(np.float32), np.float64) for v in (found, want))
+                assert np.sum((x - y) ** 2) <= 1e-9 * np.sum(y**2)
+        assert a.witness().stage == "translate"

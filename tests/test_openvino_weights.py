@@ -274,7 +274,7 @@ def test_requantised_weights_hold_the_values_of_the_pure_function(type_: GGMLTyp
     model = compiled(o.matmul(x, s.matrix(), False, True), [x])
     a = np.random.default_rng(6).standard_normal((3, 512)).astype(np.float32)
     assert nmse(model([a])[0], a.astype(np.float64) @ exact.astype(np.float64).T) < 1e-12
-    assert {"q4_0x128": "i4", "q8_0xrow": "i8", "f16": "f16"}[form] in constants(model)
+    assert {"q4_0x128": "i4", "q8_0xrow": "i8", "int8xrow": "i8", "f16": "f16"}[form] in constants(model)
 
 
 def reading(op: str, w: Tensor) -> Tensor:

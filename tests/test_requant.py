@@ -26,7 +26,7 @@ from conformance.cgraph.requant import (
     weight_form,
 )
 from conformance.cgraph.tensor import FLAG_INPUT, Bytes, Tensor, new_tensor
-from conformance.cgraph.types import F32, I32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, TYPES, GGMLType, type_named
+from conformance.cgraph.types import F16, F32, I32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, TYPES, GGMLType, type_named
 from conformance.check.arithmetic import changes
 
 B = Builder()
@@ -37,7 +37,9 @@ def raw(type_: GGMLType, x: NDArray[np.float32]) -> Bytes:
     return np.ascontiguousarray(quants.from_float(type_, x)).reshape(-1).view(np.uint8)
 
 
-def one_by_one(bits: int, group: int, x: NDArray[np.float32]) -> NDArray[np.float32]:
+def one_by_one(
+    bits: int, group: int, x: NDArray[np.float32], scale: type[np.floating] = np.float16
+) -> NDArray[np.float32]:
     """The rule in scalars, as the C loop has it."""
     out = np.empty_like(x)
     top = 1 << bits - 1
@@ -52,12 +54,12 @@ def one_by_one(bits: int, group: int, x: NDArray[np.float32]) -> NDArray[np.floa
         for j, one in enumerate(v):
             y = float(np.float32(one * inv))
             q = int(np.copysign(np.floor(abs(y) + 0.5), y))
-            out[i + j] = np.float32(max(-top, min(top - 1, q))) * np.float32(np.float16(d))
+            out[i + j] = np.float32(max(-top, min(top - 1, q))) * np.float32(scale(d))
     return out
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.sampled_from(["q4_0x128", "q8_0xrow"]), st.integers(-12, 12))
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["q4_0x128", "q8_0xrow", "int8xrow"]), st.integers(-12, 12))
 def test_a_grid_rounds_as_the_scalar_rule(seed: int, name: str, power: int) -> None:
     """Scale from the largest magnitude, quants halves away from zero, the scale itself rounded last."""
     rng = np.random.default_rng(seed)
@@ -65,7 +67,7 @@ def test_a_grid_rounds_as_the_scalar_rule(seed: int, name: str, power: int) -> N
     x[rng.random(256) < 0.2] = 0
     form = FORMS[name]
     assert form is not None
-    expected = one_by_one(form.bits, form.group or 256, x)
+    expected = one_by_one(form.bits, form.group or 256, x, np.float16 if form.scale is F16 else np.float32)
     assert np.array_equal(requantised(name, x[None])[0], expected)
 
 
@@ -95,7 +97,7 @@ def test_zeros_and_tiny_groups_stay_finite() -> None:
 
 def test_unknown_names_are_refused() -> None:
     """The message lists the names there are."""
-    with pytest.raises(GraphError, match="q4_0x128, q8_0xrow, f16 expected, 'q3' found"):
+    with pytest.raises(GraphError, match="q4_0x128, q8_0xrow, int8xrow, f16 expected, 'q3' found"):
         requantised("q3", np.zeros((1, 128), np.float32))
     with pytest.raises(UsageError, match="none, npu, channel8 expected, 'gpu' found"):
         requantising("gpu")

@@ -8,12 +8,37 @@ from collections.abc import Mapping
 import numpy as np
 
 from conformance.backend.interface import DeviceInfo
-from conformance.backend.kernel import Kernel, KernelBackend
-from conformance.cgraph.arithmetic import EXACT, Arithmetic
+from conformance.backend.kernel import Kernel, KernelBackend, Raw, Sources
+from conformance.cgraph.arithmetic import EXACT, Arithmetic, Mixed
 from conformance.cgraph.tensor import Tensor
 
-from . import attention, copying, elementwise, matmul, rope, rows, unary
+from . import attention, copying, elementwise, matmul, matrices, recurrent, rope, rows, unary
 from .support import refusal
+
+
+def _table(arithmetic: Arithmetic) -> dict[str, Kernel]:
+    return {
+        **elementwise.kernels(arithmetic.quantize),
+        **copying.kernels(arithmetic),
+        **matmul.kernels(arithmetic),
+        **attention.kernels(arithmetic),
+        **unary.kernels(arithmetic),
+        **rows.KERNELS,
+        **recurrent.KERNELS,
+        **matrices.KERNELS,
+        **rope.kernels(arithmetic),
+    }
+
+
+def _by_node(arithmetic: Mixed) -> dict[str, Kernel]:
+    """Kernels that look up, node by node, in which arithmetic they compute."""
+    distinct = {id(a): a for a in (EXACT, *arithmetic.nodes.values())}
+    tables = {i: _table(a) for i, a in distinct.items()}
+
+    def kernel(node: Tensor, dst: Raw, src: Sources) -> None:
+        tables[id(arithmetic.at(node))][node.op](node, dst, src)
+
+    return dict.fromkeys(tables[id(EXACT)], kernel)
 
 
 class CpuBackend(KernelBackend):
@@ -26,15 +51,7 @@ class CpuBackend(KernelBackend):
 
     def _use(self, arithmetic: Arithmetic) -> None:
         self._arithmetic = arithmetic
-        self._kernels: dict[str, Kernel] = {
-            **elementwise.kernels(arithmetic.quantize),
-            **copying.kernels(arithmetic),
-            **matmul.kernels(arithmetic),
-            **attention.kernels(arithmetic),
-            **unary.kernels(arithmetic),
-            **rows.KERNELS,
-            **rope.kernels(arithmetic),
-        }
+        self._kernels = _by_node(arithmetic) if isinstance(arithmetic, Mixed) else _table(arithmetic)
 
     def computing_in(self, arithmetic: Arithmetic) -> CpuBackend:
         """A reference that rounds activations and stores blocks as `arithmetic` says, and is exact in all else."""

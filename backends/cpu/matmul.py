@@ -17,8 +17,9 @@ from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.cgraph import quants
 from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.quants_blocks import BLOCK
+from conformance.cgraph.requant import requantised
 from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import Q4_1, Q5_1, Q8_1, GGMLType, type_named
+from conformance.cgraph.types import Q4_1, Q5_1, Q8_1, TYPES, GGMLType, type_named
 
 from .requantised import weight
 from .values import Values, checked_index, in_float64, load, operand, store
@@ -31,7 +32,9 @@ _AT_ONCE = 1 << 24
 
 
 def rounded(x: Values, to: str, quantize: str) -> Values:
-    """`x` stored in the type named `to` and read back."""
+    """`x` stored in the type, or the form of `requant.FORMS`, named `to` and read back."""
+    if to not in TYPES:
+        return requantised(to, x).astype(np.float64)
     return quants.roundtrip(type_named(to), x, simd=quantize == "simd").astype(np.float64)
 
 

@@ -18,7 +18,7 @@ from conformance.backend.kernel import Kernel
 from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.tensor import Tensor
 
-from .values import Values, in_float64
+from .values import Formula, Values, in_float64
 
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
 MODES = {NORMAL: "normal", NEOX: "neox", MROPE: "mrope", VISION: "vision", IMROPE: "imrope"}
@@ -125,6 +125,13 @@ def rope(exact: bool, node: Tensor, x: Values, positions: Values, factors: Value
     return x
 
 
+def _back(turn: Formula, node: Tensor, x: Values, positions: Values, factors: Values | None = None) -> Values:
+    """The other way round: every angle is a multiple of the position."""
+    turned: Values = turn(node, x, -positions, factors)
+    return turned
+
+
 def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
     """Op -> kernel; with the angles that `arithmetic` finds."""
-    return {"ROPE": in_float64(partial(rope, arithmetic.rope == "exact"))}
+    turn = partial(rope, arithmetic.rope == "exact")
+    return {"ROPE": in_float64(turn), "ROPE_BACK": in_float64(partial(_back, turn))}

@@ -109,7 +109,19 @@ TAKES: dict[str, Takes] = {
     "SSM_CONV": Takes((FLOAT, FLOAT)),
     "GET_ROWS": Takes((VALUES | ONLY_I32, ONLY_I32), FLOAT | ONLY_I32, _get_rows),
     "SET_ROWS": Takes((FLOAT, INDEX, ANY), STORED),
-    "ROPE": Takes((FLOAT, ONLY_I32, ONLY_F32), FLOAT, _rope),
+    **dict.fromkeys(("ROPE", "ROPE_BACK"), Takes((FLOAT, ONLY_I32, ONLY_F32), FLOAT, _rope)),
+    **dict.fromkeys(("SET", "ACC"), Takes((ONLY_F32 | ONLY_I32,) * 2, ONLY_F32 | ONLY_I32, _same_types)),
+    "OUT_PROD": Takes((WEIGHTS, ONLY_F32), ONLY_F32),
+    **dict.fromkeys(("TRI", "DIAG", "ROLL"), _ROWS),
+    "SOLVE_TRI": Takes((ONLY_F32,) * 2, ONLY_F32),
+    "POOL_2D": Takes((ONLY_F32 | {F16},), ONLY_F32),
+    "IM2COL": Takes((FLOAT, ONLY_F32), ONLY_F32 | {F16}),
+    "LIGHTNING_INDEXER": Takes((ONLY_F32, VALUES, ONLY_F32, frozenset({F16})), ONLY_F32),
+    **dict.fromkeys(("DSV4_HC_COMB", "DSV4_HC_PRE", "DSV4_HC_POST"), Takes((ONLY_F32,) * 4, ONLY_F32)),
+    "SSM_SCAN": Takes(((ONLY_F32,) * 6) + (ONLY_I32,), ONLY_F32),
+    **dict.fromkeys(
+        ("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN", "GATED_DELTA_NET"), Takes((ONLY_F32,) * 7, ONLY_F32)
+    ),
     "FLASH_ATTN_EXT": Takes((FLOAT, VALUES, VALUES, FLOAT, ONLY_F32), ONLY_F32),
 }
 """Op -> what it takes: all that ggml's CPU takes and some of what only other devices do."""

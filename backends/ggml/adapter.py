@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
-from conformance.cgraph.arithmetic import EXACT, Arithmetic
+from conformance.cgraph.arithmetic import EXACT, Arithmetic, requantising
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UnavailableError, UsageError
 from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Tensor
+from conformance.cgraph.tensor import VIEW_OPS, Tensor
 
 from .arithmetic import cpu_arithmetic
 from .context import Context, refusal
+from .devices import buffer_types
+from .guard import GuardSession
 from .library import Library
-from .placement import place
-from .session import GgmlSession
+from .placement import homes
+from .sched import SchedSession
+from .session import PATHS, GgmlSession
 
+TRANSLATES = tuple(PATHS)
+"""What the names of devices begin with that translate a graph as a whole."""
 DEVICE_TYPE_CPU = 0
 """`GGML_BACKEND_DEVICE_TYPE_CPU`."""
+CHOICES = {
+    "memory": ("reused", "fresh"),
+    "mode": ("graph", "sched"),
+    "guard": ("off", "on"),
+    "caches": ("read", "opaque"),
+    "uncomputed": ("keep", "drop"),
+    "products": ("float32", "bf16", "f16"),
+}
+"""Option -> what it may be, the default first."""
 
 
 class _Feature(ctypes.Structure):
@@ -39,6 +54,17 @@ class GgmlBackend(Backend):
             is supported there, as llama.cpp decides. The device's default if empty.
         threads: how many threads compute. One, unless something is measured: small graphs on busy cores crawl with
             more, and results can differ in the last bits.
+        memory: where each graph of a session is made: `reused`, where the one before was, as llama.cpp does; `fresh`,
+            at addresses that no graph of the session had.
+        mode: `graph`: each graph is computed by the device, all memory the device's; `sched`: as llama.cpp runs it,
+            by `ggml_backend_sched` over the device and the CPU (`sched.py`).
+        guard: `on`: every tensor between guards, and what is written there is an error (`guard.py`).
+        caches: `opaque` where the device keeps them in a state of its own; then what a case leaves in them is not
+            checked.
+        uncomputed: `drop`: by a scheduler, nodes without FLAG_COMPUTE are left out of the graph: for a library whose
+            own llama.cpp makes none, where the one that a case was taken from does.
+        products: what the device rounds the operands of matrix products to; a wider budget where not `float32`.
+        requant: how the device stores quantised weights, a mode of `cgraph.requant`; the reference imitates it.
 
     Raises:
         UnavailableError: no such library, or one that does not fit; names both versions.
@@ -48,25 +74,54 @@ class GgmlBackend(Backend):
     isolate: ClassVar[bool] = True
     batch: ClassVar[int] = 64
 
-    def __init__(self, lib: str = "", device: str = "", buffer: str = "", threads: str = "1") -> None:
+    def __init__(
+        self,
+        lib: str = "",
+        device: str = "",
+        buffer: str = "",
+        threads: str = "1",
+        memory: str = "reused",
+        mode: str = "graph",
+        guard: str = "off",
+        caches: str = "read",
+        uncomputed: str = "keep",
+        products: str = "float32",
+        requant: str = "none",
+    ) -> None:
         if not threads.isdecimal() or int(threads) < 1:
             raise UsageError(f"ggml: threads must be a number from 1, {threads!r} found")
+        given = {"memory": memory, "mode": mode, "guard": guard, "caches": caches, "products": products}
+        given["uncomputed"] = uncomputed
+        for option, value in given.items():
+            if value not in CHOICES[option]:
+                raise UsageError(f"ggml: {option}: one of {', '.join(CHOICES[option])} expected, {value!r} found")
+        if mode == "sched" and guard == "on":
+            raise UsageError("ggml: guard=on goes with mode=graph: a scheduler allocates nodes itself")
+        self._memory, self._guard, self._opaque = memory, guard == "on", caches == "opaque"
+        self._drop = uncomputed == "drop"
+        self._products, self._stored = products, requantising(requant)
+        self._threads = int(threads)
         self._library = library = Library(lib)
         self._ggml = library.ggml
         self._device = library.device(device or "CPU")
         self._name: str = self._ggml.backend_dev_name(self._device).decode()
         self._buft: int = self._ggml.backend_dev_buffer_type(self._device)
-        self._bufts = self._buffer_types()
+        self._bufts = buffer_types(library, self._device)
         if buffer and buffer not in self._bufts:
             raise UsageError(
                 f"ggml: buffer {buffer!r} is unknown to device {self._name} of {library.title}; "
                 f"its buffer types: {', '.join(self._bufts)}"
             )
         self._weights = self._bufts[buffer] if buffer else self._buft
-        self._backend: int | None = self._ggml.backend_dev_init(self._device, None)
-        if self._backend is None:
-            raise UnavailableError(f"ggml: device {self._name} of {library.title} cannot be initialised")
-        self._set_threads(int(threads))
+        self._backend: int | None = None
+        self._cpu = library.device("CPU") if mode == "sched" else 0
+        if self._name.upper().startswith(TRANSLATES):
+            self.batch = 1  # type: ignore[misc]  # this device's: it compiles what it is given as a whole
+        if mode == "graph":
+            self._backend = self._ggml.backend_dev_init(self._device, None)
+            if self._backend is None:
+                raise UnavailableError(f"ggml: device {self._name} of {library.title} cannot be initialised")
+            self._set_threads(self._threads)
 
     def info(self) -> DeviceInfo:
         """The library's version, its device, and the CPU features it uses."""
@@ -89,17 +144,28 @@ class GgmlBackend(Backend):
         return out
 
     def arithmetic(self) -> Arithmetic:
-        """As the CPU device's tables say; nothing is known of other devices, which count as exact."""
+        """As the CPU device's tables say; of other devices only what `products` and `requant` say is known."""
         if self._ggml.backend_dev_type(self._device) == DEVICE_TYPE_CPU:
             return cpu_arithmetic(self._library)
-        return EXACT
+        if self._products == EXACT.products:
+            return self._stored
+        return replace(self._stored, name=f"{self._stored.name}-{self._products}", products=self._products)
 
     def supports_op(self, node: Tensor) -> Support:
         """`ggml_backend_dev_supports_op` on the node rebuilt in the library."""
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
-        """`supports_op` of every node, the graph rebuilt once."""
+        """`supports_op` of every node, the graph rebuilt once. By a scheduler also what the CPU takes, where the
+        device takes a node that computes: a graph for the CPU alone says nothing of the device.
+        """
+        own = self._supported(graph, self._device, self._name)
+        if not self._cpu or not any(s and n.op not in VIEW_OPS for n, s in zip(graph, own, strict=True)):
+            return own
+        behind = self._supported(graph, self._cpu, "CPU")
+        return [s or b for s, b in zip(own, behind, strict=True)]
+
+    def _supported(self, graph: Graph, device: int, name: str) -> list[Support]:
         library, g = self._library, self._ggml
         tensors = graph.tensors()
         context = Context(library, len(tensors))
@@ -118,47 +184,41 @@ class GgmlBackend(Backend):
                 no(lacking[node])
                 if node in lacking
                 else YES
-                if g.backend_dev_supports_op(self._device, at[node])
-                else no(f"ggml_backend_dev_supports_op of {self._name} (ggml {library.version}) refuses {_spell(node)}")
+                if g.backend_dev_supports_op(device, at[node])
+                else no(f"ggml_backend_dev_supports_op of {name} (ggml {library.version}) refuses {_spell(node)}")
                 for node in graph
             ]
         finally:
             context.free()
 
     def open(self, case: Case) -> Session:
-        """Allocate and fill the case's weights and caches.
+        """Allocate and fill the case's weights and caches, where `Case.placement` says and this device can.
 
         Raises:
             BackendError: no memory, or a tensor that this version of ggml cannot have.
         """
-        placed: frozenset[Tensor] = frozenset()
-        notes: list[str] = []
-        if self._weights != self._buft:
-            placed, notes = place(self._library, self._device, self._weights, case)
-        return GgmlSession(
-            self._library, self._name, self._backend or 0, self._buft, case, (placed, self._weights), notes
-        )
+        if self._cpu:
+            return SchedSession(
+                self._library,
+                self._device,
+                self._cpu,
+                self._weights,
+                case,
+                self._memory,
+                self._threads,
+                opaque=self._opaque,
+                drop=self._drop,
+            )
+        found, notes = homes(self._library, self._device, self._bufts, self._weights, case)
+        kind = GuardSession if self._guard else GgmlSession
+        return kind(self._library, self._name, self._backend or 0, self._buft, case, found, notes, self._memory)
 
     def close(self) -> None:
         """Free the device; the library stays loaded."""
         if self._backend is not None:
             self._ggml.backend_free(self._backend)
             self._backend = None
-            self._library.close()
-
-    def _buffer_types(self) -> dict[str, int]:
-        g = self._ggml
-        found = [self._buft, g.backend_dev_host_buffer_type(self._device)]
-        extra = self._library.device_function(
-            self._device, "ggml_backend_dev_get_extra_bufts", ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
-        )
-        if extra is not None:
-            listed = extra(self._device)
-            i = 0
-            while listed and listed[i]:
-                found.append(listed[i])
-                i += 1
-        return {g.backend_buft_name(b).decode(): b for b in found if b}
+        self._library.close()
 
     def _set_threads(self, threads: int) -> None:
         function = self._library.device_function(

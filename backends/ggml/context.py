@@ -14,13 +14,41 @@ from .library import Library
 NO_SRC = (0,) * MAX_SRC
 
 
-class Context:
-    """A `ggml_context` with room for `n` tensors, its memory in reach of `struct`."""
+ALIGNMENT = 64
+"""Of an arena: at least `GGML_MEM_ALIGN`."""
 
-    def __init__(self, library: Library, n: int, graph_size: int = 0, graphs: int = 0) -> None:
+
+class Arena:
+    """Memory in which one context is made after the other, as in llama.cpp's `buf_compute_meta`."""
+
+    def __init__(self) -> None:
+        self._memory = (ctypes.c_char * 0)()
+
+    def room(self, size: int) -> int:
+        """The address of `size` bytes: the same as before, unless they do not fit."""
+        if len(self._memory) < size + ALIGNMENT:
+            self._memory = (ctypes.c_char * (2 * size + ALIGNMENT))()
+        return -(-ctypes.addressof(self._memory) // ALIGNMENT) * ALIGNMENT
+
+
+class Context:
+    """A `ggml_context` with room for `n` tensors, its memory in reach of `struct`.
+
+    Args:
+        library: where it is made.
+        n: how many tensors it can hold.
+        graph_size: nodes of the largest graph that it can hold.
+        graphs: how many of these.
+        arena: where its memory is; ggml's own if None. The context made there before must be freed.
+    """
+
+    def __init__(
+        self, library: Library, n: int, graph_size: int = 0, graphs: int = 0, arena: Arena | None = None
+    ) -> None:
         self.library = library
         size = (n + 1) * OVERHEAD + graphs * library.ggml.graph_overhead_custom(graph_size, False)
-        self.pointer: int | None = library.ggml.init(InitParams(size, None, True))
+        room = None if arena is None else arena.room(size)
+        self.pointer: int | None = library.ggml.init(InitParams(size, room, True))
         self.base: int = library.ggml.get_mem_buffer(self.pointer)
         self.memory = (ctypes.c_char * size).from_address(self.base)
 
@@ -97,10 +125,12 @@ def refusal(library: Library, t: Tensor) -> str:
 class Store:
     """Leaves of one buffer type, with a buffer of their own."""
 
-    def __init__(self, library: Library, tensors: Iterable[Tensor], buft: int, usage: int = 0) -> None:
+    def __init__(
+        self, library: Library, tensors: Iterable[Tensor], buft: int, usage: int = 0, arena: Arena | None = None
+    ) -> None:
         self.library = library
         leaves = list(tensors)
-        self.context = Context(library, len(leaves))
+        self.context = Context(library, len(leaves), arena=arena)
         self.at = {t: self.context.add(t, {}) for t in leaves}
         self.buffer: int | None = library.ggml.backend_alloc_ctx_tensors_from_buft(self.context.pointer, buft)
         size = sum(nbytes(t) for t in leaves)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,6 +59,15 @@ FUNCTIONS: dict[str, tuple[CType, tuple[CType, ...]]] = {
     "backend_dev_buffer_type": (_P, (_P,)), "backend_dev_host_buffer_type": (_P, (_P,)),
     "backend_dev_supports_op": (_B, (_P, _P)), "backend_dev_backend_reg": (_P, (_P,)),
     "backend_reg_name": (_S, (_P,)), "backend_reg_get_proc_address": (_P, (_P, _S)),
+    "backend_name": (_S, (_P,)), "backend_supports_buft": (_B, (_P, _P)), "backend_buffer_get_type": (_P, (_P,)),
+    "backend_buffer_get_base": (_P, (_P,)), "backend_buft_get_alloc_size": (_Z, (_P, _P)),
+    "backend_tensor_alloc": (_I, (_P, _P, _P)), "backend_view_init": (_I, (_P,)),
+    "backend_tensor_memset": (None, (_P, ctypes.c_uint8, _Z, _Z)),
+    "backend_sched_new": (_P, (_P, _P, _I, _Z, _B, _B)), "backend_sched_free": (None, (_P,)),
+    "backend_sched_reset": (None, (_P,)), "backend_sched_alloc_graph": (_B, (_P, _P)),
+    "backend_sched_graph_compute": (_I, (_P, _P)), "backend_sched_get_n_splits": (_I, (_P,)),
+    "backend_sched_get_tensor_backend": (_P, (_P, _P)), "backend_sched_get_buffer_size": (_Z, (_P, _P)),
+    "backend_sched_set_eval_callback": (None, (_P, _P, _P)),
 }
 """Every function used, without the prefix `ggml_` -> result and argument types."""
 
@@ -69,6 +79,7 @@ OPTIONAL: dict[str, tuple[CType, tuple[CType, ...]]] = {
 # fmt: on
 
 LOG_CALLBACK = ctypes.CFUNCTYPE(None, _I, _S, _P)
+_COMPLAINT = re.compile(r"xception|rror|[Ff]ailed|ASSERT|nsupported|Check '")
 PARTS = ("ggml", "ggml-base", "ggml-cpu")
 """The libraries of a split build; symbols are looked for in this order, the first also finds what it links."""
 
@@ -156,13 +167,23 @@ class Library:
             for label, handle in known.items():
                 if label.lower() == name.lower():
                     return handle
-            if attempt == 0 and self.ggml.backend_load_all_from_path is not None:
-                self.ggml.backend_load_all_from_path(os.fsencode(self.folder))
+            if attempt == 0:
+                self.load_devices()
         said = [line for line in self.log if "ncompatible" in line or "failed to load" in line]
         raise UsageError(
             f"ggml: device {name!r} is unknown to {self.title}; its devices: {', '.join(known) or 'none'}"
             + (f"; it said: {'; '.join(said)}" if said else "")
         )
+
+    def load_devices(self) -> None:
+        """Load the folder's device libraries, where this ggml loads any."""
+        if self.ggml.backend_load_all_from_path is not None:
+            self.ggml.backend_load_all_from_path(os.fsencode(self.folder))
+
+    def complaints(self) -> list[str]:
+        """What it last said went wrong, or else its last lines."""
+        told = [" ".join(text.split()) for text in self.log if text.strip()]
+        return [text for text in told if _COMPLAINT.search(text)][-2:] or told[-3:]
 
     def device_function(self, device: int, name: str, result: CType, *arguments: CType) -> CType:
         """A function by `ggml_backend_reg_get_proc_address`, or None where the device has none of that name."""

@@ -1,6 +1,9 @@
-"""Which weights go into a buffer type other than the device's default: llama.cpp's rule, asked of every real use."""
+"""Which weights go into a buffer other than the device's default: llama.cpp's rule, asked of every real use."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from conformance.cgraph.case import Case
 from conformance.cgraph.tensor import Tensor
@@ -11,26 +14,67 @@ from .library import Library
 LOOKED_AT = 4
 """The CPU device looks at the buffers of the first four src only and says yes to a repacked weight behind them, such
 as the sinks of FLASH_ATTN_EXT, which then crashes (`ggml_backend_cpu_device_supports_op`)."""
+USAGES = {"any": 0, "weights": 1}
+"""`enum ggml_backend_buffer_usage`."""
 
 
-def place(library: Library, device: int, buft: int, case: Case) -> tuple[frozenset[Tensor], list[str]]:
-    """Find the weights that `buft` can hold: every node that reads one is supported with the weight there.
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a persistent tensor lies."""
+
+    buft: int
+    """`ggml_backend_buffer_type_t`."""
+    usage: int
+    """One of `USAGES`."""
+
+
+def homes(
+    library: Library, device: int, bufts: Mapping[str, int], weights: int, case: Case
+) -> tuple[dict[Tensor, Home], list[str]]:
+    """Where every persistent tensor lies: as the case says, else `weights`, where each node that reads it can do so.
 
     As llama.cpp's `weight_buft_supported` it shows `supports_op` a weight in an empty buffer of the type, but it asks
     about the nodes that will run and not about one made-up shape. Nothing may be written before this is known: a
     buffer that repacks takes types it has no kernel for, and crashes.
 
+    Args:
+        library: where it runs.
+        device: `ggml_backend_dev_t`.
+        bufts: the device's buffer types by name, the default first.
+        weights: buffer type of weights of which the case says nothing.
+        case: what to place.
+
     Returns:
-        The weights, and one note for each weight that must stay in the default buffer.
+        The homes, and one note for each tensor that must stay in the default buffer.
     """
+    known = list(bufts.values())
+    caches = frozenset(case.caches())
+    found: dict[Tensor, Home] = {}
+    for t in case.persistent:
+        said = case.placement.get(t)
+        usage = USAGES["any" if t in caches else "weights" if said is None else said.usage]
+        default = known[0] if t in caches else weights
+        found[t] = Home(default if said is None else known[said.buffer % len(known)], usage)
+    special = {t: home.buft for t, home in found.items() if home.buft != known[0]}
+    refused = _refused(library, device, special, caches, case)
+    notes = []
+    names = {buft: name for name, buft in bufts.items()}
+    for t, reason in refused.items():
+        notes.append(f"{t.name or t} {t.type} is not in {names[special[t]]}, {reason}")
+        found[t] = Home(known[0], found[t].usage)
+    return found, notes
+
+
+def _refused(
+    library: Library, device: int, special: Mapping[Tensor, int], caches: frozenset[Tensor], case: Case
+) -> dict[Tensor, str]:
+    """Tensors that cannot lie where they should, in the order of `special`, and why."""
     g = library.ggml
-    caches = set(case.caches())
+    why = {t: "as graphs write it" for t in special if t in caches}
     used: set[Tensor] = set()
-    refused: dict[Tensor, str] = {}
-    empty = g.backend_buft_alloc_buffer(buft, 0)
-    name = g.backend_buft_name(buft).decode()
+    empty = {buft: g.backend_buft_alloc_buffer(buft, 0) for buft in dict.fromkeys(special.values())}
     try:
-        for step in case.steps:
+        for step in case.steps if special else ():
             tensors = step.graph.tensors()
             context = Context(library, len(tensors))
             try:
@@ -39,19 +83,19 @@ def place(library: Library, device: int, buft: int, case: Case) -> tuple[frozens
                     at[t] = context.add(t, at)
                 for t in tensors:
                     for i, w in enumerate(t.src):
-                        if w is None or w not in case.persistent or w in caches:
+                        if w is None or w not in special:
                             continue
                         used.add(w)
-                        context.set_buffer(at[w], empty)
+                        context.set_buffer(at[w], empty[special[w]])
                         if t.view_src is w or not g.backend_dev_supports_op(device, at[t]):
-                            refused.setdefault(w, f"which refuses {t.op} on it")
+                            why.setdefault(w, f"which refuses {t.op} on it")
                         elif i >= LOOKED_AT:
-                            refused.setdefault(w, f"as src[{i}] of {t.op}, where supports_op does not look")
+                            why.setdefault(w, f"as src[{i}] of {t.op}, where supports_op does not look")
                         context.set_buffer(at[w], 0)
             finally:
                 context.free()
     finally:
-        if empty:
-            g.backend_buffer_free(empty)
-    notes = [f"{w.name or w} {w.type} is not in {name}, {refused[w]}" for w in case.persistent if w in refused]
-    return frozenset(used - refused.keys()), notes
+        for buffer in empty.values():
+            if buffer:
+                g.backend_buffer_free(buffer)
+    return {t: why.get(t, "as no node reads it") for t in special if t in why or t not in used}

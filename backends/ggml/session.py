@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,10 +22,10 @@ from conformance.cgraph.tensor import (
     pack,
 )
 
-from .context import Context, Store
+from .context import Arena, Context, Store
 from .library import Library
+from .placement import Home
 
-USAGE_WEIGHTS = 1
 USAGE_COMPUTE = 2
 STATUS = {-2: "ALLOC_FAILED", -1: "FAILED", 1: "ABORTED"}
 """`enum ggml_status` except SUCCESS."""
@@ -69,8 +69,9 @@ class GgmlSession(Session):
         backend: `ggml_backend_t`.
         buft: the device's default buffer type.
         case: what to allocate and fill.
-        placed: weights to place in another buffer type, and that type.
+        homes: where each persistent tensor lies.
         notes: what the witness should say about the placement.
+        memory: `reused`: each graph is made where the one before was; `fresh`: none is, while the session lives.
     """
 
     def __init__(
@@ -80,31 +81,29 @@ class GgmlSession(Session):
         backend: int,
         buft: int,
         case: Case,
-        placed: tuple[frozenset[Tensor], int],
+        homes: Mapping[Tensor, Home],
         notes: Sequence[str] = (),
+        memory: str = "reused",
     ) -> None:
         self._library = library
         self._ggml = library.ggml
         self._backend = backend
         self._buft = buft
         self._plan: Plan | None = None
+        self._arenas = (Arena(), Arena()) if memory == "reused" else (None, None)
+        self._kept: list[Plan] = []
         self._galloc: int | None = None
         self._stores: list[Store] = []
         self._unreadable: dict[Tensor, Bytes] = {}
         path = next((p for prefix, p in PATHS.items() if device.upper().startswith(prefix)), "eager")
         self._witness = Witness(device=device, path=path, notes=list(notes))
-        special, special_buft = placed
-        caches = frozenset(case.caches())
-        weights = [t for t in case.persistent if t not in caches and t not in special]
         try:
-            self._stores.append(
-                Store(library, [t for t in case.persistent if t in special], special_buft, USAGE_WEIGHTS)
-            )
-            self._stores.append(Store(library, weights, buft, USAGE_WEIGHTS))
-            self._stores.append(Store(library, [t for t in case.persistent if t in caches], buft))
+            for home in dict.fromkeys(homes.values()):
+                here = [t for t in case.persistent if homes[t] == home]
+                self._stores.append(self._store(here, home.buft, home.usage))
             self._galloc = self._ggml.gallocr_new(buft)
             self._at = {t: p for store in self._stores for t, p in store.at.items()}
-            self._unreadable = {t: case.persistent[t] for t in special}
+            self._unreadable = {t: case.persistent[t] for t, home in homes.items() if home.buft != buft}
             for t, data in case.persistent.items():
                 self.write(t, data)
         except BaseException:
@@ -145,8 +144,7 @@ class GgmlSession(Session):
         plan = self._plan
         if plan is None or plan.graph is not graph or plan.outputs != tuple(outputs):
             plan = self._build(graph, tuple(outputs))
-        if plan.buffer:
-            self._ggml.backend_buffer_clear(plan.buffer, UNWRITTEN)
+        self._clear(plan)
         for t, pointer in plan.inputs.at.items():
             if t not in inputs:
                 raise GraphError(f"{t}: a leaf of the graph that is neither persistent nor among the inputs given")
@@ -155,7 +153,7 @@ class GgmlSession(Session):
         for part, readable in plan.parts:
             status = self._ggml.backend_graph_compute(self._backend, part)
             if status:
-                said = "; ".join(list(self._library.log)[-3:])
+                said = "; ".join(self._library.complaints())
                 raise BackendError(
                     f"ggml_backend_graph_compute returned {STATUS.get(status, status)} on a graph of {plan.nodes} "
                     f"nodes on {self._witness.device}" + (f": {said}" if said else "")
@@ -181,8 +179,10 @@ class GgmlSession(Session):
     def close(self) -> None:
         """Free every buffer and context of the case."""
         if self._plan is not None:
-            self._plan.free()
+            self._kept.append(self._plan)
             self._plan = None
+        while self._kept:
+            self._kept.pop().free()
         if self._galloc is not None:
             self._ggml.gallocr_free(self._galloc)
             self._galloc = None
@@ -211,16 +211,20 @@ class GgmlSession(Session):
 
     def _build(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Plan:
         if self._plan is not None:
-            self._plan.free()
+            if self._arenas[0] is None:
+                self._kept.append(self._plan)
+            else:
+                self._plan.free()
             self._plan = None
         tensors = graph.tensors()
         place = {t: i for i, t in enumerate(graph.nodes)}
         leaves = [t for t in tensors if t.op == "NONE" and t.view_src is None and t not in place and t not in self._at]
-        store = Store(self._library, leaves, self._buft, USAGE_COMPUTE)
+        store = self._store(leaves, self._buft, USAGE_COMPUTE, self._arenas[0])
         cuts = _cuts(graph, place, outputs)
         size = len(tensors) + 1
         graphs = 2 + len(cuts) if cuts else 1
-        plan = Plan(graph, outputs, store, Context(self._library, len(tensors), size, graphs), {**self._at, **store.at})
+        context = Context(self._library, len(tensors), size, graphs, self._arenas[1])
+        plan = Plan(graph, outputs, store, context, {**self._at, **store.at})
         try:
             self._fill(plan, tensors, place, cuts, size)
         except BaseException:
@@ -241,11 +245,7 @@ class GgmlSession(Session):
         keep = {t.root for t in plan.outputs} | set(plan.outputs)
         for t in made:
             context.set_flags(at[t], t.flags | FLAG_OUTPUT if t in keep else t.flags)
-        # Without a reserve the allocator keeps the last graph's plan if the sizes are the same: it compares neither
-        # flags nor src, and would give an output's memory away.
-        if not (g.gallocr_reserve(self._galloc, cgraph) and g.gallocr_alloc_graph(self._galloc, cgraph)):
-            raise BackendError(f"ggml_gallocr_reserve: no memory for a graph of {len(plan.graph)} nodes")
-        plan.buffer = next((context.buffer(at[t]) for t in made if t.view_src is None and nbytes(t)), 0)
+        self._allocate(plan, cgraph, made)
         plan.nodes = sum(1 for n in plan.graph if n.flags & FLAG_COMPUTE and n.op not in VIEW_OPS)
         starts = [-1, *cuts]
         ends = [*cuts, len(plan.graph)]
@@ -255,6 +255,22 @@ class GgmlSession(Session):
                 for node in plan.graph.nodes[max(start, 0) : end]:
                     g.graph_add_node(part, at[node])
             plan.parts.append((part, [t for t in plan.outputs if start <= place.get(t, -1) < end]))
+
+    def _store(self, tensors: Iterable[Tensor], buft: int, usage: int, arena: Arena | None = None) -> Store:
+        """What holds leaves."""
+        return Store(self._library, tensors, buft, usage, arena)
+
+    def _allocate(self, plan: Plan, cgraph: int, made: Sequence[Tensor]) -> None:
+        g, at = self._ggml, plan.at
+        # Without a reserve the allocator keeps the last graph's plan if the sizes are the same: it compares neither
+        # flags nor src, and would give an output's memory away.
+        if not (g.gallocr_reserve(self._galloc, cgraph) and g.gallocr_alloc_graph(self._galloc, cgraph)):
+            raise BackendError(f"ggml_gallocr_reserve: no memory for a graph of {len(plan.graph)} nodes")
+        plan.buffer = next((plan.context.buffer(at[t]) for t in made if t.view_src is None and nbytes(t)), 0)
+
+    def _clear(self, plan: Plan) -> None:
+        if plan.buffer:
+            self._ggml.backend_buffer_clear(plan.buffer, UNWRITTEN)
 
 
 def _cuts(graph: Graph, place: Mapping[Tensor, int], outputs: Sequence[Tensor]) -> list[int]:

@@ -9,6 +9,7 @@ import openvino.opset15 as o
 from openvino import Type
 
 from conformance.backend.plan import Emitter
+from conformance.backend.sym import same
 from conformance.cgraph.tensor import Tensor
 
 from .matmul import grouped
@@ -16,7 +17,8 @@ from .nodes import Value, broadcastable, cut, reshape, shape_of, tile, transpose
 from .sources import optional, src
 from .walk import Walk
 
-LOWEST = float(np.finfo(np.float32).min)
+LOWEST = float(np.finfo(np.float32).min) / 2
+"""What stands for minus infinity where a difference of two would be NaN; half: BF16 does not reach the whole."""
 
 
 def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -59,14 +61,21 @@ def _soft_max(e: Walk, node: Tensor) -> None:
 
 
 def _flash_attn_ext(e: Walk, node: Tensor) -> None:
-    """Written by hand so that K and V stay at their own head counts; a row whose mask hides everything gives zeros."""
+    """Written by hand so that K and V stay at their own head counts; a row whose mask hides everything gives zeros.
+
+    What a mask hides is never read in ggml, so it may be NaN: hidden scores are replaced, and V where no row sees it.
+    """
     q, k, v = (e.number(src(node, i)) for i in range(3))
-    scale, max_bias, softcap = (node.param_f32(i) for i in range(3))
+    scale, softcap = node.param_f32(0), node.param_f32(2)
     heads = shape_of(e.c, q)[1]
     x = grouped(e.c, k, o.multiply(q, e.c.f32(scale / softcap if softcap else scale)), transposed=True)
     if softcap:
         x = o.multiply(o.tanh(x), e.c.f32(softcap))
-    x = _masked(e, x, optional(node, 3), max_bias)
+    mask = _mask(e, node)
+    if mask is not None:
+        hidden = o.less(mask, e.c.f32(LOWEST))
+        x = e.c.shaped(o.select(hidden, e.c.f32(-math.inf), o.add(x, mask)), shape_of(e.c, x))
+        v = _seen(e, v, mask)
     sink = _sinks(e, optional(node, 4), heads)
     top = o.maximum(o.reduce_max(x, e.c.i64(3), True), e.c.f32(LOWEST) if sink is None else sink)
     w = o.exp(o.subtract(x, top))
@@ -75,6 +84,16 @@ def _flash_attn_ext(e: Walk, node: Tensor) -> None:
         total = o.add(total, o.exp(o.subtract(sink, top)))
     y = grouped(e.c, v, o.divide(w, o.maximum(total, e.c.f32(1e-30))), transposed=False)
     e.store(node, transpose(e.c, y, (0, 2, 1, 3)))
+
+
+def _seen(e: Walk, v: Value, mask: Value) -> Value:
+    """K or V with zeros in the cells that `mask`, (ne3 or 1, heads or 1, rows, n), hides from every row."""
+    c, shape, own = e.c, shape_of(e.c, v), shape_of(e.c, mask)
+    apart = same(own[0], shape[0])
+    cells = o.greater(o.reduce_max(mask, c.i64(1, 2) if apart else c.i64(0, 1, 2), True), c.f32(LOWEST))
+    n3 = own[0] if apart else 1
+    cells = reshape(c, c.shaped(cells, (n3, 1, 1, own[3])), (n3, 1, own[3], 1))
+    return c.shaped(o.select(cells, v, c.f32(0.0)), shape)
 
 
 def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
@@ -95,6 +114,8 @@ def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
     _, kv, length, _ = shape_of(c, k)
     group = heads // kv
     mask = _mask(e, node)
+    if mask is not None:
+        k, v = (_seen(e, x, mask) for x in (k, v))
     rank5 = (n3, kv, group, rows)
     if wide:
         shapes = [(n3, kv, group, length, shape_of(c, x)[3]) for x in (k, v)]

@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from conformance.backend.dynamic import TracedPlan
-from conformance.backend.interface import DeviceInfo, Witness
+from conformance.backend.interface import DeviceInfo, Support, Witness, no
 from conformance.backend.measure import Peak
 from conformance.backend.plan import Emitter, Plan
 from conformance.backend.translating import TranslatingBackend, TranslatingSession
 from conformance.cgraph.arithmetic import Arithmetic, requantising
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UsageError
+from conformance.cgraph.graph import Graph
 from conformance.cgraph.requant import mode_named
 from conformance.cgraph.tensor import Tensor
 
 from .cache import ModelCache
 from .compile import compiler
-from .support import refusal
+from .support import overwritten, refusal
 
 if TYPE_CHECKING:
     from .bind import HostMemory, Request
@@ -105,6 +106,13 @@ class OpenVinoStateless(TranslatingBackend):
         """What OpenVINO, or this translation, cannot express."""
         return refusal(node)
 
+    def supports(self, graph: Graph) -> list[Support]:
+        """As `supports_op`, and no to values that cannot be read any more once the graph has overwritten them."""
+        return [
+            no(f"{n.op}: {why}") if why else self.supports_op(n)
+            for n, why in zip(graph, overwritten(graph), strict=True)
+        ]
+
     def memory(self, case: Case) -> HostMemory:
         """Persistent tensors on the host."""
         from .bind import HostMemory  # noqa: PLC0415  # as above
@@ -120,11 +128,12 @@ class OpenVinoStateless(TranslatingBackend):
 
         def compressed(node: Tensor) -> Stored | None:
             assert node.src[0] is not None  # the walk found a weight there
-            return memory.weights.get(node, own[plan.index[node.src[0]]], memory.read)
+            return memory.weights.get(node, own[plan.index[node.src[0]]], memory.look)
 
-        emitted = Walk(plan, lambda t: memory.read(own[plan.index[t]]), compressed).run(self.emitters())
+        emitted = Walk(plan, lambda t: memory.look(own[plan.index[t]]), compressed).run(self.emitters())
         if not emitted.results:
             return Request(None, emitted)
+        plan.settled()
         served = "weight" in plan.roles.values()
         compiler = self._compiler
         with Peak() as peak:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from openvino import Node
 from openvino import Tensor as OvTensor
 
 from conformance.backend.plan import Memory, Plan, Program
-from conformance.backend.sym import evaluate
+from conformance.backend.sym import Sym, evaluate, expr_of
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import BackendError, UsageError
 from conformance.cgraph.requant import Requant
@@ -19,7 +19,7 @@ from conformance.cgraph.tensor import Bytes, Tensor, is_empty, nbytes
 
 from .compile import words
 from .forms import VALUE, decode, encode, held, narrow, value
-from .walk import Emitted
+from .walk import Commit, Emitted
 from .weights import WeightStore
 
 
@@ -28,8 +28,10 @@ class HostMemory(Memory):
 
     def __init__(self, case: Case, requant: Requant | None = None) -> None:
         self.weights = WeightStore(requant)
-        self._bytes = {t: data.copy() for t, data in case.persistent.items()}
+        self._bytes = dict(case.persistent)  # the case's own, until somebody writes others
         self.caches: dict[Tensor, dict[str, OvTensor]] = {}
+        self.stamp = object()
+        """Another one whenever a cache is another OpenVINO tensor."""
         for t in case.caches():
             if not is_empty(t):
                 self.write(t, self._bytes.pop(t))
@@ -47,11 +49,17 @@ class HostMemory(Memory):
             self.weights.forget(tensor)
         else:
             self.caches[tensor] = {n: OvTensor(a) for n, a in held(tensor, data).items()}
+            self.stamp = object()
 
     def read(self, tensor: Tensor) -> Bytes:
         """The bytes, exact."""
+        look = self.look(tensor)
+        return look.copy() if tensor in self._bytes else look
+
+    def look(self, tensor: Tensor) -> Bytes:
+        """The bytes, a weight's not copied."""
         if tensor in self._bytes:
-            return self._bytes[tensor].copy()
+            return self._bytes[tensor]
         return decode(tensor.type, {n: x.data for n, x in self.caches[tensor].items()}).copy()
 
 
@@ -70,13 +78,18 @@ class Request(Program):
         self._feeds = emitted.feeds
         self._outputs = emitted.outputs
         self._first_cache = emitted.first_cache
+        self._first_commit = len(emitted.outputs)
         self._commits = emitted.commits
         self._symbols = list(emitted.symbols)
         self._bindings: tuple[int, ...] | None = None
+        self._resized = any(isinstance(n, Sym) for c in emitted.commits for n in c.extents)
+        """Whether caches of other sizes are served, too."""
         self._request = compiled.create_infer_request() if compiled is not None else None
         self._set: dict[int, OvTensor] = {}
         self._spare: dict[int, OvTensor] = {}
-        self._tables: dict[int, tuple[OvTensor, NDArray[Any]]] = {}
+        self._bound: tuple[object, tuple[Tensor, ...]] = (None, ())
+        """Stamp and caches that are bound."""
+        self._targets: list[Target] = []
         self._moved = {i for i, r in enumerate(emitted.results) if _is_parameter(r)}
         self._values = np.zeros(len(self._symbols), np.int64)
         if self._request is not None:
@@ -89,6 +102,8 @@ class Request(Program):
         if bindings != self._bindings:
             self._values[:] = [evaluate(e, bindings) for e in self._symbols]
             self._bindings = bindings
+            if self._resized:
+                self._bound = (None, ())
 
     def run(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
         """Bind, infer, collect.
@@ -112,23 +127,21 @@ class Request(Program):
         }
         if self._request is not None:
             self._keep(plan, memory)
-            self._commit(plan, memory)
+            if self._commits:
+                self._commit(plan)
         return values
 
     def _feed(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> None:
         assert self._request is not None  # a program without results has nothing to bind
+        if self._bound[0] is not memory.stamp or self._bound[1] != plan.caches:
+            self._attach(plan, memory)
         coded: dict[int, dict[str, NDArray[Any]]] = {}
         for i, feed in enumerate(self._feeds):
-            t = plan.tensors[feed.index]
-            cache = plan.roles[t] == "cache"
-            if cache and feed.form != VALUE:
-                bound = memory.caches[t][feed.form]
-                if self._set.get(i) is not bound:
-                    self._request.set_input_tensor(i, bound)
-                    self._set[i] = bound
+            if i in self._set:
                 continue
+            t = plan.tensors[feed.index]
             if feed.form == VALUE:
-                array = value(t, memory.read(t) if cache else inputs[t])
+                array = value(t, memory.read(t) if plan.roles[t] == "cache" else inputs[t])
             else:
                 array = coded.setdefault(feed.index, encode(t, inputs[t]) if feed.index not in coded else {})[feed.form]
             self._request.set_input_tensor(i, OvTensor(np.ascontiguousarray(array)))
@@ -141,6 +154,24 @@ class Request(Program):
             if i not in self._spare or self._spare[i] is kept:
                 self._spare[i] = OvTensor(kept.element_type, kept.shape)
             self._request.set_output_tensor(i, self._spare[i])
+
+    def _attach(self, plan: Plan, memory: HostMemory) -> None:
+        """Let the model read this session's caches, and find where their new rows go."""
+        assert self._request is not None  # as above
+        for i, feed in enumerate(self._feeds):
+            t = plan.tensors[feed.index]
+            if plan.roles[t] == "cache" and feed.form != VALUE:
+                bound = memory.caches[t][feed.form]
+                if self._set.get(i) is not bound:
+                    self._request.set_input_tensor(i, bound)
+                    self._set[i] = bound
+        self._targets = []
+        for c in self._commits:
+            t = plan.tensors[c.index]
+            extents = [evaluate(expr_of(n), self._bindings or ()) for n in c.extents]
+            table = memory.caches[t][c.form].data.reshape(extents)
+            self._targets.append(Target(c, table, (slice(None),) * c.axis, narrow(t.type, c.form)))
+        self._bound = memory.stamp, plan.caches
 
     def _keep(self, plan: Plan, memory: HostMemory) -> None:
         """New contents become the cache; what was the cache is written to next time."""
@@ -156,32 +187,67 @@ class Request(Program):
                 kept[form] = OvTensor(self._request.get_output_tensor(i).data.copy())
             else:
                 kept[form], self._spare[i] = self._spare[i], kept[form]
+            if not narrow(t.type, form):
+                memory.stamp = object()
 
-    def _commit(self, plan: Plan, memory: HostMemory) -> None:
+    def _commit(self, plan: Plan) -> None:
         """New rows go into the caches."""
         assert self._request is not None  # as above
-        given: dict[int, NDArray[Any]] = {}
-        for k, c in enumerate(self._commits):
-            bound = memory.caches[plan.tensors[c.index]][c.form]
-            known = self._tables.get(k)
-            if known is None or known[0] is not bound:
-                known = self._tables[k] = (bound, bound.data.reshape(c.extents))
-            if c.ids not in given:
-                given[c.ids] = self._request.get_output_tensor(c.ids).data
-            rows = self._request.get_output_tensor(c.rows).data
-            try:
-                if narrow(plan.tensors[c.index].type, c.form):
-                    with np.errstate(over="ignore"):  # what is too large becomes infinite
-                        rows = rows.astype("<f2")
-                known[1][(slice(None),) * c.axis + (given[c.ids],)] = rows
-            except IndexError as e:
-                raise BackendError(f"{plan.tensors[c.index]}: a row is written that it does not have: {e}") from e
+        # what lies in the memory of a cache is taken before any cache changes
+        taken = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= self._first_commit}
+        places: dict[tuple[int, int], slice | NDArray[Any]] = {}
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            for c, table, before, rounded in self._targets:
+                at = c.ids, table.shape[c.axis]
+                try:
+                    if at not in places:
+                        places[at] = _places(self._out(c.ids, taken), at[1])
+                    rows = self._out(c.rows, taken)
+                    table[(*before, places[at])] = rows.astype("<f2") if rounded else rows
+                except IndexError as e:
+                    t = plan.tensors[c.index]
+                    raise BackendError(f"{t}: a row is written that it does not have: {e}") from e
+
+    def _out(self, i: int, taken: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
+        assert self._request is not None  # as above
+        found: NDArray[Any] = taken[i] if i in taken else self._request.get_output_tensor(i).data
+        return found
+
+
+class Target(NamedTuple):
+    """Where a commit's rows go."""
+
+    commit: Commit
+    table: NDArray[Any]
+    """The cache, in the commit's shape, over its own memory."""
+    before: tuple[slice, ...]
+    """All of the axes before the commit's."""
+    rounded: bool
+    """Whether the cache holds the rows wider than its type has them."""
+
+
+def _places(ids: NDArray[Any], size: int) -> slice | NDArray[Any]:
+    """`ids` as an index along an axis of `size`: a slice where they follow one another, which costs a tenth.
+
+    Raises:
+        IndexError: one of them is not on the axis.
+    """
+    ids = ids.reshape(-1)
+    if not len(ids):
+        return slice(0, 0)
+    first, last = (int(ids[0]),) * 2 if len(ids) == 1 else (int(ids.min()), int(ids.max()))
+    if first < 0 or last >= size:
+        msg = f"rows {first} to {last} of {size}"
+        raise IndexError(msg)
+    follows = last - first + 1 == len(ids) and (len(ids) == 1 or bool((np.diff(ids) == 1).all()))
+    return slice(first, last + 1) if follows else ids
 
 
 def _is_parameter(result: Node) -> bool:
     """Whether nothing but casts and shapes lies between a parameter and `result`.
 
-    The CPU plugin (2026.4.1) never fills a tensor that was set for such an output.
+    The CPU plugin (2026.4.1) never fills a tensor that was set for such an output, and what it gives for one is, with
+    nothing between, the memory of the input.
     """
     node = result.input_value(0).get_node()
     while node.get_type_name() in ("Convert", "Reshape"):

@@ -64,6 +64,8 @@ class Compiler:
         try:
             if self.stage == "translate":
                 return _interpreted(model)
+            if self.properties.get("EXECUTION_MODE_HINT") != "ACCURACY":
+                _keep(self.core, model)
             try:
                 return self.core.compile_model(model, self.device, {**self.properties, **extra})
             except RuntimeError as e:
@@ -116,6 +118,12 @@ def compiler(device: str, precision: str, fusion: str, stage: str = "run") -> Co
     if device not in here and not any(d.split(".")[0] == device for d in here):
         raise UnavailableError(f"openvino: device {device!r} is not here; devices found: {', '.join(here) or 'none'}")
     return Compiler(openvino, core, device, PROPERTIES[precision], fusion, stage)  # type: ignore[index]  # checked above
+
+
+def _keep(core: Any, model: Any) -> None:  # noqa: ANN401  # an openvino.Core, an openvino.Model
+    from .precise import keep  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
+
+    keep(core, model)
 
 
 def _interpreted(model: Any) -> CompiledModel:  # noqa: ANN401  # an openvino.Model

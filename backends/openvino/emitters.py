@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.backend.plan import Emitter
 
-from . import attention, elementwise, matmul, reduce, rope, rows
+from . import attention, elementwise, matmul, matrices, plain, recurrent, reduce, rope, rows
 
 EMITTERS: dict[str, Emitter] = {
     **elementwise.EMITTERS,
@@ -12,5 +12,8 @@ EMITTERS: dict[str, Emitter] = {
     **rows.EMITTERS,
     **matmul.EMITTERS,
     **rope.EMITTERS,
+    **recurrent.EMITTERS,
+    **matrices.EMITTERS,
+    **plain.EMITTERS,
     **attention.EMITTERS,
 }

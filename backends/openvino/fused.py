@@ -65,7 +65,9 @@ def rope_neox(c: Constants, x: Value, cos: Value, sin: Value, heads: int, head_s
     return o.reshape(y, c.i64(1, -1, heads, head_size), False)
 
 
-def rope_normal(c: Constants, x: Value, turns: Value, tokens: Value, heads: int, head_size: int, n_dims: int) -> Value:
+def rope_normal(
+    c: Constants, x: Value, turns: Value, tokens: Value, heads: int, head_size: int, n_dims: int, count: int = -1
+) -> Value:
     """Turn channel 2i with channel 2i + 1 (`GGML_ROPE_TYPE_NORMAL`): one RoPE layer where `tokens` is not a constant.
 
     The plugin knows this rotation only as GPT-J writes it, with channels left over at the end of each head, and only
@@ -80,6 +82,7 @@ def rope_normal(c: Constants, x: Value, turns: Value, tokens: Value, heads: int,
         heads: how many.
         head_size: elements per head.
         n_dims: channels that turn; the rest is left alone.
+        count: the number of tokens where it is one in every graph: what follows then has a shape that is known.
 
     Returns:
         Shape (1, tokens, heads, head_size).
@@ -95,7 +98,7 @@ def rope_normal(c: Constants, x: Value, turns: Value, tokens: Value, heads: int,
     pairs = [o.unsqueeze(part, c.axis(-1)) for part in (o.multiply(odd, c.f32(-1.0)), even)]
     turned = o.reshape(o.concat(pairs, -1), c.i64(0, 0, 0, -1), True)
     y = o.concat([o.add(o.multiply(turning, cos), o.multiply(turned, sin)), rest], -1)
-    return o.reshape(y, c.i64(1, -1, heads, head_size), False)
+    return o.reshape(y, c.i64(1, count, heads, head_size), False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,10 @@ class Constants:
             self.symbols[expr] = o.parameter([1], Type.i64)
         return self.symbols[expr]
 
+    def symbol(self, n: int) -> Node:
+        """`n` as a parameter of shape [1], which the compiler cannot see through: also where it is a plain number."""
+        return self._symbol(n)
+
     def axis(self, x: int) -> Node:
         """An int64 scalar."""
         if isinstance(x, Sym):
@@ -133,8 +137,10 @@ def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
             if s is None:
                 return None
             n = s[i] if -i <= len(s) else 1
-            if n != 1 and not (dims and same(dims[0], n)):
+            if not same(n, 1) and not (dims and same(dims[0], n)):
                 dims.append(n)
+        if len(dims) > 1:  # only now compare: it holds later graphs to the outcome
+            dims = [n for n in dims if n != 1]
         if len(dims) > 1:
             return None
         out.append(dims[0] if dims else 1)
@@ -209,7 +215,7 @@ def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
 def broadcastable(c: Constants, x: Value, shape: Sequence[int]) -> Value:
     """`x`, repeated where NumPy's broadcasting to `shape` would not do it."""
     have = shape_of(c, x)
-    return tile(c, x, [m if m == 1 else n for n, m in zip(shape, have, strict=True)])
+    return tile(c, x, [n if same(n, m) or m != 1 else m for n, m in zip(shape, have, strict=True)])
 
 
 def round_f16(c: Constants, x: Value) -> Value:

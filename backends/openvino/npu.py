@@ -1,6 +1,7 @@
 """`npu`: static models for an NPU: prompts in chunks of one size, one model for decoding, all cells of the cache.
 
-It runs on an NPU where OpenVINO finds one, otherwise through the NPU plugin's own wrapper on the CPU.
+It runs on an NPU where OpenVINO finds one, otherwise through the NPU plugin's own wrapper on the CPU. With `path=llm`
+OpenVINO itself makes a decoder static (`npu_llm`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
-from conformance.backend.interface import DeviceInfo, Support, Witness, no
+from conformance.backend.interface import YES, DeviceInfo, Support, Witness, no
+from conformance.backend.plan import Emitter
 from conformance.backend.translating import TranslatingSession
 from conformance.cgraph.case import Case, writes_in_place
 from conformance.cgraph.errors import BackendError, UsageError
@@ -23,6 +25,7 @@ from conformance.cgraph.tensor import VIEW_OPS, Bytes, Tensor, computes, strided
 from .backend import OpenVinoSession, OpenVinoStateless
 from .npu_chunks import Sized, again, chunks, collect, feeds, fingerprint, sized
 from .npu_compile import NpuCompiler, npu_compiler
+from .npu_llm import LlmSession, fits
 from .npu_rules import follow
 from .npu_spans import FixedError, Spans, kinds
 from .npu_stores import indexed
@@ -30,6 +33,7 @@ from .npu_stores import indexed
 MAX_BATCH = 512
 """Tokens of one graph at most, as the real backend says (`llama-perplexity -b 512`)."""
 MAX_CHUNK = 4096
+PATHS = ("static", "llm")
 
 
 class OpenVinoNpu(OpenVinoStateless):
@@ -39,14 +43,20 @@ class OpenVinoNpu(OpenVinoStateless):
         chunk: tokens of the model for prompts.
         requant: how quantised weights are stored: `npu` as the real backend does on one, or another mode.
         stage: `run`, or `translate`, which runs the translated model by `Model.evaluate` and compiles nothing.
+        path: `static`, or `llm`: decoders given as token ids, by OpenVINO's `NPUW_LLM`.
     """
 
-    def __init__(self, chunk: str = "256", requant: str = "npu", stage: str = "run") -> None:
+    def __init__(self, chunk: str = "256", requant: str = "npu", stage: str = "run", path: str = "static") -> None:
         self._npu: NpuCompiler = npu_compiler()
         super().__init__(requant=requant, dynamic="off", stage=stage)
         if not (chunk.isascii() and chunk.isdigit() and 1 < int(chunk) <= MAX_CHUNK):
             raise UsageError(f"chunk: a number of tokens from 2 to {MAX_CHUNK} expected, {chunk!r} given")
         self.chunk = int(chunk)
+        if path not in PATHS or (path == "llm" and stage != "run"):
+            raise UsageError(f"path: one of {', '.join(PATHS)} expected, llm with stage=run only; {path!r} given")
+        self.path = path
+        if path == "llm":
+            self.batch, self.stages = 1, ("run",)  # type: ignore[misc]  # a case is a decoder of its own
         if stage == "run":
             self.device = self._npu.device()
             self._compiler = self._npu  # type: ignore[assignment]  # the same, for another device
@@ -66,9 +76,19 @@ class OpenVinoNpu(OpenVinoStateless):
             return f"{node.src[0]} is written by the graph and read as a weight, which would be requantised each time"
         return ""
 
-    def open(self, case: Case) -> NpuSession:
+    def supports_case(self, case: Case) -> Support:
+        """With `path=llm`, no to what is no decoder given as token ids, or leaves its one sequence."""
+        return fits(case) if self.path == "llm" else YES
+
+    def emitters(self) -> Mapping[str, Emitter]:
+        """As the base; nothing takes sizes at run time."""
+        from .rope import STATIC  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
+
+        return {**super().emitters(), **STATIC}
+
+    def open(self, case: Case) -> OpenVinoSession:
         """A session that computes at the sizes that are compiled."""
-        return NpuSession(self, case)
+        return LlmSession(self, self._npu, case) if self.path == "llm" else NpuSession(self, case)
 
 
 def _beyond(node: Tensor, caches: AbstractSet[Tensor]) -> str:

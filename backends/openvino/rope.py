@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import openvino.opset15 as o
@@ -12,9 +13,11 @@ from numpy.typing import NDArray
 from openvino import Type
 
 from conformance.backend.plan import Emitter
+from conformance.backend.sym import Sym
 from conformance.cgraph.tensor import Tensor
 
-from .nodes import Constants, Value, reshape
+from . import fused
+from .nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
 from .sources import optional, src
 from .walk import Walk
 
@@ -99,33 +102,19 @@ def _whole(rounded: Callable[[float], int], x: float) -> float:
     return rounded(x) if math.isfinite(x) else x
 
 
-def _channels(c: Constants, node: Tensor, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Per channel of a row: its partner, its pair, and the direction it turns in: 1, -1, or 0 for one left alone."""
-    mode, first = node.param_i32(2), 0 if node.param_i32(2) == VISION else node.param_i32(15)
-    partner = np.arange(c.fixed(node.ne[0]))
-    pair, sign = np.zeros_like(partner), np.zeros_like(partner)
-    i = np.arange(pairs)
-    a, b = (first + 2 * i, first + 2 * i + 1) if mode == NORMAL else (first + i, first + pairs + i)
-    partner[a], partner[b] = b, a
-    pair[a] = pair[b] = i
-    sign[a], sign[b] = -1, 1
-    return partner, pair, sign
-
-
 def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Value | None) -> Value:
-    """Radians per token and channel, shape (1, ne2, 1, ne0): negative where the sine is subtracted."""
-    n, (_, pair, sign) = node.ne[2], _channels(e.c, node, angles.pairs)
-    p: Value = o.convert(positions, Type.f32)
+    """Radians per token and pair, shape (ne2, pairs)."""
+    n = node.ne[2]
     if angles.mode & MROPE:
-        kinds = np.array([k for k, _ in angles.steps()])[pair]
-        rows = o.gather(reshape(e.c, p, (4, n)), o.constant(kinds), e.c.axis(0))
-        p = reshape(e.c, o.transpose(rows, e.c.i64(1, 0)), (1, n, 1, len(pair)))
+        kinds = np.array([k for k, _ in angles.steps()])
+        rows = o.gather(reshape(e.c, positions, (4, n)), o.constant(kinds), e.c.axis(0))
+        positions = o.transpose(rows, e.c.i64(1, 0))
     else:
-        p = reshape(e.c, p, (1, n, 1, 1))
-    radians = (angles.frequencies()[pair] * sign).reshape(1, 1, 1, -1)
+        positions = reshape(e.c, positions, (n, 1))
+    p, radians = o.convert(positions, Type.f32), angles.frequencies().reshape(1, -1)
     if factors is None:
         return _reduced(e, p, radians / (2 * np.pi))
-    ff = o.gather(factors, o.constant(pair), e.c.axis(3))
+    ff = cut(e.c, reshape(e.c, factors, shape_of(e.c, factors)[3:]), [0], [angles.pairs], [0])
     return o.multiply(p, o.divide(o.constant(radians.astype(np.float32)), ff))
 
 
@@ -145,29 +134,108 @@ def _reduced(e: Walk, p: Value, turns: NDArray[np.float64]) -> Value:
 
 
 def _turns(e: Walk, node: Tensor, angles: Angles) -> tuple[Value, Value]:
-    """Cosine and sine, shape (1, ne2, 1, ne0), shared between nodes of equal positions and parameters."""
+    """Cosine and sine, each (ne3 * ne2, pairs), made once for all nodes of equal positions and parameters."""
     frequency_factors = optional(node, 2)
     positions, factors = e.number(src(node, 1)), frequency_factors and e.number(frequency_factors)
-    key = (angles, int(node.ne[0]), node.param_i32(15), id(positions), id(factors))
-    if (key, "cos") not in e.shared:
+    key = (node.op, angles, node.ne[3], id(positions), id(factors))
+    if key not in e.shared:
         theta, m = _theta(e, node, angles, positions, factors), angles.magnitude
-        _, _, sign = _channels(e.c, node, angles.pairs)
-        for name, f in (("cos", o.cos), ("sin", o.sin)):
-            x = f(theta)
-            if m != 1.0:
-                x = o.multiply(x, o.constant(np.where(sign, m, 1.0).astype(np.float32)))
-            e.shared[key, name] = x
+        halves = (f(theta) if m == 1.0 else o.multiply(f(theta), e.c.f32(m)) for f in (o.cos, o.sin))
+        cos, sin = (_repeated(e.c, x, (node.ne[2], angles.pairs), node.ne[3]) for x in halves)
+        e.shared[key] = (cos, o.negative(sin) if node.op == "ROPE_BACK" else sin)
         e.shared[key, "ids"] = (positions, factors)  # alive, so that no other value can have their ids
-    return e.shared[key, "cos"], e.shared[key, "sin"]
+    cos, sin = e.shared[key]
+    return cos, sin
 
 
-def _rope(e: Walk, node: Tensor) -> None:
-    """Each channel times its cosine, plus its partner times the signed sine."""
-    x, angles = e.number(src(node, 0)), Angles.of(node)
-    partner, _, _ = _channels(e.c, node, angles.pairs)
+def _repeated(c: Constants, table: Value, shape: Shape, n3: int) -> Value:
+    """The rows of a table for each of `n3` equal batches."""
+    table = c.shaped(table, shape)
+    if n3 == 1:
+        return table
+    return reshape(c, tile(c, reshape(c, table, (1, *shape)), (n3, *shape)), (n3 * shape[0], shape[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """What turns, and how far."""
+
+    x: Value
+    """As many elements as (tokens, heads, size), in this order."""
+    cos: Value
+    """(tokens, pairs), as `sin`."""
+    sin: Value
+    tokens: int
+    heads: int
+    size: int
+    pairs: int
+    """Of `size`; what is left stands still."""
+
+    def table(self, e: Walk, name: str, make: Callable[[], Value]) -> Value:
+        """What a form makes of cos and sin, once for all nodes that share them."""
+        key = (name, id(self.cos))
+        if key not in e.shared:
+            e.shared[key] = make()
+        return e.shared[key]
+
+
+def _neox(e: Walk, t: Turning) -> Value:
+    """Channel i turns with channel i + pairs: fuses."""
+    c, wide = e.c, (t.tokens, 1, 1, 2 * t.pairs)
+
+    def twice(x: Value) -> Value:
+        return reshape(c, c.shaped(o.concat([x, x], 1), (t.tokens, 2 * t.pairs)), wide)
+
+    cos, sin = (t.table(e, name, partial(twice, x)) for name, x in (("cos", t.cos), ("sin", t.sin)))
+    return fused.rope_neox(c, t.x, cos, sin, t.heads, t.size, 2 * t.pairs)
+
+
+def _normal(e: Walk, t: Turning) -> Value:
+    """Channel 2i turns with channel 2i + 1: fuses, because the number of tokens is hidden from the compiler."""
+    turns = t.table(e, "turns", lambda: o.concat([t.sin, t.cos], 1))
+    count = -1 if isinstance(t.tokens, Sym) else t.tokens
+    return fused.rope_normal(e.c, t.x, turns, e.c.symbol(t.tokens), t.heads, t.size, 2 * t.pairs, count)
+
+
+def _normal_static(e: Walk, t: Turning) -> Value:
+    """The same in plain operations, for devices that take no sizes at run time."""
+    c, width = e.c, 2 * t.pairs
+    each = o.constant(np.repeat(np.arange(t.pairs, dtype=np.int32), 2))
+
+    def wide(x: Value, signs: list[float]) -> Value:
+        turned = o.multiply(o.gather(x, each, c.axis(1)), o.constant(np.tile(np.array(signs, np.float32), t.pairs)))
+        return reshape(c, c.shaped(turned, (t.tokens, width)), (t.tokens, 1, 1, width))
+
+    cos = t.table(e, "wide cos", lambda: wide(t.cos, [1, 1]))
+    sin = t.table(e, "wide sin", lambda: wide(t.sin, [-1, 1]))
+    rows = reshape(c, c.source(t.x), (t.tokens, t.heads, 1, t.size))
+    x, still = cut(c, rows, [0], [width], [3]), cut(c, rows, [width], [t.size], [3])
+    partner = o.gather(x, o.constant(np.arange(width, dtype=np.int32) ^ 1), c.axis(3))
+    y: Value = o.add(o.multiply(x, cos), o.multiply(partner, sin))
+    y = y if width == t.size else o.concat([y, still], 3)
+    return reshape(c, c.shaped(y, (t.tokens, t.heads, 1, t.size)), (1, t.tokens, t.heads, t.size))
+
+
+def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
+    """Channels before `op_params[15]` stand still, and so do those behind the last pair."""
+    c, x, angles, size = e.c, e.number(src(node, 0)), Angles.of(node), e.c.fixed(node.ne[0])
+    first = 0 if angles.mode == VISION else node.param_i32(15)
+    part = cut(c, x, [first], [size], [3])
     cos, sin = _turns(e, node, angles)
-    swapped = o.gather(x, o.constant(partner), e.c.axis(3))
-    e.store(node, o.add(o.multiply(x, cos), o.multiply(swapped, sin)))
+    given = part if first else c.source(x)
+    t = Turning(given, cos, sin, node.ne[2] * node.ne[3], node.ne[1], size - first, angles.pairs)
+    turn = _neox if angles.mode != NORMAL else _normal_static if static else _normal
+    y = c.shaped(turn(e, t), (1, t.tokens, t.heads, t.size))
+    if first:
+        y = reshape(c, y, shape_of(c, part))
+        y = c.shaped(o.concat([cut(c, x, [0], [first], [3]), y], 3), shape_of(c, x))
+    e.store(node, y)
 
 
-EMITTERS: dict[str, Emitter] = {"ROPE": _rope}
+def _emitters(*, static: bool) -> dict[str, Emitter]:
+    return dict.fromkeys(("ROPE", "ROPE_BACK"), partial(_rope, static=static))
+
+
+EMITTERS = _emitters(static=False)
+STATIC = _emitters(static=True)
+"""For devices that take no sizes at run time."""

@@ -42,6 +42,7 @@ class StateMemory(HostMemory):
 
     def __init__(self, case: Case, requant: Requant | None = None) -> None:
         super().__init__(Case(case.id, dict(case.persistent), []), requant)
+        self._bytes.update({t: self._bytes[t].copy() for t in case.caches()})  # rows are put into them
         self.appending: Sequence[Appending] = ()
         """What the step that is about to run does to logs."""
         self._logs: dict[Tensor, Log] = {}
@@ -58,10 +59,10 @@ class StateMemory(HostMemory):
         self.settle(tensor)
         super().write(tensor, data)
 
-    def read(self, tensor: Tensor) -> Bytes:
+    def look(self, tensor: Tensor) -> Bytes:
         """The bytes, fetched from the request that holds them."""
         self._fetch(tensor)
-        return super().read(tensor)
+        return super().look(tensor)
 
     def settle(self, t: Tensor) -> None:
         """Let the host have all of `t`, and of the caches in one log with it, and no request any."""

@@ -215,7 +215,7 @@ def _logs(plan: Plan) -> list[Logged]:
 
 
 def _bare(x: Value) -> bool:
-    """Whether nothing but casts, shapes and concatenations lies between a parameter and `x`.
+    """Whether nothing but casts, shapes and concatenations lies between a parameter or a constant and `x`.
 
     The CPU plugin (2026.4.1) assigns garbage to a variable that is given such a value.
     """
@@ -223,9 +223,9 @@ def _bare(x: Value) -> bool:
     kind = node.get_type_name()
     if kind == "Concat":
         return any(map(_bare, node.input_values()))
-    if kind in ("Convert", "Reshape"):
+    if kind in ("Convert", "Reshape", "Broadcast"):
         return _bare(node.input_value(0))
-    return bool(kind == "Parameter")
+    return kind in ("Parameter", "Constant")
 
 
 def name(feed: Feed) -> str:

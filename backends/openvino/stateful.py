@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 from conformance.backend.dynamic import TracedPlan
 from conformance.backend.interface import DeviceInfo, Witness
 from conformance.backend.measure import Peak
-from conformance.backend.plan import Plan, Role
-from conformance.backend.translating import Prepared, Served
+from conformance.backend.plan import Plan, Role, Snapshot
+from conformance.backend.translating import Prepared
 from conformance.cgraph.case import Case
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Bytes, Tensor
@@ -20,8 +20,6 @@ from .backend import OpenVinoSession, OpenVinoStateless
 from .sources import src
 
 if TYPE_CHECKING:
-    from conformance.backend.dynamic import Fingerprint
-
     from .state_log import Logged
     from .state_memory import StatefulRequest, StateMemory
     from .weights import Stored
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
 
 class OpenVinoStateful(OpenVinoStateless):
     """cgraph to OpenVINO model, caches as its variables."""
-
-    stages = ("run",)
 
     def info(self) -> DeviceInfo:
         """As the base."""
@@ -50,13 +46,14 @@ class OpenVinoStateful(OpenVinoStateless):
         own = plan.own if isinstance(plan, TracedPlan) else plan.tensors
 
         def compressed(node: Tensor) -> Stored | None:
-            found: Stored | None = memory.weights.get(node, own[plan.index[src(node, 0)]], memory.read)
+            found: Stored | None = memory.weights.get(node, own[plan.index[src(node, 0)]], memory.look)
             return found
 
-        walk = StateWalk(plan, lambda t: memory.read(own[plan.index[t]]), compressed)
+        walk = StateWalk(plan, lambda t: memory.look(own[plan.index[t]]), compressed)
         emitted = walk.run(self.emitters())
         if not emitted.results and not walk.sinks:
             return StatefulRequest(None, emitted, walk)
+        plan.settled()
         served = "weight" in plan.roles.values()
         with Peak() as peak:
             compiled = self._compiler.model(walk.model(), served=served)
@@ -80,10 +77,9 @@ class StatefulSession(OpenVinoSession):
     """Chooses the form of each step from its graph and its inputs."""
 
     def __init__(self, backend: OpenVinoStateful, case: Case) -> None:
-        self._forms: WeakKeyDictionary[Graph, tuple[tuple[Tensor, ...], Fused | str]] = WeakKeyDictionary()
+        self._forms: WeakKeyDictionary[Graph, tuple[tuple[Tensor, ...], Snapshot, Fused | str]] = WeakKeyDictionary()
         self._states: dict[str, None] = {}
         self._whole: dict[str, None] = {}
-        self._latest: dict[int, tuple[Fingerprint, Served]] = {}
         super().__init__(backend, case)  # which prepares the case's graphs
 
     def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
@@ -115,17 +111,10 @@ class StatefulSession(OpenVinoSession):
         found = super().compute(form.graph, inputs, form.outputs)
         return {t: found[own] for t, own in zip(outputs, form.outputs, strict=True)}
 
-    def _serve(self, known: Prepared) -> Served:
-        """As the base; in the fused form the next step is mostly the same graph, which is found in no time."""
-        own = known.fingerprint
-        if own is None:
-            return super()._serve(known)
-        latest = self._latest.get(id(own.template))
-        if latest is None or latest[0].row != own.row:
-            served = super()._serve(known)
-            self._latest[id(own.template)] = own, replace(served, hit=True)
-            return served
-        return latest[1]
+    def _same(self, known: Prepared) -> bool:
+        """Always: `_form` has looked, and a graph that is another gets another form or is prepared again."""
+        del known
+        return True
 
     def _form(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Fused | str:
         """`graph` in the fused form, or why it has none; nothing where it has no caches."""
@@ -133,14 +122,15 @@ class StatefulSession(OpenVinoSession):
         from .state_log import logs  # noqa: PLC0415  # as above
 
         known = self._forms.get(graph)
-        if known is not None and known[0] == outputs:
-            return known[1]
+        if known is not None and known[0] == outputs and known[1].shows(graph):
+            return known[2]
         made = set(graph.nodes)
         leaves = [t for t in graph.tensors() if t.view_src is None and t not in made]
         roles: dict[Tensor, Role] = {t: self._roles.get(t, "input") for t in leaves}
         found = logs(graph, roles, outputs) if "cache" in roles.values() else ""
         form = found if isinstance(found, str) else Fused(*fused(graph, found, outputs), found)
-        self._forms[graph] = outputs, form
+        self._forms[graph] = outputs, Snapshot(graph), form
+        self._prepared.pop(graph, None)
         return form
 
     def witness(self) -> Witness:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
-from conformance.cgraph.tensor import Tensor
+from conformance.cgraph.case import writes_in_place
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Tensor, computes
 from conformance.cgraph.types import BF16, F16, F32, I32
 
 from .forms import BLOCKS
@@ -40,11 +42,27 @@ def _stores(node: Tensor) -> str:
 
 def _reads(node: Tensor) -> str:
     """Numbers of these types come from the host; what the graph itself wrote never was there."""
+    return next((_unread(s) for s in _read(node) if s.root.op != "NONE"), "")
+
+
+def overwritten(graph: Graph) -> Iterator[str]:
+    """For each node of `graph`, why it cannot read what an earlier one wrote into a leaf; empty where it can."""
+    written: set[Tensor] = set()
+    for node in graph:
+        yield next((_unread(s) for s in _read(node) if s.root in written), "") if computes(node) else ""
+        if writes_in_place(node) and computes(node) and node.root.op == "NONE":
+            written.add(node.root)
+
+
+def _read(node: Tensor) -> Iterator[Tensor]:
+    """What `node` computes with, of types that the translation knows from the host alone."""
     for s in node.src:
-        if s is None or s.type in STORED or s.root.op == "NONE" or (node.op in MOVES and s.type is node.type):
-            continue
-        return f"reads values of {s.type} that {s.root} of the same graph wrote; only leaves of that type can be read"
-    return ""
+        if s is not None and s.type not in STORED and not (node.op in MOVES and s.type is node.type):
+            yield s
+
+
+def _unread(s: Tensor) -> str:
+    return f"reads values of {s.type} that {s.root} of the same graph wrote; only leaves of that type can be read"
 
 
 RULES: tuple[Callable[[Tensor], str], ...] = (_strides, _stores, _reads)

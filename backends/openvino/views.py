@@ -38,7 +38,7 @@ class Region:
         """Whether the units follow one another, in every graph of the template."""
         step = 1
         for n, s in zip(self.shape[::-1], self.strides[::-1], strict=True):
-            if n != 1 and not same(s, step):
+            if not same(s, step) and n != 1:
                 return False
             step *= n
         return True

@@ -120,7 +120,9 @@ class Walk:
         if feed not in self._leaves:
             if self._plan.roles[t] == "weight":
                 arrays = {VALUE: value(t, self._weights(t))} if form == VALUE else encode(t, self._weights(t))
-                self._leaves[feed] = o.constant(np.ascontiguousarray(arrays[form], dtype))
+                array = np.ascontiguousarray(arrays[form], dtype)
+                # shared where OpenVINO agrees: the session's own bytes, kept alive by the constant
+                self._leaves[feed] = o.constant(array, shared_memory=array.flags.writeable)
             else:
                 p = o.parameter([-1 if isinstance(n, Sym) else n for n in shape], TYPES[dtype])
                 self._out.parameters.append(p)

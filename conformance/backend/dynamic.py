@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import cast
 
 from conformance.cgraph.errors import BackendError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Tensor
 
-from .lift import Template, lift, structure, values
+from .lift import Template, kinds, lift, structure, values
 from .plan import Plan, Program
-from .sym import assumptions
+from .sym import Assumption, assumptions
 
 LIFTS = 3
 """How often a template is lifted before its graphs are compiled one by one: each time one more graph is known."""
@@ -23,8 +23,26 @@ LIFTS = 3
 class TracedPlan(Plan):
     """A plan whose `ne`, `nb` and `view_offs` are symbolic; tensors are copies."""
 
-    own: tuple[Tensor, ...] = ()
+    own: tuple[Tensor, ...]
     """The tensors that it was copied from, in the order of `tensors`."""
+    bindings: tuple[int, ...]
+    """Of the graph that it was copied from."""
+    noted: Mapping[Assumption, None]
+    """What was decided by comparing, so far."""
+
+    def settled(self) -> None:
+        """Nothing is compiled that the graph at hand could not use.
+
+        Raises:
+            UnfitError: a comparison came out other than it does in that graph.
+        """
+        for a in self.noted:
+            if not a.holds(self.bindings):
+                raise UnfitError(f"{a}, which does not hold for every graph of the template")
+
+
+class UnfitError(BackendError):
+    """A translation does not serve the graph that it was made for."""
 
 
 @dataclass(slots=True)
@@ -32,7 +50,7 @@ class Known:
     """What is known of one template."""
 
     graph: Graph
-    """The first graph."""
+    """A copy of the first graph."""
     digest: str
     template: Template | None = None
     program: Program | None = None
@@ -41,6 +59,10 @@ class Known:
     """Why its graphs are compiled one by one, if they are."""
     row: tuple[int, ...] | None = None
     """Values of the first graph."""
+    kinds: set[Hashable] = field(default_factory=set)
+    """`lift.kinds` of the graphs met."""
+    split: bool = False
+    """Whether graphs that it does not serve are looked up by their kinds, too."""
 
 
 class TemplateKey:
@@ -70,17 +92,23 @@ class Fingerprint:
     template: TemplateKey
     row: tuple[int, ...]
     """`lift.values`."""
+    kinds: Hashable
+    """`lift.kinds`."""
 
     @classmethod
     def of(cls, plan: Plan) -> Fingerprint:
         """The fingerprint of `plan`."""
         parts, outputs = cast("tuple[tuple[tuple[Hashable, ...], ...], Hashable]", plan.key)
         template = (structure(plan.tensors, plan.graph.nodes), tuple([p[-2:] for p in parts]), outputs)
-        return cls(TemplateKey(template), values(plan.tensors))
+        return cls(TemplateKey(template), values(plan.tensors), kinds(plan.tensors))
 
 
-def lifted(known: Known, plan: Plan, translate: Callable[[Plan], Program]) -> Program | None:
-    """Lift the template of `plan` so that it serves `plan` too, and compile it; None where that is not possible."""
+def lifted(known: Known, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]) -> Program | None:
+    """Lift the template of `plan`, whose values are `row`, so that it serves `plan` too, and compile it.
+
+    Returns:
+        None where that is not possible.
+    """
     if known.reason or known.lifts >= LIFTS:
         return None
     known.lifts += 1
@@ -93,7 +121,12 @@ def lifted(known: Known, plan: Plan, translate: Callable[[Plan], Program]) -> Pr
         else:
             template = known.template.refine(plan.graph)
         with assumptions() as found:
-            program = translate(traced(template, plan))
+            program = translate(traced(template, plan, row, found))
+    except UnfitError as e:
+        # one row where others have many is not as the others are: each kind for itself
+        known.split = len(known.kinds) > 1
+        known.reason = "" if known.split else str(e)
+        return None
     except BackendError as e:
         known.reason = str(e)
         return None
@@ -101,11 +134,14 @@ def lifted(known: Known, plan: Plan, translate: Callable[[Plan], Program]) -> Pr
     return program
 
 
-def traced(template: Template, plan: Plan) -> TracedPlan:
+def traced(template: Template, plan: Plan, row: tuple[int, ...], noted: Mapping[Assumption, None]) -> TracedPlan:
     """`plan` with symbols, in the numbers of the template's most general sample."""
     graph = template.traced()
     tensors = graph.tensors()
     index = {t: i for i, t in enumerate(tensors)}
     roles = {tensors[plan.index[t]]: r for t, r in plan.roles.items()}
     outputs = tuple(tensors[plan.index[t]] for t in plan.outputs)
-    return TracedPlan(graph, tensors, index, roles, outputs, plan.key, tuple(plan.tensors))
+    bindings = template.solve(row)
+    if bindings is None:
+        raise UnfitError("no numbers of the template's symbols give this graph")
+    return TracedPlan(graph, tensors, index, roles, outputs, plan.key, tuple(plan.tensors), bindings, noted)

@@ -67,8 +67,8 @@ class Witness:
     device: str
     """The device that executed."""
     path: str
-    """`eager` (node by node), `translated` (compiled this step), `cached` (a compiled graph was used again) or
-    `interpreted` (translated, and run without compiling)."""
+    """`eager` (node by node), `translated` (compiled this step), `cached` (a compiled graph was used again),
+    `interpreted` (translated, and run without compiling) or `split` (shared out among backends)."""
     nodes: int = 0
     """Nodes computed in all steps, view ops and nodes without the COMPUTE flag not counted."""
     compiles: int = 0
@@ -93,6 +93,8 @@ class Witness:
     model); empty where a backend makes no difference."""
     peak_compile_bytes: int | None = None
     """By how much the resident memory rose at most while a graph was compiled; None where none was or nobody tells."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Device -> seconds spent computing on it, where several share a graph."""
 
 
 class Session(AbstractContextManager["Session"], ABC):
@@ -127,6 +129,13 @@ class Session(AbstractContextManager["Session"], ABC):
     @abstractmethod
     def witness(self) -> Witness:
         """What ran so far in this session."""
+
+    def opaque(self) -> frozenset[Tensor]:
+        """Persistent tensors that `read` and `write` cannot reach, because the device keeps them to itself.
+
+        What a case leaves in them is not checked, which its result says.
+        """
+        return frozenset()
 
     def close(self) -> None:
         """Give memory back. Called once."""
@@ -168,6 +177,14 @@ class Backend(ABC):
         """`supports_op` of every node, in order; one round trip where a backend is far away."""
         return [self.supports_op(node) for node in graph]
 
+    def supports_case(self, case: Case) -> Support:
+        """Whether the steps of `case`, all of whose nodes are supported, can run one after the other.
+
+        No is for a device that takes whole models and not graphs: it may take one sequence only, or only forward.
+        """
+        del case
+        return YES
+
     def buffer_types(self) -> Sequence[BufferType]:
         """Kinds of memory that weights can be placed in, the default first."""
         return [BufferType("default")]
@@ -175,6 +192,11 @@ class Backend(ABC):
     def arithmetic(self) -> Arithmetic:
         """How it rounds; exact unless declared."""
         return EXACT
+
+    def arithmetic_in(self, case: Case) -> Arithmetic:
+        """How it rounds when it runs `case`: another than `arithmetic` only where the nodes are shared out."""
+        del case
+        return self.arithmetic()
 
     def computing_in(self, arithmetic: Arithmetic) -> Backend:
         """A backend that computes as `arithmetic` says and is exact in all else; only a reference can.

@@ -3,8 +3,9 @@
 The template of a graph is its ops, `op_params`, types, flags, edges, roles, persistent tensors and outputs; its values
 are every `ne`, `nb` and `view_offs`. Two graphs of one template differ in values only, and not in kind: whether an
 extent is 0, 1 or more, and in what order the strides come, belongs to the template, so that broadcasting and
-permutation never change within one. `lift` finds symbols from which all values follow; a program compiled once with
-these as arguments serves each graph that `Template.bind` can bind. No tensor name is ever read.
+permutation never change within one. Only how many rows GET_ROWS picks out of what was computed may be one or more: the
+last tokens of a batch whose results are wanted. `lift` finds symbols from which all values follow; a program compiled
+once with these as arguments serves each graph that `Template.bind` can bind. No tensor name is ever read.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def structure(tensors: Sequence[Tensor], nodes: Collection[Tensor]) -> tuple[Has
     index: dict[Tensor | None, int] = {t: i for i, t in enumerate(tensors)}
     index[None] = -1
     made = nodes if isinstance(nodes, (set, frozenset)) else set(nodes)
+    loose = picked(tensors)
     return tuple(
         (
             t.op,
@@ -56,11 +58,45 @@ def structure(tensors: Sequence[Tensor], nodes: Collection[Tensor]) -> tuple[Has
             index[t.view_src],
             tuple([index[s] for s in t.src]),
             t in made,
-            tuple([n if n < 2 else 2 for n in t.ne]),  # noqa: FURB136  # min() takes three times as long
+            _kind(t.ne) if t not in loose else tuple([n > 0 for n in t.ne]),
             _order(t.nb),
         )
         for t in tensors
     )
+
+
+def kinds(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
+    """What `structure` leaves open: of each tensor that `picked` names, which extents are 0, 1 or more."""
+    loose = picked(tensors)
+    return tuple([_kind(t.ne) for t in tensors if t in loose])
+
+
+def picked(tensors: Sequence[Tensor]) -> set[Tensor]:
+    """Leaves that do nothing but say which rows of something computed GET_ROWS picks, and all that follows from it.
+
+    Such rows are computed each for itself, so that one is no special case of many: where an op or an emitter makes it
+    one, guards find out.
+    """
+    ids: set[Tensor] = set()
+    other: set[Tensor] = set()
+    for t in tensors:
+        for i, s in enumerate(t.src):
+            if s is not None and s.op == "NONE":
+                (ids if t.op == "GET_ROWS" and i == 1 and _is_computed(t.src[0]) else other).add(s)
+    found = {t for t in ids - other if t.view_src is None}
+    if found:
+        for t in tensors:
+            if t.view_src in found or not found.isdisjoint(t.src):
+                found.add(t)
+    return found
+
+
+def _is_computed(t: Tensor | None) -> bool:
+    return t is not None and t.root.op != "NONE"
+
+
+def _kind(ne: Dims) -> tuple[int, ...]:
+    return tuple([n if n < 2 else 2 for n in ne])  # noqa: FURB136  # min() takes three times as long
 
 
 def _order(nb: Dims) -> tuple[int, ...] | None:
@@ -152,13 +188,23 @@ def _lifted(
 
 
 def _coincidences(t: Tensor) -> Iterable[Assumption]:
-    """What is not so by the expressions, but may be by the numbers: no gap between two dimensions, the whole root."""
-    diffs = [t.nb[d] * t.ne[d] - t.nb[d + 1] for d in range(1, MAX_DIMS - 1) if t.ne[d + 1] > 1]
+    """What is not so by the expressions, but may be by the numbers: an extent of 1, no gap between two dimensions, the
+    whole root.
+    """
+    diffs = [n - 1 for n in t.ne]
+    diffs += [t.nb[d] * t.ne[d] - t.nb[d + 1] for d in range(1, MAX_DIMS - 1) if t.ne[d + 1] > 1]
     if t.ne[1] > 1:
         diffs.append(t.nb[0] * t.ne[0] // t.type.blck_size - t.nb[1])
     if t.view_src is not None:
         diffs += [t.view_offs, nelements(t) - nelements(t.view_src)]
     return [Assumption("==", n.expr, True) for n in diffs if isinstance(n, Sym)]
+
+
+def copied(graph: Graph) -> Graph:
+    """A copy of `graph` down to its leaves; `tensors()` has the same order."""
+    tensors = graph.tensors()
+    new = dict(zip(tensors, _copies(tensors), strict=True))
+    return Graph(new[n] for n in graph)
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:

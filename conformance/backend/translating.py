@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from conformance.cgraph.case import Case
@@ -19,9 +19,10 @@ from conformance.cgraph.errors import UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
-from .dynamic import Fingerprint, Known, lifted
+from .dynamic import Fingerprint, Known, TemplateKey, lifted
 from .interface import YES, Backend, Session, Support, Witness, no
-from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role
+from .lift import copied
+from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role, Snapshot
 
 
 class TranslatingBackend(Backend):
@@ -89,25 +90,33 @@ class TranslatingBackend(Backend):
 
     def served(self, plan: Plan, memory: Memory, fingerprint: Fingerprint) -> Served:
         """A program for `plan`: of its template, if that was met before with other values."""
-        template, row = fingerprint.template, fingerprint.row
-        known = self._known.get(template)
-        if known is None:
-            known = self._known[template] = Known(plan.graph, template.digest())
-            if len(self._known) > self.capacity:
-                self._known.popitem(last=False)
-        self._known.move_to_end(template)
-        if known.template is not None:
-            bindings = known.template.solve(row)
-            if bindings is not None and known.program is not None:
-                return Served(known.program, True, known.digest, known.template.symbols, bindings)
+        row = fingerprint.row
+        known = self._met(fingerprint.template, plan, fingerprint)
+        served = _instance(known, row)
+        if served is None and known.split:
+            known = self._met((fingerprint.template, fingerprint.kinds), plan, fingerprint)
+            served = _instance(known, row)
+        if served is not None:
+            return served
         if known.row is None or row == known.row or plan.key in self._programs:
             known.row = row
             return replace(self.program(plan, memory), template=known.digest)
-        program = lifted(known, plan, lambda traced: self.translate(traced, memory))
-        bindings = None if known.template is None else known.template.solve(row)
-        if program is None or known.template is None or bindings is None:
+        known.kinds.add(fingerprint.kinds)
+        lifted(known, plan, row, lambda traced: self.translate(traced, memory))
+        served = _instance(known, row)
+        if served is None:
             return replace(self.program(plan, memory), template=known.digest, reason=known.reason)
-        return Served(program, False, known.digest, known.template.symbols, bindings)
+        return replace(served, hit=False)
+
+    def _met(self, key: Hashable, plan: Plan, fingerprint: Fingerprint) -> Known:
+        known = self._known.get(key)
+        if known is None:
+            digest = fingerprint.template.digest()
+            known = self._known[key] = Known(copied(plan.graph), digest, kinds={fingerprint.kinds})
+            if len(self._known) > self.capacity:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return known
 
     def close(self) -> None:
         """Let the compiled programs go."""
@@ -129,6 +138,14 @@ class Served:
     """Why the template's graphs are compiled one by one, if they are."""
 
 
+def _instance(known: Known, row: tuple[int, ...]) -> Served | None:
+    """The lifted program of a template for the graph of these values."""
+    bindings = None if known.template is None else known.template.solve(row)
+    if known.template is None or known.program is None or bindings is None:
+        return None
+    return Served(known.program, True, known.digest, known.template.symbols, bindings)
+
+
 @dataclass(slots=True)
 class Prepared:
     """What a session knows of a graph that it ran."""
@@ -136,6 +153,10 @@ class Prepared:
     plan: Plan
     work: int
     """Nodes computed."""
+    seen: Snapshot
+    """The graph as it was."""
+    held: tuple[Tensor, ...]
+    """Persistent tensors that are inputs to its program."""
     served: Served | None = None
     fingerprint: Fingerprint | None = None
 
@@ -154,7 +175,10 @@ class TranslatingSession(Session):
         self._witness = Witness(backend.device, "translated")
         self._programs: dict[int, Program] = {}
         self._reasons: dict[str, None] = {}
-        self._templates: dict[Hashable, Any] = {}
+        self._templates: dict[TemplateKey, TemplateKey] = {}
+        self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._latest: dict[TemplateKey, tuple[tuple[int, ...], Served]] = {}
+        """Per template, the values that were served last."""
         self._lifts = backend.lifts and len(case.steps) > 1
         self._prepared: WeakKeyDictionary[Graph, Prepared] = WeakKeyDictionary()
         if self._lifts:
@@ -176,6 +200,7 @@ class TranslatingSession(Session):
         self._memory.write(tensor, data)
         if self._digests.pop(tensor, None) is not None:
             self._prepared.clear()
+            self._latest.clear()
 
     def read(self, tensor: Tensor) -> Bytes:
         """The bytes of a persistent tensor."""
@@ -201,13 +226,13 @@ class TranslatingSession(Session):
         plan = self._plan(graph, outputs)
         known = self._prepared.get(graph)
         if known is None or known.plan is not plan:
-            known = Prepared(plan, sum(computes(n) for n in graph))
+            known = self._made(plan)
         served = known.served or self._serve(known)
-        known.served = replace(served, hit=True)
+        if known.served is None:
+            known.served = served if served.hit else replace(served, hit=True)
         given = inputs
-        if any(r == "input" and t in self._persistent for t, r in plan.roles.items()):
-            held = {t: self._memory.read(t) for t, r in plan.roles.items() if r == "input" and t in self._persistent}
-            given = {**inputs, **held}
+        if known.held:
+            given = {**inputs, **{t: self._memory.look(t) for t in known.held}}
         served.program.bind(served.bindings)
         found = served.program.run(plan, self._memory, given)
         w = self._witness
@@ -222,32 +247,48 @@ class TranslatingSession(Session):
         self._programs[id(served.program)] = served.program
         return found
 
+    def _made(self, plan: Plan) -> Prepared:
+        held = tuple([t for t, r in plan.roles.items() if r == "input" and t in self._persistent])
+        return Prepared(plan, sum(computes(n) for n in plan.graph), Snapshot(plan.graph), held)
+
     def _serve(self, known: Prepared) -> Served:
-        if self._lifts and type(known.plan) is Plan:
-            return self._backend.served(known.plan, self._memory, self._fingerprint(known))
-        return self._backend.program(known.plan, self._memory)
+        if not self._lifts or type(known.plan) is not Plan:
+            return self._backend.program(known.plan, self._memory)
+        own = self._fingerprint(known)
+        latest = self._latest.get(own.template)
+        if latest is None or latest[0] is not own.row:  # mostly it is: n_kv grows by many cells at a time
+            served = self._backend.served(known.plan, self._memory, own)
+            latest = self._latest[own.template] = own.row, served if served.hit else replace(served, hit=True)
+            return served
+        return latest[1]
 
     def _fingerprint(self, known: Prepared) -> Fingerprint:
         if known.fingerprint is None:
             found = Fingerprint.of(known.plan)
-            # one object per template, which is compared in no time
-            known.fingerprint = replace(found, template=self._templates.setdefault(found.template, found.template))
+            # one object per template and per row of values, which is compared in no time
+            template = self._templates.setdefault(found.template, found.template)
+            row = self._rows.setdefault(found.row, found.row)
+            known.fingerprint = replace(found, template=template, row=row)
         return known.fingerprint
 
     def _digest(self, tensor: Tensor) -> bytes:
         if tensor not in self._digests:
-            self._digests[tensor] = hashlib.blake2b(self._memory.read(tensor).data, digest_size=16).digest()
+            self._digests[tensor] = hashlib.blake2b(self._memory.look(tensor).data, digest_size=16).digest()
         return self._digests[tensor]
 
     def _plan(self, graph: Graph, outputs: Sequence[Tensor]) -> Plan:
-        """The plan for `graph`, which must not change once it has run; made once for equal outputs."""
+        """The plan for `graph`; made once for equal outputs, as long as the graph stays what it is."""
         known = self._prepared.get(graph)
         wanted = tuple(outputs)
-        if known is None or known.plan.outputs != wanted:
+        if known is None or known.plan.outputs != wanted or not self._same(known):
             plan = self._planned(graph, wanted)
-            self._prepared[graph] = Prepared(plan, sum(computes(n) for n in graph))
+            self._prepared[graph] = self._made(plan)
             return plan
         return known.plan
+
+    def _same(self, known: Prepared) -> bool:
+        """Whether its graph is still what was planned."""
+        return known.seen.shows(known.plan.graph)
 
     def _planned(self, graph: Graph, wanted: tuple[Tensor, ...]) -> Plan:
         tensors = graph.tensors()
@@ -279,3 +320,4 @@ class TranslatingSession(Session):
         """Let the session's programs go; the backend keeps those used last."""
         self._programs.clear()
         self._prepared.clear()
+        self._latest.clear()

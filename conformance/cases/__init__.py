@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+from .alias import FAMILY as ALIAS
+from .blocks import FAMILY as BLOCKS
 from .captured import FAMILY as CAPTURED
 from .family import LEVELS, Family, Level
+from .gqa import FAMILY as GQA
 from .kv_growth import FAMILY as KV_GROWTH
+from .multi_sequence import FAMILY as MULTI_SEQUENCE
 from .ops import FAMILY as OPS
+from .random_graphs import FAMILY as RANDOM
+from .relations import FAMILY as RELATIONS
+from .weight_placement import FAMILY as WEIGHT_PLACEMENT
+from .zoo.family import FAMILY as ZOO
 
 __all__ = ["FAMILIES", "LEVELS", "Family", "Level"]
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (OPS, CAPTURED, KV_GROWTH)}
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        OPS,
+        CAPTURED,
+        KV_GROWTH,
+        GQA,
+        MULTI_SEQUENCE,
+        WEIGHT_PLACEMENT,
+        BLOCKS,
+        ALIAS,
+        RANDOM,
+        RELATIONS,
+        ZOO,
+    )
+}
 """Every family by name, in the order they run."""

@@ -176,4 +176,6 @@ def _files() -> list[Path]:
     return found
 
 
-FAMILY = Family("captured", "trajectories that llama.cpp ran, held against what it recorded", _ids, _build)
+FAMILY = Family(
+    "captured", "trajectories that llama.cpp ran, held against what it recorded", _ids, _build, seeded=False
+)

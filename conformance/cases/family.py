@@ -22,3 +22,5 @@ class Family:
     """Case ids `family/params@seed`, smallest first; the same on every machine."""
     build: Callable[[str], Case]
     """The case behind an id, the same bytes on every machine; `UsageError` for an id it does not know."""
+    seeded: bool = True
+    """Whether another seed makes another case; a recording has but one."""

@@ -46,6 +46,7 @@ def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
         seed=case.seed,
         generator=case.generator,
         provenance=case.provenance,
+        placement={made.leaves[t]: p for t, p in case.placement.items() if t in made.leaves},
     )
     return alone, made.original
 
@@ -58,6 +59,8 @@ class _Isolation:
         self.inputs: dict[Tensor, Bytes] = {}
         self.nodes: list[Tensor] = []
         self.original: dict[Tensor, Tensor] = {}
+        self.leaves: dict[Tensor, Tensor] = {}
+        """Root -> the last leaf made for it; a weight has but one."""
         self._kept = frozenset(case.persistent)
         self._recorded = case.steps[k].expected
         self._held: dict[Tensor, Bytes] = {**case.persistent, **case.steps[k].inputs}
@@ -117,6 +120,7 @@ class _Isolation:
 
     def _leaf(self, root: Tensor) -> Tensor:
         leaf = Tensor(root.type, root.ne, root.nb, flags=0 if root in self._kept else FLAG_INPUT, name=root.name)
+        self.leaves[root] = leaf
         (self.persistent if root in self._kept else self.inputs)[leaf] = self._root(root)
         return leaf
 

@@ -19,6 +19,10 @@ _CACHES = "{cache=f16|cache=bf16|cache=f32|cache=q8_0,head=32|cache=q4_0,head=32
 _CACHES_V = "{cache=f16|cache=bf16|cache=f32|cache=q8_0,cache_v=f16,head=32|cache=q4_0,cache_v=f32,head=32}"
 """V kept transposed cannot be quantised."""
 _CROSS = "run=at253.d5.back3.d2.reset.p6.d2"
+_WINDOW = "ctx=1024,ubatch=64,run=at250.p10.d3.p300.d2.reset.p9.d2"
+"""A window of 32 over 256 cells: the prompt goes round them, other layers grow to 768, then a second prompt."""
+_SHIFT = "run=at250.d1.shift9.p30.d2.back4.d2"
+"""A context that is full forgets its first tokens: K in the cache is rotated to where its tokens moved."""
 _ALL = "p250.15(d12.p244).d6"
 """From nothing to 4,096 tokens, over each multiple of 256 token by token."""
 _COME_AND_GO = "p5.d3.rm1.d2.back4.d2.add1.p3+9+3+3.d1"
@@ -33,6 +37,8 @@ TABLE: dict[Level, tuple[str, ...]] = {
         f"llama-{_TINY},w=q4_0,cache=q8_0,head=32,run=at254.d4",
         f"llama-{_TINY},seqs=3,run=at254.d4.rm0.d2",
         f"llama-{_TINY},seqs=3,unified=1,run=at84.d4.rm1.d3",
+        f"llama-{_TINY},run=at245.d1.shift9.p30.d2",
+        f"gemma2-{_TINY.replace('l=1', 'l=2')},ubatch=64,run=at250.d2.p10.d2",
     ),
     "standard": (
         f"llama-{_CACHES},{{write=set_rows|write=cpy}},{_CROSS}",
@@ -50,6 +56,13 @@ TABLE: dict[Level, tuple[str, ...]] = {
         "llama-w=q4_0,attn_k=f16,attn_v=f32,ffn_up=f16,ffn_down=q8_0,output=q6_K,embd=256,heads=8,head=32,run=at253.p2.d3",
         "llama-seqs=2,unified=1,{fa=0|fa=1},run=at20.d2.cp0.d3",
         "llama-{fa=0|fa=1},run=o12.d2.o3",
+        f"llama-{{cache=f16|cache=f32|cache=q8_0,head=64|cache=q4_0,head=32|fa=0|seqs=2|seqs=3,unified=1,ctx=1024}},{_SHIFT}",
+        f"{{gemma2|gpt-oss}}-{{fa=1|fa=0}},{_WINDOW}",
+        "gemma2-seqs=2,{unified=0|unified=1},ctx=1024,ubatch=64,run=at250.p10+3.d3.rm1.d2.add1.p80+40.d2",
+        f"gemma2-swafull=1,{_SHIFT}",
+        "lfm2-{fa=1|fa=0},run=at253.p2.d3.reset.p6.d2",
+        "lfm2-seqs=3,{unified=0|unified=1},run=at20.p2.d2.rm1.d2.add1.p3.d2",
+        "qwen3-{fa=1|fa=0},run=at253.p2.d3",
     ),
     "full": (
         f"llama-{_TINY},{{fa=0|fa=1}},{{seqs=1|seqs=4}},ctx=4096,run={_ALL}",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .quants import VEC_DOT_TYPE
 from .requant import mode_named
+from .tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,31 @@ class Arithmetic:
     products: str = "float32"
     """Type that a device rounds both operands of every matrix product to: `float32`, or `f16` or `bf16` where it likes
     speed better. Too varied to imitate (fused attention rounds in places of its own): a wider budget instead."""
+
+    def at(self, node: Tensor) -> Arithmetic:
+        """How `node` is computed; where several devices share a graph, as the one it runs on."""
+        del node
+        return self
+
+    def copied(self, original: Mapping[Tensor, Tensor]) -> Arithmetic:
+        """The same for copies of nodes: `original` gives the node that each stands for."""
+        del original
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed(Arithmetic):
+    """Several devices share a graph: each node rounds as the device it runs on, one that is not listed exactly."""
+
+    nodes: Mapping[Tensor, Arithmetic] = field(default_factory=dict)
+
+    def at(self, node: Tensor) -> Arithmetic:
+        """How the device of `node` rounds."""
+        return self.nodes.get(node, EXACT)
+
+    def copied(self, original: Mapping[Tensor, Tensor]) -> Mixed:
+        """The same for copies of nodes, beside the nodes themselves."""
+        return replace(self, nodes={**self.nodes, **{copy: self.at(node) for copy, node in original.items()}})
 
 
 EXACT = Arithmetic()

@@ -76,3 +76,9 @@ def fit_name(name: str) -> str:
         return name
     raw = name.encode()
     return name if len(raw) < MAX_NAME else raw[: MAX_NAME - 1].decode(errors="ignore")
+
+
+def int32(bits: int) -> int:
+    """The low 32 bits as a signed int."""
+    low = bits & 0xFFFFFFFF
+    return low - 2**32 if low >= 2**31 else low

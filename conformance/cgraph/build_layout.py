@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .build_base import fit_name, lay_out, node, pad_params
+from .build_base import fit_name, int32, lay_out, node, pad_params
 from .rules_base import failed, fresh
 from .tensor import FLAG_INPUT, FLAG_OUTPUT, Tensor, can_repeat, row_size
 from .types import GGMLType
@@ -141,7 +141,7 @@ class LayoutOps:
             GraphError: so many elements do not fit behind the offset. As in ggml the strides are not looked at; that a
                 view stays inside its buffer is `Graph.validate`'s to see.
         """
-        params = pad_params((_int32(offset), _int32(offset >> 32)))
+        params = pad_params((int32(offset), int32(offset >> 32)))
         return node("VIEW", (a,), params, ne=(ne0, ne1, ne2, ne3), nb=(0, nb1, nb2, nb3), suffix="(view)")
 
     def permute(self, a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int) -> Tensor:
@@ -185,9 +185,3 @@ class LayoutOps:
     ) -> Tensor:
         """`lp_i` zeros before and `rp_i` after dimension i."""
         return node("PAD", (a,), (lp0, rp0, lp1, rp1, lp2, rp2, lp3, rp3))
-
-
-def _int32(bits: int) -> int:
-    """The low 32 bits as a signed int."""
-    low = bits & 0xFFFFFFFF
-    return low - 2**32 if low >= 2**31 else low

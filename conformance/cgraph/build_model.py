@@ -176,9 +176,48 @@ class ModelOps:
         floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
         return _rope(a, b, c, n_dims, sections, mode, n_ctx_orig, floats, inplace=True)
 
+    def rope_ext_back(
+        self,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor | None,
+        n_dims: int,
+        mode: int,
+        n_ctx_orig: int,
+        freq_base: float,
+        freq_scale: float,
+        ext_factor: float,
+        attn_factor: float,
+        beta_fast: float,
+        beta_slow: float,
+    ) -> Tensor:
+        """`rope_ext` turned the other way."""
+        floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
+        return _rope(a, b, c, n_dims, (), mode, n_ctx_orig, floats, op="ROPE_BACK")
+
+    def rope_multi_back(
+        self,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor | None,
+        n_dims: int,
+        sections: tuple[int, ...],
+        mode: int,
+        n_ctx_orig: int,
+        freq_base: float,
+        freq_scale: float,
+        ext_factor: float,
+        attn_factor: float,
+        beta_fast: float,
+        beta_slow: float,
+    ) -> Tensor:
+        """`rope_multi` turned the other way."""
+        floats = (freq_base, freq_scale, ext_factor, attn_factor, beta_fast, beta_slow)
+        return _rope(a, b, c, n_dims, sections, mode, n_ctx_orig, floats, op="ROPE_BACK")
+
     def rope_set_offset(self, a: Tensor, n_offs: int) -> Tensor:
         """Rotate from element `n_offs` of each row on; gives `a` back."""
-        if a.op != "ROPE":
+        if a.op not in {"ROPE", "ROPE_BACK"}:
             raise failed("a->op == GGML_OP_ROPE || a->op == GGML_OP_ROPE_BACK", (a,), op=a.op)
         if n_offs < 0:
             raise failed("n_offs >= 0", (a,), op=a.op, n_offs=n_offs)
@@ -248,12 +287,13 @@ def _rope(
     floats: tuple[float, ...],
     *,
     inplace: bool = False,
+    op: str = "ROPE",
 ) -> Tensor:
     if sections and len(sections) != MROPE_SECTIONS:
         raise GraphError(f"sections: {MROPE_SECTIONS} numbers expected, {list(sections)} found")
     kept = sections if mode & ROPE_TYPE["MROPE"] else ()
     params = (0, n_dims, mode, 0, n_ctx_orig, *map(f32_bits, floats), *kept)
-    return node("ROPE", (a, b, c), params, inplace=inplace)
+    return node(op, (a, b, c), params, inplace=inplace)
 
 
 def _expect(a: Tensor, op: str) -> None:

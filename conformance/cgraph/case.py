@@ -8,6 +8,8 @@ from typing import Any
 from .demands import parse
 from .errors import GraphError
 from .graph import Graph
+from .placement import Placement
+from .recipe import Recipe
 from .tensor import VIEW_OPS, Bytes, Tensor, nbytes, packed_nbytes
 
 JSON = Any
@@ -48,8 +50,13 @@ class Case:
     """`{"nmse": x}`: the whole trajectory's own budget when run freely against `expected`."""
     provenance: dict[str, JSON] = field(default_factory=dict)
     """Where recorded values come from."""
+    recipes: dict[Tensor, Recipe] = field(default_factory=dict)
+    """Persistent tensor -> how its bytes are made; a file then has the recipe and a digest instead of the bytes."""
     demands: dict[str, JSON] = field(default_factory=dict)
     """What a witness must say, or the run is VACUOUS; the grammar is `cgraph.demands`."""
+    placement: dict[Tensor, Placement] = field(default_factory=dict)
+    """Persistent tensor -> where it should lie; those that are not listed lie where the backend puts them. A backend
+    with one kind of memory may ignore it; none may give other results for it."""
 
     def caches(self) -> list[Tensor]:
         """Persistent tensors that a step writes: roots of nodes that store through a view."""
@@ -67,6 +74,9 @@ class Case:
             _check_bytes(t, data, nbytes(t), "persistent")
             if t.op != "NONE" or t.view_src is not None:
                 raise GraphError(f"persistent: {t} must be a leaf that owns its bytes")
+        for t in self.placement:
+            if t not in self.persistent:
+                raise GraphError(f"placement: {t} is no persistent tensor")
         for k, step in enumerate(self.steps):
             where = f"steps[{k}]"
             try:

@@ -12,7 +12,7 @@ malice nothing in it is trusted, seal or no seal: `gguf_header` walks it (and sa
 checks each field, `Case.validate` each rule of ggml and each size.
 
 Reading takes at most four times the file's size, or `FREE_MEMORY` where that is more; what would take more is refused
-before it is parsed.
+before it is parsed. Bytes that recipes make count by themselves: at most `recipe.MAX_BYTES` of them.
 """
 
 from __future__ import annotations

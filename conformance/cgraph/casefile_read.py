@@ -32,6 +32,7 @@ from .casefile_layout import (
 from .codec import check, load_head, load_step
 from .errors import CaseFileError
 from .gguf_header import Header, crc32, read_header
+from .recipe import MAX_BYTES
 from .strictjson import Memory, parse, weigh
 from .tensor import Bytes
 
@@ -78,7 +79,7 @@ def stream(path: str | os.PathLike[str]) -> Iterator[Case]:
     taken = file.memory.taken
     for k in range(len(file.ids)):
         yield file.case(k)
-        file.memory.taken = taken
+        file.memory.taken, file.made.taken = taken, 0
         file.views.clear()
 
 
@@ -111,6 +112,8 @@ class _File:
     header: Header
     ids: list[str]
     memory: Memory
+    made: Memory = field(default_factory=lambda: Memory(MAX_BYTES, 0))
+    """What recipes may take: it has nothing to do with the file's size."""
     views: dict[int, Bytes] = field(default_factory=dict)
     """Number of a tensor -> its bytes."""
 
@@ -141,10 +144,10 @@ class _File:
                 raise CaseFileError(where, "an object expected, something else found")
             blobs = self._blobs(doc.pop("blobs", {}), where)
             if case is None:
-                free = ("params", "tolerance", "provenance", "demands")
+                free = ("params", "tolerance", "provenance", "demands", "recipes")
                 self.memory.keep(sum(weigh(doc.get(key), key) for key in free), where)
                 self._keep_tensors(doc.get("persistent"), where)
-                case = load_head(doc, blobs)
+                case = load_head(doc, blobs, self.made)
             else:
                 self.memory.keep(_STEP_COST + weigh(doc.get("note"), f"{where}.note"), where)
                 self._keep_tensors(doc.get("tensors"), where)

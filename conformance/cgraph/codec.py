@@ -5,6 +5,9 @@ The document, defaults left out (`[a]` is a list, an index counts the list named
     {"version": 1, "id": str, "family": str, "params": {}, "seed": int, "generator": int, "tolerance": {name: number},
      "provenance": {}, "demands": {},
      "persistent": [tensor],
+     "recipes": [{"persistent": index, "stream": str, "tensor": str, "draw": str, "a": number, "b": number,
+                  "shared": int, "sha256": str}],
+     "placement": [{"persistent": index, "buffer": int, "usage": str}],
      "steps": [{"tensors": [tensor], "nodes": [tensors], "inputs": [tensors], "outputs": [tensors],
                 "expected": [tensors], "expected_persistent": [persistent], "note": any}]}
 
@@ -16,8 +19,9 @@ The document, defaults left out (`[a]` is a list, an index counts the list named
 `ggml_new_tensor`; `nodes` only where it is not every tensor whose op is not NONE, in order. A tensor's `src` and
 `view_src` stand before it, so no document can describe a cycle; only a CPY may name itself, as `ggml_cast` does.
 
-Byte arrays are named by where they belong: `p3` the bytes of persistent[3] before the first step, and in step k of
-tensor j or persistent i `s{k}/i{j}` an input, `s{k}/e{j}` an expected value, `s{k}/c{i}` an expected cache.
+Byte arrays are named by where they belong: `p3` the bytes of persistent[3] before the first step, unless a recipe
+(`recipe.Recipe`) makes them, which must give bytes of that digest; and in step k of tensor j or persistent i
+`s{k}/i{j}` an input, `s{k}/e{j}` an expected value, `s{k}/c{i}` an expected cache.
 """
 
 from __future__ import annotations
@@ -31,6 +35,10 @@ from .case import JSON, Case, Step
 from .errors import CaseFileError, GraphError
 from .graph import Graph
 from .ops import OPS
+from .placement import dump_placement, load_placement
+from .recipe import MAX_BYTES
+from .recipe_codec import dump_recipe, load_recipes
+from .strictjson import Memory
 from .tensor import MAX_DIMS, MAX_OP_PARAMS, MAX_SRC, ZERO_PARAMS, Bytes, Dims, Tensor, contiguous_nb
 from .types import TYPES
 
@@ -56,7 +64,7 @@ _CASE: dict[str, tuple[type, Any]] = {
 }
 """Field of a case -> its JSON type and the default that a document leaves out."""
 
-_HEAD = frozenset({*_CASE, "version", "persistent"})
+_HEAD = frozenset({*_CASE, "version", "persistent", "recipes", "placement"})
 
 T = TypeVar("T")
 
@@ -73,11 +81,22 @@ def dump(case: Case) -> tuple[JSON, dict[str, Bytes]]:
         if value != default or key == "id":
             doc[key] = value
     blobs: dict[str, Bytes] = {}
+    recipes: list[JSON] = []
     places = {t: i for i, t in enumerate(case.persistent)}
     for i, (t, data) in enumerate(case.persistent.items()):
         if t.src or t.view_src is not None:
             raise GraphError(f"persistent[{i}]: {t} must be a leaf that owns its bytes")
-        blobs[f"p{i}"] = data
+        entry = dump_recipe(case.recipes[t], i, t, data) if t in case.recipes else None
+        if entry is None:
+            blobs[f"p{i}"] = data
+        else:
+            recipes.append(entry)
+    if recipes:
+        doc["recipes"] = recipes
+    if case.placement:
+        if not case.placement.keys() <= places.keys():
+            raise GraphError("placement: of persistent tensors expected, one is of another tensor")
+        doc["placement"] = dump_placement(case.placement, places)
     doc["persistent"] = [_dump_tensor(t, {}) for t in case.persistent]
     doc["steps"] = [_dump_step(k, step, places, blobs) for k, step in enumerate(case.steps)]
     return doc, blobs
@@ -104,8 +123,13 @@ def load(doc: JSON, blobs: Mapping[str, Bytes], *, validate: bool = True) -> Cas
     return case
 
 
-def load_head(doc: JSON, blobs: Mapping[str, Bytes]) -> Case:
+def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = None) -> Case:
     """A case without its steps, from a document without `steps`; not validated.
+
+    Args:
+        doc: the document.
+        blobs: name -> bytes.
+        memory: what recipes may still take; `recipe.MAX_BYTES` where it is left out.
 
     Raises:
         CaseFileError: as `load`.
@@ -128,11 +152,15 @@ def load_head(doc: JSON, blobs: Mapping[str, Bytes]) -> Case:
     for key, value in head["tolerance"].items():
         if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise CaseFileError(f"tolerance.{_shown(key)}", f"a non-negative number expected, {_shown(value)} found")
-    persistent: dict[Tensor, Bytes] = {}
-    for i, entry in enumerate(_list(doc.get("persistent", []), "persistent")):
-        where = f"persistent[{i}]"
-        persistent[_load_tensor(entry, [], where)] = _blob(blobs, f"p{i}", where)
-    return Case(persistent=persistent, steps=[], **head)
+    entries = _list(doc.get("persistent", []), "persistent")
+    tensors = [_load_tensor(entry, [], f"persistent[{i}]") for i, entry in enumerate(entries)]
+    memory = Memory(MAX_BYTES, 0) if memory is None else memory
+    made = load_recipes(_list(doc.get("recipes", []), "recipes"), tensors, memory)
+    persistent = {
+        t: made[t][1] if t in made else _blob(blobs, f"p{i}", f"persistent[{i}]") for i, t in enumerate(tensors)
+    }
+    head["placement"] = load_placement(_list(doc.get("placement", []), "placement"), tensors)
+    return Case(persistent=persistent, steps=[], recipes={t: recipe for t, (recipe, _) in made.items()}, **head)
 
 
 def load_step(k: int, entry: JSON, case: Case, blobs: Mapping[str, Bytes]) -> Step:

@@ -1,6 +1,6 @@
 """Weights stored once more in another form, as ggml's OpenVINO backend does before it compiles: pure functions.
 
-A form is a symmetric grid with one F16 scale per group of a row, or F16 itself. What a mode does to which type is a
+A form is a symmetric grid with one scale per group of a row, or F16 itself. What a mode does to which type is a
 table; which nodes it touches is read off the graph, never off a name. Both the reference and a backend call this
 module, so that the two differ by rounding alone; how far a form is from the weights it replaces is `requant_distance`.
 """
@@ -17,22 +17,30 @@ from numpy.typing import NDArray
 from .errors import GraphError, UsageError
 from .quants_write import extreme, inverse, roundf
 from .tensor import FLAG_INPUT, Tensor
-from .types import TYPES, GGMLType
+from .types import F16, F32, TYPES, GGMLType
 
 F32Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A symmetric grid: value = q * d, q a signed integer of `bits`, d an F16, one per `group` neighbours of a row."""
+    """A symmetric grid: value = q * d, q a signed integer of `bits`, one d per `group` neighbours of a row."""
 
     bits: int
     group: int
     """0: the whole row."""
+    scale: GGMLType = F16
+    """Type that d is kept in: F16 or F32."""
 
 
-FORMS: dict[str, Form | None] = {"q4_0x128": Form(4, 128), "q8_0xrow": Form(8, 0), "f16": None}
-"""Name of a form -> its grid, or None for a float: `ExtraQuantType` Q4_0_128, Q8_0_C and F16 of ggml-openvino."""
+FORMS: dict[str, Form | None] = {
+    "q4_0x128": Form(4, 128),
+    "q8_0xrow": Form(8, 0),
+    "int8xrow": Form(8, 0, F32),
+    "f16": None,
+}
+"""Name of a form -> its grid, or None for a float: `ExtraQuantType` Q4_0_128, Q8_0_C and F16 of ggml-openvino, and
+`int8xrow`, what integer matrix engines take: weights with a float32 scale per row, activations with one per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +106,12 @@ def weight_form(node: Tensor, weights: Mapping[str, str], rows: Mapping[str, str
     return name if grid is None or not grid.group or leaf.ne[0] % grid.group == 0 else ""
 
 
-def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.float16 | np.float32]]:
     """Quants and scales of `x`, as `quantize_q4_0` and `quantize_q8_0` of ggml-openvino's ggml-quants.cpp.
 
     Everything is float32, rounded after each step. Of 4 bits: d is the value of largest magnitude over -8, of 8 bits:
     the largest magnitude over 127; q = roundf(x * (1 / d)), halves away from zero, clamped; only then is d rounded to
-    F16. A group of zeros has q = 0.
+    its type. A group of zeros has q = 0.
 
     Args:
         form: the grid.
@@ -120,7 +128,7 @@ def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.flo
         d = largest / np.float32(-top) if form.bits == 4 else amax / np.float32(top - 1)
         # fmax and fmin give a number for NaN too, which 1 / d makes of groups below 1e-38
         q = np.fmin(np.fmax(roundf(v * inverse(d)[..., None]), np.float32(-top)), np.float32(top - 1))
-        return q.astype(np.int8), d.astype(np.float16)[..., None]
+        return q.astype(np.int8), d.astype(form.scale.dtype)[..., None]
 
 
 def requantised(name: str, x: NDArray[Any]) -> F32Array:
@@ -143,7 +151,7 @@ def requantised(name: str, x: NDArray[Any]) -> F32Array:
     return np.asarray((q * d.astype(np.float32)).reshape(x.shape), np.float32)
 
 
-DISTANCE = {"q4_0x128": 0.14, "q8_0xrow": 5e-3, "f16": 2e-7}
+DISTANCE = {"q4_0x128": 0.14, "q8_0xrow": 5e-3, "int8xrow": 5e-3, "f16": 2e-7}
 """Form -> NMSE that it may be away from the weights it replaces: see `requant_distance`."""
 
 

@@ -9,10 +9,15 @@ from .errors import GraphError
 from .rules_base import Layout, Rule
 from .rules_layout import LAYOUT_RULES
 from .rules_math import MATH_RULES
+from .rules_matrix import MATRIX_RULES
 from .rules_model import MODEL_RULES
+from .rules_recurrent import RECURRENT_RULES
+from .rules_sparse import SPARSE_RULES
 from .tensor import Tensor
 
-RULES: dict[str, Rule] = {**LAYOUT_RULES, **MATH_RULES, **MODEL_RULES}
+RULES: dict[str, Rule] = {
+    **LAYOUT_RULES, **MATH_RULES, **MODEL_RULES, **RECURRENT_RULES, **MATRIX_RULES, **SPARSE_RULES
+}  # fmt: skip
 """Op name -> rule."""
 
 

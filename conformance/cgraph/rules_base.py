@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from .errors import GraphError
 from .tensor import Dims, Tensor, contiguous_nb, nbytes, row_size
-from .types import GGMLType
+from .types import F32, GGMLType
 
 Layout = tuple[GGMLType, Dims, Dims, Tensor | None, int]
 """What a constructor decides of its result: type, ne, nb, view_src, view_offs."""
+
+Rows = tuple[tuple[bool, str], ...]
+"""Conditions and the assertions of ggml that state them."""
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -144,3 +147,25 @@ def is_matrix(t: Tensor) -> bool:
 def is_vector(t: Tensor) -> bool:
     """`ggml_is_vector`."""
     return t.ne[1] == 1 and t.ne[2] == 1 and t.ne[3] == 1
+
+
+def check(t: Tensor, rows: Rows, **values: object) -> None:
+    """Raise for the first row whose condition does not hold.
+
+    Raises:
+        GraphError: with the assertion.
+    """
+    for holds, assertion in rows:
+        if not holds:
+            raise violated(t, assertion, **values)
+
+
+def all_f32(t: Tensor, n: int) -> None:
+    """The first `n` src hold float32: ggml reads them so whatever they are.
+
+    Raises:
+        GraphError: one does not.
+    """
+    for i in range(n):
+        if operand(t, i).type is not F32:
+            raise violated(t, f"src[{i}]->type == GGML_TYPE_F32")

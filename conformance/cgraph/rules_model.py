@@ -107,7 +107,7 @@ def check_sinks(t: Tensor, sinks: Tensor) -> None:
 
 
 def _rope(t: Tensor) -> Layout:
-    """`ggml_rope_ext`, `ggml_rope_multi`: `src` a, positions, frequency factors.
+    """`ggml_rope_ext`, `ggml_rope_multi` and their `_back`: `src` a, positions, frequency factors.
 
     `op_params`: [1] n_dims, [2] mode, [4] n_ctx_orig, [5:11] freq_base, freq_scale, ext_factor, attn_factor, beta_fast,
     beta_slow, [11:15] sections, [15] n_offs.
@@ -241,6 +241,7 @@ MODEL_RULES: dict[str, Rule] = {
     "MUL_MAT_ID": Rule(_mul_mat_id, 3, n_params=4, runs=_mul_mat_runs),
     "SOFT_MAX": Rule(_soft_max, 1, 3, n_params=2),
     "ROPE": Rule(_rope, 2, 3, n_params=16, runs=_rope_runs),
+    "ROPE_BACK": Rule(_rope, 2, 3, n_params=16, runs=_rope_runs),
     "FLASH_ATTN_EXT": Rule(_flash_attn_ext, 3, 5, n_params=5, runs=_flash_attn_ext_runs),
     "ARGSORT": Rule(_argsort, n_params=1, runs=_argsort_runs),
     "TOP_K": Rule(_top_k),

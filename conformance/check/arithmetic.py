@@ -51,14 +51,14 @@ _CHANGES: dict[str, Callable[[Tensor, Arithmetic], bool]] = {
     "FLASH_ATTN_EXT": _attends,
     "UNARY": _looks_up,
     "GLU": _looks_up_gate,
-    "ROPE": _turns,
+    **dict.fromkeys(("ROPE", "ROPE_BACK"), _turns),
 }
 
 
 def changes(node: Tensor, arithmetic: Arithmetic) -> bool:
     """Whether `node`'s value in `arithmetic` may differ from the exact one by more than rounding."""
     rule = _CHANGES.get(node.op)
-    return rule is not None and rule(node, arithmetic)
+    return rule is not None and rule(node, arithmetic.at(node))
 
 
 def touches(case: Case, arithmetic: Arithmetic) -> bool:

@@ -59,16 +59,24 @@ _NORM = Row(64, 1, "float32 sum of K squares, a root, a product")
 _DOT = Row(64, 1, "float32 sum of K products")
 _EXP = Row(256, why="float32 exp, tanh or erf of a few ulp, and the products around it")
 
+LINEAR = ("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN", "GATED_DELTA_NET")
+
 ROWS: dict[str, Row] = {
     **dict.fromkeys(("CONT", "CPY", "DUP", "CONCAT", "REPEAT", "GET_ROWS", "SET_ROWS", "ARGSORT", "TOP_K"), _MOVE),
-    **dict.fromkeys(("FILL", "ARGMAX", "PAD", "DIAG_MASK_INF", "DIAG_MASK_ZERO"), _MOVE),
+    **dict.fromkeys(("FILL", "ARGMAX", "PAD", "DIAG_MASK_INF", "DIAG_MASK_ZERO", "SET", "TRI", "DIAG", "ROLL"), _MOVE),
     **dict.fromkeys(("ADD", "ADD1", "SUB", "MUL", "DIV", "ADD_ID", "SCALE", "SQR", "SQRT", "CLAMP"), _ROUND),
-    **dict.fromkeys(("LEAKY_RELU", "ARANGE"), _ROUND),
-    **dict.fromkeys(("SUM", "SUM_ROWS", "MEAN", "CUMSUM"), Row(16, 1, "float32 sum of K")),
+    "IM2COL": _MOVE,
+    **dict.fromkeys(("LEAKY_RELU", "ARANGE", "ACC"), _ROUND),
+    **dict.fromkeys(("SUM", "SUM_ROWS", "MEAN", "CUMSUM", "POOL_2D"), Row(16, 1, "float32 sum of K")),
     **dict.fromkeys(("NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM"), _NORM),
-    **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "SSM_CONV"), _DOT),
+    **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "SSM_CONV", "OUT_PROD"), _DOT),
     "SOFT_MAX": Row(1024, 1, "exp of differences, their sum, a quotient"),
-    "ROPE": Row(16384, why="sin and cos of an angle of up to some hundred turns"),
+    **dict.fromkeys(("ROPE", "ROPE_BACK"), Row(16384, why="sin and cos of an angle of up to some hundred turns")),
+    **dict.fromkeys(("SSM_SCAN", *LINEAR), Row(64, 1, "float32 sums of K products into a state that tokens share")),
+    "SOLVE_TRI": Row(64, 1, "float32 sums of up to K products, each row from those before"),
+    "LIGHTNING_INDEXER": Row(64, 1, "float32 sum of K products, then one over heads"),
+    "DSV4_HC_COMB": Row(256, why="exp, and sums of four made one over and over"),
+    **dict.fromkeys(("DSV4_HC_PRE", "DSV4_HC_POST"), Row(64, why="a float32 sum over the streams, a sigmoid")),
     "FLASH_ATTN_EXT": Row(4096, 1, "two products with a softmax between"),
     **dict.fromkeys(("UNARY", "GLU", "LOG", "SIN", "COS"), _EXP),
 }
@@ -82,9 +90,17 @@ _STORE_ULP = {"f16": 2.0**-10, "bf16": 2.0**-7}
 
 _PRODUCTS = {"f16": HALF_U2, "bf16": 2.0**-18}
 """Squared unit roundoff of what a device rounds the operands of products to."""
-_FACTOR = {"MUL_MAT": 64.0, "MUL_MAT_ID": 64.0, "FLASH_ATTN_EXT": 128.0}
+_FACTOR = {
+    **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "OUT_PROD", "SOLVE_TRI", "DSV4_HC_POST", "SSM_SCAN", *LINEAR), 64.0),
+    **dict.fromkeys(("FLASH_ATTN_EXT", "LIGHTNING_INDEXER"), 128.0),
+    **dict.fromkeys(("ROPE", "ROPE_BACK"), 8.0),
+}
 """How many times that a product may be off: two operands, products that nearly cancel, activations in 8 bits beside
-compressed weights; attention has two products and a softmax between."""
+compressed weights; attention has two products and a softmax between; a kernel for rotary embedding rounds what turns,
+its sines and its result, never the angles."""
+
+PRODUCTS = frozenset(_FACTOR)
+"""Ops that multiply matrices, and ROPE: whose operands a device may round."""
 
 
 def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True) -> Budget:
@@ -98,6 +114,7 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     """
     if node.op in VIEW_OPS or node.type.is_quantized or (node.type.dtype is not None and node.type.dtype.kind == "i"):
         return RAW
+    arithmetic = arithmetic.at(node)
     row = ROWS[node.op]
     nmse = (row.base + row.per_k * _reduction(node)) * U2
     why = row.why
@@ -112,6 +129,9 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     return stored(node, nmse, PEAK * sqrt(nmse), why)
 
 
+_TOKENS = frozenset({"SSM_SCAN", *LINEAR})
+
+
 def _reduction(node: Tensor) -> int:
     """K: how many terms one element of the result is the sum of."""
     first = node.src[0] if node.src else None
@@ -122,6 +142,12 @@ def _reduction(node: Tensor) -> int:
     if node.op == "SSM_CONV":
         kernel = node.src[1]
         return kernel.ne[0] if kernel is not None else 1
+    if node.op in _TOKENS and node.src[1] is not None:
+        return first.ne[0] + node.src[1].ne[2]
+    if node.op == "POOL_2D":
+        return node.op_params[1] * node.op_params[2]
+    if node.op in {"OUT_PROD", "SOLVE_TRI"}:
+        return first.ne[1]
     return nelements(first) if node.op in {"SUM", "GROUP_NORM"} else first.ne[0]
 
 
@@ -149,7 +175,7 @@ def _distance(node: Tensor) -> tuple[float, str]:
 
     For quantised weights it is what ggml's own tests allow.
     """
-    if node.op == "ROPE":
+    if node.op in {"ROPE", "ROPE_BACK"}:
         return 4e-7, "angles multiplied up in float32"
     if node.op in {"UNARY", "GLU"}:
         return 1e-6, "a table of F16 on one side"

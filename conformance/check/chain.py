@@ -18,18 +18,22 @@ from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Tensor, computes
 
 from .arithmetic import changes
-from .budget import PEAK, RAW, Budget, budget_of, stored
+from .budget import PEAK, PRODUCTS, RAW, Budget, budget_of, stored
 
 _ACCUMULATE = 16.0
 """By how much a chain of nodes may amplify the sum of its own float32 roundings."""
 _INDEPENDENT = 4.0
 """The same for roundings that went different ways; two independent ones differ by twice the energy of one."""
 
-_ACTIVATIONS = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q8_K": 1e-4}
+_ACTIVATIONS = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q8_K": 1e-4, "int8xrow": 1e-4}
 """Type that a node rounds its sources to -> NMSE which that is worth in its result."""
 _OPERANDS = {"f16": 1e-6, "bf16": 2e-5}
 """`Arithmetic.products` -> NMSE which rounding both operands is worth in a product."""
-_PRODUCTS = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT"})
+_DYNAMIC = 5e-5
+"""The same of activations in 8 bits, which such a device may use beside weights in blocks."""
+_CHOICES = frozenset({"ARGSORT", "TOP_K"})
+"""What picks experts: where two router logits differ by less than a rounded product may be off, a token gets another
+expert, and its row other values altogether; few tokens do, which the NMSE bounds."""
 _STORED = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q5_0": 5e-4, "q5_1": 5e-4}
 _STORED_OTHER = 2e-3
 """NMSE of values stored in a type, where the values differ a little: of four bits a step in 1 of 30 elements."""
@@ -92,7 +96,10 @@ class Chain:
         reached, own, before = self._sum(t)
         if len(reached) < 2 and not before:
             return budget_of(reached[0] if reached else t, self._arithmetic)
-        return _budget(t, own + before)
+        budget = _budget(t, own + before)
+        if self._arithmetic.products in _OPERANDS and any(n.op in _CHOICES for n in reached):
+            return replace(budget, element=inf)
+        return budget
 
     def _leave(self) -> None:
         """What the step leaves in each cache: the worst of this step and those before, never their sum.
@@ -132,9 +139,16 @@ class Chain:
 
 def _noise_of(node: Tensor, arithmetic: Arithmetic, *, fed: bool) -> Noise:
     """What `node` adds; roundings go different ways only where its sources already differ (`fed`)."""
+    arithmetic = arithmetic.at(node)
     smooth = budget_of(node, replace(arithmetic, products=EXACT.products)).nmse
-    operands = _OPERANDS.get(arithmetic.products, 0.0) if node.op in _PRODUCTS else 0.0
-    return Noise(smooth, operands + (_rounding(node, arithmetic) if fed else 0.0))
+    return Noise(smooth, _operands(node, arithmetic) + (_rounding(node, arithmetic) if fed else 0.0))
+
+
+def _operands(node: Tensor, arithmetic: Arithmetic) -> float:
+    if node.op not in PRODUCTS or arithmetic.products not in _OPERANDS:
+        return 0.0
+    weights = node.src[0] if node.op in {"MUL_MAT", "MUL_MAT_ID"} else None
+    return _OPERANDS[arithmetic.products] + (_DYNAMIC if weights is not None and weights.type.is_quantized else 0.0)
 
 
 def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:

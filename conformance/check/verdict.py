@@ -63,9 +63,14 @@ class Result:
     """Steps that ran."""
     witness: dict[str, JSON] | None = None
     first_divergence: dict[str, JSON] | None = None
-    """`step`, `node` (index), `op`, `name`, `index`, `expected`, `found`, `nmse`, `budget` of the first wrong node."""
+    """`step`, `node` (index), `op`, `name`, `index`, `expected`, `found`, `nmse`, `budget` of the first wrong node;
+    `kind` is `graph` where it is wrong though each node by itself is right, `node` otherwise."""
     saved: str | None = None
     """The case file that reproduces it."""
+    fresh: bool = False
+    """Whether the case was made of a seed that nobody knew before: it is filed, and never fails a run."""
+    waived: str | None = None
+    """Its verdict before a waiver made it XFAIL or XPASS."""
     detail: str = ""
     """The story in a sentence: a reason, an abort text, a divergence."""
 
@@ -96,10 +101,13 @@ class Totals:
     """How many of each verdict."""
 
     counts: dict[Verdict, int] = field(default_factory=lambda: dict.fromkeys(Verdict, 0))
+    filed: int = 0
+    """Failures of fresh cases among them."""
 
     def add(self, result: Result) -> None:
         """Count one result."""
         self.counts[result.verdict] += 1
+        self.filed += result.fresh and result.verdict in FAILURES
 
     @property
     def executed(self) -> int:
@@ -109,7 +117,7 @@ class Totals:
     @property
     def failed(self) -> int:
         """Cases whose verdict fails the run."""
-        return sum(n for v, n in self.counts.items() if v in FAILURES)
+        return sum(n for v, n in self.counts.items() if v in FAILURES) - self.filed
 
     def exit_code(self) -> int:
         """0 fine, 1 conformance failures, 3 nothing executed."""
@@ -122,4 +130,5 @@ class Totals:
         return {**{v.value: n for v, n in self.counts.items()}, "executed": self.executed}
 
     def __str__(self) -> str:
-        return ", ".join(f"{n} {v}" for v, n in self.counts.items() if n) or "nothing ran"
+        said = ", ".join(f"{n} {v}" for v, n in self.counts.items() if n) or "nothing ran"
+        return f"{said} ({self.filed} of fresh cases, filed)" if self.filed else said

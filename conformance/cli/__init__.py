@@ -9,11 +9,18 @@ import click
 
 from conformance import __version__
 
-from .capturing import import_capture
+from .adding import new_adapter
+from .capturing import capture, import_capture, make_model
 from .golden import golden_group
+from .layout import layout
 from .listing import backends, cases, show
 from .options import Group
+from .phases import phases
+from .planted import planted
 from .running import repro, run
+from .shrinking import shrink
+from .splits import splits
+from .zoo import zoo_matrix
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,5 +29,22 @@ def main() -> None:
     """Conformance tests for LLM inference backends that execute ggml compute graphs."""
 
 
-for _command in (backends, cases, show, run, repro, import_capture, golden_group):
+for _command in (
+    backends,
+    cases,
+    layout,
+    show,
+    run,
+    repro,
+    shrink,
+    capture,
+    make_model,
+    new_adapter,
+    import_capture,
+    golden_group,
+    phases,
+    planted,
+    splits,
+    zoo_matrix,
+):
     main.add_command(_command)

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from tabulate import tabulate
 
+from conformance.backend import registry
 from conformance.backend.interface import describe
 from conformance.cases.family import Level
 from conformance.cgraph import casefile
@@ -16,9 +17,10 @@ from conformance.cgraph.errors import UnavailableError, UsageError
 from conformance.report import graphview
 from conformance.report.record import write_json
 from conformance.run.isolate import open_backend
+from conformance.run.seeds import reseeded
 from conformance.run.select import build, case_ids, parse_specs
 
-from .options import File, backend_option, json_option, selection
+from .options import File, backend_option, fresh_cases, json_option, selection, settings_here
 
 
 @click.command()
@@ -45,6 +47,10 @@ def backends(backends: Sequence[str], json_path: Path | None) -> None:
             **describe(info),
             "buffer_types": [describe(b) for b in buffers],
         }
+    for name, named in ({} if backends else registry.defined()).items():
+        says = f"{named.adapter}, by {settings_here().path}; opened where it is named with --backend"
+        rows.append((name, "not opened", says, ""))
+        document[name] = {"opened": False, "adapter": named.adapter}
     click.echo(tabulate(rows, ["backend", "device", "what executes", "buffer types"], maxcolwidths=[None, 24, 60, 40]))
     if json_path:
         write_json(json_path, {"schema": 1, "backends": document})
@@ -52,9 +58,10 @@ def backends(backends: Sequence[str], json_path: Path | None) -> None:
 
 @click.command()
 @selection
-def cases(families: Sequence[str], globs: Sequence[str], level: Level) -> None:
+def cases(families: Sequence[str], globs: Sequence[str], level: Level, seed: int | None, fresh: int) -> None:
     """List case ids, smallest first within a family."""
-    for i in case_ids(families, globs, level):
+    new = fresh_cases(families, globs, level, seed, fresh)
+    for i in [*(reseeded(i, seed) for i in case_ids(families, globs, level)), *new]:
         click.echo(i)
 
 

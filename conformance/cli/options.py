@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import click
 
-from conformance.cases.family import LEVELS
+from conformance.cases.family import LEVELS, Level
 from conformance.cgraph.errors import ConformanceError
 from conformance.report.record import check_writable
+from conformance.run import settings
+from conformance.run.isolate import Isolation
+from conformance.run.memory import parse_size
+from conformance.run.seeds import fresh_ids, new_seed
+from conformance.run.settings import Settings
 
 
 class Group(click.Group):
@@ -47,8 +52,53 @@ def _writable(_ctx: click.Context, _param: click.Parameter, path: Path | None) -
 json_option = click.option(
     "--json", "json_path", type=File, callback=_writable, help="Write every result to FILE.", metavar="FILE"
 )
-backend_option = click.option(
-    "--backend", "backends", multiple=True, metavar="NAME[?KEY=VALUE]", help="Repeatable; default: every available one."
+
+
+def _settings(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    ctx.meta[SETTINGS] = settings.load(path)
+
+
+SETTINGS = "conformance.settings"
+config_option = click.option(
+    "--config",
+    type=ExistingFile,
+    callback=_settings,
+    is_eager=True,
+    expose_value=False,
+    metavar="FILE",
+    help="Names of backends; default: conformance.toml, if it is here.",
+)
+
+
+def settings_here() -> Settings:
+    """What `--config` of the running command gave."""
+    return cast("Settings", click.get_current_context().meta[SETTINGS])
+
+
+def level_given(level: Level) -> Level | None:
+    """`level` where the user said it, None where it is the option's default."""
+    source = click.get_current_context().get_parameter_source("level")
+    return None if source is click.core.ParameterSource.DEFAULT else level
+
+
+def backend_option(f: Callable[..., None]) -> Callable[..., None]:
+    """--backend, and --config with the names that it may be."""
+    named = click.option(
+        "--backend",
+        "backends",
+        multiple=True,
+        metavar="NAME[?KEY=VALUE]",
+        help="Repeatable; default: every installed one that is available.",
+    )
+    return named(config_option(f))
+
+
+waivers_option = click.option(
+    "--waivers",
+    "waivers_path",
+    type=ExistingFile,
+    metavar="FILE",
+    help="Known failures of the one --backend, in place of what conformance.toml names.",
 )
 family_option = click.option("--family", "families", multiple=True, metavar="NAME", help="Repeatable; default: all.")
 case_option = click.option("--case", "globs", multiple=True, metavar="GLOB", help="Case ids, repeatable.")
@@ -58,6 +108,16 @@ stage_option = click.option(
     metavar="STAGE",
     help="Check the values of this stage of each backend: translate (before anything is compiled) or run.",
 )
+seed_option = click.option(
+    "--seed", type=click.IntRange(min=0), metavar="N", help="Every generated case with this seed instead of its own."
+)
+fresh_option = click.option(
+    "--fresh",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Also N new cases of the chosen families, from a fresh seed (or --seed): kept where they fail, never gating.",
+)
 save_option = click.option(
     "--save-failures",
     type=click.Path(path_type=Path, file_okay=False),
@@ -66,12 +126,57 @@ save_option = click.option(
 )
 
 
+def isolation(f: Callable[..., None]) -> Callable[..., None]:
+    """The options that say who runs in a process of its own: --isolate, --time-limit, --memory-limit."""
+
+    @click.option(
+        "--isolate/--no-isolate",
+        "isolate",
+        default=None,
+        help="Run backends in processes of their own, or in this one; default: those that need it.",
+    )
+    @click.option(
+        "--time-limit",
+        type=click.FloatRange(min=0, min_open=True),
+        default=Isolation().time_limit,
+        show_default=True,
+        metavar="SECONDS",
+        help="What one request may take in such a process.",
+    )
+    @click.option(
+        "--memory-limit", metavar="SIZE", help="What such a process may hold, as 4G; default: most of the machine's."
+    )
+    @wraps(f)
+    def g(
+        *args: Any,  # noqa: ANN401  # passes options through
+        isolate: bool | None,
+        time_limit: float,
+        memory_limit: str | None,
+        **kwargs: Any,  # noqa: ANN401  # as above
+    ) -> None:
+        limit = None if memory_limit is None else parse_size(memory_limit)
+        f(*args, isolation=Isolation(isolate, time_limit, limit), **kwargs)
+
+    return g
+
+
+def fresh_cases(families: Sequence[str], globs: Sequence[str], level: Level, seed: int | None, n: int) -> list[str]:
+    """What --fresh adds; says the seed it took, with which --seed makes the same cases."""
+    if not n:
+        return []
+    chosen = new_seed() if seed is None else seed
+    click.echo(f"--fresh {n}: seed {chosen}", err=True)
+    return fresh_ids(families, globs, level, n, chosen)
+
+
 def selection(f: Callable[..., None]) -> Callable[..., None]:
-    """The options that choose cases: --family, --case, --level."""
+    """The options that choose cases: --family, --case, --level, --seed, --fresh."""
 
     @family_option
     @case_option
     @level_option
+    @seed_option
+    @fresh_option
     @wraps(f)
     def g(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # passes options through
         f(*args, **kwargs)

@@ -33,6 +33,21 @@ Param = tuple[int, str, Callable[[int, Tensor, int], str]]
 _EPS: tuple[Param, ...] = ((0, "eps", _float),)
 _MUL_MAT: tuple[Param, ...] = ((0, "prec", _PREC), (1, "hint", _int), (3, "prec_src1", _PREC))
 
+_PART: tuple[Param, ...] = tuple((i, name, _int) for i, name in enumerate(("nb1", "nb2", "nb3", "offset", "inplace")))
+_ROPE: tuple[Param, ...] = (
+    (1, "n_dims", _int),
+    (2, "mode", _MODE),
+    (4, "n_ctx_orig", _int),
+    (5, "freq_base", _float),
+    (6, "freq_scale", _float),
+    (7, "ext_factor", _float),
+    (8, "attn_factor", _float),
+    (9, "beta_fast", _float),
+    (10, "beta_slow", _float),
+    *((11 + i, f"section{i}", _int) for i in range(4)),
+    (15, "n_offs", _int),
+)
+
 PARAMS: dict[str, tuple[Param, ...]] = {
     "UNARY": ((0, "", _UNARY), (1, "alpha_n", _float), (2, "alpha_p", _float), (3, "beta", _float), (4, "eps", _float)),
     "GLU": ((0, "", _GLU), (1, "swapped", _int), (2, "alpha", _float), (3, "limit", _float)),
@@ -53,19 +68,8 @@ PARAMS: dict[str, tuple[Param, ...]] = {
     "MUL_MAT": _MUL_MAT,
     "MUL_MAT_ID": _MUL_MAT,
     "SOFT_MAX": ((0, "scale", _float), (1, "max_bias", _float)),
-    "ROPE": (
-        (1, "n_dims", _int),
-        (2, "mode", _MODE),
-        (4, "n_ctx_orig", _int),
-        (5, "freq_base", _float),
-        (6, "freq_scale", _float),
-        (7, "ext_factor", _float),
-        (8, "attn_factor", _float),
-        (9, "beta_fast", _float),
-        (10, "beta_slow", _float),
-        *((11 + i, f"section{i}", _int) for i in range(4)),
-        (15, "n_offs", _int),
-    ),
+    "ROPE": _ROPE,
+    "ROPE_BACK": _ROPE,
     "FLASH_ATTN_EXT": (
         (0, "scale", _float),
         (1, "max_bias", _float),
@@ -74,6 +78,17 @@ PARAMS: dict[str, tuple[Param, ...]] = {
         (4, "n_kv_max", _int),
     ),
     "ARGSORT": ((0, "order", _ORDER),),
+    "SSM_SCAN": ((0, "K", _int),),
+    "GATED_DELTA_NET": ((0, "K", _int),),
+    "GATED_LINEAR_ATTN": ((0, "scale", _float),),
+    "SET": _PART,
+    "ACC": _PART,
+    "TRI": ((0, "type", _int),),
+    "ROLL": tuple((i, f"shift{i}", _int) for i in range(4)),
+    "POOL_2D": tuple((i, name, _int) for i, name in enumerate(("op", "k0", "k1", "s0", "s1", "p0", "p1"))),
+    "IM2COL": tuple((i, name, _int) for i, name in enumerate(("s0", "s1", "p0", "p1", "d0", "d1", "is_2D"))),
+    "DSV4_HC_COMB": ((0, "eps", _float), (1, "n_iter", _int)),
+    "DSV4_HC_PRE": ((0, "scale", _float), (1, "gated", _int)),
 }
 """Op -> the op_params that its constructor sets: position, ggml's name of the argument, how to show it."""
 

@@ -16,8 +16,13 @@ from conformance.run.environment import environment
 SCHEMA = 1
 
 
-def record(results: Sequence[Result], unavailable: dict[str, str] | None = None) -> dict[str, JSON]:
-    """`{"schema", "environment", "results", "totals"}`; backends that are not here stand in the environment."""
+def record(
+    results: Sequence[Result], unavailable: dict[str, str] | None = None, waivers: Sequence[str] = ()
+) -> dict[str, JSON]:
+    """`{"schema", "environment", "results", "totals"}`; backends that are not here stand in the environment.
+
+    Where waivers fail the run, `waivers` says which and why.
+    """
     totals = Totals()
     for r in results:
         totals.add(r)
@@ -26,6 +31,7 @@ def record(results: Sequence[Result], unavailable: dict[str, str] | None = None)
         "environment": {**environment(), "unavailable": unavailable or {}},
         "results": [r.to_json() for r in results],
         "totals": totals.to_json(),
+        **({"waivers": list(waivers)} if waivers else {}),
     }
 
 

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from conformance.backend.interface import Witness, describe
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, resolve
 from conformance.cgraph.case import Case
 from conformance.cgraph.demands import COMPARISON, Demand, parse
 
@@ -37,7 +37,7 @@ def unmet(case: Case, spec: Spec, witness: Witness) -> str:
 
 
 def _asked(demand: Demand, spec: Spec) -> bool:
-    return fnmatchcase(spec.name, demand.backends) or fnmatchcase(str(spec), demand.backends)
+    return any(fnmatchcase(t, demand.backends) for s in (spec, resolve(spec)) for t in (s.name, str(s)))
 
 
 def _meets(have: Any, what: Any) -> bool:  # noqa: ANN401  # JSON

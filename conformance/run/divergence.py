@@ -6,18 +6,23 @@ from __future__ import annotations
 
 from conformance.backend.interface import Backend
 from conformance.cases.isolated import isolated_nodes
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import JSON, Case, Step
 from conformance.cgraph.tensor import Bytes, Tensor
 from conformance.check.judge import Judged, judge_node
 
 from .execute import execute
 
+NODE, GRAPH = "node", "graph"
+"""Kinds of divergence: a node that is wrong by itself; a value that is wrong though each node by itself is right."""
 
-def describe(judged: Judged, case: Case) -> dict[str, JSON]:
+
+def describe(judged: Judged, case: Case, kind: str = NODE) -> dict[str, JSON]:
     """A wrong tensor as the `first_divergence` of a result."""
     graph = case.steps[judged.step].graph
     t, d = judged.tensor, judged.difference
     return {
+        "kind": kind,
         "step": judged.step,
         "node": graph.nodes.index(t) if t in graph.nodes else None,
         "op": t.op,
@@ -57,11 +62,12 @@ def first_divergent(backend: Backend, reference: Backend, case: Case, upto: int)
         BackendError: either backend failed.
     """
     ran = execute(backend, case, every_node=range(upto + 1))
+    arithmetic = reference.arithmetic()
     recorded = _recorded(case, [{**v.outputs, **v.caches} for v in ran.steps[: upto + 1]])
     for k in range(upto + 1):
         found = recorded.steps[k].expected
-        right = run_isolated(reference, recorded, k)
-        judged = (judge_node(node, want, found[node], reference.arithmetic(), step=k) for node, want in right.items())
+        right = run_isolated(reference, recorded, k, arithmetic)
+        judged = (judge_node(node, want, found[node], arithmetic, step=k) for node, want in right.items())
         wrong = next((j for j in judged if j.used > 1), None)
         if wrong is not None:
             return wrong
@@ -73,14 +79,17 @@ def _recorded(case: Case, values: list[dict[Tensor, Bytes]]) -> Case:
     return Case(case.id, case.persistent, steps)
 
 
-def run_isolated(backend: Backend, recorded: Case, k: int) -> dict[Tensor, Bytes]:
-    """Every computed node of step `k`, each run by itself on `backend` and fed from recorded values.
+def run_isolated(reference: Backend, recorded: Case, k: int, arithmetic: Arithmetic) -> dict[Tensor, Bytes]:
+    """Every computed node of step `k`, each run by itself on `reference` and fed from recorded values.
 
     Args:
-        backend: runs the isolated nodes.
+        reference: runs the isolated nodes.
         recorded: holds the value of every computed node of step `k` and of the caches after each step.
         k: the step.
+        arithmetic: of the nodes of the case, in which `reference` computes; where devices share them, each copy as its
+            node.
     """
     alone, original = isolated_nodes(recorded, k)
-    ran = execute(backend, alone).steps[0].outputs
+    each = arithmetic.copied(original)
+    ran = execute(reference if each is arithmetic else reference.computing_in(each), alone).steps[0].outputs
     return {node: ran[copy] for copy, node in original.items()}

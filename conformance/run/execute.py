@@ -26,6 +26,8 @@ class Execution:
     steps: list[StepValues]
     witness: Witness
     seconds: float
+    opaque: frozenset[Tensor] = frozenset()
+    """Caches that the backend cannot show: no step's values have them."""
 
 
 def computed_nodes(step: Step) -> list[Tensor]:
@@ -49,9 +51,15 @@ def execute(backend: Backend, case: Case, *, every_node: Sequence[int] = ()) -> 
     steps: list[StepValues] = []
     start = time.perf_counter()
     with backend.open(case) as session:
+        opaque = session.opaque().intersection(caches)
+        caches = [t for t in caches if t not in opaque]
         for k, step in enumerate(case.steps):
             outputs = computed_nodes(step) if k in wanted else step.outputs
+            for data in step.inputs.values():
+                data.flags.writeable = False  # a backend that writes there would change what others are given
             found = session.compute(step.graph, step.inputs, outputs)
             steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in caches}))
         witness = session.witness()
-    return Execution(steps, witness, time.perf_counter() - start)
+    if any(p.buffer for p in case.placement.values()) and len(backend.buffer_types()) == 1:
+        witness.notes.append("one buffer type, so nothing is placed elsewhere")
+    return Execution(steps, witness, time.perf_counter() - start, opaque)

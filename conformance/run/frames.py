@@ -23,6 +23,9 @@ _LENGTH = struct.Struct("<I")
 _JOIN = 1 << 16
 """Blobs up to this size are copied together first; a write for each would cost more."""
 
+_LONGEST = 1 << 28
+"""Bytes of a header; more is no header of ours."""
+
 ERRORS: dict[str, type[ConformanceError]] = {
     c.__name__: c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, ConformanceError)
 }
@@ -31,6 +34,10 @@ ERRORS: dict[str, type[ConformanceError]] = {
 
 class Closed(Exception):  # noqa: N818  # an end, not an error of its own
     """The other side is gone."""
+
+
+class Garbage(Exception):  # noqa: N818  # as above
+    """What came is no frame: someone else wrote between ours."""
 
 
 def send(stream: BinaryIO, header: dict[str, JSON], blobs: Sequence[Bytes] = ()) -> None:
@@ -59,11 +66,17 @@ def receive(stream: BinaryIO) -> tuple[dict[str, JSON], list[Bytes]]:
 
     Raises:
         Closed: the stream ended.
+        Garbage: what came is no frame.
     """
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
-    header: dict[str, JSON] = json.loads(bytes(_exactly(stream, length)))
-    sizes: list[int] = header["blobs"]
-    data = np.frombuffer(_exactly(stream, sum(sizes)), np.uint8)
+    if length > _LONGEST:
+        raise Garbage
+    try:
+        header: dict[str, JSON] = json.loads(bytes(_exactly(stream, length)))
+        sizes: list[int] = header["blobs"]
+        data = np.frombuffer(_exactly(stream, sum(sizes)), np.uint8)
+    except (ValueError, KeyError, TypeError, RecursionError, MemoryError):
+        raise Garbage from None
     blobs: list[Bytes] = []
     at = 0
     for size in sizes:

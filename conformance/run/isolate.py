@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import cast
 
 from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
-from conformance.backend.registry import Spec, adapter, create
+from conformance.backend.registry import Spec, adapter, create, environment, provide, resolve
 from conformance.cgraph import codec
 from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import JSON, Case, Step
@@ -16,23 +19,57 @@ from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Bytes, Tensor
 
 from .frames import unpack_support
+from .memory import physical
 from .process import Process
+from .scheduler.backend import NAME as SCHED
+from .scheduler.backend import SchedBackend
 
 
-def open_backend(spec: Spec, *, isolate: bool | None = None, time_limit: float = 120.0) -> Backend:
-    """The backend behind `spec`, in this process or in one of its own.
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Who runs in a process of its own, and what that process may take."""
+
+    isolate: bool | None = None
+    """All (True), none (False), or who needs it: `needs`."""
+    time_limit: float = 120.0
+    """Seconds that one request may take."""
+    memory_limit: int | None = None
+    """Bytes that the process may hold; `MEMORY_SHARE` of the machine's where None."""
+
+
+MEMORY_SHARE = 0.75
+provide(SCHED, SchedBackend)
+
+
+def needs(spec: Spec) -> bool:
+    """Whether a backend must have its own process: its class says so, an option names a file that it loads, or it has
+    an environment.
+    """
+    if adapter(spec.name).isolate or environment(spec):
+        return True
+    return any(Path(value).is_file() for _, value in resolve(spec).options)
+
+
+def open_backend(
+    spec: Spec, *, isolate: bool | None = None, time_limit: float = 120.0, memory_limit: int | None = None
+) -> Backend:
+    """The backend behind `spec`, in this process or in one of its own. A scheduler stays here, its devices go there.
 
     Args:
         spec: name and options.
-        isolate: whether it gets its own process; what its adapter class says if None.
+        isolate: whether it gets its own process; what `needs` says if None. One with an environment always does.
         time_limit: seconds after which an isolated backend that does not answer is ended.
+        memory_limit: bytes above which its process is ended; `MEMORY_SHARE` of the machine's memory if None.
 
     Raises:
         UsageError: unknown name or option.
         UnavailableError: the machine lacks what it needs.
     """
-    if adapter(spec.name).isolate if isolate is None else isolate:
-        return IsolatedBackend(spec, time_limit=time_limit)
+    opener = partial(open_backend, isolate=isolate, time_limit=time_limit, memory_limit=memory_limit)
+    if adapter(spec.name) is SchedBackend:
+        return cast("SchedBackend", create(spec)).attach(opener)
+    if needs(spec) if isolate is None else isolate or environment(spec):
+        return IsolatedBackend(spec, time_limit=time_limit, memory_limit=memory_limit)
     return create(spec)
 
 
@@ -42,6 +79,7 @@ class IsolatedBackend(Backend):
     Args:
         spec: name and options.
         time_limit: seconds that one request may take.
+        memory_limit: bytes that its process may hold; `MEMORY_SHARE` of the machine's memory if None.
 
     Raises:
         UsageError: unknown name or option.
@@ -50,15 +88,19 @@ class IsolatedBackend(Backend):
         BackendTimeoutError: it did not open in time.
     """
 
-    def __init__(self, spec: Spec, *, time_limit: float = 120.0) -> None:
+    def __init__(self, spec: Spec, *, time_limit: float = 120.0, memory_limit: int | None = None) -> None:
         self._spec = spec
         self._time_limit = time_limit
+        whole = physical()
+        default = None if whole is None else int(MEMORY_SHARE * whole)
+        self._memory_limit = default if memory_limit is None else memory_limit
         self._ids = itertools.count()
         self._process: Process | None = None
         self._closed = False
         hello = self._alive().hello
         self.batch = hello["batch"]  # type: ignore[misc]  # the adapter's, which lives in the other process
         self.stages = tuple(hello["stages"])  # type: ignore[misc]  # as above
+        self._whole: bool = hello["whole"]
         self._info = DeviceInfo(**hello["info"])
         self._arithmetic = Arithmetic(**hello["arithmetic"])
         self._buffer_types = [BufferType(**b) for b in hello["buffer_types"]]
@@ -85,6 +127,15 @@ class IsolatedBackend(Backend):
         reply, _ = self._alive().ask(header, (), "answering supports_op")
         return unpack_support(reply["supports"])
 
+    def supports_case(self, case: Case) -> Support:
+        """One round trip, where the adapter judges cases at all."""
+        if not self._whole:
+            return super().supports_case(case)
+        doc, blobs = codec.dump(_without_expected(case))
+        header: dict[str, JSON] = {"do": "supports_case", "case": doc, "names": list(blobs)}
+        reply, _ = self._alive().ask(header, list(blobs.values()), "answering supports_case")
+        return unpack_support(reply["supports"])[0]
+
     def open(self, case: Case) -> Session:
         """Open `case` over there: its graphs, weights, caches and inputs travel once, expected values never."""
         return IsolatedSession(self._alive(), next(self._ids), case)
@@ -100,8 +151,12 @@ class IsolatedBackend(Backend):
         if self._closed:
             raise BackendCrashError(f"{self._spec}: the backend is closed")
         if self._process is None or self._process.death:
-            self._process = Process(self._spec, self._time_limit)
+            self._process = Process(self._spec, self._time_limit, self._memory_limit)
         return self._process
+
+
+def _without_expected(case: Case) -> Case:
+    return replace(case, steps=[Step(s.graph, s.inputs, s.outputs) for s in case.steps])
 
 
 class IsolatedSession(Session):
@@ -116,9 +171,15 @@ class IsolatedSession(Session):
         for k, step in enumerate(case.steps):
             self._steps.setdefault(step.graph, k)
         self._tensors: dict[int, dict[Tensor, int]] = {}
-        sent = replace(case, steps=[Step(s.graph, s.inputs) for s in case.steps])
-        doc, blobs = codec.dump(sent)
-        self._ask({"do": "open", "case": doc, "names": list(blobs)}, list(blobs.values()), "opening")
+        doc, blobs = codec.dump(_without_expected(case))
+        header: dict[str, JSON] = {"do": "open", "case": doc, "names": list(blobs)}
+        reply, _ = self._ask(header, list(blobs.values()), "opening")
+        opaque = set(reply["opaque"])
+        self._opaque = frozenset(t for t, i in self._persistent.items() if i in opaque)
+
+    def opaque(self) -> frozenset[Tensor]:
+        """As the adapter said when the case was opened."""
+        return self._opaque
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
         """Set the bytes of a persistent tensor."""

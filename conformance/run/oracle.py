@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.cases.batch import merge
-from conformance.cgraph.arithmetic import EXACT, Arithmetic
+from conformance.cgraph.arithmetic import EXACT, Arithmetic, Mixed
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UnavailableError
 from conformance.cgraph.graph import Graph
@@ -55,6 +55,8 @@ class Oracle:
 
     def reference_in(self, arithmetic: Arithmetic) -> Backend:
         """The reference computing in `arithmetic`."""
+        if isinstance(arithmetic, Mixed):  # one case's own
+            return self._reference.computing_in(arithmetic)
         if arithmetic.name not in self._imitating:
             self._imitating[arithmetic.name] = self._reference.computing_in(arithmetic)
         return self._imitating[arithmetic.name]

@@ -1,4 +1,4 @@
-"""The process of an isolated backend: its wire, its last words, its time limit and its end."""
+"""The process of an isolated backend: its wire, its last words, its limits and its end."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from contextlib import suppress
 from typing import IO, BinaryIO, cast
 from urllib.parse import urlencode
 
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, environment
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import BackendCrashError, BackendTimeoutError, ConformanceError
 from conformance.cgraph.tensor import Bytes
 
-from .frames import Closed, receive, send, unpack_error
+from .definitions import definitions
+from .frames import Closed, Garbage, receive, send, unpack_error
+from .memory import resident
 
 KEPT = 4096
 """Bytes of a dead process's last words that are kept."""
 LINES = 8
 """How many of their last lines reach a message."""
+MEMORY_INTERVAL = 0.05
+"""Seconds between two looks at a worker's memory: what it can take in between is what it can exceed its limit by."""
 PATIENCE = 5.0
 """Seconds a process gets to end by itself when its wire is closed."""
 
@@ -32,22 +36,23 @@ PATIENCE = 5.0
 class Process:
     """One worker process and its wire. It ends when nothing holds it any more, at exit at the latest."""
 
-    def __init__(self, spec: Spec, time_limit: float) -> None:
+    def __init__(self, spec: Spec, time_limit: float, memory_limit: int | None = None) -> None:
         self._name = str(spec)
         self._time_limit = time_limit
         self.death = ""
         """How the process ended, in words; empty while it lives."""
         text = spec.name + ("?" + urlencode(spec.options) if spec.options else "")
         self._popen = subprocess.Popen(  # noqa: S603  # our own module under our own interpreter
-            [sys.executable, "-m", "conformance.run.worker", text],
+            [sys.executable, "-m", "conformance.run.worker", text, *definitions()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=_environment(spec),
         )
         self._stdin = cast("BinaryIO", self._popen.stdin)
         self._stdout = cast("BinaryIO", self._popen.stdout)
         self._words = bytearray()
-        self._watch = Watch(self._popen)
+        self._watch = Watch(self._popen, memory_limit)
         self._listener = threading.Thread(
             target=_listen, args=(self._popen.stderr, self._words), name=f"stderr of {spec.name}", daemon=True
         )
@@ -76,6 +81,9 @@ class Process:
                 reply, arrays = receive(self._stdout)
             except (Closed, OSError):
                 raise self._dead(doing) from None
+            except Garbage:
+                self._popen.kill()
+                raise self._dead(doing, "someone wrote on its wire, so it was ended") from None
             except BaseException:  # an interrupt leaves half a frame on the wire
                 self.death = "its process was ended by an interrupt"
                 self._popen.kill()
@@ -95,28 +103,37 @@ class Process:
         self.death = self.death or "its process has ended"
         self._finalizer()
 
-    def _dead(self, doing: str) -> ConformanceError:
-        late = self._watch.fired
-        if not late:
-            with suppress(subprocess.TimeoutExpired):
+    def _dead(self, doing: str, how: str = "") -> ConformanceError:
+        fired = self._watch.fired
+        if not fired:
+            try:
                 self._popen.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._popen.kill()
+                how = "its wire was closed while it lived, so it was ended"
         self._finalizer()
         lines = [line.strip() for line in self._words.decode(errors="replace").splitlines()]
         said = " / ".join([line for line in lines if line][-LINES:])
         said = f": {said}" if said else ""
-        if late:
+        if fired == TIME:
             self.death = f"no answer within {self._time_limit:g} s, its process was ended{said}"
             return BackendTimeoutError(f"{self._name}: {doing}: {self.death}")
-        self.death = f"its process died ({_how(self._popen.returncode)}){said}"
+        how = fired or how or _how(self._popen.returncode)
+        self.death = f"its process died ({how}){said}"
         return BackendCrashError(f"{self._name}: {doing}: {self.death}")
 
 
-class Watch:
-    """Kills a process that is late. One thread that looks now and then costs nothing per request."""
+TIME = "time"
 
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
-        self.fired = False
+
+class Watch:
+    """Kills a process that is late or too large. One thread that looks now and then costs nothing per request."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], memory_limit: int | None = None) -> None:
+        self.fired = ""
+        """Why it killed: `TIME`, or words about memory; empty while it did not."""
         self._popen = popen
+        self._memory_limit = memory_limit
         self._deadline: float | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -127,7 +144,7 @@ class Watch:
         """A request begins."""
         self._deadline = time.monotonic() + seconds
         if self._thread is None:
-            interval = min(seconds / 4, 1.0)
+            interval = min(seconds / 4, 1.0 if self._memory_limit is None else MEMORY_INTERVAL)
             self._thread = threading.Thread(target=self._run, args=(interval,), name="watch", daemon=True)
             self._thread.start()
 
@@ -146,10 +163,29 @@ class Watch:
     def _run(self, interval: float) -> None:
         while not self._wake.wait(interval) and not self._over:
             with self._lock:
-                if self._deadline is not None and time.monotonic() > self._deadline:
-                    self.fired = True
+                if self._deadline is None:
+                    continue
+                self.fired = TIME if time.monotonic() > self._deadline else self._too_large()
+                if self.fired:
                     self._popen.kill()
                     return
+
+    def _too_large(self) -> str:
+        if self._memory_limit is None:
+            return ""
+        held = resident(self._popen.pid)
+        if held is None or held <= self._memory_limit:
+            return ""
+        return f"out of memory: it held {held >> 20} MiB, {self._memory_limit >> 20} MiB are allowed"
+
+
+def _environment(spec: Spec) -> dict[str, str] | None:
+    """This process's, with what `spec` sets and without what it must not have; None is this process's as it is."""
+    wanted = environment(spec)
+    if not wanted:
+        return None
+    kept = {k: v for k, v in os.environ.items() if k not in wanted}
+    return {**kept, **{k: v for k, v in wanted.items() if v is not None}}
 
 
 def _listen(stream: IO[bytes], words: bytearray) -> None:
@@ -177,6 +213,7 @@ def _how(code: int | None) -> str:
     if code is None or code >= 0:
         return f"exit status {code}"
     try:
-        return signal.Signals(-code).name
+        name = signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+    return f"{name}, as when a system runs out of memory" if name == "SIGKILL" else name

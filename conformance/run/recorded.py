@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from conformance.backend.interface import Backend
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, resolve
+from conformance.cases.isolated import isolated_nodes
 from conformance.cgraph.arithmetic import EXACT, NAMED, Arithmetic
 from conformance.cgraph.case import Case
 from conformance.cgraph.requant import weight_form
@@ -13,7 +14,7 @@ from conformance.check.judge import Judged, judge_node
 from conformance.check.verdict import Result, Verdict
 
 from . import divergence
-from .execute import StepValues, computed_nodes
+from .execute import StepValues, computed_nodes, execute
 from .oracle import REFERENCE, Expectation, Oracle
 
 
@@ -28,7 +29,7 @@ def judges(case: Case, arithmetic: Arithmetic) -> bool:
     Requantised weights are other weights; then the reference, with the same weights, says what they give.
     """
     return is_free_running(case) and not any(
-        weight_form(n, arithmetic.weights, arithmetic.rows) for s in case.steps for n in s.graph
+        weight_form(n, arithmetic.at(n).weights, arithmetic.at(n).rows) for s in case.steps for n in s.graph
     )
 
 
@@ -61,7 +62,7 @@ def arithmetic_of(case: Case) -> Arithmetic | None:
 def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
     """The backend to run: the reference imitates the arithmetic of the recording."""
     arithmetic = arithmetic_of(case)
-    if spec.name == REFERENCE and arithmetic is not None:
+    if resolve(spec).name == REFERENCE and arithmetic is not None:
         return oracle.reference_in(arithmetic)
     return backend
 
@@ -74,19 +75,24 @@ def judge_nodes(result: Result, backend: Backend, oracle: Oracle, case: Case) ->
     backend declares (within rounding).
     """
     recording = arithmetic_of(case)
-    declared = backend.arithmetic()
-    same = recording is not None and recording == declared
-    limits = replace(recording or declared, products=declared.products)
-    by_record = judges(case, declared)
+    by_record = judges(case, backend.arithmetic_in(case))
     equal = by_record
     for k in (k for k in range(len(case.steps)) if _whole(case, k)):
-        found = divergence.run_isolated(backend, case, k)
+        alone, original = isolated_nodes(case, k)
+        found = execute(backend, alone).steps[0].outputs
+        declared = backend.arithmetic_in(alone)
+        same = recording is not None and recording == declared
         record = case.steps[k].expected
-        judged = [judge_node(n, record[n], got, limits, step=k, same=same) for n, got in found.items() if by_record]
+        judged = []
+        if by_record:
+            for copy, n in original.items():
+                limits = replace(recording or declared.at(copy), products=declared.at(copy).products)
+                judged.append(judge_node(n, record[n], found[copy], limits, step=k, same=same))
         equal = equal and not any(j.difference.raw for j in judged)
         if not same:
-            right = divergence.run_isolated(oracle.reference_in(declared), case, k)
-            judged += [judge_node(n, right[n], got, declared, step=k) for n, got in found.items()]
+            right = execute(oracle.reference_in(declared), alone).steps[0].outputs
+            for copy, n in original.items():
+                judged.append(judge_node(n, right[copy], found[copy], declared.at(copy), step=k))
         _take(result, judged, case)
     if equal and result.nmse == 0:
         note = "equal to the recording to the bit, freely and node by node"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from conformance.backend.interface import Backend, Support, describe
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, resolve
 from conformance.cases.batch import merge
+from conformance.cases.relations import claim
 from conformance.cgraph import casefile
 from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import Case
@@ -23,22 +25,42 @@ from conformance.cgraph.graph import Graph
 from conformance.check.judge import Judged, judge_trajectory
 from conformance.check.verdict import Result, Verdict
 
-from . import divergence, recorded, stages, stepwise
+from . import divergence, recorded, relate, seen, stages, stepwise
 from .demands import unmet
 from .execute import Execution, StepValues, execute
-from .isolate import open_backend
+from .isolate import Isolation, open_backend
 from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
 from .select import build
+from .waiving import Waiving
+from .writeahead import Ahead
 
 
 class Runner:
     """Holds the backends of a run and the oracle they share."""
 
-    def __init__(self, *, save_failures: Path | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        save_failures: Path | None = None,
+        isolation: Isolation | None = None,
+        write_ahead: Path | None = None,
+        waiving: Waiving | None = None,
+    ) -> None:
+        """Ready to run.
+
+        Args:
+            save_failures: folder in which each failing case is kept as a file.
+            isolation: who runs in a process of its own.
+            write_ahead: folder that holds what is running while it runs, and what fails and no id makes again.
+            waiving: the known failures that results are set against.
+        """
+        self._isolation = isolation or Isolation()
+        self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
         self.oracle = Oracle()
         self._backends: dict[Spec, Backend] = {}
         self._cases: dict[str, Case] = {}
         self._save = save_failures
+        self._waiving = waiving
 
     def backend(self, spec: Spec) -> Backend:
         """The backend behind `spec`, opened once.
@@ -48,8 +70,13 @@ class Runner:
             UnavailableError: this machine cannot have it.
         """
         if spec not in self._backends:
-            self._backends[spec] = open_backend(spec)
+            self._backends[spec] = self._open(spec, None)
         return self._backends[spec]
+
+    def _open(self, spec: Spec, isolate: bool | None) -> Backend:
+        i = self._isolation
+        isolate = i.isolate if isolate is None else isolate
+        return open_backend(spec, isolate=isolate, time_limit=i.time_limit, memory_limit=i.memory_limit)
 
     def case(self, case_id: str) -> Case:
         """The case behind an id, kept for the next backend that runs it.
@@ -63,8 +90,14 @@ class Runner:
             self._cases[case_id] = build(case_id)
         return self._cases[case_id]
 
+    def _makes(self, case: Case) -> bool:
+        """Whether the id of `case` makes it again."""
+        return self._cases.get(case.id) is case
+
     def close(self) -> None:
         """End every backend."""
+        if self._ahead is not None:
+            self._ahead.close()
         for backend in self._backends.values():
             backend.close()
         self.oracle.close()
@@ -76,6 +109,10 @@ class Runner:
     def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
         """One result per case, in order. Never raises for what a backend or a case does."""
         backend = self.backend(spec)
+        with self._ahead.batch(spec, cases) if self._ahead else nullcontext():
+            return self._run(spec, backend, cases)
+
+    def _run(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> list[Result]:
         results: dict[Case, Result] = {}
         able: list[Case] = []
         for case, refusal in zip(cases, self._refusals(backend, cases), strict=True):
@@ -87,6 +124,8 @@ class Runner:
             results.update(zip(group, self._run_group(spec, backend, group), strict=True))
         for case in cases:
             results[case].case, results[case].backend = case.id, str(spec)
+            if self._waiving is not None:
+                self._waiving.apply(spec, results[case])
             self._keep(results[case], case)
         return [results[c] for c in cases]
 
@@ -97,13 +136,23 @@ class Runner:
             answers = iter(backend.supports(Graph([n for g in graphs for n in g])))
         except ConformanceError:
             return [self._refusal_alone(backend, c) for c in cases]
-        return [_unsupported(c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
+        found = [_unsupported(c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
+        return [r or self._refusal_whole(backend, c) for r, c in zip(found, cases, strict=True)]
 
     def _refusal_alone(self, backend: Backend, case: Case) -> Result | None:
         try:
-            return _unsupported(case, [backend.supports(s.graph) for s in case.steps])
+            found = _unsupported(case, [backend.supports(s.graph) for s in case.steps])
         except ConformanceError as e:
             return _failed(e)
+        return found or self._refusal_whole(backend, case)
+
+    def _refusal_whole(self, backend: Backend, case: Case) -> Result | None:
+        try:
+            answers = [backend.supports_case(c) for c in claim.cases_of(case)]
+        except ConformanceError as e:
+            return _failed(e)
+        reason = next((a.reason for a in answers if not a), None)
+        return None if reason is None else Result("", "", Verdict.UNSUPPORTED, detail=reason)
 
     def _run_group(self, spec: Spec, backend: Backend, group: Sequence[Case]) -> list[Result]:
         if len(group) == 1:
@@ -127,6 +176,10 @@ class Runner:
         return results
 
     def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
+        with self._ahead.one(spec, case) if self._ahead else nullcontext():
+            return self._run_told(spec, backend, case)
+
+    def _run_told(self, spec: Spec, backend: Backend, case: Case) -> Result:
         result = self._run_here(spec, backend, case)
         translation = stages.translation_of(spec, backend, result.verdict)
         if translation is not None:
@@ -142,6 +195,8 @@ class Runner:
         return refusal or self._run_here(spec, backend, case)
 
     def _run_here(self, spec: Spec, backend: Backend, case: Case) -> Result:
+        if claim.applies(case):
+            return self._relate(spec, backend, case)
         try:
             (expectation,), tested = self._expect(spec, backend, [case])
         except ConformanceError as e:
@@ -149,10 +204,10 @@ class Runner:
         try:
             execution = execute(tested, case)
             result = self._judge(spec, case, expectation, execution)
-            if recorded.has_nodes(case):
+            if recorded.has_nodes(case) and not execution.opaque:
                 recorded.judge_nodes(result, tested, self.oracle, case)
-            if result.verdict is Verdict.PASS and stepwise.applies(case):
-                stepwise.judge(result, self._other(spec, tested), case, execution, expectation.arithmetic)
+            if result.verdict is Verdict.PASS and stepwise.applies(case) and not execution.opaque:
+                stepwise.judge(result, self._other(spec, tested, case), case, execution, expectation.arithmetic)
             if result.verdict is Verdict.FAIL and result.first_divergence is None:
                 self._locate(result, tested, case, expectation, execution)
         except ConformanceError as e:
@@ -161,32 +216,42 @@ class Runner:
             result = Result("", "", Verdict.OVERCLAIM, detail=f"the adapter raised {type(e).__name__}: {e}")
         return result
 
+    def _relate(self, spec: Spec, backend: Backend, case: Case) -> Result:
+        try:
+            return relate.judge(spec, backend, case, self._open)
+        except ConformanceError as e:
+            return _failed(e)
+        except Exception as e:  # noqa: BLE001  # as above
+            return Result("", "", Verdict.OVERCLAIM, detail=f"the adapter raised {type(e).__name__}: {e}")
+
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
-        if all(recorded.judges(c, backend.arithmetic()) for c in cases):
+        if all(recorded.judges(c, backend.arithmetic_in(c)) for c in cases):
             return [recorded.expectation(c) for c in cases], recorded.tested(self.oracle, spec, backend, cases[0])
-        if spec.name != REFERENCE:
-            return self.oracle.expect(cases, backend.arithmetic()), backend
+        if resolve(spec).name != REFERENCE:
+            return self.oracle.expect(cases, backend.arithmetic_in(cases[0])), backend
         return self.oracle.expect_second(cases)
 
-    def _other(self, spec: Spec, backend: Backend) -> Backend:
+    def _other(self, spec: Spec, backend: Backend, case: Case) -> Backend:
         """Who the backend is held against: the reference in its arithmetic, or for the reference the real ggml."""
-        if spec.name == REFERENCE:
+        if resolve(spec).name == REFERENCE:
             return self.oracle.second_opinion()
-        return self.oracle.reference_in(backend.arithmetic())
+        return self.oracle.reference_in(backend.arithmetic_in(case))
 
     def _judge(self, spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
-        judged = list(_judged(case, expectation.steps, execution.steps, expectation.arithmetic))
+        judged = list(_judged(case, expectation.steps, execution, expectation.arithmetic))
         result = Result("", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps))
         result.witness = describe(execution.witness)
         if not judged:
             result.verdict, result.detail = Verdict.VACUOUS, "it has no output and no cache to check"
+            if execution.opaque:
+                result.detail = f"it has no output to check; {_unread(execution)}"
             return result
         worst = max(judged, key=lambda j: j.used)
         result.budget_used = worst.used
         result.nmse = max(j.difference.nmse for j in judged)
         if expectation.exact is not expectation.steps:
-            exact = _judged(case, expectation.exact, execution.steps, EXACT)
+            exact = _judged(case, expectation.exact, execution, EXACT)
             result.nmse_exact = max(j.difference.nmse for j in exact)
         wrong = next((j for j in judged if j.used > 1), None)
         if wrong is not None:
@@ -198,45 +263,61 @@ class Runner:
             result.detail = f"its demands are of a run, not of stage {stages.stage_of(spec)}"
         elif missing := unmet(case, spec, execution.witness):
             result.verdict, result.detail = Verdict.VACUOUS, missing
+        if execution.opaque:
+            result.detail = "; ".join(filter(None, (result.detail, _unread(execution))))
         return result
 
     def _locate(
         self, result: Result, backend: Backend, case: Case, expectation: Expectation, execution: Execution
     ) -> None:
-        judged = _judged(case, expectation.steps, execution.steps, expectation.arithmetic)
+        judged = _judged(case, expectation.steps, execution, expectation.arithmetic)
         wrong = next((j for j in judged if j.used > 1), None)
         if wrong is None:  # right when run freely: what failed was a step run from recorded caches
             return
-        reference = self.oracle.reference_in(backend.arithmetic())
+        if execution.opaque:  # a device that keeps its caches to itself computes no node by itself either
+            result.first_divergence = divergence.describe(wrong, case, divergence.GRAPH)
+            return
+        reference = self.oracle.reference_in(backend.arithmetic_in(case))
         found = divergence.first_divergent(backend, reference, case, wrong.step)
         if found is None:
-            result.first_divergence = divergence.describe(wrong, case)
+            result.first_divergence = divergence.describe(wrong, case, divergence.GRAPH)
             result.detail += "; each node alone is right, so fusion or state is at fault"
         else:
             result.first_divergence = divergence.describe(found, case)
             result.detail = divergence.sentence(found, case) + "; everything before it agrees"
 
     def _keep(self, result: Result, case: Case) -> None:
-        if self._save is None or result.verdict in {Verdict.PASS, Verdict.UNSUPPORTED}:
+        if result.verdict in {Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.XPASS}:
             return
-        self._save.mkdir(parents=True, exist_ok=True)
-        path = self._save / f"{_file_name(case.id)}.gguf"
-        casefile.write(path, [case])
+        folder = self._save
+        if folder is None and self._ahead is not None and not self._ahead.by_id(case):
+            folder = self._ahead.folder
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / _file_name(f"{case.id}_{result.backend}")
+        casefile.write(path, [seen.kept(case, result)])
         result.saved = str(path)
 
 
 def _judged(
-    case: Case, expected: Sequence[StepValues], found: Sequence[StepValues], arithmetic: Arithmetic
+    case: Case, expected: Sequence[StepValues], execution: Execution, arithmetic: Arithmetic
 ) -> Iterable[Judged]:
-    want, got = ([{**v.outputs, **v.caches} for v in values] for values in (expected, found))
-    return judge_trajectory(case, want, got, arithmetic)
+    """What can be judged: caches that the backend cannot show are left out."""
+    opaque = execution.opaque
+    want = [{**v.outputs, **{t: x for t, x in v.caches.items() if t not in opaque}} for v in expected]
+    return judge_trajectory(case, want, [{**v.outputs, **v.caches} for v in execution.steps], arithmetic)
+
+
+def _unread(execution: Execution) -> str:
+    return f"{len(execution.opaque)} caches cannot be read here: outputs only are judged"
 
 
 def _groups(cases: Sequence[Case], size: int) -> Iterable[list[Case]]:
     """Cases that may share a graph, `size` at a time; every other one by itself."""
     group: list[Case] = []
     for case in cases:
-        if len(case.steps) > 1 or case.steps[0].expected or case.demands or size == 1:
+        if len(case.steps) > 1 or case.steps[0].expected or case.demands or claim.applies(case) or size == 1:
             yield [case]
             continue
         group.append(case)
@@ -270,4 +351,4 @@ def _failed(error: ConformanceError) -> Result:
 
 
 def _file_name(case_id: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=@-]+", "_", case_id)[-150:]
+    return re.sub(r"[^A-Za-z0-9_.=@-]+", "_", case_id)[-150:] + ".gguf"

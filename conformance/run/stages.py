@@ -32,13 +32,13 @@ BLAMED: dict[Verdict, str] = {
 
 def stage_of(spec: Spec) -> str:
     """The stage that `spec` names."""
-    return dict(spec.options).get(OPTION, RUN)
+    return dict(registry.resolve(spec).options).get(OPTION, RUN)
 
 
 def staged(spec: Spec, stage: str) -> Spec:
     """The same backend at another stage."""
-    options = tuple((k, v) for k, v in spec.options if k != OPTION)
-    return Spec(spec.name, options if stage == RUN else (*options, (OPTION, stage)))
+    plain = Spec(spec.name, tuple((k, v) for k, v in spec.options if k != OPTION))
+    return plain if stage_of(plain) == stage else Spec(spec.name, (*plain.options, (OPTION, stage)))
 
 
 def translation_of(spec: Spec, backend: Backend, verdict: Verdict) -> Spec | None:

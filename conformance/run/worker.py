@@ -1,4 +1,4 @@
-"""The process that runs a backend for `IsolatedBackend`: `python -m conformance.run.worker SPEC`.
+"""The process that runs a backend for `IsolatedBackend`: `python -m conformance.run.worker SPEC [NAMES]`.
 
 Frames come on what was stdin and leave on what was stdout. Both descriptors are taken away before the backend is
 loaded, so nothing that a library prints can come between them: prints go to stderr, reading finds the end.
@@ -19,6 +19,7 @@ from conformance.cgraph import codec
 from conformance.cgraph.case import JSON, Case
 from conformance.cgraph.tensor import Bytes, Tensor
 
+from .definitions import take
 from .frames import Closed, pack_error, pack_support, receive, send
 
 Reply = tuple[dict[str, JSON], list[Bytes]]
@@ -62,8 +63,14 @@ def _open(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
     named = dict(zip(header["names"], blobs, strict=True))
     # Sent by this program, which validates every case that comes from elsewhere.
     case = codec.load(header["case"], named, validate=False)
-    worker.cases[header["session"]] = _Open(worker.backend, case)
-    return {}, []
+    opened = worker.cases[header["session"]] = _Open(worker.backend, case)
+    opaque = opened.session.opaque()
+    return {"opaque": [i for i, t in enumerate(opened.persistent) if t in opaque]}, []
+
+
+def _supports_case(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
+    case = codec.load(header["case"], dict(zip(header["names"], blobs, strict=True)), validate=False)
+    return {"supports": pack_support([worker.backend.supports_case(case)])}, []
 
 
 def _close(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
@@ -99,6 +106,7 @@ def _witness(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
 
 REQUESTS: dict[str, Callable[[Worker, dict[str, JSON], list[Bytes]], Reply]] = {
     "supports": _supports,
+    "supports_case": _supports_case,
     "open": _open,
     "close": _close,
     "write": _write,
@@ -125,19 +133,21 @@ def _no_core_files() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def main(spec: str) -> int:
+def main(spec: str, *names: str) -> int:
     """Serve until the other side closes the wire."""
     incoming, outgoing = _take_wire()
     _no_core_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side decides what an interrupt ends
     with incoming, outgoing:
         try:
+            take(names)
             backend = create(Spec.parse(spec))
             hello: dict[str, JSON] = {
                 "info": describe(backend.info()),
                 "arithmetic": describe(backend.arithmetic()),
                 "buffer_types": [describe(b) for b in backend.buffer_types()],
                 "batch": backend.batch,
+                "whole": type(backend).supports_case is not Backend.supports_case,
                 "stages": list(backend.stages),
             }
         except Exception as error:  # noqa: BLE001  # whatever it is, the other side reports it
@@ -160,4 +170,4 @@ def main(spec: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -83,7 +83,7 @@ class Matrix:
     def node(self) -> Value:
         """Shape (rows, columns), compressed where it is Q4_0."""
         if self.f is not None:
-            return o.constant(self.f)
+            return o.constant(self.f, shared_memory=True)  # one copy for all forms
         assert self.q is not None
         assert self.d is not None
         rows, blocks = self.d.shape

@@ -1,7 +1,10 @@
 """Decoders as llama.cpp lays them out: one configurable model, its KV cache, and trajectories over it.
 
-`config` says what a decoder and its context are, `decoder` builds the graph of one ubatch, `kv` its caches, `cells`
-keeps the books on who sits where, `weights` gives the bytes, `trajectory` makes a case of a plan, `grammar` reads ids.
+`config` says what a decoder and its context are, `presets` which architectures there are, `tensors` lists a model's
+weights and `weights` gives their bytes. `decoder` builds the graph of one ubatch from its sublayers (`inputs`,
+`attention`, `ffn`, `experts`, `shortconv`, all on a `sketch`), `shift` the one that moves positions. `kv` has the
+caches, `memory` the books: `cells` and `states` say who sits where. `trajectory` makes a case of a plan, `grammar`
+reads ids, `layout` holds our graphs against llama.cpp's.
 """
 
 from __future__ import annotations

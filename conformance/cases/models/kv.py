@@ -9,6 +9,7 @@ import numpy as np
 from conformance.cgraph.build import Builder
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.tensor import Tensor, nelements, new_tensor, row_size
+from conformance.cgraph.types import F32
 
 from .cells import Slots
 from .config import Cparams, Hparams
@@ -17,33 +18,45 @@ _B = Builder()
 
 
 class Cache:
-    """`cache_k_l*` and `cache_v_l*`: [n_embd_gqa, n_ctx, n_stream], V with its elements a cache apart if transposed."""
+    """What each layer keeps: `cache_k_l*` and `cache_v_l*` of attention, `cache_r_l*` of a short convolution.
+
+    K and V: [n_embd_gqa, n_ctx, n_stream], V with its elements a cache apart if transposed. R: [n_embd_r, n_seq_max].
+    """
 
     def __init__(self, hparams: Hparams, cparams: Cparams) -> None:
-        self.h, self.c = hparams, cparams
-        ne = (hparams.n_embd_gqa, cparams.n_ctx, cparams.n_stream)
-        self.k = [new_tensor(cparams.type_k, *ne, name=f"cache_k_l{il}") for il in range(hparams.n_layer)]
-        self.v = [new_tensor(cparams.type_v, *ne, name=f"cache_v_l{il}") for il in range(hparams.n_layer)]
+        h, c = hparams, cparams
+        self.h, self.c = h, c
+        self.k: dict[int, Tensor] = {}
+        self.v: dict[int, Tensor] = {}
+        self.r: dict[int, Tensor] = {}
+        for il in range(h.n_layer):
+            n_ctx = c.n_ctx_swa(h) if h.is_swa(il) else c.n_ctx
+            if h.is_recr(il):
+                self.r[il] = new_tensor(F32, h.n_embd_r, c.n_seq_max, name=f"cache_r_l{il}")
+            else:
+                self.k[il] = new_tensor(c.type_k, h.n_embd_gqa, n_ctx, c.n_stream, name=f"cache_k_l{il}")
+                self.v[il] = new_tensor(c.type_v, h.n_embd_v_gqa, n_ctx, c.n_stream, name=f"cache_v_l{il}")
+
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [*self.k.values(), *self.v.values(), *self.r.values()]
 
     def get_k(self, il: int, n_kv: int, slots: Slots) -> Tensor:
         """[head, heads_kv, n_kv, streams] of the cells that attention reads: `get_k`."""
-        return self._rows(self.k[il], n_kv, slots)
+        return self._rows(self.k[il], self.h.n_embd_head, n_kv, slots)
 
     def get_v(self, il: int, n_kv: int, slots: Slots) -> Tensor:
         """As `get_k`, or, where V is transposed, [n_kv, heads_kv, head, streams]: `get_v`."""
-        v = self.v[il]
+        v, head, heads = self.v[il], self.h.head_v, self.h.n_head_kv
         if not self.c.v_trans:
-            return self._rows(v, n_kv, slots)
-        head, heads = self.h.n_embd_head, self.h.n_head_kv
-        nb2 = row_size(v.type, self.c.n_ctx)
-        nb3 = nb2 * self.h.n_embd_gqa
+            return self._rows(v, head, n_kv, slots)
+        nb2 = row_size(v.type, v.ne[1])
+        nb3 = nb2 * v.ne[0]
         return _B.view_4d(v, n_kv, heads, head, slots.count, nb2 * head, nb2, nb3, nb3 * slots.first)
 
-    def _rows(self, t: Tensor, n_kv: int, slots: Slots) -> Tensor:
-        head, heads = self.h.n_embd_head, self.h.n_head_kv
-        return _B.view_4d(
-            t, head, heads, n_kv, slots.count, row_size(t.type, head), t.nb[1], t.nb[2], t.nb[2] * slots.first
-        )
+    def _rows(self, t: Tensor, head: int, n_kv: int, slots: Slots) -> Tensor:
+        nb1 = row_size(t.type, head)
+        return _B.view_4d(t, head, self.h.n_head_kv, n_kv, slots.count, nb1, t.nb[1], t.nb[2], t.nb[2] * slots.first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +79,14 @@ class Writer:
             return self._rows(v, cur, self.v_idxs)
         if self.v_idxs is None:
             return self._copy_transposed(v, cur)
-        gqa, n = self.cache.h.n_embd_gqa, cur.ne[2]
-        flat = _B.reshape_2d(cur, gqa, n)
+        flat = _flat(cur)
         column = _B.reshape_2d(v, 1, nelements(v))
         return [_B.set_rows(column, _B.reshape_2d(flat, 1, nelements(flat)), self.v_idxs)]
 
     def _rows(self, t: Tensor, cur: Tensor, idxs: Tensor | None) -> list[Tensor]:
         if idxs is None:
             return self._copy_rows(t, cur)
-        gqa, n = self.cache.h.n_embd_gqa, cur.ne[2]
+        gqa, n = t.ne[0], cur.ne[2]
         rows = _B.view_2d(cur, gqa, n, cur.nb[2], 0)
         if t.ne[2] > 1:
             t = _B.reshape_2d(t, gqa, t.ne[1] * t.ne[2])
@@ -91,11 +103,11 @@ class Writer:
 
     def _copy_transposed(self, v: Tensor, cur: Tensor) -> list[Tensor]:
         """One CPY of the transpose per stream into a `view_2d` whose rows are a cache apart."""
-        gqa, n = self.cache.h.n_embd_gqa, cur.ne[2] // len(self.slots.streams)
-        nb1 = row_size(v.type, self.cache.c.n_ctx)
+        gqa, n = v.ne[0], cur.ne[2] // len(self.slots.streams)
+        nb1 = row_size(v.type, v.ne[1])
         stores = []
         for i, (s, head) in enumerate(self._heads()):
-            part = _B.transpose(_B.reshape_2d(self._part(cur, i, n), gqa, n))
+            part = _B.transpose(_flat(self._part(cur, i, n)))
             stores.append(_B.cpy(part, _B.view_2d(v, n, gqa, nb1, s * v.nb[2] + head * v.nb[0])))
         return stores
 
@@ -115,3 +127,10 @@ class Writer:
             if np.any(np.diff(idxs) != 1):
                 raise UsageError("write=cpy: the free cells are no neighbours; only write=set_rows can fill gaps")
         return list(zip(self.slots.streams, self.slots.idxs[:, 0].tolist(), strict=True))
+
+
+def _flat(cur: Tensor) -> Tensor:
+    """[head, heads, n] as [head * heads, n]; copied where there are gaps, as where Q, K and V are views of one."""
+    n_embd, n = cur.ne[0] * cur.ne[1], cur.ne[2]
+    gapless = cur.nb[2] == row_size(cur.type, n_embd)
+    return _B.reshape_2d(cur, n_embd, n) if gapless else _B.cont_2d(cur, n_embd, n)

@@ -1,45 +1,36 @@
-"""A decoder's trajectory as a case: a plan of prompts, decodes and removals becomes one step per ubatch.
+"""A decoder's trajectory as a case: a plan of prompts, decodes and removals (`cases/plan.py`) becomes its steps.
 
-The plan is text, its parts joined by dots:
-
-| part | does |
-|---|---|
-| `at1000` | first only: every sequence already has 1000 tokens, their cells hold random K and V, the others junk |
-| `p250` | 250 tokens of every sequence, logits of its last; `p5+9+1` gives each sequence its own number |
-| `o20` | as `p20`, logits of every token |
-| `d8` | eight times one token of every sequence |
-| `back5` | every sequence forgets its last 5 tokens |
-| `rm1`, `add1` | sequence 1 is removed and leaves; it comes (back) empty |
-| `cp0` | sequence 0's tokens become every other's too, in place of theirs: a shared prefix; unified cache only |
-| `reset` | all cells are emptied; what they hold stays |
-| `15(d12.p244)` | the parts in brackets, 15 times |
+Each ubatch is a step. What llama.cpp computes before a batch because positions were shifted is a step too.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cases.plan import Part as Verb
+from conformance.cases.plan import parse
 from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.streams import Stream
 from conformance.cgraph.tensor import Bytes, Tensor, nbytes, new_tensor, row_size
+from conformance.cgraph.types import BF16
 
 from . import weights
-from .cells import Cells, Slots, Ubatch, split
-from .config import Cparams, Hparams, n_rot, weight_shapes
-from .decoder import build
+from .cells import Cells, Ubatch
+from .config import Cparams, Hparams, n_rot
+from .decoder import Decode, build
 from .kv import Cache
+from .memory import Memory, Part, Place
+from .shift import build_shift
+from .tensors import weight_shapes
 
 GENERATOR = 1
 """Raise it when any id's bytes change."""
 
-_PART = re.compile(r"([a-z]+)([0-9]{1,7}(?:\+[0-9]{1,7})*)?", re.ASCII)
-_REPEATED = re.compile(r"([1-9][0-9]{0,3})\(([^()]*)\)", re.ASCII)
 MAX_STEPS = 20_000
 
 
@@ -51,7 +42,7 @@ class Trajectory:
         cparams.check(hparams)
         self.h, self.c = hparams, cparams
         self.id = case_id
-        self.cells = Cells(cparams.n_ctx, cparams.n_stream)
+        self.memory = Memory(hparams, cparams)
         self.cache = Cache(hparams, cparams)
         self.weights = {name: new_tensor(t, *ne, name=name) for name, (t, ne) in weight_shapes(hparams).items()}
         self.active = list(range(cparams.n_seq_max))
@@ -65,28 +56,27 @@ class Trajectory:
         Raises:
             UsageError: names the part that cannot be read or done.
         """
-        written_out = _REPEATED.sub(_repeat, plan)
-        for i, part in enumerate(written_out.split(".")):
-            match = _PART.fullmatch(part)
-            if match is None or match[1] not in _VERBS:
-                raise UsageError(f"run: {part!r} found; parts: {', '.join(_VERBS)}, with numbers, joined by dots")
-            numbers = [int(n) for n in match[2].split("+")] if match[2] else []
-            if match[1] == "at" and i:
-                raise UsageError(f"run: {part} can only come first: later the caches are the backend's")
-            _VERBS[match[1]](self, numbers)
+        for part in parse(plan):
+            _VERBS[part.verb](self, part)
 
     def start(self, n_past: int) -> None:
         """Every sequence has `n_past` tokens already; their cells hold random K and V, all others large numbers."""
-        batch = self._batch([n_past] * len(self.active))
-        slots = self.cells.find_slot(batch)
-        self.cells.apply(batch, slots)
-        used = self.cells.pos >= 0
-        for t in (*self.cache.k, *self.cache.v):
-            transposed = self.c.v_trans and t in self.cache.v
-            shape = (t.ne[2], t.ne[0], t.ne[1], -1) if transposed else (t.ne[2], t.ne[1], row_size(t.type, t.ne[0]))
-            held, junk = (x.reshape(shape) for x in weights.cached(self.id, t))
-            where = used[:, None, :, None] if transposed else used[:, :, None]
-            self._start[t] = np.where(where, held, junk).reshape(-1)
+        for _ in self.memory.place(self.memory.split(self._batch([n_past] * len(self.active)))):
+            pass
+        for t in self.cache.tensors():
+            self._start[t] = self._filled(t)
+
+    def _filled(self, t: Tensor) -> Bytes:
+        """What a cache holds: what its tokens left there, and junk where there are none."""
+        held, junk = weights.cached(self.id, t)
+        if t in self.cache.r.values():
+            return held
+        swa = self.h.is_swa(int(t.name.rpartition("_l")[2]))
+        used = self.memory.cells(swa=swa).pos >= 0
+        transposed = self.c.v_trans and t in self.cache.v.values()
+        shape = (t.ne[2], t.ne[0], t.ne[1], -1) if transposed else (t.ne[2], t.ne[1], row_size(t.type, t.ne[0]))
+        where = used[:, None, :, None] if transposed else used[:, :, None]
+        return np.where(where, held.reshape(shape), junk.reshape(shape)).reshape(-1)
 
     def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
         """Decode new tokens of the active sequences: one number for all, or one each."""
@@ -98,24 +88,50 @@ class Trajectory:
         Raises:
             UsageError: the cache is full, or the trajectory too long.
         """
-        for ubatch in split(batch, self.c.n_ubatch, unified=self.c.n_stream == 1):
-            if len(self.steps) == MAX_STEPS:
-                raise UsageError(f"run: more than {MAX_STEPS} steps")
+        for cells in self.memory.all_cells():
+            if cells.has_shift:
+                self._shift(cells)
+        for ubatch, place in self.memory.place(self.memory.split(batch)):
             if not ubatch.outputs.any():
                 ubatch.outputs[-1] = True  # a step without a result would have nothing but caches to check
-            slots = self.cells.find_slot(ubatch)
-            self.cells.apply(ubatch, slots)
-            self.steps.append(self._step(ubatch, slots))
+            made = build(self.h, self.c, self.weights, self.cache, ubatch, place)
+            rows = [ubatch.tokens, ubatch.pos, ubatch.seqs, ubatch.outputs]
+            note = {"tokens": np.stack(rows, axis=1).astype(np.int64).tolist()}
+            self._add(made, self._values(ubatch, place), note)
+
+    def _shift(self, cells: Cells) -> None:
+        """The step that rotates K to its new positions, before the next batch: `llama_kv_cache::update`."""
+        swa = cells is not self.memory.base
+        caches = [k for il, k in self.cache.k.items() if self.h.is_swa(il) == swa]
+        if caches and self.h.rope != "NONE":
+            values: dict[str, Callable[[], NDArray[Any]]] = {
+                "k_shift": lambda: cells.shift,
+                "attn_inp_k_rot": lambda: hadamard(n_rot(self.h, self.c)[0]),
+            }
+            self._add(build_shift(self.h, self.c, self.weights, caches), values, {"shift": True})
+        cells.reset_shift()
 
     def back(self, n: int) -> None:
         """Every sequence forgets its last `n` tokens."""
         for seq in self.active:
-            self.cells.seq_rm(seq, self.cells.seq_pos_max(seq) + 1 - n)
+            self.memory.seq_rm(seq, max(0, self.memory.seq_pos_max(seq) + 1 - n))
+
+    def shift(self, n: int) -> None:
+        """Every sequence forgets its first `n` tokens, and the others move up.
+
+        Raises:
+            UsageError: K is BF16, which ggml does not rotate: llama.cpp's process ends there.
+        """
+        if self.c.type_k is BF16:
+            raise UsageError("shift: K in a BF16 cache cannot be rotated; cache=f16, f32 or a quantised one expected")
+        for seq in self.active:
+            self.memory.seq_rm(seq, 0, n)
+            self.memory.seq_add(seq, n, -n)
 
     def remove(self, seq: int) -> None:
         """A sequence is forgotten and takes no part any more."""
         self._known(seq)
-        self.cells.seq_rm(seq, 0)
+        self.memory.seq_rm(seq, 0)
         self.active = [s for s in self.active if s != seq]
         if not self.active:
             raise UsageError(f"run: rm{seq} leaves no sequence")
@@ -123,7 +139,7 @@ class Trajectory:
     def add(self, seq: int) -> None:
         """A sequence takes part (again), from position 0."""
         self._known(seq)
-        self.cells.seq_rm(seq, 0)
+        self.memory.seq_rm(seq, 0)
         self.active = sorted({*self.active, seq})
 
     def share(self, seq: int) -> None:
@@ -131,8 +147,8 @@ class Trajectory:
         self._known(seq)
         for other in self.active:
             if other != seq:
-                self.cells.seq_rm(other, 0)
-                self.cells.seq_cp(seq, other, 0, self.cells.seq_pos_max(seq) + 1)
+                self.memory.seq_rm(other, 0)
+                self.memory.seq_cp(seq, other)
 
     def case(self, family: str, params: Mapping[str, Any], seed: int) -> Case:
         """The finished case.
@@ -142,8 +158,8 @@ class Trajectory:
         """
         if not self.steps:
             raise UsageError(f"case {self.id!r}: run: at least one p, o or d expected")
-        persistent = {t: weights.weight(self.id, t) for t in self.weights.values()}
-        for t in (*self.cache.k, *self.cache.v):
+        persistent = {t: weights.weight(self.id, self.h, t) for t in self.weights.values()}
+        for t in self.cache.tensors():
             persistent[t] = self._start.get(t, np.zeros(nbytes(t), np.uint8))
         return Case(self.id, persistent, self.steps, family=family, params=dict(params), seed=seed, generator=GENERATOR)
 
@@ -157,40 +173,46 @@ class Trajectory:
         if len(n_tokens) != len(self.active) or not sum(n_tokens):
             raise UsageError(f"run: one number of tokens, or {len(self.active)}, expected; {n_tokens} found")
         seqs = np.repeat(np.array(self.active, np.int64), n_tokens)
-        firsts = [self.cells.seq_pos_max(seq) + 1 for seq in self.active]
+        firsts = [self.memory.seq_pos_max(seq) + 1 for seq in self.active]
         pos = np.concatenate([np.arange(p, p + n) for p, n in zip(firsts, n_tokens, strict=True)])
         last = np.cumsum(n_tokens) - 1
         outputs = np.full(len(seqs), every)
         outputs[[i for i, n in zip(last, n_tokens, strict=True) if n]] = True
         return Ubatch(self._tokens.integers(len(seqs), 0, self.h.n_vocab), pos, seqs, outputs)
 
-    def _step(self, ubatch: Ubatch, slots: Slots) -> Step:
-        n_kv = self.cells.n_kv(slots)
-        made = build(self.h, self.c, self.weights, self.cache, ubatch, slots, n_kv)
-        values = self._values(ubatch, slots, n_kv)
-        inputs = {t: _encode(t, values[name]()) for name, t in made.inputs.items()}
-        rows = [ubatch.tokens, ubatch.pos, ubatch.seqs, ubatch.outputs]
-        note = {"tokens": np.stack(rows, axis=1).astype(np.int64).tolist()}
-        return Step(made.graph, inputs, (made.logits,), note=note)
+    def _add(self, made: Decode, values: Mapping[str, Callable[[], NDArray[Any]]], note: dict[str, Any]) -> None:
+        if len(self.steps) == MAX_STEPS:
+            raise UsageError(f"run: more than {MAX_STEPS} steps")
+        inputs = {t: _encode(t, values[key]()) for key, t in made.inputs.items()}
+        self.steps.append(Step(made.graph, inputs, made.outputs, note=note))
 
-    def _values(self, ubatch: Ubatch, slots: Slots, n_kv: int) -> dict[str, Callable[[], NDArray[Any]]]:
-        """What each input holds, by its name."""
+    def _values(self, ubatch: Ubatch, place: Place) -> dict[str, Callable[[], NDArray[Any]]]:
+        """What each input holds, by its key."""
         n = ubatch.n_tokens
-        v_trans = self.c.v_trans
-        gqa = self.h.n_embd_gqa
-        rot_k, rot_v = n_rot(self.h, self.c)
-        return {
+        values: dict[str, Callable[[], NDArray[Any]]] = {
             "inp_tokens": lambda: ubatch.tokens,
             "inp_pos": lambda: ubatch.pos,
             "out_ids": lambda: np.flatnonzero(ubatch.outputs),
-            "attn_inp_k_idxs": lambda: self.cells.k_idxs(slots),
-            "attn_inp_v_idxs": lambda: self.cells.v_idxs_trans(slots, gqa) if v_trans else self.cells.k_idxs(slots),
-            "attn_inp_kq_mask": lambda: self.cells.kq_mask(ubatch, n_kv),
-            "attn_inp_k_rot": lambda: hadamard(rot_k),
-            "attn_inp_v_rot": lambda: hadamard(rot_v),
+            "rs_s_copy": lambda: np.array(place.recr.s_copy if place.recr else (), np.int64),
             "inp_mixed_tokens": lambda: np.zeros(n),
             "inp_mixed_embd": lambda: np.zeros((n, self.h.n_embd)),
             "inp_mixed_slots": lambda: np.zeros(n),
+        }
+        values |= self._attended(ubatch, place.base)
+        if place.swa is not None:
+            values |= {f"{name}_swa": value for name, value in self._attended(ubatch, place.swa).items()}
+        return values
+
+    def _attended(self, ubatch: Ubatch, part: Part) -> dict[str, Callable[[], NDArray[Any]]]:
+        cells, slots = part.cells, part.slots
+        n_v, alibi = self.h.n_embd_v_gqa, bool(self.h.alibi)
+        rot_k, rot_v = n_rot(self.h, self.c)
+        return {
+            "attn_inp_k_idxs": lambda: cells.k_idxs(slots),
+            "attn_inp_v_idxs": lambda: cells.v_idxs_trans(slots, n_v) if self.c.v_trans else cells.k_idxs(slots),
+            "attn_inp_kq_mask": lambda: cells.kq_mask(ubatch, part.n_kv, alibi=alibi),
+            "attn_inp_k_rot": lambda: hadamard(rot_k),
+            "attn_inp_v_rot": lambda: hadamard(rot_v),
         }
 
 
@@ -206,35 +228,20 @@ def _encode(t: Tensor, values: NDArray[Any]) -> Bytes:
     return np.ascontiguousarray(values.astype(t.type.dtype)).view(np.uint8).reshape(-1)
 
 
-def _repeat(match: re.Match[str]) -> str:
-    return ".".join([match[2]] * int(match[1]))
-
-
-def _one(numbers: list[int]) -> int:
-    if len(numbers) != 1:
-        raise UsageError(f"run: one number expected, {numbers} found")
-    return numbers[0]
-
-
-def _decode(t: Trajectory, numbers: list[int]) -> None:
-    for _ in range(_one(numbers)):
+def _decode(t: Trajectory, part: Verb) -> None:
+    for _ in range(part.number):
         t.prompt([1])
 
 
-def _reset(t: Trajectory, numbers: list[int]) -> None:
-    if numbers:
-        raise UsageError(f"run: reset takes no number, {numbers} found")
-    t.cells.clear()
-
-
-_VERBS: dict[str, Callable[[Trajectory, list[int]], None]] = {
-    "at": lambda t, n: t.start(_one(n)),
-    "p": lambda t, n: t.prompt(n),
-    "o": lambda t, n: t.prompt(n, every=True),
+_VERBS: dict[str, Callable[[Trajectory, Verb], None]] = {
+    "at": lambda t, part: t.start(part.number),
+    "p": lambda t, part: t.prompt(list(part.numbers)),
+    "o": lambda t, part: t.prompt(list(part.numbers), every=True),
     "d": _decode,
-    "back": lambda t, n: t.back(_one(n)),
-    "rm": lambda t, n: t.remove(_one(n)),
-    "add": lambda t, n: t.add(_one(n)),
-    "cp": lambda t, n: t.share(_one(n)),
-    "reset": _reset,
+    "back": lambda t, part: t.back(part.number),
+    "shift": lambda t, part: t.shift(part.number),
+    "rm": lambda t, part: t.remove(part.number),
+    "add": lambda t, part: t.add(part.number),
+    "cp": lambda t, part: t.share(part.number),
+    "reset": lambda t, _: t.memory.clear(),
 }

@@ -27,6 +27,8 @@ from conformance.cgraph.types import (
     GGMLType,
 )
 
+from .config import Hparams
+
 # fmt: off
 _STD: dict[GGMLType, float] = {
     Q4_0: 0.44, Q4_1: 0.48, Q5_0: 0.44, Q5_1: 0.49, Q8_0: 0.44, MXFP4: 0.84, Q2_K: 0.32, Q3_K: 0.26, Q4_K: 0.20,
@@ -37,30 +39,45 @@ _STD: dict[GGMLType, float] = {
 
 _SELECTIVE = 1.5
 """Standard deviation of the elements of Q and K: logits then have 2.25, so that few cells get most of the attention."""
-_GAIN = {"attn_q": _SELECTIVE, "attn_k": _SELECTIVE, "attn_output": 2.0, "ffn_down": 1.5}
+_GAIN = {
+    "attn_q": _SELECTIVE, "attn_k": _SELECTIVE, "attn_output": 2.0, "ffn_down": 1.5,
+    "attn_qkv": _SELECTIVE, "ffn_down_exps": 1.5, "out_proj": 2.0, "conv": 1.0, "ffn_gate_inp": 2.0,
+}  # fmt: skip
 """Role -> standard deviation of what the weight makes of normalised activations; 1 for all others."""
+_BIAS = 0.5
+"""Standard deviation of a bias: enough to show, beside activations of 1."""
+_SINKS = (1.0, 5.0)
+"""Where sinks lie: among the largest logits of a row, so that they take a good part of its attention."""
+_SCALED = 3.0
+"""Standard deviation of embeddings that the model scales: tied logits then come near their softcap, and not over it."""
 _JUNK = 2.0
 """How much larger than K and V is what an unused cell holds."""
 
 
-def weight(case: str, t: Tensor) -> Bytes:
-    """The bytes of weight `t`, from the stream of its name."""
-    role = t.name.removesuffix(".weight").rpartition(".")[2]
+def weight(case: str, h: Hparams, t: Tensor) -> Bytes:
+    """The bytes of weight `t` of a model, from the stream of its name."""
+    role = t.name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
     # the first head of K turns alike into alike: a head that looks at its own token and those just before
-    stream = Stream(case, t.name.replace("attn_k", "attn_q"))
+    stream = Stream(case, t.name.replace("attn_k.weight", "attn_q.weight"))
     n = nelements(t)
+    if t.name.endswith(".bias"):
+        return stream.normal(n, _BIAS).astype(np.float32).view(np.uint8)
+    if role == "attn_sinks":
+        return stream.uniform(n, *_SINKS).view(np.uint8)
+    if role in {"attn_q_norm", "attn_k_norm"}:
+        return stream.uniform(n, _SELECTIVE - 0.5, _SELECTIVE + 0.5).view(np.uint8)
     if role.endswith("norm"):
         return stream.uniform(n, 0.5, 1.5).view(np.uint8)
     if role == "rope_freqs":
         return stream.uniform(n, 1.0, 8.0).view(np.uint8)
     if role == "token_embd":
-        return _embeddings(t, stream)
+        return _embeddings(t, stream, _SCALED / h.embd_scale if h.embd_scale else 1.0)
     return random_bytes(t.type, stream, n, _GAIN.get(role, 1.0) / math.sqrt(t.ne[0]))
 
 
-def _embeddings(t: Tensor, stream: Stream) -> Bytes:
-    """Rows of order 1 whose first halves (whole blocks) are the same for all tokens, so that positions matter."""
-    rows = random_bytes(t.type, stream, nelements(t), 1.0).reshape(t.ne[1], -1)
+def _embeddings(t: Tensor, stream: Stream, std: float) -> Bytes:
+    """Rows of that order whose first halves (whole blocks) are the same for all tokens, so that positions matter."""
+    rows = random_bytes(t.type, stream, nelements(t), std).reshape(t.ne[1], -1)
     common = t.ne[0] // t.type.blck_size // 2 * t.type.type_size
     rows[:, :common] = rows[0, :common]
     return rows.reshape(-1)

@@ -16,15 +16,17 @@ from conformance.cgraph.case import Case
 from conformance.cgraph.errors import GraphError, UsageError
 from conformance.cgraph.tensor import Tensor
 
-from . import attention, elementwise, matmul, memory, rope, rows, views
+from . import attention, elementwise, matmul, matrices, memory, plain, recurrent, rope, rows, views
 from .bench import Bench
 from .grammar import FAMILY_NAME, OpCases, OpId, expand, parse, with_seed
 
 __all__ = ["FAMILY", "build", "ids"]
 
-TOPICS = (elementwise, rows, views, memory, matmul, attention, rope)
+TOPICS = (elementwise, rows, views, memory, matmul, attention, rope, recurrent, matrices, plain)
 KNOWN: dict[str, OpCases] = {op: cases for topic in TOPICS for cases in topic.CASES for op in cases.ops}
 """Op, with its sub-op -> its cases."""
+ENOUGH = 64
+"""Elements that show most faults: of fewer, a smoke test takes only what larger cases do not show."""
 
 
 def _size(op_id: OpId) -> int:
@@ -48,12 +50,12 @@ def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
 
 
 def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
-    """Few cases that together show every trait: up from the smallest, each one that shows something new; then less all
-    those whose every trait another one shows too.
+    """Few cases that together show every trait: up from the smallest that is large enough, each one that shows
+    something new; then less all those whose every trait another one shows too.
     """
     kept: dict[str, set[tuple[str, ...]]] = {}
     shown: Counter[tuple[str, ...]] = Counter()
-    for case_id in case_ids:
+    for case_id in sorted(case_ids, key=lambda i: _size(parse(i, KNOWN)) < ENOUGH):
         traits = set(_traits(parse(case_id, KNOWN)))
         if not traits <= shown.keys():
             kept[case_id] = traits
@@ -62,7 +64,7 @@ def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
         if all(shown[trait] > 1 for trait in traits):
             shown.subtract(traits)
             del kept[case_id]
-    return tuple(kept)
+    return tuple(case_id for case_id in case_ids if case_id in kept)
 
 
 @cache

@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from conformance.cgraph.rules_model import PREC
-from conformance.cgraph.tensor import Tensor
+from conformance.cgraph.streams import Stream
+from conformance.cgraph.tensor import Dims, Tensor
 from conformance.cgraph.types import F16, F32, type_named
 
 from .bench import INPLACE, Bench
 from .data import Fill, biased, blind, causal, normal, uniform
 from .grammar import OpCases, count, opt_shape, real, shape, text, word
 
-MASKS = word("causal", "holes", "bias", "blind")
+MASKS = word("causal", "holes", "bias", "blind", "junk")
 """What a mask hides: the future; the future and a third of the past; the same with finite values elsewhere; all that a
-whole row has."""
+whole row has; the last cells from every row, where K and V then hold NaN and infinities."""
+JUNK = 5
+"""How many cells those are."""
 
 
 def _mask_fill(kind: str, n_kv: int, n: int) -> Fill:
     if kind == "causal":
         return causal(n_kv - n)
     holes = causal(n_kv - n, dead=0.3)
-    return {"holes": holes, "bias": biased(holes, 1.0), "blind": blind(holes)}[kind]
+    unseen = causal(n_kv - n - JUNK, dead=0.3)
+    return {"holes": holes, "bias": biased(holes, 1.0), "blind": blind(holes), "junk": unseen}[kind]
+
+
+def _junk(fill: Fill) -> Fill:
+    """K or V of shape (size, n_kv, …) whose last cells hold what no answer may depend on."""
+
+    def filled(s: Stream, ne: Dims) -> NDArray[Any]:
+        x = fill(s, ne).reshape(ne[::-1]).copy()
+        x[:, :, -JUNK:] = np.resize(np.array([np.nan, np.inf, -np.inf], np.float32), ne[0])
+        return x
+
+    return filled
 
 
 def _soft_max(bench: Bench) -> Sequence[Tensor]:
@@ -75,12 +94,13 @@ def _flash_attn(bench: Bench) -> Tensor:
     dk, n, heads, n_seq = v["q"]
     _, n_kv, heads_kv, _ = v["k"]
     dv = v["dv"] or dk
+    cells = _junk(normal()) if v["hide"] == "junk" else normal()
     q = bench.operand("Qcur-0", F32, v["q"], normal(1.5), v["vq"])
-    k = bench.operand("cache_k_l0", type_k, v["k"], normal(), v["vk"], keep=True)
+    k = bench.operand("cache_k_l0", type_k, v["k"], cells, v["vk"], keep=True)
     if v["mla"]:
         vv = b.view_4d(k, dv, *k.ne[1:], *k.nb[1:], 0)
     else:
-        vv = bench.operand("cache_v_l0", type_v, (dv, n_kv, heads_kv, n_seq), normal(), v["vv"], keep=True)
+        vv = bench.operand("cache_v_l0", type_v, (dv, n_kv, heads_kv, n_seq), cells, v["vv"], keep=True)
     mask = None
     if v["mask"]:
         mask = bench.leaf("KQ_mask", F16, v["mask"], _mask_fill(v["hide"], n_kv, n))
@@ -120,7 +140,7 @@ FLASH_ATTN_EXT = OpCases(
     standard=(
         f"FLASH_ATTN_EXT-{_CACHE}-q=32x{{1|3}}x4,k=32x24{{x4|x2|}}",
         f"FLASH_ATTN_EXT-{_CACHE}-q=64x3x4x2,k=64x32x2x2,mask=32x{{3|8|3x1x2|3x4x2}}",
-        f"FLASH_ATTN_EXT-{_FEW}-q=64x5x4,k=64x32x2,mask=32x5,{{hide=holes|hide=bias|sinks=1|softcap=10.0|max_bias=8.0|max_bias=8.0,softcap=5.0,sinks=1}}",
+        f"FLASH_ATTN_EXT-{_FEW}-q=64x5x4,k=64x32x2,mask=32x5,{{hide=holes|hide=bias|sinks=1|softcap=10.0|hide=bias,max_bias=8.0|hide=bias,max_bias=8.0,softcap=5.0,sinks=1}}",
         f"FLASH_ATTN_EXT-{_CACHE}-q=64x4x6x2,k=64x16x2x2,mask=16x4x1x2,vq=p0213,vk=p0213,vv=p0213",
         f"FLASH_ATTN_EXT-{_FEW}-q=64x2x4,k=64x32x2,mask=32x2,{{vk=part.p0213,vv=part.p0213|vk=slab,vv=pad|vk=off.p0213,vv=rows,vq=pad.p0213}}",
         f"FLASH_ATTN_EXT-{_MIXED}-q=64x3x4,k=64x32x2,mask=32x3{{|,vk=p0213,vv=p0213}}",
@@ -128,12 +148,13 @@ FLASH_ATTN_EXT = OpCases(
         "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-{q=96x3x2,k=96x16x1|q=128x3x4,k=128x16x2|q=256x3x2,k=256x16x2},mask=16x3",
         "FLASH_ATTN_EXT-{f16+f16|q8_0+q8_0}-q=192x2x4,dv=128,k=192x16x2,mask=16x2",
         "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=576x2x4,dv=512,k=576x16x1,mask=16x2,mla=1",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=64x2x12,k=64x16x3,mask=16x2,max_bias=8.0,sinks=1",
+        "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=64x2x12,k=64x16x3,mask=16x2,hide=bias,max_bias=8.0,sinks=1",
         "FLASH_ATTN_EXT-{f16+f16|f32+f32}-{q=64x64x2,k=64x80x2,mask=80x64|q=64x75x2,k=64x131x2,mask=131x75},hide=holes",
         "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=64x1x8,k=64x{256|512|777}x2{|,sinks=1}",
         "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=64x1x8,k=64x512x2,mask=512x4,hide=holes",
         "FLASH_ATTN_EXT-{f16+f16|q8_0+q8_0}-q=64x3x4,k=64x32x2,mask=32x3,{prec=F32|scale=0.5|scale=0.01}",
         "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=32x4x2,k=32x16x2,mask=16x4,hide=blind{|,sinks=1}",
+        "FLASH_ATTN_EXT-{f16+f16|f32+f32|bf16+bf16}-{q=64x1x4,k=64x40x2,mask=40x1|q=32x3x4,k=32x16x2,mask=16x3},hide=junk{|,max_bias=8.0|,sinks=1}",
     ),
     full=(
         f"FLASH_ATTN_EXT-{_CACHE}-q=128x{{1|32}}x32,k=128x1024x8,vk=p0213,vv=p0213",

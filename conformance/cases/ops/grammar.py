@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -184,6 +184,17 @@ def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
         )
     values, given = read_keys(case_id, keys_text, cases.keys)
     return OpId(case_id, op, tuple(TYPES[n] for n in names), values, given, int(seed_text))
+
+
+def without(body: str, keys: Container[str]) -> tuple[str, str]:
+    """`WHAT-key=value,key=value` without the `keys`, and these: for families whose ids are another's, and more."""
+    what, dash, first = body.partition("=")[0].rpartition("-")  # an architecture's name may have dashes too
+    items = body[len(what) + 1 :].split(",") if dash and first else []
+    if not items:
+        return body, ""
+    taken = [item for item in items if item.partition("=")[0] in keys]
+    kept = ",".join(item for item in items if item not in taken)
+    return f"{what}-{kept}" if kept else what, ",".join(taken)
 
 
 def read_keys(case_id: str, keys_text: str, keys: Mapping[str, Key]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -24,6 +24,10 @@ def _rope(bench: Bench) -> Sequence[Tensor]:
     pos = bench.leaf("inp_pos", I32, (n_pos, 1, 1, 1), integers(v["from"], v["to"]))
     factors = bench.leaf("rope_freqs.weight", F32, (d // 2, 1, 1, 1), uniform(0.9, 8.0), keep=True) if v["ff"] else None
     floats = (v["freq_base"], v["freq_scale"], v["ext_factor"], v["attn_factor"], v["beta_fast"], v["beta_slow"])
+    if bench.id.op == "ROPE_BACK":
+        if multi:
+            return (b.rope_multi_back(a, pos, factors, n_dims, v["sections"], mode, v["n_ctx_orig"], *floats),)
+        return (b.rope_ext_back(a, pos, factors, n_dims, mode, v["n_ctx_orig"], *floats),)
     if multi:
         make_multi = b.rope_multi_inplace if v["inplace"] else b.rope_multi
         out = make_multi(a, pos, factors, n_dims, v["sections"], mode, v["n_ctx_orig"], *floats)
@@ -45,7 +49,7 @@ _YARN = "freq_scale=0.25,ext_factor=1.0,attn_factor=1.1,beta_fast=32.0,beta_slow
 _TYPE = "{f32|f16}"
 
 ROPE = OpCases(
-    ops=("ROPE",),
+    ops=("ROPE", "ROPE_BACK"),
     types=("a",),
     keys={
         "ne": shape(),
@@ -81,6 +85,8 @@ ROPE = OpCases(
         f"ROPE-{_TYPE}-ne=32x3x4,{_MULTI},{{vne=pad|vne=p0213|inplace=leaf|from=2000,to=9000}}",
         f"ROPE-{_TYPE}-ne={{32x3x4|32x2x3x2}},{_VISION}{{|,ff=1}}",
         f"ROPE-{_TYPE}-ne=32x3x4,{_VISION},{{vne=pad|vne=p0213|freq_scale=0.5}}",
+        f"ROPE_BACK-{_TYPE}-ne=64x3x4,{_PLAIN},{{n_dims=32|ff=1|vne=p0213|{_YARN}}}",
+        f"ROPE_BACK-{_TYPE}-ne=32x3x4,{{{_MULTI[1:-1]}|{_VISION[1:-1]}}}",
     ),
     full=(
         f"ROPE-{_TYPE}-ne=128x32x{{1|65}},{_PLAIN}",

@@ -1,0 +1,192 @@
+"""Writing past a tensor's end found: every destination lies between stretches of a pattern that nothing may touch.
+
+Each node has memory of its own, so a kernel that writes a few bytes too many cannot hide in a neighbour that is written
+later. What is checked after each graph: the pattern before and behind every node, weight, cache and input, to the byte
+(a buffer's alignment leaves room behind most tensors, and that is checked too), and the bytes of every input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import BackendError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Bytes, Tensor, nbytes
+
+from .context import Arena, Context, Store
+from .layout import OVERHEAD, InitParams
+from .library import Library
+from .placement import Home
+from .session import USAGE_COMPUTE, GgmlSession, Plan
+
+PATTERN = 0xA5
+"""Of every guard byte: no float of a usual size, no small integer, no NaN."""
+GUARD = 64
+"""Bytes between two tensors, at least."""
+
+
+class Guarded:
+    """A buffer whose tensors lie apart, and the stretches between them.
+
+    Args:
+        library: where it is.
+        buft: its buffer type.
+        tensors: case tensor -> its address; none may be a view.
+        usage: `enum ggml_backend_buffer_usage`.
+
+    Raises:
+        BackendError: no memory.
+    """
+
+    def __init__(self, library: Library, buft: int, tensors: Mapping[Tensor, int], usage: int = 0) -> None:
+        g = self._ggml = library.ggml
+        self._gaps: list[tuple[int, int, Tensor | None, Tensor | None]] = []
+        align = max(GUARD, g.backend_buft_get_alignment(buft))
+        places: list[tuple[Tensor, int, int]] = []
+        end = 0
+        for t, pointer in tensors.items():
+            start = -(-(end + GUARD) // align) * align
+            end = start + max(nbytes(t), g.backend_buft_get_alloc_size(buft, pointer))
+            places.append((t, start, end))
+        self.size = end + GUARD
+        self.buffer: int | None = g.backend_buft_alloc_buffer(buft, self.size)
+        if self.buffer is None:
+            raise BackendError(f"no memory for {len(places)} tensors of {self.size} bytes, with guards between them")
+        if usage:
+            g.backend_buffer_set_usage(self.buffer, usage)
+        self._context = g.init(InitParams((len(places) + 2) * OVERHEAD, None, True))
+        base = g.backend_buffer_get_base(self.buffer)
+        last: Tensor | None = None
+        at = 0
+        stretches: list[tuple[Tensor | None, int, int]] = [*places, (None, self.size, self.size)]
+        for behind, start, stop in stretches:
+            gap = g.new_tensor_1d(self._context, library.types["i8"], start - at)
+            g.backend_tensor_alloc(self.buffer, gap, base + at)
+            self._gaps.append((gap, start - at, last, behind))
+            if behind is not None:
+                g.backend_tensor_alloc(self.buffer, tensors[behind], base + start)
+            last, at = behind, stop
+        g.backend_buffer_clear(self.buffer, PATTERN)
+
+    def damage(self) -> str:
+        """Which guard bytes were written, in words; empty where none was."""
+        for gap, size, before, behind in self._gaps:
+            data = np.empty(size, np.uint8)
+            self._ggml.backend_tensor_get(gap, data.__array_interface__["data"][0], 0, size)
+            hit = np.flatnonzero(data != PATTERN)
+            if not hit.size:
+                continue
+            first, last = int(hit[0]), int(hit[-1])
+            # Nearer to the end of the one than to the start of the other.
+            if before is not None and (behind is None or first <= size - 1 - last):
+                return f"{hit.size} bytes behind the end of {_spell(before)} were written, the first {first} behind it"
+            assert behind is not None
+            return f"{hit.size} bytes before {_spell(behind)} were written, the first {size - first} before it"
+        return ""
+
+    def free(self) -> None:
+        """Give the buffer back."""
+        if self.buffer is not None:
+            self._ggml.backend_buffer_free(self.buffer)
+            self.buffer = None
+            self._ggml.free(self._context)
+
+
+class GuardedStore(Store):
+    """Leaves of one buffer type, apart from each other."""
+
+    def __init__(
+        self, library: Library, tensors: Iterable[Tensor], buft: int, usage: int = 0, arena: Arena | None = None
+    ) -> None:
+        self.library = library
+        leaves = list(tensors)
+        self.context = Context(library, len(leaves), arena=arena)
+        self.at = {t: self.context.add(t, {}) for t in leaves}
+        self.guarded = Guarded(library, buft, self.at, usage)
+
+    @property
+    def buffer(self) -> int | None:  # type: ignore[override]  # the guarded one
+        """The buffer, None once it is free."""
+        return self.guarded.buffer
+
+    def free(self) -> None:
+        """Give buffer and tensors back."""
+        self.guarded.free()
+        self.context.free()
+
+
+class GuardSession(GgmlSession):
+    """As `GgmlSession`, every tensor in memory of its own and guarded."""
+
+    def __init__(
+        self,
+        library: Library,
+        device: str,
+        backend: int,
+        buft: int,
+        case: Case,
+        homes: Mapping[Tensor, Home],
+        notes: Sequence[str] = (),
+        memory: str = "reused",
+    ) -> None:
+        self._guarded: dict[int, Guarded] = {}
+        super().__init__(library, device, backend, buft, case, homes, notes, memory)
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """Run `graph`, then look at every guard; see `Session.compute`.
+
+        Raises:
+            BackendError: as `GgmlSession`; or bytes outside a tensor, or of an input, were written: names the tensor.
+            GraphError: a leaf has no bytes.
+        """
+        values = super().compute(graph, inputs, outputs)
+        plan = self._plan
+        assert plan is not None
+        stores = [s for s in (*self._stores, plan.inputs) if isinstance(s, GuardedStore)]
+        for guarded in (self._guarded[id(plan)], *(s.guarded for s in stores)):
+            damage = guarded.damage()
+            if damage:
+                raise BackendError(f"output written outside its tensor on {self._witness.device}: {damage}")
+        written = {n.root for n in graph}
+        for t, pointer in plan.inputs.at.items():
+            if t not in written and not np.array_equal(self._get(pointer, nbytes(t)), inputs[t]):
+                raise BackendError(f"an input was written on {self._witness.device}: {_spell(t)} has other bytes now")
+        return values
+
+    def close(self) -> None:
+        """Free every buffer and context of the case."""
+        super().close()
+        while self._guarded:
+            self._guarded.popitem()[1].free()
+
+    def _store(self, tensors: Iterable[Tensor], buft: int, usage: int, arena: Arena | None = None) -> Store:
+        """Guarded, unless the buffer's own form of a tensor hides its bytes: such a buffer cannot be read either."""
+        kind = GuardedStore if buft == self._buft else Store
+        return kind(self._library, tensors, buft, usage, arena)
+
+    def _allocate(self, plan: Plan, cgraph: int, made: Sequence[Tensor]) -> None:
+        del cgraph
+        g = self._ggml
+        owners = {t: plan.at[t] for t in made if t.view_src is None}
+        while self._guarded and self._arenas[0] is not None:  # their graph is gone
+            self._guarded.popitem()[1].free()
+        guarded = Guarded(self._library, self._buft, owners, USAGE_COMPUTE)
+        self._guarded[id(plan)] = guarded
+        for t in made:
+            if t.view_src is not None:
+                g.backend_view_init(plan.at[t])
+
+    def _clear(self, plan: Plan) -> None:
+        for t in plan.at:
+            if t not in self._at and t not in plan.inputs.at and t.view_src is None and nbytes(t):
+                data = np.full(nbytes(t), 0xFF, np.uint8)
+                self._set(plan.at[t], t, data)
+
+
+def _spell(t: Tensor) -> str:
+    return f"{t.op if t.op != 'NONE' else 'leaf'} {t.name} {t.type}{list(t.ne)}".replace("  ", " ")

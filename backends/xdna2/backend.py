@@ -1,0 +1,171 @@
+"""The contract of an XDNA2 backend for ggml: which MUL_MAT it takes, how it rounds, and what it keeps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.backend.interface import BufferType, DeviceInfo, Witness
+from conformance.backend.kernel import Kernel, KernelBackend, KernelSession, Raw, Sources
+from conformance.cgraph import quants
+from conformance.cgraph.arithmetic import Arithmetic
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import UsageError
+from conformance.cgraph.requant import FORMS, quantised, weight_form
+from conformance.cgraph.tensor import Bytes, Tensor, is_contiguous, nrows
+from conformance.cgraph.types import F32, TYPES
+
+from .array import COLUMNS, CONTEXT_COLUMNS, DECODE_N, LEAST_N, MAX_SLOTS, PREFILL_N, Array
+
+SLOTS = "2048+4096+5632+14336"
+"""K of attention and feed-forward projections of the models it was made for."""
+FORM = "int8xrow"
+_GRID = FORMS[FORM]
+_FLOATING = {n: FORM for n, t in TYPES.items() if t.is_quantized or n in {"f32", "f16", "bf16"}}
+
+ARITHMETIC = Arithmetic("xdna2", mul_mat=_FLOATING, weights=_FLOATING)
+"""Both operands in int8, one float32 scale per row of weights and per token."""
+
+_AT_ONCE = 1 << 24
+"""Weights in float64 at a time: 128 MiB."""
+
+
+class Xdna2Backend(KernelBackend):
+    """MUL_MAT in int8 on a functional model of the array.
+
+    Args:
+        k: K of up to 8 kernel slots, joined by `+`.
+        min_n: fewest rows of activations (tokens) that are routed here.
+        max_n: most of them, 0 for any number: with 1 the NPU takes decoding only and another backend the prompt.
+
+    Raises:
+        UsageError: an option that is no number, or too many slots.
+    """
+
+    name = "xdna2"
+
+    def __init__(self, k: str = SLOTS, min_n: str = "1", max_n: str = "0") -> None:
+        self._slots = tuple(_number("k", part) for part in re.split(r"[ +]", k))  # a URL's plus is a space
+        if len(self._slots) > MAX_SLOTS or min(self._slots) < 1:
+            raise UsageError(f"xdna2: k: 1 to {MAX_SLOTS} positive sizes joined by + expected, {k!r} found")
+        self._min_n, self._max_n = _number("min_n", min_n), _number("max_n", max_n)
+
+    def info(self) -> DeviceInfo:
+        """Says that this is a model, and of what."""
+        return DeviceInfo(
+            "xdna2",
+            "functional model",
+            f"functional model of an XDNA2 NPU on NumPy, no hardware: MUL_MAT in int8, K of {self._spelled}, "
+            f"TILE_N {DECODE_N} and {PREFILL_N}, n from {LEAST_N}, {COLUMNS // CONTEXT_COLUMNS} contexts of "
+            f"{CONTEXT_COLUMNS} columns",
+            {"numpy": np.__version__},
+        )
+
+    def arithmetic(self) -> Arithmetic:
+        """Weights and activations in int8 by rows, exact sums, one scale."""
+        return ARITHMETIC
+
+    def buffer_types(self) -> Sequence[BufferType]:
+        """Weights stay where the host has them; the int8 copy is the backend's own."""
+        return [BufferType("host")]
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """One op, which only a session can compute: it keeps the weights."""
+        return {"MUL_MAT": _no_session}
+
+    def refuses(self, node: Tensor) -> str:
+        """The routing rules, in the order the real backend asks."""
+        w, x = node.src[0], node.src[1]
+        if w is None or x is None:
+            return "src[0] and src[1] expected"
+        if w.ne[0] not in self._slots:
+            return f"K={w.ne[0]} has no kernel slot, K is {self._spelled}"
+        if not weight_form(node, ARITHMETIC.weights, {}):
+            return f"src[0] must be a weight, which is stored as int8 once; {w} found"
+        if w.ne[2] * w.ne[3] != 1:
+            return f"one matrix of weights expected, {list(w.ne)} found"
+        if x.type is not F32 or node.type is not F32:
+            return f"activations and result in f32 expected, {x.type} and {node.type} found"
+        if not is_contiguous(x):
+            return f"contiguous activations expected, nb {list(x.nb)} found"
+        n = nrows(x)
+        if n < self._min_n or (self._max_n and n > self._max_n):
+            return f"n={n} is routed elsewhere, n from {self._min_n} to {self._max_n or 'any'} comes here"
+        return ""
+
+    def open(self, case: Case) -> Xdna2Session:
+        """Copies of the case's persistent tensors, the array empty."""
+        return Xdna2Session(self._slots, case)
+
+    @property
+    def _spelled(self) -> str:
+        return ", ".join(map(str, self._slots))
+
+
+class Xdna2Session(KernelSession):
+    """One case's weights, in int8 from their first use on."""
+
+    def __init__(self, slots: Sequence[int], case: Case) -> None:
+        super().__init__("xdna2 (functional model)", {"MUL_MAT": self._mul_mat}, case)
+        self._array = Array(slots)
+        self._fixed = frozenset(case.persistent).difference(case.caches())
+        self._int8: dict[Tensor, tuple[NDArray[np.int8], NDArray[np.float32]]] = {}
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Set the bytes of a persistent tensor and forget its int8 copy."""
+        super().write(tensor, data)
+        self._int8.pop(tensor, None)
+
+    def witness(self) -> Witness:
+        """Runs of each kernel, bytes of int8 weights, padding and switches of contexts."""
+        w, a = super().witness(), self._array
+        w.kernels = dict(a.runs)
+        w.bytes["int8"] = sum(q.nbytes + d.nbytes for q, d in self._int8.values())
+        w.notes = [
+            "functional model of an XDNA2 NPU, no hardware",
+            f"{a.switches} context switches; {a.padding} rows of padding beside {a.rows} of activations",
+        ]
+        return w
+
+    def _mul_mat(self, node: Tensor, dst: Raw, src: Sources) -> None:
+        """`dst = (q_x q_w^T) * (d_x d_w)`: the sum exact in int32, then one float32 scale."""
+        weight, x = node.src[0], src[1]
+        if weight is None or src[0] is None or x is None:
+            return
+        q_w, d_w = self._weights(weight, src[0])
+        q_x, d_x = _by_rows(x.reshape(-1, weight.ne[0]))
+        out = dst.reshape(-1, node.ne[0])
+        step = max(1, _AT_ONCE // weight.ne[0])
+        for i in range(0, len(q_w), step):
+            rows = slice(i, i + step)
+            out[:, rows] = self._array.run(q_w[rows], q_x).astype(np.float32) * (d_x * d_w[rows].T)
+
+    def _weights(self, weight: Tensor, raw: Raw) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        found = self._int8.get(weight)
+        if found is None:
+            found = _by_rows(quants.to_float(weight.type, raw).reshape(-1, weight.ne[0]))
+            if weight in self._fixed:
+                self._int8[weight] = found
+        return found
+
+
+def _by_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """int8 of shape (rows, k) and one scale each, shape (rows, 1)."""
+    assert _GRID is not None
+    q, d = quantised(_GRID, x)
+    return q[..., 0, :], d[..., 0, :].astype(np.float32)
+
+
+def _no_session(node: Tensor, dst: Raw, src: Sources) -> None:
+    """Stands in the table of a backend whose sessions bring their own kernel."""
+    del dst, src
+    raise UsageError(f"{node}: an xdna2 session expected")
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"xdna2: {name}: a whole number expected, {text!r} found")
+    return int(text)

@@ -1,0 +1,104 @@
+"""What `conform new-adapter` writes: file -> text, where `$name`, `$module` and `$cls` stand for the adapter's own."""
+
+from __future__ import annotations
+
+ADAPTER = '''\
+"""$name: ggml's graphs, node by node, in float32 on NumPy. Put your device's calls where NumPy's are."""
+
+from typing import Any
+
+import numpy as np
+from conformance.backend.interface import DeviceInfo
+from conformance.backend.kernel import Kernel, KernelBackend, Raw
+from conformance.cgraph.tensor import Tensor
+from conformance.cgraph.types import F32
+
+
+def kernel(f: Any) -> Kernel:
+    """From `f(node, *src)`, over arrays whose shape is `ne` reversed and that may have gaps."""
+    return lambda node, dst, src: np.copyto(dst, f(node, *src))
+
+
+def repeated(b: Raw, shape: tuple[int, ...]) -> Raw:
+    """`b`, repeated until it has `shape`: ggml's broadcast."""
+    return np.tile(b, [n // m for n, m in zip(shape, b.shape, strict=True)])
+
+
+KERNELS: dict[str, Kernel] = {
+    "ADD": kernel(lambda _, a, b: a + repeated(b, a.shape)),
+    "MUL": kernel(lambda _, a, b: a * repeated(b, a.shape)),
+    # matrix i of x meets matrix i / r of w
+    "MUL_MAT": kernel(
+        lambda _, w, x: x @ w.repeat(x.shape[0] // len(w), 0).repeat(x.shape[1] // w.shape[1], 1).swapaxes(-1, -2)
+    ),
+    "RMS_NORM": kernel(lambda node, x: x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(node.param_f32(0)))),
+}
+
+
+class $cls(KernelBackend):
+    """What it has no kernel for, it refuses; view ops it gets for nothing."""
+
+    name = "$name"
+
+    def kernels(self) -> dict[str, Kernel]:
+        return KERNELS
+
+    def refuses(self, node: Tensor) -> str:
+        types = [t.type.name for t in (node, *node.src) if t is not None and t.type is not F32]
+        return f"only f32 is taken, {types[0]} found" if types else ""
+
+    def info(self) -> DeviceInfo:
+        return DeviceInfo("$name", "CPU", "float32 on NumPy", {"numpy": np.__version__})
+'''
+
+PROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "$name-backend"
+version = "0.1.0"
+description = "$name for ggml-conformance"
+requires-python = ">=3.10"
+dependencies = ["ggml-conformance", "numpy"]
+
+[project.entry-points."conformance.backends"]
+$name = "$module:$cls"
+
+[tool.setuptools]
+py-modules = ["$module"]
+"""
+
+TEST = '''\
+"""The interface; numbers are the suite's question: `conform run --backend $name`."""
+
+from conformance.backend.contract import check_adapter
+from $module import $cls
+
+
+def test_adapter() -> None:
+    """Nothing that a backend must have is missing."""
+    assert check_adapter($cls) == []
+'''
+
+README = """\
+# $name
+
+A backend for ggml-conformance: `$module.py` is all of it.
+
+```sh
+pip install -e .
+pytest                              # is anything of the interface missing?
+conform run --backend $name         # are its numbers right?
+conform run --backend $name --level standard --save-failures failures
+```
+"""
+
+FILES: dict[str, str] = {
+    "$module.py": ADAPTER,
+    "test_$module.py": TEST,
+    "pyproject.toml": PROJECT,
+    "README.md": README,
+}
+"""Name of a file -> its text."""

@@ -1,0 +1,128 @@
+"""Prefill and decode by themselves: tokens per second, energy per token, and which device did which share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from conformance.backend.interface import Backend
+from conformance.cases.models import make
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import UnavailableError
+
+from .energy import Meter
+
+MODEL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
+"""A decoder that is through in minutes anywhere; any other is said in the same words (docs/models.md)."""
+_CELLS = 256
+"""A KV cache has a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One row: `pp512` is a prompt of 512 tokens on an empty cache, `tg64` are 64 tokens one by one."""
+
+    name: str
+    tokens: int
+    seconds: float
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Device -> fraction of the time spent computing."""
+    nodes: int = 0
+    """Nodes computed."""
+    splits: int = 0
+    """Splits per graph, at most."""
+    joules: float | None = None
+    """None where the machine shows no counters."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Energy of the processor packages per token."""
+        return None if self.joules is None else self.joules / self.tokens
+
+    @property
+    def watts(self) -> float | None:
+        """Average power of the processor packages."""
+        return None if self.joules is None else self.joules / self.seconds
+
+
+def prompt(model: str, n: int, ubatch: int = 512) -> Case:
+    """A prompt of `n` tokens in batches of at most `ubatch`, as llama-bench's pp.
+
+    Raises:
+        UsageError: `model` cannot be read.
+    """
+    return make(f"phases/{_with(model, n)},ubatch={ubatch},run=p{n}@0")
+
+
+def generation(model: str, n: int) -> Case:
+    """`n` tokens one by one on an empty cache, as llama-bench's tg.
+
+    Raises:
+        UsageError: `model` cannot be read.
+    """
+    return make(f"phases/{_with(model, n)},run=d{n}@0")
+
+
+def _with(model: str, n: int) -> str:
+    return f"{model}{',' if '-' in model else '-'}ctx={-(-n // _CELLS) * _CELLS}"
+
+
+def measure(backend: Backend, case: Case, name: str, tokens: int, meter: Meter | None) -> Phase:
+    """Run `case` once, after its first step was run to warm up, and time the rest of nothing but its steps.
+
+    Args:
+        backend: runs it.
+        case: a prompt or a generation.
+        name: of the row.
+        tokens: that the case computes.
+        meter: counts energy, where the machine can.
+
+    Raises:
+        UnavailableError: the backend refuses a node or the case; its reason.
+        BackendError: it failed.
+    """
+    _check(backend, case)
+    with backend.open(case) as session:
+        first = case.steps[0]
+        session.compute(first.graph, first.inputs, first.outputs)
+        opaque = session.opaque()
+        for t in case.caches():
+            if t not in opaque:
+                session.write(t, case.persistent[t])
+        before, joules = session.witness(), None
+        spent, nodes, splits = dict(before.seconds), before.nodes, before.splits
+        counted = meter.read() if meter else {}
+        start = time.perf_counter()
+        for step in case.steps:
+            session.compute(step.graph, step.inputs, step.outputs)
+        seconds = time.perf_counter() - start
+        if meter:
+            joules = meter.joules(counted, meter.read())
+        witness = session.witness()
+    computing = {d: s - spent.get(d, 0.0) for d, s in witness.seconds.items()} or {witness.device: seconds}
+    total = sum(computing.values()) or 1.0
+    return Phase(
+        name,
+        tokens,
+        seconds,
+        {device: s / total for device, s in computing.items()},
+        witness.nodes - nodes,
+        -(-(witness.splits - splits) // len(case.steps)),
+        joules,
+    )
+
+
+def _check(backend: Backend, case: Case) -> None:
+    for step in case.steps:
+        for node, answer in zip(step.graph, backend.supports(step.graph), strict=True):
+            if not answer:
+                raise UnavailableError(f"{node}: {answer.reason}")
+    whole = backend.supports_case(case)
+    if not whole:
+        raise UnavailableError(whole.reason)

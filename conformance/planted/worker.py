@@ -1,0 +1,109 @@
+"""Hunts planted faults: `python -m conformance.planted.worker REQUEST.json`; each event is a line of JSON.
+
+Cases are the outer loop and faults the inner one, so what a case should give is computed once for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec
+from conformance.cases import FAMILIES
+from conformance.cgraph.case import JSON, Case
+from conformance.cgraph.errors import ConformanceError
+from conformance.check.verdict import FAILURES, Result
+from conformance.run.runner import Runner
+
+from .faults import Fault
+from .loader import load
+
+TOGETHER = {"ops": 128}
+"""Cases at a time, by family; trajectories come one by one."""
+
+
+class Hunter(Runner):
+    """A runner that asks whether something is wrong, and not where."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__()
+        self._faults = {f.spec: f for f in faults}
+
+    def _open(self, spec: Spec, isolate: bool | None) -> Backend:
+        """A faulty backend once more, where a relation wants a second one."""
+        fault = self._faults.get(spec)
+        return super()._open(spec, isolate) if fault is None else load(fault)
+
+    def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
+        return self._run_here(spec, backend, case)
+
+    def _locate(self, *_: object) -> None:
+        """Where it is wrong is known."""
+
+
+def hunt(faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start: dict[str, int]) -> Iterator[JSON]:
+    """Run every family on every fault that names it, until it is noticed.
+
+    Args:
+        faults: what to hunt.
+        level: which cases.
+        done: (fault, family) pairs that need no more.
+        start: family -> the first case to run, where a hunt before this one ended.
+    """
+    runner = Hunter(faults)
+    for name, family in FAMILIES.items():
+        hunted = [f for f in faults if name in f.families]
+        ids = list(family.ids(level)) if hunted else []  # type: ignore[arg-type]  # checked by the command line
+        size = TOGETHER.get(name, 1)
+        for at in range(start.get(name, 0), len(ids), size):
+            alive = [f for f in hunted if (f.name, name) not in done]
+            if not alive:
+                break
+            yield {"event": "cases", "family": name, "at": at}
+            cases = [runner.case(i) for i in ids[at : at + size]]
+            for fault in alive:
+                yield {"event": "runs", "fault": fault.name, "family": name, "case": ids[at]}
+                wrong = next((r for r in runner.run(fault.spec, cases) if r.verdict in FAILURES), None)
+                if wrong is not None:
+                    done.add((fault.name, name))
+                    yield _noticed(fault, name, wrong)
+        for fault in hunted:
+            if (fault.name, name) not in done:
+                done.add((fault.name, name))
+                yield {"event": "survived", "fault": fault.name, "family": name, "cases": len(ids)}
+
+
+def _noticed(fault: Fault, family: str, wrong: Result) -> JSON:
+    return {
+        "event": "noticed",
+        "fault": fault.name,
+        "family": family,
+        "case": wrong.case,
+        "verdict": str(wrong.verdict),
+        "detail": wrong.detail,
+    }
+
+
+def main(path: str, out: IO[str]) -> int:
+    """Answer one request."""
+    request = json.loads(Path(path).read_text(encoding="utf-8"))
+    faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
+    try:
+        for event in hunt(faults, request["level"], {(f, n) for f, n in request["done"]}, request["start"]):
+            print(json.dumps(event), file=out, flush=True)
+    except ConformanceError as e:
+        print(json.dumps({"event": "error", "message": str(e)}), file=out, flush=True)
+        return 2
+    print(json.dumps({"event": "end"}), file=out, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints must not come between events
+    sys.exit(main(sys.argv[1], events))

@@ -1,0 +1,243 @@
+"""Relations: the runs of a claim on one backend, and the values of one held against those of another.
+
+No reference is asked. Where a claim allows a budget, each of the two sides may be off by what a right backend may be
+off by, so the two may be twice that apart; elsewhere they must be equal to the bit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+
+from conformance.backend.interface import Backend, describe
+from conformance.backend.registry import Spec, adapter
+from conformance.cases.relations.claim import BITS, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, Claim, Place, case_of, read
+from conformance.cgraph.arithmetic import Arithmetic
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import ConformanceError
+from conformance.cgraph.tensor import Bytes, Tensor, contiguous_nb
+from conformance.check.budget import RAW, Budget
+from conformance.check.chain import Chain
+from conformance.check.compare import compare
+from conformance.check.judge import Judged
+from conformance.check.verdict import Result, Verdict
+
+from . import divergence
+from .execute import Execution, execute
+from .isolate import IsolatedBackend
+from .overwrite import execute_overwritten
+from .scheduler import SchedBackend
+
+
+class NotOfferedError(Exception):
+    """The backend does not have what the relation varies: no fault."""
+
+
+Opener = Callable[[Spec, bool | None], Backend]
+"""Opens a backend; the second argument says whether in a process of its own, or None: as its kind needs it."""
+
+
+def judge(spec: Spec, backend: Backend, case: Case, open_: Opener) -> Result:
+    """Run all runs of a relation and compare what it claims to be the same.
+
+    Args:
+        spec: of the backend, for the openings that the relation asks for.
+        backend: the one that the suite has open.
+        case: a relation.
+        open_: opens the backends that the relation wants for itself.
+
+    Returns:
+        PASS, FAIL, or UNSUPPORTED where the backend has no choice of what the relation varies.
+
+    Raises:
+        ConformanceError: the claim is malformed, or a run failed.
+    """
+    claim = read(case)
+    result = Result(case.id, str(spec), Verdict.PASS)
+    with ExitStack() as stack:
+        runs = _Runs(spec, backend, case, claim, open_, stack)
+        try:
+            for variant in runs.variants():
+                _compare(result, runs, variant)
+                if result.verdict is Verdict.FAIL:
+                    break
+        except NotOfferedError as e:
+            return Result(case.id, str(spec), Verdict.UNSUPPORTED, detail=str(e))
+        result.seconds = sum(x.seconds for x in runs.done.values())
+        result.steps = sum(len(x.steps) for x in runs.done.values())
+        result.witness = describe(list(runs.done.values())[-1].witness)
+    return result
+
+
+class _Runs:
+    """The runs of one claim, each done once, and the backends opened for them."""
+
+    def __init__(self, spec: Spec, backend: Backend, case: Case, claim: Claim, open_: Opener, stack: ExitStack) -> None:
+        self.spec, self.case, self.claim = spec, case, claim
+        self.done: dict[tuple[int, str], Execution] = {}
+        self._backend = backend
+        self._opener = open_
+        self._stack = stack
+        self._opened: dict[tuple[int, str], Backend] = {}
+        self._folder = ""
+
+    def variants(self) -> Iterator[str]:
+        """Names of what the claim varies in the backend; one empty name where it varies nothing."""
+        if all(r.how != BUFFERS for r in self.claim.runs):
+            yield ""
+            return
+        names = [b.name for b in self._backend.buffer_types()][1:]
+        if not names or not _takes(self.spec, "buffer"):
+            raise NotOfferedError(f"{self.spec} offers no choice of buffer type for weights")
+        yield from names
+
+    def execution(self, i: int, variant: str) -> Execution:
+        """Run `i`, which may have run before."""
+        r = self.claim.runs[i]
+        key = (i, variant if r.how == BUFFERS else "")
+        if key not in self.done:
+            backend = self._open(i, key[1])
+            alone = case_of(self.case, self.claim, i)
+            if r.how == OVERWRITTEN and not isinstance(backend, (IsolatedBackend, SchedBackend)):
+                self.done[key] = execute_overwritten(backend, alone)
+            elif r.how == OVERWRITTEN and not all(_takes(self.spec, k) for k in r.options):
+                raise NotOfferedError(
+                    f"{self.spec} runs in a process of its own, or shares graphs out beforehand, so only the adapter "
+                    f"can say in which memory a graph is rebuilt: it has no option {', '.join(r.options)}"
+                )
+            else:
+                self.done[key] = execute(backend, alone)
+        return self.done[key]
+
+    def _open(self, i: int, variant: str) -> Backend:
+        r = self.claim.runs[i]
+        if not r.opening:
+            return self._backend
+        key = (r.opening, variant)
+        if key not in self._opened:
+            options = {k: self._value(v) for k, v in r.options.items() if _takes(self.spec, k)}
+            if variant:
+                options["buffer"] = variant
+            spec = replace(self.spec, options=tuple({**dict(self.spec.options), **options}.items()))
+            backend = self._opener(spec, True if r.how == PROCESS else None)
+            self._stack.callback(backend.close)
+            self._opened[key] = backend
+        return self._opened[key]
+
+    def _value(self, value: str) -> str:
+        if value != FOLDER:
+            return value
+        if not self._folder:
+            self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="relation"))
+        return str(Path(self._folder))
+
+    def arithmetic_in(self, case: Case) -> Arithmetic:
+        """In which the backend computes one of the runs."""
+        return self._backend.arithmetic_in(case)
+
+
+def _takes(spec: Spec, option: str) -> bool:
+    try:
+        return option in inspect.signature(adapter(spec.name)).parameters
+    except ConformanceError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """Bytes of some rows, and what they may be off by."""
+
+    data: Bytes
+    budget: Budget
+
+
+def _compare(result: Result, runs: _Runs, variant: str) -> None:
+    """Hold both sides of everything claimed against each other; the worst goes into `result`."""
+    claim, case = runs.claim, runs.case
+    budgets: dict[int, list[dict[Tensor, Budget]]] = {}
+    needed = dict.fromkeys([i for pair in claim.whole for i in pair])
+    needed |= dict.fromkeys([p.run for k in claim.links for p in (*k.left, *k.right)])
+    for i in range(len(claim.runs)):  # in order: what came before a run is part of what is claimed of it
+        runs.execution(i, variant)
+    for i in needed:
+        alone = case_of(case, claim, i)
+        budgets[i] = [] if claim.equal == BITS else _budgets(alone, runs.arithmetic_in(alone))
+
+    def shown(p: Place) -> bool:
+        return p.kind == "output" or p.tensor(case, claim) not in runs.execution(p.run, variant).opaque
+
+    def value(p: Place, t: Tensor) -> _Value:
+        left = runs.execution(p.run, variant).steps[p.step]
+        data = (left.caches if p.kind == "cache" else left.outputs)[t]
+        if p.rows is not None:
+            data = data.reshape(t.ne[1] * t.ne[2] * t.ne[3], -1)[list(p.rows)].reshape(-1)
+        return _Value(data, RAW if claim.equal == BITS else budgets[p.run][p.step][t])
+
+    for left, right in _pairs(case, claim):
+        if not all(shown(p) for p in (*left, *right)):
+            continue
+        t = left[0].tensor(case, claim)
+        a = [value(p, p.tensor(case, claim)) for p in left]
+        b = [value(p, p.tensor(case, claim)) for p in right]
+        same = _judge(t, left[0], a, b)
+        result.budget_used = max(result.budget_used or 0.0, same.used)
+        result.nmse = max(result.nmse or 0.0, same.difference.nmse)
+        if same.used > 1:
+            result.verdict = Verdict.FAIL
+            names = [claim.runs[p[0].run].what + (f" ({variant})" if variant else "") for p in (left, right)]
+            result.detail = (
+                f"{claim.says}: {divergence.sentence(same, case_of(case, claim, left[0].run))}; "
+                f"expected is what {names[0]} gives, found what {names[1]} gives"
+            )
+            whole = replace(same, step=claim.runs[left[0].run].first + same.step)
+            result.first_divergence = divergence.describe(whole, case, divergence.GRAPH)
+            return
+
+
+def _pairs(case: Case, claim: Claim) -> Iterator[tuple[Sequence[Place], Sequence[Place]]]:
+    """Both sides of everything claimed, step by step."""
+    at = {t: i for i, t in enumerate(case.persistent)}
+    for a, b in claim.whole:
+        left, right = case_of(case, claim, a), case_of(case, claim, b)
+        for k, step in enumerate(left.steps):
+            for j in range(len(step.outputs)):
+                yield [Place(a, k, "output", j)], [Place(b, k, "output", j)]
+            for s, t in zip(left.caches(), right.caches(), strict=True):
+                yield [Place(a, k, "cache", at[s])], [Place(b, k, "cache", at[t])]
+    for link in claim.links:
+        yield link.left, link.right
+
+
+def _judge(t: Tensor, place: Place, left: Sequence[_Value], right: Sequence[_Value]) -> Judged:
+    a, b = (np.concatenate([v.data for v in side]) for side in (left, right))
+    budget = RAW
+    for side in (left, right):
+        budget = both(budget, max((v.budget for v in side), key=lambda x: x.nmse))
+    row = t.ne[0] // t.type.blck_size * t.type.type_size
+    ne = t.ne if a.nbytes == row * t.ne[1] * t.ne[2] * t.ne[3] else (t.ne[0], a.nbytes // row, 1, 1)
+    shaped = replace(t, ne=ne, nb=contiguous_nb(t.type, ne), view_src=None, view_offs=0)
+    found = compare(shaped, a, b, unordered=t.op == "TOP_K")
+    return Judged(place.step, t, found, budget)
+
+
+def both(a: Budget, b: Budget) -> Budget:
+    """How far apart two values may be, each of which may be off from the same right one: errors add up."""
+    nmse = (sqrt(a.nmse) + sqrt(b.nmse)) ** 2
+    return Budget(nmse, a.element + b.element, f"two runs, each: {b.why}")
+
+
+def _budgets(case: Case, arithmetic: Arithmetic) -> list[dict[Tensor, Budget]]:
+    """Step -> output or cache -> what it may be off by in a free run."""
+    chain, caches = Chain(arithmetic), case.caches()
+    found = []
+    for step in case.steps:
+        chain.enter(step.graph)
+        found.append({t: chain.budget(t) for t in (*step.outputs, *caches)})
+    return found

@@ -1,0 +1,162 @@
+"""A case shared out: every step's splits as parts, and for each device a case of its own that holds its parts."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.backend.interface import Backend, Support
+from conformance.cgraph.arithmetic import Arithmetic, Mixed
+from conformance.cgraph.case import Case, Step, writes_in_place
+from conformance.cgraph.errors import UnavailableError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.partial import Part, partial
+from conformance.cgraph.tensor import Bytes, Tensor, computes, nbytes
+
+from .assign import NOBODY, Assignment, Home, UnassignedError, assign
+from .devices import Memory
+from .place import place
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One split as a graph by itself."""
+
+    device: int
+    part: Part
+    made: Mapping[Tensor, Tensor]
+    """Node of the whole graph that this split computes -> its copy here."""
+    handed: Mapping[Tensor, Tensor]
+    """Node here -> root of the whole graph that a later split reads."""
+    uses: Sequence[Tensor]
+    """Persistent tensors that it reads or writes."""
+    writes: frozenset[Tensor]
+    """Those it writes."""
+    nodes: int
+    """How many of its nodes compute something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One graph of the case, shared out."""
+
+    assignment: Assignment
+    shares: Sequence[Share]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A whole case, shared out."""
+
+    home: Home
+    graphs: Mapping[Graph, Shared]
+    cases: Sequence[Case | None]
+    """Per device: the case to open there, whose steps are its splits; None where it has no part in this one."""
+    arithmetic: Arithmetic
+
+
+Answers = Sequence[Mapping[Tensor, Support]]
+"""Per device: node -> whether it is taken."""
+
+
+def ask(backends: Sequence[Backend], graph: Graph) -> list[list[Support]]:
+    """What each backend says of each node."""
+    return [b.supports(graph) for b in backends]
+
+
+def refusal(node: Tensor, labels: Sequence[str], reasons: Sequence[Support], why: str = "no device takes it") -> str:
+    """Why a node cannot run anywhere: the node, its shapes, and each backend's own reason."""
+    src = ", ".join(f"{s.type}{list(s.ne)}" for s in node.src if s is not None)
+    said = "; ".join(f"{label}: {s.reason or 'takes it'}" for label, s in zip(labels, reasons, strict=True))
+    return f"{node} of {src or 'no src'}: {why} ({said})"
+
+
+def plan(case: Case, backends: Sequence[Backend], labels: Sequence[str], memory: Memory) -> Plan:
+    """Share out `case`.
+
+    Args:
+        case: validated.
+        backends: in order of priority.
+        labels: a name for each.
+        memory: who reads whose.
+
+    Raises:
+        UnavailableError: no device is left for a node; names it, its shapes and every backend's reason.
+    """
+    nodes = list(dict.fromkeys(n for s in case.steps for n in s.graph))
+    answers: Answers = [dict(zip(nodes, said, strict=True)) for said in ask(backends, Graph(nodes))]
+
+    def supports(b: int, t: Tensor) -> bool:
+        return t not in answers[b] or bool(answers[b][t])  # views of what a graph only reads are no nodes
+
+    home = place(case, len(backends), supports)
+    graphs: dict[Graph, Shared] = {}
+    for step in case.steps:
+        if step.graph in graphs:
+            continue
+        try:
+            assignment = assign(step.graph, supports, home, memory)
+        except UnassignedError as e:
+            reasons = [a.get(e.node, Support(True)) for a in answers]
+            raise UnavailableError(f"sched: {refusal(e.node, labels, reasons, e.why)}") from None
+        graphs[step.graph] = Shared(assignment, list(_shares(step.graph, assignment, case)))
+    cases = [_case_of(case, graphs, b, label) for b, label in enumerate(labels)]
+    return Plan(home, graphs, cases, _arithmetic(backends, labels, graphs))
+
+
+def _shares(graph: Graph, assignment: Assignment, case: Case) -> Iterator[Share]:
+    everything = frozenset(graph.nodes)
+    parts = [partial(graph, s.first, s.last, persistent=case.persistent, outputs=everything) for s in assignment.splits]
+    later: set[Tensor] = set()
+    read: list[set[Tensor]] = []
+    for part in reversed(parts):
+        read.append(set(later))
+        later.update(part.inputs.values())
+    for split, part, needed in zip(assignment.splits, parts, reversed(read), strict=True):
+        if not part.graph.nodes:
+            continue
+        uses = [t for t in part.graph.tensors() if t in case.persistent]
+        writes = frozenset(n.root for n in part.graph if writes_in_place(n) and n.root in case.persistent)
+        made = {n: part.copies[n] for n in graph.nodes[split.first : split.last]}
+        handed = {node: root for node, root in part.handed.items() if root in needed}
+        yield Share(split.device, part, made, handed, uses, writes, sum(map(computes, part.graph)))
+
+
+def _case_of(case: Case, graphs: Mapping[Graph, Shared], device: int, label: str) -> Case | None:
+    shares = [s for g in graphs.values() for s in g.shares if s.device == device]
+    if not shares:
+        return None
+    used = {t for s in shares for t in s.uses}
+    persistent = {t: data for t, data in case.persistent.items() if t in used}
+    steps = [Step(s.part.graph, {leaf: zeros(leaf) for leaf in s.part.inputs}) for s in shares]
+    return Case(
+        f"{case.id}#{label}",
+        persistent,
+        steps,
+        case.family,
+        case.params,
+        case.seed,
+        generator=case.generator,
+        placement={t: p for t, p in case.placement.items() if t in used},
+    )
+
+
+def zeros(t: Tensor) -> Bytes:
+    """The bytes of a leaf that nobody who computes reads."""
+    return np.zeros(nbytes(t), np.uint8)
+
+
+def _arithmetic(backends: Sequence[Backend], labels: Sequence[str], graphs: Mapping[Graph, Shared]) -> Arithmetic:
+    each = [b.arithmetic() for b in backends]
+    used = {s.device for g in graphs.values() for s in g.shares}
+    if len(used) == 1:
+        return each[used.pop()]
+    nodes = {
+        n: each[b] for g in graphs.values() for n, b in g.assignment.device.items() if n.op != "NONE" and b != NOBODY
+    }
+    spelled = " and ".join(f"{label} ({a.name})" for label, a in zip(labels, each, strict=True))
+    order = bytes(b + 1 for g in graphs.values() for b in g.assignment.device.values())
+    return Mixed(f"sched of {spelled}, shared out as {zlib.crc32(order):08x}", nodes=nodes)

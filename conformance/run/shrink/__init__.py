@@ -1,0 +1,171 @@
+"""Shrinking a failing case: the smallest case that fails in the same way.
+
+Each pass proposes smaller cases, boldest first; one that fails with the same signature takes the place of the case, and
+all begins again, until no pass knows a smaller one. A candidate need not mean what the case meant: whatever it is, it
+is legal, the reference knows what it should give, and the backend gives something else.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+
+from conformance.backend.registry import Spec
+from conformance.cgraph import codec
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import ConformanceError, GraphError, UsageError
+from conformance.check.verdict import Result
+from conformance.run.runner import Runner
+
+from . import cuts, simplify, sizes
+from .keep import Recorded, record
+from .signature import Signature, signature_of
+
+Pass = Callable[[Recorded, Result], Iterator[Case]]
+
+PASSES: tuple[tuple[str, Pass], ...] = (
+    ("without its recording", cuts.plain),
+    ("fewer steps", cuts.steps),
+    ("fewer nodes", cuts.nodes),
+    ("fewer views", sizes.shapes),
+    ("fewer outputs", cuts.outputs),
+    ("smaller", sizes.dims),
+    ("simpler types", simplify.types),
+    ("simpler values", simplify.values),
+)
+"""What is tried, in this order; the words say what a success made of the case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """The end of it."""
+
+    case: Case
+    result: Result
+    """Of `case` on the backend."""
+    signature: Signature
+    tried: int
+    """Candidates that ran."""
+    seconds: float
+    finished: bool
+    """False where time ran out before every pass had nothing left to propose."""
+
+
+def shrink(
+    runner: Runner,
+    spec: Spec,
+    case: Case,
+    *,
+    time_budget: float = 120.0,
+    progress: Callable[[str], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Shrunk:
+    """The smallest case found that fails on `spec` as `case` does.
+
+    Args:
+        runner: runs the candidates.
+        spec: the backend.
+        case: fails on it.
+        time_budget: seconds after which the smallest case so far is the answer.
+        progress: gets a line for each success.
+        clock: tells the seconds.
+
+    Raises:
+        UsageError: `case` does not fail on `spec`.
+    """
+    start = clock()
+    (result,) = runner.run(spec, [case])
+    signature = signature_of(result)
+    if signature is None:
+        raise UsageError(f"{case.id} does not fail on {spec}: {result.verdict}; there is nothing to shrink")
+    search = _Search(runner, spec, signature, case, result, lambda: clock() - start > time_budget)
+    progress(f"{signature}: {size(case)}")
+    finished = search.run(progress)
+    return Shrunk(search.case, search.result, signature, search.tried, clock() - start, finished)
+
+
+def size(case: Case) -> str:
+    """How large a case is, in words."""
+    n = sum(len(s.graph) for s in case.steps)
+    return f"{len(case.steps)} step(s), {n} node(s), {sizes.elements(case):,} elements in leaves"
+
+
+class _Search:
+    """The smallest case so far."""
+
+    def __init__(
+        self, runner: Runner, spec: Spec, signature: Signature, case: Case, result: Result, late: Callable[[], bool]
+    ) -> None:
+        self.case, self.result = case, result
+        self.tried = 0
+        self._runner, self._spec, self._signature, self._late = runner, spec, signature, late
+        self._seen: set[bytes] = set()
+
+    def run(self, progress: Callable[[str], None]) -> bool:
+        """Until nothing gets smaller (True) or time is up."""
+        again = True
+        while again:
+            again = False
+            for words, candidates in PASSES:
+                while self._step(candidates):
+                    again = True
+                    progress(f"{words}: {size(self.case)}")
+                if self._late():
+                    return False
+        return True
+
+    def _step(self, candidates: Pass) -> bool:
+        reference = self._runner.oracle.reference_in(self._runner.backend(self._spec).arithmetic_in(self.case))
+        now = measure(self.case)
+        for candidate in candidates(record(self.case, reference), self.result):
+            if self._late():
+                return False
+            if measure(candidate) < now and self._fails_alike(candidate):
+                return True
+        return False
+
+    def _fails_alike(self, candidate: Case) -> bool:
+        digest = _digest(candidate)
+        if digest in self._seen:
+            return False
+        self._seen.add(digest)
+        try:
+            candidate.validate()
+        except GraphError:
+            return False
+        self.tried += 1
+        try:
+            (result,) = self._runner.run(self._spec, [candidate])
+        except ConformanceError:
+            return False
+        if signature_of(result) != self._signature:
+            return False
+        self.case, self.result = candidate, result
+        return True
+
+
+def measure(case: Case) -> tuple[int, ...]:
+    """What gets smaller with every success, the most telling first; so that shrinking ends."""
+    leaves = {**case.persistent, **{t: data for s in case.steps for t, data in s.inputs.items()}}
+    return (
+        int(bool(case.demands)),
+        int(any(s.expected or s.note is not None for s in case.steps) or bool(case.tolerance)),
+        len(case.steps),
+        sum(len(s.graph) for s in case.steps),
+        sum(len(s.outputs) for s in case.steps),
+        sizes.elements(case),
+        sum(simplify.rank(t.type) for t in leaves),
+        sum(simplify.plainness(t, data) for t, data in leaves.items()),
+    )
+
+
+def _digest(case: Case) -> bytes:
+    document, blobs = codec.dump(case)
+    digest = sha256(json.dumps(document, sort_keys=True).encode())
+    for name, data in blobs.items():
+        digest.update(name.encode() + b"=")
+        digest.update(data.data)
+    return digest.digest()

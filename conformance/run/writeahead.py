@@ -1,0 +1,194 @@
+"""What is about to run is on disk before a backend sees it, so that not even a kill of the whole run loses it.
+
+A run has a folder of its own, which it holds locked as long as it lives. Before a case runs, a file in there says so: a
+trajectory, or any case that no id makes again, as a case file; one-step cases that ids make again by these ids, because
+a file for each would take longer than running them. The file goes when the case has run, whatever came of it:
+results are the run's to report. A folder that nobody holds is what a run left that was killed: `recover` makes case
+files of it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import itertools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.backend.registry import Spec
+from conformance.cgraph import casefile
+from conformance.cgraph.case import JSON, Case
+from conformance.cgraph.errors import CaseFileError, ConformanceError
+
+RUNNING = "running-"
+LEFT = "interrupted"
+LOCK = "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """What a run was doing when it was killed."""
+
+    backend: str
+    path: Path
+    """A case file of one or more cases, of which one ended the run; it stays until somebody removes it."""
+    cases: int
+
+    def sentence(self) -> str:
+        """One line for a person."""
+        what = "a case" if self.cases == 1 else f"{self.cases} cases"
+        return f"a run ended in the middle of {what}: conform repro {self.path} --backend '{self.backend}'"
+
+
+def default_folder() -> Path:
+    """Where runs keep their folders unless told otherwise: one of the user's under the system's temporary folder."""
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):  # no such user in a container
+        user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"conformance-{user}"
+
+
+class Ahead:
+    """The folder of a run under `folder`, made at first use.
+
+    Args:
+        folder: shared by all runs.
+        known: whether an id makes this very case again.
+    """
+
+    def __init__(self, folder: Path, known: Callable[[Case], bool]) -> None:
+        self.folder = folder
+        self._known = known
+        self._count = itertools.count()
+        self._own: Path | None = None
+        self._lock: int | None = None
+
+    @contextmanager
+    def batch(self, spec: Spec, cases: Sequence[Case]) -> Iterator[None]:
+        """While this lasts, the ids of `cases` that ids make again are on disk, with the name of their backend.
+
+        Raises:
+            CaseFileError: the folder cannot be written to.
+        """
+        with self._written(spec, [c for c in cases if self._known(c)], None):
+            yield
+
+    @contextmanager
+    def one(self, spec: Spec, case: Case) -> Iterator[None]:
+        """While this lasts, `case` is on disk: as a file, or by its id where that is enough.
+
+        Raises:
+            CaseFileError: the folder cannot be written to.
+        """
+        by_id = self.by_id(case)
+        with self._written(spec, [case] if by_id else [], None if by_id else case):
+            yield
+
+    def close(self) -> None:
+        """Remove the folder of the run."""
+        if self._own is not None:
+            assert self._lock is not None
+            os.close(self._lock)
+            shutil.rmtree(self._own, ignore_errors=True)
+            self._own = None
+
+    def by_id(self, case: Case) -> bool:
+        """Whether the id is all there is to write down."""
+        return len(case.steps) == 1 and self._known(case)
+
+    @contextmanager
+    def _written(self, spec: Spec, by_id: Sequence[Case], whole: Case | None) -> Iterator[None]:
+        try:
+            stem = f"{self._folder()}/{next(self._count):08}"
+            file = None if whole is None else Path(f"{stem}.gguf")
+            if file is not None and whole is not None:
+                casefile.write(file, whole)
+            text = json.dumps({"backend": str(spec), "ids": [[c.id, c.generator] for c in by_id]})
+            # a third of the time of Path.write_text
+            descriptor = os.open(f"{stem}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            os.write(descriptor, text.encode())
+            os.close(descriptor)
+        except OSError as e:
+            raise CaseFileError("file", f"{self.folder} cannot be written to: {e.strerror or e}") from e
+        try:
+            yield
+        finally:
+            os.unlink(f"{stem}.json")  # noqa: PTH108  # as above
+            if file is not None:
+                file.unlink()
+
+    def _folder(self) -> Path:
+        if self._own is None:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._own = Path(tempfile.mkdtemp(prefix=f"{RUNNING}{os.getpid()}-", dir=self.folder))
+            self._lock = os.open(self._own / LOCK, os.O_RDWR | os.O_CREAT)
+            _hold(self._lock)
+        return self._own
+
+
+def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
+    """Turn what killed runs left in `folder` into case files; each is told once.
+
+    Args:
+        folder: as given to `Ahead`.
+        build: makes a case of an id.
+    """
+    found: list[Interrupted] = []
+    for own in sorted(folder.glob(f"{RUNNING}*")):
+        if _is_held(own / LOCK):
+            continue
+        said = max(own.glob("*.json"), default=None)  # the last that began is the innermost
+        if said is not None:
+            with suppress(OSError, ValueError, KeyError, TypeError, ConformanceError):
+                found.append(_rescued(folder / LEFT, said, build))
+        shutil.rmtree(own, ignore_errors=True)
+    return found
+
+
+def _rescued(to: Path, said: Path, build: Callable[[str], Case]) -> Interrupted:
+    document: dict[str, JSON] = json.loads(said.read_text(encoding="utf-8"))
+    to.mkdir(exist_ok=True)
+    path = to / f"{said.parent.name.removeprefix(RUNNING)}-{said.stem}.gguf"
+    whole = said.with_suffix(".gguf")
+    if whole.exists():
+        whole.replace(path)
+        return Interrupted(str(document["backend"]), path, 1)
+    cases = [c for c, generator in ((build(i), g) for i, g in document["ids"]) if c.generator == generator]
+    casefile.write(path, cases)
+    return Interrupted(str(document["backend"]), path, len(cases))
+
+
+def _hold(descriptor: int) -> None:
+    with suppress(ImportError, OSError):
+        import fcntl  # noqa: PLC0415  # POSIX only; elsewhere an open file cannot be removed
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        import fcntl  # noqa: PLC0415  # POSIX only
+    except ImportError:
+        try:
+            lock.unlink(missing_ok=True)
+        except PermissionError:
+            return True
+        return False
+    try:
+        descriptor = os.open(lock, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,11 @@
+"""Two graphs of the same names that differ in one thing, run in turn."""
+
+from conformance.check.verdict import Result
+from conformance.plugin import check
+
+FAMILY = "alias"
+
+
+def test_alias(conformance_case: Result) -> None:
+    """Each graph gives what it gives alone, whatever ran before it under the same names."""
+    check(conformance_case)

@@ -1,0 +1,83 @@
+"""Seeds of the user's own, and fresh cases: the same from the printed seed, filed where they fail, never gating."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.cases import FAMILIES
+from conformance.cases.strategies import case_ids
+from conformance.check.verdict import Result, Totals, Verdict
+from conformance.cli import main
+from conformance.run.seeds import fresh_ids, reseeded
+from conformance.run.select import build
+
+CRASHES = "ops/GLU.SWIGLU_OAI-f16-ne=33x4,form=split,limit=2.0@1"
+"""ggml aborts."""
+OFFERED = [f for f in FAMILIES if f in {"ops", "kv_growth", "alias", "random", "relations"}]
+
+
+def test_a_seed_of_ones_own() -> None:
+    """Every generated id gets it; a recording keeps its own."""
+    assert reseeded("random/nodes=9@4", 77) == "random/nodes=9@77"
+    assert reseeded("random/nodes=9@4", None) == "random/nodes=9@4"
+    assert reseeded("captured/x@0", 77) == "captured/x@0"
+
+
+def test_fresh_cases_are_no_listed_ones() -> None:
+    """As many as asked for, each once, none of any level, the same again from the same seed, others from another."""
+    found = fresh_ids(OFFERED, [], "smoke", 20, 5)
+    assert len(set(found)) == 20
+    assert found == fresh_ids(OFFERED, [], "smoke", 20, 5)
+    assert set(found).isdisjoint(fresh_ids(OFFERED, [], "smoke", 20, 6))
+    assert set(found).isdisjoint(i for f in OFFERED for i in FAMILIES[f].ids("full"))
+    assert {i.partition("/")[0] for i in found} == set(OFFERED)
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_strategies_give_ids_that_build(data: st.DataObject) -> None:
+    """Whatever a family's strategy draws is a case, and a legal one."""
+    family = data.draw(st.sampled_from(OFFERED))
+    case = build(data.draw(case_ids(family, "smoke")))
+    case.validate()
+
+
+def test_fresh_failures_do_not_fail_a_run() -> None:
+    """They are counted and named, and the exit code is that of the others."""
+    totals = Totals()
+    totals.add(Result("random/a@1", "x", Verdict.FAIL, fresh=True))
+    totals.add(Result("random/b@1", "x", Verdict.PASS))
+    assert totals.exit_code() == 0
+    assert "1 FAIL" in str(totals)
+    assert "1 of fresh cases, filed" in str(totals)
+    totals.add(Result("random/c@1", "x", Verdict.FAIL))
+    assert totals.exit_code() == 1
+
+
+def test_a_fresh_failure_is_filed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --save-failures it is kept in the default folder, listed, and the command succeeds."""
+    monkeypatch.setattr("conformance.cli.options.fresh_ids", lambda *_: [CRASHES])
+    monkeypatch.chdir(tmp_path)
+    args = ["run", "--backend", "ggml", "--case", "ops/CONT-f32-a=16*", "--fresh", "1", "--seed", "3"]
+    found = CliRunner().invoke(main, args)
+    if "no case of level" in found.output:
+        args[4] = "ops/CONT*"
+        found = CliRunner().invoke(main, args)
+    assert found.exit_code == 0, found.output
+    assert "seed 3" in found.output
+    assert f"filed, no failure of this run: CRASH {CRASHES}" in found.output
+    assert list((tmp_path / "failures").glob("*.gguf"))
+
+
+def test_ids_are_listed_with_the_seed() -> None:
+    """`conform cases --seed N --fresh N` shows what would run."""
+    found = CliRunner().invoke(main, ["cases", "--family", "random", "--seed", "9", "--fresh", "2"])
+    lines = [line for line in found.output.splitlines() if line.startswith("random/")]
+    assert found.exit_code == 0
+    assert len(lines) == len(FAMILIES["random"].ids("smoke")) + 2
+    assert sum(line.endswith("@9") for line in lines) >= len(lines) - 2

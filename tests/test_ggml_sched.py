@@ -1,0 +1,156 @@
+"""`ggml?mode=sched`: a case runs through the real `ggml_backend_sched`, placed as llama.cpp places it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from backends.ggml import GgmlBackend
+from backends.ggml.devices import survey
+from backends.ggml.library import WHEEL, Library
+from backends.ggml.placement import USAGES
+from backends.ggml.sched import sched_homes
+from conformance.backend.interface import Witness
+from conformance.cases import models
+from conformance.cgraph import types
+from conformance.cgraph.build import Builder
+from conformance.cgraph.case import Case, Step
+from conformance.cgraph.errors import UsageError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
+)
+
+TRAJECTORY = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=at254.d3.back2.d2@7"
+
+
+@pytest.fixture(scope="module")
+def sched() -> Iterator[GgmlBackend]:
+    """The wheel's CPU behind its own scheduler."""
+    made = GgmlBackend(mode="sched")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def direct() -> Iterator[GgmlBackend]:
+    """The same device without."""
+    made = GgmlBackend()
+    yield made
+    made.close()
+
+
+def played(backend: GgmlBackend, case: Case) -> tuple[list[dict[Tensor, Bytes]], list[Bytes], Witness]:
+    """Outputs of each step, caches at the end, witness."""
+    with backend.open(case) as session:
+        found = [dict(session.compute(s.graph, s.inputs, s.outputs)) for s in case.steps]
+        return found, [session.read(t) for t in case.caches()], session.witness()
+
+
+def test_a_trajectory_is_what_the_device_alone_gives(sched: GgmlBackend, direct: GgmlBackend) -> None:
+    """Every output of every step and every cache are equal to the bit: one device, once with and once without."""
+    case = models.make(TRAJECTORY)
+    a, caches_a, witness = played(sched, case)
+    b, caches_b, other = played(direct, case)
+    for x, y in zip(a, b, strict=True):
+        assert all(np.array_equal(x[t], y[t]) for t in x)
+    assert all(np.array_equal(x, y) for x, y in zip(caches_a, caches_b, strict=True))
+    assert witness.nodes == other.nodes == sum(witness.kernels.values())
+    assert (witness.splits, witness.copies) == (1, 0)
+    assert witness.kernels["CPU FLASH_ATTN_EXT"] == len(case.steps)
+
+
+def test_fresh_memory_and_dropped_nodes_change_nothing(direct: GgmlBackend) -> None:
+    """`memory=fresh` and `uncomputed=drop` give the bytes of the device alone."""
+    case = models.make(TRAJECTORY)
+    backend = GgmlBackend(mode="sched", memory="fresh", uncomputed="drop")
+    a, caches_a, _ = played(backend, case)
+    b, caches_b, _ = played(direct, case)
+    backend.close()
+    for x, y in zip(a, b, strict=True):
+        assert all(np.array_equal(x[t], y[t]) for t in x)
+    assert all(np.array_equal(x, y) for x, y in zip(caches_a, caches_b, strict=True))
+
+
+def test_an_output_is_read_before_it_is_overwritten(sched: GgmlBackend) -> None:
+    """An output that a later node of the same graph overwrites holds what it held when it ran."""
+    g = Builder()
+    x, y = g.new_tensor_1d(types.F32, 4), g.new_tensor_1d(types.F32, 4)
+    first = g.add(x, y)
+    second = g.scale_inplace(first, 3.0)
+    graph = Graph([first, second])
+    for node in graph:
+        node.flags |= FLAG_COMPUTE
+    ones = np.ones(4, np.float32).view(np.uint8)
+    case = Case("test/overwritten@0", {}, [Step(graph, {x: ones, y: ones.copy()}, (first, second))])
+    case.validate()
+    (found,), _, _ = played(sched, case)
+    assert found[first].view(np.float32).tolist() == [2.0] * 4
+    assert found[second].view(np.float32).tolist() == [6.0] * 4
+
+
+def test_weights_and_caches_lie_where_llama_cpp_puts_them(sched: GgmlBackend) -> None:
+    """The token embedding leaves the device, which says so; other weights have usage WEIGHTS, caches have none."""
+    case = models.make(TRAJECTORY)
+    library = sched._library
+    cpu = library.device("CPU")
+    homes, notes = sched_homes(library, cpu, cpu, library.ggml.backend_dev_buffer_type(cpu), case)
+    caches = set(case.caches())
+    assert {homes[t].usage for t in caches} == {USAGES["any"]}
+    assert {homes[t].usage for t in homes if t not in caches} == {USAGES["weights"]}
+    assert notes == ["token_embd.weight f32 is not on CPU, as only GET_ROWS reads it"]
+
+
+def test_opaque_caches_are_said_to_be(direct: GgmlBackend) -> None:
+    """`caches=opaque` gives every cache as opaque; the default none."""
+    case = models.make(TRAJECTORY)
+    backend = GgmlBackend(mode="sched", caches="opaque")
+    with backend.open(case) as session:
+        assert session.opaque() == frozenset(case.caches())
+    backend.close()
+    with direct.open(case) as session:
+        assert session.opaque() == frozenset()
+
+
+def test_weights_of_a_repacking_buffer_are_read_as_written() -> None:
+    """A buffer type of its own for weights goes with the scheduler; what it packs is read as it was written."""
+    library = Library()
+    (offered,) = [o for o in survey(library) if o.name == "CPU"]
+    assert offered.kind == "CPU"
+    if "CPU_REPACK" not in offered.buffer_types:
+        pytest.skip("this machine's ggml repacks nothing")
+    case = models.make("kv_growth/llama-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64,w=q4_0,run=p5.d1@3")
+    backend = GgmlBackend(mode="sched", buffer="CPU_REPACK")
+    with backend.open(case) as session:
+        for s in case.steps:
+            session.compute(s.graph, s.inputs, s.outputs)
+        assert all(np.array_equal(session.read(t), d) for t, d in case.persistent.items() if t not in case.caches())
+        assert "CPU_REPACK" in session.witness().bytes
+    backend.close()
+
+
+@pytest.mark.parametrize(("option", "value"), [("mode", "eager"), ("caches", "no"), ("uncomputed", ""), ("guard", "1")])
+def test_a_wrong_option_names_the_right_ones(option: str, value: str) -> None:
+    """A value that an option does not know is refused with those it knows, before any library is loaded."""
+    with pytest.raises(UsageError, match=f"ggml: {option}: one of .* expected, {value!r} found"):
+        GgmlBackend(**{option: value})
+
+
+def test_nbytes_of_every_input_reach_the_graph(sched: GgmlBackend) -> None:
+    """Steps whose graph is the same object are computed without building again, on new inputs."""
+    g = Builder()
+    x = g.new_tensor_1d(types.F32, 4)
+    node = g.scale(x, 2.0)
+    graph = Graph([node])
+    node.flags |= FLAG_COMPUTE
+    one, two = (np.full(4, v, np.float32).view(np.uint8) for v in (1.0, 2.0))
+    assert one.nbytes == nbytes(x)
+    case = Case("test/again@0", {}, [Step(graph, {x: one}, (node,)), Step(graph, {x: two}, (node,))])
+    found, _, witness = played(sched, case)
+    assert [f[node].view(np.float32)[0] for f in found] == [2.0, 4.0]
+    assert witness.kernels == {"CPU SCALE": 2}

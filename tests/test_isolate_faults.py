@@ -1,0 +1,206 @@
+"""Adapters that abort, hang, leak, close their wire or write on it: each costs one case, and the run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance.backend.registry import Spec, adapter
+from conformance.cgraph.build import Builder
+from conformance.cgraph.case import Case, Step
+from conformance.cgraph.errors import UsageError
+from conformance.cgraph.types import F32
+from conformance.check.verdict import Result, Totals, Verdict
+from conformance.report.record import record
+from conformance.run.isolate import Isolation, needs
+from conformance.run.memory import parse_size, physical, resident
+from conformance.run.runner import Runner
+
+ADAPTER = '''
+import os, time
+import numpy as np
+from backends.cpu import CpuBackend
+from conformance.backend.kernel import KernelSession
+
+HELD = []
+
+def wires():
+    """The pipes that are no standard stream."""
+    for fd in range(3, 64):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith("pipe:"):
+                yield fd
+        except OSError:
+            pass
+
+def close_stdout(_):
+    os.close(1)
+    os.close(2)
+
+def close_wire(_):
+    for fd in wires():
+        os.close(fd)
+
+def garbage(_):
+    for fd in wires():
+        try:
+            os.write(fd, b"{not a frame at all" * 10)
+        except OSError:
+            pass
+    time.sleep(60)
+
+def leak(n):
+    for _ in range(int(n) // 16):
+        HELD.append(np.ones(16 << 20, np.uint8))
+        time.sleep(0.01)
+
+def abort(_):
+    os.write(2, b"evil.c:7: GGML_ASSERT(good) failed\\n")
+    os.abort()
+
+WHAT = {"abort": abort, "hang": lambda s: time.sleep(float(s)), "leak": leak, "close_stdout": close_stdout,
+        "close_wire": close_wire, "garbage": garbage}
+
+class EvilSession(KernelSession):
+    """Does what the name of the first node says, then computes as the reference."""
+    def compute(self, graph, inputs, outputs):
+        what, _, rest = graph.nodes[0].name.partition(" ")
+        if what in WHAT:
+            WHAT[what](rest)
+        return super().compute(graph, inputs, outputs)
+
+class Evil(CpuBackend):
+    isolate = True
+    def open(self, case):
+        return EvilSession(self.name, self.kernels(), case)
+'''
+SPEC = Spec("evil")
+
+
+@pytest.fixture(autouse=True)
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An adapter called `evil`, found by its entry point here and in workers."""
+    (tmp_path / "evil_adapter.py").write_text(ADAPTER)
+    info = tmp_path / "evil_adapter-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: evil-adapter\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[conformance.backends]\nevil = evil_adapter:Evil\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    monkeypatch.syspath_prepend(tmp_path)
+    adapter.cache_clear()
+    yield
+    adapter.cache_clear()
+
+
+@pytest.fixture
+def runner() -> Iterator[Runner]:
+    """A runner whose workers may hold 600 MiB and take two seconds."""
+    runner = Runner(isolation=Isolation(time_limit=2.0, memory_limit=600 << 20))
+    yield runner
+    runner.close()
+
+
+def case(name: str, seed: int = 0) -> Case:
+    """`(a + b) * b`, its first node named."""
+    b = Builder()
+    x, y = b.new_tensor_2d(F32, 8, 3), b.new_tensor_2d(F32, 8, 3)
+    first = b.add(x, y)
+    first.name = name
+    out = b.mul(first, y)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    inputs = {t: rng.standard_normal((3, 8)).astype("<f4").reshape(-1).view(np.uint8) for t in (x, y)}
+    return Case(f"evil/{name or 'good'}@{seed}", {}, [Step(b.build_forward_expand(out), inputs, (out,))])
+
+
+def run(runner: Runner, *names: str) -> list[Result]:
+    """Each case by itself, as a run does that goes through them."""
+    return [runner.run(SPEC, [case(n, i)])[0] for i, n in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "words"),
+    [
+        ("abort", Verdict.CRASH, "SIGABRT): evil.c:7: GGML_ASSERT(good) failed"),
+        ("hang 60", Verdict.TIMEOUT, "no answer within 2 s"),
+        ("leak 4096", Verdict.CRASH, "out of memory: it held"),
+        ("close_stdout", Verdict.PASS, ""),
+        ("close_wire", Verdict.CRASH, "its process died"),
+        ("garbage", Verdict.CRASH, "someone wrote on its wire"),
+    ],
+)
+def test_a_fault_costs_one_case(runner: Runner, fault: str, verdict: Verdict, words: str) -> None:
+    """The case has the verdict and the words of its fault, the cases before and after it pass."""
+    if fault in {"close_wire", "garbage"} and not Path("/proc/self/fd").is_dir():
+        pytest.skip("the planted adapter finds its pipes in /proc")
+    before, found, after = run(runner, "", fault, "")
+    assert (before.verdict, found.verdict, after.verdict) == (Verdict.PASS, verdict, Verdict.PASS)
+    assert words in found.detail
+
+
+def test_a_slow_leak_costs_the_case_that_goes_too_far(runner: Runner) -> None:
+    """Memory that a worker gathers over many cases ends it once; its replacement begins with none."""
+    found = run(runner, *["leak 128"] * 6, "")
+    verdicts = [r.verdict for r in found]
+    assert verdicts.count(Verdict.CRASH) == 1
+    assert verdicts.count(Verdict.PASS) == 6
+    assert "out of memory" in next(r.detail for r in found if r.verdict is Verdict.CRASH)
+
+
+def test_crashes_in_a_row_leave_the_run_complete(runner: Runner) -> None:
+    """Every case has its verdict, the record is whole, and neither memory nor descriptors grow with the crashes."""
+    run(runner, *["abort"] * 3, "")
+    before = resident(os.getpid()), _descriptors()
+    found = run(runner, *["abort", "abort", "abort", ""] * 6)
+    after = resident(os.getpid()), _descriptors()
+    assert [r.verdict for r in found] == [Verdict.CRASH, Verdict.CRASH, Verdict.CRASH, Verdict.PASS] * 6
+    document = json.loads(json.dumps(record(found), allow_nan=False))
+    assert len(document["results"]) == document["totals"]["executed"] == 24
+    assert document["totals"]["CRASH"] == 18
+    assert after[1] == before[1]
+    if before[0] is not None and after[0] is not None:
+        assert after[0] - before[0] < 20 << 20
+    totals = Totals()
+    for r in found:
+        totals.add(r)
+    assert totals.exit_code() == 1
+
+
+def _descriptors() -> int:
+    folder = Path("/proc/self/fd")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
+
+
+def test_who_is_isolated(tmp_path: Path) -> None:
+    """A class that asks for it, and whatever loads a file that an option names."""
+    library = tmp_path / "libmine.so"
+    library.touch()
+    assert needs(SPEC)
+    assert needs(Spec("ggml"))
+    assert not needs(Spec("cpu"))
+    assert needs(Spec("cpu", (("lib", str(library)),)))
+    assert not needs(Spec("cpu", (("device", "CPU"),)))
+
+
+@pytest.mark.parametrize(("text", "size"), [("4G", 4 << 30), ("512 MiB", 512 << 20), ("1.5k", 1536), ("1000", 1000)])
+def test_sizes_are_read(text: str, size: int) -> None:
+    """Units are powers of 1024."""
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "4X", "0", "0.0001"])
+def test_no_size_is_refused(text: str) -> None:
+    """What says no size is a usage error that shows it."""
+    with pytest.raises(UsageError, match="a size like 4G"):
+        parse_size(text)
+
+
+def test_memory_is_told() -> None:
+    """This process holds something, and less than the machine has."""
+    held, whole = resident(os.getpid()), physical()
+    if held is not None and whole is not None:
+        assert 0 < held < whole

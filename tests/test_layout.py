@@ -1,0 +1,80 @@
+"""The builder's graphs are llama.cpp's own, and `conform layout` says what moved where they are not."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.backend.registry import Spec
+from conformance.cases.models import layout
+from conformance.cases.models.layout import SETTINGS, moved, pair
+from conformance.cases.models.sketch import B, Sketch
+from conformance.cgraph.tensor import Tensor
+from conformance.check.compare import compare
+from conformance.cli import main
+from conformance.run.execute import execute
+from conformance.run.isolate import open_backend
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed: there is no llama.cpp"
+)
+
+SAMPLE = [
+    ("llama", "fa=0,run=p250.d8"),
+    ("llama", "head=64,cache=q8_0,run=p40.d2.shift9.d2"),
+    ("qwen3", "seqs=3,run=p5+9+1.d2.rm1.d2.add1.p3.d2"),
+    ("qwen3", "seqs=3,unified=1,fa=0,run=p50+90+10.d3.cp0.d2"),
+    ("gemma2", "ctx=1024,seqs=2,ubatch=64,fa=0,run=p300+17.d3.p200.d2"),
+    ("gemma2", "ctx=1024,swafull=1,ubatch=64,run=p200.shift30.d2"),
+    ("gpt-oss", "ctx=1024,ubatch=64,run=p300.d3.p200.d2"),
+    ("gpt-oss", "seqs=3,fa=0,run=p5+9+1.d2.rm1.d2"),
+    ("lfm2", "l=3,convperiod=3,heads=2,kv=1,head=32,seqs=4,unified=1,run=p4.d1.rm1.d1.add1.p3.d1.cp2.d2"),
+    ("lfm2", "fa=0,run=p250.d8"),
+]
+"""Two of each architecture's settings; `conform layout` compares all."""
+
+
+def test_the_sample_is_of_every_architecture() -> None:
+    """What is compared here is what the command compares, and nothing is left out."""
+    assert {arch for arch, _ in SAMPLE} == SETTINGS.keys()
+    assert all(keys in SETTINGS[arch] for arch, keys in SAMPLE)
+
+
+@pytest.mark.parametrize(("arch", "keys"), SAMPLE)
+def test_graphs_equal_llama_cpp(arch: str, keys: str) -> None:
+    """Every tensor of every step: op, name, type, ne, nb, op_params, flags, edges, and the bytes of every input."""
+    theirs, ours = pair(arch, keys)
+    assert [str(m) for m in moved(theirs, ours)] == []
+
+
+@pytest.mark.parametrize("arch", SETTINGS)
+def test_logits_equal_llama_cpp(arch: str) -> None:
+    """The real ggml gives for our graphs the logits that llama.cpp had over the same weights."""
+    theirs, ours = pair(arch, "run=p9.d2")
+    backend = open_backend(Spec("ggml"))
+    try:
+        ran = execute(backend, ours).steps
+    finally:
+        backend.close()
+    for want, got in zip(theirs.steps, ran, strict=True):
+        (logits,) = (t for t in want.expected if t.name == "result_output")
+        (found,) = got.outputs.values()
+        assert compare(logits, want.expected[logits], found).nmse < 1e-10
+
+
+def test_moves_are_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that only one side has is named with its neighbour, and what reads it with both sources; exit code 1."""
+    norm = Sketch.norm
+
+    def copied(g: Sketch, cur: Tensor, weight: str, name: str, il: int, *, rms: bool = False) -> Tensor:
+        cur = norm(g, cur, weight, name, il, rms=rms)
+        return B.cont(cur) if name == "result_norm" else cur
+
+    monkeypatch.setattr(Sketch, "norm", copied)
+    monkeypatch.setattr(layout, "SETTINGS", {"llama": ("run=p3",)})
+    ran = CliRunner().invoke(main, ["layout", "--arch", "llama"])
+    assert ran.exit_code == 1
+    assert "after MUL result_norm f32[64, 1, 1, 1], llama.cpp has nothing, the builder CONT result_norm" in ran.output
+    assert "MUL_MAT result_output f32[64, 1, 1, 1]: llama.cpp has src[1] MUL result_norm" in ran.output

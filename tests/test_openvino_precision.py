@@ -1,0 +1,87 @@
+"""`precision=default`: a device's hint reaches products, and nothing whose value would be lost by it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.openvino.compile import compiler
+from backends.openvino.nodes import Constants, round_bf16, round_f16
+from backends.openvino.precise import keep
+from conformance.backend.registry import Spec
+from conformance.check.verdict import Verdict
+from conformance.run.runner import Runner
+
+ov: Any = importlib.import_module("openvino")  # after the adapter, which keeps its telemetry from the network
+o: Any = importlib.import_module("openvino.opset15")
+
+ROPES = [
+    f"ops/ROPE-f32-ne={ne},mode={mode},from=261000,to=262144@3"
+    for ne in ("64x3x4", "64x2x1")
+    for mode in ("NORMAL", "NEOX", "MROPE,sections=8x8x8x8", "IMROPE,sections=11x11x10x0")
+]
+TRAJECTORIES = [
+    f"kv_growth/llama-{more}run=at253.d5.back3.d2@582"
+    for more in ("", "rope=neox,", "cache=f32,", "cache=q8_0,head=32,rot=0,", "w=q4_0,write=cpy,", "fa=0,")
+]
+JUNK = [f"ops/FLASH_ATTN_EXT-{t}-q=32x3x4,k=32x16x2,mask=16x3,hide=junk@7" for t in ("f16+f16", "f32+f32")]
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    """One for all."""
+    runner = Runner()
+    yield runner
+    runner.close()
+
+
+def _passes(runner: Runner, spec: str, ids: list[str]) -> None:
+    results = runner.run(Spec.parse(spec), [runner.case(i) for i in ids])
+    assert [(r.verdict, r.message) for r in results if r.verdict is not Verdict.PASS] == []
+    assert len(results) == len(ids)
+
+
+@pytest.mark.parametrize("precision", ["accuracy", "default"])
+def test_angles_hold_to_two_to_the_eighteenth(runner: Runner, precision: str) -> None:
+    """Large positions turn by their own angle, whatever the hint: one position more would be off by 1e-2 and more."""
+    _passes(runner, f"openvino-stateless?precision={precision}", ROPES)
+
+
+@pytest.mark.parametrize("name", ["openvino-stateless", "openvino-stateful"])
+def test_trajectories_cross_256_by_default(runner: Runner, name: str) -> None:
+    """Positions that BF16 cannot hold, caches that are rounded into, rewound: right in the device's own precision."""
+    _passes(runner, f"{name}?precision=default", TRAJECTORIES)
+
+
+@pytest.mark.parametrize("spec", ["", "?attention=sdpa", "?attention=sdpa5d", "?precision=default"])
+def test_what_a_mask_hides_may_be_anything(runner: Runner, spec: str) -> None:
+    """NaN and infinities in cells that no row sees reach no output, in any form of attention."""
+    _passes(runner, f"openvino-stateless{spec}", JUNK)
+
+
+@pytest.mark.parametrize("rounding", [round_f16, round_bf16])
+def test_rounding_between_products_is_kept(rounding: Any) -> None:  # noqa: ANN401  # either of two functions
+    """Arithmetic that rounds, between two products by one, gives the same as alone; in BF16 it would give zeros."""
+    x = np.random.default_rng(0).standard_normal((8, 32)).astype(np.float32)
+    given, one = o.parameter([-1, 32], ov.Type.f32), np.eye(32, dtype=np.float32)
+    y = o.matmul(rounding(Constants(), o.matmul(given, o.constant(one), False, True)), o.constant(one), False, True)
+    compiled = compiler("CPU", "default", "auto").compiled([o.result(y)], [given])
+    found = compiled.create_infer_request().infer([x])[0]
+    # two roundings of BF16 at most, where the device likes it
+    assert ((found - x) ** 2).mean() < 2e-5 * (x**2).mean()
+
+
+def test_only_what_a_product_rounds_anyway_is_left_to_the_hint() -> None:
+    """The weights of a product and what only moves its operands are not marked; what computes is."""
+    a, b = (o.parameter([4, 4], ov.Type.f32) for _ in range(2))
+    moved, added = o.transpose(a, o.constant(np.array([1, 0]))), o.add(b, o.constant(np.float32(1)))
+    weight = o.multiply(o.constant(np.ones((4, 4), np.float32)), o.constant(np.float32(2)))
+    y = o.matmul(o.matmul(moved, added, False, False), weight, False, False)
+    model = ov.Model([o.result(y), o.result(added)], [a, b])
+    keep(ov.Core(), model)
+    marked = {n.get_type_name() for n in model.get_ordered_ops() if "DisablePrecisionConversion_0" in n.get_rt_info()}
+    assert marked == {"Add"}

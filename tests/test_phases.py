@@ -1,0 +1,195 @@
+"""`conform phases`: what is timed, what the counters say, and what is never made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from backends.cpu import CpuBackend
+from backends.xdna2 import Xdna2Backend
+from conformance.backend.interface import Session
+from conformance.backend.kernel import KernelSession
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import UnavailableError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Bytes, Tensor
+from conformance.cli import main
+from conformance.perf import energy
+from conformance.perf.phases import MODEL, generation, measure, prompt
+from conformance.run.scheduler import SchedBackend
+
+TINY = "llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
+
+
+def _zone(folder: Path, name: str, label: str, turn: str = "1000000", now: str = "900000") -> Path:
+    zone = folder / name
+    zone.mkdir()
+    for file, text in (("name", label), ("max_energy_range_uj", turn), ("energy_uj", now)):
+        (zone / file).write_text(f"{text}\n", encoding="ascii")
+    return zone / "energy_uj"
+
+
+def test_packages_are_counted_once_and_over_their_turn(tmp_path: Path) -> None:
+    """Cores and memory are parts of a package; a counter that starts from 0 again has not gone backwards."""
+    first = _zone(tmp_path, "intel-rapl:0", "package-0")
+    _zone(tmp_path, "intel-rapl:0:0", "core", now="5")
+    _zone(tmp_path, "intel-rapl:1", "psys", now="5")
+    second = _zone(tmp_path, "intel-rapl:2", "package-1", now="10")
+    meter = energy.meter(tmp_path)
+    before = meter.read()
+    assert set(before) == {first, second}
+    first.write_text("100000\n", encoding="ascii")
+    second.write_text("300010\n", encoding="ascii")
+    assert meter.joules(before, meter.read()) == pytest.approx(0.2 + 0.3)
+
+
+def test_absent_or_closed_counters_are_said(tmp_path: Path) -> None:
+    """No folder, no zone of a package, a file that may not be read: the reason in words, never a number."""
+    with pytest.raises(UnavailableError, match=r"no RAPL counters in .*nothing"):
+        energy.meter(tmp_path / "nothing")
+    _zone(tmp_path, "intel-rapl:0", "psys")
+    with pytest.raises(UnavailableError, match="no RAPL counters"):
+        energy.meter(tmp_path)
+    _zone(tmp_path, "intel-rapl:1", "package-0").unlink()
+    with pytest.raises(UnavailableError, match=r"intel-rapl:1/energy_uj cannot be read"):
+        energy.meter(tmp_path)
+
+
+class _Watched(KernelSession):
+    """Remembers what caches and results were."""
+
+    def __init__(self, case: Case) -> None:
+        backend = CpuBackend()
+        super().__init__("watched", backend.kernels(), case)
+        self.case = case
+        self.seen: list[tuple[dict[Tensor, Bytes], dict[Tensor, Bytes]]] = []
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """As the reference."""
+        before = {t: self.read(t) for t in self.case.caches()}
+        found = super().compute(graph, inputs, outputs)
+        self.seen.append((before, dict(found)))
+        return found
+
+
+class _Watching(CpuBackend):
+    def __init__(self) -> None:
+        super().__init__()
+        self.session: _Watched | None = None
+
+    def open(self, case: Case) -> Session:  # type: ignore[override]  # another session on purpose
+        """The watched session."""
+        self.session = _Watched(case)
+        return self.session
+
+
+def test_what_is_timed_starts_from_empty_caches() -> None:
+    """The first step warms up; the timed ones then begin where a fresh run begins, and give what it gives."""
+    backend = _Watching()
+    case = prompt(TINY, 24, ubatch=8)
+    assert len(case.steps) == 3
+    phase = measure(backend, case, "pp24", 24, None)
+    assert backend.session is not None
+    warm, *timed = backend.session.seen
+    assert len(timed) == 3
+    for t, data in warm[0].items():
+        assert np.array_equal(timed[0][0][t], data)
+    for t, data in warm[1].items():
+        assert np.array_equal(timed[0][1][t], data)
+    assert phase.rate == 24 / phase.seconds
+    assert (phase.joules, phase.joules_per_token, phase.watts) == (None, None, None)
+    assert phase.shares == {"watched": 1.0}
+    assert phase.nodes * 4 == backend.session.witness().nodes * 3
+
+
+def test_energy_is_of_the_timed_steps(tmp_path: Path) -> None:
+    """J per token and W follow from the counters' difference."""
+    counter = _zone(tmp_path, "intel-rapl:0", "package-0", turn="10000000", now="0")
+
+    class Burning(CpuBackend):
+        def open(self, case: Case) -> KernelSession:
+            used = int(counter.read_text(encoding="ascii"))
+            session = super().open(case)
+            compute = session.compute
+
+            def burn(g: Graph, i: Mapping[Tensor, Bytes], o: Sequence[Tensor]) -> Mapping[Tensor, Bytes]:
+                nonlocal used
+                used += 1000000
+                counter.write_text(f"{used}\n", encoding="ascii")
+                return compute(g, i, o)
+
+            session.compute = burn  # type: ignore[method-assign,assignment]  # counts its own energy
+            return session
+
+    phase = measure(Burning(), generation(TINY, 4), "tg4", 4, energy.meter(tmp_path))
+    assert phase.joules == 4.0
+    assert phase.joules_per_token == 1.0
+    assert phase.watts == pytest.approx(4.0 / phase.seconds)
+
+
+def test_shares_are_of_the_timed_steps() -> None:
+    """They add up to one, one for each device that computed, and splits are counted per graph."""
+    named = {"xdna2": Xdna2Backend(k="32"), "cpu": CpuBackend()}
+    backend = SchedBackend("xdna2,cpu").attach(lambda spec: named[spec.name])
+    phase = measure(backend, generation(TINY, 3), "tg3", 3, None)
+    assert set(phase.shares) == {"xdna2", "cpu"}
+    assert sum(phase.shares.values()) == pytest.approx(1)
+    case = generation(TINY, 3)
+    assert phase.splits == len(backend.plan(case).graphs[case.steps[0].graph].assignment.splits)
+
+
+def test_a_backend_that_cannot_is_said() -> None:
+    """The node and the backend's reason."""
+    with pytest.raises(UnavailableError, match=r"GET_ROWS embd .*xdna2 has no kernel"):
+        measure(Xdna2Backend(k="32"), prompt(TINY, 8), "pp8", 8, None)
+
+
+def test_the_default_model_fits_its_context() -> None:
+    """Any size runs, and the preset alone is a model."""
+    assert len(prompt(MODEL, 1024).steps) == 2
+    assert len(generation("llama", 3).steps) == 3
+
+
+def test_the_command_prints_and_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row per size and backend; without counters every energy is said to be missing, with the reason."""
+    monkeypatch.setattr(energy.meter, "__defaults__", (tmp_path / "nothing",))
+    out = tmp_path / "phases.json"
+    specs = ["--backend", "sched?devices=xdna2:k=32,cpu", "--backend", "xdna2"]
+    done = CliRunner().invoke(main, ["phases", *specs, "--model", TINY, "--pp", "8", "--tg", "2", "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    for words in ("pp8", "tg2", "xdna2", "not available", "energy not available: no RAPL counters"):
+        assert words in done.output
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert document["energy"].startswith("no RAPL counters")
+    first, second = document["backends"].values()
+    assert [p["name"] for p in first["phases"]] == ["pp8", "tg2"]
+    assert first["phases"][0]["joules_per_token"] is None
+    assert first["phases"][0]["tokens_per_second"] > 0
+    assert "xdna2 has no kernel" in second["phases"][0]["reason"]
+    assert "no hardware" in first["description"]
+
+
+def test_wrong_sizes_are_refused() -> None:
+    """One line, exit code 2."""
+    for args in (["--pp", "0"], ["--pp", "x"], ["--pp", "", "--tg", ""]):
+        done = CliRunner().invoke(main, ["phases", "--backend", "cpu", *args])
+        assert done.exit_code == 2, done.output
+
+
+def test_splits_shows_the_table() -> None:
+    """Every node that computes with its device; only a scheduler has one."""
+    case = f"kv_growth/{TINY},run=p5@0"
+    done = CliRunner().invoke(main, ["splits", case, "--backend", "sched?devices=xdna2:k=32,cpu&buffers=apart"])
+    assert done.exit_code == 0, done.output
+    assert "xdna2" in done.output
+    assert "FLASH_ATTN_EXT" in done.output
+    refused = CliRunner().invoke(main, ["splits", case, "--backend", "cpu"])
+    assert refused.exit_code == 2
+    assert "a scheduler such as" in refused.output

@@ -1,0 +1,108 @@
+"""Planted faults: they are where the table says, the suite notices them, and a crash or a hang is noticed too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.cases import FAMILIES
+from conformance.cgraph.errors import UsageError
+from conformance.cli import main
+from conformance.planted import campaign
+from conformance.planted.faults import FOLDER, ROOT, Fault, control, read
+from conformance.planted.loader import load
+
+FAULTS = {f.name: f for f in read([FOLDER])}
+ABORTS = Fault(
+    "aborts", "dies", "cpu", ("ops",), "backends/cpu/rows.py",
+    "y: Values = x / np.fmax", "import os; os.abort(); y: Values = x / np.fmax",
+)  # fmt: skip
+HANGS = replace(ABORTS, name="hangs", new="import time; time.sleep(600); y: Values = x / np.fmax")
+
+
+def test_there_are_at_least_sixty() -> None:
+    """The corpus has the size that its kill rates are quoted for, and every family hunts something."""
+    assert len(FAULTS) >= 60
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_stands_in_the_source_and_changes_it(name: str) -> None:
+    """A fault whose place has moved is an error, not a survivor."""
+    fault = FAULTS[name]
+    source = (ROOT / fault.file).read_text(encoding="utf-8")
+    assert fault.apply(source) != source
+    assert all(f in FAMILIES for f in fault.families)
+
+
+def test_noticed_by_every_family_that_is_named() -> None:
+    """At level smoke some faults of one line are noticed, by the families that their table names."""
+    names = ("mask-off-by-one", "cache-row-late", "scale-of-wrong-block", "output-stale", "positions-stale")
+    faults = [replace(FAULTS[n], families=("kv_growth",)) for n in names]
+    hunts = campaign.run(faults, "smoke")
+    assert [(h.fault, h.noticed) for h in hunts] == [(n, True) for n in names]
+
+
+def test_an_adapter_as_it_is_is_not_noticed() -> None:
+    """The copy that faults are planted in is right without one: no false alarm comes from the loader."""
+    (hunt,) = campaign.run([control("cpu", ["kv_growth"])], "smoke")
+    assert not hunt.noticed
+
+
+def test_a_copy_shares_nothing_with_the_original() -> None:
+    """Planting leaves the adapter of the program alone."""
+    faulty, plain = load(FAULTS["mask-off-by-one"]), load(control("cpu", ["ops"]))
+    assert type(faulty) is not type(plain)
+    assert type(faulty).__module__ != "backends.cpu"
+
+
+def test_a_crash_and_a_hang_are_noticed_and_cost_nothing_else() -> None:
+    """A fault that takes its process down, or never answers, is noticed; those after it are hunted all the same."""
+    later = replace(FAULTS["argsort-ascending"], families=("ops",))
+    hunts = campaign.run([ABORTS, HANGS, later], "smoke", limit=8.0)
+    assert [(h.fault, h.noticed, h.verdict) for h in hunts] == [
+        ("aborts", True, "CRASH"),
+        ("hangs", True, "CRASH"),
+        ("argsort-ascending", True, "FAIL"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = 1", "[[fault]] tables expected"),
+        ("[[fault]]\nname = 1", "name: a text expected"),
+        ('[[fault]]\nname="a"\nsays="b"\nof="cpu"\nfile="c"\nold="d"\nnew="e"\nfamilies=["nope"]', "'nope' is unknown"),
+        ("[[fault", "Expected"),
+    ],
+)
+def test_a_broken_table_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    """What is wrong with a table of faults is said in one line that names the field."""
+    path = tmp_path / "f.toml"
+    path.write_text(text, encoding="utf-8")
+    result = CliRunner().invoke(main, ["planted", "--faults", str(path)])
+    assert result.exit_code == 2
+    assert said.lower() in result.output.lower()
+    assert len(result.output.strip().splitlines()) == 1
+
+
+def test_a_fault_that_cannot_be_planted_is_an_error() -> None:
+    """A place that is not there is never counted as a survivor."""
+    moved = replace(ABORTS, old="no such line")
+    with pytest.raises(UsageError, match="expected once"):
+        campaign.run([moved], "smoke")
+
+
+def test_exit_code_says_whether_all_were_noticed(tmp_path: Path) -> None:
+    """One that no family can see makes the command fail and is named."""
+    path = tmp_path / "f.toml"
+    path.write_text(
+        "[[fault]]\nname='harmless'\nsays='a docstring'\nof='cpu'\nfamilies=['kv_growth']\n"
+        "file='backends/cpu/rows.py'\nold='Of equals the last'\nnew='Of equals one'\n",
+        encoding="utf-8",
+    )
+    result = CliRunner().invoke(main, ["planted", "--faults", str(path)])
+    assert result.exit_code == 1
+    assert "not noticed: harmless" in result.output

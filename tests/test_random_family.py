@@ -1,0 +1,91 @@
+"""Random graphs: legal, of the size that the id says, the same template in every step, and fair to a right backend."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conformance.backend.registry import Spec
+from conformance.cases import alias, random_graphs
+from conformance.cases.family import LEVELS
+from conformance.cases.strategies import case_ids
+from conformance.cgraph.errors import UsageError
+from conformance.check.verdict import Verdict
+from conformance.run.runner import Runner
+
+
+@settings(max_examples=60)
+@given(case_ids("random"))
+def test_a_case_is_legal(case_id: str) -> None:
+    """Every step validates, has as many nodes as the id says, the same ops in the same order, and an output."""
+    case = random_graphs.build(case_id)
+    case.validate()
+    ops = [[n.op for n in step.graph] for step in case.steps]
+    assert {len(nodes) for nodes in ops} == {int(case.params["nodes"])}
+    assert all(nodes == ops[0] for nodes in ops)
+    assert all(step.outputs or case.caches() for step in case.steps)
+
+
+@settings(max_examples=40)
+@given(case_ids("alias"))
+def test_an_alias_differs_under_the_same_names(case_id: str) -> None:
+    """A and B validate and have inputs of the same names."""
+    case = alias.build(case_id)
+    case.validate()
+    names = {frozenset(t.name for t in step.inputs) for step in case.steps}
+    assert len(names) == 1
+
+
+def test_right_backends_agree() -> None:
+    """On a hundred graphs that no level lists, ggml and the reference agree within every budget: no false alarm."""
+    runner = Runner()
+    ids = [
+        f"{i.rpartition('@')[0]}@{seed}" for seed in (1_000_001, 1_000_002) for i in random_graphs.ids("standard")[::3]
+    ]
+    try:
+        for case_id in ids:
+            (result,) = runner.run(Spec("ggml"), [random_graphs.build(case_id)])
+            assert result.verdict is Verdict.PASS, result.sentence()
+    finally:
+        runner.close()
+
+
+def test_levels_grow() -> None:
+    """Each level holds the one before, without repetition, and has the size it promises."""
+    listed = [random_graphs.ids(level) for level in LEVELS]
+    assert [len(ids) for ids in listed] == list(random_graphs.COUNTS.values())
+    assert all(set(a) <= set(b) and len(set(b)) == len(b) for a, b in pairwise(listed))
+
+
+def test_everything_is_there() -> None:
+    """The standard level has views, permutes, in-place writes, stores into caches and every weight type."""
+    ops: set[str] = set()
+    in_place = False
+    for case_id in random_graphs.ids("standard")[::3]:
+        for node in random_graphs.build(case_id).steps[0].graph:
+            ops.add(node.op)
+            in_place |= node.view_src is not None and node.op in {"UNARY", "ADD", "MUL", "SCALE"}
+    wanted = {"VIEW", "PERMUTE", "TRANSPOSE", "RESHAPE", "CONT", "SET_ROWS", "CPY", "MUL_MAT", "ROPE", "SOFT_MAX"}
+    assert wanted <= ops
+    assert in_place
+    assert all(any(f"w={w}" in i for i in random_graphs.ids("standard")) for w in random_graphs.WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "case_id",
+    ["random/nodes=1@1", "random/nodes=61@1", "random/steps=0@1", "random/w=q2_K@1", "random/@x", "x/nodes=9@1"],
+)
+def test_an_unreadable_id_is_refused(case_id: str) -> None:
+    """A size out of range, an unknown type, no seed: usage errors."""
+    with pytest.raises(UsageError):
+        random_graphs.build(case_id)
+
+
+@given(st.sampled_from(["alias/differs=nothing@1", "alias/tokens=0@1", "alias/differs=eps@", "ops/differs=eps@1"]))
+def test_an_unreadable_alias_is_refused(case_id: str) -> None:
+    """As above."""
+    with pytest.raises(UsageError):
+        alias.build(case_id)

@@ -1,0 +1,317 @@
+"""Relations: each holds on the reference, catches a fault of its kind, and is kept and repeated like any case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, Witness
+from conformance.backend.registry import Spec, create
+from conformance.cases import relations
+from conformance.cases.relations import claim
+from conformance.cgraph import casefile
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import GraphError, UsageError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Bytes, Tensor
+from conformance.check.verdict import Result, Verdict
+from conformance.run import relate
+from conformance.run.runner import Runner
+
+SPEC = Spec("faulty")
+TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
+Values = dict[Tensor, Bytes]
+Compute = Callable[[Graph, Mapping[Tensor, Bytes], Sequence[Tensor]], Values]
+
+
+class Call:
+    """One `compute`: what a fault may look at, and what lives as long as the session and the backend."""
+
+    def __init__(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], session: dict[Any, Any], kept: dict[Any, Any]
+    ) -> None:
+        self.graph, self.inputs, self.session, self.kept = graph, inputs, session, kept
+
+    def input(self, name: str) -> Tensor:
+        """The input called `name`."""
+        return next(t for t in self.inputs if t.name == name)
+
+
+Fault = Callable[[Call, Compute, Sequence[Tensor]], Values]
+
+
+class FaultySession(Session):
+    """The reference's session behind a fault."""
+
+    def __init__(self, inner: Session, fault: Fault, kept: dict[Any, Any]) -> None:
+        self._inner, self._fault, self._kept = inner, fault, kept
+        self._own: dict[Any, Any] = {}
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """As the reference."""
+        self._inner.write(tensor, data)
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """As the reference."""
+        return self._inner.read(tensor)
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """As the fault wants it."""
+
+        def right(g: Graph, i: Mapping[Tensor, Bytes], o: Sequence[Tensor]) -> Values:
+            return {t: data.copy() for t, data in self._inner.compute(g, i, o).items()}
+
+        return self._fault(Call(graph, inputs, self._own, self._kept), right, outputs)
+
+    def witness(self) -> Witness:
+        """As the reference."""
+        return self._inner.witness()
+
+
+class Faulty(Backend):
+    """The reference with a fault, and a choice of buffer type."""
+
+    fault: ClassVar[Fault]
+
+    def __init__(self, buffer: str = "") -> None:
+        self._inner = create(Spec("cpu"))
+        self._kept: dict[Any, Any] = {"buffer": buffer}
+
+    def info(self) -> DeviceInfo:
+        """A made-up device."""
+        return DeviceInfo("faulty", "none", "the reference with a fault")
+
+    def supports_op(self, node: Tensor) -> Support:
+        """All."""
+        del node
+        return YES
+
+    def buffer_types(self) -> Sequence[BufferType]:
+        """Two."""
+        return [BufferType("plain"), BufferType("packed")]
+
+    def open(self, case: Case) -> Session:
+        """The reference's session, behind the fault."""
+        return FaultySession(self._inner.open(case), type(self).fault, self._kept)
+
+
+def right(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """No fault."""
+    return compute(call.graph, call.inputs, outputs)
+
+
+def off(found: Values, *, rows: slice = slice(None)) -> Values:
+    """F32 results that are a tenth too large, all or some of their rows."""
+    for t, data in found.items():
+        if t.type.name == "f32":
+            data.view("<f4").reshape(-1, t.ne[0])[rows] *= np.float32(1.1)
+    return found
+
+
+def large_batch(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """More than 16 tokens at once go wrong."""
+    found = right(call, compute, outputs)
+    return off(found) if call.input("inp_tokens").ne[0] > 16 else found
+
+
+def batch_of_one(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """The batch is hard-coded: only the first row of the logits is right."""
+    return off(right(call, compute, outputs), rows=slice(1, None))
+
+
+def first_sequence(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """The first sequence is another than those after it."""
+    return off(right(call, compute, outputs), rows=slice(0, 1))
+
+
+def worn_out(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """What a session did before has an effect."""
+    call.session["steps"] = call.session.get("steps", 0) + 1
+    found = right(call, compute, outputs)
+    return off(found) if call.session["steps"] > 3 else found
+
+
+def padded_only(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """n_kv is taken to be a multiple of 256."""
+    found = right(call, compute, outputs)
+    return off(found) if call.input("attn_inp_kq_mask").ne[0] % 256 else found
+
+
+def by_name(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """The mask is known by its name: without it nothing is masked."""
+    found = right(call, compute, outputs)
+    return found if any(t.name == "attn_inp_kq_mask" for t in call.inputs) else off(found)
+
+
+def by_address(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """A graph at a known address is taken for the one that was there: its offsets and parameters are not looked at."""
+    now = [(n.op, n.ne, n.view_offs) for n in call.graph]
+    _, then = call.session.setdefault(id(call.graph), (call.graph, now))
+    found = right(call, compute, outputs)
+    return found if now == then else off(found)
+
+
+def second_run(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """What was compiled once is wrong when it is used again."""
+    key = tuple((n.op, n.ne) for n in call.graph)
+    found = right(call, compute, outputs)
+    return off(found) if call.kept.setdefault(key, call.session) is not call.session else found
+
+
+def packed_weights(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """Weights in the other buffer type are read wrongly."""
+    found = right(call, compute, outputs)
+    return off(found) if call.kept["buffer"] == "packed" else found
+
+
+def by_names_and_ops(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """The key of a compiled graph has names and ops, not op_params: the first graph's are used."""
+    params = call.kept.setdefault(tuple((n.name, n.op) for n in call.graph), [n.op_params for n in call.graph])
+    own = [n.op_params for n in call.graph]
+    try:
+        for n, p in zip(call.graph, params, strict=True):
+            n.op_params = p
+        return right(call, compute, outputs)
+    finally:
+        for n, p in zip(call.graph, own, strict=True):
+            n.op_params = p
+
+
+PLANTED: dict[str, tuple[Fault, str]] = {
+    "chunked": (large_batch, f"{TINY},run=o24.d1,to=o7.o1.o16.d1"),
+    "batch": (batch_of_one, f"{TINY},seqs=3,run=p5+9+2.d2"),
+    "permuted": (first_sequence, f"{TINY},seqs=3,unified=1,run=p5.d2"),
+    "reset": (worn_out, f"{TINY},run=p9.d2,before=p20.d1"),
+    "rewound": (worn_out, f"{TINY},run=p20.d2,back=2"),
+    "exact_n_kv": (padded_only, f"{TINY},run=p20.d2"),
+    "renamed": (by_name, f"{TINY},run=p9.d2,how=none"),
+    "memory": (by_address, f"{TINY},run=p9.d3"),
+    "warm": (second_run, f"{TINY},run=p9.d2"),
+    "buffers": (packed_weights, f"{TINY},run=p9.d2"),
+    "after": (by_names_and_ops, "differs=eps"),
+}
+"""Relation -> a fault of the kind it is for, and the id it is found by."""
+
+
+def id_of(name: str) -> str:
+    """The id of a relation in `PLANTED`."""
+    return f"relations/{name}-{PLANTED[name][1]}@5"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, Fault], Result]:
+    """Runs a case on the reference with a fault."""
+
+    def runs(case: Case, fault: Fault) -> Result:
+        kind = type("Planted", (Faulty,), {"fault": staticmethod(fault)})
+        monkeypatch.setattr(relate, "adapter", lambda _name: kind)
+        runner = Runner()
+        monkeypatch.setattr(runner, "_open", lambda spec, _isolate: kind(**dict(spec.options)))
+        try:
+            (result,) = runner.run(SPEC, [case])
+        finally:
+            runner.close()
+        return result
+
+    return runs
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_it_holds_on_the_reference(name: str, run: Callable[[Case, Fault], Result]) -> None:
+    """Without a fault every relation is a PASS that compared something."""
+    result = run(relations.build(id_of(name)), right)
+    assert result.verdict is Verdict.PASS, result.detail
+    assert result.budget_used == 0.0
+    assert result.steps > 1
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_it_catches_a_fault_of_its_kind(name: str, run: Callable[[Case, Fault], Result]) -> None:
+    """The planted fault is a FAIL that names the relation, both runs and the tensor."""
+    case = relations.build(id_of(name))
+    result = run(case, PLANTED[name][0])
+    assert result.verdict is Verdict.FAIL, result.detail
+    assert claim.read(case).says in result.detail
+    assert "is what" in result.detail
+    assert result.first_divergence is not None
+
+
+def test_every_relation_has_a_planted_fault() -> None:
+    """The table above is whole, and the standard level lists every relation."""
+    assert set(PLANTED) == set(relations.NAMES)
+    listed = {i.partition("/")[2].partition("-")[0] for i in relations.ids("standard")}
+    assert listed == set(relations.NAMES)
+
+
+@pytest.mark.parametrize("case_id", relations.ids("smoke"))
+def test_a_relation_is_a_legal_case(case_id: str) -> None:
+    """Every id of the level builds, validates, and its claim survives the file."""
+    case = relations.build(case_id)
+    case.validate()
+    assert claim.read(case).runs
+    for part in claim.cases_of(case):
+        part.validate()
+
+
+def test_a_saved_relation_is_repeated(tmp_path: Path, run: Callable[[Case, Fault], Result]) -> None:
+    """Out of its file a relation fails as before: same verdict, same numbers, same sentence."""
+    case = relations.build(id_of("chunked"))
+    path = tmp_path / "x.gguf"
+    casefile.write(path, [case])
+    (again,) = casefile.read(path)
+    assert claim.read(again) == claim.read(case)
+    first, second = run(case, large_batch), run(again, large_batch)
+    assert (first.verdict, first.detail, first.nmse) == (second.verdict, second.detail, second.nmse)
+
+
+BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no runs": lambda d: d.update(runs=[]),
+    "a run beyond the case": lambda d: d["runs"][0].update(last=99),
+    "an unknown way": lambda d: d["runs"][0].update(how="backwards"),
+    "a field too many": lambda d: d["runs"][0].update(colour="red"),
+    "nothing to compare": lambda d: d.update(links=[], whole=[]),
+    "rows that are not there": lambda d: d["links"][0]["left"][0].__setitem__(4, [99]),
+    "an output that is not there": lambda d: d["links"][0]["left"][0].__setitem__(3, 99),
+    "a run that is not there": lambda d: d["links"][0]["left"][0].__setitem__(0, 7),
+    "another equality": lambda d: d.update(equal="nearly"),
+    "no list": lambda d: d.update(links=3),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_malformed_claim_is_refused(what: str) -> None:
+    """A stranger's file whose claim points nowhere is one clear error."""
+    case = relations.build(id_of("chunked"))
+    case.params = deepcopy(case.params)
+    BROKEN[what](case.params[claim.KEY])
+    with pytest.raises(GraphError, match=r"params\.relation"):
+        claim.read(case)
+
+
+@pytest.mark.parametrize(
+    "case_id",
+    ["relations/nonsense-run=p1@1", "relations/chunked-run=p9,colour=red@1",
+     "relations/after-differs=nothing@1", "relations/renamed-graph=random,nodes=1@1", "relations/batch-run=p3@x"],
+)  # fmt: skip
+def test_an_unreadable_id_is_refused(case_id: str) -> None:
+    """Each part of an id that cannot be read, or relates nothing, is a usage error."""
+    with pytest.raises(UsageError):
+        relations.build(case_id)
+
+
+def test_no_choice_is_unsupported() -> None:
+    """A backend without a choice of buffer type says so and does not fail."""
+    runner = Runner()
+    try:
+        (result,) = runner.run(Spec("cpu"), [relations.build(id_of("buffers"))])
+    finally:
+        runner.close()
+    assert result.verdict is Verdict.UNSUPPORTED
+    assert "no choice of buffer type" in result.detail

@@ -1,0 +1,265 @@
+"""`conformance.toml`: names for backends, what they get, and that a wrong word is one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from conformance.backend import registry
+from conformance.backend.registry import Named, Spec
+from conformance.cases import FAMILIES
+from conformance.cgraph.errors import UnavailableError, UsageError
+from conformance.cli import main
+from conformance.run import settings
+from conformance.run.isolate import IsolatedBackend, needs, open_backend
+from conformance.run.select import available, parse_specs
+from conformance.run.stages import stage_of, staged
+
+CASE = FAMILIES["ops"].ids("smoke")[0]
+LEVELS = {name: len(FAMILIES["alias"].ids(name)) for name in ("smoke", "standard")}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory of its own, and no names left behind."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    registry.define({})
+
+
+def _write(text: str, name: str = settings.FILE) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _conform(*args: str) -> Result:
+    return CliRunner().invoke(main, list(args), catch_exceptions=False)
+
+
+def test_without_a_file_there_are_only_installed_names() -> None:
+    """No file, no names but those of adapters."""
+    assert settings.load(None) == settings.Settings()
+    assert not registry.defined()
+
+
+def test_a_name_is_its_adapter_with_its_options() -> None:
+    """A name resolves to its adapter and options; what the spec says comes on top, and the name stays in results."""
+    _write('[backend.two]\nadapter = "ggml"\noptions = { threads = 2, device = "CPU" }\n')
+    settings.load(None)
+    spec = Spec.parse("two?threads=1")
+    assert str(spec) == "two?threads=1"
+    assert registry.resolve(spec) == Spec("ggml", (("threads", "1"), ("device", "CPU")))
+    assert registry.adapter("two") is registry.adapter("ggml")
+    assert registry.resolve(Spec("cpu")) == Spec("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[backend.x\n", "conformance.toml: "),
+        ("[backends.x]\n", "conformance.toml: backends: is unknown; known: backend"),
+        ("backend = 1\n", "conformance.toml: [backend]: tables [backend.NAME] expected, 1 found"),
+        ("[backend]\nx = 1\n", "conformance.toml: [backend.x]: a table expected, 1 found"),
+        ("[backend.x]\n", "conformance.toml: [backend.x] adapter: one of "),
+        ('[backend.x]\nadapter = "gml"\n', "found"),
+        ("[backend.x]\nadapter = ['ggml']\n", "[backend.x] adapter: one of"),
+        ('[backend.cpu]\nadapter = "ggml"\n', "[backend.cpu]: a name that no installed adapter has expected"),
+        ('[backend."a?b"]\nadapter = "ggml"\n', "[backend.a?b]: a name of letters"),
+        ('[backend.x]\nadapter = "ggml"\noption = {}\n', "[backend.x] option: is unknown; known: adapter, options"),
+        ('[backend.x]\nadapter = "ggml"\noptions = 1\n', "[backend.x] options: a table expected, 1 found"),
+        ('[backend.x]\nadapter = "ggml"\noptions.lib = [1]\n', "[backend.x] options.lib: a text or a whole number"),
+        ('[backend.x]\nadapter = "ggml"\noptions.lib = true\n', "[backend.x] options.lib: a text"),
+        ('[backend.x]\nadapter = "ggml"\nenvironment.A = 1\n', "[backend.x] environment.A: a text or false expected"),
+        ('[backend.x]\nadapter = "ggml"\nenvironment."A=B" = "1"\n', "[backend.x] environment: a variable"),
+        ('[backend.x]\nadapter = "ggml"\nlevel = "big"\n', "[backend.x] level: one of smoke, standard, full expected"),
+        ('[backend.x]\nadapter = "ggml"\nwaivers = 1\n', "[backend.x] waivers: a file expected, 1 found"),
+    ],
+)
+def test_a_wrong_word_is_one_line(text: str, says: str) -> None:
+    """Whatever is wrong with the file is one line that names it, the table and the key, and exit code 2."""
+    _write(text)
+    result = _conform("backends", "--backend", "cpu")
+    assert result.exit_code == 2
+    lines = result.output.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("conform: conformance.toml: ")
+    assert says in lines[0]
+
+
+def test_an_option_that_the_adapter_lacks_names_the_table() -> None:
+    """An unknown option is found when the backend is named, and blamed on the file."""
+    _write('[backend.x]\nadapter = "ggml"\noptions.colour = "red"\n')
+    result = _conform("run", "--backend", "x", "--case", CASE)
+    assert result.exit_code == 2
+    assert "conformance.toml: [backend.x] options: option 'colour' is unknown; its options: lib" in result.output
+
+
+def test_a_library_is_loaded_only_for_a_backend_that_is_named(here: Path) -> None:
+    """Without --backend the file's backends are neither run nor opened; the list says that they are there."""
+    (here / "no-library.so").write_text("no library")
+    _write('[backend.x]\nadapter = "ggml"\noptions.lib = "./no-library.so"\n')
+    settings.load(None)
+    assert parse_specs([]) == [Spec(n) for n in registry.names()]
+    listed = here / "b.json"
+    result = _conform("backends", "--json", str(listed))
+    assert result.exit_code == 0, result.output
+    assert json.loads(listed.read_text())["backends"]["x"] == {"opened": False, "adapter": "ggml"}
+    _, lacking = available([Spec("x")])
+    assert list(lacking) == [Spec("x")]
+
+
+def test_paths_are_relative_to_the_file(here: Path) -> None:
+    """`./` and `../` in options and variables, and the waivers' path, start at the file's folder; other texts stay."""
+    path = _write(
+        '[backend.x]\nadapter = "ggml"\nwaivers = "w.toml"\n'
+        'options = { lib = "../lib/a.so", device = "CPU" }\nenvironment = { P = "./p", Q = "q", R = false }\n',
+        "sub/folder/any.toml",
+    )
+    found = settings.load(path)
+    assert found.waivers == {"x": Path("sub/folder/w.toml")}
+    assert registry.resolve(Spec("x")).options == (("lib", str(here / "sub" / "lib" / "a.so")), ("device", "CPU"))
+    assert registry.environment(Spec("x")) == {"P": str(here / "sub" / "folder" / "p"), "Q": "q", "R": None}
+
+
+ADAPTER = """
+import os
+from backends.cpu import CpuBackend
+from conformance.backend.interface import DeviceInfo
+
+AT_IMPORT = os.environ.get("SEEN", "nothing")
+
+class Seeing(CpuBackend):
+    def info(self):
+        return DeviceInfo("seeing", "CPU", f"{AT_IMPORT} {os.environ.get('GONE', 'gone')}")
+"""
+
+
+@pytest.fixture
+def seeing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter whose info says what the environment was when it was imported."""
+    (here / "seeing_adapter.py").write_text(ADAPTER)
+    info = here / "seeing_adapter-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: seeing-adapter\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[conformance.backends]\nseeing = seeing_adapter:Seeing\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH")))))
+    monkeypatch.setenv("GONE", "still here")
+
+
+@pytest.mark.usefixtures("seeing")
+def test_the_environment_is_there_before_the_adapter() -> None:
+    """Variables are set, and others taken away, in the worker before the adapter is imported; here nothing changes."""
+    registry.define({"x": Named("seeing", environment=(("SEEN", "set"), ("GONE", None)))})
+    backend = IsolatedBackend(Spec("x"), time_limit=30)
+    try:
+        assert backend.info().description == "set gone"
+    finally:
+        backend.close()
+    assert "SEEN" not in os.environ
+    assert os.environ["GONE"] == "still here"
+
+
+def test_an_environment_means_a_process_of_its_own() -> None:
+    """A backend with an environment is isolated even where the user asks for none."""
+    registry.define({"x": Named("cpu", environment=(("A", "1"),)), "y": Named("cpu")})
+    assert needs(Spec("x"))
+    assert not needs(Spec("y"))
+    backend = open_backend(Spec("x"), isolate=False)
+    try:
+        assert isinstance(backend, IsolatedBackend)
+    finally:
+        backend.close()
+
+
+def test_stages_see_through_a_name() -> None:
+    """A stage that a name's options say counts, and another one can be asked for."""
+    registry.define({"x": Named("openvino-stateless", (("stage", "translate"),)), "y": Named("openvino-stateless")})
+    assert stage_of(Spec("x")) == "translate"
+    assert staged(Spec("x"), "translate") == Spec("x")
+    assert stage_of(staged(Spec("x"), "run")) == "run"
+    assert staged(Spec("y", (("stage", "translate"),)), "run") == Spec("y")
+
+
+def test_three_names_of_one_adapter_are_three_backends(here: Path) -> None:
+    """Runs of names are kept apart in the record, and a saved name is found again by `repro`."""
+    tables = (f'[backend.{n}]\nadapter = "ggml"\nenvironment.N = "{n}"\n' for n in ("one", "two", "three"))
+    config = _write("\n".join(tables), "names.toml")
+    out = here / "r.json"
+    named = [a for n in ("one", "two", "three") for a in ("--backend", n)]
+    result = _conform("run", "--config", str(config), *named, "--case", CASE, "--json", str(out))
+    assert result.exit_code == 0, result.output
+    assert [r["backend"] for r in json.loads(out.read_text())["results"]] == ["one", "two", "three"]
+    unknown = _conform("run", "--backend", "one", "--case", CASE)
+    assert unknown.exit_code == 2
+    assert "'one' is not installed" in unknown.output
+
+
+def test_each_backend_runs_at_its_own_level(here: Path) -> None:
+    """Where --level is not given each backend runs at its own; where it is, all run at that."""
+    _write('[backend.x]\nadapter = "ggml"\nlevel = "standard"\n')
+    out = here / "r.json"
+    command = ("run", "--backend", "x", "--backend", "ggml", "--family", "alias", "--json", str(out))
+
+    def counts() -> dict[str, int]:
+        backends = [r["backend"] for r in json.loads(out.read_text())["results"]]
+        return {name: backends.count(name) for name in ("x", "ggml")}
+
+    assert _conform(*command).exit_code == 0
+    assert counts() == {"x": LEVELS["standard"], "ggml": LEVELS["smoke"]}
+    assert _conform(*command, "--level", "smoke").exit_code == 0
+    assert counts() == {"x": LEVELS["smoke"], "ggml": LEVELS["smoke"]}
+
+
+def test_a_name_of_the_reference_is_held_against_the_real_ggml(here: Path) -> None:
+    """Under another name, too, the reference is not its own oracle."""
+    _write('[backend.mine]\nadapter = "cpu"\n')
+    out = here / "r.json"
+    result = _conform("run", "--backend", "mine", "--backend", "cpu", "--case", CASE, "--json", str(out))
+    assert result.exit_code == 0, result.output
+    mine, cpu = json.loads(out.read_text())["results"]
+    assert {k: v for k, v in mine.items() if k in {"nmse", "budget_used"}} == {
+        k: v for k, v in cpu.items() if k in {"nmse", "budget_used"}
+    }
+
+
+def test_pytest_takes_names_too(here: Path) -> None:
+    """`pytest conformance` knows --config, names and their levels."""
+    config = _write('[backend.x]\nadapter = "ggml"\nlevel = "standard"\n', "names.toml")
+    root = Path(__file__).parents[1]
+    out = here / "r.json"
+    command = [sys.executable, "-m", "pytest", "-q", "conformance", "--config", str(config.absolute())]
+    command += [
+        "--backend",
+        "x",
+        "--backend",
+        "ggml",
+        "--family",
+        "alias",
+        "--json",
+        str(out),
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    backends = [r["backend"] for r in json.loads(out.read_text())["results"]]
+    assert (backends.count("x"), backends.count("ggml")) == (LEVELS["standard"], LEVELS["smoke"])
+    wrong = subprocess.run([*command[:5], "--config", "no.toml"], cwd=root, capture_output=True, text=True, check=False)
+    assert wrong.returncode == 4
+    assert "no.toml: No such file" in wrong.stderr + wrong.stdout
+
+
+def test_errors_of_one_name_do_not_hide_another() -> None:
+    """A named backend that this machine cannot have is said so by its name."""
+    registry.define({"x": Named("ggml", (("lib", "nowhere"),))})
+    with pytest.raises((UnavailableError, UsageError)):
+        open_backend(Spec("x"))

@@ -1,0 +1,216 @@
+"""Shrinking: a planted fault ends as the few nodes that show it, and fails as the whole did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from backends.cpu import CpuBackend
+from conformance.backend.kernel import Kernel, KernelSession, Raw, Sources
+from conformance.backend.registry import Spec
+from conformance.cases.models import make
+from conformance.cgraph.case import Case
+from conformance.cgraph.errors import BackendCrashError, UsageError
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import Bytes, Tensor
+from conformance.cgraph.types import F32, I64
+from conformance.check.verdict import Result, Verdict
+from conformance.run.runner import Runner
+from conformance.run.shrink import Shrunk, _Search, measure, shrink
+from conformance.run.shrink.signature import signature_of
+
+SPEC = Spec("planted")
+TRAJECTORY = "kv_growth/llama-l=2,embd=32,heads=4,kv=2,ff=32,vocab=32,seqs=4,run=p3.d4@1"
+"""5 steps, 2 layers, 4 sequences."""
+
+Fault = Callable[[Kernel, Tensor, Raw, Sources], None]
+
+
+def wrong_kv_head(right: Kernel, node: Tensor, dst: Raw, src: Sources) -> None:
+    """Each query head attends to the next head of K and V."""
+    q, k, v, *rest = src
+    assert k is not None
+    assert v is not None
+    right(node, dst, [q, np.roll(k, 1, axis=1), np.roll(v, 1, axis=1), *rest])
+
+
+def row_late(right: Kernel, node: Tensor, dst: Raw, src: Sources) -> None:
+    """A cache row is written one late."""
+    b, index, a = src
+    assert index is not None
+    right(node, dst, [b, (index + 1) % node.ne[1], a])
+
+
+def wrong_half(right: Kernel, node: Tensor, dst: Raw, src: Sources) -> None:
+    """The rotation of rows by their position has its halves swapped."""
+    right(node, dst, src)
+    dst[...] = np.roll(dst, dst.shape[-1] // 2, axis=-1)
+
+
+class DiedError(Exception):
+    """What the engine does not turn into a BackendError."""
+
+
+def dies(right: Kernel, node: Tensor, dst: Raw, src: Sources) -> None:
+    """The device dies of every product of a matrix and more than one column."""
+    if node.ne[1] > 1:
+        raise DiedError(node.ne[1])
+    right(node, dst, src)
+
+
+FAULTS: dict[str, tuple[str, Fault]] = {
+    "wrong KV head": ("FLASH_ATTN_EXT", wrong_kv_head),
+    "cache row one late": ("SET_ROWS", row_late),
+    "rotation on the wrong half": ("ROPE", wrong_half),
+    "dies": ("MUL_MAT", dies),
+}
+
+
+class Mortal(KernelSession):
+    """Dies as an isolated backend does."""
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """As the engine, but for how it ends."""
+        try:
+            return super().compute(graph, inputs, outputs)
+        except DiedError as e:
+            message = f"its process died (SIGABRT): ggml.c:{e}: GGML_ASSERT(ne1 == 1) failed / at 0x{e}"
+            raise BackendCrashError(message) from None
+
+
+class Forgetful(KernelSession):
+    """Starts every step from the caches of the first."""
+
+    def __init__(self, device: str, kernels: Mapping[str, Kernel], case: Case) -> None:
+        super().__init__(device, kernels, case)
+        self._first = {t: data.copy() for t, data in case.persistent.items()}
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """As the engine, from the first state."""
+        for t, data in self._first.items():
+            self.write(t, data)
+        return super().compute(graph, inputs, outputs)
+
+
+class Planted(CpuBackend):
+    """The reference with one faulty kernel, or with a state that is not carried."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self._fault = fault
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """All but one are right."""
+        right = super().kernels()
+        if self._fault not in FAULTS:
+            return right
+        op, fault = FAULTS[self._fault]
+
+        def kernel(node: Tensor, dst: Raw, src: Sources) -> None:
+            fault(right[op], node, dst, src)
+
+        return {**right, op: kernel}
+
+    def open(self, case: Case) -> KernelSession:
+        """Forgetful where that is the fault."""
+        kind = Mortal if self._fault in FAULTS else Forgetful
+        return kind(self.name, self.kernels(), case)
+
+
+@pytest.fixture
+def runner() -> Iterator[Runner]:
+    """A runner."""
+    runner = Runner()
+    yield runner
+    runner.close()
+
+
+def _shrunk(runner: Runner, fault: str, case_id: str = TRAJECTORY) -> Shrunk:
+    runner._backends[SPEC] = Planted(fault)
+    return shrink(runner, SPEC, make(case_id), time_budget=100)
+
+
+@pytest.mark.parametrize(("fault", "steps"), [(f, 1) for f in FAULTS] + [("forgetful", 2)])
+def test_a_planted_fault_ends_as_its_few_nodes(runner: Runner, fault: str, steps: int) -> None:
+    """Of 5 steps, 2 layers and 4 sequences at most 3 nodes are left; the result is legal and fails as the whole did."""
+    found = _shrunk(runner, fault)
+    found.case.validate()
+    assert found.finished
+    assert found.seconds < 100
+    assert len(found.case.steps) == steps
+    assert sum(len(s.graph) for s in found.case.steps) <= 3
+    again = runner.run(SPEC, [found.case])[0]
+    assert signature_of(again) == found.signature
+    if fault in FAULTS:
+        assert any(n.op == FAULTS[fault][0] for s in found.case.steps for n in s.graph)
+
+
+def test_every_step_of_the_way_is_smaller_and_fails_alike(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is taken on the way has the signature of the whole and a smaller measure; the way is the same twice."""
+    ways: list[list[tuple[tuple[int, ...], str]]] = []
+    right = _Search._fails_alike
+
+    def watched(self: _Search, candidate: Case) -> bool:
+        taken = right(self, candidate)
+        if taken:
+            assert signature_of(self.result) == self._signature
+            candidate.validate()
+            ways[-1].append((measure(candidate), self.result.detail))
+        return taken
+
+    monkeypatch.setattr(_Search, "_fails_alike", watched)
+    for _ in range(2):
+        ways.append([])
+        _shrunk(runner, "wrong KV head")
+    assert ways[0] == ways[1]
+    assert len(ways[0]) > 5
+    measures = [m for m, _ in ways[0]]
+    assert all(b < a for a, b in pairwise(measures))
+
+
+def test_types_are_simplified_and_sequences_dropped(runner: Runner) -> None:
+    """Quantised weights and caches end as F32 where the fault is not theirs."""
+    found = _shrunk(runner, "cache row one late", TRAJECTORY.replace("vocab=32", "vocab=32,head=32,w=q4_0,cache=q8_0"))
+    (step,) = found.case.steps
+    assert [n.op for n in step.graph] == ["SET_ROWS"]
+    assert all(t.type in {F32, I64} for t in step.graph.tensors())
+
+
+def test_what_does_not_fail_is_refused(runner: Runner) -> None:
+    """There is nothing to shrink in a case that passes."""
+    with pytest.raises(UsageError, match="does not fail on planted: PASS"):
+        _shrunk(runner, "dies", "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p1@1")
+
+
+def test_time_runs_out(runner: Runner) -> None:
+    """The smallest case so far is the answer, and it says that more could be done."""
+    ticks = iter(range(10_000))
+    runner._backends[SPEC] = Planted("wrong KV head")
+    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=20, clock=lambda: float(next(ticks)))
+    assert not found.finished
+    assert signature_of(found.result) == found.signature
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("x: computing steps[0] of f/a=3@1: its process died (SIGABRT): a.c:12: GGML_ASSERT(n > 4) failed",
+         "x: computing steps[4] of shrunk/f/a=3@1: its process died (SIGABRT): hm / a.c:12: GGML_ASSERT(n > 1) failed",
+         True),
+        ("x: opening f/a@1: its process died (SIGABRT): a.c:12: GGML_ASSERT(n > 4) failed",
+         "x: opening f/a@1: its process died (SIGSEGV)", False),
+        ("x: opening f/a@1: its process died (SIGABRT): GGML_ASSERT(a) failed",
+         "x: opening f/a@1: its process died (SIGABRT): GGML_ASSERT(b) failed", False),
+    ],
+)  # fmt: skip
+def test_crashes_are_told_apart_by_their_last_words(a: str, b: str, *, same: bool) -> None:
+    """How it died and the assertion count; steps, cases and numbers do not."""
+    first, second = (signature_of(Result("", "", Verdict.CRASH, detail=d)) for d in (a, b))
+    assert (first == second) is same
