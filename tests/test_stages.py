@@ -344,6 +344,14 @@ def test_what_the_interpreter_lacks_is_expanded_to_the_same() -> None:
         "Bucketize": [
             (lambda p, right=right: o.bucketize(p, bounds, "i32", right), (edges,)) for right in (True, False)
         ],
+        "Roll": [
+            (lambda p, by=by: o.roll(p, o.constant(np.array(by)), o.constant(np.array([1, 3]))), (q,))
+            for by in ((1, -3), (0, 17))
+        ],
+        "AvgPool": [
+            (lambda p, pad=pad: o.avg_pool(p, [1, 2], pad, pad, [2, 3], False, "floor"), (q,))
+            for pad in ([0, 0], [1, 1])
+        ],
     }
     assert set(tried) == set(EXPANSIONS)
     for kind, trials in tried.items():

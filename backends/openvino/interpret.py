@@ -202,13 +202,39 @@ def _scatter_update(node: Node) -> Value | None:
     return o.unsqueeze(done, gone).output(0)
 
 
+def _roll(node: Node) -> Value:
+    """Elements picked along each axis; shifts and axes are constants."""
+    x, shifts, axes = node.input_values()
+    for shift, axis in zip(shifts.get_node().data.tolist(), axes.get_node().data.tolist(), strict=True):
+        size = x.get_shape()[axis]
+        order = (np.arange(size) - shift) % max(size, 1)
+        x = o.gather(x, o.constant(order), o.constant(np.int64(axis))).output(0)
+    return x
+
+
+def _avg_pool(node: Node) -> Value:
+    """The mean of strided slices, one for each place of the window; padding counts as zeros."""
+    a = node.get_attributes()
+    steps, size = np.array([1, 1, *a["strides"]]), node.output(0).get_shape()
+    before, after = (o.constant(np.array([0, 0, *a[key]], np.int64)) for key in ("pads_begin", "pads_end"))
+    x = o.pad(node.input_value(0), before, after, "constant", arg_pad_value=_f32(0.0))
+    total: Node = _f32(0.0)
+    for place in np.ndindex(*a["kernel"]):
+        first = np.array([0, 0, *place])
+        stop = first + (np.array(size) - 1) * steps + 1
+        total = o.add(total, o.slice(x, *(o.constant(np.int64(v)) for v in (first, stop, steps)), np.arange(4)))
+    return o.divide(total, _f32(float(np.prod(a["kernel"])))).output(0)
+
+
 def _f32(x: float) -> Node:
     return o.constant(np.float32(x))
 
 
 EXPANSIONS: dict[str, Callable[[Node], Value | None]] = {
+    "AvgPool": _avg_pool,
     "Bucketize": _bucketize,
     "Elu": _elu,
+    "Roll": _roll,
     "ScaledDotProductAttention": _scaled_dot_product_attention,
     "ScatterUpdate": _scatter_update,
 }
