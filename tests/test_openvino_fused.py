@@ -146,7 +146,7 @@ def test_decoders_run_fused_and_rightly(runner: Runner, name: str, precision: st
     demands = {"openvino-*": {"kernels": ["RMS", "RoPE"]}}
     cases = [replace(runner.case(i), demands=demands) for i in ids]
     for result in runner.run(Spec.parse(f"{name}?precision={precision}"), cases):
-        assert result.verdict is Verdict.PASS, result.message
+        assert result.verdict is Verdict.PASS, result.detail
         assert result.witness is not None
         kernels: Any = result.witness["kernels"]
         assert kernels["RoPE"] % 4 == 0  # of two layers, in each program

@@ -41,7 +41,7 @@ def runner() -> Iterator[Runner]:
 
 def _passes(runner: Runner, spec: str, ids: list[str]) -> None:
     results = runner.run(Spec.parse(spec), [runner.case(i) for i in ids])
-    assert [(r.verdict, r.message) for r in results if r.verdict is not Verdict.PASS] == []
+    assert [(r.verdict, r.detail) for r in results if r.verdict is not Verdict.PASS] == []
     assert len(results) == len(ids)
 
 

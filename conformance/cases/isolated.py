@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.cgraph.case import Case, Step
+from conformance.cgraph.case import Case, Step, writes_in_place
 from conformance.cgraph.errors import GraphError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.partial import below, like
@@ -21,7 +21,7 @@ def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
 
     Args:
         case: holds in `expected` of `step` a value for every node that a later one reads, and, unless `step` is the
-            first, in that of the step before a value for every cache.
+            first, in that of the last step before that writes a cache a value for it.
         step: which step.
 
     Returns:
@@ -51,6 +51,17 @@ def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
     return alone, made.original
 
 
+def _before(case: Case, k: int, cache: Tensor) -> Bytes:
+    """What `cache` holds before step `k`: as recorded, or as it was where no step in between writes it."""
+    for j in range(k - 1, -1, -1):
+        step = case.steps[j]
+        if cache in step.expected:
+            return step.expected[cache]
+        if any(writes_in_place(n) and n.root is cache for n in step.graph):
+            raise GraphError(f"{case.id}: steps[{j}] has no recorded value of cache {cache}")
+    return case.persistent[cache]
+
+
 class _Isolation:
     """What every root holds as the step goes on, and the case being built."""
 
@@ -65,12 +76,7 @@ class _Isolation:
         self._recorded = case.steps[k].expected
         self._held: dict[Tensor, Bytes] = {**case.persistent, **case.steps[k].inputs}
         self._shared: dict[Tensor, Tensor] = {}
-        if k:
-            before = case.steps[k - 1].expected
-            for t in case.caches():
-                if t not in before:
-                    raise GraphError(f"{case.id}: steps[{k - 1}] has no recorded value of cache {t}")
-                self._held[t] = before[t]
+        self._held.update((t, _before(case, k, t)) for t in case.caches())
 
     def add(self, node: Tensor) -> None:
         """A copy of `node`, then what the record says it left behind."""
