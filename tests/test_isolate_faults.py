@@ -98,9 +98,10 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def runner() -> Iterator[Runner]:
-    """A runner whose workers may hold 600 MiB and take two seconds."""
-    runner = Runner(isolation=Isolation(time_limit=2.0, memory_limit=600 << 20))
+def runner(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    """A runner whose workers may hold 600 MiB; where one hangs, two seconds are enough to know."""
+    limit = 2.0 if "hang" in request.node.name else 120.0
+    runner = Runner(isolation=Isolation(time_limit=limit, memory_limit=600 << 20))
     yield runner
     runner.close()
 
