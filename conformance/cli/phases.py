@@ -13,7 +13,7 @@ from conformance.cgraph.case import JSON, Case
 from conformance.cgraph.errors import BackendError, UnavailableError, UsageError
 from conformance.perf.energy import Meter, meter
 from conformance.perf.phases import MODEL, Phase, generation, measure, prompt
-from conformance.report.record import write_json
+from conformance.report.record import header, write_json
 from conformance.run.isolate import Isolation, open_backend
 from conformance.run.select import parse_specs
 
@@ -81,7 +81,7 @@ def phases(
     if why:
         click.echo(f"energy {ABSENT}: {why}")
     if json_path:
-        write_json(json_path, {"schema": 1, "model": model, "energy": why or "RAPL", "backends": document})
+        write_json(json_path, {**header("phases"), "model": model, "energy": why or "RAPL", "backends": document})
 
 
 def _meter() -> tuple[Meter | None, str]:

@@ -17,7 +17,7 @@ from conformance.cgraph.errors import UsageError
 from conformance.planted import campaign
 from conformance.planted.campaign import Hunt
 from conformance.planted.faults import FOLDER, Fault, control, read
-from conformance.report.record import write_json
+from conformance.report.record import header, write_json
 
 from .options import family_option, json_option, level_option
 
@@ -51,7 +51,9 @@ def planted(
     unnoticed = _report(faults, controls, hunts)
     if json_path:
         rows = [asdict(h) for h in hunts]
-        write_json(json_path, {"schema": 1, "level": level, "faults": [asdict(f) for f in faults], "hunts": rows})
+        write_json(
+            json_path, {**header("planted"), "level": level, "faults": [asdict(f) for f in faults], "hunts": rows}
+        )
     sys.exit(1 if unnoticed else 0)
 
 

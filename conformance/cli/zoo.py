@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from conformance.cases.zoo import metadata
 from conformance.cases.zoo.play import PASSES, RUNS, Device, Played, play
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.types import TYPES
+from conformance.report.record import header, write_json
 
 from .options import backend_option, json_option
 
@@ -91,7 +91,7 @@ def zoo_matrix(  # click shows the options' help
         click.echo("interrupted; what ran is shown", err=True)
     ran = [a for a in archs if (a, devices[0].name, next(iter(chosen))) in found]
     if json_path:
-        json_path.write_text(json.dumps(record(found), indent=1) + "\n", encoding="utf-8")
+        write_json(json_path, {**header("zoo"), **record(found)})
     columns = [(d.name, run) for d in devices for run in chosen]
     rows = [(a, *(cell(found.get((a, *column))) for column in columns)) for a in ran]
     click.echo(tabulate(rows, ["architecture", *(f"{d}\n{run}" for d, run in columns)]))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from conformance.cgraph.case import JSON
@@ -16,19 +18,32 @@ from conformance.run.environment import environment
 SCHEMA = 1
 
 
+def header(kind: str) -> dict[str, JSON]:
+    """How every document of a run begins: `{"schema", "kind", "run", "written", "environment"}`.
+
+    `run` is a random name of 32 hex digits, by which a document is known wherever it is merged; `written` is when, in UTC.
+
+    Args:
+        kind: `conformance`, `perf`, `planted`, `audit`, `phases` or `zoo`.
+    """
+    written = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"schema": SCHEMA, "kind": kind, "run": uuid.uuid4().hex, "written": written, "environment": environment()}
+
+
 def record(
     results: Sequence[Result], unavailable: dict[str, str] | None = None, waivers: Sequence[str] = ()
 ) -> dict[str, JSON]:
-    """`{"schema", "environment", "results", "totals"}`; backends that are not here stand in the environment.
+    """`header`, `results` and `totals`; backends that are not here stand in the environment as `unavailable`.
 
     Where waivers fail the run, `waivers` says which and why.
     """
     totals = Totals()
     for r in results:
         totals.add(r)
+    begun = header("conformance")
     return {
-        "schema": SCHEMA,
-        "environment": {**environment(), "unavailable": unavailable or {}},
+        **begun,
+        "environment": {**begun["environment"], "unavailable": unavailable or {}},
         "results": [r.to_json() for r in results],
         "totals": totals.to_json(),
         **({"waivers": list(waivers)} if waivers else {}),

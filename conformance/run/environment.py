@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -13,12 +14,17 @@ _PACKAGES = ("ggml-conformance", "numpy", "gguf", "openvino", "xllamacpp", "pyte
 
 
 def environment() -> dict[str, JSON]:
-    """Versions of Python and of the packages that results depend on, the system, the processor, its cores."""
+    """Versions of Python and of the packages that results depend on, the system, the processor, its cores.
+
+    `machine` is a short name of the last three together: the same for machines of one kind.
+    """
+    system, cpu, cores = f"{platform.system()} {platform.machine()}", _cpu_model(), os.cpu_count()
     return {
+        "machine": hashlib.sha256(f"{system}\n{cpu}\n{cores}".encode()).hexdigest()[:12],
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_model(),
-        "cores": os.cpu_count(),
+        "system": system,
+        "cpu": cpu,
+        "cores": cores,
         "packages": {name: _version(name) for name in _PACKAGES},
     }
 
