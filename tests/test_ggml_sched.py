@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,15 +13,17 @@ import pytest
 from backends.ggml import GgmlBackend
 from backends.ggml.devices import survey
 from backends.ggml.library import WHEEL, Library
-from backends.ggml.placement import USAGES
+from backends.ggml.placement import USAGES, Home
 from backends.ggml.sched import sched_homes
+from backends.ggml.session import GgmlSession
 from conformance.backend.interface import Witness
 from conformance.cases import models
 from conformance.cgraph import types
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import UsageError
+from conformance.cgraph.errors import BackendError, UsageError
 from conformance.cgraph.graph import Graph
+from conformance.cgraph.placement import Placement
 from conformance.cgraph.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes
 
 pytestmark = pytest.mark.skipif(
@@ -99,7 +103,8 @@ def test_weights_and_caches_lie_where_llama_cpp_puts_them(sched: GgmlBackend) ->
     case = models.make(TRAJECTORY)
     library = sched._library
     cpu = library.device("CPU")
-    homes, notes = sched_homes(library, cpu, cpu, library.ggml.backend_dev_buffer_type(cpu), case)
+    default = library.ggml.backend_dev_buffer_type(cpu)
+    homes, notes = sched_homes(library, cpu, cpu, [default], default, case)
     caches = set(case.caches())
     assert {homes[t].usage for t in caches} == {USAGES["any"]}
     assert {homes[t].usage for t in homes if t not in caches} == {USAGES["weights"]}
@@ -131,6 +136,42 @@ def test_weights_of_a_repacking_buffer_are_read_as_written() -> None:
             session.compute(s.graph, s.inputs, s.outputs)
         assert all(np.array_equal(session.read(t), d) for t, d in case.persistent.items() if t not in case.caches())
         assert "CPU_REPACK" in session.witness().bytes
+    backend.close()
+
+
+def test_what_is_written_beside_the_device_is_read(sched: GgmlBackend) -> None:
+    """A tensor written in place in another host buffer type than the device's reads as it is, not as it was."""
+    library = sched._library
+    other = (ctypes.c_void_p * 10).from_buffer_copy(
+        (ctypes.c_void_p * 10).from_address(library.ggml.backend_dev_buffer_type(sched._device))
+    )
+    g = Builder()
+    x = g.new_tensor_1d(types.F32, 4)
+    node = g.scale_inplace(x, 2.0)
+    node.flags |= FLAG_COMPUTE
+    case = Case("test/beside@0", {x: np.ones(4, np.float32).view(np.uint8)}, [Step(Graph([node]), {}, (node,))])
+    device = library.ggml.backend_dev_init(sched._device, None)
+    homes = {x: Home(ctypes.addressof(other), USAGES["any"])}
+    default = library.ggml.backend_dev_buffer_type(sched._device)
+    with GgmlSession(library, "CPU", device, default, case, homes) as session:
+        session.compute(case.steps[0].graph, {}, (node,))
+        assert session.read(x).view(np.float32).tolist() == [2.0] * 4
+    library.ggml.backend_free(device)
+
+
+def test_a_weight_that_must_lie_elsewhere_does() -> None:
+    """`must` is heard by the scheduler too: the weight is in that buffer type, or the case is refused."""
+    backend = GgmlBackend(mode="sched")
+    names = [b.name for b in backend.buffer_types()]
+    if "CPU_REPACK" not in names:
+        pytest.skip("this machine's ggml repacks nothing")
+    case = models.make("kv_growth/llama-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64,w=q4_0,run=p5.d1@3")
+    named = {t.name: t for t in case.persistent}
+    place = Placement(names.index("CPU_REPACK"), must=True)
+    with backend.open(replace(case, placement={named["blk.0.attn_q.weight"]: place})) as session:
+        assert session.witness().bytes["CPU_REPACK"] >= nbytes(named["blk.0.attn_q.weight"])
+    with pytest.raises(BackendError, match=r"token_embd.weight q4_0 must lie in CPU_REPACK, where .* refuses"):
+        backend.open(replace(case, placement={named["token_embd.weight"]: place}))
     backend.close()
 
 

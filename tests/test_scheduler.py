@@ -34,7 +34,9 @@ from conformance.run.select import build, case_ids
 
 FAMILIES = ("kv_growth", "gqa", "multi_sequence", "captured", "zoo", "random")
 IDS = [i for f in FAMILIES for i in case_ids([f], [], "smoke")]
-SMALL = {f: case_ids([f], [], "smoke")[: {"captured": 1, "random": 8}.get(f, 3)] for f in FAMILIES}
+ALL = (*FAMILIES, "weight_placement", "blocks", "alias", "relations")
+SMALL = {f: case_ids([f], [], "smoke")[: {"captured": 1, "random": 8}.get(f, 3)] for f in ALL}
+SMALL["weight_placement"] = case_ids(["weight_placement"], [], "smoke")[-3:]  # those before read no weight whole
 TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
 SLOTS = "xdna2:k=16+32+64+128+256"
 
@@ -198,6 +200,7 @@ def _one_step(case_id: str) -> Case:
         f"kv_growth/llama-{TINY},fa=0,write=cpy,run=at30.d1@0",
         f"kv_growth/llama-{TINY},seqs=2,w=q4_0,cache=q8_0,head=32,run=at20.d1@0",
         "kv_growth/lfm2-l=2,run=p4@0",
+        *(SMALL[f][0] for f in ALL if f not in {"kv_growth", "captured"}),
     ],
 )
 def test_cut_at_every_node(case_id: str) -> None:
@@ -220,7 +223,7 @@ def test_a_split_for_every_node(case_id: str) -> None:
     assert len(shared.assignment.splits) == len(turn)
 
 
-@pytest.mark.parametrize("case_id", [i for f in FAMILIES for i in SMALL[f]])
+@pytest.mark.parametrize("case_id", [i for f in ALL for i in SMALL[f]])
 @pytest.mark.parametrize("buffers", ["declared", "apart"])
 def test_devices_that_refuse_by_chance_change_nothing(case_id: str, buffers: str) -> None:
     """Three devices of which two refuse by chance give every cache and output of every trajectory family to the bit."""
@@ -246,7 +249,7 @@ def _run(runner: Runner, spec: str, ids: Sequence[str]) -> list[Result]:
     return results
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL)
 @pytest.mark.parametrize("spec", [f"sched?devices={SLOTS},cpu", f"sched?devices={SLOTS},cpu&buffers=apart"])
 def test_trajectories_pass_on_the_npu_model_and_the_reference(runner: Runner, family: str, spec: str) -> None:
     """Freely, step by step and node by node, within the budgets of the devices that ran each node."""

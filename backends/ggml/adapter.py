@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -19,7 +19,7 @@ from .context import Context, refusal
 from .devices import buffer_types
 from .guard import GuardSession
 from .library import Library
-from .placement import homes
+from .placement import homes, taken
 from .sched import SchedSession
 from .session import PATHS, GgmlSession
 
@@ -73,6 +73,7 @@ class GgmlBackend(Backend):
 
     isolate: ClassVar[bool] = True
     batch: ClassVar[int] = 64
+    audited: ClassVar[Mapping[str, str]] = {"guard": "on"}
 
     def __init__(
         self,
@@ -165,6 +166,19 @@ class GgmlBackend(Backend):
         behind = self._supported(graph, self._cpu, "CPU")
         return [s or b for s, b in zip(own, behind, strict=True)]
 
+    def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
+        """As llama.cpp asks when it loads a weight: `tensor` lies in an empty buffer of the type.
+
+        Raises:
+            BackendError: this version of ggml cannot have a tensor of `graph`.
+        """
+        name, buft = list(self._bufts.items())[buffer % len(self._bufts)]
+        said = taken(self._library, self._device, buft, graph, tensor)
+        why = (
+            f"ggml_backend_dev_supports_op of {self._name} (ggml {self._library.version}) with {tensor.name} in {name}"
+        )
+        return [YES if s else no(f"{why} refuses {_spell(n)}") for n, s in zip(graph, said, strict=True)]
+
     def _supported(self, graph: Graph, device: int, name: str) -> list[Support]:
         library, g = self._library, self._ggml
         tensors = graph.tensors()
@@ -202,6 +216,7 @@ class GgmlBackend(Backend):
                 self._library,
                 self._device,
                 self._cpu,
+                list(self._bufts.values()),
                 self._weights,
                 case,
                 self._memory,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from conformance.cgraph.case import Case
+from conformance.cgraph.errors import BackendError
+from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Tensor
 
 from .context import Context
@@ -46,6 +48,9 @@ def homes(
 
     Returns:
         The homes, and one note for each tensor that must stay in the default buffer.
+
+    Raises:
+        BackendError: the device itself refuses a use of a tensor that must lie where the case says.
     """
     known = list(bufts.values())
     caches = frozenset(case.caches())
@@ -60,9 +65,48 @@ def homes(
     notes = []
     names = {buft: name for name, buft in bufts.items()}
     for t, reason in refused.items():
+        said = case.placement.get(t)
+        if said is not None and said.must:
+            insist(library, device, special[t], t, case)
+            continue
         notes.append(f"{t.name or t} {t.type} is not in {names[special[t]]}, {reason}")
         found[t] = Home(known[0], found[t].usage)
     return found, notes
+
+
+def taken(library: Library, device: int, buft: int, graph: Graph, tensor: Tensor) -> list[bool]:
+    """`ggml_backend_dev_supports_op` of every node, asked while `tensor` and its views lie in an empty buffer.
+
+    Raises:
+        BackendError: this version of ggml cannot have a tensor of `graph`.
+    """
+    g = library.ggml
+    tensors = graph.tensors()
+    context = Context(library, len(tensors))
+    empty = g.backend_buft_alloc_buffer(buft, 0)
+    try:
+        at: dict[Tensor, int] = {}
+        for t in tensors:
+            at[t] = context.add(t, at)
+            if t.root is tensor:
+                context.set_buffer(at[t], empty)
+        return [bool(g.backend_dev_supports_op(device, at[node])) for node in graph]
+    finally:
+        context.free()
+        if empty:
+            g.backend_buffer_free(empty)
+
+
+def insist(library: Library, device: int, buft: int, t: Tensor, case: Case) -> None:
+    """Refuse to place `t` where the device takes not every use of it.
+
+    Raises:
+        BackendError: names the use.
+    """
+    for node, said in zip(case.uses(t), taken(library, device, buft, Graph(case.uses(t)), t), strict=True):
+        if not said:
+            name = library.ggml.backend_buft_name(buft).decode()
+            raise BackendError(f"{t.name or t} {t.type} must lie in {name}, where supports_op refuses {node}")
 
 
 def _refused(

@@ -9,6 +9,7 @@ buffers of the device's host type where it has one. A session has backends of it
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -31,7 +32,7 @@ from conformance.cgraph.tensor import (
 from .context import Context, Store
 from .layout import OFFSET_BUFFER, POINTER
 from .library import Library
-from .placement import LOOKED_AT, USAGES, Home
+from .placement import LOOKED_AT, USAGES, Home, insist
 from .session import STATUS, UNWRITTEN, GgmlSession, Plan
 
 EVAL_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
@@ -46,7 +47,7 @@ LEAST_GRAPH = 1024
 
 
 def sched_homes(
-    library: Library, device: int, cpu: int, weights: int, case: Case
+    library: Library, device: int, cpu: int, bufts: Sequence[int], weights: int, case: Case
 ) -> tuple[dict[Tensor, Home], list[str]]:
     """Where llama.cpp would put each persistent tensor of a case for a device and the CPU behind it.
 
@@ -54,11 +55,15 @@ def sched_homes(
         library: where it runs.
         device: `ggml_backend_dev_t`.
         cpu: the CPU's.
-        weights: the device's buffer type for weights.
-        case: what to place.
+        bufts: the device's buffer types, in the order of `Backend.buffer_types`.
+        weights: that of them which weights lie in.
+        case: what to place; only what must lie somewhere is heard.
 
     Returns:
         The homes, and one note for each weight that is not on the device.
+
+    Raises:
+        BackendError: the device itself refuses a use of a tensor that must lie where the case says.
     """
     g = library.ggml
     here, there = g.backend_dev_buffer_type(device), g.backend_dev_buffer_type(cpu)
@@ -99,6 +104,12 @@ def sched_homes(
         )
         for t in case.persistent
     }
+    for t, p in case.placement.items():
+        if p.must:
+            buft = bufts[p.buffer % len(bufts)]
+            insist(library, device, buft, t, case)
+            found[t] = Home(buft, USAGES[p.usage])
+            refused.pop(t, None)
     name = g.backend_dev_name(device).decode()
     return found, [f"{w.name or w} {w.type} is not on {name}, {why}" for w, why in refused.items()]
 
@@ -110,7 +121,8 @@ class SchedSession(GgmlSession):
         library: where it runs.
         device: `ggml_backend_dev_t` that comes first.
         cpu: the CPU's, equal to `device` where that is what is tested.
-        weights: the device's buffer type for weights.
+        bufts: the device's buffer types.
+        weights: that of them which weights lie in.
         case: what to allocate and fill.
         memory: as `GgmlSession`.
         threads: of the CPU backend.
@@ -127,6 +139,7 @@ class SchedSession(GgmlSession):
         library: Library,
         device: int,
         cpu: int,
+        bufts: Sequence[int],
         weights: int,
         case: Case,
         memory: str,
@@ -142,7 +155,7 @@ class SchedSession(GgmlSession):
         """Outputs that a later node of the same graph overwrites, by address: read as soon as they are computed."""
         self._values: dict[Tensor, Bytes] = {}
         self._callback = EVAL_CALLBACK(self._computed)
-        found, notes = sched_homes(library, device, cpu, weights, case)
+        found, notes = sched_homes(library, device, cpu, bufts, weights, case)
         name = g.backend_dev_name(device).decode()
         self._opaque = frozenset(case.caches()) if opaque else frozenset()
         super().__init__(library, name, 0, g.backend_dev_buffer_type(device), case, found, notes, memory)
@@ -157,13 +170,13 @@ class SchedSession(GgmlSession):
             )
             if set_threads is not None:
                 set_threads(self._backends[-1], threads)
-            bufts = [g.backend_dev_buffer_type(device)]
+            own = [g.backend_dev_buffer_type(device)]
             if cpu != device:
-                bufts.append(g.backend_dev_host_buffer_type(device) or g.backend_dev_buffer_type(cpu))
+                own.append(g.backend_dev_host_buffer_type(device) or g.backend_dev_buffer_type(cpu))
             n = len(self._backends)
             most = max([LEAST_GRAPH, *(8 * len(step.graph.tensors()) for step in case.steps)])
             array = ctypes.c_void_p * n
-            self._sched = g.backend_sched_new(array(*self._backends), array(*bufts), n, most, False, True)
+            self._sched = g.backend_sched_new(array(*self._backends), array(*own), n, most, False, True)
         except BaseException:
             self.close()
             raise
@@ -189,6 +202,7 @@ class SchedSession(GgmlSession):
         for t in outputs:
             if t.view_src is None and nbytes(t) and _buffer(plan.at[t]):
                 g.backend_tensor_memset(plan.at[t], UNWRITTEN, 0, nbytes(t))
+        start = time.perf_counter()
         for t in _leaves(graph, self._at):
             if t not in inputs:
                 raise GraphError(f"{t}: a leaf of the graph that is neither persistent nor among the inputs given")
@@ -203,6 +217,7 @@ class SchedSession(GgmlSession):
                 f"nodes on {self._witness.device}" + (f": {said}" if said else "")
             )
         values = {t: self._values[t] if t in self._values else self._packed(plan.at[t], t) for t in outputs}
+        self._spent += time.perf_counter() - start
         self._count(plan)
         return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -85,6 +86,7 @@ class GgmlSession(Session):
         notes: Sequence[str] = (),
         memory: str = "reused",
     ) -> None:
+        start = time.perf_counter()
         self._library = library
         self._ggml = library.ggml
         self._backend = backend
@@ -103,12 +105,14 @@ class GgmlSession(Session):
                 self._stores.append(self._store(here, home.buft, home.usage))
             self._galloc = self._ggml.gallocr_new(buft)
             self._at = {t: p for store in self._stores for t, p in store.at.items()}
-            self._unreadable = {t: case.persistent[t] for t, home in homes.items() if home.buft != buft}
+            own = {h.buft for h in homes.values() if h.buft != buft and not self._ggml.backend_buft_is_host(h.buft)}
+            self._unreadable = {t: case.persistent[t] for t, home in homes.items() if home.buft in own}
             for t, data in case.persistent.items():
                 self.write(t, data)
         except BaseException:
             self.close()
             raise
+        self._spent = time.perf_counter() - start
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
         """Set the bytes of a persistent tensor, whole.
@@ -122,7 +126,7 @@ class GgmlSession(Session):
         self._set(pointer, tensor, data)
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor. A weight in a buffer that repacks gives the bytes last written.
+        """The bytes of a persistent tensor. A weight in a buffer with a layout of its own gives the bytes last written.
 
         Raises:
             GraphError: the tensor is not persistent in this case.
@@ -145,6 +149,7 @@ class GgmlSession(Session):
         if plan is None or plan.graph is not graph or plan.outputs != tuple(outputs):
             plan = self._build(graph, tuple(outputs))
         self._clear(plan)
+        start = time.perf_counter()
         for t, pointer in plan.inputs.at.items():
             if t not in inputs:
                 raise GraphError(f"{t}: a leaf of the graph that is neither persistent nor among the inputs given")
@@ -161,8 +166,13 @@ class GgmlSession(Session):
             for t in readable:
                 data = self._get(plan.at[t], nbytes(t))
                 values[t] = data if is_contiguous(t) else pack(data, t, 0)
+        self._spent += time.perf_counter() - start
         self._witness.nodes += plan.nodes
         return values
+
+    def clock(self) -> float:
+        """Opening, then setting inputs, computing and reading outputs; rebuilding graphs through ctypes is left out."""
+        return self._spent
 
     def witness(self) -> Witness:
         """Device, nodes computed, bytes by buffer name."""

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.interface import BufferType, DeviceInfo, Witness
+from conformance.backend.interface import BufferType, DeviceInfo, Support, Witness, no
 from conformance.backend.kernel import Kernel, KernelBackend, KernelSession, Raw, Sources
 from conformance.cgraph import quants
 from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UsageError
+from conformance.cgraph.errors import BackendError, UsageError
+from conformance.cgraph.graph import Graph
 from conformance.cgraph.requant import FORMS, quantised, weight_form
 from conformance.cgraph.tensor import Bytes, Tensor, is_contiguous, nrows
 from conformance.cgraph.types import F32, TYPES
@@ -69,8 +70,20 @@ class Xdna2Backend(KernelBackend):
         return ARITHMETIC
 
     def buffer_types(self) -> Sequence[BufferType]:
-        """Weights stay where the host has them; the int8 copy is the backend's own."""
-        return [BufferType("host")]
+        """Weights stay where the host has them; each slot keeps int8 copies of those of its K."""
+        return [BufferType("host"), *(BufferType(f"slot K={k}", is_host=False) for k in self._slots)]
+
+    def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
+        """As `supports`, of a slot only where the weight has its K."""
+        said = self.supports(graph)
+        why = self._misplaced(tensor, buffer)
+        return [no(f"{n.op}: {why}") if s and why and tensor in n.src else s for n, s in zip(graph, said, strict=True)]
+
+    def _misplaced(self, tensor: Tensor, buffer: int) -> str:
+        at = buffer % (1 + len(self._slots))
+        if not at or self._slots[at - 1] == tensor.ne[0]:
+            return ""
+        return f"{tensor.name} has K={tensor.ne[0]} and is for no slot of K={self._slots[at - 1]}"
 
     def kernels(self) -> Mapping[str, Kernel]:
         """One op, which only a session can compute: it keeps the weights."""
@@ -97,7 +110,14 @@ class Xdna2Backend(KernelBackend):
         return ""
 
     def open(self, case: Case) -> Xdna2Session:
-        """Copies of the case's persistent tensors, the array empty."""
+        """Copies of the case's persistent tensors, the array empty.
+
+        Raises:
+            BackendError: a weight must lie in a slot of another K.
+        """
+        for t, p in case.placement.items():
+            if p.must and (why := self._misplaced(t, p.buffer)):
+                raise BackendError(why)
         return Xdna2Session(self._slots, case)
 
     @property

@@ -130,6 +130,14 @@ class Session(AbstractContextManager["Session"], ABC):
     def witness(self) -> Witness:
         """What ran so far in this session."""
 
+    def clock(self) -> float | None:
+        """Seconds that opening and all of `compute` took so far, by a clock nearer to the device than the caller's.
+
+        For a session that is far away, or that does on every call what an application does once: ggml's graphs are
+        rebuilt here for each step, where llama.cpp uses one again. None where the caller's clock tells as much.
+        """
+        return None
+
     def opaque(self) -> frozenset[Tensor]:
         """Persistent tensors that `read` and `write` cannot reach, because the device keeps them to itself.
 
@@ -160,6 +168,8 @@ class Backend(ABC):
     stages: ClassVar[tuple[str, ...]] = ("run",)
     """Points at which values can be had, the whole of it (`run`) last. A backend that offers more than one takes the
     option `stage=NAME`: `translate` gives the values of the translated model before anything is compiled."""
+    audited: ClassVar[Mapping[str, str]] = {}
+    """Options with which it sees faults that it does not look for otherwise, as they take time; an audit adds them."""
 
     @abstractmethod
     def info(self) -> DeviceInfo:
@@ -176,6 +186,15 @@ class Backend(ABC):
     def supports(self, graph: Graph) -> list[Support]:
         """`supports_op` of every node, in order; one round trip where a backend is far away."""
         return [self.supports_op(node) for node in graph]
+
+    def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
+        """`supports`, asked while `tensor`, a leaf of `graph`, and its views lie in the `buffer`-th of `buffer_types`.
+
+        llama.cpp asks so where a weight is to go. The answer is the device's own, what an adapter makes of it is not in
+        it. With one buffer type there is nothing to show, and `supports` says it all.
+        """
+        del tensor, buffer
+        return self.supports(graph)
 
     def supports_case(self, case: Case) -> Support:
         """Whether the steps of `case`, all of whose nodes are supported, can run one after the other.

@@ -64,6 +64,11 @@ class TranslatingBackend(Backend):
         """Whether weights become part of a program, which then serves only equal weights."""
         return len(case.steps) > 1
 
+    def role_of(self, case: Case, weight: Tensor) -> Role:
+        """Whether `weight` is a constant of programs (`weight`) or bound to them from the host's memory (`input`)."""
+        del weight
+        return "weight" if self.bakes_weights(case) else "input"
+
     def supports_op(self, node: Tensor) -> Support:
         """Yes for view ops and for every op of the table that `refuses` has nothing against."""
         if node.op in VIEW_OPS:
@@ -169,8 +174,9 @@ class TranslatingSession(Session):
         self._memory = backend.memory(case)
         self._persistent = case.persistent.keys()
         caches = set(case.caches())
-        weight: Role = "weight" if backend.bakes_weights(case) else "input"
-        self._roles: dict[Tensor, Role] = {t: "cache" if t in caches else weight for t in case.persistent}
+        self._roles: dict[Tensor, Role] = {
+            t: "cache" if t in caches else backend.role_of(case, t) for t in case.persistent
+        }
         self._digests: dict[Tensor, bytes] = {}
         self._witness = Witness(backend.device, "translated")
         self._programs: dict[int, Program] = {}

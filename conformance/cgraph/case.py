@@ -10,6 +10,7 @@ from .errors import GraphError
 from .graph import Graph
 from .placement import Placement
 from .recipe import Recipe
+from .reference import Reference
 from .tensor import VIEW_OPS, Bytes, Tensor, nbytes, packed_nbytes
 
 JSON = Any
@@ -52,6 +53,8 @@ class Case:
     """Where recorded values come from."""
     recipes: dict[Tensor, Recipe] = field(default_factory=dict)
     """Persistent tensor -> how its bytes are made; a file then has the recipe and a digest instead of the bytes."""
+    references: dict[Tensor, Reference] = field(default_factory=dict)
+    """Persistent tensor -> the model file that has its bytes; a case file then has a digest instead of the bytes."""
     demands: dict[str, JSON] = field(default_factory=dict)
     """What a witness must say, or the run is VACUOUS; the grammar is `cgraph.demands`."""
     placement: dict[Tensor, Placement] = field(default_factory=dict)
@@ -62,6 +65,11 @@ class Case:
         """Persistent tensors that a step writes: roots of nodes that store through a view."""
         written = {n.view_src for s in self.steps for n in s.graph if writes_in_place(n)}
         return [t for t in self.persistent if t in written]
+
+    def uses(self, tensor: Tensor) -> list[Tensor]:
+        """Every node of every step that reads a persistent tensor, whole or through a view; views are no uses."""
+        nodes = dict.fromkeys(n for s in self.steps for n in s.graph if n.op not in VIEW_OPS)
+        return [n for n in nodes if any(s is not None and s.root is tensor for s in n.src)]
 
     def validate(self) -> None:
         """Check every graph and demand, and that bytes are there for every leaf and of the right size.

@@ -24,12 +24,18 @@ class Placement:
     runs on a backend with one kind of memory and on one with three."""
     usage: str = "weights"
     """One of `USAGES`."""
+    must: bool = False
+    """Whether no other buffer type will do: the backend puts it there if its device says that it takes every use, and
+    refuses the case otherwise. What an audit runs; in other cases an adapter may know better than its device."""
 
 
 def dump_placement(placement: Mapping[Tensor, Placement], places: Mapping[Tensor, int]) -> list[dict[str, Any]]:
-    """`[{"persistent": index, "buffer": int, "usage": str}]`, in the order of the tensors."""
+    """`[{"persistent": index, "buffer": int, "usage": str}]`, in the order of the tensors; and `must` where true."""
     found = {places[t]: p for t, p in placement.items()}
-    return [{"persistent": i, "buffer": found[i].buffer, "usage": found[i].usage} for i in sorted(found)]
+    return [
+        {"persistent": i, "buffer": p.buffer, "usage": p.usage} | ({"must": True} if p.must else {})
+        for i, p in sorted(found.items())
+    ]
 
 
 def load_placement(entries: Sequence[Any], tensors: Sequence[Tensor]) -> dict[Tensor, Placement]:
@@ -41,15 +47,17 @@ def load_placement(entries: Sequence[Any], tensors: Sequence[Tensor]) -> dict[Te
     found: dict[Tensor, Placement] = {}
     for n, entry in enumerate(entries):
         where = f"placement[{n}]"
-        if not isinstance(entry, dict) or entry.keys() != {"persistent", "buffer", "usage"}:
+        if not isinstance(entry, dict) or entry.keys() - {"must"} != {"persistent", "buffer", "usage"}:
             raise CaseFileError(where, "an object of persistent, buffer, usage expected, something else found")
         i = _count(entry["persistent"], len(tensors) - 1, f"{where}.persistent")
         buffer = _count(entry["buffer"], MAX_BUFFER, f"{where}.buffer")
         if type(entry["usage"]) is not str or entry["usage"] not in USAGES:
             raise CaseFileError(f"{where}.usage", f"one of {', '.join(USAGES)} expected, something else found")
+        if type(entry.get("must", False)) is not bool:
+            raise CaseFileError(f"{where}.must", "true or false expected, something else found")
         if tensors[i] in found:
             raise CaseFileError(f"{where}.persistent", f"persistent[{i}] is placed already")
-        found[tensors[i]] = Placement(buffer, entry["usage"])
+        found[tensors[i]] = Placement(buffer, entry["usage"], entry.get("must", False))
     return found
 
 

@@ -91,7 +91,7 @@ def zoo_matrix(  # click shows the options' help
         click.echo("interrupted; what ran is shown", err=True)
     ran = [a for a in archs if (a, devices[0].name, next(iter(chosen))) in found]
     if json_path:
-        write_json(json_path, {**header("zoo"), **record(found)})
+        write_json(json_path, {**header("zoo"), "results": record(found)})
     columns = [(d.name, run) for d in devices for run in chosen]
     rows = [(a, *(cell(found.get((a, *column))) for column in columns)) for a in ran]
     click.echo(tabulate(rows, ["architecture", *(f"{d}\n{run}" for d, run in columns)]))

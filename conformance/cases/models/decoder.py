@@ -77,7 +77,9 @@ def build(
     B.set_output(cur)
     logits = _head(g, cur)
     g.gf.expand(logits)
-    return Decode(g.gf.graph(), g.inputs, (logits,))
+    graph = g.gf.graph()
+    read = frozenset(graph.leafs())  # without attention nobody asks for positions
+    return Decode(graph, {k: t for k, t in g.inputs.items() if t in read}, (logits,))
 
 
 def _sum(h: Hparams, block: Tensor, residual: Tensor) -> Tensor:

@@ -1,0 +1,197 @@
+"""The installed ggml with one fault: its own structs of function pointers with one pointer that leads here.
+
+`faulty-ggml?fault=NAME`. A fault stands where the wheel's own code stands, so all between it and a person (adapter,
+worker process, audit) is what a broken library meets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ggml_ctypes import CTensor
+
+from backends.ggml import GgmlBackend
+
+_P = ctypes.c_void_p
+_SUPPORTS_OP, _GRAPH_COMPUTE, _ALLOC_BUFFER = 9, 13, 1
+"""`ggml-backend-impl.h`: which word of a device, a backend and a buffer type."""
+_QUESTION = ctypes.CFUNCTYPE(ctypes.c_bool, _P, _P)
+_COMPUTE = ctypes.CFUNCTYPE(ctypes.c_int, _P, _P)
+_ALLOC = ctypes.CFUNCTYPE(_P, _P, ctypes.c_size_t)
+REPACK = "CPU_REPACK"
+
+
+class FaultyGgml(GgmlBackend):
+    """The wheel's CPU with a fault.
+
+    Args:
+        fault: of `FAULTS`, with spaces between them.
+        guard: as the ggml adapter.
+    """
+
+    def __init__(self, fault: str, guard: str = "off") -> None:
+        super().__init__(guard=guard)
+        self.raw = ctypes.CDLL(str(self._library.path))
+        for name, result, arguments in (
+            ("graph_n_nodes", ctypes.c_int, (_P,)),
+            ("graph_node", _P, (_P, ctypes.c_int)),
+            ("nbytes", ctypes.c_size_t, (_P,)),
+            ("op_name", ctypes.c_char_p, (ctypes.c_int,)),
+            ("get_name", ctypes.c_char_p, (_P,)),
+            ("backend_buffer_get_type", _P, (_P,)),
+        ):
+            f = getattr(self.raw, f"ggml_{name}")
+            f.restype, f.argtypes = result, arguments
+        self._callbacks: list[object] = []
+        for name in fault.split():
+            FAULTS[name](self)
+
+    def _put(self, struct_: int, word: int, kind: Any, make: Callable[[Any], Callable[..., Any]]) -> None:  # noqa: ANN401  # ctypes' own
+        """Replace one pointer by `make(what stood there)`."""
+        words = (_P * (word + 1)).from_address(struct_)
+        callback = kind(make(ctypes.cast(words[word] or 0, kind)))
+        self._callbacks.append(callback)
+        words[word] = ctypes.cast(callback, _P).value
+
+    def asked(self, refuses: Callable[[CTensor], bool]) -> None:
+        """`supports_op` says no where `refuses` does, and asks no more of a node than this."""
+        self._put(
+            self._device, _SUPPORTS_OP, _QUESTION,
+            lambda real: lambda dev, t: not refuses(CTensor.from_address(t)) and real(dev, t),
+        )  # fmt: skip
+
+    def computed(
+        self,
+        before: Callable[[CTensor], None] = lambda _t: None,
+        after: Callable[[CTensor, int], None] = lambda _t, _n: None,
+    ) -> None:
+        """What happens to each node of a graph before and after the library computes it."""
+
+        def make(real: Callable[[int, int], int]) -> Callable[[int, int], int]:
+            def compute(backend: int, cgraph: int) -> int:
+                for pointer in self._nodes(cgraph):
+                    before(CTensor.from_address(pointer))
+                status = real(backend, cgraph)
+                for pointer in self._nodes(cgraph):
+                    after(CTensor.from_address(pointer), self.raw.ggml_nbytes(pointer))
+                return status
+
+            return compute
+
+        self._put(self._backend or 0, _GRAPH_COMPUTE, _COMPUTE, make)
+
+    def _nodes(self, cgraph: int) -> Iterator[int]:
+        for i in range(self.raw.ggml_graph_n_nodes(cgraph)):
+            yield self.raw.ggml_graph_node(cgraph, i)
+
+    def op(self, t: CTensor) -> str:
+        """Its op by name."""
+        return bytes(self.raw.ggml_op_name(t.op)).decode()
+
+    def repacked(self, t: CTensor) -> bool:
+        """Whether `t.src[0]` lies in CPU_REPACK."""
+        buffer = CTensor.from_address(t.src[0]).buffer if t.src[0] else None
+        return buffer is not None and self.raw.ggml_backend_buffer_get_type(buffer) == self._bufts[REPACK]
+
+
+def _batch(b: FaultyGgml) -> None:
+    """As ggml's AMX of mid-2025: MUL_MAT with a repacked weight, of activations of two dimensions only."""
+
+    def refuses(t: CTensor) -> bool:
+        return b.op(t) == "MUL_MAT" and b.repacked(t) and CTensor.from_address(t.src[1]).ne[2] > 1
+
+    b.asked(refuses)
+
+
+def _past(b: FaultyGgml) -> None:
+    """MUL_MAT zeroes 16 bytes behind its result."""
+
+    def after(t: CTensor, size: int) -> None:
+        if b.op(t) == "MUL_MAT":
+            ctypes.memset(t.data + size, 0, 16)
+
+    b.computed(after=after)
+
+
+def _asserts(b: FaultyGgml) -> None:
+    """A buffer of CPU_REPACK that holds anything aborts."""
+
+    def make(real: Callable[[int, int], int]) -> Callable[[int, int], int]:
+        def alloc(buft: int, size: int) -> int:
+            if size:
+                b.raw.ggml_abort(b"repack.cpp", 7, b"GGML_ASSERT(%s) failed", b"there is room")
+            return real(buft, size)
+
+        return alloc
+
+    b._put(b._bufts[REPACK], _ALLOC_BUFFER, _ALLOC, make)
+
+
+def _hoards(b: FaultyGgml) -> None:
+    """A buffer of CPU_REPACK that holds anything takes memory without end."""
+
+    def make(real: Callable[[int, int], int]) -> Callable[[int, int], int]:
+        def alloc(buft: int, size: int) -> int:
+            held = []
+            while size:
+                held.append(b"x" * (16 << 20))
+                time.sleep(0.01)
+            return real(buft, size)
+
+        return alloc
+
+    b._put(b._bufts[REPACK], _ALLOC_BUFFER, _ALLOC, make)
+
+
+def _hangs(b: FaultyGgml) -> None:
+    """Asked of a product with a repacked weight, it does not answer."""
+
+    def refuses(t: CTensor) -> bool:
+        if b.op(t) == "MUL_MAT" and b.repacked(t):
+            time.sleep(600)
+        return False
+
+    b.asked(refuses)
+
+
+def _whim(b: FaultyGgml) -> None:
+    """Takes K's projection into CPU_REPACK, and not V's, which is the same work."""
+
+    def refuses(t: CTensor) -> bool:
+        return b.op(t) == "MUL_MAT" and b.repacked(t) and b"attn_v" in b.raw.ggml_get_name(t.src[0])
+
+    b.asked(refuses)
+
+
+def _ignores(op: str, position: int, value: float) -> Callable[[FaultyGgml], None]:
+    """One op_param has a value of the library's own."""
+    (bits,) = struct.unpack("<i", struct.pack("<f", value))
+
+    def fault(b: FaultyGgml) -> None:
+        def before(t: CTensor) -> None:
+            if b.op(t) == op:
+                t.op_params[position] = bits
+
+        b.computed(before=before)
+
+    return fault
+
+
+FAULTS: dict[str, Callable[[FaultyGgml], None]] = {
+    "none": lambda _b: None,
+    "batch": _batch,
+    "past": _past,
+    "asserts": _asserts,
+    "hangs": _hangs,
+    "hoards": _hoards,
+    "whim": _whim,
+    "freq_base": _ignores("ROPE", 5, 10000.0),
+    "eps": _ignores("RMS_NORM", 0, 1e-5),
+    "softcap": _ignores("FLASH_ATTN_EXT", 2, 0.0),
+    "max_bias": _ignores("FLASH_ATTN_EXT", 1, 0.0),
+}
+"""Name -> what makes the library do it."""
