@@ -15,9 +15,12 @@ from typing import Any, cast
 import pytest
 
 from conformance.backend.registry import Spec, resolve
+from conformance.cases import FAMILIES
 from conformance.cases.family import LEVELS, Level
+from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
 from conformance.check.verdict import FAILURES, Result, Totals, Verdict
+from conformance.perf.bench import Bench
 from conformance.report.record import check_writable, record, write_json
 from conformance.run import settings, writeahead
 from conformance.run.isolate import Isolation
@@ -25,8 +28,12 @@ from conformance.run.memory import parse_size
 from conformance.run.runner import Runner
 from conformance.run.seeds import FOLDER, fresh_ids, new_seed, reseeded
 from conformance.run.select import build, case_ids
+from conformance.run.shard import WHOLE, parse
 from conformance.run.stages import choose
 from conformance.run.waiving import Waiving, report, today
+
+from . import plugin_perf
+from .plugin_perf import pytest_ignore_collect  # noqa: F401  # a hook of this module too
 
 Key = tuple[Spec, str]
 PROPERTY = "conformance"
@@ -42,13 +49,14 @@ class Suite:
         self.families: list[str] = config.getoption("family")
         self.globs: list[str] = config.getoption("case")
         self.seed: int | None = config.getoption("seed")
+        self.shard = parse(config.getoption("shard"))
         self.fresh = self._fresh(config)
         self.specs, self.lacking = choose(config.getoption("backend"), config.getoption("stage"))
         if config.getoption("json"):
             check_writable(Path(config.getoption("json")))
         save = config.getoption("save_failures") or (FOLDER if self.fresh else None)
         limit = config.getoption("memory_limit")
-        isolation = Isolation(
+        self.isolation = isolation = Isolation(
             config.getoption("isolate"), config.getoption("time_limit"), None if limit is None else parse_size(limit)
         )
         self.folder = Path(save) if save else writeahead.default_folder()
@@ -74,13 +82,23 @@ class Suite:
         return [(spec, i) for i in ordered for spec, n in levels.items() if i in ids[n]]
 
     def _ids(self, family: str, level: Level) -> list[str]:
+        own = self.shard.share(self._listed(family, level))
+        return [*own, *(i for i in self.fresh if i.startswith(f"{family}/") and i not in own)]
+
+    def _listed(self, family: str, level: Level) -> list[str]:
         if self.families and family not in self.families:
             return []
         globs = [g for g in self.globs if g.startswith(f"{family}/") or set("*?[") & set(g.partition("/")[0])]
         if self.globs and not globs:
             return []
-        own = [reseeded(i, self.seed) for i in case_ids([family], globs, level)]
-        return [*own, *(i for i in self.fresh if i.startswith(f"{family}/") and i not in own)]
+        return [reseeded(i, self.seed) for i in case_ids([family], globs, level)]
+
+    def whose(self) -> dict[str, JSON]:
+        """`shard` for the record of a run that is one of several."""
+        if self.shard == WHOLE:
+            return {}
+        levels = {self.settings.level(spec, self.level) for spec in self.specs}
+        return {"shard": self.shard.to_json(i for f in FAMILIES for n in levels for i in self._listed(f, n))}
 
     def _fresh(self, config: pytest.Config) -> list[str]:
         """What --fresh adds. Workers of a shared run get the controller's options, and so its seed."""
@@ -88,7 +106,8 @@ class Suite:
         if n and getattr(config.option, "fresh_seed", None) is None:
             config.option.fresh_seed = new_seed() if self.seed is None else self.seed
         level = self.level or LEVELS[0]
-        return fresh_ids(self.families, self.globs, level, n, config.option.fresh_seed) if n else []
+        new = fresh_ids(self.families, self.globs, level, n, config.option.fresh_seed) if n else []
+        return self.shard.share(new)
 
     def key_of(self, nodeid: str) -> Key | None:
         """The case and backend of a test by its node id; None for a test of something else."""
@@ -164,6 +183,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="also N new cases of the chosen families, from a fresh seed (or --seed): kept if they fail, never gating",
     )
+    group.addoption("--shard", default="1/1", metavar="I/N", help="only the I-th of N shares of the chosen cases")
     group.addoption("--save-failures", metavar="DIR", help="keep each failing case as a file in DIR")
     group.addoption(
         "--isolate",
@@ -179,12 +199,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--memory-limit", metavar="SIZE", help="what such a process may hold, as 4G")
     group.addoption("--json", metavar="FILE", help="write every result to FILE")
+    plugin_perf.add_options(group)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Open the backends before anything is collected, so that a wrong name is one line."""
     try:
         suite = config.stash[SUITE] = Suite(config)
+        if config.getoption("perf"):
+            plugin_perf.configure(config, Bench(suite.runner, suite.isolation), suite.specs, suite.level or LEVELS[0])
     except UsageError as e:
         raise pytest.UsageError(str(e)) from None
     if suite.is_shared:
@@ -206,7 +229,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A family or level that leaves nothing to run in one module is no skipped test."""
-    items[:] = [i for i in items if not _is_empty(i)]
+    items[:] = [i for i in items if not _is_empty(i) and not plugin_perf.is_empty(i)]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -310,11 +333,17 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     suite.runner.close()
     if suite.is_worker:
         return
+    perf = session.config.stash.get(plugin_perf.PERF, None)
+    for spec, result in perf.results() if perf else ():
+        suite.results[spec, result.case] = result
+        suite.planned.setdefault(spec, []).append(result.case)
     results = [r for k, r in suite.results.items() if suite.is_shared or _was_asked(suite, k)]
     suite.problems = suite.waiving.problems(results)
     path = session.config.getoption("json")
     if path:
-        write_json(Path(path), record(results, {str(s): why for s, why in suite.lacking.items()}, suite.problems[0]))
+        lacking = {str(s): why for s, why in suite.lacking.items()}
+        document = perf.document(lacking) if perf else record(results, lacking, suite.problems[0])
+        write_json(Path(path), {**document, **suite.whose()})
     nothing = not any(r.verdict is not Verdict.UNSUPPORTED for r in results)
     if (nothing or suite.problems[0]) and exitstatus in {0, 5} and not session.config.option.collectonly:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

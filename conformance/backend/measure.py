@@ -21,8 +21,8 @@ def resident() -> int | None:
 class Peak:
     """By how much the resident memory of the process rose at most during a `with` block.
 
-    It counts every thread of the process. Where the high-water mark cannot be reset, a block that stays under an
-    earlier peak is not told. The reset reaches `getrusage` too.
+    It counts every thread of the process. Blocks may stand in one another. Where the high-water mark cannot be reset, a
+    block that stays under an earlier peak is not told. The reset reaches `getrusage` too.
     """
 
     def __init__(self) -> None:
@@ -30,18 +30,30 @@ class Peak:
         """The answer, after the block."""
         self._start: int | None = None
         self._mark = 0
+        self._top = 0
 
     def __enter__(self) -> Peak:
-        self._mark = 0 if _reset() else _read("VmHWM") or 0
+        top = _read("VmHWM") or 0
+        for outer in _blocks:  # which the reset would make forget it
+            outer._top = max(outer._top, top)  # noqa: SLF001  # its own class
+        self._mark = 0 if _reset() else top
+        _blocks.append(self)
         self._start = resident()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _blocks.remove(self)
         top = _read("VmHWM")
+        if top is not None:
+            top = max(top, self._top)
         if top is not None and self._start is not None and top > self._mark:
             self.bytes = max(top - self._start, 0)
+
+
+_blocks: list[Peak] = []
+"""Those that are being measured, outermost first."""
 
 
 def _reset() -> bool:

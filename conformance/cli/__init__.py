@@ -10,13 +10,18 @@ import click
 from conformance import __version__
 
 from .adding import new_adapter
+from .audit import audit
 from .capturing import capture, import_capture, make_model
 from .golden import golden_group
+from .history import history
 from .layout import layout
 from .listing import backends, cases, show
 from .options import Group
+from .perf import perf
+from .perf_gates import aa, compare, gate
 from .phases import phases
 from .planted import planted
+from .reporting import report
 from .running import repro, run
 from .shrinking import shrink
 from .splits import splits
@@ -30,6 +35,7 @@ def main() -> None:
 
 
 for _command in (
+    audit,
     backends,
     cases,
     layout,
@@ -42,9 +48,14 @@ for _command in (
     new_adapter,
     import_capture,
     golden_group,
+    history,
+    perf,
     phases,
     planted,
+    report,
     splits,
     zoo_matrix,
 ):
     main.add_command(_command)
+for _command in (gate, compare, aa):
+    perf.add_command(_command)

@@ -17,6 +17,7 @@ from conformance.cases.zoo.request import Request
 from conformance.cgraph import casefile
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UsageError
+from conformance.cgraph.reference import FOLDERS
 from conformance.cgraph.types import TYPES
 
 from .options import ExistingFile, File
@@ -47,6 +48,8 @@ _output_option = click.option("-o", "--output", type=File, metavar="FILE.gguf")
 @click.option("--unified-kv", is_flag=True, help="All sequences share one stream of cells.")
 @click.option("--cache-type", type=_TYPE, default="f16", show_default=True)
 @click.option("--cache-type-v", type=_TYPE, help="Where V's is another.")
+@click.option("--weights", type=click.Choice(["embedded", "reference"]), default="embedded", show_default=True,
+              help="Of MODEL.gguf: in the case file, or left in MODEL.gguf, named there with digests.")  # fmt: skip
 @click.option("--nodes", type=click.IntRange(0), default=0, help="Record every node of this many graphs.")
 @_seed_option
 @_lib_option
@@ -68,6 +71,7 @@ def capture(  # click shows the options' help
     unified_kv: bool,  # a click flag
     cache_type: str,
     cache_type_v: str | None,
+    weights: str,
     nodes: int,
     seed: int,
     lib: Path | None,
@@ -104,6 +108,7 @@ def capture(  # click shows the options' help
                 type_k=cache_type,
                 type_v=cache_type_v or cache_type,
                 nodes=nodes,
+                by_reference=weights == "reference",
                 family="model",
                 params={"model": model.name, "seqs": str(sequences), "run": plan},
                 seed=seed,
@@ -111,6 +116,8 @@ def capture(  # click shows the options' help
             )
         )
     else:
+        if weights == "reference":
+            raise UsageError("capture: --weights reference: only with a model file; --arch has weights as seeds anyway")
         fa = {"on": "1", "off": "0"}.get(flash_attn or "")
         values = {
             "seqs": sequences, "unified": "1" if unified_kv else "", "fa": fa,
@@ -125,7 +132,11 @@ def capture(  # click shows the options' help
 
 def _sentence(output: Path, case: Case) -> str:
     nodes = sum(len(s.graph) for s in case.steps)
-    return f"{output}: {case.id}, {len(case.steps)} steps, {nodes} nodes, {output.stat().st_size:,} bytes"
+    said = f"{output}: {case.id}, {len(case.steps)} steps, {nodes} nodes, {output.stat().st_size:,} bytes"
+    if not case.references:
+        return said
+    files = ", ".join(sorted({r.file for r in case.references.values()}))
+    return f"{said}; {len(case.references)} weights are in {files}: keep it beside, or name its folder in {FOLDERS}"
 
 
 def _settings(settings: Sequence[str]) -> str:

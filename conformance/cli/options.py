@@ -18,6 +18,7 @@ from conformance.run.isolate import Isolation
 from conformance.run.memory import parse_size
 from conformance.run.seeds import fresh_ids, new_seed
 from conformance.run.settings import Settings
+from conformance.run.shard import Shard, parse
 
 
 class Group(click.Group):
@@ -117,6 +118,19 @@ fresh_option = click.option(
     default=0,
     metavar="N",
     help="Also N new cases of the chosen families, from a fresh seed (or --seed): kept where they fail, never gating.",
+)
+
+
+def _shard(_ctx: click.Context, _param: click.Parameter, text: str) -> Shard:
+    return parse(text)
+
+
+shard_option = click.option(
+    "--shard",
+    default="1/1",
+    callback=_shard,
+    metavar="I/N",
+    help="Only the I-th of N shares of the chosen cases: a run on N machines that need not know of each other.",
 )
 save_option = click.option(
     "--save-failures",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,20 +14,23 @@ from tabulate import tabulate
 from conformance.backend.registry import Spec
 from conformance.cases.family import Level
 from conformance.cgraph import casefile
-from conformance.cgraph.case import Case
+from conformance.cgraph.case import JSON, Case
 from conformance.cgraph.errors import UnavailableError
 from conformance.check.verdict import FAILURES, Result, Totals
+from conformance.report.journal import Journal
 from conformance.report.record import record, write_json
 from conformance.run import seen, writeahead
 from conformance.run.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.seeds import FOLDER, reseeded
 from conformance.run.select import build, case_ids
+from conformance.run.shard import WHOLE, Shard
 from conformance.run.stages import choose
 from conformance.run.waiving import Waiving, report, today
 
 from .options import (
     ExistingFile,
+    File,
     backend_option,
     fresh_cases,
     isolation,
@@ -35,16 +39,29 @@ from .options import (
     save_option,
     selection,
     settings_here,
+    shard_option,
     stage_option,
     waivers_option,
 )
+
+INTERRUPTED = 130
+"""Exit code of a run that the user ended: as a shell has it for SIGINT."""
 
 
 @click.command()
 @backend_option
 @stage_option
 @selection
+@click.option("--only-fresh", is_flag=True, help="Only what --fresh adds, nothing that a level lists.")
+@shard_option
 @json_option
+@click.option(
+    "--journal",
+    "journal_path",
+    type=File,
+    metavar="FILE",
+    help="Append each result to FILE as it comes; what is there from an earlier start does not run again.",
+)
 @save_option
 @waivers_option
 @isolation
@@ -57,7 +74,10 @@ def run(  # click shows the options' help
     level: Level,
     seed: int | None,
     fresh: int,
+    only_fresh: bool,
+    shard: Shard,
     json_path: Path | None,
+    journal_path: Path | None,
     save_failures: Path | None,
     waivers_path: Path | None,
     isolation: Isolation,
@@ -67,13 +87,39 @@ def run(  # click shows the options' help
     read = [c for f in files for c in casefile.read(f)]
     chosen, here = choose(backends, stage), settings_here()
     levels = {spec: here.level(spec, level_given(level)) for spec in chosen[0]}
-    some = not files or bool(families or globs)
+    asked = {
+        "levels": {str(spec): n for spec, n in levels.items()},
+        "families": list(families),
+        "cases": list(globs),
+        "seed": seed,
+        "fresh": [fresh, only_fresh],
+        "shard": str(shard),
+        "files": list(map(str, files)),
+        "waivers": str(waivers_path or ""),
+    }
+    journal = _journal(journal_path, asked)
+    some = (not files or bool(families or globs)) and not only_fresh
     listed = {n: [reseeded(i, seed) for i in case_ids(families, globs, n)] for n in {level, *levels.values()} if some}
-    new = fresh_cases(families, globs, level, seed, fresh)
+    new = fresh_cases(families, globs, level, journal.seed if journal and seed is None else seed, fresh)
     save = save_failures or (Path(FOLDER) if new else None)
-    ids = {spec: [*listed.get(n, ()), *new] for spec, n in levels.items()}
+    ids = {spec: [*shard.share(listed.get(n, ())), *shard.share(new)] for spec, n in levels.items()}
     waiving = Waiving(here.waivers_of(chosen[0], waivers_path), today())
-    _run(chosen, ids, read, json_path, save, isolation, waiving, named=bool(backends), fresh=frozenset(new))
+    more: dict[str, JSON] = {} if journal is None else {"run": journal.run}
+    if shard != WHOLE:
+        everything = [*(c.id for c in read), *(i for n in listed.values() for i in n)]
+        more["shard"] = shard.to_json(everything)
+        mine = frozenset(shard.share(c.id for c in read))
+        read = [c for c in read if c.id in mine]
+    _run(chosen, ids, read, json_path, save, isolation, waiving,
+         named=bool(backends), fresh=frozenset(new), journal=journal, more=more)  # fmt: skip
+
+
+def _journal(path: Path | None, asked: dict[str, JSON]) -> Journal | None:
+    if path is None:
+        return None
+    journal = Journal(path, asked)
+    click.get_current_context().call_on_close(journal.close)
+    return journal
 
 
 @click.command()
@@ -106,6 +152,8 @@ def _run(
     named: bool,
     verbose: bool = False,
     fresh: frozenset[str] = frozenset(),
+    journal: Journal | None = None,
+    more: Mapping[str, JSON] | None = None,
 ) -> NoReturn:
     specs, lacking = backends
     if lacking and named:
@@ -116,49 +164,80 @@ def _run(
     runner = Runner(save_failures=save, isolation=isolation, write_ahead=folder, waiving=waiving)
     results: list[Result] = []
     sentences: list[str] = []
+    interrupted = False
     try:
         for spec in specs:
-            results += _run_backend(runner, spec, ids.get(spec, ()), read, fresh, verbose=verbose)
+            chosen: list[Case | str] = [*read, *ids.get(spec, ())]
+            for result in _run_backend(runner, spec, chosen, journal, verbose=verbose):
+                result.fresh = result.case in fresh
+                results.append(result)
     except KeyboardInterrupt:
+        interrupted = True
         click.echo("interrupted; what ran is recorded", err=True)
     finally:
         runner.close()
         sentences, edits = waiving.problems(results)
         if json_path:
-            write_json(json_path, record(results, {str(s): why for s, why in lacking.items()}, sentences))
+            document = record(results, {str(s): why for s, why in lacking.items()}, sentences)
+            write_json(json_path, {**document, **(more or {})})
     totals = Totals()
     for r in results:
         totals.add(r)
     _summary(results, {str(s): why for s, why in lacking.items()})
     for line in report(sentences, edits):
         click.echo(line)
-    sys.exit(totals.exit_code() or int(bool(sentences)))
+    sys.exit(INTERRUPTED if interrupted else totals.exit_code() or int(bool(sentences)))
 
 
 def _run_backend(
-    runner: Runner, spec: Spec, ids: Sequence[str], read: Sequence[Case], fresh: frozenset[str], *, verbose: bool
-) -> list[Result]:
-    results: list[Result] = []
-    chosen: list[Case | str] = [*read, *ids]
+    runner: Runner, spec: Spec, chosen: Sequence[Case | str], journal: Journal | None, *, verbose: bool
+) -> Iterator[Result]:
+    """The result of each of `chosen`, in order: from the journal, or run now and written there."""
     size = runner.batch_size(spec)
     hidden = not sys.stderr.isatty()
     with click.progressbar(length=len(chosen), label=str(spec), file=sys.stderr, hidden=hidden) as bar:
         for start in range(0, len(chosen), size):
             batch = chosen[start : start + size]
-            cases = [c if isinstance(c, Case) else runner.case(c) for c in batch]
-            for case, result in zip(cases, runner.run(spec, cases), strict=True):
-                result.fresh = result.case in fresh
-                results.append(result)
-                if verbose or result.verdict in FAILURES:
-                    click.echo(result.sentence())
-                was = seen.seen(case)
-                if verbose and was and was["backend"] == result.backend:
-                    differences = seen.differences(was, result)
-                    click.echo(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved")
-                elif result.saved:
-                    click.echo(f"  reproduce: conform repro {result.saved} --backend '{spec}'")
+            kept = [journal.take(str(spec), c if isinstance(c, str) else c.id) if journal else None for c in batch]
+            cases = [_case(runner, c) for c, k in zip(batch, kept, strict=True) if k is None]
+            new = _run_cases(runner, spec, cases, journal, verbose=verbose)
+            for k in kept:
+                yield k or next(new)
             bar.update(len(batch))
-    return results
+
+
+def _case(runner: Runner, case: Case | str) -> Case:
+    return runner.case(case) if isinstance(case, str) else case
+
+
+def _run_cases(
+    runner: Runner, spec: Spec, cases: Sequence[Case], journal: Journal | None, *, verbose: bool
+) -> Iterator[Result]:
+    for few in _few(cases):
+        found = runner.run(spec, few)
+        if journal:
+            journal.add(found)
+        for case, result in zip(few, found, strict=True):
+            _tell(case, spec, result, verbose=verbose)
+            yield result
+
+
+def _few(cases: Sequence[Case]) -> Iterator[list[Case]]:
+    """One-step cases, which may share a graph, together; each trajectory by itself: a kill costs no more than that."""
+    for single, group in groupby(cases, key=lambda c: len(c.steps) == 1):
+        few = list(group)
+        yield from [few] if single else ([c] for c in few)
+
+
+def _tell(case: Case, spec: Spec, result: Result, *, verbose: bool) -> None:
+    if verbose or result.verdict in FAILURES:
+        click.echo(result.sentence())
+    was = seen.seen(case)
+    if verbose and was and was["backend"] == result.backend:
+        differences = seen.differences(was, result)
+        click.echo(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved")
+    elif result.saved:
+        click.echo(f"  reproduce: conform repro {result.saved} --backend '{spec}'")
 
 
 def _summary(results: Sequence[Result], lacking: dict[str, str]) -> None:

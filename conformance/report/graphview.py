@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from html import escape
 
 from tabulate import tabulate
@@ -27,8 +28,9 @@ _KINDS = {
     "compute": ("#e3edfb", "#3f72b8"),
     "writes in place": ("#f3e2fa", "#8a4fb0"),
 }
-_BOX_W, _BOX_H, _LAYER_H, _GAP, _MARGIN = 176, 40, 74, 40, 20
-_UNIT = _BOX_W
+BOX_WIDTH, BOX_HEIGHT = 176, 40
+_LAYER_H, _GAP, _MARGIN = 74, 40, 20
+_UNIT = BOX_WIDTH
 _STYLE = """<style>
 text{text-anchor:middle;fill:#222}
 .h{font-weight:bold;font-size:11px}
@@ -67,17 +69,50 @@ def table(graph: Graph) -> str:
     return f"{body}\n{len(tensors) - len(nodes)} leafs, {len(graph)} nodes: {ops}"
 
 
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One tensor of a drawing: where the middle of its upper edge is, in pixels, and its words."""
+
+    tensor: Tensor
+    x: float
+    y: float
+    kind: str
+    head: str
+    below: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A graph laid out: `edges` are SVG paths, to be drawn below the boxes."""
+
+    width: float
+    height: float
+    boxes: list[Box]
+    edges: list[str]
+
+
 def svg(graph: Graph) -> str:
     """A drawing from the top down: a layer per depth, a colour per kind, a tooltip with everything on each box.
 
+    No script, no outside reference, no font to load.
+    """
+    drawing = draw(graph)
+    edges = [f'<path class="e" d="{path}"/>' for path in drawing.edges]
+    return _page(max(drawing.width, 720), drawing.height, [*edges, *map(_box, drawing.boxes)])
+
+
+def draw(graph: Graph) -> Drawing:
+    """Lay a graph out.
+
     Leafs are drawn anew beside each of their readers, so that a mask or a table of positions does not tie the whole
-    picture together; graphs without a connection stand side by side. No script, no outside reference, no font to load.
+    picture together; graphs without a connection stand side by side.
     """
     tensors = graph.tensors()
     number = {t: j for j, t in enumerate(tensors)}
     nodes = set(graph.nodes)
     kinds = _kinds(graph)
-    boxes: list[Tensor] = []
+    shown: list[Tensor] = []
     edges: list[tuple[Item, Item]] = []
     of: dict[Tensor, Item] = {}
     for t in tensors:
@@ -89,24 +124,25 @@ def svg(graph: Graph) -> str:
             if s in of:
                 ends.append(of[s])
             else:
-                ends.append(len(boxes))
-                boxes.append(s)
-        of[t] = len(boxes)
-        boxes.append(t)
+                ends.append(len(shown))
+                shown.append(s)
+        of[t] = len(shown)
+        shown.append(t)
         edges += [(end, of[t]) for end in ends]
-    parts = _arranged(layout(len(boxes), edges))
-    drawn: list[str] = []
+    parts = _arranged(layout(len(shown), edges))
+    paths: list[str] = []
+    boxes: list[Box] = []
     for part, left, top in parts:
-        drawn += [_edge([_point(part, i, k, left, top) for k, i in steps]) for steps in _runs(part)]
-    for part, left, top in parts:
+        paths += [_edge([_point(part, i, k, left, top) for k, i in steps]) for steps in _runs(part)]
         for k, layer in enumerate(part.layers):
             for i in layer:
                 if i >= 0:
-                    t = boxes[i]
-                    drawn.append(_box(t, *_point(part, i, k, left, top), kinds[t], _title(t, number, t in nodes)))
+                    t = shown[i]
+                    x, y = _point(part, i, k, left, top)
+                    boxes.append(Box(t, x, y, kinds[t], *_words(t, kinds[t]), _title(t, number, t in nodes)))
     width = max((left + part.width * _UNIT for part, left, _ in parts), default=0.0) + _MARGIN
     height = max((top + len(part.layers) * _LAYER_H for part, _, top in parts), default=0.0) + _MARGIN
-    return _page(max(width, 720), height, drawn)
+    return Drawing(width, height, boxes, paths)
 
 
 def _kinds(graph: Graph) -> dict[Tensor, str]:
@@ -154,28 +190,34 @@ def _point(part: Part, item: Item, layer: int, left: float, top: float) -> tuple
 
 
 def _edge(points: list[tuple[float, float]]) -> str:
-    path = [f"M{points[0][0]:.0f} {points[0][1] + _BOX_H:.0f}"]
-    y0 = points[0][1] + _BOX_H
+    path = [f"M{points[0][0]:.0f} {points[0][1] + BOX_HEIGHT:.0f}"]
+    y0 = points[0][1] + BOX_HEIGHT
     x0 = points[0][0]
     for k, (x, y) in enumerate(points[1:], 1):
         middle = (y0 + y) / 2
         path.append(f"C{x0:.0f} {middle:.0f} {x:.0f} {middle:.0f} {x:.0f} {y:.0f}")
         if k < len(points) - 1:
-            path.append(f"V{y + _BOX_H:.0f}")
-        x0, y0 = x, y + _BOX_H
-    return f'<path class="e" d="{"".join(path)}"/>'
+            path.append(f"V{y + BOX_HEIGHT:.0f}")
+        x0, y0 = x, y + BOX_HEIGHT
+    return "".join(path)
 
 
-def _box(t: Tensor, x: float, y: float, kind: str, title: str) -> str:
-    fill, border = _KINDS[kind]
-    left = x - _BOX_W / 2
+def _words(t: Tensor, kind: str) -> tuple[str, str]:
+    """The two lines of a box."""
     head, below = (t.op, t.name) if kind in {"view", "compute", "writes in place"} else (t.name or "(leaf)", "")
     second = f"{below}  {t.type} {_dims(t.ne)}" if below else f"{t.type} {_dims(t.ne)}"
+    return _short(head, 24), _short(second, _NAME_WIDTH)
+
+
+def _box(b: Box) -> str:
+    fill, border = _KINDS[b.kind]
+    left = b.x - BOX_WIDTH / 2
     return (
-        f"<g><title>{_text(title)}</title>"
-        f'<rect x="{left:.0f}" y="{y:.0f}" width="{_BOX_W}" height="{_BOX_H}" rx="5" fill="{fill}" stroke="{border}"/>'
-        f'<text x="{x:.0f}" y="{y + 16:.0f}" class="h">{_text(_short(head, 24))}</text>'
-        f'<text x="{x:.0f}" y="{y + 31:.0f}">{_text(_short(second, _NAME_WIDTH))}</text></g>'
+        f"<g><title>{_text(b.title)}</title>"
+        f'<rect x="{left:.0f}" y="{b.y:.0f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="5" fill="{fill}" '
+        f'stroke="{border}"/>'
+        f'<text x="{b.x:.0f}" y="{b.y + 16:.0f}" class="h">{_text(b.head)}</text>'
+        f'<text x="{b.x:.0f}" y="{b.y + 31:.0f}">{_text(b.below)}</text></g>'
     )
 
 

@@ -21,7 +21,8 @@ SCHEMA = 1
 def header(kind: str) -> dict[str, JSON]:
     """How every document of a run begins: `{"schema", "kind", "run", "written", "environment"}`.
 
-    `run` is a random name of 32 hex digits, by which a document is known wherever it is merged; `written` is when, in UTC.
+    `run` is a random name of 32 hex digits, by which a document is known wherever it is merged; `written` is when, in
+    UTC.
 
     Args:
         kind: `conformance`, `perf`, `planted`, `audit`, `phases` or `zoo`.

@@ -127,6 +127,20 @@ class IsolatedBackend(Backend):
         reply, _ = self._alive().ask(header, (), "answering supports_op")
         return unpack_support(reply["supports"])
 
+    def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
+        """One round trip."""
+        tensors = graph.tensors()
+        header: dict[str, JSON] = {"do": "supports_placed", "graph": codec.dump_graph(graph)}
+        header |= {"tensor": tensors.index(tensor), "buffer": buffer}
+        reply, _ = self._alive().ask(header, (), "answering supports_placed")
+        return unpack_support(reply["supports"])
+
+    def renew(self) -> None:
+        """Go on in a fresh process: what a fault may have left in this one is lost with it, and so are its sessions."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
     def supports_case(self, case: Case) -> Support:
         """One round trip, where the adapter judges cases at all."""
         if not self._whole:
@@ -140,12 +154,20 @@ class IsolatedBackend(Backend):
         """Open `case` over there: its graphs, weights, caches and inputs travel once, expected values never."""
         return IsolatedSession(self._alive(), next(self._ids), case)
 
+    def watch(self) -> None:
+        """From when the next case is opened, see how its process's resident memory rises: `peak` says it."""
+        self._alive().ask({"do": "watch"}, (), "asking for its memory")
+
+    def peak(self) -> int | None:
+        """By how many bytes it rose at most; None where its system does not tell. Once after each `watch`."""
+        reply, _ = self._alive().ask({"do": "peak"}, (), "asking for its memory")
+        found: int | None = reply["peak"]
+        return found
+
     def close(self) -> None:
         """End the process."""
         self._closed = True
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        self.renew()
 
     def _alive(self) -> Process:
         if self._closed:
@@ -174,8 +196,13 @@ class IsolatedSession(Session):
         doc, blobs = codec.dump(_without_expected(case))
         header: dict[str, JSON] = {"do": "open", "case": doc, "names": list(blobs)}
         reply, _ = self._ask(header, list(blobs.values()), "opening")
+        self._seconds: float = reply["seconds"]
         opaque = set(reply["opaque"])
         self._opaque = frozenset(t for t, i in self._persistent.items() if i in opaque)
+
+    def clock(self) -> float:
+        """Seconds spent over there, by the session's own clock if it has one: what travels is not in them."""
+        return self._seconds
 
     def opaque(self) -> frozenset[Tensor]:
         """As the adapter said when the case was opened."""
@@ -221,7 +248,8 @@ class IsolatedSession(Session):
             "inputs": [index[t] for t in fresh],
             "outputs": [index[t] for t in outputs],
         }
-        _, blobs = self._ask(header, [inputs[t] for t in fresh], f"computing steps[{k}] of")
+        reply, blobs = self._ask(header, [inputs[t] for t in fresh], f"computing steps[{k}] of")
+        self._seconds = reply["seconds"]
         return dict(zip(outputs, blobs, strict=True))
 
     def witness(self) -> Witness:

@@ -10,10 +10,12 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
 from conformance.backend.interface import Backend, Session, describe
+from conformance.backend.measure import Peak
 from conformance.backend.registry import Spec, create
 from conformance.cgraph import codec
 from conformance.cgraph.case import JSON, Case
@@ -30,7 +32,9 @@ class _Open:
 
     def __init__(self, backend: Backend, case: Case) -> None:
         self.case = case
+        start = time.perf_counter()
         self.session: Session = backend.open(case)
+        self._spent = time.perf_counter() - start
         self.persistent = list(case.persistent)
         self._tensors: dict[int, list[Tensor]] = {}
 
@@ -39,6 +43,17 @@ class _Open:
             self._tensors[step] = self.case.steps[step].graph.tensors()
         return self._tensors[step]
 
+    def compute(self, step: int, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]) -> Mapping[Tensor, Bytes]:
+        start = time.perf_counter()
+        values = self.session.compute(self.case.steps[step].graph, inputs, outputs)
+        self._spent += time.perf_counter() - start
+        return values
+
+    def seconds(self) -> float:
+        """The session's own clock, or this one: neither counts what travels."""
+        own = self.session.clock()
+        return self._spent if own is None else own
+
 
 class Worker:
     """One backend and its open cases, by the numbers that the other side gave them."""
@@ -46,6 +61,9 @@ class Worker:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.cases: dict[int, _Open] = {}
+        self.watched = False
+        """Whether the next case is to be opened under `peak`."""
+        self.peak: Peak | None = None
 
     def close(self) -> None:
         """End every session and the backend."""
@@ -59,13 +77,22 @@ def _supports(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
     return {"supports": pack_support(worker.backend.supports(codec.load_graph(header["graph"])))}, []
 
 
+def _supports_placed(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
+    graph = codec.load_graph(header["graph"])
+    tensor = graph.tensors()[header["tensor"]]
+    return {"supports": pack_support(worker.backend.supports_placed(graph, tensor, header["buffer"]))}, []
+
+
 def _open(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
     named = dict(zip(header["names"], blobs, strict=True))
     # Sent by this program, which validates every case that comes from elsewhere.
     case = codec.load(header["case"], named, validate=False)
+    if worker.watched:
+        worker.watched, worker.peak = False, Peak().__enter__()
     opened = worker.cases[header["session"]] = _Open(worker.backend, case)
     opaque = opened.session.opaque()
-    return {"opaque": [i for i, t in enumerate(opened.persistent) if t in opaque]}, []
+    listed = [i for i, t in enumerate(opened.persistent) if t in opaque]
+    return {"opaque": listed, "seconds": opened.seconds()}, []
 
 
 def _supports_case(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
@@ -96,16 +123,30 @@ def _compute(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Rep
     inputs = {tensors[j]: step.inputs[tensors[j]] for j in header["kept"]}
     inputs.update((tensors[j], data) for j, data in zip(header["inputs"], blobs, strict=True))
     outputs = [tensors[j] for j in header["outputs"]]
-    values = opened.session.compute(step.graph, inputs, outputs)
-    return {}, [values[t] for t in outputs]
+    values = opened.compute(header["step"], inputs, outputs)
+    return {"seconds": opened.seconds()}, [values[t] for t in outputs]
 
 
 def _witness(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
     return {"witness": describe(worker.cases[header["session"]].session.witness())}, []
 
 
+def _watch(worker: Worker, _header: dict[str, JSON], _: list[Bytes]) -> Reply:
+    worker.watched = True
+    return {}, []
+
+
+def _peak(worker: Worker, _header: dict[str, JSON], _: list[Bytes]) -> Reply:
+    if worker.peak is None:
+        return {"peak": None}, []
+    worker.peak.__exit__(None, None, None)
+    peak, worker.peak = worker.peak.bytes, None
+    return {"peak": peak}, []
+
+
 REQUESTS: dict[str, Callable[[Worker, dict[str, JSON], list[Bytes]], Reply]] = {
     "supports": _supports,
+    "supports_placed": _supports_placed,
     "supports_case": _supports_case,
     "open": _open,
     "close": _close,
@@ -113,6 +154,8 @@ REQUESTS: dict[str, Callable[[Worker, dict[str, JSON], list[Bytes]], Reply]] = {
     "read": _read,
     "compute": _compute,
     "witness": _witness,
+    "watch": _watch,
+    "peak": _peak,
 }
 """What `do` in a request's header may say -> what answers it."""
 

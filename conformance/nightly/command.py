@@ -1,0 +1,262 @@
+"""`ci/nightly`: options, signals, the exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from conformance.backend import registry
+from conformance.backend.registry import Spec
+from conformance.cases.family import LEVELS
+from conformance.cgraph.case import JSON
+from conformance.cgraph.errors import ConformanceError, UsageError
+from conformance.run import settings
+from conformance.run.environment import environment
+from conformance.run.select import family_named
+from conformance.run.shard import missing, parse
+
+from . import figures, summary
+from .night import Night, exit_code
+from .parts import PARTS, Asked, Part
+from .state import FILE as STATE
+from .state import State, begin, hold, read, write
+
+FOLDER = Path("nightly")
+"""Where nights are kept unless told otherwise, one folder each."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SHOWN = 8000
+"""Bytes of the summary on the terminal."""
+EXIT_CODES = """Exit codes: 0 fine; 1 failures or regressions; 2 wrong words; 3 nothing executed; 4 a part could not run
+or a shard is missing; 128 + a signal: interrupted, start it again to go on."""
+
+
+class Interrupted(BaseException):
+    """A signal asked for the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@click.command(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "-o",
+    "folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where everything goes; what was begun there is gone on with. Default: nightly/ and the date (UTC).",
+)
+@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True)
+@click.option("--backend", "backends", multiple=True, metavar="NAME", help="Repeatable; default: all available ones.")
+@click.option("--family", "families", multiple=True, metavar="NAME", help="Repeatable; default: all.")
+@click.option("--parts", metavar="NAME,…", help="Only these; default: all. --list shows them.")
+@click.option(
+    "--time-budget",
+    "budget",
+    type=click.FloatRange(min=0),
+    default=900.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For fresh random cases.",
+)
+@click.option(
+    "--gate-budget",
+    type=click.FloatRange(min=1),
+    default=90.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Of measuring, for each performance gate.",
+)
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="VENV",
+    help="What performance gates against a baseline are held against; without it they are not run.",
+)
+@click.option(
+    "--shard", "shard_text", default="1/1", metavar="I/N", help="The I-th of N machines that share the night."
+)
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The history; default: history.sqlite beside DIR.",
+)
+@click.option("--label", metavar="TEXT", help="Of this kind of machine, in the summary; default: its system.")
+@click.option(
+    "--merge",
+    "merged",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="Run nothing: one history, page and summary of the nights in DIR; repeatable.",
+)
+@click.option(
+    "--expect", type=click.IntRange(min=1), metavar="N", help="With --merge: how many nights there must be in all DIR."
+)
+@click.option("--list", "listing", is_flag=True, help="Print the parts and what they run, and end.")
+@click.pass_context
+def nightly(
+    ctx: click.Context,
+    folder: Path | None,
+    level: str,
+    backends: Sequence[str],
+    families: Sequence[str],
+    parts: str | None,
+    budget: float,
+    gate_budget: float,
+    base: Path | None,
+    shard_text: str,
+    store: Path | None,
+    label: str | None,
+    merged: Sequence[Path],
+    expect: int | None,
+    listing: bool,
+) -> None:
+    """Everything there is to run, in parts; interrupt it whenever you like and start it again with the same words."""
+    table: tuple[Part, ...] = ctx.obj or PARTS
+    _check(families, backends)
+    where = folder or FOLDER / datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    shard = parse(shard_text)
+    chosen = _chosen(table, parts, merged)
+    if listing:
+        click.echo("\n".join(f"{p.name}: {p.says}; at most {p.limit / 3600:g} h" for p in chosen))
+        return
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"-o {where}: cannot be made: {e.strerror}") from e
+    lock = hold(where)
+    others = [read(f.parent) for m in merged for f in sorted(m.rglob(STATE)) if f.parent.resolve() != where.resolve()]
+    if merged and not others:
+        raise UsageError(f"--merge {merged[0]}: no night is there")
+    level = str(others[0].asked["level"]) if others else level
+    words: dict[str, JSON] = {
+        "level": level,
+        "backends": list(backends),
+        "families": list(families),
+        "shard": str(shard),
+        "merged": [str(m) for m in merged],
+    }
+    state = begin(where, label or str(environment()["system"]), words)
+    kept = store or where.parent / "history.sqlite"
+    asked = Asked(where, level, tuple(backends), tuple(families), shard, budget, gate_budget, kept, base)
+    try:
+        night = Night(asked, state, chosen, table, lock, others, _say)
+        _run(night, [p.name for p in table], _missing(others, expect or len(others)))
+    finally:
+        os.close(lock)
+
+
+def main(table: Sequence[Part] = PARTS) -> NoReturn:
+    """Run with the words of the command line.
+
+    Args:
+        table: all parts there are.
+    """
+    try:
+        nightly(obj=tuple(table), prog_name="ci/nightly")
+    except ConformanceError as e:
+        click.echo(f"ci/nightly: {' '.join(str(e).split())}", err=True)
+        sys.exit(2)
+    sys.exit()
+
+
+def _check(families: Sequence[str], backends: Sequence[str]) -> None:
+    """Refuse at once what every part would refuse.
+
+    Raises:
+        UsageError: an unknown family or backend.
+    """
+    settings.load(None)
+    for b in backends:
+        if registry.resolve(Spec.parse(b)).name not in registry.names():
+            raise UsageError(f"--backend {b}: is not installed; known: {', '.join(registry.names())}")
+    for f in families:
+        family_named(f)
+
+
+def _chosen(table: Sequence[Part], names: str | None, merged: Sequence[Path]) -> list[Part]:
+    if names is None:
+        return [p for p in table if p.last or not merged]
+    asked = [n.strip() for n in names.split(",")]
+    known = [p.name for p in table]
+    for n in asked:
+        if n not in known:
+            raise UsageError(f"--parts {names}: part {n!r} is unknown; known: {', '.join(known)}")
+    return [p for p in table if p.name in asked]
+
+
+def _run(night: Night, names: Sequence[str], lacking: Sequence[str]) -> NoReturn:
+    """Run, sum up and end."""
+    before = {n: signal.getsignal(n) for n in SIGNALS}
+    for n in SIGNALS:
+        if before[n] is not signal.SIG_IGN:  # as under nohup
+            signal.signal(n, _interrupt)
+    states = [*night.others, night.state]
+    try:
+        try:
+            night.run()
+            code = exit_code(states, names, lacking)
+        except Interrupted as e:
+            code = 128 + e.number
+        _sum_up(night, states, names, lacking, code)
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)
+    sys.exit(code)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    raise Interrupted(number)
+
+
+def _missing(states: Sequence[State], expected: int) -> list[str]:
+    """Shards of which nothing is here, by what the documents of the others say; and nights, by their number."""
+    labels: dict[str, list[JSON]] = {}
+    for s in states:
+        labels.setdefault(s.label, []).extend(d["shard"] for d in figures.documents(s) if "shard" in d)
+    lacking = [f"{label}: {sentence}" for label, entries in labels.items() for sentence in missing(entries)]
+    fewer = [f"{expected} nights were expected, {len(states)} are here"] if expected != len(states) else []
+    return [*fewer, *lacking]
+
+
+def _sum_up(night: Night, states: Sequence[State], names: Sequence[str], lacking: Sequence[str], code: int) -> None:
+    folder = night.asked.folder
+    found = figures.failures(states, folder)
+    text = summary.summary(states, names, found, lacking, code)
+    night.state.exit_code = code
+    night.state.save()
+    _written(folder / summary.FILE, text)
+    _written(folder / summary.REPRODUCE, summary.reproduce(found))
+    if step := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with Path(step).open("a", encoding="utf-8") as f:
+                f.write(text)
+        except OSError as e:
+            _say(f"{step} cannot be written: {e.strerror}")
+    _say(summary.cut(text, SHOWN))
+    _say(f"{folder / summary.FILE}: {summary.words(code)}; exit code {code}")
+
+
+def _written(path: Path, text: str) -> None:
+    try:
+        write(path, text)
+    except OSError as e:
+        _say(f"{path} cannot be written: {e.strerror}")
+
+
+def _say(text: str) -> None:
+    """Print; a terminal or a pipe that is gone does not end the night."""
+    try:
+        click.echo(text)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

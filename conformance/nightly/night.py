@@ -1,0 +1,170 @@
+"""Runs the parts one by one; whatever becomes of one, the next runs, and each is written down when it is over."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.cgraph.case import JSON
+
+from . import process
+from .parts import Asked, Here, Part, shown
+from .process import Ended
+from .state import Answer, Done, State
+
+FINE, FAILURES, NOTHING, BROKEN = 0, 1, 3, 4
+"""Exit codes of a nightly; 2 is for wrong words, as everywhere, and 128 + a signal for one that was interrupted."""
+LOW = 64 << 20
+"""Free bytes of a disk under which its owner is told."""
+_ANSWER_OF = {0: Answer.FINE, 1: Answer.FAILED, 3: Answer.NOTHING}
+
+
+@dataclass(slots=True)
+class Night:
+    """One start of a nightly."""
+
+    asked: Asked
+    state: State
+    parts: Sequence[Part]
+    """Those that were asked for, in order."""
+    table: Sequence[Part]
+    """All there are."""
+    lock: int
+    others: Sequence[State]
+    """Nights that this one only sums up."""
+    tell: Callable[[str], None]
+
+    def run(self) -> None:
+        """Run what no earlier start brought to its end."""
+        self.state.starts += 1
+        self.state.exit_code = None
+        for part in self.parts:
+            self.state.parts.setdefault(part.name, Done())
+        self.state.save()
+        moved = False
+        for part in self.parts:
+            done = self.state.parts[part.name]
+            if self._elsewhere(part):
+                done.answer, done.says = Answer.ELSEWHERE, "done whole by another shard"
+            elif part.repeats and not done.rounds and not self.asked.budget:
+                done.answer, done.says = Answer.UNASKED, "no time was given to it"
+            elif done.ended and not (part.last and moved):
+                self.tell(f"{part.name}: {done.answer}, by an earlier start")
+            else:
+                self.tell(f"{part.name}: {part.says}")
+                self._part(part, done)
+                self.tell(f"{part.name}: {done.answer}: {done.says}")
+                moved = True
+            self.state.save()
+
+    def documents(self) -> list[Path]:
+        """What the parts wrote so far, as far as it is there; of all nights that are merged."""
+        named = [s.folder / d for s in (*self.others, self.state) for p in s.parts.values() for d in p.documents]
+        return [d for d in named if d.is_file()]
+
+    def _elsewhere(self, part: Part) -> bool:
+        """Parts that cannot be shared are dealt out whole, one to each shard in turn."""
+        if part.shared or part.last:
+            return False
+        whole = [p.name for p in self.table if not p.shared and not p.last]
+        return whole.index(part.name) % self.asked.shard.of != self.asked.shard.index - 1
+
+    def _part(self, part: Part, done: Done) -> None:
+        done.answer, done.says = None, ""
+        done.starts += 1
+        if part.last and not self.documents():
+            done.answer, done.says = Answer.BROKEN, "no other part wrote anything"
+        elif part.repeats:
+            self._rounds(part, done)
+        else:
+            self._once(part, done, part.name)
+
+    def _rounds(self, part: Part, done: Done) -> None:
+        answers: list[Answer] = []
+        while (used := done.seconds) < self.asked.budget:
+            answers.append(self._once(part, done, f"{part.name}-{done.rounds + 1}"))
+            if answers[-1] not in {Answer.FINE, Answer.NOTHING}:
+                done.seconds = used  # the next start does this round again
+                return
+            done.rounds += 1
+            done.answer = None
+            self.state.save()
+        done.answer = Answer.FINE if Answer.FINE in answers or done.rounds > len(answers) else Answer.NOTHING
+
+    def _once(self, part: Part, done: Done, stem: str) -> Answer:
+        """Run the command of a part once; `stem` is what its files are called."""
+        folder, shard = self.asked.folder, self.asked.shard
+        stem = stem if shard.of == 1 else f"{stem}-shard{shard.index}"
+        here = Here(folder / f"{stem}.json", folder / f"{stem}.journal", tuple(self.documents()))
+        command = part.command(self.asked, here)
+        done.command = shown(command)
+        here.document.unlink(missing_ok=True)  # of a start that was killed; no one may take it for this one's
+        if part.kind and here.document.name not in done.documents:
+            done.documents.append(here.document.name)
+        self.state.save()
+        try:
+            ended = process.run(command, folder / f"{part.name}.log", part.limit, self.lock)
+        except OSError as e:
+            done.answer, done.says = Answer.BROKEN, f"no process could be started: {e.strerror}"
+            return done.answer
+        done.seconds += ended.seconds
+        done.answer, done.says = _judged(part, here.document, ended)
+        if done.answer is Answer.BROKEN and _free(folder) < LOW:
+            done.says += f"; the disk of {folder} is full: {_free(folder) >> 20} MiB are free"
+        return done.answer
+
+
+def _judged(part: Part, document: Path, ended: Ended) -> tuple[Answer, str]:
+    """What became of a part. A traceback ends Python with 1 as failures do: only a document proves that it ran."""
+    if ended.timed_out:
+        kept = "; what it had by then is recorded" if document.is_file() else ""
+        return Answer.LATE, f"ended after {ended.seconds:.0f} s{kept}"
+    answer = _ANSWER_OF.get(ended.code)
+    if answer is None:
+        how = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
+        return Answer.BROKEN, f"{how}: {ended.last_line}"
+    if part.kind:
+        fault = _fault(part.kind, document)
+        if fault:
+            return Answer.BROKEN, f"exit code {ended.code}, {fault}: {ended.last_line}"
+    elif ended.code != 0:
+        return Answer.BROKEN, f"exit code {ended.code}: {ended.last_line}"
+    return answer, ended.last_line
+
+
+def _fault(kind: str, document: Path) -> str:
+    """What is wrong with the document that a part left; empty where nothing is."""
+    try:
+        read: JSON = json.loads(document.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return "it wrote no document"
+    except (OSError, ValueError) as e:
+        return f"its document cannot be read ({e})"
+    found = read.get("kind") if isinstance(read, dict) else None
+    return "" if found == kind else f"its document is of kind {found}, {kind} expected"
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
+
+
+def exit_code(states: Sequence[State], asked: Sequence[str], missing: Sequence[str] = ()) -> int:
+    """What a nightly, or several merged, ends with: the worst that became of a part.
+
+    Args:
+        states: of each.
+        asked: names of the parts that were asked for.
+        missing: what is known to be missing altogether.
+    """
+    per_part = [[s.parts[n].answer for s in states if n in s.parts] for n in asked]
+    found = {a for answers in per_part for a in answers}
+    if Answer.FAILED in found:
+        return FAILURES
+    if missing or found & {None, Answer.BROKEN, Answer.LATE} or any(s.unwritten for s in states):
+        return BROKEN
+    if any(Answer.NOTHING in answers and Answer.FINE not in answers for answers in per_part):
+        return NOTHING
+    return FINE if Answer.FINE in found else NOTHING

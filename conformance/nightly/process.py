@@ -1,0 +1,99 @@
+"""One command of the nightly: its log, its time limit, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from . import keeper
+
+GRACE = 5.0
+"""Seconds that a command has after SIGINT to write down what it has."""
+KEPT = 4096
+"""Bytes of the end of its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    """Its exit code; 128 + the signal that ended it."""
+    seconds: float
+    timed_out: bool
+    tail: str
+    """The end of what it printed."""
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says something."""
+        return next((line.strip() for line in reversed(self.tail.splitlines()) if line.strip()), "")
+
+
+def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
+    """Run `command` to its end, or for `limit` seconds; what it prints goes to the end of `log`.
+
+    Any exception that comes meanwhile, an interrupt above all, ends the command with everything it started.
+
+    Args:
+        command: a program and its arguments.
+        log: where its output goes, standard error included; a disk that is full does not stop the command.
+        limit: seconds.
+        lock: a descriptor that it holds too as long as it lives.
+    """
+    began = time.monotonic()
+    popen = subprocess.Popen(  # noqa: S603  # a command of the table of parts
+        [sys.executable, keeper.__file__, str(lock), *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+        pass_fds=(lock,),
+    )
+    tail = bytearray()
+    listener = threading.Thread(target=_listen, args=(popen.stdout, log, tail), daemon=True)
+    listener.start()
+    timed_out = False
+    try:
+        popen.wait(limit)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        _end(popen)
+        listener.join(GRACE)
+    code = popen.returncode
+    text = bytes(tail[-KEPT:]).decode(errors="replace")
+    return Ended(code if code >= 0 else 128 - code, time.monotonic() - began, timed_out, text)
+
+
+def _end(popen: subprocess.Popen[bytes]) -> None:
+    """First as a user would, so that it can write down what it has; then for good, with what it left running."""
+    if popen.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(popen.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            popen.wait(GRACE)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(popen.pid, signal.SIGKILL)
+    popen.wait()
+    if popen.stdin:
+        popen.stdin.close()
+
+
+def _listen(stream: IO[bytes], log: Path, tail: bytearray) -> None:
+    while chunk := os.read(stream.fileno(), 65536):
+        tail += chunk
+        del tail[:-KEPT]
+        with suppress(OSError), log.open("ab") as f:
+            f.write(chunk)
+    stream.close()

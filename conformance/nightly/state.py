@@ -1,0 +1,185 @@
+"""What a nightly has done so far, on disk after each part, so that the next start goes on from there."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from conformance.cgraph.case import JSON
+from conformance.cgraph.errors import UsageError
+from conformance.report.record import header
+
+FILE = "nightly.state"
+"""JSON; by its name no report takes it for a document of results."""
+LOCK = "nightly.lock"
+PATIENCE = 15.0
+"""Seconds to wait for what an earlier start left to end."""
+KIND = "nightly"
+_SAME = ("machine", "python", "packages")
+
+
+class Answer(str, enum.Enum):
+    """What became of a part."""
+
+    FINE = "fine"
+    FAILED = "failed"
+    """It ran, and found failures or regressions."""
+    NOTHING = "nothing was executed"
+    BROKEN = "could not run"
+    """It crashed, is not there, or left no document."""
+    LATE = "timed out"
+    ELSEWHERE = "in another shard"
+    UNASKED = "not asked for"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+ENDED = frozenset({Answer.FINE, Answer.FAILED, Answer.NOTHING, Answer.ELSEWHERE})
+"""A part with one of these is done; any other runs again at the next start."""
+
+
+@dataclass(slots=True)
+class Done:
+    """What is known of one part."""
+
+    answer: Answer | None = None
+    """None as long as it is not at its end."""
+    says: str = ""
+    """One sentence: its figures, or why it could not run."""
+    command: str = ""
+    """What to type to run it by hand."""
+    seconds: float = 0.0
+    """Of what came to its end; of a start that was killed nothing is known."""
+    rounds: int = 0
+    """Rounds that came to their end, of a part that repeats."""
+    starts: int = 0
+    documents: list[str] = field(default_factory=list)
+    """Names of the documents it wrote, in the nightly's folder."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether no start has to run it again."""
+        return self.answer in ENDED
+
+
+@dataclass(slots=True)
+class State:
+    """The file in `folder`, and what stands in it."""
+
+    folder: Path
+    head: dict[str, JSON]
+    label: str
+    """Which machine of several, for people."""
+    asked: dict[str, JSON]
+    starts: int = 0
+    parts: dict[str, Done] = field(default_factory=dict)
+    exit_code: int | None = None
+    """None before its end."""
+    unwritten: str = ""
+    """Why it could not be written the last time."""
+
+    def save(self) -> None:
+        """Write the file whole or not at all; a disk that is full is noted, and the night goes on."""
+        document = {
+            **self.head,
+            "label": self.label,
+            "asked": self.asked,
+            "starts": self.starts,
+            "parts": {n: asdict(p) for n, p in self.parts.items()},
+            "exit": self.exit_code,
+        }
+        try:
+            write(self.folder / FILE, json.dumps(document, indent=1) + "\n")
+        except OSError as e:
+            self.unwritten = f"{self.folder / FILE} cannot be written: {e.strerror}"
+        else:
+            self.unwritten = ""
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all; nobody else writes it meanwhile, so a kill leaves at most one `.tmp`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    temporary.replace(path)
+
+
+def read(folder: Path) -> State:
+    """What stands in the file of `folder`.
+
+    Raises:
+        UsageError: there is none, or it is none of ours.
+    """
+    path = folder / FILE
+    try:
+        d = json.loads(path.read_text(encoding="utf-8"))
+        if d["kind"] != KIND:
+            raise UsageError(f"{path}: no state of a nightly")
+        head = {k: d[k] for k in ("schema", "kind", "run", "written", "environment")}
+        parts = {
+            n: Done(**{**p, "answer": None if p["answer"] is None else Answer(p["answer"])})
+            for n, p in d["parts"].items()
+        }
+        return State(folder, head, d["label"], d["asked"], d["starts"], parts, d["exit"])
+    except OSError as e:
+        raise UsageError(f"{path}: cannot be read: {e.strerror}") from e
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UsageError(f"{path}: no state of a nightly: {type(e).__name__} {e}") from e
+
+
+def begin(folder: Path, label: str, asked: dict[str, JSON]) -> State:
+    """The state of the nightly in `folder`: a new one, or the one to go on with.
+
+    Raises:
+        UsageError: another one lies there, asked for something else or on another machine.
+    """
+    if not (folder / FILE).exists():
+        return State(folder, header(KIND), label, asked)
+    state = read(folder)
+    for k, now in asked.items():
+        if state.asked.get(k) != now:
+            raise UsageError(
+                f"{folder}: the nightly there was asked for {k} {state.asked.get(k)!r}, this one {now!r}; "
+                "choose another folder with -o"
+            )
+    environment = header(KIND)["environment"]
+    for k in _SAME:
+        if state.head["environment"].get(k) != environment[k]:
+            raise UsageError(
+                f"{folder}: the nightly there had {k} {state.head['environment'].get(k)}, here it is "
+                f"{environment[k]}; choose another folder with -o"
+            )
+    return state
+
+
+def hold(folder: Path) -> int:
+    """The lock of `folder`, held by this process and by whatever it hands the descriptor to.
+
+    Raises:
+        UsageError: another nightly holds it, or something that an earlier one started does not end.
+    """
+    import fcntl  # noqa: PLC0415  # POSIX only, as process groups are
+
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise UsageError(f"{folder}: another nightly is at work there") from None
+            time.sleep(0.05)
+        else:
+            return descriptor

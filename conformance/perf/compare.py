@@ -1,0 +1,188 @@
+"""Base against head: two installed builds of this package, each in a long-lived process of its own environment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from threading import Event, Timer
+
+from conformance.backend.registry import Spec
+from conformance.cases.family import Level
+from conformance.cgraph.case import JSON
+from conformance.cgraph.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError, UsageError
+from conformance.check.verdict import FAILURES, Verdict
+
+from .decide import Decision, decide
+from .rounds import Rounds, Subject
+from .units import Unit
+
+WORKER = Path(__file__).with_name("compare_worker.py")
+TIME_LIMIT = 600.0
+"""Seconds that a request may take; the first of a unit has its case checked."""
+PYTHONS = ("bin/python", "Scripts/python.exe")
+BASE, HEAD = "base", "head"
+
+
+class UncomparableError(UnavailableError):
+    """A unit that cannot be compared: one of the builds lacks it, has another case behind it, or does not pass it."""
+
+    def __init__(self, message: str, *, broke: bool = False) -> None:
+        super().__init__(message)
+        self.broke = broke
+        """Whether a case failed."""
+
+
+class Build:
+    """One build, measured in its own process.
+
+    Args:
+        venv: the folder of its virtual environment.
+        isolate: whether every life of a backend has a process of its own; otherwise those that need it.
+        time_limit: seconds that one request may take.
+
+    Raises:
+        UsageError: there is no Python in it, or this package is not installed there, or is too old to be measured.
+    """
+
+    def __init__(self, venv: Path, *, isolate: bool = True, time_limit: float = TIME_LIMIT) -> None:
+        self.venv, self._time_limit = venv, time_limit
+        python = next((venv / p for p in PYTHONS if (venv / p).is_file()), None)
+        if python is None:
+            raise UsageError(f"{venv}: a virtual environment expected, no {' or '.join(PYTHONS)} found in it")
+        # -I and a folder of its own: neither where we are nor PYTHONPATH may give it another build than its own
+        self._process = subprocess.Popen(  # noqa: S603  # no shell; the user named the environment
+            [python.absolute(), "-I", WORKER, *(["--isolate"] if isolate else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            cwd=venv,
+        )
+        try:
+            self.about = self._answer("starting")
+        except BackendError as e:
+            self.close()
+            raise UsageError(
+                f"{venv}: a build of ggml-conformance that can be measured expected, and it says: {e}; "
+                f"{python} -m pip install ggml-conformance installs one there"
+            ) from None
+
+    def ask(self, do: str, **request: JSON) -> Mapping[str, JSON]:
+        """One request and its answer.
+
+        Raises:
+            BackendError: the build says that it failed.
+            BackendCrashError: its process ended.
+            BackendTimeoutError: it did not answer in time and was ended.
+        """
+        assert self._process.stdin is not None  # a pipe
+        with suppress(BrokenPipeError):  # the answer says that it ended
+            self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self._process.stdin.flush()
+        return self._answer(do)
+
+    def close(self) -> None:
+        """End the process."""
+        with suppress(BrokenPipeError):
+            try:
+                self._process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
+
+    def _answer(self, doing: str) -> Mapping[str, JSON]:
+        assert self._process.stdout is not None  # a pipe
+        late = Event()
+
+        def end() -> None:
+            late.set()
+            self._process.kill()
+
+        timer = Timer(self._time_limit, end)
+        timer.start()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        if not line and late.is_set():
+            raise BackendTimeoutError(f"{self.venv}: {doing}: no answer within {self._time_limit:g} s, ended")
+        if not line:
+            raise BackendCrashError(f"{self.venv}: {doing}: its process ended with exit code {self._process.wait()}")
+        answer: Mapping[str, JSON] = json.loads(line)
+        if "error" in answer:
+            raise BackendError(str(answer["error"]))
+        return answer
+
+
+class Pair:
+    """Base and head, to be measured in turns."""
+
+    def __init__(self, base: Build, head: Build, level: Level) -> None:
+        self.builds = {BASE: base, HEAD: head}
+        self.level = level
+        self.seconds: dict[tuple[Unit, Spec], dict[str, list[float]]] = {}
+        """What was measured: of a unit on a backend, base's and head's seconds, one per round."""
+
+    def decide(self, unit: Unit, backend: Spec, limit: float, budget: float) -> Decision:
+        """Whether head's time is at most `limit` times base's; arguments as in `decide.decide`.
+
+        Raises:
+            UncomparableError: a build lacks the unit or does not pass its case, or the cases differ.
+            BackendError: a measurement failed.
+        """
+        request = {"level": self.level, "unit": unit.name, "backend": str(backend)}
+        try:
+            for side, answer in [(side, build.ask("open", **request)) for side, build in self.builds.items()]:
+                _check(side, answer, unit)
+            rounds = Rounds(
+                [Subject(side, partial(_seconds, build), partial(_renew, build)) for side, build in self.builds.items()]
+            )
+            decision = decide(rounds, HEAD, BASE, limit, budget)
+        finally:
+            for build in self.builds.values():
+                with suppress(BackendError):  # it ended; what was asked of it said so
+                    build.ask("close")
+        self.seconds[unit, backend] = {side: list(s) for side, s in rounds.seconds.items()}
+        return decision
+
+    def close(self) -> None:
+        """End both."""
+        for build in self.builds.values():
+            build.close()
+
+
+def pair(base: Path, head: Path, level: Level, *, isolate: bool = True) -> Pair:
+    """Both builds, started; `isolate` as in `Build`.
+
+    Raises:
+        UsageError: one of them is no environment with this package.
+    """
+    first = Build(base, isolate=isolate)
+    try:
+        return Pair(first, Build(head, isolate=isolate), level)
+    except BaseException:
+        first.close()
+        raise
+
+
+def _check(side: str, answer: Mapping[str, JSON], unit: Unit) -> None:
+    if "missing" in answer:
+        raise UncomparableError(f"{side} has {answer['missing']}")
+    if answer["case"] != unit.case_id:
+        raise UncomparableError(
+            f"{side} measures {answer['case']} under the name {unit.name}, and here it is {unit.case_id}"
+        )
+    if answer["verdict"] != Verdict.PASS.value:
+        failed = Verdict(answer["verdict"]) in FAILURES
+        raise UncomparableError(f"{side}: {answer['verdict']} {unit.case_id}: {answer['detail']}", broke=failed)
+
+
+def _seconds(build: Build) -> float:
+    return float(build.ask("run")["seconds"])
+
+
+def _renew(build: Build) -> None:
+    build.ask("renew")

@@ -1,0 +1,197 @@
+"""What is timed: a table of work units per level. Each is a case that any backend can run, and which part of it counts.
+
+| unit | a measurement is |
+|---|---|
+| `op/OP@n=N` | one op of a decoder, `repeat` times; `n` are tokens |
+| `prefill@n=N` | a prompt of N tokens on an empty cache, in batches of at most 512: llama-bench's pp |
+| `decode@past=N` | tokens one by one, each in a graph of its own, while the cache already holds N: llama-bench's tg |
+| `cross@256` | the step that is the first to read a second block of 256 cells, on a backend just started |
+| `cross@512` | the step that reads a third block, the backend having met such a step before |
+| `load` | opening a session: weights and caches allocated and filled |
+| `first-token@n=N` | opening a session on a backend just started, and a prompt of N tokens |
+| `compile` | a prompt and a token on a backend just started, opening apart: what is translated and compiled is in it |
+| `memory` | nothing is timed: bytes of weights held, and by how much resident memory rose at most |
+
+Work that a warm backend repeats is measured in one session, whose caches are put back before each measurement. Units
+that are `fresh` start the backend anew each time, for what it compiled and kept would answer the second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from conformance.cases.family import Level
+from conformance.cgraph.errors import UsageError
+
+Of = Literal["tokens", "cases", "steps"]
+BLOCK = 256
+"""llama.cpp reads so many cells of a KV cache more at a time, and a cache has a multiple of it."""
+TOKENS = 8
+"""Decoded in one measurement; no multiple of them crosses a block."""
+SMALL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
+MEDIUM = "llama-l=2,embd=1024,heads=16,kv=4,head=64,ff=2816,vocab=2048,w=q4_0"
+"""Two layers as wide as those of half a billion parameters: the reference checks 4096 tokens in half a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One thing to measure."""
+
+    name: str
+    model: str
+    """What runs, as it stands in the case's id: a decoder without its plan, or an op."""
+    case_id: str
+    """What must PASS before anything of it is timed."""
+    work: int
+    """Done in one measurement."""
+    of: Of
+    repeat: int = 1
+    """How often the timed steps are run in one measurement, so that the clock has something to tell."""
+    first: int = 0
+    """The first step that counts; those before it run untimed."""
+    fresh: bool = False
+    """Whether each measurement starts the backend anew."""
+    opens: bool = False
+    """Whether opening the session counts."""
+    steps: bool = True
+    """Whether running the case's steps counts; they are not run where it does not and opening does."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether there is anything to time; if not, memory is measured."""
+        return self.opens or self.steps
+
+
+def prefill(model: str, n: int) -> Unit:
+    """A prompt of `n` tokens, as `conform phases` has it."""
+    return Unit(f"prefill@n={n}", model, _case(model, n, f"p{n}"), n, "tokens")
+
+
+def decode(model: str, past: int) -> Unit:
+    """`TOKENS` tokens one by one behind `past` others."""
+    plan = f"at{past}.d{TOKENS}" if past else f"d{TOKENS}"
+    return Unit(f"decode@past={past}", model, _case(model, past + TOKENS, plan), TOKENS, "tokens")
+
+
+def cross(model: str) -> Unit:
+    """The token in cell 256, the one before it having been decoded untimed."""
+    case_id = _case(model, BLOCK + 1, f"at{BLOCK - 1}.d2")
+    return Unit(f"cross@{BLOCK}", model, case_id, 1, "steps", first=1, fresh=True)
+
+
+def cross_again(model: str) -> Unit:
+    """The token in cell 512: untimed are one in cell 255, a prompt from 256, and the one in 511."""
+    at = 2 * BLOCK
+    case_id = _case(model, at + 1, f"at{BLOCK - 1}.d1.p{BLOCK - 1}.d2")
+    return Unit(f"cross@{at}", model, case_id, 1, "steps", first=3)
+
+
+def load(model: str) -> Unit:
+    """Opening a session."""
+    return Unit("load", model, _case(model, 33, "p32.d1"), 1, "cases", opens=True, steps=False)
+
+
+def first_token(model: str, n: int) -> Unit:
+    """Opening a session and a prompt of `n` tokens."""
+    return Unit(f"first-token@n={n}", model, _case(model, n, f"p{n}"), 1, "cases", fresh=True, opens=True)
+
+
+def compiling(model: str) -> Unit:
+    """The first prompt and the first token."""
+    return Unit("compile", model, _case(model, 33, "p32.d1"), 2, "steps", fresh=True)
+
+
+def memory(model: str) -> Unit:
+    """Bytes while a prompt and a token are computed."""
+    return Unit("memory", model, _case(model, 33, "p32.d1"), 1, "cases", fresh=True, steps=False)
+
+
+def op(body: str, n: int, repeat: int) -> Unit:
+    """One op over and over.
+
+    Args:
+        body: of an id of the family `ops`, without its seed.
+        n: tokens that it is for.
+        repeat: how often a measurement runs it.
+    """
+    name, types, _ = body.split("-", 2)
+    kind = f"{name}.{types.partition('+')[0]}" if name in _TYPED else name
+    return Unit(f"op/{kind}@n={n}", body, f"ops/{body}@1", repeat, "steps", repeat=repeat)
+
+
+_TYPED = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "SET_ROWS", "GET_ROWS"})
+"""Ops of which several types are measured: their first operand's stands in the name."""
+
+
+def _case(model: str, tokens: int, plan: str) -> str:
+    return f"kv_growth/{model},ctx={-(-tokens // BLOCK) * BLOCK},run={plan}@1"
+
+
+_OPS_SMOKE = (
+    op("MUL_MAT-q4_0+f32-a=2048x2048,b=2048x1", 1, 8),
+    op("MUL_MAT-f16+f32-a=2048x2048,b=2048x1", 1, 8),
+    op("FLASH_ATTN_EXT-f16+f16-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8),
+    op("RMS_NORM-f32-ne=2048x64", 64, 16),
+)
+_OPS = (
+    *_OPS_SMOKE,
+    op("MUL_MAT-q8_0+f32-a=2048x2048,b=2048x1", 1, 8),
+    op("MUL_MAT-q4_K+f32-a=2048x2048,b=2048x1", 1, 8),
+    op("MUL_MAT-q6_K+f32-a=2048x2048,b=2048x1", 1, 8),
+    op("MUL_MAT-q4_0+f32-a=2048x2048,b=2048x64", 64, 1),
+    op("MUL_MAT-q4_K+f32-a=2048x2048,b=2048x64", 64, 1),
+    op("MUL_MAT_ID-q4_0+f32-as=1024x512x8,n_used=2,n_tokens=1", 1, 16),
+    op("FLASH_ATTN_EXT-f16+f16-q=64x64x32,k=64x1024x8,mask=1024x64,vk=p0213,vv=p0213", 64, 1),
+    op("FLASH_ATTN_EXT-q8_0+q8_0-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8),
+    op("SOFT_MAX-f32-ne=1024x64x16,mask=1024x64,scale=0.125", 64, 2),
+    op("ROPE-f32-ne=64x32x64,mode=NEOX", 64, 8),
+    op("SET_ROWS-f16+f32+i64-a=512x4096,n=64", 64, 32),
+    op("SET_ROWS-q8_0+f32+i64-a=512x4096,n=64", 64, 32),
+    op("GET_ROWS-q4_0+i32-a=2048x4096,n=64", 64, 16),
+    op("GLU.SWIGLU-f32-ne=5632x64", 64, 4),
+)
+_OPS_FULL = (
+    op("MUL_MAT-q4_0+f32-a=4096x4096,b=4096x512", 512, 1),
+    op("FLASH_ATTN_EXT-f16+f16-q=64x512x32,k=64x512x8,mask=512x512,vk=p0213,vv=p0213", 512, 1),
+)
+
+
+def _model(m: str, prompts: Sequence[int], pasts: Sequence[int], asked: int = 32) -> tuple[Unit, ...]:
+    return (
+        *(prefill(m, n) for n in prompts),
+        *(decode(m, n) for n in pasts),
+        cross(m),
+        cross_again(m),
+        load(m),
+        first_token(m, asked),
+        compiling(m),
+        memory(m),
+    )
+
+
+UNITS: dict[Level, tuple[Unit, ...]] = {
+    "smoke": (*_OPS_SMOKE, *_model(SMALL, (32,), (0, 512))),
+    "standard": (*_OPS, *_model(MEDIUM, (32, 128, 512), (0, 512, 1024))),
+    "full": (*_OPS, *_OPS_FULL, *_model(MEDIUM, (32, 64, 128, 256, 512, 1024, 2048), (0, 512, 1024, 4096))),
+}
+"""Level -> its units, of different names. The decoder of `smoke` is a smaller one."""
+
+ROUNDS: dict[Level, int] = {"smoke": 5, "standard": 10, "full": 10}
+"""How often a level measures each unit unless told otherwise, warm-up apart."""
+
+
+def units(level: Level, globs: Sequence[str] = ()) -> list[Unit]:
+    """The units of `level`, those whose name matches any of `globs` (all, where there is none).
+
+    Raises:
+        UsageError: a glob matches nothing; lists what there is.
+    """
+    listed = UNITS[level]
+    for g in globs:
+        if not any(fnmatchcase(u.name, g) for u in listed):
+            names = ", ".join(u.name for u in listed)
+            raise UsageError(f"no unit of level {level} matches {g!r}; there are {names}")
+    return [u for u in listed if not globs or any(fnmatchcase(u.name, g) for g in globs)]

@@ -1,0 +1,173 @@
+"""The journal of a run: each result on disk as soon as it is there, so that a second start goes on where a kill came.
+
+One line of JSON each. The first says whose results these are: what was asked for, where, and the seed of fresh cases.
+Lines are only ever appended, whole; the last one may be torn by a kill and is then dropped, and its case runs again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from conformance.cgraph.case import JSON
+from conformance.cgraph.errors import UsageError
+from conformance.check.verdict import Result, Verdict
+from conformance.run.seeds import new_seed
+
+from .record import SCHEMA, header
+
+KIND = "journal"
+PATIENCE = 10.0
+"""Seconds to wait for a run that is about to end to let go of its journal."""
+_SAME = ("machine", "python", "packages")
+"""What of the environment may not change within a run."""
+_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{KIND}", '.encode()
+
+
+class Journal:
+    """The journal in a file, begun or gone on with; nobody else writes to it as long as it is open."""
+
+    def __init__(self, path: Path, asked: dict[str, JSON]) -> None:
+        """Read what an earlier start left.
+
+        Args:
+            path: made where it is not there.
+            asked: what decides which cases run and how; JSON.
+
+        Raises:
+            UsageError: the file is none of these, cannot be written, is in use, or is of a run that was asked for
+                something else or had other packages.
+        """
+        self.path = path
+        self._descriptor = self._open()
+        try:
+            self._head, rows = self._read(asked)
+            self._kept = self._results(rows)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def run(self) -> str:
+        """The name of the run, the same at each start."""
+        return str(self._head["run"])
+
+    @property
+    def seed(self) -> int:
+        """Of fresh cases where the user gave none, the same at each start."""
+        return int(self._head["seed"])
+
+    def take(self, backend: str, case: str) -> Result | None:
+        """What an earlier start found of a case, once for each time it ran; None where it has to run."""
+        kept = self._kept.get((backend, case))
+        return kept.popleft() if kept else None
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Write down what just ran.
+
+        Raises:
+            UsageError: the file cannot be written to any more.
+        """
+        self._append([r.to_json() for r in results])
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
+
+    def _open(self) -> int:
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as e:
+            raise self._error(f"cannot be written: {e.strerror}") from e
+        deadline = time.monotonic() + PATIENCE
+        while not _locked(descriptor):
+            if time.monotonic() > deadline:
+                os.close(descriptor)
+                raise self._error("another run is writing to it")
+            time.sleep(0.05)
+        return descriptor
+
+    def _read(self, asked: dict[str, JSON]) -> tuple[dict[str, JSON], list[dict[str, JSON]]]:
+        raw = self.path.read_bytes()
+        whole, newline, torn = raw.rpartition(b"\n")
+        if not newline:
+            begun = min(len(torn), len(_BEGINS))
+            if torn[:begun] != _BEGINS[:begun]:
+                raise self._error("no journal of a run")
+            return self._begin(asked), []
+        rows = [self._row(n, line) for n, line in enumerate(whole.split(b"\n"), 1)]
+        head = rows[0]
+        if head.get("kind") != KIND or head.get("schema") != SCHEMA:
+            raise self._error("no journal of a run")
+        self._check("was asked for", head.get("asked"), asked, asked)
+        self._check("had", head.get("environment"), header(KIND)["environment"], _SAME)
+        os.ftruncate(self._descriptor, len(raw) - len(torn))
+        return head, rows[1:]
+
+    def _begin(self, asked: dict[str, JSON]) -> dict[str, JSON]:
+        head = {**header(KIND), "asked": asked, "seed": new_seed()}
+        os.ftruncate(self._descriptor, 0)
+        self._append([head])
+        return head
+
+    def _row(self, n: int, line: bytes) -> dict[str, JSON]:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise self._error(f"line {n}: one line of JSON expected; if the file is yours, remove it to begin anew")
+        return row
+
+    def _check(self, word: str, was: JSON, now: dict[str, JSON], keys: Sequence[str] | dict[str, JSON]) -> None:
+        if not isinstance(was, dict):
+            raise self._error("no journal of a run")
+        for k in keys:
+            if was.get(k) != now[k]:
+                raise self._error(
+                    f"its run {word} {k} {_short(was.get(k))}, this one {_short(now[k])}; remove it to begin anew"
+                )
+
+    def _results(self, rows: Sequence[dict[str, JSON]]) -> dict[tuple[str, str], deque[Result]]:
+        kept: dict[tuple[str, str], deque[Result]] = defaultdict(deque)
+        for n, row in enumerate(rows, 2):
+            try:
+                result = Result(**{**row, "verdict": Verdict(row["verdict"])})
+            except (TypeError, ValueError, KeyError):
+                raise self._error(f"line {n}: the result of a case expected") from None
+            kept[result.backend, result.case].append(result)
+        return kept
+
+    def _append(self, rows: Sequence[JSON]) -> None:
+        if not rows:
+            return
+        data = b"".join(json.dumps(r, allow_nan=False).encode() + b"\n" for r in rows)
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as e:
+            raise self._error(f"cannot be written: {e.strerror}") from e
+
+    def _error(self, says: str) -> UsageError:
+        return UsageError(f"--journal {self.path}: {says}")
+
+
+def _short(value: JSON) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _locked(descriptor: int) -> bool:
+    with suppress(ImportError):
+        import fcntl  # noqa: PLC0415  # POSIX only; elsewhere two runs with one journal are the user's to avoid
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

@@ -1,0 +1,214 @@
+"""JUnit XML, as Jenkins, GitLab and the GitHub actions that show test reports read it.
+
+A suite per backend and kind of machine, one for gates and one for planted bugs; the rules are those of the XSD that
+Jenkins publishes (xunit-plugin, junit-10.xsd). What did not run is `skipped` with its reason, and is in the counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from conformance.cgraph.case import JSON
+from conformance.check.verdict import FAILURES, Result, Verdict
+
+from .matrix import operation
+from .reproduce import command
+from .runfile import Document
+from .runs import Row, Runs
+
+TAGS: dict[Verdict, str | None] = {
+    Verdict.PASS: None,
+    Verdict.FAIL: "failure",
+    Verdict.OVERCLAIM: "failure",
+    Verdict.VACUOUS: "failure",
+    Verdict.XPASS: "failure",
+    Verdict.CRASH: "error",
+    Verdict.TIMEOUT: "error",
+    Verdict.UNSUPPORTED: "skipped",
+    Verdict.XFAIL: "skipped",
+}
+"""Verdict -> the element that says it; none where all is well."""
+GATES: dict[str, str | None] = {"fine": None, "regressed": "failure", "undecided": "skipped", "not run": "skipped"}
+
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 cannot hold, escaped or not (its rule [2], Char)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One testcase."""
+
+    classname: str
+    name: str
+    seconds: float
+    tag: str | None = None
+    type: str = ""
+    message: str = ""
+    """In one line."""
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Suite:
+    """One testsuite."""
+
+    name: str
+    written: str
+    properties: dict[str, str] = field(default_factory=dict)
+    tests: list[Test] = field(default_factory=list)
+
+    def count(self, tag: str) -> int:
+        """Tests that say `tag`."""
+        return sum(t.tag == tag for t in self.tests)
+
+
+def junit(runs: Runs) -> str:
+    """The whole document; UTF-8 by its declaration."""
+    suites = [*_results(runs), *_unavailable(runs), *_gates(runs), *_planted(runs)]
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites{_attributes(_totals(suites))}>"]
+    for s in suites:
+        lines += _suite(s)
+    lines.append("</testsuites>")
+    return "\n".join(lines) + "\n"
+
+
+def plain(text: str) -> str:
+    r"""`text` with what XML cannot hold written out: `\x1b`, `\ufffe`."""
+    return _ILLEGAL.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
+
+
+def _results(runs: Runs) -> Iterator[Suite]:
+    groups: dict[tuple[str, str], list[Row[Result]]] = {}
+    for row in runs.results:
+        groups.setdefault((row.value.backend, row.document.machine), []).append(row)
+    machines = {machine for _, machine in groups}
+    for (backend, machine), rows in groups.items():
+        name = backend if len(machines) == 1 else f"{backend} on {machine}"
+        newest = max((r.document for r in rows), key=lambda d: d.written)
+        yield Suite(name, newest.written, _properties(newest), [_test(r.value, name) for r in rows])
+
+
+def _test(r: Result, suite: str) -> Test:
+    what = operation(r.case)
+    # the dots of a class name make a tree in Jenkins: backend, family, op
+    classname = ".".join(w.replace(".", "_") for w in (suite, what.family, what.op) if w)
+    tag = TAGS[r.verdict]
+    if tag is None:
+        return Test(classname, r.case, r.seconds)
+    if r.verdict not in FAILURES:
+        return Test(classname, r.case, r.seconds, tag, str(r.verdict), f"{r.verdict}: {r.detail or 'no reason given'}")
+    again = f"{r.sentence()}\nReproduce: {command(r)}\n"
+    if r.fresh:  # of a seed that nobody knew: it is filed, and fails no run
+        return Test(classname, r.case, r.seconds, "skipped", "filed", f"filed, a fresh case: {r.sentence()}")
+    return Test(classname, r.case, r.seconds, tag, str(r.verdict), r.detail or str(r.verdict), again)
+
+
+def _unavailable(runs: Runs) -> Iterator[Suite]:
+    for name, why in runs.unavailable().items():
+        yield Suite(name, runs.documents[-1].written, {}, [Test(name, "available", 0.0, "skipped", "", why)])
+
+
+def _gates(runs: Runs) -> Iterator[Suite]:
+    yield from _grouped(runs.gates, "performance gates", _gate)
+
+
+def _gate(row: Row[Mapping[str, JSON]]) -> Test:
+    g = row.value
+    tag = GATES[g["answer"]]
+    said = f"{g['answer']}: {g.get('reason') or 'no reason given'}"
+    name = f"{g['gate']}: {g['unit']} on {g['backend']}"
+    return Test(f"gates.{g['kind']}", name, g.get("seconds") or 0.0, tag, g["answer"] if tag else "", said, said)
+
+
+def _planted(runs: Runs) -> Iterator[Suite]:
+    noticed: dict[tuple[str, str], set[str]] = {}
+    for h in runs.hunts:
+        if h.value["noticed"]:
+            noticed.setdefault((h.document.machine, h.value["fault"]), set()).add(h.value["family"])
+    asked = {(h.document.machine, h.value["fault"]) for h in runs.hunts}
+
+    def test(row: Row[Mapping[str, JSON]]) -> Test:
+        f, key = row.value, (row.document.machine, row.value["name"])
+        tag = None if noticed.get(key) else "failure" if key in asked else "skipped"
+        said = "planted, and noticed by no family" if key in asked else "was not planted"
+        return Test(f"planted.{f['of']}".replace("?", "_"), f["name"], 0.0, tag, "", f"{said}: {f['says']}", said)
+
+    yield from _grouped(runs.faults, "planted bugs", test)
+    names = {f.value["name"] for f in runs.faults}
+    controls = {h.value["fault"]: h for h in runs.hunts if h.value["fault"] not in names}
+
+    def alarm(row: Row[Mapping[str, JSON]]) -> Test:
+        fault = row.value["fault"]
+        seen = noticed.get((row.document.machine, fault))
+        said = f"a false alarm of {', '.join(sorted(seen))}" if seen else ""
+        return Test("planted.control", fault, 0.0, "failure" if seen else None, "", said, said)
+
+    yield from _grouped(list(controls.values()), "nothing planted", alarm)
+
+
+def _grouped(
+    rows: Sequence[Row[Mapping[str, JSON]]], name: str, test: Callable[[Row[Mapping[str, JSON]]], Test]
+) -> Iterator[Suite]:
+    """A suite per kind of machine, its name only said where there are several."""
+    machines = dict.fromkeys(r.document.machine for r in rows)
+    for machine in machines:
+        here = [r for r in rows if r.document.machine == machine]
+        newest = max((r.document for r in here), key=lambda d: d.written)
+        called = name if len(machines) == 1 else f"{name} on {machine}"
+        yield Suite(called, newest.written, _properties(newest), [test(r) for r in here])
+
+
+def _properties(d: Document) -> dict[str, str]:
+    env = d.environment
+    found = {"run": d.run, **{k: env.get(k) for k in ("machine", "system", "cpu", "cores", "python")}}
+    packages = env.get("packages") or {}
+    return {k: str(v) for k, v in {**found, **packages}.items() if v is not None}
+
+
+def _totals(suites: Sequence[Suite]) -> dict[str, str]:
+    return {
+        "name": "conformance",
+        "tests": str(sum(len(s.tests) for s in suites)),
+        "failures": str(sum(s.count("failure") for s in suites)),
+        "errors": str(sum(s.count("error") for s in suites)),
+        "time": _sum(t for s in suites for t in s.tests),
+    }
+
+
+def _suite(s: Suite) -> Iterator[str]:
+    counts = {"tests": str(len(s.tests)), "failures": str(s.count("failure")), "errors": str(s.count("error"))}
+    more = {"skipped": str(s.count("skipped")), "time": _sum(s.tests)}
+    yield f"<testsuite{_attributes({'name': s.name, **counts, **more, 'timestamp': s.written.removesuffix('Z')})}>"
+    if s.properties:
+        yield "<properties>"
+        yield from (f"<property{_attributes({'name': k, 'value': v})}/>" for k, v in s.properties.items())
+        yield "</properties>"
+    for t in s.tests:
+        said = _attributes({"classname": t.classname, "name": t.name, "time": _seconds(t.seconds)})
+        if t.tag is None:
+            yield f"<testcase{said}/>"
+            continue
+        attributes = _attributes({"message": " ".join(t.message.split()), **({"type": t.type} if t.type else {})})
+        text = escape(plain(t.text), quote=False)
+        yield f"<testcase{said}><{t.tag}{attributes}>{text}</{t.tag}></testcase>"
+    yield "</testsuite>"
+
+
+def _attributes(found: Mapping[str, str]) -> str:
+    return "".join(f' {k}="{_attribute(v)}"' for k, v in found.items())
+
+
+def _attribute(text: str) -> str:
+    # a parser makes blanks of line ends in an attribute; written as references they stay
+    return re.sub("[\t\n\r]", lambda m: f"&#{ord(m[0])};", escape(plain(text)))
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.6f}"
+
+
+def _sum(tests: Iterable[Test]) -> str:
+    return f"{sum(t.seconds for t in tests):.3f}"  # the XSD takes no more digits of a suite

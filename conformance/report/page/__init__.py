@@ -1,0 +1,103 @@
+"""One HTML file that shows runs: everything is in it. Its figures are made in the browser, from rows.
+
+The rows stand in the file as JSON, column by column; what the page says is set as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.resources import files
+from string import Template
+
+from conformance import __version__
+from conformance.cgraph.case import JSON
+from conformance.report.runfile import WRITTEN, Document
+from conformance.report.runs import Row, Runs
+
+from . import tables
+from .columns import embedded
+from .drawings import SECONDS, drawn_graphs
+from .stored import Stored
+
+SCRIPTS = ("data", "elements", "query", "grid", "matrix", "charts", "speed", "detail", "sections", "main")
+"""Parts of the page's script, in the order in which they run."""
+
+
+def page(
+    runs: Runs,
+    *,
+    now: datetime,
+    planned: Mapping[str, Sequence[str]] | None = None,
+    stored: Stored | None = None,
+    drawing: float = SECONDS,
+) -> str:
+    """The whole document.
+
+    Args:
+        runs: what it shows.
+        now: when it is made, aware; ages count from here.
+        planned: level -> case ids that belong to it, to show which of them never ran.
+        stored: what a history adds.
+        drawing: seconds to spend on drawing graphs.
+    """
+    stored = stored or Stored()
+    known = {d.run for d in runs.of("perf")}
+    older = [r for r in stored.units if r.document.run not in known]
+    documents = [*runs.documents, *{r.document.digest: r.document for r in older}.values()]
+    timed = [Row(u, d, f"units[{i}]") for d in runs.of("perf") for i, u in enumerate(d.body["units"])]
+    data = {
+        "made": now.astimezone(timezone.utc).strftime(WRITTEN),
+        "version": __version__,
+        "documents": [_document(d) for d in documents],
+        "unavailable": runs.unavailable(),
+        "planned": {level: [[i, *tables.subject(i)] for i in ids] for level, ids in (planned or {}).items()},
+        "superseded": len(runs.superseded),
+        "tables": {
+            "results": tables.results(runs),
+            "faults": tables.faults(runs),
+            "hunts": tables.hunts(runs),
+            "audit": tables.audit(runs),
+            "units": tables.units([*timed, *older], documents),
+            "gates": tables.gates(runs),
+        },
+        "changes": list(stored.changes),
+        "unasked": stored.unasked,
+        "drawings": drawn_graphs(runs, seconds=drawing),
+    }
+    return assemble(data)
+
+
+def assemble(data: JSON) -> str:
+    """The document around its data: markup, style and scripts inline, each named to the browser by its hash."""
+    folder = files(__package__)
+    style = folder.joinpath("page.css").read_text(encoding="utf-8")
+    parts = [folder.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
+    script = '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n"
+    return Template(folder.joinpath("page.html").read_text(encoding="utf-8")).substitute(
+        policy=f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; "
+        f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
+        style=style,
+        script=script,
+        data=embedded(data),
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _document(d: Document) -> JSON:
+    lists = {k: len(v) for k, v in d.body.items() if isinstance(v, list)}
+    return {
+        "file": d.path.name,
+        "kind": d.kind,
+        "run": d.run,
+        "written": d.written,
+        "environment": dict(d.environment),
+        "lists": lists,
+        "totals": d.body.get("totals"),
+        "waivers": d.body.get("waivers", []),
+    }

@@ -1,0 +1,102 @@
+"""Which graphs the page can draw, as boxes and paths: all 20,000 would be too many, so those that are looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from conformance.cgraph import casefile
+from conformance.cgraph.case import JSON, Case
+from conformance.cgraph.errors import ConformanceError
+from conformance.check.verdict import FAILURES, Result, Verdict
+from conformance.report.graphview import draw
+from conformance.report.matrix import OPS
+from conformance.report.runs import Row, Runs
+from conformance.run.select import build
+
+from .tables import subject
+
+BOXES = 12_000
+"""Of all drawings together: about 3 MB."""
+CASES = 400
+"""Drawn at most, each rebuilt from its id or read from the file that was saved of it."""
+SECONDS = 6.0
+"""After which no further case is built: some ids make llama.cpp itself lay a graph out, which takes a second each."""
+
+
+def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds: float = SECONDS) -> dict[str, JSON]:
+    """Case id -> `{"step", "width", "height", "boxes": [[node, x, y, kind, head, below, title]], "edges": [path]}`.
+
+    Cases that failed come first, in the order of the results, each drawn at the step where it diverges; then one case
+    of each op. A case whose graph would go over the budget is left out, and so is one that neither its id nor its saved
+    file makes here. `node` is the index in the graph's nodes, None for a leaf; x and y are whole pixels, the middle of
+    a box's upper edge.
+    """
+    found: dict[str, JSON] = {}
+    left = boxes
+    end = time.monotonic() + seconds
+    for row in _wanted(runs.results):
+        result = row.value
+        if result.case in found:
+            continue
+        if len(found) >= cases or time.monotonic() > end:
+            break
+        case = _case(row)
+        if case is None or not case.steps:
+            continue
+        step = _step(result, len(case.steps))
+        if len(case.steps[step].graph) > left:
+            continue
+        drawn = _drawn(case, step)
+        if len(drawn["boxes"]) <= left:
+            left -= len(drawn["boxes"])
+            found[result.case] = drawn
+    return found
+
+
+def _wanted(results: Sequence[Row[Result]]) -> Iterator[Row[Result]]:
+    """Failures, known ones last of them; then the first case of each op."""
+    yield from (r for r in results if r.value.verdict in FAILURES)
+    yield from (r for r in results if r.value.verdict is Verdict.XFAIL)
+    known: set[str] = set()
+    for r in results:
+        family, op, _ = subject(r.value.case)
+        if family == OPS and op not in known:
+            known.add(op)
+            yield r
+
+
+def _step(result: Result, count: int) -> int:
+    """The step that diverges, the first where none does."""
+    step = (result.first_divergence or {}).get("step")
+    return step if isinstance(step, int) and 0 <= step < count else 0
+
+
+def _case(row: Row[Result]) -> Case | None:
+    """The case as it ran: by its id, or where that makes it no more from its file, which may lie beside the run's."""
+    result = row.value
+    with suppress(ConformanceError):
+        return build(result.case)
+    if result.saved:
+        for path in (Path(result.saved), row.document.path.parent / Path(result.saved).name):
+            with suppress(ConformanceError, OSError):
+                if path.is_file():
+                    return casefile.read_one(path, None)
+    return None
+
+
+def _drawn(case: Case, step: int) -> dict[str, JSON]:
+    graph = case.steps[step].graph
+    number = {t: i for i, t in enumerate(graph.nodes)}
+    drawing = draw(graph)
+    return {
+        "step": step,
+        "width": round(drawing.width),
+        "height": round(drawing.height),
+        "boxes": [
+            [number.get(b.tensor), round(b.x), round(b.y), b.kind, b.head, b.below, b.title] for b in drawing.boxes
+        ],
+        "edges": drawing.edges,
+    }

@@ -1,0 +1,152 @@
+// Making elements. Whatever comes from a run is set as text, never as markup.
+
+function h(tag, props, ...children) {
+  return fill(document.createElement(tag), props, children);
+}
+
+function s(tag, props, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children);
+}
+
+function fill(element, props, children) {
+  for (const [key, value] of Object.entries(props || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else element.setAttribute(key, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== ""));
+  return element;
+}
+
+function add(element, ...children) {
+  return fill(element, null, children);
+}
+
+function say(text) {
+  document.getElementById("said").textContent = text;
+}
+
+// A verdict or another answer: a symbol and a word, and a colour besides.
+const LOOKS = {
+  PASS: ["✓", "good"], FAIL: ["✗", "bad"], OVERCLAIM: ["✗", "bad"], CRASH: ["✗", "bad"], TIMEOUT: ["✗", "bad"],
+  VACUOUS: ["✗", "bad"], XPASS: ["✗", "bad"], XFAIL: ["≈", "known"], UNSUPPORTED: ["⊘", "refused"],
+  "not run": ["○", "notrun"], unsupported: ["⊘", "refused"], "0 %": ["✗", "zero"],
+  fine: ["✓", "good"], regressed: ["✗", "bad"], undecided: ["?", "unsure"],
+  noticed: ["✓", "good"], "not noticed": ["✗", "bad"], "not hunted": ["○", "notrun"],
+  agreed: ["✓", "good"], UNSOUND: ["✗", "bad"], UNDERCLAIM: ["✗", "bad"], UNRUN: ["○", "notrun"],
+  timed: ["✓", "good"], "not timed": ["○", "notrun"],
+};
+
+function badge(word, look) {
+  const [symbol, kind] = look || (Object.hasOwn(LOOKS, word) ? LOOKS[word] : ["·", "plain"]);
+  return h("span", { class: `badge ${kind}` }, h("span", { "aria-hidden": "true" }, symbol), ` ${word}`);
+}
+
+function number(x, digits = 3) {
+  if (x === null || x === undefined) return "–";
+  if (x === 0) return "0";
+  const size = Math.abs(x);
+  if (size >= 1e5 || size < 1e-3) return x.toExponential(digits - 1).replace(/\.?0*e\+?/, "e");
+  return Number.isInteger(x) ? String(x) : String(Number(x.toPrecision(digits)));
+}
+
+function count(n) {
+  return n.toLocaleString("en");
+}
+
+function plural(n, one, many) {
+  return `${count(n)} ${n === 1 ? one : many || `${one}s`}`;
+}
+
+function age(written) {
+  const minutes = Math.max(0, (made - Date.parse(written)) / 60000);
+  if (minutes < 60) return `${Math.round(minutes)} min`;
+  return minutes < 48 * 60 ? `${Math.round(minutes / 60)} h` : `${Math.round(minutes / 1440)} d`;
+}
+
+function when(written) {
+  return written.replace("T", " ").replace(":00Z", "").replace("Z", "");
+}
+
+function sourceText(table, i) {
+  const { file, run, place } = table.source(i);
+  return `${file}, run ${run.slice(0, 8)}, ${place}`;
+}
+
+// A region that scrolls sideways by itself, so that the page never does.
+function scroller(label, ...children) {
+  return h("div", { class: "scroll", role: "region", tabindex: "0", "aria-label": label }, children);
+}
+
+function copyable(command) {
+  const code = h("code", { tabindex: "0" }, command);
+  const button = h("button", {
+    type: "button",
+    class: "copy",
+    onclick: async () => {
+      try {
+        await navigator.clipboard.writeText(command);
+      } catch {
+        getSelection().selectAllChildren(code);
+        document.execCommand("copy");
+      }
+      button.textContent = "Copied";
+      say("Copied");
+      setTimeout(() => (button.textContent = "Copy"), 1500);
+    },
+  }, "Copy");
+  return h("div", { class: "command" }, code, button);
+}
+
+// A word of a shell, as Python's shlex.quote has it.
+function quoted(text) {
+  return text && !/[^\w@%+=:,./-]/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`;
+}
+
+// One tab stop for a set of links; arrow keys go on from there, in rows and columns where they stand in a table.
+function roving(container, selector) {
+  const all = () => [...container.querySelectorAll(selector)];
+  const settle = () => {
+    const items = all();
+    const stop = items.find((e) => e.getAttribute("tabindex") === "0") || items[0];
+    for (const e of items) e.setAttribute("tabindex", e === stop ? "0" : "-1");
+  };
+  const go = (from, to) => {
+    if (!to) return;
+    from.tabIndex = -1;
+    to.tabIndex = 0;
+    to.focus();
+  };
+  container.addEventListener("focusin", (event) => {
+    const item = event.target.closest(selector);
+    if (!item || item.tabIndex === 0) return;
+    all().forEach((e) => (e.tabIndex = -1));
+    item.tabIndex = 0;
+  });
+  container.addEventListener("keydown", (event) => {
+    const item = event.target.closest(selector);
+    if (!item || event.altKey || event.ctrlKey || event.metaKey) return;
+    const items = all(), k = items.indexOf(item);
+    const moves = {
+      ArrowRight: () => items[k + 1], ArrowLeft: () => items[k - 1], Home: () => items[0], End: () => items.at(-1),
+      ArrowDown: () => vertical(items, item, 1), ArrowUp: () => vertical(items, item, -1),
+    };
+    if (!moves[event.key]) return;
+    event.preventDefault();
+    go(item, moves[event.key]());
+  });
+  settle();
+  return settle;
+}
+
+function vertical(items, item, step) {
+  const cell = item.closest("td, th"), row = item.closest("tr");
+  if (!row) return items[items.indexOf(item) + step];
+  const nth = [...cell.querySelectorAll("a, button")].indexOf(item);
+  for (let r = row; r; ) {
+    r = step > 0 ? r.nextElementSibling : r.previousElementSibling;
+    const other = r && [...(r.cells[cell.cellIndex]?.querySelectorAll("a, button") || [])].filter((e) => items.includes(e));
+    if (other?.length) return other[Math.min(nth, other.length - 1)];
+  }
+  return null;
+}

@@ -1,0 +1,98 @@
+// Which part is shown: the address says it, so that every view can be linked, and Back works.
+
+const resultsGrid = grid(tables.results, {
+  title: "Results",
+  about: "One row per case and backend. Arrow keys go from row to row, Enter opens one.",
+  facets: ["verdict", "backend", "family", "op", "type"],
+  hint: "words of case, backend, detail …",
+  columns: [
+    { name: "verdict", label: "verdict", bare: true, show: (i) => badge(tables.results.value("verdict", i)) },
+    { name: "case", label: "case", main: true, show: (i) => [caseLink(i), tables.results.value("detail", i) ? h("div", { class: "quiet clip" }, tables.results.value("detail", i)) : ""] },
+    { name: "backend", label: "backend" },
+    { name: "budget_used", label: "budget used", number: true },
+    { name: "nmse", label: "NMSE", number: true, wide: true },
+    { name: "seconds", label: "seconds", number: true, wide: true },
+    { name: "row", ...source(tables.results) },
+  ],
+});
+
+function simple(name, title, facets, columns, about) {
+  const t = tables[name];
+  return grid(t, {
+    title, about, facets,
+    columns: columns.map((c) => {
+      const [column, label, kind] = c;
+      const column_ = t.columns[column];
+      const show = kind === "badge" ? (i) => badge(t.value(column, i)) : kind === "object" ? (i) => h("span", { class: "quiet" }, show_(t.value(column, i))) : null;
+      return { name: column, label: label || column, number: Boolean(column_?.numbers), wide: kind === "wide", ...(show && { show }) };
+    }).concat(t.columns.row ? [source(t)] : []),
+  });
+}
+
+function show_(v) {
+  return v === null ? "–" : Array.isArray(v) ? v.map((x) => number(x)).join(", ") : show(v);
+}
+
+const VIEWS = {
+  overview: ["Overview", overviewSection],
+  support: ["Support", supportSection],
+  results: ["Results", resultsGrid],
+  budgets: ["Budgets", budgetSection],
+  speed: ["Speed", speedSection],
+  planted: ["Planted bugs", plantedSection],
+  audits: ["Audit", auditSection],
+  notrun: ["Not run", notRunSection],
+  runs: ["Runs", runsSection],
+  case: ["Case", caseSection, "results"],
+  missing: ["Cases not run", simple("missing", "Cases that did not run", ["backend", "family", "op", "known"], [["case"], ["backend"], ["known", "known because it"], ["where", "there"]]), "notrun"],
+  units: ["Units", simple("units", "Timed units", ["timed", "unit", "backend", "model"], [["timed", "", "badge"], ["unit"], ["backend"], ["model"], ["rate", "work/s"], ["low"], ["high"], ["rounds"], ["seconds", "seconds of each round", "object"], ["counters", "", "object"], ["memory", "", "object"], ["reason"]]), "speed"],
+  gates: ["Gates", simple("gates", "Gates", ["answer", "kind", "unit", "backend"], [["answer", "", "badge"], ["gate"], ["unit"], ["backend"], ["against"], ["limit"], ["estimate"], ["low"], ["high"], ["rounds"], ["detectable"], ["reason"]]), "speed"],
+  faults: ["Faults", simple("faults", "Planted faults", ["noticed", "of"], [["noticed", "", "badge"], ["name", "fault"], ["of"], ["by", "noticed by"], ["says"], ["file"], ["old"], ["new"]]), "planted"],
+  hunts: ["Hunts", simple("hunts", "Hunts for planted bugs", ["noticed", "planted", "of", "family", "verdict"], [["noticed", "", "badge"], ["fault"], ["of"], ["family", "hunted by"], ["case", "first case that noticed"], ["verdict"], ["says"], ["detail"]]), "planted"],
+  audit: ["Audited", simple("audit", "Audited answers", ["finding", "backend", "subject", "buffer", "type"], [["finding", "", "badge"], ["backend"], ["subject"], ["name"], ["type"], ["ne"], ["buffer"], ["uses"], ["taken"], ["ran"], ["detail"], ["case"]]), "audits"],
+};
+
+const main = document.getElementById("main");
+
+function route() {
+  const { view, params } = parse(location.hash);
+  const name = Object.hasOwn(VIEWS, view) ? view : "overview";
+  const [title, section, parent] = VIEWS[name];
+  const root = h("div", { class: `view ${name}` });
+  section(root, params);
+  main.replaceChildren(root);
+  document.title = `${title} – Conformance report`;
+  for (const a of document.querySelectorAll("#nav a")) {
+    if (a.dataset.view === (parent || name)) a.setAttribute("aria-current", "page");
+    else a.removeAttribute("aria-current");
+  }
+}
+
+document.getElementById("made").append(
+  `Made ${when(report.made)} UTC from ${plural(new Set(report.documents.map((d) => d.file)).size, "file")} with ggml-conformance ${report.version}`);
+document.getElementById("nav").append(...Object.entries(VIEWS).filter(([, v]) => !v[2]).map(([name, [title]]) =>
+  h("li", null, h("a", { href: `#${name}`, "data-view": name }, title))));
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+addEventListener("hashchange", () => {
+  route();
+  scrollTo(0, 0);
+  main.focus({ preventScroll: true });
+});
+addEventListener("keydown", (event) => {
+  const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(document.activeElement.tagName);
+  if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) {
+    const search = document.getElementById("search");
+    if (search) {
+      event.preventDefault();
+      search.focus();
+    }
+  }
+});
+route();
+(globalThis.requestIdleCallback || setTimeout)(() => {
+  for (const c of Object.keys(tables.results.columns)) if (tables.results.words(c)) tables.results.lower(c);
+});
+document.documentElement.dataset.ready = "yes";

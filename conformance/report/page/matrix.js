@@ -1,0 +1,170 @@
+// Support: op × type × backend. Each count is a link to the rows that it counts.
+
+// Counts of one set of results, as conformance/report/matrix.py has them.
+function tally(rows) {
+  const t = tables.results;
+  const c = { cases: 0, declared: 0, executed: 0, passed: 0, failed: 0, waived: 0, last: null };
+  for (const i of rows) {
+    const verdict = t.value("verdict", i), taken = t.value("taken", i);
+    c.cases++;
+    c.declared += taken !== "refused";
+    c.executed += taken === "finished";
+    c.passed += PASSED.includes(verdict);
+    c.failed += FAILED.includes(verdict);
+    c.waived += verdict === "XFAIL";
+    if (taken !== "refused" && (c.last === null || t.written(i) > c.last)) c.last = t.written(i);
+  }
+  return c;
+}
+
+// The one word of a cell, its symbol and its colour, and the filter of the rows that it speaks of.
+function standing(c) {
+  if (!c.cases) return { word: "not run", look: ["○", "notrun"], filter: null };
+  if (!c.declared) return { word: "unsupported", look: ["⊘", "refused"], filter: {} };
+  if (!c.passed) return { word: "0 %", look: ["✗", "zero"], filter: { taken: DECLARED } };
+  if (c.failed) return { word: `${count(c.failed)} failed`, look: ["✗", "bad"], filter: { verdict: FAILED } };
+  if (c.waived) return { word: `${count(c.waived)} known`, look: ["≈", "known"], filter: { verdict: "XFAIL" } };
+  return { word: "passed", look: ["✓", "good"], filter: { verdict: PASSED } };
+}
+
+function cell(c, filter) {
+  const { word, look, filter: own } = standing(c);
+  if (!own) return h("td", null, rowsLink("missing", filter, badge(word, look), `${word}: show the cases`));
+  const counts = [
+    ["passed", c.passed, { verdict: PASSED }],
+    ["executed", c.executed, { taken: "finished" }],
+    ["declared", c.declared, { taken: DECLARED }],
+    ["cases", c.cases, {}],
+  ];
+  return h("td", null,
+    rowsLink("results", { ...filter, ...own }, badge(word, look), `${word}: show the rows`, "state"),
+    h("div", { class: "counts" },
+      counts.map(([name, n, more], k) => [
+        k ? h("span", { "aria-hidden": "true" }, "/") : "",
+        rowsLink("results", { ...filter, ...more }, count(n), `${count(n)} ${name}`, name),
+      ]),
+      c.last ? h("span", { class: "age", title: `last run ${when(c.last)}` }, age(c.last)) : ""));
+}
+
+function supportSection(root, params) {
+  const t = tables.results;
+  if (!t.count) return add(root, h("h2", null, "Support"), nothing("conformance"));
+  const backends = t.words("backend");
+  const state = { q: params.get("q") || "", state: params.get("state") || "", family: params.get("family") || "" };
+  const byOp = new Map();
+  for (let i = 0; i < t.count; i++) {
+    const op = `${t.value("family", i)}\n${t.value("op", i)}`;
+    if (!byOp.has(op)) byOp.set(op, []);
+    byOp.get(op).push(i);
+  }
+  const rows = [...byOp].map(([key, indices]) => {
+    const [family, op] = key.split("\n");
+    const cells = split(indices, "backend", backends).map(tally);
+    return { family, op, indices, cells, words: cells.map((c) => standing(c).look[1]) };
+  }).sort((a, b) => (a.family !== "ops") - (b.family !== "ops") || (a.op < b.op ? -1 : 1));
+  const body = h("tbody");
+  const found = h("p", { class: "found", role: "status" });
+  const states = { bad: "some failed", zero: "0 % passed", known: "known failures", refused: "unsupported", notrun: "not run", good: "passed" };
+  const families = t.words("family");
+  add(root,
+    h("h2", null, "Support"),
+    h("p", { class: "about" },
+      "Below each word: passed / executed / declared / cases, and how long ago it last ran. ",
+      "Declared: the backend says through supports_op that it takes the case. Executed: it then gave an answer."),
+    legend(),
+    h("form", { class: "filters", role: "search", onsubmit: (e) => e.preventDefault() },
+      h("label", { class: "search" }, h("span", null, "Search"),
+        h("input", { type: "search", id: "search", placeholder: "op, type or family", value: state.q, oninput: (e) => change("q", e.target.value) })),
+      pick("family", families.map((f) => [f, f])),
+      pick("state", Object.entries(states))),
+    found,
+    scroller("Support", h("table", { class: "matrix" },
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, "op or family"), backends.map((b) => h("th", { scope: "col" }, b)))),
+      body)));
+  const settle = roving(body, "a, button");
+  show();
+
+  function pick(key, options) {
+    const select = h("select", { onchange: (e) => change(key, e.target.value) },
+      h("option", { value: "" }, "any"), options.map(([v, text]) => h("option", { value: v }, text)));
+    select.value = state[key];
+    return h("label", null, h("span", null, key === "state" ? "with a cell that is" : key), select);
+  }
+
+  function change(key, value) {
+    state[key] = value;
+    history.replaceState(null, "", link("support", Object.fromEntries(Object.entries(state).filter(([, v]) => v))));
+    show();
+  }
+
+  function show() {
+    const tokens = state.q.toLowerCase().split(/\s+/).filter(Boolean);
+    const shown = rows.filter((r) =>
+      (!state.family || r.family === state.family) && (!state.state || r.words.includes(state.state)) &&
+      tokens.every((w) => r.op.toLowerCase().includes(w) || types(r).some((x) => x.toLowerCase().includes(w))));
+    body.replaceChildren(...shown.flatMap((r) => (r.lines ||= [line(r)])));
+    found.textContent = `${plural(shown.length, "row")} of ${count(rows.length)}`;
+    settle();
+  }
+
+  function types(r) {
+    r.types ||= [...new Set(r.indices.map((i) => t.value("type", i)))].sort();
+    return r.types;
+  }
+
+  function line(r) {
+    const several = types(r).filter(Boolean).length > 0;
+    const button = h("button", { type: "button", class: "op", "aria-expanded": "false", onclick: () => toggle(r, button) },
+      h("span", { class: "turn", "aria-hidden": "true" }, "▸"), ` ${r.op}`,
+      h("span", { class: "quiet" }, ` ${plural(types(r).length, r.family === "ops" ? "type" : "kind")}`));
+    return h("tr", null, h("th", { scope: "row" }, several ? button : r.op),
+      r.cells.map((c, k) => cell(c, { family: r.family, op: r.op, backend: backends[k] })));
+  }
+
+  function toggle(r, button) {
+    const open = button.getAttribute("aria-expanded") === "true";
+    button.setAttribute("aria-expanded", String(!open));
+    button.querySelector(".turn").textContent = open ? "▸" : "▾";
+    if (open) {
+      for (const l of r.lines.splice(1)) l.remove();
+      return;
+    }
+    const lines = split(r.indices, "type", types(r)).map((indices, k) => {
+      const type = types(r)[k];
+      return h("tr", { class: "type" }, h("th", { scope: "row" }, type || "(no name)"),
+        split(indices, "backend", backends).map((own, b) =>
+          cell(tally(own), { family: r.family, op: r.op, type, backend: backends[b] })));
+    });
+    r.lines[0].after(...lines);
+    r.lines.push(...lines);
+    lines.forEach((l) => l.querySelectorAll("a, button").forEach((e) => (e.tabIndex = -1)));
+  }
+}
+
+function split(indices, column, words) {
+  const t = tables.results;
+  const found = new Map(words.map((w) => [w, []]));
+  for (const i of indices) found.get(t.value(column, i))?.push(i);
+  return [...found.values()];
+}
+
+function legend() {
+  const entries = [
+    [badge("passed", ["✓", "good"]), "all that it takes"],
+    [badge("2 failed", ["✗", "bad"]), "wrong, died, or took what it cannot do"],
+    [badge("0 %", ["✗", "zero"]), "it takes them, and none passed"],
+    [badge("2 known", ["≈", "known"]), "fail as a waiver says"],
+    [badge("unsupported", ["⊘", "refused"]), "it was asked and said no"],
+    [badge("not run", ["○", "notrun"]), "nobody asked"],
+  ];
+  return h("ul", { class: "legend" }, entries.map(([b, text]) => h("li", null, b, ` ${text}`)));
+}
+
+function nothing(kind) {
+  return h("p", { class: "note" }, badge("not run", LOOKS["not run"]), ` None of the files is of kind “${kind}”: `, COMMANDS[kind] || "");
+}
+
+const COMMANDS = {
+  conformance: "conform run --json FILE writes one.", perf: "conform perf run --json FILE writes one.",
+  planted: "conform planted --json FILE writes one.", audit: "conform audit --json FILE writes one.",
+};

@@ -1,0 +1,179 @@
+// The overview, what did not run, planted bugs, the audit, and the runs themselves.
+
+function overviewSection(root) {
+  const t = tables.results;
+  add(root, h("h2", null, "Overview"));
+  add(root, h("div", { class: "cards" }, cards()));
+  if (t.count) add(root, h("h3", null, "Backends"), scroller("Backends", backendsTable()));
+  add(root, h("h3", null, "What did not run"), notRunSummary());
+  if (t.count) add(root, h("h3", null, "Failures"), failures());
+}
+
+function cards() {
+  const { results: r, hunts, audit, gates, missing: m } = tables;
+  const none = (kind) => [badge("not run", LOOKS["not run"]), h("span", { class: "quiet" }, ` no ${kind} document`)];
+  const found = ["OVERCLAIM", "UNSOUND", "UNDERCLAIM"];
+  return [
+    card("Failures", r.count ? [figure("results", { verdict: FAILED }), of("results", {}, "results")] : none("conformance")),
+    card("Not run", r.count ? [figure("missing"), h("span", { class: "quiet" }, m.count === 1 ? " case" : " cases")] : none("conformance")),
+    card("Planted bugs noticed", hunts.count ? kill() : none("planted")),
+    card("Audit findings", audit.count ? [figure("audit", { finding: found }), of("audit", {}, "answers")] : none("audit")),
+    card("Gates regressed", gates.count ? [figure("gates", { answer: "regressed" }), of("gates", {}, "gates")] : none("perf")),
+  ];
+}
+
+function card(title, content) {
+  return h("div", { class: "card" }, h("h3", null, title), h("p", null, content));
+}
+
+function of(table, filter, noun) {
+  return h("span", { class: "quiet" }, " of ", figure(table, filter), ` ${noun}`);
+}
+
+function kill() {
+  return [figure("faults", { noticed: "noticed" }), of("faults", {}, "faults"), h("span", { class: "quiet" }, ` · ${rate("faults", {})}`)];
+}
+
+function rate(table, filter) {
+  const n = (more) => select(tables[table], new URLSearchParams({ ...filter, ...more })).length;
+  return percent(n({ noticed: "noticed" }), n({}));
+}
+
+function percent(n, all) {
+  if (!all) return "–";
+  const p = (100 * n) / all;
+  return `${p === 0 || p === 100 ? p : Math.min(99.9, Math.max(0.1, p)).toFixed(1)} %`;
+}
+
+function backendsTable() {
+  const t = tables.results;
+  const heads = ["backend", "", "cases", "declared", "executed", "passed", "failed", "known failures", "unsupported", "not run"];
+  return h("table", { class: "plain" },
+    h("thead", null, h("tr", null, heads.map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
+    h("tbody", null, t.words("backend").map((backend) => {
+      const c = tally(select(t, new URLSearchParams({ backend })));
+      const { word, look, filter } = standing(c);
+      const cells = [{}, { taken: DECLARED }, { taken: "finished" }, { verdict: PASSED }, { verdict: FAILED }, { verdict: "XFAIL" }, { verdict: "UNSUPPORTED" }];
+      return h("tr", null, h("th", { scope: "row" }, backend),
+        h("td", null, rowsLink("results", { backend, ...filter }, badge(word, look), `${word}: show the rows`)),
+        cells.map((f) => h("td", { class: "number" }, figure("results", { backend, ...f }))),
+        h("td", { class: "number" }, figure("missing", { backend })));
+    })));
+}
+
+function failures() {
+  const t = tables.results;
+  const rows = select(t, new URLSearchParams(FAILED.map((v) => ["verdict", v])));
+  if (!rows.length) return h("p", null, badge("no failure", ["✓", "good"]), " among ", figure("results", { taken: DECLARED }), " cases that the backends take.");
+  return [
+    h("ul", { class: "stories" }, rows.slice(0, 12).map((i) => h("li", null,
+      badge(t.value("verdict", i)), " ", caseLink(i), ` on ${t.value("backend", i)}`, h("p", { class: "story" }, t.value("detail", i))))),
+    rows.length > 12 ? h("p", null, rowsLink("results", { verdict: FAILED }, `All ${plural(rows.length, "failure")}`)) : "",
+  ];
+}
+
+// What did not run, in plain sight: one line each, with the reason.
+function notRunSummary() {
+  const lines = [];
+  const note = (word, ...rest) => lines.push(h("li", null, badge(word, LOOKS[word]), " ", rest));
+  for (const kind of ["conformance", "perf", "planted", "audit"]) {
+    if (!report.documents.some((d) => d.kind === kind)) note("not run", `${kind}: none of the files. ${COMMANDS[kind]}`);
+  }
+  for (const [backend, why] of Object.entries(report.unavailable)) note("not run", h("strong", null, backend), `: not available: ${why}`);
+  for (const backend of tables.results.words("backend")) {
+    const n = select(tables.missing, new URLSearchParams({ backend })).length;
+    if (n) note("not run", h("strong", null, backend), ": ", figure("missing", { backend }), ` ${n === 1 ? "case" : "cases"} that another backend ran`);
+  }
+  for (const level of Object.keys(report.planned)) {
+    const filter = { backend: EVERY, known: `of level ${level}` };
+    const n = select(tables.missing, new URLSearchParams(filter)).length;
+    if (n) note("not run", h("strong", null, "level ", level), ": ", figure("missing", filter), ` of ${plural(report.planned[level].length, "case")} on no backend`);
+  }
+  const reasons = new Map();
+  const t = tables.units;
+  for (const i of select(t, new URLSearchParams({ timed: "not timed" }))) {
+    const key = `${t.value("backend", i)}\n${t.value("reason", i)}`;
+    reasons.set(key, (reasons.get(key) || 0) + 1);
+  }
+  for (const [key, n] of reasons) {
+    const [backend, reason] = key.split("\n");
+    note("not timed", h("strong", null, backend), ": ", rowsLink("units", { backend, reason, timed: "not timed" }, count(n)), ` ${n === 1 ? "unit" : "units"}: ${reason}`);
+  }
+  const gates = select(tables.gates, new URLSearchParams({ answer: "not run" })).length;
+  if (gates) note("not run", rowsLink("gates", { answer: "not run" }, count(gates)), gates === 1 ? " gate" : " gates");
+  const unrun = select(tables.audit, new URLSearchParams({ finding: "UNRUN" })).length;
+  if (unrun) note("UNRUN", rowsLink("audit", { finding: "UNRUN" }, count(unrun)), " audited answers could not be held against a run");
+  if (!lines.length) return h("p", null, badge("complete", ["✓", "good"]), " Everything that these runs know of ran.");
+  return h("ul", { class: "stories" }, lines);
+}
+
+function notRunSection(root) {
+  add(root, h("h2", null, "Not run"), notRunSummary(), h("p", null, figure("missing", {}, { text: "Every case that did not run" })));
+  const levels = Object.entries(report.planned);
+  if (!levels.length) add(root, h("p", { class: "quiet" }, "Which cases a level lists is not known here; conform report --level NAME says it."));
+}
+
+function plantedSection(root) {
+  const t = tables.faults;
+  add(root, h("h2", null, "Planted bugs"));
+  if (!tables.hunts.count) return add(root, nothing("planted"));
+  add(root, h("p", { class: "about" }, "Known bugs, planted one at a time. One that no family notices is a hole in the suite; an adapter without a bug that is “noticed” is a false alarm."));
+  const line = (name, table, filter) => {
+    const p = rate(table, filter);
+    return h("tr", null, h("th", { scope: "row" }, name),
+      h("td", { class: "number" }, figure(table, { ...filter, noticed: "noticed" })),
+      h("td", { class: "number" }, figure(table, filter)),
+      h("td", { class: "number" }, p === "0 %" ? badge(p) : p));
+  };
+  const heads = h("thead", null, h("tr", null, ["faults", "noticed", "planted", "kill rate"].map((x, k) => h("th", { scope: "col", class: k ? "number" : "" }, x))));
+  add(root,
+    scroller("Kill rate", h("table", { class: "plain" }, heads, h("tbody", null,
+      line("all", "faults", {}), [...t.words("of")].sort().map((of) => line(`of ${of}`, "faults", { of })),
+      tables.hunts.words("family").map((family) => line(`hunted by ${family}`, "hunts", { planted: "a fault", family }))))),
+    h("p", null, "False alarms on adapters as they are: ", figure("hunts", { planted: "nothing", noticed: "noticed" }), " of ", figure("hunts", { planted: "nothing" }), " hunts."));
+  const missed = select(t, new URLSearchParams([["noticed", "not noticed"], ["noticed", "not hunted"]]));
+  add(root, h("h3", null, "Noticed by none of its families"), missed.length
+    ? h("ul", { class: "stories" }, missed.map((i) => h("li", null,
+      badge(t.value("noticed", i)), " ", rowsLink("hunts", { fault: t.value("name", i) }, t.value("name", i)), ` of ${t.value("of", i)}`,
+      h("p", { class: "story" }, t.value("says", i)),
+      t.value("old", i) ? h("p", { class: "story" }, `${t.value("file", i)}: `, h("code", null, t.value("old", i)), " → ", h("code", null, t.value("new", i))) : "",
+      h("span", { class: "source" }, sourceText(t, i)))))
+    : h("p", null, "None: every planted bug is noticed."));
+}
+
+function auditSection(root) {
+  const t = tables.audit;
+  add(root, h("h2", null, "Audit"));
+  if (!t.count) return add(root, nothing("audit"));
+  const words = ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "UNRUN", "agreed"];
+  add(root,
+    h("p", { class: "about" }, "What a backend says of every weight in every buffer type, and of every op_param, held against a run."),
+    scroller("Findings", h("table", { class: "plain" },
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, "backend"), words.map((w) => h("th", { scope: "col" }, badge(w))))),
+      h("tbody", null, t.words("backend").map((backend) => h("tr", null, h("th", { scope: "row" }, backend), words.map((finding) => h("td", null, figure("audit", { backend, finding })))))))));
+  const found = select(t, new URLSearchParams(words.slice(0, 4).map((w) => ["finding", w])));
+  add(root, h("h3", null, "Findings"), found.length
+    ? h("ul", { class: "stories" }, found.slice(0, 30).map((i) => h("li", null,
+      badge(t.value("finding", i)), ` ${t.value("name", i) || "the trajectory"} in ${t.value("buffer", i)} on ${t.value("backend", i)}`,
+      h("p", { class: "story" }, t.value("detail", i)),
+      t.value("saved", i) ? copyable(`conform repro ${quoted(t.value("saved", i))} --backend ${quoted(t.value("backend", i))}`) : "",
+      h("span", { class: "source" }, sourceText(t, i)))))
+    : h("p", null, badge("agreed"), " Word and work agree everywhere."));
+  if (found.length > 30) add(root, h("p", null, rowsLink("audit", { finding: words.slice(0, 4) }, `All ${found.length}`)));
+}
+
+function runsSection(root) {
+  add(root, h("h2", null, "Runs"), h("p", { class: "about" }, "The files that this page is made of. ", report.superseded ? `${plural(report.superseded, "older result")} of cases that ran again ${report.superseded === 1 ? "is" : "are"} not shown.` : ""));
+  add(root, scroller("Runs", h("table", { class: "plain" },
+    h("thead", null, h("tr", null, ["file", "kind", "run", "written (UTC)", "rows", "machine", "versions"].map((x) => h("th", { scope: "col" }, x)))),
+    h("tbody", null, report.documents.map((d) => h("tr", null,
+      h("th", { scope: "row" }, d.file), h("td", null, d.kind), h("td", null, h("code", null, d.run)), h("td", null, when(d.written)),
+      h("td", null, Object.entries(d.lists).map(([k, n]) => `${count(n)} ${k}`).join(", ")),
+      h("td", null, machineText(d.environment)), h("td", null, Object.entries(d.environment.packages || {}).map(([k, v]) => `${k} ${v ?? "–"}`).join(", "))))))));
+  const waivers = report.documents.flatMap((d) => d.waivers.map((w) => `${d.file}: ${w}`));
+  if (waivers.length) add(root, h("h3", null, "Waivers that fail a run"), h("ul", null, waivers.map((w) => h("li", null, w))));
+}
+
+function machineText(e) {
+  return [e.machine, e.cpu, e.cores && plural(e.cores, "core"), e.system, e.python && `Python ${e.python}`].filter(Boolean).join(", ");
+}

@@ -1,0 +1,101 @@
+// Series of each work unit, with intervals, change points and gates.
+
+const MARKS = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-4,-4h8v8h-8z", "M0,-5L5,4H-5z", "M0,-5L5,0L0,5L-5,0z", "M0,5L5,-4H-5z", "M-5,-2h10v4h-10z"];
+
+function speedSection(root) {
+  const t = tables.units, g = tables.gates;
+  add(root, h("h2", null, "Speed"));
+  if (!t.count) return add(root, nothing("perf"));
+  const timed = figure("units", { timed: "timed" }), not = figure("units", { timed: "not timed" });
+  add(root,
+    h("p", { class: "about" }, timed, " measurements, ", not, " units ", badge("not timed", LOOKS["not timed"]),
+      ". A point is the median of a run's rounds; its line is where the true median lies with 95 %; ",
+      "under 6 rounds there is none. Points of different machines are never joined."),
+    h("h3", null, "Gates"), gatesBox(g), h("h3", null, "Series"));
+  if (report.unasked) add(root, h("p", { class: "note" }, badge("not run", LOOKS["not run"]), ` Change points: ${report.unasked}`));
+  const groups = new Map();
+  for (let i = 0; i < t.count; i++) {
+    const machine = report.documents[t.value("document", i)].environment.machine;
+    const key = JSON.stringify([t.value("unit", i), t.value("model", i), machine]);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(i);
+  }
+  add(root, h("div", { class: "panels" }, [...groups].map(([key, rows]) => series(...JSON.parse(key), rows))));
+}
+
+function gatesBox(g) {
+  if (!g.count) return h("p", { class: "note" }, badge("not run", LOOKS["not run"]), " No gate was asked.");
+  const answers = ["regressed", "undecided", "not run", "fine"];
+  return h("p", null, answers.map((a) => [figure("gates", { answer: a }), " ", badge(a), "  "]),
+    h("a", { href: link("gates") }, "every gate with its interval"));
+}
+
+function series(unit, model, machine, rows) {
+  const t = tables.units;
+  const times = [...new Set(rows.map((i) => t.written(i)))].sort();
+  const backends = [...new Set(rows.map((i) => t.value("backend", i)))];
+  const drawn = rows.filter((i) => t.value("rate", i) !== null);
+  const width = 360, height = 150, left = 44, right = 12, top = 12;
+  const ends = drawn.flatMap((i) => ["rate", "low", "high"].map((c) => t.value(c, i)).filter((v) => v !== null));
+  const most = Math.max(...ends), least = Math.min(...ends), room = (most - least || most) * 0.25;
+  const high = most + room, low = Math.max(0, least - room);
+  const x = (i) => left + (width - left - right) * (times.length > 1 ? times.indexOf(t.written(i)) / (times.length - 1) : 0.5);
+  const y = (v) => top + height * (1 - (v - low) / (high - low || 1));
+  const of = rows.length ? t.value("of", rows[0]) : "";
+  const parts = [0, 0.5, 1].map((f) => low + (high - low) * f).map((v, k) => [
+    s("line", { x1: left, x2: width - right, y1: y(v), y2: y(v), class: k || low ? "rule" : "base" }),
+    s("text", { x: left - 6, y: y(v) + 3, class: "axis end" }, number(v))]);
+  backends.forEach((b, k) => {
+    const own = drawn.filter((i) => t.value("backend", i) === b).sort((p, q) => (t.written(p) < t.written(q) ? -1 : 1));
+    const shift = times.length > 1 ? 0 : (k - (backends.length - 1) / 2) * 26;
+    parts.push(s("polyline", { points: own.map((i) => `${x(i) + shift},${y(t.value("rate", i))}`).join(" "), class: `line c${k % 6}` }));
+    own.forEach((i) => parts.push(point(i, x(i) + shift, y, k)));
+  });
+  for (const c of report.changes.filter((c) => c.unit === unit && c.model === model && c.machine === machine)) {
+    const i = drawn.find((r) => t.written(r) === c.written && t.value("backend", r) === c.backend);
+    if (i !== undefined) parts.push(s("g", { class: "change" }, s("title", null, changeText(c)),
+      s("line", { x1: x(i), x2: x(i), y1: top, y2: top + height }), s("text", { x: x(i), y: top - 2, class: "axis" }, c.change > 0 ? "▲" : "▼")));
+  }
+  if (times.length) parts.push(
+    s("text", { x: times.length > 1 ? left : (left + width) / 2, y: height + top + 14, class: times.length > 1 ? "axis start" : "axis" }, times[0].slice(0, 10)),
+    times.length > 1 ? s("text", { x: width - right, y: height + top + 14, class: "axis end" }, times.at(-1).slice(0, 10)) : "");
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height + top + 20}`, role: "group", "aria-label": `${unit} of ${model}` }, parts);
+  roving(svg, "a");
+  const changes = report.changes.filter((c) => c.unit === unit && c.model === model && c.machine === machine);
+  return h("figure", { class: "panel" },
+    h("figcaption", null, h("strong", null, unit), h("span", { class: "quiet" }, ` ${model} · ${of}/s · machine ${machine}`)),
+    drawn.length ? svg : "",
+    h("table", { class: "plain" }, h("tbody", null, backends.map((b, k) => latest(rows, b, k)))),
+    changes.length ? h("ul", { class: "changes" }, changes.map((c) => h("li", null, changeText(c)))) : "");
+}
+
+function changeText(c) {
+  const percent = `${c.change > 0 ? "+" : "−"}${number(Math.abs(c.change) * 100, 2)} %`;
+  return `${c.change > 0 ? "▲" : "▼"} change point ${c.written.slice(0, 10)} on ${c.backend}: ${percent} (${number(c.before)} before, ${number(c.after)} after; run ${c.run.slice(0, 8)})`;
+}
+
+function point(i, px, y, k) {
+  const t = tables.units;
+  const [rate, low, high] = ["rate", "low", "high"].map((c) => t.value(c, i));
+  const text = `${t.value("backend", i)}: ${number(rate)}${low === null ? "" : ` (${number(low)} to ${number(high)})`}, ${when(t.written(i))}; ${sourceText(t, i)}`;
+  return s("a", { href: unitLink(i), "aria-label": text, class: `c${k % 6}` }, s("title", null, text),
+    low === null ? "" : s("path", { d: `M${px - 3},${y(low)}h6M${px},${y(low)}V${y(high)}M${px - 3},${y(high)}h6`, class: "interval" }),
+    s("path", { d: MARKS[k % MARKS.length], transform: `translate(${px},${y(rate)}) scale(.7)`, class: "mark" }));
+}
+
+function unitLink(i) {
+  const t = tables.units;
+  const names = t.value("row", i) === null ? ["document", "unit", "model", "backend"] : ["document", "list", "row"];
+  return link("units", Object.fromEntries(names.map((n) => [n, t.value(n, i)])));
+}
+
+function latest(rows, backend, k) {
+  const t = tables.units;
+  const i = rows.filter((r) => t.value("backend", r) === backend).sort((a, b) => (t.written(a) < t.written(b) ? 1 : -1))[0];
+  const rate = t.value("rate", i);
+  const mark = s("svg", { viewBox: "-6 -6 12 12", class: `key c${k % 6}`, "aria-hidden": "true" }, s("path", { d: MARKS[k % MARKS.length], class: "mark" }));
+  return h("tr", null, h("th", { scope: "row" }, mark, ` ${backend}`),
+    h("td", { class: "number" }, rate === null
+      ? h("a", { href: unitLink(i), class: "figure" }, badge("not timed", LOOKS["not timed"]))
+      : [h("a", { href: unitLink(i), class: "figure" }, number(rate)), t.value("low", i) === null ? "" : h("span", { class: "quiet" }, ` ${number(t.value("low", i))}–${number(t.value("high", i))}`)]));
+}

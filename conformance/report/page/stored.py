@@ -1,0 +1,74 @@
+"""Timings of other nights: rows out of a history, as if they stood in run files, and where their series changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.cgraph.case import JSON
+from conformance.cgraph.errors import UnavailableError
+from conformance.perf.changes import changes
+from conformance.perf.history import History
+from conformance.perf.series import Series, series
+from conformance.report.runfile import Document
+from conformance.report.runs import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a history adds to a page."""
+
+    units: Sequence[Row[Mapping[str, JSON]]] = ()
+    """One per point of each series: `unit`, `model`, `backend`, `of`, `rate`, `low`, `high`, `rounds`."""
+    changes: Sequence[Mapping[str, JSON]] = ()
+    """Change points of nightly series: the series, the first run of the new rate, rates before and after."""
+    unasked: str = ""
+    """Why no change points were sought, where none were."""
+
+
+def read_history(path: Path) -> Stored:
+    """The timings of a history, and its change points where the library that finds them is here.
+
+    Raises:
+        UsageError: no history, or one that cannot be read.
+    """
+    with closing(History(path)) as history:
+        every, nightly = series(history, nightly=False), series(history)
+    units = _units(path, every)
+    try:
+        found = changes(nightly)
+    except UnavailableError as e:
+        return Stored(units, unasked=str(e))
+    told = [
+        {
+            **_named(c.series),
+            "run": c.at.run,
+            "written": c.at.written,
+            "since": c.since.run,
+            "before": c.before,
+            "after": c.after,
+            "change": c.ratio - 1,
+            "p": c.p,
+        }
+        for c in found
+    ]
+    return Stored(units, told)
+
+
+def _units(path: Path, every: Sequence[Series]) -> list[Row[Mapping[str, JSON]]]:
+    documents: dict[str, Document] = {}
+    rows: list[Row[Mapping[str, JSON]]] = []
+    for one in every:
+        for p in one.points:
+            if p.run not in documents:
+                environment = {"machine": one.machine, "packages": dict(p.packages)}
+                documents[p.run] = Document(path, "perf", p.run, p.written, environment, {}, f"history {p.run}")
+            value = {**_named(one), "rate": p.rate, "low": p.low, "high": p.high, "rounds": p.rounds, "verdict": "PASS"}
+            rows.append(Row(value, documents[p.run], "timings"))
+    return rows
+
+
+def _named(one: Series) -> dict[str, JSON]:
+    return {"unit": one.unit, "model": one.model, "backend": one.backend, "machine": one.machine, "of": one.of}

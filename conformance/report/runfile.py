@@ -1,0 +1,275 @@
+"""One run file, read and checked: it may come from another machine or from a stranger.
+
+Every field that anything reads is held against a rule, and the one error names the file, the field and what was found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite
+from pathlib import Path
+
+from conformance.cgraph import strictjson
+from conformance.cgraph.case import JSON
+from conformance.cgraph.errors import CaseFileError, UsageError
+from conformance.cgraph.strictjson import Memory
+from conformance.check.verdict import Verdict
+
+from .record import SCHEMA
+
+MAX_BYTES = 256 << 20
+"""Of one file; 20,000 results with their witnesses take a tenth of it."""
+MAX_MEMORY = 4 << 30
+"""What reading one may take."""
+KINDS = ("conformance", "perf", "planted", "audit", "phases", "zoo")
+WRITTEN = "%Y-%m-%dT%H:%M:%SZ"
+_COUNT = 2**53
+"""Beyond, JSON readers disagree on integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a field may hold, in words and as a test."""
+
+    what: str
+    ok: Callable[[JSON], bool]
+    required: bool = True
+
+    def optional(self) -> Rule:
+        """The same, or null, or left out."""
+        return Rule(f"{self.what} or null", lambda v: v is None or self.ok(v), required=False)
+
+
+def _number(v: JSON) -> bool:
+    if isinstance(v, int):
+        return not isinstance(v, bool) and abs(v) < _COUNT
+    return isinstance(v, float) and isfinite(v)
+
+
+def _whole(v: JSON) -> bool:
+    return isinstance(v, int) and not isinstance(v, bool) and 0 <= v < _COUNT
+
+
+def _countable(v: JSON) -> bool:
+    if isinstance(v, dict):
+        return all(map(_countable, v.values()))
+    return v is None or isinstance(v, (str, bool)) or _number(v)
+
+
+def _one_of(*words: str) -> Rule:
+    return Rule(f"one of {', '.join(words)}", lambda v: isinstance(v, str) and v in words)
+
+
+def _written(v: JSON) -> bool:
+    try:
+        return bool(datetime.strptime(v, WRITTEN))  # noqa: DTZ007  # Z is part of the format
+    except (TypeError, ValueError):
+        return False
+
+
+TEXT = Rule("text", lambda v: isinstance(v, str))
+FLAG = Rule("true or false", lambda v: isinstance(v, bool))
+NUMBER = Rule("a finite number", _number)
+AMOUNT = Rule("a finite number from 0", lambda v: _number(v) and v >= 0)
+COUNT = Rule("a whole number from 0", _whole)
+OBJECT = Rule("an object", lambda v: isinstance(v, dict))
+COUNTERS = Rule("an object of numbers", lambda v: isinstance(v, dict) and _countable(v))
+LIST = Rule("a list", lambda v: isinstance(v, list))
+TEXTS = Rule("an object of texts", lambda v: isinstance(v, dict) and all(isinstance(x, str) for x in v.values()))
+AMOUNTS = Rule("a list of finite numbers from 0", lambda v: isinstance(v, list) and all(map(AMOUNT.ok, v)))
+MEMORY = Rule(
+    "an object of whole numbers or null",
+    lambda v: isinstance(v, dict) and all(x is None or _whole(x) for x in v.values()),
+)
+VERDICT = _one_of(*map(str, Verdict))
+
+HEADER: dict[str, Rule] = {
+    "schema": Rule(f"{SCHEMA} (a newer version of this program wrote a newer one)", lambda v: v == SCHEMA),
+    "kind": _one_of(*KINDS),
+    "run": Rule("32 hex digits", lambda v: isinstance(v, str) and bool(re.fullmatch("[0-9a-f]{32}", v, re.ASCII))),
+    "written": Rule("a time like 2026-01-31T12:00:00Z", _written),
+    "environment": OBJECT,
+}
+ENVIRONMENT: dict[str, Rule] = {
+    "machine": TEXT,
+    "system": TEXT.optional(),
+    "cpu": TEXT.optional(),
+    "python": TEXT.optional(),
+    "cores": COUNT.optional(),
+    "packages": OBJECT.optional(),
+    "unavailable": TEXTS.optional(),
+}
+RESULT: dict[str, Rule] = {
+    "case": TEXT,
+    "backend": TEXT,
+    "verdict": VERDICT,
+    "budget_used": AMOUNT.optional(),
+    "nmse": AMOUNT.optional(),
+    "nmse_exact": AMOUNT.optional(),
+    "seconds": AMOUNT,
+    "steps": COUNT,
+    "witness": OBJECT.optional(),
+    "first_divergence": OBJECT.optional(),
+    "saved": TEXT.optional(),
+    "fresh": FLAG,
+    "waived": VERDICT.optional(),
+    "detail": TEXT,
+}
+ROWS: dict[str, dict[str, dict[str, Rule]]] = {
+    "conformance": {"results": RESULT},
+    "perf": {
+        "units": {
+            "unit": TEXT,
+            "model": TEXT,
+            "case": TEXT,
+            "backend": TEXT,
+            "verdict": VERDICT,
+            "work": AMOUNT,
+            "of": TEXT,
+            "seconds": AMOUNTS,
+            "rounds": COUNT,
+            "rate": AMOUNT.optional(),
+            "counters": COUNTERS,
+            "memory": MEMORY,
+            "reason": TEXT,
+        },
+        "gates": {
+            "gate": TEXT,
+            "kind": _one_of("counter", "ratio", "absolute"),
+            "unit": TEXT,
+            "backend": TEXT,
+            "against": TEXT.optional(),
+            "limit": NUMBER.optional(),
+            "answer": _one_of("fine", "regressed", "undecided", "not run"),
+            "estimate": NUMBER.optional(),
+            "low": NUMBER.optional(),
+            "high": NUMBER.optional(),
+            "rounds": COUNT.optional(),
+            "detectable": NUMBER.optional(),
+            "seconds": AMOUNT.optional(),
+            "reason": TEXT.optional(),
+        },
+    },
+    "planted": {
+        "faults": {"name": TEXT, "says": TEXT, "of": TEXT},
+        "hunts": {
+            "fault": TEXT,
+            "family": TEXT,
+            "noticed": FLAG,
+            "case": TEXT,
+            "verdict": TEXT,
+            "detail": TEXT,
+        },
+    },
+}
+"""Kind -> list in its document -> what each of its rows holds. A field beyond these is kept as it is."""
+OPTIONAL_LISTS = frozenset({"gates"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """One run file."""
+
+    path: Path
+    kind: str
+    run: str
+    """32 hex digits: the same run in two files is one run."""
+    written: str
+    """UTC, like `2026-01-31T12:00:00Z`: sorts as text."""
+    environment: Mapping[str, JSON]
+    body: Mapping[str, JSON]
+    """All of it."""
+    digest: str
+    """Of its bytes: two copies of a file are one document."""
+
+    @property
+    def machine(self) -> str:
+        """A name of its kind of machine."""
+        return str(self.environment["machine"])
+
+
+def read_document(path: Path, *, named: bool = True) -> Document | None:
+    """The run file at `path`; None where it is JSON of no kind of run and nobody `named` it.
+
+    Raises:
+        UsageError: it cannot be read or trusted; says which field is wrong, what was expected and what came.
+    """
+    raw = _bytes(path)
+    body = _parse(path, raw)
+    if not named and not (isinstance(body, dict) and body.get("kind") in KINDS):
+        return None
+    return _document(path, body, hashlib.sha256(raw).hexdigest())
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as f:
+            raw = f.read(MAX_BYTES + 1)
+    except OSError as e:
+        raise UsageError(f"{path}: a run file expected, cannot be read: {e.strerror}") from None
+    if len(raw) > MAX_BYTES:
+        raise UsageError(f"{path}: a run file of at most {MAX_BYTES} bytes expected, a larger one found")
+    return raw
+
+
+def _parse(path: Path, raw: bytes) -> JSON:
+    try:
+        body = strictjson.parse(memoryview(raw), Memory(MAX_MEMORY, 0), "the file")
+        strictjson.weigh(body, "the file")  # no deeper than any reader can follow
+    except CaseFileError as e:
+        raise UsageError(f"{path}: a run file (written with --json) expected: {e}") from None
+    if b"\\ud" in raw.lower():
+        _check_unicode(path, body, "")
+    return body
+
+
+def _check_unicode(path: Path, value: JSON, place: str) -> None:
+    """Refuse half of a surrogate pair: no file, page or store could hold it."""
+    if isinstance(value, dict):
+        for k, v in value.items():
+            _check_unicode(path, k, f"a key of {place or 'the file'}")
+            _check_unicode(path, v, f"{place}.{ascii(k)[1:-1]}".removeprefix("."))
+    elif isinstance(value, list):
+        for i, v in enumerate(value):
+            _check_unicode(path, v, f"{place}[{i}]")
+    elif isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+        raise UsageError(f"{path}: {place}: text expected, half of a surrogate pair found")
+
+
+def _document(path: Path, body: JSON, digest: str) -> Document:
+    if not isinstance(body, dict):
+        raise UsageError(f"{path}: a run file (written with --json) expected, JSON of another kind found")
+    _check(path, "", body, HEADER)
+    _check(path, "environment", body["environment"], ENVIRONMENT)
+    for name, rules in ROWS.get(body["kind"], {}).items():
+        if name in OPTIONAL_LISTS and name not in body:
+            continue
+        _check(path, "", body, {name: LIST})
+        for i, row in enumerate(body[name]):
+            if not isinstance(row, dict):
+                raise UsageError(f"{path}: {name}[{i}]: an object expected, {_short(row)} found")
+            _check(path, f"{name}[{i}]", row, rules)
+    return Document(path, body["kind"], body["run"], body["written"], body["environment"], body, digest)
+
+
+def _check(path: Path, place: str, found: Mapping[str, JSON], rules: Mapping[str, Rule]) -> None:
+    """Hold the fields of one object against their rules.
+
+    Raises:
+        UsageError: names file, place and field, what was expected and what came.
+    """
+    for name, rule in rules.items():
+        if name not in found:
+            if rule.required:
+                raise UsageError(f"{path}: {place}{place and '.'}{name}: {rule.what} expected, the field is missing")
+        elif not rule.ok(found[name]):
+            raise UsageError(f"{path}: {place}{place and '.'}{name}: {rule.what} expected, {_short(found[name])} found")
+
+
+def _short(value: JSON) -> str:
+    text = ascii(value) if not isinstance(value, (dict, list)) else f"{type(value).__name__} of {len(value)}"
+    return text if len(text) <= 60 else f"{text[:60]}…"

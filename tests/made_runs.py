@@ -1,0 +1,191 @@
+"""Run files as large as wanted, of every kind, with everything that a report has to tell apart. No case runs."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from conformance.cgraph.case import JSON
+from conformance.check.verdict import Result, Totals, Verdict
+from conformance.run.select import case_ids
+
+BACKENDS = ("cpu", "ggml", "openvino-stateless", "openvino-stateful", "npu", "sched?devices=xdna2,cpu")
+_BAD = (Verdict.FAIL, Verdict.CRASH, Verdict.OVERCLAIM, Verdict.TIMEOUT, Verdict.VACUOUS)
+_DEVICES = {"cpu": "eager", "ggml": "eager"}
+
+
+def header(kind: str, name: str, written: str, machine: str = "0123456789ab") -> dict[str, JSON]:
+    """The begin of a document; `name` makes its run."""
+    return {
+        "schema": 1,
+        "kind": kind,
+        "run": sha256(name.encode()).hexdigest()[:32],
+        "written": written,
+        "environment": {
+            "machine": machine,
+            "python": "3.11.7",
+            "system": "Linux x86_64",
+            "cpu": "a processor",
+            "cores": 2,
+            "packages": {"numpy": "2.4.6", "openvino": "2026.4.1"},
+            "unavailable": {},
+        },
+    }
+
+
+def conformance(count: int, name: str = "night", backends: Sequence[str] = BACKENDS) -> dict[str, JSON]:
+    """A run of about `count` results over `backends`: mostly passes, every verdict, two ops refused, one that never
+    passes, cases that not every backend has.
+    """
+    rng = random.Random(name)  # noqa: S311  # no secret
+    listed = case_ids((), (), "full")
+    per = -(-count // len(backends))
+    ids = [listed[k % len(listed)] + ("" if k < len(listed) else f"{k // len(listed)}") for k in range(per)]
+    if per < len(listed):
+        ids = listed[:: len(listed) // per][:per]
+    results = [_result(rng, i, b) for i in ids for b in backends if _ran(i, b)][:count]
+    totals = Totals()
+    for r in results:
+        totals.add(r)
+    begun = header("conformance", name, "2026-11-20T02:30:00Z")
+    begun["environment"]["unavailable"] = {"openvino-gpu": "no device GPU on this machine"}
+    return {**begun, "results": [r.to_json() for r in results], "totals": totals.to_json()}
+
+
+def _ran(case: str, backend: str) -> bool:
+    return not (backend == "npu" and case.startswith(("ops/SUM", "zoo/")))
+
+
+def _result(rng: random.Random, case: str, backend: str) -> Result:
+    if backend in {"npu", "openvino-stateful"} and case.startswith(("ops/SSM_SCAN", "ops/ROLL", "ops/SOLVE_TRI")):
+        refused = f"{case[4:].partition('-')[0]} node_0: no emitter for this op"
+        return Result(case, backend, Verdict.UNSUPPORTED, detail=refused)
+    never = backend.startswith("sched") and case.startswith("ops/CUMSUM")
+    chance = rng.random()
+    verdict = Verdict.PASS
+    if never or (backend not in {"cpu", "ggml"} and chance < 0.012):
+        verdict = _BAD[int(chance * 1e6) % len(_BAD)]
+    elif backend == "npu" and chance > 0.998:
+        verdict = Verdict.XFAIL
+    elif backend == "npu" and chance > 0.9977:
+        verdict = Verdict.XPASS
+    used = 0.0 if rng.random() < 0.4 else min(0.99, 10 ** rng.gauss(-2.5, 1.0))
+    r = Result(case, backend, verdict, used, used * 1e-13, None if rng.random() < 0.7 else used * 1e-5)
+    r.seconds, r.steps = 10 ** rng.gauss(-3, 0.5), 1 if case.startswith("ops/") else 4
+    r.fresh = chance > 0.9995
+    r.witness = {
+        "device": backend, "path": _DEVICES.get(backend, "translated"), "nodes": rng.randrange(1, 120),
+        "compiles": int(backend not in _DEVICES), "cache_hits": rng.randrange(3), "splits": 0, "copies": 0,
+        "bytes": {"host": 64 * rng.randrange(400)},
+        "kernels": {"MatMul": rng.randrange(9), "Eltwise": rng.randrange(40)},
+        "notes": [f"{rng.randrange(30)} views read by slice"], "stage": "run",
+    }  # fmt: skip
+    if verdict is Verdict.XFAIL:
+        r.waived, r.budget_used = "FAIL", 3.5
+        r.detail = "step 0: MUL_MAT node_0 diverges at [0, 0, 0, 0]: as a waiver says"
+    if verdict is Verdict.FAIL:
+        _fail(r, rng)
+    elif verdict in {Verdict.CRASH, Verdict.TIMEOUT, Verdict.OVERCLAIM}:
+        r.budget_used = r.nmse = r.nmse_exact = r.witness = None
+        r.steps = 0
+        r.detail = f"{backend}: computing steps[0]: its process died (SIGABRT): </script><b>&amp; <!-- not markup"
+    elif verdict is Verdict.VACUOUS:
+        r.detail = "its demand compiles <= 2 is unmet: 5 compiles"
+    elif verdict is Verdict.XPASS:
+        r.waived = "FAIL"
+    return r
+
+
+def _fail(r: Result, rng: random.Random) -> None:
+    op = r.case.partition("/")[2].partition("-")[0].partition(".")[0]
+    r.budget_used = None if rng.random() < 0.2 else 10 ** rng.uniform(0.1, 9)
+    r.nmse = 10 ** rng.uniform(-9, 0)
+    r.first_divergence = {
+        "kind": "node", "step": 0, "node": 0, "op": op, "name": "node_0", "index": [3, 5, 0, 0],
+        "expected": rng.gauss(0, 1), "found": rng.gauss(0, 1), "nmse": r.nmse, "budget": 1e-12,
+    }  # fmt: skip
+    r.detail = f"{op} node_0 f32[64, 4, 1, 1] diverges at [3, 5, 0, 0] (NMSE {r.nmse:.2g}), budget 1e-12"
+    r.saved = f"failures/{r.case.replace('/', '_')}_{r.backend}.gguf"
+
+
+UNITS = (("prefill@pp512", "tokens", 512), ("decode@past=512", "tokens", 64), ("load", "bytes", 1 << 24))
+
+
+def perf(night: int, slower: float = 1.0) -> dict[str, JSON]:
+    """Timings of one night; `slower` divides what openvino-stateful does."""
+    rng = random.Random(night)  # noqa: S311  # as above
+    units: list[dict[str, JSON]] = []
+    for unit, of, work in UNITS:
+        for backend, pace in (("ggml", 1.0), ("openvino-stateless", 1.6), ("openvino-stateful", 0.9 * slower)):
+            fails = backend == "openvino-stateless" and unit == "load"
+            base = pace * work / (900 if of == "tokens" else 4e8)
+            seconds = [] if fails else [base * rng.lognormvariate(0, 0.03) for _ in range(16)]
+            middle = sorted(seconds)[8] if seconds else None
+            units.append(
+                {
+                    "unit": unit, "model": "llama-l=2,embd=256", "case": "kv_growth/llama-l=2@1", "backend": backend,
+                    "verdict": "FAIL" if fails else "PASS", "work": work, "of": of, "seconds": seconds,
+                    "rounds": len(seconds), "rate": work / middle if middle else None,
+                    "counters": {} if fails else {"compiles": 2, "copies": 0, "bytes": 4096},
+                    "memory": {"weights": 1 << 20, "peak": None}, "reason": "its case is FAIL" if fails else "",
+                }
+            )  # fmt: skip
+    answers = ("fine", "regressed", "undecided", "not run")
+    gates = [
+        {
+            "gate": f"gate {k}", "kind": "ratio", "unit": "decode@past=512", "backend": "openvino-stateful",
+            "against": "openvino-stateless", "limit": 0.7, "answer": answer,
+            "estimate": 0.56 + k / 9 if k < 3 else None,
+            "low": 0.54 + k / 9 if k < 3 else None, "high": 0.6 + k / 9 if k < 3 else None, "rounds": 40,
+            "detectable": 0.04, "seconds": 12.5, "reason": f"it is {answer}",
+        }
+        for k, answer in enumerate(answers)
+    ]  # fmt: skip
+    return {**header("perf", f"perf {night}", f"2026-11-{night:02d}T03:00:00Z"), "level": "smoke", "units": units,
+            "gates": gates}  # fmt: skip
+
+
+def planted() -> dict[str, JSON]:
+    """A campaign: 9 faults of two adapters, one of them noticed by nobody, and two adapters as they are."""
+    faults = [
+        {"name": f"fault-{k}", "says": f"the mask is off by {k}", "of": ("cpu", "openvino-stateless")[k % 2],
+         "families": ["ops", "gqa"], "file": "backends/x.py", "old": "a < b", "new": "a <= b"}
+        for k in range(9)
+    ]  # fmt: skip
+    hunts = [
+        {"fault": f["name"], "family": family, "noticed": f["name"] != "fault-4" and (family == "ops" or k % 3 == 0),
+         "case": "ops/ADD-f32+f32-a=1@853", "verdict": "FAIL", "detail": "ADD node_0 diverges"}
+        for k, f in enumerate(faults) for family in ("ops", "gqa")
+    ]  # fmt: skip
+    hunts += [
+        {"fault": f"none-{of}", "family": "ops", "noticed": False, "case": "", "verdict": "", "detail": ""}
+        for of in ("cpu", "openvino-stateless")
+    ]
+    return {**header("planted", "planted", "2026-11-20T04:00:00Z"), "level": "smoke", "faults": faults, "hunts": hunts}
+
+
+def audit() -> dict[str, JSON]:
+    """An audit with each finding."""
+    words = ("agreed", "agreed", "OVERCLAIM", "UNSOUND", "UNDERCLAIM", "UNRUN")
+    cells = [
+        {"case": "weight_placement/llama-l=1@0", "subject": "weight", "name": f"blk.{k}.ffn_up.weight", "type": "q4_0",
+         "ne": [64, 64, 1, 1], "buffer": ("CPU", "CPU_REPACK")[k % 2], "uses": 2, "taken": 2, "ran": 2,
+         "finding": words[k % len(words)],
+         "detail": "" if words[k % len(words)] == "agreed" else f"reason {k}", "saved": None}
+        for k in range(24)
+    ]  # fmt: skip
+    return {**header("audit", "audit", "2026-11-20T05:00:00Z"), "backends": {"ggml?guard=on": cells, "npu": cells[:3]}}
+
+
+def write(folder: Path, count: int, nights: int = 12) -> list[Path]:
+    """All of them as files of `folder`."""
+    documents = {"conformance": conformance(count), "planted": planted(), "audit": audit()}
+    documents |= {f"perf-{n:02d}": perf(n, 1.0 if n < 8 else 1.25) for n in range(1, nights + 1)}
+    paths = []
+    for name, document in documents.items():
+        paths.append(folder / f"{name}.json")
+        paths[-1].write_text(json.dumps(document), encoding="utf-8")
+    return paths

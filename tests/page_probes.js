@@ -1,0 +1,102 @@
+// What the tests of the page ask in the browser; loaded before each question.
+
+const go = (hash) => new Promise((done) => {
+  if (location.hash === hash) return done();
+  addEventListener("hashchange", () => setTimeout(done), { once: true });
+  location.hash = hash;
+});
+const found = () => Number(document.querySelector(".found").dataset.rows);
+const all = (selector) => [...document.querySelectorAll(selector)];
+const numeral = (e) => Number(e.textContent.replaceAll(",", ""));
+
+// Figures of the view whose link leads to another number of rows than they say.
+async function wrongFigures(figures) {
+  const wrong = [];
+  for (const [text, href] of figures) {
+    await go(href);
+    if (found() !== Number(text.replaceAll(",", ""))) wrong.push([text, href, found()]);
+  }
+  return wrong;
+}
+
+// Every cell of the matrix, ops unfolded.
+function cells() {
+  all(".matrix button.op").forEach((b) => b.click());
+  const heads = all(".matrix thead th").map((th) => th.textContent);
+  let op = "";
+  return all(".matrix tbody tr").flatMap((tr) => {
+    const type = tr.classList.contains("type");
+    if (!type) op = (tr.cells[0].querySelector(".op")?.childNodes[1] ?? tr.cells[0]).textContent.trim();
+    return [...tr.cells].slice(1).map((td, k) => ({
+      op,
+      type: type ? tr.cells[0].textContent : null,
+      backend: heads[k + 1],
+      word: td.querySelector(".badge").textContent.slice(2),
+      counts: [...td.querySelectorAll(".counts a")].map(numeral),
+      links: [...td.querySelectorAll("a")].map((a) => a.getAttribute("href")),
+    }));
+  });
+}
+
+function choose(element, value) {
+  element.value = value;
+  element.dispatchEvent(new Event(element.tagName === "INPUT" ? "input" : "change"));
+}
+
+function chooser(name) {
+  return all(".filters label").find((l) => l.querySelector("select") && l.firstChild.textContent === name).querySelector("select");
+}
+
+// Word -> the ways it looks: its sign, colour, ground and border.
+function looks() {
+  const seen = {};
+  for (const e of all(".badge")) {
+    const s = getComputedStyle(e);
+    const look = JSON.stringify([e.textContent[0], s.color, s.backgroundColor, s.borderTopStyle]);
+    (seen[e.textContent.slice(2)] ||= new Set()).add(look);
+  }
+  return Object.fromEntries(Object.entries(seen).map(([word, found]) => [word, [...found].map((l) => JSON.parse(l))]));
+}
+
+// Texts that stand out less than 4.5 to 1 from what is behind them.
+function pale() {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const over = (top, under) => [0, 1, 2].map((k) => (top[k] * top[3] + under[k] * (255 - top[3])) / 255).concat(255);
+  const behind = (e) => {
+    const box = e.closest(".box")?.querySelector("rect");
+    if (box) return rgba(getComputedStyle(box).fill);
+    const layers = [];
+    for (let p = e; p; p = p.parentElement) layers.push(rgba(getComputedStyle(p).backgroundColor));
+    return layers.reverse().reduce((under, top) => over(top, under), [255, 255, 255, 255]);
+  };
+  const poor = new Set();
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const e = walk.currentNode.parentElement;
+    const hidden = e.closest("script, style, title, option, .unseen, [disabled]") || !e.getClientRects().length;
+    if (hidden || !walk.currentNode.textContent.trim()) continue;
+    const style = getComputedStyle(e), under = behind(e);
+    const text = over(rgba(e.namespaceURI.endsWith("svg") ? style.fill : style.color), under);
+    const [a, b] = [light(text), light(under)].sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) poor.add([e.tagName, e.getAttribute("class"), text, under, ratio.toFixed(2)].join(" "));
+  }
+  return [...poor];
+}
+
+// What takes the focus and is no link, button, field or named region, or has no name.
+function odd() {
+  const known = "a[href], button, input, select, summary, main, .scroll[aria-label], code, pre";
+  const named = (e) => e.ariaLabel || e.textContent.trim() || e.closest("label")?.textContent.trim();
+  return all("[tabindex], a, button, input, select, summary")
+    .filter((e) => !e.matches(known) || !named(e))
+    .map((e) => e.outerHTML.slice(0, 120));
+}

@@ -1,0 +1,93 @@
+"""Run files for tests, made by hand."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance.check.verdict import Result, Totals, Verdict
+
+WHEN = "2026-01-02T03:04:05Z"
+
+
+def head(kind: str, *, run: str | None = None, written: str = WHEN, machine: str = "m1") -> dict[str, Any]:
+    """How a document begins."""
+    environment = {"machine": machine, "python": "3.12.1", "system": "Linux x86_64", "cpu": "a cpu", "cores": 2,
+                   "packages": {"numpy": "2.1"}, "unavailable": {}}  # fmt: skip
+    return {"schema": 1, "kind": kind, "run": run or uuid.uuid4().hex, "written": written, "environment": environment}
+
+
+def result(case: str, backend: str, verdict: str, **more: Any) -> dict[str, Any]:  # noqa: ANN401  # a record's fields
+    """A result's record; `XFAIL:CRASH` is a waived crash."""
+    word, _, waived = verdict.partition(":")
+    made = Result(case, backend, Verdict(word), waived=waived or None, detail="" if word == "PASS" else f"it is {word}")
+    return {**made.to_json(), **more}
+
+
+def document(rows: Sequence[tuple[str, str, str] | dict[str, Any]], **head_: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A conformance document of (case, backend, verdict)."""
+    results = [r if isinstance(r, dict) else result(*r) for r in rows]
+    totals = Totals()
+    for r in results:
+        totals.counts[Verdict(r["verdict"])] += 1
+    return {**head("conformance", **head_), "results": results, "totals": totals.to_json()}
+
+
+def unit(name: str, backend: str, seconds: Sequence[float], **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A row of a perf document's units."""
+    ordered = sorted(seconds)
+    rate = 64 / ordered[len(ordered) // 2] if ordered else None
+    return {
+        "unit": name,
+        "model": "llama-tiny",
+        "case": f"kv_growth/llama-tiny,run={name}@0",
+        "backend": backend,
+        "verdict": "PASS" if seconds else "FAIL",
+        "work": 64,
+        "of": "tokens",
+        "seconds": list(seconds),
+        "rounds": len(seconds),
+        "rate": rate,
+        "counters": {"compiles": 2, "kernels": {"RMS": 3}},
+        "memory": {"weights": 1000, "peak": None},
+        "reason": "" if seconds else "its case did not pass",
+        **more,
+    }
+
+
+def gate(name: str, answer: str = "fine", **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A row of a perf document's gates."""
+    return {
+        "gate": name, "kind": "ratio", "unit": "decode", "backend": "x", "against": "y", "limit": 0.7, "answer": answer,
+        "estimate": 0.6, "low": 0.58, "high": 0.63, "rounds": 12, "detectable": 0.04, "seconds": 3.5, "reason": "",
+        **more,
+    }  # fmt: skip
+
+
+def perf(
+    units: Sequence[dict[str, Any]],
+    gates: Sequence[dict[str, Any]] = (),
+    **head_: Any,  # noqa: ANN401
+) -> dict[str, Any]:
+    """A perf document."""
+    return {**head("perf", **head_), "units": list(units), "gates": list(gates)}
+
+
+def planted(found: dict[tuple[str, str], bool], **head_: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A document of planted faults: (fault, family) -> noticed; a fault named `control-…` is none."""
+    faults = [{"name": n, "says": "wrong", "of": "cpu"} for n in dict.fromkeys(f for f, _ in found)]
+    hunts = [
+        {"fault": f, "family": family, "noticed": seen, "case": "c", "verdict": "FAIL" if seen else "", "detail": ""}
+        for (f, family), seen in found.items()
+    ]
+    kept = [f for f in faults if not f["name"].startswith("control-")]
+    return {**head("planted", **head_), "level": "smoke", "faults": kept, "hunts": hunts}
+
+
+def written_to(path: Path, document: Any) -> Path:  # noqa: ANN401  # JSON
+    """`document` in a file."""
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path

@@ -1,0 +1,304 @@
+"""The history: every run once, whole, whoever writes at the same time and whatever dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from history_load import load
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from run_files import document, gate, perf, planted, result, unit, written_to
+
+from conformance.cgraph.errors import UnavailableError, UsageError
+from conformance.cli import main
+from conformance.perf import changes as changing
+from conformance.perf import history_schema
+from conformance.perf.history import History
+from conformance.perf.history_rows import interval
+from conformance.perf.series import Point, Series, kills, runs, series
+
+A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
+
+
+def _store(path: Path, *documents: object, nightly: bool = True) -> Path:
+    with closing(History(path, create=True)) as h:
+        for d in documents:
+            h.add(d, nightly=nightly)  # type: ignore[arg-type]  # JSON
+    return path
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    """Every kind's rows: verdicts are counted, rates and their intervals, kills per adapter."""
+    seconds = [2.0, 1.0, 4.0, 1.6, 1.9, 2.1, 2.2]
+    timed = perf([unit("decode", "x", seconds), unit("load", "x", [])], [gate("g", "regressed"), gate("h")])
+    bugs = planted({("f1", "ops"): False, ("f1", "gqa"): True, ("f2", "ops"): False, ("control-cpu", "ops"): False})
+    ran = document([(A, "x", "PASS"), (B, "x", "FAIL"), (A, "y", "UNSUPPORTED")])
+    with closing(History(_store(tmp_path / "h.sqlite", timed, bugs, ran))) as h:
+        found = {r.kind: r for r in runs(h)}
+        assert found["conformance"].verdicts == {"PASS": 1, "FAIL": 1, "UNSUPPORTED": 1}
+        assert found["perf"].verdicts == {"PASS": 1, "FAIL": 1, "fine": 1, "regressed": 1}
+        assert found["planted"].verdicts == {"noticed": 1, "not noticed": 3}
+        (one,) = series(h)
+        (point,) = one.points
+        assert (one.unit, one.backend, one.of, point.rounds) == ("decode", "x", "tokens", 7)
+        assert (point.rate, point.low, point.high) == (32.0, 64 / 4.0, 64 / 1.0)
+        assert point.packages == {"numpy": "2.1"}
+        (killed,) = kills(h)
+        assert (killed.of, killed.noticed, killed.faults) == ("cpu", 1, 2)
+        counters = h.query("SELECT text, value FROM counters JOIN names ON names.id = counter ORDER BY 1")
+        assert (
+            counters == [("compiles", 2.0), ("compiles", 2.0), ("kernels.RMS", 3.0), ("kernels.RMS", 3.0)]
+            or len(counters) == 4
+        )
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(0, 5), max_size=12), st.randoms(use_true_random=False))
+def test_import_is_idempotent_and_in_any_order(tmp_path: Path, order: list[int], chance: random.Random) -> None:
+    """However often and in whatever order run files come, the store tells the same."""
+    made = [document([(A, "x", "PASS"), (B, "x", "FAIL")], run="1" * 32), perf([unit("u", "x", [1.0])], run="2" * 32),
+            planted({("f", "ops"): True}, run="3" * 32), document([(A, "x", "FAIL")], run="4" * 32, machine="m2"),
+            document([(A, "x", "FAIL")], run="1" * 32, written="2026-02-01T00:00:00Z"),
+            document([], run="5" * 32)]  # fmt: skip
+    name = chance.getrandbits(60)
+    whole = _store(tmp_path / f"{name}a.sqlite", *made)
+    again = _store(tmp_path / f"{name}b.sqlite", *(made[i] for i in order), *chance.sample(made, len(made)))
+    with closing(History(whole)) as a, closing(History(again)) as b:
+        told = """SELECT runs.run, text, verdict, detail FROM results JOIN runs ON runs.id = results.run
+                  JOIN names ON names.id = case_id ORDER BY 1, 2"""
+        assert runs(a) == runs(b)
+        assert series(a) == series(b)
+        assert kills(a) == kills(b)
+        assert a.query(told) == b.query(told)
+        assert ("1" * 32, A, "FAIL", "it is FAIL") in a.query(told)  # what was written later of the same run
+
+
+def test_added_says_what_is_new(tmp_path: Path) -> None:
+    """The counts that `import` prints are the rows that were and were not there."""
+    with closing(History(tmp_path / "h.sqlite", create=True)) as h:
+        small = document([(A, "x", "PASS")], run="1" * 32)
+        grown = document([(A, "x", "PASS"), (B, "x", "PASS")], run="1" * 32)
+        assert [(a.new, a.known) for a in map(h.add, (small, small, grown))] == [(1, 0), (0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_twice_in_one_run_is_the_failure(tmp_path: Path, order: int) -> None:
+    """A case that one run ran twice is one row: a pass does not hide a failure."""
+    doc = document([(A, "x", "FAIL"), (A, "x", "PASS")][::order])
+    with closing(History(_store(tmp_path / "h.sqlite", doc))) as h:
+        assert [r.verdicts for r in runs(h)] == [{"FAIL": 1}]
+
+
+def test_nightly_series_only(tmp_path: Path) -> None:
+    """Runs that were not imported as nightly are no part of the series, unless asked for."""
+    path = _store(tmp_path / "h.sqlite", perf([unit("u", "x", [1.0])]), nightly=False)
+    with closing(History(path)) as h:
+        assert series(h) == []
+        assert len(series(h, nightly=False)) == 1
+
+
+def test_a_run_goes_in_whole_or_not(tmp_path: Path) -> None:
+    """An error in the middle of a document leaves nothing of it."""
+    bad = document([(A, "x", "PASS"), result(B, "x", "PASS", detail=None)])
+    path = tmp_path / "h.sqlite"
+    with closing(History(path, create=True)) as h:
+        with pytest.raises(UsageError):
+            h.add(bad)
+        assert runs(h) == []
+        assert h.add(document([(A, "x", "PASS")])).new == 1
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """What does not fit is not stored at all; what was there stays, and the store goes on when there is room."""
+    path = _store(tmp_path / "h.sqlite", document([(A, "x", "PASS")], run="1" * 32))
+    large = document([(f"ops/ADD-f32+f32-a={i}@1", "x", "PASS") for i in range(2000)], run="2" * 32)
+    with closing(History(path, create=True)) as h:
+        h.query(f"PRAGMA max_page_count = {path.stat().st_size // 4096 + 3}")
+        with pytest.raises(UsageError, match="the disk is full; nothing of this was stored"):
+            h.add(large)
+        assert [(r.run, r.rows) for r in runs(h)] == [("1" * 32, 1)]
+        h.query("PRAGMA max_page_count = 100000")
+        assert h.add(large).new == 2000
+
+
+@pytest.mark.parametrize("seconds", [2.0])
+def test_two_writers_and_a_reader(tmp_path: Path, seconds: float) -> None:
+    """At the same time: no error, and every row that a writer committed is there. The minute is in benchmarks."""
+    told = load(tmp_path / "h.sqlite", seconds)
+    assert told.lost == 0
+    assert told.written > 0
+    assert told.reads > 0
+
+
+def test_many_make_it_at_once(tmp_path: Path) -> None:
+    """Processes that all find no store make one store, and each one's runs are in it."""
+    told = load(tmp_path / "h.sqlite", 0.5, writers=6)
+    assert told.lost == 0
+
+
+def test_kill_loses_nothing_committed(tmp_path: Path) -> None:
+    """A writer killed (SIGKILL) as it writes: each run that it said is in is there whole, and no half one."""
+    path = tmp_path / "h.sqlite"
+    for round_ in range(4):
+        writer = subprocess.Popen(
+            [sys.executable, "-m", "history_load", str(path), str(round_), "60"],
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        assert writer.stdout is not None
+        said = [writer.stdout.readline().split() for _ in range(3 + round_)]
+        writer.send_signal(signal.SIGKILL)
+        said += [words for line in writer.stdout if len(words := line.split()) == 2]
+        writer.wait()
+        writer.stdout.close()
+        with closing(History(path, create=True)) as h:
+            assert h.query("PRAGMA integrity_check") == [("ok",)]
+            there = {r.run: r.rows for r in runs(h)}
+        for run, rows in said:
+            assert there[run] == int(rows)
+        assert set(there.values()) == {int(said[0][1])}  # whole runs only
+
+
+def test_closed_is_one_file(tmp_path: Path) -> None:
+    """Nothing lies beside a history that nobody has open, so that it can be copied."""
+    _store(tmp_path / "h.sqlite", document([(A, "x", "PASS")]))
+    assert [p.name for p in tmp_path.iterdir()] == ["h.sqlite"]
+
+
+def test_older_version_is_brought_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store made by version 1 opens under a version 2 with its rows kept and the new step done once."""
+    path = _store(tmp_path / "h.sqlite", document([(A, "x", "PASS")]))
+    steps = (*history_schema.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT 'none'",))
+    monkeypatch.setattr("conformance.perf.history.MIGRATIONS", steps)
+    for _ in range(2):
+        with closing(History(path)) as h:
+            assert h.query("SELECT note, machine FROM runs") == [("none", "m1")]
+            assert [r.verdicts for r in runs(h)] == [{"PASS": 1}]
+
+
+def test_newer_version_is_refused(tmp_path: Path) -> None:
+    """A store of a version to come is not touched."""
+    path = _store(tmp_path / "h.sqlite", document([(A, "x", "PASS")]))
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 99")
+    before = path.read_bytes()
+    for create in (False, True):
+        with pytest.raises(UsageError, match="version 99 found: a newer ggml-conformance made it"):
+            History(path, create=create)
+    assert path.read_bytes() == before
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    """No history is made of another program's SQLite file, of text, or where nothing is to be made."""
+    other = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(other)) as db:
+        db.execute("CREATE TABLE t (x)")
+    text = tmp_path / "text.sqlite"
+    text.write_text("not a database at all, but long enough to be read as one\n" * 40, encoding="utf-8")
+    for path, says in ((other, "something else found"), (text, "is damaged")):
+        before = path.read_bytes()
+        with pytest.raises(UsageError, match=says):
+            History(path, create=True)
+        assert path.read_bytes() == before
+    with pytest.raises(UsageError, match="no such file"):
+        History(tmp_path / "none.sqlite")
+    with pytest.raises(UsageError, match="folder must exist"):
+        History(tmp_path / "no" / "h.sqlite", create=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_damaged_store_is_one_error(tmp_path: Path, seed: int) -> None:
+    """Bytes overwritten or cut off: one error that says what to do, and the file stays as it was; or it does not
+    matter, and all rows are there.
+    """
+    rows = [(f"ops/ADD-f32+f32-a={i}@1", "x", "PASS") for i in range(800)]
+    path = _store(tmp_path / "h.sqlite", document(rows, run="1" * 32))
+    raw, chance = bytearray(path.read_bytes()), random.Random(seed)  # noqa: S311  # damage, no secret
+    if seed % 3 == 0:
+        del raw[chance.randrange(1000, len(raw)) :]
+    else:
+        at = chance.randrange(0, len(raw) - 400) if seed % 3 == 1 else chance.randrange(0, len(raw) // 4096) * 4096
+        raw[at : at + 400] = chance.randbytes(400)
+    path.write_bytes(raw)
+    try:
+        with closing(History(path, create=True)) as h:
+            h.add(document([(A, "x", "PASS")], run="2" * 32))
+            told = {r.run: r.rows for r in runs(h)}
+    except UsageError as e:
+        assert "h.sqlite" in str(e)  # noqa: PT017  # either way is right
+        assert path.read_bytes() == raw
+    else:
+        assert told == {"1" * 32: 800, "2" * 32: 1}
+
+
+def test_interval_of_a_median() -> None:
+    """The exact binomial interval: of 6 values the extremes, of 20 the 6th from either end; none under 6."""
+    assert interval([5, 1, 2, 3, 4]) == (None, None)
+    assert interval([5, 1, 2, 3, 4, 6]) == (1, 6)
+    assert interval(list(range(1, 21))) == (6, 15)
+
+
+def _nights(rates: list[float]) -> Series:
+    points = [Point(f"{i:032x}", f"2026-01-{i + 1:02}T00:00:00Z", r, None, None, 9, {}) for i, r in enumerate(rates)]
+    return Series("decode", "llama", "x", "m1", "tokens", tuple(points))
+
+
+def test_change_points() -> None:
+    """Otava finds a step of 10 % in noise of 1 % where it is, nothing in noise, and is not asked of few points."""
+    pytest.importorskip("otava", reason="the extra 'history' is not installed: docs/history.md")
+    chance = random.Random(7)  # noqa: S311  # noise, no secret
+    noise = [100 + chance.gauss(0, 1) for _ in range(28)]
+    assert changing.changes([_nights(noise), _nights([100.0, 50.0, 20.0])]) == []
+    stepped = [x * (0.9 if i >= 15 else 1) for i, x in enumerate(noise)]
+    (change,) = changing.changes([_nights(stepped)])
+    assert (change.since.written, change.at.written) == ("2026-01-15T00:00:00Z", "2026-01-16T00:00:00Z")
+    assert 0.88 < change.ratio < 0.92
+    assert changing.changes([_nights(stepped)], least=0.2) == []
+
+
+def test_change_points_without_otava(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence says what to install."""
+    monkeypatch.setitem(sys.modules, "otava", None)
+    monkeypatch.setitem(sys.modules, "otava.analysis", None)
+    with pytest.raises(UnavailableError, match=r"pip install 'ggml-conformance\[history\]'"):
+        changing.changes([_nights([1.0] * 20)])
+
+
+def test_command_line(tmp_path: Path) -> None:
+    """import, list and changes by the command line; a second import adds nothing; a bad file stores nothing."""
+    store, folder = tmp_path / "h.sqlite", tmp_path / "runs"
+    folder.mkdir()
+    written_to(folder / "a.json", document([(A, "x", "PASS"), (B, "x", "FAIL")]))
+    written_to(folder / "p.json", perf([unit("u", "x", [1.0, 2.0, 3.0])]))
+    written_to(folder / "k.json", planted({("f", "ops"): True}))
+
+    def conform(*args: str) -> tuple[int, str]:
+        done = CliRunner().invoke(main, ["history", *args, "--store", str(store)])
+        return done.exit_code, done.output
+
+    assert conform("list")[0] == 2
+    bad = written_to(tmp_path / "bad.json", {"schema": 1})
+    assert conform("import", str(folder), str(bad))[0] == 2
+    assert not store.exists()
+    code, said = conform("import", str(folder), "--nightly")
+    assert code == 0
+    assert ": conformance " in said
+    assert "2 new rows\n" in said
+    assert "0 new rows, 2 were there" in conform("import", str(folder))[1]
+    code, said = conform("list", "--json", str(tmp_path / "list.json"))
+    assert code == 0
+    assert "1 PASS, 1 FAIL" in said or "1 FAIL, 1 PASS" in said
+    assert "1 of 1" in said
+    assert len(json.loads((tmp_path / "list.json").read_text(encoding="utf-8"))["runs"]) == 3
+    code, said = conform("changes")
+    assert code == 0
+    assert "0 change points in 0 nightly series; 1 others have fewer than 7 runs" in said

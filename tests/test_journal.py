@@ -1,0 +1,205 @@
+"""The journal of a run: wherever a kill tears it, the next start goes on and counts nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.backend.registry import Spec
+from conformance.cgraph import casefile
+from conformance.cgraph.case import JSON, Case
+from conformance.cgraph.errors import UsageError
+from conformance.check.verdict import Result, Verdict
+from conformance.cli import main
+from conformance.report import journal as journals
+from conformance.report.journal import Journal
+from conformance.report.record import header
+from conformance.run.runner import Runner
+from conformance.run.select import build, case_ids
+
+ASKED: dict[str, JSON] = {"levels": {"cpu": "smoke"}, "seed": None}
+RESULTS = st.lists(
+    st.builds(
+        Result,
+        st.text(max_size=8),
+        st.sampled_from(["cpu", "ggml?a=b"]),
+        st.sampled_from(Verdict),
+        budget_used=st.none() | st.floats(0, 2),
+        fresh=st.booleans(),
+        detail=st.text(max_size=8),
+        witness=st.none() | st.just({"device": "ü\n"}),
+    ),
+    max_size=6,
+)
+
+
+def _taken(journal: Journal, results: Sequence[Result]) -> list[Result | None]:
+    return [journal.take(r.backend, r.case) for r in results]
+
+
+@given(RESULTS, st.data())
+def test_what_a_kill_leaves_is_read_and_gone_on_with(results: list[Result], data: st.DataObject) -> None:
+    """Cut at any byte: each whole line is kept, each once, the torn one is dropped, and what is then appended stays."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run.journal"
+        first = Journal(path, ASKED)
+        for r in results:
+            first.add([r])
+        first.close()
+        raw = path.read_bytes()
+        at = data.draw(st.integers(0, len(raw)))
+        path.write_bytes(raw[:at])
+        kept = max(0, raw[:at].count(b"\n") - 1)
+
+        second = Journal(path, ASKED)
+        assert _by_key(filter(None, _taken(second, results))) == _by_key(results[:kept])
+        assert _taken(second, results) == [None] * len(results)
+        assert (second.run == first.run) == (raw[:at].count(b"\n") > 0)
+        second.add(results[kept:])
+        second.close()
+
+        third = Journal(path, ASKED)
+        assert _by_key(filter(None, _taken(third, results))) == _by_key(results)
+        third.close()
+
+
+def _by_key(results: object) -> dict[tuple[str, str], list[Result]]:
+    found: dict[tuple[str, str], list[Result]] = {}
+    for r in results:  # type: ignore[attr-defined]  # any iterable of results
+        found.setdefault((r.backend, r.case), []).append(r)
+    return found
+
+
+def test_the_seed_of_fresh_cases_stays(tmp_path: Path) -> None:
+    """A second start makes the same fresh cases."""
+    first = Journal(tmp_path / "j", ASKED)
+    first.close()
+    second = Journal(tmp_path / "j", ASKED)
+    second.close()
+    assert (first.run, first.seed) == (second.run, second.seed)
+
+
+@pytest.mark.parametrize("content", ["no journal", "{}\n", '{"kind": "conformance"}\n', "[]\n", "1\n2\n", "\n"])
+def test_a_file_of_another_kind_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
+    """What is no journal is one line, and not a byte of it changes."""
+    path = tmp_path / "mine"
+    path.write_text(content)
+    with pytest.raises(UsageError, match=r"no journal of a run|one line of JSON expected"):
+        Journal(path, ASKED)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("line", ["{}", "null", "not JSON", '{"case": "a", "backend": "b", "verdict": "GOOD"}',
+                                  '{"case": "a", "backend": "b", "verdict": "PASS", "more": 1}'])  # fmt: skip
+def test_a_broken_line_within_is_named(tmp_path: Path, line: str) -> None:
+    """Only the last line may be torn; any other is an error with its number, since a lost result would run twice."""
+    path = tmp_path / "j"
+    Journal(path, ASKED).close()
+    with path.open("a") as f:
+        f.write(f"{line}\n")
+    with pytest.raises(UsageError, match="line 2"):
+        Journal(path, ASKED)
+
+
+def test_a_run_of_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of other options or packages do not mix with this run's; the message names what differs."""
+    path = tmp_path / "j"
+    Journal(path, ASKED).close()
+    with pytest.raises(UsageError, match=r"was asked for seed null, this one 7"):
+        Journal(path, {**ASKED, "seed": 7})
+    other = {
+        **header("journal"),
+        "environment": {"machine": "m", "python": "3", "packages": {"openvino": "1"}},
+    }
+    monkeypatch.setattr(journals, "header", lambda _: other)
+    with pytest.raises(UsageError, match=r"had machine"):
+        Journal(path, ASKED)
+
+
+def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run with the same journal is refused as long as the first lives."""
+    monkeypatch.setattr(journals, "PATIENCE", 0.0)
+    first = Journal(tmp_path / "j", ASKED)
+    with pytest.raises(UsageError, match="another run is writing to it"):
+        Journal(tmp_path / "j", ASKED)
+    first.close()
+    Journal(tmp_path / "j", ASKED).close()
+
+
+def test_a_full_disk_is_one_line() -> None:
+    """What cannot be written is said, not lost in silence."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    journal = object.__new__(Journal)
+    journal.path, journal._descriptor = Path("j"), os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(UsageError, match=r"--journal j: cannot be written: No space left"):
+        journal.add([Result("a", "b", Verdict.PASS)])
+    journal.close()
+
+
+def test_a_run_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after any piece, a second start runs exactly the rest, and its document is that of an unbroken run."""
+    ran: list[str] = []
+    dying: list[int] = [0]
+    real = Runner.run
+
+    def run(self: Runner, spec: Spec, cases: Sequence[Case]) -> list[Result]:
+        if len(ran) >= dying[0] > 0:
+            raise SystemExit(9)  # as abrupt as this process can bear: nothing more is written to the journal
+        ran.extend(c.id for c in cases)
+        return real(self, spec, cases)
+
+    monkeypatch.setattr(Runner, "run", run)
+    loose = tmp_path / "loose.gguf"
+    casefile.write(loose, [build(case_ids(["ops"], [], "smoke")[0])])
+    words = ["run", str(loose), "--family", "gqa", "--family", "captured", "--backend", "ggml", "--fresh", "2",
+             "--save-failures", str(tmp_path)]  # fmt: skip
+    whole, broken, path = tmp_path / "whole.json", tmp_path / "broken.json", tmp_path / "j"
+
+    dying[0] = 4
+    CliRunner().invoke(main, [*words, "--journal", str(path), "--json", str(broken)])
+    assert len(ran) == 4
+    dying[0] = 0
+    assert CliRunner().invoke(main, [*words, "--journal", str(path), "--json", str(broken)]).exit_code == 0
+    resumed = json.loads(broken.read_text())
+    total = len(resumed["results"])
+    assert len(ran) == total == 1 + 7 + 2 + 2
+    assert CliRunner().invoke(main, [*words, "--journal", str(path), "--json", str(broken)]).exit_code == 0
+    assert len(ran) == total
+    again = json.loads(broken.read_text())
+    assert (again["run"], again["results"], again["totals"]) == (resumed["run"], resumed["results"], resumed["totals"])
+
+    seed = str(json.loads(path.read_text().partition("\n")[0])["seed"])
+    CliRunner().invoke(main, [*words, "--journal", str(tmp_path / "j2"), "--json", str(whole)])
+    listed = [r["case"] for r in json.loads(whole.read_text())["results"] if not r["fresh"]]
+    assert [r["case"] for r in resumed["results"] if not r["fresh"]] == listed
+    fresh = [r["case"] for r in resumed["results"] if r["fresh"]]
+    assert len(fresh) == 2
+    assert CliRunner().invoke(main, [*words, "--seed", seed, "--only-fresh", "--json", str(whole)]).exit_code == 0
+    assert {r["case"] for r in json.loads(whole.read_text())["results"] if r["fresh"]} == set(fresh)
+
+
+def test_an_interrupted_run_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After Ctrl-C what ran is recorded, of the backend at work too, and the exit code says that it is not all."""
+    real = Runner.run
+    ran: list[str] = []
+
+    def run(self: Runner, spec: Spec, cases: Sequence[Case]) -> list[Result]:
+        if ran:
+            raise KeyboardInterrupt
+        ran.append(cases[0].id)
+        return real(self, spec, cases)
+
+    monkeypatch.setattr(Runner, "run", run)
+    out = tmp_path / "r.json"
+    result = CliRunner().invoke(main, ["run", "--family", "gqa", "--backend", "ggml", "--json", str(out)])
+    assert result.exit_code == 130
+    assert [r["case"] for r in json.loads(out.read_text())["results"]] == ran

@@ -1,0 +1,250 @@
+"""The nightly: no part takes another down, and one exit code and one summary say what came of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from night_script import POSIX, SCRIPT, lives, night, until
+
+from conformance.cgraph.case import JSON
+from conformance.cgraph.errors import UsageError
+from conformance.nightly import figures, process, summary
+from conformance.nightly.figures import Failure
+from conformance.nightly.night import exit_code
+from conformance.nightly.parts import PARTS, Asked, Here, shown
+from conformance.nightly.state import Answer, Done, State, begin, hold, read
+from conformance.run.shard import Shard
+
+pytestmark = POSIX
+
+
+def test_no_part_takes_another_down(tmp_path: Path) -> None:
+    """Crash, traceback, no document, a wrong or torn one, no program, a limit: each is said, and the next part runs."""
+    broken = ["crash", "traceback", "silent", "other-kind", "torn", "late", "absent", "unknown", "report"]
+    done = night(tmp_path, "--parts", ",".join([*broken, "fine", "history"]))
+    assert done.returncode == 4, done.stdout
+    parts = read(tmp_path).parts
+    assert {n: str(parts[n].answer) for n in broken if n != "late"} == {
+        n: "could not run" for n in broken if n != "late"
+    }
+    assert parts["late"].answer is Answer.LATE
+    assert parts["fine"].answer is parts["history"].answer is Answer.FINE
+    text = (tmp_path / "summary.md").read_text()
+    for n in broken:
+        assert f"- **{n}** on " in text
+    assert "signal 11: last words" in parts["crash"].says
+    assert "a fault of its own" in parts["traceback"].says
+    assert "it wrote no document" in parts["silent"].says
+    assert "perf, conformance expected" in parts["other-kind"].says
+    assert "what it had by then is recorded" in parts["late"].says
+    assert "No such file" in parts["absent"].says
+    assert "- not asked for: work, rounds, failing" in text
+    assert "late.json" in (tmp_path / "imported").read_text()
+
+
+def test_what_could_not_run_is_tried_again(tmp_path: Path) -> None:
+    """A further start runs what could not run, and what sums up after it; the rest it leaves."""
+    assert night(tmp_path, "--parts", "silent,fine,history").returncode == 4
+    assert night(tmp_path, "--parts", "silent,fine,history").returncode == 4
+    parts = read(tmp_path).parts
+    assert {n: p.starts for n, p in parts.items()} == {"silent": 2, "fine": 1, "history": 2}
+
+
+def test_a_finished_night_says_the_same_again(tmp_path: Path) -> None:
+    """Started once more, nothing runs, and exit code and summary are what they were."""
+    first = night(tmp_path, "--parts", "work,history")
+    text = (tmp_path / "summary.md").read_text()
+    again = night(tmp_path, "--parts", "work,history")
+    assert first.returncode == again.returncode == 0
+    assert (tmp_path / "summary.md").read_text() == text.replace("\n\n##", "; started 2 times\n\n##", 1)
+    assert len((tmp_path / "imported").read_text().splitlines()) == 1
+
+
+def test_nothing_stays_behind_a_part(tmp_path: Path) -> None:
+    """What a part started and left running is ended with it."""
+    assert night(tmp_path, "--parts", "child").returncode == 0
+    child = int((tmp_path / "pid").read_text())
+    until(lambda: not lives(child))
+
+
+def test_rounds_go_on_until_the_budget_is_used(tmp_path: Path) -> None:
+    """A part that repeats writes a document per round; without a budget it does not run, which is no failure."""
+    assert night(tmp_path / "a", "--parts", "rounds", "--time-budget", "0.3").returncode == 0
+    done = read(tmp_path / "a").parts["rounds"]
+    assert done.documents == [f"rounds-{n}.json" for n in range(1, done.rounds + 1)]
+    assert done.rounds >= 1
+    none = night(tmp_path / "b", "--parts", "rounds,fine", "--time-budget", "0")
+    assert none.returncode == 0
+    assert "- not asked for: " in none.stdout
+
+
+def test_shards_merge_into_one_night(tmp_path: Path) -> None:
+    """Each whole part is done by one shard; merged there is one summary of all; a shard that is missing is said."""
+    parts = "work,fine,failing"
+    codes = [
+        night(tmp_path / f"{k}", "--parts", parts, "--shard", f"{k}/2", "--label", "here").returncode for k in (1, 2)
+    ]
+    assert codes == [0, 1]
+    states = [read(tmp_path / f"{k}") for k in (1, 2)]
+    assert [s.parts["fine"].answer for s in states] == [Answer.FINE, Answer.ELSEWHERE]
+    assert [s.parts["failing"].answer for s in states] == [Answer.ELSEWHERE, Answer.FAILED]
+    assert (tmp_path / "2" / "work-shard2.json").exists()
+    merge = ["--parts", "history", "--merge", str(tmp_path / "2")]
+    half = night(tmp_path / "half", *merge)
+    assert half.returncode == 1
+    assert "- here: shard 1 of 2 is missing: about 50 % of the cases did not run" in half.stdout
+    whole = night(tmp_path / "whole", *merge, "--merge", str(tmp_path / "1"))
+    assert whole.returncode == 1, whole.stdout
+    assert "here shard 1/2, here shard 2/2" in whole.stdout
+    assert "is missing:" not in whole.stdout
+    assert "`conform run --case f/w@1 --backend fake`" in whole.stdout
+    imported = (tmp_path / "whole" / "imported").read_text()
+    assert imported == "failing-shard2.json fine-shard1.json work-shard1.json work-shard2.json\n"
+
+
+def test_a_state_of_something_else_is_refused(tmp_path: Path) -> None:
+    """Other words or another machine do not go on with a night; a file that is none is one line."""
+    asked = {"level": "smoke"}
+    state = begin(tmp_path, "here", asked)
+    state.save()
+    assert begin(tmp_path, "here", asked).head["run"] == state.head["run"]
+    with pytest.raises(UsageError, match="was asked for level 'smoke', this one 'full'"):
+        begin(tmp_path, "here", {"level": "full"})
+    for text in ("", "{}", "[]", '{"kind": "nightly"}', "\0"):
+        (tmp_path / "nightly.state").write_text(text)
+        with pytest.raises(UsageError, match="no state of a nightly"):
+            begin(tmp_path, "here", asked)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--parts", "nope"], "part 'nope' is unknown; known: work, rounds"),
+        (["--shard", "3/2"], "--shard '3/2'"),
+        (["--backend", "nope"], "--backend nope: is not installed; known: "),
+        (["--family", "nope"], "family 'nope' is unknown"),
+        (["--merge", "."], "no night is there"),
+        (["--level", "nope"], "'nope' is not one of"),
+    ],
+)
+def test_wrong_words_are_one_line(tmp_path: Path, words: list[str], says: str) -> None:
+    """Exit code 2, before anything runs."""
+    where = tmp_path / "night"
+    done = subprocess.run(
+        [*SCRIPT, "-o", str(where), *words], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not list(where.glob("*.json"))
+
+
+def test_one_night_at_a_time_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one is refused as long as the first is at work."""
+    monkeypatch.setattr("conformance.nightly.state.PATIENCE", 0.0)
+    held = hold(tmp_path)
+    with pytest.raises(UsageError, match="another nightly is at work there"):
+        hold(tmp_path)
+    os.close(held)
+    os.close(hold(tmp_path))
+
+
+def _state(**answers: Answer | None) -> State:
+    return State(
+        Path(), {"written": "2026-01-01T00:00:00Z"}, "here", {}, parts={n: Done(a) for n, a in answers.items()}
+    )
+
+
+def test_the_exit_code_is_the_worst() -> None:
+    """Failures before what could not run, before nothing executed; what was not asked for does not count."""
+    fine, failed, broken, nothing = Answer.FINE, Answer.FAILED, Answer.BROKEN, Answer.NOTHING
+    assert exit_code([_state(a=fine, b=Answer.UNASKED)], ["a", "b"]) == 0
+    assert exit_code([_state(a=failed, b=broken)], ["a", "b"]) == 1
+    assert exit_code([_state(a=fine, b=broken)], ["a", "b"]) == 4
+    assert exit_code([_state(a=fine, b=None)], ["a", "b"]) == 4
+    assert exit_code([_state(a=fine, b=Answer.LATE)], ["a", "b"]) == 4
+    assert exit_code([_state(a=fine)], ["a"], ["shard 2 of 2 is missing"]) == 4
+    assert exit_code([_state(a=nothing, b=fine)], ["a", "b"]) == 3
+    assert exit_code([_state(a=nothing), _state(a=fine)], ["a"]) == 0
+    assert exit_code([_state()], ["a"]) == 3
+
+
+def test_the_summary_stays_under_its_size_and_names_every_command() -> None:
+    """Thousands of failures with long stories fit; all of them stand in the file of commands."""
+    found = [Failure("FAIL", f"f/{n}@1", "b", "x|y\n" * 5000, f"conform repro {n}", n % 2 == 1) for n in range(9000)]
+    text = summary.summary([_state(work=Answer.FAILED)], ["work"], found, [], 1)
+    assert len(text.encode()) <= summary.LIMIT
+    assert "## Failing cases: 4,500" in text
+    assert "… and 4,300 more" in text
+    every = set(summary.reproduce(found).splitlines())
+    assert all(f"  `conform repro {n}`" in every for n in range(9000))
+    cut = summary.cut("ü\n" * 1000, 500)
+    assert len(cut.encode()) <= 500
+    assert cut.endswith("it is in the documents\n")
+
+
+def test_findings_and_what_did_not_run_are_sentences() -> None:
+    """A bug that nobody noticed, a broken limit, a false word of a backend, and what was not there, are named."""
+    gate = {"gate": "g", "unit": "u", "backend": "b", "reason": "why"}
+    cell = {"name": "w", "buffer": "CPU", "detail": "a crash"}
+    documents: list[dict[str, JSON]] = [
+        {"kind": "planted", "faults": [{"name": "x", "of": "cpu", "says": "late"}, {"name": "y"}],
+         "hunts": [{"fault": "x", "noticed": False}, {"fault": "y", "noticed": True}]},
+        {"kind": "perf", "gates": [{**gate, "answer": a} for a in ("fine", "regressed", "undecided", "not run")]},
+        {"kind": "audit", "backends": {"b": [{**cell, "finding": f} for f in ("agreed", "OVERCLAIM", "UNRUN")]}},
+        {"kind": "conformance", "environment": {"unavailable": {"npu": "no device"}}, "results": "torn"},
+    ]  # fmt: skip
+    assert figures.findings(documents) == [
+        "planted bug x (cpu) is not noticed: late",
+        "gate g, u on b: why",
+        "audit: OVERCLAIM w in CPU on b: a crash",
+    ]
+    assert figures.unrun(documents) == ["backend npu: not available: no device", "gate g, u on b: why"]
+    assert figures.of(documents) == (
+        "1 of 2 planted bugs noticed; 1 gates fine, 1 gates not run, 1 gates regressed, 1 gates undecided; "
+        "1 OVERCLAIM, 1 UNRUN, 1 agreed"
+    )
+
+
+def test_github_gets_the_summary(tmp_path: Path) -> None:
+    """It is appended to the file that GITHUB_STEP_SUMMARY names; one that cannot be written changes no exit code."""
+    step = tmp_path / "step.md"
+    step.write_text("before\n")
+    assert night(tmp_path / "n", "--parts", "failing", GITHUB_STEP_SUMMARY=str(step)).returncode == 1
+    text = step.read_text()
+    assert text.startswith("before\n# Nightly: there are failures")
+    assert "FAIL `f/w@1` on `fake`: a \\| b\n  `conform run --case f/w@1 --backend fake`" in text
+    assert night(tmp_path / "m", "--parts", "fine", GITHUB_STEP_SUMMARY="/no/such/file").returncode == 0
+
+
+def test_a_full_disk_does_not_stop_the_night(tmp_path: Path) -> None:
+    """A log that cannot be written stops no command; a state that cannot be written is said and fails the night."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    lock = hold(tmp_path)
+    ended = process.run([sys.executable, "-c", "print('x' * 100000); print('end')"], Path("/dev/full"), 60, lock)
+    os.close(lock)
+    assert (ended.code, ended.last_line) == (0, "end")
+    state = _state(a=Answer.FINE)
+    state.folder = tmp_path / "gone"
+    state.save()
+    assert "cannot be written" in state.unwritten
+    assert exit_code([state], ["a"]) == 4
+
+
+def test_every_command_of_the_table_is_one(tmp_path: Path) -> None:
+    """`conform` knows each command and option that the real parts use."""
+    asked = Asked(
+        tmp_path, "smoke", ("cpu",), ("gqa",), Shard(1, 2), 1.0, 2.0, tmp_path / "h.sqlite", tmp_path / "venv"
+    )
+    here = Here(tmp_path / "a.json", tmp_path / "a.journal", (tmp_path / "b.json",))
+    for part in PARTS:
+        words = part.command(asked, here)
+        helped = subprocess.run([*words, "--help"], capture_output=True, text=True, timeout=60, check=False)
+        assert helped.returncode == 0, (part.name, helped.stderr)
+        options = [w for w in words if w.startswith("-") and w != "-m"]
+        assert all(o in helped.stdout for o in options), part.name
+        assert shown(words).startswith("conform ")

@@ -1,0 +1,110 @@
+"""A nightly that is killed at any moment and started again ends as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import night_parts
+import pytest
+from night_script import PATIENCE, POSIX, REAL, SCRIPT, killed, lives, night, results, until
+
+from conformance.nightly.state import read
+
+pytestmark = POSIX
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, seed: int) -> None:
+    """SIGKILL again and again at random points of its progress: in the end each result is there once, and no case that
+    was written down ran again.
+    """
+    chance = random.Random(seed)  # noqa: S311  # where to kill, and the same each time
+    words = ["--parts", "work,fine,history"]
+    ran = tmp_path / "ran"
+    kills = 0
+    for _ in range(4):
+        size = ran.stat().st_size if ran.exists() else 0
+        more = chance.randrange(0, 40)
+        pause = chance.choice([0.0, 0.0, 0.3])
+
+        def _far(limit: int = size + more, pause: float = pause) -> bool:
+            far = (ran.stat().st_size if ran.exists() else 0) >= limit
+            if far:
+                time.sleep(pause)
+            return far
+
+        kills += killed(tmp_path, words, _far)
+    last = night(tmp_path, *words)
+    assert last.returncode == 0, last.stdout
+    assert kills > 0
+    ids = [f"f/{n}@1" for n in range(night_parts.CASES)]
+    assert results(tmp_path, "work.json") == {(i, "fake", "PASS"): 1 for i in ids}
+    journal = (tmp_path / "work.journal").read_text().splitlines()
+    assert len(journal) == 1 + night_parts.CASES
+    begun = Counter(ran.read_text().split())
+    assert set(begun) == set(ids)
+    assert begun.total() <= night_parts.CASES + kills, "only a case that a kill caught may have begun twice"
+    assert json.loads((tmp_path / "work.json").read_text())["run"] == json.loads(journal[0])["run"]
+    assert set((tmp_path / "imported").read_text().splitlines()[-1].split()) == {"work.json", "fine.json"}
+
+
+def test_rounds_are_gone_on_with(tmp_path: Path) -> None:
+    """A kill in a round ends neither the part nor its numbering: the next start uses the rest of the time."""
+    words = ["--parts", "rounds", "--time-budget", "2"]
+    assert killed(tmp_path, words, (tmp_path / "rounds-2.json").exists)
+    assert read(tmp_path).parts["rounds"].answer is None
+    assert night(tmp_path, *words).returncode == 0
+    done = read(tmp_path).parts["rounds"]
+    assert done.seconds >= 2
+    assert done.documents == [f"rounds-{n}.json" for n in range(1, done.rounds + 1)]
+    assert all((tmp_path / d).exists() for d in done.documents)
+
+
+def test_a_kill_leaves_no_process_behind(tmp_path: Path) -> None:
+    """SIGKILL of the nightly alone ends what it had started; the next start waits for that, and does the part again."""
+    pid = tmp_path / "pid"
+    assert killed(tmp_path, ["--parts", "sleeps"], pid.exists)
+    first = int(until(pid.read_text))
+    until(lambda: not lives(first))
+    pid.unlink()
+    assert killed(tmp_path, ["--parts", "sleeps"], pid.exists)
+    assert read(tmp_path).parts["sleeps"].starts == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    """It says so by exit code and summary, leaves nothing running, and the next start goes on."""
+    pid = tmp_path / "pid"
+    words = ["--parts", "fine,sleeps,history"]
+    with subprocess.Popen([*SCRIPT, "-o", str(tmp_path), *words], stdout=subprocess.PIPE, text=True) as popen:
+        inner = int(until(lambda: pid.exists() and pid.read_text()))
+        popen.send_signal(number)
+        said, _ = popen.communicate(timeout=PATIENCE)
+    assert popen.returncode == 128 + number
+    assert not lives(inner)
+    assert "interrupted; start it again" in said
+    text = (tmp_path / "summary.md").read_text()
+    assert "**sleeps** on" in text
+    assert "was interrupted\n- **history** on" in text
+    assert "was never reached" in text
+    again = night(tmp_path, "--parts", "fine")
+    assert "fine: fine, by an earlier start" in again.stdout
+
+
+def test_a_real_night_killed_and_gone_on_with(tmp_path: Path) -> None:
+    """The real script over a small family: killed in the middle of its cases, its results are those of a plain run."""
+    words = ["--level", "smoke", "--family", "gqa", "--backend", "ggml", "--parts", "conformance", "--time-budget", "0"]
+    journal = tmp_path / "night" / "conformance.journal"
+    assert killed(tmp_path / "night", words, lambda: journal.exists() and journal.read_bytes().count(b"\n") > 3, REAL)
+    done = night(tmp_path / "night", *words, script=REAL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    plain = ["run", "--level", "smoke", "--family", "gqa", "--backend", "ggml", "--json", str(tmp_path / "plain.json")]
+    subprocess.run([sys.executable, "-m", "conformance.cli", *plain], check=True, capture_output=True, timeout=120)
+    assert results(tmp_path / "night", "conformance.json") == results(tmp_path, "plain.json")

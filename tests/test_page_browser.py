@@ -1,0 +1,226 @@
+"""The report's page in a real browser: each figure leads to its rows, and each row is the one of the run."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+
+import made_runs
+import pytest
+from browser import VIEWS, Driver, ask, case_view, failed_view, go, results
+
+from conformance.check.verdict import FAILURES, Verdict
+from conformance.report.matrix import PASSED, Cell, matrix
+from conformance.report.page import page
+from conformance.report.page.tables import subject
+from conformance.report.reproduce import command
+from conformance.report.runs import Runs, read_runs
+from conformance.run.select import case_ids
+
+pytest_plugins = ("page_fixtures",)
+
+
+def test_it_opens_without_a_network(at: Driver) -> None:
+    """Opened from disk it shows the overview, fetches nothing and breaks no policy."""
+    assert at.execute_script("return document.documentElement.dataset.ready") == "yes"
+    assert at.execute_script("return document.querySelector('h2').textContent") == "Overview"
+    assert at.execute_script("return performance.getEntriesByType('resource').length") == 0
+
+
+@pytest.mark.parametrize("view", [v for v in VIEWS if v != "support"])
+def test_each_figure_leads_to_its_rows(at: Driver, view: str) -> None:
+    """Every figure of a view that is a count is a link to as many rows as it says."""
+    go(at, view)
+    figures = ask(at, "return all('a.figure').map((a) => [a.textContent.trim(), a.getAttribute('href')])")
+    counts = [f for f in figures if f[0].replace(",", "").isdigit() and not f[1].startswith("#units?document")]
+    assert ask(at, "return wrongFigures(given[0])", counts) == []
+
+
+def test_the_overview_counts_the_run(at: Driver, runs: Runs) -> None:
+    """The table of backends is what the run's JSON says, counted here."""
+    shown = ask(
+        at,
+        "return all('.overview table tbody tr')"
+        ".map((tr) => [tr.cells[0].textContent, ...[...tr.cells].slice(2, 9).map(numeral)])",
+    )
+    want = []
+    for backend in dict.fromkeys(r.value.backend for r in runs.results):
+        cell = Cell()
+        for row in runs.results:
+            if row.value.backend == backend:
+                cell.add(row)
+        unsupported = sum(r.value.verdict is Verdict.UNSUPPORTED for r in cell.rows)
+        counts = (cell.cases, cell.declared, cell.executed, cell.passed, cell.failed, cell.waived, unsupported)
+        want.append([backend, *counts])
+    assert shown == want
+
+
+def test_the_matrix_is_the_matrix(at: Driver, runs: Runs) -> None:
+    """Each cell of op × type × backend shows the counts that `report.matrix` has, and each count leads to its rows."""
+    go(at, "support")
+    shown = ask(at, "return cells()")
+    found = matrix(runs.results)
+    want: dict[tuple[str, str | None, str], Cell] = {}
+    for row in runs.results:
+        _, op, kind = subject(row.value.case)
+        for key in ((op, None), (op, kind or "(no name)")):
+            want.setdefault((*key, row.value.backend), Cell()).add(row)
+    for (what, backend), cell in found.cells.items():  # the same as the other reports have
+        if what.op:
+            assert want[what.op, what.types, backend].rows == cell.rows
+    assert len(shown) > len(found.cells)
+    links = []
+    for c in shown:
+        expected = want.get((c["op"], c["type"], c["backend"]))
+        if expected is None:
+            assert (c["word"], c["counts"]) == ("not run", [])
+            continue
+        assert c["word"] == _word(expected), c
+        assert c["counts"] == [expected.passed, expected.executed, expected.declared, expected.cases], c
+        links += [(str(n), href) for href, n in zip(c["links"][1:], c["counts"], strict=True)]
+    assert ask(at, "return wrongFigures(given[0])", links[::37]) == []
+
+
+def _word(cell: Cell) -> str:
+    if not cell.declared:
+        return "unsupported"
+    if not cell.passed:
+        return "0 %"
+    if cell.failed:
+        return f"{cell.failed} failed"
+    return f"{cell.waived} known" if cell.waived else "passed"
+
+
+def test_a_row_is_the_row_of_the_run(at: Driver, runs: Runs) -> None:
+    """What a case's view shows as JSON is the row of the run that it names, and its commands are the right ones."""
+    rows = results(runs)
+    of_each_verdict = {r["verdict"]: i for i, r in enumerate(rows)}
+    for i in (*of_each_verdict.values(), 0, 17):
+        go(at, case_view(runs, i))
+        assert json.loads(ask(at, "return document.querySelector('details pre').textContent")) == rows[i]
+        assert f"results[{i}]" in ask(at, "return document.querySelector('main').innerText")
+        assert command(runs.results[i].value) in ask(at, "return all('.command code').map((c) => c.textContent)")
+
+
+def test_a_failure_shows_its_graph(at: Driver, runs: Runs) -> None:
+    """The case of a failure is drawn, with the node that diverges marked by a sign as well as by colour."""
+    go(at, failed_view(runs))
+    assert ask(at, "return all('svg.graph[role=img] .box').length") >= 2
+    (marked,) = ask(at, "return all('.culprit .head').map((e) => e.textContent)")
+    assert marked.startswith("✗ ")
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "verdict"),
+    [
+        ("rope f32", "", ""),
+        ("", "npu", "UNSUPPORTED"),
+        ("mul_mat", "ggml", "PASS"),
+        ("no emitter", "npu", ""),
+        ("</script>", "", "CRASH"),
+        ("nowhere", "", ""),
+    ],
+)
+def test_filters_find_what_python_finds(at: Driver, runs: Runs, text: str, backend: str, verdict: str) -> None:
+    """Words and choices leave exactly the rows of the run that fit."""
+    go(at, "results")
+    shown = ask(
+        at,
+        """choose(document.querySelector("#search"), given[0]);
+        choose(chooser("backend"), given[1]);
+        choose(chooser("verdict"), given[2]);
+        return [found(), all(".rows tbody tr").length];""",
+        *(text, backend, verdict),
+    )
+    keys = ("case", "backend", "verdict", "detail", "saved", "waived")
+    want = [
+        r
+        for r in results(runs)
+        if all(any(t in str(r[k] or "").lower() for k in keys) for t in text.lower().split())
+        and backend in {"", r["backend"]}
+        and verdict in {"", r["verdict"]}
+    ]
+    assert shown == [len(want), min(50, len(want))]
+    assert want or text == "nowhere"
+
+
+def test_rows_can_be_put_in_order(at: Driver, runs: Runs) -> None:
+    """A heading orders all rows, not only those of the page; what has no figure stands last."""
+    go(at, "results")
+    head, *places = ask(
+        at,
+        r"""const button = all("thead button").find((b) => b.textContent === "budget used");
+        button.click();
+        button.click();
+        const place = (e) => Number(e.textContent.match(/results\[(\d+)\]/)[1]);
+        return [document.querySelector("[aria-sort=descending]").textContent, ...all(".rows .source").map(place)];""",
+    )
+    rows = results(runs)
+    want = sorted((r["budget_used"] for r in rows if r["budget_used"] is not None), reverse=True)[:50]
+    assert head == "budget used"
+    assert [rows[i]["budget_used"] for i in places] == want
+
+
+def test_nothing_of_a_run_becomes_markup(at: Driver) -> None:
+    """An abort text with tags is shown letter for letter."""
+    go(at, "results?verdict=CRASH&verdict=TIMEOUT&verdict=OVERCLAIM")
+    assert "</script><b>&amp; <!-- not markup" in ask(at, "return document.querySelector('main').textContent")
+    assert ask(at, "return all('main b, main script').length") == 0
+
+
+def test_copy(at: Driver, runs: Runs) -> None:
+    """The button beside a command puts it on the clipboard."""
+    go(at, failed_view(runs))
+    at.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]})
+    at.find_element("css selector", ".copy").click()
+    ask(at, "while (document.querySelector('.copy').textContent !== 'Copied') await new Promise(requestAnimationFrame)")
+    text = ask(at, "return navigator.clipboard.readText()")
+    assert text == ask(at, "return document.querySelector('.command code').textContent")
+    assert text.startswith("conform repro ")
+
+
+def test_what_did_not_run_is_in_plain_sight(at: Driver, runs: Runs) -> None:
+    """The first view names backends that are not here, with the reason, cases that did not run and untimed units."""
+    text = ask(at, "return document.querySelector('.overview').innerText")
+    assert "openvino-gpu: not available: no device GPU on this machine" in text
+    assert "its case is FAIL" in text
+    ran = {(r.value.case, r.value.backend) for r in runs.results}
+    cases = {case for case, _ in ran}
+    lacking = [c for c in cases if (c, "npu") not in ran]
+    assert lacking
+    assert f"npu: {len(lacking)} case" in text
+    unlisted = [i for i in case_ids((), (), "smoke") if i not in cases]
+    assert f"level smoke: {len(unlisted):,} of" in text
+
+
+def test_a_kind_without_a_file_is_not_run(browser: Driver, tmp_path: Path) -> None:
+    """A report of a speed run alone says of everything else that it did not run, and shows no 0 % for it."""
+    (tmp_path / "perf.json").write_text(json.dumps(made_runs.perf(1)), encoding="utf-8")
+    html = page(read_runs([tmp_path]), now=datetime(2026, 11, 21, tzinfo=timezone.utc))
+    (tmp_path / "index.html").write_text(html, encoding="utf-8")
+    browser.get((tmp_path / "index.html").as_uri())
+    cards = ask(browser, "return all('.card').map((c) => c.innerText)")
+    said = {c.split("\n")[0]: "not run" in c for c in cards}
+    assert said == {
+        "Failures": True,
+        "Not run": True,
+        "Planted bugs noticed": True,
+        "Audit findings": True,
+        "Gates regressed": False,
+    }
+    assert "0 %" not in ask(browser, "return document.querySelector('main').innerText")
+    for view in ("support", "budgets", "planted", "audits"):
+        go(browser, view)
+        assert "not run" in ask(browser, "return document.querySelector('.note').innerText")
+
+
+def test_passed_is_said_of_passes_only() -> None:
+    """The words of the page's script for passed and failed verdicts are those of the suite."""
+    script = Path(page.__code__.co_filename).with_name("data.js").read_text(encoding="utf-8")
+    said = {
+        line.split()[1]: set(json.loads(line.partition("= ")[2].rstrip(";")))
+        for line in script.splitlines()
+        if line.startswith(("const FAILED", "const PASSED"))
+    }
+    assert said == {"FAILED": {str(v) for v in FAILURES}, "PASSED": {str(v) for v in PASSED}}

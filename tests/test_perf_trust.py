@@ -1,0 +1,125 @@
+"""Trust: recordings, replays, and what is told of gates."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from simulated_machine import CALM, Machine, Noise
+
+from conformance.cgraph.errors import UsageError
+from conformance.perf import bootstrap
+from conformance.perf.decide import FINE, REGRESSED
+from conformance.perf.rounds import Subject
+from conformance.perf.trust import (
+    BASE,
+    HEAD,
+    SAME,
+    SLOWDOWNS,
+    Life,
+    Recording,
+    Replay,
+    Slowed,
+    recorded,
+    shortcomings,
+    trust,
+)
+
+
+def simulated(noise: Noise, seconds: float = 40.0) -> Recording:
+    """A recording on a simulated machine, whose slowed lives burn time of its own clock."""
+    machine = Machine(1, noise)
+    base, head = machine.subject(BASE), machine.subject(HEAD)
+    lives: dict[float, list[Life]] = {}
+    for share in (SAME, *SLOWDOWNS):
+        slow = Subject(HEAD, lambda share=share: (1 + share) * head.run(), head.renew)  # type: ignore[misc]  # share is bound here
+        found = recorded("u", "b", base, slow, seconds, machine.clock, slowdowns=())
+        lives[share] = found.lives[SAME]
+    return Recording("u", "b", lives, {s: s for s in SLOWDOWNS})
+
+
+def test_slowed_really_works() -> None:
+    """A slowed subject burns processor time, a fixed share of what it usually takes, and says how much that was."""
+    slow = Slowed(Subject("a", lambda: 0.02), 0.5)
+    burnt = time.thread_time()
+    taken = [slow.run() for _ in range(5)]
+    burnt = time.thread_time() - burnt
+    assert 0.05 <= burnt <= 0.08
+    assert all(t >= 0.03 for t in taken)
+    assert slow.lost == pytest.approx([t / 0.02 - 1 for t in taken])
+
+
+def test_slowed_by_what_is_usual() -> None:
+    """One slow measurement among many does not make the next ones burn more."""
+    times = iter([0.004] * 5 + [1.0] + [0.004] * 3)
+    slow = Slowed(Subject("a", lambda: next(times)), 0.25)
+    for _ in range(6):
+        slow.run()
+    burnt = time.thread_time()
+    for _ in range(3):
+        slow.run()
+    assert time.thread_time() - burnt < 0.05
+
+
+def test_a_recording() -> None:
+    """A recording has as many lives of each kind, each with rounds of both sides; the slowed ones lost something."""
+    machine = Machine(1, CALM)
+    made = recorded("u", "b", machine.subject(BASE), machine.subject(HEAD), 40.0, machine.clock)
+    assert {len(x) for x in made.lives.values()} == {len(made.lives[SAME])}
+    assert len(made.lives[SAME]) >= bootstrap.FEWEST
+    for lives in made.lives.values():
+        assert all(len(x.base) == len(x.head) > 3 for x in lives)
+        assert all(x.cost > 3.9 * machine.opening for x in lives)
+    assert made.lost.keys() == set(SLOWDOWNS)
+    assert made.lost[0.20] > made.lost[0.03] > 0
+    json.dumps(made.to_json(), allow_nan=False)
+
+
+def test_slow_lives_get_more_time_but_not_any() -> None:
+    """A recording goes on up to three times as long to have lives enough, and then says that it has not."""
+    machine = Machine(1, opening=3.0)
+    patient = recorded("u", "b", machine.subject(BASE), machine.subject(HEAD), 50.0, machine.clock)
+    assert len(patient.lives[SAME]) == bootstrap.FEWEST
+    machine = Machine(1, opening=30.0)
+    with pytest.raises(UsageError, match="time for 8 lives expected"):
+        recorded("u", "b", machine.subject(BASE), machine.subject(HEAD), 50.0, machine.clock)
+
+
+def test_a_replay_is_what_was_measured() -> None:
+    """A replay has only whole lives that were recorded, in pairs as measured, and costs what they cost."""
+    lives = [Life((1.0 + i, 2.0 + i), (3.0 + i, 4.0 + i), 10.0 + i) for i in range(5)]
+    once = Replay(lives)
+    for _ in lives:
+        once.live()
+    assert once.seconds[BASE] == [x for life in lives for x in life.base]
+    assert (once.spent, once.lives, len(once)) == (60.0, [0, 2, 4, 6, 8], 10)
+    drawn = Replay(lives, np.random.default_rng(1), swap=True)
+    for _ in range(200):
+        drawn.live()
+    pairs = {(tuple(drawn.seconds[BASE][i : i + 2]), tuple(drawn.seconds[HEAD][i : i + 2])) for i in drawn.lives}
+    assert pairs == {(x.base, x.head) for x in lives} | {(x.head, x.base) for x in lives}
+
+
+def test_trust_on_a_calm_machine() -> None:
+    """Where noise is small gates cry wolf in no trial, find 10 % in each, and the gate on the recording passes."""
+    t = trust(simulated(CALM), 1.02, 60.0, 60)
+    assert shortcomings(t) == []
+    assert t.once.answer == FINE
+    assert t.same.trials == 60
+    assert t.same.rate(REGRESSED) == 0
+    assert t.slower[0.10].rate(REGRESSED) == 1
+    assert t.detectable is not None
+    assert 0.02 < t.detectable < 0.05
+    assert t.same.yardstick["median:5%"] == 0
+    assert t.slower[0.10].yardstick["median:5%"] == t.slower[0.10].trials
+    json.dumps(t.to_json(), allow_nan=False)
+
+
+def test_what_does_not_hold_is_said() -> None:
+    """Where lives differ by a tenth nothing is found, and that is said of each demand; false alarms stay rare."""
+    t = trust(simulated(Noise(luck=0.1)), 1.02, 30.0, 40)
+    assert t.same.rate(REGRESSED) <= 0.05
+    assert [s.partition(" found")[0] for s in shortcomings(t)][-2:] == ["5% slower", "10% slower"]
+    assert t.detectable is None or t.detectable > 0.1

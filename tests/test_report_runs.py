@@ -1,0 +1,194 @@
+"""Reading and merging run files."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from run_files import document, gate, head, perf, planted, result, unit, written_to
+
+from conformance.cgraph.errors import UsageError
+from conformance.check.verdict import Result, Verdict
+from conformance.report.record import record
+from conformance.report.runs import read_runs
+
+A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
+
+
+def test_what_a_run_writes_is_read_back(tmp_path: Path) -> None:
+    """Each result of `record` comes back equal, with the place it stands at."""
+    results = [Result(A, "x", Verdict.PASS, 0.5, 1e-9, None, 0.1, 1, {"device": "CPU"}), Result(B, "x", Verdict.FAIL)]
+    runs = read_runs([written_to(tmp_path / "a.json", record(results, {"y": "not here"}))])
+    assert results == [r.value for r in runs.results]
+    assert [r.where for r in runs.results] == ["a.json: results[0]", "a.json: results[1]"]
+    assert runs.unavailable() == {"y": "not here"}
+
+
+def test_every_kind_is_read(tmp_path: Path) -> None:
+    """Documents of all kinds in one folder, and folders in it, each list in its place."""
+    written_to(tmp_path / "c.json", document([(A, "x", "PASS")]))
+    (tmp_path / "deep").mkdir()
+    written_to(tmp_path / "deep" / "p.json", perf([unit("decode", "x", [1, 2])], [gate("g")]))
+    written_to(tmp_path / "k.json", planted({("f", "ops"): True}))
+    written_to(tmp_path / "z.json", {**head("zoo"), "whatever": 1})
+    written_to(tmp_path / "state.json", {"parts": []})
+    runs = read_runs([tmp_path])
+    assert [len(x) for x in (runs.results, runs.units, runs.gates, runs.faults, runs.hunts)] == [1, 1, 1, 1, 1]
+    assert sorted(d.kind for d in runs.documents) == ["conformance", "perf", "planted", "zoo"]
+    assert runs.passed_over == (tmp_path / "state.json",)
+
+
+def test_named_file_must_be_a_run_file(tmp_path: Path) -> None:
+    """What a folder may hold beside run files is an error where the user names it."""
+    with pytest.raises(UsageError, match=r"state\.json: schema: .* the field is missing"):
+        read_runs([written_to(tmp_path / "state.json", {"parts": []})])
+
+
+def test_shards_merge(tmp_path: Path) -> None:
+    """Shards of one run give what the whole run would have given."""
+    rows = [(f"ops/ADD-f32+f32-a={i}@1", "x", "PASS") for i in range(1, 8)]
+    paths = [written_to(tmp_path / f"{i}.json", document(rows[i::3], run="0" * 32)) for i in range(3)]
+    runs = read_runs(paths)
+    assert sorted(r.value.case for r in runs.results) == sorted(c for c, _, _ in rows)
+    assert not runs.superseded
+
+
+def test_nothing_is_counted_twice(tmp_path: Path) -> None:
+    """The same file under two names, by two ways, and one run in two files, count once."""
+    doc = document([(A, "x", "PASS")])
+    a = written_to(tmp_path / "a.json", doc)
+    written_to(tmp_path / "b.json", doc)
+    grown = copy.deepcopy(doc)
+    grown["results"].append(result(B, "x", "PASS"))
+    written_to(tmp_path / "c.json", grown)
+    runs = read_runs([a, tmp_path, a])
+    assert [(r.value.case, str(r.value.verdict)) for r in runs.results] == [(A, "PASS"), (B, "PASS")]
+    assert len(runs.documents) == 2
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_newest_stays(tmp_path: Path, order: int) -> None:
+    """Of two results of one case on one backend and machine the newer stays, in whatever order the files come."""
+    old = written_to(tmp_path / "1.json", document([(A, "x", "CRASH")], written="2026-01-01T00:00:00Z"))
+    new = written_to(tmp_path / "2.json", document([(A, "x", "PASS")], written="2026-01-01T00:00:01Z"))
+    runs = read_runs([old, new][::order])
+    assert [r.value.verdict for r in runs.results] == [Verdict.PASS]
+    assert [r.value.verdict for r in runs.superseded] == [Verdict.CRASH]
+
+
+def test_twice_in_one_run_both_stay(tmp_path: Path) -> None:
+    """A case that one run ran twice does not hide its failure behind its pass; a newer run replaces both."""
+    twice = written_to(tmp_path / "1.json", document([(A, "x", "FAIL"), (A, "x", "PASS")]))
+    assert [str(r.value.verdict) for r in read_runs([twice]).results] == ["FAIL", "PASS"]
+    newer = written_to(tmp_path / "2.json", document([(A, "x", "PASS")], written="2027-01-01T00:00:00Z"))
+    runs = read_runs([twice, newer])
+    assert [str(r.value.verdict) for r in runs.results] == ["PASS"]
+    assert [str(r.value.verdict) for r in runs.superseded] == ["FAIL", "PASS"]
+
+
+def test_two_kinds_of_machine_both_stay(tmp_path: Path) -> None:
+    """A pass on one machine does not hide a failure on another."""
+    a = written_to(tmp_path / "1.json", document([(A, "x", "FAIL")], machine="m1"))
+    b = written_to(tmp_path / "2.json", document([(A, "x", "PASS")], machine="m2"))
+    assert {r.value.verdict for r in read_runs([a, b]).results} == {Verdict.FAIL, Verdict.PASS}
+
+
+def _set(*path: Any) -> Callable[[Any], None]:  # noqa: ANN401  # keys, and a value last
+    def change(doc: Any) -> None:  # noqa: ANN401
+        *way, last, value = path
+        for k in way:
+            doc = doc[k]
+        doc[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_set("schema", 2), "schema: 1 .*newer version.* expected, 2 found"),
+        (_set("kind", "gossip"), "kind: one of conformance.*expected, 'gossip' found"),
+        (_set("run", "../../etc"), "run: 32 hex digits expected"),
+        (_set("written", "yesterday"), "written: a time like"),
+        (_set("environment", []), "environment: an object expected, list of 0 found"),
+        (_set("environment", "machine", 7), "environment.machine: text expected, 7 found"),
+        (_set("environment", "unavailable", {"x": 1}), "environment.unavailable: an object of texts"),
+        (_set("results", {}), "results: a list expected, dict of 0 found"),
+        (_set("results", 0, 5), r"results\[0\]: an object expected, 5 found"),
+        (_set("results", 0, "verdict", "MAYBE"), r"results\[0\].verdict: one of PASS, .* expected, 'MAYBE' found"),
+        (_set("results", 0, "seconds", -1), r"results\[0\].seconds: a finite number from 0 expected, -1 found"),
+        (_set("results", 0, "seconds", True), r"results\[0\].seconds: a finite number from 0 expected, True found"),
+        (_set("results", 0, "steps", 1 << 60), r"results\[0\].steps: a whole number from 0"),
+        (_set("results", 0, "witness", "seen"), r"results\[0\].witness: an object or null"),
+        (_set("results", 0, "detail", None), r"results\[0\].detail: text expected, None found"),
+        (_set("results", 0, "detail", "\ud800"), r"results\[0\].detail: text expected, half of a surrogate pair"),
+    ],
+)
+def test_one_error_names_file_and_field(tmp_path: Path, change: Callable[[Any], None], says: str) -> None:
+    """A wrong field is one error that names the file, the field, what was expected and what came."""
+    doc = document([(A, "x", "PASS")])
+    change(doc)
+    with pytest.raises(UsageError, match=rf"wrong\.json: {says}"):
+        read_runs([written_to(tmp_path / "wrong.json", doc)])
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "no JSON at character 0"),
+        (b'{"schema": 1, "schema": 1}', "stands twice"),
+        (b'{"schema": NaN}', "NaN found"),
+        (b"[" * 100_000, "deeper"),
+        (b'{"a":' * 70 + b"1" + b"}" * 70, "deeper"),
+        (b"\xff\xfe", "ASCII"),
+        (b"[1, 2]", "JSON of another kind"),
+        (b'{"schema": 1' + b"9" * 5000 + b"}", "no JSON that can be read"),
+    ],
+)
+def test_broken_files(tmp_path: Path, raw: bytes, says: str) -> None:
+    """Bytes that are no run file give the one error, whatever they are."""
+    path = tmp_path / "broken.json"
+    path.write_bytes(raw)
+    with pytest.raises(UsageError, match=rf"broken\.json: .*{says}"):
+        read_runs([path])
+
+
+def test_missing_file_and_empty_folder(tmp_path: Path) -> None:
+    """No run file at all is an error, not an empty report."""
+    with pytest.raises(UsageError, match=r"no\.json: a run file expected, cannot be read"):
+        read_runs([tmp_path / "no.json"])
+    with pytest.raises(UsageError, match="none found in"):
+        read_runs([tmp_path])
+
+
+_JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+                     lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=5), x, max_size=3),
+                     max_leaves=6)  # fmt: skip
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_change_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    """Whatever stands in whichever field, the file is read or refused by the one error: nothing else escapes."""
+    makers = [document([(A, "x", "PASS")]), perf([unit("u", "x", [1.0])], [gate("g")]), planted({("f", "ops"): True})]
+    doc = data.draw(st.sampled_from(makers))
+    spot: Any = doc
+    while True:
+        key = data.draw(st.sampled_from(sorted(spot) if isinstance(spot, dict) else range(len(spot))))
+        if isinstance(spot[key], (dict, list)) and spot[key] and data.draw(st.booleans()):
+            spot = spot[key]
+            continue
+        spot[key] = data.draw(_JSON)
+        break
+    path = tmp_path / "any.json"
+    path.write_text(json.dumps(doc), encoding="utf-8")
+    try:
+        read_runs([path])
+    except UsageError as e:
+        assert "any.json" in str(e)  # noqa: PT017  # either way is right
