@@ -33,5 +33,4 @@ def test_building_twice_gives_the_same() -> None:
 def test_every_seeded_family_is_pinned() -> None:
     """A family that makes cases of seeds has ids here, unless it is recorded from a library."""
     pinned = {i.partition("/")[0] for i in PINNED}
-    assert pinned == set(SAMPLES)
-    assert pinned <= set(FAMILIES)
+    assert pinned == set(SAMPLES) == {name for name, f in FAMILIES.items() if f.seeded and name != "zoo"}

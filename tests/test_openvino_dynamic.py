@@ -257,6 +257,25 @@ def test_a_cache_may_be_copied_and_written_in_one_step(cache_type: object, optio
                 assert np.array_equal(held.reshape(t.shape), now[t]), (k, t)
 
 
+@pytest.mark.parametrize("between", ["nothing", "softmax"])
+def test_what_is_repeated_may_be_repeated_again(between: str) -> None:
+    """In a model with symbols too, where OpenVINO's own Tile of a Tile gives other rows (2026.4.1)."""
+    w, steps = new_tensor(F32, 32, 64), []  # which fixes the width of all that follows
+    for n in (3, 5, 7):
+        x = new_tensor(F32, 32, n)
+        y = B.repeat_4d(B.mul_mat(w, x), 64, 2 * n, 1, 1)
+        out = B.repeat_4d(y if between == "nothing" else B.soft_max(y), 128, 2 * n, 1, 1)
+        data = np.random.default_rng(n).standard_normal(32 * n, np.float32).view(np.uint8)
+        steps.append(Step(B.build_forward_expand(out), {x: data}, (out,)))
+    weights = np.random.default_rng(0).standard_normal(32 * 64, np.float32).view(np.uint8)
+    case = Case("repeats", {w: weights}, steps)
+    assert _witness(case).symbols
+    lifted, alone = _each_alone(case)
+    for found, expected in zip(lifted, alone, strict=True):
+        for t, want in expected.items():
+            assert _nmse(found[t], want, t) <= 1e-12
+
+
 def test_a_row_below_the_first_is_an_error() -> None:
     """A place of -1 never counts from the end."""
     cache, rows, at = new_tensor(F32, 8, 4), new_tensor(F32, 8, 2), new_tensor(I64, 2)

@@ -20,6 +20,7 @@ from backends.openvino.npu_compile import NpuCompiler, npu_compiler
 from backends.openvino.npu_rules import follow
 from backends.openvino.npu_spans import FixedError
 from backends.openvino.npu_stores import indexed
+from backends.openvino.stateful import OpenVinoStateful
 from conformance.cases.captured import FAMILY as CAPTURED
 from conformance.cases.models import make
 from conformance.cgraph.arithmetic import EXACT, GGML_CPU, requantising
@@ -28,7 +29,7 @@ from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import BackendError, UnavailableError, UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import nbytes, new_tensor
-from conformance.cgraph.types import F16, F32, I64
+from conformance.cgraph.types import F16, F32, I32, I64, Q3_K, Q8_0
 from conformance.run import recorded
 from conformance.run.execute import StepValues, execute
 
@@ -247,6 +248,22 @@ def test_large_batches_are_refused(npu: OpenVinoNpu) -> None:
     many = ",ubatch=1024"
     assert any("513 tokens" in r for r in _refusals(npu, _case("p513", many, 1024)))
     assert not _refusals(npu, _case("p512", many, 1024))
+
+
+@pytest.mark.parametrize("spec", ["npu", "stateless", "stateful"])
+def test_a_cache_that_is_read_as_a_weight_is_refused(spec: str) -> None:
+    """It would be requantised each time; what was overwritten in a type that only the host reads is refused as well."""
+    make: dict[str, Any] = {"npu": OpenVinoNpu, "stateless": OpenVinoStateless, "stateful": OpenVinoStateful}
+    for type_, more, why in (
+        (Q8_0, {"requant": "npu"}, "requantised each time"),
+        (Q8_0, {"requant": "none"}, ""),
+        (Q3_K, {"requant": "none"}, "of the same graph wrote"),
+    ):
+        cache, x, ids = new_tensor(type_, 256, 4), new_tensor(type_, 256, 2), new_tensor(I32, 2)
+        graph = B.build_forward_expand(B.cpy(x, B.view_2d(cache, 256, 2, cache.nb[1], 0)), B.get_rows(cache, ids))
+        reasons = [s.reason for s in make[spec](**more).supports(graph) if not s]
+        assert len(reasons) == bool(why)
+        assert all(why in reason for reason in reasons)
 
 
 @pytest.mark.parametrize("row", [-1, 96])

@@ -57,6 +57,11 @@ def test_trajectories_cross_256_by_default(runner: Runner, name: str) -> None:
     _passes(runner, f"{name}?precision=default", TRAJECTORIES)
 
 
+def test_what_is_stored_right_after_a_norm_keeps_its_bits(runner: Runner) -> None:
+    """K that is a scaled norm goes into a variable as float32 rounded to F16: an RMS layer would give it in BF16."""
+    _passes(runner, "openvino-stateful?precision=default", ["alias/differs=eps,tokens=5,order=aab@745"])
+
+
 @pytest.mark.parametrize("spec", ["", "?attention=sdpa", "?attention=sdpa5d", "?precision=default"])
 def test_what_a_mask_hides_may_be_anything(runner: Runner, spec: str) -> None:
     """NaN and infinities in cells that no row sees reach no output, in any form of attention."""

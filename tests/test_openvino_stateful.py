@@ -183,6 +183,36 @@ def test_a_log_with_little_left_of_it_is_laid_out_anew(ov: OpenVinoStateful, mon
     assert _agree(ov, t).state == "fused"
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["k", "v"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_nobody_sees_any_more_reaches_nobody(ov: OpenVinoStateful, bad: float, which: int) -> None:
+    """A row of K or V with NaN or infinity is in the outputs of those who see it, and in none after it is hidden.
+
+    Hidden by the mask, or because its cell was written again.
+    """
+
+    def poisoned() -> None:
+        step = t.steps[-1]
+        leaf = [x for x in step.inputs if x.ne == (HEADS * SIZE, 1, 1, 1)][which]
+        data = step.inputs[leaf].view("<f4").copy()
+        data[:SIZE] = bad
+        step.inputs[leaf] = _bytes(data)
+
+    t = Trajectory(F32)
+    t.attend([[0, 1, 2]])
+    t.attend([[3]])
+    poisoned()
+    t.attend([[4]], hide=(3,))
+    t.attend([[5]], hide=(3,))
+    t.attend([[3, 7]])
+    t.attend([[8]])
+    poisoned()
+    t.attend([[8]])
+    t.attend([[9]])
+    w = _agree(ov, t)
+    assert w.state == "fused"
+
+
 def test_sequences_share_cells_in_any_order(ov: OpenVinoStateful) -> None:
     """One stream of many sequences: cells are taken as they are free, and freed ones are used again."""
     t = Trajectory()

@@ -355,7 +355,7 @@ def test_patterns_expand_as_in_a_shell() -> None:
         ("ops/ADD-f32+f32-a=4x0@1", "a: a shape like 16x4x2"),
         ("ops/ADD-f32+f32-a=99999x99999@1", "of at most"),
         ("ops/ADD-f32+f32-b=4@1", "a: .* is missing"),
-        ("ops/ADD-f32+f32-a=4,inplace=maybe@1", "inplace: one of .*leaf, mid expected, 'maybe' found"),
+        ("ops/ADD-f32+f32-a=4,inplace=maybe@1", "inplace: one of .*leaf, mid, input expected, 'maybe' found"),
         ("ops/ADD-f32+f32-a=4,va=upside@1", "layout 'upside': pad, off"),
         ("ops/ADD-f32+f32-a=4,va=p0012@1", "layout 'p0012'"),
         ("ops/ADD-f32+f32-a=4,b=3@1", "ggml has no such op: .*can_repeat"),

@@ -53,8 +53,9 @@ class FaultySession(Session):
         self._own: dict[Any, Any] = {}
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """As the reference."""
-        self._inner.write(tensor, data)
+        """As the reference, unless that is the fault."""
+        if self._fault is not deaf:
+            self._inner.write(tensor, data)
 
     def read(self, tensor: Tensor) -> Bytes:
         """As the reference."""
@@ -105,6 +106,11 @@ class Faulty(Backend):
 def right(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
     """No fault."""
     return compute(call.graph, call.inputs, outputs)
+
+
+def deaf(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """What is written to a cache from outside is not taken (`FaultySession.write`)."""
+    return right(call, compute, outputs)
 
 
 def off(found: Values, *, rows: slice = slice(None)) -> Values:
@@ -195,6 +201,7 @@ PLANTED: dict[str, tuple[Fault, str]] = {
     "memory": (by_address, f"{TINY},run=p9.d3"),
     "warm": (second_run, f"{TINY},run=p9.d2"),
     "buffers": (packed_weights, f"{TINY},run=p9.d2"),
+    "restored": (deaf, f"{TINY},run=p9.d2"),
     "after": (by_names_and_ops, "differs=eps"),
 }
 """Relation -> a fault of the kind it is for, and the id it is found by."""

@@ -50,10 +50,17 @@ def _weighted(p: Values, v: Values, hidden: NDArray[np.bool_] | None) -> Values:
     broken = ~np.isfinite(v)
     if hidden is None or not broken.any():
         return (flat @ v).reshape(batch, heads, tokens, -1)
-    seen = np.broadcast_to(~hidden, p.shape).reshape(flat.shape).astype(np.float64)
-    poisoned = seen @ broken.astype(np.float64) > 0
+    seen = np.broadcast_to(~hidden, p.shape).reshape(flat.shape)
+    up, down = (_meet(seen & (flat > 0), v == infinity) for infinity in (np.inf, -np.inf))
+    lost = _meet(seen, np.isnan(v)) | _meet(seen & (flat == 0), np.isinf(v)) | (up & down)
     exact = flat @ np.where(broken, 0.0, v)
-    return np.where(poisoned, flat @ v, exact).reshape(batch, heads, tokens, -1)
+    told = np.select([lost, up, down], [np.nan, np.inf, -np.inf], exact)
+    return told.reshape(batch, heads, tokens, -1)
+
+
+def _meet(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether a row of `rows` and a column of `cells` have a cell in common."""
+    return rows.astype(np.float64) @ cells.astype(np.float64) > 0
 
 
 def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: GGMLType) -> Values:
@@ -72,12 +79,14 @@ def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: GGM
         weight, scale = np.where(hidden, 0.0, weight), np.where(hidden, 1.0, scale)
     shape = (batch, groups, heads // groups, tokens, 1)
     total = np.zeros((*shape[:-1], v.shape[-1]))
+    seen = np.ones(kq.shape, bool) if hidden is None else np.broadcast_to(~hidden, kq.shape)
     for cell in range(n_kv):
         ms, vs = (a[..., cell].astype(np.float32).astype(np.float64).reshape(shape) for a in (scale, weight))
         if (ms != 1).any():
             total = _kept(total * ms, keep)
         if vs.any():
-            total = _kept(total + v[:, :, None, None, cell] * vs, keep)
+            added = _kept(total + v[:, :, None, None, cell] * vs, keep)
+            total = np.where(seen[..., cell].reshape(shape), added, total)
     return total.reshape(batch, heads, tokens, -1)
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from conformance.backend.dynamic import TracedPlan
-from conformance.backend.interface import DeviceInfo, Support, Witness, no
+from conformance.backend.interface import BufferType, DeviceInfo, Support, Witness, no
 from conformance.backend.measure import Peak
-from conformance.backend.plan import Emitter, Plan
+from conformance.backend.plan import Emitter, Plan, Role
 from conformance.backend.translating import TranslatingBackend, TranslatingSession
 from conformance.cgraph.arithmetic import Arithmetic, requantising
-from conformance.cgraph.case import Case
+from conformance.cgraph.case import Case, writes_in_place
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.graph import Graph
-from conformance.cgraph.requant import mode_named
+from conformance.cgraph.requant import mode_named, weight_form
 from conformance.cgraph.tensor import Tensor
 
 from .cache import ModelCache
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 
 
 ATTENTION = ("manual", "sdpa", "sdpa5d")
+SHARED = "shared"
+MEMORIES = ("constant", SHARED)
+"""Kinds of memory for weights, the default first; caches are the modes' own (bound, or variables)."""
+
+
+def _reads(src: Tensor | None, root: Tensor) -> bool:
+    return src is not None and src.root is root
 
 
 class OpenVinoStateless(TranslatingBackend):
@@ -95,6 +103,31 @@ class OpenVinoStateless(TranslatingBackend):
         caches = set(case.caches())
         return super().bakes_weights(case) or any(t.type.is_quantized and t not in caches for t in case.persistent)
 
+    def buffer_types(self) -> Sequence[BufferType]:
+        """Where a weight can be: a constant of each model, or host memory that is bound to an input of it."""
+        return [BufferType(name) for name in MEMORIES]
+
+    def role_of(self, case: Case, weight: Tensor) -> Role:
+        """As `Case.placement` says, if that can be; else whatever serves the case best."""
+        place = case.placement.get(weight)
+        if place is None or len(self.buffer_types()) == 1:
+            return super().role_of(case, weight)
+        shared = place.buffer % len(MEMORIES) and not weight.type.is_quantized
+        return "input" if shared else "weight"
+
+    def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
+        """As `supports`; a quantised weight is no input, as only a constant is read compressed."""
+        said = self.supports(graph)
+        types = self.buffer_types()
+        if types[buffer % len(types)].name != SHARED or not tensor.type.is_quantized:
+            return said
+        return [
+            no(f"{n.op}: a weight of {tensor.type} can only be a constant")
+            if any(_reads(s, tensor) for s in n.src)
+            else a
+            for n, a in zip(graph, said, strict=True)
+        ]
+
     def emitters(self) -> Mapping[str, Emitter]:
         """The table of all topics."""
         from .attention import FORMS  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
@@ -107,11 +140,18 @@ class OpenVinoStateless(TranslatingBackend):
         return refusal(node)
 
     def supports(self, graph: Graph) -> list[Support]:
-        """As `supports_op`, and no to values that cannot be read any more once the graph has overwritten them."""
+        """As `supports_op`, and no to what cannot be read any more once the graph has overwritten it."""
+        caches = {n.root for n in graph if writes_in_place(n) and n.root.op == "NONE"}
+        asked = zip(graph, overwritten(graph), strict=True)
         return [
-            no(f"{n.op}: {why}") if why else self.supports_op(n)
-            for n, why in zip(graph, overwritten(graph), strict=True)
+            no(f"{n.op}: {found}") if (found := why or self._frozen(n, caches)) else self.supports_op(n)
+            for n, why in asked
         ]
+
+    def _frozen(self, node: Tensor, caches: AbstractSet[Tensor]) -> str:
+        if weight_form(node, self.requant.weights, self.requant.rows) and node.src[0] in caches:
+            return f"{node.src[0]} is written by the graph and read as a weight, which would be requantised each time"
+        return ""
 
     def memory(self, case: Case) -> HostMemory:
         """Persistent tensors on the host."""

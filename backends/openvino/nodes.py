@@ -207,9 +207,18 @@ def cut(c: Constants, x: Value, starts: Sequence[int], stops: Sequence[int], axe
 
 
 def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
-    """`x` repeated whole to `shape`: what ggml does when `ggml_can_repeat`."""
-    times = [1 if same(n, m) else n // m for n, m in zip(shape, shape_of(c, x), strict=True)]
-    return x if all(same(n, 1) for n in times) else c.shaped(o.tile(x, c.i64(*times)), shape)
+    """`x` repeated whole to `shape`: what ggml does when `ggml_can_repeat`.
+
+    Of a dynamic shape with one channel a Softmax or Tile of the CPU plugin (2026.4.1) has its channels last, and a Tile
+    that is given such values repeats the wrong ones. A Reshape lays them out again.
+    """
+    have = shape_of(c, x)
+    times = [1 if same(n, m) else n // m for n, m in zip(shape, have, strict=True)]
+    if all(same(n, 1) for n in times):
+        return x
+    if any(isinstance(n, Sym) for n in (*shape, *have)):
+        x = o.reshape(x, c.i64(*[0] * len(shape)), True)
+    return c.shaped(o.tile(x, c.i64(*times)), shape)
 
 
 def broadcastable(c: Constants, x: Value, shape: Sequence[int]) -> Value:

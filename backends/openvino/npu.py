@@ -19,7 +19,6 @@ from conformance.cgraph.case import Case, writes_in_place
 from conformance.cgraph.errors import BackendError, UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.quants import to_float
-from conformance.cgraph.requant import weight_form
 from conformance.cgraph.tensor import VIEW_OPS, Bytes, Tensor, computes, strided
 
 from .backend import OpenVinoSession, OpenVinoStateless
@@ -66,15 +65,11 @@ class OpenVinoNpu(OpenVinoStateless):
         return DeviceInfo("npu", self.device, self._npu.description(), self._npu.versions())
 
     def supports(self, graph: Graph) -> list[Support]:
-        """As `supports_op`, and no to attention over the caches of several sequences and to large batches."""
+        """As the base, and no to attention over the caches of several sequences and to large batches."""
         caches = {n.root for n in graph if writes_in_place(n) and n.root.op == "NONE"}
-        beyond = (_beyond(node, caches) or self._frozen(node, caches) for node in graph)
-        return [no(f"{n.op}: {why}") if why else self.supports_op(n) for n, why in zip(graph, beyond, strict=True)]
-
-    def _frozen(self, node: Tensor, caches: AbstractSet[Tensor]) -> str:
-        if weight_form(node, self.requant.weights, self.requant.rows) and node.src[0] in caches:
-            return f"{node.src[0]} is written by the graph and read as a weight, which would be requantised each time"
-        return ""
+        beyond = (_beyond(node, caches) for node in graph)
+        asked = zip(graph, beyond, super().supports(graph), strict=True)
+        return [no(f"{n.op}: {why}") if why else answer for n, why, answer in asked]
 
     def supports_case(self, case: Case) -> Support:
         """With `path=llm`, no to what is no decoder given as token ids, or leaves its one sequence."""

@@ -43,10 +43,16 @@ _TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
 
 def keep(core: Any, model: Any) -> None:  # noqa: ANN401  # an openvino.Core, an openvino.Model
     """Mark what `model` computes in float32 from its inputs; what it makes of constants alone belongs to a product."""
+    stored = _stored(model.get_ordered_ops())
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
         if kind in SPLIT and node.get_output_element_type(0) == Type.f32:
-            node.output(0).replace(SPLIT[kind](*node.input_values()).output(0))
+            a, b = node.input_values()
+            if kind == "Divide" and b.get_node().get_type_name() == "Sqrt":
+                if node.get_name() not in stored:
+                    continue  # or RMS would no longer be recognised
+                b = o.maximum(b, o.constant(np.float32(0.0))).output(0)  # nor is it to be
+            node.output(0).replace(SPLIT[kind](a, b).output(0))
     mark = core.read_model(_TEXT, b"").get_parameters()[0].get_rt_info()[MARK]
     nodes = model.get_ordered_ops()
     constant = _constant(nodes)
@@ -80,6 +86,20 @@ def _after(nodes: list[Node], constant: set[str]) -> set[str]:
     return found
 
 
+def _stored(nodes: list[Node]) -> set[str]:
+    """Names of what goes into a variable without a product between.
+
+    An RMS layer has no mark, and gives the hint's type unless a result of the model is made of it: here there is none.
+    """
+    found: set[str] = set()
+    for node in reversed(nodes):
+        to = [i.get_node() for x in node.outputs() for i in x.get_target_inputs()]
+        on = {n.get_name() for n in to if n.get_type_name() not in PRODUCTS}
+        if not found.isdisjoint(on) or any(n.get_type_name() == "Assign" for n in to):
+            found.add(node.get_name())
+    return found
+
+
 def _rounded(nodes: list[Node], after: set[str]) -> set[str]:
     """Names of products and of what feeds nothing else: moves, and what stands between two of them (`after`).
 
@@ -107,9 +127,6 @@ def _subtract(a: Value, b: Value) -> Node:
 
 
 def _divide(a: Value, b: Value) -> Node:
-    """Not where RMS would no longer be recognised."""
-    if b.get_node().get_type_name() == "Sqrt":
-        return o.divide(a, b)
     return o.multiply(a, o.power(b, o.constant(np.float32(-1.0))))
 
 

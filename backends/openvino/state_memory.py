@@ -114,10 +114,13 @@ class StateMemory(HostMemory):
         self._wholes[t] = request
 
     def append(self, a: Appending, request: StatefulRequest) -> Table:
-        """Let `request` hold the log that `a` goes on with, laid out anew where the old one does not do."""
+        """Let `request` hold the log that `a` goes on with, laid out anew where the old one does not do.
+
+        The kernel multiplies hidden rows of V by 0, so that NaN among them would reach every query.
+        """
         caches = a.log.caches
         log = self._logs.get(caches[0])
-        if log is not None and log.logged.key == a.log.key and log.table.serves(a):
+        if log is not None and log.logged.key == a.log.key and log.table.serves(a) and not _leaks(log, a):
             if log.holder is not request:
                 for t in caches:
                     request.push(t, log.holder.pull(t))
@@ -128,8 +131,11 @@ class StateMemory(HostMemory):
         cells = to_load(a)
         log = Log(a.log, Table.of(cells, a.log.size), request)
         at = (a.log.first + np.arange(len(cells))[:, None]) * a.log.size + np.maximum(cells, 0)
+        log.table.endless = np.zeros(cells.shape, np.bool_)
         for t in caches:
             rows = encode(t, self._bytes[t])[NUMBER].reshape(-1, a.log.heads, a.log.head_size)[at]
+            rows[cells == NOTHING] = 0
+            log.table.endless |= ~np.isfinite(rows).all(axis=(2, 3))
             request.push(t, {LOG: rows.transpose(0, 2, 1, 3).astype("<f4")})
             self._logs[t] = log
         return log.table
@@ -200,6 +206,20 @@ class StatefulRequest(Request):
         for t in wanted.values():
             if t not in logged:
                 memory.lend(t, self)
+
+
+def _leaks(log: Log, a: Appending) -> bool:
+    """Whether a position of the log holds NaN or infinity in a row that no query of a step sees.
+
+    Rows are looked at when they are hidden first, all that there are by then: in a window that slides, once for as many
+    steps as it is wide.
+    """
+    hidden = log.table.hidden(a)
+    if hidden[:, log.table.endless.shape[1] :].any():
+        held = (log.holder.pull(t)[LOG] for t in log.logged.caches)
+        log.table.endless = np.logical_or.reduce([~np.isfinite(x).all(axis=(1, 3)) for x in held])
+    known = log.table.endless
+    return bool((hidden[:, : known.shape[1]] & known).any())
 
 
 def _parted(parts: Mapping[str, NDArray[Any]]) -> Arrays:

@@ -85,6 +85,8 @@ class Table:
     """Positions whose rows the host has."""
     dead: int = field(default=0)
     """Positions that show nothing."""
+    endless: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 0), np.bool_))
+    """Of the first positions, as far as the host has looked, whether K or V is NaN or infinite: (streams or 1, …)."""
 
     @classmethod
     def of(cls, cells: Cells, size: int) -> Table:
@@ -114,6 +116,15 @@ class Table:
         self.straight = self.straight and not gone.any() and bool((new == length + np.arange(tokens)).all())
         self.positions[streams, new] = length + np.arange(tokens)
         self.cells = np.concatenate([self.cells, new], axis=1)
+
+    def hidden(self, a: Appending) -> NDArray[np.bool_]:
+        """Positions that no query of a step sees, or whose cell it writes: (streams, positions)."""
+        if self.straight and self.length <= a.loaded.shape[1]:
+            return ~a.loaded[:, : self.length]
+        shown = (self.cells != NOTHING) & (self.cells < a.loaded.shape[1])
+        seen = np.take_along_axis(a.loaded, np.where(shown, self.cells, 0), axis=1)
+        unseen: NDArray[np.bool_] = np.logical_not(shown & seen)
+        return unseen
 
     def serves(self, a: Appending) -> bool:
         """Whether every cell that a step attends to is in the log or about to be, and not too little else."""

@@ -56,6 +56,8 @@ TABLE: dict[Level, tuple[str, ...]] = {
         "llama-w=q4_0,attn_k=f16,attn_v=f32,ffn_up=f16,ffn_down=q8_0,output=q6_K,embd=256,heads=8,head=32,run=at253.p2.d3",
         "llama-seqs=2,unified=1,{fa=0|fa=1},run=at20.d2.cp0.d3",
         "llama-{fa=0|fa=1},run=o12.d2.o3",
+        "llama-{fa=0|fa=1},run=o12.o7.p9.p5.d1",
+        "llama-heads=2,kv=2,seqs=2,fa=0,run=at253.p2.d3",
         f"llama-{{cache=f16|cache=f32|cache=q8_0,head=64|cache=q4_0,head=32|fa=0|seqs=2|seqs=3,unified=1,ctx=1024}},{_SHIFT}",
         f"{{gemma2|gpt-oss}}-{{fa=1|fa=0}},{_WINDOW}",
         "gemma2-seqs=2,{unified=0|unified=1},ctx=1024,ubatch=64,run=at250.p10+3.d3.rm1.d2.add1.p80+40.d2",

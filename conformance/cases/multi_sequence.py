@@ -20,6 +20,8 @@ _APART = "p3+5+2+4.p1+0+2+0.p0+3+0+0.p2+0+0+1"
 """Subsets whose sequences are no neighbours."""
 _LATE = "p0+0+4+0.p3+0+0+0.p0+0+1+5.p2+6+1+1.d1"
 """The last comes first: cells of the sequences lie in another order than the sequences."""
+_AS_MANY = "p2+2+0.p3+3+3.p5+5+0"
+"""As many tokens of each sequence as there are sequences, twice; then not."""
 _EIGHT = "p1+2+3+4+5+6+7+8.d1.rm0.rm5.d1.add5.p2+1+1+1+3+1+1.d1"
 
 TABLE: dict[Level, tuple[str, ...]] = {
@@ -29,6 +31,7 @@ TABLE: dict[Level, tuple[str, ...]] = {
         f"{_TINY},seqs=4,ctx=256,unified=1,fa=1,run=at20.{_LATE}.cp0.d1",
         f"{_TINY.replace('heads=4', 'heads=2')},seqs=4,ctx=256,fa=0,run={_APART}",
         f"{_TINY},seqs=3,ctx=300,run=at280.p2+9+1.d1",
+        f"{_TINY},seqs=3,ctx=256,run={_AS_MANY}",
     ),
     "standard": (
         f"{_TINY},{{seqs=1|seqs=2|seqs=3|seqs=5|seqs=8}},ctx=256,{_WAYS},{_BOTH},run=p4.d2",
@@ -44,6 +47,7 @@ TABLE: dict[Level, tuple[str, ...]] = {
         f"{_TINY},seqs=3,ctx=256,write=cpy,{_BOTH},run=p5+9+1.d1",
         f"{_TINY},seqs=3,ctx=256,ubatch=8,{_WAYS},{_BOTH},run=p20+3+7.d1",
         f"{_TINY},seqs=3,ctx=256,{_WAYS},{_BOTH},run=o3+5+1.o2",
+        f"{_TINY},seqs=3,ctx=256,{_WAYS},{_BOTH},run={_AS_MANY}",
         f"{_TINY},seqs=3,ctx=256,{_WAYS},run=p9+20+5.shift3.p2+1+1.d1",
         f"{{qwen3-l=1|gpt-oss-l=1|gemma2-l=2|lfm2-l=2}},embd=32,ff=32,vocab=32,seqs=3,ctx=256,{_WAYS},run=p5+9+1.d1.rm1.d1",
         f"{{gemma2-l=2|gpt-oss-l=1}},embd=32,ff=32,vocab=32,seqs=3,ctx=512,ubatch=32,{_WAYS},fa=0,run=p90+3+40.d1",

@@ -6,6 +6,8 @@ step, each with one field more: `blobs`, the name of a byte array -> the number 
 has no bytes). Tensors: weights, caches, inputs and expected values with their ggml types and `ne` in native blocks;
 equal bytes are stored once. A type that the `gguf` package does not know stands as I8; the document has its type.
 
+Weights of a model file that the user has may stay there (`reference`).
+
 `conformance.seal` is the SHA-256 of the header with zeros in the seal's own place; the header holds the CRC-32 of each
 document and each tensor, and padding must be zero: so every bit of the file is guarded against accidents. Against
 malice nothing in it is trusted, seal or no seal: `gguf_header` walks it (and says why not `gguf.GGUFReader`), `codec`
@@ -48,6 +50,7 @@ from .casefile_read import FREE_MEMORY, index, read, read_one, stream
 from .codec import dump
 from .errors import CaseFileError
 from .gguf_header import MAX_TENSOR_NAME, crc32, read_header
+from .reference import dump_references
 from .tensor import Bytes, Tensor
 
 __all__ = ["FREE_MEMORY", "index", "read", "read_one", "stream", "write"]
@@ -92,6 +95,8 @@ class _Bundle:
             raise CaseFileError(f"{where}.id", f"{case.id!a} stands twice")
         self.ids[case.id] = None
         doc, blobs = dump(case)
+        if references := dump_references(case.persistent, case.references, blobs):
+            doc["references"] = references
         owners = _owners(case)
         try:
             case.id.encode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -33,6 +33,7 @@ from .codec import check, load_head, load_step
 from .errors import CaseFileError
 from .gguf_header import Header, crc32, read_header
 from .recipe import MAX_BYTES
+from .reference import load_references
 from .strictjson import Memory, parse, weigh
 from .tensor import Bytes
 
@@ -45,23 +46,27 @@ _TENSOR_COST, _BLOB_COST, _VIEW_COST, _STEP_COST, _CASE_COST = 400, 200, 200, 80
 _NEWLINE = re.compile(rb"\n")
 
 
-def read(path: str | os.PathLike[str]) -> list[Case]:
+def read(path: str | os.PathLike[str], models: Sequence[Path] = ()) -> list[Case]:
     """Every case of the file, validated; byte arrays are read-only views of one copy of the file.
+
+    Args:
+        path: the case file.
+        models: folders in which weights that are not in the file are looked for, before the file's own folder.
 
     Raises:
         CaseFileError: the file cannot be read or trusted; one line that names the field.
     """
-    file = _open(path)
+    file = _open(path, models)
     return [file.case(k) for k in range(len(file.ids))]
 
 
-def read_one(path: str | os.PathLike[str], case_id: str | None = None) -> Case:
-    """The only case of the file, or of a bundle the one called `case_id`, validated.
+def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: Sequence[Path] = ()) -> Case:
+    """The only case of the file, or of a bundle the one called `case_id`, validated; `models` as in `read`.
 
     Raises:
         CaseFileError: as `read`; or there is no such case, or more than one to choose from.
     """
-    file = _open(path)
+    file = _open(path, models)
     if case_id is None and len(file.ids) != 1:
         raise CaseFileError(IDS, f"one case expected, {len(file.ids)} found: say which, such as {file.ids[0]!a}")
     if case_id is not None and case_id not in file.ids:
@@ -112,6 +117,8 @@ class _File:
     header: Header
     ids: list[str]
     memory: Memory
+    folders: tuple[Path, ...]
+    """Where weights that stay in a model file are looked for."""
     made: Memory = field(default_factory=lambda: Memory(MAX_BYTES, 0))
     """What recipes may take: it has nothing to do with the file's size."""
     views: dict[int, Bytes] = field(default_factory=dict)
@@ -144,10 +151,12 @@ class _File:
                 raise CaseFileError(where, "an object expected, something else found")
             blobs = self._blobs(doc.pop("blobs", {}), where)
             if case is None:
-                free = ("params", "tolerance", "provenance", "demands", "recipes")
+                free = ("params", "tolerance", "provenance", "demands", "recipes", "references")
                 self.memory.keep(sum(weigh(doc.get(key), key) for key in free), where)
                 self._keep_tensors(doc.get("persistent"), where)
-                case = load_head(doc, blobs, self.made)
+                elsewhere, references = load_references(doc.pop("references", []), self.folders)
+                case = load_head(doc, {**blobs, **elsewhere}, self.made)
+                case.references = {t: references[i] for i, t in enumerate(case.persistent) if i in references}
             else:
                 self.memory.keep(_STEP_COST + weigh(doc.get("note"), f"{where}.note"), where)
                 self._keep_tensors(doc.get("tensors"), where)
@@ -185,7 +194,7 @@ class _File:
         return self.views[i]
 
 
-def _open(path: str | os.PathLike[str]) -> _File:
+def _open(path: str | os.PathLike[str], models: Sequence[Path] = ()) -> _File:
     with _opened(path) as file:
         buffer = memoryview(file.read())
     header = _checked_header(buffer)
@@ -193,7 +202,8 @@ def _open(path: str | os.PathLike[str]) -> _File:
         if crc32(buffer, header.offsets[i], header.sizes[i]) != crc:
             raise CaseFileError(f"tensors[{i}]", "its bytes are not those written (CRC-32 differs)")
     taken = 3 * len(buffer) // 2  # the file's bytes, and what the header's tables take
-    return _File(buffer, header, _ids(buffer, header), Memory(max(FREE_MEMORY, 4 * len(buffer)), taken))
+    memory = Memory(max(FREE_MEMORY, 4 * len(buffer)), taken)
+    return _File(buffer, header, _ids(buffer, header), memory, (*models, Path(path).parent))
 
 
 def _checked_header(buffer: memoryview) -> Header:

@@ -99,6 +99,9 @@ _FACTOR = {
 compressed weights; attention has two products and a softmax between; a kernel for rotary embedding rounds what turns,
 its sines and its result, never the angles."""
 
+ROUNDED = {to: _FACTOR["MUL_MAT"] * unit for to, unit in _PRODUCTS.items()}
+"""`Arithmetic.products` -> NMSE which rounding its operands is allowed to make in one matrix product."""
+
 PRODUCTS = frozenset(_FACTOR)
 """Ops that multiply matrices, and ROPE: whose operands a device may round."""
 

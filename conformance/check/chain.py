@@ -18,7 +18,7 @@ from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Tensor, computes
 
 from .arithmetic import changes
-from .budget import PEAK, PRODUCTS, RAW, Budget, budget_of, stored
+from .budget import PEAK, PRODUCTS, RAW, ROUNDED, Budget, budget_of, stored
 
 _ACCUMULATE = 16.0
 """By how much a chain of nodes may amplify the sum of its own float32 roundings."""
@@ -27,8 +27,9 @@ _INDEPENDENT = 4.0
 
 _ACTIVATIONS = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q8_K": 1e-4, "int8xrow": 1e-4}
 """Type that a node rounds its sources to -> NMSE which that is worth in its result."""
-_OPERANDS = {"f16": 1e-6, "bf16": 2e-5}
-"""`Arithmetic.products` -> NMSE which rounding both operands is worth in a product."""
+_OPERANDS = {to: allowed / _INDEPENDENT for to, allowed in ROUNDED.items()}
+"""`Arithmetic.products` -> NMSE which rounding both operands is worth in a product: in a chain it is allowed what it is
+allowed alone."""
 _DYNAMIC = 5e-5
 """The same of activations in 8 bits, which such a device may use beside weights in blocks."""
 _CHOICES = frozenset({"ARGSORT", "TOP_K"})

@@ -18,7 +18,18 @@ import numpy as np
 
 from conformance.backend.interface import Backend, describe
 from conformance.backend.registry import Spec, adapter
-from conformance.cases.relations.claim import BITS, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, Claim, Place, case_of, read
+from conformance.cases.relations.claim import (
+    BITS,
+    BUFFERS,
+    FOLDER,
+    OVERWRITTEN,
+    PROCESS,
+    RESTORED,
+    Claim,
+    Place,
+    case_of,
+    read,
+)
 from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import ConformanceError
@@ -33,6 +44,7 @@ from . import divergence
 from .execute import Execution, execute
 from .isolate import IsolatedBackend
 from .overwrite import execute_overwritten
+from .restore import execute_restored
 from .scheduler import SchedBackend
 
 
@@ -105,7 +117,11 @@ class _Runs:
         if key not in self.done:
             backend = self._open(i, key[1])
             alone = case_of(self.case, self.claim, i)
-            if r.how == OVERWRITTEN and not isinstance(backend, (IsolatedBackend, SchedBackend)):
+            if r.how == RESTORED:
+                self.done[key] = execute_restored(backend, alone)
+                if self.done[key].opaque:
+                    raise NotOfferedError(f"{self.spec} cannot show its caches, so nobody can save them")
+            elif r.how == OVERWRITTEN and not isinstance(backend, (IsolatedBackend, SchedBackend)):
                 self.done[key] = execute_overwritten(backend, alone)
             elif r.how == OVERWRITTEN and not all(_takes(self.spec, k) for k in r.options):
                 raise NotOfferedError(

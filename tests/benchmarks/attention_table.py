@@ -1,8 +1,8 @@
-"""The table of `docs/openvino-forms.md`: `python tests/benchmarks/attention_table.py > table.md`.
+"""The table of `docs/openvino-forms.md`: `python tests/benchmarks/attention_table.py --into docs/openvino-forms.md`.
 
 Each attention form, compiled with static and with dynamic shapes, decoding and taking a prompt: the least time of one
-layer in many runs, the memory that running it took beyond the compiled model and its inputs, and the layers that did
-the work. Every figure comes from a process of its own.
+layer in many runs, the memory that running it took beyond the compiled model and its inputs, whether scores and softmax
+were fused, and the layers that did the work. Every figure comes from a process of its own.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -29,11 +30,28 @@ PROPERTIES = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZ
 MOVED = ("Broadcast", "Transpose", "Tile", "Gather")
 WORK = ("ScaledDotProductAttention", "Subgraph", "MatMul", "Softmax", *MOVED)
 """Layers worth naming; the rest is reshapes and elementwise."""
+WHOLE = {"ScaledDotProductAttention": "kernel", "Subgraph": "snippets"}
+"""Layer that can hold a whole attention -> what the table calls it."""
 KINDS = (
-    ("decode", 1, 512, 1), ("decode", 1, 1024, 1), ("decode", 1, 4096, 1), ("decode", 1, 1024, 4),
-    ("prefill", 512, 0, 1), ("prefill", 512, 1024, 1), ("prefill", 128, 0, 4),
-)  # fmt: skip
+    *(("decode", 1, past, streams) for streams in (1, 4) for past in (512, 1024, 4096)),
+    *(("prefill", 512 // streams, past, streams) for streams in (1, 4) for past in (0, 1024)),
+)
 """What, tokens of each stream, cells before them, streams."""
+HEAD = (
+    "",
+    "tokens",
+    "past",
+    "streams",
+    "form",
+    "static ms",
+    "dynamic ms",
+    "static MB",
+    "dynamic MB",
+    "fused",
+    "layers",
+)
+BEGIN, END = "<!-- attention_table.py -->", "<!-- end -->"
+"""What a document has before and after the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +61,7 @@ class Row:
     ms: float
     mb: float
     layers: str
+    fused: str
 
 
 def measured(form: str, tokens: int, past: int, streams: int, dynamic: bool) -> Row:
@@ -93,7 +112,17 @@ def measured(form: str, tokens: int, past: int, streams: int, dynamic: bool) -> 
         times.append(run(tokens, past + i if stateful and tokens == 1 else past))
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     names = layers(compiled)
-    return Row(min(times), used / 1024, ", ".join(f"{names[n]} {n}" for n in WORK if n in names))
+    return Row(min(times), used / 1024, ", ".join(f"{names[n]} {n}" for n in WORK if n in names), _fused(names))
+
+
+def _fused(names: Mapping[str, int]) -> str:
+    """What holds the whole attention: the plugin's kernel, a compiled subgraph, or nothing.
+
+    A product or softmax of its own means that the scores stood in memory between layers.
+    """
+    if {"MatMul", "Softmax"} & set(names):
+        return "no"
+    return next((word for layer, word in WHOLE.items() if layer in names), "no")
 
 
 def _shapes(streams: int, tokens: int, length: int) -> list[tuple[int, int, int, int]]:
@@ -119,21 +148,31 @@ def found(*case: Any) -> Row | None:  # noqa: ANN401  # what `measured` takes
 
 @click.command()
 @click.option("--forms", default=",".join(FORMS), help="which, joined by commas")
-def main(forms: str) -> None:
-    """Print the table as Markdown."""
-    head = ["", "tokens", "past", "streams", "form", "static ms", "dynamic ms", "static MB", "dynamic MB", "layers"]
-    _line(head)
-    _line(["---"] * len(head))
+@click.option("--into", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="a document to put it into")
+def main(forms: str, into: Path | None) -> None:
+    """Print the table as Markdown; with --into, also put it between its marks in a document."""
+    lines = []
+    for cells in table(forms.split(",")):
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        click.echo(lines[-1])
+    if into is not None:
+        before, _, rest = into.read_text(encoding="utf-8").partition(BEGIN)
+        _, mark, after = rest.partition(END)
+        if not mark:
+            raise click.UsageError(f"{into}: {BEGIN} and, behind it, {END} expected")
+        into.write_text("\n".join([before + BEGIN, *lines, mark + after]), encoding="utf-8")
+
+
+def table(forms: Sequence[str]) -> Iterator[Sequence[Any]]:
+    """The table's rows, its head first."""
+    yield HEAD
+    yield ["---"] * len(HEAD)
     for what, tokens, past, streams in KINDS:
-        for form in forms.split(","):
-            static, dynamic = (found(form, tokens, past, streams, x) for x in (False, True))
-            assert dynamic is not None  # every form has a dynamic model
-            ms, mb = ([f"{getattr(r, x):.2f}" if r else "" for r in (static, dynamic)] for x in ("ms", "mb"))
-            _line([what, tokens, past, streams, form, *ms, *mb, dynamic.layers])
-
-
-def _line(cells: Sequence[Any]) -> None:
-    click.echo("| " + " | ".join(str(x) for x in cells) + " |")
+        for form in forms:
+            rows = [found(form, tokens, past, streams, x) for x in (False, True)]
+            ms, mb = ([f"{getattr(r, x):.2f}" if r else "" for r in rows] for x in ("ms", "mb"))
+            fused, names = (dict.fromkeys(getattr(r, x) for r in rows if r) for x in ("fused", "layers"))
+            yield [what, tokens, past, streams, form, *ms, *mb, " / ".join(fused), " / ".join(names)]
 
 
 if __name__ == "__main__":

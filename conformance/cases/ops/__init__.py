@@ -38,15 +38,18 @@ def _size(op_id: OpId) -> int:
 def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
     """What a case shows that another may not: its op, each operand's type among ops made alike, each key and each word.
 
-    Of numbers only the key counts, of a layout each part, of a permute only whether rows stay rows.
+    Of numbers only the key counts, of a shape also whether it holds several matrices or batches of them, of a layout
+    each part, of a permute only whether rows stay rows.
     """
     yield (op_id.op,)
-    alike, group = KNOWN[op_id.op].ops[0], op_id.op.partition(".")[0]
+    alike, group, keys = KNOWN[op_id.op].ops[0], op_id.op.partition(".")[0], KNOWN[op_id.op].keys
     for i, type_ in enumerate(op_id.types):
         yield alike, str(i), type_.name
     for key, value in op_id.given.items():
         for part in value.split("."):
             yield group, key, "" if part[0].isdigit() or part[0] == "-" else re.sub(r"^p(0?)\d+$", r"p\1", part)
+        if keys[key].is_shape and value.count("x") > 1:
+            yield group, key, value.count("x") * "x"
 
 
 def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:

@@ -18,9 +18,10 @@ from .bench import INPLACE, Bench
 from .data import Fill, biased, blind, causal, normal, uniform
 from .grammar import OpCases, count, opt_shape, real, shape, text, word
 
-MASKS = word("causal", "holes", "bias", "blind", "junk")
+MASKS = word("causal", "holes", "bias", "blind", "junk", "seen")
 """What a mask hides: the future; the future and a third of the past; the same with finite values elsewhere; all that a
-whole row has; the last cells from every row, where K and V then hold NaN and infinities."""
+whole row has; the last cells from every row, where K and V then hold NaN and infinities; the future, where every row
+sees one infinity of V."""
 JUNK = 5
 """How many cells those are."""
 
@@ -30,7 +31,9 @@ def _mask_fill(kind: str, n_kv: int, n: int) -> Fill:
         return causal(n_kv - n)
     holes = causal(n_kv - n, dead=0.3)
     unseen = causal(n_kv - n - JUNK, dead=0.3)
-    return {"holes": holes, "bias": biased(holes, 1.0), "blind": blind(holes), "junk": unseen}[kind]
+    return {
+        "holes": holes, "bias": biased(holes, 1.0), "blind": blind(holes), "junk": unseen, "seen": causal(n_kv - n)
+    }[kind]  # fmt: skip
 
 
 def _junk(fill: Fill) -> Fill:
@@ -39,6 +42,17 @@ def _junk(fill: Fill) -> Fill:
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         x = fill(s, ne).reshape(ne[::-1]).copy()
         x[:, :, -JUNK:] = np.resize(np.array([np.nan, np.inf, -np.inf], np.float32), ne[0])
+        return x
+
+    return filled
+
+
+def _infinite(fill: Fill) -> Fill:
+    """V of shape (size, n_kv, …) whose first cell has one infinity, which belongs into every row that sees the cell."""
+
+    def filled(s: Stream, ne: Dims) -> NDArray[Any]:
+        x = fill(s, ne).reshape(ne[::-1]).copy()
+        x[:, :, 0, ne[0] // 2] = np.inf
         return x
 
     return filled
@@ -83,7 +97,7 @@ SOFT_MAX = OpCases(
         "SOFT_MAX-f32-ne={33x5x4|64x1x8x2},sinks=1,scale={0.125|1.0}",
         "SOFT_MAX-f32-ne=40x5x4x2,mask={40x5|40x8x4},mt={f16|f32},hide=holes,sinks=1",
         "SOFT_MAX-f32-ne=24x5x3,vne={off|flat}{|,mask=24x5}",
-        "SOFT_MAX-f32-ne=24x5x3,inplace={leaf|mid}{|,mask=24x5,scale=0.3}",
+        "SOFT_MAX-f32-ne=24x5x3,inplace={leaf|mid|input}{|,mask=24x5,scale=0.3}",
     ),
     full=("SOFT_MAX-f32-ne={4096x32x2|2048x1x32x4|16384x3}", "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883"),
 )
@@ -95,12 +109,13 @@ def _flash_attn(bench: Bench) -> Tensor:
     _, n_kv, heads_kv, _ = v["k"]
     dv = v["dv"] or dk
     cells = _junk(normal()) if v["hide"] == "junk" else normal()
+    cells_v = _infinite(normal()) if v["hide"] == "seen" else cells
     q = bench.operand("Qcur-0", F32, v["q"], normal(1.5), v["vq"])
     k = bench.operand("cache_k_l0", type_k, v["k"], cells, v["vk"], keep=True)
     if v["mla"]:
         vv = b.view_4d(k, dv, *k.ne[1:], *k.nb[1:], 0)
     else:
-        vv = bench.operand("cache_v_l0", type_v, (dv, n_kv, heads_kv, n_seq), cells, v["vv"], keep=True)
+        vv = bench.operand("cache_v_l0", type_v, (dv, n_kv, heads_kv, n_seq), cells_v, v["vv"], keep=True)
     mask = None
     if v["mask"]:
         mask = bench.leaf("KQ_mask", F16, v["mask"], _mask_fill(v["hide"], n_kv, n))
@@ -155,6 +170,7 @@ FLASH_ATTN_EXT = OpCases(
         "FLASH_ATTN_EXT-{f16+f16|q8_0+q8_0}-q=64x3x4,k=64x32x2,mask=32x3,{prec=F32|scale=0.5|scale=0.01}",
         "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=32x4x2,k=32x16x2,mask=16x4,hide=blind{|,sinks=1}",
         "FLASH_ATTN_EXT-{f16+f16|f32+f32|bf16+bf16}-{q=64x1x4,k=64x40x2,mask=40x1|q=32x3x4,k=32x16x2,mask=16x3},hide=junk{|,max_bias=8.0|,sinks=1}",
+        "FLASH_ATTN_EXT-{f16+f16|f32+f32|bf16+bf16}-q=32x3x4,k=32x16x2,mask=16x3,hide=seen{|,sinks=1}",
     ),
     full=(
         f"FLASH_ATTN_EXT-{_CACHE}-q=128x{{1|32}}x32,k=128x1024x8,vk=p0213,vv=p0213",

@@ -19,8 +19,8 @@ from .grammar import FAMILY_NAME, OpId, word
 GENERATOR = 1
 """Raise it when any id's bytes change."""
 
-INPLACE = word("", "leaf", "mid")
-"""Key `inplace`: `leaf` overwrites a persistent tensor, `mid` the result of the node before."""
+INPLACE = word("", "leaf", "mid", "input")
+"""Key `inplace`: `leaf` overwrites a persistent tensor, `mid` the result of the node before, `input` an input."""
 
 LAYOUTS = "pad, off, rows, slab, part, flat or nothing; then permutes like p0213, joined by dots"
 

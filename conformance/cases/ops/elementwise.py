@@ -68,6 +68,7 @@ BINARY = OpCases(
         f"{_ARITHMETIC}-{_FLOATS2}-a=16x6x4x2,b=16x1x4,va=p0213,vb=pad",
         f"{_ARITHMETIC}-{_FLOATS2}-a=24x5x2,inplace={{leaf|mid}}",
         f"{_ARITHMETIC}-{_FLOATS2}-a=24x6x2,b=24,va=slab,inplace=leaf",
+        "{ADD|MUL}-f32+f32-a=24x5x2,inplace=input",
         f"{_ARITHMETIC}-{{f32+f32|f16+f16|bf16+bf16}}-a=32x4,special={{edge|nan}}",
         f"{_ARITHMETIC}-f32+f32-{{a=1|a=1x17|a=2049|a=257x3,b=257}}",
         f"ADD-{_QUANTS}+f32-a=256x3x2",
@@ -188,7 +189,7 @@ CLAMP = OpCases(
     standard=(
         "CLAMP-{f32|f16}-ne={7x5x3x2|67x4|256x5},{min=-0.5,max=0.5|min=0.0,max=6.0|min=-inf,max=1.25|min=-2.0,max=inf}",
         "CLAMP-{f32|f16}-ne=18x6x3x2,vne={pad|rows|p0213|off},min=-1.5,max=0.25",
-        "CLAMP-{f32|f16}-ne=40x5,inplace={leaf|mid},min=-0.75,max=1.5",
+        "CLAMP-{f32|f16}-ne=40x5,inplace={leaf|mid|input},min=-0.75,max=1.5",
     ),
     full=("CLAMP-{f32|f16}-ne=4096x9,min=-1.0,max=1.0",),
 )

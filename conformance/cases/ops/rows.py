@@ -51,6 +51,7 @@ NORMS = OpCases(
         "{NORM|L2_NORM}-f32-ne=18x6x3x2,vne={p1023|p2013|pad.p1023}",
         "{NORM|RMS_NORM|L2_NORM}-f32-ne=64x5x2,inplace={leaf|mid}",
         "{NORM|RMS_NORM|L2_NORM}-f32-ne=40x5x2,vne=pad,inplace=leaf",
+        "RMS_NORM-f32-ne=40x5x2{|,vne=pad},inplace=input",
     ),
     full=("{NORM|RMS_NORM|L2_NORM}-f32-ne={4096x65|16384x3}",),
 )

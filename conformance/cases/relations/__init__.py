@@ -48,6 +48,7 @@ _SAME: dict[str, Callable[[str, Case, int], Case]] = {
     "memory": same.memory,
     "warm": same.warm,
     "buffers": same.buffers,
+    "restored": same.restored,
 }
 NAMES = (*_DECODERS, "renamed", *_SAME, "after")
 _ARCH = {"arch": word("llama", *(a for a in PRESETS if a != "llama"))}
@@ -112,6 +113,7 @@ TABLE: dict[Level, tuple[str, ...]] = {
         f"warm-{_TINY},run=p9.d2",
         "buffers-l=1,embd=64,ff=64,w=q4_0,run=p9.d2",
         "after-differs={eps|edge|weight|type}",
+        f"restored-{_TINY},run=p9.d2",
     ),
     "standard": (
         "chunked-{fa=0|fa=1},{cache=f16|cache=f32|cache=bf16},run=o40.d2,to=o7.o32.o1.d2",
@@ -141,6 +143,10 @@ TABLE: dict[Level, tuple[str, ...]] = {
         "buffers-w={q4_K|q6_K},embd=256,heads=4,kv=2,head=64,ff=256,run=p9.d2",
         "buffers-w=q4_0,tied=1,run=p30.d3",
         "after-differs={" + "|".join(alias.DIFFERS) + "}",
+        "restored-{fa=0|fa=1},{write=set_rows|write=cpy},run=p30.d2",
+        "restored-{cache=f32|cache=bf16|cache=q8_0,head=32},run=p9.p4.d2",
+        "restored-seqs=3,{unified=0|unified=1},run=p5+9+2.d2.rm1.d2",
+        "restored-arch={gemma2|gpt-oss|lfm2},run=p9.d2",
     ),
     "full": (
         "chunked-{fa=0|fa=1},ctx=2048,run=p510.o4,to=p255.p200.p55.o4",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
 
 from conformance.cases import alias
 from conformance.cgraph import codec
 from conformance.cgraph.case import Case
+from conformance.cgraph.errors import UsageError
 from conformance.cgraph.tensor import Tensor
 
-from .claim import BITS, BUDGET, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, Claim, Run, combine
+from .claim import BITS, BUDGET, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, RESTORED, Claim, Link, Place, Run, combine
 
 NAMINGS: dict[str, Callable[[int, int], str]] = {
     "other": lambda i, _n: f"t{i}",
@@ -72,6 +76,31 @@ def buffers(case_id: str, case: Case, seed: int) -> Case:
     )
     claim = Claim("buffers", "weight in any buffer type = same result", BUDGET, runs, ((0, 1),))
     return combine(case_id, claim, [case], case.params, seed)
+
+
+def restored(case_id: str, case: Case, seed: int) -> Case:
+    """A state that was saved is the state: another prompt in the same cells between saving and writing back."""
+    first, *rest = case.steps
+    tokens = {t: np.roll(d.view("<i4"), 1).view(np.uint8) for t, d in first.inputs.items() if t.name == "inp_tokens"}
+    if not rest or not tokens:
+        raise UsageError("restored: a prompt of tokens and steps after it expected")
+    other = replace(first, inputs={**first.inputs, **tokens})
+    n = len(case.steps)
+    runs = (
+        Run("the steps one after the other", 0, n),
+        Run("the first step, another in its place, its caches written back, and the others", n, 2 * n + 1, 1, RESTORED),
+    )
+    caches = case.caches()
+    at = [i for i, t in enumerate(case.persistent) if t in caches]
+    links = tuple(
+        Link((Place(0, k, kind, i),), (Place(1, k + 1, kind, i),))
+        for k in range(1, n)
+        for kind, places in (("output", range(len(case.steps[k].outputs))), ("cache", at))
+        for i in places
+    )
+    claim = Claim("restored", "caches saved and written back = undisturbed", BUDGET, runs, links=links)
+    whole = replace(case, steps=[*case.steps, first, other, *rest])
+    return combine(case_id, claim, [whole], case.params, seed)
 
 
 def after(case_id: str, read: alias.Read) -> Case:

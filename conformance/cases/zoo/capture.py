@@ -59,7 +59,7 @@ def capture_file(request: Request, arch: str, keys: Mapping[str, Value]) -> Case
 
 
 def record_model(request: Request) -> Case:
-    """Record a model that a user has; its weights are part of the case.
+    """Record a model that a user has; its weights are part of the case, or stay in the file (`by_reference`).
 
     Raises:
         ConformanceError: as `capture`.
@@ -67,7 +67,7 @@ def record_model(request: Request) -> Case:
     with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
         output = Path(folder, "case.gguf")
         ask(replace(request, output=str(output), from_file=True, recipes=False), time_limit=10 * TIME_LIMIT)
-        return casefile.read_one(output)
+        return casefile.read_one(output, models=[Path(request.model).parent])
 
 
 def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value]) -> None:

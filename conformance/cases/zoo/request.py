@@ -21,6 +21,8 @@ class Request:
     """Load the file's own weights; otherwise they are made while the model is built."""
     recipes: bool = True
     """Its weights are those that `weights.recipe` makes, wherever they lie."""
+    by_reference: bool = False
+    """Weights that stand in the model file stay there."""
     lib: str = ""
     plan: str = "p5.d4"
     n_ctx: int = 256

@@ -29,6 +29,7 @@ from . import weights
 from .drive import Drive, Tokens
 from .layout import ABORT_CALLBACK, SET_TENSOR_DATA, TENSOR, ContextParams, GgufInitParams
 from .library import Library
+from .model_weights import references
 from .recorder import Recorder, step
 from .request import Request
 
@@ -102,6 +103,9 @@ def record(request: Request) -> dict[str, Any]:
     )
     if request.recipes:
         case.recipes = {t: weights.recipe(request.stream, t) for t in recorder.is_weight if t.type.name in MAKEABLE}
+    if request.by_reference:
+        held = {t: recorder.persistent[t] for t in recorder.is_weight}
+        case.references = references(Path(request.model), held)
     casefile.write(Path(request.output), case)
     return {}
 
