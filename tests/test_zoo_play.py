@@ -47,7 +47,7 @@ def test_the_command(tmp_path: Path) -> None:
     command = ["zoo", "--backend", "ggml?device=NONE9", "--arch", "llama", "--runs", "1", "--json", str(out)]
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 1, result.output
-    (row,) = json.loads(out.read_text())
+    (row,) = json.loads(out.read_text(encoding="utf-8"))["results"]
     assert (row["architecture"], row["verdict"]) == ("llama", "ERROR")
     assert "no device 'NONE9'" in row["detail"]
 

@@ -89,7 +89,8 @@ def _fresh(asked: Asked, here: Here) -> list[str]:
 
 
 def _planted(asked: Asked, here: Here) -> list[str]:
-    return _conform("planted", *_each("--family", asked.families), "--level", "smoke", "--json", here.document)
+    level = "smoke" if asked.level == "smoke" else "standard"  # where every fault is noticed
+    return _conform("planted", *_each("--family", asked.families), "--level", level, "--json", here.document)
 
 
 def _audit(asked: Asked, here: Here) -> list[str]:

@@ -58,13 +58,14 @@ def changes(found: Iterable[Series], least: float = 0.0) -> list[Change]:
         least: relative changes up to this are not told: 0.02 is 2 %.
 
     Raises:
-        UnavailableError: Apache Otava is not installed.
+        UnavailableError: there is such a series, and Apache Otava is not installed.
     """
+    asked = [s for s in found if len(s.points) >= FEWEST]
+    if not asked:
+        return []
     otava = _otava()
     told: list[Change] = []
-    for one in found:
-        if len(one.points) < FEWEST:
-            continue
+    for one in asked:
         points, _ = otava.compute_change_points([p.rate for p in one.points], WINDOW, MAX_P, least)
         for c in points:
             stats, at = c.stats, c.index

@@ -15,6 +15,7 @@ from conformance.cases.family import Family, Level
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import GraphError, UsageError
 from conformance.cgraph.tensor import Tensor
+from conformance.cgraph.types import F32
 
 from . import attention, elementwise, matmul, matrices, memory, plain, recurrent, rope, rows, views
 from .bench import Bench
@@ -29,6 +30,10 @@ ENOUGH = 64
 """Elements that show most faults: of fewer, a smoke test takes only what larger cases do not show."""
 
 
+LONG = 2048
+"""Elements of a row from which kernels work in pieces, and accelerators begin to take it."""
+
+
 def _size(op_id: OpId) -> int:
     """Elements in all shapes that the id names: what size order goes by."""
     keys = KNOWN[op_id.op].keys
@@ -38,8 +43,8 @@ def _size(op_id: OpId) -> int:
 def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
     """What a case shows that another may not: its op, each operand's type among ops made alike, each key and each word.
 
-    Of numbers only the key counts, of a shape also whether it holds several matrices or batches of them, of a layout
-    each part, of a permute only whether rows stay rows.
+    Of numbers only the key counts, of a shape also whether its rows are long and whether it holds several matrices or
+    batches of them, with views and without, of a layout each part, of a permute only whether rows stay rows.
     """
     yield (op_id.op,)
     alike, group, keys = KNOWN[op_id.op].ops[0], op_id.op.partition(".")[0], KNOWN[op_id.op].keys
@@ -48,17 +53,26 @@ def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
     for key, value in op_id.given.items():
         for part in value.split("."):
             yield group, key, "" if part[0].isdigit() or part[0] == "-" else re.sub(r"^p(0?)\d+$", r"p\1", part)
+        if keys[key].is_shape and int(value.partition("x")[0]) >= LONG:
+            yield group, key, "long"
         if keys[key].is_shape and value.count("x") > 1:
             yield group, key, value.count("x") * "x"
+            yield group, key, value.count("x") * "x", str(any(k.startswith("v") for k in op_id.given))
+
+
+def _rank(case_id: str) -> tuple[bool, bool]:
+    """Large enough first, and of F32 first: coarser types hide errors as large as their rounding."""
+    op_id = parse(case_id, KNOWN)
+    return _size(op_id) < ENOUGH, any(t is not F32 for t in op_id.types[:1])
 
 
 def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
-    """Few cases that together show every trait: up from the smallest that is large enough, each one that shows
-    something new; then less all those whose every trait another one shows too.
+    """Few cases that together show every trait: in the order of rank and size, each one that shows something new; then
+    less all those whose every trait another one shows too.
     """
     kept: dict[str, set[tuple[str, ...]]] = {}
     shown: Counter[tuple[str, ...]] = Counter()
-    for case_id in sorted(case_ids, key=lambda i: _size(parse(i, KNOWN)) < ENOUGH):
+    for case_id in sorted(case_ids, key=_rank):
         traits = set(_traits(parse(case_id, KNOWN)))
         if not traits <= shown.keys():
             kept[case_id] = traits
