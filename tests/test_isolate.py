@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,8 @@ class FakeSession(Session):
         if what == "raise":
             field = ("field",) if rest == "CaseFileError" else ()
             raise getattr(errors, rest)(*field, "message")
+        if what == "where":
+            raise errors.BackendError(f"on {sorted(os.sched_getaffinity(0))}")
         if what == "bug":
             return 1 / 0
         if what == "print":
@@ -85,6 +89,7 @@ class Fake(Backend):
         if mode == "hang":
             time.sleep(60)
         self.mode = mode
+        self.threads = 1 if mode == "one thread" else None
     def info(self):
         return DeviceInfo("fake", "dev", self.mode, {"fake": "1"})
     def supports_op(self, node):
@@ -281,6 +286,21 @@ def test_many_deaths_leave_nothing_behind(backend: IsolatedBackend) -> None:
     if os.name == "posix":
         with pytest.raises(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processors are chosen on Linux only")
+def test_one_thread_settles_on_one_processor() -> None:
+    """One thread is on one processor, the same for any two backends in a turn, each in turn; more threads roam."""
+    here = sorted(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        one, same, many = (IsolatedBackend(Spec("fake", (("mode", m),))) for m in ("one thread", "one thread", "many"))
+        for backend in (one, same, many):
+            stack.callback(backend.close)
+        for turn in range(len(here) + 1):
+            for backend, on in ((one, [here[turn % len(here)]]), (same, [here[turn % len(here)]]), (many, here)):
+                backend.settle(turn)
+                with pytest.raises(BackendError, match=re.escape(f"on {on}")):
+                    run(backend, add("where"))
 
 
 def test_several_at_a_time() -> None:

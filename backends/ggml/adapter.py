@@ -101,7 +101,7 @@ class GgmlBackend(Backend):
         self._memory, self._guard, self._opaque = memory, guard == "on", caches == "opaque"
         self._drop = uncomputed == "drop"
         self._products, self._stored = products, requantising(requant)
-        self._threads = int(threads)
+        self.threads: int = int(threads)
         self._library = library = Library(lib)
         self._ggml = library.ggml
         self._device = library.device(device or "CPU")
@@ -122,7 +122,7 @@ class GgmlBackend(Backend):
             self._backend = self._ggml.backend_dev_init(self._device, None)
             if self._backend is None:
                 raise UnavailableError(f"ggml: device {self._name} of {library.title} cannot be initialised")
-            self._set_threads(self._threads)
+            self._set_threads(self.threads)
 
     def info(self) -> DeviceInfo:
         """The library's version, its device, and the CPU features it uses."""
@@ -220,7 +220,7 @@ class GgmlBackend(Backend):
                 self._weights,
                 case,
                 self._memory,
-                self._threads,
+                self.threads,
                 opaque=self._opaque,
                 drop=self._drop,
             )

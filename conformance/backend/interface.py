@@ -168,6 +168,8 @@ class Backend(ABC):
     stages: ClassVar[tuple[str, ...]] = ("run",)
     """Points at which values can be had, the whole of it (`run`) last. A backend that offers more than one takes the
     option `stage=NAME`: `translate` gives the values of the translated model before anything is compiled."""
+    threads: int | None = None
+    """How many threads compute, where an adapter can say so: one alone is measured on a processor of its own."""
     audited: ClassVar[Mapping[str, str]] = {}
     """Options with which it sees faults that it does not look for otherwise, as they take time; an audit adds them."""
 

@@ -62,7 +62,7 @@ class Measured:
         self._before, self._timed = case.steps[: unit.first], case.steps[unit.first :]
         self._total: dict[str, JSON] = {}
         self._during: dict[str, int] = {}
-        self._changed = 0
+        self._changed = self._lives = 0
         self._seen: Values | None = None
         self._backend: Backend | None = None
         self._session: Session | None = None
@@ -104,8 +104,16 @@ class Measured:
             if backend is not None:
                 backend.close()
 
+    def _start(self) -> Backend:
+        backend = self._opener()
+        if isinstance(backend, IsolatedBackend):
+            # the same for all subjects of a round: one may be slower by half for as long as a life lasts
+            backend.settle(self._lives)
+        self._lives += 1
+        return backend
+
     def _begin(self) -> None:
-        self._backend = self._opener()
+        self._backend = self._start()
         try:
             if not self.unit.opens:
                 self._warm_up(self._backend)
@@ -149,7 +157,7 @@ class Measured:
 
     def _once(self) -> float:
         """A session that lives for one measurement, on a backend that does, where the unit is `fresh`."""
-        backend = self._backend or self._opener()
+        backend = self._backend or self._start()
         found: Values = []
         try:
             if self.unit.opens:

@@ -99,6 +99,7 @@ class IsolatedBackend(Backend):
         self._closed = False
         hello = self._alive().hello
         self.batch = hello["batch"]  # type: ignore[misc]  # the adapter's, which lives in the other process
+        self.threads = hello["threads"]
         self.stages = tuple(hello["stages"])  # type: ignore[misc]  # as above
         self._whole: bool = hello["whole"]
         self._info = DeviceInfo(**hello["info"])
@@ -153,6 +154,14 @@ class IsolatedBackend(Backend):
     def open(self, case: Case) -> Session:
         """Open `case` over there: its graphs, weights, caches and inputs travel once, expected values never."""
         return IsolatedSession(self._alive(), next(self._ids), case)
+
+    def settle(self, turn: int) -> None:
+        """Keep a backend of one thread on one processor, the `turn`-th of those there are, counted round and round.
+
+        Processors of a machine that others share are not equally fast. Where the system cannot, nothing happens.
+        """
+        if self.threads == 1:
+            self._alive().settle(turn)
 
     def watch(self) -> None:
         """From when the next case is opened, see how its process's resident memory rises: `peak` says it."""

@@ -98,6 +98,13 @@ class Process:
             raise error
         return reply, arrays
 
+    def settle(self, turn: int) -> None:
+        """Keep its main thread on the `turn`-th processor, counted round and round, where the system can."""
+        if sys.platform == "linux":
+            here = sorted(os.sched_getaffinity(0))
+            with suppress(OSError):  # it has died, or may not: then it stays where it is
+                os.sched_setaffinity(self._popen.pid, {here[turn % len(here)]})
+
     def end(self) -> None:
         """Close the wire and wait for the process."""
         self.death = self.death or "its process has ended"

@@ -190,6 +190,7 @@ def main(spec: str, *names: str) -> int:
                 "arithmetic": describe(backend.arithmetic()),
                 "buffer_types": [describe(b) for b in backend.buffer_types()],
                 "batch": backend.batch,
+                "threads": backend.threads,
                 "whole": type(backend).supports_case is not Backend.supports_case,
                 "stages": list(backend.stages),
             }

@@ -43,8 +43,8 @@ def _size(op_id: OpId) -> int:
 def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
     """What a case shows that another may not: its op, each operand's type among ops made alike, each key and each word.
 
-    Of numbers only the key counts, of a shape also whether its rows are long and whether it holds several matrices or
-    batches of them, with views and without, of a layout each part, of a permute only whether rows stay rows.
+    Of numbers only the key counts, of a shape also whether its rows are long and whether it holds several matrices,
+    with views and without, of a layout each part, of a permute only whether rows stay rows.
     """
     yield (op_id.op,)
     alike, group, keys = KNOWN[op_id.op].ops[0], op_id.op.partition(".")[0], KNOWN[op_id.op].keys
@@ -56,8 +56,7 @@ def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
         if keys[key].is_shape and int(value.partition("x")[0]) >= LONG:
             yield group, key, "long"
         if keys[key].is_shape and value.count("x") > 1:
-            yield group, key, value.count("x") * "x"
-            yield group, key, value.count("x") * "x", str(any(k.startswith("v") for k in op_id.given))
+            yield group, key, "several", str(any(k.startswith("v") for k in op_id.given))
 
 
 def _rank(case_id: str) -> tuple[bool, bool]:
