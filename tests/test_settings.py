@@ -62,6 +62,16 @@ def test_a_name_is_its_adapter_with_its_options() -> None:
     assert registry.resolve(Spec("cpu")) == Spec("cpu")
 
 
+def test_an_installed_name_has_a_level_and_waivers(here: Path) -> None:
+    """A table of an adapter's own name sets these, and makes no new name."""
+    _write('[backend.cpu]\nlevel = "full"\nwaivers = "w.toml"\n')
+    found = settings.load(None)
+    assert not registry.defined()
+    assert found.level(Spec("cpu"), None) == "full"
+    (here / "w.toml").write_text("", encoding="utf-8")
+    assert [s.name for s in found.waivers_of([Spec("cpu"), Spec("ggml")], None)] == ["cpu"]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -72,7 +82,10 @@ def test_a_name_is_its_adapter_with_its_options() -> None:
         ("[backend.x]\n", "conformance.toml: [backend.x] adapter: one of "),
         ('[backend.x]\nadapter = "gml"\n', "found"),
         ("[backend.x]\nadapter = ['ggml']\n", "[backend.x] adapter: one of"),
-        ('[backend.cpu]\nadapter = "ggml"\n', "[backend.cpu]: a name that no installed adapter has expected"),
+        (
+            '[backend.cpu]\nadapter = "ggml"\n',
+            "[backend.cpu]: level and waivers only, or a name that no installed",
+        ),
         ('[backend."a?b"]\nadapter = "ggml"\n', "[backend.a?b]: a name of letters"),
         ('[backend.x]\nadapter = "ggml"\noption = {}\n', "[backend.x] option: is unknown; known: adapter, options"),
         ('[backend.x]\nadapter = "ggml"\noptions = 1\n', "[backend.x] options: a table expected, 1 found"),

@@ -29,6 +29,8 @@ from .verdict import FAILURES, Result, Verdict
 
 WAIVABLE = tuple(v for v in Verdict if v in FAILURES and v is not Verdict.XPASS)
 """Verdicts that a waiver may expect."""
+CELL = "#"
+"""In the ids of what is made of a case, such as a cell of an audit; no case that can be listed has one."""
 KEYS = ("case", "except", "verdict", "reason", "link", "expiry")
 
 
@@ -194,7 +196,7 @@ def _problem(
         seen = f"{still} of {len(mine)} cases of this run still fail so"
         return index, f"expired on {waiver.expiry}; {seen}; {advice}", ()
     asked = [f for f in families if waiver.speaks_of(f)]
-    if not mine and not asked:
+    if not mine and (not asked or CELL in waiver.case):
         return None
     known = {i for f in asked for i in listed(f) if waiver.covers(i)}
     if not mine:

@@ -10,16 +10,29 @@ from pathlib import Path
 import click
 from tabulate import tabulate
 
+from conformance.backend.registry import Spec
 from conformance.cases.family import Level
 from conformance.cgraph.errors import UnavailableError
+from conformance.check.waivers import Waivers
 from conformance.report.record import header, write_json
 from conformance.run import audit as auditing
-from conformance.run.audit import FOUND, Cell, Finding
+from conformance.run.audit import FAILING, Cell, Finding
 from conformance.run.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.select import available, build, case_ids, parse_specs
+from conformance.run.waiving import Waiving, today
 
-from .options import backend_option, case_option, family_option, isolation, json_option, level_option, save_option
+from .options import (
+    backend_option,
+    case_option,
+    family_option,
+    isolation,
+    json_option,
+    level_option,
+    save_option,
+    settings_here,
+    waivers_option,
+)
 
 
 @click.command()
@@ -29,6 +42,7 @@ from .options import backend_option, case_option, family_option, isolation, json
 @level_option
 @json_option
 @save_option
+@waivers_option
 @isolation
 def audit(
     backends: Sequence[str],
@@ -37,6 +51,7 @@ def audit(
     level: Level,
     json_path: Path | None,
     save_failures: Path | None,
+    waivers_path: Path | None,
     isolation: Isolation,
 ) -> None:
     """Ask a backend about every use of every weight in every buffer type, run it there, change every op_param once, and
@@ -50,9 +65,13 @@ def audit(
     if isolation.isolate is None:
         isolation = replace(isolation, isolate=True)
     found: dict[str, list[Cell]] = {}
+    waivers = settings_here().waivers_of(specs, waivers_path)
     for given in specs:
-        runner = Runner(isolation=isolation)
+        known: dict[Spec, Waivers] = {}
+        runner = Runner(isolation=isolation, waiving=Waiving(known, today()))
         spec = auditing.strict(runner, given)
+        if given in waivers:
+            known[spec] = waivers[given]
         cells = found[str(spec)] = []
         try:
             cells.extend(auditing.audit(runner, spec, [build(i) for i in ids], save_failures))
@@ -64,7 +83,7 @@ def audit(
         begun["environment"]["unavailable"] = {str(s): why for s, why in lacking.items()}
         write_json(json_path, {**begun, "backends": {n: [c.to_json() for c in cells] for n, cells in found.items()}})
     every = [c for cells in found.values() for c in cells]
-    sys.exit(1 if any(c.finding in FOUND for c in every) else 0 if any(c.ran for c in every) else 3)
+    sys.exit(1 if any(c.finding in FAILING for c in every) else 0 if any(c.ran for c in every) else 3)
 
 
 def _show(name: str, cells: Sequence[Cell]) -> None:

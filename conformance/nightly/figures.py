@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 
 from conformance.cgraph.case import JSON
 from conformance.check.verdict import FAILURES
-from conformance.run.audit.cells import FOUND
+from conformance.run.audit.cells import FAILING
 
 from .parts import shown
 from .state import Done, State
@@ -76,7 +76,7 @@ def findings(documents: Sequence[dict[str, JSON]]) -> list[str]:
         *(f"planted bug {f.get('name')} ({f.get('of')}) is not noticed: {f.get('says')}" for f in missed),
         *(f"gate {g.get('gate')}, {g.get('unit')} on {g.get('backend')}: {g.get('reason')}" for g in broken),
         *(f"audit: {f.get('finding')} {f.get('name')} in {f.get('buffer')} on {name}: {f.get('detail')}"
-          for name, f in _cells(documents) if f.get("finding") in FOUND),
+          for name, f in _cells(documents) if f.get("finding") in FAILING),
     ]  # fmt: skip
 
 

@@ -7,6 +7,8 @@
     options = { lib = "./build/bin", device = "Vulkan0" }
     environment = { GGML_VK_VISIBLE_DEVICES = "0", GGML_VK_DEBUG = false }
 
+A table of an installed name, `[backend.ggml]`, has `level` and `waivers` only.
+
 `environment` is set in the backend's worker process before anything is loaded; `false` takes a variable away. Options
 and variables that begin with `./` or `../` are paths relative to the file. Reading the file opens no backend and loads
 no library: that is done only for a backend that the user names.
@@ -31,7 +33,10 @@ from conformance.check.waivers import Waivers
 
 FILE = "conformance.toml"
 """Its name in the working directory."""
-KEYS = ("adapter", "options", "environment", "level", "waivers")
+OWN = ("level", "waivers")
+"""What any name can be given."""
+KEYS = ("adapter", "options", "environment", *OWN)
+"""What a name of the user's own can be given."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
@@ -96,7 +101,8 @@ def load(path: Path | None) -> Settings:
     for name, table in tables.items():
         where = f"{found}: [backend.{name}]"
         expect(isinstance(table, dict), where, "a table", table)
-        named[name] = _named(name, table, where, found.parent)
+        if name not in registry.names() or not set(table) <= set(OWN):
+            named[name] = _named(name, table, where, found.parent)
         if "level" in table:
             levels[name] = _level(table["level"], where)
         if "waivers" in table:
@@ -109,7 +115,7 @@ def load(path: Path | None) -> Settings:
 def _named(name: str, table: dict[str, Any], where: str, folder: Path) -> Named:
     installed = registry.names()
     expect(_NAME.fullmatch(name) is not None, where, "a name of letters, digits, _ . + -", name)
-    expect(name not in installed, where, "a name that no installed adapter has", name)
+    expect(name not in installed, where, f"{' and '.join(OWN)} only, or a name that no installed adapter has", name)
     only(table, KEYS, where)
     adapter = table.get("adapter")
     expect(adapter in installed, f"{where} adapter", f"one of {', '.join(installed)}", adapter)

@@ -12,7 +12,7 @@ function overviewSection(root) {
 function cards() {
   const { results: r, hunts, audit, gates, missing: m } = tables;
   const none = (kind) => [badge("not run", LOOKS["not run"]), h("span", { class: "quiet" }, ` no ${kind} document`)];
-  const found = ["OVERCLAIM", "UNSOUND", "UNDERCLAIM"];
+  const found = ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS"];
   return [
     card("Failures", r.count ? [figure("results", { verdict: FAILED }), of("results", {}, "results")] : none("conformance")),
     card("Not run", r.count ? [figure("missing"), h("span", { class: "quiet" }, m.count === 1 ? " case" : " cases")] : none("conformance")),
@@ -145,13 +145,13 @@ function auditSection(root) {
   const t = tables.audit;
   add(root, h("h2", null, "Audit"));
   if (!t.count) return add(root, nothing("audit"));
-  const words = ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "UNRUN", "agreed"];
+  const words = ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS", "XFAIL", "UNRUN", "agreed"];
   add(root,
     h("p", { class: "about" }, "What a backend says of every weight in every buffer type, and of every op_param, held against a run."),
     scroller("Findings", h("table", { class: "plain" },
       h("thead", null, h("tr", null, h("th", { scope: "col" }, "backend"), words.map((w) => h("th", { scope: "col" }, badge(w))))),
       h("tbody", null, t.words("backend").map((backend) => h("tr", null, h("th", { scope: "row" }, backend), words.map((finding) => h("td", null, figure("audit", { backend, finding })))))))));
-  const found = select(t, new URLSearchParams(words.slice(0, 4).map((w) => ["finding", w])));
+  const found = select(t, new URLSearchParams(words.slice(0, -1).map((w) => ["finding", w])));
   add(root, h("h3", null, "Findings"), found.length
     ? h("ul", { class: "stories" }, found.slice(0, 30).map((i) => h("li", null,
       badge(t.value("finding", i)), ` ${t.value("name", i) || "the trajectory"} in ${t.value("buffer", i)} on ${t.value("backend", i)}`,
@@ -159,7 +159,7 @@ function auditSection(root) {
       t.value("saved", i) ? copyable(`conform repro ${quoted(t.value("saved", i))} --backend ${quoted(t.value("backend", i))}`) : "",
       h("span", { class: "source" }, sourceText(t, i)))))
     : h("p", null, badge("agreed"), " Word and work agree everywhere."));
-  if (found.length > 30) add(root, h("p", null, rowsLink("audit", { finding: words.slice(0, 4) }, `All ${found.length}`)));
+  if (found.length > 30) add(root, h("p", null, rowsLink("audit", { finding: words.slice(0, -1) }, `All ${found.length}`)));
 }
 
 function runsSection(root) {

@@ -17,10 +17,10 @@ from conformance.cgraph.errors import UsageError
 from conformance.run.runner import Runner
 
 from .ask import Asked, ask, weights
-from .cells import FOUND, Cell, Finding
+from .cells import FAILING, FOUND, Cell, Finding
 from .judge import MOST_HUNG, Bench, Judge
 
-__all__ = ["CASES", "FOUND", "Cell", "Finding", "audit", "strict"]
+__all__ = ["CASES", "FAILING", "FOUND", "Cell", "Finding", "audit", "strict"]
 
 _TINY = "l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64"
 _WIDE = "l=1,embd=256,heads=4,kv=2,head=64,ff=256,vocab=64"

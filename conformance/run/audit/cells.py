@@ -19,6 +19,10 @@ class Finding(str, enum.Enum):
     """Nodes that differ in batch dimensions only get different answers: what is decided at load can fail later."""
     UNDERCLAIM = "UNDERCLAIM"
     """No, though equal work is taken in that buffer type."""
+    XFAIL = "XFAIL"
+    """What a waiver says of it."""
+    XPASS = "XPASS"
+    """Right, where a waiver says that it is not."""
     UNRUN = "UNRUN"
     """It could not be run or checked, so nothing is proven."""
 
@@ -28,6 +32,8 @@ class Finding(str, enum.Enum):
 
 FOUND = frozenset({Finding.OVERCLAIM, Finding.UNSOUND, Finding.UNDERCLAIM})
 """Findings of which a case is kept."""
+FAILING = FOUND | {Finding.XPASS}
+"""Findings that fail an audit."""
 
 
 @dataclass(slots=True)

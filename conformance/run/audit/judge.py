@@ -33,7 +33,14 @@ MOST_HUNG = 2
 """Cells that may hang in one buffer type; then nothing is run there any more, since each costs the time limit."""
 _IDLE = "changes nothing here"
 _NEW = object()
+_DAMAGING = FAILURES | {Verdict.XFAIL}
 _UNRUN = frozenset({Verdict.VACUOUS, Verdict.UNSUPPORTED})
+_READ = {
+    Verdict.PASS: Finding.AGREED,
+    Verdict.XFAIL: Finding.XFAIL,
+    Verdict.XPASS: Finding.XPASS,
+    **dict.fromkeys(_UNRUN, Finding.UNRUN),
+}
 
 
 class Bench:
@@ -51,7 +58,7 @@ class Bench:
         result = self._once(case)
         if result.verdict is Verdict.TIMEOUT:
             self.hung[buffer] += 1
-        elif result.verdict in FAILURES and isinstance(self.backend, IsolatedBackend):
+        elif result.verdict in _DAMAGING and isinstance(self.backend, IsolatedBackend):
             self.backend.renew()
             again = self._once(case)
             self.backend.renew()
@@ -240,7 +247,7 @@ def _value(backend: Backend, case: Case) -> Bytes:
 def _read(result: Result) -> tuple[Finding, str]:
     if result.verdict is Verdict.PASS:
         return Finding.AGREED, ""
-    return Finding.UNRUN if result.verdict in _UNRUN else Finding.OVERCLAIM, f"{result.verdict}: {result.detail}"
+    return _READ.get(result.verdict, Finding.OVERCLAIM), f"{result.waived or result.verdict}: {result.detail}"
 
 
 def _damaged(backend: Backend, case: Case) -> list[str]:
