@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,21 @@ def test_a_crash_and_a_hang_are_noticed_and_cost_nothing_else() -> None:
         ("hangs", True, "CRASH"),
         ("argsort-ascending", True, "FAIL"),
     ]
+
+
+def test_a_hunt_ends_with_its_campaign(tmp_path: Path) -> None:
+    """Once the campaign's end of the pipe is gone, a worker that hangs in a fault ends."""
+    request = {"faults": [asdict(HANGS)], "level": "smoke", "done": [], "start": {}}
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps(request), encoding="utf-8")
+    command = [sys.executable, "-m", "conformance.planted.worker", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        while b'"runs"' not in worker.stdout.readline():
+            pass
+        worker.stdin.close()
+        worker.wait(60)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def _one_worker(
         path.write_text(json.dumps(request), encoding="utf-8")
         worker = subprocess.Popen(  # noqa: S603  # our own module under our own interpreter
             [sys.executable, "-m", "conformance.planted.worker", str(path)],
+            stdin=subprocess.PIPE,  # never written to: its end tells the worker that nobody listens any more
             stdout=subprocess.PIPE,
             stderr=words,
             text=True,
@@ -103,8 +104,9 @@ def _one_worker(
         finally:
             worker.kill()
             worker.wait()
-            if worker.stdout:
-                worker.stdout.close()
+            for pipe in (worker.stdin, worker.stdout):
+                if pipe:
+                    pipe.close()
         words.seek(0, 2)
         words.seek(max(0, words.tell() - 400))
         said = " ".join(words.read().decode(errors="replace").split())
