@@ -70,6 +70,16 @@ def test_nan_in_its_place_is_no_difference() -> None:
     assert compare(t, plus, minus).special == 1
 
 
+@given(st.integers(0, 200))
+def test_empty_cells_change_nothing(empty: int) -> None:
+    """What a value may be off by does not depend on how many zeros stand beside it, expected and found."""
+    want, got = np.array([3.0, -1.0, 0.5], np.float32), np.array([3.0, -1.25, 0.5], np.float32)
+    zeros = np.zeros(empty, np.float32)
+    few = compare(new_tensor(F32, 3), _packed(want), _packed(got))
+    many = compare(new_tensor(F32, 3 + empty), _packed(np.append(want, zeros)), _packed(np.append(got, zeros)))
+    assert (many.nmse, many.element) == pytest.approx((few.nmse, few.element))
+
+
 def test_worst_element_is_named_in_ne_order() -> None:
     """The index of the worst element counts the fastest dimension first, and both values stand beside it."""
     want = np.arange(24, dtype=np.float32).reshape(2, 3, 4) + 1

@@ -21,7 +21,8 @@ class Difference:
     nmse: float = 0.0
     """Energy of the error / energy of the *expected* values (finite ones); `inf` where the expected ones are all 0."""
     element: float = 0.0
-    """Largest |error| of one element, relative to |expected| + the root mean square of all expected values."""
+    """Largest |error| of one element, relative to |expected| + the root mean square of all expected values but zeros:
+    those of a cache that is mostly empty say nothing of what a row in it may be off by."""
     special: int = 0
     """Elements where NaN, +Inf or -Inf was expected and something else came, or the other way round."""
     raw: int = 0
@@ -103,7 +104,7 @@ def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
     error = np.subtract(got_f, want_f, where=both, out=np.zeros_like(want_f))
     error_energy = float(np.sum(np.square(error)))
     nmse = error_energy / energy if energy else (inf if error_energy else 0.0)
-    rms = np.sqrt(energy / max(1, int(np.count_nonzero(finite))))
+    rms = np.sqrt(energy / max(1, int(np.count_nonzero(finite & (want_f != 0)))))
     scale = np.abs(np.where(both, want_f, 0.0)) + rms
     relative = np.divide(np.abs(error), scale, where=scale > 0, out=np.where(error != 0, inf, 0.0))
     if n_special:
