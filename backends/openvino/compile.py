@@ -59,13 +59,13 @@ class Compiler:
 
     def model(self, model: Any, *, served: bool = True) -> CompiledModel:  # noqa: ANN401  # an openvino.Model
         """Compile a model; `served` and errors as `compiled` has them."""
-        fused = served if self.fusion == "auto" else self.fusion == "on"
-        extra = {} if fused or self.device != "CPU" else UNFUSED
         try:
             if self.stage == "translate":
                 return _interpreted(model)
             if self.properties.get("EXECUTION_MODE_HINT") != "ACCURACY":
-                _keep(self.core, model)
+                served = _keep(self.core, model) or served
+            fused = served if self.fusion == "auto" else self.fusion == "on"
+            extra = {} if fused or self.device != "CPU" else UNFUSED
             try:
                 return self.core.compile_model(model, self.device, {**self.properties, **extra})
             except RuntimeError as e:
@@ -120,10 +120,10 @@ def compiler(device: str, precision: str, fusion: str, stage: str = "run") -> Co
     return Compiler(openvino, core, device, PROPERTIES[precision], fusion, stage)  # type: ignore[index]  # checked above
 
 
-def _keep(core: Any, model: Any) -> None:  # noqa: ANN401  # an openvino.Core, an openvino.Model
+def _keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an openvino.Model
     from .precise import keep  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
 
-    keep(core, model)
+    return keep(core, model)
 
 
 def _interpreted(model: Any) -> CompiledModel:  # noqa: ANN401  # an openvino.Model

@@ -41,8 +41,13 @@ _TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
 """A model of one marked node. The CPU plugin heeds this mark for BF16 as well, and no other."""
 
 
-def keep(core: Any, model: Any) -> None:  # noqa: ANN401  # an openvino.Core, an openvino.Model
-    """Mark what `model` computes in float32 from its inputs; what it makes of constants alone belongs to a product."""
+def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an openvino.Model
+    """Mark what `model` computes in float32 from its inputs; what it makes of constants alone belongs to a product.
+
+    Returns:
+        Whether it has products. Then the CPU plugin must fuse elementwise kernels: it makes new nodes of marked ones
+        (`a + -1 * b` becomes Subtract, and that a sum again), which keep to the mark only inside a kernel that has it.
+    """
     stored = _stored(model.get_ordered_ops())
     for node in model.get_ordered_ops():
         kind = node.get_type_name()
@@ -60,6 +65,7 @@ def keep(core: Any, model: Any) -> None:  # noqa: ANN401  # an openvino.Core, an
     for node in nodes:
         if node.get_name() not in spared and node.get_type_name() not in LEAVES and _floats(node):
             node.set_rt_info(mark, MARK)
+    return any(node.get_type_name() in PRODUCTS for node in nodes)
 
 
 def _constant(nodes: list[Node]) -> set[str]:
