@@ -34,7 +34,9 @@ _DYNAMIC = 5e-5
 """The same of activations in 8 bits, which such a device may use beside weights in blocks."""
 _CHOICES = frozenset({"ARGSORT", "TOP_K"})
 """What picks experts: where two router logits differ by less than a rounded product may be off, a token gets another
-expert, and its row other values altogether; few tokens do, which the NMSE bounds."""
+expert, and its row other values altogether."""
+_CHOSEN = 0.1
+"""NMSE that another expert of one token is worth in a result of two tokens."""
 _STORED = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q5_0": 5e-4, "q5_1": 5e-4}
 _STORED_OTHER = 2e-3
 """NMSE of values stored in a type, where the values differ a little: of four bits a step in 1 of 30 elements."""
@@ -99,7 +101,7 @@ class Chain:
             return budget_of(reached[0] if reached else t, self._arithmetic)
         budget = _budget(t, own + before)
         if self._arithmetic.products in _OPERANDS and any(n.op in _CHOICES for n in reached):
-            return replace(budget, element=inf)
+            return replace(budget, nmse=max(budget.nmse, _CHOSEN), element=inf)
         return budget
 
     def _leave(self) -> None:

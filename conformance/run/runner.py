@@ -227,7 +227,10 @@ class Runner:
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
         if all(recorded.judges(c, backend.arithmetic_in(c)) for c in cases):
-            return [recorded.expectation(c) for c in cases], recorded.tested(self.oracle, spec, backend, cases[0])
+            products = backend.arithmetic_in(cases[0]).products
+            return [recorded.expectation(c, products) for c in cases], recorded.tested(
+                self.oracle, spec, backend, cases[0]
+            )
         if resolve(spec).name != REFERENCE:
             return self.oracle.expect(cases, backend.arithmetic_in(cases[0])), backend
         return self.oracle.expect_second(cases)
