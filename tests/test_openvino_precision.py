@@ -57,6 +57,14 @@ def test_trajectories_cross_256_by_default(runner: Runner, name: str) -> None:
     _passes(runner, f"{name}?precision=default", TRAJECTORIES)
 
 
+@pytest.mark.parametrize("name", ["openvino-stateless", "openvino-stateful"])
+def test_blocks_that_a_product_reads_are_rounded_as_ever(runner: Runner, name: str) -> None:
+    """In a graph without weights too, whose elementwise kernels would not be fused by themselves."""
+    types = ("q4_0", "q4_1", "q5_0", "q8_0")
+    ids = [f"weight_placement/{of}-w={t},buffer=1@801" for of in ("computed", "cache") for t in types]
+    _passes(runner, f"{name}?precision=default", ids)
+
+
 def test_what_is_stored_right_after_a_norm_keeps_its_bits(runner: Runner) -> None:
     """K that is a scaled norm goes into a variable as float32 rounded to F16: an RMS layer would give it in BF16."""
     _passes(runner, "openvino-stateful?precision=default", ["alias/differs=eps,tokens=5,order=aab@745"])
