@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -93,5 +94,6 @@ PARTS = (
 )
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
     if Path(sys.argv[0]).name == "night_parts.py":
         main(PARTS)

@@ -19,6 +19,8 @@ from conformance.cli import main
 from conformance.perf import rounds
 from conformance.perf.compare import Build
 
+SCHEME = "venv" if "venv" in sysconfig.get_scheme_names() else sysconfig.get_default_scheme()
+"""How a virtual environment is laid out; Python 3.10 has no name for it."""
 UNIT = "load"
 OPEN = {"level": "smoke", "unit": UNIT, "backend": "cpu"}
 TIMED = """
@@ -35,7 +37,7 @@ def environment(folder: Path, *, package: bool = True) -> Path:
     """A virtual environment in which this build's dependencies are installed, and with `package` the build itself."""
     venv.create(folder, with_pip=False)
     here = {"base": str(folder), "platbase": str(folder)}
-    site = Path(sysconfig.get_path("purelib", "venv", vars=here))
+    site = Path(sysconfig.get_path("purelib", SCHEME, vars=here))
     if package:
         (site / "here.pth").write_text(
             f"{sysconfig.get_path('purelib')}\n{Path(conformance.__file__).parents[1]}\n", encoding="utf-8"
@@ -46,7 +48,7 @@ def environment(folder: Path, *, package: bool = True) -> Path:
 def timed(folder: Path, seconds: float) -> Path:
     """An environment with a copy of this build whose `cpu` says by its own clock that it always takes `seconds`."""
     environment(folder)
-    site = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)}))
+    site = Path(sysconfig.get_path("purelib", SCHEME, vars={"base": str(folder), "platbase": str(folder)}))
     for package in (conformance, backends):
         source = Path(str(package.__path__[0]))
         shutil.copytree(source, site / source.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -133,7 +135,7 @@ def test_a_build_that_dies(base: Path) -> None:
 def test_a_build_too_old(base: Path, tmp_path: Path) -> None:
     """A build that has nothing to measure with is refused, with what it lacks."""
     folder = environment(tmp_path / "old")
-    site = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)}))
+    site = Path(sysconfig.get_path("purelib", SCHEME, vars={"base": str(folder), "platbase": str(folder)}))
     (site / "conformance").mkdir()
     (site / "conformance" / "__init__.py").write_text("")
     with pytest.raises(UsageError, match=r"can be measured expected, and it says: ModuleNotFoundError: .*perf"):
