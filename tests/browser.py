@@ -73,6 +73,17 @@ def ask(driver: Driver, script: str, *arguments: Any) -> Any:  # noqa: ANN401  #
     return answer[0]
 
 
+def turned(driver: Driver, expression: str, wanted: Any) -> Any:  # noqa: ANN401  # JSON from the page
+    """What `expression` is in the page once it is `wanted`, or after ten seconds: links take their time."""
+    return ask(
+        driver,
+        f"""const is = () => ({expression}), end = performance.now() + 10000;
+        while (is() !== given[0] && performance.now() < end) await new Promise((r) => setTimeout(r, 20));
+        return is();""",
+        wanted,
+    )
+
+
 def go(driver: Driver, view: str) -> None:
     """Follow a link of the page."""
     ask(driver, "await go(given[0]);", f"#{view}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from browser import VIEWS, Driver, ask, failed_view, go, look
+from browser import VIEWS, Driver, ask, failed_view, go, look, turned
 
 from conformance.report.runs import Runs
 
 pytest_plugins = ("page_fixtures",)
 PHONE = 360
+HEAD = "document.querySelector('h2').textContent"
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -61,11 +62,11 @@ def test_results_by_keyboard(at: Driver) -> None:
     _press(at, "TAB")
     assert _focused(at) == ("Skip to the content", True)
     _press(at, "ENTER")
-    assert ask(at, "return document.activeElement.id") == "main"
+    assert turned(at, "document.activeElement.id", "main") == "main"
     go(at, "results")
     assert ask(at, """return all('.rows tbody a:not([tabindex="-1"])').length""") == 1
     _press(at, "/")
-    assert ask(at, "return document.activeElement.id") == "search"
+    assert turned(at, "document.activeElement.id", "search") == "search"
     ask(at, "document.querySelector('.rows tbody a').focus()")
     first = _focused(at)[0]
     _press(at, "ARROW_DOWN", "ARROW_DOWN")
@@ -74,9 +75,9 @@ def test_results_by_keyboard(at: Driver) -> None:
     _press(at, "HOME")
     assert _focused(at)[0] == first
     _press(at, "ENTER")
-    assert ask(at, "return document.querySelector('h2').textContent") == first
+    assert turned(at, HEAD, first) == first
     at.back()
-    assert ask(at, "return document.querySelector('h2').textContent") == "Results"
+    assert turned(at, HEAD, "Results") == "Results"
 
 
 def test_the_matrix_by_keyboard(at: Driver) -> None:
@@ -120,6 +121,7 @@ def _press(driver: Driver, *keys: str) -> None:
 
     for key in keys:
         ActionChains(driver).send_keys(getattr(Keys, key) if key.isupper() else key).perform()
+        ask(driver, "await new Promise(requestAnimationFrame); await new Promise((r) => setTimeout(r))")
 
 
 def _focused(driver: Driver) -> tuple[str, bool]:
