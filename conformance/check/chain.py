@@ -8,7 +8,7 @@ float32 or off by about what its roundings are worth; measured figures are in do
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 
@@ -34,7 +34,7 @@ _DYNAMIC = 5e-5
 """The same of activations in 8 bits, which such a device may use beside weights in blocks."""
 _CHOICES = frozenset({"ARGSORT", "TOP_K"})
 """What picks experts: where two router logits differ by less than a rounded product may be off, a token gets another
-expert, and its row other values altogether."""
+expert, and its row other values altogether; of many tokens few do, which the NMSE bounds."""
 _CHOSEN = 0.1
 """NMSE that another expert of one token is worth in a result of two tokens."""
 _STORED = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q5_0": 5e-4, "q5_1": 5e-4}
@@ -100,9 +100,23 @@ class Chain:
         if len(reached) < 2 and not before:
             return budget_of(reached[0] if reached else t, self._arithmetic)
         budget = _budget(t, own + before)
-        if self._arithmetic.products in _OPERANDS and any(n.op in _CHOICES for n in reached):
+        return replace(budget, element=inf) if self._may_choose(reached) else budget
+
+    def stated(self, t: Tensor, stated: Budget) -> Budget:
+        """What `t` may be off by where the case has a recording, made with float32 products, and states how near it is.
+
+        Where operands are rounded, the wider of that and of what this is worth; and behind a choice of experts what
+        another one is worth, since a recording's nodes are judged by themselves as well.
+        """
+        if self._arithmetic.products not in _OPERANDS:
+            return stated
+        budget = max(stated, self.budget(t), key=lambda b: b.nmse)
+        if self._may_choose(self._sum(t)[0]):
             return replace(budget, nmse=max(budget.nmse, _CHOSEN), element=inf)
         return budget
+
+    def _may_choose(self, reached: Iterable[Tensor]) -> bool:
+        return self._arithmetic.products in _OPERANDS and any(n.op in _CHOICES for n in reached)
 
     def _leave(self) -> None:
         """What the step leaves in each cache: the worst of this step and those before, never their sum.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from conformance.cgraph.arithmetic import EXACT, Arithmetic
+from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import Case
 from conformance.cgraph.tensor import Bytes, Tensor
 
@@ -60,11 +60,8 @@ def judge_step(
     chain = chain or Chain(arithmetic)
     chain.enter(case.steps[k].graph)
     stated = free_running(case.tolerance["nmse"]) if "nmse" in case.tolerance else None
-    rounds = arithmetic.products != EXACT.products  # what is stated is of float32
     for t, want in expected.items():
-        budget = stated if stated and not rounds else chain.budget(t)
-        if stated and stated.nmse > budget.nmse:
-            budget = stated
+        budget = chain.stated(t, stated) if stated else chain.budget(t)
         yield Judged(k, t, compare(t, want, found[t], unordered=t.op == "TOP_K"), budget)
 
 
