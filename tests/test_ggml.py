@@ -291,6 +291,17 @@ def test_every_unary_is_the_one_it_says(backend: GgmlBackend) -> None:
         assert found[node].view("<f4").tolist() == expected[name].tolist()
 
 
+def test_an_error_text_is_of_the_graph_that_failed(backend: GgmlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the library logged about an earlier case stands in no later case's error."""
+    x = g.new_tensor_1d(types.F32, 4)
+    case = case_of(Graph([g.add(x, x)]), {x: ramp(x)})
+    backend._library.log.append("error: an earlier case went wrong")
+    monkeypatch.setattr(backend._library.ggml, "backend_graph_compute", lambda *_: -1)
+    with backend.open(case) as session, pytest.raises(BackendError, match="returned FAILED") as error:
+        session.compute(case.steps[0].graph, case.steps[0].inputs, case.steps[0].outputs)
+    assert "earlier case" not in str(error.value)
+
+
 def test_wrong_bytes_are_named(backend: GgmlBackend) -> None:
     """A leaf without bytes, or with too many, is an error and not a crash."""
     a = g.new_tensor_1d(types.F32, 4)

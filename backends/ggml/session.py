@@ -145,6 +145,7 @@ class GgmlSession(Session):
             BackendError: `ggml_backend_graph_compute` returned another status than SUCCESS, or no memory was left.
             GraphError: a leaf has no bytes.
         """
+        self._library.log.clear()  # what it says from here on is of this graph
         plan = self._plan
         if plan is None or plan.graph is not graph or plan.outputs != tuple(outputs):
             plan = self._build(graph, tuple(outputs))
