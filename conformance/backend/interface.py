@@ -253,8 +253,8 @@ MAX_DEPTH = 8
 
 
 def shortened(text: str) -> str:
-    """`text`, or its first `MAX_TEXT` characters and how many there are."""
-    if len(text) <= MAX_TEXT:
+    """`text`, or its first `MAX_TEXT` characters and how many there are; what was shortened stays as it is."""
+    if len(text) <= MAX_TEXT + len("… (9999999999 MB in all)"):
         return text
     size = f"{len(text) / 1e6:.0f} MB" if len(text) >= 1e6 else f"{len(text) / 1e3:.0f} kB"
     return f"{text[:MAX_TEXT]}… ({size} in all)"

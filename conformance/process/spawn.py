@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -46,7 +47,7 @@ class Child(subprocess.Popen[bytes]):
             self._finalizer = weakref.finalize(self, _job(self))
             return
         reading, writing = lifeline
-        self._finalizer = weakref.finalize(self, os.close, writing)
+        self._finalizer = weakref.finalize(self, partial(os.close, writing))
         try:
             super().__init__(command, start_new_session=True, pass_fds=(*pass_fds, reading), **streams)
         except BaseException:

@@ -25,9 +25,9 @@ from contextlib import suppress
 SUBREAPER, PARENT_DEATH, DUMPABLE = 36, 1, 4
 """Of Linux' `prctl`."""
 GLANCE = 1.0
-"""Seconds between two looks at whether whoever started the keeper is still there: a fork of theirs may hold the pipe."""
+"""Seconds between two looks at whether whoever started the keeper is there: a fork of theirs may hold the pipe."""
 PATIENCE = 5.0
-"""Seconds for which what was killed is waited for: a driver may hold a process for longer than anyone can wait."""
+"""Seconds for which what was killed is waited for: a driver may hold a process longer than anyone waits."""
 PACKAGE = "conformance"
 
 
