@@ -241,11 +241,14 @@ def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) ->
         BackendError: an adapter put something into it that is no JSON; names the field.
     """
     kind = type(value).__name__
-    return {name: plain(getattr(value, name), f"{kind}.{name}") for name in value.__slots__}
+    fields = {name: getattr(value, name) for name in value.__slots__}
+    return {name: v if _easy(v) else plain(v, f"{kind}.{name}") for name, v in fields.items()}
 
 
 MAX_TEXT = 8192
 """Characters of a text that an adapter gives: a reason, a note, what an exception says."""
+SAID = 256
+"""Characters by which it may be longer: what is said around it, and that it was longer."""
 MAX_ENTRIES = 4096
 """Entries of a list or mapping in one of its records."""
 MAX_DEPTH = 8
@@ -254,7 +257,7 @@ MAX_DEPTH = 8
 
 def shortened(text: str) -> str:
     """`text`, or its first `MAX_TEXT` characters and how many there are; what was shortened stays as it is."""
-    if len(text) <= MAX_TEXT + len("… (9999999999 MB in all)"):
+    if len(text) <= MAX_TEXT + SAID:
         return text
     size = f"{len(text) / 1e6:.0f} MB" if len(text) >= 1e6 else f"{len(text) / 1e3:.0f} kB"
     return f"{text[:MAX_TEXT]}… ({size} in all)"
@@ -271,8 +274,7 @@ def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
     Raises:
         BackendError: it is no JSON, or there is too much of it.
     """
-    kind = type(value)
-    if value is None or kind is bool or kind is int:
+    if _easy(value):
         return value
     if isinstance(value, str):
         return shortened(str(value))
@@ -280,9 +282,20 @@ def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
         if len(value) > MAX_ENTRIES or not depth:
             raise BackendError(f"{where}: {MAX_ENTRIES} entries in {MAX_DEPTH} levels at most expected, more found")
         if not isinstance(value, Mapping):
-            return [plain(v, f"{where}[{i}]", depth - 1) for i, v in enumerate(value)]
-        return {_key(k, where): plain(v, f"{where}[{k!r:.80}]", depth - 1) for k, v in value.items()}
+            return [v if _easy(v) else plain(v, f"{where}[{i}]", depth - 1) for i, v in enumerate(value)]
+        return {
+            k if _easy(k) and type(k) is str else _key(k, where): v
+            if _easy(v)
+            else plain(v, f"{where}[{k!r:.80}]", depth - 1)
+            for k, v in value.items()
+        }
     return _number(value, where)
+
+
+def _easy(value: object) -> bool:
+    """Whether it is strict JSON as most of it is: for speed alone."""
+    kind = type(value)
+    return kind is int or kind is bool or value is None or (kind is str and len(value) <= MAX_TEXT)  # type: ignore[arg-type]  # a str
 
 
 def _key(key: object, where: str) -> str:

@@ -49,7 +49,7 @@ class Child(subprocess.Popen[bytes]):
         reading, writing = lifeline
         self._finalizer = weakref.finalize(self, partial(os.close, writing))
         try:
-            super().__init__(command, start_new_session=True, pass_fds=(*pass_fds, reading), **streams)
+            super().__init__(command, pass_fds=(*pass_fds, reading), **streams)
         except BaseException:
             self._finalizer()
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Garbage(Exception):  # noqa: N818  # as above
 class Source(Protocol):
     """What frames are read from: a stream, or a wire with a deadline."""
 
-    def readinto(self, view: memoryview, /) -> int | None:
+    def readinto(self, view: memoryview, /) -> int:
         """Read at least one byte; 0 at the end."""
 
 
@@ -83,7 +83,7 @@ def send(stream: Sink, header: dict[str, JSON], blobs: Sequence[Bytes] = ()) -> 
     stream.flush()
 
 
-def receive(stream: Source, sizes: Sequence[int] | None = None) -> tuple[dict[str, JSON], list[Bytes]]:
+def receive(stream: Source | BinaryIO, sizes: Sequence[int] | None = None) -> tuple[dict[str, JSON], list[Bytes]]:
     """Read one frame; the arrays share one buffer of their own and may be written to.
 
     Args:
@@ -115,12 +115,12 @@ def receive(stream: Source, sizes: Sequence[int] | None = None) -> tuple[dict[st
     return header, blobs
 
 
-def _exactly(stream: Source, size: int) -> bytearray:
+def _exactly(stream: Source | BinaryIO, size: int) -> bytearray:
     out = bytearray(size)
     view = memoryview(out)
     got = 0
     while got < size:
-        n = stream.readinto(view[got:])
+        n = stream.readinto(view[got:])  # type: ignore[union-attr]  # every buffered reader has it
         if not n:
             raise Closed
         got += n

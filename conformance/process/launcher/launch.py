@@ -88,6 +88,7 @@ def fork(lifeline: int) -> None:
     """
     handled = {signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
     signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+    os.setpgid(0, 0)  # no session: Linux shares processors out among sessions, and a worker's would wait for its turn
     _prctl(SUBREAPER, 1)
     keeper, starter = os.getpid(), os.getppid()
     child = os.fork()
