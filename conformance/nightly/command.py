@@ -31,7 +31,8 @@ from .state import State, begin, hold, read, write
 
 FOLDER = Path("nightly")
 """Where nights are kept unless told otherwise, one folder each."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n))
+"""What ends a night cleanly; Windows has no SIGHUP."""
 SHOWN = 8000
 """Bytes of the summary on the terminal."""
 EXIT_CODES = """Exit codes: 0 fine; 1 failures or regressions; 2 wrong words; 3 nothing executed; 4 a part could not run

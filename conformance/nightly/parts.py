@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.process import words
 from conformance.run.shard import WHOLE, Shard
 
-CONFORM = (sys.executable, "-m", "conformance.cli")
+CONFORM = tuple(words("conformance.cli"))
 HOUR = 3600.0
 ROUND = 30
 """Fresh cases of one round."""

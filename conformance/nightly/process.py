@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from . import keeper
+from conformance.process import interrupt, spawn_command
 
 GRACE = 5.0
 """Seconds that a command has after SIGINT to write down what it has."""
@@ -48,16 +46,15 @@ def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
         command: a program and its arguments.
         log: where its output goes, standard error included; a disk that is full does not stop the command.
         limit: seconds.
-        lock: a descriptor that it holds too as long as it lives.
+        lock: a descriptor that it and its keeper hold too, as long as anything of it lives.
     """
     began = time.monotonic()
-    popen = subprocess.Popen(  # noqa: S603  # a command of the table of parts
-        [sys.executable, keeper.__file__, str(lock), *command],
-        stdin=subprocess.PIPE,
+    popen = spawn_command(
+        command,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        start_new_session=True,
         pass_fds=(lock,),
     )
     tail = bytearray()
@@ -69,25 +66,11 @@ def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
     except subprocess.TimeoutExpired:
         timed_out = True
     finally:
-        _end(popen)
+        interrupt(popen, GRACE)  # first as a user would, so that it can write down what it has
         listener.join(GRACE)
     code = popen.returncode
     text = bytes(tail[-KEPT:]).decode(errors="replace")
     return Ended(code if code >= 0 else 128 - code, time.monotonic() - began, timed_out, text)
-
-
-def _end(popen: subprocess.Popen[bytes]) -> None:
-    """First as a user would, so that it can write down what it has; then for good, with what it left running."""
-    if popen.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(popen.pid, signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            popen.wait(GRACE)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(popen.pid, signal.SIGKILL)
-    popen.wait()
-    if popen.stdin:
-        popen.stdin.close()
 
 
 def _listen(stream: IO[bytes], log: Path, tail: bytearray) -> None:

@@ -15,6 +15,7 @@ from conformance.cases.family import Level
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError, UsageError
 from conformance.check.verdict import FAILURES, Verdict
+from conformance.process import end_group, spawn_script
 
 from .decide import Decision, decide
 from .rounds import Rounds, Subject
@@ -23,6 +24,8 @@ from .units import Unit
 WORKER = Path(__file__).with_name("compare_worker.py")
 TIME_LIMIT = 600.0
 """Seconds that a request may take; the first of a unit has its case checked."""
+CLOSING = 10.0
+"""Seconds that it gets to give back what it holds."""
 PYTHONS = ("bin/python", "Scripts/python.exe")
 BASE, HEAD = "base", "head"
 
@@ -54,11 +57,12 @@ class Build:
         if python is None:
             raise UsageError(f"{venv}: a virtual environment expected, no {' or '.join(PYTHONS)} found in it")
         # -I and a folder of its own: neither where we are nor PYTHONPATH may give it another build than its own
-        self._process = subprocess.Popen(  # noqa: S603  # no shell; the user named the environment
-            [python.absolute(), "-I", WORKER, *(["--isolate"] if isolate else [])],
+        self._process = spawn_script(
+            WORKER,
+            ["--isolate"] if isolate else [],
+            python=python.absolute(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            encoding="utf-8",
             cwd=venv,
         )
         try:
@@ -80,18 +84,17 @@ class Build:
         """
         assert self._process.stdin is not None  # a pipe
         with suppress(BrokenPipeError):  # the answer says that it ended
-            self._process.stdin.write(json.dumps({"do": do, **request}) + "\n")
+            self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
             self._process.stdin.flush()
         return self._answer(do)
 
     def close(self) -> None:
-        """End the process."""
-        with suppress(BrokenPipeError):
-            try:
-                self._process.communicate(timeout=10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.communicate()
+        """End the process and all that it started."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(BrokenPipeError):
+                    stream.close()
+        end_group(self._process, CLOSING)
 
     def _answer(self, doing: str) -> Mapping[str, JSON]:
         assert self._process.stdout is not None  # a pipe
@@ -99,7 +102,7 @@ class Build:
 
         def end() -> None:
             late.set()
-            self._process.kill()
+            end_group(self._process)
 
         timer = Timer(self._time_limit, end)
         timer.start()

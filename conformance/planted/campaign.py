@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
 
 from conformance.cases.family import Level
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
 from conformance.check.verdict import Verdict
+from conformance.process import Child, end_group, spawn
 
 from .faults import Fault
 
@@ -92,37 +91,30 @@ def _one_worker(
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as words:
         path = Path(folder) / "request.json"
         path.write_text(json.dumps(request), encoding="utf-8")
-        worker = subprocess.Popen(  # noqa: S603  # our own module under our own interpreter
-            [sys.executable, "-m", "conformance.planted.worker", str(path)],
-            stdin=subprocess.PIPE,  # never written to: its end tells the worker that nobody listens any more
-            stdout=subprocess.PIPE,
-            stderr=words,
-            text=True,
+        worker = spawn(
+            "conformance.planted.worker", [str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=words
         )
         try:
             _listen(worker, state, progress, limit)
         finally:
-            worker.kill()
-            worker.wait()
-            for pipe in (worker.stdin, worker.stdout):
-                if pipe:
-                    pipe.close()
+            end_group(worker)
+            if worker.stdout:
+                worker.stdout.close()
         words.seek(0, 2)
         words.seek(max(0, words.tell() - 400))
         said = " ".join(words.read().decode(errors="replace").split())
     return f"its process died (exit status {worker.returncode}): {said}"
 
 
-def _listen(worker: subprocess.Popen[str], state: _State, progress: Callable[[Hunt], None], limit: float) -> None:
-    stream: IO[str] | None = worker.stdout
-    if stream is None:
+def _listen(worker: Child, state: _State, progress: Callable[[Hunt], None], limit: float) -> None:
+    if worker.stdout is None:
         return
-    late = threading.Timer(limit, worker.kill)
+    late = threading.Timer(limit, end_group, [worker])
     late.start()
     try:
-        for line in stream:
+        for line in worker.stdout:
             late.cancel()
-            late = threading.Timer(limit, worker.kill)
+            late = threading.Timer(limit, end_group, [worker])
             late.start()
             hunt = state.take(json.loads(line))
             if hunt is not None:

@@ -14,11 +14,11 @@ from conformance.backend.registry import Spec, adapter, create, environment, pro
 from conformance.cgraph import codec
 from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import JSON, Case, Step
-from conformance.cgraph.errors import BackendCrashError, GraphError
+from conformance.cgraph.errors import BackendCrashError, BackendError, GraphError
 from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor
+from conformance.cgraph.tensor import Bytes, Tensor, nbytes, packed_nbytes
 
-from .frames import unpack_support
+from . import answers
 from .memory import physical
 from .process import Process
 from .scheduler.backend import NAME as SCHED
@@ -97,14 +97,19 @@ class IsolatedBackend(Backend):
         self._ids = itertools.count()
         self._process: Process | None = None
         self._closed = False
-        hello = self._alive().hello
-        self.batch = hello["batch"]  # type: ignore[misc]  # the adapter's, which lives in the other process
-        self.threads = hello["threads"]
-        self.stages = tuple(hello["stages"])  # type: ignore[misc]  # as above
-        self._whole: bool = hello["whole"]
-        self._info = DeviceInfo(**hello["info"])
-        self._arithmetic = Arithmetic(**hello["arithmetic"])
-        self._buffer_types = [BufferType(**b) for b in hello["buffer_types"]]
+        process = self._alive()
+        try:
+            hello = answers.hello(process.hello)
+        except BackendError as e:
+            self.renew()
+            raise BackendError(f"{spec}: opening the backend: {e}") from None
+        self.batch = hello.batch  # type: ignore[misc]  # the adapter's, which lives in the other process
+        self.threads = hello.threads
+        self.stages = hello.stages  # type: ignore[misc]  # as above
+        self._whole = hello.whole
+        self._info = hello.info
+        self._arithmetic = hello.arithmetic
+        self._buffer_types = hello.buffer_types
 
     def info(self) -> DeviceInfo:
         """As the adapter said when it was opened."""
@@ -126,7 +131,7 @@ class IsolatedBackend(Backend):
         """`supports_op` of every node in one round trip."""
         header: dict[str, JSON] = {"do": "supports", "graph": codec.dump_graph(graph)}
         reply, _ = self._alive().ask(header, (), "answering supports_op")
-        return unpack_support(reply["supports"])
+        return answers.supports(reply, len(graph))
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
         """One round trip."""
@@ -134,7 +139,7 @@ class IsolatedBackend(Backend):
         header: dict[str, JSON] = {"do": "supports_placed", "graph": codec.dump_graph(graph)}
         header |= {"tensor": tensors.index(tensor), "buffer": buffer}
         reply, _ = self._alive().ask(header, (), "answering supports_placed")
-        return unpack_support(reply["supports"])
+        return answers.supports(reply, len(graph))
 
     def renew(self) -> None:
         """Go on in a fresh process: what a fault may have left in this one is lost with it, and so are its sessions."""
@@ -149,7 +154,7 @@ class IsolatedBackend(Backend):
         doc, blobs = codec.dump(_without_expected(case))
         header: dict[str, JSON] = {"do": "supports_case", "case": doc, "names": list(blobs)}
         reply, _ = self._alive().ask(header, list(blobs.values()), "answering supports_case")
-        return unpack_support(reply["supports"])[0]
+        return answers.supports(reply, 1)[0]
 
     def open(self, case: Case) -> Session:
         """Open `case` over there: its graphs, weights, caches and inputs travel once, expected values never."""
@@ -170,8 +175,7 @@ class IsolatedBackend(Backend):
     def peak(self) -> int | None:
         """By how many bytes it rose at most; None where its system does not tell. Once after each `watch`."""
         reply, _ = self._alive().ask({"do": "peak"}, (), "asking for its memory")
-        found: int | None = reply["peak"]
-        return found
+        return answers.peak(reply)
 
     def close(self) -> None:
         """End the process."""
@@ -205,8 +209,8 @@ class IsolatedSession(Session):
         doc, blobs = codec.dump(_without_expected(case))
         header: dict[str, JSON] = {"do": "open", "case": doc, "names": list(blobs)}
         reply, _ = self._ask(header, list(blobs.values()), "opening")
-        self._seconds: float = reply["seconds"]
-        opaque = set(reply["opaque"])
+        self._seconds = answers.seconds(reply)
+        opaque = answers.opaque(reply, len(self._persistent))
         self._opaque = frozenset(t for t, i in self._persistent.items() if i in opaque)
 
     def clock(self) -> float:
@@ -223,7 +227,8 @@ class IsolatedSession(Session):
 
     def read(self, tensor: Tensor) -> Bytes:
         """The bytes of a persistent tensor."""
-        _, blobs = self._ask({"do": "read", "tensor": self._index(tensor)}, (), f"reading {tensor} of")
+        header: dict[str, JSON] = {"do": "read", "tensor": self._index(tensor)}
+        _, blobs = self._ask(header, (), f"reading {tensor} of", [nbytes(tensor)])
         return blobs[0]
 
     def compute(
@@ -257,14 +262,15 @@ class IsolatedSession(Session):
             "inputs": [index[t] for t in fresh],
             "outputs": [index[t] for t in outputs],
         }
-        reply, blobs = self._ask(header, [inputs[t] for t in fresh], f"computing steps[{k}] of")
-        self._seconds = reply["seconds"]
+        sizes = [packed_nbytes(t) for t in outputs]
+        reply, blobs = self._ask(header, [inputs[t] for t in fresh], f"computing steps[{k}] of", sizes)
+        self._seconds = answers.seconds(reply)
         return dict(zip(outputs, blobs, strict=True))
 
     def witness(self) -> Witness:
         """What ran so far."""
         reply, _ = self._ask({"do": "witness"}, (), "asking for the witness of")
-        return Witness(**reply["witness"])
+        return answers.witness(reply)
 
     def close(self) -> None:
         """Close the session over there, if there is still a there."""
@@ -277,6 +283,8 @@ class IsolatedSession(Session):
         except KeyError:
             raise GraphError(f"{self._case.id}: {tensor} is no persistent tensor of the opened case") from None
 
-    def _ask(self, header: dict[str, JSON], blobs: Sequence[Bytes], doing: str) -> tuple[dict[str, JSON], list[Bytes]]:
+    def _ask(
+        self, header: dict[str, JSON], blobs: Sequence[Bytes], doing: str, sizes: Sequence[int] = ()
+    ) -> tuple[dict[str, JSON], list[Bytes]]:
         header["session"] = self._number
-        return self._process.ask(header, blobs, f"{doing} {self._case.id}")
+        return self._process.ask(header, blobs, f"{doing} {self._case.id}", sizes)

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import IO, BinaryIO, cast
 from urllib.parse import urlencode
 
@@ -18,19 +19,24 @@ from conformance.backend.registry import Spec, environment
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import BackendCrashError, BackendTimeoutError, ConformanceError
 from conformance.cgraph.tensor import Bytes
+from conformance.process import Child, end_group, spawn, worker_pid
+from conformance.process.wire import Late, Wire
 
 from .definitions import definitions
 from .frames import Closed, Garbage, receive, send, unpack_error
-from .memory import resident
+from .memory import held_below
 
 KEPT = 4096
 """Bytes of a dead process's last words that are kept."""
 LINES = 8
 """How many of their last lines reach a message."""
 MEMORY_INTERVAL = 0.05
-"""Seconds between two looks at a worker's memory: what it can take in between is what it can exceed its limit by."""
+"""Seconds between two looks at the memory of a worker and what it started: what they can take in between is what they
+can exceed their limit by."""
 PATIENCE = 5.0
 """Seconds a process gets to end by itself when its wire is closed."""
+WIRE_PATIENCE = 2.0
+"""Seconds it gets where it closed its wire itself, in the middle of a request."""
 
 
 class Process:
@@ -42,29 +48,31 @@ class Process:
         self.death = ""
         """How the process ended, in words; empty while it lives."""
         text = spec.name + ("?" + urlencode(spec.options) if spec.options else "")
-        self._popen = subprocess.Popen(  # noqa: S603  # our own module under our own interpreter
-            [sys.executable, "-m", "conformance.run.worker", text, *definitions()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+        pipe = subprocess.PIPE
+        self._popen = spawn(
+            "conformance.run.worker",
+            [text, *definitions()],
             env=_environment(spec),
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
         )
-        self._stdin = cast("BinaryIO", self._popen.stdin)
-        self._stdout = cast("BinaryIO", self._popen.stdout)
         self._words = bytearray()
-        self._watch = Watch(self._popen, memory_limit)
         self._listener = threading.Thread(
             target=_listen, args=(self._popen.stderr, self._words), name=f"stderr of {spec.name}", daemon=True
         )
         self._listener.start()
+        look = None if memory_limit is None else partial(_look, self._popen.pid, memory_limit)
+        streams = cast("BinaryIO", self._popen.stdout), cast("BinaryIO", self._popen.stdin)
+        self._wire = Wire(*streams, look, MEMORY_INTERVAL)
         self._lock = threading.Lock()
-        self._finalizer = weakref.finalize(self, _end, self._popen, self._watch, self._listener)
+        self._finalizer = weakref.finalize(self, _end, self._popen, self._wire, self._listener)
         self.hello, _ = self.ask(None, (), "opening the backend")
 
     def ask(
-        self, header: dict[str, JSON] | None, blobs: Sequence[Bytes], doing: str
+        self, header: dict[str, JSON] | None, blobs: Sequence[Bytes], doing: str, sizes: Sequence[int] = ()
     ) -> tuple[dict[str, JSON], list[Bytes]]:
-        """Send a request, if there is one, and wait for the answer.
+        """Send a request, if there is one, and wait for the answer, whose byte arrays must have `sizes`.
 
         Raises:
             ConformanceError: the one that the other side raised.
@@ -74,23 +82,24 @@ class Process:
         with self._lock:
             if self.death:
                 raise BackendCrashError(f"{self._name}: {doing}: {self.death}")
-            self._watch.start(self._time_limit)
+            self._wire.deadline = time.monotonic() + self._time_limit
             try:
                 if header is not None:
-                    send(self._stdin, header, blobs)
-                reply, arrays = receive(self._stdout)
+                    send(self._wire, header, blobs)
+                reply, arrays = receive(self._wire, sizes)
             except (Closed, OSError):
-                raise self._dead(doing) from None
+                raise self._dead(doing, "") from None
             except Garbage:
-                self._popen.kill()
                 raise self._dead(doing, "someone wrote on its wire, so it was ended") from None
+            except TooLargeError as e:
+                raise self._dead(doing, str(e)) from None
+            except Late:
+                raise self._late(doing) from None
             except BaseException:  # an interrupt leaves half a frame on the wire
                 self.death = "its process was ended by an interrupt"
-                self._popen.kill()
+                end_group(self._popen)
                 self._finalizer()
                 raise
-            finally:
-                self._watch.stop()
         if "error" in reply:
             error = unpack_error(reply)
             if header is None:
@@ -102,88 +111,48 @@ class Process:
         """Keep its main thread on the `turn`-th processor, counted round and round, where the system can."""
         if sys.platform == "linux":
             here = sorted(os.sched_getaffinity(0))
+            pid = worker_pid(self._popen)
             with suppress(OSError):  # it has died, or may not: then it stays where it is
-                os.sched_setaffinity(self._popen.pid, {here[turn % len(here)]})
+                os.sched_setaffinity(self._popen.pid if pid is None else pid, {here[turn % len(here)]})
 
     def end(self) -> None:
         """Close the wire and wait for the process."""
         self.death = self.death or "its process has ended"
         self._finalizer()
 
-    def _dead(self, doing: str, how: str = "") -> ConformanceError:
-        fired = self._watch.fired
-        if not fired:
+    def _dead(self, doing: str, how: str) -> ConformanceError:
+        if not how:
             try:
-                self._popen.wait(PATIENCE)
+                self._popen.wait(WIRE_PATIENCE)
             except subprocess.TimeoutExpired:
-                self._popen.kill()
                 how = "its wire was closed while it lived, so it was ended"
-        self._finalizer()
-        lines = [line.strip() for line in self._words.decode(errors="replace").splitlines()]
-        said = " / ".join([line for line in lines if line][-LINES:])
-        said = f": {said}" if said else ""
-        if fired == TIME:
-            self.death = f"no answer within {self._time_limit:g} s, its process was ended{said}"
-            return BackendTimeoutError(f"{self._name}: {doing}: {self.death}")
-        how = fired or how or _how(self._popen.returncode)
+        said = self._last_words()
+        how = how or _how(self._popen.returncode)
         self.death = f"its process died ({how}){said}"
         return BackendCrashError(f"{self._name}: {doing}: {self.death}")
 
+    def _late(self, doing: str) -> ConformanceError:
+        said = self._last_words()
+        self.death = f"no answer within {self._time_limit:g} s, its process was ended{said}"
+        return BackendTimeoutError(f"{self._name}: {doing}: {self.death}")
 
-TIME = "time"
+    def _last_words(self) -> str:
+        """End it and all that it started; what it said last."""
+        end_group(self._popen)
+        self._finalizer()
+        lines = [line.strip() for line in self._words.decode(errors="replace").splitlines()]
+        said = " / ".join([line for line in lines if line][-LINES:])
+        return f": {said}" if said else ""
 
 
-class Watch:
-    """Kills a process that is late or too large. One thread that looks now and then costs nothing per request."""
+class TooLargeError(Exception):
+    """A worker and what it started hold more than they may; says how much."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], memory_limit: int | None = None) -> None:
-        self.fired = ""
-        """Why it killed: `TIME`, or words about memory; empty while it did not."""
-        self._popen = popen
-        self._memory_limit = memory_limit
-        self._deadline: float | None = None
-        self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._over = False
-        self._thread: threading.Thread | None = None
 
-    def start(self, seconds: float) -> None:
-        """A request begins."""
-        self._deadline = time.monotonic() + seconds
-        if self._thread is None:
-            interval = min(seconds / 4, 1.0 if self._memory_limit is None else MEMORY_INTERVAL)
-            self._thread = threading.Thread(target=self._run, args=(interval,), name="watch", daemon=True)
-            self._thread.start()
-
-    def stop(self) -> None:
-        """It is answered."""
-        with self._lock:
-            self._deadline = None
-
-    def end(self) -> None:
-        """Look no more."""
-        self._over = True
-        self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self, interval: float) -> None:
-        while not self._wake.wait(interval) and not self._over:
-            with self._lock:
-                if self._deadline is None:
-                    continue
-                self.fired = TIME if time.monotonic() > self._deadline else self._too_large()
-                if self.fired:
-                    self._popen.kill()
-                    return
-
-    def _too_large(self) -> str:
-        if self._memory_limit is None:
-            return ""
-        held = resident(self._popen.pid)
-        if held is None or held <= self._memory_limit:
-            return ""
-        return f"out of memory: it held {held >> 20} MiB, {self._memory_limit >> 20} MiB are allowed"
+def _look(pid: int, limit: int) -> None:
+    held = held_below(pid, limit)
+    if held is not None and held > limit:
+        raise TooLargeError(f"out of memory: it held {held >> 20} MiB, {limit >> 20} MiB are allowed")
 
 
 def _environment(spec: Spec) -> dict[str, str] | None:
@@ -202,23 +171,21 @@ def _listen(stream: IO[bytes], words: bytearray) -> None:
             del words[:-KEPT]
 
 
-def _end(popen: subprocess.Popen[bytes], watch: Watch, listener: threading.Thread) -> None:
-    watch.end()
+def _end(popen: Child, wire: Wire, listener: threading.Thread) -> None:
+    if not popen.ours:
+        return
+    wire.close()
     with suppress(OSError):
         cast("BinaryIO", popen.stdin).close()
-    try:
-        popen.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        popen.kill()
-        popen.wait()
+    end_group(popen, PATIENCE)
     cast("BinaryIO", popen.stdout).close()
-    listener.join(1.0)  # a grandchild may hold stderr open
+    listener.join(1.0)  # what left its group on a system that cannot find it may hold stderr open
     cast("BinaryIO", popen.stderr).close()
 
 
 def _how(code: int | None) -> str:
     if code is None or code >= 0:
-        return f"exit status {code}"
+        return f"exit status {code} in the middle of it"
     try:
         name = signal.Signals(-code).name
     except ValueError:

@@ -7,6 +7,7 @@ loaded, so nothing that a library prints can come between them: prints go to std
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -14,15 +15,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
-from conformance.backend.interface import Backend, Session, describe
+import numpy as np
+
+from conformance.backend.interface import Backend, Session, Support, describe, plain
 from conformance.backend.measure import Peak
 from conformance.backend.registry import Spec, create
 from conformance.cgraph import codec
 from conformance.cgraph.case import JSON, Case
-from conformance.cgraph.tensor import Bytes, Tensor
+from conformance.cgraph.errors import BackendError
+from conformance.cgraph.tensor import Bytes, Tensor, nbytes, packed_nbytes
 
 from .definitions import take
-from .frames import Closed, pack_error, pack_support, receive, send
+from .frames import LONGEST_REPLY, Closed, pack_error, pack_support, receive, send
 
 Reply = tuple[dict[str, JSON], list[Bytes]]
 
@@ -49,10 +53,10 @@ class _Open:
         self._spent += time.perf_counter() - start
         return values
 
-    def seconds(self) -> float:
+    def seconds(self) -> JSON:
         """The session's own clock, or this one: neither counts what travels."""
         own = self.session.clock()
-        return self._spent if own is None else own
+        return plain(self._spent if own is None else own, "clock")
 
 
 class Worker:
@@ -74,13 +78,20 @@ class Worker:
 
 
 def _supports(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
-    return {"supports": pack_support(worker.backend.supports(codec.load_graph(header["graph"])))}, []
+    graph = codec.load_graph(header["graph"])
+    return _answered(worker.backend.supports(graph), len(graph)), []
+
+
+def _answered(supports: Sequence[Support], wanted: int) -> dict[str, JSON]:
+    if len(supports) != wanted:
+        raise BackendError(f"supports: an answer for each of {wanted} nodes expected, {len(supports)} found")
+    return {"supports": pack_support(supports)}
 
 
 def _supports_placed(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
     graph = codec.load_graph(header["graph"])
     tensor = graph.tensors()[header["tensor"]]
-    return {"supports": pack_support(worker.backend.supports_placed(graph, tensor, header["buffer"]))}, []
+    return _answered(worker.backend.supports_placed(graph, tensor, header["buffer"]), len(graph)), []
 
 
 def _open(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
@@ -113,7 +124,22 @@ def _write(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply
 
 def _read(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
     opened = worker.cases[header["session"]]
-    return {}, [opened.session.read(opened.persistent[header["tensor"]])]
+    tensor = opened.persistent[header["tensor"]]
+    return {}, [_bytes(opened.session.read(tensor), nbytes(tensor), f"read of {tensor}")]
+
+
+def _bytes(data: object, size: int, where: str) -> Bytes:
+    """What an adapter gave as the bytes of a tensor, if that is what they are.
+
+    Raises:
+        BackendError: they are not.
+    """
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1:
+        found = f"{data.dtype}{list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise BackendError(f"{where}: {size} bytes as a uint8 array expected, {found} found")
+    if data.size != size:
+        raise BackendError(f"{where}: {size} bytes expected, {data.size} found")
+    return data
 
 
 def _compute(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
@@ -124,7 +150,11 @@ def _compute(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Rep
     inputs.update((tensors[j], data) for j, data in zip(header["inputs"], blobs, strict=True))
     outputs = [tensors[j] for j in header["outputs"]]
     values = opened.compute(header["step"], inputs, outputs)
-    return {"seconds": opened.seconds()}, [values[t] for t in outputs]
+    for t in outputs:
+        if t not in values:
+            raise BackendError(f"compute: the bytes of {t} expected, none found")
+    found = [_bytes(values[t], packed_nbytes(t), f"compute: {t}") for t in outputs]
+    return {"seconds": opened.seconds()}, found
 
 
 def _witness(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
@@ -176,6 +206,29 @@ def _no_core_files() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
+def _hello(backend: Backend) -> dict[str, JSON]:
+    return {
+        "info": describe(backend.info()),
+        "arithmetic": describe(backend.arithmetic()),
+        "buffer_types": [describe(b) for b in backend.buffer_types()],
+        "batch": plain(backend.batch, "batch"),
+        "threads": plain(backend.threads, "threads"),
+        "whole": type(backend).supports_case is not Backend.supports_case,
+        "stages": plain(backend.stages, "stages"),
+    }
+
+
+def _reply(stream: BinaryIO, reply: dict[str, JSON], blobs: Sequence[Bytes] = ()) -> None:
+    """Send an answer, or that it is too long for one."""
+    size = len(json.dumps(reply)) if "supports" in reply or "witness" in reply else 0
+    if size > LONGEST_REPLY // 2:
+        reply, blobs = (
+            pack_error(BackendError(f"an answer of {LONGEST_REPLY >> 21} MiB at most expected, it is longer")),
+            (),
+        )
+    send(stream, reply, blobs)
+
+
 def main(spec: str, *names: str) -> int:
     """Serve until the other side closes the wire."""
     incoming, outgoing = _take_wire()
@@ -185,19 +238,11 @@ def main(spec: str, *names: str) -> int:
         try:
             take(names)
             backend = create(Spec.parse(spec))
-            hello: dict[str, JSON] = {
-                "info": describe(backend.info()),
-                "arithmetic": describe(backend.arithmetic()),
-                "buffer_types": [describe(b) for b in backend.buffer_types()],
-                "batch": backend.batch,
-                "threads": backend.threads,
-                "whole": type(backend).supports_case is not Backend.supports_case,
-                "stages": list(backend.stages),
-            }
-        except Exception as error:  # noqa: BLE001  # whatever it is, the other side reports it
+            hello = _hello(backend)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, sys.exit too, the other side reports it
             send(outgoing, pack_error(error))
             return 0
-        send(outgoing, hello)
+        _reply(outgoing, hello)
         worker = Worker(backend)
         while True:
             try:
@@ -206,9 +251,9 @@ def main(spec: str, *names: str) -> int:
                 break
             try:
                 reply, arrays = REQUESTS[header["do"]](worker, header, blobs)
-            except Exception as error:  # noqa: BLE001  # whatever it is, the other side reports it
+            except BaseException as error:  # noqa: BLE001  # as above
                 reply, arrays = pack_error(error), []
-            send(outgoing, reply, arrays)
+            _reply(outgoing, reply, arrays)
         worker.close()
     return 0
 

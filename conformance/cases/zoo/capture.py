@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -16,6 +14,7 @@ from typing import Any
 from conformance.cgraph import casefile
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import ConformanceError, UnavailableError, UsageError
+from conformance.process import run
 
 from . import metadata
 from .metadata import Value
@@ -104,21 +103,14 @@ def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     Raises:
         ConformanceError: the one that the worker met; or it died or was too slow.
     """
-    try:
-        done = subprocess.run(  # our own module under our own interpreter
-            [sys.executable, "-m", "conformance.cases.zoo.worker"],
-            input=json.dumps(asdict(request)).encode(),
-            capture_output=True,
-            timeout=time_limit,
-            check=False,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        )
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"llama.cpp gave no answer within {time_limit:g} s") from None
-    if done.returncode or not done.stdout:
-        lines = [line.strip() for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        raise UsageError(f"llama.cpp ended its process: {' / '.join(lines[-3:]) or f'exit status {done.returncode}'}")
-    reply: dict[str, Any] = json.loads(done.stdout)
+    asked = json.dumps(asdict(request)).encode()
+    done = run("conformance.cases.zoo.worker", asked, time_limit, {**os.environ, "GGML_NO_BACKTRACE": "1"})
+    if done.late:
+        raise UsageError(f"llama.cpp gave no answer within {time_limit:g} s")
+    if done.code or not done.out:
+        lines = [line.strip() for line in done.err.decode(errors="replace").splitlines() if line.strip()]
+        raise UsageError(f"llama.cpp ended its process: {' / '.join(lines[-3:]) or f'exit status {done.code}'}")
+    reply: dict[str, Any] = json.loads(done.out)
     if "error" in reply:
         raise _ERRORS.get(reply["kind"], UsageError)(reply["error"])
     return reply

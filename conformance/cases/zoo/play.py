@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cgraph.errors import ConformanceError, UsageError
+from conformance.process import run
 
 from . import metadata
 from .capture import ask, make_model
@@ -203,23 +202,13 @@ def _process(
 ) -> tuple[list[str], Played | None]:
     """The lines that a worker wrote, and how it died, where it did."""
     variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
-    popen = subprocess.Popen(  # our own module under our own interpreter
-        [sys.executable, "-m", "conformance.cases.zoo.play_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={k: v for k, v in variables.items() if v is not None},
-    )
+    env = {k: v for k, v in variables.items() if v is not None}
+    done = run("conformance.cases.zoo.play_worker", json.dumps(asked).encode(), time_limit, env)
     death: Played | None = None
-    try:
-        out, err = popen.communicate(json.dumps(asked).encode(), timeout=time_limit)
-    except subprocess.TimeoutExpired:
-        popen.kill()
-        out, err = popen.communicate()
+    if done.late:
         death = Played("TIMEOUT", f"no answer within {time_limit:g} s")
-    if death is None and popen.returncode:
-        code = popen.returncode
-        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        words = " / ".join(line.strip() for line in err.decode(errors="replace").splitlines() if line.strip())
+    elif done.code:
+        how = signal.Signals(-done.code).name if done.code < 0 else f"exit status {done.code}"
+        words = " / ".join(line.strip() for line in done.err.decode(errors="replace").splitlines() if line.strip())
         death = Played("CRASH", f"{how}: {words[-LAST_WORDS:]}")
-    return out.decode().splitlines(), death
+    return done.out.decode().splitlines(), death

@@ -1,0 +1,254 @@
+"""Runs a module, a script or a command for `conformance.process.spawn`, and ends it with everything it started.
+
+It is a file that is run by its path, so what Python puts first on `sys.path` is this folder and not the current one,
+and it takes that away too. It imports the standard library alone: it also runs under the Python of another environment,
+which may have another version of this package or none.
+
+On POSIX it forks before anything is loaded. The child becomes what was asked for, leader of a process group of its own.
+The parent stays as its keeper, with one thread and nothing of the child's in it: it ends the group when whoever started
+it is gone (the pipe that they hold closes, whatever killed them) or asks for it (SIGTERM), and ends what the child left
+running when the child has ended. No lock of the child's interpreter can be in the way of that.
+
+Linux: the keeper is the subreaper of all that descends from it, so what left the group by `setsid` is found and ended
+too, and the child dies with its keeper. Elsewhere on POSIX a process that leaves the group is out of reach. On Windows
+there is no fork and no keeper: `conformance.process.windows` has a job object there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+
+SUBREAPER, PARENT_DEATH, DUMPABLE = 36, 1, 4
+"""Of Linux' `prctl`."""
+GLANCE = 1.0
+"""Seconds between two looks at whether whoever started the keeper is there: a fork of theirs may hold the pipe."""
+PATIENCE = 5.0
+"""Seconds for which what was killed is waited for: a driver may hold a process longer than anyone waits."""
+PACKAGE = "conformance"
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process, oldest first, on Linux; none elsewhere, nor where it is gone."""
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208  # 20 times a second
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123  # as above
+                found += map(int, file.read().split())
+        except FileNotFoundError:
+            if thread == str(pid) and os.path.isdir(f"/proc/{pid}"):  # noqa: PTH112  # as above
+                return _scan(pid)  # a kernel without that file
+        except OSError:
+            pass
+    return found
+
+
+def _scan(parent: int) -> list[int]:
+    found: list[int] = []
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208  # as above
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123  # as above
+                if int(file.read().rpartition(b")")[2].split()[1]) == parent:
+                    found.append(int(name))
+        except (OSError, IndexError, ValueError):
+            pass
+    return sorted(found)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`, those nearest first."""
+    found = children(pid)
+    for child in found:  # grows meanwhile
+        found += [c for c in children(child) if c not in found]
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        try:
+            import ctypes  # noqa: PLC0415  # some builds of Python lack it
+
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+        except (ImportError, OSError, AttributeError):
+            pass
+
+
+def fork(lifeline: int) -> None:
+    """Go on as the child; the parent stays as its keeper and never comes back from here.
+
+    Args:
+        lifeline: the reading end of a pipe that closes when whoever started this process is gone.
+    """
+    handled = {signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+    os.setpgid(0, 0)  # no session: Linux shares processors out among sessions, and a worker's would wait for its turn
+    _prctl(SUBREAPER, 1)
+    keeper, starter = os.getpid(), os.getppid()
+    child = os.fork()
+    if child:
+        with suppress(OSError):
+            os.setpgid(child, child)  # here too: whichever of the two comes first
+        try:
+            code = _Keeper(child, lifeline, starter).keep()
+        finally:
+            _kill(child)
+        _end_as(code)
+    os.setpgid(0, 0)
+    _prctl(PARENT_DEATH, signal.SIGKILL)
+    if os.getppid() != keeper:
+        os._exit(1)
+    os.close(lifeline)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
+
+
+class _Keeper:
+    """Waits for the end of one child, or of whoever wants it."""
+
+    def __init__(self, child: int, lifeline: int, starter: int) -> None:
+        self._child = child
+        self._starter = starter
+        self._lifeline = lifeline
+        self._code: int | None = None
+        self._over = False
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(null, stream)  # the child's streams end with the child
+        self._wake, wake = os.pipe()
+        for end in (self._wake, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, _nothing)
+        signal.signal(signal.SIGINT, self._pass_on)
+        signal.signal(signal.SIGTERM, self._end)
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+    def keep(self) -> int:
+        """Wait for the child, end what it leaves, and give its exit code, -N where signal N ended it."""
+        import select  # noqa: PLC0415  # not before the fork
+
+        while not self._over and not self._reap():
+            ready, _, _ = select.select([self._lifeline, self._wake], [], [], GLANCE)
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+            if (self._lifeline in ready and not os.read(self._lifeline, 1)) or os.getppid() != self._starter:
+                break
+        deadline = time.monotonic() + PATIENCE
+        _kill(self._child)
+        while not self._gone() and time.monotonic() < deadline:
+            _kill(self._child)
+            time.sleep(0.001)
+        return -signal.SIGKILL if self._code is None else self._code
+
+    def _reap(self) -> bool:
+        """Take the status of everything that has ended; whether the child is among it."""
+        self._gone()
+        return self._code is not None
+
+    def _gone(self) -> bool:
+        """As `_reap`; whether no child is left at all."""
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == self._child:
+                    self._code = os.waitstatus_to_exitcode(ended[1])
+        except ChildProcessError:
+            return True
+        return False
+
+    def _pass_on(self, number: int, _frame: object) -> None:
+        with suppress(OSError):
+            os.killpg(self._child, number)
+
+    def _end(self, *_: object) -> None:
+        self._over = True
+
+
+def _nothing(*_: object) -> None:
+    """A handler, since a signal that is ignored stays ignored in what is started."""
+
+
+def _kill(group: int) -> None:
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(OSError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _end_as(code: int) -> None:
+    """End as the child did, so that whoever waits for this process learns how."""
+    if code >= 0:
+        os._exit(code)
+    _prctl(DUMPABLE, 0)
+    try:
+        import resource  # noqa: PLC0415  # not before the fork
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(-code, signal.SIG_DFL)
+    except (ImportError, OSError, ValueError):  # SIGKILL has no handler
+        pass
+    os.kill(os.getpid(), -code)
+    time.sleep(GLANCE)
+    os._exit(128 - code)
+
+
+def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> None:
+    """Become what was asked for.
+
+    Args:
+        lifeline: a descriptor, as in `fork`; empty where there is none.
+        root: the folder that holds this package, for a module of it; empty where another environment's is wanted.
+        how: `module`, `script` or `command`.
+        target: the module's name, the script's path or the program.
+        arguments: its own.
+    """
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib costs what a fork does
+    sys.path[:] = [p for p in sys.path if os.path.realpath(p) != os.path.realpath(here)]
+    if lifeline:
+        fork(int(lifeline))
+    if how == "command":
+        for name in (
+            "SIGPIPE",
+            "SIGXFSZ",
+            "SIGINT",
+        ):  # what Python ignores, or was told to, stays so in what follows it
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_DFL)
+        try:
+            os.execvp(target, [target, *arguments])  # noqa: S606  # what was asked for, and no shell
+        except OSError as e:
+            os.write(2, f"{target} could not be started: {e.strerror}\n".encode())
+            os._exit(127)
+    sys.argv = [target, *arguments]
+    if root:
+        _find(root)
+    import runpy  # noqa: PLC0415  # not before the current directory is off the path
+
+    if how == "script":
+        runpy.run_path(target, run_name="__main__")
+    else:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+
+
+def _find(root: str) -> None:
+    """Make `root`'s package the one that is imported: last on the path where there is no other, else first."""
+    from importlib.util import find_spec  # noqa: PLC0415  # not before the current directory is off the path
+
+    found = find_spec(PACKAGE)
+    if found is None:
+        sys.path.append(root)
+        return
+    own = os.path.realpath(os.path.join(root, PACKAGE))  # noqa: PTH118  # as above
+    if own not in map(os.path.realpath, found.submodule_search_locations or ()):
+        sys.path.insert(0, root)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,254 @@
+"""Child processes: nobody gets in through the current directory, and nothing outlives who started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from night_script import POSIX, lives, until
+
+from conformance.process import end_group, run, spawn, spawn_command, spawn_script, wire, worker_pid
+from conformance.process.spawn import environment
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds what has left its group")
+EVIL = (
+    "json", "numpy", "conformance", "backends", "runpy", "encodings", "ctypes", "contextlib", "signal", "select",
+    "launch", "resource", "importlib", "openvino", "gguf",
+)  # fmt: skip
+MARK = "import os; open(os.environ['EVIL_MARK'], 'a').write(__name__)"
+LEAVES = """
+import os, subprocess, sys, time
+here = sys.argv[1]
+def note(pid): open(os.path.join(here, str(pid)), "w").close()
+note(os.getpid())
+for _ in range(3):
+    note(subprocess.Popen(["sleep", "600"]).pid)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    note(os.getpid())
+    time.sleep(600)
+os.wait()
+print("ready", flush=True)
+"""
+HANGS = LEAVES + "import ctypes; ctypes.PyDLL(None).sleep(600)  # in C code that holds the lock of the interpreter\n"
+
+
+@pytest.fixture
+def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file in which a module of the current directory notes that it was imported."""
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    for name in EVIL:
+        (folder / f"{name}.py").write_text(MARK)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("EVIL_MARK", str(tmp_path / "mark"))
+    kept = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", "./", kept]))
+    yield tmp_path / "mark"
+    assert not (tmp_path / "mark").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("conformance.run.worker", b'"info"'),
+        ("conformance.planted.worker", b"IndexError"),
+        ("conformance.cases.zoo.worker", b"JSONDecodeError"),
+        ("conformance.cases.zoo.play_worker", b"JSONDecodeError"),
+    ],
+)
+@pytest.mark.usefixtures("bad")
+def test_nothing_of_the_current_directory_runs_in_a_module(module: str, words: bytes) -> None:
+    """Each worker is loaded as it is, though modules of every name it imports lie where it is started."""
+    with spawn(
+        module,
+        ["cpu"] if module == "conformance.run.worker" else [],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as popen:
+        assert popen.stdout is not None
+        said = popen.stdout.read()
+        end_group(popen, 30)
+    assert words in said, said
+
+
+@pytest.mark.usefixtures("bad")
+def test_nothing_of_the_current_directory_runs_in_a_script(tmp_path: Path) -> None:
+    """A script under another interpreter finds what is installed there and nothing else."""
+    script = tmp_path / "script.py"
+    script.write_text("import json, runpy, sys; print(json.dumps(sys.path))")
+    with spawn_script(script, python=Path(sys.executable), stdout=subprocess.PIPE) as popen:
+        assert popen.stdout is not None
+        assert str(Path.cwd()) not in popen.stdout.read().decode()
+        end_group(popen, 30)
+    assert popen.returncode == 0
+
+
+def test_entries_of_the_path_that_mean_here() -> None:
+    """Empty entries and dots leave PYTHONPATH, others stay in their order."""
+    given = os.pathsep.join(["", "a", ".", f".{os.sep}", "b"])
+    assert environment({"PYTHONPATH": given, "X": "1"}) == {"PYTHONPATH": os.pathsep.join(["a", "b"]), "X": "1"}
+    assert environment({"PYTHONPATH": os.pathsep}) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "status"), [("pass", 0), ("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 6)", -6)]
+)
+def test_a_child_ends_as_it_ended(code: str, status: int) -> None:
+    """The keeper hands on exit codes and signals."""
+    if status < 0 and os.name != "posix":
+        pytest.skip("signals are POSIX")
+    popen = spawn_command([sys.executable, "-c", code])
+    end_group(popen, 60)
+    assert popen.returncode == status
+
+
+def test_a_program_that_is_not_there(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is said, with 127 as of a shell."""
+    popen = spawn_command(["/no/such/program"])
+    end_group(popen, 60)
+    assert popen.returncode == 127
+    assert "could not be started: No such file" in capfd.readouterr().err
+
+
+def _noted(folder: Path) -> list[int]:
+    return [int(p.name) for p in folder.iterdir()]
+
+
+@LINUX
+@pytest.mark.parametrize("end", ["by itself", "asked", "killed"])
+def test_ending_one_ends_all_that_it_started(tmp_path: Path, end: str) -> None:
+    """Children and a daemon that left the group are gone, whether the child ended, was ended or was killed."""
+    with spawn_command(
+        [sys.executable, "-c", LEAVES + ("" if end == "by itself" else "time.sleep(600)"), str(tmp_path)],
+        stdout=subprocess.PIPE,
+    ) as popen:
+        assert popen.stdout is not None
+        assert popen.stdout.readline() == b"ready\n"
+        if end == "killed":
+            os.kill(worker_pid(popen) or 0, signal.SIGKILL)
+        end_group(popen, 0 if end == "asked" else 60)
+    assert popen.returncode == (0 if end == "by itself" else -signal.SIGKILL)
+    assert len(_noted(tmp_path)) == 5
+    assert not any(map(lives, _noted(tmp_path)))
+
+
+@LINUX
+def test_a_keeper_that_is_killed_takes_the_child_along(tmp_path: Path) -> None:
+    """The kernel ends the child with its keeper, though it hangs in C code."""
+    with spawn_command([sys.executable, "-c", HANGS, str(tmp_path)], stdout=subprocess.PIPE) as popen:
+        assert popen.stdout is not None
+        popen.stdout.readline()
+        child = worker_pid(popen) or 0
+        popen.kill()
+        until(lambda: not lives(child))
+        end_group(popen)
+    for pid in filter(lives, _noted(tmp_path)):  # what nobody is left to end
+        os.kill(pid, signal.SIGKILL)
+
+
+@LINUX
+def test_a_kill_of_the_starter_leaves_nothing(tmp_path: Path) -> None:
+    """SIGKILL of whoever started a child ends the child, which hangs with its interpreter's lock held, and its own."""
+    code = (
+        "import subprocess, sys, time\n"
+        "from conformance.process import spawn_command\n"
+        f"p = spawn_command([sys.executable, '-c', {HANGS!r}, sys.argv[1]], stdout=subprocess.PIPE)\n"
+        "p.stdout.readline(); print('ready', flush=True); time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"ready\n"
+        starter.kill()
+    assert len(_noted(tmp_path)) == 5
+    until(lambda: not any(map(lives, _noted(tmp_path))))
+
+
+@LINUX
+def test_a_kill_of_a_run_leaves_no_process(tmp_path: Path) -> None:
+    """SIGKILL of `conform run --isolate` takes its workers and their keepers along."""
+    command = [sys.executable, "-m", "conformance.cli", "run", "--isolate", "--backend", "cpu", "--level", "full"]
+    with subprocess.Popen([*command, "--family", "ops"], stdout=subprocess.DEVNULL, cwd=tmp_path) as popen:
+        below = until(lambda: _below(popen.pid))
+        popen.kill()
+    until(lambda: not any(map(lives, below)))
+
+
+def _below(pid: int) -> list[int]:
+    from conformance.process.launcher.launch import descendants  # noqa: PLC0415  # Linux
+
+    found = descendants(pid)
+    return found if len(found) > 1 else []
+
+
+@POSIX
+def test_a_late_child_is_ended_with_what_it_had_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run` comes back at its limit, with what was written until then, though a grandchild holds the streams."""
+    (tmp_path / "sleeps.py").write_text("import os, time; print('said', flush=True); os.fork(); time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+    done = run("sleeps", b"", 5.0)
+    assert (done.late, done.out) == (True, b"said\n")
+
+
+@pytest.mark.parametrize("polls", [True, False])
+def test_a_wire_waits_no_longer_than_it_may(polls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes go both ways in any size; reading and writing end at the deadline and at the end."""
+    if polls and not wire.POLLS:
+        pytest.skip("this system cannot wait for a pipe")
+    monkeypatch.setattr(wire, "POLLS", polls)
+    with ExitStack() as stack:
+        ends = [os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe() + os.pipe(), ("rb", "wb") * 2, strict=True)]
+        for end in ends:
+            stack.callback(end.close)
+        tried = wire.Wire(ends[0], ends[3])
+        tried.write(b"to them")
+        assert ends[2].read(7) == b"to them"
+        ends[1].write(b"to us")
+        held = bytearray(5)
+        view = memoryview(held)
+        while view:
+            view = view[tried.readinto(view) :]
+        assert held == b"to us"
+        tried.deadline = time.monotonic() + 0.05
+        with pytest.raises(wire.Late):
+            tried.readinto(memoryview(held))
+        with pytest.raises(wire.Late):
+            tried.write(bytes(64 << 20))
+        tried.deadline = time.monotonic() + 60
+        ends[1].close()
+        assert tried.readinto(memoryview(held)) == 0
+
+
+def test_a_wire_looks_while_it_waits() -> None:
+    """What it is told to look at is looked at again and again, and what that raises ends the wait."""
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(1)
+        if len(seen) == 3:
+            raise KeyError
+
+    with ExitStack() as stack:
+        ends = [os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)]
+        for end in ends:
+            stack.callback(end.close)
+        tried = wire.Wire(ends[0], ends[1], look, 0.01)
+        with pytest.raises(KeyError):
+            tried.readinto(memoryview(bytearray(1)))
+
+
+def test_the_nightly_is_there_without_sighup() -> None:
+    """Windows has no SIGHUP; the module of the command is imported all the same."""
+    code = "import signal; del signal.SIGHUP; from conformance.nightly import command; print(len(command.SIGNALS))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("2", 0), done.stderr
