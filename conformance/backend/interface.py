@@ -15,9 +15,11 @@ from typing import ClassVar
 
 from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import JSON, Case
-from conformance.cgraph.errors import UsageError
+from conformance.cgraph.errors import BackendError, UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Bytes, Tensor
+
+from .strict import kind, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +234,52 @@ class Backend(ABC):
 
 
 def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) -> dict[str, JSON]:
-    """Any of this module's records as JSON."""
-    out: dict[str, JSON] = {}
-    for name in value.__slots__:
-        v = getattr(value, name)
-        out[name] = dict(v) if isinstance(v, Mapping) else v
-    return out
+    """Any of this module's records as strict JSON (but for NaN and Inf).
+
+    Raises:
+        BackendError: names the field that holds what JSON cannot, or too much of it.
+    """
+    kind_of = next(c for c in (Support, Arithmetic, DeviceInfo, BufferType, Witness) if isinstance(value, c))
+    return {f: plain(getattr(value, f), f"{kind_of.__name__}.{f}") for f in kind_of.__slots__}
+
+
+_COUNTS = ("nodes", "compiles", "cache_hits", "splits", "copies")
+_COUNTED = ("bytes", "kernels", "symbols", "views")
+
+
+def witnessed(found: object) -> Witness:
+    """A copy of an adapter's witness, each field of its own kind.
+
+    Raises:
+        BackendError: it is none, or names the field that holds something else.
+    """
+    if not isinstance(found, Witness):
+        raise BackendError(f"a Witness expected, {kind(found)} found")
+    said = describe(found)
+    for field, value in said.items():
+        if not _fits(field, value):
+            raise BackendError(f"Witness.{field}: {_WANTED.get(field, 'a text')} expected, {kind(value)} found")
+    return Witness(**said)
+
+
+_WANTED = {
+    **dict.fromkeys(_COUNTS, "a whole number"),
+    **dict.fromkeys(_COUNTED, "whole numbers by name"),
+    "seconds": "numbers by name",
+    "notes": "a list of texts",
+    "peak_compile_bytes": "a whole number or None",
+}
+
+
+def _fits(field: str, value: JSON) -> bool:
+    if field in _COUNTS:
+        return type(value) is int
+    if field == "peak_compile_bytes":
+        return value is None or type(value) is int
+    if field == "notes":
+        return isinstance(value, list) and all(isinstance(x, str) for x in value)
+    if field == "seconds":
+        return isinstance(value, dict) and all(type(x) in (int, float) for x in value.values())
+    if field in _COUNTED:
+        return isinstance(value, dict) and all(type(x) is int for x in value.values())
+    return isinstance(value, str)

@@ -7,6 +7,7 @@ loaded, so nothing that a library prints can come between them: prints go to std
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from conformance.cgraph.tensor import Bytes, Tensor
 
 from .definitions import take
 from .frames import Closed, pack_error, pack_support, receive, send
+from .independence import Independence
 
 Reply = tuple[dict[str, JSON], list[Bytes]]
 
@@ -184,6 +186,7 @@ def main(spec: str, *names: str) -> int:
     with incoming, outgoing:
         try:
             take(names)
+            independence = Independence(Spec.parse(spec))
             backend = create(Spec.parse(spec))
             hello: dict[str, JSON] = {
                 "info": describe(backend.info()),
@@ -193,6 +196,7 @@ def main(spec: str, *names: str) -> int:
                 "threads": backend.threads,
                 "whole": type(backend).supports_case is not Backend.supports_case,
                 "stages": list(backend.stages),
+                "options": list(inspect.signature(type(backend)).parameters),
             }
         except Exception as error:  # noqa: BLE001  # whatever it is, the other side reports it
             send(outgoing, pack_error(error))
@@ -206,6 +210,7 @@ def main(spec: str, *names: str) -> int:
                 break
             try:
                 reply, arrays = REQUESTS[header["do"]](worker, header, blobs)
+                independence.check()
             except Exception as error:  # noqa: BLE001  # whatever it is, the other side reports it
                 reply, arrays = pack_error(error), []
             send(outgoing, reply, arrays)
