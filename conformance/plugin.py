@@ -51,14 +51,14 @@ class Suite:
         self.seed: int | None = config.getoption("seed")
         self.shard = parse(config.getoption("shard"))
         self.fresh = self._fresh(config)
-        self.specs, self.lacking = choose(config.getoption("backend"), config.getoption("stage"))
-        if config.getoption("json"):
-            check_writable(Path(config.getoption("json")))
-        save = config.getoption("save_failures") or (FOLDER if self.fresh else None)
         limit = config.getoption("memory_limit")
         self.isolation = isolation = Isolation(
             config.getoption("isolate"), config.getoption("time_limit"), None if limit is None else parse_size(limit)
         )
+        self.specs, self.lacking = choose(config.getoption("backend"), config.getoption("stage"), isolation)
+        if config.getoption("json"):
+            check_writable(Path(config.getoption("json")))
+        save = config.getoption("save_failures") or (FOLDER if self.fresh else None)
         self.folder = Path(save) if save else writeahead.default_folder()
         self.waiving = Waiving(self.settings.waivers_of(self.specs, _path(config, "waivers")), today())
         self.problems: tuple[list[str], list[str]] = [], []

@@ -24,8 +24,8 @@ from conformance.run.runner import Runner
 ADAPTER = '''
 import os, time
 import numpy as np
-from backends.cpu import CpuBackend
-from conformance.backend.kernel import KernelSession
+from conformance.backend.interface import DeviceInfo
+from conformance.backend.kernel import KernelBackend, KernelSession
 
 HELD = []
 
@@ -67,15 +67,25 @@ WHAT = {"abort": abort, "hang": lambda s: time.sleep(float(s)), "leak": leak, "c
         "close_wire": close_wire, "garbage": garbage}
 
 class EvilSession(KernelSession):
-    """Does what the name of the first node says, then computes as the reference."""
+    """Does what the name of the first node says, then computes."""
     def compute(self, graph, inputs, outputs):
         what, _, rest = graph.nodes[0].name.partition(" ")
         if what in WHAT:
             WHAT[what](rest)
         return super().compute(graph, inputs, outputs)
 
-class Evil(CpuBackend):
-    isolate = True
+def add(node, dst, src):
+    dst[...] = src[0] + src[1]
+
+def mul(node, dst, src):
+    dst[...] = src[0] * src[1]
+
+class Evil(KernelBackend):
+    name = "evil"
+    def kernels(self):
+        return {"ADD": add, "MUL": mul}
+    def info(self):
+        return DeviceInfo("evil", "CPU", "sums and products")
     def open(self, case):
         return EvilSession(self.name, self.kernels(), case)
 '''
@@ -177,7 +187,7 @@ def _descriptors() -> int:
 
 
 def test_who_is_isolated(tmp_path: Path) -> None:
-    """A class that asks for it, and whatever loads a file that an option names."""
+    """Adapters of other distributions, a class that asks for it, and whatever loads a file that an option names."""
     library = tmp_path / "libmine.so"
     library.touch()
     assert needs(SPEC)

@@ -20,7 +20,6 @@ from conformance.cgraph.errors import GraphError, UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Bytes, Tensor
 from conformance.check.verdict import Result, Verdict
-from conformance.run import relate
 from conformance.run.runner import Runner
 
 SPEC = Spec("faulty")
@@ -218,7 +217,6 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, Fault], Result]:
 
     def runs(case: Case, fault: Fault) -> Result:
         kind = type("Planted", (Faulty,), {"fault": staticmethod(fault)})
-        monkeypatch.setattr(relate, "adapter", lambda _name: kind)
         runner = Runner()
         monkeypatch.setattr(runner, "_open", lambda spec, _isolate: kind(**dict(spec.options)))
         try:

@@ -55,10 +55,10 @@ def _conform(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 def test_from_a_failing_run_to_one_node(folder: Path) -> None:
     """The saved failure repeats as saved; shrunk it is one SET_ROWS, as a file, a program and a test_case."""
-    run = _conform(folder, "run", "--backend", "late", "--case", CASE, "--save-failures", "kept")
+    run = _conform(folder, "run", "--no-isolate", "--backend", "late", "--case", CASE, "--save-failures", "kept")
     assert run.returncode == 1, run.stdout + run.stderr
     (saved,) = (folder / "kept").glob("*.gguf")
-    again = _conform(folder, "repro", str(saved))
+    again = _conform(folder, "repro", str(saved), "--no-isolate")
     assert again.returncode == 1
     assert "  as saved" in again.stdout.splitlines()
     other = _conform(folder, "repro", str(saved), "--backend", "cpu")
@@ -72,14 +72,14 @@ def test_from_a_failing_run_to_one_node(folder: Path) -> None:
     made = runpy.run_path(str(folder / "small.py"))["case"]
     assert (made.id, len(made.steps), made.params) == (case.id, 1, {"of": CASE})
     assert "ggml_set_rows(ctx, " in (folder / "small.cpp").read_text()
-    once_more = _conform(folder, "repro", "small.gguf")
+    once_more = _conform(folder, "repro", "small.gguf", "--no-isolate")
     assert "  as saved" in once_more.stdout.splitlines()
 
 
 def test_nothing_to_shrink_is_one_line(folder: Path) -> None:
     """A case that passes, or that was saved for no backend, is refused with exit code 2."""
     small = folder / "fine.gguf"
-    run = _conform(folder, "run", "--backend", "late", "--case", CASE, "--save-failures", "kept")
+    run = _conform(folder, "run", "--no-isolate", "--backend", "late", "--case", CASE, "--save-failures", "kept")
     assert run.returncode == 1
     (saved,) = (folder / "kept").glob("*.gguf")
     fine = _conform(folder, "shrink", str(saved), "--backend", "cpu", "--no-isolate", "-o", str(small))

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from conformance.cgraph.tensor import Tensor
 
 from . import contract_sessions as sessions
-from .contract_base import Fault, Subject, kind, said
+from .contract_base import Fault, Subject
+from .faults import class_faults
 from .interface import Backend, DeviceInfo, Support
 from .samples import SAMPLES, TOMORROW, Shape, nodes_of_many_ops, tried
+from .strict import kind, said
 
 __all__ = ["SHAPE", "Shape", "check_adapter"]
 
@@ -32,7 +34,7 @@ def check_adapter(adapter: type[Backend], shape: Shape = SHAPE) -> list[str]:
         shape: of the matrices to try it on, for a device that takes few shapes only.
     """
     name = getattr(adapter, "__name__", repr(adapter))
-    found = list(_class_faults(adapter, name))
+    found = list(class_faults(adapter, name))
     if found:
         return found
     try:
@@ -54,18 +56,6 @@ def check_adapter(adapter: type[Backend], shape: Shape = SHAPE) -> list[str]:
         if len(found) > before and check in _FOUNDATIONS:
             return found
     return found
-
-
-def _class_faults(adapter: object, name: str) -> Iterator[str]:
-    if not (isinstance(adapter, type) and issubclass(adapter, Backend)):
-        yield (
-            f"{name} is no class that derives from conformance.backend.interface.Backend; derive it from that, or from "
-            "conformance.backend.kernel.KernelBackend, which needs a table of kernels only."
-        )
-        return
-    for method in sorted(adapter.__abstractmethods__):
-        says = (getattr(Backend, method, None) or getattr(adapter, method)).__doc__ or ""
-        yield f"{name} has no method `{method}`; write it: {says.splitlines()[0].rstrip('.')}."
 
 
 def _info(s: Subject) -> Iterator[str]:

@@ -15,6 +15,7 @@ from conformance.cgraph.tensor import Bytes, Tensor, packed_nbytes
 
 from .interface import Backend, Session
 from .samples import SAMPLES, TOLERANCE, Shape, Tried, Values, tried
+from .strict import kind
 
 
 class Fault(Exception):  # noqa: N818  # a sentence on its way to `check_adapter`
@@ -88,17 +89,3 @@ def wrong(s: Subject, data: Bytes, node: Tensor, want: NDArray[Any]) -> Iterator
 def is_bytes(data: object) -> TypeGuard[Bytes]:
     """Whether it has the form in which bytes travel."""
     return isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1
-
-
-def kind(value: object) -> str:
-    """What `value` is, in words."""
-    if isinstance(value, np.ndarray):
-        return f"an array of {value.dtype} with shape {value.shape}"
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
-def said(error: Exception) -> str:
-    """An error in words."""
-    text = " ".join(str(error).split()).rstrip(".")
-    kind = type(error).__name__
-    return f"{kind}: {text}" if text else kind

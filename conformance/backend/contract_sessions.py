@@ -11,9 +11,10 @@ from conformance.cgraph.case import Case, Step
 from conformance.cgraph.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
 from conformance.cgraph.types import F32
 
-from .contract_base import Fault, Subject, is_bytes, kind, wrong
+from .contract_base import Fault, Subject, is_bytes, wrong
 from .interface import Session, Witness
 from .samples import BUILD, Shape, activations, encoded, read_only, weights
+from .strict import kind
 
 PATHS = ("eager", "translated", "cached", "interpreted")
 """What `Witness.path` may be."""

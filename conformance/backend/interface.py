@@ -6,7 +6,6 @@ An adapter subclasses `Backend` and `Session`. Tensors are compared by identity,
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,13 +13,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import ClassVar
 
-import numpy as np
-
 from conformance.cgraph.arithmetic import EXACT, Arithmetic
 from conformance.cgraph.case import JSON, Case
 from conformance.cgraph.errors import BackendError, UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Bytes, Tensor
+
+from .strict import kind, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,80 +234,52 @@ class Backend(ABC):
 
 
 def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) -> dict[str, JSON]:
-    """Any of this module's records as JSON, NumPy's numbers as numbers.
+    """Any of this module's records as strict JSON, NumPy's numbers as numbers.
 
     Raises:
-        BackendError: an adapter put something into it that is no JSON; names the field.
+        BackendError: names the field that is no JSON, or too much of it.
     """
-    kind = type(value).__name__
-    fields = {name: getattr(value, name) for name in value.__slots__}
-    return {name: v if _easy(v) else plain(v, f"{kind}.{name}") for name, v in fields.items()}
+    kind_of = next(c for c in (Support, Arithmetic, DeviceInfo, BufferType, Witness) if isinstance(value, c))
+    return {f: plain(getattr(value, f), f"{kind_of.__name__}.{f}") for f in kind_of.__slots__}
 
 
-MAX_TEXT = 8192
-"""Characters of a text that an adapter gives: a reason, a note, what an exception says."""
-SAID = 256
-"""Characters by which it may be longer: what is said around it, and that it was longer."""
-MAX_ENTRIES = 4096
-"""Entries of a list or mapping in one of its records."""
-MAX_DEPTH = 8
-"""Of lists and mappings in each other."""
+_COUNTS = ("nodes", "compiles", "cache_hits", "splits", "copies")
+_COUNTED = ("bytes", "kernels", "symbols", "views")
 
 
-def shortened(text: str) -> str:
-    """`text`, or its first `MAX_TEXT` characters and how many there are; what was shortened stays as it is."""
-    if len(text) <= MAX_TEXT + SAID:
-        return text
-    size = f"{len(text) / 1e6:.0f} MB" if len(text) >= 1e6 else f"{len(text) / 1e3:.0f} kB"
-    return f"{text[:MAX_TEXT]}… ({size} in all)"
-
-
-def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
-    """`value`, which an adapter gave, as strict JSON of a bounded size: NumPy's numbers as numbers, long texts cut.
-
-    Args:
-        value: anything.
-        where: what it is called in an error.
-        depth: how deep it may be.
+def witnessed(found: object) -> Witness:
+    """A copy of an adapter's witness, each field of its own kind.
 
     Raises:
-        BackendError: it is no JSON, or there is too much of it.
+        BackendError: it is none, or names the field that holds something else.
     """
-    if _easy(value):
-        return value
-    if isinstance(value, str):
-        return shortened(str(value))
-    if isinstance(value, (Mapping, list, tuple)):
-        if len(value) > MAX_ENTRIES or not depth:
-            raise BackendError(f"{where}: {MAX_ENTRIES} entries in {MAX_DEPTH} levels at most expected, more found")
-        if not isinstance(value, Mapping):
-            return [v if _easy(v) else plain(v, f"{where}[{i}]", depth - 1) for i, v in enumerate(value)]
-        return {
-            k if _easy(k) and type(k) is str else _key(k, where): v
-            if _easy(v)
-            else plain(v, f"{where}[{k!r:.80}]", depth - 1)
-            for k, v in value.items()
-        }
-    return _number(value, where)
+    if not isinstance(found, Witness):
+        raise BackendError(f"a Witness expected, {kind(found)} found")
+    said = describe(found)
+    for field, value in said.items():
+        if not _fits(field, value):
+            raise BackendError(f"Witness.{field}: {_WANTED.get(field, 'a text')} expected, {kind(value)} found")
+    return Witness(**said)
 
 
-def _easy(value: object) -> bool:
-    """Whether it is strict JSON as most of it is: for speed alone."""
-    kind = type(value)
-    return kind is int or kind is bool or value is None or (kind is str and len(value) <= MAX_TEXT)  # type: ignore[arg-type]  # a str
+_WANTED = {
+    **dict.fromkeys(_COUNTS, "a whole number"),
+    **dict.fromkeys(_COUNTED, "whole numbers by name"),
+    "seconds": "numbers by name",
+    "notes": "a list of texts",
+    "peak_compile_bytes": "a whole number or None",
+}
 
 
-def _key(key: object, where: str) -> str:
-    if not isinstance(key, str):
-        raise BackendError(f"{where}: texts as keys expected, {key!r:.80} found")
-    return shortened(str(key))
-
-
-def _number(value: object, where: str) -> JSON:
-    if isinstance(value, (bool, np.bool_)):
-        return bool(value)
-    if isinstance(value, (int, np.integer)):
-        return int(value)
-    if isinstance(value, (float, np.floating)) and math.isfinite(value):
-        return float(value)
-    raise BackendError(f"{where}: a text, a finite number, a list or a mapping expected, {value!r:.80} found")
+def _fits(field: str, value: JSON) -> bool:
+    if field in _COUNTS:
+        return type(value) is int
+    if field == "peak_compile_bytes":
+        return value is None or type(value) is int
+    if field == "notes":
+        return isinstance(value, list) and all(isinstance(x, str) for x in value)
+    if field == "seconds":
+        return isinstance(value, dict) and all(type(x) in (int, float) for x in value.values())
+    if field in _COUNTED:
+        return isinstance(value, dict) and all(type(x) is int for x in value.values())
+    return isinstance(value, str)

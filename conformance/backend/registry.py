@@ -10,14 +10,18 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import parse_qsl
 
-from conformance.cgraph.errors import UnavailableError, UsageError
+from conformance.cgraph.errors import ConformanceError, UnavailableError, UsageError
 
+from .faults import class_faults
 from .interface import Backend
+from .strict import said
 
 GROUP = "conformance.backends"
+DISTRIBUTION = "ggml-conformance"
+"""Whose adapters are ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,25 @@ def _installed() -> dict[str, str]:
     return {e.name: e.value for e in sorted(entry_points(group=GROUP), key=lambda e: e.name)}
 
 
+def _entry(name: str) -> EntryPoint | None:
+    """The entry point called `name`; ours where another distribution has one of the same name."""
+    found = [e for e in entry_points(group=GROUP) if e.name == name]
+    return next((e for e in found if _is_ours(e)), found[0] if found else None)
+
+
+def _is_ours(entry: EntryPoint) -> bool:
+    if entry.dist is None:
+        return entry.module.startswith("backends.")
+    return entry.dist.name.lower().replace("_", "-") == DISTRIBUTION
+
+
+def third_party(spec: Spec) -> bool:
+    """Whether the adapter behind `spec` came with another distribution than this one; nothing of it is imported."""
+    name = resolve(spec).name
+    entry = None if name in _provided else _entry(name)
+    return entry is not None and not _is_ours(entry)
+
+
 def names() -> list[str]:
     """Names of all installed adapters."""
     return list(_installed())
@@ -117,21 +140,25 @@ def adapter(name: str) -> type[Backend]:
 
     Raises:
         UsageError: nothing of that name is installed.
-        UnavailableError: the adapter cannot be imported here.
+        UnavailableError: the adapter cannot be imported here, or is no backend.
     """
     installed = _named[name].adapter if name in _named else name
     if installed in _provided:
         return _provided[installed]
-    found = [e for e in entry_points(group=GROUP) if e.name == installed]
-    if not found:
+    entry = _entry(installed)
+    if entry is None:
         raise UsageError(f"backend {installed!r} is not installed; known: {_known()}")
     try:
-        cls = found[0].load()
-    except (ImportError, OSError) as e:
-        raise UnavailableError(f"{name}: its adapter {found[0].value} cannot be imported: {e}") from e
-    if not (isinstance(cls, type) and issubclass(cls, Backend)):
-        raise UsageError(f"{name}: {found[0].value} is no subclass of conformance.backend.interface.Backend")
-    return cls
+        cls = entry.load()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # noqa: BLE001  # a broken adapter may not be in the way of the others
+        why = str(e) if isinstance(e, (ImportError, OSError)) else said(e)
+        raise UnavailableError(f"{name}: its adapter {entry.value} cannot be imported: {why}") from e
+    faults = [f"{name}: {f}" for f in class_faults(cls, entry.value)]
+    if faults:
+        raise UnavailableError(" ".join(faults))
+    return cls  # type: ignore[no-any-return]  # a class that has no fault is a Backend
 
 
 def create(spec: Spec) -> Backend:
@@ -139,10 +166,13 @@ def create(spec: Spec) -> Backend:
 
     Raises:
         UsageError: unknown name or option.
-        UnavailableError: the machine lacks what it needs.
+        UnavailableError: the machine lacks what it needs, or the adapter cannot be opened at all.
     """
     cls = adapter(spec.name)
-    parameters = inspect.signature(cls).parameters
+    try:
+        parameters = inspect.signature(cls).parameters
+    except (TypeError, ValueError) as e:
+        raise UnavailableError(f"{spec.name}: its constructor does not say what it takes: {e}") from e
     given = dict(spec.options)
     options = dict(resolve(spec).options)
     for key in options:
@@ -150,4 +180,13 @@ def create(spec: Spec) -> Backend:
             legal = ", ".join(parameters) or "none"
             where = spec.name if key in given else f"{_named[spec.name].where} options"
             raise UsageError(f"{where}: option {key!r} is unknown; its options: {legal}")
-    return cls(**options)
+    try:
+        return cls(**options)
+    except (ConformanceError, KeyboardInterrupt):
+        raise
+    except BaseException as e:  # noqa: BLE001  # as where it is imported
+        sentence = (
+            f"{spec}: its constructor raised {said(e)}; it must do without arguments, and raise UnavailableError where "
+            "the machine lacks what it needs"
+        )
+        raise UnavailableError(sentence) from e

@@ -41,3 +41,7 @@ class BackendCrashError(BackendError):
 
 class BackendTimeoutError(BackendError):
     """The process that ran a backend did not answer in time and was ended."""
+
+
+class NotIndependentError(BackendError):
+    """What answered had the answers already: it loaded the reference or the golden values, so nothing was tested."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Any
 
+import numpy as np
+
 from conformance.cgraph.case import JSON
 
 
@@ -87,13 +89,17 @@ class Result:
 def _strict(value: Any) -> JSON:  # noqa: ANN401  # whatever a record holds
     if isinstance(value, Verdict):
         return value.value
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, float):
-        return value if isfinite(value) else None
+        return float(value) if isfinite(value) else None
     if isinstance(value, dict):
-        return {k: _strict(v) for k, v in value.items()}
+        return {str(k): _strict(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_strict(v) for v in value]
-    return value
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return f"({type(value).__name__})"  # no result may cost a run its record
 
 
 @dataclass(slots=True)

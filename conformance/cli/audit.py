@@ -58,12 +58,12 @@ def audit(
     print where word and work differ. Without --case and --family: a small set of decoders. Every backend runs in a
     process of its own.
     """
-    specs, lacking = available(parse_specs(backends))
+    if isolation.isolate is None:
+        isolation = replace(isolation, isolate=True)
+    specs, lacking = available(parse_specs(backends), isolation)
     if lacking and backends:
         raise UnavailableError("; ".join(f"{s}: not available: {why}" for s, why in lacking.items()))
     ids = case_ids(families, globs, level) if families or globs else auditing.CASES
-    if isolation.isolate is None:
-        isolation = replace(isolation, isolate=True)
     found: dict[str, list[Cell]] = {}
     waivers = settings_here().waivers_of(specs, waivers_path)
     for given in specs:

@@ -16,9 +16,8 @@ from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UnavailableError, UsageError
 from conformance.report import graphview
 from conformance.report.record import write_json
-from conformance.run.isolate import open_backend
 from conformance.run.seeds import reseeded
-from conformance.run.select import build, case_ids, parse_specs
+from conformance.run.select import build, case_ids, parse_specs, probe
 
 from .options import File, backend_option, fresh_cases, json_option, selection, settings_here
 
@@ -31,15 +30,12 @@ def backends(backends: Sequence[str], json_path: Path | None) -> None:
     rows, document = [], {}
     for spec in parse_specs(backends):
         try:
-            backend = open_backend(spec)
+            found = probe(spec)
         except UnavailableError as e:
             rows.append((str(spec), "not available", str(e), ""))
             document[str(spec)] = {"available": False, "reason": str(e)}
             continue
-        try:
-            info, buffers = backend.info(), backend.buffer_types()
-        finally:
-            backend.close()
+        info, buffers = found.info, found.buffer_types
         versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
         rows.append((str(spec), info.device, f"{info.description} ({versions})", ", ".join(b.name for b in buffers)))
         document[str(spec)] = {

@@ -58,7 +58,7 @@ def perf_run(
     Exit codes are `conform run`'s, of the cases behind the units; 1 also where one that passed failed when measured.
     """
     chosen = units(level, globs)
-    specs, lacking = choose(backends, None)
+    specs, lacking = choose(backends, None, isolation)
     if lacking and backends:
         raise UnavailableError("; ".join(f"{s}: not available: {why}" for s, why in lacking.items()))
     specs = list(dict.fromkeys(specs))

@@ -75,7 +75,7 @@ def gate(
     asked = gating.load(path)
     chosen = gating.matching(asked, globs)
     specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
-    _, lacking = available(list(dict.fromkeys(specs)))
+    _, lacking = available(list(dict.fromkeys(specs)), isolation)
     runner = Runner(isolation=isolation)
     builds: Pair | None = None
     answers: list[Answer] = []

@@ -85,7 +85,7 @@ def run(  # click shows the options' help
 ) -> None:
     """Run cases, by family, glob and level or from FILES, on backends; print what is wrong and the totals."""
     read = [c for f in files for c in casefile.read(f)]
-    chosen, here = choose(backends, stage), settings_here()
+    chosen, here = choose(backends, stage, isolation), settings_here()
     levels = {spec: here.level(spec, level_given(level)) for spec in chosen[0]}
     asked = {
         "levels": {str(spec): n for spec, n in levels.items()},
@@ -137,7 +137,7 @@ def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Pat
     if not named:
         backends = list(dict.fromkeys(r["backend"] for r in map(seen.seen, cases) if r))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
-    _run(choose(backends, stage), {}, cases, json_path, None, isolation, bare, named=named, verbose=True)
+    _run(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named, verbose=True)
 
 
 def _run(

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
-from conformance.backend.interface import MAX_ENTRIES, BufferType, DeviceInfo, Support, Witness, plain
+from conformance.backend.interface import BufferType, DeviceInfo, Support, Witness
+from conformance.backend.strict import MAX_ENTRIES, plain
 from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import BackendError
@@ -30,6 +31,8 @@ class Hello:
     whole: bool
     """Whether it judges whole cases."""
     stages: tuple[str, ...]
+    options: tuple[str, ...]
+    """Names of what its constructor takes."""
 
 
 def hello(reply: Reply) -> Hello:
@@ -53,6 +56,7 @@ def hello(reply: Reply) -> Hello:
         threads=_field(reply, "threads", lambda v: v is None or _count(v), "a whole number or nothing"),
         whole=_field(reply, "whole", lambda v: type(v) is bool, "true or false"),
         stages=tuple(stages),
+        options=tuple(_field(reply, "options", _texts, "a list of texts")),
     )
 
 

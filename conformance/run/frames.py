@@ -13,7 +13,8 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from conformance.backend.interface import Support, shortened
+from conformance.backend.interface import Support
+from conformance.backend.strict import shortened
 from conformance.cgraph import errors
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import BackendError, CaseFileError, ConformanceError

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
-from conformance.backend.registry import Spec, adapter, create, environment, provide, resolve
+from conformance.backend.registry import Spec, adapter, create, environment, provide, resolve, third_party
 from conformance.cgraph import codec
 from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import JSON, Case, Step
@@ -23,6 +23,7 @@ from .memory import physical
 from .process import Process
 from .scheduler.backend import NAME as SCHED
 from .scheduler.backend import SchedBackend
+from .watchdog import Watchdog
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +43,21 @@ provide(SCHED, SchedBackend)
 
 
 def needs(spec: Spec) -> bool:
-    """Whether a backend must have its own process: its class says so, an option names a file that it loads, or it has
-    an environment.
+    """Whether a backend must have its own process: it did not come with this distribution, an option names a file that
+    it loads, it has an environment, or its class says so. Nothing of a third party is imported here.
     """
-    if adapter(spec.name).isolate or environment(spec):
+    if third_party(spec) or environment(spec):
         return True
-    return any(Path(value).is_file() for _, value in resolve(spec).options)
+    return any(Path(value).is_file() for _, value in resolve(spec).options) or adapter(spec.name).isolate
 
 
 def open_backend(
-    spec: Spec, *, isolate: bool | None = None, time_limit: float = 120.0, memory_limit: int | None = None
+    spec: Spec,
+    *,
+    isolate: bool | None = None,
+    time_limit: float = 120.0,
+    memory_limit: int | None = None,
+    watchdog: Watchdog | None = None,
 ) -> Backend:
     """The backend behind `spec`, in this process or in one of its own. A scheduler stays here, its devices go there.
 
@@ -60,17 +66,21 @@ def open_backend(
         isolate: whether it gets its own process; what `needs` says if None. One with an environment always does.
         time_limit: seconds after which an isolated backend that does not answer is ended.
         memory_limit: bytes above which its process is ended; `MEMORY_SHARE` of the machine's memory if None.
+        watchdog: under which one that stays here is opened.
 
     Raises:
         UsageError: unknown name or option.
         UnavailableError: the machine lacks what it needs.
+        BackendError: it did not open in time, or says what cannot be.
     """
-    opener = partial(open_backend, isolate=isolate, time_limit=time_limit, memory_limit=memory_limit)
-    if adapter(spec.name) is SchedBackend:
+    opener = partial(
+        open_backend, isolate=isolate, time_limit=time_limit, memory_limit=memory_limit, watchdog=watchdog
+    )
+    if resolve(spec).name == SCHED:
         return cast("SchedBackend", create(spec)).attach(opener)
     if needs(spec) if isolate is None else isolate or environment(spec):
         return IsolatedBackend(spec, time_limit=time_limit, memory_limit=memory_limit)
-    return create(spec)
+    return create(spec) if watchdog is None else watchdog.run(f"{spec}: opening", create, spec)
 
 
 class IsolatedBackend(Backend):
@@ -110,6 +120,7 @@ class IsolatedBackend(Backend):
         self._info = hello.info
         self._arithmetic = hello.arithmetic
         self._buffer_types = hello.buffer_types
+        self.options: Sequence[str] = hello.options
 
     def info(self) -> DeviceInfo:
         """As the adapter said when it was opened."""

@@ -48,6 +48,7 @@ class Oracle:
     def __init__(self) -> None:
         self._reference = open_backend(Spec(REFERENCE))
         self._imitating: dict[str, Backend] = {EXACT.name: self._reference}
+        self._declared: dict[str, list[Arithmetic]] = {EXACT.name: [EXACT]}
         self._known: dict[tuple[Case, str], list[StepValues]] = {}
         self._bytes = 0
         self._second: Backend | None = None
@@ -57,9 +58,20 @@ class Oracle:
         """The reference computing in `arithmetic`."""
         if isinstance(arithmetic, Mixed):  # one case's own
             return self._reference.computing_in(arithmetic)
-        if arithmetic.name not in self._imitating:
-            self._imitating[arithmetic.name] = self._reference.computing_in(arithmetic)
-        return self._imitating[arithmetic.name]
+        name = self._name(arithmetic)
+        if name not in self._imitating:
+            self._imitating[name] = self._reference.computing_in(arithmetic)
+        return self._imitating[name]
+
+    def _name(self, arithmetic: Arithmetic) -> str:
+        """One name for one arithmetic: an adapter may give its own the name of another's."""
+        if isinstance(arithmetic, Mixed):  # one case's own
+            return arithmetic.name
+        held = self._declared.setdefault(arithmetic.name, [])
+        if arithmetic not in held:
+            held.append(arithmetic)
+        i = held.index(arithmetic)
+        return f"{arithmetic.name} {i}" if i else arithmetic.name
 
     def second_opinion(self) -> Backend:
         """The real ggml.
@@ -107,11 +119,12 @@ class Oracle:
         return [Expectation(v, v, arithmetic, source) for v in values], self.reference_in(arithmetic)
 
     def _values(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[list[StepValues]]:
-        missing = [c for c in cases if (c, arithmetic.name) not in self._known]
+        name = self._name(arithmetic)
+        missing = [c for c in cases if (c, name) not in self._known]
         for c, values in zip(missing, run_together(self.reference_in(arithmetic), missing), strict=True):
-            self._known[c, arithmetic.name] = values
+            self._known[c, name] = values
             self._bytes += _size(values)
-        found = [self._known[c, arithmetic.name] for c in cases]
+        found = [self._known[c, name] for c in cases]
         while len(self._known) > len(cases) and (len(self._known) > KEEP or self._bytes > KEEP_BYTES):
             self._bytes -= _size(self._known.pop(next(iter(self._known))))
         return found

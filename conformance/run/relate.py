@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from conformance.backend.interface import Backend, describe
-from conformance.backend.registry import Spec, adapter
+from conformance.backend.registry import Spec
 from conformance.cases.relations.claim import (
     BITS,
     BUFFERS,
@@ -32,7 +32,6 @@ from conformance.cases.relations.claim import (
 )
 from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import Case
-from conformance.cgraph.errors import ConformanceError
 from conformance.cgraph.tensor import Bytes, Tensor, contiguous_nb
 from conformance.check.budget import RAW, Budget
 from conformance.check.chain import Chain
@@ -42,6 +41,7 @@ from conformance.check.verdict import Result, Verdict
 
 from . import divergence
 from .execute import Execution, execute
+from .guard import Guarded
 from .isolate import IsolatedBackend
 from .overwrite import execute_overwritten
 from .restore import execute_restored
@@ -106,7 +106,7 @@ class _Runs:
             yield ""
             return
         names = [b.name for b in self._backend.buffer_types()][1:]
-        if not names or not _takes(self.spec, "buffer"):
+        if not names or not _takes(self._backend, "buffer"):
             raise NotOfferedError(f"{self.spec} offers no choice of buffer type for weights")
         yield from names
 
@@ -121,9 +121,9 @@ class _Runs:
                 self.done[key] = execute_restored(backend, alone)
                 if self.done[key].opaque:
                     raise NotOfferedError(f"{self.spec} cannot show its caches, so nobody can save them")
-            elif r.how == OVERWRITTEN and not isinstance(backend, (IsolatedBackend, SchedBackend)):
+            elif r.how == OVERWRITTEN and not isinstance(_inner(backend), (IsolatedBackend, SchedBackend)):
                 self.done[key] = execute_overwritten(backend, alone)
-            elif r.how == OVERWRITTEN and not all(_takes(self.spec, k) for k in r.options):
+            elif r.how == OVERWRITTEN and not all(_takes(self._backend, k) for k in r.options):
                 raise NotOfferedError(
                     f"{self.spec} runs in a process of its own, or shares graphs out beforehand, so only the adapter "
                     f"can say in which memory a graph is rebuilt: it has no option {', '.join(r.options)}"
@@ -138,7 +138,7 @@ class _Runs:
             return self._backend
         key = (r.opening, variant)
         if key not in self._opened:
-            options = {k: self._value(v) for k, v in r.options.items() if _takes(self.spec, k)}
+            options = {k: self._value(v) for k, v in r.options.items() if _takes(self._backend, k)}
             if variant:
                 options["buffer"] = variant
             spec = replace(self.spec, options=tuple({**dict(self.spec.options), **options}.items()))
@@ -159,11 +159,15 @@ class _Runs:
         return self._backend.arithmetic_in(case)
 
 
-def _takes(spec: Spec, option: str) -> bool:
-    try:
-        return option in inspect.signature(adapter(spec.name)).parameters
-    except ConformanceError:
-        return False
+def _inner(backend: Backend) -> Backend:
+    return backend.inner if isinstance(backend, Guarded) else backend
+
+
+def _takes(backend: Backend, option: str) -> bool:
+    inner = _inner(backend)
+    if isinstance(inner, IsolatedBackend):
+        return option in inner.options
+    return option in inspect.signature(type(inner)).parameters
 
 
 @dataclass(frozen=True, slots=True)

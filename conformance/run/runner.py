@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 from conformance.backend.interface import Backend, Support, describe
-from conformance.backend.registry import Spec, resolve
+from conformance.backend.registry import Spec, resolve, third_party
+from conformance.backend.strict import clip, said
 from conformance.cases.batch import merge
 from conformance.cases.relations import claim
 from conformance.cgraph import casefile
@@ -19,7 +21,9 @@ from conformance.cgraph.errors import (
     BackendError,
     BackendTimeoutError,
     ConformanceError,
+    NotIndependentError,
     UnavailableError,
+    UsageError,
 )
 from conformance.cgraph.graph import Graph
 from conformance.check.judge import Judged, judge_trajectory
@@ -28,10 +32,13 @@ from conformance.check.verdict import Result, Verdict
 from . import divergence, recorded, relate, seen, stages, stepwise
 from .demands import unmet
 from .execute import Execution, StepValues, execute
-from .isolate import Isolation, open_backend
+from .guard import STRANGER, Guarded, caught, guarded
+from .isolate import IsolatedBackend, Isolation, open_backend
 from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
+from .seal import CaseSeal, freeze
 from .select import build
 from .waiving import Waiving
+from .watchdog import Watchdog
 from .writeahead import Ahead
 
 
@@ -45,6 +52,7 @@ class Runner:
         isolation: Isolation | None = None,
         write_ahead: Path | None = None,
         waiving: Waiving | None = None,
+        on_hang: Callable[[Spec, Sequence[str], str], None] | None = None,
     ) -> None:
         """Ready to run.
 
@@ -53,12 +61,25 @@ class Runner:
             isolation: who runs in a process of its own.
             write_ahead: folder that holds what is running while it runs, and what fails and no id makes again.
             waiving: the known failures that results are set against.
+            on_hang: called in a thread of its own before the process is ended (exit code `watchdog.HUNG`) because a
+                backend in it does not come back: with the backend, the ids of the cases of this `run`, and why. It is
+                to write what the run has so far.
         """
         self._isolation = isolation or Isolation()
+        self._on_hang = on_hang
+        self._watchdog = Watchdog(self._isolation.time_limit, self._hung)
+        self._running: tuple[Spec, Sequence[str]] | None = None
+        self.problems: list[str] = []
+        """What went wrong beside the cases: backends that could not be closed."""
         self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
         self.oracle = Oracle()
         self._backends: dict[Spec, Backend] = {}
+        self._guards: dict[Spec, Guarded] = {}
+        self._broken: dict[Spec, ConformanceError] = {}
+        """Backends that could not be opened when they were to run."""
         self._cases: dict[str, Case] = {}
+        self._seals: dict[Case, CaseSeal] = {}
+        """Cases that a third party's adapter had in this process: it may come back to them."""
         self._save = save_failures
         self._waiving = waiving
 
@@ -76,7 +97,42 @@ class Runner:
     def _open(self, spec: Spec, isolate: bool | None) -> Backend:
         i = self._isolation
         isolate = i.isolate if isolate is None else isolate
-        return open_backend(spec, isolate=isolate, time_limit=i.time_limit, memory_limit=i.memory_limit)
+        return open_backend(
+            spec, isolate=isolate, time_limit=i.time_limit, memory_limit=i.memory_limit, watchdog=self._watchdog
+        )
+
+    def _guarded(self, spec: Spec) -> Guarded:
+        """The backend behind `spec`, as cases meet it.
+
+        Raises:
+            ConformanceError: it cannot be opened, which is not tried again.
+        """
+        if spec in self._broken:
+            raise self._broken[spec]
+        try:
+            backend = self.backend(spec)
+            if spec not in self._guards or self._guards[spec].inner is not backend:
+                self._guards[spec] = self._guard(spec, backend)
+        except UsageError:
+            raise
+        except ConformanceError as e:
+            self._broken[spec] = e
+            raise
+        return self._guards[spec]
+
+    def _guard(self, spec: Spec, backend: Backend) -> Guarded:
+        found = guarded(backend, str(spec), self._watchdog)
+        if found.shared and third_party(spec):
+            found.note = STRANGER
+            sys.stderr.write(f"{spec}: {STRANGER}\n")
+        return found
+
+    def _open_guarded(self, spec: Spec, isolate: bool | None) -> Guarded:
+        return self._guard(spec, self._open(spec, isolate))
+
+    def _hung(self, sentence: str) -> None:
+        if self._on_hang is not None and self._running is not None:
+            self._on_hang(*self._running, sentence)
 
     def case(self, case_id: str) -> Case:
         """The case behind an id, kept for the next backend that runs it.
@@ -95,24 +151,63 @@ class Runner:
         return self._cases.get(case.id) is case
 
     def close(self) -> None:
-        """End every backend."""
+        """End every backend; one that cannot be ended is told of, and the others are ended."""
         if self._ahead is not None:
             self._ahead.close()
-        for backend in self._backends.values():
-            backend.close()
-        self.oracle.close()
+        for spec, backend in self._backends.items():
+            self._end(str(spec), None if isinstance(backend, IsolatedBackend) else self._watchdog, backend)
+        self._end("the oracle", None, self.oracle)
+        self._watchdog.close()
+
+    def _end(self, name: str, watchdog: Watchdog | None, it: Backend | Oracle) -> None:
+        try:
+            caught(f"{name}: close", watchdog, it.close)
+        except ConformanceError as e:
+            self.problems.append(str(e))
+            sys.stderr.write(f"{e}; nothing is lost by it\n")
 
     def batch_size(self, spec: Spec) -> int:
         """How many cases to hand to `run` at a time."""
-        return max(self.backend(spec).batch, 32)
+        try:
+            return max(self._guarded(spec).batch, 32)
+        except UsageError:
+            raise
+        except ConformanceError:
+            return 32
 
     def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
-        """One result per case, in order. Never raises for what a backend or a case does."""
-        backend = self.backend(spec)
-        with self._ahead.batch(spec, cases) if self._ahead else nullcontext():
-            return self._run(spec, backend, cases)
+        """One result per case, in order, whatever a backend or a case does.
 
-    def _run(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> list[Result]:
+        Raises:
+            UsageError: nothing is installed by that name, or it does not take an option.
+            CaseFileError: what is to be kept cannot be written.
+        """
+        self._running = spec, [c.id for c in cases]
+        for case in cases if self._seals else ():
+            if case in self._seals:
+                self._seals[case].broken()
+        try:
+            backend = self._guarded(spec)
+        except UsageError:
+            raise
+        except ConformanceError as e:
+            return [self._finished(spec, c, _failed(e)) for c in cases]
+        if backend.note:
+            self._seal(cases)
+        try:
+            with self._ahead.batch(spec, cases) if self._ahead else nullcontext():
+                return self._run(spec, backend, cases)
+        finally:
+            self._watchdog.rest()
+
+    def _seal(self, cases: Sequence[Case]) -> None:
+        for case in cases:
+            freeze(case)
+            self._seals[case] = CaseSeal(case)
+        while len(self._seals) > max(KEEP, len(cases)):
+            del self._seals[next(iter(self._seals))]
+
+    def _run(self, spec: Spec, backend: Guarded, cases: Sequence[Case]) -> list[Result]:
         results: dict[Case, Result] = {}
         able: list[Case] = []
         for case, refusal in zip(cases, self._refusals(backend, cases), strict=True):
@@ -122,12 +217,14 @@ class Runner:
                 results[case] = refusal
         for group in _groups(able, backend.batch):
             results.update(zip(group, self._run_group(spec, backend, group), strict=True))
-        for case in cases:
-            results[case].case, results[case].backend = case.id, str(spec)
-            if self._waiving is not None:
-                self._waiving.apply(spec, results[case])
-            self._keep(results[case], case)
-        return [results[c] for c in cases]
+        return [self._finished(spec, c, results[c]) for c in cases]
+
+    def _finished(self, spec: Spec, case: Case, result: Result) -> Result:
+        result.case, result.backend = case.id, str(spec)
+        if self._waiving is not None:
+            self._waiving.apply(spec, result)
+        self._keep(result, case)
+        return result
 
     def _refusals(self, backend: Backend, cases: Sequence[Case]) -> list[Result | None]:
         """UNSUPPORTED, with the reason, for each case that has a node which `backend` does not take."""
@@ -160,7 +257,7 @@ class Runner:
         try:
             expectations, tested = self._expect(spec, backend, group)
             merged = execute(tested, merge(group))
-        except ConformanceError:
+        except Exception:  # noqa: BLE001  # whatever it is, it is found with the case that it is of
             return [self._run_alone(spec, backend, c) for c in group]
         results = []
         for case, expectation in zip(group, expectations, strict=True):
@@ -188,7 +285,7 @@ class Runner:
 
     def _run_stage(self, spec: Spec, case: Case) -> Result:
         try:
-            backend = self.backend(spec)
+            backend = self._guarded(spec)
         except ConformanceError as e:
             return Result(case.id, str(spec), Verdict.UNSUPPORTED, detail=str(e))
         (refusal,) = self._refusals(backend, [case])
@@ -198,9 +295,15 @@ class Runner:
         if claim.applies(case):
             return self._relate(spec, backend, case)
         try:
+            backend.arithmetic_in(case)
+        except ConformanceError as e:
+            return _failed(e)
+        try:
             (expectation,), tested = self._expect(spec, backend, [case])
         except ConformanceError as e:
             return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {e}")
+        except Exception as e:  # noqa: BLE001  # an arithmetic that nobody can compute in
+            return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {said(e)}")
         try:
             execution = execute(tested, case)
             result = self._judge(spec, case, expectation, execution)
@@ -212,17 +315,17 @@ class Runner:
                 self._locate(result, tested, case, expectation, execution)
         except ConformanceError as e:
             result = _failed(e)
-        except Exception as e:  # noqa: BLE001  # an adapter's own fault must cost one case, not the run
-            result = Result("", "", Verdict.OVERCLAIM, detail=f"the adapter raised {type(e).__name__}: {e}")
+        except Exception as e:  # noqa: BLE001  # a fault, whosever it is, must cost one case, not the run
+            result = _unjudged(e)
         return result
 
     def _relate(self, spec: Spec, backend: Backend, case: Case) -> Result:
         try:
-            return relate.judge(spec, backend, case, self._open)
+            return relate.judge(spec, backend, case, self._open_guarded)
         except ConformanceError as e:
             return _failed(e)
         except Exception as e:  # noqa: BLE001  # as above
-            return Result("", "", Verdict.OVERCLAIM, detail=f"the adapter raised {type(e).__name__}: {e}")
+            return _unjudged(e)
 
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
@@ -341,6 +444,7 @@ def _unsupported(case: Case, answers: Sequence[Sequence[Support]]) -> Result | N
 
 
 _VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
+    (NotIndependentError, Verdict.VACUOUS),
     (BackendTimeoutError, Verdict.TIMEOUT),
     (BackendCrashError, Verdict.CRASH),
     (BackendError, Verdict.OVERCLAIM),
@@ -350,7 +454,12 @@ _VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
 
 def _failed(error: ConformanceError) -> Result:
     verdict = next((v for kind, v in _VERDICT_OF if isinstance(error, kind)), Verdict.OVERCLAIM)
-    return Result("", "", verdict, detail=str(error))
+    return Result("", "", verdict, detail=clip(str(error)))
+
+
+def _unjudged(error: Exception) -> Result:
+    """What an adapter raises comes as a `ConformanceError`, so this is the suite's own."""
+    return Result("", "", Verdict.VACUOUS, detail=f"the suite itself could not judge it: {said(error)}")
 
 
 def _file_name(case_id: str) -> str:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from conformance.backend import registry
-from conformance.backend.registry import Spec
+from conformance.backend.interface import Backend, BufferType, DeviceInfo
+from conformance.backend.registry import Spec, resolve
 from conformance.cases import FAMILIES
 from conformance.cases.family import Family, Level
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import ConformanceError, UnavailableError, UsageError
 
-from .isolate import open_backend
+from .guard import caught, guarded
+from .isolate import Isolation, open_backend
+from .watchdog import Watchdog
 
 
 def family_named(name: str) -> Family:
@@ -68,8 +73,60 @@ def parse_specs(texts: Sequence[str]) -> list[Spec]:
     return [Spec.parse(t) for t in texts] or [Spec(n) for n in registry.names()]
 
 
-def available(specs: Sequence[Spec]) -> tuple[list[Spec], dict[Spec, str]]:
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a backend says of itself when it is opened."""
+
+    info: DeviceInfo
+    buffer_types: Sequence[BufferType]
+    stages: tuple[str, ...]
+
+
+def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
+    """Open `spec` as a run would, ask what it is, and close it.
+
+    Args:
+        spec: name and options.
+        isolation: that of the run.
+
+    Raises:
+        UsageError: an unknown name, or an option that it does not take.
+        UnavailableError: this machine cannot have it, or the adapter is broken; the message says why.
+    """
+    i = isolation or Isolation()
+    watchdog = Watchdog(i.time_limit)
+    try:
+        opened = open_backend(
+            spec, isolate=i.isolate, time_limit=i.time_limit, memory_limit=i.memory_limit, watchdog=watchdog
+        )
+        return _asked(opened, spec, watchdog)
+    except UnavailableError:
+        raise
+    except UsageError as e:
+        if spec.options or resolve(spec) != spec or spec.name not in registry.names():
+            raise
+        raise UnavailableError(f"could not be started: {e}") from e  # not the user's words: there are none
+    except ConformanceError as e:
+        raise UnavailableError(f"could not be started: {e}") from e
+    finally:
+        watchdog.close()
+
+
+def _asked(opened: Backend, spec: Spec, watchdog: Watchdog) -> Probe:
+    try:
+        backend = guarded(opened, str(spec), watchdog)
+        return Probe(backend.info(), backend.buffer_types(), backend.stages)
+    finally:
+        with suppress(ConformanceError):  # of a run's own closing it is said
+            caught(f"{spec}: close", watchdog, opened.close)
+
+
+def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tuple[list[Spec], dict[Spec, str]]:
     """Those backends that this machine can have, and why it cannot have the others.
+
+    Args:
+        specs: names and options.
+        isolation: in which kind of process they will run: they are asked there.
 
     Raises:
         UsageError: an unknown name or option.
@@ -78,17 +135,9 @@ def available(specs: Sequence[Spec]) -> tuple[list[Spec], dict[Spec, str]]:
     lack: dict[Spec, str] = {}
     for spec in specs:
         try:
-            backend = open_backend(spec)
-            try:
-                backend.info()
-            finally:
-                backend.close()
+            probe(spec, isolation)
         except UnavailableError as e:
             lack[spec] = str(e)
-        except UsageError:
-            raise
-        except ConformanceError as e:
-            lack[spec] = f"could not be started: {e}"
         else:
             have.append(spec)
     return have, lack

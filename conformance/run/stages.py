@@ -15,7 +15,8 @@ from conformance.backend.registry import Spec
 from conformance.cgraph.errors import UnavailableError, UsageError
 from conformance.check.verdict import Result, Verdict
 
-from .select import available, parse_specs
+from .isolate import Isolation
+from .select import available, parse_specs, probe
 
 OPTION = "stage"
 RUN = "run"
@@ -59,25 +60,28 @@ def told_apart(verdict: Verdict, translation: Result) -> str:
     return f"the translation cannot be checked by itself: {translation.detail}"
 
 
-def choose(texts: Sequence[str], stage: str | None) -> tuple[list[Spec], dict[Spec, str]]:
+def choose(
+    texts: Sequence[str], stage: str | None, isolation: Isolation | None = None
+) -> tuple[list[Spec], dict[Spec, str]]:
     """The backends of a run that this machine can have, and why it cannot have the others.
 
     Args:
         texts: as the user named them; all installed ones where none is named.
         stage: for all of them; None leaves each at the stage it names.
+        isolation: of the run: they are asked in the kind of process in which they will run.
 
     Raises:
         UsageError: an unknown name, option or stage, or a named backend that does not have the stage.
     """
     specs = parse_specs(texts)
     if stage is None:
-        return available(specs)
+        return available(specs, isolation)
     able: list[Spec] = []
     lack: dict[Spec, str] = {}
     known: dict[str, None] = {}
     for spec in specs:
         try:
-            have = registry.adapter(spec.name).stages
+            have = probe(spec, isolation).stages
         except UnavailableError as e:
             lack[spec] = str(e)
             continue
@@ -90,5 +94,5 @@ def choose(texts: Sequence[str], stage: str | None) -> tuple[list[Spec], dict[Sp
             lack[spec] = f"has no stage {stage}"
     if not able and stage not in known and known:
         raise UsageError(f"--stage {stage}: no backend has it; stages: {', '.join(known)}")
-    here, absent = available(able)
+    here, absent = available(able, isolation)
     return here, {**lack, **absent}

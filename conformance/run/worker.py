@@ -7,6 +7,7 @@ loaded, so nothing that a library prints can come between them: prints go to std
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -17,9 +18,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from conformance.backend.interface import Backend, Session, Support, describe, plain
+from conformance.backend.interface import Backend, Session, Support, describe
 from conformance.backend.measure import Peak
 from conformance.backend.registry import Spec, create
+from conformance.backend.strict import plain
 from conformance.cgraph import codec
 from conformance.cgraph.case import JSON, Case
 from conformance.cgraph.errors import BackendError
@@ -27,6 +29,7 @@ from conformance.cgraph.tensor import Bytes, Tensor, nbytes, packed_nbytes
 
 from .definitions import take
 from .frames import LONGEST_REPLY, Closed, pack_error, pack_support, receive, send
+from .independence import Independence
 
 Reply = tuple[dict[str, JSON], list[Bytes]]
 
@@ -215,6 +218,7 @@ def _hello(backend: Backend) -> dict[str, JSON]:
         "threads": plain(backend.threads, "threads"),
         "whole": type(backend).supports_case is not Backend.supports_case,
         "stages": plain(backend.stages, "stages"),
+        "options": list(inspect.signature(type(backend)).parameters),
     }
 
 
@@ -237,6 +241,7 @@ def main(spec: str, *names: str) -> int:
     with incoming, outgoing:
         try:
             take(names)
+            independence = Independence(Spec.parse(spec))
             backend = create(Spec.parse(spec))
             hello = _hello(backend)
         except BaseException as error:  # noqa: BLE001  # whatever it is, sys.exit too, the other side reports it
@@ -251,6 +256,7 @@ def main(spec: str, *names: str) -> int:
                 break
             try:
                 reply, arrays = REQUESTS[header["do"]](worker, header, blobs)
+                independence.check()
             except BaseException as error:  # noqa: BLE001  # as above
                 reply, arrays = pack_error(error), []
             _reply(outgoing, reply, arrays)

@@ -1,0 +1,111 @@
+"""What a stranger's code gives back, made plain: only what JSON can hold, of a size that a report can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from conformance.cgraph.case import JSON
+from conformance.cgraph.errors import BackendError
+
+MAX_TEXT = 8192
+"""Characters of a text that an adapter gives: a reason, a note, what an exception says."""
+SAID = 256
+"""Characters by which it may be longer: what is said around it, and that it was longer."""
+MAX_ENTRIES = 4096
+"""Entries of a list or mapping in one of its records."""
+MAX_DEPTH = 8
+"""Of lists and mappings in each other."""
+WORDS = 2000
+"""Characters of an error's message that are kept, most of them of its beginning."""
+
+
+def shortened(text: str) -> str:
+    """`text`, or its first `MAX_TEXT` characters and how many there are; what was shortened stays as it is."""
+    if len(text) <= MAX_TEXT + SAID:
+        return text
+    size = f"{len(text) / 1e6:.0f} MB" if len(text) >= 1e6 else f"{len(text) / 1e3:.0f} kB"
+    return f"{text[:MAX_TEXT]}… ({size} in all)"
+
+
+def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
+    """`value`, which an adapter gave, as strict JSON of a bounded size: NumPy's numbers as numbers, long texts cut.
+
+    Args:
+        value: anything.
+        where: what it is called in an error.
+        depth: how deep it may be.
+
+    Raises:
+        BackendError: it is no JSON, or there is too much of it.
+    """
+    if _easy(value):
+        return value
+    if isinstance(value, str):
+        return shortened(str(value))
+    if isinstance(value, (Mapping, list, tuple)):
+        if len(value) > MAX_ENTRIES or not depth:
+            raise BackendError(f"{where}: {MAX_ENTRIES} entries in {MAX_DEPTH} levels at most expected, more found")
+        if not isinstance(value, Mapping):
+            return [v if _easy(v) else plain(v, f"{where}[{i}]", depth - 1) for i, v in enumerate(value)]
+        return {
+            k if _easy(k) and type(k) is str else _key(k, where): v
+            if _easy(v)
+            else plain(v, f"{where}[{k!r:.80}]", depth - 1)
+            for k, v in value.items()
+        }
+    return _number(value, where)
+
+
+def _easy(value: object) -> bool:
+    """Whether it is strict JSON as most of it is: for speed alone."""
+    kind = type(value)
+    return kind is int or kind is bool or value is None or (kind is str and len(value) <= MAX_TEXT)  # type: ignore[arg-type]  # a str
+
+
+def _key(key: object, where: str) -> str:
+    if not isinstance(key, str):
+        raise BackendError(f"{where}: texts as keys expected, {key!r:.80} found")
+    return shortened(str(key))
+
+
+def _number(value: object, where: str) -> JSON:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)) and math.isfinite(value):
+        return float(value)
+    raise BackendError(f"{where}: a text, a finite number, a list or a mapping expected, {value!r:.80} found")
+
+
+def kind(value: object) -> str:
+    """What `value` is, in words."""
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} with shape {value.shape}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def shown(value: object) -> str:
+    """A key in a message: short, and on one line."""
+    return ascii(value[:40]) if isinstance(value, str) else kind(value)
+
+
+def clip(text: str, limit: int = WORDS) -> str:
+    """`text`, its middle left out where it is longer than `limit`."""
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    return f"{text[: limit - tail]} … ({len(text) - limit} characters left out) … {text[-tail:]}"
+
+
+def said(error: BaseException) -> str:
+    """An error in words: its type and, where it has one, its message."""
+    name = type(error).__name__
+    try:
+        text = " ".join(clip(str(error)).split()).rstrip(".")
+    except Exception:  # noqa: BLE001  # an adapter's own exception may fail to say anything
+        text = ""
+    return f"{name}: {text}" if text else name
