@@ -156,8 +156,8 @@ def evil(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Iterator[IsolatedBackend]:
-    """The adapter in a process that may hold 600 MiB; where one hangs, five seconds are enough to know."""
-    limit = 5.0 if "limit" in request.node.name else 120.0
+    """The adapter in a process that may hold 600 MiB; where one hangs, ten seconds are enough to know."""
+    limit = 10.0 if "limit" in request.node.name else 120.0
     backend = IsolatedBackend(Spec("evil"), time_limit=limit, memory_limit=600 << 20)
     yield backend
     backend.close()
@@ -184,7 +184,7 @@ def run(backend: IsolatedBackend, name: str = "") -> tuple[Bytes, Witness]:
 
 def test_a_grandchild_that_holds_the_wire_is_no_way_past_the_time_limit(backend: IsolatedBackend) -> None:
     """The wait ends at the limit, though the wire stays open in a process that the worker forked."""
-    with pytest.raises(BackendTimeoutError, match="no answer within 5 s"):
+    with pytest.raises(BackendTimeoutError, match="no answer within 10 s"):
         run(backend, "forks")
     run(backend)
 
