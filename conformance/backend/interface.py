@@ -239,7 +239,10 @@ def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) ->
     Raises:
         BackendError: names the field that is no JSON, or too much of it.
     """
-    kind_of = next(c for c in (Support, Arithmetic, DeviceInfo, BufferType, Witness) if isinstance(value, c))
+    kinds = (Support, Arithmetic, DeviceInfo, BufferType, Witness)
+    kind_of = next((c for c in kinds if isinstance(value, c)), None)
+    if kind_of is None:
+        raise BackendError(f"one of {', '.join(c.__name__ for c in kinds)} expected, {kind(value)} found")
     return {f: plain(getattr(value, f), f"{kind_of.__name__}.{f}") for f in kind_of.__slots__}
 
 
@@ -256,9 +259,9 @@ def witnessed(found: object) -> Witness:
     if not isinstance(found, Witness):
         raise BackendError(f"a Witness expected, {kind(found)} found")
     said = describe(found)
-    for field, value in said.items():
-        if not _fits(field, value):
-            raise BackendError(f"Witness.{field}: {_WANTED.get(field, 'a text')} expected, {kind(value)} found")
+    for name, value in said.items():
+        if not _fits(name, value):
+            raise BackendError(f"Witness.{name}: {_WANTED.get(name, 'a text')} expected, {kind(value)} found")
     return Witness(**said)
 
 

@@ -152,7 +152,7 @@ def adapter(name: str) -> type[Backend]:
         cls = entry.load()
     except KeyboardInterrupt:
         raise
-    except BaseException as e:  # noqa: BLE001  # a broken adapter may not be in the way of the others
+    except BaseException as e:  # a broken adapter may not be in the way of the others
         why = str(e) if isinstance(e, (ImportError, OSError)) else said(e)
         raise UnavailableError(f"{name}: its adapter {entry.value} cannot be imported: {why}") from e
     faults = [f"{name}: {f}" for f in class_faults(cls, entry.value)]
@@ -184,7 +184,7 @@ def create(spec: Spec) -> Backend:
         return cls(**options)
     except (ConformanceError, KeyboardInterrupt):
         raise
-    except BaseException as e:  # noqa: BLE001  # as where it is imported
+    except BaseException as e:  # as where it is imported
         sentence = (
             f"{spec}: its constructor raised {said(e)}; it must do without arguments, and raise UnavailableError where "
             "the machine lacks what it needs"

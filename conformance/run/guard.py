@@ -42,15 +42,15 @@ MOST = 1 << 20
 """Cases that a backend may ask for in one graph."""
 
 
-def caught(
-    doing: str, watchdog: Watchdog | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> T:
+def caught(doing: str, watchdog: Watchdog | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call an adapter's `function`; what it raises is of our family.
 
     Args:
         doing: names the backend and what is asked of it.
         watchdog: of this process; None where another limit holds.
-        function: the adapter's, called with the other arguments.
+        function: the adapter's.
+        *args: its own.
+        **kwargs: its own.
 
     Raises:
         ConformanceError: the adapter's own, or a `BackendError` that says what it raised.
@@ -61,7 +61,7 @@ def caught(
         return watchdog.run(doing, function, *args, **kwargs)
     except (ConformanceError, KeyboardInterrupt):
         raise
-    except BaseException as e:  # noqa: BLE001  # sys.exit and the like must cost a case and not the run
+    except BaseException as e:  # sys.exit and the like must cost a case and not the run
         raise BackendError(f"{doing} raised {said(e)}") from e
 
 
@@ -86,7 +86,8 @@ class Guarded(Backend):
         """Whether it is given our own objects."""
         self._watchdog = watchdog if self.shared and not isinstance(inner, SchedBackend) else None
         if isinstance(inner, SchedBackend):  # it waits for devices, of which each has a limit
-            inner.devices[:] = [guarded(d, f"{name}: {label}", watchdog) for d, label in zip(inner.devices, inner.labels)]
+            named = zip(inner.devices, inner.labels, strict=True)
+            inner.devices[:] = [guarded(d, f"{name}: {label}", watchdog) for d, label in named]
         self.batch = self._whole("batch", 1)  # type: ignore[misc]  # the adapter's
         self.stages = self._named_stages()  # type: ignore[misc]  # as above
         self.threads = inner.threads
@@ -264,7 +265,9 @@ class GuardedSession(Session):
         found: object = self._backend.call(doing, self.inner.compute, graph, inputs, outputs)
         if not isinstance(found, Mapping):
             raise self._wrong("compute", f"{kind(found)}; it must give a mapping with the bytes of every output")
-        return {t: self._bytes("compute", t, self._backend.call(doing, found.get, t), packed_nbytes(t)) for t in outputs}
+        return {
+            t: self._bytes("compute", t, self._backend.call(doing, found.get, t), packed_nbytes(t)) for t in outputs
+        }
 
     def witness(self) -> Witness:
         """A copy, each field of its own kind."""

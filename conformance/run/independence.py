@@ -59,6 +59,6 @@ def _folders() -> list[tuple[str, str]]:
     package = Path(__file__).resolve().parents[1]
     found = [(base / name, "the golden values") for base in (package, package.parent) for name in GOLDEN]
     spec = importlib.util.find_spec(REFERENCE)
-    for place in (spec.submodule_search_locations if spec else None) or ():
-        found.append((Path(place), f"the reference ({REFERENCE})"))
+    places = (spec.submodule_search_locations if spec else None) or ()
+    found += [(Path(place), f"the reference ({REFERENCE})") for place in places]
     return [(f"{folder}{os.sep}", what) for folder, what in found]

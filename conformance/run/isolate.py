@@ -73,9 +73,7 @@ def open_backend(
         UnavailableError: the machine lacks what it needs.
         BackendError: it did not open in time, or says what cannot be.
     """
-    opener = partial(
-        open_backend, isolate=isolate, time_limit=time_limit, memory_limit=memory_limit, watchdog=watchdog
-    )
+    opener = partial(open_backend, isolate=isolate, time_limit=time_limit, memory_limit=memory_limit, watchdog=watchdog)
     if resolve(spec).name == SCHED:
         return cast("SchedBackend", create(spec)).attach(opener)
     if needs(spec) if isolate is None else isolate or environment(spec):

@@ -435,8 +435,8 @@ def _groups(cases: Sequence[Case], size: int) -> Iterable[list[Case]]:
 
 
 def _unsupported(case: Case, answers: Sequence[Sequence[Support]]) -> Result | None:
-    for k, (step, said) in enumerate(zip(case.steps, answers, strict=True)):
-        for node, support in zip(step.graph, said, strict=True):
+    for k, (step, given) in enumerate(zip(case.steps, answers, strict=True)):
+        for node, support in zip(step.graph, given, strict=True):
             if not support:
                 where = f"step {k}: " if len(case.steps) > 1 else ""
                 return Result("", "", Verdict.UNSUPPORTED, detail=f"{where}{node.op} {node.name}: {support.reason}")

@@ -58,6 +58,8 @@ class Watchdog:
         Args:
             doing: names the backend and the request.
             function: a backend's.
+            *args: its own.
+            **kwargs: its own.
 
         Raises:
             BackendTimeoutError: it took longer.

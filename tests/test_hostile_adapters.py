@@ -1,0 +1,330 @@
+"""A hundred adapters, each wrong in one way in one method: each costs its own cases a verdict, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile_adapter import BACKEND, SESSION
+
+from conformance.backend import registry
+from conformance.backend.registry import Spec
+from conformance.cgraph.build import Builder
+from conformance.cgraph.case import Case, Step
+from conformance.cgraph.types import F32
+from conformance.check.verdict import FAILURES, Result, Verdict
+from conformance.report.record import record
+from conformance.run.isolate import Isolation
+from conformance.run.memory import resident
+from conformance.run.runner import Runner
+from conformance.run.select import available
+
+CPU = Spec("cpu")
+GENTLE = ("raise", "sysexit", "generator", "own", "none", "odd", "text", "long", "shape", "mutate", "scribble")
+"""Ways that neither end nor hold the process: these run in the suite's own process too."""
+METHODS = (*BACKEND, *SESSION)
+HARMLESS = {
+    (m, w) for m in METHODS for w in ("mutate", "scribble", "none", "odd", "text", "long", "shape", "flood", "fork")
+}
+"""What may pass or be refused: nothing was spoiled, or nobody asks that method for a value."""
+UNASKED = frozenset({"close", "write", "clock", "info", "buffer_types"})
+"""Methods that no case needs."""
+LIMIT = 3.0
+MARK = f"hostile-{os.getpid()}"
+
+
+@pytest.fixture(autouse=True)
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The adapter, installed by its entry point for this process and for workers."""
+    info = tmp_path / "hostile_adapter-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-adapter\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[conformance.backends]\nhostile = hostile_adapter:Hostile\n")
+    path = [str(tmp_path), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    monkeypatch.setenv("HOSTILE_MARK", MARK)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry.adapter.cache_clear()
+    yield
+    registry.adapter.cache_clear()
+
+
+def spec(at: str, how: str) -> Spec:
+    """The adapter that does `how` in `at`."""
+    return Spec("hostile", (("at", at), ("how", how)))
+
+
+def cases() -> list[Case]:
+    """A sum, a product with a weight, and two steps."""
+    return [case("sum", 1), case("product", 1), case("steps", 2)]
+
+
+def case(name: str, steps: int) -> Case:
+    """`(x + w) * x` and a cache that is multiplied by x, `steps` times."""
+    b = Builder()
+    w, cache = b.new_tensor_2d(F32, 8, 3), b.new_tensor_2d(F32, 8, 3)
+    rng = np.random.Generator(np.random.PCG64(len(name)))
+    made = Case(f"hostile/{name}@0", {w: _bytes(rng), cache: _bytes(rng)}, [])
+    for _ in range(steps):
+        g = Builder()
+        x = g.new_tensor_2d(F32, 8, 3)
+        out = g.mul(g.add(x, w), x)
+        graph = g.build_forward_expand(out)
+        graph.nodes.append(g.mul_inplace(cache, x))
+        graph.nodes[-1].flags = out.flags
+        made.steps.append(Step(graph, {x: _bytes(rng)}, (out,)))
+    return made
+
+
+def _bytes(rng: np.random.Generator) -> np.ndarray:
+    return rng.standard_normal((3, 8)).astype("<f4").reshape(-1).view(np.uint8)
+
+
+def told(results: list[Result]) -> list[tuple[str, str, float | None]]:
+    """What of a result is the same on every run."""
+    return [(r.case, r.verdict.value, r.nmse) for r in results]
+
+
+class Bench:
+    """One runner for many adapters, and what `cpu` gives before any of them."""
+
+    def __init__(self, isolate: bool) -> None:
+        self.given = cases()
+        self.runner = Runner(isolation=Isolation(isolate=isolate, time_limit=LIMIT, memory_limit=1 << 30))
+        self.runner._backends[CPU] = registry.create(CPU)
+        self.first = told(self.runner.run(CPU, self.given))
+
+    def check(self, wicked: Spec) -> list[Result]:
+        """Run the cases on the hostile adapter and on `cpu` again; what holds for every adapter."""
+        begun = time.monotonic()
+        found = self.runner.run(wicked, self.given)
+        again = self.runner.run(CPU, self.given)
+        if wicked in self.runner._backends:
+            self.runner._end(str(wicked), self.runner._watchdog, self.runner._backends.pop(wicked))
+        assert [(r.case, r.backend) for r in found] == [(c.id, str(wicked)) for c in self.given]
+        assert {v for _, v, _ in self.first} == {"PASS"}
+        assert told(again) == self.first
+        assert all(r.detail for r in found if r.verdict in FAILURES)
+        assert all(len(r.detail) < 100_000 for r in found)
+        json.dumps(record([*found, *again]), allow_nan=False)
+        assert time.monotonic() - begun < 60 + 20 * LIMIT
+        return found
+
+    def judge(self, at: str, how: str) -> None:
+        """The verdicts that the fault must have."""
+        found = self.check(spec(at, how))
+        verdicts = {r.verdict for r in found}
+        if at in UNASKED or (at, how) in HARMLESS:
+            assert verdicts <= FAILURES | {Verdict.PASS, Verdict.UNSUPPORTED}
+        else:
+            assert verdicts <= FAILURES, [(r.verdict, r.detail) for r in found]
+
+
+@pytest.fixture(scope="module")
+def inside() -> Iterator[Bench]:
+    """Adapters in this process."""
+    bench = Bench(isolate=False)
+    yield bench
+    bench.runner.close()
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[Bench]:
+    """Adapters in workers."""
+    bench = Bench(isolate=True)
+    yield bench
+    bench.runner.close()
+
+
+@pytest.mark.parametrize("how", GENTLE)
+@pytest.mark.parametrize("at", METHODS)
+def test_in_the_suites_own_process(inside: Bench, at: str, how: str) -> None:
+    """Whatever a method raises, returns or changes: a result for each case, and `cpu` as before."""
+    inside.judge(at, how)
+
+
+ISOLATED = [
+    *((at, how) for i, at in enumerate(METHODS) for how in (GENTLE[i % len(GENTLE)], GENTLE[(i + 4) % len(GENTLE)])),
+    *((at, "sysexit") for at in ("constructor", "info", "supports_op", "open", "compute", "witness", "session_close")),
+    *((at, "exit") for at in ("constructor", "supports_op", "open", "compute", "close")),
+    *((at, "fork") for at in ("constructor", "open", "compute")),
+    *((at, "flood") for at in ("open", "compute")),
+    ("supports", "hang"), ("compute", "hang"), ("compute", "stubborn"), ("close", "hang"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def held() -> Iterator[None]:
+    """The suite's memory, descriptors and threads do not grow with adapters, and no process of theirs stays."""
+    yield
+    gc.collect()
+    if Path("/proc").is_dir():
+        assert not _marked()
+
+
+def _marked() -> list[str]:
+    found = []
+    for p in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = p.read_bytes()
+        except OSError:
+            continue
+        if text.endswith(f"{MARK}\0".encode()):
+            found.append(p.parent.name)
+    return found
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it forks")
+@pytest.mark.parametrize(("at", "how"), dict.fromkeys(ISOLATED))
+def test_in_a_process_of_its_own(outside: Bench, at: str, how: str) -> None:
+    """The same, and nothing of it is left: no process, no memory."""
+    before = resident(os.getpid())
+    outside.judge(at, how)
+    after = resident(os.getpid())
+    if before is not None and after is not None:
+        assert after - before < 200 << 20
+    deadline = time.monotonic() + 10
+    while _marked() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = _marked()
+    for pid in left:
+        os.kill(int(pid), 9)
+    assert not left
+
+
+def test_a_loop_in_this_process_costs_its_case(inside: Bench) -> None:
+    """A Python loop without end is a TIMEOUT of each case it is in, and names the backend and the case."""
+    found = inside.check(spec("compute", "hang"))
+    assert {r.verdict for r in found} == {Verdict.TIMEOUT}
+    assert all(str(spec("compute", "hang")) in r.detail and r.case in r.detail for r in found)
+    assert threading.active_count() < 50
+
+
+def test_a_loop_that_catches_an_interrupt_is_interrupted_again(inside: Bench) -> None:
+    """One that swallows the first interrupt meets the next."""
+    assert {r.verdict for r in inside.check(spec("open", "stubborn"))} == {Verdict.TIMEOUT}
+
+
+def test_a_broken_adapter_is_told_of_and_in_nobodys_way() -> None:
+    """Whatever breaks while it is probed is why it is not available; the others are."""
+    wicked = [spec(at, how) for at, how in (
+        ("constructor", "raise"), ("constructor", "sysexit"), ("info", "own"), ("info", "none"),
+        ("buffer_types", "odd"),
+    )]  # fmt: skip
+    for isolate in (False, None):
+        have, lacking = available([*wicked, CPU], Isolation(isolate=isolate, time_limit=20))
+        assert have == [CPU]
+        assert list(lacking) == wicked
+        words = ("raised", "expected", "iterable", "of another form", "died", "must return")
+        assert all(any(w in why for w in words) for why in lacking.values()), lacking
+
+
+HANG = """
+import ctypes, sys
+from pathlib import Path
+from conformance.backend.interface import DeviceInfo
+from conformance.cases import FAMILIES
+from conformance.backend.registry import Spec
+from conformance.run import watchdog
+from conformance.run.isolate import Isolation
+from conformance.run.runner import Runner
+from hostile_adapter import Hostile
+
+class Stuck(Hostile):
+    def open(self, case):
+        signal = __import__("signal")
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # as C code that never comes back
+        while True:
+            __import__("time").sleep(1)
+
+watchdog.GRACE = 1.0
+runner = Runner(isolation=Isolation(time_limit=1.0), on_hang=lambda *a: Path(sys.argv[1]).write_text(repr(a)))
+runner._backends[Spec("stuck")] = Stuck()
+from test_hostile_adapters import cases
+runner.run(Spec("stuck"), cases())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no signals to block")
+def test_what_does_not_come_back_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
+    """Code that no interrupt reaches ends the process: it says which case of whom, the run is told, 4 is the code."""
+    out = tmp_path / "told"
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", HANG, str(out)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "stuck: open of hostile/sum@0: no answer within 1 s" in done.stderr
+    assert "hostile/steps@0" in out.read_text()
+
+
+REFERENCE = """
+from hostile_adapter import Hostile
+class Copies(Hostile):
+    def open(self, case):
+        if self.how == "import":
+            from backends.cpu import CpuBackend
+        else:
+            open({golden!r}, "rb").close()
+        return super().open(case)
+    def __init__(self, how="import"):
+        super().__init__()
+        self.how = how
+"""
+
+
+@pytest.mark.parametrize(("how", "says"), [("import", "the reference (backends.cpu)"), ("golden", "the golden values")])
+def test_who_loads_the_answers_is_vacuous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, says: str) -> None:
+    """A third party's adapter that imports the reference or opens a golden file has proven nothing, and is told so."""
+    golden = Path(__file__).parents[1] / "golden" / "ops.gguf"
+    (tmp_path / "copies_adapter.py").write_text(REFERENCE.format(golden=str(golden)))
+    info = tmp_path / "copies_adapter-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: copies-adapter\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[conformance.backends]\ncopies = copies_adapter:Copies\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    runner = Runner()
+    try:
+        found = runner.run(Spec("copies", (("how", how),)), cases())
+    finally:
+        runner.close()
+    assert {r.verdict for r in found} == {Verdict.VACUOUS}
+    assert all(f"the adapter loaded {says}, so nothing independent was tested" in r.detail for r in found)
+
+
+def test_a_stranger_in_this_process_says_so(inside: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its witness has a note, and one line says it."""
+    found = inside.check(Spec("hostile"))
+    assert {r.verdict for r in found} == {Verdict.PASS}
+    assert all("suite's own process" in str(r.witness) for r in found)
+    assert capsys.readouterr().err.count("suite's own process") == 1
+
+
+def test_a_change_that_comes_later_is_undone() -> None:
+    """An adapter that keeps a case and changes it afterwards spoils it for nobody."""
+    given = cases()
+    runner = Runner(isolation=Isolation(isolate=False))
+    try:
+        first = runner.run(CPU, given)
+        runner.run(Spec("hostile"), given)
+        for c in given:
+            c.steps[0].graph.nodes[0].op = "SUB"
+            c.persistent.clear()
+        again = runner.run(CPU, given)
+    finally:
+        runner.close()
+    assert told(first) == told(again)
