@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import isfinite
+from numbers import Integral, Real
 from typing import Any
 
 from conformance.cgraph.case import JSON
@@ -89,11 +91,22 @@ def _strict(value: Any) -> JSON:  # noqa: ANN401  # whatever a record holds
         return value.value
     if isinstance(value, float):
         return value if isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _strict(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {k if isinstance(k, str) else str(k): _strict(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
         return [_strict(v) for v in value]
-    return value
+    return _told(value)
+
+
+def _told(value: Any) -> JSON:  # noqa: ANN401  # as above
+    """What JSON has no word for, as an adapter may put it in a witness: a number as a number, anything else as text."""
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return _strict(float(value))
+    return str(value)
 
 
 @dataclass(slots=True)
