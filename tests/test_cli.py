@@ -34,7 +34,7 @@ def test_run_writes_the_whole_record(tmp_path: Path) -> None:
     result = _conform("run", "--case", CASE, "--backend", "cpu", "--backend", "ggml", "--json", str(out))
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
-    assert set(document) == {"schema", "kind", "run", "written", "environment", "results", "totals"}
+    assert set(document) == {"schema", "kind", "run", "written", "environment", "results", "totals", "asked", "missing"}
     assert document["schema"] == 1
     fields = {"case", "backend", "verdict", "budget_used", "nmse", "seconds", "steps", "witness", "first_divergence"}
     assert all(fields | {"saved", "detail"} <= set(r) for r in document["results"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 
 from conformance.cgraph.case import JSON
 
@@ -70,7 +71,7 @@ class Asked:
         for m in missing:
             totals.pop(m.backend, None)
         return {
-            backend: f"{backend}: nothing passed of {len(self.cases[backend])} cases asked: {t}, "
+            backend: f"{backend}: nothing passed of {_cases(len(self.cases[backend]))} asked: {t}, "
             "so nothing is proven of it"
             for backend, t in totals.items()
             if not t.counts[Verdict.PASS] and not t.failed
@@ -78,14 +79,23 @@ class Asked:
 
 
 def told(missing: Sequence[Missing], asked: int, shown: int = SHOWN) -> Iterator[str]:
-    """What is missing, in lines for a terminal: how many, the first of them, and that there are more."""
+    """What is missing, in lines for a terminal: how many and why, the first of them, and that there are more."""
     if not missing:
         return
     yield f"{len(missing)} of {asked} cases asked have no result, so this run fails:"
-    for m in missing[:shown]:
-        yield f"  {m.case} on {m.backend}: {m.reason}"
-    if (more := len(missing) - shown) > 0:
-        yield f"  … and {more} more; --json FILE lists them all"
+    for (backend, why), rows in groupby(missing, key=lambda m: (m.backend, m.reason)):
+        cases = [m.case for m in rows]
+        yield f"  {len(cases)} on {backend}: {why}"
+        yield from (f"    {case}" for case in cases[: max(0, shown)])
+        shown -= len(cases)
+        if shown < 0:
+            break
+    if shown < 0:
+        yield "    … and more; --json FILE lists them all"
+
+
+def _cases(n: int) -> str:
+    return "1 case" if n == 1 else f"{n} cases"
 
 
 def gating(results: Iterable[Result]) -> int:

@@ -210,7 +210,7 @@ class Partial:
             written: whether all of it stands elsewhere now.
         """
         if self._descriptor is None:
-            return self.fault
+            return "" if written else self.fault
         if written:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
