@@ -35,7 +35,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN = 8000
 """Bytes of the summary on the terminal."""
 EXIT_CODES = """Exit codes: 0 fine; 1 failures or regressions; 2 wrong words; 3 nothing executed, or nothing passed on
-a backend; 4 a part could not run, or cases or a shard are missing; 128 + a signal: interrupted, start it again to go on."""
+a backend; 4 a part could not run, or cases or a shard are missing; 128 + a signal: interrupted, start it again to go
+on."""
 
 
 class Interrupted(BaseException):

@@ -159,10 +159,10 @@ def _counts(stem: str, journal: Path) -> Callable[[], str]:
 
     def says() -> str:
         try:
-            results = f"{max(0, journal.read_bytes().count(b'\n') - 1):,} results, "
+            lines = journal.read_bytes().count(b"\n")
         except OSError:
-            results = ""
-        return f"{stem}: {results}{time.monotonic() - began:.0f} s"
+            lines = 0
+        return f"{stem}: {f'{lines - 1:,} results, ' if lines > 1 else ''}{time.monotonic() - began:.0f} s"
 
     return says
 
