@@ -77,6 +77,16 @@ PARTS = (
     Part("work", "shared and resumable", _program(WORK), 60, "conformance", shared=True),
     Part("rounds", "repeats", _program(FINE), 60, "conformance", shared=True, repeats=True),
     _part("fine", FINE),
+    _part(
+        "lacking",
+        """
+from conformance.check.asked import Asked
+from conformance.report.record import record, write_json
+asked = Asked({"fake": ["f/a@1", "f/b@1"]})
+write_json(document, record([], asked=asked, missing=asked.missing([], "its worker died")))
+sys.exit(1)
+""",
+    ),
     _part("failing", "write('FAIL')\nsys.exit(1)"),
     _part("nothing", "write('')\nsys.exit(3)"),
     _part("crash", "import signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGSEGV)"),
