@@ -58,6 +58,13 @@ IMPORTS = """
 with (folder / "imported").open("a") as f:
     f.write(" ".join(sorted(Path(p).name for p in sys.argv[4:])) + "\\n")
 """
+LACKS = """
+from conformance.check.asked import Asked
+from conformance.report.record import record, write_json
+asked = Asked({"fake": ["f/a@1", "f/b@1"]})
+write_json(document, record([], asked=asked, missing=asked.missing([], "its worker died")))
+sys.exit(1)
+"""
 FINE = "write()"
 
 
@@ -77,16 +84,6 @@ PARTS = (
     Part("work", "shared and resumable", _program(WORK), 60, "conformance", shared=True),
     Part("rounds", "repeats", _program(FINE), 60, "conformance", shared=True, repeats=True),
     _part("fine", FINE),
-    _part(
-        "lacking",
-        """
-from conformance.check.asked import Asked
-from conformance.report.record import record, write_json
-asked = Asked({"fake": ["f/a@1", "f/b@1"]})
-write_json(document, record([], asked=asked, missing=asked.missing([], "its worker died")))
-sys.exit(1)
-""",
-    ),
     _part("failing", "write('FAIL')\nsys.exit(1)"),
     _part("nothing", "write('')\nsys.exit(3)"),
     _part("crash", "import signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGSEGV)"),
@@ -99,6 +96,7 @@ sys.exit(1)
     _part("child", CHILD + FINE),
     Part("absent", "a program that is not there", lambda *_: ["/no/such/program"], 60, "conformance"),
     _part("unknown", "sys.exit('Error: No such command')"),
+    _part("lacking", LACKS),
     _part("history", IMPORTS, kind="", last=True),
     _part("report", "raise SystemExit(7)", kind="", last=True),
 )

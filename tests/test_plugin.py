@@ -68,7 +68,8 @@ FAILS = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
 def test_what_a_stop_leaves_out_is_missing(tmp_path: Path) -> None:
     """-x: each selected pair is told or missing with that reason; what -k deselects was not asked for."""
     out = tmp_path / "r.json"
-    words = ("--backend", "ggml", "--case", FAILS, "--case", "relations/*", "-x", "--json", str(out))
+    more = [w for f in ("random", "relations", "weight_placement") for w in ("--case", f"{f}/*")]  # more than a batch
+    words = ("--backend", "ggml", "--case", FAILS, *more, "-x", "--json", str(out))
     run = _pytest(*words, "-k", "GET_ROWS")
     assert run.returncode == 1, run.stdout
     assert json.loads(out.read_text())["asked"] == {"ggml": 1}

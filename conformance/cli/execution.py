@@ -175,7 +175,7 @@ class Execution:
                     self._steps.done += 1
 
     def _new(self, spec: Spec, chosen: Sequence[Case | str]) -> Iterator[Result]:
-        for few in _few([self._runner.case(c) if isinstance(c, str) else c for c in chosen]):
+        for few in _few([self._made(c) for c in chosen]):
             if self._is_full():
                 return
             self._steps.at(few[0].id if len(few) == 1 else f"{few[0].id} and {len(few) - 1} more")
@@ -188,6 +188,10 @@ class Execution:
                     self._say(case, spec, result)
                 self._failures += asking.gating([result])
                 yield result
+
+    def _made(self, case: Case | str) -> Case:
+        self._steps.at(f"making {_id(case)}")
+        return self._runner.case(case) if isinstance(case, str) else case
 
     def _keep(self, found: Sequence[Result]) -> None:
         if self._plan.journal:
