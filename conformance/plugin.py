@@ -9,6 +9,7 @@ travel to the controller in the reports, and only it counts and writes.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,9 +20,12 @@ from conformance.cases import FAMILIES
 from conformance.cases.family import LEVELS, Level
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
+from conformance.check.asked import INTERRUPTED, STOPPED, Asked, Missing
+from conformance.check.asked import told as told_missing
 from conformance.check.verdict import FAILURES, Result, Totals, Verdict
 from conformance.perf.bench import Bench
-from conformance.report.record import check_writable, record, write_json
+from conformance.report.journal import Partial
+from conformance.report.record import check_writable, interrupts_wait, record, write_json
 from conformance.run import settings, writeahead
 from conformance.run.isolate import Isolation
 from conformance.run.memory import parse_size
@@ -30,7 +34,8 @@ from conformance.run.seeds import FOLDER, fresh_ids, new_seed, reseeded
 from conformance.run.select import build, case_ids
 from conformance.run.shard import WHOLE, parse
 from conformance.run.stages import choose
-from conformance.run.waiving import Waiving, report, today
+from conformance.run.waiving import Waiving, in_force, report, today
+from conformance.run.waiving import told as told_settings
 
 from . import plugin_perf
 from .plugin_perf import pytest_ignore_collect  # noqa: F401  # a hook of this module too
@@ -73,6 +78,54 @@ class Suite:
         self.interrupted = [] if self.is_worker else writeahead.recover(self.folder, build)
         self.results: dict[Key, Result] = {}
         self.planned: dict[Spec, list[str]] = {}
+        self.named = bool(config.getoption("backend"))
+        self.json = _path(config, "json")
+        self.deselected = False
+        self.asked = Asked()
+        self.missing: list[Missing] = []
+        self.reasons: dict[tuple[str, str], str] = {}
+        """Backend and case -> why it has no result."""
+        self.stopped = False
+        """Whether it ended as soon as there were as many failures as the user wanted to see."""
+        self.partial: Partial | None = None
+        self.in_force = in_force(self.settings, self.waiving)
+        self.faults: list[str] = []
+        """What went wrong with the record."""
+        self.session: pytest.Session | None = None
+        """As long as it is not at its end."""
+
+    def begin(self, session: pytest.Session, keys: Iterable[Key]) -> None:
+        """Know what was asked for, before anything runs."""
+        self.session = session
+        for spec, case in keys:
+            self.planned.setdefault(spec, []).append(case)
+        self.asked = Asked({str(spec): ids for spec, ids in self.planned.items()})
+        if self.json is not None and not self.is_worker and not session.config.option.collectonly:
+            self.partial = Partial(self.json, self.asked)
+
+    def keep(self, key: Key, result: Result) -> None:
+        """Take in a result; it is on disk at once."""
+        self.results[key] = result
+        if self.partial is not None:
+            self.partial.add([result])
+
+    def unproven(self) -> dict[str, str]:
+        """Backend -> a sentence, for each on which nothing passed."""
+        return self.asked.unproven(list(self.results.values()), self.missing)
+
+    @property
+    def gating(self) -> bool:
+        """Whether a backend on which nothing passed fails the session: it was named, or a whole level was asked for."""
+        if self.shard != WHOLE:
+            return False
+        return self.named or (not (self.deselected or self.families or self.globs) and self._is_whole())
+
+    def _is_whole(self) -> bool:
+        listed = {n: sum(len(self._listed(f, n)) for f in FAMILIES) for n in LEVELS if n in self._levels()}
+        return all(len(self.planned.get(s, ())) >= listed[self.settings.level(s, self.level)] for s in self.specs)
+
+    def _levels(self) -> set[Level]:
+        return {self.settings.level(spec, self.level) for spec in self.specs}
 
     def keys(self, family: str) -> list[Key]:
         """What to run of one family, cases outermost; the backend with the highest level leads."""
@@ -124,28 +177,55 @@ class Suite:
             batch = [i for i in plan[start : start + self.runner.batch_size(spec)] if (spec, i) not in self.results]
             for i, result in zip(batch, self.runner.run(spec, [self.runner.case(i) for i in batch]), strict=True):
                 result.fresh = i in self.fresh
-                self.results[spec, i] = result
+                self.keep((spec, i), result)
         return self.results[key]
 
 
-class Controller:
-    """Of a run that is shared out: takes in what the workers report."""
+class Reports:
+    """Takes in what pytest reports, of its own tests and of those that workers ran."""
 
     def __init__(self, suite: Suite) -> None:
         self._suite = suite
         self._specs = {str(spec): spec for spec in suite.specs}
+        self._died: set[Key] = set()
+
+    def pytest_deselected(self) -> None:
+        """What the user deselects is not asked for."""
+        self._suite.deselected = True
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:  # noqa: ANN401  # xdist's own
+        """All workers collect the same: the first says what was asked for."""
+        if not self._suite.planned:
+            self._suite.begin(node.config.pluginmanager.getplugin("session"), self._keys(ids))
+
+    def _keys(self, ids: list[str]) -> Iterator[Key]:
+        return (key for key in map(self._suite.key_of, ids) if key is not None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A worker's result, or the test at which it died."""
+        """A worker's result, the test at which it died, or why a test has no result."""
+        suite = self._suite
         found = dict(report.user_properties).get(PROPERTY)
         if report.when == "call" and isinstance(found, dict):
             result = Result(**{**found, "verdict": Verdict(found["verdict"])})
-            self._suite.results[self._specs[result.backend], result.case] = result
+            self._keep((self._specs[result.backend], result.case), result)
+        key = suite.key_of(report.nodeid) if report.failed and report.when != "call" else None
+        if key is None:
+            return
+        said = " ".join(str(report.longrepr).strip().rpartition("\n")[2].split())
         if str(report.when) == "???":  # xdist's word for it
-            key = self._suite.key_of(report.nodeid)
-            if key is not None:
-                detail = f"the process that ran it died, of it or of a case of its batch: {report.longrepr}"
-                self._suite.results[key] = Result(key[1], str(key[0]), Verdict.CRASH, detail=detail)
+            self._died.add(key)
+            detail = f"the process that ran it died, of it or of a case of its batch: {report.longrepr}"
+            suite.keep(key, Result(key[1], str(key[0]), Verdict.CRASH, detail=detail))
+        else:
+            suite.reasons[str(key[0]), key[1]] = f"its {report.when} failed: {said}"
+
+    def _keep(self, key: Key, result: Result) -> None:
+        """A worker died at it: that stays, whatever another one gives that runs the rest."""
+        if key not in self._died:
+            self._suite.keep(key, result)
+        else:
+            self._suite.results[key].detail += f"; run again in another process it was {result.verdict}"
 
 
 SUITE = pytest.StashKey[Suite]()
@@ -210,8 +290,8 @@ def pytest_configure(config: pytest.Config) -> None:
             plugin_perf.configure(config, Bench(suite.runner, suite.isolation), suite.specs, suite.level or LEVELS[0])
     except UsageError as e:
         raise pytest.UsageError(str(e)) from None
-    if suite.is_shared:
-        config.pluginmanager.register(Controller(suite))
+    if not suite.is_worker:
+        config.pluginmanager.register(Reports(suite))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -248,12 +328,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # n
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Remember what was selected, in order: that is what batches are made of."""
+    """Remember what was selected, in order: that is what batches are made of, and what must have a result."""
     suite = session.config.stash[SUITE]
-    for item in session.items:
-        key = _key(item)
-        if key is not None:
-            suite.planned.setdefault(key[0], []).append(key[1])
+    if not suite.is_shared:  # there workers collect
+        try:
+            suite.begin(session, filter(None, map(_key, session.items)))
+        except UsageError as e:
+            raise pytest.UsageError(str(e)) from None
 
 
 def device(spec: Spec) -> str:
@@ -302,9 +383,11 @@ def check(result: Result) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Totals per backend, and every backend that is not here with the reason."""
+    """Totals per backend, what is in force, every backend that is not here, and what is wrong with the run."""
     suite = config.stash[SUITE]
     terminalreporter.section("conformance")
+    for line in told_settings(suite.in_force):
+        terminalreporter.line(line)
     for spec in suite.specs:
         totals = Totals()
         for (s, _), r in suite.results.items():
@@ -320,33 +403,85 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"{spec}: not available: {reason}")
     for left in [*suite.interrupted, *writeahead.recover(suite.folder, build)]:
         terminalreporter.line(left.sentence(), yellow=True)
-    for line in report(*suite.problems):
+    if suite.partial is not None and suite.partial.left:
+        terminalreporter.line(suite.partial.left, yellow=True)
+    for line in (*report(*suite.problems), *_wrong(suite, config)):
         terminalreporter.line(line, red=True)
-    executed = any(r.verdict is not Verdict.UNSUPPORTED for r in suite.results.values())
-    if not executed and not config.option.collectonly:
-        terminalreporter.line("nothing was executed, so nothing is proven: this run fails", red=True)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A run that executed nothing fails; the record is written whatever happened."""
-    suite = session.config.stash[SUITE]
-    suite.runner.close()
-    if suite.is_worker:
+def _wrong(suite: Suite, config: pytest.Config) -> Iterator[str]:
+    """What is wrong with the run as a whole."""
+    if config.option.collectonly:
         return
-    perf = session.config.stash.get(plugin_perf.PERF, None)
+    yield from suite.faults
+    yield from told_missing(suite.missing, sum(map(len, suite.asked.cases.values())))
+    yield from suite.unproven().values()
+    if not any(r.verdict is not Verdict.UNSUPPORTED for r in suite.results.values()):
+        yield "nothing was executed, so nothing is proven: this run fails"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A run that executed nothing, or lacks a result, fails; the record is written whatever happened."""
+    suite = session.config.stash[SUITE]
+    suite.session = None
+    if not suite.is_worker:
+        with interrupts_wait():
+            _finish(suite, session, exitstatus)
+    suite.runner.close()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The record of a session whose end was interrupted before `pytest_sessionfinish`."""
+    suite = config.stash.get(SUITE, None)
+    if suite is not None and suite.session is not None:
+        pytest_sessionfinish(suite.session, pytest.ExitCode.INTERRUPTED)
+
+
+def _finish(suite: Suite, session: pytest.Session, exitstatus: int) -> None:
+    config = session.config
+    perf = config.stash.get(plugin_perf.PERF, None)
     for spec, result in perf.results() if perf else ():
         suite.results[spec, result.case] = result
         suite.planned.setdefault(spec, []).append(result.case)
     results = [r for k, r in suite.results.items() if suite.is_shared or _was_asked(suite, k)]
+    most = config.getoption("maxfail")
+    suite.stopped = bool(most) and session.testsfailed >= most
+    if not config.option.collectonly:
+        suite.missing = suite.asked.missing(results, _why(suite, most, exitstatus), suite.reasons)
     suite.problems = suite.waiving.problems(results)
-    path = session.config.getoption("json")
-    if path:
+    if suite.json is not None:
         lacking = {str(s): why for s, why in suite.lacking.items()}
-        document = perf.document(lacking) if perf else record(results, lacking, suite.problems[0])
-        write_json(Path(path), {**document, **suite.whose()})
+        document = perf.document(lacking) if perf else record(
+            results, lacking, suite.problems[0], asked=suite.asked, missing=suite.missing, settings=suite.in_force
+        )  # fmt: skip
+        _write(suite, suite.json, {**document, **suite.whose()})
     nothing = not any(r.verdict is not Verdict.UNSUPPORTED for r in results)
-    if (nothing or suite.problems[0]) and exitstatus in {0, 5} and not session.config.option.collectonly:
+    left_out = suite.missing and not suite.stopped
+    wrong = nothing or left_out or suite.problems[0] or suite.faults or (suite.gating and suite.unproven())
+    if wrong and exitstatus in {0, 5} and not config.option.collectonly:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _write(suite: Suite, path: Path, document: dict[str, JSON]) -> None:
+    """The record; where it cannot be written, what lies beside it stays."""
+    written = True
+    try:
+        write_json(path, document)
+    except UsageError as e:
+        suite.faults.append(str(e))
+        written = False
+    if suite.partial is not None and (says := suite.partial.close(written=written)):
+        suite.faults.append(says)
+
+
+def _why(suite: Suite, most: int, exitstatus: int) -> str:
+    """Why a test that was selected has no result, as far as nothing more is known of it."""
+    if suite.stopped:
+        return STOPPED if most == 1 else f"stopped after {most} failures"
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        return INTERRUPTED
+    return "no worker reported it: one that had it died, or was ended" if suite.is_shared else "pytest did not run it"
 
 
 def _was_asked(suite: Suite, key: Key) -> bool:

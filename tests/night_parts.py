@@ -58,6 +58,13 @@ IMPORTS = """
 with (folder / "imported").open("a") as f:
     f.write(" ".join(sorted(Path(p).name for p in sys.argv[4:])) + "\\n")
 """
+LACKS = """
+from conformance.check.asked import Asked
+from conformance.report.record import record, write_json
+asked = Asked({"fake": ["f/a@1", "f/b@1"]})
+write_json(document, record([], asked=asked, missing=asked.missing([], "its worker died")))
+sys.exit(1)
+"""
 FINE = "write()"
 
 
@@ -89,6 +96,7 @@ PARTS = (
     _part("child", CHILD + FINE),
     Part("absent", "a program that is not there", lambda *_: ["/no/such/program"], 60, "conformance"),
     _part("unknown", "sys.exit('Error: No such command')"),
+    _part("lacking", LACKS),
     _part("history", IMPORTS, kind="", last=True),
     _part("report", "raise SystemExit(7)", kind="", last=True),
 )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
+from math import inf
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
+from gguf import GGUFWriter
 
 from conformance.cases import FAMILIES
 from conformance.cgraph import casefile
 from conformance.cgraph.errors import ConformanceError
+from conformance.check.verdict import Result as Record
+from conformance.check.verdict import Verdict
 from conformance.cli import main
+from conformance.report.progress import Progress, Steps
+from conformance.report.words import budget_used
 from conformance.run.select import build
 
 CASE = FAMILIES["ops"].ids("smoke")[0]
@@ -34,7 +42,7 @@ def test_run_writes_the_whole_record(tmp_path: Path) -> None:
     result = _conform("run", "--case", CASE, "--backend", "cpu", "--backend", "ggml", "--json", str(out))
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
-    assert set(document) == {"schema", "kind", "run", "written", "environment", "results", "totals"}
+    assert set(document) == {"schema", "kind", "run", "written", "environment", "results", "totals", "asked", "missing"}
     assert document["schema"] == 1
     fields = {"case", "backend", "verdict", "budget_used", "nmse", "seconds", "steps", "witness", "first_divergence"}
     assert all(fields | {"saved", "detail"} <= set(r) for r in document["results"])
@@ -128,3 +136,90 @@ def test_a_bundle_of_nothing_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "empty.gguf"
     with pytest.raises(ConformanceError):
         casefile.write(path, [])
+
+
+def test_a_model_is_told_from_a_case(tmp_path: Path) -> None:
+    """A model file, a text and a folder in place of a case are one line each that says what they are."""
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    for k in range(9):
+        writer.add_uint32(f"llama.key_{k}", k)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    (tmp_path / "notes.gguf").write_text("no case at all")
+    for name, says in (
+        ("model.gguf", "this is a model (llama, 10 keys), not a case: `conform capture"),
+        ("notes.gguf", "this is a text file, not a case"),
+    ):
+        for command in ("run", "repro", "shrink", "show"):
+            assert says in _one_line(_conform(command, str(tmp_path / name)))
+    for command in ("run", "repro", "shrink", "show"):
+        assert "this is a folder; it has 2 .gguf files" in _one_line(_conform(command, str(tmp_path)))
+
+
+def test_a_line_for_each_result_and_reasons_counted() -> None:
+    """-v names each result and why it is UNSUPPORTED, with reasons counted; -q has one line for each backend."""
+    words = ("run", "--backend", "ggml", "--backend", "xdna2", "--case", CASE)
+    said = _conform(*words, "-v").output
+    assert f"PASS {CASE} on ggml" in said
+    assert f"UNSUPPORTED {CASE} on xdna2: " in said
+    assert "xdna2 takes 1 cases not (UNSUPPORTED), by its reason:" in said
+    assert _conform(*words, "-q").output.splitlines()[:2] == ["ggml: 1 PASS", "xdna2: 1 UNSUPPORTED"]
+
+
+def test_colour_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--color yes colours whatever stdout is, no and NO_COLOR do not."""
+    words = ("run", "--backend", "ggml", "--case", CASE, "-v", "--color")
+    assert "\x1b[32m" in CliRunner().invoke(main, [*words, "yes"]).output
+    assert "\x1b" not in CliRunner().invoke(main, [*words, "no"], color=True).output
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in CliRunner().invoke(main, [*words, "auto"], color=True).output
+
+
+def test_help_says_whole_sentences() -> None:
+    """The list of commands cuts none of them short."""
+    assert "..." not in _conform("--help").output.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "begun", "gives"),
+    [
+        (["run", "--backend"], "open", ["openvino-stateful", "openvino-stateless"]),
+        (["run", "--family"], "kv", ["kv_growth"]),
+        (["run", "--case"], "kv", ["kv_growth/"]),
+        (["show"], CASE[:-1], [CASE]),
+    ],
+)
+def test_a_shell_completes_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], begun: str, gives: list[str]
+) -> None:
+    """Backends, families and cases, without reading what lies in the working directory."""
+    (tmp_path / "conformance.toml").write_text("not TOML at all [")
+    monkeypatch.chdir(tmp_path)
+    found = [item.value for item in ShellComplete(main, {}, "conform", "_C").get_completions(words, begun)]
+    assert set(gives) <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("used", "says"), [([], "–"), ([0.5, 0.25], "0.5"), ([3.81e12], "> 1000 x"), ([inf, 2.0], "no budget allows it")]
+)
+def test_budgets_used_can_be_read(used: list[float], says: str) -> None:
+    """Neither inf nor 3.81e+12 stands in a table."""
+    assert budget_used([Record("c", "b", Verdict.FAIL, budget_used=u) for u in used]) == says
+
+
+def test_progress_is_for_terminals() -> None:
+    """A terminal sees the case at work and since when; anything else sees nothing."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    steps = Steps("ggml", 7, clock=iter([0.0, 0.0, 12.0]).__next__)
+    steps.at("ops/X@1\x1b[2J")
+    for stream, seen in ((Terminal(), True), (io.StringIO(), False)):
+        progress = Progress(stream, period=60)
+        with progress.of(lambda: "ggml: 0 of 7, ops/X@1\x1b[2J"):
+            progress.show()
+        assert ("ops/X@1?[2J" in stream.getvalue()) is seen
+    assert str(steps) == "ggml: 0 of 7, ops/X@1\x1b[2J: 12 s"

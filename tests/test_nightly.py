@@ -22,6 +22,15 @@ from conformance.run.shard import Shard
 pytestmark = POSIX
 
 
+def test_cases_without_a_result_are_no_end_of_a_part(tmp_path: Path) -> None:
+    """A part that lacks results could not run: the next start runs it again, the summary counts, the exit code is 4."""
+    done = night(tmp_path, "--parts", "fine,lacking")
+    assert done.returncode == 4, done.stdout
+    assert not read(tmp_path).parts["lacking"].ended
+    assert "2 cases asked of fake have no result: its worker died" in (tmp_path / summary.FILE).read_text()
+    assert "2 without a result" in (tmp_path / summary.FILE).read_text()
+
+
 def test_no_part_takes_another_down(tmp_path: Path) -> None:
     """Crash, traceback, no document, a wrong or torn one, no program, a limit: each is said, and the next part runs."""
     broken = ["crash", "traceback", "silent", "other-kind", "torn", "late", "absent", "unknown", "report"]

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dying
+import pytest
+
 from conformance.cases import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,3 +60,52 @@ def test_no_available_backend_fails() -> None:
     run = _pytest("--backend", "ggml?lib=/nowhere.so", "--case", CASE)
     assert run.returncode not in {0, 5}
     assert "/nowhere.so" in run.stdout + run.stderr
+
+
+FAILS = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
+
+
+def test_what_a_stop_leaves_out_is_missing(tmp_path: Path) -> None:
+    """-x: each selected pair is told or missing with that reason; what -k deselects was not asked for."""
+    out = tmp_path / "r.json"
+    words = ("--backend", "ggml", "--backend", "cpu", "--case", FAILS, "-x", "--json", str(out))
+    run = _pytest(*words, "-k", "not cpu")
+    assert run.returncode == 1, run.stdout
+    assert json.loads(out.read_text())["asked"] == {"ggml": 1}
+    first = _pytest(*words)
+    found = json.loads(out.read_text())
+    assert first.returncode == 1, first.stdout
+    assert {m["reason"] for m in found["missing"]} == {"stopped at the first failure"}
+    assert found["asked"] == {"ggml": 1, "cpu": 1}
+    assert [m["backend"] for m in found["missing"]] == ["cpu"]
+
+
+def test_a_named_backend_on_which_nothing_passed_fails_the_session() -> None:
+    """All skipped beside a backend that passes is no success."""
+    run = _pytest("--backend", "xdna2", "--backend", "ggml", "--case", dying.DEADLY)
+    assert run.returncode == 1, run.stdout
+    assert "xdna2: nothing passed of 1 case asked: 1 UNSUPPORTED" in run.stdout
+
+
+@pytest.mark.parametrize("when", ["sessionfinish", "terminal_summary"])
+def test_an_interrupt_as_pytest_ends_costs_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Ctrl-C in whatever another plugin does at the end: the record is written."""
+    (tmp_path / "ctrl_c.py").write_text(
+        f"import pytest\n\n@pytest.hookimpl(tryfirst=True)\ndef pytest_{when}():\n    raise KeyboardInterrupt\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    out = tmp_path / "r.json"
+    _pytest("-p", "ctrl_c", "--backend", "ggml", "--case", CASE, "--json", str(out))
+    assert json.loads(out.read_text())["totals"]["PASS"] == 1
+
+
+def test_a_killed_adapter_leaves_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of pytest is gone in the middle: what ran lies beside --json."""
+    out = tmp_path / "r.json"
+    with dying.installed(tmp_path, monkeypatch):
+        run = _pytest("--backend", "ggml", "--backend", "dying?how=gone", "--no-isolate", "--case", dying.DEADLY,
+                      "--json", str(out))  # fmt: skip
+    assert not out.exists(), run.stdout
+    assert len((tmp_path / "r.json.partial.jsonl").read_text().splitlines()) == 2

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
 
+import dying
 import pytest
 
 from conformance.backend.registry import Spec
 from conformance.plugin import device
+from conformance.report.junit import junit
+from conformance.report.runs import read_runs
 
 pytest.importorskip("xdist")
 
@@ -49,6 +55,47 @@ def test_nothing_executed_fails() -> None:
     run = _pytest("--backend", "cpu", "-n", "2", "-k", "no_such_case")
     assert run.returncode not in {0, 5}
     assert "nothing was executed" in run.stdout
+
+
+@pytest.fixture
+def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`dying` is installed."""
+    (tmp_path / "site").mkdir()
+    with dying.installed(tmp_path / "site", monkeypatch):
+        yield
+
+
+def _died(out: Path, how: str) -> tuple[int, Any, ET.Element]:
+    """A shared run on a backend that takes its worker with it, and one that does not: exit status, record, JUnit."""
+    words = ("--backend", f"dying?how={how}", "--backend", "ggml", "--no-isolate", "--max-worker-restart", "1")
+    cases = ("--case", dying.DEADLY, "--case", dying.HARMLESS)
+    run = _pytest("-n", "2", *words, *cases, "--json", str(out))
+    return run.returncode, json.loads(out.read_text()), ET.fromstring(junit(read_runs([out])))  # noqa: S314  # our own
+
+
+@pytest.mark.usefixtures("adapter")
+def test_a_worker_that_dies_is_in_every_account(tmp_path: Path) -> None:
+    """Exit status, record and JUnit agree: its test is CRASH, what nobody ran is missing, nothing is lost."""
+    status, found, tree = _died(tmp_path / "r.json", "gone")
+    assert status == 1
+    verdicts = [r["verdict"] for r in found["results"] if r["backend"] == "dying?how=gone"]
+    assert "CRASH" in verdicts
+    assert all(r["verdict"] == "PASS" for r in found["results"] if r["backend"] == "ggml")
+    assert sum(found["asked"].values()) == len(found["results"]) + len(found["missing"])
+    assert int(tree.get("errors", "")) == verdicts.count("CRASH") + len(found["missing"])
+
+
+@pytest.mark.usefixtures("adapter")
+def test_a_worker_that_died_once_stays_in_the_record(tmp_path: Path) -> None:
+    """Another worker runs its tests again and all pass: the death is CRASH in the record all the same."""
+    how = f"killed once&mark={tmp_path / 'mark'}"
+    status, found, tree = _died(tmp_path / "r.json", how)
+    assert status == 1
+    crashed = [r for r in found["results"] if r["verdict"] == "CRASH"]
+    assert len(crashed) == 1
+    assert "again in another process it was PASS" in crashed[0]["detail"]
+    assert found["missing"] == []
+    assert int(tree.get("errors", "")) == 1
 
 
 @pytest.mark.parametrize(

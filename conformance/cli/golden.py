@@ -12,10 +12,10 @@ from conformance.check.verdict import FAILURES, Result, Totals
 from conformance.report.record import record, write_json
 from conformance.run import golden
 
-from .options import json_option
+from .options import Group, json_option
 
 
-@click.group("golden")
+@click.group("golden", cls=Group)
 def golden_group() -> None:
     """Golden outputs: the pinned corpus of expected values."""
 

@@ -11,7 +11,6 @@ from tabulate import tabulate
 from conformance.backend import registry
 from conformance.backend.interface import describe
 from conformance.cases.family import Level
-from conformance.cgraph import casefile
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UnavailableError, UsageError
 from conformance.report import graphview
@@ -19,7 +18,8 @@ from conformance.report.record import write_json
 from conformance.run.seeds import reseeded
 from conformance.run.select import build, case_ids, parse_specs, probe
 
-from .options import File, backend_option, fresh_cases, json_option, selection, settings_here
+from .files import read_cases
+from .options import File, backend_option, cases_begun, fresh_cases, json_option, selection, settings_here
 
 
 @click.command()
@@ -62,7 +62,7 @@ def cases(families: Sequence[str], globs: Sequence[str], level: Level, seed: int
 
 
 @click.command()
-@click.argument("what", metavar="CASE|FILE")
+@click.argument("what", metavar="CASE|FILE", shell_complete=cases_begun)
 @click.option("--step", type=int, default=None, help="Only this step.")
 @click.option("--svg", "svg_path", type=File, metavar="FILE", help="Draw the graph (of --step, default the first).")
 def show(what: str, step: int | None, svg_path: Path | None) -> None:
@@ -83,8 +83,8 @@ def show(what: str, step: int | None, svg_path: Path | None) -> None:
 
 def _cases_of(what: str) -> list[Case]:
     path = Path(what)
-    if path.is_file():
-        return casefile.read(path)
+    if path.exists():
+        return read_cases(path)
     if path.suffix == ".gguf":
         raise UsageError(f"{what}: no such file")
     return [build(what)]

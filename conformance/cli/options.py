@@ -10,6 +10,8 @@ from typing import Any, NoReturn, cast
 
 import click
 
+from conformance.backend import registry
+from conformance.cases import FAMILIES
 from conformance.cases.family import LEVELS, Level
 from conformance.cgraph.errors import ConformanceError
 from conformance.report.record import check_writable
@@ -19,6 +21,8 @@ from conformance.run.memory import parse_size
 from conformance.run.seeds import fresh_ids, new_seed
 from conformance.run.settings import Settings
 from conformance.run.shard import Shard, parse
+
+from .output import end
 
 
 class Group(click.Group):
@@ -30,8 +34,29 @@ class Group(click.Group):
             return super().invoke(ctx)
         except ConformanceError as e:
             fail(str(e))
-        except BrokenPipeError:
-            sys.exit(141)
+        except OSError as e:
+            _fail_at(e)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as above
+        """As click has it; a stdout that takes no more is one line for `--help`, too."""
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as e:
+            _fail_at(e)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands, each with all of its first sentence."""
+        listed = [(n, self.get_command(ctx, n)) for n in self.list_commands(ctx)]
+        rows = [(n, c.get_short_help_str(limit=sys.maxsize)) for n, c in listed if c is not None and not c.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _fail_at(e: OSError) -> NoReturn:
+    """End a command of which a file, or stdout, could not be read or written."""
+    if e.filename is None:
+        end(e)
+    fail(f"{e.filename}: cannot be read or written: {e.strerror}")
 
 
 def fail(message: str) -> NoReturn:
@@ -56,7 +81,25 @@ json_option = click.option(
 
 
 def _settings(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
-    ctx.meta[SETTINGS] = settings.load(path)
+    if not ctx.resilient_parsing:  # where a shell completes words, no file is read
+        ctx.meta[SETTINGS] = settings.load(path)
+
+
+def _backends(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+    """Installed names for the shell; no adapter is imported for it."""
+    return [n for n in registry.names() if n.startswith(begun)]
+
+
+def _families(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+    return [n for n in FAMILIES if n.startswith(begun)]
+
+
+def cases_begun(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+    """For the shell: families as long as no `/` was typed, then ids of level smoke."""
+    family, slash, _ = begun.partition("/")
+    if not slash:
+        return [f"{n}/" for n in FAMILIES if n.startswith(begun)]
+    return [i for i in FAMILIES[family].ids("smoke") if i.startswith(begun)] if family in FAMILIES else []
 
 
 SETTINGS = "conformance.settings"
@@ -89,6 +132,7 @@ def backend_option(f: Callable[..., None]) -> Callable[..., None]:
         "backends",
         multiple=True,
         metavar="NAME[?KEY=VALUE]",
+        shell_complete=_backends,
         help="Repeatable; default: every installed one that is available.",
     )
     return named(config_option(f))
@@ -101,8 +145,12 @@ waivers_option = click.option(
     metavar="FILE",
     help="Known failures of the one --backend, in place of what conformance.toml names.",
 )
-family_option = click.option("--family", "families", multiple=True, metavar="NAME", help="Repeatable; default: all.")
-case_option = click.option("--case", "globs", multiple=True, metavar="GLOB", help="Case ids, repeatable.")
+family_option = click.option(
+    "--family", "families", multiple=True, metavar="NAME", shell_complete=_families, help="Repeatable; default: all."
+)
+case_option = click.option(
+    "--case", "globs", multiple=True, metavar="GLOB", shell_complete=cases_begun, help="Case ids, repeatable."
+)
 level_option = click.option("--level", type=click.Choice(LEVELS), default="smoke", show_default=True)
 stage_option = click.option(
     "--stage",

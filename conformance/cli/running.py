@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import click
-from tabulate import tabulate
 
-from conformance.backend.registry import Spec
 from conformance.cases.family import Level
-from conformance.cgraph import casefile
-from conformance.cgraph.case import JSON, Case
-from conformance.cgraph.errors import UnavailableError
-from conformance.check.verdict import FAILURES, Result, Totals
+from conformance.cgraph.case import JSON
 from conformance.report.journal import Journal
-from conformance.report.record import record, write_json
-from conformance.run import seen, writeahead
+from conformance.run import seen
 from conformance.run.isolate import Isolation
-from conformance.run.runner import Runner
 from conformance.run.seeds import FOLDER, reseeded
-from conformance.run.select import build, case_ids
+from conformance.run.select import case_ids
 from conformance.run.shard import WHOLE, Shard
 from conformance.run.stages import choose
-from conformance.run.waiving import Waiving, report, today
+from conformance.run.waiving import Waiving, today
 
+from .execution import Plan, Shown, execute
+from .files import CasePath, read_cases
 from .options import (
-    ExistingFile,
     File,
     backend_option,
     fresh_cases,
@@ -43,9 +35,7 @@ from .options import (
     stage_option,
     waivers_option,
 )
-
-INTERRUPTED = 130
-"""Exit code of a run that the user ended: as a shell has it for SIGINT."""
+from .output import color_option
 
 
 @click.command()
@@ -65,7 +55,13 @@ INTERRUPTED = 130
 @save_option
 @waivers_option
 @isolation
-@click.argument("files", nargs=-1, type=ExistingFile)
+@click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure; what did not run is listed.")
+@click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
+@click.option("-v", "--verbose", is_flag=True, help="A line for each result, UNSUPPORTED with its reason.")
+@click.option("-q", "--quiet", is_flag=True, help="Only what is wrong, and a line of totals for each backend.")
+@click.option("--reasons", is_flag=True, help="Count the reasons for UNSUPPORTED; -v does so too.")
+@color_option
+@click.argument("files", nargs=-1, type=CasePath)
 def run(  # click shows the options' help
     backends: Sequence[str],
     stage: str | None,
@@ -81,10 +77,20 @@ def run(  # click shows the options' help
     save_failures: Path | None,
     waivers_path: Path | None,
     isolation: Isolation,
+    exitfirst: bool,
+    maxfail: int | None,
+    verbose: bool,
+    quiet: bool,
+    reasons: bool,
     files: Sequence[Path],
 ) -> None:
-    """Run cases, by family, glob and level or from FILES, on backends; print what is wrong and the totals."""
-    read = [c for f in files for c in casefile.read(f)]
+    """Run cases, by family, glob and level or from FILES, on backends; print what is wrong and the totals.
+
+    Every case that a backend was asked for has a result at the end, or the run fails and lists it. Exit codes: 0 fine,
+    1 failures or cases without a result, 2 bad input, 3 nothing executed, or nothing passed on a backend that was named
+    (or that is here, where a whole level runs), 130 interrupted.
+    """
+    read = [c for f in files for c in read_cases(f)]
     chosen, here = choose(backends, stage, isolation), settings_here()
     levels = {spec: here.level(spec, level_given(level)) for spec in chosen[0]}
     asked = {
@@ -110,8 +116,14 @@ def run(  # click shows the options' help
         more["shard"] = shard.to_json(everything)
         mine = frozenset(shard.share(c.id for c in read))
         read = [c for c in read if c.id in mine]
-    _run(chosen, ids, read, json_path, save, isolation, waiving,
-         named=bool(backends), fresh=frozenset(new), journal=journal, more=more)  # fmt: skip
+    whole = some and not families and not globs and shard == WHOLE
+    plan = Plan(
+        chosen, ids, read, json_path, save, isolation, waiving,
+        named=bool(backends), gating=(bool(backends) and not only_fresh and shard == WHOLE) or whole,
+        settings=here, most=1 if exitfirst else maxfail, fresh=frozenset(new), journal=journal, more=more,
+        shown=Shown(verbose=verbose, quiet=quiet, reasons=reasons or verbose),
+    )  # fmt: skip
+    sys.exit(execute(plan))
 
 
 def _journal(path: Path | None, asked: dict[str, JSON]) -> Journal | None:
@@ -123,138 +135,21 @@ def _journal(path: Path | None, asked: dict[str, JSON]) -> Journal | None:
 
 
 @click.command()
-@click.argument("file", type=ExistingFile)
+@click.argument("file", type=CasePath)
 @backend_option
 @stage_option
 @json_option
 @isolation
+@color_option
 def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Path | None, isolation: Isolation) -> None:
     """Run the case(s) of FILE again, and say whether all is as it was when it was saved: verdict, numbers, first
     divergence. Without --backend: on the backend that it was saved for.
     """
-    cases = casefile.read(file)
+    cases = read_cases(file)
     named = bool(backends)
     if not named:
         backends = list(dict.fromkeys(r["backend"] for r in map(seen.seen, cases) if r))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
-    _run(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named, verbose=True)
-
-
-def _run(
-    backends: tuple[list[Spec], dict[Spec, str]],
-    ids: Mapping[Spec, Sequence[str]],
-    read: Sequence[Case],
-    json_path: Path | None,
-    save: Path | None,
-    isolation: Isolation,
-    waiving: Waiving,
-    *,
-    named: bool,
-    verbose: bool = False,
-    fresh: frozenset[str] = frozenset(),
-    journal: Journal | None = None,
-    more: Mapping[str, JSON] | None = None,
-) -> NoReturn:
-    specs, lacking = backends
-    if lacking and named:
-        raise UnavailableError("; ".join(f"{s}: not available: {why}" for s, why in lacking.items()))
-    folder = save or writeahead.default_folder()
-    for left in writeahead.recover(folder, build):
-        click.echo(left.sentence(), err=True)
-    runner = Runner(save_failures=save, isolation=isolation, write_ahead=folder, waiving=waiving)
-    results: list[Result] = []
-    sentences: list[str] = []
-    interrupted = False
-    try:
-        for spec in specs:
-            chosen: list[Case | str] = [*read, *ids.get(spec, ())]
-            for result in _run_backend(runner, spec, chosen, journal, verbose=verbose):
-                result.fresh = result.case in fresh
-                results.append(result)
-    except KeyboardInterrupt:
-        interrupted = True
-        click.echo("interrupted; what ran is recorded", err=True)
-    finally:
-        runner.close()
-        sentences, edits = waiving.problems(results)
-        if json_path:
-            document = record(results, {str(s): why for s, why in lacking.items()}, sentences)
-            write_json(json_path, {**document, **(more or {})})
-    totals = Totals()
-    for r in results:
-        totals.add(r)
-    _summary(results, {str(s): why for s, why in lacking.items()})
-    for line in report(sentences, edits):
-        click.echo(line)
-    sys.exit(INTERRUPTED if interrupted else totals.exit_code() or int(bool(sentences)))
-
-
-def _run_backend(
-    runner: Runner, spec: Spec, chosen: Sequence[Case | str], journal: Journal | None, *, verbose: bool
-) -> Iterator[Result]:
-    """The result of each of `chosen`, in order: from the journal, or run now and written there."""
-    size = runner.batch_size(spec)
-    hidden = not sys.stderr.isatty()
-    with click.progressbar(length=len(chosen), label=str(spec), file=sys.stderr, hidden=hidden) as bar:
-        for start in range(0, len(chosen), size):
-            batch = chosen[start : start + size]
-            kept = [journal.take(str(spec), c if isinstance(c, str) else c.id) if journal else None for c in batch]
-            cases = [_case(runner, c) for c, k in zip(batch, kept, strict=True) if k is None]
-            new = _run_cases(runner, spec, cases, journal, verbose=verbose)
-            for k in kept:
-                yield k or next(new)
-            bar.update(len(batch))
-
-
-def _case(runner: Runner, case: Case | str) -> Case:
-    return runner.case(case) if isinstance(case, str) else case
-
-
-def _run_cases(
-    runner: Runner, spec: Spec, cases: Sequence[Case], journal: Journal | None, *, verbose: bool
-) -> Iterator[Result]:
-    for few in _few(cases):
-        found = runner.run(spec, few)
-        if journal:
-            journal.add(found)
-        for case, result in zip(few, found, strict=True):
-            _tell(case, spec, result, verbose=verbose)
-            yield result
-
-
-def _few(cases: Sequence[Case]) -> Iterator[list[Case]]:
-    """One-step cases, which may share a graph, together; each trajectory by itself: a kill costs no more than that."""
-    for single, group in groupby(cases, key=lambda c: len(c.steps) == 1):
-        few = list(group)
-        yield from [few] if single else ([c] for c in few)
-
-
-def _tell(case: Case, spec: Spec, result: Result, *, verbose: bool) -> None:
-    if verbose or result.verdict in FAILURES:
-        click.echo(result.sentence())
-    was = seen.seen(case)
-    if verbose and was and was["backend"] == result.backend:
-        differences = seen.differences(was, result)
-        click.echo(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved")
-    elif result.saved:
-        click.echo(f"  reproduce: conform repro {result.saved} --backend '{spec}'")
-
-
-def _summary(results: Sequence[Result], lacking: dict[str, str]) -> None:
-    per_backend: dict[str, list[Result]] = {}
-    for r in results:
-        per_backend.setdefault(r.backend, []).append(r)
-    rows = []
-    for name, found in per_backend.items():
-        totals = Totals()
-        for r in found:
-            totals.add(r)
-        used = [r.budget_used for r in found if r.budget_used is not None]
-        rows.append((name, str(totals), f"{max(used):.3g}" if used else "–", f"{sum(r.seconds for r in found):.2f} s"))
-    rows += [(name, f"not available: {why}", "–", "–") for name, why in lacking.items()]
-    click.echo(tabulate(rows, ["backend", "verdicts", "budget used, at most", "ran for"]))
-    filed = [r for r in results if r.fresh and r.verdict in FAILURES]
-    for r in filed:
-        click.echo(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
-    if not results:
-        click.echo("nothing was executed, so nothing is proven")
+    plan = Plan(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named,
+                settings=settings_here(), shown=Shown(verbose=True))  # fmt: skip
+    sys.exit(execute(plan))

@@ -13,17 +13,18 @@ from conformance.cgraph import casefile
 from conformance.cgraph.errors import UsageError
 from conformance.report.snippet import python
 from conformance.report.snippet_cpp import cpp
-from conformance.run import seen
+from conformance.run import seen, waiving
 from conformance.run.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
 
-from .options import ExistingFile, File, config_option, isolation
+from .files import CasePath, read_case
+from .options import File, config_option, isolation, settings_here
 
 
 @click.command()
-@click.argument("file", type=ExistingFile)
+@click.argument("file", type=CasePath)
 @click.option("--backend", metavar="NAME[?KEY=VALUE]", help="Default: the one that the case was saved for.")
 @config_option
 @click.option("--case", "case_id", metavar="ID", help="Which case of a bundle.")
@@ -38,7 +39,9 @@ def shrink(
     Writes a case file, and beside it a Python program that builds the case (.py) and a test_case for ggml's own
     tests/test-backend-ops.cpp (.cpp).
     """
-    case = casefile.read_one(file, case_id)
+    case = read_case(file, case_id)
+    for line in waiving.told(waiving.in_force(settings_here())):
+        click.echo(line)
     was = seen.seen(case)
     name = backend or (was["backend"] if was else None)
     if name is None:

@@ -35,8 +35,9 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if h
 """What ends a night cleanly; Windows has no SIGHUP."""
 SHOWN = 8000
 """Bytes of the summary on the terminal."""
-EXIT_CODES = """Exit codes: 0 fine; 1 failures or regressions; 2 wrong words; 3 nothing executed; 4 a part could not run
-or a shard is missing; 128 + a signal: interrupted, start it again to go on."""
+EXIT_CODES = """Exit codes: 0 fine; 1 failures or regressions; 2 wrong words; 3 nothing executed, or nothing passed on
+a backend; 4 a part could not run, or cases or a shard are missing; 128 + a signal: interrupted, start it again to go
+on."""
 
 
 class Interrupted(BaseException):

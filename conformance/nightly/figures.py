@@ -81,10 +81,12 @@ def findings(documents: Sequence[dict[str, JSON]]) -> list[str]:
 
 
 def unrun(documents: Sequence[dict[str, JSON]]) -> list[str]:
-    """What did not run within parts that did, a sentence each: gates, and backends that are not there."""
+    """What did not run within parts that did, a sentence each: cases, gates, and backends that are not there."""
     lacking = [(d.get("environment") or {}).get("unavailable") or {} for d in documents]
+    left_out = Counter((str(m.get("backend")), str(m.get("reason"))) for m in _rows(documents, "missing"))
     gates = [g for g in _rows(documents, "gates") if g.get("answer") == "not run"]
     return [
+        *(f"{n:,} cases asked of {b} have no result: {why}" for (b, why), n in left_out.most_common()),
         *(f"backend {b}: not available: {why}" for d in lacking for b, why in d.items()),
         *(f"gate {g.get('gate')}, {g.get('unit')} on {g.get('backend')}: {g.get('reason')}" for g in gates),
     ]
@@ -98,7 +100,9 @@ def of(documents: Sequence[dict[str, JSON]]) -> str:
 def _verdicts(documents: Sequence[dict[str, JSON]]) -> str:
     rows = _rows(documents, "results")
     filed = sum(bool(r.get("fresh")) and r.get("verdict") in FAILURES for r in rows)
-    return _counted([r.get("verdict") for r in rows]) + (f" ({filed} of fresh cases, filed)" if filed else "")
+    lacking = len(_rows(documents, "missing"))
+    counted = _counted([r.get("verdict") for r in rows]) + (f" ({filed} of fresh cases, filed)" if filed else "")
+    return ", ".join(filter(None, (counted, f"{lacking:,} without a result" if lacking else "")))
 
 
 def _hunts(documents: Sequence[dict[str, JSON]]) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.cgraph.case import JSON
+from conformance.report.progress import Progress
 
 from . import process
 from .parts import Asked, Here, Part, shown
@@ -106,7 +108,8 @@ class Night:
             done.documents.append(here.document.name)
         self.state.save()
         try:
-            ended = process.run(command, folder / f"{part.name}.log", part.limit, self.lock)
+            with Progress().of(_counts(stem, here.journal)):
+                ended = process.run(command, folder / f"{part.name}.log", part.limit, self.lock)
         except OSError as e:
             done.answer, done.says = Answer.BROKEN, f"no process could be started: {e.strerror}"
             return done.answer
@@ -144,7 +147,24 @@ def _fault(kind: str, document: Path) -> str:
     except (OSError, ValueError) as e:
         return f"its document cannot be read ({e})"
     found = read.get("kind") if isinstance(read, dict) else None
-    return "" if found == kind else f"its document is of kind {found}, {kind} expected"
+    if found != kind:
+        return f"its document is of kind {found}, {kind} expected"
+    missing = read.get("missing")
+    return f"{len(missing):,} cases asked have no result" if isinstance(missing, list) and missing else ""
+
+
+def _counts(stem: str, journal: Path) -> Callable[[], str]:
+    """How far a part is, for a terminal: its results so far, where it keeps a journal."""
+    began = time.monotonic()
+
+    def says() -> str:
+        try:
+            lines = journal.read_bytes().count(b"\n")
+        except OSError:
+            lines = 0
+        return f"{stem}: {f'{lines - 1:,} results, ' if lines > 1 else ''}{time.monotonic() - began:.0f} s"
+
+    return says
 
 
 def _free(folder: Path) -> int:

@@ -22,8 +22,8 @@ REPRODUCE = "failures.md"
 WORDS = {
     FINE: "everything that was asked for ran, and is fine",
     FAILURES: "there are failures or regressions",
-    NOTHING: "nothing was executed, so nothing is proven",
-    BROKEN: "a part could not run, or a shard is missing",
+    NOTHING: "nothing was executed, or nothing passed on a backend, so nothing is proven",
+    BROKEN: "a part could not run, or cases or a shard are missing",
 }
 """Exit code -> what it means."""
 

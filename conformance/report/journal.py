@@ -1,27 +1,36 @@
 """The journal of a run: each result on disk as soon as it is there, so that a second start goes on where a kill came.
 
+`Journal` is the user's, kept for the next start; `Partial` lies beside the file of `--json` until that is written.
+
 One line of JSON each. The first says whose results these are: what was asked for, where, and the seed of fresh cases.
 Lines are only ever appended, whole; the last one may be torn by a kill and is then dropped, and its case runs again.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from conformance.cgraph import strictjson
 from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
+from conformance.cgraph.errors import CaseFileError, UsageError
+from conformance.cgraph.strictjson import Memory
+from conformance.check.asked import Asked
 from conformance.check.verdict import Result, Verdict
 from conformance.run.seeds import new_seed
 
 from .record import SCHEMA, header
 
 KIND = "journal"
+BESIDE = ".partial.jsonl"
+"""What the name of a `Partial` has behind that of the file that its run writes at its end."""
+KILLED = "the run ended before it"
 PATIENCE = 10.0
 """Seconds to wait for a run that is about to end to let go of its journal."""
 _SAME = ("machine", "python", "packages")
@@ -146,15 +155,140 @@ class Journal:
     def _append(self, rows: Sequence[JSON]) -> None:
         if not rows:
             return
-        data = b"".join(json.dumps(r, allow_nan=False).encode() + b"\n" for r in rows)
         try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
+            _write(self._descriptor, rows)
         except OSError as e:
             raise self._error(f"cannot be written: {e.strerror}") from e
 
     def _error(self, says: str) -> UsageError:
         return UsageError(f"--journal {self.path}: {says}")
+
+
+class Partial:
+    """The results of a run as they come, in a file beside the one that it writes at its end and then removes this."""
+
+    def __init__(self, target: Path, asked: Asked) -> None:
+        """Begin the file; what an earlier run that was killed left in it is put aside, never overwritten.
+
+        Args:
+            target: what the run writes at its end; a device or a pipe has nothing beside it.
+            asked: all that the run is to do.
+
+        Raises:
+            UsageError: another run, which is not at its end, writes to it.
+        """
+        self.path = target.with_name(f"{target.name}{BESIDE}")
+        self.left = ""
+        """What an earlier run left, as a sentence."""
+        self.fault = ""
+        """Why results are not kept on disk; empty where they are."""
+        self._descriptor: int | None = None
+        if target.exists() and not target.is_file():
+            return
+        try:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            if not _locked(self._descriptor):
+                os.close(self._descriptor)
+                raise UsageError(f"--json {target}: another run is about to write it; give this one a file of its own")
+            self._put_aside(target)
+            _write(self._descriptor, [{**header(KIND), "asked": {"cases": asked.cases}, "seed": 0}])
+        except OSError as e:
+            self._stop(e)
+
+    def add(self, results: Sequence[Result]) -> None:
+        """Write down what just ran; a disk that is full is noted, and the run goes on."""
+        if self._descriptor is not None:
+            try:
+                _write(self._descriptor, [r.to_json() for r in results])
+            except OSError as e:
+                self._stop(e)
+
+    def close(self, *, written: bool) -> str:
+        """Let go of the file: it goes where `written`, and else stays; then a sentence says where.
+
+        Args:
+            written: whether all of it stands elsewhere now.
+        """
+        if self._descriptor is None:
+            return "" if written else self.fault
+        if written:
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+        self._descriptor = None
+        return "" if written else f"what ran is in {self.path}, which `conform report` reads"
+
+    def _put_aside(self, target: Path) -> None:
+        """Rename what an earlier run left, if there is a result in it."""
+        assert self._descriptor is not None
+        results = self.path.read_bytes().count(b"\n") - 1
+        if results < 1:
+            os.ftruncate(self._descriptor, 0)
+            return
+        names = (self.path.with_name(f"{target.name}.partial-{n}.jsonl") for n in itertools.count(1))
+        aside = next(p for p in names if not p.exists())
+        self.path.rename(aside)
+        self.left = (
+            f"an earlier run ended before it wrote {target}: its {results} results are in {aside}, "
+            "which `conform report` reads"
+        )
+        os.close(self._descriptor)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        _locked(self._descriptor)
+
+    def _stop(self, e: OSError) -> None:
+        self.fault = f"{self.path}: results are not on disk as they come: {e.strerror}"
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
+    """What a run left in such a file, as the document that it would have written; None where it is no such file.
+
+    Args:
+        raw: all of it; a last line that a kill tore is passed over.
+        memory: what reading it may take.
+
+    Raises:
+        CaseFileError: it is one, and broken within; says at which line.
+    """
+    if not raw.startswith(_BEGINS):
+        return None
+    lines = raw.split(b"\n")[:-1]
+    rows = [strictjson.parse(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
+    head = rows[0] if rows and isinstance(rows[0], dict) else {}
+    asked = _cases_asked(head)
+    found = [Result(r["case"], r["backend"], Verdict.PASS) for r in rows[1:] if _names_pair(r)]
+    return {
+        **{k: v for k, v in head.items() if k not in {"asked", "seed"}},
+        "kind": "conformance",
+        "asked": asked.to_json(),
+        "missing": [m.to_json() for m in asked.missing(found, KILLED)],
+        "results": rows[1:],
+    }
+
+
+def _cases_asked(head: Mapping[str, JSON]) -> Asked:
+    said = head.get("asked")
+    cases = said.get("cases") if isinstance(said, dict) else None
+    if not isinstance(cases, dict) or not all(
+        isinstance(ids, list) and all(isinstance(i, str) for i in ids) for ids in cases.values()
+    ):
+        raise CaseFileError(
+            "line 1", "what a run with --json was asked for expected (a journal of --journal is for the same "
+            "`conform run` again, which goes on from there and writes --json)"
+        )  # fmt: skip
+    return Asked(cases)
+
+
+def _names_pair(row: JSON) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("case"), str) and isinstance(row.get("backend"), str)
+
+
+def _write(descriptor: int, rows: Sequence[JSON]) -> None:
+    data = b"".join(json.dumps(r, allow_nan=False, default=str).encode() + b"\n" for r in rows)
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 def _short(value: JSON) -> str:

@@ -33,6 +33,9 @@ TAGS: dict[Verdict, str | None] = {
 """Verdict -> the element that says it; none where all is well."""
 GATES: dict[str, str | None] = {"fine": None, "regressed": "failure", "undecided": "skipped", "not run": "skipped"}
 
+ERRORS = 1000
+"""Cases without a result that a suite names one by one."""
+
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold, escaped or not (its rule [2], Char)."""
 
@@ -67,7 +70,7 @@ class Suite:
 
 def junit(runs: Runs) -> str:
     """The whole document; UTF-8 by its declaration."""
-    suites = [*_results(runs), *_unavailable(runs), *_gates(runs), *_planted(runs)]
+    suites = [*_results(runs), *_missing(runs), *_unavailable(runs), *_gates(runs), *_planted(runs)]
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites{_attributes(_totals(suites))}>"]
     for s in suites:
         lines += _suite(s)
@@ -104,6 +107,25 @@ def _test(r: Result, suite: str) -> Test:
     if r.fresh:  # of a seed that nobody knew: it is filed, and fails no run
         return Test(classname, r.case, r.seconds, "skipped", "filed", f"filed, a fresh case: {r.sentence()}")
     return Test(classname, r.case, r.seconds, tag, str(r.verdict), r.detail or str(r.verdict), again)
+
+
+def _missing(runs: Runs) -> Iterator[Suite]:
+    """An error for each pair that has no result, `ERRORS` at most of each backend, and one that counts the others."""
+    groups: dict[str, list[Row[Mapping[str, JSON]]]] = {}
+    for row in runs.missing:
+        groups.setdefault(row.value["backend"], []).append(row)
+    for backend, rows in groups.items():
+        tests = [_unanswered(backend, r.value["case"], r.value["reason"]) for r in rows[:ERRORS]]
+        if (more := len(rows) - ERRORS) > 0:
+            tests.append(_unanswered(backend, f"{more} more", f"{len(rows)} in all"))
+        newest = max((r.document for r in rows), key=lambda d: d.written)
+        yield Suite(f"{backend}: asked for, and without a result", newest.written, _properties(newest), tests)
+
+
+def _unanswered(backend: str, case: str, why: str) -> Test:
+    what = operation(case)
+    classname = ".".join(w.replace(".", "_") for w in (backend, what.family, what.op) if w)
+    return Test(classname, case, 0.0, "error", "missing", f"asked for, and without a result: {why}")
 
 
 def _unavailable(runs: Runs) -> Iterator[Suite]:

@@ -12,6 +12,7 @@ from conformance.check.verdict import FAILURES, Result, Verdict
 from .matrix import OPS, Matrix, matrix
 from .reproduce import command
 from .runs import Row, Runs
+from .words import budget_used, refusals
 
 LIMIT = 1_000_000
 """Bytes of UTF-8; a job summary takes 1 MiB."""
@@ -24,9 +25,6 @@ SHARE = 0.6
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _MEANS_ITSELF = str.maketrans({**{c: f"\\{c}" for c in "\\`*_{}[]#|~@!"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"})
-
-_NODE = re.compile(r"^(?:step \d+: )?[A-Z0-9_]+ [^:]*: (?=.)")
-"""The node that a reason begins with: reasons are counted whatever node they are of."""
 
 Section = tuple[str, Sequence[str], Sequence[str]]
 """A heading, the lines above its items, and the items, one block of text each; without items it is no section."""
@@ -70,6 +68,8 @@ def _head(runs: Runs) -> Iterator[str]:
     ran = sum(r.value.verdict is not Verdict.UNSUPPORTED for r in runs.results)
     regressed = sum(g.value["answer"] == "regressed" for g in runs.gates)
     words = [f"{len(failed):,} failures", f"{ran:,} cases executed on backends"] if runs.results else ["no cases ran"]
+    if runs.missing:
+        words.append(f"{len(runs.missing):,} cases asked for have no result")
     if runs.gates:
         words.append(f"{regressed} of {len(runs.gates)} gates regressed")
     yield f"# Conformance: {', '.join(words)}"
@@ -83,6 +83,7 @@ def _head(runs: Runs) -> Iterator[str]:
 
 
 def _sections(runs: Runs) -> Iterator[Section]:
+    yield f"Asked for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
     verdicts = [v for v in Verdict if any(r.value.verdict is v for r in runs.results)]
     yield "Verdicts", *_table(["backend", *map(str, verdicts), "budget used, at most"], _verdicts(runs, verdicts))
     failed = [r for r in runs.results if r.value.verdict in FAILURES]
@@ -101,12 +102,23 @@ def _sections(runs: Runs) -> Iterator[Section]:
     yield "Single ops, passed of declared", *_table(["op", "types", *map(_code, m.backends)], _matrix(m))
 
 
+def _missing(runs: Runs) -> list[str]:
+    asked = Counter[str]()
+    for d in runs.of("conformance"):
+        asked.update(d.body.get("asked") or {})
+    rows = [m.value for m in runs.missing]
+    lines = [
+        f"- {_code(backend)}: {n:,} cases of {asked[backend]:,} asked: {_text(why)}"
+        for (backend, why), n in Counter((m["backend"], m["reason"]) for m in rows).most_common()
+    ]
+    return [*lines, *(f"  - {_code(m['case'])} on {_code(m['backend'])}" for m in rows)]
+
+
 def _verdicts(runs: Runs, verdicts: Sequence[Verdict]) -> Iterator[Sequence[str]]:
     for backend in dict.fromkeys(r.value.backend for r in runs.results):
         here = [r.value for r in runs.results if r.value.backend == backend]
         counts = Counter(r.verdict for r in here)
-        used = [r.budget_used for r in here if r.budget_used is not None]
-        yield _code(backend), *(f"{counts[v]:,}" for v in verdicts), f"{max(used):.3g}" if used else "nothing checked"
+        yield _code(backend), *(f"{counts[v]:,}" for v in verdicts), budget_used(here, "nothing checked")
 
 
 def _failure(row: Row[Result]) -> str:
@@ -169,11 +181,7 @@ def _audit(runs: Runs) -> list[str]:
 
 def _not_run(runs: Runs) -> list[str]:
     lines = [f"- {_code(name)}: not available: {_text(why)}" for name, why in runs.unavailable().items()]
-    refused: dict[str, Counter[str]] = {}
-    for r in runs.results:
-        if r.value.verdict is Verdict.UNSUPPORTED:
-            refused.setdefault(r.value.backend, Counter())[_NODE.sub("", r.value.detail, count=1)] += 1
-    for backend, reasons in refused.items():
+    for backend, reasons in refusals(r.value for r in runs.results).items():
         lines.append(f"- {_code(backend)} takes {sum(reasons.values()):,} cases not (UNSUPPORTED), by its reason:")
         lines += [f"  - {n:,}: {_text(why) or 'no reason given'}" for why, n in reasons.most_common()]
     lines += [f"- {_code(p.name)}: no run file, passed over" for p in runs.passed_over]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
+from conformance.check.asked import Asked, Missing
 from conformance.check.verdict import Result, Totals
 from conformance.run.environment import environment
 
@@ -32,19 +36,37 @@ def header(kind: str) -> dict[str, JSON]:
 
 
 def record(
-    results: Sequence[Result], unavailable: dict[str, str] | None = None, waivers: Sequence[str] = ()
+    results: Sequence[Result],
+    unavailable: dict[str, str] | None = None,
+    waivers: Sequence[str] = (),
+    *,
+    asked: Asked | None = None,
+    missing: Sequence[Missing] = (),
+    settings: JSON = None,
 ) -> dict[str, JSON]:
-    """`header`, `results` and `totals`; backends that are not here stand in the environment as `unavailable`.
+    """`header`, `asked`, `missing`, `results` and `totals`.
 
-    Where waivers fail the run, `waivers` says which and why.
+    Backends that are not here stand in the environment as `unavailable`; where waivers fail the run, `waivers` says
+    which and why.
+
+    Args:
+        results: of the run.
+        unavailable: backend -> why it is not here.
+        waivers: what is wrong with them.
+        asked: what the run was to run; where None, what it ran.
+        missing: what of it has no result.
+        settings: what of `conformance.toml` was in force.
     """
     totals = Totals()
     for r in results:
         totals.add(r)
     begun = header("conformance")
+    more = {} if settings is None else {"settings": settings}
     return {
         **begun,
-        "environment": {**begun["environment"], "unavailable": unavailable or {}},
+        "environment": {**begun["environment"], "unavailable": unavailable or {}, **more},
+        "asked": dict(Counter(r.backend for r in results)) if asked is None else asked.to_json(),
+        "missing": [m.to_json() for m in missing],
         "results": [r.to_json() for r in results],
         "totals": totals.to_json(),
         **({"waivers": list(waivers)} if waivers else {}),
@@ -62,16 +84,48 @@ def check_writable(path: Path) -> None:
 
 
 def write_json(path: Path, document: JSON) -> None:
-    """Write `document` whole or not at all.
+    """Write `document` whole or not at all; Ctrl-C waits until that is done, and nothing else is left behind.
 
     Raises:
         UsageError: the file cannot be written there.
     """
+    with interrupts_wait():
+        try:
+            if path.exists() and not path.is_file():  # a device or a pipe: a file in its place would end it
+                path.write_text(_text(document), encoding="utf-8")
+            else:
+                _replace(path, _text(document))
+        except OSError as e:
+            raise UsageError(f"--json {path}: cannot be written: {e.strerror}") from e
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Hold SIGINT back as long as this lasts; one that came is raised at its end."""
+    came: list[int] = []
     try:
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    except ValueError:  # not the main thread, where no signal arrives
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and before is not signal.SIG_IGN:
+        raise KeyboardInterrupt
+
+
+def _text(document: JSON) -> str:
+    return json.dumps(document, indent=1, allow_nan=False, default=str) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
         with os.fdopen(fd, "w", encoding="utf-8") as f:
-            json.dump(document, f, indent=1, allow_nan=False)
-            f.write("\n")
+            f.write(text)
         Path(temporary).replace(path)
-    except OSError as e:
-        raise UsageError(f"--json {path}: cannot be written: {e.strerror}") from e
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -19,6 +19,7 @@ from conformance.cgraph.errors import CaseFileError, UsageError
 from conformance.cgraph.strictjson import Memory
 from conformance.check.verdict import Verdict
 
+from .journal import partial_body
 from .record import SCHEMA
 
 MAX_BYTES = 256 << 20
@@ -102,6 +103,7 @@ ENVIRONMENT: dict[str, Rule] = {
     "cores": COUNT.optional(),
     "packages": OBJECT.optional(),
     "unavailable": TEXTS.optional(),
+    "settings": OBJECT.optional(),
 }
 RESULT: dict[str, Rule] = {
     "case": TEXT,
@@ -120,7 +122,7 @@ RESULT: dict[str, Rule] = {
     "detail": TEXT,
 }
 ROWS: dict[str, dict[str, dict[str, Rule]]] = {
-    "conformance": {"results": RESULT},
+    "conformance": {"results": RESULT, "missing": {"backend": TEXT, "case": TEXT, "reason": TEXT}},
     "perf": {
         "units": {
             "unit": TEXT,
@@ -167,7 +169,11 @@ ROWS: dict[str, dict[str, dict[str, Rule]]] = {
     },
 }
 """Kind -> list in its document -> what each of its rows holds. A field beyond these is kept as it is."""
-OPTIONAL_LISTS = frozenset({"gates"})
+OPTIONAL_LISTS = frozenset({"gates", "missing"})
+OPTIONAL: dict[str, Rule] = {"asked": Rule(
+    "an object of whole numbers", lambda v: isinstance(v, dict) and all(map(_whole, v.values())), required=False
+)}  # fmt: skip
+"""Of conformance runs: how many cases each backend was asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +224,9 @@ def _bytes(path: Path) -> bytes:
 
 def _parse(path: Path, raw: bytes) -> JSON:
     try:
-        body = strictjson.parse(memoryview(raw), Memory(MAX_MEMORY, 0), "the file")
+        body = partial_body(raw, Memory(MAX_MEMORY, 0))
+        if body is None:
+            body = strictjson.parse(memoryview(raw), Memory(MAX_MEMORY, 0), "the file")
         strictjson.weigh(body, "the file")  # no deeper than any reader can follow
     except CaseFileError as e:
         raise UsageError(f"{path}: a run file (written with --json) expected: {e}") from None
@@ -245,6 +253,8 @@ def _document(path: Path, body: JSON, digest: str) -> Document:
         raise UsageError(f"{path}: a run file (written with --json) expected, JSON of another kind found")
     _check(path, "", body, HEADER)
     _check(path, "environment", body["environment"], ENVIRONMENT)
+    if body["kind"] == "conformance":
+        _check(path, "", body, OPTIONAL)
     for name, rules in ROWS.get(body["kind"], {}).items():
         if name in OPTIONAL_LISTS and name not in body:
             continue

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 KEYS: dict[str, tuple[str, ...]] = {
     "results": ("case", "backend"),
+    "missing": ("case", "backend"),
     "units": ("unit", "model", "case", "backend"),
     "gates": ("gate", "unit", "backend", "against"),
     "faults": ("name",),
@@ -50,6 +51,8 @@ class Runs:
     documents: tuple[Document, ...]
     """Oldest first; a run that stands in two files is here as both where they differ."""
     results: tuple[Row[Result], ...]
+    missing: tuple[Row[Mapping[str, JSON]], ...]
+    """Pairs that a run was asked for and has no result of, unless a newer run has; each fails its run."""
     units: tuple[Row[Mapping[str, JSON]], ...]
     gates: tuple[Row[Mapping[str, JSON]], ...]
     faults: tuple[Row[Mapping[str, JSON]], ...]
@@ -92,9 +95,12 @@ def read_runs(paths: Sequence[Path]) -> Runs:
         raise UsageError(f"a run file (written with --json) expected, none found in {', '.join(map(str, paths))}")
     ordered = sorted(documents.values(), key=lambda d: d.written)
     merged = {name: _merge(ordered, name) for name in KEYS}
+    answered = {_pair(r): r.document.written for r in merged["results"][0]}
+    missing = [r for r in merged["missing"][0] if answered.get(_pair(r), "") <= r.document.written]
     return Runs(
         documents=tuple(ordered),
         results=tuple(_result(r) for r in merged["results"][0]),
+        missing=tuple(missing),
         units=tuple(merged["units"][0]),
         gates=tuple(merged["gates"][0]),
         faults=tuple(merged["faults"][0]),
@@ -134,6 +140,10 @@ def _merge(
                 rows.clear()
             rows.append(Row(value, d, f"{name}[{i}]"))
     return [r for rows in newest.values() for r in rows], older
+
+
+def _pair(row: Row[Mapping[str, JSON]]) -> tuple[JSON, ...]:
+    return row.document.machine, *(row.value.get(k) for k in KEYS["missing"])
 
 
 _RESULT_FIELDS = tuple(f.name for f in fields(Result))

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 
+from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.cases import FAMILIES
+from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import ConformanceError
 from conformance.check.verdict import Result
 from conformance.check.waiver_edit import proposal
 from conformance.check.waivers import Waivers, problems, waive
 
 from .select import build
+from .settings import Settings
 
 
 class Waiving:
@@ -21,6 +24,10 @@ class Waiving:
     def __init__(self, waivers: Mapping[Spec, Waivers], today: date) -> None:
         self._waivers = waivers
         self._today = today
+
+    def to_json(self) -> dict[str, JSON]:
+        """Backend -> its file of waivers, and how many failures that knows."""
+        return {str(s): {"file": w.path, "known": len(w.entries)} for s, w in self._waivers.items()}
 
     def apply(self, spec: Spec, result: Result) -> None:
         """XFAIL or XPASS where a waiver of `spec` speaks of the case."""
@@ -38,6 +45,32 @@ class Waiving:
             sentences += [p.sentence for p in found]
             edits += filter(None, [proposal(waivers, found) if found else ""])
         return sentences, edits
+
+
+def in_force(settings: Settings, waiving: Waiving | None = None) -> dict[str, JSON] | None:
+    """What a file of settings or of waivers changes in a run, for its record; None where neither was read."""
+    waivers = {} if waiving is None else waiving.to_json()
+    if settings.path is None and not waivers:
+        return None
+    return {
+        "file": None if settings.path is None else str(settings.path.absolute()),
+        "names": sorted(registry.defined()),
+        "levels": dict(settings.levels),
+        "waivers": waivers,
+    }
+
+
+def told(found: dict[str, JSON] | None) -> list[str]:
+    """`in_force` as a line for people; none where nothing is."""
+    if found is None:
+        return []
+    said = [f"names: {', '.join(found['names'])}"] if found["names"] else []
+    said += [f"level of {name}: {level}" for name, level in found["levels"].items()]
+    said += [
+        f"waivers of {name}: {w['file']}: {w['known']} known failure{'s' * (w['known'] != 1)}"
+        for name, w in found["waivers"].items()
+    ]
+    return [f"settings: {found['file'] or 'no file'} ({'; '.join(said) or 'nothing of it is in force'})"]
 
 
 def today() -> date:
