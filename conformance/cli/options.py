@@ -12,6 +12,7 @@ import click
 
 from conformance.cases.family import LEVELS, Level
 from conformance.cgraph.errors import ConformanceError
+from conformance.cgraph.text import printable
 from conformance.report.record import check_writable
 from conformance.run import settings
 from conformance.run.isolate import Isolation
@@ -36,7 +37,7 @@ class Group(click.Group):
 
 def fail(message: str) -> NoReturn:
     """End with one line on stderr and exit code 2."""
-    click.echo(f"conform: {' '.join(message.split())}", err=True)
+    click.echo(f"conform: {printable(' '.join(message.split()))}", err=True)
     sys.exit(2)
 
 

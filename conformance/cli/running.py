@@ -16,9 +16,11 @@ from conformance.cases.family import Level
 from conformance.cgraph import casefile
 from conformance.cgraph.case import JSON, Case
 from conformance.cgraph.errors import UnavailableError
+from conformance.cgraph.text import printable
 from conformance.check.verdict import FAILURES, Result, Totals
 from conformance.report.journal import Journal
 from conformance.report.record import record, write_json
+from conformance.report.reproduce import command
 from conformance.run import seen, writeahead
 from conformance.run.isolate import Isolation
 from conformance.run.runner import Runner
@@ -135,7 +137,10 @@ def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Pat
     cases = casefile.read(file)
     named = bool(backends)
     if not named:
-        backends = list(dict.fromkeys(r["backend"] for r in map(seen.seen, cases) if r))
+        records = [r for r in map(seen.seen, cases) if r]
+        for r in records:
+            seen.backend_of(r, "repro", file)  # a file may not choose any
+        backends = list(dict.fromkeys(r["backend"] for r in records))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
     _run(choose(backends, stage), {}, cases, json_path, None, isolation, bare, named=named, verbose=True)
 
@@ -185,7 +190,7 @@ def _run(
         totals.add(r)
     _summary(results, {str(s): why for s, why in lacking.items()})
     for line in report(sentences, edits):
-        click.echo(line)
+        click.echo(printable(line))
     sys.exit(INTERRUPTED if interrupted else totals.exit_code() or int(bool(sentences)))
 
 
@@ -218,7 +223,7 @@ def _run_cases(
         if journal:
             journal.add(found)
         for case, result in zip(few, found, strict=True):
-            _tell(case, spec, result, verbose=verbose)
+            _tell(case, result, verbose=verbose)
             yield result
 
 
@@ -229,7 +234,7 @@ def _few(cases: Sequence[Case]) -> Iterator[list[Case]]:
         yield from [few] if single else ([c] for c in few)
 
 
-def _tell(case: Case, spec: Spec, result: Result, *, verbose: bool) -> None:
+def _tell(case: Case, result: Result, *, verbose: bool) -> None:
     if verbose or result.verdict in FAILURES:
         click.echo(result.sentence())
     was = seen.seen(case)
@@ -237,7 +242,7 @@ def _tell(case: Case, spec: Spec, result: Result, *, verbose: bool) -> None:
         differences = seen.differences(was, result)
         click.echo(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved")
     elif result.saved:
-        click.echo(f"  reproduce: conform repro {result.saved} --backend '{spec}'")
+        click.echo(f"  reproduce: {command(result)}")
 
 
 def _summary(results: Sequence[Result], lacking: dict[str, str]) -> None:
@@ -250,11 +255,12 @@ def _summary(results: Sequence[Result], lacking: dict[str, str]) -> None:
         for r in found:
             totals.add(r)
         used = [r.budget_used for r in found if r.budget_used is not None]
-        rows.append((name, str(totals), f"{max(used):.3g}" if used else "–", f"{sum(r.seconds for r in found):.2f} s"))
-    rows += [(name, f"not available: {why}", "–", "–") for name, why in lacking.items()]
+        most = f"{max(used):.3g}" if used else "–"
+        rows.append((printable(name), str(totals), most, f"{sum(r.seconds for r in found):.2f} s"))
+    rows += [(printable(name), f"not available: {printable(why)}", "–", "–") for name, why in lacking.items()]
     click.echo(tabulate(rows, ["backend", "verdicts", "budget used, at most", "ran for"]))
     filed = [r for r in results if r.fresh and r.verdict in FAILURES]
     for r in filed:
-        click.echo(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
+        click.echo(printable(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}"))
     if not results:
         click.echo("nothing was executed, so nothing is proven")

@@ -6,8 +6,9 @@ import json
 import os
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 
 from conformance.cgraph.case import JSON
@@ -67,11 +68,34 @@ def write_json(path: Path, document: JSON) -> None:
     Raises:
         UsageError: the file cannot be written there.
     """
+    encoded = json.JSONEncoder(indent=1, allow_nan=False).iterencode(document)
+    write_text(path, chain(encoded, ["\n"]))
+
+
+def write_text(path: Path, text: str | Iterable[str], option: str = "--json") -> None:
+    """Write a text, or its parts one after the other, whole or not at all: nothing else is left where it cannot be.
+
+    Args:
+        path: a new file, or one to replace; a device is written to as it is.
+        text: of the file, in UTF-8.
+        option: what the user said `path` by.
+
+    Raises:
+        UsageError: the file cannot be written there.
+    """
+    parts = [text] if isinstance(text, str) else text
     try:
-        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
-            json.dump(document, f, indent=1, allow_nan=False)
-            f.write("\n")
-        Path(temporary).replace(path)
+        if path.exists() and not path.is_file():
+            path.write_text("".join(parts), encoding="utf-8")
+            return
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=path.name[:100], suffix=".tmp")
+        temporary = Path(name)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as f:
+                f.writelines(parts)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     except OSError as e:
-        raise UsageError(f"--json {path}: cannot be written: {e.strerror}") from e
+        raise UsageError(f"{option} {path}: cannot be written: {e.strerror or e}") from e

@@ -77,6 +77,8 @@ def shrink(
         UsageError: `case` does not fail on `spec`.
     """
     start = clock()
+    if why := runner.too_costly([case]):
+        raise UsageError(f"{case.id} cannot be shrunk: {why}")
     (result,) = runner.run(spec, [case])
     signature = signature_of(result)
     if signature is None:
