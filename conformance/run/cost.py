@@ -104,6 +104,8 @@ def _beside(node: Tensor) -> int:
         assert x is not None
         converted = min(nelements(weights), _AT_ONCE + weights.ne[0])
         return _F64 * (converted * 3 // 2 + 2 * nelements(x) + 2 * nelements(node))
+    if node.op == "SET_ROWS":  # into a cache, of which it looks at no more than the rows it stores
+        return 4 * _F64 * nelements(_first(node))
     more = _MORE[node.op](node) if node.op in _MORE else 0
     return _F64 * (sum(map(nelements, _src(node))) + 3 * nelements(node) + more)
 
@@ -196,7 +198,6 @@ _MORE: dict[str, Callable[[Tensor], int]] = {
     "DIAG": lambda n: n.ne[0] * n.ne[0],
     "SSM_CONV": lambda n: nelements(n) * _first(n, 1).ne[0],
     "GET_ROWS": nelements,
-    "SET_ROWS": lambda n: nelements(_first(n)),
     "CONCAT": lambda _: 0,
     "ARGSORT": nelements,
     "TOP_K": lambda n: nelements(_first(n)),

@@ -83,7 +83,7 @@ def _refusal(spec: Spec) -> str:
     if spec.name in registry.defined():
         return f"{spec.name} is a name of your settings, with options of its own" if spec.options else ""
     if spec.name == SCHED:
-        return next(filter(None, map(_refusal_in_sched, spec.options)), "")
+        return next(filter(None, (_refusal_in_sched(k, v) for k, v in spec.options)), "")
     if spec.name not in registry.names():
         return "no adapter of that name is installed"
     if not spec.options:
@@ -92,11 +92,13 @@ def _refusal(spec: Spec) -> str:
     return next(filter(None, (_refusal_of_option(k, v, places) for k, v in spec.options)), "")
 
 
-def _refusal_in_sched(option: tuple[str, str]) -> str:
-    key, value = option
+def _refusal_in_sched(key: str, value: str) -> str:
     if key != "devices":
-        return _refusal_of_option(key, value, frozenset())
-    return next(filter(None, map(_refusal, read_devices(value))), "")
+        return _refusal_of_option(key, value, None)
+    devices = read_devices(value)
+    if any(d.name == SCHED for d in devices):
+        return "a scheduler is no device of another"
+    return next(filter(None, map(_refusal, devices)), "")
 
 
 def _refusal_of_option(key: str, value: str, places: frozenset[str] | None) -> str:
