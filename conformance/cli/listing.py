@@ -42,8 +42,8 @@ def backends(backends: Sequence[str], json_path: Path | None) -> None:
         finally:
             backend.close()
         versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
-        words = (str(spec), info.device, f"{info.description} ({versions})", ", ".join(b.name for b in buffers))
-        rows.append(tuple(map(printable, words)))
+        what, kinds = f"{info.description} ({versions})", ", ".join(b.name for b in buffers)
+        rows.append((printable(str(spec)), printable(info.device), printable(what), printable(kinds)))
         document[str(spec)] = {
             "available": True,
             **describe(info),

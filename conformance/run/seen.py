@@ -46,7 +46,7 @@ def kept(case: Case, result: Result) -> Case:
 
 def seen(case: Case) -> dict[str, JSON] | None:
     """The record in a saved case; None where there is none."""
-    record = case.provenance.get(SEEN) if isinstance(case.provenance, dict) else None
+    record = case.provenance.get(SEEN)
     return record if isinstance(record, dict) and isinstance(record.get("backend"), str) else None
 
 

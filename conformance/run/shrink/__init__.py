@@ -74,7 +74,7 @@ def shrink(
         clock: tells the seconds.
 
     Raises:
-        UsageError: `case` does not fail on `spec`.
+        UsageError: `case` does not fail on `spec`, or computing it takes more than the limits allow.
     """
     start = clock()
     if why := runner.too_costly([case]):
