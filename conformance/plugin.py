@@ -20,12 +20,14 @@ from conformance.cases import FAMILIES
 from conformance.cases.family import LEVELS, Level
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
+from conformance.cgraph.text import printable
 from conformance.check.asked import INTERRUPTED, STOPPED, Asked, Missing
 from conformance.check.asked import told as told_missing
 from conformance.check.verdict import FAILURES, Result, Totals, Verdict
 from conformance.perf.bench import Bench
 from conformance.report.journal import Partial
 from conformance.report.record import check_writable, interrupts_wait, record, write_json
+from conformance.report.reproduce import command
 from conformance.run import settings, writeahead
 from conformance.run.isolate import Isolation
 from conformance.run.memory import parse_size
@@ -372,14 +374,13 @@ def conformance_case(request: pytest.FixtureRequest) -> Result:
 def check(result: Result) -> None:
     """Turn a verdict into the test's outcome: skipped with the backend's reason, or failed with one sentence."""
     if result.verdict is Verdict.UNSUPPORTED:
-        pytest.skip(f"{result.verdict}: {result.detail}")
+        pytest.skip(f"{result.verdict}: {printable(result.detail)}")
     if result.verdict is Verdict.XFAIL:
         pytest.xfail(result.sentence())
     if result.verdict in FAILURES and result.fresh:
         pytest.xfail(f"filed, no failure of this run: {result.sentence()}")
     if result.verdict in FAILURES:
-        again = f"conform repro {result.saved}" if result.saved else f"conform run --case '{result.case}'"
-        pytest.fail(f"{result.sentence()}. Reproduce: {again} --backend '{result.backend}'", pytrace=False)
+        pytest.fail(f"{result.sentence()}. Reproduce: {command(result)}", pytrace=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -398,15 +399,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"--fresh {len(suite.fresh)}: seed {config.option.fresh_seed}")
     for r in suite.results.values():
         if r.fresh and r.verdict in FAILURES:
-            terminalreporter.line(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
+            filed = f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}"
+            terminalreporter.line(printable(filed))
     for spec, reason in suite.lacking.items():
-        terminalreporter.line(f"{spec}: not available: {reason}")
+        terminalreporter.line(printable(f"{spec}: not available: {reason}"))
     for left in [*suite.interrupted, *writeahead.recover(suite.folder, build)]:
         terminalreporter.line(left.sentence(), yellow=True)
     if suite.partial is not None and suite.partial.left:
-        terminalreporter.line(suite.partial.left, yellow=True)
+        terminalreporter.line(printable(suite.partial.left), yellow=True)
     for line in (*report(*suite.problems), *_wrong(suite, config)):
-        terminalreporter.line(line, red=True)
+        terminalreporter.line(printable(line), red=True)
 
 
 def _wrong(suite: Suite, config: pytest.Config) -> Iterator[str]:

@@ -223,3 +223,16 @@ def test_progress_is_for_terminals() -> None:
             progress.show()
         assert ("ops/X@1?[2J" in stream.getvalue()) is seen
     assert str(steps) == "ggml: 0 of 7, ops/X@1\x1b[2J: 12 s"
+
+
+def test_a_drawing_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    """`show --svg` into a folder that is not there or takes no files: exit code 2, nothing left beside it."""
+    cases = CliRunner().invoke(main, ["cases", "--family", "ops"]).output.split()
+    case_id = cases[0]
+    for path in (tmp_path / "absent" / "x.svg", Path("/proc/x.svg")):
+        done = CliRunner().invoke(main, ["show", case_id, "--svg", str(path)])
+        assert done.exit_code == 2, done.output
+        assert "cannot be written" in done.output.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+    fine = CliRunner().invoke(main, ["show", case_id, "--svg", str(tmp_path / "x.svg")])
+    assert (fine.exit_code, [p.name for p in tmp_path.iterdir()]) == (0, ["x.svg"])

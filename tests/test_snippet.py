@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from conformance.cases import FAMILIES
 from conformance.cgraph import codec
@@ -75,4 +80,101 @@ def test_the_structs_compile_in_ggmls_own_test_file(tmp_path: Path) -> None:
     include = [f"-I{root / p}" for p in ("ggml/include", "ggml/src", "tests", "common", "include", "vendor")]
     command = ["g++", "-std=c++17", "-fsyntax-only", "-w", *include, str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+NASTY = st.text(st.characters(), max_size=40) | st.sampled_from(
+    [
+        '"""\nopen(CANARY, "w")\n"""',
+        "'''\nopen(CANARY, 'w')",
+        "\\",
+        "*/ ??/",
+        "a\nopen('canary', 'w')\n#",
+        "\0",
+        "\ud800",
+        "\u202e",
+        "{title}",
+        "%s%n",
+        "\r\x0b\x0c\x85\u2028import os",
+        "'); open('canary', 'w'); ('",
+        "//\\\n#error",
+        '??/"',
+    ]
+)
+"""Texts that end a literal, a comment or a line of a program."""
+
+
+def _nasty(texts: list[str]) -> Case:
+    case = build(SAMPLE[0])
+    case.id, case.family = texts[0], texts[1]
+    case.params = {texts[2]: texts[3], "deep": [{texts[1]: [texts[2], None, True, 1.5]}]}
+    case.provenance = {texts[4]: texts[0], "detail": texts[5]}
+    tensors = [*case.persistent, *(t for s in case.steps for t in s.graph.tensors())]
+    for i, t in enumerate(tensors):
+        t.name = texts[i % len(texts)].encode("utf-8", "ignore").decode()[:15]
+    return case
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=st.lists(st.lists(NASTY, min_size=6, max_size=6), min_size=1, max_size=12))
+def test_a_program_holds_texts_as_data(batch: list[list[str]], tmp_path: Path) -> None:
+    """Whatever ids, names and parameters hold, the program is ASCII, runs none of it, and makes an equal case."""
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    for i, texts in enumerate(batch):
+        case = _nasty(texts)
+        text = python(case)
+        assert text.isascii()
+        assert text.isprintable() or set(text) - {"\n"} <= set(map(chr, range(32, 127)))
+        (folder / f"p{i:02}.py").write_text(text, encoding="utf-8")
+    before = sorted(p.name for p in folder.iterdir())
+    program = (
+        "import runpy, sys, json\nfor p in sys.argv[1:]:\n    c = runpy.run_path(p, {'CANARY': 'canary'})['case']\n"
+    )
+    program += "    print(json.dumps([c.id, c.family, c.params, [t.name for s in c.steps for t in s.graph.tensors()]]))"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", program, *before],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in folder.iterdir()) == before
+    for line, texts in zip(done.stdout.splitlines(), batch, strict=True):
+        case = _nasty(texts)
+        assert json.loads(line) == [
+            case.id, case.family, case.params, [t.name for s in case.steps for t in s.graph.tensors()]
+        ]  # fmt: skip
+
+
+@given(st.lists(NASTY, min_size=6, max_size=6))
+def test_a_struct_holds_texts_in_one_line(texts: list[str]) -> None:
+    """Ids and names add no line, no quote, no splice and no trigraph to the C++, the same lines without them."""
+    found, plain = cpp(_nasty(texts)).split("\n"), cpp(_nasty(["x"] * 6)).split("\n")
+    assert len(found) == len(plain)
+    for line, other in zip(found, plain, strict=True):
+        assert line.isascii()
+        assert line.count('"') == other.count('"')
+        assert "\\" not in line
+        assert "??" not in line
+        assert line.partition("//")[0] == other.partition("//")[0] or line.strip().startswith("return ")
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no g++ here")
+@pytest.mark.parametrize("standard", ["c++11", "gnu++17"])
+def test_nasty_comments_and_literals_compile(tmp_path: Path, standard: str) -> None:
+    """A compiler with trigraphs sees comments that end where they end, and literals that stay closed."""
+    lines: list[str] = ["#include <string>"]
+    for i, text in enumerate(["*/ ??/", 'a\n#error ran\n"', "x\\", '??/"', "\ud800\u202e", "%s\\\n#error ran"]):
+        struct = cpp(_nasty([text] * 6), f"t{i}").split("\n")
+        at = next(k for k, line in enumerate(struct) if line.strip().startswith("return "))
+        lines += [struct[0], f"std::string f{i}() {{", struct[at], "}"]
+        lines += [
+            f"int g{i}; {line[line.index('//') :]}\nint h{i}_{k};" for k, line in enumerate(struct) if ";  //" in line
+        ][:1]
+    path = tmp_path / "x.cpp"
+    path.write_text("\n".join(lines))
+    command = ["g++", f"-std={standard}", "-Wall", "-Werror", "-Wno-unused", "-fsyntax-only", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

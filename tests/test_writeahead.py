@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,7 @@ from conformance.cgraph import casefile
 from conformance.cgraph.errors import CaseFileError
 from conformance.run.runner import Runner
 from conformance.run.select import build
-from conformance.run.writeahead import LEFT, RUNNING, Ahead, recover
+from conformance.run.writeahead import LEFT, RUNNING, Ahead, default_folder, recover
 
 SPEC = Spec("cpu")
 OP = FAMILIES["ops"].ids("smoke")[0]
@@ -107,3 +111,101 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     ahead = Ahead(tmp_path / "file", lambda _: True)
     with pytest.raises(CaseFileError, match="cannot be written to"), ahead.one(SPEC, build(OP)):
         pass
+
+
+RACER = """
+import sys, time
+from pathlib import Path
+from conformance.backend.registry import Spec
+from conformance.run.select import build
+from conformance.run.writeahead import Ahead, recover
+folder, case, end = Path(sys.argv[1]), build(sys.argv[3]), time.monotonic() + 4
+lost = 0
+while time.monotonic() < end:
+    if sys.argv[2] == "recover":
+        lost += len(recover(folder, build))
+    else:
+        ahead = Ahead(folder, lambda c: True)
+        with ahead.one(Spec("cpu"), case):
+            lost += not list(ahead._folder().glob("*.json"))
+        ahead.close()
+sys.exit(int(lost > 0))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
+def test_a_recovery_never_takes_a_live_run(tmp_path: Path) -> None:
+    """Runs that begin and end while others recover lose nothing and are never told as killed."""
+    roles = ["run", "recover", "run", "recover"]
+    started = [subprocess.Popen([sys.executable, "-c", RACER, str(tmp_path), role, OP]) for role in roles]
+    assert [p.wait(timeout=100) for p in started] == [0] * len(roles)
+    assert not list(tmp_path.glob(f"{RUNNING}*"))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no owners there")
+@pytest.mark.parametrize("how", ["open to all", "a link", "a file", "fine"])
+def test_the_folder_in_the_temporary_place_is_the_users_alone(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Made with mode 0700; one that others write to, a link or a file is not used, and the user is told."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    named = tmp_path / f"conformance-{getpass.getuser()}"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if how == "open to all":
+        named.mkdir()
+        named.chmod(0o777)
+    elif how == "a link":
+        named.symlink_to(elsewhere)
+    elif how == "a file":
+        named.touch()
+    folder = default_folder()
+    assert (folder == named) is (how == "fine")
+    assert folder.lstat().st_mode & 0o777 == 0o700
+    assert bool(capfd.readouterr().err) is (how != "fine")
+    assert default_folder() == folder
+    with Ahead(folder, lambda _: True).one(SPEC, build(OP)):
+        pass
+    assert not list(elsewhere.iterdir())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_links_in_the_folder_are_not_followed(tmp_path: Path) -> None:
+    """Neither `interrupted` nor a run's folder nor its files lead elsewhere: nothing foreign is read, moved or told."""
+    folder, foreign = tmp_path / "runs", tmp_path / "foreign"
+    for path in (folder, foreign):
+        path.mkdir()
+    said = json.dumps({"backend": "cpu; touch x", "ids": [[OP, build(OP).generator]]})
+    (foreign / "1.json").write_text(said)
+    (foreign / "lock").touch()
+    (folder / f"{RUNNING}1-a").symlink_to(foreign)
+    own = folder / f"{RUNNING}2-b"
+    own.mkdir(mode=0o700)
+    (own / "1.json").symlink_to(foreign / "1.json")
+    own = folder / f"{RUNNING}3-c"
+    own.mkdir(mode=0o700)
+    (own / "1.json").write_text(said)
+    (own / "1.gguf").symlink_to(foreign / "1.json")
+    (folder / LEFT).symlink_to(foreign)
+    assert recover(folder, build) == []
+    assert sorted(p.name for p in foreign.iterdir()) == ["1.json", "lock"]
+    own = folder / f"{RUNNING}4-d"
+    own.mkdir(mode=0o700)
+    (own / "1.json").write_text(said)
+    (left,) = recover(folder, build)
+    assert left.path.resolve().is_relative_to(folder)
+    assert sorted(p.name for p in foreign.iterdir()) == ["1.json", "lock"]
+    assert left.sentence().endswith("--backend 'cpu; touch x'")
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["[]", "5", '{"backend": 5, "ids": []}', '{"backend": "x", "ids": [[5, 1]]}', "{", '{"ids": 1}',
+     '{"backend": "x", "ids": 5}', '{"backend": "x", "ids": [["ops", {}]]}'],
+)  # fmt: skip
+def test_what_was_left_may_be_anything(tmp_path: Path, said: str) -> None:
+    """A file of another form is nothing to tell, and no traceback."""
+    own = tmp_path / f"{RUNNING}1"
+    own.mkdir(mode=0o700)
+    (own / "1.json").write_text(said)
+    assert recover(tmp_path, build) == []

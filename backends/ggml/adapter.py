@@ -73,6 +73,7 @@ class GgmlBackend(Backend):
 
     isolate: ClassVar[bool] = True
     batch: ClassVar[int] = 64
+    places: ClassVar[frozenset[str] | None] = frozenset({"lib"})
     audited: ClassVar[Mapping[str, str]] = {"guard": "on"}
 
     def __init__(

@@ -57,6 +57,7 @@ class OpenVinoStateless(TranslatingBackend):
 
     batch: ClassVar[int] = 100
     stages: ClassVar[tuple[str, ...]] = ("translate", "run")
+    places: ClassVar[frozenset[str] | None] = frozenset({"cache_dir"})
 
     def __init__(
         self,

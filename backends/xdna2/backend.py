@@ -47,6 +47,7 @@ class Xdna2Backend(KernelBackend):
     """
 
     name = "xdna2"
+    places = frozenset()
 
     def __init__(self, k: str = SLOTS, min_n: str = "1", max_n: str = "0") -> None:
         self._slots = tuple(_number("k", part) for part in re.split(r"[ +]", k))  # a URL's plus is a space

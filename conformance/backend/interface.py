@@ -172,6 +172,9 @@ class Backend(ABC):
     option `stage=NAME`: `translate` gives the values of the translated model before anything is compiled."""
     threads: int | None = None
     """How many threads compute, where an adapter can say so: one alone is measured on a processor of its own."""
+    places: ClassVar[frozenset[str] | None] = None
+    """Options that name a file, a folder, a library or an address: a case file may not choose them for the user. None:
+    the adapter does not say, and whatever sounds like a place is taken for one."""
     audited: ClassVar[Mapping[str, str]] = {}
     """Options with which it sees faults that it does not look for otherwise, as they take time; an audit adds them."""
 

@@ -84,7 +84,7 @@ def stream(path: str | os.PathLike[str]) -> Iterator[Case]:
     taken = file.memory.taken
     for k in range(len(file.ids)):
         yield file.case(k)
-        file.memory.taken, file.made.taken = taken, 0
+        file.memory.taken = taken  # what recipes made is not given back: making it again and again takes time
         file.views.clear()
 
 

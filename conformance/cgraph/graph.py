@@ -103,7 +103,7 @@ def check_tensor(t: Tensor) -> None:
         raise GraphError(f"{t}: op_params must be {MAX_OP_PARAMS} int32")
     if len(t.src) > MAX_SRC:
         raise GraphError(f"{t}: {len(t.src)} src, ggml has room for {MAX_SRC}")
-    if len(t.name.encode()) >= MAX_NAME:
+    if len(t.name.encode("utf-8", "surrogatepass")) >= MAX_NAME:
         raise GraphError(f"{t}: name is longer than {MAX_NAME - 1} bytes")
     if t.view_src is None:
         if t.view_offs:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cgraph.case import JSON
+from conformance.cgraph.text import printable
 
 
 class Verdict(str, enum.Enum):
@@ -82,8 +83,8 @@ class Result:
 
     def sentence(self) -> str:
         """One line for a person."""
-        line = f"{self.verdict} {self.case} on {self.backend}"
-        return f"{line}: {self.detail}" if self.detail else line
+        line = f"{self.verdict} {printable(self.case)} on {printable(self.backend)}"
+        return f"{line}: {printable(' '.join(self.detail.split()))}" if self.detail else line
 
 
 def _strict(value: Any) -> JSON:  # noqa: ANN401  # whatever a record holds

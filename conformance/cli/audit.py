@@ -13,6 +13,7 @@ from tabulate import tabulate
 from conformance.backend.registry import Spec
 from conformance.cases.family import Level
 from conformance.cgraph.errors import UnavailableError
+from conformance.cgraph.text import printable, shell
 from conformance.check.waivers import Waivers
 from conformance.report.record import header, write_json
 from conformance.run import audit as auditing
@@ -97,9 +98,9 @@ def _show(name: str, cells: Sequence[Cell]) -> None:
         for c in here:
             if c.finding is not Finding.AGREED:
                 where = c.name if c.subject == "op_param" else f"{c.name or 'the trajectory'} in {c.buffer}"
-                click.echo(f"{c.finding} {where}: {c.detail}")
+                click.echo(printable(f"{c.finding} {where}: {c.detail}"))
                 if c.saved:
-                    click.echo(f"  reproduce: conform repro {c.saved} --backend '{name}'")
+                    click.echo(f"  reproduce: {shell(['conform', 'repro', c.saved, '--backend', name])}")
         click.echo("")
     totals = {f: sum(c.finding is f for c in cells) for f in Finding}
     ran = sum(bool(c.ran) for c in cells)

@@ -18,6 +18,7 @@ from conformance.cgraph import casefile
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.reference import FOLDERS
+from conformance.cgraph.text import printable
 from conformance.cgraph.types import TYPES
 
 from .options import ExistingFile, File
@@ -132,7 +133,7 @@ def capture(  # click shows the options' help
 
 def _sentence(output: Path, case: Case) -> str:
     nodes = sum(len(s.graph) for s in case.steps)
-    said = f"{output}: {case.id}, {len(case.steps)} steps, {nodes} nodes, {output.stat().st_size:,} bytes"
+    said = f"{output}: {printable(case.id)}, {len(case.steps)} steps, {nodes} nodes, {output.stat().st_size:,} bytes"
     if not case.references:
         return said
     files = ", ".join(sorted({r.file for r in case.references.values()}))
@@ -186,4 +187,4 @@ def import_capture(capture: Path, output: Path) -> None:
     """Turn a capture (JSON beside its .npz) into a case file with expected outputs."""
     case = captured.import_capture(capture)
     casefile.write(output, [case])
-    click.echo(f"{output}: {case.id}, {len(case.steps)} steps, {output.stat().st_size:,} bytes")
+    click.echo(f"{output}: {printable(case.id)}, {len(case.steps)} steps, {output.stat().st_size:,} bytes")

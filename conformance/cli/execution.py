@@ -16,12 +16,14 @@ from tabulate import tabulate
 from conformance.backend.registry import Spec
 from conformance.cgraph.case import JSON, Case
 from conformance.cgraph.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
+from conformance.cgraph.text import printable_lines
 from conformance.check import asked as asking
 from conformance.check.asked import Asked, Missing
 from conformance.check.verdict import FAILURES, Result, Totals
 from conformance.report.journal import Journal, Partial
 from conformance.report.progress import Progress, Steps
 from conformance.report.record import interrupts_wait, record, write_json
+from conformance.report.reproduce import command
 from conformance.report.words import budget_used, refusals
 from conformance.run import seen, waiving, writeahead
 from conformance.run.isolate import Isolation
@@ -185,7 +187,7 @@ class Execution:
             self._keep(found)
             for case, result in zip(few, found, strict=True):
                 if not self._is_full():
-                    self._say(case, spec, result)
+                    self._say(case, result)
                 self._failures += asking.gating([result])
                 yield result
 
@@ -203,7 +205,7 @@ class Execution:
         """Whether there are as many failures as the user wants to see."""
         return self._plan.most is not None and self._failures >= self._plan.most
 
-    def _say(self, case: Case, spec: Spec, result: Result) -> None:
+    def _say(self, case: Case, result: Result) -> None:
         shown = self._plan.shown
         lines = [sentence(result)] if shown.verbose or result.verdict in FAILURES else []
         was = seen.seen(case)
@@ -211,7 +213,7 @@ class Execution:
             differences = seen.differences(was, result)
             lines.append(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved")
         elif result.saved and not shown.quiet:
-            lines.append(f"  reproduce: conform repro {result.saved} --backend '{spec}'")
+            lines.append(f"  reproduce: {command(result)}")
         if lines:
             self._progress.clear()
             say("\n".join(lines))
@@ -265,7 +267,7 @@ class Execution:
         if not results:
             lines.append("nothing was executed, so nothing is proven")
         for line in lines:
-            say(line)
+            say(printable_lines(line))
 
 
 def _few(cases: Sequence[Case]) -> Iterator[list[Case]]:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from tabulate import tabulate
 
+from conformance.cgraph.text import printable
 from conformance.perf.changes import FEWEST, Change, changes
 from conformance.perf.history import History
 from conformance.perf.series import Kills, Run, kills, runs, series
@@ -40,7 +41,7 @@ def import_(paths: Sequence[Path], store: Path, nightly: bool) -> None:
         for document in found.documents:
             added = h.add(document.body, nightly=nightly)
             known = f", {added.known} were there" if added.known else ""
-            click.echo(f"{document.path}: {added.kind} {added.run[:8]}: {added.new} new rows{known}")
+            click.echo(f"{printable(str(document.path))}: {added.kind} {added.run[:8]}: {added.new} new rows{known}")
     for path in found.passed_over:
         click.echo(f"{path}: passed over, no run file", err=True)
 
@@ -101,28 +102,21 @@ def changes_(store: Path, units: Sequence[str], backends: Sequence[str], least: 
 
 def _run(r: Run) -> Sequence[str]:
     what = ", ".join(f"{n} {word}" for word, n in r.verdicts.items())
-    return (r.written, r.run[:8], r.kind, "yes" if r.nightly else "", f"{r.machine} ({r.cpu})", str(r.rows), what)
+    machine = printable(f"{r.machine} ({r.cpu})")
+    return (r.written, r.run[:8], r.kind, "yes" if r.nightly else "", machine, str(r.rows), what)
 
 
 def _kills(k: Kills) -> Sequence[str]:
     rate = f"{100 * k.noticed / k.faults:.0f} %"
-    return (k.written, k.run[:8], k.level, k.of, f"{k.noticed} of {k.faults}", rate)
+    return (k.written, k.run[:8], printable(k.level), printable(k.of), f"{k.noticed} of {k.faults}", rate)
 
 
 def _change(c: Change) -> Sequence[str]:
     s = c.series
     rates = (f"{rate:.4g} {s.of}/s" for rate in (c.before, c.after))
     unit = f"{s.unit} {s.model}".strip()
-    return (
-        c.since.written,
-        c.at.written,
-        unit,
-        s.backend,
-        s.machine,
-        *rates,
-        f"{100 * c.ratio - 100:+.1f} %",
-        f"{c.p:.1g}",
-    )
+    words = (c.since.written, c.at.written, unit, s.backend, s.machine, *rates)
+    return (*map(printable, words), f"{100 * c.ratio - 100:+.1f} %", f"{c.p:.1g}")
 
 
 def _fields(value: Run | Kills) -> dict[str, Any]:

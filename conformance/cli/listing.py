@@ -13,8 +13,9 @@ from conformance.backend.interface import describe
 from conformance.cases.family import Level
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UnavailableError, UsageError
+from conformance.cgraph.text import printable
 from conformance.report import graphview
-from conformance.report.record import write_json
+from conformance.report.record import write_json, write_text
 from conformance.run.seeds import reseeded
 from conformance.run.select import build, case_ids, parse_specs, probe
 
@@ -32,12 +33,13 @@ def backends(backends: Sequence[str], json_path: Path | None) -> None:
         try:
             found = probe(spec)
         except UnavailableError as e:
-            rows.append((str(spec), "not available", str(e), ""))
+            rows.append((printable(str(spec)), "not available", printable(str(e)), ""))
             document[str(spec)] = {"available": False, "reason": str(e)}
             continue
         info, buffers = found.info, found.buffer_types
         versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
-        rows.append((str(spec), info.device, f"{info.description} ({versions})", ", ".join(b.name for b in buffers)))
+        what, kinds = f"{info.description} ({versions})", ", ".join(b.name for b in buffers)
+        rows.append((printable(str(spec)), printable(info.device), printable(what), printable(kinds)))
         document[str(spec)] = {
             "available": True,
             **describe(info),
@@ -58,7 +60,7 @@ def cases(families: Sequence[str], globs: Sequence[str], level: Level, seed: int
     """List case ids, smallest first within a family."""
     new = fresh_cases(families, globs, level, seed, fresh)
     for i in [*(reseeded(i, seed) for i in case_ids(families, globs, level)), *new]:
-        click.echo(i)
+        click.echo(printable(i))
 
 
 @click.command()
@@ -71,12 +73,12 @@ def show(what: str, step: int | None, svg_path: Path | None) -> None:
         if step is not None and not 0 <= step < len(case.steps):
             raise UsageError(f"--step {step}: {case.id} has steps 0 to {len(case.steps) - 1}")
         chosen = range(len(case.steps)) if step is None else [step]
-        click.echo(f"{case.id}: {len(case.steps)} step(s), {len(case.persistent)} persistent tensor(s)")
+        click.echo(f"{printable(case.id)}: {len(case.steps)} step(s), {len(case.persistent)} persistent tensor(s)")
         for k in chosen:
             click.echo(f"\nstep {k}")
             click.echo(graphview.table(case.steps[k].graph))
         if svg_path:
-            svg_path.write_text(graphview.svg(case.steps[chosen[0]].graph), encoding="utf-8")
+            write_text(svg_path, graphview.svg(case.steps[chosen[0]].graph), "--svg")
             click.echo(f"\ndrawn: {svg_path}")
             break
 

@@ -14,6 +14,7 @@ from conformance.backend import registry
 from conformance.cases import FAMILIES
 from conformance.cases.family import LEVELS, Level
 from conformance.cgraph.errors import ConformanceError
+from conformance.cgraph.text import printable
 from conformance.report.record import check_writable
 from conformance.run import settings
 from conformance.run.isolate import Isolation
@@ -61,7 +62,7 @@ def _fail_at(e: OSError) -> NoReturn:
 
 def fail(message: str) -> NoReturn:
     """End with one line on stderr and exit code 2."""
-    click.echo(f"conform: {' '.join(message.split())}", err=True)
+    click.echo(f"conform: {printable(' '.join(message.split()))}", err=True)
     sys.exit(2)
 
 

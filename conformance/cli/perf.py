@@ -11,6 +11,7 @@ from tabulate import tabulate
 
 from conformance.cases.family import Level
 from conformance.cgraph.errors import UnavailableError
+from conformance.cgraph.text import printable
 from conformance.perf.bench import Bench, Row
 from conformance.perf.document import COLUMNS, document, exit_code, table
 from conformance.perf.rounds import Rounds
@@ -83,7 +84,7 @@ def perf_run(
             write_json(json_path, document(rows, level, unavailable))
     click.echo(tabulate(table(rows), COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50]))
     for name, why in unavailable.items():
-        click.echo(f"{name}: not available: {why}")
+        click.echo(printable(f"{name}: not available: {why}"))
     if not rows:
         click.echo("nothing was executed, so nothing is proven")
     sys.exit(exit_code(rows))

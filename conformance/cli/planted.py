@@ -14,6 +14,7 @@ from tabulate import tabulate
 from conformance.cases import FAMILIES
 from conformance.cases.family import Level
 from conformance.cgraph.errors import UsageError
+from conformance.cgraph.text import printable
 from conformance.planted import campaign
 from conformance.planted.campaign import Hunt
 from conformance.planted.faults import FOLDER, Fault, control, read
@@ -99,5 +100,5 @@ def _report(faults: Sequence[Fault], controls: Sequence[Fault], hunts: Sequence[
     for f in missed:
         click.echo(f"not noticed: {f.name} ({f.of}): {f.says}")
     for h in alarms:
-        click.echo(f"false alarm: {h.fault}: {h.case}: {h.detail}")
+        click.echo(printable(f"false alarm: {h.fault}: {h.case}: {h.detail}"))
     return bool(missed or alarms)

@@ -148,7 +148,10 @@ def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Pat
     cases = read_cases(file)
     named = bool(backends)
     if not named:
-        backends = list(dict.fromkeys(r["backend"] for r in map(seen.seen, cases) if r))
+        records = [r for r in map(seen.seen, cases) if r]
+        for r in records:
+            seen.backend_of(r, "repro", file)  # a file may not choose any
+        backends = list(dict.fromkeys(r["backend"] for r in records))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
     plan = Plan(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named,
                 settings=settings_here(), shown=Shown(verbose=True))  # fmt: skip

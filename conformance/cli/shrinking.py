@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,8 @@ import click
 from conformance.backend.registry import Spec
 from conformance.cgraph import casefile
 from conformance.cgraph.errors import UsageError
+from conformance.cgraph.text import printable
+from conformance.report.record import write_text
 from conformance.report.snippet import python
 from conformance.report.snippet_cpp import cpp
 from conformance.run import seen, waiving
@@ -43,24 +44,23 @@ def shrink(
     for line in waiving.told(waiving.in_force(settings_here())):
         click.echo(line)
     was = seen.seen(case)
-    name = backend or (was["backend"] if was else None)
-    if name is None:
+    if backend is None and was is None:
         raise UsageError(f"{file}: was saved for no backend; name one with --backend")
-    spec = Spec.parse(name)
+    spec = seen.backend_of(was, "shrink", file) if backend is None and was else Spec.parse(str(backend))
     output = output or file.with_name(f"{file.stem}-small.gguf")
     alone = isolation.isolate is not False  # a fault that kills ends a worker, not the search
     runner = Runner(isolation=replace(isolation, isolate=alone))
     try:
         found = smallest(
-            runner, spec, case, time_budget=time_budget, progress=lambda line: click.echo(line, file=sys.stderr)
+            runner, spec, case, time_budget=time_budget, progress=lambda line: click.echo(printable(line), err=True)
         )
     finally:
         runner.close()
     casefile.write(output, [seen.kept(found.case, found.result)])
-    output.with_suffix(".py").write_text(python(found.case), encoding="utf-8")
-    output.with_suffix(".cpp").write_text(cpp(found.case), encoding="utf-8")
+    write_text(output.with_suffix(".py"), python(found.case), "-o")
+    write_text(output.with_suffix(".cpp"), cpp(found.case), "-o")
     if not found.finished:
-        click.echo(f"stopped after {time_budget:g} s; shrink {output} again to go on", err=True)
+        click.echo(printable(f"stopped after {time_budget:g} s; shrink {output} again to go on"), err=True)
     click.echo(f"{found.result.sentence()}")
     click.echo(f"{size(found.case)}, after {found.tried} runs in {found.seconds:.1f} s")
     click.echo(f"written: {output}, {output.with_suffix('.py').name}, {output.with_suffix('.cpp').name}")

@@ -8,6 +8,7 @@ import click
 from tabulate import tabulate
 
 from conformance.cgraph.errors import UsageError
+from conformance.cgraph.text import printable
 from conformance.run.isolate import open_backend
 from conformance.run.scheduler import SchedBackend
 from conformance.run.scheduler.table import HEADER, rows
@@ -34,5 +35,5 @@ def splits(case_id: str, backends: Sequence[str], step: int) -> None:
             found = rows(case.steps[step].graph, shared, backend.labels)
         finally:
             backend.close()
-        click.echo(f"{case.id} step {step} on {spec}: {len(shared.assignment.splits)} splits")
+        click.echo(printable(f"{case.id} step {step} on {spec}: {len(shared.assignment.splits)} splits"))
         click.echo(tabulate(found, HEADER))

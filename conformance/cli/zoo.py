@@ -18,6 +18,7 @@ from conformance.cases.zoo import family as zoo
 from conformance.cases.zoo import metadata
 from conformance.cases.zoo.play import PASSES, RUNS, Device, Played, play
 from conformance.cgraph.errors import UsageError
+from conformance.cgraph.text import printable
 from conformance.cgraph.types import TYPES
 from conformance.report.record import header, write_json
 
@@ -82,7 +83,8 @@ def zoo_matrix(  # click shows the options' help
         for (name, run), played in play(case_id, devices, chosen, time_limit).items():
             found[arch, name, run] = played
             if played.verdict not in PASSES:
-                click.echo(f"{played.verdict} {arch} on {name}, {run}: {played.detail[:300]}", err=True)
+                said = f"{played.verdict} {arch} on {name}, {run}: {played.detail[:300]}"
+                click.echo(printable(said), err=True)
 
     try:
         with ThreadPoolExecutor(jobs) as pool:

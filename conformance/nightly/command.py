@@ -18,6 +18,7 @@ from conformance.backend.registry import Spec
 from conformance.cases.family import LEVELS
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import ConformanceError, UsageError
+from conformance.cgraph.text import printable_lines
 from conformance.run import settings
 from conformance.run.environment import environment
 from conformance.run.select import family_named
@@ -259,6 +260,6 @@ def _written(path: Path, text: str) -> None:
 def _say(text: str) -> None:
     """Print; a terminal or a pipe that is gone does not end the night."""
     try:
-        click.echo(text)
+        click.echo(printable_lines(text))
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

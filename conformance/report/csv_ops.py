@@ -8,6 +8,7 @@ import csv
 import io
 from collections.abc import Iterable
 
+from conformance.cgraph.text import printable
 from conformance.check.verdict import Result, Verdict
 
 from .matrix import OPS, PASSED, operation
@@ -15,6 +16,9 @@ from .runs import Row
 
 COLUMNS = ("backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name")
 """As they stand in docs/ops, in their order (`csv_printer` in tests/test-backend-ops.cpp)."""
+
+FORMULA = ("=", "+", "-", "@")
+"""A cell that begins so is computed by spreadsheets; a tab or a carriage return in front is spelled out anyway."""
 
 
 def csv_ops(results: Iterable[Row[Result]], *, passed: bool = False) -> str:
@@ -34,9 +38,16 @@ def csv_ops(results: Iterable[Row[Result]], *, passed: bool = False) -> str:
         yes = row.value.verdict in PASSED if passed else row.value.verdict is not Verdict.UNSUPPORTED
         params = ",".join(p for p in (f"type={what.types}" if what.types else "", what.params) if p)
         backend = row.value.backend
-        made[backend, what.name, params, "support", "1" if yes else "0", "yes" if yes else "no", backend] = None
+        words = (backend, what.name, params, "support", "1" if yes else "0", "yes" if yes else "no", backend)
+        made[tuple(map(_cell, words))] = None
     out = io.StringIO()
     writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(made)
     return out.getvalue()
+
+
+def _cell(text: str) -> str:
+    """One line of text to a spreadsheet, too: an apostrophe before what it would take for a formula."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(FORMULA) else text

@@ -16,6 +16,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from conformance.cgraph import strictjson
 from conformance.cgraph.case import JSON
@@ -26,6 +27,7 @@ from conformance.check.verdict import Result, Verdict
 from conformance.run.seeds import new_seed
 
 from .record import SCHEMA, header
+from .runfile import COUNT, HEADER, RESULT, check, one_of
 
 KIND = "journal"
 BESIDE = ".partial.jsonl"
@@ -35,6 +37,8 @@ PATIENCE = 10.0
 """Seconds to wait for a run that is about to end to let go of its journal."""
 _SAME = ("machine", "python", "packages")
 """What of the environment may not change within a run."""
+HEAD = {**HEADER, "kind": one_of(KIND), "seed": COUNT}
+"""What the first line holds."""
 _BEGINS = f'{{"schema": {SCHEMA}, "kind": "{KIND}", '.encode()
 
 
@@ -113,6 +117,7 @@ class Journal:
         head = rows[0]
         if head.get("kind") != KIND or head.get("schema") != SCHEMA:
             raise self._error("no journal of a run")
+        check(self.path, "line 1", head, HEAD)
         self._check("was asked for", head.get("asked"), asked, asked)
         self._check("had", head.get("environment"), header(KIND)["environment"], _SAME)
         os.ftruncate(self._descriptor, len(raw) - len(torn))
@@ -126,8 +131,8 @@ class Journal:
 
     def _row(self, n: int, line: bytes) -> dict[str, JSON]:
         try:
-            row = json.loads(line)
-        except ValueError:
+            row = json.loads(line, parse_constant=_constant)
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise self._error(f"line {n}: one line of JSON expected; if the file is yours, remove it to begin anew")
@@ -145,9 +150,10 @@ class Journal:
     def _results(self, rows: Sequence[dict[str, JSON]]) -> dict[tuple[str, str], deque[Result]]:
         kept: dict[tuple[str, str], deque[Result]] = defaultdict(deque)
         for n, row in enumerate(rows, 2):
+            check(self.path, f"line {n}", row, RESULT)
             try:
                 result = Result(**{**row, "verdict": Verdict(row["verdict"])})
-            except (TypeError, ValueError, KeyError):
+            except TypeError:  # a field that no result has
                 raise self._error(f"line {n}: the result of a case expected") from None
             kept[result.backend, result.case].append(result)
         return kept
@@ -289,6 +295,10 @@ def _write(descriptor: int, rows: Sequence[JSON]) -> None:
     data = b"".join(json.dumps(r, allow_nan=False, default=str).encode() + b"\n" for r in rows)
     while data:
         data = data[os.write(descriptor, data) :]
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(name)  # what no result is written with
 
 
 def _short(value: JSON) -> str:

@@ -8,9 +8,10 @@ import signal
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
+from itertools import chain
 from pathlib import Path
 
 from conformance.cgraph.case import JSON
@@ -89,14 +90,9 @@ def write_json(path: Path, document: JSON) -> None:
     Raises:
         UsageError: the file cannot be written there.
     """
+    encoded = json.JSONEncoder(indent=1, allow_nan=False, default=str).iterencode(document)
     with interrupts_wait():
-        try:
-            if path.exists() and not path.is_file():  # a device or a pipe: a file in its place would end it
-                path.write_text(_text(document), encoding="utf-8")
-            else:
-                _replace(path, _text(document))
-        except OSError as e:
-            raise UsageError(f"--json {path}: cannot be written: {e.strerror}") from e
+        write_text(path, chain(encoded, ["\n"]))
 
 
 @contextmanager
@@ -116,16 +112,30 @@ def interrupts_wait() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _text(document: JSON) -> str:
-    return json.dumps(document, indent=1, allow_nan=False, default=str) + "\n"
+def write_text(path: Path, text: str | Iterable[str], option: str = "--json") -> None:
+    """Write a text, or its parts one after the other, whole or not at all: nothing else is left where it cannot be.
 
+    Args:
+        path: a new file, or one to replace; a device is written to as it is.
+        text: of the file, in UTF-8.
+        option: what the user said `path` by.
 
-def _replace(path: Path, text: str) -> None:
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    Raises:
+        UsageError: the file cannot be written there.
+    """
+    parts = [text] if isinstance(text, str) else text
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
-            f.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        if path.exists() and not path.is_file():
+            path.write_text("".join(parts), encoding="utf-8")
+            return
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=path.name[:100], suffix=".tmp")
+        temporary = Path(name)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as f:
+                f.writelines(parts)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as e:
+        raise UsageError(f"{option} {path}: cannot be written: {e.strerror or e}") from e

@@ -44,6 +44,10 @@ class Rule:
         """The same, or null, or left out."""
         return Rule(f"{self.what} or null", lambda v: v is None or self.ok(v), required=False)
 
+    def nullable(self) -> Rule:
+        """The same, or null; never left out."""
+        return Rule(f"{self.what} or null", lambda v: v is None or self.ok(v))
+
 
 def _number(v: JSON) -> bool:
     if isinstance(v, int):
@@ -61,7 +65,8 @@ def _countable(v: JSON) -> bool:
     return v is None or isinstance(v, (str, bool)) or _number(v)
 
 
-def _one_of(*words: str) -> Rule:
+def one_of(*words: str) -> Rule:
+    """One of these words."""
     return Rule(f"one of {', '.join(words)}", lambda v: isinstance(v, str) and v in words)
 
 
@@ -86,15 +91,20 @@ MEMORY = Rule(
     "an object of whole numbers or null",
     lambda v: isinstance(v, dict) and all(x is None or _whole(x) for x in v.values()),
 )
-VERDICT = _one_of(*map(str, Verdict))
+VERDICT = one_of(*map(str, Verdict))
 
 HEADER: dict[str, Rule] = {
     "schema": Rule(f"{SCHEMA} (a newer version of this program wrote a newer one)", lambda v: v == SCHEMA),
-    "kind": _one_of(*KINDS),
+    "kind": one_of(*KINDS),
     "run": Rule("32 hex digits", lambda v: isinstance(v, str) and bool(re.fullmatch("[0-9a-f]{32}", v, re.ASCII))),
     "written": Rule("a time like 2026-01-31T12:00:00Z", _written),
     "environment": OBJECT,
 }
+BODY: dict[str, Rule] = {
+    "totals": OBJECT.optional(),
+    "waivers": Rule("a list of texts", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)).optional(),
+}
+"""What any document may hold beside its rows."""
 ENVIRONMENT: dict[str, Rule] = {
     "machine": TEXT,
     "system": TEXT.optional(),
@@ -134,19 +144,19 @@ ROWS: dict[str, dict[str, dict[str, Rule]]] = {
             "of": TEXT,
             "seconds": AMOUNTS,
             "rounds": COUNT,
-            "rate": AMOUNT.optional(),
+            "rate": AMOUNT.nullable(),
             "counters": COUNTERS,
             "memory": MEMORY,
             "reason": TEXT,
         },
         "gates": {
             "gate": TEXT,
-            "kind": _one_of("counter", "ratio", "absolute"),
+            "kind": one_of("counter", "ratio", "absolute"),
             "unit": TEXT,
             "backend": TEXT,
             "against": TEXT.optional(),
             "limit": NUMBER.optional(),
-            "answer": _one_of("fine", "regressed", "undecided", "not run"),
+            "answer": one_of("fine", "regressed", "undecided", "not run"),
             "estimate": NUMBER.optional(),
             "low": NUMBER.optional(),
             "high": NUMBER.optional(),
@@ -251,22 +261,23 @@ def _check_unicode(path: Path, value: JSON, place: str) -> None:
 def _document(path: Path, body: JSON, digest: str) -> Document:
     if not isinstance(body, dict):
         raise UsageError(f"{path}: a run file (written with --json) expected, JSON of another kind found")
-    _check(path, "", body, HEADER)
-    _check(path, "environment", body["environment"], ENVIRONMENT)
+    check(path, "", body, HEADER)
+    check(path, "", body, BODY)
+    check(path, "environment", body["environment"], ENVIRONMENT)
     if body["kind"] == "conformance":
-        _check(path, "", body, OPTIONAL)
+        check(path, "", body, OPTIONAL)
     for name, rules in ROWS.get(body["kind"], {}).items():
         if name in OPTIONAL_LISTS and name not in body:
             continue
-        _check(path, "", body, {name: LIST})
+        check(path, "", body, {name: LIST})
         for i, row in enumerate(body[name]):
             if not isinstance(row, dict):
                 raise UsageError(f"{path}: {name}[{i}]: an object expected, {_short(row)} found")
-            _check(path, f"{name}[{i}]", row, rules)
+            check(path, f"{name}[{i}]", row, rules)
     return Document(path, body["kind"], body["run"], body["written"], body["environment"], body, digest)
 
 
-def _check(path: Path, place: str, found: Mapping[str, JSON], rules: Mapping[str, Rule]) -> None:
+def check(path: Path, place: str, found: Mapping[str, JSON], rules: Mapping[str, Rule]) -> None:
     """Hold the fields of one object against their rules.
 
     Raises:

@@ -1,4 +1,8 @@
-"""A case as a Python program that builds it with `conformance.cgraph.build`."""
+"""A case as a Python program that builds it with `conformance.cgraph.build`.
+
+Whatever a case from a stranger's file is called is in the program only as an ASCII literal: never in a comment, a
+docstring or a name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ SPELLED_OUT = 64
 """Elements up to which a tensor's values are written as numbers."""
 
 _HEAD = '''\
-"""{title}"""
+"""Builds the case whose id stands at the end."""
 
 import base64
 import zlib
@@ -59,7 +63,7 @@ def python(case: Case) -> str:
         UsageError: what it takes no constructor of ggml for makes.
     """
     names: dict[Tensor, str] = {}
-    lines = [_HEAD.format(title=f"Builds {case.id}.")]
+    lines = [_HEAD]
     for t in case.persistent:
         names[t] = f"p{len(names)}"
         lines.append(f"{names[t]} = {_leaf(t)}")
@@ -68,11 +72,11 @@ def python(case: Case) -> str:
     for k, step in enumerate(case.steps):
         lines += ["", f"# step {k}", *_step(k, step, names)]
     told = {"family": case.family, "params": case.params, "seed": case.seed, "demands": case.demands}
-    rest = "".join(f",\n    {key}={value!r}" for key, value in told.items() if value)
+    rest = "".join(f",\n    {key}={value!a}" for key, value in told.items() if value)
     if case.placement:
-        rest += ",\n    placement={" + ", ".join(f"{names[t]}: {p!r}" for t, p in case.placement.items()) + "}"
+        rest += ",\n    placement={" + ", ".join(f"{names[t]}: {p!a}" for t, p in case.placement.items()) + "}"
     steps = ", ".join(f"step{k}" for k in range(len(case.steps)))
-    lines += ["", f"case = Case(\n    {case.id!r},\n    persistent,\n    [{steps}]{rest},\n)", "case.validate()", ""]
+    lines += ["", f"case = Case(\n    {case.id!a},\n    persistent,\n    [{steps}]{rest},\n)", "case.validate()", ""]
     return "\n".join(lines)
 
 
@@ -84,9 +88,9 @@ def _step(k: int, step: Step, names: dict[Tensor, str]) -> Iterator[str]:
         for j, s in enumerate(t.src):
             if s is not None and s is not t and s not in names and s.view_src is not None:  # a leaf that is a view
                 names[s] = f"v{k}_{i}_{j}"
-                yield f"{names[s]} = named(b.view_tensor({names[s.view_src]}), {s.name!r}, {s.flags})"
+                yield f"{names[s]} = named(b.view_tensor({names[s.view_src]}), {s.name!a}, {s.flags})"
         names[t] = f"n{k}_{i}"
-        yield f"{names[t]} = named({_made(t, names)}, {t.name!r}, {t.flags})"
+        yield f"{names[t]} = named({_made(t, names)}, {t.name!a}, {t.flags})"
         call = call_of(t)
         for name, args in call.after if call else ():
             yield f"b.{name}({names[t]}, {_arguments(args, names)})"
@@ -120,7 +124,7 @@ def _argument(a: Argument, names: dict[Tensor, str]) -> str:
         return f"TYPES[{a.name!r}]"
     if isinstance(a, float) and not math.isfinite(a):
         return f'float("{a}")'
-    return repr(a)
+    return ascii(a)
 
 
 def _leaf(t: Tensor) -> str:
@@ -129,7 +133,7 @@ def _leaf(t: Tensor) -> str:
     ne = list(t.ne)
     while len(ne) > 1 and ne[-1] == 1:
         ne.pop()
-    said = f", name={t.name!r}" if t.name else ""
+    said = f", name={t.name!a}" if t.name else ""
     flags = f", flags={t.flags}" if t.flags else ""
     return f"new_tensor(TYPES[{t.type.name!r}], {', '.join(map(str, ne))}{said}{flags})"
 

@@ -19,6 +19,9 @@ from .calls import Argument, Call, call_of
 MOST_DATA = 1 << 18
 """Bytes of leaves that a source file can take; beyond, values are drawn."""
 
+LONGEST = 400
+"""Characters of an id or a name that are kept."""
+
 ENUMS: dict[tuple[str, int], str] = {
     ("prec_set_acc", 1): "ggml_prec",
     ("prec_set_src", 1): "ggml_prec",
@@ -65,7 +68,10 @@ def cpp(case: Case, name: str = "test_shrunk") -> str:
 
 
 def _plain(text: str) -> str:
-    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "?" for c in text)
+    """`text` for a comment or a literal: ASCII without quotes, without a backslash that would join the next line, and
+    without the question marks that trigraphs are made of.
+    """
+    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\?' else "_" for c in text[:LONGEST])
 
 
 def _leaves(leaves: dict[Tensor, Bytes], names: dict[Tensor, str]) -> Iterator[str]:

@@ -29,7 +29,7 @@ from conformance.cgraph.graph import Graph
 from conformance.check.judge import Judged, judge_trajectory
 from conformance.check.verdict import Result, Verdict
 
-from . import divergence, recorded, relate, seen, stages, stepwise
+from . import cost, divergence, recorded, relate, seen, stages, stepwise
 from .demands import unmet
 from .execute import Execution, StepValues, execute
 from .guard import STRANGER, Guarded, caught, guarded
@@ -211,10 +211,11 @@ class Runner:
         results: dict[Case, Result] = {}
         able: list[Case] = []
         for case, refusal in zip(cases, self._refusals(backend, cases), strict=True):
-            if refusal is None:
+            found = refusal or self._refusal_costly(case)
+            if found is None:
                 able.append(case)
             else:
-                results[case] = refusal
+                results[case] = found
         for group in _groups(able, backend.batch):
             results.update(zip(group, self._run_group(spec, backend, group), strict=True))
         return [self._finished(spec, c, results[c]) for c in cases]
@@ -251,9 +252,18 @@ class Runner:
         reason = next((a.reason for a in answers if not a), None)
         return None if reason is None else Result("", "", Verdict.UNSUPPORTED, detail=reason)
 
+    def too_costly(self, cases: Sequence[Case]) -> str:
+        """Why `cases` are not computed together within the limits of a process, in words; empty where they are."""
+        limits = self._isolation
+        return cost.refusal(cases, memory_limit=limits.memory_limit, time_limit=limits.time_limit)
+
+    def _refusal_costly(self, case: Case) -> Result | None:
+        why = self.too_costly([case])
+        return Result("", "", Verdict.VACUOUS, detail=f"nothing to check it against: {why}") if why else None
+
     def _run_group(self, spec: Spec, backend: Backend, group: Sequence[Case]) -> list[Result]:
-        if len(group) == 1:
-            return [self._run_alone(spec, backend, group[0])]
+        if len(group) == 1 or self.too_costly(group):
+            return [self._run_alone(spec, backend, c) for c in group]
         try:
             expectations, tested = self._expect(spec, backend, group)
             merged = execute(tested, merge(group))

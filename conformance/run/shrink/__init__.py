@@ -74,9 +74,11 @@ def shrink(
         clock: tells the seconds.
 
     Raises:
-        UsageError: `case` does not fail on `spec`.
+        UsageError: `case` does not fail on `spec`, or computing it takes more than the limits allow.
     """
     start = clock()
+    if why := runner.too_costly([case]):
+        raise UsageError(f"{case.id} cannot be shrunk: {why}")
     (result,) = runner.run(spec, [case])
     signature = signature_of(result)
     if signature is None:

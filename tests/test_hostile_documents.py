@@ -1,0 +1,164 @@
+"""Run documents and journals that anybody may have written: one line that names file and field, never a traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from run_files import document, gate, perf, planted, result, unit
+
+from conformance.cgraph.case import JSON
+from conformance.cgraph.errors import ConformanceError, UsageError
+from conformance.cli import main
+from conformance.perf.history import History
+from conformance.report.csv_ops import csv_ops
+from conformance.report.journal import Journal
+from conformance.report.junit import junit
+from conformance.report.markdown import markdown
+from conformance.report.page import page
+from conformance.report.record import header
+from conformance.report.runs import read_runs
+
+ADD = "ops/ADD-f32+f32-a=4,b=4@0"
+DEEP: JSON = [[[[[[1]]]]]]
+for _ in range(80):
+    DEEP = [DEEP]
+VALUES: list[JSON] = [None, True, -1, 10**400, 2**63, 1e308, -0.5, "", "x" * 300, "=1+1", "\x1b[2J", "\u202e", [], {},
+                      [None], {"a": []}, [1e308] * 20, DEEP]  # fmt: skip
+
+
+def documents() -> list[dict[str, JSON]]:
+    """One valid document of each kind."""
+    audit = {**header("audit"), "backends": {"cpu": [{"case": ADD, "finding": "overclaim", "name": "w", "ne": [1, 2]}]}}
+    zoo = {**header("zoo"), "results": [{"arch": "llama", "device": "cpu", "verdict": "PASS"}]}
+    return [
+        document([result(ADD, "x", "FAIL", detail="d"), result(ADD, "y", "PASS")]),
+        perf([unit("decode", "x", [0.1] * 8)], [gate("g", "regressed")]),
+        planted({("f", "ops"): True}),
+        audit,
+        zoo,
+    ]
+
+
+def _places(value: JSON, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for k, v in items:
+        yield (*path, k)
+        yield from _places(v, (*path, k))
+
+
+MUTATED = st.tuples(
+    st.integers(0, 4),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(-1, len(VALUES) - 1)), min_size=1, max_size=3),
+)
+
+
+def _mutated(which: int, changes: list[tuple[int, int]]) -> JSON:
+    found = copy.deepcopy(documents()[which])
+    for at, value in changes:
+        places = list(_places(found))
+        *path, last = places[at % len(places)]
+        parent: JSON = found
+        for k in path:
+            parent = parent[k]
+        if value < 0 and isinstance(parent, dict):
+            del parent[last]
+        else:
+            parent[last] = copy.deepcopy(VALUES[value])
+        if not found:
+            break
+    return found
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(MUTATED)
+def test_changed_documents_are_read_or_refused(tmp_path: Path, drawn: tuple[int, list[tuple[int, int]]]) -> None:
+    """Fields left out, swapped, huge or deep: every report and the history take them, or a line says what is wrong."""
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(_mutated(*drawn)), encoding="ascii")
+    try:
+        runs = read_runs([path])
+    except UsageError as e:
+        assert str(path) in str(e)  # noqa: PT017  # raised for some only
+        return
+    page(runs, now=datetime.now(timezone.utc), drawing=0.0)
+    markdown(runs)
+    junit(runs)
+    csv_ops(runs.results)
+    with closing(History(tmp_path / "h.sqlite", create=True)) as h, suppress(ConformanceError):
+        for d in runs.documents:
+            h.add(d.body)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(-1, len(VALUES) - 1)), min_size=1, max_size=3))
+def test_changed_journals_are_read_or_refused(tmp_path: Path, changes: list[tuple[int, int]]) -> None:
+    """A second start goes on, or names the file, the line and the field."""
+    asked: dict[str, JSON] = {"cases": []}
+    path = tmp_path / "journal"
+    head = {**header("journal"), "asked": asked, "seed": 1}
+    lines: JSON = [head, result(ADD, "x", "FAIL", witness={"a": 1}), result(ADD, "x", "PASS")]
+    for at, value in changes:
+        places = [p for p in _places(lines) if len(p) > 1]
+        *where, last = places[at % len(places)]
+        parent: JSON = lines
+        for k in where:
+            parent = parent[k]
+        if value < 0 and isinstance(parent, dict):
+            del parent[last]
+        else:
+            parent[last] = copy.deepcopy(VALUES[value])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    try:
+        journal = Journal(path, asked)
+    except UsageError as e:
+        assert str(path) in str(e)  # noqa: PT017  # as above
+        return
+    kept = journal.take("x", ADD)
+    journal.close()
+    if kept is not None:
+        kept.sentence()
+        json.dumps(kept.to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"case": NaN}', '{"case": 1e999}', "\xff", "9" * 5000, "null", '""'])
+def test_torn_or_foreign_lines_are_one_line(tmp_path: Path, line: str) -> None:
+    """No line of a journal is a traceback."""
+    path = tmp_path / "journal"
+    head = {**header("journal"), "asked": {}, "seed": 1}
+    path.write_text(f"{json.dumps(head)}\n{line}\n", encoding="latin-1")
+    with pytest.raises(UsageError, match="line 2"):
+        Journal(path, {})
+
+
+def test_a_unit_without_its_rate_is_named(tmp_path: Path) -> None:
+    """A perf document without `rate`: one line that says where, and exit code 2."""
+    made = perf([unit("decode", "x", [0.1] * 8)])
+    del made["units"][0]["rate"]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(made))
+    done = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")])
+    assert (done.exit_code, len(done.output.splitlines())) == (2, 1)
+    assert "units[0].rate: a finite number from 0 or null expected, the field is missing" in done.output
+
+
+def test_no_cell_is_a_formula(tmp_path: Path) -> None:
+    """A cell that a spreadsheet would compute stands behind an apostrophe, and each row stays one line."""
+    path = tmp_path / "run.json"
+    rows = [result(ADD, name, "PASS") for name in ("=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "x\n=1")]
+    path.write_text(json.dumps(document(rows)))
+    text = csv_ops(read_runs([path]).results)
+    assert len(text.splitlines()) == 1 + len(rows)
+    assert not any(
+        cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+        for line in text.splitlines()
+        for cell in line.strip('"').split('","')
+    )
