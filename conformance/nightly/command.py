@@ -1,4 +1,4 @@
-"""`ci/nightly`: options, signals, the exit code."""
+"""`conform nightly` and, in a checkout, `ci/nightly`: options, signals, the exit code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .state import State, begin, hold, read, write
 
 FOLDER = Path("nightly")
 """Where nights are kept unless told otherwise, one folder each."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n))
 SHOWN = 8000
 """Bytes of the summary on the terminal."""
 EXIT_CODES = """Exit codes: 0 fine; 1 failures or regressions; 2 wrong words; 3 nothing executed; 4 a part could not run
