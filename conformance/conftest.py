@@ -1,3 +1,10 @@
-"""Makes `pytest conformance` the suite; all of it is in `conformance.plugin`."""
+"""Makes `pytest conformance` the suite, installed or not; all of it is in `conformance.plugin`."""
 
-from conformance.plugin import *  # noqa: F403  # pytest looks for hooks by name here
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Load the plugin, unless the entry point (`pytest_ggml_conformance`) has done so."""
+    pluginmanager.import_plugin("conformance.plugin")

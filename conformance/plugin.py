@@ -33,7 +33,7 @@ from conformance.run.isolate import Isolation
 from conformance.run.memory import parse_size
 from conformance.run.runner import Runner
 from conformance.run.seeds import FOLDER, fresh_ids, new_seed, reseeded
-from conformance.run.select import build, case_ids
+from conformance.run.select import build, case_ids, lacking
 from conformance.run.shard import WHOLE, parse
 from conformance.run.stages import choose
 from conformance.run.waiving import Waiving, in_force, report, today
@@ -141,7 +141,7 @@ class Suite:
         return [*own, *(i for i in self.fresh if i.startswith(f"{family}/") and i not in own)]
 
     def _listed(self, family: str, level: Level) -> list[str]:
-        if self.families and family not in self.families:
+        if family not in self.families and (self.families or FAMILIES[family].lacks()):
             return []
         globs = [g for g in self.globs if g.startswith(f"{family}/") or set("*?[") & set(g.partition("/")[0])]
         if self.globs and not globs:
@@ -403,6 +403,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(printable(filed))
     for spec, reason in suite.lacking.items():
         terminalreporter.line(printable(f"{spec}: not available: {reason}"))
+    for name, reason in ({} if suite.globs else lacking(suite.families)).items():
+        terminalreporter.line(printable(f"{name}: not run: {reason}"), yellow=True)
     for left in [*suite.interrupted, *writeahead.recover(suite.folder, build)]:
         terminalreporter.line(left.sentence(), yellow=True)
     if suite.partial is not None and suite.partial.left:

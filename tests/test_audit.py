@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from backends.ggml.library import WHEEL
+from conformance import shipped
 from conformance.backend.registry import Spec, adapter, create
 from conformance.cases.uses import MADE_UP, made_up
 from conformance.cases.varied import VARIED, variations
@@ -207,8 +208,7 @@ def test_the_audit_of_the_wheel_is_whole(tmp_path: Path, monkeypatch: pytest.Mon
 
     What is known of it is all there is: with the waivers that come along its exit code is 0.
     """
-    root = Path(__file__).parents[1]
-    known = waivers.parse((root / "ci" / "waivers" / "ggml.toml").read_text(encoding="utf-8"), "ggml.toml")
+    known = waivers.parse(shipped.path("waivers", "ggml.toml").read_text(encoding="utf-8"), "ggml.toml")
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "audit.json"
     result = conform("audit", "--backend", "ggml", "--json", str(out), "--save-failures", str(tmp_path / "kept"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conformance.cgraph import casefile
-from conformance.cgraph.errors import ConformanceError
+from conformance.cgraph.errors import ConformanceError, UsageError
 from conformance.check.verdict import Verdict
 from conformance.run import golden
 
@@ -57,3 +57,11 @@ def test_no_golden_files_is_an_error(tmp_path: Path) -> None:
     """Verifying nothing is no success."""
     with pytest.raises(ConformanceError, match="no golden outputs"):
         golden.verify(tmp_path)
+
+
+def test_where_nothing_can_be_written_nothing_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`golden update` says where it writes, and refuses at once, in one line, an installation it cannot write to."""
+    assert golden.writable(tmp_path) == tmp_path / golden.OPS
+    monkeypatch.setattr(golden, "build", None)
+    with pytest.raises(UsageError, match="cannot be written; golden outputs are made anew in a checkout"):
+        golden.update(tmp_path / "nowhere")

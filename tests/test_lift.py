@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from growing_graphs import Decoder, Streams
@@ -20,6 +19,7 @@ from conformance.backend.sym import (
     expr_of,
     same,
 )
+from conformance.cases.captured import GOLDEN
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case
 from conformance.cgraph.casefile import read_one
@@ -29,7 +29,6 @@ from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor, nelements, new_tenso
 from conformance.cgraph.types import F16, F32, I32, I64
 
 B = Builder()
-GOLDEN = Path(__file__).parents[1] / "golden" / "captured"
 FIELDS = ("type", "ne", "nb", "op", "op_params", "view_offs", "flags")
 
 

@@ -14,6 +14,7 @@ from random_cases import random_cases
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
 from conformance.backend.interface import Backend, Session
+from conformance.cases.captured import GOLDEN
 from conformance.cgraph import casefile
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
@@ -25,7 +26,6 @@ from conformance.cgraph.types import F16, F32, I32, I64, Q8_0
 from conformance.check.compare import compare
 from conformance.run.parts import compute_parts
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "captured"
 CAPTURES = sorted(GOLDEN.glob("*.gguf"))
 B = Builder()
 CPU = CpuBackend()

@@ -15,7 +15,7 @@ from conformance.cgraph.errors import UnavailableError, UsageError
 from conformance.cli import main
 from conformance.perf.bench import Bench
 from conformance.perf.decide import FINE, REGRESSED, UNDECIDED, decide
-from conformance.perf.gates import NOT_RUN, Answer, Gate, counted, decided, load, loads, matching
+from conformance.perf.gates import NOT_RUN, SHIPPED, Answer, Gate, counted, decided, load, loads, matching
 from conformance.perf.judge import Judge, exit_code
 from conformance.run.runner import Runner
 from conformance.run.select import parse_specs
@@ -49,7 +49,7 @@ def test_a_file() -> None:
 
 def test_the_gates_of_this_project() -> None:
     """The file that comes along can be read, and has gates of the kinds that any machine can answer."""
-    gates = load(Path(__file__).parents[1] / "ci" / "perf" / "thresholds.toml").gates
+    gates = load(SHIPPED).gates
     assert {g.kind for g in gates} == {"counter", "ratio"}
     assert {str(g.against) for g in gates} == {"None", "openvino-stateless", "baseline"}
 

@@ -113,6 +113,16 @@ def test_a_broken_table_is_one_line(tmp_path: Path, text: str, said: str) -> Non
     assert len(result.output.strip().splitlines()) == 1
 
 
+def test_tables_that_are_missing_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without its tables says so, and what to do."""
+    for module in ("conformance.planted.faults", "conformance.cli.planted"):
+        monkeypatch.setattr(sys.modules[module], "FOLDER", tmp_path)
+    result = CliRunner().invoke(main, ["planted"])
+    assert result.exit_code == 2
+    assert "install ggml-conformance again" in result.output
+    assert len(result.output.strip().splitlines()) == 1
+
+
 def test_a_fault_that_cannot_be_planted_is_an_error() -> None:
     """A place that is not there is never counted as a survivor."""
     moved = replace(ABORTS, old="no such line")

@@ -244,6 +244,16 @@ def test_a_name_of_the_reference_is_held_against_the_real_ggml(here: Path) -> No
     }
 
 
+def test_waivers_that_come_along_are_named_from_anywhere(here: Path) -> None:
+    """`package:` names a file of the package; one that is not there is refused with what to do."""
+    _write('[backend.ggml]\nwaivers = "package:waivers/ggml.toml"\n')
+    (known,) = settings.load(None).waivers_of([Spec("ggml")], None).values()
+    assert known.entries
+    _write('[backend.ggml]\nwaivers = "package:waivers/nope.toml"\n')
+    with pytest.raises(UsageError, match="no such file; this installation lacks it"):
+        settings.load(here / settings.FILE)
+
+
 def test_pytest_takes_names_too(here: Path) -> None:
     """`pytest conformance` knows --config, names and their levels."""
     config = _write('[backend.x]\nadapter = "ggml"\nlevel = "standard"\n', "names.toml")

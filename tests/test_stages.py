@@ -20,6 +20,7 @@ from backends.openvino import emitters as table
 from backends.openvino.interpret import DEVICE, EXPANSIONS, Interpreted
 from conformance.backend.registry import Spec, adapter
 from conformance.cases import FAMILIES
+from conformance.cases.captured import GOLDEN
 from conformance.cgraph import casefile
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
@@ -203,7 +204,7 @@ def test_every_smoke_case_is_right_as_translated_and_fast(runner: Runner) -> Non
     assert len(cases) / seconds >= 200
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "golden" / "captured").glob("*.gguf")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.gguf")), ids=lambda p: p.stem)
 def test_captured_trajectories_are_right_as_translated(runner: Runner, path: Path) -> None:
     """Whole trajectories run without compiling: free within their tolerance, and node by node."""
     (case,) = casefile.read(path)

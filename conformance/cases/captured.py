@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from conformance import shipped
 from conformance.cgraph import casefile
 from conformance.cgraph.arithmetic import GGML_CPU
 from conformance.cgraph.case import JSON, Case, Step
 from conformance.cgraph.codec import VERSION, check, load_head, load_step
-from conformance.cgraph.errors import CaseFileError, UnavailableError, UsageError
+from conformance.cgraph.errors import CaseFileError, UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.strictjson import Memory, parse, weigh
 from conformance.cgraph.tensor import FLAG_OUTPUT, Bytes, Tensor, computes, nbytes, pack
@@ -33,8 +34,8 @@ MAX_MEMORY = 4 << 30
 """Bytes that reading one capture may take."""
 TOLERANCE = {"nmse": 5e-4}
 """What a free run may differ by from a recording in ggml's quantised arithmetic."""
-GOLDEN = Path(__file__).parents[2] / "golden" / "captured"
-"""Where a checkout has the captures that come with it."""
+GOLDEN = shipped.path("golden", "captured")
+"""Where the captures that come along lie."""
 
 ARITHMETIC = {"xllamacpp ggml 0.26.0": GGML_CPU.name}
 """`source` of a capture -> how the recorder's ggml rounded: the reference can then be held against the recording in the
@@ -163,19 +164,23 @@ def _build(case_id: str) -> Case:
     for path in _files():
         if case_id in casefile.index(path):
             return casefile.read_one(path, case_id)
-    raise UsageError(f"no case {case_id!r} in {GOLDEN}; known: {', '.join(_ids('full'))}")
+    known = f"in {GOLDEN} there are {', '.join(_ids('full'))}"
+    raise UsageError(f"no case {case_id!r}: {_lacks() or known}")
 
 
 def _files() -> list[Path]:
-    found = sorted(GOLDEN.glob("*.gguf"))
-    if not found:
-        raise UnavailableError(
-            f"captured: no case files in {GOLDEN}; install from a checkout (pip install -e .), or make your own with "
-            "conform import-capture"
-        )
-    return found
+    return sorted(GOLDEN.glob("*.gguf"))
+
+
+def _lacks() -> str:
+    return "" if _files() else f"no case files in {GOLDEN}; {shipped.AGAIN}"
 
 
 FAMILY = Family(
-    "captured", "trajectories that llama.cpp ran, held against what it recorded", _ids, _build, seeded=False
+    "captured",
+    "trajectories that llama.cpp ran, held against what it recorded",
+    _ids,
+    _build,
+    seeded=False,
+    lacks=_lacks,
 )

@@ -24,3 +24,5 @@ class Family:
     """The case behind an id, the same bytes on every machine; `UsageError` for an id it does not know."""
     seeded: bool = True
     """Whether another seed makes another case; a recording has but one."""
+    lacks: Callable[[], str] = str
+    """Why it has no cases in this installation; empty where nothing is missing."""

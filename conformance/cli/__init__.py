@@ -9,6 +9,7 @@ from __future__ import annotations
 import click
 
 from conformance import __version__
+from conformance.nightly.command import nightly
 
 from .adding import new_adapter
 from .audit import audit
@@ -47,6 +48,7 @@ for _command in (
     capture,
     make_model,
     new_adapter,
+    nightly,
     import_capture,
     golden_group,
     history,

@@ -31,6 +31,7 @@ def verify(json_path: Path | None) -> None:
 @json_option
 def update(json_path: Path | None) -> None:
     """Make the golden values anew; one is accepted only where the reference and the real ggml agree within budget."""
+    click.echo(f"golden: what is accepted goes to {golden.writable()}", err=True)
     _golden(golden.update(), json_path)
 
 

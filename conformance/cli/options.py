@@ -20,6 +20,7 @@ from conformance.run import settings
 from conformance.run.isolate import Isolation
 from conformance.run.memory import parse_size
 from conformance.run.seeds import fresh_ids, new_seed
+from conformance.run.select import lacking
 from conformance.run.settings import Settings
 from conformance.run.shard import Shard, parse
 
@@ -242,6 +243,9 @@ def selection(f: Callable[..., None]) -> Callable[..., None]:
     @fresh_option
     @wraps(f)
     def g(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # passes options through
+        if not kwargs["families"] and not kwargs["globs"]:
+            for name, why in lacking(()).items():
+                click.echo(f"{name}: not run: {why}", err=True)
         f(*args, **kwargs)
 
     return g

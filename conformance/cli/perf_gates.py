@@ -53,7 +53,7 @@ budget_option = click.option(
 
 
 @click.command("gate")
-@click.argument("path", type=ExistingFile, default=Path("ci/perf/thresholds.toml"), metavar="[FILE.toml]")
+@click.argument("path", type=ExistingFile, required=False, metavar="[FILE.toml]")
 @click.option("--gate", "globs", multiple=True, metavar="GLOB", help="Gates, repeatable; default: all.")
 @click.option("--base", type=Folder, metavar="VENV", help="What gates against the baseline are held against.")
 @config_option
@@ -61,18 +61,19 @@ budget_option = click.option(
 @json_option
 @isolation
 def gate(
-    path: Path,
+    path: Path | None,
     globs: Sequence[str],
     base: Path | None,
     budget: float | None,
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
-    """Measure what FILE demands, and say of each gate: fine, regressed, undecided or not run.
+    """Measure what FILE demands (default: what comes along), and say of each gate: fine, regressed, undecided or
+    not run.
 
     Exit codes: 0 no gate regressed, 1 one did or the case behind it failed, 2 bad input, 3 no gate was run.
     """
-    asked = gating.load(path)
+    asked = gating.load(path or gating.SHIPPED)
     chosen = gating.matching(asked, globs)
     specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
     _, lacking = available(list(dict.fromkeys(specs)), isolation)

@@ -25,7 +25,7 @@ from .options import family_option, json_option, level_option
 
 @click.command()
 @click.option("--faults", "paths", multiple=True, type=click.Path(path_type=Path, exists=True), metavar="FILE|DIR",
-              help="TOML files of faults; default: those of the checkout.")  # fmt: skip
+              help="TOML files of faults; default: those that come along.")  # fmt: skip
 @click.option("--fault", "globs", multiple=True, metavar="GLOB", help="Only these faults, repeatable.")
 @click.option("--of", "adapters", multiple=True, metavar="ADAPTER", help="Only faults of this adapter, repeatable.")
 @family_option

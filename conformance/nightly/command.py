@@ -1,4 +1,4 @@
-"""`ci/nightly`: options, signals, the exit code."""
+"""`conform nightly` and, in a checkout, `ci/nightly`: options, signals, the exit code."""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from conformance import shipped
 from conformance.backend.registry import Spec
 from conformance.cases.family import LEVELS, Level
 from conformance.cgraph.case import JSON
@@ -56,6 +57,8 @@ NOT_RUN = "not run"
 BASELINE = "baseline"
 """`against` of a gate that holds this build against another one's."""
 BUDGET = 90.0
+SHIPPED = shipped.path("perf", "thresholds.toml")
+"""The gates that come along."""
 
 KEYS: dict[str, tuple[str, ...]] = {
     "counter": ("expect",),

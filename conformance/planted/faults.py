@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conformance import shipped
 from conformance.backend.registry import Spec
 from conformance.cases import FAMILIES
 from conformance.cgraph.errors import UsageError
@@ -29,10 +30,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parents[2]
+ROOT = shipped.path().parent
 """What `file` is relative to."""
-FOLDER = ROOT / "tests" / "planted"
-"""The faults that come with a checkout."""
+FOLDER = shipped.path("planted", "tables")
+"""The faults that come along."""
 
 _FIELDS = ("name", "says", "of", "file", "old", "new")
 
@@ -85,7 +86,8 @@ def read(paths: Sequence[Path]) -> list[Fault]:
     if twice := {n for n in names if names.count(n) > 1}:
         raise UsageError(f"faults: names must differ; {', '.join(sorted(twice))} found more than once")
     if not faults:
-        raise UsageError(f"faults: none found in {', '.join(map(str, paths))}; a checkout has them in tests/planted")
+        why = f"; {shipped.AGAIN}" if FOLDER in paths else ""
+        raise UsageError(f"faults: none found in {', '.join(map(str, paths))}{why}")
     return faults
 
 

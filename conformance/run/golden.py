@@ -1,15 +1,16 @@
 """Golden outputs: expected values of a pinned corpus, accepted only where the reference and the real ggml agree.
 
-`golden/ops.gguf` holds the smoke level of the `ops` family with its expected values; `golden/captured/` holds
-trajectories recorded by llama.cpp. `verify` computes all of them again.
+`ops.gguf` in `conformance/golden` holds the smoke level of the `ops` family with its expected values; `captured/` there
+holds trajectories recorded by llama.cpp. `verify` computes all of them again.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance import __version__
+from conformance import __version__, shipped
 from conformance.backend.registry import Spec
 from conformance.cases import FAMILIES
 from conformance.cgraph import casefile
@@ -25,7 +26,7 @@ from .oracle import REFERENCE, SECOND_OPINION, Oracle
 from .runner import Runner
 from .select import build
 
-ROOT = Path(__file__).resolve().parents[2] / "golden"
+ROOT = shipped.path("golden")
 OPS = "ops.gguf"
 AGAIN = Budget(2.0**-44, 2.0**-20, "the same computation on another machine: a last bit may round the other way")
 _BATCH = 128
@@ -40,7 +41,7 @@ def verify(root: Path = ROOT) -> list[Result]:
     """
     path = root / OPS
     if not path.is_file():
-        raise UsageError(f"{path}: no golden outputs here; run `conform golden update` in a checkout")
+        raise UsageError(f"{path}: no golden outputs here; {shipped.AGAIN}")
     stored = casefile.read(path)
     runner = Runner()
     try:
@@ -59,7 +60,12 @@ def verify(root: Path = ROOT) -> list[Result]:
 
 
 def update(root: Path = ROOT) -> list[Result]:
-    """Make `golden/ops.gguf` anew and give one result per case of the corpus; a case that fails is left out."""
+    """Make `ops.gguf` in `root` anew and give one result per case of the corpus; a case that fails is left out.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    writable(root)
     runner = Runner()
     try:
         cases = [build(i) for i in FAMILIES["ops"].ids("smoke")]
@@ -80,6 +86,18 @@ def update(root: Path = ROOT) -> list[Result]:
         return results
     finally:
         runner.close()
+
+
+def writable(root: Path = ROOT) -> Path:
+    """The file that `update` writes.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    path = root / OPS
+    if not os.access(path if path.exists() else root, os.W_OK):
+        raise UsageError(f"{path}: cannot be written; golden outputs are made anew in a checkout (pip install -e .)")
+    return path
 
 
 def _provenance(oracle: Oracle, agreement: Result) -> dict[str, object]:

@@ -49,7 +49,7 @@ def fresh_ids(families: Sequence[str], globs: Sequence[str], level: Level, n: in
     """
     if n < 1:
         return []
-    chosen = [f for f in (map(family_named, families) if families else FAMILIES.values()) if f.seeded]
+    chosen = [f for f in (map(family_named, families) if families else FAMILIES.values()) if f.seeded and not f.lacks()]
     listed = [[i for i in f.ids(level) if not globs or any(fnmatchcase(i, g) for g in globs)] for f in chosen]
     listed = [ids for ids in listed if ids]
     if not listed:

@@ -45,10 +45,16 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
 
     An id that a glob spells out in full is taken even where no level lists it.
 
+    A family that this installation lacks is left out where none is named (`lacking` says which).
+
     Raises:
         UsageError: an unknown family, or a glob that matches nothing.
+        UnavailableError: this installation lacks a family that is named.
     """
-    chosen = [family_named(f) for f in families] or list(FAMILIES.values())
+    chosen = [family_named(f) for f in families] or [f for f in FAMILIES.values() if not f.lacks()]
+    for f in chosen:
+        if families and (why := f.lacks()):
+            raise UnavailableError(f"{f.name}: {why}")
     ids = [i for f in chosen for i in f.ids(level)]
     if not globs:
         return ids
@@ -62,6 +68,11 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
         else:
             raise UsageError(f"no case of level {level} matches {g!r}; `conform cases --level full` lists them all")
     return list(found)
+
+
+def lacking(families: Sequence[str]) -> dict[str, str]:
+    """Which of the chosen families this installation lacks, and why."""
+    return {n: why for n, f in FAMILIES.items() if (not families or n in families) and (why := f.lacks())}
 
 
 def parse_specs(texts: Sequence[str]) -> list[Spec]:

@@ -3,7 +3,7 @@
     [backend.vulkan]                       # what --backend calls it
     adapter = "ggml"                       # an installed adapter
     level = "standard"                     # its level where --level is not given
-    waivers = "waivers/vulkan.toml"        # its known failures, relative to this file
+    waivers = "waivers/vulkan.toml"        # its known failures, relative to this file; or package:waivers/ggml.toml
     options = { lib = "./build/bin", device = "Vulkan0" }
     environment = { GGML_VK_VISIBLE_DEVICES = "0", GGML_VK_DEBUG = false }
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from conformance import shipped
 from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
 from conformance.cases.family import LEVELS, Level
@@ -107,7 +108,7 @@ def load(path: Path | None) -> Settings:
             levels[name] = _level(table["level"], where)
         if "waivers" in table:
             expect(isinstance(table["waivers"], str), f"{where} waivers", "a file", table["waivers"])
-            files[name] = found.parent / table["waivers"]
+            files[name] = shipped.located(table["waivers"], found.parent)
     registry.define(named)
     return Settings(found, levels, files)
 

@@ -17,6 +17,7 @@ from conformance.cases.models import make
 from conformance.cases.models.grammar import split_arch
 from conformance.cases.ops.grammar import Key, count, expand, read_keys, text, without
 from conformance.cases.zoo import family as zoo
+from conformance.cases.zoo import metadata
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UsageError
 
@@ -71,4 +72,4 @@ def _whole(bare: str, seed: str) -> Case:
     return zoo.build(f"{zoo.NAME}/{bare}@{seed}")
 
 
-FAMILY = Family(NAME, "each architecture's sublayers alone", ids, build)
+FAMILY = Family(NAME, "each architecture's sublayers alone", ids, build, lacks=metadata.lacks)

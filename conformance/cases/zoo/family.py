@@ -182,4 +182,10 @@ def available() -> str:
     return ""
 
 
-FAMILY = Family(NAME, "graphs of every architecture that llama.cpp knows, held against what it computed", ids, build)
+FAMILY = Family(
+    NAME,
+    "graphs of every architecture that llama.cpp knows, held against what it computed",
+    ids,
+    build,
+    lacks=metadata.lacks,
+)

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 
+from conformance import shipped
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.types import GGMLType
 
 Value = int | float | bool | str | list[int] | list[float]
 """What a metadata key of the zoo can hold."""
 
-_TABLE = Path(__file__).with_name("architectures.json")
+_TABLE = shipped.path("cases", "zoo", "architectures.json")
 _BYTES, _HALF = np.dtype(np.uint8), np.dtype(np.float16)
 _ALIGNMENT = 32
 _FACTS = ("lacks", "encodes", "flash_attn", "unified", "optional", "absent", "types")
@@ -53,10 +54,18 @@ class Architecture:
     """Pattern of weights -> the type that they must have, where that is not F32."""
 
 
+def lacks() -> str:
+    """Why nothing can be made; empty where the table came along."""
+    return "" if _TABLE.is_file() else f"no {_TABLE}; {shipped.AGAIN}"
+
+
 @cache
 def table() -> dict[str, Architecture]:
     """Every architecture by name, those that do not run too."""
-    read = json.loads(_TABLE.read_text("utf-8"))
+    try:
+        read = json.loads(_TABLE.read_text("utf-8"))
+    except OSError as e:
+        raise UsageError(f"{_TABLE}: cannot be read: {e.strerror}; {shipped.AGAIN}") from None
     return {name: _architecture(name, entry, read) for name, entry in sorted(read["architectures"].items())}
 
 
