@@ -80,7 +80,7 @@ class History:
         """Store one run file's content, as `report.runs` reads it, whole or not at all.
 
         A row that is there stays, unless this document is of the same run and was written later. A failing result takes
-        the place of one that does not fail and keeps it, whatever their clocks say: one that was set back hides nothing.
+        the place of one that does not fail and keeps it, whatever their clocks say: one set back hides nothing.
 
         Args:
             document: checked already (`report.runfile.read_document`).
