@@ -52,7 +52,7 @@ class Interrupted(BaseException):
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where everything goes; what was begun there is gone on with. Default: the unfinished night in nightly/, or today (UTC).",
+    help="Where everything goes; what was begun there goes on. Default: in nightly/ the unfinished night, or today's.",
 )
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True)
 @click.option("--backend", "backends", multiple=True, metavar="NAME", help="Repeatable; default: all available ones.")
