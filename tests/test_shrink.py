@@ -198,6 +198,16 @@ def test_time_runs_out(runner: Runner) -> None:
     assert signature_of(found.result) == found.signature
 
 
+def test_the_first_run_counts_and_what_is_at_work_is_said(runner: Runner) -> None:
+    """A case that takes the whole budget to run once is not tried further; lines say what was at work."""
+    said: list[str] = []
+    now = iter([0.0, *[100.0] * 1000])
+    runner._backends[SPEC] = Planted("wrong KV head")
+    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=60, progress=said.append, clock=lambda: next(now))
+    assert (found.tried, found.finished) == (0, False)
+    assert said[0].startswith("running the case as it is: ")
+
+
 @pytest.mark.parametrize(
     ("a", "b", "same"),
     [

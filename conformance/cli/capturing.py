@@ -19,6 +19,7 @@ from conformance.cgraph.case import Case
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.reference import FOLDERS
 from conformance.cgraph.types import TYPES
+from conformance.report.waiting import waiting
 
 from .options import ExistingFile, File
 
@@ -93,28 +94,29 @@ def capture(  # click shows the options' help
         if said := [option for option, given in only.items() if given]:
             raise UsageError(f"capture: {', '.join(said)}: only with --arch; a model file has its own")
         stem = re.sub(r"[^A-Za-z0-9_.]+", "_", model.stem)
-        case = recording.record_model(
-            Request(
-                id=f"model/{stem}-seqs={sequences},run={plan}@{seed}",
-                stream=f"{stem}@{seed}",
-                model=str(model.resolve()),
-                lib=library,
-                plan=plan,
-                n_ctx=context,
-                n_seq_max=sequences,
-                n_ubatch=ubatch,
-                unified=unified_kv,
-                flash_attn=flash_attn != "off",
-                type_k=cache_type,
-                type_v=cache_type_v or cache_type,
-                nodes=nodes,
-                by_reference=weights == "reference",
-                family="model",
-                params={"model": model.name, "seqs": str(sequences), "run": plan},
-                seed=seed,
-                provenance={"model": model.name},
+        with waiting(f"llama.cpp runs {model.name}"):
+            case = recording.record_model(
+                Request(
+                    id=f"model/{stem}-seqs={sequences},run={plan}@{seed}",
+                    stream=f"{stem}@{seed}",
+                    model=str(model.resolve()),
+                    lib=library,
+                    plan=plan,
+                    n_ctx=context,
+                    n_seq_max=sequences,
+                    n_ubatch=ubatch,
+                    unified=unified_kv,
+                    flash_attn=flash_attn != "off",
+                    type_k=cache_type,
+                    type_v=cache_type_v or cache_type,
+                    nodes=nodes,
+                    by_reference=weights == "reference",
+                    family="model",
+                    params={"model": model.name, "seqs": str(sequences), "run": plan},
+                    seed=seed,
+                    provenance={"model": model.name},
+                )
             )
-        )
     else:
         if weights == "reference":
             raise UsageError("capture: --weights reference: only with a model file; --arch has weights as seeds anyway")
@@ -125,7 +127,8 @@ def capture(  # click shows the options' help
             "real": int(real), "nodes": nodes, "set": _settings(settings), "run": plan,
         }  # fmt: skip
         given = [f"{key}={value}" for key, value in values.items() if value and value != zoo.KEYS[key].default]
-        case = zoo.make(f"zoo/{arch}{'-' if given else ''}{','.join(given)}@{seed}", library)
+        with waiting(f"llama.cpp runs {arch}"):
+            case = zoo.make(f"zoo/{arch}{'-' if given else ''}{','.join(given)}@{seed}", library)
     casefile.write(output, case)
     click.echo(_sentence(output, case))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.cgraph.case import JSON
+from conformance.report.waiting import waiting
 
 from . import process
 from .parts import Asked, Here, Part, shown
@@ -106,7 +107,8 @@ class Night:
             done.documents.append(here.document.name)
         self.state.save()
         try:
-            ended = process.run(command, folder / f"{part.name}.log", part.limit, self.lock)
+            with waiting(stem):
+                ended = process.run(command, folder / f"{part.name}.log", part.limit, self.lock)
         except OSError as e:
             done.answer, done.says = Answer.BROKEN, f"no process could be started: {e.strerror}"
             return done.answer

@@ -69,9 +69,13 @@ def write_json(path: Path, document: JSON) -> None:
     """
     try:
         fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
-            json.dump(document, f, indent=1, allow_nan=False)
-            f.write("\n")
-        Path(temporary).replace(path)
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as f:
+                json.dump(document, f, indent=1, allow_nan=False)
+                f.write("\n")
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
     except OSError as e:
         raise UsageError(f"--json {path}: cannot be written: {e.strerror}") from e

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 
 from conformance.backend.interface import Backend, Support, describe
@@ -33,6 +34,9 @@ from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
 from .select import build
 from .waiving import Waiving
 from .writeahead import Ahead
+
+_STEM = 94
+"""Characters of a saved file's name before its suffix."""
 
 
 class Runner:
@@ -354,4 +358,10 @@ def _failed(error: ConformanceError) -> Result:
 
 
 def _file_name(case_id: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=@-]+", "_", case_id)[-150:] + ".gguf"
+    """A name of at most 99 characters, safe everywhere; with a digest where it would say less than the id does."""
+    name = re.sub(r"[^A-Za-z0-9_.=@-]+", "_", case_id)
+    if len(name) > _STEM or not re.fullmatch(r"[A-Za-z0-9_.=@/+,?&-]*", case_id):
+        digest = sha256(case_id.encode(errors="surrogatepass")).hexdigest()[:8]
+        half = (_STEM - 10) // 2
+        name = f"{name}-{digest}" if len(name) <= _STEM - 9 else f"{name[:half]}-{digest}-{name[-half:]}"
+    return f"{name}.gguf"
