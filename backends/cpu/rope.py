@@ -81,7 +81,8 @@ def _yarn_ramp(
 def _mixed(turned: NDArray[Any], theta: NDArray[Any], ramp: NDArray[Any]) -> NDArray[Any]:
     """`turned (1 - ramp) + theta ramp`; in float32 with the first product unrounded, as a fused multiply-add has it."""
     first = turned.astype(np.float64) * (1 - ramp).astype(np.float64)
-    return (first + (theta * ramp).astype(np.float64)).astype(theta.dtype)
+    mixed: NDArray[Any] = (first + (theta * ramp).astype(np.float64)).astype(theta.dtype)
+    return mixed
 
 
 def _theta(node: Tensor, positions: NDArray[Any], n_pairs: int, *, exact: bool) -> NDArray[Any]:

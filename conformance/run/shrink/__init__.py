@@ -77,7 +77,6 @@ def shrink(
         UsageError: `case` does not fail on `spec`.
     """
     start = clock()
-    progress(f"running the case as it is: {size(case)}")
     (result,) = runner.run(spec, [case])
     signature = signature_of(result)
     if signature is None:
