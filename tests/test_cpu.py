@@ -422,6 +422,16 @@ def test_unary_formulas(op: str, formula: Any) -> None:  # noqa: ANN401  # a lam
     np.testing.assert_allclose(unary_of(op, list(x)), want, rtol=1.2e-7, atol=1e-14)
 
 
+@pytest.mark.parametrize("op", GLU_OPS)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_glu_of_an_odd_row_leaves_its_last_element(op: str, swapped: bool) -> None:
+    """The halves are `ne[0] / 2` long, as of the same row without its last element."""
+    x, even = Leafs(), Leafs()
+    values = noise(3, 4, 13)
+    (odd,) = run(x, B.glu(x.add(F32, values), op, swapped))
+    assert np.array_equal(odd, run(even, B.glu(even.add(F32, values[:, :12]), op, swapped))[0])
+
+
 def test_nan_goes_where_ggml_lets_it() -> None:
     """C comparisons with NaN are false: RELU, STEP, SGN and HARDSIGMOID lose it, the others keep it."""
     for op in UNARY_OPS:

@@ -169,7 +169,7 @@ def _rows() -> Iterator[tuple[str, Make, float]]:
             yield f"{op} {t}", _unary(op, t), TABLE if op in {"GELU", "GELU_QUICK"} else ROUNDING if t is F32 else HALF
         for op in GLU_OPS:
             if (op, t) not in {("SWIGLU_OAI", F16), ("SWIGLU_OAI", BF16), ("SWIGLU_CLAMP", BF16)}:
-                for form in ("split", "swapped"):
+                for form in ("split", "swapped", "odd"):
                     tabled = t is not F32 or op in {"GEGLU", "GEGLU_QUICK"}
                     yield f"{op} {t} {form}", _glu(op, t, form), TABLE if tabled else ROUNDING
     for op in ("norm", "rms_norm", "l2_norm"):
@@ -325,6 +325,10 @@ def _unary(op: str, t: GGMLType) -> Make:
 
 def _glu(op: str, t: GGMLType, form: str) -> Make:
     parameters = {"SWIGLU_OAI": (1.702, 2.0), "SWIGLU_CLAMP": (2.0,)}.get(op)
+    if form == "odd" and parameters is not None:
+        return lambda k: getattr(k, op.lower())(k.of(t, 129, 7, scale=3), None, *parameters)
+    if form == "odd":
+        return lambda k: k.glu(k.of(t, 129, 7, scale=3), op, True)
     if parameters is not None:
         return lambda k: getattr(k, op.lower())(
             k.of(t, 64, 7, scale=3), k.of(t, 64, 7, scale=3) if form == "split" else None, *parameters
@@ -380,6 +384,18 @@ def test_agrees_with_ggml(name: str, ggml: Backend) -> None:
     assert error <= budget, f"{name}: NMSE {error:.2e}"
     if budget == SAME:
         assert all(map(np.array_equal, kept, left))
+
+
+@pytest.mark.parametrize("n_ctx_orig", [0, 512, 4096])
+@pytest.mark.parametrize("beta_fast", [1.0, 32.0])
+def test_yarn_mixes_angles_as_ggml_does(n_ctx_orig: int, beta_fast: float, ggml: Backend) -> None:
+    """Two angles of up to 10,000 turns are mixed with one rounding: what is left is that of sine and cosine."""
+    kit = Kit(1)
+    a, pos = kit.of(F32, 128, 4, 40), kit.index(I32, 65536, 40)
+    node = kit.rope_ext(a, pos, None, 128, 0, n_ctx_orig, 10000.0, 1.4245, 0.7465, 1.4245, beta_fast, 1.0)
+    reference = CpuBackend().computing_in(ggml.arithmetic())
+    (want, _), (got, _) = (compute(b, kit, node) for b in (reference, ggml))
+    assert float(((want - got) ** 2).sum() / (want**2).sum()) < 1e-13
 
 
 @pytest.mark.parametrize("t", [Q4_0, Q8_0, Q4_K, F16], ids=str)

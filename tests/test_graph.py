@@ -187,6 +187,10 @@ INSANE: dict[str, tuple[Tensor, str]] = {
     "sort order": (B.argsort(x(4), 2), "no ggml_sort_order"),
     "precision": (_set(B.mul_mat(x(4), x(4)), 0, 11), "must be a ggml_prec"),
     "hint": (_set(B.mul_mat(x(4), x(4)), 1, 2), "no ggml_op_hint"),
+    "hint, no square": (
+        _set(B.mul_mat(x(4, 3), x(4)), 1, 1),
+        "of a src\\[0\\] of 4 x 3",
+    ),
     "rope dims": (_rope(10), "n_dims <= ne0"),
     "negative rope dims": (_rope(-2), "n_dims <= ne0"),
     "odd rope dims": (_rope(3), "n_dims % 2"),

@@ -92,6 +92,16 @@ def test_added_says_what_is_new(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_clock_set_back_hides_no_failure(tmp_path: Path, order: int, back: bool) -> None:
+    """A run goes on after the clock was set back, and a case fails now: the history has the failure."""
+    when = ["2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z" if back else "2026-01-02T00:00:00Z"]
+    made = [document([(A, "x", v)], run="1" * 32, written=w) for v, w in zip(["PASS", "FAIL"], when, strict=True)]
+    with closing(History(_store(tmp_path / "h.sqlite", *made[::order]))) as h:
+        assert h.query("SELECT verdict FROM results") == [("FAIL",)]
+
+
+@pytest.mark.parametrize("order", [1, -1])
 def test_twice_in_one_run_is_the_failure(tmp_path: Path, order: int) -> None:
     """A case that one run ran twice is one row: a pass does not hide a failure."""
     doc = document([(A, "x", "FAIL"), (A, "x", "PASS")][::order])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,77 @@ def test_wrong_words_are_one_line(tmp_path: Path, words: list[str], says: str) -
     assert not list(where.glob("*.json"))
 
 
+def _in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    return subprocess.run([*SCRIPT, *words], capture_output=True, text=True, timeout=60, check=False, cwd=folder)
+
+
+def test_merging_runs_nothing_again(tmp_path: Path) -> None:
+    """With --merge, --parts chooses among what sums up; a part that runs cases is not run, and alone is refused."""
+    assert night(tmp_path / "1", "--parts", "work").returncode == 0
+    ran = (tmp_path / "1" / "ran").read_text()
+    merge = ["--merge", str(tmp_path / "1")]
+    assert night(tmp_path / "all", *merge, "--parts", "work,history").returncode == 0
+    assert not (tmp_path / "all" / "ran").exists()
+    assert (tmp_path / "1" / "ran").read_text() == ran
+    refused = night(tmp_path / "none", *merge, "--parts", "work")
+    assert (refused.returncode, refused.stderr.splitlines()) == (
+        2,
+        ["ci/nightly: --parts work: --merge runs nothing again, so one of history, report is expected"],
+    )
+
+
+def test_a_restart_past_midnight_goes_on(tmp_path: Path) -> None:
+    """The default folder is that of the newest night of the same words that did not end; of others it is today's."""
+    words = ["--parts", "fine,work"]
+    assert _in(tmp_path, *words).returncode == 0
+    (today,) = (tmp_path / "nightly").glob("*-*")
+    for name, code, label in (("2020-01-01", None, "a"), ("2020-01-02", 130, "b"), ("2020-01-03", 1, "c")):
+        folder = tmp_path / "nightly" / name
+        folder.mkdir()
+        state = read(today)
+        state.folder, state.exit_code, state.parts = folder, code, {}
+        state.head = {**state.head, "written": f"{name}T00:00:00Z", "run": label * 32}
+        state.save()
+    shutil.rmtree(today)
+    other = _in(tmp_path, *words, "--level", "smoke")
+    assert "going on" not in other.stdout
+    shutil.rmtree(today)
+    again = _in(tmp_path, *words)
+    assert again.returncode == 0
+    assert again.stdout.startswith("nightly/2020-01-02: going on with the night there, which did not come to its end")
+    assert read(tmp_path / "nightly" / "2020-01-02").head["run"] == "b" * 32
+    assert not today.exists()
+
+
+def test_each_night_draws_a_seed_and_repeats_it_when_told(tmp_path: Path) -> None:
+    """Two nights have two seeds, a restart keeps its own, `--seed` gives it again; it is printed and in the state."""
+    seeds = []
+    for name in ("a", "b"):
+        done = night(tmp_path / name, "--parts", "fine")
+        seeds.append(read(tmp_path / name).seed)
+        assert f"seed of this night: {seeds[-1]}; `ci/nightly --seed {seeds[-1]}`" in done.stdout
+    assert seeds[0] != seeds[1]
+    night(tmp_path / "a", "--parts", "fine")
+    assert read(tmp_path / "a").seed == seeds[0]
+    assert f"has seed {seeds[0]}, this one 5" in night(tmp_path / "a", "--parts", "fine", "--seed", "5").stderr
+    assert night(tmp_path / "c", "--parts", "fine", "--seed", "5").returncode == 0
+    assert read(tmp_path / "c").seed == 5
+
+
+def test_the_seed_of_the_night_reaches_the_cases(tmp_path: Path) -> None:
+    """Generated cases run under it, and each round of fresh ones under one of its own; the summary names it."""
+    asked, here = Asked(tmp_path, seed=41), Here(tmp_path / "a.json", tmp_path / "a.journal", (), 1)
+    words = {p.name: " ".join(p.command(asked, here)) for p in PARTS}
+    assert "--level smoke " in words["seeded"]
+    assert "--seed 41 " in words["seeded"]
+    assert "--seed 42 " in words["fresh"]
+    assert "--seed" not in words["conformance"]
+    state = _state(seeded=Answer.FINE)
+    state.seed = 41
+    assert "--seed 41" in summary.summary([state], ["seeded"], [], [], 0)
+
+
 def test_one_night_at_a_time_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second one is refused as long as the first is at work."""
     monkeypatch.setattr("conformance.nightly.state.PATIENCE", 0.0)
@@ -247,7 +319,7 @@ def test_a_full_disk_does_not_stop_the_night(tmp_path: Path) -> None:
 def test_every_command_of_the_table_is_one(tmp_path: Path) -> None:
     """`conform` knows each command and option that the real parts use."""
     asked = Asked(
-        tmp_path, "smoke", ("cpu",), ("gqa",), Shard(1, 2), 1.0, 2.0, tmp_path / "h.sqlite", tmp_path / "venv"
+        tmp_path, "smoke", ("cpu",), ("gqa",), Shard(1, 2), 1.0, 2.0, tmp_path / "h.sqlite", 7, tmp_path / "venv"
     )
     here = Here(tmp_path / "a.json", tmp_path / "a.journal", (tmp_path / "b.json",))
     for part in PARTS:

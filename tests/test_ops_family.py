@@ -123,9 +123,9 @@ def _digest(case: Case) -> str:
 
 
 def test_levels_have_their_sizes_and_are_nested() -> None:
-    """400-600 cases at smoke, 2,000 and more at standard; each level is part of the next, ids are unique."""
+    """400-650 cases at smoke, 2,000 and more at standard; each level is part of the next, ids are unique."""
     smoke, standard, full = (ids(level) for level in LEVELS)
-    assert 400 <= len(smoke) <= 600
+    assert 400 <= len(smoke) <= 650
     assert 2000 <= len(standard) < len(full)
     for level in (smoke, standard, full):
         assert len(set(level)) == len(level)
@@ -258,6 +258,16 @@ def test_indices_are_legal() -> None:
             assert all(len(set(row)) == len(row) for row in flat.tolist()), case_id
 
 
+@pytest.mark.parametrize("ne", ["1x1", "16x16", "32x32x2", "8x8x3x2"])
+def test_every_matrix_under_the_hint_is_a_hadamard_matrix(ne: str) -> None:
+    """Of a batch each one is whole and orthogonal: its bytes are as many as its shape says."""
+    case = build(f"ops/MUL_MAT-f32+f32-a={ne},b={ne},hint=SRC0_IS_HADAMARD@1")
+    case.validate()
+    ((a, data),) = case.persistent.items()
+    h = strided(data.view(np.uint8), a).view("<f4").astype(np.float64)
+    assert np.allclose(h @ h.swapaxes(-1, -2), np.eye(a.ne[0]), atol=1e-6)
+
+
 def test_sorted_rows_hold_different_values() -> None:
     """ARGSORT and TOP_K have one right answer each."""
     for case_id in STANDARD:
@@ -365,6 +375,10 @@ def test_patterns_expand_as_in_a_shell() -> None:
         ("ops/SET_ROWS-f32+f32+i64-a=4x3,n=2,ids=2,vids=p1023@1", "ids: a layout whose permutes keep axis 0"),
         ("ops/SCALE-f32-ne=4,s=big@1", "s: a number expected, 'big' found"),
         ("ops/TOP_K-f32-ne=4,k=5@1", "a->ne"),
+        ("ops/MUL_MAT-f32+f32-a=64x32,b=64x3,hint=SRC0_IS_HADAMARD@1", "square of an order that is a power of two"),
+        ("ops/MUL_MAT-f32+f32-a=48x48,b=48x3,hint=SRC0_IS_HADAMARD@1", "square of an order that is a power of two"),
+        ("ops/MUL_MAT-f32+f32-a=64x64,b=64,va=pad,hint=SRC0_IS_HADAMARD@1", "a is of f32, contiguous"),
+        ("ops/MUL_MAT-f16+f32-a=64x64,b=64,hint=SRC0_IS_HADAMARD@1", "a is of f32, contiguous"),
     ],
 )
 def test_wrong_ids_are_explained(case_id: str, message: str) -> None:

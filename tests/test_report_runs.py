@@ -15,7 +15,7 @@ from run_files import document, gate, head, perf, planted, result, unit, written
 
 from conformance.cgraph.errors import UsageError
 from conformance.check.verdict import Result, Verdict
-from conformance.report.record import record
+from conformance.report.record import record, write_json
 from conformance.report.runs import read_runs
 
 A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
@@ -192,3 +192,10 @@ def test_any_change_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> N
         read_runs([path])
     except UsageError as e:
         assert "any.json" in str(e)  # noqa: PT017  # either way is right
+
+
+def test_a_document_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    """A number that JSON has no word for, or an interrupt: no half of a file, and no temporary one, stays."""
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "a.json", {"x": float("nan")})
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Bytes, Tensor, nbytes
 from conformance.cgraph.types import F32, I64
 from conformance.check.verdict import Result, Totals, Verdict
-from conformance.run.runner import Runner
+from conformance.run.runner import Runner, _file_name
 
 Tamper = Callable[[Graph, dict[Tensor, Bytes]], None]
 SPEC = Spec("faulty")
@@ -302,3 +303,12 @@ def test_stale_caches_are_seen() -> None:
     finally:
         runner.close()
     assert (right.verdict, stale.verdict) == (Verdict.PASS, Verdict.FAIL)
+
+
+@pytest.mark.parametrize("body", ["ops/X-a=1", "zoo/" + "x" * 300, "s/\u202e*?|" * 40])
+def test_saved_names_are_bounded_and_one_for_each_id(body: str) -> None:
+    """At most 99 characters, none that a file system refuses; ids that differ anywhere have files of their own."""
+    names = {_file_name(f"{body}{middle}{'y' * 200}@1_ggml") for middle in ("a", "b", "*", "?")}
+    assert len(names) == 4
+    assert all(len(n) < 100 and re.fullmatch(r"[A-Za-z0-9_.=@-]+", n) for n in names)
+    assert _file_name("ops/ADD-f32+f32-a=4,b=1@1_ggml") == "ops_ADD-f32_f32-a=4_b=1@1_ggml.gguf"

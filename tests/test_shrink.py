@@ -198,6 +198,23 @@ def test_time_runs_out(runner: Runner) -> None:
     assert signature_of(found.result) == found.signature
 
 
+def test_the_first_run_counts(runner: Runner) -> None:
+    """A case that takes the whole budget to run once is not tried further."""
+    now = iter([0.0, *[100.0] * 1000])
+    runner._backends[SPEC] = Planted("wrong KV head")
+    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=60, clock=lambda: next(now))
+    assert (found.tried, found.finished) == (0, False)
+
+
+def test_each_pass_is_said_before_it_is_tried(runner: Runner) -> None:
+    """On a case whose runs take long, lines say what is at work before the first success."""
+    said: list[str] = []
+    ticks = iter(range(10_000))
+    runner._backends[SPEC] = Planted("wrong KV head")
+    shrink(runner, SPEC, make(TRAJECTORY), time_budget=20, progress=said.append, clock=lambda: float(next(ticks)))
+    assert "trying: without its recording" in said
+
+
 @pytest.mark.parametrize(
     ("a", "b", "same"),
     [

@@ -16,6 +16,8 @@ from backends.xdna2.array import DECODE_N, LEAST_N, PREFILL_N, Array, padded
 from backends.xdna2.backend import ARITHMETIC
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
+from conformance.cases import FAMILIES
+from conformance.cases.family import LEVELS, Level
 from conformance.cgraph import quants
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
@@ -24,8 +26,11 @@ from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import FLAG_COMPUTE, FLAG_INPUT, Bytes, Tensor, new_tensor
 from conformance.cgraph.types import F16, F32, Q4_0, Q6_K, Q8_0, GGMLType
 from conformance.check.judge import judge_node
+from conformance.check.verdict import Verdict
 from conformance.run.execute import execute
 from conformance.run.isolate import open_backend
+from conformance.run.runner import Runner
+from conformance.run.select import build
 
 B = Builder()
 F32Array = NDArray[np.float32]
@@ -220,3 +225,29 @@ def test_it_says_what_it_is() -> None:
         assert backend.buffer_types()[0].is_host
     finally:
         backend.close()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_each_level_has_products_that_it_takes(level: Level) -> None:
+    """Of each slot's K at least one, with few rows and with more than a tile has, of several types of weights."""
+    backend = Xdna2Backend()
+    products = [build(i).steps[0].graph.nodes for i in FAMILIES["ops"].ids(level) if i.startswith("ops/MUL_MAT-")]
+    taken = [n for nodes in products for n in nodes if n.op == "MUL_MAT" and backend.supports_op(n)]
+    sources = [(w, x) for w, x in ((n.src[0], n.src[1]) for n in taken) if w is not None and x is not None]
+    assert {w.ne[0] for w, _ in sources} == {2048, 4096, 5632, 14336}
+    assert len({w.type for w, _ in sources}) >= 6
+    assert {padded(x.ne[1]) for _, x in sources} >= {LEAST_N, DECODE_N, PREFILL_N}
+
+
+@pytest.mark.parametrize("family", ["kv_growth", "gqa", "blocks"])
+def test_a_scheduler_gives_it_the_projections_of_a_trajectory(family: str) -> None:
+    """At smoke already: what it takes of a decoder runs on it, and the whole is right."""
+    ids = [i for i in FAMILIES[family].ids("smoke") if "embd=2048" in i]
+    assert ids
+    runner = Runner()
+    try:
+        for result in runner.run(Spec.parse("sched?devices=xdna2,cpu"), [build(i) for i in ids]):
+            assert result.verdict is Verdict.PASS, result.sentence()
+            assert "xdna2" in str(result.witness), result.case
+    finally:
+        runner.close()

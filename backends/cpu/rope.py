@@ -4,6 +4,10 @@ ggml makes theta by multiplying with theta_scale once per pair, in float32, so i
 position 4,096 and 3e-3 rad at 32,768. Here, unless an `Arithmetic` asks for ggml's, theta is
 position * freq_base^(-2 i / n_dims) in float64, from the float32 values in op_params. The corners of YaRN's ramp pass
 through floor and ceil, so they are float32 like ggml's.
+
+YaRN mixes two angles, `a * (1 - ramp) + b * ramp`. Compilers fuse that sum (a multiply-add rounds once) wherever the
+processor can, as ggml is built for x86-64 with AVX2 and for ARM; ggml's arithmetic here does too. Not fused, one angle
+in three is off by a last bit, which at 700 rad is 6e-5 rad.
 """
 
 from __future__ import annotations
@@ -56,7 +60,9 @@ def _channels(mode: int, sections: tuple[int, int, int, int], n_pairs: int) -> C
 
 
 @lru_cache(maxsize=256)
-def _yarn_ramp(n_dims: int, n_ctx_orig: int, base: float, beta_fast: float, beta_slow: float, n_pairs: int) -> Values:
+def _yarn_ramp(
+    n_dims: int, n_ctx_orig: int, base: float, beta_fast: float, beta_slow: float, n_pairs: int, dtype: str
+) -> NDArray[Any]:
     """How far each pair keeps its extrapolated angle, 1 to 0: `rope_yarn_ramp` over `ggml_rope_yarn_corr_dims`."""
     f32 = np.float32
 
@@ -67,8 +73,16 @@ def _yarn_ramp(n_dims: int, n_ctx_orig: int, base: float, beta_fast: float, beta
 
     low = max(0.0, float(np.floor(corner(beta_fast))))
     high = min(n_dims - 1.0, float(np.ceil(corner(beta_slow))))
-    ramp: Values = 1 - np.clip((np.arange(n_pairs) - low) / max(0.001, high - low), 0, 1)
+    pairs = np.arange(n_pairs, dtype=dtype)
+    ramp: NDArray[Any] = 1 - np.clip((pairs - pairs.dtype.type(low)) / pairs.dtype.type(max(0.001, high - low)), 0, 1)
     return ramp
+
+
+def _mixed(turned: NDArray[Any], theta: NDArray[Any], ramp: NDArray[Any]) -> NDArray[Any]:
+    """`turned (1 - ramp) + theta ramp`; in float32 with the first product unrounded, as a fused multiply-add has it."""
+    first = turned.astype(np.float64) * (1 - ramp).astype(np.float64)
+    mixed: NDArray[Any] = (first + (theta * ramp).astype(np.float64)).astype(theta.dtype)
+    return mixed
 
 
 def _theta(node: Tensor, positions: NDArray[Any], n_pairs: int, *, exact: bool) -> NDArray[Any]:
@@ -96,8 +110,8 @@ def _angles(
         theta /= factors[:n_pairs].astype(theta.dtype)
     turned = theta * theta.dtype.type(freq_scale)
     if ext_factor != 0:
-        ramp = (_yarn_ramp(n_dims, n_ctx_orig, base, beta_fast, beta_slow, n_pairs) * ext_factor).astype(theta.dtype)
-        turned = turned * (1 - ramp) + theta * ramp
+        ramp = _yarn_ramp(n_dims, n_ctx_orig, base, beta_fast, beta_slow, n_pairs, theta.dtype.str)
+        turned = _mixed(turned, theta, ramp * theta.dtype.type(ext_factor))
         magnitude *= 1 + 0.1 * np.log(1 / freq_scale)
     angle = turned.astype(np.float64)
     return np.cos(angle) * magnitude, np.sin(angle) * magnitude

@@ -156,12 +156,13 @@ def unary(tables: Mapping[str, str], node: Tensor, x: Values) -> NDArray[Any]:
 def glu(tables: Mapping[str, str], node: Tensor, a: Values, b: Values | None = None) -> NDArray[Any]:
     """A gate times the activation of the other half; both halves of one tensor's rows where `b` is absent.
 
-    `op_params[1]` swaps the halves of the single-tensor form: the second is then the activated one.
+    A row's half is `ne[0] / 2` whole elements: of an odd row the last one is never read. `op_params[1]` swaps the
+    halves of the single-tensor form: the second is then the activated one.
     """
     op = GLU_OPS[node.param_i32(0)]
     if b is None:
         half = a.shape[-1] // 2
-        first, second = a[..., :half], a[..., half:]
+        first, second = a[..., :half], a[..., half : 2 * half]
         a, b = (second, first) if node.param_i32(1) else (first, second)
     if op == "SWIGLU_OAI":
         return _swiglu_oai(node, a, b)

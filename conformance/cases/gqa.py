@@ -31,6 +31,7 @@ TABLE: dict[Level, tuple[str, ...]] = {
         f"{_TINY},heads=3,kv=1,head=64,headv=32,{_SLOPED},{_CAPPED},{_BOTH},run=p7.d1",
         f"{_TINY},heads=4,kv=2,head=32,sinks=1,ctx=300,{_BOTH},run=at290.p3.d1",
         f"{_TINY},heads=10,kv=2,head=32,cache=q8_0,run=at250.p3.d1",
+        "llama-l=1,embd=2048,ff=32,vocab=32,heads=4,kv=2,head=32,w=q4_0,run=at250.p3.d1",
     ),
     "standard": (
         f"{_TINY},{_RATIOS},head=32,{_BOTH},run=at250.p5.d2",

@@ -15,6 +15,8 @@ from .ops.grammar import expand
 NAME = "kv_growth"
 
 _TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
+_LONG = "l=1,embd=2048,heads=2,kv=1,head=64,ff=64,vocab=32"
+"""Projections of rows that accelerators take (2,048 long), everything else small."""
 _CACHES = "{cache=f16|cache=bf16|cache=f32|cache=q8_0,head=32|cache=q4_0,head=32}"
 _CACHES_V = "{cache=f16|cache=bf16|cache=f32|cache=q8_0,cache_v=f16,head=32|cache=q4_0,cache_v=f32,head=32}"
 """V kept transposed cannot be quantised."""
@@ -39,6 +41,7 @@ TABLE: dict[Level, tuple[str, ...]] = {
         f"llama-{_TINY},seqs=3,unified=1,run=at84.d4.rm1.d3",
         f"llama-{_TINY},run=at245.d1.shift9.p30.d2",
         f"gemma2-{_TINY.replace('l=1', 'l=2')},ubatch=64,run=at250.d2.p10.d2",
+        f"llama-{_LONG},w=q8_0,run=at254.p3.d2",
     ),
     "standard": (
         f"llama-{_CACHES},{{write=set_rows|write=cpy}},{_CROSS}",
@@ -65,6 +68,7 @@ TABLE: dict[Level, tuple[str, ...]] = {
         "lfm2-{fa=1|fa=0},run=at253.p2.d3.reset.p6.d2",
         "lfm2-seqs=3,{unified=0|unified=1},run=at20.p2.d2.rm1.d2.add1.p3.d2",
         "qwen3-{fa=1|fa=0},run=at253.p2.d3",
+        f"llama-{_LONG},{{w=f16|w=q4_0|w=q8_0,fa=0}},run=at240.p65.d2.back3.d2",
     ),
     "full": (
         f"llama-{_TINY},{{fa=0|fa=1}},{{seqs=1|seqs=4}},ctx=4096,run={_ALL}",

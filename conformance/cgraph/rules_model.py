@@ -73,6 +73,12 @@ def _mul_mat_runs(t: Tensor) -> None:
         raise GraphError(f"op_params[0] and [3] must be a ggml_prec and [2] 0, {list(t.op_params[:4])} found")
     if hint not in OP_HINT.values() or (hint and t.op != "MUL_MAT"):
         raise GraphError(f"op_params[1]={hint} is no ggml_op_hint of {t.op}")
+    n, rows = operand(t).ne[:2]
+    if hint == OP_HINT["SRC0_IS_HADAMARD"] and (n != rows or n & (n - 1)):
+        raise GraphError(
+            f"op_params[1]={hint} is no ggml_op_hint of a src[0] of {n} x {rows}: ggml transforms rows in place, so a "
+            "square matrix is expected whose order is a power of two"
+        )
 
 
 def _soft_max(t: Tensor) -> Layout:

@@ -20,6 +20,7 @@ from conformance.cgraph.errors import UsageError
 from conformance.cgraph.reference import FOLDERS
 from conformance.cgraph.text import printable
 from conformance.cgraph.types import TYPES
+from conformance.report.progress import Progress, since
 
 from .options import ExistingFile, File
 
@@ -94,28 +95,29 @@ def capture(  # click shows the options' help
         if said := [option for option, given in only.items() if given]:
             raise UsageError(f"capture: {', '.join(said)}: only with --arch; a model file has its own")
         stem = re.sub(r"[^A-Za-z0-9_.]+", "_", model.stem)
-        case = recording.record_model(
-            Request(
-                id=f"model/{stem}-seqs={sequences},run={plan}@{seed}",
-                stream=f"{stem}@{seed}",
-                model=str(model.resolve()),
-                lib=library,
-                plan=plan,
-                n_ctx=context,
-                n_seq_max=sequences,
-                n_ubatch=ubatch,
-                unified=unified_kv,
-                flash_attn=flash_attn != "off",
-                type_k=cache_type,
-                type_v=cache_type_v or cache_type,
-                nodes=nodes,
-                by_reference=weights == "reference",
-                family="model",
-                params={"model": model.name, "seqs": str(sequences), "run": plan},
-                seed=seed,
-                provenance={"model": model.name},
+        with Progress().of(since(f"llama.cpp runs {model.name}")):
+            case = recording.record_model(
+                Request(
+                    id=f"model/{stem}-seqs={sequences},run={plan}@{seed}",
+                    stream=f"{stem}@{seed}",
+                    model=str(model.resolve()),
+                    lib=library,
+                    plan=plan,
+                    n_ctx=context,
+                    n_seq_max=sequences,
+                    n_ubatch=ubatch,
+                    unified=unified_kv,
+                    flash_attn=flash_attn != "off",
+                    type_k=cache_type,
+                    type_v=cache_type_v or cache_type,
+                    nodes=nodes,
+                    by_reference=weights == "reference",
+                    family="model",
+                    params={"model": model.name, "seqs": str(sequences), "run": plan},
+                    seed=seed,
+                    provenance={"model": model.name},
+                )
             )
-        )
     else:
         if weights == "reference":
             raise UsageError("capture: --weights reference: only with a model file; --arch has weights as seeds anyway")
@@ -126,7 +128,8 @@ def capture(  # click shows the options' help
             "real": int(real), "nodes": nodes, "set": _settings(settings), "run": plan,
         }  # fmt: skip
         given = [f"{key}={value}" for key, value in values.items() if value and value != zoo.KEYS[key].default]
-        case = zoo.make(f"zoo/{arch}{'-' if given else ''}{','.join(given)}@{seed}", library)
+        with Progress().of(since(f"llama.cpp runs {arch}")):
+            case = zoo.make(f"zoo/{arch}{'-' if given else ''}{','.join(given)}@{seed}", library)
     casefile.write(output, case)
     click.echo(_sentence(output, case))
 

@@ -28,7 +28,7 @@ from . import figures, summary
 from .night import Night, exit_code
 from .parts import PARTS, Asked, Part
 from .state import FILE as STATE
-from .state import State, begin, hold, read, write
+from .state import State, begin, hold, read, unfinished, write
 
 FOLDER = Path("nightly")
 """Where nights are kept unless told otherwise, one folder each."""
@@ -55,11 +55,17 @@ class Interrupted(BaseException):
     "folder",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where everything goes; what was begun there is gone on with. Default: nightly/ and the date (UTC).",
+    help="Where everything goes; what was begun there goes on. Default: in nightly/ the unfinished night, or today's.",
 )
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True)
 @click.option("--backend", "backends", multiple=True, metavar="NAME", help="Repeatable; default: all available ones.")
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Repeatable; default: all.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="What this night's generated cases are drawn from, to repeat a night; default: a new one, which is printed.",
+)
 @click.option("--parts", metavar="NAME,…", help="Only these; default: all. --list shows them.")
 @click.option(
     "--time-budget",
@@ -113,6 +119,7 @@ def nightly(
     level: str,
     backends: Sequence[str],
     families: Sequence[str],
+    seed: int | None,
     parts: str | None,
     budget: float,
     gate_budget: float,
@@ -127,12 +134,19 @@ def nightly(
     """Everything there is to run, in parts; interrupt it whenever you like and start it again with the same words."""
     table: tuple[Part, ...] = ctx.obj or PARTS
     _check(families, backends)
-    where = folder or FOLDER / datetime.now(timezone.utc).strftime("%Y-%m-%d")
     shard = parse(shard_text)
     chosen = _chosen(table, parts, merged)
     if listing:
         click.echo("\n".join(f"{p.name}: {p.says}; at most {p.limit / 3600:g} h" for p in chosen))
         return
+    words: dict[str, JSON] = {
+        "level": level,
+        "backends": list(backends),
+        "families": list(families),
+        "shard": str(shard),
+        "merged": [str(m) for m in merged],
+    }
+    where = folder or _folder(words, seed)
     try:
         where.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -141,17 +155,13 @@ def nightly(
     others = [read(f.parent) for m in merged for f in sorted(m.rglob(STATE)) if f.parent.resolve() != where.resolve()]
     if merged and not others:
         raise UsageError(f"--merge {merged[0]}: no night is there")
-    level = str(others[0].asked["level"]) if others else level
-    words: dict[str, JSON] = {
-        "level": level,
-        "backends": list(backends),
-        "families": list(families),
-        "shard": str(shard),
-        "merged": [str(m) for m in merged],
-    }
-    state = begin(where, label or str(environment()["system"]), words)
+    if others:
+        words["level"] = level = str(others[0].asked["level"])
+    state = begin(where, label or str(environment()["system"]), words, seed)
+    if not merged:
+        _say(f"seed of this night: {state.seed}; `ci/nightly --seed {state.seed}` draws the same cases")
     kept = store or where.parent / "history.sqlite"
-    asked = Asked(where, level, tuple(backends), tuple(families), shard, budget, gate_budget, kept, base)
+    asked = Asked(where, level, tuple(backends), tuple(families), shard, budget, gate_budget, kept, state.seed, base)
     try:
         night = Night(asked, state, chosen, table, lock, others, _say)
         _run(night, [p.name for p in table], _missing(others, expect or len(others)))
@@ -187,6 +197,17 @@ def _check(families: Sequence[str], backends: Sequence[str]) -> None:
         family_named(f)
 
 
+def _folder(words: dict[str, JSON], seed: int | None) -> Path:
+    """Where a night goes that was given no folder: to today's, or on with one that a restart past midnight left."""
+    today = FOLDER / datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    if (today / STATE).exists() or words["merged"]:
+        return today
+    begun = unfinished(FOLDER, words, seed)
+    if begun is not None:
+        _say(f"{begun}: going on with the night there, which did not come to its end; -o DIR begins another")
+    return begun or today
+
+
 def _chosen(table: Sequence[Part], names: str | None, merged: Sequence[Path]) -> list[Part]:
     if names is None:
         return [p for p in table if p.last or not merged]
@@ -195,7 +216,11 @@ def _chosen(table: Sequence[Part], names: str | None, merged: Sequence[Path]) ->
     for n in asked:
         if n not in known:
             raise UsageError(f"--parts {names}: part {n!r} is unknown; known: {', '.join(known)}")
-    return [p for p in table if p.name in asked]
+    chosen = [p for p in table if p.name in asked and (p.last or not merged)]
+    if not chosen:
+        only = ", ".join(p.name for p in table if p.last)
+        raise UsageError(f"--parts {names}: --merge runs nothing again, so one of {only} is expected")
+    return chosen
 
 
 def _run(night: Night, names: Sequence[str], lacking: Sequence[str]) -> NoReturn:

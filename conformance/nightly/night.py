@@ -100,7 +100,7 @@ class Night:
         """Run the command of a part once; `stem` is what its files are called."""
         folder, shard = self.asked.folder, self.asked.shard
         stem = stem if shard.of == 1 else f"{stem}-shard{shard.index}"
-        here = Here(folder / f"{stem}.json", folder / f"{stem}.journal", tuple(self.documents()))
+        here = Here(folder / f"{stem}.json", folder / f"{stem}.journal", tuple(self.documents()), done.rounds)
         command = part.command(self.asked, here)
         done.command = shown(command)
         here.document.unlink(missing_ok=True)  # of a start that was killed; no one may take it for this one's

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.process import words
+from conformance.run.seeds import LARGEST
 from conformance.run.shard import WHOLE, Shard
 
 CONFORM = tuple(words("conformance.cli"))
@@ -30,6 +31,8 @@ class Asked:
     """Seconds of measuring per gate."""
     store: Path = Path("history.sqlite")
     """The history."""
+    seed: int | None = None
+    """What generated cases of this night are drawn from."""
     base: Path | None = None
     """A virtual environment with the build that gates against a baseline are held against."""
 
@@ -42,6 +45,8 @@ class Here:
     journal: Path
     documents: tuple[Path, ...]
     """What other parts wrote so far."""
+    round: int = 0
+    """Which round it is, of a part that repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +77,9 @@ def _conform(*words: object) -> list[str]:
     return [*CONFORM, *map(str, words)]
 
 
-def _run(asked: Asked, here: Here, *words: object) -> list[str]:
+def _run(asked: Asked, here: Here, *words: object, level: str = "") -> list[str]:
     return _conform(
-        "run", "--level", asked.level, *_each("--backend", asked.backends), *_each("--family", asked.families),
+        "run", "--level", level or asked.level, *_each("--backend", asked.backends), *_each("--family", asked.families),
         *words, "--isolate", "--save-failures", asked.folder / "failures",
         "--journal", here.journal, "--json", here.document,
     )  # fmt: skip
@@ -84,8 +89,16 @@ def _conformance(asked: Asked, here: Here) -> list[str]:
     return _run(asked, here, "--shard", asked.shard)
 
 
+def _seeded(asked: Asked, here: Here) -> list[str]:
+    return _run(asked, here, *_seed(asked), level="smoke")
+
+
 def _fresh(asked: Asked, here: Here) -> list[str]:
-    return _run(asked, here, "--only-fresh", "--fresh", ROUND)
+    return _run(asked, here, "--only-fresh", "--fresh", ROUND, *_seed(asked, here.round))
+
+
+def _seed(asked: Asked, more: int = 0) -> list[object]:
+    return [] if asked.seed is None else ["--seed", (asked.seed + more) % LARGEST]
 
 
 def _planted(asked: Asked, here: Here) -> list[str]:
@@ -118,6 +131,8 @@ def _report(asked: Asked, here: Here) -> list[str]:
 
 PARTS = (
     Part("conformance", "every listed case on every backend", _conformance, 3 * HOUR, "conformance", shared=True),
+    Part("seeded", "level smoke under the seed of this night, so that no answer can be known before", _seeded, HOUR,
+         "conformance"),
     Part("fresh", "new random cases until the time is used; they are filed and fail nothing", _fresh, HOUR / 2,
          "conformance", shared=True, repeats=True),
     Part("planted", "known bugs, planted, are noticed", _planted, HOUR, "planted"),

@@ -6,12 +6,14 @@ import enum
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
 from conformance.report.record import header
+from conformance.run.seeds import new_seed
 
 FILE = "nightly.state"
 """JSON; by its name no report takes it for a document of results."""
@@ -19,6 +21,8 @@ LOCK = "nightly.lock"
 PATIENCE = 15.0
 """Seconds to wait for what an earlier start left to end."""
 KIND = "nightly"
+_SIGNALLED = 128
+"""Exit codes from here on are of a night that was interrupted."""
 _SAME = ("machine", "python", "packages")
 
 
@@ -76,6 +80,8 @@ class State:
     label: str
     """Which machine of several, for people."""
     asked: dict[str, JSON]
+    seed: int | None = None
+    """What its generated cases are drawn from; None of a night that was begun before there was one."""
     starts: int = 0
     parts: dict[str, Done] = field(default_factory=dict)
     exit_code: int | None = None
@@ -89,6 +95,7 @@ class State:
             **self.head,
             "label": self.label,
             "asked": self.asked,
+            "seed": self.seed,
             "starts": self.starts,
             "parts": {n: asdict(p) for n, p in self.parts.items()},
             "exit": self.exit_code,
@@ -108,11 +115,15 @@ def write(path: Path, text: str) -> None:
         OSError: it cannot be written.
     """
     temporary = path.with_name(f"{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as f:
-        f.write(text)
-        f.flush()
-        os.fsync(f.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read(folder: Path) -> State:
@@ -131,22 +142,52 @@ def read(folder: Path) -> State:
             n: Done(**{**p, "answer": None if p["answer"] is None else Answer(p["answer"])})
             for n, p in d["parts"].items()
         }
-        return State(folder, head, d["label"], d["asked"], d["starts"], parts, d["exit"])
+        return State(folder, head, d["label"], d["asked"], d.get("seed"), d["starts"], parts, d["exit"])
     except OSError as e:
         raise UsageError(f"{path}: cannot be read: {e.strerror}") from e
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise UsageError(f"{path}: no state of a nightly: {type(e).__name__} {e}") from e
 
 
-def begin(folder: Path, label: str, asked: dict[str, JSON]) -> State:
+def unfinished(nights: Path, asked: dict[str, JSON], seed: int | None) -> Path | None:
+    """The folder of the newest night in `nights` that was asked for the same, here, and did not come to its end.
+
+    Args:
+        nights: a folder of nights.
+        asked: what this one is asked for.
+        seed: what it is to be drawn from; None for any.
+    """
+    environment = header(KIND)["environment"]
+    found: list[State] = []
+    for path in nights.glob(f"*/{FILE}"):
+        with suppress(UsageError):
+            state = read(path.parent)
+            same = all(state.head["environment"].get(k) == environment[k] for k in _SAME)
+            ended = state.exit_code is not None and state.exit_code < _SIGNALLED
+            if same and not ended and state.asked == asked and seed in {None, state.seed}:
+                found.append(state)
+    return max(found, key=lambda s: (str(s.head["written"]), s.folder.name)).folder if found else None
+
+
+def begin(folder: Path, label: str, asked: dict[str, JSON], seed: int | None = None) -> State:
     """The state of the nightly in `folder`: a new one, or the one to go on with.
+
+    Args:
+        folder: where it is, or goes.
+        label: of this machine.
+        asked: what it is asked for.
+        seed: what it is to be drawn from; None for a new one, or the one that it has.
 
     Raises:
         UsageError: another one lies there, asked for something else or on another machine.
     """
     if not (folder / FILE).exists():
-        return State(folder, header(KIND), label, asked)
+        return State(folder, header(KIND), label, asked, new_seed() if seed is None else seed)
     state = read(folder)
+    if seed not in {None, state.seed}:
+        raise UsageError(
+            f"{folder}: the nightly there has seed {state.seed}, this one {seed}; choose another folder with -o"
+        )
     for k, now in asked.items():
         if state.asked.get(k) != now:
             raise UsageError(

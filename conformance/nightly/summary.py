@@ -19,6 +19,8 @@ LISTED = 200
 DETAIL = 300
 """Characters of a failing case's story."""
 REPRODUCE = "failures.md"
+DRAWN = frozenset({"seeded", "fresh"})
+"""Parts that run what is drawn from the night's seed."""
 WORDS = {
     FINE: "everything that was asked for ran, and is fine",
     FAILURES: "there are failures or regressions",
@@ -78,7 +80,9 @@ def _where(states: Sequence[State]) -> str:
     began = min(s.head["written"] for s in states)
     starts = sum(s.starts for s in states) - len(states)
     again = f"; started {starts + 1} times" if starts else ""
-    return f"{', '.join(places)}; begun {began}{again}"
+    seeds = sorted({s.seed for s in states if s.seed is not None and s.parts.keys() & DRAWN})
+    drawn = f"; generated cases drawn from --seed {', '.join(map(str, seeds))}" if seeds else ""
+    return f"{', '.join(places)}; begun {began}{again}{drawn}"
 
 
 def _place(state: State) -> str:

@@ -18,6 +18,7 @@ from typing import Any, final
 
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
+from conformance.check.verdict import FAILURES
 
 from .history_rows import Cells, rows
 from .history_schema import APPLICATION, MIGRATIONS, NAMED
@@ -78,7 +79,8 @@ class History:
     def add(self, document: Mapping[str, JSON], *, nightly: bool = False) -> Added:
         """Store one run file's content, as `report.runs` reads it, whole or not at all.
 
-        A row that is there stays, unless this document is of the same run and was written later.
+        A row that is there stays, unless this document is of the same run and was written later. A failing result takes
+        the place of one that does not fail and keeps it, whatever their clocks say: one set back hides nothing.
 
         Args:
             document: checked already (`report.runfile.read_document`).
@@ -202,6 +204,8 @@ class History:
         places = ", ".join("(SELECT id FROM names WHERE text = ?)" if c in NAMED else "?" for c in columns)
         # not OR IGNORE, which would drop a row that lacks something as silently as one that is there
         verb, otherwise = ("REPLACE", "") if replace else ("INSERT", "ON CONFLICT DO NOTHING")
+        if table == "results":
+            verb, otherwise = "INSERT", _worse(columns, replace=replace)
         self._db.executemany(
             f"{verb} INTO {table} (run, {', '.join(columns)}) VALUES (?, {places}) {otherwise}",  # as said
             ((key, *(row[c] for c in columns)) for row in content),
@@ -210,6 +214,14 @@ class History:
     def _count(self, key: int, tables: Iterable[str]) -> int:
         query = "SELECT count(*) FROM {} WHERE run = ?"
         return sum(self._db.execute(query.format(t), (key,)).fetchone()[0] for t in tables)
+
+
+def _worse(columns: Sequence[str], *, replace: bool) -> str:
+    """What becomes of a result that is there already: a failure is never replaced by what is none."""
+    failing = f"IN ({', '.join(repr(str(v)) for v in sorted(FAILURES))})"
+    cells = ", ".join(f"{c} = excluded.{c}" for c in columns)
+    wins = f"excluded.verdict {failing} {'OR' if replace else 'AND'} results.verdict NOT {failing}"
+    return f"ON CONFLICT (run, backend, case_id) DO UPDATE SET {cells} WHERE {wins}"
 
 
 ADVICE: dict[str, str] = {

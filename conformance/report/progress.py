@@ -70,6 +70,12 @@ class Progress:
             self._end.set()
 
 
+def since(what: str, clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
+    """Says `what`, and for how many seconds from now."""
+    began = clock()
+    return lambda: f"{what}: {clock() - began:.0f} s"
+
+
 class Steps:
     """How far a backend is: its cases done, and the one that it is at since when."""
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 
 from conformance.backend.interface import Backend, Support, describe
@@ -40,6 +41,9 @@ from .select import build
 from .waiving import Waiving
 from .watchdog import Watchdog
 from .writeahead import Ahead
+
+_STEM = 94
+"""Characters of a saved file's name before its suffix."""
 
 
 class Runner:
@@ -473,4 +477,10 @@ def _unjudged(error: Exception) -> Result:
 
 
 def _file_name(case_id: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.=@-]+", "_", case_id)[-150:] + ".gguf"
+    """A name of at most 99 characters, safe everywhere; with a digest where it would say less than the id does."""
+    name = re.sub(r"[^A-Za-z0-9_.=@-]+", "_", case_id)
+    if len(name) > _STEM or not re.fullmatch(r"[A-Za-z0-9_.=@/+,?&-]*", case_id):
+        digest = sha256(case_id.encode(errors="surrogatepass")).hexdigest()[:8]
+        half = (_STEM - 10) // 2
+        name = f"{name}-{digest}" if len(name) <= _STEM - 9 else f"{name[:half]}-{digest}-{name[-half:]}"
+    return f"{name}.gguf"

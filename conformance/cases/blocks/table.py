@@ -5,6 +5,8 @@ from __future__ import annotations
 from conformance.cases.family import Level
 
 _TINY = "l=2,embd=32,heads=4,kv=2,head=16,ff=32,vocab=32,seqs=2,ctx=256"
+_LONG = "l=1,embd=2048,heads=4,kv=2,head=16,ff=32,vocab=32,ctx=256,w=f16"
+"""Rows as long as accelerators take them, everything else small."""
 _RUN = "run=at20.p3.d1"
 _TWO = "seqs=2,nodes=2,run=p3.d1"
 """What a block reads and no stream can stand for, such as a mask, is recorded in both steps."""
@@ -17,6 +19,7 @@ TABLE: dict[Level, tuple[str, ...]] = {
         f"llama-{_TINY},softcap=3,{_RUN},block=attention",
         f"gpt-oss-{_TINY},{_RUN},block={{attention|feedforward}}",
         f"lfm2-{_TINY},run=p3.d1,block=recurrent",
+        f"llama-{_LONG},{_RUN},block={{attention|feedforward}}",
     ),
     "standard": (
         f"gemma2-{_TINY},{{fa=1|fa=0}},{_RUN},block=attention",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from conformance.cases.family import Family, Level
@@ -85,13 +85,20 @@ def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def _table(level: Level) -> tuple[str, ...]:
+    every = [cases for topic in TOPICS for cases in topic.CASES]
+    always = _listed(pattern for cases in every for pattern in cases.smoke)
+    standard = _listed(pattern for cases in every for pattern in cases.standard)
     if level == "smoke":
-        return _cross_section(_table("standard"))
-    bodies: set[str] = set()
-    for cases in (cases for topic in TOPICS for cases in topic.CASES):
-        for pattern in (*cases.standard, *(cases.full if level == "full" else ())):
-            bodies.update(expand(pattern))
-    return tuple(sorted(map(with_seed, bodies), key=lambda case_id: (_size(parse(case_id, KNOWN)), case_id)))
+        return _by_size(always | set(_cross_section(_by_size(standard))))
+    return _by_size(always | standard | (_listed(p for c in every for p in c.full) if level == "full" else set()))
+
+
+def _listed(patterns: Iterable[str]) -> set[str]:
+    return {with_seed(body) for pattern in patterns for body in expand(pattern)}
+
+
+def _by_size(case_ids: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(case_ids, key=lambda case_id: (_size(parse(case_id, KNOWN)), case_id)))
 
 
 def ids(level: Level) -> Sequence[str]:

@@ -198,14 +198,14 @@ CLAMP = OpCases(
 def _glu(bench: Bench) -> Tensor:
     v, op = bench.v, bench.id.op.removeprefix("GLU.")
     a = bench.operand("a", bench.types[0], v["ne"], normal(2.0), v["va"])
-    if v["form"] != "split":
-        return bench.b.glu(a, op, v["form"] == "swapped")
-    b = bench.operand("b", bench.types[0], v["ne"], normal(2.0), v["vb"])
+    b = bench.operand("b", bench.types[0], v["ne"], normal(2.0), v["vb"]) if v["form"] == "split" else None
+    if v["form"] == "swapped":
+        return bench.b.glu(a, op, True)
     if op == "SWIGLU_OAI":
         return bench.b.swiglu_oai(a, b, v["alpha"], v["limit"])
     if op == "SWIGLU_CLAMP":
         return bench.b.swiglu_clamp(a, b, v["limit"])
-    return bench.b.glu_split(a, b, op)
+    return bench.b.glu(a, op, False) if b is None else bench.b.glu_split(a, b, op)
 
 
 _GATED = "{GLU.REGLU|GLU.GEGLU|GLU.SWIGLU|GLU.GEGLU_ERF|GLU.GEGLU_QUICK}"
@@ -230,6 +230,9 @@ GLU = OpCases(
         f"{_LIMITED}-ne={{14x5x3x2|67x4}},form=split",
         f"{_LIMITED}-ne=33x4,form=split,{{limit=0.5|limit=3.0,alpha=1.0|limit=2.0,alpha=0.5}}",
         f"{_LIMITED}-ne=18x6x3,va=pad,vb=rows,form=split",
+        f"{_GATED}-{_FLOATS}-ne={{15x5x3x2|135x4}}{{|,form=swapped}}",
+        f"{_GATED}-f32-ne=37x6x3,{{va=pad|va=off,form=swapped}}",
+        f"{_LIMITED}-ne={{14x5x3x2|135x4}},limit=2.0",
     ),
     full=(f"{_GATED}-{_FLOATS}-ne=2816x9{{|,form=split}}",),
 )

@@ -133,6 +133,8 @@ class OpCases:
     """Ids without family and seed; `{a|b}` stands for both."""
     full: Sequence[str] = ()
     """Further ones of level `full`: large."""
+    smoke: Sequence[str] = ()
+    """Those of `standard` that `smoke` has too, whatever others show: where few backends take what the others are."""
 
 
 @dataclass(frozen=True, slots=True)

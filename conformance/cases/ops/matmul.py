@@ -5,22 +5,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cgraph.errors import UsageError
 from conformance.cgraph.rules_model import OP_HINT, PREC
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import I32
+from conformance.cgraph.streams import Stream
+from conformance.cgraph.tensor import Dims, Tensor
+from conformance.cgraph.types import F32, I32
 
 from .bench import Bench
-from .data import fixed, normal
+from .data import normal
 from .grammar import BLOCKS, BLOCKS_32, FLOATS, OpCases, count, shape, text, word
 
 
-def hadamard(n: int) -> NDArray[np.float32]:
-    """The Walsh-Hadamard matrix of order `n`, a power of two, scaled to be orthogonal."""
+def hadamard(_: Stream, ne: Dims) -> NDArray[np.float32]:
+    """In each matrix the Walsh-Hadamard matrix of order `ne[0]`, a power of two, scaled to be orthogonal."""
     h: NDArray[np.float32] = np.ones((1, 1), np.float32)
-    while h.shape[0] < n:
+    while h.shape[0] < ne[0]:
         h = np.block([[h, h], [h, -h]])
-    h *= np.float32(1.0) / np.sqrt(np.float32(n))
-    return h
+    h *= np.float32(1.0) / np.sqrt(np.float32(ne[0]))
+    return np.broadcast_to(h, (ne[3], ne[2], *h.shape))
 
 
 def _mul_mat(bench: Bench) -> Tensor:
@@ -28,7 +30,9 @@ def _mul_mat(bench: Bench) -> Tensor:
     is_hadamard = v["hint"] == "SRC0_IS_HADAMARD"
     alone = v["a"][1] * v["b"][1] * v["b"][2] * v["b"][3] == 1
     values = normal(mean=2.0) if alone else normal()  # a lone sum that cancels has no scale to judge an error by
-    fill = fixed(hadamard(v["a"][0])) if is_hadamard else values
+    if is_hadamard:
+        _check_hadamard(bench)
+    fill = hadamard if is_hadamard else values
     a = bench.operand("blk.0.weight", type_a, v["a"], fill, v["va"], keep=True)
     b = bench.operand("b", type_b, v["b"], values, v["vb"])
     out = bench.b.mul_mat(a, b)
@@ -37,6 +41,16 @@ def _mul_mat(bench: Bench) -> Tensor:
     if is_hadamard:
         bench.b.mul_mat_set_hint(out, OP_HINT[v["hint"]])
     return out
+
+
+def _check_hadamard(bench: Bench) -> None:
+    """Ggml computes `b`'s transform without a look at `a`, so `a` must be what the hint says, in every element."""
+    n, rows, _, _ = bench.v["a"]
+    if n != rows or n & (n - 1) or bench.types[0] is not F32 or bench.v["va"]:
+        raise UsageError(
+            f"case {bench.id.id!r}: with hint=SRC0_IS_HADAMARD a is of f32, contiguous, and its matrices are square "
+            "of an order that is a power of two, such as a=64x64x2"
+        )
 
 
 _ANY32 = f"{{{FLOATS}|{BLOCKS_32}}}"
@@ -70,8 +84,18 @@ MUL_MAT = OpCases(
         "MUL_MAT-{q4_0|q5_0|q8_0|mxfp4}+q8_0-a=64x9,b=64x{1|4}",
         "MUL_MAT-{f32|f16|bf16|q4_0|q8_0|q4_K}+f32-a=256x16,b=256x5,prec=F32",
         "MUL_MAT-f32+{f32|f16}-{a=64x64,b=64x3x2|a=128x128,b=128x5},hint=SRC0_IS_HADAMARD",
+        "MUL_MAT-f32+f32-{a=64x64x2,b=64x3x4|a=32x32x2x2,b=32x20x2x4|a=128x128x3,b=128x1x3|a=1x1,b=1x5|a=2x2,b=2x3},hint=SRC0_IS_HADAMARD",
+        "MUL_MAT-f32+f32-a=64x64x2,b=64x3x4,{vb=pad|vb=p0213|vb=rows},hint=SRC0_IS_HADAMARD",
         "MUL_MAT-{f32|f16}+f32-{a=64x37x2,b=64x1x8|a=37x64x2,b=37x1x8},{va=p0213,vb=p0213|va=pad}",
         "MUL_MAT-{q4_0|q8_0|f16|q4_K|q6_K}+f32-{a=2048x16,b=2048x2|a=4096x16,b=4096x1|a=5632x16,b=5632x1|a=14336x16,b=14336x1}",
+        "MUL_MAT-{f32|f16|bf16|q4_0|q8_0|q4_K|q6_K}+f32-a=2048x4,b=2048x{1|3|16|17|64|65|256|300}",
+        "MUL_MAT-{q4_0|q8_0|f16}+f32-{a=4096x4,b=4096x17|a=5632x4,b=5632x3|a=5632x4,b=5632x65|a=14336x4,b=14336x1|a=14336x4,b=14336x3}",
+    ),
+    smoke=(
+        "MUL_MAT-{f16+f32-a=2048x16,b=2048x2|f32+f32-a=2048x4,b=2048x1|f32+f32-a=2048x4,b=2048x17}",
+        "MUL_MAT-{bf16+f32-a=2048x4,b=2048x3|q4_0+f32-a=2048x4,b=2048x16|q8_0+f32-a=2048x4,b=2048x64}",
+        "MUL_MAT-{q4_K+f32-a=2048x4,b=2048x65|q6_K+f32-a=2048x4,b=2048x3|f16+f32-a=2048x4,b=2048x1}",
+        "MUL_MAT-{q8_0+f32-a=4096x4,b=4096x17|q4_0+f32-a=5632x4,b=5632x3|f16+f32-a=14336x4,b=14336x1}",
     ),
     full=(
         f"MUL_MAT-{_ANY}+f32-a=4096x128,b=4096x{{1|4|64}}",

@@ -46,6 +46,7 @@ _MULTI = (
 )
 _VISION = "{mode=VISION,sections=8x8x0x0|mode=VISION,sections=4x4x4x4}"
 _YARN = "freq_scale=0.25,ext_factor=1.0,attn_factor=1.1,beta_fast=32.0,beta_slow=1.0,n_ctx_orig=128"
+_MIXED = "ext_factor=0.7465,attn_factor=1.4245,beta_fast=1.0"
 _TYPE = "{f32|f16}"
 
 ROPE = OpCases(
@@ -85,6 +86,10 @@ ROPE = OpCases(
         f"ROPE-{_TYPE}-ne=32x3x4,{_MULTI},{{vne=pad|vne=p0213|inplace=leaf|from=2000,to=9000}}",
         f"ROPE-{_TYPE}-ne={{32x3x4|32x2x3x2}},{_VISION}{{|,ff=1}}",
         f"ROPE-{_TYPE}-ne=32x3x4,{_VISION},{{vne=pad|vne=p0213|freq_scale=0.5}}",
+        f"ROPE-{_TYPE}-ne=128x4x9,{_PLAIN},to=512,freq_scale=1.4245,{_MIXED}{{|,n_ctx_orig=512|,n_ctx_orig=512,ff=1}}",
+        f"ROPE-{_TYPE}-ne=128x4x9,{_PLAIN},to=32768,freq_scale={{1.0|0.4245}},n_ctx_orig=4096,ext_factor=0.7465,beta_fast={{1.0|32.0}}",
+        f"ROPE-f32-ne=48x4x9,{_MULTI},to=8192,freq_scale=1.4245,{_MIXED}",
+        f"ROPE_BACK-f32-ne=128x4x9,{_PLAIN},to=512,freq_scale=1.4245,{_MIXED}",
         f"ROPE_BACK-{_TYPE}-ne=64x3x4,{_PLAIN},{{n_dims=32|ff=1|vne=p0213|{_YARN}}}",
         f"ROPE_BACK-{_TYPE}-ne=32x3x4,{{{_MULTI[1:-1]}|{_VISION[1:-1]}}}",
     ),

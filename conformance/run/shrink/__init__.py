@@ -112,14 +112,17 @@ class _Search:
         while again:
             again = False
             for words, candidates in PASSES:
+                if self._late():
+                    return False
+                progress(f"trying: {words}")
                 while self._step(candidates):
                     again = True
                     progress(f"{words}: {size(self.case)}")
-                if self._late():
-                    return False
-        return True
+        return not self._late()
 
     def _step(self, candidates: Pass) -> bool:
+        if self._late():
+            return False
         reference = self._runner.oracle.reference_in(self._runner.backend(self._spec).arithmetic_in(self.case))
         now = measure(self.case)
         for candidate in candidates(record(self.case, reference), self.result):
