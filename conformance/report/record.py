@@ -13,6 +13,7 @@ from pathlib import Path
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
 from conformance.check.verdict import Result, Totals
+from conformance.run.checkout import source
 from conformance.run.environment import environment
 
 SCHEMA = 1
@@ -28,7 +29,8 @@ def header(kind: str) -> dict[str, JSON]:
         kind: `conformance`, `perf`, `planted`, `audit`, `phases` or `zoo`.
     """
     written = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"schema": SCHEMA, "kind": kind, "run": uuid.uuid4().hex, "written": written, "environment": environment()}
+    where = {**environment(), **source()}
+    return {"schema": SCHEMA, "kind": kind, "run": uuid.uuid4().hex, "written": written, "environment": where}
 
 
 def record(

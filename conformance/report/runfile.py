@@ -102,6 +102,10 @@ ENVIRONMENT: dict[str, Rule] = {
     "cores": COUNT.optional(),
     "packages": OBJECT.optional(),
     "unavailable": TEXTS.optional(),
+    "commit": TEXT.optional(),
+    "branch": TEXT.optional(),
+    "dirty": FLAG.optional(),
+    "ci": TEXT.optional(),
 }
 RESULT: dict[str, Rule] = {
     "case": TEXT,
