@@ -118,6 +118,8 @@ def _origin(environment: Mapping[str, JSON]) -> str:
 def _others(runs: Runs) -> list[str]:
     """What there is besides cases and gates, in a few words each."""
     words = []
+    if runs.units:
+        words.append(f"{sum(u.value['rate'] is not None for u in runs.units):,} of {len(runs.units):,} units timed")
     if cells := told.zoo(runs):
         words.append(f"{sum(map(_fails, cells)):,} of {len(cells):,} zoo cells failed")
     if phases := told.phases(runs):
