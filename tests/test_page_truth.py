@@ -142,7 +142,8 @@ def test_documents_of_before_still_open(opened: Open, browser: Driver) -> None:
 
 def test_odd_keys_of_a_stranger_are_passed_over(opened: Open, browser: Driver) -> None:
     """Whatever stands where pairs, counts, cells and phases are expected, the page opens."""
-    for odd in (None, 5, "x", [5, None, {}], {"x": "y", "z": True}):
+    odds: tuple[Any, ...] = (None, 5, "x", [5, None, {}], {"x": "y", "z": True})
+    for odd in odds:
         zoo = {**head("zoo"), "results": odd}
         opened({**document([(A, "x", "PASS")]), "asked": odd, "missing": odd}, zoo, {**head("phases"), "backends": odd})
         assert ask(browser, "return document.documentElement.dataset.ready") == "yes", odd
