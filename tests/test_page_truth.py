@@ -14,9 +14,12 @@ from browser import VIEWS, Driver, ask, go, look
 from click.testing import CliRunner
 from run_files import document, head, result, written_to
 
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor, new_tensor
+from conformance.cgraph.types import F32
 from conformance.cli import main
 from conformance.report.causes import ORDER
-from conformance.report.graphview import BOX_HEIGHT, BOX_WIDTH
+from conformance.report.graphview import BOX_HEIGHT, BOX_WIDTH, svg
 from conformance.report.page import page
 from conformance.report.runs import Runs, read_runs
 from conformance.report.told import missing, unlisted
@@ -255,6 +258,28 @@ def _failed_views(runs: Runs) -> list[str]:
             place = f"row={r.place[8:-1]}&document={runs.documents.index(r.document)}"
             found.setdefault(r.value.case.partition("-")[0], f"case?run={r.document.run}&{place}")
     return list(found.values())[:25]
+
+
+@pytest.mark.parametrize("letter", ["W", "m", "i", "\u6f22", "\U0001f600", "@"])
+def test_a_drawing_by_itself_fits_too(browser: Driver, tmp_path: Path, letter: str) -> None:
+    """In the file of `conform show --svg`, which has no script, long names end inside their box; edges have heads."""
+    a = new_tensor(F32, 4, name=letter * 60)
+    node = Tensor(F32, a.ne, a.nb, "ADD", src=(a, a), flags=FLAG_COMPUTE, name=letter * 50)
+    (tmp_path / "g.svg").write_text(svg(Graph([node])), encoding="utf-8")
+    browser.get((tmp_path / "g.svg").as_uri())
+    outside, heads, titles = ask(
+        browser,
+        """const outside = all('g').flatMap((g) => {
+          const r = g.querySelector('rect').getBBox();
+          const boxes = [...g.querySelectorAll('text')].map((t) => t.getBBox());
+          return boxes.filter((b) => b.x < r.x || b.x + b.width > r.x + r.width);
+        });
+        const heads = all('path.e').map((e) => getComputedStyle(e).markerEnd);
+        return [outside.length, heads, all('title').map((t) => t.textContent)]""",
+    )  # fmt: skip
+    assert outside == 0
+    assert set(heads) == {'url("#arrow")'}
+    assert any(letter * 60 in t for t in titles)
 
 
 @pytest.mark.parametrize("width", [400, 900, 1600])
