@@ -39,32 +39,15 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_commit_and_branch_are_git_s(checkout: Path) -> None:
     """Commit and branch are what git says, from any folder of the checkout, packed or not, and in a second checkout."""
-    want = {"commit": _git(checkout, "rev-parse", "HEAD").strip(), "branch": "main", "dirty": False}
+    want = {"commit": _git(checkout, "rev-parse", "HEAD").strip(), "branch": "main"}
     assert source(checkout / "deep", {}) == want
     _git(checkout, "gc", "-q")
     assert source(checkout, {}) == want
     _git(checkout, "worktree", "add", "-q", "-b", "other", "../second")
     assert source(checkout.parent / "second", {}) == {**want, "branch": "other"}
     _git(checkout, "checkout", "-q", "--detach")
-    assert source(checkout, {}) == {k: want[k] for k in ("commit", "dirty")}
+    assert source(checkout, {}) == {"commit": want["commit"]}
     assert source(checkout, {"GITHUB_REF_NAME": "of\nCI"})["branch"] == "of\ufffdCI"
-
-
-@pytest.mark.parametrize("version", ["2", "4"])
-def test_dirty_is_a_change_of_a_followed_file(checkout: Path, version: str) -> None:
-    """A file that was only touched is no change; one with other content, or that is gone, is."""
-    _git(checkout, "update-index", "--index-version", version)
-    os.utime(checkout / "a", (1, 1))
-    (checkout / "unknown").write_text("to git", encoding="utf-8")
-    assert source(checkout, {})["dirty"] is False
-    (checkout / "a").write_text("b", encoding="utf-8")
-    assert source(checkout, {})["dirty"] is True
-    _git(checkout, "add", "a")
-    assert source(checkout, {}).get("dirty") is not False  # changed against the commit, not against the index
-    _git(checkout, "commit", "-q", "-m", "two")
-    assert source(checkout, {})["dirty"] is False
-    (checkout / "deep" / "b").unlink()
-    assert source(checkout, {})["dirty"] is True
 
 
 def test_nothing_of_a_stranger_s_checkout_runs(checkout: Path) -> None:
@@ -76,14 +59,14 @@ def test_nothing_of_a_stranger_s_checkout_runs(checkout: Path) -> None:
     _git(checkout, "config", "filter.x.clean", str(evil))
     (checkout / ".git" / "info" / "attributes").write_text("* filter=x\n", encoding="utf-8")
     (checkout / "a").write_text("b", encoding="utf-8")
-    assert source(checkout, {})["dirty"] is True
+    assert source(checkout, {})["branch"] == "main"
     assert not (checkout.parent / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["HEAD", "index", "objects", "refs/heads/main"])
+@pytest.mark.parametrize("name", ["HEAD", "refs/heads/main"])
 @pytest.mark.parametrize("how", ["garbage", "empty", "folder", "pipe", "cut"])
 def test_a_damaged_checkout_is_no_error(checkout: Path, name: str, how: str) -> None:
-    """Whatever git's files are, nothing is raised and nothing is waited for; `dirty` is not said of what is unknown."""
+    """Whatever git's files are, nothing is raised and nothing is waited for; no commit is made up."""
     path = checkout / ".git" / name
     raw = path.read_bytes() if path.is_file() else b""
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -93,7 +76,7 @@ def test_a_damaged_checkout_is_no_error(checkout: Path, name: str, how: str) -> 
         os.mkfifo(path)
     else:
         path.write_bytes({"garbage": b"\xff\0DIRC" * 9, "empty": b"", "cut": raw[: len(raw) // 2]}[how])
-    assert source(checkout, {}).get("dirty") is not True
+    assert "commit" not in source(checkout, {})
 
 
 def test_no_checkout_says_nothing(tmp_path: Path) -> None:

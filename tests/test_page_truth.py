@@ -195,7 +195,7 @@ def test_failures_alike_are_one_entry(opened: Open, browser: Driver) -> None:
 def test_what_an_environment_says_is_text(opened: Open, browser: Driver, link: str) -> None:
     """Commit, branch, settings and CI job are shown as they are; only a plain web address becomes a link."""
     made = _lost((f"ops/{HOSTILE}", HOSTILE))
-    said = {"commit": HOSTILE, "branch": HOSTILE, "dirty": True, "ci": link, "settings": {HOSTILE: HOSTILE}}
+    said = {"commit": HOSTILE, "branch": HOSTILE, "ci": link, "settings": {HOSTILE: HOSTILE}}
     made["environment"] |= {**said, "waivers": [HOSTILE], "cpu": HOSTILE}
     opened(made)
     for view in ("overview", "runs"):
@@ -210,14 +210,14 @@ def test_what_an_environment_says_is_text(opened: Open, browser: Driver, link: s
 
 
 def test_the_top_says_what_was_run(opened: Open, browser: Driver) -> None:
-    """Commit, branch, local changes, CI job, run, machine, settings and waivers stand at the top of every view."""
+    """Commit, branch, CI job, run, machine, settings and waivers stand at the top of every view."""
     made = document([(A, "x", "PASS")])
     ci = "https://ci.example/jobs/7?x=1"
-    made["environment"] |= {"commit": "ab" * 20, "branch": "main", "dirty": True, "ci": ci}
+    made["environment"] |= {"commit": "ab" * 20, "branch": "main", "ci": ci}
     made["environment"] |= {"settings": {"precision": "default"}, "waivers": "ci/waivers/x.toml"}
     opened(made, view="results")
     text = " ".join(ask(browser, "return document.querySelector('#origin').innerText").split())
-    wanted = ("abababababab on main with local changes", ci, made["run"][:8], "m1", "precision default", "x.toml")
+    wanted = ("abababababab on main", ci, made["run"][:8], "m1", "precision default", "x.toml")
     for said in wanted:
         assert said in text
     assert ask(browser, "return document.querySelector('#origin a').getAttribute('href')") == ci

@@ -138,10 +138,10 @@ def test_phases_are_told(tmp_path: Path) -> None:
 
 
 def test_it_says_what_was_run(tmp_path: Path) -> None:
-    """Commit, branch, local changes and CI job stand beside each run file, as text."""
+    """Commit, branch and CI job stand beside each run file, as text."""
     made = document([("ops/ADD-f32-a=1@1", "x", "PASS")])
-    made["environment"] |= {"commit": "ab" * 20, "branch": "a`<b>", "dirty": True, "ci": "https://ci/7"}
-    assert ", commit `abababababab` with local changes of `a'<b>`, CI `https://ci/7`\n" in markdown(
+    made["environment"] |= {"commit": "ab" * 20, "branch": "a`<b>", "ci": "https://ci/7"}
+    assert ", commit `abababababab` of `a'<b>`, CI `https://ci/7`\n" in markdown(
         _runs(tmp_path, made)
     )
 

@@ -110,7 +110,6 @@ def _origin(environment: Mapping[str, JSON]) -> str:
     """Commit, branch and CI job, as far as the run file says them."""
     commit, branch, ci = (str(environment.get(k) or "") for k in ("commit", "branch", "ci"))
     said = f"commit {_code(commit[:12], 12)}" if commit else ""
-    said += " with local changes" if environment.get("dirty") is True else ""
     said += f" of {_code(branch, 80)}" if branch else ""
     return "".join(f", {word.strip()}" for word in (said, f"CI {_code(ci, 300)}" if ci else "") if word)
 

@@ -104,7 +104,6 @@ ENVIRONMENT: dict[str, Rule] = {
     "unavailable": TEXTS.optional(),
     "commit": TEXT.optional(),
     "branch": TEXT.optional(),
-    "dirty": FLAG.optional(),
     "ci": TEXT.optional(),
 }
 RESULT: dict[str, Rule] = {

@@ -100,7 +100,7 @@ function fillOrigin() {
 
 function commitText(e) {
   const commit = e.commit ? String(e.commit).slice(0, 12) : "";
-  return [commit, e.branch ? `${commit ? "on " : "branch "}${e.branch}` : "", e.dirty === true ? "with local changes" : ""].filter(Boolean).join(" ");
+  return [commit, e.branch ? `${commit ? "on " : "branch "}${e.branch}` : ""].filter(Boolean).join(" ");
 }
 
 function settingsText(v) {
