@@ -180,9 +180,34 @@ def audit() -> dict[str, JSON]:
     return {**header("audit", "audit", "2026-11-20T05:00:00Z"), "backends": {"ggml?guard=on": cells, "npu": cells[:3]}}
 
 
+def zoo() -> dict[str, JSON]:
+    """A zoo on two devices, one of them with a long name: three runs each, with each verdict."""
+    words = ("PASS", "PASS", "PASS", "FAIL", "PASS", "CRASH", "NO REFERENCE", "TIMEOUT", "ERROR")
+    runs = [(a, b, r) for a in range(24) for b in range(2) for r in ("1", "2 streams", "2 unified")]
+    devices = ("ggml?device=Vulkan0", "ggml?lib=/opt/libraries/of-a-build-with-a-long-name/lib&device=OPENVINO0")
+    results = [
+        {"architecture": f"arch-{a}", "backend": devices[b], "run": run, "verdict": words[k % 9 if a % 3 else 0],
+         "detail": f"batch {k}: NMSE 0.1", "nmse": 10.0 ** -(k % 12), "batch": None, "nodes": 40 + k, "splits": k % 4}
+        for k, (a, b, run) in enumerate(runs)
+    ]  # fmt: skip
+    return {**header("zoo", "zoo", "2026-11-20T06:00:00Z"), "results": results}
+
+
+def phases() -> dict[str, JSON]:
+    """Phases of one backend that is here and one that is not."""
+    found = [
+        {"name": name, "tokens": 512, "seconds": 0.63, "tokens_per_second": 812.5, "joules_per_token": None,
+         "watts": 15.2, "nodes": 40, "splits": 3, "shares": {"xdna2": 0.75, "cpu": 0.25}}
+        for name in ("pp512", "tg64")
+    ]  # fmt: skip
+    backends = {"sched?devices=xdna2,cpu": {"phases": found}, "npu": {"available": False, "reason": "no device"}}
+    return {**header("phases", "phases", "2026-11-20T07:00:00Z"), "model": "llama-l=2", "backends": backends}
+
+
 def write(folder: Path, count: int, nights: int = 12) -> list[Path]:
     """All of them as files of `folder`."""
     documents = {"conformance": conformance(count), "planted": planted(), "audit": audit()}
+    documents |= {"zoo": zoo(), "phases": phases()}
     documents |= {f"perf-{n:02d}": perf(n, 1.0 if n < 8 else 1.25) for n in range(1, nights + 1)}
     paths = []
     for name, document in documents.items():

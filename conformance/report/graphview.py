@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 
 from tabulate import tabulate
 
@@ -28,14 +30,34 @@ _KINDS = {
     "compute": ("#e3edfb", "#3f72b8"),
     "writes in place": ("#f3e2fa", "#8a4fb0"),
 }
-BOX_WIDTH, BOX_HEIGHT = 176, 40
-_LAYER_H, _GAP, _MARGIN = 74, 40, 20
+BOX_WIDTH, BOX_HEIGHT = 184, 54
+_PADDING = 7
+"""Between a box's border and its words, at least."""
+_HEAD_SIZE, _SIZE = 11, 10
+"""Of letters, in pixels."""
+_ARROW = 6
+"""Length of an arrow's head."""
+_LAYER_H, _GAP, _MARGIN = 92, 40, 20
 _UNIT = BOX_WIDTH
 _STYLE = """<style>
 text{text-anchor:middle;fill:#222}
 .h{font-weight:bold;font-size:11px}
-.e{fill:none;stroke:#7a8090;stroke-width:1.1;stroke-opacity:.75}
+.e{fill:none;stroke:#7a8090;stroke-width:1.1;marker-end:url(#arrow)}
 </style>"""
+_MARKER = (
+    f'<marker id="arrow" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="{_ARROW}" markerHeight="{_ARROW}" '
+    'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5z" fill="#7a8090"/></marker>'
+)
+# Widths of letters, in parts of their size, of the widest font that a browser takes for sans-serif (DejaVu Sans).
+_WIDE = {
+    **dict.fromkeys(" .,:;'|!iljI[]()`", 0.41),
+    **dict.fromkeys('frt/\\-_"J', 0.50),
+    **dict.fromkeys("mMwWQOG@%", 1.0),
+    **dict.fromkeys("=+<>~#&^", 0.84),
+    **dict.fromkeys("ABCDEFHKLNPRSTUVXYZ", 0.76),
+    **dict.fromkeys("abcdeghknopqsuvxyz0123456789*?$", 0.64),
+}
+_BOLD = 1.13
 _NOT_XML = dict.fromkeys((*range(9), 11, 12, *range(14, 32), 65534, 65535, *range(55296, 57344)), "�")
 
 
@@ -79,6 +101,7 @@ class Box:
     kind: str
     head: str
     below: str
+    holds: str
     title: str
 
 
@@ -202,22 +225,33 @@ def _edge(points: list[tuple[float, float]]) -> str:
     return "".join(path)
 
 
-def _words(t: Tensor, kind: str) -> tuple[str, str]:
-    """The two lines of a box."""
-    head, below = (t.op, t.name) if kind in {"view", "compute", "writes in place"} else (t.name or "(leaf)", "")
-    second = f"{below}  {t.type} {_dims(t.ne)}" if below else f"{t.type} {_dims(t.ne)}"
-    return _short(head, 24), _short(second, _NAME_WIDTH)
+def _words(t: Tensor, kind: str) -> tuple[str, str, str]:
+    """The three lines of a box: op and name, or name and kind, and what it holds."""
+    op = kind in {"view", "compute", "writes in place"}
+    head, below = (t.op, t.name) if op else (t.name or "(leaf)", kind)
+    return elided(head, _HEAD_SIZE * _BOLD), elided(below, _SIZE), elided(f"{t.type} {_dims(t.ne)}", _SIZE)
+
+
+def elided(text: str, size: float, room: float = BOX_WIDTH - 2 * _PADDING) -> str:
+    """As much of a text as a box has room for in letters of a size, whatever the reader's font; the rest as `…`."""
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text[:1000])
+    ends = list(accumulate(_WIDE.get(c, 1.0) * size for c in text))
+    if not ends or ends[-1] <= room:
+        return text
+    return text[: bisect_right(ends, room - size)] + "…"
 
 
 def _box(b: Box) -> str:
     fill, border = _KINDS[b.kind]
     left = b.x - BOX_WIDTH / 2
+    lines = "".join(
+        f'<text x="{b.x:.0f}" y="{b.y + y:.0f}"{more}>{_text(text)}</text>'
+        for y, text, more in ((16, b.head, ' class="h"'), (31, b.below, ""), (45, b.holds, ""))
+    )
     return (
         f"<g><title>{_text(b.title)}</title>"
         f'<rect x="{left:.0f}" y="{b.y:.0f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="5" fill="{fill}" '
-        f'stroke="{border}"/>'
-        f'<text x="{b.x:.0f}" y="{b.y + 16:.0f}" class="h">{_text(b.head)}</text>'
-        f'<text x="{b.x:.0f}" y="{b.y + 31:.0f}">{_text(b.below)}</text></g>'
+        f'stroke="{border}"/>{lines}</g>'
     )
 
 
@@ -230,7 +264,9 @@ def _page(width: float, height: float, drawn: list[str]) -> str:
     size = f'width="{width:.0f}" height="{height:.0f}"'
     font = 'font-family="Helvetica,Arial,sans-serif" font-size="10"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width:.0f} {height:.0f}" {font}>'
-    return "\n".join((head, _STYLE, f'<rect {size} fill="#fff"/>', *legend, *drawn, "</svg>\n"))
+    return "\n".join(
+        (head, _STYLE, f"<defs>{_MARKER}</defs>", f'<rect {size} fill="#fff"/>', *legend, *drawn, "</svg>\n")
+    )
 
 
 def _title(t: Tensor, number: dict[Tensor, int], node: bool) -> str:

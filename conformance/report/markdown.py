@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from conformance.cgraph.case import JSON
 from conformance.check.verdict import FAILURES, Result, Verdict
 
+from . import told
+from .causes import ORDER, Group, groups
 from .matrix import OPS, Matrix, matrix
 from .reproduce import command
 from .runs import Row, Runs
 from .words import budget_used, refusals
 
-LIMIT = 1_000_000
-"""Bytes of UTF-8; a job summary takes 1 MiB."""
+LIMIT = 50_000
+"""Bytes of UTF-8: a summary is read, not searched; all of it is in the page and in the run files."""
+FIRST = 3
+"""Cases that are shown of each group of failures."""
+NAMES = 8
+"""Ops and backends that are named of each."""
+DOCUMENTS = 12
+"""Run files that are named."""
 LONGEST = 600
 """Characters of one text: an abort text may have pages."""
-RESERVE = 50_000
+RESERVE = 8_000
 """Bytes kept for what says what was left out, in all sections together."""
 SHARE = 0.6
 """Of what is left, what one section may take, so that none crowds out those behind it."""
+
+FINE = ("PASS", "NO REFERENCE")
+"""Verdicts of a zoo's cell that speak against no device (`PASSES` of `cases/zoo/play.py`)."""
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _MEANS_ITSELF = str.maketrans({**{c: f"\\{c}" for c in "\\`*_{}[]#|~@!"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"})
@@ -38,12 +49,21 @@ def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT) -> str:
         where: where all of it can be seen, for sections that are cut; the run files where it is empty.
         limit: bytes that the text has at most. What is left out is counted, and where it stands is said.
     """
-    place = _text(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)))
+    place = _text(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)), 200)
     text = "\n".join(_head(runs)) + "\n"
     for heading, lines, items in _sections(runs):
         if items:
             text += _section(heading, lines, items, place, int((limit - len(text.encode()) - RESERVE) * SHARE))
-    return text
+    return _cut(text, place, limit)
+
+
+def _cut(text: str, place: str, limit: int) -> str:
+    """The text, or its first lines where names as long as no one has would take it over the limit."""
+    if len(text.encode()) <= limit:
+        return text
+    said = f"\n\n**The rest is left out here; all of it: {place}**\n"
+    kept = text.encode()[: max(0, limit - len(said.encode()))].decode(errors="ignore")
+    return kept.rpartition("\n")[0] + said
 
 
 def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: str, room: int) -> str:
@@ -67,35 +87,77 @@ def _head(runs: Runs) -> Iterator[str]:
     failed = [r for r in runs.results if r.value.verdict in FAILURES and not r.value.fresh]
     ran = sum(r.value.verdict is not Verdict.UNSUPPORTED for r in runs.results)
     regressed = sum(g.value["answer"] == "regressed" for g in runs.gates)
-    words = [f"{len(failed):,} failures", f"{ran:,} cases executed on backends"] if runs.results else ["no cases ran"]
+    words = [f"{len(failed):,} failures", f"{ran:,} cases executed on backends"] if runs.results else []
+    if not runs.results and (runs.of("conformance") or not _others(runs)):
+        words.append("no cases ran")
     if runs.missing:
         words.append(f"{len(runs.missing):,} cases asked for have no result")
     if runs.gates:
         words.append(f"{regressed} of {len(runs.gates)} gates regressed")
+    words += _others(runs)
     yield f"# Conformance: {', '.join(words)}"
     yield ""
-    for d in runs.documents[-50:]:
+    for d in runs.documents[-DOCUMENTS:]:
         env = d.environment
         machine = f"{env.get('cpu') or 'unknown processor'}, {env.get('cores') or '?'} cores, {env.get('system') or ''}"
-        yield f"- {d.kind}, {d.written}: {_code(d.path.name)}, run {d.run[:8]} on {d.machine} ({_text(machine, 120)})"
-    if (more := len(runs.documents) - 50) > 0:
+        on = f"{_text(d.machine, 40)} ({_text(machine, 120)})"
+        yield f"- {d.kind}, {d.written}: {_code(d.path.name, 120)}, run {d.run[:8]} on {on}{_origin(env)}"
+    if (more := len(runs.documents) - DOCUMENTS) > 0:
         yield f"- and {more} older run files"
+
+
+def _origin(environment: Mapping[str, JSON]) -> str:
+    """Commit, branch and CI job, as far as the run file says them."""
+    commit, branch, ci = (str(environment.get(k) or "") for k in ("commit", "branch", "ci"))
+    said = f"commit {_code(commit[:12], 12)}" if commit else ""
+    said += f" of {_code(branch, 80)}" if branch else ""
+    return "".join(f", {word.strip()}" for word in (said, f"CI {_code(ci, 300)}" if ci else "") if word)
+
+
+def _others(runs: Runs) -> list[str]:
+    """What there is besides cases and gates, in a few words each."""
+    words = []
+    if runs.units:
+        words.append(f"{sum(u.value['rate'] is not None for u in runs.units):,} of {len(runs.units):,} units timed")
+    if cells := told.zoo(runs):
+        words.append(f"{sum(map(_fails, cells)):,} of {len(cells):,} zoo cells failed")
+    if phases := told.phases(runs):
+        words.append(f"{sum(p.value.get('tokens_per_second') is not None for p in phases):,} phases timed")
+    if runs.hunts:
+        names = {h.value["fault"] for h in runs.hunts if h.value["noticed"]} & {f.value["name"] for f in runs.faults}
+        words.append(f"{len(names):,} of {len({f.value['name'] for f in runs.faults}):,} planted bugs noticed")
+    words += [f"{len(runs.of('audit')):,} audits"] if runs.of("audit") else []
+    return words
+
+
+def _fails(cell: Row[Mapping[str, JSON]]) -> bool:
+    return cell.value.get("verdict") not in FINE
 
 
 def _sections(runs: Runs) -> Iterator[Section]:
     yield f"Asked for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
-    verdicts = [v for v in Verdict if any(r.value.verdict is v for r in runs.results)]
+    verdicts = [v for v in ORDER if any(r.value.verdict is v for r in runs.results)]
     yield "Verdicts", *_table(["backend", *map(str, verdicts), "budget used, at most"], _verdicts(runs, verdicts))
     failed = [r for r in runs.results if r.value.verdict in FAILURES]
-    gating = [_failure(r) for r in failed if not r.value.fresh]
-    yield f"Failures ({len(gating):,})", [], gating
-    filed = [_failure(r) for r in failed if r.value.fresh]
-    yield f"Fresh cases that failed ({len(filed):,}): filed, no failure of this run", [], filed
+    for fresh, title in (
+        (False, "Failures ({n:,})"),
+        (True, "Fresh cases that failed ({n:,}): filed, no failure of this run"),
+    ):
+        of = [r for r in failed if r.value.fresh is fresh]
+        yield title.format(n=len(of)), [], [_group(g) for g in groups(of)]
     waivers = [w for d in runs.of("conformance") for w in d.body.get("waivers") or () if isinstance(w, str)]
     yield "Waivers that need a look", [], [f"- {_text(w)}" for w in waivers]
     yield "Gates", *_table(["gate", "unit", "backend", "answer", "estimate", "interval", "limit", "why"], _gates(runs))
     yield "Speed", *_table(["unit", "backend", "rate", "rounds", "not timed because"], _units(runs))
     yield "Planted bugs", [], _planted(runs)
+    cells = told.zoo(runs)
+    columns = list(dict.fromkeys((str(c.value.get("backend")), str(c.value.get("run"))) for c in cells))
+    yield "Zoo", *_table(["architecture", *(f"{_code(b)}, {_text(r)}" for b, r in columns)], _zoo(cells, columns))
+    yield "Zoo cells that failed", [], [_cell(c) for c in cells if _fails(c)]
+    yield (
+        "Phases",
+        *_table(["backend", "phase", "tokens/s", "W", "J/token", "splits", "not timed because"], _phases(runs)),
+    )
     yield "Weights in buffers, said and done", [], _audit(runs)
     yield "Not run", [], _not_run(runs)
     m = matrix(r for r in runs.results if r.value.case.startswith(f"{OPS}/"))
@@ -125,6 +187,59 @@ def _failure(row: Row[Result]) -> str:
     r = row.value
     said = f"- **{r.verdict}** {_code(r.case)} on {_code(r.backend)}: {_text(r.detail or 'no detail')}"
     return f"{said}\n  {_code(command(r))}"
+
+
+def _group(group: Group) -> str:
+    """One failure; or what several have in common, which ops and backends they are of, and the first of them."""
+    first, n = group.rows[:FIRST], len(group.rows)
+    if n == 1:
+        return _failure(group.rows[0])
+    why = _text(group.cause or "no detail")
+    lines = [f"- **{group.verdict}** {n:,} times: {why}", f"  - of {_named(group.ops)}; on {_named(group.backends)}"]
+    for row in first:
+        lines.append(f"  - {_code(row.value.case, 200)} on {_code(row.value.backend, 120)}")
+        lines.append(f"    {_code(command(row.value))}")
+    return "\n".join([*lines, *([f"  - and {n - len(first):,} more like these"] if n > len(first) else [])])
+
+
+def _named(counts: Counter[str]) -> str:
+    """The most frequent names with their counts, and how many others there are."""
+    words = [f"{_code(name, 120)} {n:,}" for name, n in counts.most_common(NAMES)]
+    more = len(counts) - NAMES
+    return ", ".join([*words, *([f"{more:,} others"] if more > 0 else [])])
+
+
+def _zoo(cells: Sequence[Row[Mapping[str, JSON]]], columns: Sequence[tuple[str, str]]) -> Iterator[Sequence[str]]:
+    """A row for each architecture, those with a failure first."""
+    found: dict[str, dict[tuple[str, str], Row[Mapping[str, JSON]]]] = {}
+    for c in cells:
+        here = found.setdefault(str(c.value.get("architecture")), {})
+        here[str(c.value.get("backend")), str(c.value.get("run"))] = c
+    for name, here in sorted(found.items(), key=lambda item: (not any(map(_fails, item[1].values())), item[0])):
+        yield _text(name, 80), *(_said(here.get(c)) for c in columns)
+
+
+def _said(cell: Row[Mapping[str, JSON]] | None) -> str:
+    if cell is None:
+        return "not run"
+    word, nmse = _text(str(cell.value.get("verdict")), 40), cell.value.get("nmse")
+    figure = f" {nmse:.1e}" if isinstance(nmse, (int, float)) and not isinstance(nmse, bool) else ""
+    return f"**{word}**{figure}" if _fails(cell) else f"{word}{figure}"
+
+
+def _cell(cell: Row[Mapping[str, JSON]]) -> str:
+    c = cell.value
+    where = f"{_code(str(c.get('backend')), 120)}, {_text(str(c.get('run')), 80)}"
+    named = f"{_code(str(c.get('architecture')), 80)} on {where}"
+    return f"- **{_text(str(c.get('verdict')), 40)}** {named}: {_text(str(c.get('detail') or 'no detail'), 300)}"
+
+
+def _phases(runs: Runs) -> Iterator[Sequence[str]]:
+    for row in told.phases(runs):
+        p = row.value
+        figures = (p.get(k) for k in ("tokens_per_second", "watts", "joules_per_token", "splits"))
+        said = [_number(v if isinstance(v, (int, float)) else None) for v in figures]
+        yield _code(str(p["backend"])), _text(str(p.get("name") or "–")), *said, _text(str(p.get("reason") or ""))
 
 
 def _gates(runs: Runs) -> Iterator[Sequence[str]]:

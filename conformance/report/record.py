@@ -18,6 +18,7 @@ from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
 from conformance.check.asked import Asked, Missing
 from conformance.check.verdict import Result, Totals
+from conformance.run.checkout import source
 from conformance.run.environment import environment
 
 SCHEMA = 1
@@ -33,7 +34,8 @@ def header(kind: str) -> dict[str, JSON]:
         kind: `conformance`, `perf`, `planted`, `audit`, `phases` or `zoo`.
     """
     written = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"schema": SCHEMA, "kind": kind, "run": uuid.uuid4().hex, "written": written, "environment": environment()}
+    where = {**environment(), **source()}
+    return {"schema": SCHEMA, "kind": kind, "run": uuid.uuid4().hex, "written": written, "environment": where}
 
 
 def record(

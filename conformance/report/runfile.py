@@ -114,6 +114,9 @@ ENVIRONMENT: dict[str, Rule] = {
     "packages": OBJECT.optional(),
     "unavailable": TEXTS.optional(),
     "settings": OBJECT.optional(),
+    "commit": TEXT.optional(),
+    "branch": TEXT.optional(),
+    "ci": TEXT.optional(),
 }
 RESULT: dict[str, Rule] = {
     "case": TEXT,

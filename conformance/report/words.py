@@ -20,10 +20,16 @@ def budget_used(results: Iterable[Result], unchecked: str = "–") -> str:
     used = [u for r in results if (u := _used(r)) is not None]
     if not used:
         return unchecked
-    most = max(used)
-    if most == inf:
+    return share(max(used))
+
+
+def share(used: float) -> str:
+    """Of an error budget: beyond a thousand times its size no figure says more."""
+    if used == inf:
         return "no budget allows it"
-    return f"{most:.3g}" if most <= MUCH else f"> {MUCH} x"
+    if used > MUCH:
+        return f"> {MUCH}×"
+    return f"{used:.3g}×" if used > 1 else f"{100 * used:.3g} %"
 
 
 def refusals(results: Iterable[Result]) -> dict[str, Counter[str]]:

@@ -16,13 +16,27 @@ from conformance import __version__
 from conformance.cgraph.case import JSON
 from conformance.report.runfile import WRITTEN, Document
 from conformance.report.runs import Row, Runs
+from conformance.report.told import unlisted
 
 from . import tables
 from .columns import embedded
 from .drawings import SECONDS, drawn_graphs
 from .stored import Stored
 
-SCRIPTS = ("data", "elements", "query", "grid", "matrix", "charts", "speed", "detail", "sections", "main")
+SCRIPTS = (
+    "data",
+    "elements",
+    "query",
+    "grid",
+    "matrix",
+    "charts",
+    "speed",
+    "zoo",
+    "detail",
+    "status",
+    "sections",
+    "main",
+)
 """Parts of the page's script, in the order in which they run."""
 
 
@@ -55,6 +69,7 @@ def page(
         "unavailable": runs.unavailable(),
         "planned": {level: [[i, *tables.subject(i)] for i in ids] for level, ids in (planned or {}).items()},
         "superseded": len(runs.superseded),
+        "unlisted": [[d.path.name, backend, n] for d, backend, n in unlisted(runs)],
         "tables": {
             "results": tables.results(runs),
             "faults": tables.faults(runs),
@@ -62,6 +77,8 @@ def page(
             "audit": tables.audit(runs),
             "units": tables.units([*timed, *older], documents),
             "gates": tables.gates(runs),
+            "cells": tables.zoo(runs),
+            "phases": tables.phases(runs),
         },
         "changes": list(stored.changes),
         "unasked": stored.unasked,
@@ -99,5 +116,6 @@ def _document(d: Document) -> JSON:
         "environment": dict(d.environment),
         "lists": lists,
         "totals": d.body.get("totals"),
+        "asked": asked if isinstance(asked := d.body.get("asked"), dict) else {},
         "waivers": d.body.get("waivers", []),
     }

@@ -7,9 +7,9 @@ const LOWEST = -8;
 function bins() {
   const edges = [];
   for (let k = LOWEST * STEPS; k <= 0; k++) edges.push(10 ** (k / STEPS));
-  const list = [{ low: -Infinity, high: 0, name: "exact", range: "..0" }, { low: 0, high: edges[0], name: `up to ${number(edges[0], 2)}`, range: `0..${edges[0]}` }];
+  const list = [{ low: -Infinity, high: 0, name: "exact", range: "..0" }, { low: 0, high: edges[0], name: `up to ${share(edges[0])}`, range: `0..${edges[0]}` }];
   for (let k = 1; k < edges.length; k++) {
-    list.push({ low: edges[k - 1], high: edges[k], name: `${number(edges[k - 1], 2)} to ${number(edges[k], 2)}`, range: `${edges[k - 1]}..${edges[k]}` });
+    list.push({ low: edges[k - 1], high: edges[k], name: `${share(edges[k - 1])} to ${share(edges[k])}`, range: `${edges[k - 1]}..${edges[k]}` });
   }
   list.push({ low: 1, high: Infinity, name: "over the budget", range: "1..", over: true });
   return list;
@@ -49,7 +49,7 @@ function histogram(backend, op) {
     s("rect", { x: k * w + 1, y: top + height - y(counts[k]), width: w - 2, height: y(counts[k]), class: b.over ? "bar over" : "bar" }),
     s("text", { x: k * w + w / 2, y: top + height - y(counts[k]) - 3, class: "tiny" }, short(counts[k]))) : "");
   const decade = (e) => (2 + (e - LOWEST) * STEPS) * w;
-  const axis = [[0, "exact", "start"], [decade(-6), "1e-6"], [decade(-3), "0.001"], [decade(0), "1"]]
+  const axis = [[0, "exact", "start"], [decade(-6), "10⁻⁶"], [decade(-3), "10⁻³"], [decade(0), "1 = whole"]]
     .map(([x, text, side]) => s("text", { x, y: top + height + 13, class: `axis ${side || ""}` }, text));
   const svg = s("svg", { viewBox: `0 0 ${width} ${height + top + 18}`, role: "group", "aria-label": `Budgets used on ${backend}` },
     s("line", { x1: 0, x2: width, y1: top + height + 0.5, y2: top + height + 0.5, class: "base" }), bars, axis);
@@ -72,6 +72,6 @@ function closest(rows, filter) {
   const top = rows.filter((i) => values[i] > 0).sort((a, b) => values[b] - values[a]).slice(0, 3);
   if (!top.length) return "";
   return h("ol", { class: "closest", "aria-label": "Closest to the budget" },
-    top.map((i) => h("li", null, h("span", { class: "number" }, number(values[i])), " ", caseLink(i))),
+    top.map((i) => h("li", null, h("span", { class: "number", title: String(values[i]) }, share(values[i])), " ", caseLink(i))),
     h("li", { class: "more" }, h("a", { href: link("results", { ...filter, sort: "-budget_used" }) }, "all, closest first")));
 }

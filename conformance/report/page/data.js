@@ -1,5 +1,23 @@
 // The rows behind everything: tables of columns, each word or object stored once.
 
+// Verdicts that fail a run, and those of a passed case: as in conformance/check/verdict.py and report/matrix.py.
+const FAILED = ["FAIL", "CRASH", "TIMEOUT", "OVERCLAIM", "VACUOUS", "XPASS"];
+const PASSED = ["PASS", "XPASS"];
+// Stands where a verdict would, of a case that a backend was asked for and that has no result.
+const LOST = "missing";
+const BAD = [...FAILED, LOST];
+// Everything that a row can come to, in the order in which people want to know of it.
+const RANKS = ["FAIL", "ERROR", "CRASH", "TIMEOUT", "OVERCLAIM", "UNSOUND", "UNDERCLAIM", "VACUOUS", "XPASS", "missing",
+  "not noticed", "regressed", "undecided", "XFAIL", "not hunted", "not timed", "not run", "UNRUN", "NO REFERENCE", "UNSUPPORTED",
+  "fine", "noticed", "agreed", "timed", "PASS"];
+const STATES = ["verdict", "answer", "noticed", "finding", "timed"];
+
+function ranked(words) {
+  const rank = (w) => (RANKS.indexOf(w) + RANKS.length + 1) % (RANKS.length + 1);
+  return [...words].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : a > b ? 1 : 0));
+}
+const DECLARED = ["begun, not finished", "finished"];
+
 class Table {
   constructor(name, { count, columns }) {
     this.name = name;
@@ -8,6 +26,9 @@ class Table {
     this.lowered = new Map();
     this.orders = new Map();
     for (const c of Object.values(columns)) if (c.at) c.at = Int32Array.from(c.at);
+    // Rows come in the order of what became of them, what needs a look first.
+    this.first = STATES.find((name) => Object.hasOwn(columns, name)) || null;
+    if (this.first) columns[this.first].state = true;
   }
 
   value(column, i) {
@@ -45,11 +66,6 @@ class Table {
 const report = JSON.parse(document.getElementById("data").textContent);
 const tables = Object.fromEntries(Object.entries(report.tables).map(([name, raw]) => [name, new Table(name, raw)]));
 const made = Date.parse(report.made);
-
-// Verdicts that fail a run, and those of a passed case: as in conformance/check/verdict.py and report/matrix.py.
-const FAILED = ["FAIL", "OVERCLAIM", "CRASH", "TIMEOUT", "VACUOUS", "XPASS"];
-const PASSED = ["PASS", "XPASS"];
-const DECLARED = ["begun, not finished", "finished"];
 
 // What is known to exist and has no result: of each backend the cases that another one has a result of, and what a
 // level lists and no backend ran.

@@ -36,11 +36,11 @@ function numbersOf(i) {
   const checked = t.value("nmse", i) !== null;
   const bar = used === null ? "" : h("meter", { min: 0, max: 1, low: 0.5, high: 0.9, optimum: 0, value: Math.min(used, 1), "aria-label": "budget used" });
   return [
-    ["budget used", used === null ? (checked ? "no budget allows the difference" : "nothing was checked") : [number(used, 4), " ", bar]],
+    ["budget used", used === null ? (checked ? "no budget allows the difference" : "nothing was checked") : [h("span", { title: String(used) }, share(used)), " ", bar]],
     ["NMSE, declared arithmetic", number(t.value("nmse", i), 4)],
     ["NMSE, exact", checked && t.value("nmse_exact", i) === null ? "the same" : number(t.value("nmse_exact", i), 4)],
     ["steps that ran", number(t.value("steps", i))],
-    ["seconds", number(t.value("seconds", i), 4)],
+    ["time of the backend", duration(t.value("seconds", i))],
   ];
 }
 
@@ -83,6 +83,17 @@ function elsewhere(i) {
     lacking.map((k) => h("li", null, badge("not run", LOOKS["not run"]), ` ${tables.missing.value("backend", k)}`)));
 }
 
+// As in conformance/report/graphview.py.
+const BOX = { width: 184, height: 54, padding: 6 };
+
+// Words that the reader's font makes wider than their box are cut; the title has them whole. All are measured, then all
+// are cut: to do both in turns would lay the drawing out anew for each.
+function fit(svg) {
+  const room = BOX.width - 2 * BOX.padding;
+  const wide = [...svg.querySelectorAll(".box text")].map((e) => [e, e.getComputedTextLength()]).filter(([, w]) => w > room);
+  for (const [e, w] of wide) e.textContent = `${e.textContent.slice(0, Math.max(1, Math.floor((e.textContent.length * room) / w) - 2))}…`;
+}
+
 const KIND_CLASSES = { weight: "k-weight", cache: "k-cache", input: "k-input", view: "k-view", compute: "k-compute", "writes in place": "k-inplace" };
 
 function graph(i) {
@@ -91,16 +102,20 @@ function graph(i) {
   if (!d) return h("p", { class: "note" }, "Not drawn in this page, which draws failures and one case of each op. The last command above draws it.");
   const wrong = t.value("first_divergence", i);
   const culprit = wrong && wrong.step === d.step ? wrong.node : null;
-  const boxes = d.boxes.map(([node, x, y, kind, head, below, title]) => {
+  const boxes = d.boxes.map(([node, x, y, kind, head, below, holds, title]) => {
     const marked = culprit !== null && node === culprit;
     return s("g", { class: `box ${KIND_CLASSES[kind]} ${marked ? "culprit" : ""}` }, s("title", null, marked ? `first divergence\n${title}` : title),
-      s("rect", { x: x - 88, y, width: 176, height: 40, rx: 5 }),
+      s("rect", { x: x - BOX.width / 2, y, width: BOX.width, height: BOX.height, rx: 5 }),
       s("text", { x, y: y + 16, class: "head" }, marked ? `✗ ${head}` : head),
-      s("text", { x, y: y + 31 }, below));
+      s("text", { x, y: y + 31 }, below),
+      s("text", { x, y: y + 45 }, holds));
   });
   const top = 40;
   const svg = s("svg", { width: d.width, height: d.height - top, viewBox: `0 ${top} ${d.width} ${d.height - top}`, class: "graph", role: "img", "aria-label": `Graph of step ${d.step}, ${plural(d.boxes.length, "box", "boxes")}` },
-    d.edges.map((p) => s("path", { d: p, class: "edge" })), boxes);
+    s("defs", null, s("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7.5, refY: 4, markerWidth: 7, markerHeight: 7, markerUnits: "userSpaceOnUse", orient: "auto" },
+      s("path", { d: "M0 0.5L8 4L0 7.5z", class: "arrow" }))),
+    d.edges.map((p) => s("path", { d: p, class: "edge", "marker-end": "url(#arrow)" })), boxes);
+  requestAnimationFrame(() => fit(svg));
   const kinds = [...new Set(d.boxes.map((b) => b[3]))];
   return [
     h("ul", { class: "legend" }, kinds.map((k) => h("li", null, s("svg", { viewBox: "0 0 14 14", class: "swatch graph", "aria-hidden": "true" }, s("g", { class: `box ${KIND_CLASSES[k]}` }, s("rect", { x: 1, y: 1, width: 12, height: 12, rx: 3 }))), ` ${k}`)),

@@ -27,7 +27,7 @@ SECONDS = 6.0
 
 
 def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds: float = SECONDS) -> dict[str, JSON]:
-    """Case id -> `{"step", "width", "height", "boxes": [[node, x, y, kind, head, below, title]], "edges": [path]}`.
+    """Case id -> `{"step", "width", "height", "boxes": [[node, x, y, kind, *lines, title]], "edges": [path]}`.
 
     Cases that failed come first, in the order of the results, each drawn at the step where it diverges; then one case
     of each op. A case whose graph would go over the budget is left out, and so is one that neither its id nor its saved
@@ -96,7 +96,8 @@ def _drawn(case: Case, step: int) -> dict[str, JSON]:
         "width": round(drawing.width),
         "height": round(drawing.height),
         "boxes": [
-            [number.get(b.tensor), round(b.x), round(b.y), b.kind, b.head, b.below, b.title] for b in drawing.boxes
+            [number.get(b.tensor), round(b.x), round(b.y), b.kind, b.head, b.below, b.holds, b.title]
+            for b in drawing.boxes
         ],
         "edges": drawing.edges,
     }

@@ -12,10 +12,21 @@ function fill(element, props, children) {
   for (const [key, value] of Object.entries(props || {})) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-    else element.setAttribute(key, value === true ? "" : value);
+    else element.setAttribute(key, value === true ? "" : key === "href" || key === "value" ? value : seen(value));
   }
-  element.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== ""));
+  element.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== "").map(seen));
   return element;
+}
+
+// Characters that turn the direction of what follows would show a text as another one; they are shown by their number.
+function seen(text) {
+  return typeof text === "string" && /[\u200e\u200f\u202a-\u202e\u2066-\u2069]/.test(text)
+    ? text.replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (c) => `\\u${c.charCodeAt(0).toString(16)}`) : text;
+}
+
+// A name of bounded length: its begin and its end, which tell a library's devices apart.
+function brief(text, most = 44) {
+  return text.length <= most ? text : `${text.slice(0, Math.floor(most / 3))}…${text.slice(text.length - Math.floor((2 * most) / 3) + 1)}`;
 }
 
 function add(element, ...children) {
@@ -29,7 +40,7 @@ function say(text) {
 // A verdict or another answer: a symbol and a word, and a colour besides.
 const LOOKS = {
   PASS: ["✓", "good"], FAIL: ["✗", "bad"], OVERCLAIM: ["✗", "bad"], CRASH: ["✗", "bad"], TIMEOUT: ["✗", "bad"],
-  VACUOUS: ["✗", "bad"], XPASS: ["✗", "bad"], XFAIL: ["≈", "known"], UNSUPPORTED: ["⊘", "refused"],
+  VACUOUS: ["✗", "bad"], ERROR: ["✗", "bad"], missing: ["!", "lost"], "NO REFERENCE": ["○", "notrun"], XPASS: ["✗", "bad"], XFAIL: ["≈", "known"], UNSUPPORTED: ["⊘", "refused"],
   "not run": ["○", "notrun"], unsupported: ["⊘", "refused"], "0 %": ["✗", "zero"],
   fine: ["✓", "good"], regressed: ["✗", "bad"], undecided: ["?", "unsure"],
   noticed: ["✓", "good"], "not noticed": ["✗", "bad"], "not hunted": ["○", "notrun"],
@@ -46,8 +57,39 @@ function number(x, digits = 3) {
   if (x === null || x === undefined) return "–";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  if (size >= 1e5 || size < 1e-3) return x.toExponential(digits - 1).replace(/\.?0*e\+?/, "e");
+  if (size >= 1e4 && size < 1e15) return Math.round(x).toLocaleString("en");
+  if (size >= 1e15 || size < 1e-3) return x.toExponential(digits - 1).replace(/\.?0*e\+?/, "e");
   return Number.isInteger(x) ? String(x) : String(Number(x.toPrecision(digits)));
+}
+
+// A share of an error budget: in per cent up to the whole, in times beyond it.
+function share(x) {
+  if (x === null || x === undefined) return "–";
+  if (x === 0) return "0 %";
+  if (x <= 1) return x < 1e-4 ? "< 0.01 %" : x > 0.999 && x < 1 ? "99.9 %" : `${Number((100 * x).toPrecision(3))} %`;
+  if (x > 1000) return "> 1000×";
+  return `${x < 1.01 ? x.toPrecision(5) : Number(x.toPrecision(3))}×`;
+}
+
+const SIZES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+
+// A rate with its unit: 812 tokens/s, 1,230 tokens/s, 402 MB/s.
+function pace(x, of) {
+  if (x === null || x === undefined) return "–";
+  const [unit, big] = of === "bytes" ? ["B", 1e3] : [of, 1e6];
+  const [size, letter] = (x >= big && SIZES.find(([n]) => x >= n)) || [1, ""];
+  return `${Number((x / size).toPrecision(4)).toLocaleString("en")} ${letter}${letter && of !== "bytes" ? " " : ""}${unit}/s`;
+}
+
+function duration(x) {
+  if (x === null || x === undefined) return "–";
+  const [size, unit] = x >= 1 || x === 0 ? [1, "s"] : x >= 1e-3 ? [1e-3, "ms"] : [1e-6, "µs"];
+  return `${number(x / size)} ${unit}`;
+}
+
+// A link out of the page: only to the web; anything else stays text.
+function outside(address) {
+  return /^https?:\/\/[^\s"'<>\\]+$/.test(address) && URL.canParse(address) ? h("a", { href: address, rel: "noreferrer noopener" }, address) : address;
 }
 
 function count(n) {

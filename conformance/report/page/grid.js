@@ -34,7 +34,7 @@ function grid(table, spec) {
     function facet(name) {
       const select = h("select", { onchange: () => change({ [name]: select.value || null }) },
         h("option", { value: "" }, "any"),
-        [...table.words(name)].sort().map((w) => h("option", { value: w }, w || "(none)")));
+        (table.columns[name].state ? ranked(table.words(name)) : [...table.words(name)].sort()).map((w) => h("option", { value: w }, w || "(none)")));
       return { name, select, label: h("label", null, h("span", null, name.replaceAll("_", " ")), select) };
     }
 
@@ -42,7 +42,7 @@ function grid(table, spec) {
       if (!table.columns[c.name] || table.columns[c.name].objects) return h("th", { scope: "col", class: c.wide && "wide" }, c.label);
       const button = h("button", {
         type: "button",
-        onclick: () => change({ sort: state.get("sort") === c.name ? `-${c.name}` : c.name }),
+        onclick: () => change({ sort: (state.get("sort") || table.first) === c.name ? `-${c.name}` : c.name }),
       }, c.label);
       const th = h("th", { scope: "col", class: `${c.wide ? "wide" : ""} ${c.number ? "number" : ""}` }, button);
       heads.set(c.name, th);
@@ -71,7 +71,7 @@ function grid(table, spec) {
       for (const { name, select } of selects) choose(select, state.getAll(name));
       chips.replaceChildren(...active());
       for (const [name, th] of heads) {
-        const sort = state.get("sort");
+        const sort = state.get("sort") || table.first;
         th.setAttribute("aria-sort", sort === name ? "ascending" : sort === `-${name}` ? "descending" : "none");
       }
       pager.replaceChildren(
@@ -92,7 +92,7 @@ function grid(table, spec) {
 
     function text(c, i) {
       const v = table.value(c.name, i);
-      return c.number ? number(v) : v ?? "–";
+      return c.number ? (c.unit || number)(v) : v ?? "–";
     }
 
     function choose(select, values) {

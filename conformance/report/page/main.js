@@ -9,9 +9,9 @@ const resultsGrid = grid(tables.results, {
     { name: "verdict", label: "verdict", bare: true, show: (i) => badge(tables.results.value("verdict", i)) },
     { name: "case", label: "case", main: true, show: (i) => [caseLink(i), tables.results.value("detail", i) ? h("div", { class: "quiet clip" }, tables.results.value("detail", i)) : ""] },
     { name: "backend", label: "backend" },
-    { name: "budget_used", label: "budget used", number: true },
+    { name: "budget_used", label: "budget used", number: true, unit: share },
     { name: "nmse", label: "NMSE", number: true, wide: true },
-    { name: "seconds", label: "seconds", number: true, wide: true },
+    { name: "seconds", label: "time", number: true, wide: true, unit: duration },
     { name: "row", ...source(tables.results) },
   ],
 });
@@ -39,13 +39,16 @@ const VIEWS = {
   results: ["Results", resultsGrid],
   budgets: ["Budgets", budgetSection],
   speed: ["Speed", speedSection],
+  zoo: ["Zoo", zooSection],
+  phases: ["Phases", phasesSection],
   planted: ["Planted bugs", plantedSection],
   audits: ["Audit", auditSection],
   notrun: ["Not run", notRunSection],
   runs: ["Runs", runsSection],
   case: ["Case", caseSection, "results"],
   missing: ["Cases not run", simple("missing", "Cases that did not run", ["backend", "family", "op", "known"], [["case"], ["backend"], ["known", "known because it"], ["where", "there"]]), "notrun"],
-  units: ["Units", simple("units", "Timed units", ["timed", "unit", "backend", "model"], [["timed", "", "badge"], ["unit"], ["backend"], ["model"], ["rate", "work/s"], ["low"], ["high"], ["rounds"], ["seconds", "seconds of each round", "object"], ["counters", "", "object"], ["memory", "", "object"], ["reason"]]), "speed"],
+  cells: ["Zoo cells", simple("cells", "Runs of the zoo", ["verdict", "backend", "run", "architecture"], [["verdict", "", "badge"], ["architecture"], ["backend"], ["run"], ["nmse", "NMSE"], ["batch", "first batch out of tolerance"], ["nodes"], ["splits"], ["detail"]]), "zoo"],
+  units: ["Units", simple("units", "Timed units", ["timed", "unit", "backend", "model"], [["timed", "", "badge"], ["unit"], ["backend"], ["model"], ["of", "unit of work"], ["rate", "work per second"], ["low"], ["high"], ["rounds"], ["seconds", "seconds of each round", "object"], ["counters", "", "object"], ["memory", "", "object"], ["reason"]]), "speed"],
   gates: ["Gates", simple("gates", "Gates", ["answer", "kind", "unit", "backend"], [["answer", "", "badge"], ["gate"], ["unit"], ["backend"], ["against"], ["limit"], ["estimate"], ["low"], ["high"], ["rounds"], ["detectable"], ["reason"]]), "speed"],
   faults: ["Faults", simple("faults", "Planted faults", ["noticed", "of"], [["noticed", "", "badge"], ["name", "fault"], ["of"], ["by", "noticed by"], ["says"], ["file"], ["old"], ["new"]]), "planted"],
   hunts: ["Hunts", simple("hunts", "Hunts for planted bugs", ["noticed", "planted", "of", "family", "verdict"], [["noticed", "", "badge"], ["fault"], ["of"], ["family", "hunted by"], ["case", "first case that noticed"], ["verdict"], ["says"], ["detail"]]), "planted"],
@@ -68,6 +71,7 @@ function route() {
   }
 }
 
+fillHeader();
 document.getElementById("made").append(
   `Made ${when(report.made)} UTC from ${plural(new Set(report.documents.map((d) => d.file)).size, "file")} with ggml-conformance ${report.version}`);
 document.getElementById("nav").append(...Object.entries(VIEWS).filter(([, v]) => !v[2]).map(([name, [title]]) =>

@@ -3,16 +3,17 @@
 // Counts of one set of results, as conformance/report/matrix.py has them.
 function tally(rows) {
   const t = tables.results;
-  const c = { cases: 0, declared: 0, executed: 0, passed: 0, failed: 0, waived: 0, last: null };
+  const c = { cases: 0, declared: 0, executed: 0, passed: 0, failed: 0, lost: 0, waived: 0, last: null };
   for (const i of rows) {
     const verdict = t.value("verdict", i), taken = t.value("taken", i);
     c.cases++;
-    c.declared += taken !== "refused";
+    c.declared += DECLARED.includes(taken);
+    c.lost += verdict === LOST;
     c.executed += taken === "finished";
     c.passed += PASSED.includes(verdict);
     c.failed += FAILED.includes(verdict);
     c.waived += verdict === "XFAIL";
-    if (taken !== "refused" && (c.last === null || t.written(i) > c.last)) c.last = t.written(i);
+    if (DECLARED.includes(taken) && (c.last === null || t.written(i) > c.last)) c.last = t.written(i);
   }
   return c;
 }
@@ -20,11 +21,26 @@ function tally(rows) {
 // The one word of a cell, its symbol and its colour, and the filter of the rows that it speaks of.
 function standing(c) {
   if (!c.cases) return { word: "not run", look: ["○", "notrun"], filter: null };
-  if (!c.declared) return { word: "unsupported", look: ["⊘", "refused"], filter: {} };
-  if (!c.passed) return { word: "0 %", look: ["✗", "zero"], filter: { taken: DECLARED } };
-  if (c.failed) return { word: `${count(c.failed)} failed`, look: ["✗", "bad"], filter: { verdict: FAILED } };
+  if (c.lost && !c.failed) return { word: `${count(c.lost)} missing`, look: LOOKS[LOST], filter: { verdict: LOST } };
+  if (!c.declared && !c.lost) return { word: "unsupported", look: ["⊘", "refused"], filter: {} };
+  if (!c.passed) return { word: "0 %", look: ["✗", "zero"], filter: { taken: [...DECLARED, LOST] } };
+  if (c.failed) return { word: `${count(c.failed)} failed${c.lost ? `, ${count(c.lost)} missing` : ""}`, look: ["✗", "bad"], filter: { verdict: BAD } };
   if (c.waived) return { word: `${count(c.waived)} known`, look: ["≈", "known"], filter: { verdict: "XFAIL" } };
   return { word: "passed", look: ["✓", "good"], filter: { verdict: PASSED } };
+}
+
+const LOOKING = ["bad", "lost", "zero", "known", "refused", "notrun", "good"];
+
+function worst(looks) {
+  return Math.min(...looks.map((look) => (look === "zero" ? 0 : LOOKING.indexOf(look))), LOOKING.length);
+}
+
+// Backends with a failure first, then those with fewer passes.
+function worstFirst(backends) {
+  const t = tables.results;
+  const of = new Map(backends.map((backend) => [backend, tally(select(t, new URLSearchParams({ backend })))]));
+  const look = (b) => worst([standing(of.get(b)).look[1]]);
+  return [...backends].sort((a, b) => look(a) - look(b) || of.get(b).failed + of.get(b).lost - of.get(a).failed - of.get(a).lost);
 }
 
 function cell(c, filter) {
@@ -49,7 +65,7 @@ function cell(c, filter) {
 function supportSection(root, params) {
   const t = tables.results;
   if (!t.count) return add(root, h("h2", null, "Support"), nothing("conformance"));
-  const backends = t.words("backend");
+  const backends = worstFirst(t.words("backend"));
   const state = { q: params.get("q") || "", state: params.get("state") || "", family: params.get("family") || "" };
   const byOp = new Map();
   for (let i = 0; i < t.count; i++) {
@@ -61,10 +77,10 @@ function supportSection(root, params) {
     const [family, op] = key.split("\n");
     const cells = split(indices, "backend", backends).map(tally);
     return { family, op, indices, cells, words: cells.map((c) => standing(c).look[1]) };
-  }).sort((a, b) => (a.family !== "ops") - (b.family !== "ops") || (a.op < b.op ? -1 : 1));
+  }).sort((a, b) => worst(a.words) - worst(b.words) || (a.family !== "ops") - (b.family !== "ops") || (a.op < b.op ? -1 : 1));
   const body = h("tbody");
   const found = h("p", { class: "found", role: "status" });
-  const states = { bad: "some failed", zero: "0 % passed", known: "known failures", refused: "unsupported", notrun: "not run", good: "passed" };
+  const states = { bad: "some failed", lost: "some missing", zero: "0 % passed", known: "known failures", refused: "unsupported", notrun: "not run", good: "passed" };
   const families = t.words("family");
   add(root,
     h("h2", null, "Support"),
@@ -79,7 +95,7 @@ function supportSection(root, params) {
       pick("state", Object.entries(states))),
     found,
     scroller("Support", h("table", { class: "matrix" },
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, "op or family"), backends.map((b) => h("th", { scope: "col" }, b)))),
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, "op or family"), backends.map((b) => h("th", { scope: "col", title: b }, h("span", { class: "name" }, brief(b)))))),
       body)));
   const settle = roving(body, "a, button");
   show();
@@ -129,12 +145,12 @@ function supportSection(root, params) {
       for (const l of r.lines.splice(1)) l.remove();
       return;
     }
-    const lines = split(r.indices, "type", types(r)).map((indices, k) => {
-      const type = types(r)[k];
-      return h("tr", { class: "type" }, h("th", { scope: "row" }, type || "(no name)"),
-        split(indices, "backend", backends).map((own, b) =>
-          cell(tally(own), { family: r.family, op: r.op, type, backend: backends[b] })));
-    });
+    const rows = split(r.indices, "type", types(r)).map((indices, k) =>
+      ({ type: types(r)[k], cells: split(indices, "backend", backends).map(tally) }));
+    for (const row of rows) row.worst = worst(row.cells.map((c) => standing(c).look[1]));
+    const lines = rows.sort((a, b) => a.worst - b.worst).map(({ type, cells }) =>
+      h("tr", { class: "type" }, h("th", { scope: "row" }, type || "(no name)"),
+        cells.map((c, b) => cell(c, { family: r.family, op: r.op, type, backend: backends[b] }))));
     r.lines[0].after(...lines);
     r.lines.push(...lines);
     lines.forEach((l) => l.querySelectorAll("a, button").forEach((e) => (e.tabIndex = -1)));
@@ -150,21 +166,26 @@ function split(indices, column, words) {
 
 function legend() {
   const entries = [
-    [badge("passed", ["✓", "good"]), "all that it takes"],
     [badge("2 failed", ["✗", "bad"]), "wrong, died, or took what it cannot do"],
+    [badge("2 missing", LOOKS[LOST]), "it was asked, and there is no result"],
     [badge("0 %", ["✗", "zero"]), "it takes them, and none passed"],
     [badge("2 known", ["≈", "known"]), "fail as a waiver says"],
     [badge("unsupported", ["⊘", "refused"]), "it was asked and said no"],
     [badge("not run", ["○", "notrun"]), "nobody asked"],
+    [badge("passed", ["✓", "good"]), "all that it takes"],
   ];
   return h("ul", { class: "legend" }, entries.map(([b, text]) => h("li", null, b, ` ${text}`)));
 }
 
 function nothing(kind) {
-  return h("p", { class: "note" }, badge("not run", LOOKS["not run"]), ` None of the files is of kind “${kind}”: `, COMMANDS[kind] || "");
+  const there = report.documents.filter((d) => d.kind === kind);
+  return h("p", { class: "note" }, badge("not run", LOOKS["not run"]), there.length
+    ? ` ${there.map((d) => d.file).join(", ")}: of kind “${kind}”, but nothing in it: its run was cut off, or was asked for nothing. `
+    : ` None of the files is of kind “${kind}”: `, COMMANDS[kind] || "");
 }
 
 const COMMANDS = {
   conformance: "conform run --json FILE writes one.", perf: "conform perf run --json FILE writes one.",
   planted: "conform planted --json FILE writes one.", audit: "conform audit --json FILE writes one.",
+  zoo: "conform zoo --json FILE writes one.", phases: "conform phases --json FILE writes one.",
 };

@@ -38,7 +38,7 @@ function select(table, params) {
     else between(kept, column.numbers, params.get(key));
   }
   for (const token of (params.get("q") || "").toLowerCase().split(/\s+/)) if (token) holding(kept, table, token);
-  const order = ordered(table, params.get("sort")), found = [];
+  const order = ordered(table, params.get("sort") || table.first), found = [];
   for (let k = 0; k < kept.length; k++) {
     const i = order ? order[k] : k;
     if (kept[i]) found.push(i);
@@ -84,7 +84,7 @@ function ordered(table, sort) {
 function order(column, sign, length) {
   let rank = column.numbers;
   if (!rank) {
-    const place = new Map([...column.words].sort().map((w, k) => [w, k]));
+    const place = new Map((column.state ? ranked(column.words) : [...column.words].sort()).map((w, k) => [w, k]));
     rank = Array.from(column.at, (k) => (k < 0 ? null : place.get(column.words[k])));
   }
   return Array.from({ length }, (_, i) => i).sort((a, b) => {

@@ -5,8 +5,8 @@ function overviewSection(root) {
   add(root, h("h2", null, "Overview"));
   add(root, h("div", { class: "cards" }, cards()));
   if (t.count) add(root, h("h3", null, "Backends"), scroller("Backends", backendsTable()));
+  if (t.count) add(root, h("h3", null, "Failures, by what they have in common"), failures());
   add(root, h("h3", null, "What did not run"), notRunSummary());
-  if (t.count) add(root, h("h3", null, "Failures"), failures());
 }
 
 function cards() {
@@ -15,11 +15,18 @@ function cards() {
   const found = ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS"];
   return [
     card("Failures", r.count ? [figure("results", { verdict: FAILED }), of("results", {}, "results")] : none("conformance")),
+    card("Missing", r.count ? [figure("results", { verdict: LOST }), h("span", { class: "quiet" }, " asked for, no result")] : none("conformance")),
     card("Not run", r.count ? [figure("missing"), h("span", { class: "quiet" }, m.count === 1 ? " case" : " cases")] : none("conformance")),
     card("Planted bugs noticed", hunts.count ? kill() : none("planted")),
     card("Audit findings", audit.count ? [figure("audit", { finding: found }), of("audit", {}, "answers")] : none("audit")),
+    ...(tables.cells.count ? [card("Zoo cells failed", [figure("cells", { verdict: zooBad() }), of("cells", {}, "cells")])] : []),
     card("Gates regressed", gates.count ? [figure("gates", { answer: "regressed" }), of("gates", {}, "gates")] : none("perf")),
   ];
+}
+
+function zooBad() {
+  const bad = tables.cells.words("verdict").filter((v) => !FINE.includes(v));
+  return bad.length ? bad : ["FAIL"];
 }
 
 function card(title, content) {
@@ -47,17 +54,18 @@ function percent(n, all) {
 
 function backendsTable() {
   const t = tables.results;
-  const heads = ["backend", "", "cases", "declared", "executed", "passed", "failed", "known failures", "unsupported", "not run"];
+  const heads = ["backend", "", "failed", "missing", "known failures", "unsupported", "not run", "passed", "executed", "declared", "cases"];
   return h("table", { class: "plain" },
     h("thead", null, h("tr", null, heads.map((x, k) => h("th", { scope: "col", class: k > 1 ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
-    h("tbody", null, t.words("backend").map((backend) => {
+    h("tbody", null, worstFirst(t.words("backend")).map((backend) => {
       const c = tally(select(t, new URLSearchParams({ backend })));
       const { word, look, filter } = standing(c);
-      const cells = [{}, { taken: DECLARED }, { taken: "finished" }, { verdict: PASSED }, { verdict: FAILED }, { verdict: "XFAIL" }, { verdict: "UNSUPPORTED" }];
+      const before = [{ verdict: FAILED }, { verdict: LOST }, { verdict: "XFAIL" }, { verdict: "UNSUPPORTED" }];
+      const after = [{ verdict: PASSED }, { taken: "finished" }, { taken: DECLARED }, {}];
+      const cells = (filters) => filters.map((f) => h("td", { class: "number" }, figure("results", { backend, ...f })));
       return h("tr", null, h("th", { scope: "row" }, backend),
         h("td", null, rowsLink("results", { backend, ...filter }, badge(word, look), `${word}: show the rows`)),
-        cells.map((f) => h("td", { class: "number" }, figure("results", { backend, ...f }))),
-        h("td", { class: "number" }, figure("missing", { backend })));
+        cells(before), h("td", { class: "number" }, figure("missing", { backend })), cells(after));
     })));
 }
 
@@ -65,18 +73,47 @@ function failures() {
   const t = tables.results;
   const rows = select(t, new URLSearchParams(FAILED.map((v) => ["verdict", v])));
   if (!rows.length) return h("p", null, badge("no failure", ["✓", "good"]), " among ", figure("results", { taken: DECLARED }), " cases that the backends take.");
+  const groups = new Map();
+  for (const i of rows) {
+    const key = `${t.value("verdict", i)}\n${t.value("cause", i)}`;
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(i);
+  }
+  const ordered = [...groups.values()].sort((a, b) => RANKS.indexOf(t.value("verdict", a[0])) - RANKS.indexOf(t.value("verdict", b[0])) || b.length - a.length);
+  const before = new Map();
+  const shown = ordered.filter(([i]) => {
+    const verdict = t.value("verdict", i);
+    before.set(verdict, (before.get(verdict) || 0) + 1);
+    return before.get(verdict) <= GROUPS;
+  });
   return [
-    h("ul", { class: "stories" }, rows.slice(0, 12).map((i) => h("li", null,
-      badge(t.value("verdict", i)), " ", caseLink(i), ` on ${t.value("backend", i)}`, h("p", { class: "story" }, t.value("detail", i))))),
-    rows.length > 12 ? h("p", null, rowsLink("results", { verdict: FAILED }, `All ${plural(rows.length, "failure")}`)) : "",
+    h("ul", { class: "stories" }, shown.map(groupItem)),
+    h("p", null, rowsLink("results", { verdict: FAILED }, `All ${plural(rows.length, "failure")}`), ` in ${plural(groups.size, "group")}${groups.size > shown.length ? `, the ${GROUPS} largest of each verdict here` : ""}.`),
   ];
+}
+
+const GROUPS = 10;
+
+// Failures alike: their number, why, which ops and backends they are of, and one to begin with.
+function groupItem(rows) {
+  const t = tables.results, i = rows[0], verdict = t.value("verdict", i), cause = t.value("cause", i);
+  const counted = (column) => {
+    const counts = new Map();
+    for (const k of rows) counts.set(t.value(column, k), (counts.get(t.value(column, k)) || 0) + 1);
+    const all = [...counts].sort((a, b) => b[1] - a[1]);
+    return all.slice(0, 6).map(([name, n]) => (counts.size > 1 ? `${name} ${count(n)}` : name)).join(", ") + (all.length > 6 ? ` and ${all.length - 6} more` : "");
+  };
+  return h("li", null,
+    badge(verdict), " ", h("strong", null, figure("results", { verdict, cause })), rows.length === 1 ? " case" : " cases", ` of ${counted("op")} on ${counted("backend")}`,
+    h("p", { class: "story clip4", title: rows.length > 1 ? cause : null }, rows.length > 1 ? cause || "no detail" : t.value("detail", i) || "no detail"),
+    h("p", { class: "quiet" }, rows.length > 1 ? "such as " : "", caseLink(i)));
 }
 
 // What did not run, in plain sight: one line each, with the reason.
 function notRunSummary() {
   const lines = [];
   const note = (word, ...rest) => lines.push(h("li", null, badge(word, LOOKS[word]), " ", rest));
-  for (const kind of ["conformance", "perf", "planted", "audit"]) {
+  for (const kind of ["conformance", "perf", "planted", "audit", "zoo", "phases"]) {
     if (!report.documents.some((d) => d.kind === kind)) note("not run", `${kind}: none of the files. ${COMMANDS[kind]}`);
   }
   for (const [backend, why] of Object.entries(report.unavailable)) note("not run", h("strong", null, backend), `: not available: ${why}`);
@@ -165,9 +202,10 @@ function auditSection(root) {
 function runsSection(root) {
   add(root, h("h2", null, "Runs"), h("p", { class: "about" }, "The files that this page is made of. ", report.superseded ? `${plural(report.superseded, "older result")} of cases that ran again ${report.superseded === 1 ? "is" : "are"} not shown.` : ""));
   add(root, scroller("Runs", h("table", { class: "plain" },
-    h("thead", null, h("tr", null, ["file", "kind", "run", "written (UTC)", "rows", "machine", "versions"].map((x) => h("th", { scope: "col" }, x)))),
+    h("thead", null, h("tr", null, ["file", "kind", "run", "written (UTC)", "commit", "CI job", "rows", "machine", "versions"].map((x) => h("th", { scope: "col" }, x)))),
     h("tbody", null, report.documents.map((d) => h("tr", null,
       h("th", { scope: "row" }, d.file), h("td", null, d.kind), h("td", null, h("code", null, d.run)), h("td", null, when(d.written)),
+      h("td", null, commitText(d.environment) || "–"), h("td", null, d.environment.ci ? outside(String(d.environment.ci)) : "–"),
       h("td", null, Object.entries(d.lists).map(([k, n]) => `${count(n)} ${k}`).join(", ")),
       h("td", null, machineText(d.environment)), h("td", null, Object.entries(d.environment.packages || {}).map(([k, v]) => `${k} ${v ?? "–"}`).join(", "))))))));
   const waivers = report.documents.flatMap((d) => d.waivers.map((w) => `${d.file}: ${w}`));

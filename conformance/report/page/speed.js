@@ -35,16 +35,15 @@ function series(unit, model, machine, rows) {
   const times = [...new Set(rows.map((i) => t.written(i)))].sort();
   const backends = [...new Set(rows.map((i) => t.value("backend", i)))];
   const drawn = rows.filter((i) => t.value("rate", i) !== null);
-  const width = 360, height = 150, left = 44, right = 12, top = 12;
+  const width = 360, height = 150, left = 52, right = 12, top = 12;
   const ends = drawn.flatMap((i) => ["rate", "low", "high"].map((c) => t.value(c, i)).filter((v) => v !== null));
-  const most = Math.max(...ends), least = Math.min(...ends), room = (most - least || most) * 0.25;
-  const high = most + room, low = Math.max(0, least - room);
+  const low = 0, high = above(Math.max(0, ...ends));
   const x = (i) => left + (width - left - right) * (times.length > 1 ? times.indexOf(t.written(i)) / (times.length - 1) : 0.5);
   const y = (v) => top + height * (1 - (v - low) / (high - low || 1));
   const of = rows.length ? t.value("of", rows[0]) : "";
   const parts = [0, 0.5, 1].map((f) => low + (high - low) * f).map((v, k) => [
-    s("line", { x1: left, x2: width - right, y1: y(v), y2: y(v), class: k || low ? "rule" : "base" }),
-    s("text", { x: left - 6, y: y(v) + 3, class: "axis end" }, number(v))]);
+    s("line", { x1: left, x2: width - right, y1: y(v), y2: y(v), class: k ? "rule" : "base" }),
+    s("text", { x: left - 6, y: y(v) + 3, class: "axis end" }, k ? pace(v, of).replace(/ ?(\S+)\/s$/, of === "bytes" ? "$1" : "") : "0")]);
   backends.forEach((b, k) => {
     const own = drawn.filter((i) => t.value("backend", i) === b).sort((p, q) => (t.written(p) < t.written(q) ? -1 : 1));
     const shift = times.length > 1 ? 0 : (k - (backends.length - 1) / 2) * 26;
@@ -63,21 +62,28 @@ function series(unit, model, machine, rows) {
   roving(svg, "a");
   const changes = report.changes.filter((c) => c.unit === unit && c.model === model && c.machine === machine);
   return h("figure", { class: "panel" },
-    h("figcaption", null, h("strong", null, unit), h("span", { class: "quiet" }, ` ${model} · ${of}/s · machine ${machine}`)),
+    h("figcaption", null, h("strong", null, unit), h("span", { class: "quiet" }, ` ${model} · ${of === "bytes" ? "bytes" : of} per second, from zero · machine ${machine}`)),
     drawn.length ? svg : "",
     h("table", { class: "plain" }, h("tbody", null, backends.map((b, k) => latest(rows, b, k)))),
     changes.length ? h("ul", { class: "changes" }, changes.map((c) => h("li", null, changeText(c)))) : "");
 }
 
+// A round number that a chart may end with: the largest of it stands in its upper part, and its half is round too.
+function above(x) {
+  const decade = 10 ** Math.floor(Math.log10(x || 1));
+  return decade * ([1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10].find((f) => f * decade >= x * 1.05) || 12);
+}
+
 function changeText(c) {
   const percent = `${c.change > 0 ? "+" : "−"}${number(Math.abs(c.change) * 100, 2)} %`;
-  return `${c.change > 0 ? "▲" : "▼"} change point ${c.written.slice(0, 10)} on ${c.backend}: ${percent} (${number(c.before)} before, ${number(c.after)} after; run ${c.run.slice(0, 8)})`;
+  return `${c.change > 0 ? "▲" : "▼"} change point ${c.written.slice(0, 10)} on ${c.backend}: ${percent} (${pace(c.before, c.of)} before, ${pace(c.after, c.of)} after; run ${c.run.slice(0, 8)})`;
 }
 
 function point(i, px, y, k) {
   const t = tables.units;
   const [rate, low, high] = ["rate", "low", "high"].map((c) => t.value(c, i));
-  const text = `${t.value("backend", i)}: ${number(rate)}${low === null ? "" : ` (${number(low)} to ${number(high)})`}, ${when(t.written(i))}; ${sourceText(t, i)}`;
+  const of = t.value("of", i);
+  const text = `${t.value("backend", i)}: ${pace(rate, of)}${low === null ? "" : ` (${pace(low, of)} to ${pace(high, of)})`}, ${when(t.written(i))}; ${sourceText(t, i)}`;
   return s("a", { href: unitLink(i), "aria-label": text, class: `c${k % 6}` }, s("title", null, text),
     low === null ? "" : s("path", { d: `M${px - 3},${y(low)}h6M${px},${y(low)}V${y(high)}M${px - 3},${y(high)}h6`, class: "interval" }),
     s("path", { d: MARKS[k % MARKS.length], transform: `translate(${px},${y(rate)}) scale(.7)`, class: "mark" }));
@@ -89,6 +95,12 @@ function unitLink(i) {
   return link("units", Object.fromEntries(names.map((n) => [n, t.value(n, i)])));
 }
 
+// An interval; its unit once where both ends have the same.
+function between_(low, high, of) {
+  const [a, b] = [pace(low, of), pace(high, of)], unit = / .*$/;
+  return a.match(unit)[0] === b.match(unit)[0] ? `${a.replace(unit, "")} to ${b.replace(unit, "")}` : `${a} to ${b}`;
+}
+
 function latest(rows, backend, k) {
   const t = tables.units;
   const i = rows.filter((r) => t.value("backend", r) === backend).sort((a, b) => (t.written(a) < t.written(b) ? 1 : -1))[0];
@@ -97,5 +109,5 @@ function latest(rows, backend, k) {
   return h("tr", null, h("th", { scope: "row" }, mark, ` ${backend}`),
     h("td", { class: "number" }, rate === null
       ? h("a", { href: unitLink(i), class: "figure" }, badge("not timed", LOOKS["not timed"]))
-      : [h("a", { href: unitLink(i), class: "figure" }, number(rate)), t.value("low", i) === null ? "" : h("span", { class: "quiet" }, ` ${number(t.value("low", i))}–${number(t.value("high", i))}`)]));
+      : [h("a", { href: unitLink(i), class: "figure" }, pace(rate, t.value("of", i))), t.value("low", i) === null ? "" : h("span", { class: "quiet" }, ` ${between_(t.value("low", i), t.value("high", i), t.value("of", i))}`)]));
 }

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from conformance.cgraph.case import JSON
-from conformance.check.verdict import Result
+from conformance.check.verdict import FAILURES, Result, Verdict
 from conformance.perf.history_rows import interval
+from conformance.report import told
+from conformance.report.causes import cause
 from conformance.report.matrix import OPS, Cell, operation
 from conformance.report.runfile import Document
 from conformance.report.runs import Row, Runs
@@ -19,6 +21,8 @@ Fields = Mapping[str, JSON]
 
 TAKEN = ("refused", "begun, not finished", "finished")
 """What a backend did with a case: said no; said yes and gave no answer; said yes and answered, right or wrong."""
+LOST = "missing"
+"""Where a verdict stands, of a case that a backend was asked for and that has no result; and what was done with it."""
 
 
 def subject(case_id: str) -> tuple[str, str, str]:
@@ -36,8 +40,12 @@ def subject(case_id: str) -> tuple[str, str, str]:
 
 
 def results(runs: Runs) -> JSON:
-    """One row per case, backend and kind of machine: the newest."""
-    rows = [r.value for r in runs.results]
+    """One row per case, backend and kind of machine: the newest; then those that were asked for and have no result."""
+    lost = [Row(Result(m.value["case"], m.value["backend"], Verdict.FAIL, detail=m.value["reason"]), m.document, m.place)
+            for m in runs.missing]  # fmt: skip
+    every = [*runs.results, *lost]
+    rows = [r.value for r in every]
+    none = [None] * len(lost)
     subjects = {r.case: subject(r.case) for r in rows}
     texts: dict[str, Callable[[Result], str | None]] = {
         "case": lambda r: r.case,
@@ -45,7 +53,6 @@ def results(runs: Runs) -> JSON:
         "op": lambda r: subjects[r.case][1],
         "type": lambda r: subjects[r.case][2],
         "backend": lambda r: r.backend,
-        "verdict": lambda r: str(r.verdict),
         "waived": lambda r: None if r.waived is None else str(r.waived),
         "fresh": lambda r: "fresh" if r.fresh else None,
         "detail": lambda r: r.detail,
@@ -58,13 +65,18 @@ def results(runs: Runs) -> JSON:
         "seconds": lambda r: r.seconds,
         "steps": lambda r: r.steps,
     }
+    ran = [r.value for r in runs.results]
     return _table(
-        runs.results,
+        every,
         runs.documents,
         {
             **{k: words(map(get, rows)) for k, get in texts.items()},
-            **{k: numbers(map(get, rows)) for k, get in amounts.items()},
-            "taken": words(map(_taken, runs.results)),
+            **{k: numbers([*map(get, ran), *none]) for k, get in amounts.items()},
+            "verdict": words([*(str(r.verdict) for r in ran), *(LOST for _ in lost)]),
+            "taken": words([*map(_taken, runs.results), *(LOST for _ in lost)]),
+            "cause": words(
+                [*(cause(r) if r.verdict in FAILURES else None for r in ran), *(r.value.detail for r in lost)]
+            ),
             "witness": objects(r.witness for r in rows),
             "first_divergence": objects(r.first_divergence for r in rows),
         },
@@ -183,6 +195,37 @@ def gates(runs: Runs) -> JSON:
     )
 
 
+def zoo(runs: Runs) -> JSON:
+    """One row per architecture, device and run of llama.cpp."""
+    rows = told.zoo(runs)
+    texts = ("architecture", "backend", "run", "verdict", "detail")
+    return _table(
+        rows,
+        runs.documents,
+        {
+            **{k: words(_text(r.value, k) or "" for r in rows) for k in texts},
+            **{k: numbers(_number(r.value, k) for r in rows) for k in ("nmse", "batch", "nodes", "splits")},
+        },
+    )
+
+
+def phases(runs: Runs) -> JSON:
+    """One row per phase of a decoder on a backend; without a rate where it could not be had, and why."""
+    rows = told.phases(runs)
+    texts = ("backend", "model", "name", "reason")
+    return _table(
+        rows,
+        runs.documents,
+        {
+            **{k: words(_text(r.value, k) for r in rows) for k in texts},
+            "timed": words("timed" if _number(r.value, "tokens_per_second") else "not timed" for r in rows),
+            **{k: numbers(_number(r.value, k) for r in rows)
+               for k in ("tokens", "tokens_per_second", "seconds", "watts", "joules_per_token", "splits")},
+            "shares": objects(v if isinstance(v := r.value.get("shares"), dict) else None for r in rows),
+        },
+    )  # fmt: skip
+
+
 def _table(rows: Sequence[Row[T]], documents: Sequence[Document], columns: Mapping[str, JSON]) -> JSON:
     """`count`, `columns`, and per row the index of its document and its place there: `results` and 17."""
     index = {d.digest: i for i, d in enumerate(documents)}
@@ -201,7 +244,7 @@ def _table(rows: Sequence[Row[T]], documents: Sequence[Document], columns: Mappi
 def _place(place: str) -> tuple[str, int | None]:
     """`results[17]` taken apart; a place without a number, as a history has it, is a name only."""
     name, bracket, row = place.removesuffix("]").rpartition("[")
-    return (name, int(row)) if bracket else (place, None)
+    return (name, int(row)) if bracket and row.isdecimal() else (place, None)
 
 
 def _text(row: Fields, key: str) -> str | None:

@@ -1,0 +1,109 @@
+// The head of the page: whether all is well, what is missing, and what was run where.
+
+const MOST_NAMED = 5;
+const FEW = 0.1;
+
+// What speaks against the runs, gravest first, and what needs a look though nothing failed.
+function standingOfAll() {
+  const { results: r, gates, hunts, faults, audit, cells: zoo } = tables;
+  const n = (t, filter) => select(t, new URLSearchParams(link("", filter).slice(2))).length;
+  const bad = [], look = [], seen = report.documents.some((d) => d.kind === "conformance");
+  const tell = (list, k, text, href) => k && list.push([`${count(k)} ${k === 1 ? text.replace(/\b(gate|cell|finding|bug|waiver|case)s\b/, "$1") : text}`, href]);
+  tell(bad, n(r, { verdict: FAILED, fresh: "none" }), "failed", link("results", { verdict: FAILED, fresh: "none" }));
+  tell(bad, n(r, { verdict: LOST }), "missing", link("results", { verdict: LOST }));
+  tell(bad, report.unlisted.reduce((sum, [, , k]) => sum + k, 0), "asked for, without a result or a name", "#runs");
+  if (seen && !n(r, { taken: DECLARED })) bad.push(["nothing was executed", "#notrun"]);
+  for (const backend of seen ? r.words("backend") : []) {
+    const c = tally(select(r, new URLSearchParams({ backend })));
+    if (!c.passed && n(r, { taken: DECLARED })) bad.push([`${brief(backend)} passed nothing`, link("results", { backend })]);
+    else if (c.cases && c.declared < FEW * c.cases) look.push([`${brief(backend)} takes ${count(c.declared)} of ${plural(c.cases, "case")}`, link("results", { backend })]);
+  }
+  for (const d of report.documents) for (const b of Object.keys(d.asked || {})) {
+    if (d.asked[b] && d.kind === "conformance" && !r.words("backend").includes(b)) bad.push([`${brief(b)} has no result`, "#runs"]);
+  }
+  tell(bad, n(gates, { answer: "regressed" }), "gates regressed", link("gates", { answer: "regressed" }));
+  tell(bad, n(zoo, { verdict: zooBad() }), "zoo cells failed", "#zoo");
+  tell(bad, n(audit, { finding: ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS"] }), "audit findings", link("audit", { finding: ["OVERCLAIM", "UNSOUND", "UNDERCLAIM", "XPASS"] }));
+  if (hunts.count) tell(bad, n(faults, { noticed: ["not noticed", "not hunted"] }), "planted bugs not noticed", "#planted");
+  tell(bad, report.documents.reduce((sum, d) => sum + d.waivers.length, 0), "waivers that fail a run", "#runs");
+  tell(look, n(r, { verdict: FAILED, fresh: "fresh" }), "fresh cases failed, filed", link("results", { verdict: FAILED, fresh: "fresh" }));
+  tell(look, n(gates, { answer: ["undecided", "not run"] }), "gates undecided or not run", link("gates", { answer: ["undecided", "not run"] }));
+  if (!r.count && !gates.count && !hunts.count && !audit.count && !zoo.count) look.push(["nothing here can pass or fail", "#runs"]);
+  return { bad, look };
+}
+
+function fillHeader() {
+  const { bad, look } = standingOfAll();
+  const t = tables.results;
+  const [word, kind] = bad.length ? ["✗ Not fine", "bad"] : look.length ? ["? Needs a look", "unsure"] : ["✓ Fine", "good"];
+  const told = [...bad, ...look];
+  const passed = select(t, new URLSearchParams(PASSED.map((v) => ["verdict", v]))).length;
+  const headline = document.getElementById("headline");
+  headline.className = `headline ${kind}`;
+  add(headline, h("strong", null, word), told.slice(0, MOST_NAMED).map(([text, href]) => [" ", h("a", { href }, text), h("span", null, ",")]),
+    told.length > MOST_NAMED ? ` and ${count(told.length - MOST_NAMED)} more,` : "",
+    t.count ? [" ", h("a", { href: link("results", { verdict: PASSED }) }, `${count(passed)} of ${plural(t.count, "case")} passed`)] : "");
+  if (!t.count) headline.querySelector("span:last-of-type")?.remove();
+  fillLost();
+  fillOrigin();
+}
+
+// What was asked for and has no result stands above everything else, in every view.
+function fillLost() {
+  const t = tables.results, rows = select(t, new URLSearchParams({ verdict: LOST }));
+  if (!rows.length && !report.unlisted.length) return;
+  const counts = new Map();
+  for (const i of rows) counts.set(t.value("backend", i), (counts.get(t.value("backend", i)) || 0) + 1);
+  const total = rows.length + report.unlisted.reduce((sum, [, , n]) => sum + n, 0);
+  const list = h("ul", { class: "stories" });
+  const details = h("details", {
+    ontoggle: () => {
+      if (details.open && !list.childNodes.length) add(list, rows.slice(0, 200).map((i) => h("li", null, caseLink(i), ` on ${t.value("backend", i)}: `, h("span", { class: "quiet" }, t.value("detail", i) || "no reason is known"))),
+        rows.length > 200 ? h("li", null, rowsLink("results", { verdict: LOST }, `All ${count(rows.length)}`)) : "");
+    },
+  }, h("summary", null, "Which ones"), list);
+  add(document.getElementById("lost"), h("section", { class: "banner", role: "alert" },
+    h("p", null, h("strong", null, `! ${plural(total, "case is", "cases are")} missing`), ": asked for, and without a result. Nothing is known of them; these runs are not complete."),
+    h("ul", null,
+      [...counts].map(([backend, n]) => h("li", null, rowsLink("results", { verdict: LOST, backend }, count(n)), ` on ${backend}${asked(backend)}`)),
+      report.unlisted.map(([file, backend, n]) => h("li", null, `${count(n)} on ${backend}: ${file} does not say which`))),
+    rows.length ? details : ""));
+}
+
+function asked(backend) {
+  const n = report.documents.reduce((sum, d) => sum + (Number.isInteger(d.asked?.[backend]) ? d.asked[backend] : 0), 0);
+  return n ? ` of ${count(n)} asked for` : "";
+}
+
+// What was run where: each thing once, with the number of files that say it where they do not all.
+function fillOrigin() {
+  const kinds = [
+    ["commit", (d) => commitText(d.environment)],
+    ["CI job", (d) => (d.environment.ci ? String(d.environment.ci) : "")],
+    ["run", (d) => d.run.slice(0, 8)],
+    ["machine", (d) => machineText(d.environment)],
+    ["settings", (d) => settingsText(d.environment.settings)],
+    ["waivers", (d) => settingsText(d.environment.waivers)],
+  ];
+  const rows = [];
+  for (const [name, of] of kinds) {
+    const found = [...new Set(report.documents.map(of).filter(Boolean))];
+    if (!found.length && ["commit", "CI job"].includes(name)) rows.push([name, h("span", null, "not said by these files")]);
+    if (!found.length) continue;
+    const shown = found.slice(-3).map((text, k) => [k ? ", " : "", name === "CI job" ? outside(text) : name === "machine" || name === "settings" || name === "waivers" ? text : h("code", null, text)]);
+    rows.push([name, [shown, found.length > 3 ? [" and ", h("a", { href: "#runs" }, `${count(found.length - 3)} more`)] : ""]]);
+  }
+  // folded on a phone, where it would push everything else down
+  add(document.getElementById("origin"), h("details", { open: innerWidth > 640 }, h("summary", null, "What was run, and where"),
+    h("dl", { class: "origin" }, rows.map(([k, v]) => h("div", null, h("dt", null, k), h("dd", null, v))))));
+}
+
+function commitText(e) {
+  const commit = e.commit ? String(e.commit).slice(0, 12) : "";
+  return [commit, e.branch ? `${commit ? "on " : "branch "}${e.branch}` : ""].filter(Boolean).join(" ");
+}
+
+function settingsText(v) {
+  if (v === null || v === undefined || v === "") return "";
+  return typeof v === "string" ? v : show(v) === "–" ? "" : show(v);
+}

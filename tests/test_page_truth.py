@@ -1,0 +1,366 @@
+"""The report's page tells the truth first: what failed or is missing stands above what passed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import made_runs
+import pytest
+from browser import VIEWS, Driver, ask, go, look
+from click.testing import CliRunner
+from run_files import document, head, result, written_to
+
+from conformance.cgraph.graph import Graph
+from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor, new_tensor
+from conformance.cgraph.types import F32
+from conformance.cli import main
+from conformance.report.causes import ORDER
+from conformance.report.graphview import BOX_HEIGHT, BOX_WIDTH, svg
+from conformance.report.page import page
+from conformance.report.runs import Runs, read_runs
+from conformance.report.told import missing, unlisted
+
+pytest_plugins = ("page_fixtures",)
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'\u202eevil"
+A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
+NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+Open = Callable[..., None]
+
+
+@pytest.fixture
+def opened(browser: Driver, tmp_path: Path) -> Open:
+    """Open the page of some documents."""
+
+    def show(*documents: Any, view: str = "overview") -> None:  # noqa: ANN401  # JSON
+        paths = [written_to(tmp_path / f"{i}.json", d) for i, d in enumerate(documents)]
+        html = page(read_runs(paths), now=NOW)
+        (tmp_path / "index.html").write_text(html, encoding="utf-8")
+        look(browser)
+        browser.get("about:blank")
+        browser.get(f"{(tmp_path / 'index.html').as_uri()}#{view}")
+
+    return show
+
+
+def _lost(*pairs: tuple[str, str], rows: Any = ((A, "x", "PASS"),), **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A run that lost some of its pairs."""
+    lost = [{"case": case, "backend": backend, "reason": "its worker ended"} for case, backend in pairs]
+    return {**document(list(rows)), "missing": lost, **more}
+
+
+def _headline(browser: Driver) -> tuple[str, str]:
+    text, kind = ask(browser, "const e = document.querySelector('#headline'); return [e.innerText, e.className]")
+    return text, kind.removeprefix("headline ")
+
+
+def test_missing_is_a_banner_and_a_count(opened: Open, browser: Driver) -> None:
+    """Pairs without a result are a red banner in every view, with counts per backend and the list on demand."""
+    opened(_lost((B, "x"), (A, "y"), (B, "y"), asked={"x": 2, "y": 2}))
+    text, kind = _headline(browser)
+    assert kind == "bad"
+    assert "3 missing" in text
+    for view in ("overview", "results", "runs"):
+        go(browser, view)
+        banner = ask(browser, "return document.querySelector('.banner').innerText")
+        assert "3 cases are missing" in banner
+        assert "1 on x of 2 asked for" in banner
+        assert "2 on y of 2 asked for" in banner
+    assert ask(browser, "return document.querySelector('.banner').getAttribute('role')") == "alert"
+    listed = ask(
+        browser,
+        """document.querySelector('.banner summary').click();
+        while (!all('.banner .stories li').length) await new Promise(requestAnimationFrame);
+        return all('.banner .stories li').map((e) => e.innerText)""",
+    )
+    assert listed == [f"{B} on x: its worker ended", f"{A} on y: its worker ended", f"{B} on y: its worker ended"]
+    go(browser, "overview")
+    cards = dict(c.split("\n", 1) for c in ask(browser, "return all('.card').map((c) => c.innerText)"))
+    assert cards["Missing"].strip().startswith("3 ")
+    go(browser, "support")
+    words = ask(browser, "return cells().map((c) => [c.op, c.type, c.backend, c.word])")
+    assert ["MUL", None, "y", "1 missing"] in words
+    go(browser, "results?verdict=missing")
+    assert ask(browser, "return found()") == 3
+
+
+def test_what_is_missing_is_forgotten_only_with_a_newer_result(tmp_path: Path) -> None:
+    """A pair that a newer run on the same kind of machine has a result of is not missing; an older result is none."""
+
+    def left(lost: str, ran: str, machine: str = "m1") -> int:
+        old = _lost((A, "x"), rows=[], written=lost)
+        new = document([(A, "x", "PASS")], written=ran, machine=machine)
+        return len(missing(read_runs([written_to(tmp_path / "1.json", old), written_to(tmp_path / "2.json", new)])))
+
+    assert left("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z") == 0
+    assert left("2026-01-03T00:00:00Z", "2026-01-02T00:00:00Z") == 1
+    assert left("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "m2") == 1
+
+
+def test_asked_for_and_not_named_is_missing_too(opened: Open, browser: Driver, tmp_path: Path) -> None:
+    """A run that asked for more than it has results of, and names none of the others, is not green."""
+    made = _lost(asked={"x": 1223, "y": 5})
+    opened(made)
+    text, kind = _headline(browser)
+    assert kind == "bad"
+    assert "1,227 cases are missing" in ask(browser, "return document.querySelector('.banner').innerText")
+    assert "y has no result" in text
+    assert [n for _, _, n in unlisted(read_runs([written_to(tmp_path / "u.json", made)]))] == [1222, 5]
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "says"),
+    [
+        ([(A, "x", "PASS"), (B, "x", "XFAIL:CRASH")], "good", "1 of 2 cases passed"),
+        ([], "bad", "nothing was executed"),
+        ([(A, "x", "UNSUPPORTED")], "bad", "nothing was executed"),
+        ([(A, "x", "PASS"), (A, "y", "UNSUPPORTED")], "bad", "y passed nothing"),
+        ([(A, "x", "PASS"), (B, "x", "FAIL")], "bad", "1 failed"),
+        ([(f"{A}{i}", "x", "UNSUPPORTED" if i else "PASS") for i in range(690)], "unsure", "x takes 1 of 690 cases"),
+    ],
+)
+def test_the_headline_is_green_only_where_all_is_well(
+    opened: Open, browser: Driver, rows: list[tuple[str, str, str]], kind: str, says: str
+) -> None:
+    """Green is said of runs in which each backend passed something and nothing failed, is missing or hardly ran."""
+    opened({**document(rows), "asked": {}, "missing": []})
+    text, found = _headline(browser)
+    assert (found, says in text) == (kind, True), text
+
+
+def test_documents_of_before_still_open(opened: Open, browser: Driver) -> None:
+    """A run file without asked, missing, commit or CI job is shown as it was, and says that they are not known."""
+    opened(document([(A, "x", "PASS")]))
+    assert _headline(browser)[1] == "good"
+    assert ask(browser, "return all('.banner').length") == 0
+    origin = ask(browser, "return document.querySelector('#origin').innerText")
+    assert "commit not said by these files" in " ".join(origin.split())
+    for view in VIEWS:
+        go(browser, view)
+        assert ask(browser, "return all('main h2').length") == 1
+
+
+def test_odd_keys_of_a_stranger_are_passed_over(opened: Open, browser: Driver) -> None:
+    """Whatever stands where pairs, counts, cells and phases are expected, the page opens."""
+    odds: tuple[Any, ...] = (None, 5, "x", [5, None, {}], {"x": "y", "z": True})
+    for odd in odds:
+        zoo = {**head("zoo"), "results": odd}
+        opened({**document([(A, "x", "PASS")]), "asked": odd, "missing": odd}, zoo, {**head("phases"), "backends": odd})
+        assert ask(browser, "return document.documentElement.dataset.ready") == "yes", odd
+
+
+def test_failures_come_first_everywhere(at: Driver) -> None:
+    """Results, choices of a filter, the matrix and the table of backends begin with what failed; PASS comes last."""
+    go(at, "results")
+    words = [str(v) for v in ORDER]
+    first = ask(at, "return all('.rows tbody .badge').map((e) => e.textContent.slice(2))")
+    assert first[0] == "FAIL"
+    assert first == sorted(first, key=words.index)
+    chosen = ask(at, "return [...chooser('verdict').options].map((o) => o.value).slice(1)")
+    assert chosen == [w for w in words if w in chosen]
+    go(at, "support")
+    looks = ask(at, "return all('.matrix tbody tr').map((tr) => Boolean(tr.querySelector('.bad, .zero, .lost')))")
+    assert looks == sorted(looks, reverse=True)
+    assert looks[0]
+    assert not looks[-1]
+    go(at, "zoo")
+    bad = ask(at, "return all('.matrix tbody tr').map((tr) => Boolean(tr.querySelector('.bad')))")
+    assert bad == sorted(bad, reverse=True)
+
+
+def test_the_order_of_verdicts_is_one() -> None:
+    """The page's order of verdicts is that of the other reports, and `missing` stands right before the known ones."""
+    script = Path(page.__code__.co_filename).with_name("data.js").read_text(encoding="utf-8")
+    ranks = json.loads(script.partition("const RANKS = ")[2].partition(";")[0])
+    assert [w for w in ranks if w in {str(v) for v in ORDER}] == [str(v) for v in ORDER]
+    assert ranks.index("XPASS") < ranks.index("missing") < ranks.index("XFAIL")
+
+
+def test_failures_alike_are_one_entry(opened: Open, browser: Driver) -> None:
+    """Hundreds of failures of one reason are one entry of the overview, whose figure leads to all of them."""
+    rows = [result(f"ops/ADD-f32-a={i}@1", "x", "FAIL", detail=f"step {i}: ADD node_{i} is off") for i in range(300)]
+    rows += [result(f"ops/MUL-f32-a={i}@1", "x", "CRASH", detail="died") for i in range(3)]
+    opened(document(rows))
+    told = ask(browser, "return all('.stories strong a').map((a) => [a.textContent, a.getAttribute('href')])")
+    assert [text for text, _ in told] == ["300", "3"]
+    assert ask(browser, "return wrongFigures(given[0])", told) == []
+
+
+@pytest.mark.parametrize(
+    "link", ["javascript:alert(1)", "data:text/html,x", f"https://x/{HOSTILE}", "//x", "https://[x"]
+)
+def test_what_an_environment_says_is_text(opened: Open, browser: Driver, link: str) -> None:
+    """Commit, branch, settings and CI job are shown as they are; only a plain web address becomes a link."""
+    made = _lost((f"ops/{HOSTILE}", HOSTILE))
+    said = {"commit": HOSTILE, "branch": HOSTILE, "ci": link, "settings": {HOSTILE: HOSTILE}}
+    made["environment"] |= {**said, "waivers": [HOSTILE], "cpu": HOSTILE}
+    opened(made)
+    for view in ("overview", "runs"):
+        go(browser, view)
+        assert ask(browser, "return all('img, main script, header script').length") == 0
+        out = ask(browser, "return all('a').map((a) => a.getAttribute('href')).filter((x) => !x.startsWith('#'))")
+        assert out == []
+        text = ask(browser, "return document.body.innerText")
+        assert "<img src=x" in text
+        assert "\u202e" not in text
+        assert "\\u202e" in text
+
+
+def test_the_top_says_what_was_run(opened: Open, browser: Driver) -> None:
+    """Commit, branch, CI job, run, machine, settings and waivers stand at the top of every view."""
+    made = document([(A, "x", "PASS")])
+    ci = "https://ci.example/jobs/7?x=1"
+    made["environment"] |= {"commit": "ab" * 20, "branch": "main", "ci": ci}
+    made["environment"] |= {"settings": {"precision": "default"}, "waivers": "ci/waivers/x.toml"}
+    opened(made, view="results")
+    text = " ".join(ask(browser, "return document.querySelector('#origin').innerText").split())
+    wanted = ("abababababab on main", ci, made["run"][:8], "m1", "precision default", "x.toml")
+    for said in wanted:
+        assert said in text
+    assert ask(browser, "return document.querySelector('#origin a').getAttribute('href')") == ci
+
+
+def test_no_label_leaves_its_box(at: Driver, runs: Runs) -> None:
+    """Words in a drawn graph end inside their box, whatever the font; edges have heads."""
+    drawn = ask(
+        at,
+        """const seen = [];
+        for (const i of given[0]) {
+          await go(`#${i}`);
+          await new Promise((r) => requestAnimationFrame(() => setTimeout(r)));
+          for (const box of all('svg.graph .box')) {
+            if (box.closest('.swatch')) continue;
+            const r = box.querySelector('rect').getBBox();
+            for (const t of box.querySelectorAll('text')) {
+              const b = t.getBBox(), inside = b.x >= r.x && b.x + b.width <= r.x + r.width;
+              seen.push(b.width === 0 || (inside && b.y >= r.y && b.y + b.height <= r.y + r.height));
+            }
+          }
+        }
+        const headless = all('.edge').filter((e) => !e.getAttribute('marker-end'));
+        return [seen.length, seen.filter((fits) => !fits).length, headless.length]""",
+        _failed_views(runs),
+    )  # fmt: skip
+    assert drawn[0] > 50
+    assert drawn[1:] == [0, 0]
+    script = Path(page.__code__.co_filename).with_name("detail.js").read_text(encoding="utf-8")
+    assert f"const BOX = {{ width: {BOX_WIDTH}, height: {BOX_HEIGHT}," in script
+
+
+def _failed_views(runs: Runs) -> list[str]:
+    """Views of a few failures of each family."""
+    found: dict[str, str] = {}
+    for r in runs.results:
+        if r.value.first_divergence:
+            place = f"row={r.place[8:-1]}&document={runs.documents.index(r.document)}"
+            found.setdefault(r.value.case.partition("-")[0], f"case?run={r.document.run}&{place}")
+    return list(found.values())[:25]
+
+
+@pytest.mark.parametrize("letter", ["W", "m", "i", "\u6f22", "\U0001f600", "@"])
+def test_a_drawing_by_itself_fits_too(browser: Driver, tmp_path: Path, letter: str) -> None:
+    """In the file of `conform show --svg`, which has no script, long names end inside their box; edges have heads."""
+    a = new_tensor(F32, 4, name=letter * 60)
+    node = Tensor(F32, a.ne, a.nb, "ADD", src=(a, a), flags=FLAG_COMPUTE, name=letter * 50)
+    (tmp_path / "g.svg").write_text(svg(Graph([node])), encoding="utf-8")
+    browser.get((tmp_path / "g.svg").as_uri())
+    outside, heads, titles = ask(
+        browser,
+        """const outside = all('g').flatMap((g) => {
+          const r = g.querySelector('rect').getBBox();
+          const boxes = [...g.querySelectorAll('text')].map((t) => t.getBBox());
+          return boxes.filter((b) => b.x < r.x || b.x + b.width > r.x + r.width);
+        });
+        const heads = all('path.e').map((e) => getComputedStyle(e).markerEnd);
+        return [outside.length, heads, all('title').map((t) => t.textContent)]""",
+    )  # fmt: skip
+    assert outside == 0
+    assert set(heads) == {'url("#arrow")'}
+    assert any(letter * 60 in t for t in titles)
+
+
+@pytest.mark.parametrize("width", [400, 900, 1600])
+def test_nothing_is_wider_than_its_place(opened: Open, browser: Driver, width: int) -> None:
+    """Long names, ids and reasons are wrapped or cut: no text is wider than what it stands in, at any width."""
+    name, case = f"ggml?lib=/{'long/' * 30}&device=X", f"ops/ADD-f32-{'a=1,' * 80}z=1@1"
+    rows = [result(case, name, "FAIL", detail="x" * 900), result(case, "y", "PASS"), (A, "y", "PASS")]
+    zoo = {**head("zoo"), "results": [{"architecture": "a" * 90, "backend": name, "run": "1", "verdict": "FAIL"}]}
+    opened(_lost((B, name), rows=rows), zoo, made_runs.perf(1), made_runs.audit())
+    look(browser, width=width)
+    for view in VIEWS:
+        go(browser, view)
+        wide = ask(
+            browser,
+            """return all('.card, .panel, .banner, .headline, .origin dd, .name, .badge, th, .story, li, h2, dd')
+              .filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth)
+              .filter((e) => getComputedStyle(e).display !== 'inline')
+              .map((e) => e.outerHTML.slice(0, 90))""",
+        )
+        assert (view, wide) == (view, [])
+        assert ask(browser, "return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_axes_start_at_zero(at: Driver) -> None:
+    """Every chart of speed starts at zero, says its unit, and has an interval where the run has rounds for one."""
+    go(at, "speed")
+    charts = ask(
+        at,
+        """return all('.panel').map((p) => [
+          [...p.querySelectorAll('.axis.end')].map((e) => e.textContent), p.querySelector('figcaption').innerText,
+          p.querySelectorAll('svg .interval').length, p.querySelectorAll('svg a').length])""",
+    )
+    assert charts
+    for axis, caption, intervals, points in charts:
+        assert axis[0] == "0", axis
+        assert "per second, from zero" in caption
+        assert intervals == points > 0
+
+
+@pytest.mark.parametrize(
+    ("used", "shown"),
+    [(0.0, "0 %"), (3e-7, "< 0.01 %"), (0.034, "3.4 %"), (0.99999, "99.9 %"), (1.0, "100 %"), (1.0001, "1.0001×"),
+     (3.812, "3.81×"), (3.81e12, "> 1000×")],
+)  # fmt: skip
+def test_a_budget_is_a_figure_to_read(opened: Open, browser: Driver, used: float, shown: str) -> None:
+    """A share of a budget is in per cent up to the whole, in times beyond it, and no power of ten."""
+    opened(document([result(A, "x", "FAIL" if used > 1 else "PASS", budget_used=used)]), view="results")
+    assert shown in ask(browser, "return document.querySelector('.rows tbody').innerText")
+
+
+@pytest.mark.parametrize(
+    ("kind", "view", "says"),
+    [
+        ("zoo", "zoo", "arch-1"),
+        ("phases", "phases", "812.5"),
+        ("audit", "audits", "UNSOUND"),
+        ("planted", "planted", "fault-4"),
+        ("perf", "speed", "prefill"),
+    ],
+)
+def test_each_kind_of_document_is_shown(browser: Driver, tmp_path: Path, kind: str, view: str, says: str) -> None:
+    """A document of any kind alone is shown, on the page and in the summary; none says that no cases ran."""
+    made = made_runs.perf(1) if kind == "perf" else getattr(made_runs, kind)()
+    written_to(tmp_path / f"{kind}.json", made)
+    ran = CliRunner().invoke(main, ["report", str(tmp_path / f"{kind}.json"), "-o", str(tmp_path / "out")])
+    assert ran.exit_code == 0, ran.output
+    summary = (tmp_path / "out" / "summary.md").read_text(encoding="utf-8")
+    assert says in summary
+    assert "no cases ran" not in summary
+    look(browser)
+    browser.get(f"{(tmp_path / 'out' / 'index.html').as_uri()}#{view}")
+    assert says in ask(browser, "return document.querySelector('main').innerText")
+    assert "nothing was executed" not in _headline(browser)[0]
+
+
+def test_an_empty_document_says_what_to_do(opened: Open, browser: Driver) -> None:
+    """A document of a kind with nothing in it says so, and names the command that writes one."""
+    opened({**head("zoo"), "results": []}, {**head("audit"), "backends": {}}, {**head("phases"), "backends": {}})
+    for view, command in (("zoo", "conform zoo"), ("audits", "conform audit"), ("phases", "conform phases")):
+        go(browser, view)
+        note = ask(browser, "return document.querySelector('.note').innerText")
+        assert "nothing in it" in note
+        assert f"{command} --json FILE" in note
+    assert _headline(browser)[1] == "unsure"
