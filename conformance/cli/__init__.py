@@ -1,6 +1,7 @@
 """`conform`: the command line.
 
-Exit codes: 0 fine, 1 conformance failures, 2 bad input or usage, 3 nothing executed.
+Exit codes: 0 fine, 1 conformance failures, 2 bad input or usage, 3 nothing executed, 4 ended because a backend in this
+process did not come back.
 """
 
 from __future__ import annotations
