@@ -10,21 +10,28 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hostile_adapter import BACKEND, SESSION
 
 from conformance.backend import registry
+from conformance.backend.interface import Witness, witnessed
 from conformance.backend.registry import Spec
+from conformance.cgraph.arithmetic import GGML_CPU
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
+from conformance.cgraph.errors import BackendError
 from conformance.cgraph.types import F32
 from conformance.check.verdict import FAILURES, Result, Verdict
+from conformance.cli import main
 from conformance.report.record import record
 from conformance.run.isolate import Isolation
 from conformance.run.memory import resident
+from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
 from conformance.run.select import available
 
@@ -226,6 +233,39 @@ def test_a_broken_adapter_is_told_of_and_in_nobodys_way() -> None:
         assert list(lacking) == wicked
         words = ("raised", "expected", "iterable", "of another form", "died", "must return")
         assert all(any(w in why for w in words) for why in lacking.values()), lacking
+
+
+@pytest.mark.parametrize(("at", "how"), [("constructor", "sysexit"), ("info", "own")])
+def test_backends_lists_what_is_broken(at: str, how: str) -> None:
+    """`conform backends` says why it is not available; `conform run` that names it ends with 2 and that sentence."""
+    named = f"hostile?at={at}&how={how}"
+    listed = CliRunner().invoke(main, ["backends", "--backend", "cpu", "--backend", named])
+    assert listed.exit_code == 0, listed.output
+    assert "not available" in listed.output
+    ran = CliRunner().invoke(main, ["run", "--backend", named, "--case", "ops/ADD*"])
+    assert (ran.exit_code, len(ran.output.strip().splitlines())) == (2, 1)
+    assert "raised" in ran.output or "died" in ran.output
+
+
+def test_a_witness_is_strict_json() -> None:
+    """NumPy's numbers become numbers; what JSON cannot hold, or too much of it, names its field."""
+    found = witnessed(Witness("x", "eager", nodes=np.int64(3), kernels={"X": np.uint8(2)}))  # type: ignore[arg-type]  # as adapters do
+    assert json.dumps(found.nodes) == "3"
+    assert found.kernels == {"X": 2}
+    for field, value in (("kernels", {"X": b"3"}), ("notes", ["x" * (1 << 20)]), ("device", 3), ("notes", "abc")):
+        with pytest.raises(BackendError, match=rf"Witness\.{field}"):
+            witnessed(replace(Witness("x", "eager"), **{field: value}))
+
+
+def test_an_arithmetic_cannot_take_anothers_name() -> None:
+    """Two arithmetics of one name are two: an adapter cannot change what another is held against."""
+    oracle = Oracle()
+    try:
+        mine = oracle.reference_in(replace(GGML_CPU, mul_mat={}))
+        assert oracle.reference_in(GGML_CPU).arithmetic() == GGML_CPU
+        assert mine.arithmetic() != GGML_CPU
+    finally:
+        oracle.close()
 
 
 HANG = """

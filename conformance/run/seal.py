@@ -24,9 +24,10 @@ _Noted = tuple[Any, ...]
 
 def read_only(data: Bytes) -> Bytes:
     """The same bytes, through a view that nobody can make writable again."""
-    if isinstance(data.base, memoryview) and data.base.readonly:
+    base: object = data.base
+    if isinstance(base, memoryview) and base.readonly:
         return data
-    return np.asarray(memoryview(data).toreadonly())
+    return np.asarray(data.data.toreadonly())
 
 
 def freeze(case: Case) -> None:

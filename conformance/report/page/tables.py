@@ -39,10 +39,13 @@ def subject(case_id: str) -> tuple[str, str, str]:
     return what.family, what.family, "-".join(parts[:first])
 
 
+def _lost(pair: Mapping[str, JSON]) -> Result:
+    return Result(pair["case"], pair["backend"], Verdict.FAIL, detail=pair["reason"])
+
+
 def results(runs: Runs) -> JSON:
     """One row per case, backend and kind of machine: the newest; then those that were asked for and have no result."""
-    lost = [Row(Result(m.value["case"], m.value["backend"], Verdict.FAIL, detail=m.value["reason"]), m.document, m.place)
-            for m in runs.missing]  # fmt: skip
+    lost = [Row(_lost(m.value), m.document, m.place) for m in runs.missing]
     every = [*runs.results, *lost]
     rows = [r.value for r in every]
     none = [None] * len(lost)
