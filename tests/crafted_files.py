@@ -21,6 +21,7 @@ from conformance.cgraph.errors import CaseFileError, ConformanceError, GraphErro
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor, nbytes, new_tensor
 from conformance.cgraph.types import F32
+from conformance.check.verdict import Verdict
 from conformance.cli import main
 from conformance.run import seen
 from conformance.run.isolate import Isolation
@@ -28,6 +29,8 @@ from conformance.run.runner import Runner
 from conformance.run.select import build
 
 LIMITS = Isolation(time_limit=5.0, memory_limit=1 << 30)
+NOTED = frozenset({Verdict.FAIL, Verdict.CRASH, Verdict.TIMEOUT, Verdict.OVERCLAIM})
+"""No harm done, but worth a look."""
 SLOW = 60.0
 """Seconds that no file may take, on the slowest machine."""
 SEEDS = (
@@ -88,7 +91,7 @@ def _grown(rng: random.Random) -> Case:
         lambda t: b.pad_ext(t, *(rng.choice((0, 0, 1, 5, 4096, 2**30)) for _ in range(8))),
         lambda t: b.pool_2d(t, 1, *rng.choices((1, 2, 3, 1000, 2**30), k=4), *rng.choices((0, 1, 10**5), k=2)),
         lambda _: b.arange(0.0, float(rng.choice((1, 10, 2**24, 2**40))), rng.choice((1.0, 0.5, 1e-3))),
-        lambda t: b.mul_mat(t, t), b.sum, b.sum_rows, b.cumsum, b.transpose, b.cont, b.sqr, b.argsort,
+        lambda t: b.mul_mat(t, t), b.sum, b.sum_rows, b.cumsum, b.transpose, b.cont, b.sqr, lambda t: b.argsort(t, 0),
         lambda t: b.add(t, t), lambda t: b.out_prod(t, t),
         lambda _: b.dsv4_hc_comb(new_leaf(24, 2), new_leaf(3), new_leaf(24), 1e-5, rng.choice((1, 20, 2**31 - 1))),
     ]  # fmt: skip
@@ -143,6 +146,7 @@ class Harness:
         self.folder, self.isolated = folder, isolated
         self.found: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self.noted: list[str] = []
         self._runner = Runner(isolation=LIMITS)
 
     def close(self) -> None:
@@ -178,6 +182,8 @@ class Harness:
         for name in backends:
             for result in self._runner.run(Spec(name), cases):
                 self.found[f"{name} {result.verdict}"] += 1
+                if result.verdict in NOTED:
+                    self.noted.append(f"{seed}: {result.sentence()}")
                 if "\n" in result.sentence() or "\x1b" in result.sentence():
                     self.wrong.append(f"{seed}: a sentence of more than a line")
         if seed % 8 == 0:

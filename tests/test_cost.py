@@ -138,3 +138,11 @@ def test_a_parameter_sizes_no_buffer_unseen() -> None:
     huge = _case(x, nodes=[b.pool_2d(x, 0, 40_000, 40_000, 2**30, 2**30, 20_000, 20_000)])
     assert cost.of([small]).bytes < 1 << 20
     assert cost.of([huge]).bytes > 1 << 33
+
+
+def test_a_case_without_steps_is_vacuous() -> None:
+    """A file may hold no step at all: nothing is checked, and that is said."""
+    runner = Runner()
+    (result,) = runner.run(Spec("cpu"), [Case("ops/none@0", {}, [])])
+    runner.close()
+    assert result.verdict is Verdict.VACUOUS

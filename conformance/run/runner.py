@@ -437,7 +437,7 @@ def _groups(cases: Sequence[Case], size: int) -> Iterable[list[Case]]:
     """Cases that may share a graph, `size` at a time; every other one by itself."""
     group: list[Case] = []
     for case in cases:
-        if len(case.steps) > 1 or case.steps[0].expected or case.demands or claim.applies(case) or size == 1:
+        if len(case.steps) != 1 or case.steps[0].expected or case.demands or claim.applies(case) or size == 1:
             yield [case]
             continue
         group.append(case)

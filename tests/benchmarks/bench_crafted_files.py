@@ -37,7 +37,7 @@ def main() -> int:
     )
     for what, n in sorted(harness.found.items()):
         sys.stdout.write(f"{n:8,} {what}\n")
-    for line in harness.wrong:
+    for line in (*harness.noted, *harness.wrong):
         sys.stdout.write(f"{ascii(line)[:300]}\n")
     return int(bool(harness.wrong or beside))
 
