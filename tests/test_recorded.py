@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from stand_in import StandIn, doubled
 
-from conformance.backend.interface import Backend, DeviceInfo, Session, Support, Witness
-from conformance.backend.registry import Spec, create
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec
 from conformance.cases.captured import FAMILY as CAPTURED
 from conformance.cases.zoo import capture as recording
 from conformance.cases.zoo import family as zoo
 from conformance.cases.zoo.library import WHEEL
 from conformance.cases.zoo.request import Request
 from conformance.cgraph import casefile
-from conformance.cgraph.arithmetic import Arithmetic
 from conformance.cgraph.case import Case
 from conformance.cgraph.errors import BackendCrashError, BackendError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor
 from conformance.check.verdict import Result, Verdict
 from conformance.cli import main
 from conformance.run import recorded
@@ -35,79 +33,6 @@ needs_wheel = pytest.mark.skipif(
 SPEC = Spec("stand-in")
 LAYERS = "set=block_count:2+embedding_length:256+attention.head_count:4+attention.head_count_kv:2"
 TOKENS = "feed_forward_length:512"
-
-
-class StandIn(Backend):
-    """Another backend, that opens another case than it was given or fails in what it is asked to compute."""
-
-    def __init__(
-        self,
-        name: str,
-        opens: Callable[[Case], Case] = lambda c: c,
-        fails: Callable[[Case], Exception | None] | None = None,
-    ) -> None:
-        self.inner = create(Spec.parse(name))
-        self._opens, self._fails = opens, fails
-
-    def info(self) -> DeviceInfo:
-        """As the other's."""
-        return self.inner.info()
-
-    def supports_op(self, node: Tensor) -> Support:
-        """As the other's."""
-        return self.inner.supports_op(node)
-
-    def arithmetic(self) -> Arithmetic:
-        """As the other's."""
-        return self.inner.arithmetic()
-
-    def open(self, case: Case) -> Session:
-        """A session of the other's on the case that it is made to run."""
-        error = self._fails(case) if self._fails else None
-        if error is not None:
-            raise error
-        return Translated(self.inner.open(self._opens(case)))
-
-
-class Translated(Session):
-    """The other's session."""
-
-    def __init__(self, inner: Session) -> None:
-        self._inner = inner
-
-    def write(self, tensor: Tensor, data: Bytes) -> None:
-        """As the other's."""
-        self._inner.write(tensor, data)
-
-    def read(self, tensor: Tensor) -> Bytes:
-        """As the other's."""
-        return self._inner.read(tensor)
-
-    def compute(
-        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
-    ) -> Mapping[Tensor, Bytes]:
-        """As the other's."""
-        return self._inner.compute(graph, inputs, outputs)
-
-    def witness(self) -> Witness:
-        """As the other's."""
-        return self._inner.witness()
-
-    def close(self) -> None:
-        """As the other's."""
-        self._inner.close()
-
-
-def doubled(case: Case, name: str = "blk.1.ffn_up.weight") -> Case:
-    """The same case with one block's scale doubled in one weight."""
-    changed = {}
-    for t, data in case.persistent.items():
-        if t.name == name:
-            data = data.copy()  # noqa: PLW2901  # the case keeps its own
-            scale = data.reshape(-1, t.type.type_size)[17, :2].view(np.uint16)
-            scale += 1 << 10
-        changed[t] = data
-    return replace(case, persistent=changed)
 
 
 def emptied(case: Case) -> Case:

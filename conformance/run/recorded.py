@@ -1,15 +1,15 @@
 """Cases with recorded values: a free run is held against the recording, and node by node.
 
-A recording was made in an arithmetic of its own, and what that costs depends on the graph: 1e-8 on a small float32 model,
-6e-4 on twelve layers of Q4_K. So the reference computes the graph in that arithmetic and in float64, and their distance
-is what a right backend may be away from the recording. The recording itself has no say in it, and neither has the backend
-under test. Beside that, a free run is held against the reference in the arithmetic that the backend declares, within the
-ordinary budgets: for a backend that is exact, these are tight where the recording is far.
+A recording was made in an arithmetic of its own, and what that costs depends on the graph: 1e-8 on a small float32
+model, 6e-4 on twelve layers of Q4_K. So the reference computes the graph in that arithmetic and in float64, and their
+distance is what a right backend may be away from the recording. The recording itself has no say in it, and neither has
+the backend under test. Beside that, a free run is held against the reference in the arithmetic that the backend
+declares, within the ordinary budgets: for a backend that is exact, these are tight where the recording is far.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
@@ -20,7 +20,7 @@ from conformance.cgraph.arithmetic import EXACT, NAMED, Arithmetic
 from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import BackendError, ConformanceError
 from conformance.cgraph.requant import weight_form
-from conformance.cgraph.tensor import Bytes, Tensor, computes, packed_nbytes
+from conformance.cgraph.tensor import Bytes, Tensor, packed_nbytes
 from conformance.check.compare import compare
 from conformance.check.judge import Judged, judge_node, judge_trajectory
 from conformance.check.verdict import Result, Verdict
@@ -30,8 +30,8 @@ from .execute import Execution, StepValues, computed_nodes, execute
 from .oracle import REFERENCE, Expectation, Oracle
 
 FACTOR = 4.0
-"""How many times the reference's own figure an arithmetic may be worth: it is one draw of roundings, another device's is
-another, and of few logits both scatter (docs/tolerances.md)."""
+"""How many times the reference's own figure an arithmetic may be worth: it is one draw of roundings, another device's
+is another, and of few logits both scatter (docs/tolerances.md)."""
 WHOLE_BYTES = 1 << 28
 """What the values of all nodes of one step may take for the step to be judged node by node without a record."""
 
@@ -95,7 +95,7 @@ def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Rec
         own = oracle.expect([case], declared)[0].steps
     if made is not None:
         there = oracle.expect([case], made)[0].steps
-        worth = _worth(case, exact, there, there if own is None else own)
+        worth = _worth(exact, there, there if own is None else own)
     # Float32, stores and rounded products are the chain's; how either side rounds activations is in `worth`.
     limits = replace(EXACT, products=declared.products)
     source = str(case.provenance.get("source", "the recording"))
@@ -103,7 +103,7 @@ def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Rec
 
 
 def _worth(
-    case: Case, exact: Sequence[StepValues], there: Sequence[StepValues], own: Sequence[StepValues]
+    exact: Sequence[StepValues], there: Sequence[StepValues], own: Sequence[StepValues]
 ) -> list[dict[Tensor, float]]:
     """What the recorder's arithmetic and the backend's are worth together in each tensor, `FACTOR` of each.
 
