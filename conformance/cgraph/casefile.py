@@ -50,7 +50,7 @@ from .casefile_read import FREE_MEMORY, index, read, read_one, stream
 from .codec import dump
 from .errors import CaseFileError
 from .gguf_header import MAX_TENSOR_NAME, crc32, read_header
-from .reference import dump_references
+from .reference import Reference, dump_references, link_models
 from .tensor import Bytes, Tensor
 
 __all__ = ["FREE_MEMORY", "index", "read", "read_one", "stream", "write"]
@@ -58,6 +58,8 @@ __all__ = ["FREE_MEMORY", "index", "read", "read_one", "stream", "write"]
 
 def write(path: str | os.PathLike[str], cases: Case | Iterable[Case]) -> None:
     """Write one case, or a bundle, to `path`: whole or not at all, and the same cases to the same bytes.
+
+    Where weights stay in a model file, a link to that stands beside `path` then.
 
     Raises:
         CaseFileError: no case, two of one id, a field that JSON cannot hold, or a place that cannot be written to.
@@ -75,6 +77,7 @@ def write(path: str | os.PathLike[str], cases: Case | Iterable[Case]) -> None:
             bundle.write(temporary)
             _seal(temporary)
             temporary.replace(path)
+        link_models(bundle.references, path.parent)
     except OSError as e:
         raise CaseFileError("file", f"{path} cannot be written: {e.strerror or e}") from e
 
@@ -86,6 +89,7 @@ class _Bundle:
         self.ids: dict[str, None] = {}
         self.documents: list[bytes] = []
         self.tensors: list[tuple[str, Bytes, Tensor]] = []
+        self.references: list[Reference] = []
         self._places: dict[bytes, int] = {}
 
     def add(self, case: Case) -> None:
@@ -97,6 +101,7 @@ class _Bundle:
         doc, blobs = dump(case)
         if references := dump_references(case.persistent, case.references, blobs):
             doc["references"] = references
+            self.references += case.references.values()
         owners = _owners(case)
         try:
             case.id.encode()

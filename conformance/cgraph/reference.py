@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,21 @@ class Reference:
     """Name of the model file, without folders."""
     offset: int
     """Of the first byte, from the start of the file."""
+    folder: Path | None = field(default=None, compare=False)
+    """Where the file was found on this machine; never written."""
+
+
+def link_models(references: Iterable[Reference], folder: Path) -> None:
+    """Put a symbolic link to each model beside a case file in `folder`, so that the case file can be read there.
+
+    Where a file of that name is there already, or no link can be made, nothing is done: reading says what it lacks.
+    """
+    for name, place in {r.file: r.folder for r in references if r.folder is not None}.items():
+        link = folder / name
+        if not link.exists():
+            with suppress(OSError):
+                link.unlink(missing_ok=True)  # a link to what is gone
+                link.symlink_to((place / name).resolve())
 
 
 def dump_references(
@@ -70,6 +86,7 @@ def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str,
     found: dict[str, Bytes] = {}
     references: dict[int, Reference] = {}
     files: dict[str, Bytes] = {}
+    places: dict[str, Path] = {}
     left: dict[str, int] = {}
     for k, entry in enumerate(entries):
         where = f"references[{k}]"
@@ -78,7 +95,7 @@ def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str,
         if i in references:
             raise CaseFileError(f"{where}.persistent", f"persistent[{i}] has a reference already")
         if name not in files:
-            files[name] = _mapped(name, folders, f"{where}.file")
+            files[name], places[name] = _mapped(name, folders, f"{where}.file")
             left[name] = files[name].nbytes
         left[name] -= size  # so that no file is read more than once
         if offset + size > files[name].nbytes or left[name] < 0:
@@ -88,7 +105,7 @@ def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str,
             raise CaseFileError(
                 f"{where}.sha256", f"{name!a} is not the model that was recorded: bytes from {offset} on are others"
             )
-        found[f"p{i}"], references[i] = data, Reference(name, offset)
+        found[f"p{i}"], references[i] = data, Reference(name, offset, places[name])
     return found, references
 
 
@@ -106,13 +123,13 @@ def _check(entry: object, where: str) -> None:
         raise CaseFileError(f"{where}.size", "at least one byte expected, none found")
 
 
-def _mapped(name: str, folders: Sequence[Path], where: str) -> Bytes:
+def _mapped(name: str, folders: Sequence[Path], where: str) -> tuple[Bytes, Path]:
     extra = [Path(f) for f in os.environ.get(FOLDERS, "").split(os.pathsep) if f]
     for folder in (*folders, *extra):
         path = folder / name
         try:
             if stat.S_ISREG(path.stat().st_mode):
-                return np.asarray(np.memmap(path, np.uint8, "r")).view(np.ndarray)
+                return np.asarray(np.memmap(path, np.uint8, "r")).view(np.ndarray), folder
         except (OSError, ValueError):  # not there; ValueError: it is empty
             continue
     raise CaseFileError(

@@ -18,7 +18,7 @@ from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import Tensor, computes
 
 from .arithmetic import changes
-from .budget import PEAK, PRODUCTS, RAW, ROUNDED, Budget, budget_of, stored
+from .budget import PEAK, PRODUCTS, RAW, ROUNDED, Budget, budget_of, free_running, stored
 
 _ACCUMULATE = 16.0
 """By how much a chain of nodes may amplify the sum of its own float32 roundings."""
@@ -72,8 +72,15 @@ _NONE = Noise()
 class Chain:
     """Follows a trajectory graph by graph, and says of any tensor of the last one what it may be off by."""
 
-    def __init__(self, arithmetic: Arithmetic) -> None:
+    def __init__(self, arithmetic: Arithmetic, *, by_nodes: bool = False) -> None:
+        """Ready for the first step.
+
+        Args:
+            arithmetic: of both sides.
+            by_nodes: whether each node is judged by itself as well, which a choice of experts may then lean on.
+        """
         self._arithmetic = arithmetic
+        self._by_nodes = by_nodes
         self._noise: dict[Tensor, Noise] = {}
         self._carried: dict[Tensor, Noise] = {}
         self._writers: dict[Tensor, list[Tensor]] = {}
@@ -100,7 +107,9 @@ class Chain:
         if len(reached) < 2 and not before:
             return budget_of(reached[0] if reached else t, self._arithmetic)
         budget = _budget(t, own + before)
-        return replace(budget, element=inf) if self._may_choose(reached) else budget
+        if self._may_choose(reached):
+            return replace(budget, nmse=max(budget.nmse, _CHOSEN if self._by_nodes else 0.0), element=inf)
+        return budget
 
     def stated(self, t: Tensor, stated: Budget) -> Budget:
         """What `t` may be off by where the case has a recording, made with float32 products, and states how near it is.
@@ -114,6 +123,17 @@ class Chain:
         if self._may_choose(self._sum(t)[0]):
             return replace(budget, nmse=max(budget.nmse, _CHOSEN), element=inf)
         return budget
+
+    def beside(self, t: Tensor, worth: float) -> Budget:
+        """What `t` may be off by from a recording, where two other arithmetics than the exact one are worth `worth`.
+
+        The chain's own rounding comes on top: errors that have nothing to do with each other add up as roots at most.
+        """
+        own = self.budget(t)
+        if not worth:
+            return own
+        there = free_running(worth)
+        return Budget((sqrt(own.nmse) + sqrt(worth)) ** 2, own.element + there.element, there.why)
 
     def _may_choose(self, reached: Iterable[Tensor]) -> bool:
         return self._arithmetic.products in _OPERANDS and any(n.op in _CHOICES for n in reached)

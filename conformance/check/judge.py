@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.cgraph.arithmetic import Arithmetic
@@ -44,6 +44,7 @@ def judge_step(
     found: Mapping[Tensor, Bytes],
     arithmetic: Arithmetic,
     chain: Chain | None = None,
+    worth: Mapping[Tensor, float] | None = None,
 ) -> Iterator[Judged]:
     """Judge outputs and caches after step `k`.
 
@@ -56,12 +57,16 @@ def judge_step(
         found: the same of the backend.
         arithmetic: in which `expected` was computed.
         chain: has followed the steps before; none where this one started from right caches.
+        worth: of a recording, NMSE that the arithmetics of both sides are worth in a tensor of this step; what the case
+            states is the least that is allowed.
     """
     chain = chain or Chain(arithmetic)
     chain.enter(case.steps[k].graph)
     stated = free_running(case.tolerance["nmse"]) if "nmse" in case.tolerance else None
     for t, want in expected.items():
         budget = chain.stated(t, stated) if stated else chain.budget(t)
+        if worth is not None:
+            budget = max(budget, chain.beside(t, worth.get(t, 0.0)), key=lambda b: b.nmse)
         yield Judged(k, t, compare(t, want, found[t], unordered=t.op == "TOP_K"), budget)
 
 
@@ -70,8 +75,14 @@ def judge_trajectory(
     expected: Iterable[Mapping[Tensor, Bytes]],
     found: Iterable[Mapping[Tensor, Bytes]],
     arithmetic: Arithmetic,
+    worth: Sequence[Mapping[Tensor, float]] | None = None,
+    *,
+    by_nodes: bool = False,
 ) -> Iterator[Judged]:
-    """Judge every step of a free run, in which errors feed back through the caches; arguments as of `judge_step`."""
-    chain = Chain(arithmetic)
+    """Judge every step of a free run, in which errors feed back through the caches.
+
+    Arguments are those of `judge_step`, and `by_nodes` that of `Chain`.
+    """
+    chain = Chain(arithmetic, by_nodes=by_nodes)
     for k, (want, got) in enumerate(zip(expected, found, strict=True)):
-        yield from judge_step(case, k, want, got, arithmetic, chain)
+        yield from judge_step(case, k, want, got, arithmetic, chain, None if worth is None else worth[k])

@@ -82,7 +82,7 @@ def zoo_matrix(  # click shows the options' help
         case_id = f"zoo/{arch}{'-' if keys else ''}{keys}@1"
         for (name, run), played in play(case_id, devices, chosen, time_limit).items():
             found[arch, name, run] = played
-            if played.verdict not in PASSES:
+            if played.verdict not in PASSES or played.detail:
                 said = f"{played.verdict} {arch} on {name}, {run}: {played.detail[:300]}"
                 click.echo(printable(said), err=True)
 

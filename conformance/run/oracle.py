@@ -118,6 +118,26 @@ class Oracle:
         arithmetic = second.arithmetic()
         return [Expectation(v, v, arithmetic, source) for v in values], self.reference_in(arithmetic)
 
+    def whole(self, case: Case, arithmetic: Arithmetic, steps: Sequence[int]) -> list[StepValues]:
+        """The reference's values of each step of one case, and of each computed node of `steps` among the outputs.
+
+        `expect` has them too from then on.
+
+        Raises:
+            BackendError: the reference cannot run it.
+        """
+        key = (case, f"{arithmetic.name}, every node")
+        if key not in self._known:
+            values = execute(self.reference_in(arithmetic), case, every_node=steps).steps
+            plain = [
+                StepValues({t: v.outputs[t] for t in s.outputs}, v.caches)
+                for s, v in zip(case.steps, values, strict=True)
+            ]
+            self._known[case, arithmetic.name] = plain
+            self._known[key] = values
+            self._bytes += _size(values) + _size(plain)
+        return self._known[key]
+
     def _values(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[list[StepValues]]:
         name = self._name(arithmetic)
         missing = [c for c in cases if (c, name) not in self._known]

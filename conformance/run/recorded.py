@@ -1,25 +1,55 @@
-"""Cases with recorded values: a free run is held against the recording, then every recorded node by itself."""
+"""Cases with recorded values: a free run is held against the recording, and node by node.
+
+A recording was made in an arithmetic of its own, and what that costs depends on the graph: 1e-8 on a small float32
+model, 6e-4 on twelve layers of Q4_K. So the reference computes the graph in that arithmetic and in float64, and their
+distance is what a right backend may be away from the recording. The recording itself has no say in it, and neither has
+the backend under test. Beside that, a free run is held against the reference in the arithmetic that the backend
+declares, within the ordinary budgets: for a backend that is exact, these are tight where the recording is far.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite, sqrt
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, resolve
 from conformance.cases.isolated import isolated_nodes
 from conformance.cgraph.arithmetic import EXACT, NAMED, Arithmetic
-from conformance.cgraph.case import Case
+from conformance.cgraph.case import Case, Step
+from conformance.cgraph.errors import BackendError, ConformanceError
 from conformance.cgraph.requant import weight_form
-from conformance.check.judge import Judged, judge_node
+from conformance.cgraph.tensor import Bytes, Tensor, packed_nbytes
+from conformance.check.compare import compare
+from conformance.check.judge import Judged, judge_node, judge_trajectory
 from conformance.check.verdict import Result, Verdict
 
 from . import divergence
-from .execute import StepValues, computed_nodes, execute
+from .execute import Execution, StepValues, computed_nodes, execute
 from .oracle import REFERENCE, Expectation, Oracle
+
+FACTOR = 4.0
+"""How many times the reference's own figure an arithmetic may be worth: it is one draw of roundings, another device's
+is another, and of few logits both scatter (docs/tolerances.md)."""
+WHOLE_BYTES = 1 << 28
+"""What the values of all nodes of one step may take for the step to be judged node by node without a record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording(Expectation):
+    """A recording as what a case should give, and what the reference knows beside it."""
+
+    declared: Arithmetic
+    """Of the backend under test."""
+    worth: list[dict[Tensor, float]] | None
+    """NMSE that both arithmetics are worth in each tensor of a step; None where the recorder's is not known."""
+    reference: list[StepValues] | None
+    """The reference in the arithmetic that the backend declares; None where it is the one under test."""
 
 
 def is_free_running(case: Case) -> bool:
-    """Whether the case is judged by its own recording, within the tolerance it states."""
+    """Whether the case is judged by its own recording."""
     return bool(case.tolerance) and all(s.expected for s in case.steps)
 
 
@@ -43,15 +73,74 @@ def _whole(case: Case, k: int) -> bool:
     return all(n in step.expected for n in computed_nodes(step))
 
 
-def expectation(case: Case, products: str = EXACT.products) -> Expectation:
-    """The recording as what the case should give, on a backend that rounds the operands of products to `products`."""
+def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Recording:
+    """The recording as what the case should give on `backend`, and what the reference gives.
+
+    Raises:
+        ConformanceError: the reference cannot run the case.
+    """
     caches = case.caches()
     steps = [
         StepValues({t: s.expected[t] for t in s.outputs}, {t: s.expected[t] for t in caches if t in s.expected})
         for s in case.steps
     ]
-    arithmetic = replace(arithmetic_of(case) or EXACT, products=products)
-    return Expectation(steps, steps, arithmetic, str(case.provenance.get("source", "the recording")))
+    made = arithmetic_of(case)
+    declared = backend.arithmetic_in(case)
+    tests_reference = resolve(spec).name == REFERENCE
+    worth, own = None, None
+    if not has_nodes(case):
+        oracle.whole(case, made or EXACT if tests_reference else declared, layouts(case))
+    exact = oracle.expect([case], EXACT)[0].exact
+    if not tests_reference:
+        own = oracle.expect([case], declared)[0].steps
+    if made is not None:
+        there = oracle.expect([case], made)[0].steps
+        worth = _worth(exact, there, there if own is None else own)
+    # Float32, stores and rounded products are the chain's; how either side rounds activations is in `worth`.
+    limits = replace(EXACT, products=declared.products)
+    source = str(case.provenance.get("source", "the recording"))
+    return Recording(steps, exact, limits, source, declared, worth, own)
+
+
+def _worth(
+    exact: Sequence[StepValues], there: Sequence[StepValues], own: Sequence[StepValues]
+) -> list[dict[Tensor, float]]:
+    """What the recorder's arithmetic and the backend's are worth together in each tensor, `FACTOR` of each.
+
+    The most of any step so far: each is one draw of few values, and caches hand on what earlier steps left there.
+    """
+    most: dict[str, float] = {}
+    found = []
+    for right, *others in zip(exact, there, own, strict=True):
+        here = {}
+        for t, value in {**right.outputs, **right.caches}.items():
+            root = 0.0
+            for i, values in enumerate(others):
+                nmse = compare(t, value, {**values.outputs, **values.caches}[t], unordered=t.op == "TOP_K").nmse
+                key = f"{i} {t.name}"
+                most[key] = max(most.get(key, 0.0), nmse if isfinite(nmse) else 0.0)
+                root += sqrt(FACTOR * most[key])
+            here[t] = root * root
+        found.append(here)
+    return found
+
+
+def judge(case: Case, expected: Recording, execution: Execution) -> tuple[list[Judged], list[Judged]]:
+    """A free run held against the recording, and against the reference in the arithmetic that the backend declares.
+
+    Caches that the backend cannot show are left out.
+    """
+    found = [{**v.outputs, **v.caches} for v in execution.steps]
+
+    def shown(values: Iterable[StepValues]) -> list[dict[Tensor, Bytes]]:
+        return [{t: x for t, x in {**v.outputs, **v.caches}.items() if t not in execution.opaque} for v in values]
+
+    by_record = list(judge_trajectory(case, shown(expected.steps), found, expected.arithmetic, expected.worth))
+    if expected.reference is None:
+        return by_record, []
+    plain = replace(case, tolerance={})
+    want = shown(expected.reference)
+    return by_record, list(judge_trajectory(plain, want, found, expected.declared, by_nodes=True))
 
 
 def arithmetic_of(case: Case) -> Arithmetic | None:
@@ -68,36 +157,115 @@ def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
     return backend
 
 
-def judge_nodes(result: Result, backend: Backend, oracle: Oracle, case: Case) -> None:
-    """Judge every recorded node by itself and put the worst into `result`.
+# -- node by node -----------------------------------------------------------------------------------------------------
 
-    Each node is held against the record (within what two arithmetics may differ by), where the record judges this
+
+def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, case: Case) -> None:
+    """Judge nodes one by one, each fed with right values, and put the worst into `result`.
+
+    Where a step has all its nodes recorded they are fed from the record; where no step has, from the reference's own
+    run, in the first step of each layout. What cannot be judged so leaves the verdict alone and is said in the detail.
+
+    Args:
+        result: of the free run.
+        spec: how `backend` is called.
+        backend: the one under test.
+        oracle: knows the reference and the second opinion.
+        case: has a recording that judges.
+    """
+    if has_nodes(case):
+        steps = [k for k in range(len(case.steps)) if _whole(case, k)]
+        judge = _by_record
+    else:
+        steps, judge = layouts(case), _by_reference
+    missed: dict[str, list[int]] = {}
+    equal = result.nmse == 0
+    for k in steps:
+        try:
+            judged, same = judge(spec, backend, oracle, case, k)
+        except Exception as e:  # noqa: BLE001  # whatever an adapter raises: the free run has its verdict
+            missed.setdefault(reason(e), []).append(k)
+            continue
+        equal = equal and same
+        _take(result, judged, case)
+    for why, at in missed.items():
+        say(result, f"node by node: not judged at step{'s' * (len(at) > 1)} {', '.join(map(str, at))}: {why}")
+    if equal and not missed and has_nodes(case):
+        say(result, "equal to the recording to the bit, freely and node by node")
+
+
+def reason(error: BaseException) -> str:
+    """Why something could not be done, in words."""
+    return str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
+
+
+def say(result: Result, note: str) -> None:
+    """Put a note behind what the detail says already."""
+    result.detail = f"{result.detail}; {note}" if result.detail else note
+
+
+def _by_record(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int) -> tuple[list[Judged], bool]:
+    """Nodes of step `k` fed from the record; and whether all are equal to the record.
+
+    Each is held against the record (within what two arithmetics may differ by), where the record judges this
     arithmetic, and, unless the reference is the one under test, against the reference in the arithmetic that the
     backend declares (within rounding).
     """
+    del spec
     recording = arithmetic_of(case)
     by_record = judges(case, backend.arithmetic_in(case))
-    equal = by_record
-    for k in (k for k in range(len(case.steps)) if _whole(case, k)):
-        alone, original = isolated_nodes(case, k)
-        found = execute(backend, alone).steps[0].outputs
-        declared = backend.arithmetic_in(alone)
-        same = recording is not None and recording == declared
-        record = case.steps[k].expected
-        judged = []
-        if by_record:
-            for copy, n in original.items():
-                limits = replace(recording or declared.at(copy), products=declared.at(copy).products)
-                judged.append(judge_node(n, record[n], found[copy], limits, step=k, same=same))
-        equal = equal and not any(j.difference.raw for j in judged)
-        if not same:
-            right = execute(oracle.reference_in(declared), alone).steps[0].outputs
-            for copy, n in original.items():
-                judged.append(judge_node(n, right[copy], found[copy], declared.at(copy), step=k))
-        _take(result, judged, case)
-    if equal and result.nmse == 0:
-        note = "equal to the recording to the bit, freely and node by node"
-        result.detail = f"{result.detail}; {note}" if result.detail else note
+    alone, original = isolated_nodes(case, k)
+    found = _alone(backend, alone)
+    declared = backend.arithmetic_in(alone)
+    same = recording is not None and recording == declared
+    record = case.steps[k].expected
+    judged = []
+    if by_record:
+        for copy, n in original.items():
+            limits = replace(recording or declared.at(copy), products=declared.at(copy).products)
+            judged.append(judge_node(n, record[n], found[copy], limits, step=k, same=same))
+    equal = by_record and not any(j.difference.raw for j in judged)
+    if not same:
+        right = execute(oracle.reference_in(declared), alone).steps[0].outputs
+        for copy, n in original.items():
+            judged.append(judge_node(n, right[copy], found[copy], declared.at(copy), step=k))
+    return judged, equal
+
+
+def _by_reference(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int) -> tuple[list[Judged], bool]:
+    """Nodes of step `k` fed from the reference's run; the reference itself is held against the second opinion."""
+    size = sum(packed_nbytes(n) for n in computed_nodes(case.steps[k]))
+    if size > WHOLE_BYTES:
+        raise BackendError(f"its nodes' values take {size >> 20} MB, and {WHOLE_BYTES >> 20} are allowed")
+    arithmetic = backend.arithmetic_in(case)
+    values = oracle.whole(case, arithmetic, layouts(case))
+    steps = [
+        Step(s.graph, s.inputs, s.outputs, {**v.outputs, **v.caches}) for s, v in zip(case.steps, values, strict=True)
+    ]
+    fed = replace(case, steps=steps)
+    alone, original = isolated_nodes(fed, k)
+    right: Mapping[Tensor, Bytes] = alone.steps[0].expected
+    if resolve(spec).name == REFERENCE:
+        found, right = right, _alone(oracle.second_opinion(), alone)
+    else:
+        found = _alone(backend, alone)
+    each = arithmetic.copied(original)
+    return [judge_node(n, right[c], found[c], each.at(c), step=k) for c, n in original.items()], False
+
+
+def layouts(case: Case) -> list[int]:
+    """The first step of each layout, as far as its nodes' values may be held at all."""
+    first: dict[tuple[object, ...], int] = {}
+    for k, step in enumerate(case.steps):
+        kind = tuple(
+            (n.op, n.op_params, n.type.name, n.ne, tuple(s and s.type.name for s in n.src)) for n in step.graph
+        )
+        first.setdefault(kind, k)
+    return list(first.values())
+
+
+def _alone(backend: Backend, alone: Case) -> Mapping[Tensor, Bytes]:
+    return execute(backend, alone).steps[0].outputs
 
 
 def _take(result: Result, judged: list[Judged], case: Case) -> None:
@@ -109,4 +277,5 @@ def _take(result: Result, judged: list[Judged], case: Case) -> None:
     if wrong is not None and result.first_divergence is None:
         result.verdict = Verdict.FAIL
         result.first_divergence = divergence.describe(wrong, case)
-        result.detail = divergence.sentence(wrong, case) + "; fed from recorded values"
+        fed = "recorded values" if has_nodes(case) else "the reference's values"
+        result.detail = f"{divergence.sentence(wrong, case)}; fed from {fed}"

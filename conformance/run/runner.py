@@ -321,17 +321,32 @@ class Runner:
         try:
             execution = execute(tested, case)
             result = self._judge(spec, case, expectation, execution)
-            if recorded.has_nodes(case) and not execution.opaque:
-                recorded.judge_nodes(result, tested, self.oracle, case)
-            if result.verdict is Verdict.PASS and stepwise.applies(case) and not execution.opaque:
-                stepwise.judge(result, self._other(spec, tested, case), case, execution, expectation.arithmetic)
-            if result.verdict is Verdict.FAIL and result.first_divergence is None:
-                self._locate(result, tested, case, expectation, execution)
+            self._look_closer(spec, tested, case, expectation, execution, result)
         except ConformanceError as e:
             result = _failed(e)
         except Exception as e:  # noqa: BLE001  # a fault, whosever it is, must cost one case, not the run
             result = _unjudged(e)
         return result
+
+    def _look_closer(
+        self, spec: Spec, backend: Backend, case: Case, expectation: Expectation, execution: Execution, result: Result
+    ) -> None:
+        """Judge node by node and step by step, and name the first wrong node: nothing here may cost the verdict."""
+        if isinstance(expectation, recorded.Recording) or recorded.has_nodes(case):
+            if execution.opaque:
+                recorded.say(result, "node by node: not judged: its caches cannot be read or set")
+            else:
+                recorded.judge_nodes(result, spec, backend, self.oracle, case)
+        if result.verdict is Verdict.PASS and stepwise.applies(case) and not execution.opaque:
+            try:
+                stepwise.judge(result, self._other(spec, backend, case), case, execution, expectation.arithmetic)
+            except Exception as e:  # noqa: BLE001  # whatever an adapter raises: the free run has its verdict
+                recorded.say(result, f"step by step: not judged: {recorded.reason(e)}")
+        if result.verdict is Verdict.FAIL and result.first_divergence is None:
+            try:
+                self._locate(result, backend, case, expectation, execution)
+            except Exception as e:  # noqa: BLE001  # as above
+                recorded.say(result, f"the first wrong node was not found: {recorded.reason(e)}")
 
     def _relate(self, spec: Spec, backend: Backend, case: Case) -> Result:
         try:
@@ -344,10 +359,8 @@ class Runner:
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
         if all(recorded.judges(c, backend.arithmetic_in(c)) for c in cases):
-            products = backend.arithmetic_in(cases[0]).products
-            return [recorded.expectation(c, products) for c in cases], recorded.tested(
-                self.oracle, spec, backend, cases[0]
-            )
+            tested = recorded.tested(self.oracle, spec, backend, cases[0])
+            return [recorded.expectation(self.oracle, spec, tested, c) for c in cases], tested
         if resolve(spec).name != REFERENCE:
             return self.oracle.expect(cases, backend.arithmetic_in(cases[0])), backend
         return self.oracle.expect_second(cases)
@@ -359,7 +372,7 @@ class Runner:
         return self.oracle.reference_in(backend.arithmetic_in(case))
 
     def _judge(self, spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
-        judged = list(_judged(case, expectation.steps, execution, expectation.arithmetic))
+        judged, beside = _judged_all(case, expectation, execution)
         result = Result("", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps))
         result.witness = describe(execution.witness)
         if not judged:
@@ -367,13 +380,12 @@ class Runner:
             if execution.opaque:
                 result.detail = f"it has no output to check; {_unread(execution)}"
             return result
-        worst = max(judged, key=lambda j: j.used)
-        result.budget_used = worst.used
+        result.budget_used = max(j.used for j in (*judged, *beside))
         result.nmse = max(j.difference.nmse for j in judged)
         if expectation.exact is not expectation.steps:
             exact = _judged(case, expectation.exact, execution, EXACT)
             result.nmse_exact = max(j.difference.nmse for j in exact)
-        wrong = next((j for j in judged if j.used > 1), None)
+        wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
         if wrong is not None:
             result.verdict = Verdict.FAIL
             result.detail = divergence.sentence(wrong, case)
@@ -390,8 +402,8 @@ class Runner:
     def _locate(
         self, result: Result, backend: Backend, case: Case, expectation: Expectation, execution: Execution
     ) -> None:
-        judged = _judged(case, expectation.steps, execution, expectation.arithmetic)
-        wrong = next((j for j in judged if j.used > 1), None)
+        judged, beside = _judged_all(case, expectation, execution)
+        wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
         if wrong is None:  # right when run freely: what failed was a step run from recorded caches
             return
         if execution.opaque:  # a device that keeps its caches to itself computes no node by itself either
@@ -418,6 +430,13 @@ class Runner:
         path = folder / _file_name(f"{case.id}_{result.backend}")
         casefile.write(path, [seen.kept(case, result)])
         result.saved = str(path)
+
+
+def _judged_all(case: Case, expectation: Expectation, execution: Execution) -> tuple[list[Judged], list[Judged]]:
+    """What is judged by what is expected, and of a recording by what the reference knows beside it."""
+    if isinstance(expectation, recorded.Recording):
+        return recorded.judge(case, expectation, execution)
+    return list(_judged(case, expectation.steps, execution, expectation.arithmetic)), []
 
 
 def _judged(

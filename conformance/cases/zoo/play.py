@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from conformance.cgraph.errors import ConformanceError, UsageError
 from conformance.process import run
 
-from . import metadata
+from . import choices, metadata
 from .capture import ask, make_model
 from .family import read
 from .model_file import chosen_types
@@ -69,6 +69,10 @@ class Played:
     notes: dict[str, int] = field(default_factory=dict)
     """Nodes and splits of the graph, as llama.cpp says them."""
     results: list[NDArray[np.float32]] = field(default_factory=list)
+    choices: Path | None = None
+    """The file of what the run chose, where it was watched."""
+    spoilt: str = ""
+    """Its first value that is NaN, likewise."""
 
 
 def compare(found: Played, reference: Played) -> Played:
@@ -155,12 +159,81 @@ def play(
             possible = {run: changes for run, changes in runs.items() if reference[run].verdict == "PASS"}
             found = _run(replace(request, lib=d.lib), d, possible, folder, time_limit)
             for run in runs:
-                out[d.name, run] = (
-                    compare(found[run], reference[run])
-                    if run in possible
-                    else Played("NO REFERENCE", f"on the CPU: {reference[run].verdict} {reference[run].detail}")
-                )
+                if run not in possible:
+                    why = f"on the CPU: {reference[run].verdict} {reference[run].detail}"
+                    out[d.name, run] = Played("NO REFERENCE", why)
+                    continue
+                played = compare(found[run], reference[run])
+                if played.verdict == "FAIL":
+                    look = Look(replace(request, lib=d.lib), d, {run: runs[run]}, folder, time_limit)
+                    explain(played, look)
+                out[d.name, run] = played
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What plays a run again to look at it more closely."""
+
+    request: Request
+    device: Device
+    run: Mapping[str, Mapping[str, Any]]
+    folder: Path
+    time_limit: float
+
+    def again(self, device: Device, forced: Path | None = None, *, values: bool = False) -> Played:
+        """The run on `device`, its choices watched, or `forced` on it."""
+        watch = {"forced": str(forced) if forced else None, "values": values}
+        (played,) = _run(self.request, device, self.run, self.folder, self.time_limit, watch).values()
+        return played
+
+
+def explain(played: Played, look: Look) -> None:
+    """Say of a run that failed what spoilt it; where it only took other experts at a near-tie, it passes.
+
+    A device may take another expert where two scores are closer than it rounds. Then the CPU plays the run with the
+    device's experts, and its results are what the device is held against.
+
+    Args:
+        played: a FAIL with its results.
+        look: plays it again.
+    """
+    if any(not np.isfinite(r).all() for r in played.results):
+        seen = look.again(look.device, values=True)
+        played.detail += f"; {seen.spoilt}" if seen.spoilt else ""
+        return
+    watched = look.again(look.device)
+    if watched.verdict != "PASS" or watched.choices is None:
+        played.detail += f"; what it chose could not be looked at: {watched.verdict} {watched.detail}".rstrip()
+        return
+    found = choices.load(watched.choices)
+    if not found:
+        return
+    kept = watched.choices.replace(watched.choices.with_name("choices-of-device.npz"))
+    forced = look.again(Device("CPU", look.device.lib), kept)
+    if forced.verdict != "PASS" or forced.choices is None:
+        played.detail += f"; the CPU could not be given its choices: {forced.verdict} {forced.detail}".rstrip()
+        return
+    flips = choices.flips(found, choices.load(forced.choices))
+    if flips.wrong:
+        played.detail += f"; {flips.wrong}"
+    elif flips.notes:
+        _held(played, watched, forced, flips.notes)
+
+
+def _held(played: Played, watched: Played, forced: Played, notes: Sequence[str]) -> None:
+    """`played` judged by the CPU's run with the same experts."""
+    more = f" and {len(notes) - 1} more" if len(notes) > 1 else ""
+    if any(not nmse(a, b) <= TOLERANCE for a, b in zip(played.results, watched.results, strict=True)):
+        played.detail += f"; {notes[0]}{more}, but it gives other results while it is watched"
+        return
+    same = compare(replace(watched), forced)
+    said = f"{notes[0]}{more}; with the same experts NMSE {same.nmse:.2g}"
+    if same.verdict == "PASS":
+        played.detail = f"{said}, with the CPU's own {played.nmse:.2g}"
+        played.verdict, played.nmse, played.step = "PASS", same.nmse, None
+    else:
+        played.detail += f"; {said}"
 
 
 def _tells(played: Played) -> bool:
@@ -169,13 +242,24 @@ def _tells(played: Played) -> bool:
 
 
 def _run(
-    request: Request, device: Device, runs: Mapping[str, Mapping[str, Any]], folder: Path, time_limit: float
+    request: Request,
+    device: Device,
+    runs: Mapping[str, Mapping[str, Any]],
+    folder: Path,
+    time_limit: float,
+    watch: Mapping[str, Any] | None = None,
 ) -> dict[str, Played]:
     names = list(runs)
     found: dict[str, Played] = {}
     while len(found) < len(names):
         left = [(i, dict(runs[n])) for i, n in enumerate(names) if n not in found]
-        asked = {"request": asdict(request), "device": device.device, "runs": left, "folder": str(folder)}
+        asked = {
+            "request": asdict(request),
+            "device": device.device,
+            "runs": left,
+            "folder": str(folder),
+            "watch": watch,
+        }
         lines, death = _process(asked, device.environment, time_limit * len(left))
         for line in lines:
             reply = json.loads(line)
@@ -188,6 +272,8 @@ def _run(
             else:
                 with np.load(folder / f"{reply['run']}.npz") as file:
                     found[name] = Played("PASS", notes=reply["notes"], results=[file[k] for k in file.files])
+                found[name].spoilt = reply["spoilt"]
+                found[name].choices = folder / f"choices-{reply['run']}.npz" if watch else None
         if death is not None:
             lost = next((names[i] for i, _ in left if names[i] not in found), None)
             if lost is not None:

@@ -1,9 +1,11 @@
 """One model on one device in a process of its own, as a user runs it: `python -m conformance.cases.zoo.play_worker`.
 
-Nothing is recorded and no callback is set, so graphs run whole, on the devices that llama.cpp chose. Standard input
-has one JSON object: `request` (`Request`'s fields), `device` ("" for the CPU alone), `runs` (a list of what differs
-from the request) and `folder`. Each run is answered with a line of JSON: `{"run": i, "batches": n, "notes": {…}}`
-beside `folder/i.npz` (one array of results per batch), or `{"run": i, "error": text}`.
+Nothing is recorded and no callback is set, so graphs run whole, on the devices that llama.cpp chose; but where `watch`
+is asked for, `choices.Watch` looks at what the run chooses. Standard input has one JSON object: `request` (`Request`'s
+fields), `device` ("" for the CPU alone), `runs` (a list of what differs from the request), `folder`, and `watch`: null,
+or `{"forced": file or null, "values": bool}`; choices are then written to `folder/choices-i.npz`. Each run is answered
+with a line of JSON: `{"run": i, "batches": n, "notes": {…}, "spoilt": text}` beside `folder/i.npz` (one array of
+results per batch), or `{"run": i, "error": text}`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from conformance.cgraph.recipe import make
 from conformance.cgraph.tensor import Tensor
 from conformance.cgraph.types import TYPES
 
-from . import weights
+from . import choices, weights
 from .drive import Drive, Tokens
 from .layout import ABORT_CALLBACK, SET_TENSOR_DATA, TENSOR, GgufInitParams
 from .library import Library
@@ -58,7 +60,7 @@ def main() -> None:
         os._exit(0)
     for i, changes in asked["runs"]:
         try:
-            reply = player.play(replace(request, **changes), folder / f"{i}.npz")
+            reply = player.play(replace(request, **changes), folder, i, asked.get("watch"))
         except ConformanceError as e:
             reply = {"error": str(e), "said": player.complaints(), "notes": player.notes}
         answer.write(json.dumps({"run": i, **reply}) + "\n")
@@ -112,8 +114,8 @@ class Player:
         data = make(weights.recipe(self._request.stream, t), t)
         self.library.c.ggml_backend_tensor_set(pointer, data.ctypes.data, 0, data.nbytes)
 
-    def play(self, request: Request, output: Path) -> dict[str, Any]:
-        """Play the request's plan on a context of its own and write what each batch gave.
+    def play(self, request: Request, folder: Path, number: int, watch: dict[str, Any] | None) -> dict[str, Any]:
+        """Play the request's plan on a context of its own and write what each batch gave, as run `number`.
 
         Raises:
             ConformanceError: no context can be made, or a part of the plan cannot be done.
@@ -132,12 +134,22 @@ class Player:
         params.kv_unified = int(request.unified)
         params.swa_full = int(request.swa_full)
         params.embeddings = int(request.embeddings)
+        forced = choices.load(Path(watch["forced"])) if watch and watch["forced"] else None
+        looker = choices.Watch(self.library, forced, values=watch["values"]) if watch else None
+        if looker:
+            params.cb_eval = ctypes.cast(looker.callback, ctypes.c_void_p)
         context = c.llama_init_from_model(self.model, params)
         if not context:
             raise UsageError(f"llama.cpp cannot make a context: {said(self.library)}")
         sizes = [m for line in self.library.log if (m := _SIZE.search(line))]
         self.notes = {"nodes": int(sizes[-1][1]), "splits": int(sizes[-1][2])} if sizes else {}
         results: list[F32] = []
+
+        def each(batch: Tokens) -> None:
+            results.append(self._results(context, batch, request))
+            if looker:
+                looker.batch = len(results)
+
         drive = Drive(
             self.library,
             self.model,
@@ -147,15 +159,14 @@ class Player:
             n_ubatch=request.n_ubatch,
             stream=request.stream,
             begin=lambda _: None,
-            each=lambda batch: results.append(self._results(context, batch, request)),
+            each=each,
         )
         drive.run(request.plan)
-        np.savez(output, *results)
+        np.savez(folder / f"{number}.npz", *results)
         c.llama_free(context)
-        return {
-            "batches": len(results),
-            "notes": self.notes,
-        }
+        if looker:
+            choices.save(folder / f"choices-{number}.npz", looker.choices)
+        return {"batches": len(results), "notes": self.notes, "spoilt": looker.spoilt if looker else ""}
 
     def complaints(self) -> list[str]:
         """What the libraries last said went wrong, without what llama.cpp says of every failure."""
