@@ -146,6 +146,15 @@ def test_the_reproduce_line_of_a_case_by_reference_works(case: Case, tmp_path: P
     assert again.exit_code == 0, again.output
 
 
+@needs_wheel
+def test_a_step_too_large_is_said_and_not_held(runner: Runner, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the nodes' values would not fit, the free run's verdict stands, and the detail names the step."""
+    monkeypatch.setattr(recorded, "WHOLE_BYTES", 250_000)
+    (result,) = runner.run(Spec("cpu"), [case])
+    assert result.verdict is Verdict.PASS, result.detail
+    assert "node by node: not judged at step 0: its nodes' values take " in result.detail
+
+
 def test_layouts_are_the_kinds_of_steps() -> None:
     """A prompt and a decode are two layouts; further decodes are no more."""
     case = CAPTURED.build("captured/llama-fa-1seq@0")

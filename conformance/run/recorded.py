@@ -89,7 +89,7 @@ def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Rec
     tests_reference = resolve(spec).name == REFERENCE
     worth, own = None, None
     if not has_nodes(case):
-        oracle.whole(case, made or EXACT if tests_reference else declared, layouts(case))
+        oracle.whole(case, made or EXACT if tests_reference else declared, _held(case))
     exact = oracle.expect([case], EXACT)[0].exact
     if not tests_reference:
         own = oracle.expect([case], declared)[0].steps
@@ -234,11 +234,11 @@ def _by_record(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int)
 
 def _by_reference(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: int) -> tuple[list[Judged], bool]:
     """Nodes of step `k` fed from the reference's run; the reference itself is held against the second opinion."""
-    size = sum(packed_nbytes(n) for n in computed_nodes(case.steps[k]))
+    size = _size(case, k)
     if size > WHOLE_BYTES:
-        raise BackendError(f"its nodes' values take {size >> 20} MB, and {WHOLE_BYTES >> 20} are allowed")
+        raise BackendError(f"its nodes' values take {size:,} bytes, and {WHOLE_BYTES:,} are allowed")
     arithmetic = backend.arithmetic_in(case)
-    values = oracle.whole(case, arithmetic, layouts(case))
+    values = oracle.whole(case, arithmetic, _held(case))
     steps = [
         Step(s.graph, s.inputs, s.outputs, {**v.outputs, **v.caches}) for s, v in zip(case.steps, values, strict=True)
     ]
@@ -254,7 +254,7 @@ def _by_reference(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: i
 
 
 def layouts(case: Case) -> list[int]:
-    """The first step of each layout, as far as its nodes' values may be held at all."""
+    """The first step of each layout."""
     first: dict[tuple[object, ...], int] = {}
     for k, step in enumerate(case.steps):
         kind = tuple(
@@ -262,6 +262,15 @@ def layouts(case: Case) -> list[int]:
         )
         first.setdefault(kind, k)
     return list(first.values())
+
+
+def _held(case: Case) -> list[int]:
+    """Those whose nodes' values may be held."""
+    return [k for k in layouts(case) if _size(case, k) <= WHOLE_BYTES]
+
+
+def _size(case: Case, k: int) -> int:
+    return sum(packed_nbytes(n) for n in computed_nodes(case.steps[k]))
 
 
 def _alone(backend: Backend, alone: Case) -> Mapping[Tensor, Bytes]:

@@ -92,7 +92,7 @@ def _listed(experts: Sequence[int]) -> str:
 
 def save(path: Path, choices: Sequence[Choice]) -> None:
     """Write choices to a file."""
-    arrays: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, Any] = {}
     for i, c in enumerate(choices):
         arrays |= {f"s{i}": c.scores, f"c{i}": c.chosen, f"f{i}": np.array([c.batch, c.k])}
     names = np.array([c.name for c in choices], dtype=np.str_)
