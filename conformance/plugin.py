@@ -74,6 +74,7 @@ class Suite:
             isolation=isolation,
             write_ahead=self.folder,
             waiving=self.waiving,
+            on_hang=self._hung,
         )
         self.is_worker = hasattr(config, "workerinput")
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"
@@ -110,6 +111,12 @@ class Suite:
         self.results[key] = result
         if self.partial is not None:
             self.partial.add([result])
+
+    def _hung(self, spec: Spec, cases: Sequence[str], sentence: str) -> None:
+        """The process is about to end because `spec` does not come back: write what the session has."""
+        self.reasons |= {(str(spec), case): sentence for case in cases}
+        if self.session is not None and not self.is_worker:
+            _finish(self, self.session, pytest.ExitCode.INTERRUPTED)
 
     def unproven(self) -> dict[str, str]:
         """Backend -> a sentence, for each on which nothing passed."""

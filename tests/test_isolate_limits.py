@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from night_script import lives, until
 
-from conformance.backend.interface import MAX_TEXT, Witness, describe
+from conformance.backend.interface import Witness, describe
 from conformance.backend.registry import Spec, adapter
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step

@@ -22,7 +22,7 @@ from conformance.report.causes import ORDER
 from conformance.report.graphview import BOX_HEIGHT, BOX_WIDTH, svg
 from conformance.report.page import page
 from conformance.report.runs import Runs, read_runs
-from conformance.report.told import missing, unlisted
+from conformance.report.told import unlisted
 
 pytest_plugins = ("page_fixtures",)
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'\u202eevil"

@@ -111,7 +111,11 @@ class Execution:
         if self._partial and self._partial.left:
             click.echo(self._partial.left, err=True)
         self._runner = Runner(
-            save_failures=plan.save, isolation=plan.isolation, write_ahead=folder, waiving=plan.waiving
+            save_failures=plan.save,
+            isolation=plan.isolation,
+            write_ahead=folder,
+            waiving=plan.waiving,
+            on_hang=self._hung,
         )
         self._results: list[Result] = []
         self._reasons: dict[tuple[str, str], str] = {}
@@ -220,8 +224,19 @@ class Execution:
         if isinstance(broken := fault(), BrokenPipeError) and not (self._plan.json_path or self._plan.journal):
             raise broken  # nobody reads what comes, and nobody asked for a record
 
+    def _hung(self, spec: Spec, cases: Sequence[str], sentence: str) -> None:
+        """The process is about to end because `spec` does not come back: write what the run has."""
+        self._reasons |= {(str(spec), case): sentence for case in cases}
+        self._write(f"{ENDED}: {sentence}")
+
     def _record(self, why: str) -> None:
         """Write the document, and only then end the backends: they may take their time, or fault."""
+        try:
+            self._write(why)
+        finally:
+            self._close()
+
+    def _write(self, why: str) -> None:
         plan = self._plan
         written = False
         try:
@@ -235,7 +250,6 @@ class Execution:
         finally:
             if self._partial and (says := self._partial.close(written=written)):
                 click.echo(says, err=True)
-            self._close()
 
     def _close(self) -> None:
         try:
