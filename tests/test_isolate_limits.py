@@ -14,6 +14,7 @@ from night_script import lives, until
 
 from conformance.backend.interface import Witness, describe
 from conformance.backend.registry import Spec, adapter
+from conformance.backend.strict import MAX_TEXT
 from conformance.cgraph.build import Builder
 from conformance.cgraph.case import Case, Step
 from conformance.cgraph.errors import BackendCrashError, BackendError, BackendTimeoutError

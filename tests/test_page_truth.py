@@ -93,7 +93,7 @@ def test_what_is_missing_is_forgotten_only_with_a_newer_result(tmp_path: Path) -
     def left(lost: str, ran: str, machine: str = "m1") -> int:
         old = _lost((A, "x"), rows=[], written=lost)
         new = document([(A, "x", "PASS")], written=ran, machine=machine)
-        return len(missing(read_runs([written_to(tmp_path / "1.json", old), written_to(tmp_path / "2.json", new)])))
+        return len(read_runs([written_to(tmp_path / "1.json", old), written_to(tmp_path / "2.json", new)]).missing)
 
     assert left("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z") == 0
     assert left("2026-01-03T00:00:00Z", "2026-01-02T00:00:00Z") == 1

@@ -96,7 +96,7 @@ def save(path: Path, choices: Sequence[Choice]) -> None:
     for i, c in enumerate(choices):
         arrays |= {f"s{i}": c.scores, f"c{i}": c.chosen, f"f{i}": np.array([c.batch, c.k])}
     names = np.array([c.name for c in choices], dtype=np.str_)
-    np.savez(path, allow_pickle=False, names=names, **arrays)
+    np.savez(path, names=names, **arrays)
 
 
 def load(path: Path) -> list[Choice]:
