@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ class Bench:
         found = self.runner.run(wicked, self.given)
         again = self.runner.run(CPU, self.given)
         if wicked in self.runner._backends:
-            self.runner._end(str(wicked), self.runner._watchdog, self.runner._backends.pop(wicked))
+            self.runner._end(str(wicked), self.runner._backends.pop(wicked))
         assert [(r.case, r.backend) for r in found] == [(c.id, str(wicked)) for c in self.given]
         assert {v for _, v, _ in self.first} == {"PASS"}
         assert told(again) == self.first
@@ -249,12 +250,19 @@ def test_backends_lists_what_is_broken(at: str, how: str) -> None:
 
 def test_a_witness_is_strict_json() -> None:
     """NumPy's numbers become numbers; what JSON cannot hold, or too much of it, names its field."""
-    found = witnessed(Witness("x", "eager", nodes=np.int64(3), kernels={"X": np.uint8(2)}))  # type: ignore[arg-type]  # as adapters do
+    found = witnessed(Witness("x", "eager", nodes=np.int64(3), kernels={"X": np.uint8(2)}))  # type: ignore[arg-type,dict-item]  # as adapters do
     assert json.dumps(found.nodes) == "3"
     assert found.kernels == {"X": 2}
-    for field, value in (("kernels", {"X": b"3"}), ("notes", ["x" * (1 << 20)]), ("device", 3), ("notes", "abc")):
+    wrong: tuple[tuple[str, Any], ...] = (
+        ("kernels", {"X": b"3"}),
+        ("notes", ["x" * (1 << 20)]),
+        ("device", 3),
+        ("notes", "abc"),
+    )
+    for field, value in wrong:
+        given = replace(Witness("x", "eager"), **{field: value})
         with pytest.raises(BackendError, match=rf"Witness\.{field}"):
-            witnessed(replace(Witness("x", "eager"), **{field: value}))
+            witnessed(given)
 
 
 def test_an_arithmetic_cannot_take_anothers_name() -> None:

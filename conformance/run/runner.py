@@ -36,6 +36,7 @@ from .execute import Execution, StepValues, execute
 from .guard import STRANGER, Guarded, caught, guarded
 from .isolate import IsolatedBackend, Isolation, open_backend
 from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
+from .scheduler.backend import SchedBackend
 from .seal import CaseSeal, freeze
 from .select import build
 from .waiving import Waiving
@@ -159,13 +160,14 @@ class Runner:
         if self._ahead is not None:
             self._ahead.close()
         for spec, backend in self._backends.items():
-            self._end(str(spec), None if isinstance(backend, IsolatedBackend) else self._watchdog, backend)
-        self._end("the oracle", None, self.oracle)
+            self._end(str(spec), backend)
+        self._end("the oracle", self.oracle)
         self._watchdog.close()
 
-    def _end(self, name: str, watchdog: Watchdog | None, it: Backend | Oracle) -> None:
+    def _end(self, name: str, it: Backend | Oracle) -> None:
+        limited = isinstance(it, (IsolatedBackend, SchedBackend, Oracle))
         try:
-            caught(f"{name}: close", watchdog, it.close)
+            caught(f"{name}: close", None if limited else self._watchdog, it.close)
         except ConformanceError as e:
             self.problems.append(str(e))
             sys.stderr.write(f"{e}; nothing is lost by it\n")

@@ -16,7 +16,7 @@ from conformance.cgraph.case import Case
 from conformance.cgraph.errors import ConformanceError, UnavailableError, UsageError
 
 from .guard import caught, guarded
-from .isolate import Isolation, open_backend
+from .isolate import IsolatedBackend, Isolation, open_backend
 from .watchdog import Watchdog
 
 
@@ -129,7 +129,7 @@ def _asked(opened: Backend, spec: Spec, watchdog: Watchdog) -> Probe:
         return Probe(backend.info(), backend.buffer_types(), backend.stages)
     finally:
         with suppress(ConformanceError):  # of a run's own closing it is said
-            caught(f"{spec}: close", watchdog, opened.close)
+            caught(f"{spec}: close", None if isinstance(opened, IsolatedBackend) else watchdog, opened.close)
 
 
 def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tuple[list[Spec], dict[Spec, str]]:
