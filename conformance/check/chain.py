@@ -200,7 +200,8 @@ def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:
             to = "f16"
         worth += _ACTIVATIONS.get(to, 0.0)
     narrow = node.type.is_quantized or node.type.name in _STORED
-    if narrow and any(s is not None and s.type is not node.type for s in node.src[:1]):
+    kept = node.src[1:2] if node.op == "IM2COL" else node.src[:1]  # a kernel comes first, which it does not read
+    if narrow and any(s is not None and s.type is not node.type for s in kept):
         worth += _STORED.get(node.type.name, _STORED_OTHER)
     return worth
 

@@ -1,7 +1,7 @@
 """`conform`: the command line.
 
-Exit codes: 0 fine, 1 conformance failures, 2 bad input or usage, 3 nothing executed or nothing passed, 4 a backend in this
-process did not come back, 74 stdout cannot be written, 130 interrupted.
+Exit codes: 0 fine, 1 conformance failures, 2 bad input or usage, 3 nothing executed or nothing passed, 4 a backend
+in this process did not come back, 74 stdout cannot be written, 130 interrupted.
 """
 
 from __future__ import annotations

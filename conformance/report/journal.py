@@ -27,7 +27,7 @@ from conformance.check.verdict import Result, Verdict
 from conformance.run.seeds import new_seed
 
 from .record import SCHEMA, header
-from .runfile import COUNT, HEADER, RESULT, check, one_of
+from .schema import COUNT, HEADER, RESULT, check, one_of
 
 KIND = "journal"
 BESIDE = ".partial.jsonl"

@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 
 from conformance.check.verdict import FAILURES, Result, Verdict
 
-from .runfile import WRITTEN
 from .runs import Row
+from .schema import WRITTEN
 
 OPS = "ops"
 """The family whose cases are single ops (`cases/ops/grammar.py`)."""

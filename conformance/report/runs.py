@@ -11,7 +11,8 @@ from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
 from conformance.check.verdict import Result, Verdict
 
-from .runfile import ROWS, Document, read_document
+from .runfile import Document, read_document
+from .schema import ROWS
 
 T = TypeVar("T")
 

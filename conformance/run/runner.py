@@ -30,7 +30,7 @@ from conformance.cgraph.graph import Graph
 from conformance.check.judge import Judged, judge_trajectory
 from conformance.check.verdict import Result, Verdict
 
-from . import cost, divergence, recorded, relate, seen, stages, stepwise
+from . import choices, cost, divergence, recorded, relate, seen, stages, stepwise
 from .demands import unmet
 from .execute import Execution, StepValues, execute
 from .guard import STRANGER, Guarded, caught, guarded
@@ -413,12 +413,35 @@ class Runner:
             return
         reference = self.oracle.reference_in(backend.arithmetic_in(case))
         found = divergence.first_divergent(backend, reference, case, wrong.step)
-        if found is None:
+        if found is None and (flip := self._flip(backend, reference, case, execution)):
+            result.verdict, result.detail = (
+                Verdict.PASS,
+                f"{flip}; each node alone is right; what follows is not judged",
+            )
+            result.budget_used = max((j.used for j in (*judged, *beside) if j.step < wrong.step), default=0.0)
+        elif found is None:
             result.first_divergence = divergence.describe(wrong, case, divergence.GRAPH)
             result.detail += "; each node alone is right, so fusion or state is at fault"
         else:
             result.first_divergence = divergence.describe(found, case)
             result.detail = divergence.sentence(found, case) + "; everything before it agrees"
+
+    @staticmethod
+    def _flip(backend: Backend, reference: Backend, case: Case, execution: Execution) -> str:
+        """The choice of experts at a near-tie that explains all that is wrong; empty where none does."""
+        if not any(n.op in choices.OPS for s in case.steps for n in s.graph):
+            return ""
+        every = range(len(case.steps))
+        ran, right = (execute(b, case, every_node=every).steps for b in (backend, reference))
+        arithmetic = reference.arithmetic()
+        flip = choices.near_tie(case, [v.outputs for v in ran], [v.outputs for v in right], arithmetic)
+        whole = [
+            StepValues({t: v.outputs[t] for t in s.outputs}, v.caches) for s, v in zip(case.steps, ran, strict=True)
+        ]
+        same = all(j.used <= 1 for j in _judged(case, whole, execution, arithmetic))
+        if not flip or not same or divergence.first_divergent(backend, reference, case, every[-1]) is not None:
+            return ""
+        return flip
 
     def _keep(self, result: Result, case: Case) -> None:
         if result.verdict in {Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.XPASS}:

@@ -14,8 +14,9 @@ from string import Template
 
 from conformance import __version__
 from conformance.cgraph.case import JSON
-from conformance.report.runfile import WRITTEN, Document
+from conformance.report.runfile import Document
 from conformance.report.runs import Row, Runs
+from conformance.report.schema import WRITTEN
 from conformance.report.told import unlisted
 
 from . import tables
