@@ -197,5 +197,6 @@ def check(path: Path, place: str, found: Mapping[str, JSON], rules: Mapping[str,
 
 
 def shown(value: JSON) -> str:
+    """A value in a message: short, and on one line."""
     text = ascii(value) if not isinstance(value, (dict, list)) else f"{type(value).__name__} of {len(value)}"
     return text if len(text) <= 60 else f"{text[:60]}…"
