@@ -41,7 +41,7 @@ TABLE: dict[Level, tuple[str, ...]] = {
         f"llama-{_TINY},seqs=3,unified=1,run=at84.d4.rm1.d3",
         f"llama-{_TINY},run=at245.d1.shift9.p30.d2",
         f"gemma2-{_TINY.replace('l=1', 'l=2')},ubatch=64,run=at250.d2.p10.d2",
-        f"llama-{_LONG},w=q8_0,run=at254.p3.d2",
+        f"llama-{_LONG},w=q8_0,run=at252.p3.d3",
     ),
     "standard": (
         f"llama-{_CACHES},{{write=set_rows|write=cpy}},{_CROSS}",
