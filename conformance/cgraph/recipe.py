@@ -21,7 +21,7 @@ from .tensor import Bytes, Tensor, nelements
 MAX_BYTES = 1 << 30
 """Bytes of tensors, and of what making one of them takes on the way, that the recipes of one file may ask for."""
 
-MAKEABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q6_K", "mxfp4"})
+MAKEABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q5_K", "q6_K", "mxfp4"})
 """Types that a recipe's values are rounded to."""
 _LIMIT = 2.0**64
 
