@@ -6,6 +6,8 @@ import ctypes
 import importlib.util
 import math
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -201,3 +203,17 @@ def test_places_that_are_no_file(tmp_path: Path) -> None:
                 reader(path)
     with pytest.raises(CaseFileError, match="cannot be written"):
         casefile.write(tmp_path / "no folder" / "a.gguf", small_case())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="nobody tells whether a process lives")
+def test_what_killed_processes_left_goes_with_the_next_write(tmp_path: Path) -> None:
+    """Temporary files and folders of dead processes are removed, those of living ones and all else stays."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        pass
+    (tmp_path / f".conformance-{gone.pid}-folder").mkdir()
+    (tmp_path / f".conformance-{gone.pid}-x.tmp").touch()
+    stays = {f".conformance-{os.getppid()}-x.tmp", ".conformance-notes", "case.gguf"}
+    for name in stays - {"case.gguf"}:
+        (tmp_path / name).touch()
+    casefile.write(tmp_path / "case.gguf", small_case())
+    assert {p.name for p in tmp_path.iterdir()} == stays

@@ -14,6 +14,7 @@ from browser import VIEWS, Driver, ask, go, look
 from click.testing import CliRunner
 from run_files import document, head, result, written_to
 
+from conformance.cgraph.errors import UsageError
 from conformance.cgraph.graph import Graph
 from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor, new_tensor
 from conformance.cgraph.types import F32
@@ -143,12 +144,15 @@ def test_documents_of_before_still_open(opened: Open, browser: Driver) -> None:
         assert ask(browser, "return all('main h2').length") == 1
 
 
-def test_odd_keys_of_a_stranger_are_passed_over(opened: Open, browser: Driver) -> None:
-    """Whatever stands where pairs, counts, cells and phases are expected, the page opens."""
+def test_odd_keys_of_a_stranger_open_or_are_refused(opened: Open, browser: Driver, tmp_path: Path) -> None:
+    """Whatever stands where cells and phases are expected, the page opens; odd pairs and counts are refused by name."""
     odds: tuple[Any, ...] = (None, 5, "x", [5, None, {}], {"x": "y", "z": True})
     for odd in odds:
+        for name in ("asked", "missing"):
+            with pytest.raises(UsageError, match=name):
+                read_runs([written_to(tmp_path / "odd.json", {**document([(A, "x", "PASS")]), name: odd})])
         zoo = {**head("zoo"), "results": odd}
-        opened({**document([(A, "x", "PASS")]), "asked": odd, "missing": odd}, zoo, {**head("phases"), "backends": odd})
+        opened(document([(A, "x", "PASS")]), zoo, {**head("phases"), "backends": odd})
         assert ask(browser, "return document.documentElement.dataset.ready") == "yes", odd
 
 

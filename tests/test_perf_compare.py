@@ -18,6 +18,7 @@ from conformance.cgraph.errors import BackendCrashError, BackendError, BackendTi
 from conformance.cli import main
 from conformance.perf import rounds
 from conformance.perf.compare import Build
+from conformance.process import worker_pid
 
 SCHEME = "venv" if "venv" in sysconfig.get_scheme_names() else sysconfig.get_default_scheme()
 """How a virtual environment is laid out; Python 3.10 has no name for it."""
@@ -121,7 +122,9 @@ def test_what_a_build_lacks(base: Path) -> None:
 def test_a_build_that_dies(base: Path) -> None:
     """A process that ended, or that does not answer, is an error that says so."""
     build = Build(base)
-    os.kill(build._process.pid, 9)
+    worker = worker_pid(build._process)
+    assert worker is not None
+    os.kill(worker, 9)
     with pytest.raises(BackendCrashError, match="its process ended"):
         build.ask("run")
     build.close()

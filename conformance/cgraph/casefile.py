@@ -50,6 +50,7 @@ from .casefile_read import FREE_MEMORY, index, read, read_one, stream
 from .codec import dump
 from .errors import CaseFileError
 from .gguf_header import MAX_TENSOR_NAME, crc32, read_header
+from .leftover import prefix
 from .reference import Reference, dump_references, link_models
 from .tensor import Bytes, Tensor
 
@@ -72,7 +73,7 @@ def write(path: str | os.PathLike[str], cases: Case | Iterable[Case]) -> None:
     if not bundle.ids:
         raise CaseFileError("cases", "at least one case expected, none given")
     try:
-        with tempfile.TemporaryDirectory(prefix=".conformance-", dir=path.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=prefix(path.parent), dir=path.parent) as folder:
             temporary = Path(folder, path.name)
             bundle.write(temporary)
             _seal(temporary)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from conformance.cgraph.case import JSON
 from conformance.cgraph.errors import UsageError
+from conformance.cgraph.leftover import prefix
 from conformance.check.asked import Asked, Missing
 from conformance.check.verdict import Result, Totals
 from conformance.run.checkout import source
@@ -130,7 +131,7 @@ def write_text(path: Path, text: str | Iterable[str], option: str = "--json") ->
         if path.exists() and not path.is_file():
             path.write_text("".join(parts), encoding="utf-8")
             return
-        fd, name = tempfile.mkstemp(dir=path.parent, prefix=path.name[:100], suffix=".tmp")
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=prefix(path.parent), suffix=".tmp")
         temporary = Path(name)
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as f:

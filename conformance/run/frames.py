@@ -142,7 +142,7 @@ def pack_error(error: BaseException) -> dict[str, JSON]:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
-    return {"error": BackendError.__name__, "message": f"{name}: {message}{where}"}
+    return {"error": BackendError.__name__, "message": f"the adapter raised {name}: {message}{where}"}
 
 
 def _words(error: BaseException) -> str:

@@ -184,7 +184,7 @@ def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, ca
         try:
             judged, same = judge(spec, backend, oracle, case, k)
         except Exception as e:  # noqa: BLE001  # whatever an adapter raises: the free run has its verdict
-            missed.setdefault(reason(e), []).append(k)
+            missed.setdefault(reason(e).replace(f"{case.id}#{k}", case.id), []).append(k)
             continue
         equal = equal and same
         _take(result, judged, case)

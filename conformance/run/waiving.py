@@ -70,7 +70,7 @@ def told(found: dict[str, JSON] | None) -> list[str]:
         f"waivers of {name}: {w['file']}: {w['known']} known failure{'s' * (w['known'] != 1)}"
         for name, w in found["waivers"].items()
     ]
-    return [f"settings: {found['file'] or 'no file'} ({'; '.join(said) or 'nothing of it is in force'})"]
+    return [f"settings: {found['file'] or 'no file'} ({'; '.join(said)})"] if said else []
 
 
 def today() -> date:

@@ -194,9 +194,9 @@ def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
             lock = _taken(own / LOCK)
         if lock is None:
             continue
-        said = max(own.glob("*.json"), default=None)  # the last that began is the innermost
-        if said is not None:
-            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, ConformanceError):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, ConformanceError):
+            said = max(own.glob("*.json"), default=None)  # the last that began is the innermost
+            if said is not None:
                 found.append(_rescued(folder / LEFT, said, build))
         shutil.rmtree(own, ignore_errors=True)
         if lock >= 0:
