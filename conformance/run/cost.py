@@ -2,7 +2,8 @@
 
 A case file of a few hundred bytes can ask for more than a machine has: REPEAT makes any size, and some kernels loop as
 often as a parameter says. The figures are those of the reference `cpu`: a step's nodes stay until the step ends, a
-kernel works on float64 copies of its operands, and outputs and caches of every step stay until they are compared.
+kernel works on float64 copies of its operands, and outputs and caches of every step stay until they are compared, which
+happens in float64 too. Where they differ, all nodes of a step are compared, each alone.
 They are upper bounds within a small factor, no measurements.
 """
 
@@ -29,6 +30,8 @@ MEMORY_SHARE = 0.75
 _AT_ONCE = 1 << 24
 """Elements of weights that a matrix product converts at a time."""
 _F64 = 8
+_COMPARED = 10
+"""Float64 values that comparing two tensors holds for each of their elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,9 @@ def _of(case: Case) -> Cost:
         nodes = [n for n in step.graph if computes(n)]
         kept += caches + sum(map(packed_nbytes, step.outputs))
         here = _buffers(case, step) + max(map(_beside, nodes), default=0)
-        peak = max(peak, held + here + 2 * kept)  # kept in the backend's arithmetic, too
+        values = sum(map(packed_nbytes, nodes))
+        judged = 2 * values + _F64 * _COMPARED * max(map(nelements, nodes), default=0)
+        peak = max(peak, held + 3 * kept + max(here, judged))  # exact, in the backend's arithmetic, and its own
         operations = max(operations, sum(map(_operations, nodes)))
     return Cost(peak, operations)
 
