@@ -14,10 +14,12 @@ from click.testing import CliRunner
 
 from conformance.cases import FAMILIES
 from conformance.cgraph.errors import UsageError
+from conformance.check.verdict import Verdict
 from conformance.cli import main
 from conformance.planted import campaign
 from conformance.planted.faults import FOLDER, ROOT, Fault, control, read
 from conformance.planted.loader import load
+from conformance.planted.worker import Hunter
 
 FAULTS = {f.name: f for f in read([FOLDER])}
 ABORTS = Fault(
@@ -141,3 +143,15 @@ def test_exit_code_says_whether_all_were_noticed(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["planted", "--faults", str(path)])
     assert result.exit_code == 1
     assert "not noticed: harmless" in result.output
+
+
+def test_a_relation_opens_a_copy_with_its_options() -> None:
+    """Where a relation opens the backend once more with options of its own, the hunt opens the same copy with them."""
+    faults = [control("openvino-stateless", ["relations"])]
+    hunter = Hunter(faults)
+    try:
+        (spec,) = [f.spec for f in faults]
+        found = hunter.run(spec, [hunter.case(next(i for i in FAMILIES["relations"].ids("smoke") if "/warm-" in i))])
+    finally:
+        hunter.close()
+    assert [(r.verdict, r.detail) for r in found] == [(Verdict.PASS, "")]

@@ -13,7 +13,7 @@ import importlib.machinery
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from itertools import count
 from pathlib import Path
@@ -35,8 +35,12 @@ COPIED = ("conformance.cgraph.quants", "conformance.cgraph.requant")
 _number = count()
 
 
-def load(fault: Fault) -> Backend:
+def load(fault: Fault, options: Mapping[str, str] | None = None) -> Backend:
     """A backend with the fault in it.
+
+    Args:
+        fault: what to plant.
+        options: of the adapter; those that the fault names where None.
 
     Raises:
         UsageError: the fault cannot be planted, or its adapter is unknown.
@@ -48,7 +52,7 @@ def load(fault: Fault) -> Backend:
         raise UsageError(f"fault {fault.name}: no adapter {base.name!r} is installed")
     module, _, name = found[0].partition(":")
     copy = _Copy(f"planted_{next(_number)}", fault)
-    backend = getattr(copy.module(module), name)(**dict(base.options))
+    backend = getattr(copy.module(module), name)(**(dict(base.options) if options is None else options))
     if not isinstance(backend, Backend):
         raise UsageError(f"fault {fault.name}: {found[0]} is no Backend")
     if fault.file and not copy.planted:  # a module that is imported late

@@ -32,12 +32,12 @@ class Hunter(Runner):
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__()
-        self._faults = {f.spec: f for f in faults}
+        self._faults = {f.spec.name: f for f in faults}
 
     def _open(self, spec: Spec, isolate: bool | None) -> Backend:
         """A faulty backend once more, where a relation wants a second one."""
-        fault = self._faults.get(spec)
-        return super()._open(spec, isolate) if fault is None else load(fault)
+        fault = self._faults.get(spec.name)
+        return super()._open(spec, isolate) if fault is None else load(fault, dict(spec.options))
 
     def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
         return self._run_here(spec, backend, case)
