@@ -18,7 +18,7 @@ import pytest
 from conformance.backend.registry import Spec, resolve
 from conformance.cases import FAMILIES
 from conformance.cases.family import LEVELS, Level
-from conformance.cgraph.case import JSON
+from conformance.cgraph.case import JSON, Case
 from conformance.cgraph.errors import UsageError
 from conformance.cgraph.text import printable
 from conformance.check.asked import INTERRUPTED, STOPPED, Asked, Missing
@@ -184,10 +184,21 @@ class Suite:
             plan = self.planned.get(spec, [case_id])
             start = plan.index(case_id)
             batch = [i for i in plan[start : start + self.runner.batch_size(spec)] if (spec, i) not in self.results]
-            for i, result in zip(batch, self.runner.run(spec, [self.runner.case(i) for i in batch]), strict=True):
+            cases = self._together(batch)
+            for i, result in zip(batch, self.runner.run(spec, cases)):  # noqa: B905  # no longer than `cases`
                 result.fresh = i in self.fresh
                 self.keep((spec, i), result)
         return self.results[key]
+
+    def _together(self, ids: Sequence[str]) -> list[Case]:
+        """The first case, and those behind it that may share its graph: a trajectory's result is on disk by itself."""
+        cases = [self.runner.case(ids[0])]
+        for i in ids[1:]:
+            case = self.runner.case(i)
+            if len(cases[0].steps) != 1 or len(case.steps) != 1:
+                break
+            cases.append(case)
+        return cases
 
 
 class Reports:
