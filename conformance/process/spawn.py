@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
+from conformance.cgraph.errors import UnavailableError
+
 from .launcher import launch
 
 LAUNCHER: Final = os.path.abspath(launch.__file__)  # noqa: PTH100  # a text, and no link resolved
@@ -71,7 +73,7 @@ def _job(popen: subprocess.Popen[bytes]) -> Any:  # noqa: ANN401  # a callable; 
         from .windows import job  # noqa: PLC0415  # that system's alone
 
         return job(popen)
-    raise NotImplementedError(f"{sys.platform}: neither fork nor job objects")
+    raise UnavailableError(f"{sys.platform} has neither fork nor job objects, so nothing would end a child with us")
 
 
 def spawn(
