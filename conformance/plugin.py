@@ -16,31 +16,31 @@ from typing import Any, cast
 import pytest
 
 from conformance.backend.registry import Spec, resolve
-from conformance.cases import FAMILIES
-from conformance.cases.family import LEVELS, Level
-from conformance.cgraph.case import JSON, Case
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.text import printable
-from conformance.check.asked import INTERRUPTED, STOPPED, Asked, Missing
-from conformance.check.asked import told as told_missing
-from conformance.check.verdict import FAILURES, Result, Totals, Verdict
+from conformance.case.case import JSON, Case
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import printable
+from conformance.judge.asked import INTERRUPTED, STOPPED, Asked, Missing
+from conformance.judge.asked import told as told_missing
+from conformance.judge.verdict import FAILURES, Result, Totals, Verdict
 from conformance.perf.bench import Bench
 from conformance.report.journal import Partial
 from conformance.report.record import check_writable, interrupts_wait, record, write_json
 from conformance.report.reproduce import command
-from conformance.run import settings, writeahead
-from conformance.run.isolate import Isolation
-from conformance.run.memory import parse_size
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.isolation.memory import parse_size
 from conformance.run.runner import Runner
-from conformance.run.seeds import FOLDER, fresh_ids, new_seed, reseeded
-from conformance.run.select import build, case_ids, lacking
-from conformance.run.shard import WHOLE, parse
+from conformance.run.session import settings, writeahead
+from conformance.run.session.seeds import FOLDER, fresh_ids, new_seed, reseeded
+from conformance.run.session.select import build, case_ids, lacking
+from conformance.run.session.shard import WHOLE, parse
+from conformance.run.session.waiving import Waiving, in_force, report, today
+from conformance.run.session.waiving import told as told_settings
 from conformance.run.stages import choose
-from conformance.run.waiving import Waiving, in_force, report, today
-from conformance.run.waiving import told as told_settings
+from conformance.suite.family import LEVELS, Level
 
 from . import plugin_perf
 from .plugin_perf import pytest_ignore_collect  # noqa: F401  # a hook of this module too
+from .suite import FAMILIES
 
 Key = tuple[Spec, str]
 PROPERTY = "conformance"

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conformance.backend.registry import Spec
-from conformance.cases.family import Level
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
-from conformance.check.verdict import Result, Verdict
+from conformance.case.case import JSON
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Result, Verdict
 from conformance.perf.bench import Bench, Row
 from conformance.perf.document import document, entry
 from conformance.perf.rounds import Rounds
 from conformance.perf.units import ROUNDS, Unit, units
 from conformance.perf.yardstick import extra_info
-from conformance.run.environment import environment
-from conformance.run.shard import WHOLE, parse
+from conformance.run.session.environment import environment
+from conformance.run.session.shard import WHOLE, parse
+from conformance.suite.family import Level
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from conformance.cgraph.errors import UsageError
+from conformance.ggml.errors import UsageError
 
 AGAIN = "this installation lacks it; install ggml-conformance again, from a whole wheel or a checkout"
 """What to do about a part that is not there."""

@@ -1,7 +1,8 @@
 """Two graphs of the same names that differ in one thing, run in turn."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "alias"
 

@@ -1,7 +1,8 @@
 """Each architecture's sublayers alone."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "blocks"
 

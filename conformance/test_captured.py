@@ -1,7 +1,8 @@
 """Trajectories captured from llama.cpp, held against what it recorded."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "captured"
 

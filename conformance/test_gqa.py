@@ -1,7 +1,8 @@
 """Attention with fewer KV heads than heads, in every shape."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "gqa"
 

@@ -1,7 +1,8 @@
 """Decoders whose KV cache grows past 256 cells, is rewound, emptied and filled again."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "kv_growth"
 

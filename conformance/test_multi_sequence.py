@@ -1,7 +1,8 @@
 """Sequences of different lengths that come, go and share their cells."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "multi_sequence"
 

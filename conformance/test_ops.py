@@ -1,7 +1,8 @@
 """Single ops: every type, broadcast, stride and op_params that ggml's CPU accepts."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "ops"
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from conformance.perf.bench import Row
-from conformance.plugin import check
-from conformance.plugin_perf import PERF, Clock, replay
+
+from .plugin import check
+from .plugin_perf import PERF, Clock, replay
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture

@@ -1,7 +1,8 @@
 """Legal graphs grown at random, run in several sizes over living caches."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "random"
 

@@ -1,7 +1,8 @@
 """Two runs that must give the same: a backend against itself."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "relations"
 

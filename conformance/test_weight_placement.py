@@ -1,7 +1,8 @@
 """Weights in every kind of memory, and quantised tensors that are no weights."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "weight_placement"
 

@@ -1,7 +1,8 @@
 """What llama.cpp lays out and computes, for every architecture it knows, replayed on a backend."""
 
-from conformance.check.verdict import Result
-from conformance.plugin import check
+from conformance.judge.verdict import Result
+
+from .plugin import check
 
 FAMILY = "zoo"
 

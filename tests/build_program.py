@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 from ggml_ctypes import CONSTRUCTORS, SETTERS, Json
 
-from conformance.cgraph.build import Builder
-from conformance.cgraph.build_graph import Expansion
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import TYPES, GGMLType, type_named
+from conformance.ggml.errors import GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.build_graph import Expansion
+from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import TYPES, GGMLType, type_named
 
 B = Builder()
 Ne = tuple[int, int, int, int]

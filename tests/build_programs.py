@@ -10,7 +10,7 @@ import build_programs_recurrent as recurrent
 from build_program import FLOATS, USED, Program, RefusedError
 from ggml_ctypes import CONSTRUCTORS, Json, run_programs
 
-from conformance.cgraph.rules_model import PREC, ROPE_TYPE
+from conformance.ggml.ops.rules_model import PREC, ROPE_TYPE
 
 
 def _map(p: Program, f: str) -> None:

@@ -14,19 +14,19 @@ import numpy as np
 from click.testing import CliRunner
 
 from conformance.backend.registry import Spec
-from conformance.cgraph import casefile, codec
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import JSON, Case, Step
-from conformance.cgraph.errors import CaseFileError, ConformanceError, GraphError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor, nbytes, new_tensor
-from conformance.cgraph.types import F32
-from conformance.check.verdict import Verdict
+from conformance.case import casefile, codec
+from conformance.case.case import JSON, Case, Step
 from conformance.cli import main
-from conformance.run import seen
-from conformance.run.isolate import Isolation
+from conformance.ggml.errors import CaseFileError, ConformanceError, GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, nbytes, new_tensor
+from conformance.ggml.types import F32
+from conformance.judge.verdict import Verdict
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.select import build
+from conformance.run.session import seen
+from conformance.run.session.select import build
 
 LIMITS = Isolation(time_limit=5.0, memory_limit=1 << 30)
 NOTED = frozenset({Verdict.FAIL, Verdict.CRASH, Verdict.TIMEOUT, Verdict.OVERCLAIM})
@@ -70,7 +70,7 @@ def craft(rng: random.Random, path: Path) -> bool:
 
 
 def _seed(rng: random.Random) -> str:
-    from conformance.cases import FAMILIES  # noqa: PLC0415  # a list of thousands, made once
+    from conformance.suite import FAMILIES  # noqa: PLC0415  # a list of thousands, made once
 
     return rng.choice((SEEDS[1], *FAMILIES["ops"].ids("smoke")))
 

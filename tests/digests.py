@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 
-from conformance.cases import FAMILIES
-from conformance.cgraph.case import Case
-from conformance.cgraph.tensor import Tensor
-from conformance.run.select import build
+from conformance.case.case import Case
+from conformance.ggml.tensor import Tensor
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
 
 SAMPLES: dict[str, int] = {
     "ops": 8, "kv_growth": 4, "gqa": 3, "multi_sequence": 3, "weight_placement": 4, "blocks": 4, "alias": 4,

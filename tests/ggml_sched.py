@@ -14,8 +14,8 @@ from ggml_ctypes import CTensor
 
 from backends.ggml.context import Context, Store
 from backends.ggml.library import Library
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Tensor
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor
 from conformance.run.scheduler.assign import Home
 from conformance.run.scheduler.devices import Memory
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.cgraph.build import Builder
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import new_tensor
-from conformance.cgraph.types import F16, F32, I32, I64
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import new_tensor
+from conformance.ggml.types import F16, F32, I32, I64
 
 B = Builder()
 

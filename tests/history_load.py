@@ -11,8 +11,8 @@ from pathlib import Path
 
 from run_files import document
 
-from conformance.perf.history import History
-from conformance.perf.series import runs
+from conformance.perf.history.series import runs
+from conformance.perf.history.store import History
 
 ROWS = 60
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from conformance.cgraph.case import JSON
-from conformance.check.verdict import Result, Totals, Verdict
-from conformance.run.select import case_ids
+from conformance.case.case import JSON
+from conformance.judge.verdict import Result, Totals, Verdict
+from conformance.run.session.select import case_ids
 
 BACKENDS = ("cpu", "ggml", "openvino-stateless", "openvino-stateful", "npu", "sched?devices=xdna2,cpu")
 _BAD = (Verdict.FAIL, Verdict.CRASH, Verdict.OVERCLAIM, Verdict.TIMEOUT, Verdict.VACUOUS)

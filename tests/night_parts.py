@@ -22,10 +22,10 @@ def write(verdict="PASS", kind="conformance"):
     document.write_text(json.dumps({"kind": kind, "results": rows}))
 """
 WORK = f"""
-from conformance.check.verdict import Result, Verdict
+from conformance.judge.verdict import Result, Verdict
 from conformance.report.journal import Journal
 from conformance.report.record import record, write_json
-from conformance.run.shard import Shard
+from conformance.run.session.shard import Shard
 kept = Journal(journal, {{}})
 ids = [f"f/{{n}}@1" for n in range({CASES})]
 shard = Shard(int(document.stem[-1]), 2) if "shard" in document.stem else Shard()
@@ -59,7 +59,7 @@ with (folder / "imported").open("a") as f:
     f.write(" ".join(sorted(Path(p).name for p in sys.argv[4:])) + "\\n")
 """
 LACKS = """
-from conformance.check.asked import Asked
+from conformance.judge.asked import Asked
 from conformance.report.record import record, write_json
 asked = Asked({"fake": ["f/a@1", "f/b@1"]})
 write_json(document, record([], asked=asked, missing=asked.missing([], "its worker died")))

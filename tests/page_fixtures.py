@@ -12,7 +12,7 @@ from browser import Driver, chromium, look
 
 from conformance.report.page import page
 from conformance.report.runs import Runs, read_runs
-from conformance.run.select import case_ids
+from conformance.run.session.select import case_ids
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.tensor import Bytes, Tensor, nbytes, new_tensor, packed_nbytes
-from conformance.cgraph.types import F16, F32, I64, TYPES
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import GraphError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor, packed_nbytes
+from conformance.ggml.types import F16, F32, I64, TYPES
 
 _B = Builder()
 _MAKE: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance.check.verdict import Result, Totals, Verdict
+from conformance.judge.verdict import Result, Totals, Verdict
 
 WHEN = "2026-01-02T03:04:05Z"
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from conformance.backend.interface import Backend, DeviceInfo, Session, Support
 from conformance.backend.registry import Spec, create
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.case import Case
-from conformance.cgraph.tensor import Tensor
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.tensor import Tensor
 
 
 class StandIn(Backend):

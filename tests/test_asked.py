@@ -18,9 +18,9 @@ from click.testing import CliRunner
 from click.testing import Result as Invoked
 from run_files import document, written_to
 
-from conformance.check.asked import Asked, told
-from conformance.check.verdict import Result, Verdict
 from conformance.cli import main
+from conformance.judge.asked import Asked, told
+from conformance.judge.verdict import Result, Verdict
 from conformance.report.junit import ERRORS, junit
 from conformance.report.markdown import markdown
 from conformance.report.runs import read_runs

@@ -14,19 +14,19 @@ from click.testing import CliRunner, Result
 from backends.ggml.library import WHEEL
 from conformance import shipped
 from conformance.backend.registry import Spec, adapter, create
-from conformance.cases.uses import MADE_UP, made_up
-from conformance.cases.varied import VARIED, variations
-from conformance.cgraph import casefile
-from conformance.cgraph.errors import BackendError
-from conformance.cgraph.placement import Placement
-from conformance.cgraph.rules import check_node
-from conformance.cgraph.tensor import computes
-from conformance.check import waivers
+from conformance.case import casefile
 from conformance.cli import main
+from conformance.ggml.errors import BackendError
+from conformance.ggml.ops.rules import check_node
+from conformance.ggml.placement import Placement
+from conformance.ggml.tensor import computes
+from conformance.judge import waivers
 from conformance.run.audit import CASES, Cell, Finding, audit, strict
-from conformance.run.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.select import build, case_ids
+from conformance.run.session.select import build, case_ids
+from conformance.suite.uses import MADE_UP, made_up
+from conformance.suite.varied import VARIED, variations
 
 wheel = pytest.mark.skipif(importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine")
 openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")

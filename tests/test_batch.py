@@ -7,11 +7,11 @@ import pytest
 
 from conformance.backend import registry
 from conformance.backend.registry import Spec
-from conformance.cases.batch import merge
-from conformance.cases.ops import build, ids
-from conformance.cgraph.case import Case
-from conformance.cgraph.codec import dump, load
-from conformance.cgraph.errors import GraphError
+from conformance.case.case import Case
+from conformance.case.codec import dump, load
+from conformance.ggml.errors import GraphError
+from conformance.suite.batch import merge
+from conformance.suite.ops import build, ids
 
 CASES = ids("smoke")[::4]
 

@@ -13,7 +13,8 @@ from build_program import Program
 from build_programs import answers, programs, random_graph
 from ggml_ctypes import CONSTRUCTORS, run_programs
 
-from conformance.cgraph import (
+from conformance.ggml.errors import GraphError
+from conformance.ggml.ops import (
     build_layout,
     build_math,
     build_matrix,
@@ -26,10 +27,9 @@ from conformance.cgraph import (
     rules_recurrent,
     rules_sparse,
 )
-from conformance.cgraph.build import Builder
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor
-from conformance.cgraph.types import F32, TYPES
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import FLAG_COMPUTE, Tensor
+from conformance.ggml.types import F32, TYPES
 
 B = Builder()
 

@@ -15,17 +15,17 @@ import pytest
 from click.testing import CliRunner
 from random_cases import small_case
 
-from conformance.cases import captured
-from conformance.cases.captured import FAMILY, import_capture
-from conformance.cases.isolated import isolated_nodes
-from conformance.cgraph import casefile
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import JSON, Case, Step, writes_in_place
-from conformance.cgraph.errors import CaseFileError, GraphError, UnavailableError, UsageError
-from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, new_tensor, packed_nbytes
-from conformance.cgraph.types import F16, F32, I64
+from conformance.case import casefile
+from conformance.case.case import JSON, Case, Step, writes_in_place
 from conformance.cli import main
-from conformance.run.select import case_ids, lacking
+from conformance.ggml.errors import CaseFileError, GraphError, UnavailableError, UsageError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, new_tensor, packed_nbytes
+from conformance.ggml.types import F16, F32, I64
+from conformance.run.session.select import case_ids, lacking
+from conformance.suite import captured
+from conformance.suite.captured import FAMILY, import_capture
+from conformance.suite.isolated import isolated_nodes
 
 B = Builder()
 

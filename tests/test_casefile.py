@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cases import assert_same, random_cases, small_case
 
-from conformance.cgraph import casefile
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import CaseFileError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes, new_tensor
-from conformance.cgraph.types import F32, TYPES, GGMLType
+from conformance.case import casefile
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import CaseFileError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes, new_tensor
+from conformance.ggml.types import F32, TYPES, GGMLType
 
 
 def _weights(*types: GGMLType, name: str = "w", columns: int = 2) -> dict[Tensor, Bytes]:

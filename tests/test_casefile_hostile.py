@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from random_cases import small_case
 
-from conformance.cgraph import casefile
-from conformance.cgraph.case import JSON
-from conformance.cgraph.casefile_layout import KEYS, NO_SEAL, header_digest
-from conformance.cgraph.errors import CaseFileError
-from conformance.cgraph.gguf_header import crc32, read_header
+from conformance.case import casefile
+from conformance.case.case import JSON
+from conformance.case.casefile_layout import KEYS, NO_SEAL, header_digest
+from conformance.case.gguf_header import crc32, read_header
+from conformance.ggml.errors import CaseFileError
 
 SECONDS = 10.0
 """At most, for one file of a few kilobytes or megabytes."""

@@ -12,10 +12,10 @@ from backends.cpu import CpuBackend
 from conformance.backend import registry
 from conformance.backend.contract import CHECKS, Shape, check_adapter
 from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness, no
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UnavailableError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor, nbytes
+from conformance.case.case import Case
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
 SHAPES = {"xdna2": Shape(k=2048)}
 """Where an adapter takes few shapes only, one that it takes."""

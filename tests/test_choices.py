@@ -10,12 +10,12 @@ from stand_in import StandIn
 
 from conformance.backend.interface import Session, Witness
 from conformance.backend.registry import Spec
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor
-from conformance.cgraph.types import F32
-from conformance.check.verdict import Result, Verdict
+from conformance.case.case import Case, Step
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.types import F32
+from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
 
 SPEC = Spec("stand-in")

@@ -12,15 +12,15 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from gguf import GGUFWriter
 
-from conformance.cases import FAMILIES
-from conformance.cgraph import casefile
-from conformance.cgraph.errors import ConformanceError
-from conformance.check.verdict import Result as Record
-from conformance.check.verdict import Verdict
+from conformance.case import casefile
 from conformance.cli import main
+from conformance.ggml.errors import ConformanceError
+from conformance.judge.verdict import Result as Record
+from conformance.judge.verdict import Verdict
 from conformance.report.progress import Progress, Steps
 from conformance.report.words import budget_used
-from conformance.run.select import build
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
 
 CASE = FAMILIES["ops"].ids("smoke")[0]
 

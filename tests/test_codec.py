@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from random_cases import assert_same, random_cases, small_case
 
-from conformance.cgraph.case import JSON, Case, Step
-from conformance.cgraph.codec import dump, dump_graph, load, load_graph
-from conformance.cgraph.errors import CaseFileError, GraphError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
-from conformance.cgraph.types import F32
+from conformance.case.case import JSON, Case, Step
+from conformance.case.codec import dump, dump_graph, load, load_graph
+from conformance.ggml.errors import CaseFileError, GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
+from conformance.ggml.types import F32
 
 _STRANGE: tuple[Any, ...] = (
     *(None, True, -1, 0, 2**31, 2**63, 2**200, 1.5, "", "x", "\ud800", [], [None], [-1], [1.0], [2**64], [0] * 20, {}),

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from conformance.cgraph import quants
-from conformance.cgraph.tensor import Bytes, Tensor, new_tensor
-from conformance.cgraph.types import BF16, F16, F32, I32, Q4_0, Q8_0
-from conformance.check.budget import RAW, Budget
-from conformance.check.compare import compare
+from conformance.ggml.quants import quants
+from conformance.ggml.tensor import Bytes, Tensor, new_tensor
+from conformance.ggml.types import BF16, F16, F32, I32, Q4_0, Q8_0
+from conformance.judge.budget import RAW, Budget
+from conformance.judge.compare import compare
 
 
 def _packed(a: object) -> Bytes:

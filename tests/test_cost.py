@@ -10,25 +10,25 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.backend.registry import Spec
-from conformance.cases import FAMILIES
-from conformance.cgraph import casefile
-from conformance.cgraph.arithmetic import EXACT
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor, nbytes, new_tensor
-from conformance.cgraph.types import F32
-from conformance.check.compare import compare
-from conformance.check.verdict import Verdict
+from conformance.case import casefile
+from conformance.case.case import Case, Step
 from conformance.cli import main
+from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.errors import UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, nbytes, new_tensor
+from conformance.ggml.types import F32
+from conformance.judge.compare import compare
+from conformance.judge.verdict import Verdict
 from conformance.run import cost
 from conformance.run.execute import execute
-from conformance.run.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
-from conformance.run.select import build
+from conformance.run.session.select import build
 from conformance.run.shrink import shrink
+from conformance.suite import FAMILIES
 
 LIMIT = 500 << 20
 LARGE = (

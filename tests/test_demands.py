@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 from conformance.backend.interface import Witness
 from conformance.backend.measure import Peak, resident
 from conformance.backend.registry import Spec
-from conformance.cases import FAMILIES
-from conformance.cgraph import casefile, codec
-from conformance.cgraph.case import Case
-from conformance.cgraph.demands import FIELDS, parse
-from conformance.cgraph.errors import CaseFileError, GraphError
-from conformance.check.verdict import Verdict
+from conformance.case import casefile, codec
+from conformance.case.case import Case
+from conformance.case.demands import FIELDS, parse
 from conformance.cli import main
+from conformance.ggml.errors import CaseFileError, GraphError
+from conformance.judge.verdict import Verdict
 from conformance.run.demands import unmet
 from conformance.run.runner import Runner
-from conformance.run.select import build
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
 
 CASE = FAMILIES["ops"].ids("smoke")[0]
 OPENVINO = Spec("openvino-stateless")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from digests import SAMPLES, digest
 
-from conformance.cases import FAMILIES
-from conformance.run.select import build
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
 
 PINNED: dict[str, str] = json.loads((Path(__file__).parent / "digests.json").read_text(encoding="utf-8"))
 

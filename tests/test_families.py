@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from conformance.backend.registry import Spec
-from conformance.cases import FAMILIES, LEVELS, weight_placement, zoo
-from conformance.cases.blocks.cut import Block, block_of
-from conformance.cases.models.listed import elements
-from conformance.cgraph import codec
-from conformance.cgraph.errors import CaseFileError, GraphError, UsageError
-from conformance.cgraph.placement import Placement
-from conformance.cgraph.tensor import new_tensor
-from conformance.cgraph.types import F32
-from conformance.check.verdict import Verdict
+from conformance.case import codec
+from conformance.ggml.errors import CaseFileError, GraphError, UsageError
+from conformance.ggml.placement import Placement
+from conformance.ggml.tensor import new_tensor
+from conformance.ggml.types import F32
+from conformance.judge.verdict import Verdict
 from conformance.planted.faults import FOLDER, read
 from conformance.planted.worker import hunt
 from conformance.run.execute import execute
-from conformance.run.isolate import open_backend
+from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
+from conformance.suite import FAMILIES, LEVELS, weight_placement, zoo
+from conformance.suite.blocks.cut import Block, block_of
+from conformance.suite.decoder.listed import elements
 
 NAMES = ("gqa", "multi_sequence", "weight_placement", "blocks")
 _PLACED = "weight_placement/parts-w=q4_0,buffer=1@100"

@@ -9,12 +9,12 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import FAMILIES
-from conformance.cases.strategies import case_ids
-from conformance.check.verdict import Result, Totals, Verdict
 from conformance.cli import main
-from conformance.run.seeds import fresh_ids, reseeded
-from conformance.run.select import build
+from conformance.judge.verdict import Result, Totals, Verdict
+from conformance.run.session.seeds import fresh_ids, reseeded
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
+from conformance.suite.strategies import case_ids
 
 CRASHES = "ops/GLU.SWIGLU_OAI-f16-ne=33x4,form=split,limit=2.0@1"
 """ggml aborts."""

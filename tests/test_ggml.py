@@ -21,16 +21,16 @@ from backends.ggml.context import sub_op
 from backends.ggml.library import WHEEL, Library
 from conformance.backend.interface import Session
 from conformance.backend.registry import Spec
-from conformance.cases import captured
-from conformance.cgraph import types
-from conformance.cgraph.arithmetic import GGML_CPU
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError, GraphError, UnavailableError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.ops import GLU_OPS, OPS, UNARY_OPS
-from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, pack
-from conformance.run.isolate import open_backend
+from conformance.case.case import Case, Step
+from conformance.ggml import types
+from conformance.ggml.arithmetic import GGML_CPU
+from conformance.ggml.errors import BackendError, GraphError, UnavailableError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
+from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, pack
+from conformance.run.isolation.isolate import open_backend
+from conformance.suite import captured
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"

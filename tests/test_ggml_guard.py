@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from backends.ggml import GgmlBackend
 from backends.ggml.library import WHEEL
-from conformance.cases import models
-from conformance.cgraph import types
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, nbytes
+from conformance.case.case import Case, Step
+from conformance.ggml import types
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import FLAG_COMPUTE, nbytes
+from conformance.suite import decoder as models
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"

@@ -17,14 +17,14 @@ from backends.ggml.placement import USAGES, Home
 from backends.ggml.sched import sched_homes
 from backends.ggml.session import GgmlSession
 from conformance.backend.interface import Witness
-from conformance.cases import models
-from conformance.cgraph import types
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.placement import Placement
-from conformance.cgraph.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes
+from conformance.case.case import Case, Step
+from conformance.ggml import types
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.placement import Placement
+from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes
+from conformance.suite import decoder as models
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"

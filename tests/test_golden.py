@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from conformance.cgraph import casefile
-from conformance.cgraph.errors import ConformanceError, UsageError
-from conformance.check.verdict import Verdict
+from conformance.case import casefile
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.judge.verdict import Verdict
 from conformance.run import golden
 
 MAX_BYTES = 25 * 2**20

@@ -12,13 +12,13 @@ from build_programs import programs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.cgraph.build import Builder
-from conformance.cgraph.build_base import set_param
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.rules import RULES, check_node
-from conformance.cgraph.tensor import Dims, Tensor, new_tensor
-from conformance.cgraph.types import F16, F32, F64, I8, I32, Q4_0
+from conformance.ggml.errors import GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.build_base import set_param
+from conformance.ggml.ops.rules import RULES, check_node
+from conformance.ggml.tensor import Dims, Tensor, new_tensor
+from conformance.ggml.types import F16, F32, F64, I8, I32, Q4_0
 
 B = Builder()
 

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from random_cases import random_cases, small_case
 
-from conformance.cases.captured import FAMILY
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.ops import OPS
-from conformance.cgraph.rules import RULES
-from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor, new_tensor
-from conformance.cgraph.types import F32
+from conformance.case.case import Case
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.names import OPS
+from conformance.ggml.ops.rules import RULES
+from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, new_tensor
+from conformance.ggml.types import F32
 from conformance.report.graphlayout import layout
 from conformance.report.graphview import svg, table
 from conformance.report.params import PARAMS, params_text
+from conformance.suite.captured import FAMILY
 
 B = Builder()
 SVG = "{http://www.w3.org/2000/svg}"

@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_files import document, gate, perf, planted, result, unit, written_to
 
-from conformance.cgraph.errors import UnavailableError, UsageError
 from conformance.cli import main
-from conformance.perf import changes as changing
-from conformance.perf import history_schema
-from conformance.perf.history import History
-from conformance.perf.history_rows import interval
-from conformance.perf.series import Point, Series, kills, runs, series
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.perf.history import changes as changing
+from conformance.perf.history import schema as history_schema
+from conformance.perf.history.rows import interval
+from conformance.perf.history.series import Point, Series, kills, runs, series
+from conformance.perf.history.store import History
 
 A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
 

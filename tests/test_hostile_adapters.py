@@ -23,19 +23,19 @@ from conformance.backend import registry
 from conformance.backend.interface import Witness, witnessed
 from conformance.backend.registry import Spec
 from conformance.backend.strict import MAX_TEXT
-from conformance.cgraph.arithmetic import GGML_CPU
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError
-from conformance.cgraph.types import F32
-from conformance.check.verdict import FAILURES, Result, Verdict
+from conformance.case.case import Case, Step
 from conformance.cli import main
+from conformance.ggml.arithmetic import GGML_CPU
+from conformance.ggml.errors import BackendError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.types import F32
+from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.report.record import record
-from conformance.run.isolate import Isolation
-from conformance.run.memory import resident
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.isolation.memory import resident
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner
-from conformance.run.select import available
+from conformance.run.session.select import available
 
 CPU = Spec("cpu")
 GENTLE = ("raise", "sysexit", "generator", "own", "none", "odd", "text", "long", "shape", "mutate", "scribble")
@@ -281,10 +281,10 @@ HANG = """
 import ctypes, sys
 from pathlib import Path
 from conformance.backend.interface import DeviceInfo
-from conformance.cases import FAMILIES
+from conformance.suite import FAMILIES
 from conformance.backend.registry import Spec
 from conformance.run import watchdog
-from conformance.run.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from hostile_adapter import Hostile
 

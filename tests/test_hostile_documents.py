@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_files import document, gate, perf, planted, result, unit
 
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import ConformanceError, UsageError
+from conformance.case.case import JSON
 from conformance.cli import main
-from conformance.perf.history import History
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.perf.history.store import History
 from conformance.report.csv_ops import csv_ops
 from conformance.report.journal import Journal
 from conformance.report.junit import junit

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, create
-from conformance.cgraph import errors
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import (
+from conformance.case.case import Case, Step
+from conformance.ggml import errors
+from conformance.ggml.errors import (
     BackendCrashError,
     BackendError,
     BackendTimeoutError,
@@ -33,18 +33,18 @@ from conformance.cgraph.errors import (
     UnavailableError,
     UsageError,
 )
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
-from conformance.cgraph.types import F32, I32
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
+from conformance.ggml.types import F32, I32
 from conformance.process.launcher.launch import children
-from conformance.run import frames
-from conformance.run.isolate import IsolatedBackend, open_backend
+from conformance.run.isolation import frames
+from conformance.run.isolation.isolate import IsolatedBackend, open_backend
 
 ADAPTER = '''
 import ctypes, os, signal, sys, time
 import numpy as np
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Witness, no
-from conformance.cgraph import errors
+from conformance.ggml import errors
 
 class FakeSession(Session):
     """Does what the name of the output says."""
@@ -322,8 +322,8 @@ def test_forgotten_backends_end_with_the_program() -> None:
     """Without close(), with a session open, the program still ends quietly and at once."""
     code = (
         "from conformance.backend.registry import Spec\n"
-        "from conformance.run.isolate import IsolatedBackend\n"
-        "from conformance.cgraph.case import Case\n"
+        "from conformance.run.isolation.isolate import IsolatedBackend\n"
+        "from conformance.case.case import Case\n"
         "backend = IsolatedBackend(Spec('fake'))\n"
         "session = backend.open(Case('x', {}, []))\n"
     )

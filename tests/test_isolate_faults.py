@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from conformance.backend.registry import Spec, adapter
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.types import F32
-from conformance.check.verdict import Result, Totals, Verdict
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import UsageError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.types import F32
+from conformance.judge.verdict import Result, Totals, Verdict
 from conformance.report.record import record
-from conformance.run.isolate import Isolation, needs
-from conformance.run.memory import parse_size, physical, resident
+from conformance.run.isolation.isolate import Isolation, needs
+from conformance.run.isolation.memory import parse_size, physical, resident
 from conformance.run.runner import Runner
 
 ADAPTER = '''

@@ -15,12 +15,12 @@ from night_script import lives, until
 from conformance.backend.interface import Witness, describe
 from conformance.backend.registry import Spec, adapter
 from conformance.backend.strict import MAX_TEXT
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError
-from conformance.cgraph.tensor import Bytes
-from conformance.cgraph.types import F32
-from conformance.run.isolate import IsolatedBackend
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import Bytes
+from conformance.ggml.types import F32
+from conformance.run.isolation.isolate import IsolatedBackend
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the planted adapter forks and finds its wire in /proc")
 

@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.backend.registry import Spec
-from conformance.cgraph import casefile
-from conformance.cgraph.case import JSON, Case
-from conformance.cgraph.errors import UsageError
-from conformance.check.verdict import Result, Verdict
+from conformance.case import casefile
+from conformance.case.case import JSON, Case
 from conformance.cli import main
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Result, Verdict
 from conformance.report import journal as journals
 from conformance.report.journal import Journal
 from conformance.report.record import header
 from conformance.run.runner import Runner
-from conformance.run.select import build, case_ids
+from conformance.run.session.select import build, case_ids
 
 ASKED: dict[str, JSON] = {"levels": {"cpu": "smoke"}, "seed": None}
 RESULTS = st.lists(

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_files import document, gate, perf, planted, result, written_to
 
-from conformance.cgraph.text import printable
-from conformance.check.verdict import FAILURES, Verdict
+from conformance.ggml.text import printable
+from conformance.judge.verdict import FAILURES, Verdict
 from conformance.report.junit import TAGS, junit, plain
 from conformance.report.runs import read_runs
 

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
-from conformance.cases import LEVELS
-from conformance.cases.kv_growth import FAMILY
-from conformance.cgraph.arithmetic import EXACT, GGML_CPU
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.tensor import f32_bits, strided
-from conformance.check.chain import Chain
-from conformance.check.judge import Judged, judge_trajectory
-from conformance.check.verdict import Result, Verdict
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import EXACT, GGML_CPU
+from conformance.ggml.tensor import f32_bits, strided
+from conformance.judge.chain import Chain
+from conformance.judge.judge import Judged, judge_trajectory
+from conformance.judge.verdict import Result, Verdict
 from conformance.run import stepwise
 from conformance.run.execute import Execution, StepValues, execute
-from conformance.run.isolate import open_backend
+from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
+from conformance.suite import LEVELS
+from conformance.suite.kv_growth import FAMILY
 
 _TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
 

@@ -8,14 +8,14 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.backend.registry import Spec
-from conformance.cases.models import layout
-from conformance.cases.models.layout import SETTINGS, moved, pair
-from conformance.cases.models.sketch import B, Sketch
-from conformance.cgraph.tensor import Tensor
-from conformance.check.compare import compare
 from conformance.cli import main
+from conformance.ggml.tensor import Tensor
+from conformance.judge.compare import compare
 from conformance.run.execute import execute
-from conformance.run.isolate import open_backend
+from conformance.run.isolation.isolate import open_backend
+from conformance.suite.decoder import layout
+from conformance.suite.decoder.layout import SETTINGS, moved, pair
+from conformance.suite.decoder.sketch import B, Sketch
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed: there is no llama.cpp"

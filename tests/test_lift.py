@@ -11,22 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cases import random_cases
 
-from conformance.backend.lift import Template, lift, structure, template_key, values
-from conformance.backend.sym import (
-    Sym,
-    assumptions,
-    evaluate,
-    expr_of,
-    same,
-)
-from conformance.cases.captured import GOLDEN
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case
-from conformance.cgraph.casefile import read_one
-from conformance.cgraph.errors import GraphError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor, nelements, new_tensor
-from conformance.cgraph.types import F16, F32, I32, I64
+from conformance.backend.translating.lift import Template, lift, structure, template_key, values
+from conformance.backend.translating.sym import Sym, assumptions, evaluate, expr_of, same
+from conformance.case.case import Case
+from conformance.case.casefile import read_one
+from conformance.ggml.errors import GraphError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, nelements, new_tensor
+from conformance.ggml.types import F16, F32, I32, I64
+from conformance.suite.captured import GOLDEN
 
 B = Builder()
 FIELDS = ("type", "ne", "nb", "op", "op_params", "view_offs", "flags")

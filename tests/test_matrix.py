@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from run_files import document, written_to
 
-from conformance.cases import FAMILIES
-from conformance.cases.ops import KNOWN
-from conformance.cases.ops.grammar import parse
-from conformance.check.verdict import Verdict
+from conformance.judge.verdict import Verdict
 from conformance.report.matrix import Operation, age, matrix, operation
 from conformance.report.runs import read_runs
+from conformance.suite import FAMILIES
+from conformance.suite.ops import KNOWN
+from conformance.suite.ops.grammar import parse
 
 
 def test_operation_of_every_op_case_is_what_the_family_reads() -> None:

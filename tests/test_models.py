@@ -11,19 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.backend.registry import Spec
-from conformance.cases.captured import GOLDEN
-from conformance.cases.models import Cparams, Hparams, Trajectory, make
-from conformance.cases.models.cells import Cells, Ubatch, split
-from conformance.cases.models.presets import PRESETS
-from conformance.cases.models.states import States
-from conformance.cgraph import casefile
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import F16, F32, Q4_0, Q8_0
-from conformance.check.compare import values
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.ggml.errors import UsageError
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F16, F32, Q4_0, Q8_0
+from conformance.judge.compare import values
 from conformance.run.execute import execute
-from conformance.run.isolate import open_backend
+from conformance.run.isolation.isolate import open_backend
+from conformance.suite.captured import GOLDEN
+from conformance.suite.decoder import Cparams, Hparams, Trajectory, make
+from conformance.suite.decoder.cells import Cells, Ubatch, split
+from conformance.suite.decoder.presets import PRESETS
+from conformance.suite.decoder.states import States
 
 CAPTURED = {"llama-fa-1seq": 1, "llama-fa-4seq-streams": 4}
 """Capture -> its number of sequences."""

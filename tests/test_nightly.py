@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from night_script import POSIX, SCRIPT, lives, night, until
 
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
+from conformance.case.case import JSON
+from conformance.ggml.errors import UsageError
 from conformance.nightly import figures, process, summary
 from conformance.nightly.figures import Failure
 from conformance.nightly.night import exit_code
 from conformance.nightly.parts import PARTS, Asked, Here, shown
 from conformance.nightly.state import Answer, Done, State, begin, hold, read
-from conformance.run.shard import Shard
+from conformance.run.session.shard import Shard
 
 pytestmark = POSIX
 

@@ -19,29 +19,17 @@ from backends.openvino.forms import BLOCKS, decode, encode
 from backends.openvino.nodes import Constants, round_bf16, round_f16
 from backends.openvino.views import read, region, write
 from conformance.backend.interface import Backend
-from conformance.cases import ops
-from conformance.cases.batch import merge
-from conformance.cgraph.arithmetic import EXACT
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError, UnavailableError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.quants import from_float
-from conformance.cgraph.tensor import Bytes, Tensor, nbytes, new_tensor, strided
-from conformance.cgraph.types import (
-    BF16,
-    F16,
-    F32,
-    I32,
-    I64,
-    IQ4_NL,
-    Q4_0,
-    Q4_K,
-    Q8_0,
-    TYPES,
-    GGMLType,
-)  # fmt: skip
-from conformance.check.judge import judge_step
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.errors import BackendError, UnavailableError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.quants.quants import from_float
+from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor, strided
+from conformance.ggml.types import BF16, F16, F32, I32, I64, IQ4_NL, Q4_0, Q4_K, Q8_0, TYPES, GGMLType
+from conformance.judge.judge import judge_step
+from conformance.suite import ops
+from conformance.suite.batch import merge
 
 openvino: Any = importlib.import_module("openvino")  # after the adapter, which keeps its telemetry from the network
 o: Any = importlib.import_module("openvino.opset15")

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from backends.openvino import OpenVinoStateless
-from backends.openvino.stateful import OpenVinoStateful
+from backends.openvino.state.backend import OpenVinoStateful
 from conformance.backend.interface import Witness
-from conformance.cases.models import make
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor, nbytes, new_tensor
-from conformance.cgraph.types import BF16, F16, F32, I32, I64, Q6_K, Q8_0
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor
+from conformance.ggml.types import BF16, F16, F32, I32, I64, Q6_K, Q8_0
+from conformance.suite.decoder import make
 
 B = Builder()
 TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
@@ -380,8 +380,8 @@ def test_unknown_options_name_the_known() -> None:
 _RUN = """
 import hashlib, sys
 from backends.openvino import OpenVinoStateless
-from backends.openvino.stateful import OpenVinoStateful
-from conformance.cases.models import make
+from backends.openvino.state.backend import OpenVinoStateful
+from conformance.suite.decoder import make
 case = make(sys.argv[1])
 h = hashlib.sha256()
 with OpenVinoStateless(cache_dir=sys.argv[2]).open(case) as session:

@@ -12,12 +12,12 @@ import pytest
 from handwritten import TINY, Rope, Sizes, Weights, concat, feeds, reference, rows, slots, stateful
 from numpy.typing import NDArray
 
-from backends.openvino import fused
-from backends.openvino.attention import slopes
 from backends.openvino.bind import layers
+from backends.openvino.emit import fused
+from backends.openvino.emit.attention import slopes
 from backends.openvino.nodes import Constants
 from conformance.backend.registry import Spec
-from conformance.check.verdict import Verdict
+from conformance.judge.verdict import Verdict
 from conformance.run.runner import Runner
 
 ov: Any = importlib.import_module("openvino")  # after the adapter, which keeps its telemetry from the network

@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
-from backends.openvino.npu import OpenVinoNpu
-from backends.openvino.npu_chunks import sized
-from backends.openvino.npu_compile import NpuCompiler, npu_compiler
-from backends.openvino.npu_rules import follow
-from backends.openvino.npu_spans import FixedError
-from backends.openvino.npu_stores import indexed
-from backends.openvino.stateful import OpenVinoStateful
-from conformance.cases.captured import FAMILY as CAPTURED
-from conformance.cases.models import make
-from conformance.cgraph.arithmetic import EXACT, GGML_CPU, requantising
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError, UnavailableError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import nbytes, new_tensor
-from conformance.cgraph.types import F16, F32, I32, I64, Q3_K, Q8_0
+from backends.openvino.npu.backend import OpenVinoNpu
+from backends.openvino.npu.chunks import sized
+from backends.openvino.npu.compile import NpuCompiler, npu_compiler
+from backends.openvino.npu.rules import follow
+from backends.openvino.npu.spans import FixedError
+from backends.openvino.npu.stores import indexed
+from backends.openvino.state.backend import OpenVinoStateful
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import EXACT, GGML_CPU, requantising
+from conformance.ggml.errors import BackendError, UnavailableError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import nbytes, new_tensor
+from conformance.ggml.types import F16, F32, I32, I64, Q3_K, Q8_0
 from conformance.run import recorded
 from conformance.run.execute import StepValues, execute
+from conformance.suite.captured import FAMILY as CAPTURED
+from conformance.suite.decoder import make
 
 openvino: Any = importlib.import_module("openvino")  # after the adapter, which keeps its telemetry from the network
 o: Any = importlib.import_module("openvino.opset15")

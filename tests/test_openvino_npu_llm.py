@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.openvino import npu_llm_machine
-from backends.openvino.npu import OpenVinoNpu
-from backends.openvino.npu_llm_form import UnfitError, decoder
-from backends.openvino.npu_llm_history import Run
+from backends.openvino.npu import llm_machine as npu_llm_machine
+from backends.openvino.npu.backend import OpenVinoNpu
+from backends.openvino.npu.llm_form import UnfitError, decoder
+from backends.openvino.npu.llm_history import Run
 from conformance.backend.registry import Spec
-from conformance.cases.captured import FAMILY as CAPTURED
-from conformance.cases.models import make
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError, UsageError
-from conformance.cgraph.tensor import Tensor, strided
-from conformance.check.verdict import Result, Verdict
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.tensor import Tensor, strided
+from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import execute
-from conformance.run.isolate import open_backend
+from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
+from conformance.suite.captured import FAMILY as CAPTURED
+from conformance.suite.decoder import make
 
 TINY = "l=2,embd=32,heads=2,kv=1,ff=32,vocab=32,ctx=256"
 LLM = Spec.parse("npu?path=llm&requant=none")
@@ -194,7 +194,7 @@ def test_a_single_op_is_no_decoder() -> None:
 
 def test_more_than_the_model_was_made_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sequence beyond the capacity is an error with its numbers, never a wrong number."""
-    monkeypatch.setattr("backends.openvino.npu_llm.sizes_for", lambda *_: (64, 128))
+    monkeypatch.setattr("backends.openvino.npu.llm.sizes_for", lambda *_: (64, 128))
     with pytest.raises(BackendError, match="prompts of 64 tokens and for 120 in all"):
         execute(OpenVinoNpu(path="llm", requant="none"), _case("p60.p61"))
 

@@ -13,7 +13,7 @@ from backends.openvino.compile import compiler
 from backends.openvino.nodes import Constants, round_bf16, round_f16
 from backends.openvino.precise import keep
 from conformance.backend.registry import Spec
-from conformance.check.verdict import Verdict
+from conformance.judge.verdict import Verdict
 from conformance.run.runner import Runner
 
 ov: Any = importlib.import_module("openvino")  # after the adapter, which keeps its telemetry from the network

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
-from backends.openvino.stateful import OpenVinoStateful
+from backends.openvino.state.backend import OpenVinoStateful
 from conformance.backend.interface import Backend, Witness
-from conformance.cases import captured, ops
-from conformance.cases.batch import merge
-from conformance.cases.models import make
-from conformance.cgraph.arithmetic import EXACT
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.quants import from_float
-from conformance.cgraph.tensor import Bytes, Tensor, nbytes, new_tensor
-from conformance.cgraph.types import BF16, F16, F32, I64, Q8_0, GGMLType
-from conformance.check.judge import judge_step
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.quants.quants import from_float
+from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor
+from conformance.ggml.types import BF16, F16, F32, I64, Q8_0, GGMLType
+from conformance.judge.judge import judge_step
+from conformance.suite import captured, ops
+from conformance.suite.batch import merge
+from conformance.suite.decoder import make
 
 openvino: Any = importlib.import_module("openvino")  # after the adapter, which keeps its telemetry from the network
 B = Builder()
@@ -175,7 +175,7 @@ def test_a_rewind_overwrites_cells(ov: OpenVinoStateful, type_: GGMLType) -> Non
 
 def test_a_log_with_little_left_of_it_is_laid_out_anew(ov: OpenVinoStateful, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing the same cells over and over does not let the variables grow without end."""
-    monkeypatch.setattr("backends.openvino.state_table.SPARE", 3)
+    monkeypatch.setattr("backends.openvino.state.table.SPARE", 3)
     t = Trajectory()
     t.attend([[0, 1, 2]])
     for i in range(12):

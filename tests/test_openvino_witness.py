@@ -12,13 +12,13 @@ import pytest
 import conformance.backend.measure
 from backends.openvino import OpenVinoStateless
 from backends.openvino.compile import Compiler
-from backends.openvino.stateful import OpenVinoStateful
+from backends.openvino.state.backend import OpenVinoStateful
 from conformance.backend.interface import Session, Witness
-from conformance.cases.models import make
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.tensor import computes, nbytes, nelements, new_tensor
-from conformance.cgraph.types import F32, Q4_0
+from conformance.case.case import Case, Step
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import computes, nbytes, nelements, new_tensor
+from conformance.ggml.types import F32, Q4_0
+from conformance.suite.decoder import make
 
 B = Builder()
 MODEL = "l=2,embd=64,heads=2,kv=1,ff=64,vocab=64,w=q4_0"

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.cases.family import LEVELS
-from conformance.cases.ops import KNOWN, build, ids
-from conformance.cases.ops.bench import Bench
-from conformance.cases.ops.data import blind, causal
-from conformance.cases.ops.grammar import OpId, expand, parse
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
-from conformance.cgraph.rules import RULES
-from conformance.cgraph.streams import Stream
-from conformance.cgraph.tensor import FLAG_INPUT, Tensor, contiguous_nb, nbytes, new_tensor, strided
-from conformance.cgraph.types import F16, F32, Q8_0
+from conformance.case.case import Case
+from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
+from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.ops.rules import RULES
+from conformance.ggml.tensor import FLAG_INPUT, Tensor, contiguous_nb, nbytes, new_tensor, strided
+from conformance.ggml.types import F16, F32, Q8_0
+from conformance.suite.family import LEVELS
+from conformance.suite.ops import KNOWN, build, ids
+from conformance.suite.ops.bench import Bench
+from conformance.suite.ops.data import blind, causal
+from conformance.suite.ops.grammar import OpId, expand, parse
 
 STANDARD = ids("standard")
 

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.check.verdict import FAILURES
 from conformance.cli import main
-from conformance.perf.history import History
+from conformance.judge.verdict import FAILURES
+from conformance.perf.history.store import History
 from conformance.report.page import page, tables
 from conformance.report.page.columns import NOTHING, embedded, numbers, objects, words
 from conformance.report.page.drawings import drawn_graphs
@@ -199,8 +199,8 @@ def test_a_saved_case_is_drawn_from_its_file(tmp_path: Path) -> None:
     (result,) = run["results"] = [next(r for r in run["results"] if r["case"].startswith("ops/"))]
     saved = CliRunner().invoke(main, ["run", "--case", result["case"], "--backend", "cpu"])
     assert saved.exit_code == 0, saved.output
-    from conformance.cgraph import casefile  # noqa: PLC0415  # beside its only use
-    from conformance.run.select import build  # noqa: PLC0415  # as above
+    from conformance.case import casefile  # noqa: PLC0415  # beside its only use
+    from conformance.run.session.select import build  # noqa: PLC0415  # as above
 
     casefile.write(tmp_path / "kept.gguf", [build(result["case"])])
     result |= {"case": "mine/shrunk", "verdict": "FAIL", "saved": "/elsewhere/kept.gguf"}

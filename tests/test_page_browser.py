@@ -10,13 +10,13 @@ import made_runs
 import pytest
 from browser import VIEWS, Driver, ask, case_view, failed_view, go, results
 
-from conformance.check.verdict import FAILURES, Verdict
+from conformance.judge.verdict import FAILURES, Verdict
 from conformance.report.matrix import PASSED, Cell, matrix
 from conformance.report.page import page
 from conformance.report.page.tables import subject
 from conformance.report.reproduce import command
 from conformance.report.runs import Runs, read_runs
-from conformance.run.select import case_ids
+from conformance.run.session.select import case_ids
 
 pytest_plugins = ("page_fixtures",)
 

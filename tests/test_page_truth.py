@@ -14,11 +14,11 @@ from browser import VIEWS, Driver, ask, go, look
 from click.testing import CliRunner
 from run_files import document, head, result, written_to
 
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, Tensor, new_tensor
-from conformance.cgraph.types import F32
 from conformance.cli import main
+from conformance.ggml.errors import UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, new_tensor
+from conformance.ggml.types import F32
 from conformance.report.causes import ORDER
 from conformance.report.graphview import BOX_HEIGHT, BOX_WIDTH, svg
 from conformance.report.page import page

@@ -14,17 +14,17 @@ from random_cases import random_cases
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
 from conformance.backend.interface import Backend, Session
-from conformance.cases.captured import GOLDEN
-from conformance.cgraph import casefile
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.partial import partial, split
-from conformance.cgraph.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, is_empty, nbytes, new_tensor
-from conformance.cgraph.types import F16, F32, I32, I64, Q8_0
-from conformance.check.compare import compare
+from conformance.case import casefile
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.partial import partial, split
+from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, is_empty, nbytes, new_tensor
+from conformance.ggml.types import F16, F32, I32, I64, Q8_0
+from conformance.judge.compare import compare
 from conformance.run.parts import compute_parts
+from conformance.suite.captured import GOLDEN
 
 CAPTURES = sorted(GOLDEN.glob("*.gguf"))
 B = Builder()

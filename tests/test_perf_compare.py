@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 import backends
 import conformance
-from conformance.cgraph.errors import BackendCrashError, BackendError, BackendTimeoutError, UsageError
 from conformance.cli import main
+from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UsageError
 from conformance.perf import rounds
 from conformance.perf.compare import Build
 from conformance.process import worker_pid

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_machine import Machine
 
-from conformance.cgraph.errors import UnavailableError, UsageError
 from conformance.cli import main
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.perf.bench import Bench
 from conformance.perf.decide import FINE, REGRESSED, UNDECIDED, decide
 from conformance.perf.gates import NOT_RUN, SHIPPED, Answer, Gate, counted, decided, load, loads, matching
 from conformance.perf.judge import Judge, exit_code
 from conformance.run.runner import Runner
-from conformance.run.select import parse_specs
+from conformance.run.session.select import parse_specs
 
 HEAD = 'level = "smoke"\nbudget = 1\n'
 COUNTER = '[[gate]]\nname = "c"\nkind = "counter"\nunit = "load"\nbackend = "cpu"\nexpect = "compiles <= 2"\n'

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_machine import Machine, Noise
 
-from conformance.cgraph.errors import BackendError, UsageError
+from conformance.ggml.errors import BackendError, UsageError
 from conformance.perf.bootstrap import told
 from conformance.perf.rounds import LIFE, LIFE_ROUNDS, Rounds, Subject, order
 

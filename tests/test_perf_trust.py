@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from simulated_machine import CALM, Machine, Noise
 
-from conformance.cgraph.errors import UsageError
+from conformance.ggml.errors import UsageError
 from conformance.perf import bootstrap
 from conformance.perf.decide import FINE, REGRESSED
 from conformance.perf.rounds import Subject

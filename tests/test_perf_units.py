@@ -21,13 +21,12 @@ from conformance.backend import registry
 from conformance.backend.kernel import KernelSession
 from conformance.backend.measure import resident
 from conformance.backend.registry import Spec
-from conformance.cases.family import LEVELS, Level
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor
-from conformance.check.verdict import Verdict
+from conformance.case.case import Case, Step
 from conformance.cli import main
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.judge.verdict import Verdict
 from conformance.perf import units as table
 from conformance.perf.bench import Bench, Row
 from conformance.perf.document import document, entry, exit_code, spread
@@ -36,7 +35,8 @@ from conformance.perf.units import UNITS, Unit, units
 from conformance.perf.yardstick import benchmark_json, regressed
 from conformance.report.runs import read_runs
 from conformance.run.runner import Runner
-from conformance.run.select import build
+from conformance.run.session.select import build
+from conformance.suite.family import LEVELS, Level
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = "llama-l=1,embd=32,heads=2,kv=1,head=16,ff=32,vocab=32"

@@ -14,11 +14,11 @@ from backends.cpu import CpuBackend
 from backends.xdna2 import Xdna2Backend
 from conformance.backend.interface import Session
 from conformance.backend.kernel import KernelSession
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UnavailableError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor
+from conformance.case.case import Case
 from conformance.cli import main
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor
 from conformance.perf import energy
 from conformance.perf.phases import MODEL, generation, measure, prompt
 from conformance.run.scheduler import SchedBackend

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conformance.cases import FAMILIES
-from conformance.cgraph.errors import UsageError
-from conformance.check.verdict import Verdict
 from conformance.cli import main
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Verdict
 from conformance.planted import campaign
 from conformance.planted.faults import FOLDER, ROOT, Fault, control, read
 from conformance.planted.loader import load
 from conformance.planted.worker import Hunter
+from conformance.suite import FAMILIES
 
 FAULTS = {f.name: f for f in read([FOLDER])}
 ABORTS = Fault(

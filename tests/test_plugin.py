@@ -10,7 +10,7 @@ from pathlib import Path
 import dying
 import pytest
 
-from conformance.cases import FAMILIES
+from conformance.suite import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 CASE = FAMILIES["ops"].ids("smoke")[0]

@@ -62,10 +62,10 @@ def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        ("conformance.run.worker", b'"info"'),
+        ("conformance.run.isolation.worker", b'"info"'),
         ("conformance.planted.worker", b"IndexError"),
-        ("conformance.cases.zoo.worker", b"JSONDecodeError"),
-        ("conformance.cases.zoo.play_worker", b"JSONDecodeError"),
+        ("conformance.suite.zoo.worker", b"JSONDecodeError"),
+        ("conformance.suite.zoo.play_worker", b"JSONDecodeError"),
     ],
 )
 @pytest.mark.usefixtures("bad")
@@ -73,7 +73,7 @@ def test_nothing_of_the_current_directory_runs_in_a_module(module: str, words: b
     """Each worker is loaded as it is, though modules of every name it imports lie where it is started."""
     with spawn(
         module,
-        ["cpu"] if module == "conformance.run.worker" else [],
+        ["cpu"] if module == "conformance.run.isolation.worker" else [],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from conformance.cgraph import quants
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.quants_blocks import BLOCK, as_blocks
-from conformance.cgraph.quants_write import sum_in_order
-from conformance.cgraph.types import (
+from conformance.ggml.errors import GraphError
+from conformance.ggml.quants import quants
+from conformance.ggml.quants.blocks import BLOCK, as_blocks
+from conformance.ggml.quants.write import sum_in_order
+from conformance.ggml.types import (
     BF16,
     F16,
     F32,

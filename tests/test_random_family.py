@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance.backend.registry import Spec
-from conformance.cases import alias, random_graphs
-from conformance.cases.family import LEVELS
-from conformance.cases.strategies import case_ids
-from conformance.cgraph.errors import UsageError
-from conformance.check.verdict import Verdict
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Verdict
 from conformance.run.runner import Runner
+from conformance.suite import alias, random_graphs
+from conformance.suite.family import LEVELS
+from conformance.suite.strategies import case_ids
 
 
 @settings(max_examples=60)

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.cgraph import casefile, codec
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import JSON, Case, Step
-from conformance.cgraph.errors import CaseFileError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.recipe import DRAWS, MAKEABLE, MAX_BYTES, Recipe, check, make
-from conformance.cgraph.strictjson import Memory
-from conformance.cgraph.tensor import Bytes, new_tensor
-from conformance.cgraph.types import F32, TYPES, GGMLType
+from conformance.case import casefile, codec
+from conformance.case.case import JSON, Case, Step
+from conformance.case.recipe import DRAWS, MAKEABLE, MAX_BYTES, Recipe, check, make
+from conformance.case.strictjson import Memory
+from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import Bytes, new_tensor
+from conformance.ggml.types import F32, TYPES, GGMLType
 
 NORMAL = Recipe("case", "w", "normal", 0.0, 1.0)
 

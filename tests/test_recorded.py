@@ -14,18 +14,18 @@ from stand_in import StandIn, doubled
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
-from conformance.cases.captured import FAMILY as CAPTURED
-from conformance.cases.zoo import capture as recording
-from conformance.cases.zoo import family as zoo
-from conformance.cases.zoo.library import WHEEL
-from conformance.cases.zoo.request import Request
-from conformance.cgraph import casefile
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import BackendCrashError, BackendError
-from conformance.check.verdict import Result, Verdict
+from conformance.case import casefile
+from conformance.case.case import Case
 from conformance.cli import main
+from conformance.ggml.errors import BackendCrashError, BackendError
+from conformance.judge.verdict import Result, Verdict
 from conformance.run import recorded
 from conformance.run.runner import Runner
+from conformance.suite.captured import FAMILY as CAPTURED
+from conformance.suite.zoo import capture as recording
+from conformance.suite.zoo import family as zoo
+from conformance.suite.zoo.library import WHEEL
+from conformance.suite.zoo.request import Request
 
 needs_wheel = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
 from conformance.backend.interface import Backend
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.tensor import Bytes, Tensor, nelements, new_tensor
-from conformance.cgraph.types import F32, I32
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import GraphError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import Bytes, Tensor, nelements, new_tensor
+from conformance.ggml.types import F32, I32
 
 B = Builder()
 Array = NDArray[Any]

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 from random_cases import small_case
 
-from conformance.cases.zoo import family as zoo
-from conformance.cgraph import casefile
-from conformance.cgraph.codec import dump
-from conformance.cgraph.errors import CaseFileError
-from conformance.cgraph.reference import FOLDERS, Reference, load_references
+from conformance.case import casefile
+from conformance.case.codec import dump
+from conformance.case.reference import FOLDERS, Reference, load_references
 from conformance.cli import main
+from conformance.ggml.errors import CaseFileError
+from conformance.suite.zoo import family as zoo
 
 OFFSET = 100
 

@@ -12,15 +12,15 @@ import pytest
 
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, Witness
 from conformance.backend.registry import Spec, create
-from conformance.cases import relations
-from conformance.cases.relations import claim
-from conformance.cgraph import casefile
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import GraphError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor
-from conformance.check.verdict import Result, Verdict
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.ggml.errors import GraphError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
+from conformance.suite import relations
+from conformance.suite.relations import claim
 
 SPEC = Spec("faulty")
 TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_files import document, gate, head, perf, planted, result, unit, written_to
 
-from conformance.cgraph.errors import UsageError
-from conformance.check.verdict import Result, Verdict
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Result, Verdict
 from conformance.report.record import record, write_json
 from conformance.report.runs import read_runs
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
-from conformance.cgraph import quants
-from conformance.cgraph.arithmetic import EXACT, requantising
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import GraphError, UsageError
-from conformance.cgraph.requant import (
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import EXACT, requantising
+from conformance.ggml.errors import GraphError, UsageError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.quants import quants
+from conformance.ggml.quants.requant import (
     DISTANCE,
     FORMS,
     MODES,
@@ -25,9 +25,9 @@ from conformance.cgraph.requant import (
     requantised,
     weight_form,
 )
-from conformance.cgraph.tensor import FLAG_INPUT, Bytes, Tensor, new_tensor
-from conformance.cgraph.types import F16, F32, I32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, TYPES, GGMLType, type_named
-from conformance.check.arithmetic import changes
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, new_tensor
+from conformance.ggml.types import F16, F32, I32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, TYPES, GGMLType, type_named
+from conformance.judge.arithmetic import changes
 
 B = Builder()
 

@@ -11,15 +11,15 @@ import pytest
 
 from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness, no
 from conformance.backend.registry import Spec, create
-from conformance.cgraph import casefile
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendCrashError, BackendError, BackendTimeoutError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor, nbytes
-from conformance.cgraph.types import F32, I64
-from conformance.check.verdict import Result, Totals, Verdict
+from conformance.case import casefile
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import Bytes, Tensor, nbytes
+from conformance.ggml.types import F32, I64
+from conformance.judge.verdict import Result, Totals, Verdict
 from conformance.run.runner import Runner, _file_name
 
 Tamper = Callable[[Graph, dict[Tensor, Bytes]], None]

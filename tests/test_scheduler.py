@@ -17,20 +17,20 @@ from backends.xdna2 import Xdna2Backend
 from conformance.backend import registry
 from conformance.backend.interface import Backend, BufferType, Support, no
 from conformance.backend.registry import Spec
-from conformance.cgraph.arithmetic import EXACT, GGML_CPU, Mixed
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import GraphError, UnavailableError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import VIEW_OPS, Tensor
-from conformance.check.verdict import Result, Verdict
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import EXACT, GGML_CPU, Mixed
+from conformance.ggml.errors import GraphError, UnavailableError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import VIEW_OPS, Tensor
+from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import computed_nodes, execute
-from conformance.run.isolate import open_backend
+from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.run.scheduler import SchedBackend
 from conformance.run.scheduler.assign import Home, Supports, UnassignedError, assign
 from conformance.run.scheduler.devices import Memory, labels, read_devices
 from conformance.run.scheduler.place import place
-from conformance.run.select import build, case_ids
+from conformance.run.session.select import build, case_ids
 
 FAMILIES = ("kv_growth", "gqa", "multi_sequence", "captured", "zoo", "random")
 IDS = [i for f in FAMILIES for i in case_ids([f], [], "smoke")]

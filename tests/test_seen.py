@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from backends.cpu import CpuBackend
 from conformance.backend import registry
 from conformance.backend.registry import Named
-from conformance.cases import FAMILIES
-from conformance.cgraph import casefile
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
+from conformance.case import casefile
+from conformance.case.case import JSON
 from conformance.cli import main
-from conformance.run import seen
-from conformance.run.select import build
+from conformance.ggml.errors import UsageError
+from conformance.run.session import seen
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
 
 OP = FAMILIES["ops"].ids("smoke")[0]
 FILE = Path("a case.gguf")

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from conformance.cases import FAMILIES
-from conformance.cgraph.arithmetic import EXACT, GGML_CPU
-from conformance.cgraph.case import Case
-from conformance.cgraph.tensor import Bytes, Tensor, pack
-from conformance.check.judge import judge_step
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import EXACT, GGML_CPU
+from conformance.ggml.tensor import Bytes, Tensor, pack
+from conformance.judge.judge import judge_step
 from conformance.run.oracle import Oracle
-from conformance.run.select import build
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
 
 IDS = FAMILIES["ops"].ids("standard")
 BATCH = 256

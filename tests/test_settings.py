@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 
 from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
-from conformance.cases import FAMILIES
-from conformance.cgraph.errors import UnavailableError, UsageError
 from conformance.cli import main
-from conformance.run import settings
-from conformance.run.isolate import IsolatedBackend, needs, open_backend
-from conformance.run.select import available, parse_specs
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.run.isolation.isolate import IsolatedBackend, needs, open_backend
+from conformance.run.session import settings
+from conformance.run.session.select import available, parse_specs
 from conformance.run.stages import stage_of, staged
+from conformance.suite import FAMILIES
 
 CASE = FAMILIES["ops"].ids("smoke")[0]
 LEVELS = {name: len(FAMILIES["alias"].ids(name)) for name in ("smoke", "standard")}

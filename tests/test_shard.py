@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.cases import FAMILIES
-from conformance.cgraph.errors import UsageError
 from conformance.cli import main
-from conformance.run.shard import LARGEST, WHOLE, Shard, missing, parse, whole
+from conformance.ggml.errors import UsageError
+from conformance.run.session.shard import LARGEST, WHOLE, Shard, missing, parse, whole
+from conformance.suite import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 IDS = st.lists(st.builds("{}/{}@{}".format, st.sampled_from("abc"), st.text("xyz", max_size=3), st.integers(0, 99)))

@@ -11,16 +11,16 @@ import pytest
 from backends.cpu import CpuBackend
 from conformance.backend.kernel import Kernel, KernelSession, Raw, Sources
 from conformance.backend.registry import Spec
-from conformance.cases.models import make
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import BackendCrashError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor
-from conformance.cgraph.types import F32, I64
-from conformance.check.verdict import Result, Verdict
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendCrashError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.types import F32, I64
+from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
 from conformance.run.shrink import Shrunk, _Search, measure, shrink
 from conformance.run.shrink.signature import signature_of
+from conformance.suite.decoder import make
 
 SPEC = Spec("planted")
 TRAJECTORY = "kv_growth/llama-l=2,embd=32,heads=4,kv=2,ff=32,vocab=32,seqs=4,run=p3.d4@1"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.cgraph import casefile
+from conformance.case import casefile
 
 ADAPTER = '''
 import numpy as np

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conformance.cases import FAMILIES
-from conformance.cgraph import codec
-from conformance.cgraph.case import Case
+from conformance.case import codec
+from conformance.case.case import Case
 from conformance.report.calls import call_of
 from conformance.report.snippet import python
 from conformance.report.snippet_cpp import cpp
-from conformance.run.select import build
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
 
 SAMPLE = FAMILIES["ops"].ids("smoke")[::9]
 TRAJECTORY = "kv_growth/llama-l=2,embd=32,heads=2,kv=1,ff=32,vocab=32,seqs=2,run=p3.d2@1"

@@ -15,23 +15,24 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from backends.openvino import OpenVinoStateless, bind, elementwise
-from backends.openvino import emitters as table
+from backends.openvino import OpenVinoStateless, bind
+from backends.openvino.emit import elementwise
+from backends.openvino.emit import emitters as table
 from backends.openvino.interpret import DEVICE, EXPANSIONS, Interpreted
 from conformance.backend.registry import Spec, adapter
-from conformance.cases import FAMILIES
-from conformance.cases.captured import GOLDEN
-from conformance.cgraph import casefile
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError, UsageError
-from conformance.cgraph.tensor import nbytes, new_tensor
-from conformance.cgraph.types import F32
-from conformance.check.verdict import Result, Verdict
+from conformance.case import casefile
+from conformance.case.case import Case, Step
 from conformance.cli import main
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import nbytes, new_tensor
+from conformance.ggml.types import F32
+from conformance.judge.verdict import Result, Verdict
 from conformance.run import stages
-from conformance.run.isolate import open_backend
+from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
+from conformance.suite import FAMILIES
+from conformance.suite.captured import GOLDEN
 
 Ov: TypeAlias = Any
 """Something of OpenVINO's, which ships no type information, or a piece of the adapter over it."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from conformance.cgraph.arithmetic import EXACT
-from conformance.cgraph.tensor import nbytes
-from conformance.check.chain import Chain
-from conformance.check.judge import judge_step
-from conformance.run.select import build
+from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.tensor import nbytes
+from conformance.judge.chain import Chain
+from conformance.judge.judge import judge_step
+from conformance.run.session.select import build
 
 CASE = build("kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p3@1")
 

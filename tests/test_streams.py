@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.streams import Stream
+from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
 
 CASE = "ops/ADD-f32+f32-a=13x5x3x2@1"
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.backend.sym import Const, Sym, assumptions, derived, evaluate, expr_of, same, symbol
-from conformance.cgraph.errors import BackendError
+from conformance.backend.translating.sym import Const, Sym, assumptions, derived, evaluate, expr_of, same, symbol
+from conformance.ggml.errors import BackendError
 
 _CHAIN: dict[str, Callable[[int, int], int]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv, "%": operator.mod,

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from conformance.cgraph import tensor as tn
-from conformance.cgraph.build import Builder
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.tensor import Bytes, Dims, Tensor
-from conformance.cgraph.types import BF16, F16, F32, I8, I64, Q4_0, Q8_0, TYPES, GGMLType
+from conformance.ggml import tensor as tn
+from conformance.ggml.errors import GraphError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import Bytes, Dims, Tensor
+from conformance.ggml.types import BF16, F16, F32, I8, I64, Q4_0, Q8_0, TYPES, GGMLType
 
 B = Builder()
 QUICK = settings(max_examples=300, deadline=None)

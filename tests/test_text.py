@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.cgraph.text import printable, printable_lines, shell
-from conformance.check.verdict import Result, Verdict
+from conformance.ggml.text import printable, printable_lines, shell
+from conformance.judge.verdict import Result, Verdict
 
 
 @given(st.text(st.characters()))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from conformance.backend.registry import Spec
-from conformance.cgraph.case import Case
-from conformance.check.judge import judge_step
+from conformance.case.case import Case
+from conformance.judge.judge import judge_step
 from conformance.run.execute import execute
 from conformance.run.runner import Runner
 

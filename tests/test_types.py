@@ -9,10 +9,10 @@ import gguf
 import pytest
 from ggml_ctypes import load, names
 
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.ops import GLU_OPS, OPS, UNARY_OPS
-from conformance.cgraph.rules import RULES
-from conformance.cgraph.types import TYPES, GGMLType, type_named
+from conformance.ggml.errors import GraphError
+from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
+from conformance.ggml.ops.rules import RULES
+from conformance.ggml.types import TYPES, GGMLType, type_named
 
 GGUF_DIFFERS = {"Q8_1": (32, 40)}
 """The gguf package still has the block of two float32 that ggml made two float16; no file holds this type."""

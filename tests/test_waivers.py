@@ -14,13 +14,13 @@ from click.testing import Result as Invoked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.cases import FAMILIES
-from conformance.cgraph.errors import UsageError
-from conformance.check import waivers
-from conformance.check.verdict import FAILURES, Result, Verdict
-from conformance.check.waiver_edit import proposal
-from conformance.check.waivers import WAIVABLE, Problem, Waiver, Waivers, parse, waive
 from conformance.cli import main
+from conformance.ggml.errors import UsageError
+from conformance.judge import waivers
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.waiver_edit import proposal
+from conformance.judge.waivers import WAIVABLE, Problem, Waiver, Waivers, parse, waive
+from conformance.suite import FAMILIES
 
 TODAY = date(2026, 6, 15)
 CRASHES = "ops/GLU.SWIGLU_OAI-f16-ne=33x4,form=split,limit=2.0@1"

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from conformance.backend.registry import Spec
-from conformance.cases import FAMILIES
-from conformance.cgraph import casefile
-from conformance.cgraph.errors import CaseFileError
+from conformance.case import casefile
+from conformance.ggml.errors import CaseFileError
 from conformance.run.runner import Runner
-from conformance.run.select import build
-from conformance.run.writeahead import LEFT, RUNNING, Ahead, default_folder, recover
+from conformance.run.session.select import build
+from conformance.run.session.writeahead import LEFT, RUNNING, Ahead, default_folder, recover
+from conformance.suite import FAMILIES
 
 SPEC = Spec("cpu")
 OP = FAMILIES["ops"].ids("smoke")[0]
@@ -117,8 +117,8 @@ RACER = """
 import sys, time
 from pathlib import Path
 from conformance.backend.registry import Spec
-from conformance.run.select import build
-from conformance.run.writeahead import Ahead, recover
+from conformance.run.session.select import build
+from conformance.run.session.writeahead import Ahead, recover
 folder, case, end = Path(sys.argv[1]), build(sys.argv[3]), time.monotonic() + 4
 lost = 0
 while time.monotonic() < end:

@@ -16,21 +16,21 @@ from backends.xdna2.array import DECODE_N, LEAST_N, PREFILL_N, Array, padded
 from backends.xdna2.backend import ARITHMETIC
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
-from conformance.cases import FAMILIES
-from conformance.cases.family import LEVELS, Level
-from conformance.cgraph import quants
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_COMPUTE, FLAG_INPUT, Bytes, Tensor, new_tensor
-from conformance.cgraph.types import F16, F32, Q4_0, Q6_K, Q8_0, GGMLType
-from conformance.check.judge import judge_node
-from conformance.check.verdict import Verdict
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.quants import quants
+from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, Bytes, Tensor, new_tensor
+from conformance.ggml.types import F16, F32, Q4_0, Q6_K, Q8_0, GGMLType
+from conformance.judge.judge import judge_node
+from conformance.judge.verdict import Verdict
 from conformance.run.execute import execute
-from conformance.run.isolate import open_backend
+from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
-from conformance.run.select import build
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
+from conformance.suite.family import LEVELS, Level
 
 B = Builder()
 F32Array = NDArray[np.float32]

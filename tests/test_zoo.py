@@ -14,19 +14,19 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.backend.registry import Spec
-from conformance.cases.models.grammar import make as build
-from conformance.cases.plan import parse
-from conformance.cases.zoo import family, library, metadata, weights
-from conformance.cases.zoo.capture import ask
-from conformance.cases.zoo.request import Request
-from conformance.cgraph import casefile
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UnavailableError, UsageError
-from conformance.cgraph.tensor import new_tensor
-from conformance.cgraph.types import F32
-from conformance.check.verdict import Verdict
+from conformance.case import casefile
+from conformance.case.case import Case
 from conformance.cli import main
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.tensor import new_tensor
+from conformance.ggml.types import F32
+from conformance.judge.verdict import Verdict
 from conformance.run.runner import Runner
+from conformance.suite.decoder.grammar import make as build
+from conformance.suite.plan import parse
+from conformance.suite.zoo import family, library, metadata, weights
+from conformance.suite.zoo.capture import ask
+from conformance.suite.zoo.request import Request
 
 TINY = "set=block_count:1"
 
@@ -184,7 +184,7 @@ def test_without_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 def test_nothing_is_imported_from_the_wheel() -> None:
     """The wheel's package runs no code here: only its library is loaded."""
     code = (
-        "import sys; from conformance.cases.zoo.library import Library; Library(); "
+        "import sys; from conformance.suite.zoo.library import Library; Library(); "
         "import json; print(json.dumps([m for m in sys.modules if m.startswith('xllamacpp')]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

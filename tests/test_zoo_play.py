@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 from gguf import GGUFReader
 
-from conformance.cases.zoo import choices
-from conformance.cases.zoo.choices import Choice, flips
-from conformance.cases.zoo.library import WHEEL
-from conformance.cases.zoo.play import RUNS, Device, Look, Played, _run, compare, explain, nmse, play, prepare
 from conformance.cli import main
+from conformance.suite.zoo import choices
+from conformance.suite.zoo.choices import Choice, flips
+from conformance.suite.zoo.library import WHEEL
+from conformance.suite.zoo.play import RUNS, Device, Look, Played, _run, compare, explain, nmse, play, prepare
 
 needs_wheel = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"

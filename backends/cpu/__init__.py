@@ -9,8 +9,8 @@ import numpy as np
 
 from conformance.backend.interface import DeviceInfo
 from conformance.backend.kernel import Kernel, KernelBackend, Raw, Sources
-from conformance.cgraph.arithmetic import EXACT, Arithmetic, Mixed
-from conformance.cgraph.tensor import Tensor
+from conformance.ggml.arithmetic import EXACT, Arithmetic, Mixed
+from conformance.ggml.tensor import Tensor
 
 from . import attention, copying, elementwise, matmul, matrices, recurrent, rope, rows, unary
 from .support import refusal

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
-from conformance.cgraph import quants
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import F16, F32, GGMLType, type_named
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.quants import quants
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F16, F32, GGMLType, type_named
 
 from .matmul import Activations
 from .values import Values, alibi_slopes, load, operand, optional, repeated, store

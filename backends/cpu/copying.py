@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import GGMLType
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import GGMLType
 
 from .requantised import weight
 from .values import Values, checked_index, in_float64, load, operand, repeated, store

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel
-from conformance.cgraph.tensor import Tensor
+from conformance.ggml.tensor import Tensor
 
 from .values import Values, checked_index, in_float64, repeated
 

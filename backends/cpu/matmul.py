@@ -14,12 +14,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
-from conformance.cgraph import quants
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.quants_blocks import BLOCK
-from conformance.cgraph.requant import requantised
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import Q4_1, Q5_1, Q8_1, TYPES, GGMLType, type_named
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.quants import quants
+from conformance.ggml.quants.blocks import BLOCK
+from conformance.ggml.quants.requant import requantised
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import Q4_1, Q5_1, Q8_1, TYPES, GGMLType, type_named
 
 from .requantised import weight
 from .values import Values, checked_index, in_float64, load, operand, store

@@ -10,8 +10,8 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
-from conformance.cgraph.rules_matrix import OP_POOL, TRI_TYPE, part
-from conformance.cgraph.tensor import Tensor
+from conformance.ggml.ops.rules_matrix import OP_POOL, TRI_TYPE, part
+from conformance.ggml.tensor import Tensor
 
 from .values import Values, in_float64, operand
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.backend.kernel import Kernel, Raw, Sources
-from conformance.cgraph.tensor import Tensor
+from conformance.ggml.tensor import Tensor
 
 from .values import Values, checked_index, load, operand, store
 

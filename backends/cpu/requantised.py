@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from conformance.backend.kernel import Raw, Sources
-from conformance.cgraph import quants
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.requant import requantised, weight_form
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import F32, GGMLType
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.quants import quants
+from conformance.ggml.quants.requant import requantised, weight_form
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F32, GGMLType
 
 from .values import operand
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.tensor import Tensor
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.tensor import Tensor
 
 from .values import Formula, Values, in_float64
 

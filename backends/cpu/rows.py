@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel
-from conformance.cgraph.tensor import Tensor
+from conformance.ggml.tensor import Tensor
 
 from .values import Values, alibi_slopes, in_float64, repeated
 

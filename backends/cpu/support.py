@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from conformance.cgraph import quants
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import BF16, F16, F32, I32, I64, IQ2_S, IQ3_S, IQ3_XXS, Q8_1, Q8_K, TYPES, GGMLType
+from conformance.ggml.quants import quants
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import BF16, F16, F32, I32, I64, IQ2_S, IQ3_S, IQ3_XXS, Q8_1, Q8_K, TYPES, GGMLType
 
 Types = frozenset[GGMLType]
 

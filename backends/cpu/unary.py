@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel
-from conformance.cgraph import quants
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import F16, F32, GGMLType, type_named
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.quants import quants
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F16, F32, GGMLType, type_named
 
 from .values import Values, in_float64
 

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
-from conformance.cgraph import quants
-from conformance.cgraph.errors import BackendError
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import BF16, F32, I32, GGMLType
+from conformance.ggml.errors import BackendError
+from conformance.ggml.quants import quants
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import BF16, F32, I32, GGMLType
 
 Values = NDArray[np.float64]
 """Elements of a tensor as float64, NumPy shape `ne[::-1]`."""

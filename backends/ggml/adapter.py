@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
-from conformance.cgraph.arithmetic import EXACT, Arithmetic, requantising
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UnavailableError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import VIEW_OPS, Tensor
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import EXACT, Arithmetic, requantising
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import VIEW_OPS, Tensor
 
 from .arithmetic import cpu_arithmetic
 from .context import Context, refusal

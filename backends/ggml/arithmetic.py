@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from conformance.cgraph.arithmetic import GGML_CPU, Arithmetic
-from conformance.cgraph.types import F32, Q8_0
+from conformance.ggml.arithmetic import GGML_CPU, Arithmetic
+from conformance.ggml.types import F32, Q8_0
 
 from .library import CType, Library
 

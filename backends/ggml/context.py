@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping
 
-from conformance.cgraph.errors import BackendError
-from conformance.cgraph.tensor import MAX_SRC, Tensor, nbytes
+from conformance.ggml.errors import BackendError
+from conformance.ggml.tensor import MAX_SRC, Tensor, nbytes
 
 from .layout import FLAGS, OFFSET_BUFFER, OFFSET_FLAGS, OVERHEAD, POINTER, TENSOR, InitParams
 from .library import Library

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import BackendError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor, nbytes
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
 from .context import Arena, Context, Store
 from .layout import OVERHEAD, InitParams

@@ -11,8 +11,8 @@ import struct
 from types import SimpleNamespace
 from typing import Any
 
-from conformance.cgraph.errors import UnavailableError
-from conformance.cgraph.tensor import FLAG_INPUT, FLAG_OUTPUT, MAX_NAME
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.tensor import FLAG_INPUT, FLAG_OUTPUT, MAX_NAME
 
 EXPECTED = "0.26.0"
 """The ggml whose headers this layout was read from."""

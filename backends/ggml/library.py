@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
-from conformance.cgraph.errors import UnavailableError, UsageError
-from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
-from conformance.cgraph.types import F16, F32, GGMLType
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.types import F16, F32, GGMLType
 
 from . import names
 from .layout import EXPECTED, InitParams, mismatch, verify

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
-from conformance.cgraph.ops import GLU_OPS, OPS, UNARY_OPS
-from conformance.cgraph.types import TYPES
+from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
+from conformance.ggml.types import TYPES
 
 _LIMIT = 256
 _FAR = 1 << 26

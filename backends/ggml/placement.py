@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import BackendError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Tensor
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor
 
 from .context import Context
 from .library import Library

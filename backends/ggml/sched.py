@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from conformance.backend.interface import Witness
-from conformance.cgraph.case import Case, writes_in_place
-from conformance.cgraph.errors import BackendError, GraphError, UnavailableError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import (
+from conformance.case.case import Case, writes_in_place
+from conformance.ggml.errors import BackendError, GraphError, UnavailableError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import (
     FLAG_COMPUTE,
     FLAG_INPUT,
     FLAG_OUTPUT,

@@ -9,19 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from conformance.backend.interface import Session, Witness
-from conformance.cgraph.case import Case, writes_in_place
-from conformance.cgraph.errors import BackendError, GraphError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import (
-    FLAG_COMPUTE,
-    FLAG_OUTPUT,
-    VIEW_OPS,
-    Bytes,
-    Tensor,
-    is_contiguous,
-    nbytes,
-    pack,
-)
+from conformance.case.case import Case, writes_in_place
+from conformance.ggml.errors import BackendError, GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, is_contiguous, nbytes, pack
 
 from .context import Arena, Context, Store
 from .library import Library

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from conformance.backend.dynamic import TracedPlan
 from conformance.backend.interface import BufferType, DeviceInfo, Support, Witness, no
 from conformance.backend.measure import Peak
-from conformance.backend.plan import Emitter, Plan, Role
-from conformance.backend.translating import TranslatingBackend, TranslatingSession
-from conformance.cgraph.arithmetic import Arithmetic, requantising
-from conformance.cgraph.case import Case, writes_in_place
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.requant import mode_named, weight_form
-from conformance.cgraph.tensor import Tensor
+from conformance.backend.translating.dynamic import TracedPlan
+from conformance.backend.translating.engine import TranslatingBackend, TranslatingSession
+from conformance.backend.translating.plan import Emitter, Plan, Role
+from conformance.case.case import Case, writes_in_place
+from conformance.ggml.arithmetic import Arithmetic, requantising
+from conformance.ggml.errors import UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.quants.requant import mode_named, weight_form
+from conformance.ggml.tensor import Tensor
 
 from .cache import ModelCache
 from .compile import compiler
@@ -131,8 +131,8 @@ class OpenVinoStateless(TranslatingBackend):
 
     def emitters(self) -> Mapping[str, Emitter]:
         """The table of all topics."""
-        from .attention import FORMS  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
-        from .emitters import EMITTERS  # noqa: PLC0415  # as above
+        from .emit.attention import FORMS  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
+        from .emit.emitters import EMITTERS  # noqa: PLC0415  # as above
 
         return {**EMITTERS, "FLASH_ATTN_EXT": FORMS[self._attention]}
 

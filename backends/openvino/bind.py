@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from openvino import Node
 from openvino import Tensor as OvTensor
 
-from conformance.backend.plan import Memory, Plan, Program
-from conformance.backend.sym import Sym, evaluate, expr_of
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import BackendError, UsageError
-from conformance.cgraph.requant import Requant
-from conformance.cgraph.tensor import Bytes, Tensor, is_empty, nbytes
+from conformance.backend.translating.plan import Memory, Plan, Program
+from conformance.backend.translating.sym import Sym, evaluate, expr_of
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.quants.requant import Requant
+from conformance.ggml.tensor import Bytes, Tensor, is_empty, nbytes
 
 from .compile import words
 from .forms import VALUE, decode, encode, held, narrow, value

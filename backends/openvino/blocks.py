@@ -9,8 +9,8 @@ import openvino.opset15 as o
 from numpy.typing import NDArray
 from openvino import Type
 
-from conformance.cgraph.quants_blocks import KVALUES_FP4
-from conformance.cgraph.types import MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
+from conformance.ggml.quants.blocks import KVALUES_FP4
+from conformance.ggml.types import MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 
 from .forms import BLOCKS
 from .nodes import Constants, Value, round_f16, shape_of

@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from conformance.backend.plan import Plan
-from conformance.backend.sym import Sym, expr_of
+from conformance.backend.translating.plan import Plan
+from conformance.backend.translating.sym import Sym, expr_of
 
 from .compile import Compiler
 
@@ -87,6 +87,6 @@ def _digest(name: str, blob: bytes) -> bytes:
 def _sources() -> bytes:
     """This translation: another version of it makes other models of equal plans."""
     h = hashlib.blake2b(digest_size=SIZE)
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         h.update(path.read_bytes())
     return h.digest()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, TypeAlias, get_args
 
-from conformance.cgraph.errors import BackendError, UnavailableError, UsageError
+from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 
 Precision = Literal["accuracy", "default"]
 Fusion = Literal["auto", "on", "off"]

@@ -15,7 +15,7 @@ import openvino.opset15 as o
 from openvino import Model, Node, Shape, Type
 from openvino import Tensor as OvTensor
 
-from conformance.cgraph.errors import BackendError
+from conformance.ggml.errors import BackendError
 
 from .nodes import Value
 

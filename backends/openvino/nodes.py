@@ -10,8 +10,8 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Node, Type
 
-from conformance.backend.sym import Expr, Sym, expr_of, same
-from conformance.cgraph.errors import BackendError
+from conformance.backend.translating.sym import Expr, Sym, expr_of, same
+from conformance.ggml.errors import BackendError
 
 Value: TypeAlias = Any
 """A `Node` of one output, or an `Output` of one of several: openvino ships no type information."""

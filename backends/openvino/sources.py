@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.cgraph.errors import BackendError
-from conformance.cgraph.tensor import Tensor
+from conformance.ggml.errors import BackendError
+from conformance.ggml.tensor import Tensor
 
 
 def src(node: Tensor, i: int) -> Tensor:

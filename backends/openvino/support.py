@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from conformance.cgraph.case import writes_in_place
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Tensor, computes
-from conformance.cgraph.types import BF16, F16, F32, I32
+from conformance.case.case import writes_in_place
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor, computes
+from conformance.ggml.types import BF16, F16, F32, I32
 
 from .forms import BLOCKS
 

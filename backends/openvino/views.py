@@ -10,9 +10,9 @@ import numpy as np
 import openvino.opset15 as o
 from numpy.typing import NDArray
 
-from conformance.backend.sym import Sym, poly_of, same
-from conformance.cgraph.errors import BackendError
-from conformance.cgraph.tensor import Tensor, nelements
+from conformance.backend.translating.sym import Sym, poly_of, same
+from conformance.ggml.errors import BackendError
+from conformance.ggml.tensor import Tensor, nelements
 
 from .nodes import Constants, Shape, Value, cut, reshape, shape_of, transpose
 

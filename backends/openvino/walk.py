@@ -11,11 +11,11 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Node, Type
 
-from conformance.backend.plan import Emitter, Plan
-from conformance.backend.sym import Expr, Sym, same
-from conformance.cgraph.errors import BackendError, ConformanceError
-from conformance.cgraph.tensor import Bytes, Tensor, computes, is_empty, nelements
-from conformance.cgraph.types import BF16, F16, I64, GGMLType
+from conformance.backend.translating.plan import Emitter, Plan
+from conformance.backend.translating.sym import Expr, Sym, same
+from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.ggml.tensor import Bytes, Tensor, computes, is_empty, nelements
+from conformance.ggml.types import BF16, F16, I64, GGMLType
 
 from . import blocks
 from .forms import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, parts, value

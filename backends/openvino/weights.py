@@ -17,9 +17,9 @@ from openvino import Output, Type
 from openvino import Shape as OvShape
 from openvino import Tensor as OvTensor
 
-from conformance.cgraph.requant import FORMS, Requant, requantised, weight_form
-from conformance.cgraph.tensor import Bytes, Dims, Tensor, nbytes
-from conformance.cgraph.types import BF16, F16, GGMLType
+from conformance.ggml.quants.requant import FORMS, Requant, requantised, weight_form
+from conformance.ggml.tensor import Bytes, Dims, Tensor, nbytes
+from conformance.ggml.types import BF16, F16, GGMLType
 
 from .nodes import Value
 from .packing import ENCODINGS, Packed, floats, packed, repacked

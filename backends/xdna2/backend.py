@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from conformance.backend.interface import BufferType, DeviceInfo, Support, Witness, no
 from conformance.backend.kernel import Kernel, KernelBackend, KernelSession, Raw, Sources
-from conformance.cgraph import quants
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import BackendError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.requant import FORMS, quantised, weight_form
-from conformance.cgraph.tensor import Bytes, Tensor, is_contiguous, nrows
-from conformance.cgraph.types import F32, TYPES
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.quants import quants
+from conformance.ggml.quants.requant import FORMS, quantised, weight_form
+from conformance.ggml.tensor import Bytes, Tensor, is_contiguous, nrows
+from conformance.ggml.types import F32, TYPES
 
 from .array import COLUMNS, CONTEXT_COLUMNS, DECODE_N, LEAST_N, MAX_SLOTS, PREFILL_N, Array
 

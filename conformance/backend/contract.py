@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from conformance.cgraph.tensor import Tensor
+from conformance.ggml.tensor import Tensor
 
 from . import contract_sessions as sessions
 from .contract_base import Fault, Subject

@@ -9,9 +9,9 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cgraph.case import Case
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor, packed_nbytes
+from conformance.case.case import Case
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor, packed_nbytes
 
 from .interface import Backend, Session
 from .samples import SAMPLES, TOLERANCE, Shape, Tried, Values, tried

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.cgraph.build import build_forward_expand
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
-from conformance.cgraph.types import F32
+from conformance.case.case import Case, Step
+from conformance.ggml.ops.build import build_forward_expand
+from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
+from conformance.ggml.types import F32
 
 from .contract_base import Fault, Subject, is_bytes, wrong
 from .interface import Session, Witness

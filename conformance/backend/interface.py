@@ -1,7 +1,7 @@
 """What a backend *is*: the one interface, a mirror of `ggml_backend`.
 
 An adapter subclasses `Backend` and `Session`. Tensors are compared by identity, outputs travel packed
-(`conformance.cgraph.tensor.pack`: gaps closed, `ne[0]` fastest).
+(`conformance.ggml.tensor.pack`: gaps closed, `ne[0]` fastest).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import ClassVar
 
-from conformance.cgraph.arithmetic import EXACT, Arithmetic
-from conformance.cgraph.case import JSON, Case
-from conformance.cgraph.errors import BackendError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor
+from conformance.case.case import JSON, Case
+from conformance.ggml.arithmetic import EXACT, Arithmetic
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor
 
 from .strict import kind, plain
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import BackendError, ConformanceError, UsageError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import VIEW_OPS, Bytes, Tensor, computes, nbytes, pack, strided
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendError, ConformanceError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, nbytes, pack, strided
 
 from .interface import YES, Backend, Session, Support, Witness, no
 

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import parse_qsl
 
-from conformance.cgraph.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 
 from .faults import class_faults
 from .interface import Backend

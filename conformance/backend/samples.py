@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cgraph.build import Builder, build_forward_expand
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor, new_tensor
-from conformance.cgraph.types import F16, F32, Q8_0, GGMLType
+from conformance.case.case import Case, Step
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder, build_forward_expand
+from conformance.ggml.tensor import Bytes, Tensor, new_tensor
+from conformance.ggml.types import F16, F32, Q8_0, GGMLType
 
 Values = NDArray[np.float32]
 BUILD = Builder()

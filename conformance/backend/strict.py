@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import BackendError
+from conformance.case.case import JSON
+from conformance.ggml.errors import BackendError
 
 MAX_TEXT = 8192
 """Characters of a text that an adapter gives: a reason, a note, what an exception says."""

@@ -9,7 +9,7 @@ from string import Template
 import click
 
 from conformance.backend import registry
-from conformance.cgraph.errors import UsageError
+from conformance.ggml.errors import UsageError
 
 from .templates import FILES
 

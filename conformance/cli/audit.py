@@ -11,17 +11,17 @@ import click
 from tabulate import tabulate
 
 from conformance.backend.registry import Spec
-from conformance.cases.family import Level
-from conformance.cgraph.errors import UnavailableError
-from conformance.cgraph.text import printable, shell
-from conformance.check.waivers import Waivers
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.text import printable, shell
+from conformance.judge.waivers import Waivers
 from conformance.report.record import header, write_json
 from conformance.run import audit as auditing
 from conformance.run.audit import FAILING, Cell, Finding
-from conformance.run.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.select import available, build, case_ids, parse_specs
-from conformance.run.waiving import Waiving, today
+from conformance.run.session.select import available, build, case_ids, parse_specs
+from conformance.run.session.waiving import Waiving, today
+from conformance.suite.family import Level
 
 from .options import (
     backend_option,

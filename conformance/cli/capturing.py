@@ -9,18 +9,18 @@ from pathlib import Path
 import click
 from tabulate import tabulate
 
-from conformance.cases import captured
-from conformance.cases.zoo import capture as recording
-from conformance.cases.zoo import family as zoo
-from conformance.cases.zoo import metadata
-from conformance.cases.zoo.request import Request
-from conformance.cgraph import casefile
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.reference import FOLDERS
-from conformance.cgraph.text import printable
-from conformance.cgraph.types import TYPES
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.case.reference import FOLDERS
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import printable
+from conformance.ggml.types import TYPES
 from conformance.report.progress import Progress, since
+from conformance.suite import captured
+from conformance.suite.zoo import capture as recording
+from conformance.suite.zoo import family as zoo
+from conformance.suite.zoo import metadata
+from conformance.suite.zoo.request import Request
 
 from .options import ExistingFile, File
 

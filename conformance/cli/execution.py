@@ -14,23 +14,23 @@ import click
 from tabulate import tabulate
 
 from conformance.backend.registry import Spec
-from conformance.cgraph.case import JSON, Case
-from conformance.cgraph.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
-from conformance.cgraph.text import printable_lines
-from conformance.check import asked as asking
-from conformance.check.asked import Asked, Missing
-from conformance.check.verdict import FAILURES, Result, Totals
+from conformance.case.case import JSON, Case
+from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
+from conformance.ggml.text import printable_lines
+from conformance.judge import asked as asking
+from conformance.judge.asked import Asked, Missing
+from conformance.judge.verdict import FAILURES, Result, Totals
 from conformance.report.journal import Journal, Partial
 from conformance.report.progress import Progress, Steps
 from conformance.report.record import interrupts_wait, record, write_json
 from conformance.report.reproduce import command
 from conformance.report.words import budget_used, refusals
-from conformance.run import seen, waiving, writeahead
-from conformance.run.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.select import build
-from conformance.run.settings import Settings
-from conformance.run.waiving import Waiving
+from conformance.run.session import seen, waiving, writeahead
+from conformance.run.session.select import build
+from conformance.run.session.settings import Settings
+from conformance.run.session.waiving import Waiving
 
 from .options import fail
 from .output import end, fault, say, sentence

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import click
 
-from conformance.cgraph import casefile
-from conformance.cgraph.case import Case
-from conformance.cgraph.casefile_layout import ARCHITECTURE
-from conformance.cgraph.errors import CaseFileError, UsageError
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.case.casefile_layout import ARCHITECTURE
+from conformance.ggml.errors import CaseFileError, UsageError
 
 HEAD = 1 << 16
 """Bytes of a file that are looked at to say what it is."""

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from conformance.check.verdict import FAILURES, Result, Totals
+from conformance.judge.verdict import FAILURES, Result, Totals
 from conformance.report.record import record, write_json
 from conformance.run import golden
 

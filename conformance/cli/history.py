@@ -11,10 +11,10 @@ from typing import Any
 import click
 from tabulate import tabulate
 
-from conformance.cgraph.text import printable
-from conformance.perf.changes import FEWEST, Change, changes
-from conformance.perf.history import History
-from conformance.perf.series import Kills, Run, kills, runs, series
+from conformance.ggml.text import printable
+from conformance.perf.history.changes import FEWEST, Change, changes
+from conformance.perf.history.series import Kills, Run, kills, runs, series
+from conformance.perf.history.store import History
 from conformance.report.record import write_json
 from conformance.report.runs import read_runs
 

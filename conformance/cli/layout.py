@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from tabulate import tabulate
 
-from conformance.cases.models import layout as layouts
+from conformance.suite.decoder import layout as layouts
 
 from .options import ExistingFile
 

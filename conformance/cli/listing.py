@@ -10,14 +10,14 @@ from tabulate import tabulate
 
 from conformance.backend import registry
 from conformance.backend.interface import describe
-from conformance.cases.family import Level
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UnavailableError, UsageError
-from conformance.cgraph.text import printable
+from conformance.case.case import Case
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.text import printable
 from conformance.report import graphview
 from conformance.report.record import write_json, write_text
-from conformance.run.seeds import reseeded
-from conformance.run.select import build, case_ids, parse_specs, probe
+from conformance.run.session.seeds import reseeded
+from conformance.run.session.select import build, case_ids, parse_specs, probe
+from conformance.suite.family import Level
 
 from .files import read_cases
 from .options import File, backend_option, cases_begun, fresh_cases, json_option, selection, settings_here

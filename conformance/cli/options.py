@@ -11,18 +11,18 @@ from typing import Any, NoReturn, cast
 import click
 
 from conformance.backend import registry
-from conformance.cases import FAMILIES
-from conformance.cases.family import LEVELS, Level
-from conformance.cgraph.errors import ConformanceError
-from conformance.cgraph.text import printable
+from conformance.ggml.errors import ConformanceError
+from conformance.ggml.text import printable
 from conformance.report.record import check_writable
-from conformance.run import settings
-from conformance.run.isolate import Isolation
-from conformance.run.memory import parse_size
-from conformance.run.seeds import fresh_ids, new_seed
-from conformance.run.select import lacking
-from conformance.run.settings import Settings
-from conformance.run.shard import Shard, parse
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.isolation.memory import parse_size
+from conformance.run.session import settings
+from conformance.run.session.seeds import fresh_ids, new_seed
+from conformance.run.session.select import lacking
+from conformance.run.session.settings import Settings
+from conformance.run.session.shard import Shard, parse
+from conformance.suite import FAMILIES
+from conformance.suite.family import LEVELS, Level
 
 from .output import end
 

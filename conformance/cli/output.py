@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import click
 
-from conformance.check.verdict import Result, Verdict
+from conformance.judge.verdict import Result, Verdict
 
 CLOSED = 141
 """Exit code where nobody reads stdout any more: as a shell has it for SIGPIPE."""

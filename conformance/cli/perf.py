@@ -9,17 +9,17 @@ from pathlib import Path
 import click
 from tabulate import tabulate
 
-from conformance.cases.family import Level
-from conformance.cgraph.errors import UnavailableError
-from conformance.cgraph.text import printable
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.text import printable
 from conformance.perf.bench import Bench, Row
 from conformance.perf.document import COLUMNS, document, exit_code, table
 from conformance.perf.rounds import Rounds
 from conformance.perf.units import ROUNDS, units
 from conformance.report.record import write_json
-from conformance.run.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.stages import choose
+from conformance.suite.family import Level
 
 from .options import Group, backend_option, isolation, json_option, level_option
 

@@ -10,9 +10,8 @@ import click
 from tabulate import tabulate
 
 from conformance.backend.registry import Spec
-from conformance.cases.family import Level
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import ConformanceError, UnavailableError
+from conformance.case.case import JSON
+from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.perf import gates as gating
 from conformance.perf.bench import Bench
 from conformance.perf.compare import BASE, HEAD, Pair, pair
@@ -34,9 +33,10 @@ from conformance.perf.trust import (
 )
 from conformance.perf.units import units
 from conformance.report.record import header, write_json
-from conformance.run.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.select import available, parse_specs
+from conformance.run.session.select import available, parse_specs
+from conformance.suite.family import Level
 
 from .options import ExistingFile, backend_option, config_option, isolation, json_option, level_option
 from .perf import unit_option

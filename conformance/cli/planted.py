@@ -11,14 +11,14 @@ from pathlib import Path
 import click
 from tabulate import tabulate
 
-from conformance.cases import FAMILIES
-from conformance.cases.family import Level
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.text import printable
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import printable
 from conformance.planted import campaign
 from conformance.planted.campaign import Hunt
 from conformance.planted.faults import FOLDER, Fault, control, read
 from conformance.report.record import header, write_json
+from conformance.suite import FAMILIES
+from conformance.suite.family import Level
 
 from .options import family_option, json_option, level_option
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import click
 
-from conformance.cases.family import LEVELS, Level
-from conformance.cgraph.errors import UsageError
+from conformance.ggml.errors import UsageError
 from conformance.report.csv_ops import csv_ops
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.page import page
 from conformance.report.page.stored import read_history
 from conformance.report.runs import read_runs
-from conformance.run.select import case_ids
+from conformance.run.session.select import case_ids
+from conformance.suite.family import LEVELS, Level
 
 from .options import ExistingFile
 

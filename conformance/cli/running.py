@@ -8,16 +8,16 @@ from pathlib import Path
 
 import click
 
-from conformance.cases.family import Level
-from conformance.cgraph.case import JSON
+from conformance.case.case import JSON
 from conformance.report.journal import Journal
-from conformance.run import seen
-from conformance.run.isolate import Isolation
-from conformance.run.seeds import FOLDER, reseeded
-from conformance.run.select import case_ids
-from conformance.run.shard import WHOLE, Shard
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.session import seen
+from conformance.run.session.seeds import FOLDER, reseeded
+from conformance.run.session.select import case_ids
+from conformance.run.session.shard import WHOLE, Shard
+from conformance.run.session.waiving import Waiving, today
 from conformance.run.stages import choose
-from conformance.run.waiving import Waiving, today
+from conformance.suite.family import Level
 
 from .execution import Plan, Shown, execute
 from .files import CasePath, read_cases

@@ -8,15 +8,15 @@ from pathlib import Path
 import click
 
 from conformance.backend.registry import Spec
-from conformance.cgraph import casefile
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.text import printable
+from conformance.case import casefile
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import printable
 from conformance.report.record import write_text
 from conformance.report.snippet import python
 from conformance.report.snippet_cpp import cpp
-from conformance.run import seen, waiving
-from conformance.run.isolate import Isolation
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.session import seen, waiving
 from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
 

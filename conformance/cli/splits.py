@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import click
 from tabulate import tabulate
 
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.text import printable
-from conformance.run.isolate import open_backend
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import printable
+from conformance.run.isolation.isolate import open_backend
 from conformance.run.scheduler import SchedBackend
 from conformance.run.scheduler.table import HEADER, rows
-from conformance.run.select import build, parse_specs
+from conformance.run.session.select import build, parse_specs
 
 from .options import backend_option
 

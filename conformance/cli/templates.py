@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from conformance.backend.interface import DeviceInfo
 from conformance.backend.kernel import Kernel, KernelBackend, Raw
-from conformance.cgraph.tensor import Tensor
-from conformance.cgraph.types import F32
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F32
 
 
 def kernel(f: Any) -> Kernel:

@@ -14,13 +14,13 @@ import click
 from tabulate import tabulate
 
 from conformance.backend.registry import Spec, environment, resolve
-from conformance.cases.zoo import family as zoo
-from conformance.cases.zoo import metadata
-from conformance.cases.zoo.play import PASSES, RUNS, Device, Played, play
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.text import printable
-from conformance.cgraph.types import TYPES
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import printable
+from conformance.ggml.types import TYPES
 from conformance.report.record import header, write_json
+from conformance.suite.zoo import family as zoo
+from conformance.suite.zoo import metadata
+from conformance.suite.zoo.play import PASSES, RUNS, Device, Played, play
 
 from .options import backend_option, json_option
 

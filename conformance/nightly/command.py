@@ -15,14 +15,14 @@ import click
 
 from conformance.backend import registry
 from conformance.backend.registry import Spec
-from conformance.cases.family import LEVELS
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import ConformanceError, UsageError
-from conformance.cgraph.text import printable_lines
-from conformance.run import settings
-from conformance.run.environment import environment
-from conformance.run.select import family_named
-from conformance.run.shard import missing, parse
+from conformance.case.case import JSON
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.text import printable_lines
+from conformance.run.session import settings
+from conformance.run.session.environment import environment
+from conformance.run.session.select import family_named
+from conformance.run.session.shard import missing, parse
+from conformance.suite.family import LEVELS
 
 from . import figures, summary
 from .night import Night, exit_code

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from conformance.cgraph.case import JSON
-from conformance.check.verdict import FAILURES
+from conformance.case.case import JSON
+from conformance.judge.verdict import FAILURES
 from conformance.run.audit.cells import FAILING
 
 from .parts import shown

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.cgraph.case import JSON
+from conformance.case.case import JSON
 from conformance.report.progress import Progress
 
 from . import process

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.process import words
-from conformance.run.seeds import LARGEST
-from conformance.run.shard import WHOLE, Shard
+from conformance.run.session.seeds import LARGEST
+from conformance.run.session.shard import WHOLE, Shard
 
 CONFORM = tuple(words("conformance.cli"))
 HOUR = 3600.0

@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
+from conformance.case.case import JSON
+from conformance.ggml.errors import UsageError
 from conformance.report.record import header
-from conformance.run.seeds import new_seed
+from conformance.run.session.seeds import new_seed
 
 FILE = "nightly.state"
 """JSON; by its name no report takes it for a document of results."""

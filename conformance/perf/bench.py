@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from conformance.backend.registry import Spec
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import ConformanceError, UsageError
-from conformance.check.verdict import Result, Verdict
-from conformance.run.isolate import Isolation, open_backend
+from conformance.case.case import JSON
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.judge.verdict import Result, Verdict
+from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
 
 from .measure import Measured, Opener, memory, rate

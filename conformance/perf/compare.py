@@ -11,11 +11,11 @@ from pathlib import Path
 from threading import Event, Timer
 
 from conformance.backend.registry import Spec
-from conformance.cases.family import Level
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError, UsageError
-from conformance.check.verdict import FAILURES, Verdict
+from conformance.case.case import JSON
+from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError, UsageError
+from conformance.judge.verdict import FAILURES, Verdict
 from conformance.process import end_group, spawn_script
+from conformance.suite.family import Level
 
 from .decide import Decision, decide
 from .rounds import Rounds, Subject

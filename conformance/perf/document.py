@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from conformance.cgraph.case import JSON
-from conformance.check.verdict import FAILURES, Totals
+from conformance.case.case import JSON
+from conformance.judge.verdict import FAILURES, Totals
 from conformance.report.record import header
 
 from .bench import Row

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.cgraph.errors import UnavailableError
+from conformance.ggml.errors import UnavailableError
 
 POWERCAP = Path("/sys/class/powercap")
 

@@ -43,11 +43,11 @@ from typing import Any, Literal, cast
 
 from conformance import shipped
 from conformance.backend.registry import Spec
-from conformance.cases.family import LEVELS, Level
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import ConformanceError, UsageError
-from conformance.cgraph.stricttoml import expect, only, parse, read
-from conformance.run.select import parse_specs
+from conformance.case.case import JSON
+from conformance.case.stricttoml import expect, only, parse, read
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.run.session.select import parse_specs
+from conformance.suite.family import LEVELS, Level
 
 from .decide import FINE, REGRESSED, Decision
 from .units import Unit, units

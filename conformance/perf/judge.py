@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from conformance.backend.registry import Spec
-from conformance.cgraph.errors import ConformanceError
-from conformance.check.verdict import FAILURES, Verdict
-from conformance.run.environment import environment
+from conformance.ggml.errors import ConformanceError
+from conformance.judge.verdict import FAILURES, Verdict
+from conformance.run.session.environment import environment
 
 from .bench import Bench, Row
 from .compare import Pair, UncomparableError

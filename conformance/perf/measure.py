@@ -18,10 +18,10 @@ from functools import partial
 from statistics import median
 
 from conformance.backend.interface import Backend, Session, Witness
-from conformance.cgraph.case import JSON, Case, Step
-from conformance.cgraph.errors import BackendError
-from conformance.cgraph.tensor import Bytes, Tensor, nbytes
-from conformance.run.isolate import IsolatedBackend
+from conformance.case.case import JSON, Case, Step
+from conformance.ggml.errors import BackendError
+from conformance.ggml.tensor import Bytes, Tensor, nbytes
+from conformance.run.isolation.isolate import IsolatedBackend
 
 from .rounds import Subject
 from .units import Unit

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from conformance.backend.interface import Backend
-from conformance.cases.models import make
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UnavailableError
+from conformance.case.case import Case
+from conformance.ggml.errors import UnavailableError
+from conformance.suite.decoder import make
 
 from .energy import Meter
 

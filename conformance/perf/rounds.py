@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from conformance.cgraph.errors import BackendError, UsageError
+from conformance.ggml.errors import BackendError, UsageError
 
 LIFE = 0.5
 """Seconds of rounds in a life, at least; at least as long as opening took, so that half of all time measures."""

@@ -27,8 +27,8 @@ from statistics import fmean, median
 import numpy as np
 
 from conformance.backend.registry import Spec
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
+from conformance.case.case import JSON
+from conformance.ggml.errors import UsageError
 
 from . import bootstrap, yardstick
 from .bench import Bench

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from conformance.cases.family import Level
-from conformance.cgraph.errors import UsageError
+from conformance.ggml.errors import UsageError
+from conformance.suite.family import Level
 
 Of = Literal["tokens", "cases", "steps"]
 BLOCK = 256

@@ -12,8 +12,8 @@ from typing import Any
 from pytest_benchmark.stats import Stats
 from pytest_benchmark.utils import parse_compare_fail
 
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
+from conformance.case.case import JSON
+from conformance.ggml.errors import UsageError
 
 VERSION = "5.0.0"
 """Of the format."""

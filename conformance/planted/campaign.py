@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from conformance.cases.family import Level
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
-from conformance.check.verdict import Verdict
+from conformance.case.case import JSON
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Verdict
 from conformance.process import Child, end_group, spawn
+from conformance.suite.family import Level
 
 from .faults import Fault
 

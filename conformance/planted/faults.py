@@ -22,8 +22,8 @@ from typing import Any
 
 from conformance import shipped
 from conformance.backend.registry import Spec
-from conformance.cases import FAMILIES
-from conformance.cgraph.errors import UsageError
+from conformance.ggml.errors import UsageError
+from conformance.suite import FAMILIES
 
 if sys.version_info >= (3, 11):
     import tomllib

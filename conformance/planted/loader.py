@@ -20,17 +20,20 @@ from pathlib import Path
 from types import ModuleType
 
 import conformance.backend
-import conformance.cgraph
+import conformance.case
+import conformance.ggml
 from conformance.backend.interface import Backend
 from conformance.backend.registry import GROUP, Spec
-from conformance.cgraph.errors import UsageError
+from conformance.ggml.errors import UsageError
 
 from .faults import ROOT, Fault
 
 SHARED = ("conformance.backend.interface", "conformance.backend.registry")
 """Of the engine, what every backend must have in common."""
-COPIED = ("conformance.cgraph.quants", "conformance.cgraph.requant")
-"""Of `cgraph`, what computes: no object of it is compared by identity. Modules whose names begin so."""
+COPIED = "conformance.ggml.quants"
+"""Of `ggml`, what computes: no object of it is compared by identity."""
+VOCABULARY = (conformance.backend, conformance.case, conformance.ggml)
+"""All that an adapter may import of the framework."""
 
 _number = count()
 
@@ -65,7 +68,7 @@ def load(fault: Fault, options: Mapping[str, str] | None = None) -> Backend:
 def _is_copied(name: str) -> bool:
     if name in SHARED:
         return False
-    return name.startswith(("backends.", "conformance.backend.", *COPIED)) or name == "backends"
+    return f"{name}.".startswith(("backends.", "conformance.backend.", f"{COPIED}."))
 
 
 class _Copy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -74,12 +77,12 @@ class _Copy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, alias: str, fault: Fault) -> None:
         self.alias, self.fault = alias, fault
         self.planted = False
-        for name in (alias, f"{alias}.conformance", f"{alias}.conformance.backend", f"{alias}.conformance.cgraph"):
+        for name in (alias, f"{alias}.conformance", *(f"{alias}.{package.__name__}" for package in VOCABULARY)):
             package = ModuleType(name)
             package.__path__ = []
             sys.modules[name] = package
-        for package in (conformance.cgraph, conformance.backend):
-            for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for package in VOCABULARY:
+            for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
                 if not _is_copied(info.name):
                     sys.modules[f"{alias}.{info.name}"] = importlib.import_module(info.name)
         sys.meta_path.insert(0, self)
@@ -129,4 +132,4 @@ class _Inward(ast.NodeTransformer):
 
 
 def _reaches_copies(module: str) -> bool:
-    return module.startswith(("backends", "conformance.backend", "conformance.cgraph"))
+    return f"{module}.".startswith(("backends.", *(f"{package.__name__}." for package in VOCABULARY)))

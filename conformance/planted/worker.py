@@ -14,11 +14,11 @@ from typing import IO
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
-from conformance.cases import FAMILIES
-from conformance.cgraph.case import JSON, Case
-from conformance.cgraph.errors import ConformanceError
-from conformance.check.verdict import FAILURES, Result
+from conformance.case.case import JSON, Case
+from conformance.ggml.errors import ConformanceError
+from conformance.judge.verdict import FAILURES, Result
 from conformance.run.runner import Runner
+from conformance.suite import FAMILIES
 
 from .faults import Fault
 from .loader import load

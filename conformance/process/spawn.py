@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
-from conformance.cgraph.errors import UnavailableError
+from conformance.ggml.errors import UnavailableError
 
 from .launcher import launch
 

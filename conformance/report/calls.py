@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from conformance.cgraph.build import Builder
-from conformance.cgraph.case import writes_in_place
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
-from conformance.cgraph.rules_layout import view_offset
-from conformance.cgraph.rules_model import ROPE_TYPE
-from conformance.cgraph.tensor import MAX_DIMS, Tensor
-from conformance.cgraph.types import GGMLType
+from conformance.case.case import writes_in_place
+from conformance.ggml.errors import GraphError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.ops.rules_layout import view_offset
+from conformance.ggml.ops.rules_model import ROPE_TYPE
+from conformance.ggml.tensor import MAX_DIMS, Tensor
+from conformance.ggml.types import GGMLType
 
 Argument = Tensor | GGMLType | float | int | bool | tuple[int, ...] | None
 _B = Builder()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from conformance.check.verdict import Result, Verdict
+from conformance.judge.verdict import Result, Verdict
 
 from .matrix import operation
 from .runs import Row

@@ -8,8 +8,8 @@ import csv
 import io
 from collections.abc import Iterable
 
-from conformance.cgraph.text import printable
-from conformance.check.verdict import Result, Verdict
+from conformance.ggml.text import printable
+from conformance.judge.verdict import Result, Verdict
 
 from .matrix import OPS, PASSED, operation
 from .runs import Row

@@ -10,9 +10,9 @@ from itertools import accumulate
 
 from tabulate import tabulate
 
-from conformance.cgraph.case import writes_in_place
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import VIEW_OPS, Tensor, is_contiguous
+from conformance.case.case import writes_in_place
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import VIEW_OPS, Tensor, is_contiguous
 
 from .graphlayout import Item, Part, layout
 from .params import params_text

@@ -18,13 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from conformance.cgraph import strictjson
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import CaseFileError, UsageError
-from conformance.cgraph.strictjson import Memory
-from conformance.check.asked import Asked
-from conformance.check.verdict import Result, Verdict
-from conformance.run.seeds import new_seed
+from conformance.case import strictjson
+from conformance.case.case import JSON
+from conformance.case.strictjson import Memory
+from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.judge.asked import Asked
+from conformance.judge.verdict import Result, Verdict
+from conformance.run.session.seeds import new_seed
 
 from .record import SCHEMA, header
 from .schema import COUNT, HEADER, RESULT, check, one_of

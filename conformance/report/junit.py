@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from conformance.cgraph.case import JSON
-from conformance.check.verdict import FAILURES, Result, Verdict
+from conformance.case.case import JSON
+from conformance.judge.verdict import FAILURES, Result, Verdict
 
 from .matrix import operation
 from .reproduce import command

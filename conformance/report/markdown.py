@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from conformance.cgraph.case import JSON
-from conformance.check.verdict import FAILURES, Result, Verdict
+from conformance.case.case import JSON
+from conformance.judge.verdict import FAILURES, Result, Verdict
 
 from . import told
 from .causes import ORDER, Group, groups

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from conformance.check.verdict import FAILURES, Result, Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict
 
 from .runs import Row
 from .schema import WRITTEN

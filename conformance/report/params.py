@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from conformance.cgraph.ops import GLU_OPS, UNARY_OPS
-from conformance.cgraph.tensor import Tensor
+from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.tensor import Tensor
 
 _ROPE_MODES = {0: "normal", 2: "neox", 8: "mrope", 24: "vision", 40: "imrope"}
 _PRECISIONS = {10: "f32", 15: "bf16", 16: "bf16", 20: "f16", 30: "q8"}

@@ -14,13 +14,13 @@ from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
 
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.leftover import prefix
-from conformance.check.asked import Asked, Missing
-from conformance.check.verdict import Result, Totals
-from conformance.run.checkout import source
-from conformance.run.environment import environment
+from conformance.case.case import JSON
+from conformance.case.leftover import prefix
+from conformance.ggml.errors import UsageError
+from conformance.judge.asked import Asked, Missing
+from conformance.judge.verdict import Result, Totals
+from conformance.run.session.checkout import source
+from conformance.run.session.environment import environment
 
 SCHEMA = 1
 

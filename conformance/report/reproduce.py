@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conformance.cgraph.text import shell
-from conformance.check.verdict import Result
+from conformance.ggml.text import shell
+from conformance.judge.verdict import Result
 
 
 def command(result: Result) -> str:

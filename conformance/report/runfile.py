@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.cgraph import strictjson
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import CaseFileError, UsageError
-from conformance.cgraph.strictjson import Memory
+from conformance.case import strictjson
+from conformance.case.case import JSON
+from conformance.case.strictjson import Memory
+from conformance.ggml.errors import CaseFileError, UsageError
 
 from .journal import partial_body
 from .schema import BODY, ENVIRONMENT, HEADER, KINDS, LIST, OPTIONAL, OPTIONAL_LISTS, ROWS, check, shown

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
-from conformance.check.verdict import Result, Verdict
+from conformance.case.case import JSON
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Result, Verdict
 
 from .runfile import Document, read_document
 from .schema import ROWS

@@ -13,9 +13,9 @@ from datetime import datetime
 from math import isfinite
 from pathlib import Path
 
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UsageError
-from conformance.check.verdict import Verdict
+from conformance.case.case import JSON
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Verdict
 
 from .record import SCHEMA
 

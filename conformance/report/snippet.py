@@ -1,4 +1,4 @@
-"""A case as a Python program that builds it with `conformance.cgraph.build`.
+"""A case as a Python program that builds it with `conformance.ggml.ops.build`.
 
 Whatever a case from a stranger's file is called is in the program only as an ASCII literal: never in a comment, a
 docstring or a name.
@@ -14,10 +14,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import UsageError
-from conformance.cgraph.tensor import ZERO_PARAMS, Bytes, Tensor, nelements
-from conformance.cgraph.types import GGMLType
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import UsageError
+from conformance.ggml.tensor import ZERO_PARAMS, Bytes, Tensor, nelements
+from conformance.ggml.types import GGMLType
 
 from .calls import Argument, call_of
 
@@ -32,13 +32,13 @@ import zlib
 
 import numpy as np
 
-from conformance.cgraph.build import Builder
-from conformance.cgraph.build_base import node
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.placement import Placement
-from conformance.cgraph.tensor import new_tensor
-from conformance.cgraph.types import TYPES
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.build_base import node
+from conformance.case.case import Case, Step
+from conformance.ggml.graph import Graph
+from conformance.ggml.placement import Placement
+from conformance.ggml.tensor import new_tensor
+from conformance.ggml.types import TYPES
 
 
 def named(tensor, name, flags):

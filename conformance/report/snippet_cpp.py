@@ -10,9 +10,9 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from conformance.cgraph.case import Case
-from conformance.cgraph.tensor import ZERO_PARAMS, Bytes, Tensor, computes
-from conformance.cgraph.types import F32, GGMLType
+from conformance.case.case import Case
+from conformance.ggml.tensor import ZERO_PARAMS, Bytes, Tensor, computes
+from conformance.ggml.types import F32, GGMLType
 
 from .calls import Argument, Call, call_of
 

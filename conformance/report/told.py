@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from conformance.cgraph.case import JSON
+from conformance.case.case import JSON
 
 from .runfile import Document
 from .runs import Row, Runs

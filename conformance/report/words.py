@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from math import inf
 
-from conformance.check.verdict import Result, Verdict
+from conformance.judge.verdict import Result, Verdict
 
 MUCH = 1000
 """Times its budget: beyond, no digit says more."""

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.case import Case
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor, computes
-from conformance.check.chain import Chain
-from conformance.check.compare import Difference, compare, values
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor, computes
+from conformance.judge.chain import Chain
+from conformance.judge.compare import Difference, compare, values
 
 OPS = frozenset({"ARGSORT", "TOP_K"})
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.tensor import Tensor, computes, nbytes, nelements, packed_nbytes
+from conformance.case.case import Case, Step
+from conformance.ggml.tensor import Tensor, computes, nbytes, nelements, packed_nbytes
 
-from .memory import physical
+from .isolation.memory import physical
 
 RATE = 1e9
 """Operations in a second: one pass over one element of an array, as NumPy makes it on one core."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from conformance.backend.interface import Witness, describe
 from conformance.backend.registry import Spec, resolve
-from conformance.cgraph.case import Case
-from conformance.cgraph.demands import COMPARISON, Demand, parse
+from conformance.case.case import Case
+from conformance.case.demands import COMPARISON, Demand, parse
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<=": lambda a, b: a <= b,

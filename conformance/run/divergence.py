@@ -5,11 +5,11 @@ the values that the backend itself fed it, so that one wrong node is named and n
 from __future__ import annotations
 
 from conformance.backend.interface import Backend
-from conformance.cases.isolated import isolated_nodes
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.case import JSON, Case, Step
-from conformance.cgraph.tensor import Bytes, Tensor
-from conformance.check.judge import Judged, judge_node
+from conformance.case.case import JSON, Case, Step
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.judge.judge import Judged, judge_node
+from conformance.suite.isolated import isolated_nodes
 
 from .execute import execute
 

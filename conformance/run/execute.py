@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from conformance.backend.interface import Backend, Witness
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.tensor import Bytes, Tensor, computes, pack
+from conformance.case.case import Case, Step
+from conformance.ggml.tensor import Bytes, Tensor, computes, pack
 
 
 @dataclass(slots=True)

@@ -12,19 +12,19 @@ from pathlib import Path
 
 from conformance import __version__, shipped
 from conformance.backend.registry import Spec
-from conformance.cases import FAMILIES
-from conformance.cgraph import casefile
-from conformance.cgraph.arithmetic import EXACT
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import ConformanceError, UsageError
-from conformance.cgraph.tensor import Bytes
-from conformance.check.budget import Budget
-from conformance.check.compare import compare
-from conformance.check.verdict import Result, Verdict
+from conformance.case import casefile
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.tensor import Bytes
+from conformance.judge.budget import Budget
+from conformance.judge.compare import compare
+from conformance.judge.verdict import Result, Verdict
+from conformance.suite import FAMILIES
 
 from .oracle import REFERENCE, SECOND_OPINION, Oracle
 from .runner import Runner
-from .select import build
+from .session.select import build
 
 ROOT = shipped.path("golden")
 OPS = "ops.gguf"

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
-from conformance.cases.batch import merge
-from conformance.cgraph.arithmetic import EXACT, Arithmetic, Mixed
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UnavailableError
-from conformance.cgraph.graph import Graph
-from conformance.check.arithmetic import touches
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import EXACT, Arithmetic, Mixed
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.graph import Graph
+from conformance.judge.arithmetic import touches
+from conformance.suite.batch import merge
 
 from .execute import StepValues, execute
-from .isolate import open_backend
+from .isolation.isolate import open_backend
 
 REFERENCE = "cpu"
 SECOND_OPINION = "ggml"

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 
 from conformance.backend.interface import Backend
-from conformance.cgraph.case import Case
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Tensor, pack
-from conformance.cgraph.types import F32
+from conformance.case.case import Case
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor, pack
+from conformance.ggml.types import F32
 
 from .execute import Execution, StepValues
 

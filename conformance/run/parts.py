@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from conformance.backend.interface import Session
-from conformance.cgraph.partial import Part
-from conformance.cgraph.tensor import Bytes, Tensor, nbytes
+from conformance.ggml.partial import Part
+from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
 
 def compute_parts(session: Session, parts: Sequence[Part], inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:

@@ -15,15 +15,15 @@ from math import isfinite, sqrt
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, resolve
-from conformance.cases.isolated import isolated_nodes
-from conformance.cgraph.arithmetic import EXACT, NAMED, Arithmetic
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.errors import BackendError, ConformanceError
-from conformance.cgraph.requant import weight_form
-from conformance.cgraph.tensor import Bytes, Tensor, packed_nbytes
-from conformance.check.compare import compare
-from conformance.check.judge import Judged, judge_node, judge_trajectory
-from conformance.check.verdict import Result, Verdict
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import EXACT, NAMED, Arithmetic
+from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.ggml.quants.requant import weight_form
+from conformance.ggml.tensor import Bytes, Tensor, packed_nbytes
+from conformance.judge.compare import compare
+from conformance.judge.judge import Judged, judge_node, judge_trajectory
+from conformance.judge.verdict import Result, Verdict
+from conformance.suite.isolated import isolated_nodes
 
 from . import divergence
 from .execute import Execution, StepValues, computed_nodes, execute

@@ -18,7 +18,15 @@ import numpy as np
 
 from conformance.backend.interface import Backend, describe
 from conformance.backend.registry import Spec
-from conformance.cases.relations.claim import (
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb
+from conformance.judge.budget import RAW, Budget
+from conformance.judge.chain import Chain
+from conformance.judge.compare import compare
+from conformance.judge.judge import Judged
+from conformance.judge.verdict import Result, Verdict
+from conformance.suite.relations.claim import (
     BITS,
     BUFFERS,
     FOLDER,
@@ -30,19 +38,11 @@ from conformance.cases.relations.claim import (
     case_of,
     read,
 )
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.case import Case
-from conformance.cgraph.tensor import Bytes, Tensor, contiguous_nb
-from conformance.check.budget import RAW, Budget
-from conformance.check.chain import Chain
-from conformance.check.compare import compare
-from conformance.check.judge import Judged
-from conformance.check.verdict import Result, Verdict
 
 from . import divergence
 from .execute import Execution, execute
-from .guard import Guarded
-from .isolate import IsolatedBackend
+from .isolation.guard import Guarded
+from .isolation.isolate import IsolatedBackend
 from .overwrite import execute_overwritten
 from .restore import execute_restored
 from .scheduler import SchedBackend

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 
 from conformance.backend.interface import Backend
-from conformance.cgraph.case import Case
-from conformance.cgraph.tensor import pack
+from conformance.case.case import Case
+from conformance.ggml.tensor import pack
 
 from .execute import Execution, StepValues
 

@@ -12,12 +12,10 @@ from pathlib import Path
 from conformance.backend.interface import Backend, Support, describe
 from conformance.backend.registry import Spec, resolve, third_party
 from conformance.backend.strict import clip, said
-from conformance.cases.batch import merge
-from conformance.cases.relations import claim
-from conformance.cgraph import casefile
-from conformance.cgraph.arithmetic import EXACT, Arithmetic
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import (
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import EXACT, Arithmetic
+from conformance.ggml.errors import (
     BackendCrashError,
     BackendError,
     BackendTimeoutError,
@@ -26,22 +24,25 @@ from conformance.cgraph.errors import (
     UnavailableError,
     UsageError,
 )
-from conformance.cgraph.graph import Graph
-from conformance.check.judge import Judged, judge_trajectory
-from conformance.check.verdict import Result, Verdict
+from conformance.ggml.graph import Graph
+from conformance.judge.judge import Judged, judge_trajectory
+from conformance.judge.verdict import Result, Verdict
+from conformance.suite.batch import merge
+from conformance.suite.relations import claim
 
-from . import choices, cost, divergence, recorded, relate, seen, stages, stepwise
+from . import choices, cost, divergence, recorded, relate, stages, stepwise
 from .demands import unmet
 from .execute import Execution, StepValues, execute
-from .guard import STRANGER, Guarded, caught, guarded
-from .isolate import IsolatedBackend, Isolation, open_backend
+from .isolation.guard import STRANGER, Guarded, caught, guarded
+from .isolation.isolate import IsolatedBackend, Isolation, open_backend
+from .isolation.seal import CaseSeal, freeze
+from .isolation.watchdog import Watchdog
 from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
 from .scheduler.backend import SchedBackend
-from .seal import CaseSeal, freeze
-from .select import build
-from .waiving import Waiving
-from .watchdog import Watchdog
-from .writeahead import Ahead
+from .session import seen
+from .session.select import build
+from .session.waiving import Waiving
+from .session.writeahead import Ahead
 
 _STEM = 94
 """Characters of a saved file's name before its suffix."""

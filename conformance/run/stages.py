@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from conformance.backend import registry
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
-from conformance.cgraph.errors import UnavailableError, UsageError
-from conformance.check.verdict import Result, Verdict
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.judge.verdict import Result, Verdict
 
-from .isolate import Isolation
-from .select import available, parse_specs, probe
+from .isolation.isolate import Isolation
+from .session.select import available, parse_specs, probe
 
 OPTION = "stage"
 RUN = "run"

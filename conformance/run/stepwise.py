@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from conformance.backend.interface import Backend
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.case import Case
-from conformance.cgraph.tensor import pack
-from conformance.check.judge import judge_step
-from conformance.check.verdict import Result, Verdict
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.tensor import pack
+from conformance.judge.judge import judge_step
+from conformance.judge.verdict import Result, Verdict
 
 from . import divergence
 from .execute import Execution, StepValues

@@ -19,8 +19,9 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.openvino import OpenVinoStateless, fused
+from backends.openvino import OpenVinoStateless
 from backends.openvino.bind import layers
+from backends.openvino.emit import fused
 from backends.openvino.nodes import Constants
 
 HEADS = fused.Heads(32, 8, 64**-0.5)

@@ -22,8 +22,8 @@ from tabulate import tabulate
 
 from backends.openvino import OpenVinoStateless  # first, because it keeps openvino's telemetry from the network
 from conformance.backend.registry import Spec, create
-from conformance.cases.models import make
-from conformance.cgraph.case import Case
+from conformance.case.case import Case
+from conformance.suite.decoder import make
 
 import openvino as ov  # isort: skip
 

@@ -20,8 +20,8 @@ from handwritten import Sizes
 from tabulate import tabulate
 
 from conformance.backend.registry import Named, Spec, define
-from conformance.cases.models import make
-from conformance.run.isolate import open_backend
+from conformance.run.isolation.isolate import open_backend
+from conformance.suite.decoder import make
 
 GOAL = 0.5
 """Of the real one's time per token, at most."""

@@ -12,9 +12,9 @@ from history_load import load
 from pytest_benchmark.fixture import BenchmarkFixture
 from run_files import document, perf, unit
 
-from conformance.cases import FAMILIES
-from conformance.perf.history import History
-from conformance.perf.series import runs, series
+from conformance.perf.history.series import runs, series
+from conformance.perf.history.store import History
+from conformance.suite import FAMILIES
 
 MINUTE = 60.0
 NIGHTS, BACKENDS, UNITS = 20, 4, 40

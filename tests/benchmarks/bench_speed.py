@@ -15,14 +15,14 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from conformance.backend.interface import Backend, DeviceInfo, Session, Support, Witness
 from conformance.backend.registry import Spec
-from conformance.cases import FAMILIES
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.case import Case
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor
-from conformance.check.verdict import FAILURES
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.judge.verdict import FAILURES
 from conformance.run.oracle import REFERENCE
 from conformance.run.runner import Runner
+from conformance.suite import FAMILIES
 
 IDS = FAMILIES["ops"].ids("standard")
 GOALS = {"ggml": 1000, "cpu": 500, "openvino-stateless": 200}

@@ -27,10 +27,10 @@ from pytest_benchmark.fixture import BenchmarkFixture
 import backends.openvino  # noqa: F401  # keeps openvino's telemetry from the network
 from backends.openvino.packing import ENCODINGS
 from backends.openvino.weights import packed_copies, stored
-from conformance.cgraph.quants import from_float
-from conformance.cgraph.requant import FORMS
-from conformance.cgraph.tensor import Bytes
-from conformance.cgraph.types import GGMLType, type_named
+from conformance.ggml.quants.quants import from_float
+from conformance.ggml.quants.requant import FORMS
+from conformance.ggml.tensor import Bytes
+from conformance.ggml.types import GGMLType, type_named
 
 ACCURACY = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 ROWS, NE0 = 16384, 4096

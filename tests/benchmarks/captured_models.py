@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from stand_in import StandIn, doubled
 
 from conformance.backend.registry import Spec
-from conformance.cases.zoo import capture as recording
-from conformance.cases.zoo import family as zoo
-from conformance.cases.zoo.request import Request
-from conformance.cgraph.case import Case
-from conformance.check.verdict import Result, Verdict
+from conformance.case.case import Case
+from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
+from conformance.suite.zoo import capture as recording
+from conformance.suite.zoo import family as zoo
+from conformance.suite.zoo.request import Request
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3")
 TYPES = ("q4_0", "q4_K", "q5_K", "q8_0")

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.openvino import OpenVinoStateless, fused  # first: it keeps openvino's telemetry from the network
+from backends.openvino import OpenVinoStateless  # first: it keeps openvino's telemetry from the network
+from backends.openvino.emit import fused
 from backends.openvino.nodes import Constants
 
 import openvino as ov  # isort: skip

@@ -13,7 +13,7 @@ from importlib.resources import files
 from string import Template
 
 from conformance import __version__
-from conformance.cgraph.case import JSON
+from conformance.case.case import JSON
 from conformance.report.runfile import Document
 from conformance.report.runs import Row, Runs
 from conformance.report.schema import WRITTEN

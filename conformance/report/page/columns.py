@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 
-from conformance.cgraph.case import JSON
+from conformance.case.case import JSON
 
 NOTHING = -1
 """In `at`: no value."""

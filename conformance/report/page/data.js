@@ -1,6 +1,6 @@
 // The rows behind everything: tables of columns, each word or object stored once.
 
-// Verdicts that fail a run, and those of a passed case: as in conformance/check/verdict.py and report/matrix.py.
+// Verdicts that fail a run, and those of a passed case: as in conformance/judge/verdict.py and report/matrix.py.
 const FAILED = ["FAIL", "CRASH", "TIMEOUT", "OVERCLAIM", "VACUOUS", "XPASS"];
 const PASSED = ["PASS", "XPASS"];
 // Stands where a verdict would, of a case that a backend was asked for and that has no result.

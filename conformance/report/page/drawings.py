@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from conformance.cgraph import casefile
-from conformance.cgraph.case import JSON, Case
-from conformance.cgraph.errors import ConformanceError
-from conformance.check.verdict import FAILURES, Result, Verdict
+from conformance.case import casefile
+from conformance.case.case import JSON, Case
+from conformance.ggml.errors import ConformanceError
+from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.report.graphview import draw
 from conformance.report.matrix import OPS
 from conformance.report.runs import Row, Runs
-from conformance.run.select import build
+from conformance.run.session.select import build
 
 from .tables import subject
 

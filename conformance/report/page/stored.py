@@ -7,11 +7,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.cgraph.case import JSON
-from conformance.cgraph.errors import UnavailableError
-from conformance.perf.changes import changes
-from conformance.perf.history import History
-from conformance.perf.series import Series, series
+from conformance.case.case import JSON
+from conformance.ggml.errors import UnavailableError
+from conformance.perf.history.changes import changes
+from conformance.perf.history.series import Series, series
+from conformance.perf.history.store import History
 from conformance.report.runfile import Document
 from conformance.report.runs import Row
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from conformance.cgraph.case import JSON
-from conformance.check.verdict import FAILURES, Result, Verdict
-from conformance.perf.history_rows import interval
+from conformance.case.case import JSON
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.perf.history.rows import interval
 from conformance.report import told
 from conformance.report.causes import cause
 from conformance.report.matrix import OPS, Cell, operation

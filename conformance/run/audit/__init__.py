@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from conformance.backend.registry import Spec, adapter, resolve
-from conformance.cases.uses import work
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UsageError
+from conformance.case.case import Case
+from conformance.ggml.errors import UsageError
 from conformance.run.runner import Runner
+from conformance.suite.uses import work
 
 from .ask import Asked, ask, weights
 from .cells import FAILING, FOUND, Cell, Finding

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from conformance.backend.interface import Backend
-from conformance.cases.isolated import isolated_nodes
-from conformance.cgraph.case import Case, Step
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Tensor
+from conformance.case.case import Case, Step
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor
 from conformance.run.execute import execute
+from conformance.suite.isolated import isolated_nodes
 
 
 def recorded(case: Case, reference: Backend) -> Case:

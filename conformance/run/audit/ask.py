@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from conformance.backend.interface import Backend, Support
-from conformance.cases.uses import kind, made_up, spell, work
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import BackendTimeoutError, ConformanceError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Tensor
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendTimeoutError, ConformanceError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor
+from conformance.suite.uses import kind, made_up, spell, work
 
 from .cells import Finding
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, fields
 
-from conformance.cgraph.case import JSON
+from conformance.case.case import JSON
 
 
 class Finding(str, enum.Enum):

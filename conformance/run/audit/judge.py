@@ -11,19 +11,19 @@ from pathlib import Path
 
 from conformance.backend.interface import Backend, BufferType
 from conformance.backend.registry import Spec
-from conformance.cases.uses import spell
-from conformance.cases.varied import Variation, variations
-from conformance.cgraph import casefile
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import ConformanceError
-from conformance.cgraph.placement import Placement
-from conformance.cgraph.tensor import Bytes
-from conformance.check.judge import judge_trajectory
-from conformance.check.verdict import FAILURES, Result, Verdict
-from conformance.run import seen
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.ggml.errors import ConformanceError
+from conformance.ggml.placement import Placement
+from conformance.ggml.tensor import Bytes
+from conformance.judge.judge import judge_trajectory
+from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.execute import execute
-from conformance.run.isolate import IsolatedBackend
+from conformance.run.isolation.isolate import IsolatedBackend
 from conformance.run.runner import Runner
+from conformance.run.session import seen
+from conformance.suite.uses import spell
+from conformance.suite.varied import Variation, variations
 
 from .alone import alone, only, recorded
 from .ask import Asked, Equal, caught, consistent

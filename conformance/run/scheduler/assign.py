@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import FLAG_INPUT, VIEW_OPS, Tensor
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Tensor
 
 from .devices import Memory
 

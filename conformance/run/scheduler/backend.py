@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Support, no
 from conformance.backend.registry import Spec
-from conformance.cgraph.arithmetic import Arithmetic
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import UnavailableError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Tensor
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor
 
 from .devices import DECLARED, labels, memory_of, read_devices
 from .plan import Plan, ask, plan, refusal

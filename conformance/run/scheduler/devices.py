@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
-from conformance.cgraph.errors import UsageError
+from conformance.ggml.errors import UsageError
 
 MAX_DEVICES = 16
 """`GGML_SCHED_MAX_BACKENDS`."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.cgraph.case import Case, writes_in_place
-from conformance.cgraph.tensor import VIEW_OPS, Tensor
+from conformance.case.case import Case, writes_in_place
+from conformance.ggml.tensor import VIEW_OPS, Tensor
 
 from .assign import Home, Supports
 

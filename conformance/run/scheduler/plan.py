@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from conformance.backend.interface import Backend, Support
-from conformance.cgraph.arithmetic import Arithmetic, Mixed
-from conformance.cgraph.case import Case, Step, writes_in_place
-from conformance.cgraph.errors import UnavailableError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.partial import Part, partial
-from conformance.cgraph.tensor import Bytes, Tensor, computes, nbytes
+from conformance.case.case import Case, Step, writes_in_place
+from conformance.ggml.arithmetic import Arithmetic, Mixed
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.graph import Graph
+from conformance.ggml.partial import Part, partial
+from conformance.ggml.tensor import Bytes, Tensor, computes, nbytes
 
 from .assign import NOBODY, Assignment, Home, UnassignedError, assign
 from .devices import Memory

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from conformance.backend.interface import Backend, Session, Witness
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import Bytes, Tensor, nbytes
+from conformance.case.case import Case
+from conformance.ggml.errors import GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
 from .plan import Plan, Share, Shared, zeros
 from .table import summary

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.tensor import VIEW_OPS
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import VIEW_OPS
 
 from .plan import Shared
 

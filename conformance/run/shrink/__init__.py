@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from conformance.backend.registry import Spec
-from conformance.cgraph import codec
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import ConformanceError, GraphError, UsageError
-from conformance.check.verdict import Result
+from conformance.case import codec
+from conformance.case.case import Case
+from conformance.ggml.errors import ConformanceError, GraphError, UsageError
+from conformance.judge.verdict import Result
 from conformance.run.runner import Runner
 
 from . import cuts, simplify, sizes

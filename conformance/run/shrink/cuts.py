@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from conformance.cgraph.case import Case, Step, writes_in_place
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.tensor import VIEW_OPS, Tensor, computes
-from conformance.check.verdict import Result
+from conformance.case.case import Case, Step, writes_in_place
+from conformance.ggml.errors import GraphError
+from conformance.ggml.tensor import VIEW_OPS, Tensor, computes
+from conformance.judge.verdict import Result
 
 from .keep import Recorded, keep, renamed
 

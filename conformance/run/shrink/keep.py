@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from conformance.backend.interface import Backend
-from conformance.cgraph.build_base import lay_out
-from conformance.cgraph.case import Case, Step, writes_in_place
-from conformance.cgraph.errors import ConformanceError, GraphError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.partial import below
-from conformance.cgraph.tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
+from conformance.case.case import Case, Step, writes_in_place
+from conformance.ggml.errors import ConformanceError, GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build_base import lay_out
+from conformance.ggml.partial import below
+from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
 
 PREFIX = "shrunk/"
 

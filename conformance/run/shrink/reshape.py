@@ -7,26 +7,16 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from conformance.cgraph import quants
-from conformance.cgraph.build_base import lay_out
-from conformance.cgraph.case import Case, Step, writes_in_place
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.graph import Graph
-from conformance.cgraph.partial import below
-from conformance.cgraph.rules_layout import view_offset
-from conformance.cgraph.rules_model import ROPE_TYPE
-from conformance.cgraph.tensor import (
-    MAX_DIMS,
-    VIEW_OPS,
-    Bytes,
-    Dims,
-    Tensor,
-    contiguous_nb,
-    nelements,
-    row_size,
-    strided,
-)
-from conformance.cgraph.types import F32, I32, I64, GGMLType
+from conformance.case.case import Case, Step, writes_in_place
+from conformance.ggml.errors import GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build_base import lay_out
+from conformance.ggml.ops.rules_layout import view_offset
+from conformance.ggml.ops.rules_model import ROPE_TYPE
+from conformance.ggml.partial import below
+from conformance.ggml.quants import quants
+from conformance.ggml.tensor import MAX_DIMS, VIEW_OPS, Bytes, Dims, Tensor, contiguous_nb, nelements, row_size, strided
+from conformance.ggml.types import F32, I32, I64, GGMLType
 
 from .keep import renamed, same_place
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from conformance.check.verdict import FAILURES, Result, Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.divergence import GRAPH, NODE
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")

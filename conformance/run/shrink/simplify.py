@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cgraph import quants
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.tensor import Bytes, Tensor, nelements, strided
-from conformance.cgraph.types import BF16, F16, F32, GGMLType
-from conformance.check.verdict import Result
+from conformance.case.case import Case
+from conformance.ggml.errors import GraphError
+from conformance.ggml.quants import quants
+from conformance.ggml.tensor import Bytes, Tensor, nelements, strided
+from conformance.ggml.types import BF16, F16, F32, GGMLType
+from conformance.judge.verdict import Result
 
 from .keep import Recorded
 from .reshape import Change, as_floats, changed

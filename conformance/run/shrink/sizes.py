@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import combinations
 
-from conformance.cgraph.case import Case
-from conformance.cgraph.errors import GraphError
-from conformance.cgraph.tensor import MAX_DIMS, Dims, Tensor, nelements
-from conformance.check.verdict import Result
+from conformance.case.case import Case
+from conformance.ggml.errors import GraphError
+from conformance.ggml.tensor import MAX_DIMS, Dims, Tensor, nelements
+from conformance.judge.verdict import Result
 
 from .keep import Recorded
 from .reshape import SHAPED_BY_CALLER, Change, changed

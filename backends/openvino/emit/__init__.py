@@ -1,0 +1,1 @@
+"""Emitters: one module per topic of ops, as in `conformance.ggml.ops`."""

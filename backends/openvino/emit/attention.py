@@ -1,0 +1,163 @@
+"""SOFT_MAX and FLASH_ATTN_EXT: scale, softcap, mask with ALiBi slopes, sinks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import openvino.opset15 as o
+from openvino import Type
+
+from backends.openvino.nodes import Value, broadcastable, cut, reshape, shape_of, tile, transpose
+from backends.openvino.sources import optional, src
+from backends.openvino.walk import Walk
+from conformance.backend.translating.plan import Emitter
+from conformance.backend.translating.sym import same
+from conformance.ggml.tensor import Tensor
+
+from .matmul import grouped
+
+LOWEST = float(np.finfo(np.float32).min) / 2
+"""What stands for minus infinity where a difference of two would be NaN; half: BF16 does not reach the whole."""
+
+
+def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """ALiBi's slope per head, shape (n_head,): as `ggml_compute_forward_soft_max_f32`."""
+    split = 1 << math.floor(math.log2(n_head))
+    m0, m1 = np.float32(2.0 ** (-max_bias / split)), np.float32(2.0 ** (-max_bias / 2.0 / split))
+    rows = [float(m0) ** (h + 1) if h < split else float(m1) ** (2 * (h - split) + 1) for h in range(n_head)]
+    return np.array(rows, np.float32)
+
+
+def _masked(e: Walk, x: Value, mask: Tensor | None, max_bias: float) -> Value:
+    """`x` of shape (…, heads, rows, n) plus slope times mask; a mask may have more rows than are used."""
+    if mask is None:
+        return x
+    _, heads, rows, _ = shape_of(e.c, x)
+    m: Value = broadcastable(e.c, cut(e.c, e.number(mask), [0], [rows], [2]), shape_of(e.c, x))
+    if max_bias > 0:
+        m = o.multiply(m, o.constant(slopes(e.c.fixed(heads), max_bias).reshape(1, -1, 1, 1)))
+    return o.add(x, m)
+
+
+def _sinks(e: Walk, sinks: Tensor | None, heads: int) -> Value | None:
+    return None if sinks is None else reshape(e.c, e.number(sinks), (1, heads, 1, 1))
+
+
+def _soft_max(e: Walk, node: Tensor) -> None:
+    x = e.number(src(node, 0))
+    scale, max_bias = node.param_f32(0), node.param_f32(1)
+    if scale != 1.0:
+        x = o.multiply(x, e.c.f32(scale))
+    x = _masked(e, x, optional(node, 1), max_bias)
+    sink = _sinks(e, optional(node, 2), node.ne[2])
+    if sink is None:
+        e.store(node, o.softmax(x, 3))
+        return
+    top = o.maximum(o.reduce_max(x, e.c.i64(3), True), sink)
+    w = o.exp(o.subtract(x, top))
+    total = o.add(o.reduce_sum(w, e.c.i64(3), True), o.exp(o.subtract(sink, top)))
+    e.store(node, o.divide(w, total))
+
+
+def _flash_attn_ext(e: Walk, node: Tensor) -> None:
+    """Written by hand so that K and V stay at their own head counts; a row whose mask hides everything gives zeros.
+
+    What a mask hides is never read in ggml, so it may be NaN: hidden scores are replaced, and V where no row sees it.
+    """
+    q, k, v = (e.number(src(node, i)) for i in range(3))
+    scale, softcap = node.param_f32(0), node.param_f32(2)
+    heads = shape_of(e.c, q)[1]
+    x = grouped(e.c, k, o.multiply(q, e.c.f32(scale / softcap if softcap else scale)), transposed=True)
+    if softcap:
+        x = o.multiply(o.tanh(x), e.c.f32(softcap))
+    mask = _mask(e, node)
+    if mask is not None:
+        hidden = o.less(mask, e.c.f32(LOWEST))
+        x = e.c.shaped(o.select(hidden, e.c.f32(-math.inf), o.add(x, mask)), shape_of(e.c, x))
+        v = _seen(e, v, mask)
+    sink = _sinks(e, optional(node, 4), heads)
+    top = o.maximum(o.reduce_max(x, e.c.i64(3), True), e.c.f32(LOWEST) if sink is None else sink)
+    w = o.exp(o.subtract(x, top))
+    total = o.reduce_sum(w, e.c.i64(3), True)
+    if sink is not None:
+        total = o.add(total, o.exp(o.subtract(sink, top)))
+    y = grouped(e.c, v, o.divide(w, o.maximum(total, e.c.f32(1e-30))), transposed=False)
+    e.store(node, transpose(e.c, y, (0, 2, 1, 3)))
+
+
+def _seen(e: Walk, v: Value, mask: Value) -> Value:
+    """K or V with zeros in the cells that `mask`, (ne3 or 1, heads or 1, rows, n), hides from every row."""
+    c, shape, own = e.c, shape_of(e.c, v), shape_of(e.c, mask)
+    apart = same(own[0], shape[0])
+    cells = o.greater(o.reduce_max(mask, c.i64(1, 2) if apart else c.i64(0, 1, 2), True), c.f32(LOWEST))
+    n3 = own[0] if apart else 1
+    cells = reshape(c, c.shaped(cells, (n3, 1, 1, own[3])), (n3, 1, own[3], 1))
+    return c.shaped(o.select(cells, v, c.f32(0.0)), shape)
+
+
+def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
+    """The SDPA operator; what it cannot express (softcap, sinks) is written by hand.
+
+    Args:
+        e: the walk.
+        node: FLASH_ATTN_EXT.
+        wide: whether K and V are repeated to all heads; if not, heads of one group stand in a dimension of their own.
+    """
+    if node.param_f32(2) or optional(node, 4) is not None:
+        e.note("attention by hand: SDPA has no softcap and no sinks here")
+        _flash_attn_ext(e, node)
+        return
+    c = e.c
+    q, k, v = (e.number(src(node, i)) for i in range(3))
+    n3, heads, rows, size = shape_of(c, q)
+    _, kv, length, _ = shape_of(c, k)
+    group = heads // kv
+    mask = _mask(e, node)
+    if mask is not None:
+        k, v = (_seen(e, x, mask) for x in (k, v))
+    rank5 = (n3, kv, group, rows)
+    if wide:
+        shapes = [(n3, kv, group, length, shape_of(c, x)[3]) for x in (k, v)]
+        k, v = (
+            reshape(c, tile(c, reshape(c, x, (n3, kv, 1, *to[3:])), to), (n3, heads, *to[3:]))
+            for x, to in zip((k, v), shapes, strict=True)
+        )
+    else:
+        q = reshape(c, q, (*rank5, size))
+        k, v = (reshape(c, x, (n3, kv, 1, length, shape_of(c, x)[3])) for x in (k, v))
+        if mask is not None:
+            own = shape_of(c, mask)
+            across = (kv, group) if own[1] != 1 else (1, 1)
+            mask = reshape(c, mask, (own[0], *across, *own[2:]))
+    width = shape_of(c, v)[-1]
+    y: Value = o.scaled_dot_product_attention(q, k, v, *(() if mask is None else (o.maximum(mask, c.f32(LOWEST)),)),
+                                              scale=c.f32(node.param_f32(0)), causal=False)  # fmt: skip
+    if mask is not None:  # a row whose mask hides everything gives zeros in ggml
+        seen = o.greater(o.reduce_max(mask, c.i64(-1), True), c.f32(LOWEST))
+        y = o.multiply(y, o.convert(seen, Type.f32))
+    y = reshape(c, c.shaped(y, (n3, heads, rows, width) if wide else (*rank5, width)), (n3, heads, rows, width))
+    e.store(node, transpose(c, y, (0, 2, 1, 3)))
+
+
+def _mask(e: Walk, node: Tensor) -> Value | None:
+    """The mask of FLASH_ATTN_EXT with ALiBi's slopes in it, shape (ne3 or 1, heads or 1, rows, n)."""
+    mask, max_bias = optional(node, 3), node.param_f32(1)
+    if mask is None:
+        return None
+    q = src(node, 0)
+    m: Value = cut(e.c, e.number(mask), [0], [q.ne[1]], [2])
+    m = broadcastable(e.c, m, (q.ne[3], q.ne[2], q.ne[1], mask.ne[0]))
+    if max_bias > 0:
+        m = o.multiply(m, o.constant(slopes(e.c.fixed(q.ne[2]), max_bias).reshape(1, -1, 1, 1)))
+    return m
+
+
+EMITTERS: dict[str, Emitter] = {"SOFT_MAX": _soft_max, "FLASH_ATTN_EXT": _flash_attn_ext}
+
+FORMS: dict[str, Emitter] = {
+    "manual": _flash_attn_ext,
+    "sdpa": lambda e, node: _operator(e, node, wide=True),
+    "sdpa5d": lambda e, node: _operator(e, node, wide=False),
+}
+"""Value of the option `attention` -> what emits FLASH_ATTN_EXT."""

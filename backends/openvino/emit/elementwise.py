@@ -1,0 +1,191 @@
+"""ADD SUB MUL DIV ADD_ID SCALE SQR SQRT CLAMP, and every UNARY and GLU, by ggml's formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import openvino.opset15 as o
+from openvino import Type
+
+from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
+from backends.openvino.sources import src
+from backends.openvino.walk import Walk
+from conformance.backend.translating.plan import Emitter
+from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.tensor import Tensor
+
+
+def _binary(make: Callable[[Value, Value], Value]) -> Emitter:
+    """src[1] is repeated whole to src[0]'s shape: `ggml_can_repeat`."""
+
+    def emit(e: Walk, node: Tensor) -> None:
+        a, b = e.number(src(node, 0)), e.number(src(node, 1))
+        e.store(node, make(a, broadcastable(e.c, b, shape_of(e.c, a))))
+
+    return emit
+
+
+def _add_id(e: Walk, node: Tensor) -> None:
+    """Row `ids[i1, i2]` of src[1] is added to row (i1, i2) of src[0]."""
+    a, b, ids = (e.number(src(node, i)) for i in range(3))
+    table = reshape(e.c, cut(e.c, b, [0, 0], [1, 1], [0, 1]), shape_of(e.c, b)[2:])
+    rows = o.gather(table, reshape(e.c, ids, (1, *shape_of(e.c, a)[1:3])), e.c.axis(0))
+    e.store(node, o.add(a, rows))
+
+
+def _scale(e: Walk, node: Tensor) -> None:
+    x: Value = o.multiply(e.number(src(node, 0)), e.c.f32(node.param_f32(0)))
+    bias = node.param_f32(1)
+    e.store(node, o.add(x, e.c.f32(bias)) if bias else x)
+
+
+def _clamp(e: Walk, node: Tensor) -> None:
+    low, high = e.c.f32(node.param_f32(0)), e.c.f32(node.param_f32(1))
+    e.store(node, o.maximum(o.minimum(e.number(src(node, 0)), high), low))
+
+
+def _sqr(e: Walk, node: Tensor) -> None:
+    x = e.number(src(node, 0))
+    e.store(node, o.multiply(x, x))
+
+
+def _sqrt(e: Walk, node: Tensor) -> None:
+    e.store(node, o.sqrt(e.number(src(node, 0))))
+
+
+def _hardsigmoid(c: Constants, x: Value) -> Value:
+    y = o.multiply(o.add(x, c.f32(3.0)), c.f32(1.0 / 6.0))
+    return o.minimum(o.maximum(y, c.f32(0.0)), c.f32(1.0))
+
+
+def _gelu_quick(c: Constants, x: Value) -> Value:
+    return o.multiply(x, o.sigmoid(o.multiply(x, c.f32(1.702))))
+
+
+def _trunc(c: Constants, x: Value) -> Value:
+    return o.select(o.less(x, c.f32(0.0)), o.ceiling(x), o.floor(x))
+
+
+def _round(c: Constants, x: Value) -> Value:
+    """`roundf`, halves away from zero. OpenVINO's own adds a half first, which carries 0.49999997 to 1."""
+    size = o.abs(x)
+    whole = o.floor(size)
+    up = o.convert(o.greater_equal(o.subtract(size, whole), c.f32(0.5)), Type.f32)
+    return o.multiply(o.add(whole, up), o.sign(x))
+
+
+def _softplus(c: Constants, x: Value) -> Value:
+    return o.select(o.greater(x, c.f32(20.0)), x, o.log(o.add(o.exp(x), c.f32(1.0))))
+
+
+UNARY: dict[str, Callable[[Constants, Value], Value]] = {
+    "ABS": lambda _, x: o.abs(x),
+    "SGN": lambda _, x: o.sign(x),
+    "NEG": lambda _, x: o.negative(x),
+    "STEP": lambda c, x: o.convert(o.greater(x, c.f32(0.0)), Type.f32),
+    "TANH": lambda _, x: o.tanh(x),
+    "ELU": lambda _, x: o.elu(x, 1.0),
+    "RELU": lambda _, x: o.relu(x),
+    "SIGMOID": lambda _, x: o.sigmoid(x),
+    "GELU": lambda _, x: o.gelu(x, "tanh"),
+    "GELU_QUICK": _gelu_quick,
+    "SILU": lambda _, x: o.swish(x),
+    "HARDSWISH": lambda c, x: o.multiply(x, _hardsigmoid(c, x)),
+    "HARDSIGMOID": _hardsigmoid,
+    "EXP": lambda _, x: o.exp(x),
+    "EXPM1": lambda c, x: o.subtract(o.exp(x), c.f32(1.0)),
+    "SOFTPLUS": _softplus,
+    "GELU_ERF": lambda _, x: o.gelu(x, "erf"),
+    "FLOOR": lambda _, x: o.floor(x),
+    "CEIL": lambda _, x: o.ceiling(x),
+    "ROUND": _round,
+    "TRUNC": _trunc,
+}
+"""Sub-op of UNARY -> its formula; XIELU takes parameters and stands apart."""
+
+
+def _xielu(e: Walk, node: Tensor) -> None:
+    """`op_xielu`: op_params 1 to 4 are alpha_n, alpha_p, beta, eps as ggml has already combined them."""
+    x = e.number(src(node, 0))
+    alpha_n, alpha_p, beta, eps = (e.c.f32(node.param_f32(i)) for i in (1, 2, 3, 4))
+    rising = o.multiply(o.multiply(alpha_p, x), x)
+    falling = o.multiply(o.subtract(o.subtract(o.exp(o.minimum(x, eps)), e.c.f32(1.0)), x), alpha_n)
+    e.store(node, o.add(o.select(o.greater(x, e.c.f32(0.0)), rising, falling), o.multiply(beta, x)))
+
+
+def _unary(e: Walk, node: Tensor) -> None:
+    name = UNARY_OPS[node.param_i32(0)]
+    if name == "XIELU":
+        _xielu(e, node)
+    else:
+        e.store(node, UNARY[name](e.c, e.number(src(node, 0))))
+
+
+def _limited(e: Walk, node: Tensor, x: Value, y: Value) -> tuple[Value, Value]:
+    limit = node.param_f32(3)
+    high = e.c.f32(limit)
+    return o.minimum(x, high), o.maximum(o.minimum(y, high), e.c.f32(-limit))
+
+
+def _swiglu_oai(e: Walk, node: Tensor, x: Value, y: Value) -> Value:
+    x, y = _limited(e, node, x, y)
+    gate = o.multiply(x, o.sigmoid(o.multiply(x, e.c.f32(node.param_f32(2)))))
+    return o.multiply(gate, o.add(y, e.c.f32(1.0)))
+
+
+def _swiglu_clamp(e: Walk, node: Tensor, x: Value, y: Value) -> Value:
+    x, y = _limited(e, node, x, y)
+    return o.multiply(o.swish(x), y)
+
+
+def _gated(name: str) -> Callable[[Walk, Tensor, Value, Value], Value]:
+    return lambda e, _, x, y: o.multiply(UNARY[name](e.c, x), y)
+
+
+GLU: dict[str, Callable[[Walk, Tensor, Value, Value], Value]] = {
+    "REGLU": _gated("RELU"),
+    "GEGLU": _gated("GELU"),
+    "SWIGLU": _gated("SILU"),
+    "SWIGLU_OAI": _swiglu_oai,
+    "GEGLU_ERF": _gated("GELU_ERF"),
+    "GEGLU_QUICK": _gated("GELU_QUICK"),
+    "SWIGLU_CLAMP": _swiglu_clamp,
+}
+"""Sub-op of GLU -> f(gate, up)."""
+
+
+def _glu(e: Walk, node: Tensor) -> None:
+    """Gate and up are two tensors, or the halves of one; `op_params[1]` swaps the halves."""
+    x = e.number(src(node, 0))
+    if len(node.src) > 1 and node.src[1] is not None:
+        y = e.number(node.src[1])
+    else:
+        half = node.ne[0]
+        halves = [cut(e.c, x, [i * half], [(i + 1) * half], [3]) for i in (0, 1)]
+        x, y = halves[::-1] if node.param_i32(1) else halves
+    e.store(node, GLU[GLU_OPS[node.param_i32(0)]](e, node, x, y))
+
+
+def _divide(e: Walk, node: Tensor) -> None:
+    """The CPU plugin multiplies by the reciprocal, which a small or large divisor pushes out of range: scale both."""
+    c, a, b = e.c, e.number(src(node, 0)), e.number(src(node, 1))
+    b = broadcastable(c, b, shape_of(c, a))
+    size = o.abs(b)
+    inner = o.select(o.greater(size, c.f32(2.0**64)), c.f32(2.0**-64), c.f32(1.0))
+    by = o.select(o.less(size, c.f32(2.0**-64)), c.f32(2.0**64), inner)
+    e.store(node, o.divide(o.multiply(a, by), o.multiply(b, by)))
+
+
+EMITTERS: dict[str, Emitter] = {
+    "ADD": _binary(o.add),
+    "SUB": _binary(o.subtract),
+    "MUL": _binary(o.multiply),
+    "DIV": _divide,
+    "ADD_ID": _add_id,
+    "SCALE": _scale,
+    "CLAMP": _clamp,
+    "SQR": _sqr,
+    "SQRT": _sqrt,
+    "UNARY": _unary,
+    "GLU": _glu,
+}

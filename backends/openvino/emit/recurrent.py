@@ -1,0 +1,194 @@
+"""SSM_SCAN, RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN, GATED_DELTA_NET: outputs and new states of a step over tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import openvino.opset15 as o
+
+from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
+from backends.openvino.sources import src
+from backends.openvino.walk import Walk
+from conformance.backend.translating.plan import Emitter
+from conformance.ggml.tensor import Tensor
+
+from .scan import Step, dot, flat, outer, scan
+
+
+def _finish(e: Walk, node: Tensor, y: Value, y_shape: Shape, states: Sequence[Value], missing: int = 0) -> None:
+    """Outputs of `y_shape` and behind them the states; `missing` elements that nobody writes are zero."""
+    c = e.c
+    found = [flat(c, y, y_shape), *(flat(c, s, shape_of(c, s)) for s in states)]
+    if missing:
+        found.append(o.broadcast(c.f32(0.0), c.i64(missing)))
+    size = node.ne[0] * node.ne[1]
+    e.store(node, reshape(c, c.shaped(o.concat(found, 0), (size,)), node.shape))
+
+
+def _run(
+    e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape
+) -> None:
+    """Store a scan over axis 1, of which `op_params[0]` states are kept; `y_shape` has sequences and tokens first."""
+    y, last = scan(e.c, step, state, inputs, fixed, y_shape[1])
+    _finish(e, node, y, y_shape, [last])
+
+
+def _run_keeping(
+    e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape
+) -> None:
+    """As `_run`, with the last `op_params[0]` states, the latest first: every token's then leaves the loop."""
+    kept, tokens = node.param_i32(0), y_shape[1]
+    if kept == 1:
+        _run(e, node, step, state, inputs, fixed, y_shape)
+        return
+    c, shape = e.c, shape_of(e.c, state)
+    width = math.prod(y_shape[2:])
+    size = math.prod(shape[1:])
+
+    def both(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tuple[Value, Value]:
+        y, s = step(c, s, xs, whole)
+        rows = [o.reshape(v, c.i64(0, n), True) for v, n in ((y, width), (s, size))]
+        return o.concat(rows, 1), s
+
+    found, _ = scan(c, both, state, inputs, fixed, tokens)
+    found = c.shaped(found, (*y_shape[:2], width + size))
+    n = min(kept, tokens)
+    states = [cut(c, found, [tokens - 1 - i, width], [tokens - i, width + size], [1, 2]) for i in range(int(n))]
+    missing = (kept - n) * y_shape[0] * size
+    _finish(e, node, cut(c, found, [0], [width], [2]), (*y_shape[:2], width), states, missing)
+
+
+# -- selective scan -------------------------------------------------------------------------------------------------
+
+
+def _softplus(c: Constants, x: Value) -> Value:
+    """The argument itself beyond 20; far below zero a series, because 1 + exp(x) keeps little of exp(x) there."""
+    e = o.exp(x)
+    third = o.subtract(c.f32(0.5), o.multiply(e, c.f32(1 / 3)))
+    series = o.multiply(e, o.subtract(c.f32(1.0), o.multiply(e, third)))
+    y = o.select(o.less(x, c.f32(-5.0)), series, o.log(o.add(e, c.f32(1.0))))
+    return o.select(o.greater(x, c.f32(20.0)), x, y)
+
+
+def _ssm_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tuple[Value, Value]:
+    """Shapes: s (n_s, groups, heads, dim, state), x (n_s, groups, heads, dim), dt (…, heads), B and C (…, 1, state)."""
+    x, dt, b, c_ = xs
+    decay = o.exp(o.multiply(o.unsqueeze(dt, c.i64(-1)), whole[0]))
+    step = o.multiply(x, o.unsqueeze(dt, c.i64(-1)))
+    s = o.add(o.multiply(s, o.unsqueeze(decay, c.i64(-2))), outer(step, b))
+    return dot(s, c_), s
+
+
+def _ssm_scan(e: Walk, node: Tensor) -> None:
+    """Heads stand in groups that share B and C, so that nothing is repeated."""
+    c = e.c
+    s, x, dt, a, b = (src(node, i) for i in range(5))
+    d_state, (dim, heads, n_t, n_s), groups = s.ne[0], x.ne, b.ne[1]
+    per = heads // groups
+    ids = reshape(c, e.number(src(node, 6)), (n_s,))
+    rows = c.shaped(o.gather(e.number(s), ids, c.axis(0)), (n_s, heads, dim, d_state))
+    state = reshape(c, rows, (n_s, groups, per, dim, d_state))
+    inputs = [
+        reshape(c, e.number(x), (n_s, n_t, groups, per, dim)),
+        reshape(c, c.shaped(_softplus(c, e.number(dt)), dt.shape), (n_s, n_t, groups, per)),
+        *(reshape(c, e.number(src(node, i)), (n_s, n_t, groups, 1, d_state)) for i in (4, 5)),
+    ]
+    decay = reshape(c, e.number(a), (1, groups, per, a.ne[0]))
+    _run_keeping(e, node, _ssm_step, state, inputs, [decay], (n_s, n_t, groups, per, dim))
+
+
+# -- linear attention -----------------------------------------------------------------------------------------------
+
+
+def _apart(e: Walk, node: Tensor, which: Sequence[int], last: int) -> tuple[list[Value], Value, Shape]:
+    """Src `which` as (n_seqs, tokens, H, S), the state, src `last`, as (n_seqs, H, S, S), and the former shape."""
+    size, heads, tokens, _ = src(node, which[0]).ne
+    n_seqs = src(node, last).ne[1]
+    shape = (n_seqs, tokens // n_seqs, heads, size)
+    xs = [reshape(e.c, e.number(src(node, i)), shape) for i in which]
+    return xs, reshape(e.c, e.number(src(node, last)), (n_seqs, heads, size, size)), shape
+
+
+def _down(a: Value, s: Value) -> Value:
+    """`sum_i a_i s_ij`."""
+    axis = o.constant(np.int64(-2))
+    return o.squeeze(o.matmul(o.unsqueeze(a, axis), s, False, False), axis)
+
+
+def _wkv6_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tuple[Value, Value]:
+    k, v, r, decay = xs
+    kv = outer(k, v)
+    y = _down(r, o.add(o.multiply(o.unsqueeze(whole[0], c.i64(-1)), kv), s))
+    return y, o.add(o.multiply(s, o.unsqueeze(decay, c.i64(-1))), kv)
+
+
+def _wkv6(e: Walk, node: Tensor) -> None:
+    xs, state, shape = _apart(e, node, (0, 1, 2, 4), 5)
+    first = reshape(e.c, e.number(src(node, 3)), (1, *shape[2:]))
+    _run(e, node, _wkv6_step, state, xs, [first], shape)
+
+
+def _wkv7_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple[Value, Value]:
+    r, w, k, v, a, b = xs
+    removed = outer(dot(s, a), b)
+    s = o.add(o.add(o.multiply(s, o.unsqueeze(w, c.i64(-2))), outer(v, k)), removed)
+    return dot(s, r), s
+
+
+def _wkv7(e: Walk, node: Tensor) -> None:
+    xs, state, shape = _apart(e, node, (0, 1, 2, 3, 4, 5), 6)
+    _run(e, node, _wkv7_step, state, xs, [], shape)
+
+
+def _gla_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple[Value, Value]:
+    k, v, q, g = xs
+    s = o.add(o.multiply(s, o.unsqueeze(g, c.i64(-1))), outer(k, v))
+    return _down(q, s), s
+
+
+def _gated_linear_attn(e: Walk, node: Tensor) -> None:
+    (k, v, q, g), state, shape = _apart(e, node, (0, 1, 2, 3), 4)
+    q = e.c.shaped(o.multiply(q, e.c.f32(node.param_f32(0))), shape)
+    _run(e, node, _gla_step, state, [k, v, q, g], [], shape)
+
+
+def _delta_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple[Value, Value]:
+    """Shapes: s (n_s, H, j, i); q, k, v (n_s, H, S); decay (n_s, H, 1 or S), beta (n_s, H, 1)."""
+    q, k, v, decay, beta = xs
+    s = o.multiply(s, o.unsqueeze(decay, c.i64(-2)))
+    delta = o.multiply(o.subtract(v, dot(s, k)), beta)
+    s = o.add(s, outer(delta, k))
+    return dot(s, q), s
+
+
+def _gated_delta_net(e: Walk, node: Tensor) -> None:
+    c, v = e.c, src(node, 2)
+    size, heads, n_t, n_s = v.ne
+    q, k = (_spread(e, src(node, i), v) for i in (0, 1))
+    q = c.shaped(o.multiply(q, c.f32(1.0 / math.sqrt(c.fixed(size)))), v.shape)
+    g = src(node, 3)
+    decay = c.shaped(o.exp(e.number(g)), g.shape)
+    inputs = [q, k, e.number(v), decay, e.number(src(node, 4))]
+    _run_keeping(e, node, _delta_step, e.number(src(node, 5)), inputs, [], (n_s, n_t, heads, size))
+
+
+def _spread(e: Walk, x: Tensor, v: Tensor) -> Value:
+    """Heads repeated in turn, sequences each for its neighbours, to those of `v`."""
+    c, value = e.c, e.number(x)
+    _, heads, n_t, n_s = v.ne
+    if x.ne[3] != n_s:
+        each = n_s // x.ne[3]
+        rows = reshape(c, value, (x.ne[3], 1, n_t, x.ne[1] * x.ne[0]))
+        value = reshape(c, tile(c, rows, (x.ne[3], each, n_t, x.ne[1] * x.ne[0])), (n_s, n_t, x.ne[1], x.ne[0]))
+    return tile(c, value, (n_s, n_t, heads, x.ne[0]))
+
+
+EMITTERS: dict[str, Emitter] = {
+    "SSM_SCAN": _ssm_scan,
+    "RWKV_WKV6": _wkv6,
+    "RWKV_WKV7": _wkv7,
+    "GATED_LINEAR_ATTN": _gated_linear_attn,
+    "GATED_DELTA_NET": _gated_delta_net,
+}

@@ -1,0 +1,241 @@
+"""ROPE: normal, neox, mrope, imrope and vision, with YaRN, frequency factors and channels left alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import openvino.opset15 as o
+from numpy.typing import NDArray
+from openvino import Type
+
+from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
+from backends.openvino.sources import optional, src
+from backends.openvino.walk import Walk
+from conformance.backend.translating.plan import Emitter
+from conformance.backend.translating.sym import Sym
+from conformance.ggml.tensor import Tensor
+
+from . import fused
+
+NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Angles:
+    """What of a ROPE node decides its angles."""
+
+    n_dims: int
+    mode: int
+    n_ctx_orig: int
+    freq_base: float
+    freq_scale: float
+    ext_factor: float
+    attn_factor: float
+    beta_fast: float
+    beta_slow: float
+    sections: tuple[int, int, int, int]
+    pairs: int
+
+    @classmethod
+    def of(cls, node: Tensor) -> Angles:
+        """From op_params 1, 2, 4 to 14, as `ggml_rope_impl` writes them."""
+        n_dims, mode = node.param_i32(1), node.param_i32(2)
+        pairs = (int(node.ne[0]) if mode == VISION else n_dims) // 2
+        a, b, c, d = (node.param_i32(i) for i in range(11, 15))
+        base, scale, ext, attn, fast, slow = (node.param_f32(i) for i in range(5, 11))
+        return cls(n_dims, mode, node.param_i32(4), base, scale, ext, attn, fast, slow, (a, b, c, d), pairs)
+
+    def steps(self) -> list[tuple[int, int]]:
+        """Per pair: which of the four positions it turns by, and how often the frequency was scaled."""
+        if not self.mode & MROPE:
+            return [(0, i) for i in range(self.pairs)]
+        found, since = [], [0, 0, 0, 0]
+        s0, s1, s2, _ = self.sections
+        starts = [0, s0, s0 + s1, s0 + s1 + s2]
+        for i in range(self.pairs):
+            sector = i % sum(self.sections)
+            if self.mode == VISION and sector in starts:
+                # an empty section's start is another's too; ggml resets the first that matches
+                since[starts.index(sector)] = i
+            kind = self._kind(sector, starts)
+            found.append((kind, i - since[kind]))
+        return found
+
+    def _kind(self, sector: int, starts: list[int]) -> int:
+        if self.mode == IMROPE:
+            kind = sector % 3
+            return kind if sector < 3 * self.sections[kind] else 3
+        return 3 if sector >= starts[3] else 2 if sector >= starts[2] else 1 if sector >= starts[1] else 0
+
+    def yarn(self, i: int) -> float:
+        """What pair `i`'s angle is multiplied with: `rope_yarn` of ggml, which is linear in the angle."""
+        if self.ext_factor == 0.0:
+            return self.freq_scale
+        low, high = (self._corr_dim(b) for b in (self.beta_fast, self.beta_slow))
+        low, high = max(0.0, _whole(math.floor, low)), min(self.n_dims - 1.0, _whole(math.ceil, high))
+        ramp = 1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))
+        mix = ramp * self.ext_factor
+        return self.freq_scale * (1.0 - mix) + mix
+
+    def _corr_dim(self, beta: float) -> float:
+        if self.n_ctx_orig <= 0:
+            return -math.inf  # what logf(0) gives in ggml
+        return self.n_dims * math.log(self.n_ctx_orig / (beta * 2 * math.pi)) / (2 * math.log(self.freq_base))
+
+    @property
+    def magnitude(self) -> float:
+        """What cos and sin are multiplied with."""
+        return self.attn_factor * (1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0)
+
+    def frequencies(self) -> NDArray[np.float64]:
+        """Radians per position, per pair."""
+        power = np.array([n for _, n in self.steps()])
+        yarn = np.array([self.yarn(i) for i in range(self.pairs)])
+        return np.asarray(self.freq_base ** (-2.0 * power / self.n_dims) * yarn, np.float64)
+
+
+def _whole(rounded: Callable[[float], int], x: float) -> float:
+    return rounded(x) if math.isfinite(x) else x
+
+
+def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Value | None) -> Value:
+    """Radians per token and pair, shape (ne2, pairs)."""
+    n = node.ne[2]
+    if angles.mode & MROPE:
+        kinds = np.array([k for k, _ in angles.steps()])
+        rows = o.gather(reshape(e.c, positions, (4, n)), o.constant(kinds), e.c.axis(0))
+        positions = o.transpose(rows, e.c.i64(1, 0))
+    else:
+        positions = reshape(e.c, positions, (n, 1))
+    p, radians = o.convert(positions, Type.f32), angles.frequencies().reshape(1, -1)
+    if factors is None:
+        return _reduced(e, p, radians / (2 * np.pi))
+    ff = cut(e.c, reshape(e.c, factors, shape_of(e.c, factors)[3:]), [0], [angles.pairs], [0])
+    return o.multiply(p, o.divide(o.constant(radians.astype(np.float32)), ff))
+
+
+def _reduced(e: Walk, p: Value, turns: NDArray[np.float64]) -> Value:
+    """2 pi times p * turns, less most of the whole turns, in which float32 would lose the fraction.
+
+    `turns` is split in 6 bits, 6 bits and the rest, so that p up to 2^18 times the first two is exact.
+    """
+    parts, rest = [], turns - np.round(turns)
+    for scale in (2.0**6, 2.0**12):
+        parts.append(np.round(rest * scale) / scale)
+        rest = rest - parts[-1]
+    one = e.c.f32(1.0)
+    whole, fine = (o.floor_mod(o.multiply(p, o.constant(x.astype(np.float32))), one) for x in parts)
+    total = o.add(o.add(whole, fine), o.multiply(p, o.constant(rest.astype(np.float32))))
+    return o.multiply(total, e.c.f32(2 * math.pi))
+
+
+def _turns(e: Walk, node: Tensor, angles: Angles) -> tuple[Value, Value]:
+    """Cosine and sine, each (ne3 * ne2, pairs), made once for all nodes of equal positions and parameters."""
+    frequency_factors = optional(node, 2)
+    positions, factors = e.number(src(node, 1)), frequency_factors and e.number(frequency_factors)
+    key = (node.op, angles, node.ne[3], id(positions), id(factors))
+    if key not in e.shared:
+        theta, m = _theta(e, node, angles, positions, factors), angles.magnitude
+        halves = (f(theta) if m == 1.0 else o.multiply(f(theta), e.c.f32(m)) for f in (o.cos, o.sin))
+        cos, sin = (_repeated(e.c, x, (node.ne[2], angles.pairs), node.ne[3]) for x in halves)
+        e.shared[key] = (cos, o.negative(sin) if node.op == "ROPE_BACK" else sin)
+        e.shared[key, "ids"] = (positions, factors)  # alive, so that no other value can have their ids
+    cos, sin = e.shared[key]
+    return cos, sin
+
+
+def _repeated(c: Constants, table: Value, shape: Shape, n3: int) -> Value:
+    """The rows of a table for each of `n3` equal batches."""
+    table = c.shaped(table, shape)
+    if n3 == 1:
+        return table
+    return reshape(c, tile(c, reshape(c, table, (1, *shape)), (n3, *shape)), (n3 * shape[0], shape[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Turning:
+    """What turns, and how far."""
+
+    x: Value
+    """As many elements as (tokens, heads, size), in this order."""
+    cos: Value
+    """(tokens, pairs), as `sin`."""
+    sin: Value
+    tokens: int
+    heads: int
+    size: int
+    pairs: int
+    """Of `size`; what is left stands still."""
+
+    def table(self, e: Walk, name: str, make: Callable[[], Value]) -> Value:
+        """What a form makes of cos and sin, once for all nodes that share them."""
+        key = (name, id(self.cos))
+        if key not in e.shared:
+            e.shared[key] = make()
+        return e.shared[key]
+
+
+def _neox(e: Walk, t: Turning) -> Value:
+    """Channel i turns with channel i + pairs: fuses."""
+    c, wide = e.c, (t.tokens, 1, 1, 2 * t.pairs)
+
+    def twice(x: Value) -> Value:
+        return reshape(c, c.shaped(o.concat([x, x], 1), (t.tokens, 2 * t.pairs)), wide)
+
+    cos, sin = (t.table(e, name, partial(twice, x)) for name, x in (("cos", t.cos), ("sin", t.sin)))
+    return fused.rope_neox(c, t.x, cos, sin, t.heads, t.size, 2 * t.pairs)
+
+
+def _normal(e: Walk, t: Turning) -> Value:
+    """Channel 2i turns with channel 2i + 1: fuses, because the number of tokens is hidden from the compiler."""
+    turns = t.table(e, "turns", lambda: o.concat([t.sin, t.cos], 1))
+    count = -1 if isinstance(t.tokens, Sym) else t.tokens
+    return fused.rope_normal(e.c, t.x, turns, e.c.symbol(t.tokens), t.heads, t.size, 2 * t.pairs, count)
+
+
+def _normal_static(e: Walk, t: Turning) -> Value:
+    """The same in plain operations, for devices that take no sizes at run time."""
+    c, width = e.c, 2 * t.pairs
+    each = o.constant(np.repeat(np.arange(t.pairs, dtype=np.int32), 2))
+
+    def wide(x: Value, signs: list[float]) -> Value:
+        turned = o.multiply(o.gather(x, each, c.axis(1)), o.constant(np.tile(np.array(signs, np.float32), t.pairs)))
+        return reshape(c, c.shaped(turned, (t.tokens, width)), (t.tokens, 1, 1, width))
+
+    cos = t.table(e, "wide cos", lambda: wide(t.cos, [1, 1]))
+    sin = t.table(e, "wide sin", lambda: wide(t.sin, [-1, 1]))
+    rows = reshape(c, c.source(t.x), (t.tokens, t.heads, 1, t.size))
+    x, still = cut(c, rows, [0], [width], [3]), cut(c, rows, [width], [t.size], [3])
+    partner = o.gather(x, o.constant(np.arange(width, dtype=np.int32) ^ 1), c.axis(3))
+    y: Value = o.add(o.multiply(x, cos), o.multiply(partner, sin))
+    y = y if width == t.size else o.concat([y, still], 3)
+    return reshape(c, c.shaped(y, (t.tokens, t.heads, 1, t.size)), (1, t.tokens, t.heads, t.size))
+
+
+def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
+    """Channels before `op_params[15]` stand still, and so do those behind the last pair."""
+    c, x, angles, size = e.c, e.number(src(node, 0)), Angles.of(node), e.c.fixed(node.ne[0])
+    first = 0 if angles.mode == VISION else node.param_i32(15)
+    part = cut(c, x, [first], [size], [3])
+    cos, sin = _turns(e, node, angles)
+    given = part if first else c.source(x)
+    t = Turning(given, cos, sin, node.ne[2] * node.ne[3], node.ne[1], size - first, angles.pairs)
+    turn = _neox if angles.mode != NORMAL else _normal_static if static else _normal
+    y = c.shaped(turn(e, t), (1, t.tokens, t.heads, t.size))
+    if first:
+        y = reshape(c, y, shape_of(c, part))
+        y = c.shaped(o.concat([cut(c, x, [0], [first], [3]), y], 3), shape_of(c, x))
+    e.store(node, y)
+
+
+def _emitters(*, static: bool) -> dict[str, Emitter]:
+    return dict.fromkeys(("ROPE", "ROPE_BACK"), partial(_rope, static=static))
+
+
+EMITTERS = _emitters(static=False)
+STATIC = _emitters(static=True)
+"""For devices that take no sizes at run time."""

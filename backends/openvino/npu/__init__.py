@@ -1,0 +1,1 @@
+"""npu: static shapes, chunks and the LLM pipeline."""

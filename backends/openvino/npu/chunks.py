@@ -1,0 +1,236 @@
+"""A graph at the one size that is compiled for it, what goes into each of its runs, and what comes out of them.
+
+What is missing to a full chunk of tokens is filled with its last token once more: it computes the same values and
+stores them in the same cell, so nothing has to be hidden. Cells beyond those of the graph are hidden by its masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.ggml.errors import GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.rules import RULES
+from conformance.ggml.tensor import Bytes, Dims, Tensor, contiguous_nb, packed_nbytes, row_size, strided
+
+from .spans import NONE, Axes, Axis, FixedError, Spans
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A graph at another size."""
+
+    graph: Graph
+    twin: dict[Tensor, Tensor]
+    """Tensor of the graph that was asked for -> the one in `graph`; a persistent tensor is its own."""
+
+
+def _ne(t: Tensor, axes: Axes) -> Dims:
+    a, b, c, d = (n if x is None else x.span.slots * x.times for n, x in zip(t.ne, axes, strict=True))
+    return a, b, c, d
+
+
+def _nb(t: Tensor, ne: Dims) -> Dims:
+    """`t`'s strides; where there is one place only, a stride means nothing and is the one ggml would give."""
+    nb = list(t.nb)
+    for i in range(1, len(nb)):
+        if ne[i] == 1:
+            nb[i] = row_size(t.type, ne[0]) if i == 1 and nb[0] == t.type.type_size else nb[i - 1] * ne[i - 1]
+    a, b, c, d = nb
+    return a, b, c, d
+
+
+def fingerprint(spans: Spans, persistent: AbstractSet[Tensor]) -> Hashable:
+    """Equal for two graphs that `sized` makes one graph of."""
+    index: dict[Tensor | None, int] = {t: i for i, t in enumerate(spans.axes)}
+    index[None] = -1
+    parts = []
+    for t, axes in spans.axes.items():
+        ne = t.ne if axes == NONE else _ne(t, axes)
+        edges = tuple([index[s] for s in t.src])
+        laid = (_nb(t, ne), t.view_offs) if t.op == "VIEW" else t if t in persistent else None
+        parts.append((t.op, t.op_params, t.type.id, t.flags, ne, edges, index[t.view_src], laid))
+    return tuple(parts)
+
+
+def again(made: Sized, spans: Spans) -> Sized:
+    """What `sized` made of one graph, for another of an equal fingerprint."""
+    return Sized(made.graph, dict(zip(spans.axes, made.twin.values(), strict=True)))
+
+
+def sized(graph: Graph, spans: Spans) -> Sized:
+    """`graph` with every span as long as its slots, nodes that are not computed left out.
+
+    Raises:
+        FixedError: ggml has no such graph.
+    """
+    twin: dict[Tensor, Tensor] = {}
+    made = set(graph.nodes)
+    for t, axes in spans.axes.items():
+        if t.op == "NONE" and t.view_src is None:
+            ne = _ne(t, axes)
+            twin[t] = t if ne == t.ne else replace(t, ne=ne, nb=contiguous_nb(t.type, ne))
+            continue
+        ne = _ne(t, axes)
+        new = replace(
+            t,
+            ne=ne,
+            nb=_nb(t, ne),
+            src=tuple(None if s is None or s is t else twin[s] for s in t.src),
+            view_src=None if t.view_src is None else twin[t.view_src],
+        )
+        if t in t.src:
+            new.src = tuple(new if s is t else x for s, x in zip(t.src, new.src, strict=True))
+        twin[t] = new
+        if t.op == "NONE":
+            continue
+        try:
+            layout = RULES[t.op].layout(new)
+        except GraphError as e:
+            raise FixedError(f"{t}: at {new.ne}: {e}") from None
+        if layout[:2] != (t.type, new.ne):
+            raise FixedError(f"{t}: {list(new.ne)} expected at the size that is compiled, ggml gives {list(layout[1])}")
+        _, new.ne, new.nb, new.view_src, new.view_offs = layout
+    out = Graph([twin[t] for t in twin if t in made])
+    try:
+        out.validate()
+    except GraphError as e:
+        raise FixedError(f"at the size that is compiled: {e}") from None
+    return Sized(out, twin)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One run: which tokens, and which of the outputs that GET_ROWS picks among them."""
+
+    first: int
+    size: int
+    outputs: dict[Tensor, NDArray[np.int64]]
+    """Leaf with indices of tokens -> the places in it that name tokens of this chunk."""
+
+
+def _indices(t: Tensor, data: Bytes) -> NDArray[np.int64]:
+    return strided(data, t).astype(np.int64).reshape(-1)
+
+
+def _picks(spans: Spans, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, NDArray[np.int64]]:
+    return {
+        t: _indices(t, inputs[t])
+        for t, axes in spans.axes.items()
+        if t in inputs and axes[0] is not None and axes[0].span.kind == "outputs"
+    }
+
+
+def chunks(spans: Spans, inputs: Mapping[Tensor, Bytes]) -> list[Chunk]:
+    """The runs that compute all tokens.
+
+    Raises:
+        FixedError: a token sees a cell that a later chunk fills, or more outputs are picked than there is room for.
+    """
+    n, step = spans.tokens.size, spans.tokens.slots
+    picks = _picks(spans, inputs)
+    if len(picks) > 1:
+        raise FixedError("outputs are picked from the tokens by more than one input")
+    out = []
+    for first in range(0, n, step):
+        size = min(step, n - first)
+        here = {t: np.flatnonzero((x >= first) & (x < first + size)) for t, x in picks.items()}
+        if any(len(x) > step for t, x in here.items()):
+            raise FixedError(f"more than {step} outputs are picked from {size} tokens")
+        out.append(Chunk(first, size, here))
+    if len(out) > 1:
+        _check_order(spans, inputs, out)
+    return out
+
+
+def _check_order(spans: Spans, inputs: Mapping[Tensor, Bytes], runs: Sequence[Chunk]) -> None:
+    if not spans.rows:
+        raise FixedError("no cache is written by rows, so nothing says which cells a chunk fills")
+    for mask, cells in spans.cells.items():
+        seen = _array(mask, inputs[mask])[0, 0] > -np.inf
+        for run in runs[:-1]:
+            for ids in spans.rows:
+                later = _indices(ids, inputs[ids])[run.first + run.size :]
+                later = later[later < cells.size]
+                if seen[run.first : run.first + run.size][:, later].any():
+                    raise FixedError("a token sees cells that are filled by later tokens")
+
+
+def _array(t: Tensor, data: Bytes) -> Array:
+    """Elements in NumPy's order; of a block type, its blocks."""
+    if t.type.dtype is not None:
+        return data.view(t.type.dtype).reshape(t.shape)
+    if t.type.blck_size == 1:
+        return data.view("<u2").reshape(t.shape)
+    return data.reshape(*t.shape[:-1], t.ne[0] // t.type.blck_size, t.type.type_size)
+
+
+def feed(t: Tensor, data: Bytes, axes: Axes, run: Chunk, picks: Mapping[Tensor, NDArray[np.int64]]) -> Bytes:
+    """What input `t` holds in one run."""
+    x = _array(t, data)
+    for i, axis in enumerate(axes):
+        if axis is None:
+            continue
+        span = axis.span
+        at = 3 - i
+        if span.kind == "tokens":
+            x = np.take(x, _places(run.first, run.size, axis), at)
+        elif span.kind == "cells":
+            width = [(0, span.slots - span.size if k == at else 0) for k in range(x.ndim)]
+            x = np.pad(x, width, constant_values=-np.inf)
+        else:
+            here = picks[t][run.outputs[t]] - run.first
+            filled = np.resize(here, span.slots) if len(here) else np.zeros(span.slots)
+            filled[len(here) :] = here[-1] if len(here) else 0
+            x = filled.astype(t.type.dtype).reshape([span.slots if k == at else 1 for k in range(4)])
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
+def _places(first: int, size: int, axis: Axis) -> NDArray[np.int64]:
+    """Tokens of a chunk, the last one again to the end, each with its `times` neighbours."""
+    token = np.minimum(np.arange(axis.span.slots), size - 1) + first
+    return (token[:, None] * axis.times + np.arange(axis.times)).reshape(-1)
+
+
+def feeds(
+    sized_: Sized, spans: Spans, inputs: Mapping[Tensor, Bytes], runs: Sequence[Chunk]
+) -> Iterator[dict[Tensor, Bytes]]:
+    """The inputs of each run."""
+    picks = _picks(spans, inputs)
+    for run in runs:
+        yield {
+            sized_.twin[t]: data if spans.axes[t] == NONE else feed(t, data, spans.axes[t], run, picks)
+            for t, data in inputs.items()
+            if t in sized_.twin
+        }
+
+
+def collect(t: Tensor, twin: Tensor, axes: Axes, found: Sequence[Bytes], runs: Sequence[Chunk]) -> Bytes:
+    """`t`'s packed bytes from those of its twin in every run; without tokens in it, from the last."""
+    whole = np.empty(packed_nbytes(t), np.uint8)
+    out = _array(t, whole)
+    for data, run in zip(found, runs, strict=True):
+        x = _array(twin, data)
+        to: list[Any] = [slice(None)] * out.ndim
+        of: list[Any] = [slice(None)] * out.ndim
+        for i, axis in enumerate(axes):
+            if axis is None:
+                continue
+            at, n = 3 - i, axis.times
+            if axis.span.kind == "tokens":
+                to[at], of[at] = slice(run.first * n, (run.first + run.size) * n), slice(run.size * n)
+            elif axis.span.kind == "cells":
+                of[at] = slice(axis.span.size * n)
+            else:
+                (places,) = run.outputs.values()
+                to[at], of[at] = places, slice(len(places))
+        out[tuple(to)] = x[tuple(of)]
+    return whole

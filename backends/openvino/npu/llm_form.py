@@ -1,0 +1,230 @@
+"""A decoder given as token ids, recognised in a cgraph from its structure, in the one form that all its steps share.
+
+Steps of one decoder differ in how many tokens they have, which of them give logits and how many cells they see. In the
+form they share, all three are gone: every token gives logits, caches are logs without cells, and the number of tokens
+is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from backends.openvino.state.form import fused
+from backends.openvino.state.log import Logged, logs
+from conformance.backend.translating.lift import structure, values
+from conformance.backend.translating.plan import Role
+from conformance.ggml.errors import BackendError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous
+from conformance.ggml.types import I32
+
+from .chunks import sized
+from .rules import follow
+from .spans import Axis, FixedError, Span, Spans, axes_of
+from .stores import indexed
+
+
+class UnfitError(BackendError):
+    """No decoder as `NPUW_LLM` takes one; the message says what is in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """The inputs of a step of a decoder."""
+
+    tokens: Tensor
+    positions: Tensor
+    mask: Tensor
+    cells: tuple[Tensor, ...]
+    """Where K and V of each token go: they must all say the same."""
+    picks: Tensor | None
+    """Which tokens give logits; None for all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A decoder at a given number of tokens."""
+
+    graph: Graph
+    logits: Tensor
+    log: Logged
+    leaves: Leaves
+    """Those of `graph`, but for `picks`, which no node reads any more."""
+    key: Hashable
+    """Equal for two steps exactly when the same decoder computes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A step's graph, understood."""
+
+    stored: Graph
+    """What is written into caches is written by SET_ROWS."""
+    rows: dict[Tensor, Bytes]
+    """Inputs that came with that."""
+    spans: Spans
+    leaves: Leaves
+    """Of `stored`."""
+    logits: Tensor
+    roles: Mapping[Tensor, Role]
+    n_tokens: int
+
+    def at(self, n: int) -> Form:
+        """The form with `n` tokens.
+
+        Raises:
+            UnfitError: there is none.
+        """
+        spans = _with_tokens(self.spans, n)
+        try:
+            made = sized(self.stored, spans)
+        except FixedError as e:
+            raise UnfitError(str(e)) from e
+        graph, end = _all_tokens(made.graph, made.twin[self.logits], self.roles)
+        roles = roles_in(graph, self.roles)
+        found = logs(graph, roles, (end,))
+        if isinstance(found, str):
+            raise UnfitError(f"caches that are no logs: {found}")
+        if len(found) != 1:
+            raise UnfitError(f"{len(found)} masks; one causal mask is all that it has")
+        graph, (logits,) = fused(graph, found, (end,))
+        log = found[0]
+        twin = made.twin
+        own = self.leaves
+        cells = tuple(twin[t] for t in own.cells)
+        leaves = Leaves(twin[own.tokens], twin[own.positions], log.mask, cells, None)
+        tensors = graph.tensors()
+        persistent = tuple([t if t in self.roles else None for t in tensors])
+        key = structure(tensors, graph.nodes), values(tensors), persistent, tensors.index(logits)
+        return Form(graph, logits, log, leaves, key)
+
+
+def decoder(
+    graph: Graph, persistent: Mapping[Tensor, Role], outputs: tuple[Tensor, ...], inputs: AbstractSet[Tensor]
+) -> Decoder:
+    """`graph` as a step of a decoder.
+
+    Args:
+        graph: one step.
+        persistent: weights and caches.
+        outputs: what is asked for.
+        inputs: leaves that are filled for the step.
+
+    Raises:
+        UnfitError: it is none that `NPUW_LLM` could run.
+    """
+    if len(outputs) > 1:
+        raise UnfitError(f"{len(outputs)} outputs are asked for; it gives logits alone")
+    stored, rows = indexed(graph, persistent.keys())
+    try:
+        spans = follow(stored, persistent.keys(), 2)
+    except FixedError as e:
+        raise UnfitError(str(e)) from e
+    live = set(spans.axes)
+    roles = roles_in(stored, persistent)
+    caches = [t for t, r in persistent.items() if r == "cache" and t in live]
+    if not caches:
+        raise UnfitError("no cache is written")
+    streams = max(t.ne[2] * t.ne[3] for t in caches)
+    if streams > 1:
+        raise UnfitError(f"a cache of {streams} streams, one for each sequence; it holds one sequence")
+    if outputs and outputs[0] not in live:
+        raise UnfitError(f"{outputs[0]} is asked for, which the graph does not compute")
+    end = outputs[0] if outputs else _last(stored)
+    if end.op != "MUL_MAT" or end.src[0] is None or persistent.get(end.src[0]) != "weight" or _read(stored, end):
+        raise UnfitError(f"{end} is asked for; it gives the logits alone, a product with a weight at the end")
+    leaves = _leaves(stored, roles)
+    read = {t for t in (leaves.tokens, leaves.positions, leaves.mask, *leaves.cells, leaves.picks) if t is not None}
+    other = [t for t, r in roles.items() if r == "input" and t in live and t not in read and t in {*inputs, *rows}]
+    if other:
+        raise UnfitError(f"{other[0]} is an input; it takes token ids, positions and a causal mask only")
+    return Decoder(stored, rows, spans, leaves, end, persistent, spans.tokens.size)
+
+
+def roles_in(graph: Graph, persistent: Mapping[Tensor, Role]) -> dict[Tensor, Role]:
+    """What the leaves of `graph` are."""
+    made = set(graph.nodes)
+    return {t: persistent.get(t, "input") for t in graph.tensors() if t.view_src is None and t not in made}
+
+
+def _last(graph: Graph) -> Tensor:
+    return next(n for n in reversed(graph.nodes) if computes(n))
+
+
+def _read(graph: Graph, t: Tensor) -> bool:
+    return any(t in n.src for n in graph if computes(n))
+
+
+def _leaves(graph: Graph, roles: Mapping[Tensor, Role]) -> Leaves:
+    """Each by the one op that reads it."""
+    nodes = [n for n in graph if computes(n)]
+    tokens = {n.src[1] for n in nodes if n.op == "GET_ROWS" and roles.get(_src(n, 0)) == "weight"}
+    positions = {n.src[1] for n in nodes if n.op == "ROPE"}
+    masks = {n.src[3] for n in nodes if n.op == "FLASH_ATTN_EXT" and len(n.src) > 3}  # q, k, v first
+    cells = {n.src[1]: None for n in nodes if n.op == "SET_ROWS" and roles.get(n.root) == "cache"}
+    picks = {_src(n, 1) for n in nodes if _picks(n, roles)}
+    attends = any(n.op == "SOFT_MAX" for n in nodes)
+    if not masks:
+        why = "SOFT_MAX; its caches grow as logs, which FLASH_ATTN_EXT alone reads" if attends else "no FLASH_ATTN_EXT"
+        raise UnfitError(f"attention by {why}")
+    return Leaves(
+        _one(tokens, roles, "GET_ROWS of an embedding by token ids"),
+        _one(positions, roles, "ROPE by positions"),
+        _one(masks, roles, "FLASH_ATTN_EXT with a mask"),
+        tuple(_one({t}, roles, "SET_ROWS by cells") for t in cells),
+        _one(picks, roles, "GET_ROWS of tokens") if picks else None,
+    )
+
+
+def _src(node: Tensor, i: int) -> Tensor:
+    t = node.src[i]
+    assert t is not None  # these ops have it
+    return t
+
+
+def _one(found: AbstractSet[Tensor | None], roles: Mapping[Tensor, Role], what: str) -> Tensor:
+    only = next(iter(found)) if len(found) == 1 else None
+    if only is None or roles.get(only) != "input":
+        raise UnfitError(f"{what}: one input expected that says so, {len(found)} leaves or other values found")
+    return only
+
+
+def _picks(node: Tensor, roles: Mapping[Tensor, Role]) -> bool:
+    """Whether `node` picks, among what was computed for tokens, those that give logits."""
+    if node.op != "GET_ROWS":
+        return False
+    a, ids = _src(node, 0), _src(node, 1)
+    return a.root not in roles and roles.get(ids) == "input" and ids.type is I32
+
+
+def _with_tokens(spans: Spans, n: int) -> Spans:
+    """The spans with `n` tokens, each of which is an output."""
+
+    def resized(axis: Axis | None) -> Axis | None:
+        if axis is None or axis.span.kind == "cells":
+            return axis
+        return Axis(Span(axis.span.kind, axis.span.size, n), axis.times)
+
+    axes = {t: axes_of([resized(x) for x in a]) for t, a in spans.axes.items()}
+    return replace(spans, axes=axes, tokens=Span("tokens", spans.tokens.size, n))
+
+
+def _all_tokens(graph: Graph, end: Tensor, persistent: Mapping[Tensor, Role]) -> tuple[Graph, Tensor]:
+    """`graph`, whose tokens are all picked, without picking them; and `end`."""
+    roles = roles_in(graph, persistent)
+    made: dict[Tensor, Tensor] = {}
+    for t in graph:
+        if _picks(t, roles):
+            a = made.get(_src(t, 0), _src(t, 0))
+            if a.ne != t.ne or not is_contiguous(a) or a.type is not t.type:
+                raise UnfitError(f"{t}: picks something else than tokens")
+            made[t] = a
+            continue
+        src = tuple(s if s is None else made.get(s, s) for s in t.src)
+        root = t.view_src and made.get(t.view_src, t.view_src)
+        if src != t.src or root is not t.view_src:
+            made[t] = replace(t, src=src, view_src=None if root is None else root.root)
+    nodes = dict.fromkeys(made.get(t, t) for t in graph)
+    return Graph(nodes), made.get(end, end)

@@ -1,0 +1,1 @@
+"""openvino-stateful: caches as variables of the compiled model."""

@@ -1,0 +1,1 @@
+"""What adapters that compile graphs share: plans, dynamic shapes, templates."""

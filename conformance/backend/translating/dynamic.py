@@ -1,0 +1,147 @@
+"""Programs that serve all graphs of a template: compiled once as it came, and once more with symbols."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from conformance.ggml.errors import BackendError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor
+
+from .lift import Template, kinds, lift, structure, values
+from .plan import Plan, Program
+from .sym import Assumption, assumptions
+
+LIFTS = 3
+"""How often a template is lifted before its graphs are compiled one by one: each time one more graph is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracedPlan(Plan):
+    """A plan whose `ne`, `nb` and `view_offs` are symbolic; tensors are copies."""
+
+    own: tuple[Tensor, ...]
+    """The tensors that it was copied from, in the order of `tensors`."""
+    bindings: tuple[int, ...]
+    """Of the graph that it was copied from."""
+    noted: Mapping[Assumption, None]
+    """What was decided by comparing, so far."""
+
+    def settled(self) -> None:
+        """Nothing is compiled that the graph at hand could not use.
+
+        Raises:
+            UnfitError: a comparison came out other than it does in that graph.
+        """
+        for a in self.noted:
+            if not a.holds(self.bindings):
+                raise UnfitError(f"{a}, which does not hold for every graph of the template")
+
+
+class UnfitError(BackendError):
+    """A translation does not serve the graph that it was made for."""
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of one template."""
+
+    graph: Graph
+    """A copy of the first graph."""
+    digest: str
+    template: Template | None = None
+    program: Program | None = None
+    lifts: int = 0
+    reason: str = ""
+    """Why its graphs are compiled one by one, if they are."""
+    row: tuple[int, ...] | None = None
+    """Values of the first graph."""
+    kinds: set[Hashable] = field(default_factory=set)
+    """`lift.kinds` of the graphs met."""
+    split: bool = False
+    """Whether graphs that it does not serve are looked up by their kinds, too."""
+
+
+class TemplateKey:
+    """All that a plan's key holds but values; its hash is taken once."""
+
+    __slots__ = ("_hash", "_parts")
+
+    def __init__(self, parts: Hashable) -> None:
+        self._parts = parts
+        self._hash = hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TemplateKey) and (other is self or other._parts == self._parts)
+
+    def digest(self) -> str:
+        """A short name, the same on every machine."""
+        return hashlib.blake2b(repr(self._parts).encode(), digest_size=6).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What of a plan can be known before it runs."""
+
+    template: TemplateKey
+    row: tuple[int, ...]
+    """`lift.values`."""
+    kinds: Hashable
+    """`lift.kinds`."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> Fingerprint:
+        """The fingerprint of `plan`."""
+        parts, outputs = cast("tuple[tuple[tuple[Hashable, ...], ...], Hashable]", plan.key)
+        template = (structure(plan.tensors, plan.graph.nodes), tuple([p[-2:] for p in parts]), outputs)
+        return cls(TemplateKey(template), values(plan.tensors), kinds(plan.tensors))
+
+
+def lifted(known: Known, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]) -> Program | None:
+    """Lift the template of `plan`, whose values are `row`, so that it serves `plan` too, and compile it.
+
+    Returns:
+        None where that is not possible.
+    """
+    if known.reason or known.lifts >= LIFTS:
+        return None
+    known.lifts += 1
+    inputs = [t for t in known.graph.tensors() if t.op == "NONE"]
+    try:
+        if known.template is None:
+            first = {t: plan.index[o] for t, o in zip(known.graph.tensors(), plan.tensors, strict=True)}
+            given = [t for t in inputs if plan.roles.get(plan.tensors[first[t]]) == "input"]
+            template = lift([known.graph, plan.graph], given)
+        else:
+            template = known.template.refine(plan.graph)
+        with assumptions() as found:
+            program = translate(traced(template, plan, row, found))
+    except UnfitError as e:
+        # one row where others have many is not as the others are: each kind for itself
+        known.split = len(known.kinds) > 1
+        known.reason = "" if known.split else str(e)
+        return None
+    except BackendError as e:
+        known.reason = str(e)
+        return None
+    known.template, known.program = template.guarded(found), program
+    return program
+
+
+def traced(template: Template, plan: Plan, row: tuple[int, ...], noted: Mapping[Assumption, None]) -> TracedPlan:
+    """`plan` with symbols, in the numbers of the template's most general sample."""
+    graph = template.traced()
+    tensors = graph.tensors()
+    index = {t: i for i, t in enumerate(tensors)}
+    roles = {tensors[plan.index[t]]: r for t, r in plan.roles.items()}
+    outputs = tuple(tensors[plan.index[t]] for t in plan.outputs)
+    bindings = template.solve(row)
+    if bindings is None:
+        raise UnfitError("no numbers of the template's symbols give this graph")
+    return TracedPlan(graph, tensors, index, roles, outputs, plan.key, tuple(plan.tensors), bindings, noted)

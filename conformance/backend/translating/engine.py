@@ -1,0 +1,329 @@
+"""The base of backends that translate a whole cgraph before anything runs: walk, emit, compile, bind.
+
+An adapter gives a table op -> emitter, a memory that holds persistent tensors, and `translate`, which turns a `Plan`
+into a `Program`. The engine makes the plan, keeps compiled programs by everything they depend on, and binds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+from conformance.backend.interface import YES, Backend, Session, Support, Witness, no
+from conformance.case.case import Case
+from conformance.ggml.errors import UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
+
+from .dynamic import Fingerprint, Known, TemplateKey, lifted
+from .lift import copied
+from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role, Snapshot
+
+
+class TranslatingBackend(Backend):
+    """A backend that compiles graphs."""
+
+    device: str = ""
+    """The device that a witness names until a program has said what executed."""
+    capacity: ClassVar[int] = 16
+    """How many compiled programs are kept, those used last."""
+    lifts: bool = False
+    """Whether `translate` takes plans with symbols, so that one program serves all graphs of a template."""
+
+    def __init__(self) -> None:
+        self._programs: OrderedDict[Hashable, Program] = OrderedDict()
+        self._known: OrderedDict[Hashable, Known] = OrderedDict()
+
+    @abstractmethod
+    def emitters(self) -> Mapping[str, Emitter]:
+        """Op -> what translates it; view ops need none."""
+
+    @abstractmethod
+    def memory(self, case: Case) -> Memory:
+        """The case's persistent tensors, filled."""
+
+    @abstractmethod
+    def translate(self, plan: Plan, memory: AnyMemory) -> Program:
+        """Walk, emit and compile.
+
+        Raises:
+            BackendError: the plan cannot be translated, or the device's compiler refused it.
+        """
+
+    def refuses(self, node: Tensor) -> str:
+        """Why the emitter of `node.op` cannot translate `node`; empty where it can."""
+        del node
+        return ""
+
+    def bakes_weights(self, case: Case) -> bool:
+        """Whether weights become part of a program, which then serves only equal weights."""
+        return len(case.steps) > 1
+
+    def role_of(self, case: Case, weight: Tensor) -> Role:
+        """Whether `weight` is a constant of programs (`weight`) or bound to them from the host's memory (`input`)."""
+        del weight
+        return "weight" if self.bakes_weights(case) else "input"
+
+    def supports_op(self, node: Tensor) -> Support:
+        """Yes for view ops and for every op of the table that `refuses` has nothing against."""
+        if node.op in VIEW_OPS:
+            return YES
+        if node.op not in self.emitters():
+            return no(f"{node.op}: there is no emitter for it")
+        reason = self.refuses(node)
+        return no(f"{node.op}: {reason}") if reason else YES
+
+    def open(self, case: Case) -> TranslatingSession:
+        """A session with the case's persistent tensors in the backend's memory."""
+        return TranslatingSession(self, case)
+
+    def program(self, plan: Plan, memory: Memory) -> Served:
+        """The program for `plan` alone."""
+        found = self._programs.get(plan.key)
+        if found is not None:
+            self._programs.move_to_end(plan.key)
+            return Served(found, hit=True)
+        made = self._programs[plan.key] = self.translate(plan, memory)
+        if len(self._programs) > self.capacity:
+            self._programs.popitem(last=False)
+        return Served(made, hit=False)
+
+    def served(self, plan: Plan, memory: Memory, fingerprint: Fingerprint) -> Served:
+        """A program for `plan`: of its template, if that was met before with other values."""
+        row = fingerprint.row
+        known = self._met(fingerprint.template, plan, fingerprint)
+        served = _instance(known, row)
+        if served is None and known.split:
+            known = self._met((fingerprint.template, fingerprint.kinds), plan, fingerprint)
+            served = _instance(known, row)
+        if served is not None:
+            return served
+        if known.row is None or row == known.row or plan.key in self._programs:
+            known.row = row
+            return replace(self.program(plan, memory), template=known.digest)
+        known.kinds.add(fingerprint.kinds)
+        lifted(known, plan, row, lambda traced: self.translate(traced, memory))
+        served = _instance(known, row)
+        if served is None:
+            return replace(self.program(plan, memory), template=known.digest, reason=known.reason)
+        return replace(served, hit=False)
+
+    def _met(self, key: Hashable, plan: Plan, fingerprint: Fingerprint) -> Known:
+        known = self._known.get(key)
+        if known is None:
+            digest = fingerprint.template.digest()
+            known = self._known[key] = Known(copied(plan.graph), digest, kinds={fingerprint.kinds})
+            if len(self._known) > self.capacity:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return known
+
+    def close(self) -> None:
+        """Let the compiled programs go."""
+        self._programs.clear()
+        self._known.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A program and what it is to be run with."""
+
+    program: Program
+    hit: bool
+    """Whether it was there already."""
+    template: str = ""
+    symbols: tuple[str, ...] = ()
+    bindings: tuple[int, ...] = ()
+    reason: str = ""
+    """Why the template's graphs are compiled one by one, if they are."""
+
+
+def _instance(known: Known, row: tuple[int, ...]) -> Served | None:
+    """The lifted program of a template for the graph of these values."""
+    bindings = None if known.template is None else known.template.solve(row)
+    if known.template is None or known.program is None or bindings is None:
+        return None
+    return Served(known.program, True, known.digest, known.template.symbols, bindings)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What a session knows of a graph that it ran."""
+
+    plan: Plan
+    work: int
+    """Nodes computed."""
+    seen: Snapshot
+    """The graph as it was."""
+    held: tuple[Tensor, ...]
+    """Persistent tensors that are inputs to its program."""
+    served: Served | None = None
+    fingerprint: Fingerprint | None = None
+
+
+class TranslatingSession(Session):
+    """The engine: plans each step, finds or makes its program, binds and counts."""
+
+    def __init__(self, backend: TranslatingBackend, case: Case) -> None:
+        self._backend = backend
+        self._memory = backend.memory(case)
+        self._persistent = case.persistent.keys()
+        caches = set(case.caches())
+        self._roles: dict[Tensor, Role] = {
+            t: "cache" if t in caches else backend.role_of(case, t) for t in case.persistent
+        }
+        self._digests: dict[Tensor, bytes] = {}
+        self._witness = Witness(backend.device, "translated")
+        self._programs: dict[int, Program] = {}
+        self._reasons: dict[str, None] = {}
+        self._templates: dict[TemplateKey, TemplateKey] = {}
+        self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._latest: dict[TemplateKey, tuple[tuple[int, ...], Served]] = {}
+        """Per template, the values that were served last."""
+        self._lifts = backend.lifts and len(case.steps) > 1
+        self._prepared: WeakKeyDictionary[Graph, Prepared] = WeakKeyDictionary()
+        if self._lifts:
+            for step in case.steps:
+                self._prepare(step.graph, step.outputs)
+
+    def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
+        """Make what a graph alone decides, before it runs."""
+        self._plan(graph, outputs)
+        self._fingerprint(self._prepared[graph])
+
+    def _known(self, tensor: Tensor) -> None:
+        if tensor not in self._persistent:
+            raise UsageError(f"{tensor}: a persistent tensor of the session's case expected")
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Set the bytes of a persistent tensor; programs with other weights inside no longer serve this session."""
+        self._known(tensor)
+        self._memory.write(tensor, data)
+        if self._digests.pop(tensor, None) is not None:
+            self._prepared.clear()
+            self._latest.clear()
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """The bytes of a persistent tensor."""
+        self._known(tensor)
+        return self._memory.read(tensor)
+
+    def witness(self) -> Witness:
+        """Counts of all steps so far; the adapter adds what its device tells."""
+        return self._witness
+
+    def programs(self) -> Iterable[Program]:
+        """Programs that ran in this session."""
+        return self._programs.values()
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """Plan, find or make the program, run it.
+
+        Raises:
+            BackendError: translation, compilation or execution failed.
+        """
+        plan = self._plan(graph, outputs)
+        known = self._prepared.get(graph)
+        if known is None or known.plan is not plan:
+            known = self._made(plan)
+        served = known.served or self._serve(known)
+        if known.served is None:
+            known.served = served if served.hit else replace(served, hit=True)
+        given = inputs
+        if known.held:
+            given = {**inputs, **{t: self._memory.look(t) for t in known.held}}
+        served.program.bind(served.bindings)
+        found = served.program.run(plan, self._memory, given)
+        w = self._witness
+        w.path = "cached" if served.hit else "translated"
+        w.compiles += not served.hit
+        w.cache_hits += served.hit
+        w.nodes += known.work
+        w.template = served.template
+        w.symbols = dict(zip(served.symbols, served.bindings, strict=True))
+        if served.reason:
+            self._reasons[served.reason] = None
+        self._programs[id(served.program)] = served.program
+        return found
+
+    def _made(self, plan: Plan) -> Prepared:
+        held = tuple([t for t, r in plan.roles.items() if r == "input" and t in self._persistent])
+        return Prepared(plan, sum(computes(n) for n in plan.graph), Snapshot(plan.graph), held)
+
+    def _serve(self, known: Prepared) -> Served:
+        if not self._lifts or type(known.plan) is not Plan:
+            return self._backend.program(known.plan, self._memory)
+        own = self._fingerprint(known)
+        latest = self._latest.get(own.template)
+        if latest is None or latest[0] is not own.row:  # mostly it is: n_kv grows by many cells at a time
+            served = self._backend.served(known.plan, self._memory, own)
+            latest = self._latest[own.template] = own.row, served if served.hit else replace(served, hit=True)
+            return served
+        return latest[1]
+
+    def _fingerprint(self, known: Prepared) -> Fingerprint:
+        if known.fingerprint is None:
+            found = Fingerprint.of(known.plan)
+            # one object per template and per row of values, which is compared in no time
+            template = self._templates.setdefault(found.template, found.template)
+            row = self._rows.setdefault(found.row, found.row)
+            known.fingerprint = replace(found, template=template, row=row)
+        return known.fingerprint
+
+    def _digest(self, tensor: Tensor) -> bytes:
+        if tensor not in self._digests:
+            self._digests[tensor] = hashlib.blake2b(self._memory.look(tensor).data, digest_size=16).digest()
+        return self._digests[tensor]
+
+    def _plan(self, graph: Graph, outputs: Sequence[Tensor]) -> Plan:
+        """The plan for `graph`; made once for equal outputs, as long as the graph stays what it is."""
+        known = self._prepared.get(graph)
+        wanted = tuple(outputs)
+        if known is None or known.plan.outputs != wanted or not self._same(known):
+            plan = self._planned(graph, wanted)
+            self._prepared[graph] = self._made(plan)
+            return plan
+        return known.plan
+
+    def _same(self, known: Prepared) -> bool:
+        """Whether its graph is still what was planned."""
+        return known.seen.shows(known.plan.graph)
+
+    def _planned(self, graph: Graph, wanted: tuple[Tensor, ...]) -> Plan:
+        tensors = graph.tensors()
+        index = {t: i for i, t in enumerate(tensors)}
+        made = set(graph.nodes)
+        roles: dict[Tensor, Role] = {
+            t: self._roles.get(t, "input") for t in tensors if t.view_src is None and t not in made
+        }
+        parts = tuple(
+            (
+                t.op,
+                t.op_params,
+                t.type.id,
+                t.ne,
+                t.nb,
+                t.view_offs,
+                t.flags & FLAG_COMPUTE,
+                t.view_src and index[t.view_src],
+                tuple(None if s is None else index[s] for s in t.src),
+                t in made,
+                roles.get(t),
+                self._digest(t) if roles.get(t) == "weight" else None,
+            )
+            for t in tensors
+        )
+        return Plan(graph, tensors, index, roles, wanted, (parts, tuple(index[t] for t in wanted)))
+
+    def close(self) -> None:
+        """Let the session's programs go; the backend keeps those used last."""
+        self._programs.clear()
+        self._prepared.clear()
+        self._latest.clear()

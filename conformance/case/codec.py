@@ -1,0 +1,443 @@
+"""A case as one JSON document and its named byte arrays: the form it has in a file and between processes.
+
+The document, defaults left out (`[a]` is a list, an index counts the list named beside it):
+
+    {"version": 1, "id": str, "family": str, "params": {}, "seed": int, "generator": int, "tolerance": {name: number},
+     "provenance": {}, "demands": {},
+     "persistent": [tensor],
+     "recipes": [{"persistent": index, "stream": str, "tensor": str, "draw": str, "a": number, "b": number,
+                  "shared": int, "sha256": str}],
+     "placement": [{"persistent": index, "buffer": int, "usage": str}],
+     "steps": [{"tensors": [tensor], "nodes": [tensors], "inputs": [tensors], "outputs": [tensors],
+                "expected": [tensors], "expected_persistent": [persistent], "note": any}]}
+
+    tensor = {"type": str, "ne": [1 to 4 int], "nb": [4 int], "op": str, "op_params": [up to 16 int32],
+              "src": [tensors or null], "view_src": tensors, "view_offs": int, "flags": int, "name": str}
+             or, in a step, {"persistent": index}
+
+`ne` leaves out trailing ones and `op_params` trailing zeros; `nb` stands only where the strides are not those of
+`ggml_new_tensor`; `nodes` only where it is not every tensor whose op is not NONE, in order. A tensor's `src` and
+`view_src` stand before it, so no document can describe a cycle; only a CPY may name itself, as `ggml_cast` does.
+
+Byte arrays are named by where they belong: `p3` the bytes of persistent[3] before the first step, unless a recipe
+(`recipe.Recipe`) makes them, which must give bytes of that digest; and in step k of tensor j or persistent i
+`s{k}/i{j}` an input, `s{k}/e{j}` an expected value, `s{k}/c{i}` an expected cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, TypeVar
+
+from conformance.ggml.errors import CaseFileError, GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.names import OPS
+from conformance.ggml.placement import dump_placement, load_placement
+from conformance.ggml.tensor import MAX_DIMS, MAX_OP_PARAMS, MAX_SRC, ZERO_PARAMS, Bytes, Dims, Tensor, contiguous_nb
+from conformance.ggml.types import TYPES
+
+from .case import JSON, Case, Step
+from .recipe import MAX_BYTES
+from .recipe_codec import dump_recipe, load_recipes
+from .strictjson import Memory
+
+VERSION = 1
+"""Of the document's form. A reader refuses any other."""
+
+_ONES = (1,) * MAX_DIMS
+_I32 = (-(2**31), 2**31 - 1)
+_SIZE = (0, 2**63 - 1)
+_INT = (-(2**63), 2**64 - 1)
+_OPS = {op: op for op in OPS}  # so that a case holds one string per op, not one per node
+_TENSOR = frozenset({"type", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "flags", "name"})
+_STEP = frozenset({"tensors", "nodes", "inputs", "outputs", "expected", "expected_persistent", "note"})
+_CASE: dict[str, tuple[type, Any]] = {
+    "id": (str, ""),
+    "family": (str, ""),
+    "params": (dict, {}),
+    "seed": (int, 0),
+    "generator": (int, 1),
+    "tolerance": (dict, {}),
+    "provenance": (dict, {}),
+    "demands": (dict, {}),
+}
+"""Field of a case -> its JSON type and the default that a document leaves out."""
+
+_HEAD = frozenset({*_CASE, "version", "persistent", "recipes", "placement"})
+
+T = TypeVar("T")
+
+
+def dump(case: Case) -> tuple[JSON, dict[str, Bytes]]:
+    """`case` as a document and its byte arrays, which are the case's own, not copies.
+
+    Raises:
+        GraphError: a graph is cyclic, or an input, output or expected value is no tensor of its step.
+    """
+    doc: dict[str, JSON] = {"version": VERSION}
+    for key, (_, default) in _CASE.items():
+        value = getattr(case, key)
+        if value != default or key == "id":
+            doc[key] = value
+    blobs: dict[str, Bytes] = {}
+    recipes: list[JSON] = []
+    places = {t: i for i, t in enumerate(case.persistent)}
+    for i, (t, data) in enumerate(case.persistent.items()):
+        if t.src or t.view_src is not None:
+            raise GraphError(f"persistent[{i}]: {t} must be a leaf that owns its bytes")
+        entry = dump_recipe(case.recipes[t], i, t, data) if t in case.recipes else None
+        if entry is None:
+            blobs[f"p{i}"] = data
+        else:
+            recipes.append(entry)
+    if recipes:
+        doc["recipes"] = recipes
+    if case.placement:
+        if not case.placement.keys() <= places.keys():
+            raise GraphError("placement: of persistent tensors expected, one is of another tensor")
+        doc["placement"] = dump_placement(case.placement, places)
+    doc["persistent"] = [_dump_tensor(t, {}) for t in case.persistent]
+    doc["steps"] = [_dump_step(k, step, places, blobs) for k, step in enumerate(case.steps)]
+    return doc, blobs
+
+
+def load(doc: JSON, blobs: Mapping[str, Bytes], *, validate: bool = True) -> Case:
+    """The case that `dump` gave this form; each persistent tensor is one object in every step.
+
+    Args:
+        doc: the document, as `json.loads` gives it; trusted in nothing.
+        blobs: name -> one-dimensional uint8 array; the case keeps these arrays.
+        validate: also check every graph rule and every size (`Case.validate`); leave it out only where the sender is
+            this program.
+
+    Raises:
+        CaseFileError: names the field and what is wrong with it.
+    """
+    doc = _object(doc, "document")
+    case = load_head({key: value for key, value in doc.items() if key != "steps"}, blobs)
+    for k, entry in enumerate(_list(doc.get("steps", []), "steps")):
+        case.steps.append(load_step(k, entry, case, blobs))
+    if validate:
+        check(case)
+    return case
+
+
+def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = None) -> Case:
+    """A case without its steps, from a document without `steps`; not validated.
+
+    Args:
+        doc: the document.
+        blobs: name -> bytes.
+        memory: what recipes may still take; `recipe.MAX_BYTES` where it is left out.
+
+    Raises:
+        CaseFileError: as `load`.
+    """
+    doc = _object(doc, "document")
+    version = doc.get("version")
+    if version != VERSION or isinstance(version, bool):
+        raise CaseFileError(
+            "version", f"{VERSION} expected, {_shown(version)} found: read it with the release it needs"
+        )
+    _no_more(doc, _HEAD, "document")
+    head: dict[str, Any] = {
+        key: _typed(doc.get(key, default.copy() if kind is dict else default), kind, key)
+        for key, (kind, default) in _CASE.items()
+    }
+    if not head["id"]:
+        raise CaseFileError("id", "text family/params@seed expected, nothing found")
+    for key in ("seed", "generator"):
+        _int(head[key], _INT, key)
+    for key, value in head["tolerance"].items():
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            raise CaseFileError(f"tolerance.{_shown(key)}", f"a non-negative number expected, {_shown(value)} found")
+    entries = _list(doc.get("persistent", []), "persistent")
+    tensors = [_load_tensor(entry, [], f"persistent[{i}]") for i, entry in enumerate(entries)]
+    memory = Memory(MAX_BYTES, 0) if memory is None else memory
+    made = load_recipes(_list(doc.get("recipes", []), "recipes"), tensors, memory)
+    persistent = {
+        t: made[t][1] if t in made else _blob(blobs, f"p{i}", f"persistent[{i}]") for i, t in enumerate(tensors)
+    }
+    head["placement"] = load_placement(_list(doc.get("placement", []), "placement"), tensors)
+    return Case(persistent=persistent, steps=[], recipes={t: recipe for t, (recipe, _) in made.items()}, **head)
+
+
+def load_step(k: int, entry: JSON, case: Case, blobs: Mapping[str, Bytes]) -> Step:
+    """Step `k` of `case` from its entry in `steps`; not validated.
+
+    Raises:
+        CaseFileError: as `load`.
+    """
+    where = f"steps[{k}]"
+    entry = _object(entry, where)
+    _no_more(entry, _STEP, where)
+    held = list(case.persistent)
+    graph, tensors = _load_graph(entry, held, where + ".")
+
+    def values(field: str, letter: str, among: Sequence[Tensor]) -> dict[Tensor, Bytes]:
+        places = _indices(entry.get(field, []), len(among), f"{where}.{field}")
+        return {among[j]: _blob(blobs, f"s{k}/{letter}{j}", f"{where}.{field}") for j in places}
+
+    return Step(
+        graph=graph,
+        inputs=values("inputs", "i", tensors),
+        outputs=tuple(tensors[j] for j in _indices(entry.get("outputs", []), len(tensors), f"{where}.outputs")),
+        expected={**values("expected", "e", tensors), **values("expected_persistent", "c", held)},
+        note=entry.get("note"),
+    )
+
+
+def check(case: Case) -> None:
+    """`Case.validate`, its errors as those of a case file.
+
+    Raises:
+        CaseFileError: names the step or the part of it, and the rule.
+    """
+    try:
+        case.validate()
+    except GraphError as e:
+        where, _, message = str(e).partition(": ")  # every message of Case.validate opens with its field
+        # names are a stranger's: one printable line, of no more than a few
+        raise CaseFileError(where, "".join(c if c.isprintable() else "\ufffd" for c in message[:1000])) from None
+
+
+def dump_graph(graph: Graph) -> JSON:
+    """A graph alone: `{"tensors": [tensor], "nodes": [index]}`, its leaves without bytes.
+
+    Raises:
+        GraphError: the graph is cyclic.
+    """
+    entry, _ = _dump_graph(graph, {})
+    return entry
+
+
+def load_graph(doc: JSON) -> Graph:
+    """The graph that `dump_graph` gave this form, not validated.
+
+    Raises:
+        CaseFileError: names the field and what is wrong with it.
+    """
+    doc = _object(doc, "graph")
+    _no_more(doc, {"tensors", "nodes"}, "graph")
+    return _load_graph(doc, [], "")[0]
+
+
+def _dump_tensor(t: Tensor, index: Mapping[Tensor, int]) -> dict[str, JSON]:
+    ne = list(t.ne)
+    while len(ne) > 1 and ne[-1] == 1:
+        ne.pop()
+    out: dict[str, JSON] = {"type": t.type.name, "ne": ne}
+    if t.ne[0] % t.type.blck_size or t.nb != contiguous_nb(t.type, t.ne):
+        out["nb"] = list(t.nb)
+    if t.op != "NONE":
+        out["op"] = t.op
+    if t.op_params != ZERO_PARAMS:
+        params = list(t.op_params)
+        while params and params[-1] == 0:
+            params.pop()
+        out["op_params"] = params
+    if t.src:
+        out["src"] = [None if s is None else index[s] for s in t.src]
+    if t.view_src is not None:
+        out["view_src"] = index[t.view_src]
+    if t.view_offs:
+        out["view_offs"] = t.view_offs
+    if t.flags:
+        out["flags"] = t.flags
+    if t.name:
+        out["name"] = t.name
+    return out
+
+
+def _dump_graph(graph: Graph, places: Mapping[Tensor, int]) -> tuple[dict[str, JSON], dict[Tensor, int]]:
+    tensors = graph.tensors()
+    index = {t: j for j, t in enumerate(tensors)}
+    entry: dict[str, JSON] = {
+        "tensors": [{"persistent": places[t]} if t in places else _dump_tensor(t, index) for t in tensors]
+    }
+    nodes = [index[n] for n in graph.nodes]
+    if nodes != [j for j, t in enumerate(tensors) if t.op != "NONE"]:
+        entry["nodes"] = nodes
+    return entry, index
+
+
+def _dump_step(k: int, step: Step, places: Mapping[Tensor, int], blobs: dict[str, Bytes]) -> dict[str, JSON]:
+    entry, index = _dump_graph(step.graph, places)
+
+    def put(field: str, letter: str, values: Mapping[Tensor, Bytes], ids: Mapping[Tensor, int]) -> None:
+        found: dict[int, Bytes] = {}
+        for t, data in values.items():
+            if t not in ids:
+                raise GraphError(f"steps[{k}]: {field}: {t} is no tensor of the step")
+            found[ids[t]] = data
+        if found:
+            entry[field] = sorted(found)  # whatever the order of the case's dict: the same case, the same document
+            blobs.update((f"s{k}/{letter}{j}", found[j]) for j in sorted(found))
+
+    put("inputs", "i", step.inputs, index)
+    if step.outputs:
+        if any(t not in index for t in step.outputs):
+            raise GraphError(f"steps[{k}]: outputs: a tensor is not of the step's graph")
+        entry["outputs"] = [index[t] for t in step.outputs]
+    put("expected", "e", {t: d for t, d in step.expected.items() if t not in places}, index)
+    put("expected_persistent", "c", {t: d for t, d in step.expected.items() if t in places}, places)
+    if step.note is not None:
+        entry["note"] = step.note
+    return entry
+
+
+def _load_graph(entry: Mapping[str, JSON], held: Sequence[Tensor], where: str) -> tuple[Graph, list[Tensor]]:
+    tensors: list[Tensor] = []
+    used: set[int] = set()
+    for j, t in enumerate(_list(entry.get("tensors", []), f"{where}tensors")):
+        if type(t) is dict and "persistent" in t:
+            at = f"{where}tensors[{j}]"
+            _no_more(t, {"persistent"}, at)
+            i = _int(t["persistent"], (0, len(held) - 1), f"{at}.persistent")
+            if i in used:
+                raise CaseFileError(f"{at}.persistent", f"persistent[{i}] stands twice in this graph")
+            used.add(i)
+            tensors.append(held[i])
+        else:
+            tensors.append(_load_tensor(t, tensors, f"{where}tensors[{j}]"))
+    if "nodes" in entry:
+        nodes = [tensors[j] for j in _indices(entry["nodes"], len(tensors), f"{where}nodes")]
+    else:
+        nodes = [t for t in tensors if t.op != "NONE"]
+    return Graph(nodes), tensors
+
+
+def _load_tensor(entry: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
+    entry = _object(entry, where)
+    if not entry.keys() <= _TENSOR:
+        _no_more(entry, _TENSOR, where)
+    name = entry.get("type")
+    type_ = TYPES.get(name) if type(name) is str else None
+    if type_ is None:
+        raise CaseFileError(f"{where}.type", f"one of {', '.join(TYPES)} expected, {_shown(name)} found")
+    ne = _ints(entry.get("ne"), 1, MAX_DIMS, _SIZE, where, "ne")
+    full: Dims = (*ne, *_ONES[len(ne) :])  # type: ignore[assignment]  # the length is four by arithmetic
+    name = entry.get("op", "NONE")
+    op = _OPS.get(name) if type(name) is str else None
+    if op is None:
+        raise CaseFileError(f"{where}.op", f"the name of a ggml op expected, {_shown(name)} found")
+    t = Tensor(type_, full, (0, 0, 0, 0), op)
+    if "nb" in entry:
+        t.nb = _ints(entry["nb"], MAX_DIMS, MAX_DIMS, _SIZE, where, "nb")  # type: ignore[assignment]  # four
+    elif full[0] % type_.blck_size:
+        raise CaseFileError(
+            f"{where}.ne", f"ne[0] must be a multiple of {type_}'s block of {type_.blck_size}: {full[0]}"
+        )
+    else:
+        t.nb = contiguous_nb(type_, full)
+    if "op_params" in entry:
+        params = _ints(entry["op_params"], 0, MAX_OP_PARAMS, _I32, where, "op_params")
+        t.op_params = (*params, *ZERO_PARAMS[len(params) :])
+    if "src" in entry:
+        src = _list(entry["src"], f"{where}.src")
+        if len(src) > MAX_SRC:
+            raise CaseFileError(f"{where}.src", f"at most {MAX_SRC} expected, {len(src)} found")
+        own = len(earlier) if op == "CPY" else -1
+        t.src = tuple(
+            None if s is None else t if s == own and type(s) is int else _earlier(s, earlier, f"{where}.src[{i}]")
+            for i, s in enumerate(src)
+        )
+    if "view_src" in entry:
+        t.view_src = _earlier(entry["view_src"], earlier, f"{where}.view_src")
+    if "view_offs" in entry:
+        t.view_offs = _int(entry["view_offs"], _SIZE, f"{where}.view_offs")
+    if "flags" in entry:
+        t.flags = _int(entry["flags"], _I32, f"{where}.flags")
+    if "name" in entry:
+        t.name = _text(entry["name"], f"{where}.name")
+    return t
+
+
+def _shown(value: JSON) -> str:
+    """A stranger's value in a message: short, on one line, printable everywhere."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, str):
+        return ascii(value[:40]) + ("…" if len(value) > 40 else "")
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    return repr(value)
+
+
+def _typed(value: JSON, kind: type[T], where: str) -> T:
+    if type(value) is not kind:
+        words = {dict: "an object", list: "a list", str: "text", int: "an integer"}
+        raise CaseFileError(where, f"{words[kind]} expected, {_shown(value)} found")
+    if kind is str:
+        _text(value, where)
+    return value
+
+
+def _object(value: JSON, where: str) -> dict[str, JSON]:
+    return _typed(value, dict, where)
+
+
+def _list(value: JSON, where: str) -> list[JSON]:
+    return _typed(value, list, where)
+
+
+def _text(value: JSON, where: str) -> str:
+    """Text that UTF-8 can hold: JSON can smuggle in half of a surrogate pair."""
+    if type(value) is not str:
+        raise CaseFileError(where, f"text expected, {_shown(value)} found")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise CaseFileError(where, f"text in Unicode expected, a lone surrogate found in {_shown(value)}") from None
+    return value
+
+
+def _int(value: JSON, limits: tuple[int, int], where: str) -> int:
+    if type(value) is not int or not limits[0] <= value <= limits[1]:
+        raise CaseFileError(where, f"an integer from {limits[0]} to {limits[1]} expected, {_shown(value)} found")
+    return value
+
+
+def _ints(value: JSON, least: int, most: int, limits: tuple[int, int], where: str, field: str) -> tuple[int, ...]:
+    if type(value) is not list or not least <= len(value) <= most:
+        count = f"{least}" if least == most else f"{least} to {most}"
+        raise CaseFileError(f"{where}.{field}", f"a list of {count} integers expected, {_shown(value)} found")
+    low, high = limits
+    for i, v in enumerate(value):
+        if type(v) is not int or not low <= v <= high:
+            _int(v, limits, f"{where}.{field}[{i}]")
+    return tuple(value)
+
+
+def _indices(value: JSON, count: int, where: str) -> list[int]:
+    places = [_int(j, (0, count - 1), f"{where}[{i}]") for i, j in enumerate(_list(value, where))]
+    if len(set(places)) != len(places):
+        raise CaseFileError(where, "an index stands twice")
+    return places
+
+
+def _earlier(value: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
+    if type(value) is not int or not 0 <= value < len(earlier):
+        raise CaseFileError(
+            where, f"the index of one of the {len(earlier)} tensors before it expected, {_shown(value)} found"
+        )
+    return earlier[value]
+
+
+def _blob(blobs: Mapping[str, Bytes], name: str, where: str) -> Bytes:
+    try:
+        return blobs[name]
+    except KeyError:
+        raise CaseFileError(where, f"its bytes {name!r} are missing") from None
+
+
+def _no_more(value: Mapping[str, JSON], known: AbstractSet[str], where: str) -> None:
+    for key in value:
+        if key not in known:
+            raise CaseFileError(f"{where}.{_shown(key)}", f"unknown; one of {', '.join(sorted(known))} expected")

@@ -1,0 +1,134 @@
+"""What a case may demand of a witness: the grammar. Whether a witness meets it is `run.demands`' business.
+
+    {"compiles": "<=2", "kernels": ["RMS"], "state": "fused", "views": {"gather": 0}}
+    {"openvino-*": {"compiles": "<=2"}, "ggml*": {"device": "CPU*"}}
+
+A key is a field of a witness, or a glob over backends (as the user names them, `name?option=value`) with demands of
+its own: those it does not match are not asked. Where several demands stand, all must be met.
+
+| field holds | a demand of it |
+|---|---|
+| a number | the number, or text `<=n`, `>=n`, `==n` |
+| text | the text, `*` and `?` as in a glob |
+| counts by name | a list of names that must be there, or an object name -> demand of a number (0 where it is absent) |
+| lines | a list of globs, each of which some line must match |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from conformance.ggml.errors import GraphError
+
+Kind = Literal["number", "text", "counts", "lines"]
+
+FIELDS: dict[str, Kind] = {
+    "device": "text", "path": "text", "stage": "text", "template": "text", "state": "text",
+    "nodes": "number", "compiles": "number", "cache_hits": "number", "splits": "number", "copies": "number",
+    "peak_compile_bytes": "number",
+    "bytes": "counts", "kernels": "counts", "symbols": "counts", "views": "counts",
+    "notes": "lines",
+}  # fmt: skip
+"""Field of a witness -> what it holds."""
+
+COMPARISON = re.compile(r"(<=|>=|==)(\d{1,18})")
+_LONGEST = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One demand of one field."""
+
+    backends: str
+    """A glob over backends; `*` where the demand is of all."""
+    field: str
+    entry: str | None
+    """Which of the field's counts must be so; None for the field itself."""
+    what: Any
+    """A number, a text, or a list of them, as the table above says."""
+
+    def __str__(self) -> str:
+        asked = "with " + ", ".join(self.what) if isinstance(self.what, list) else f"{self.what}"
+        return f"{self.field}{'' if self.entry is None else f'[{self.entry}]'} {asked}"
+
+
+def parse(demands: Mapping[str, Any]) -> list[Demand]:
+    """Every single demand of a case's `demands`.
+
+    Raises:
+        GraphError: one has another form; the message opens with its field.
+    """
+    found: list[Demand] = []
+    for key, value in demands.items():
+        if key in FIELDS:
+            found += _of_field("*", key, value, f"demands.{key}")
+        elif isinstance(value, dict) and 0 < len(key) <= _LONGEST:
+            for name, inner in value.items():
+                where = f"demands.{_shown(key)}.{_shown(name)}"
+                if name not in FIELDS:
+                    raise GraphError(f"{where}: a field of a witness expected, one of {', '.join(FIELDS)}")
+                found += _of_field(key, name, inner, where)
+        else:
+            raise GraphError(
+                f"demands.{_shown(key)}: a field of a witness expected ({', '.join(FIELDS)}), "
+                "or a glob over backends with an object of such fields"
+            )
+    return found
+
+
+def _of_field(backends: str, name: str, value: Any, where: str) -> Iterator[Demand]:  # noqa: ANN401  # JSON
+    kind = FIELDS[name]
+    if kind == "counts" and isinstance(value, dict):
+        for entry, number in value.items():
+            _expect(_is_number(number), f"{where}.{_shown(entry)}", "number", number)
+            yield Demand(backends, name, entry, number)
+        return
+    _expect(_FORMS[kind](value), where, kind, value)
+    yield Demand(backends, name, None, value)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return COMPARISON.fullmatch(value) is not None
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_text(x) for x in value)
+
+
+_FORMS: dict[Kind, Callable[[object], bool]] = {
+    "number": _is_number,
+    "text": _is_text,
+    "counts": _is_names,
+    "lines": _is_names,
+}
+_WORDS: dict[Kind, str] = {
+    "number": "a number, or text such as '<=2', '>=1' or '==0'",
+    "text": "text",
+    "counts": "a list of names, or an object of numbers by name",
+    "lines": "a list of globs",
+}
+
+
+def _expect(ok: bool, where: str, kind: Kind, value: object) -> None:
+    if not ok:
+        raise GraphError(f"{where}: {_WORDS[kind]} expected, {_shown(value)} found")
+
+
+def _shown(value: object) -> str:
+    """A stranger's value in a message: short, printable, and without the separator of our messages."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
+    if isinstance(value, str):
+        return value if re.fullmatch(r"[A-Za-z0-9_*?=-]{1,40}", value) else ascii(value[:40]).replace(":", "\\x3a")
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)

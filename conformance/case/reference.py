@@ -1,0 +1,137 @@
+"""Weights that stay in the model file they came from: a case file then names the file and has a digest of each.
+
+`references` in a case's document, beside `blobs` and gone before `codec` sees it:
+
+    [{"persistent": index, "file": name, "offset": int, "size": int, "sha256": str}]
+
+A stranger's case file may name a file, never a place: `name` has no folder in it, and is looked for beside the case
+file and in the folders that the user gives. Its bytes are used only where their digest is right, so that a case file
+learns nothing of a file it does not already know, and a model that has changed is an error, not another model.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance.ggml.errors import CaseFileError
+from conformance.ggml.tensor import Bytes, Tensor
+
+FOLDERS = "CONFORMANCE_MODELS"
+"""Environment variable: folders of model files, joined as in PATH."""
+_FIELDS: dict[str, type] = {"persistent": int, "file": str, "offset": int, "size": int, "sha256": str}
+_LONGEST = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Where the bytes of a persistent tensor lie."""
+
+    file: str
+    """Name of the model file, without folders."""
+    offset: int
+    """Of the first byte, from the start of the file."""
+    folder: Path | None = field(default=None, compare=False)
+    """Where the file was found on this machine; never written."""
+
+
+def link_models(references: Iterable[Reference], folder: Path) -> None:
+    """Put a symbolic link to each model beside a case file in `folder`, so that the case file can be read there.
+
+    Where a file of that name is there already, or no link can be made, nothing is done: reading says what it lacks.
+    """
+    for name, place in {r.file: r.folder for r in references if r.folder is not None}.items():
+        link = folder / name
+        if not link.exists():
+            with suppress(OSError):
+                link.unlink(missing_ok=True)  # a link to what is gone
+                link.symlink_to((place / name).resolve())
+
+
+def dump_references(
+    tensors: Iterable[Tensor], references: Mapping[Tensor, Reference], blobs: dict[str, Bytes]
+) -> list[dict[str, Any]]:
+    """Entries for the persistent `tensors` that have a reference; their `p{i}` are taken out of `blobs`."""
+    entries = []
+    for i, t in enumerate(tensors):
+        data = blobs.get(f"p{i}")
+        if t in references and data is not None and data.nbytes:
+            r = references[t]
+            digest = sha256(data.data).hexdigest()
+            entries.append({"persistent": i, "file": r.file, "offset": r.offset, "size": data.nbytes, "sha256": digest})
+            del blobs[f"p{i}"]
+    return entries
+
+
+def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str, Bytes], dict[int, Reference]]:
+    """The bytes that `entries` name, as `p{i}` -> read-only views of mapped files, and the references by number.
+
+    Args:
+        entries: of a case's document; trusted in nothing.
+        folders: where model files are looked for, first to last, before those of the environment.
+
+    Raises:
+        CaseFileError: an entry is malformed, a file is absent or too small, or holds other bytes than were saved.
+    """
+    if not isinstance(entries, list):
+        raise CaseFileError("references", "a list expected, something else found")
+    found: dict[str, Bytes] = {}
+    references: dict[int, Reference] = {}
+    files: dict[str, Bytes] = {}
+    places: dict[str, Path] = {}
+    left: dict[str, int] = {}
+    for k, entry in enumerate(entries):
+        where = f"references[{k}]"
+        _check(entry, where)
+        i, name, offset, size = entry["persistent"], entry["file"], entry["offset"], entry["size"]
+        if i in references:
+            raise CaseFileError(f"{where}.persistent", f"persistent[{i}] has a reference already")
+        if name not in files:
+            files[name], places[name] = _mapped(name, folders, f"{where}.file")
+            left[name] = files[name].nbytes
+        left[name] -= size  # so that no file is read more than once
+        if offset + size > files[name].nbytes or left[name] < 0:
+            raise CaseFileError(where, f"{size} bytes from {offset} on expected, {name!a} has {files[name].nbytes}")
+        data = files[name][offset : offset + size]
+        if sha256(data.data).hexdigest() != entry["sha256"]:
+            raise CaseFileError(
+                f"{where}.sha256", f"{name!a} is not the model that was recorded: bytes from {offset} on are others"
+            )
+        found[f"p{i}"], references[i] = data, Reference(name, offset, places[name])
+    return found, references
+
+
+def _check(entry: object, where: str) -> None:
+    if not isinstance(entry, dict) or entry.keys() != _FIELDS.keys():
+        raise CaseFileError(where, f"an object of {', '.join(_FIELDS)} expected, something else found")
+    for key, kind in _FIELDS.items():
+        if type(entry[key]) is not kind or (kind is int and not 0 <= entry[key] < 2**63):
+            raise CaseFileError(f"{where}.{key}", f"{'text' if kind is str else 'a whole number'} expected")
+    name = entry["file"]
+    plain = name.isprintable() and not set(name) & set('/\\:"<>|?*') and not name.startswith(".")
+    if not plain or not 0 < len(name) <= _LONGEST:
+        raise CaseFileError(f"{where}.file", f"the name of a file without folders expected, {name[:40]!a} found")
+    if not entry["size"]:
+        raise CaseFileError(f"{where}.size", "at least one byte expected, none found")
+
+
+def _mapped(name: str, folders: Sequence[Path], where: str) -> tuple[Bytes, Path]:
+    extra = [Path(f) for f in os.environ.get(FOLDERS, "").split(os.pathsep) if f]
+    for folder in (*folders, *extra):
+        path = folder / name
+        try:
+            if stat.S_ISREG(path.stat().st_mode):
+                return np.asarray(np.memmap(path, np.uint8, "r")).view(np.ndarray), folder
+        except (OSError, ValueError):  # not there; ValueError: it is empty
+            continue
+    raise CaseFileError(
+        where, f"{name!a} is not there: put the model beside the case file, or name its folder in {FOLDERS}"
+    )

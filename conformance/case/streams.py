@@ -1,0 +1,132 @@
+"""Random numbers that are the same bytes on any machine, Python and NumPy: one stream per (case id, tensor name).
+
+A stream is SplitMix64 (Steele, Lea, Flood 2014: `mix(key + i * golden)`) keyed by BLAKE2b of the two texts. It is a
+function of a counter, so no state outlives a draw and no library's choice of algorithm enters. Everything above the
+64-bit words is integer arithmetic or one correctly rounded IEEE operation per step: no libm, no fused multiply-add.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.ggml.errors import UsageError
+
+F32Array = NDArray[np.float32]
+Words = NDArray[np.uint64]
+
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_PAIRS = np.uint64(0x0000FFFF0000FFFF)
+_S16, _S27, _S30, _S31 = (np.uint64(s) for s in (16, 27, 30, 31))
+_MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+_TABLE = 1 << 14
+_COUNTER: Words = np.arange(1, _TABLE + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+"""`i * golden` for the first counters: most tensors need no more."""
+
+_IRWIN_HALL_MEAN = np.float32(131070.0)
+_IRWIN_HALL_UNIT = np.float32(1.0 / 37837.22537)
+"""Of a sum of four 16-bit integers: mean `4 * 65535 / 2`, and 1 / deviation: `1 / sqrt(4 * (2**32 - 1) / 12)`."""
+
+
+class Stream:
+    """The random words of one tensor of one case; each draw goes on where the last one ended."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, case: str, tensor: str = "") -> None:
+        digest = hashlib.blake2b(f"{len(case)} {case} {tensor}".encode(), digest_size=8).digest()
+        self._key: int = struct.unpack("<Q", digest)[0]
+
+    def words(self, n: int) -> Words:
+        """`n` uniform 64-bit words."""
+        counter = _COUNTER[:n] if n <= _TABLE else np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+        x = counter + np.uint64(self._key)
+        self._key = (self._key + n * _GOLDEN) & _MASK
+        x ^= x >> _S30
+        x *= _MIX1
+        x ^= x >> _S27
+        x *= _MIX2
+        x ^= x >> _S31
+        return x
+
+    def words32(self, n: int) -> NDArray[np.uint32]:
+        """`n` uniform 32-bit words, the low half of each 64-bit word first."""
+        return self.words((n + 1) // 2).astype("<u8", copy=False).view("<u4")[:n]
+
+    def bytes(self, n: int) -> NDArray[np.uint8]:
+        """`n` uniform bytes."""
+        return self.words((n + 7) // 8).astype("<u8", copy=False).view(np.uint8)[:n]
+
+    def unit(self, n: int) -> F32Array:
+        """`n` float32 in [0, 1), multiples of 2**-24."""
+        x: F32Array = (self.words32(n) >> np.uint32(8)).astype(np.float32)
+        x *= np.float32(2**-24)
+        return x
+
+    def uniform(self, n: int, lo: float, hi: float) -> F32Array:
+        """`n` float32 in [lo, hi]."""
+        x = self.unit(n)
+        x *= np.float32(hi - lo)
+        x += np.float32(lo)
+        return x
+
+    def normal(self, n: int, scale: float = 1.0, mean: float = 0.0) -> F32Array:
+        """`n` float32, bell-shaped with standard deviation `scale`: Irwin-Hall of four, so within 3.47 `scale`."""
+        x = self.words(n).astype("<u8", copy=False)
+        pairs = (x & _PAIRS) + ((x >> _S16) & _PAIRS)
+        halves = pairs.view("<u4").reshape(n, 2)
+        out: F32Array = (halves[:, 0] + halves[:, 1]).astype(np.float32)
+        out -= _IRWIN_HALL_MEAN
+        out *= _IRWIN_HALL_UNIT
+        if scale != 1.0:
+            out *= np.float32(scale)
+        if mean != 0.0:
+            out += np.float32(mean)
+        return out
+
+    def away_from_zero(self, n: int, lo: float, hi: float) -> F32Array:
+        """`n` float32 of either sign with magnitude in [lo, hi]: divisors."""
+        x = self.words32(n)
+        out = (x >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+        out *= np.float32(hi - lo)
+        out += np.float32(lo)
+        np.negative(out, out=out, where=(x & np.uint32(1)).astype(np.bool_))
+        return out
+
+    def integers(self, n: int, lo: int, hi: int) -> NDArray[np.int64]:
+        """`n` integers in [lo, hi), by multiply and shift; `hi - lo` at most 2**32."""
+        if not 0 < hi - lo <= 2**32:
+            raise UsageError(f"integers: 0 < hi - lo <= 2**32 expected, lo={lo} and hi={hi} found")
+        x = self.words32(n).astype(np.uint64)
+        return ((x * np.uint64(hi - lo)) >> np.uint64(32)).astype(np.int64) + lo
+
+    def permutations(self, rows: int, n: int) -> NDArray[np.int64]:
+        """`rows` independent orders of 0..n-1, shape (rows, n)."""
+        return np.argsort(self.words(rows * n).reshape(rows, n), axis=1, kind="stable")
+
+    def distinct(self, rows: int, n: int, lo: float, hi: float) -> F32Array:
+        """Shape (rows, n) float32 in [lo, hi), no two equal in a row: neighbours differ by at least half a step."""
+        x = self.permutations(rows, n).astype(np.float32)
+        x += self.unit(rows * n).reshape(rows, n) * np.float32(0.5)
+        x *= np.float32((hi - lo) / n)
+        x += np.float32(lo)
+        return x
+
+    def choice(self, rows: int, n: int, k: int) -> NDArray[np.int64]:
+        """Shape (rows, k): in each row `k` distinct numbers of 0..n-1 in random order."""
+        if k > n:
+            raise UsageError(f"choice: {k} distinct numbers out of {n} asked for")
+        return self.permutations(rows, n)[:, :k]
+
+    def sprinkle(self, x: NDArray[Any], values: Sequence[float], every: int = 8) -> None:
+        """Write `values` in turn over about one in `every` elements of the flat array `x`, in place."""
+        count = max(min(len(values), x.size), x.size // every)
+        places = np.sort(self.permutations(1, x.size)[0, :count])
+        x[places] = np.resize(np.asarray(values, dtype=x.dtype), count)

@@ -1,1 +1,0 @@
-"""The ggml vocabulary: types, tensors, graphs, the builder, cases and case files. Imports nothing else of ours."""

@@ -1,0 +1,1 @@
+"""Every op of ggml: what its constructors make and assert."""

@@ -1,0 +1,210 @@
+"""Rules of the ops with a state: selective scans and linear attention, whose result is outputs and new states in one.
+
+What ggml's kernels take for granted of such an op, they do not look at: a type other than F32 or a token count that
+does not divide is read as if it were right. `runs` of these rules refuses it.
+"""
+
+from __future__ import annotations
+
+from conformance.ggml.tensor import Tensor, dims, is_contiguous, is_contiguous_rows, nelements, same_shape
+from conformance.ggml.types import F32, I32
+
+from .rules_base import (
+    Layout,
+    Rule,
+    all_f32,
+    check,
+    divides,
+    fresh,
+    is_matrix,
+    is_vector,
+    operand,
+    violated,
+)
+
+
+def _ssm_scan(t: Tensor) -> Layout:
+    """`ggml_ssm_scan`: `src` s, x, dt, A, B, C, ids; `op_params[0]` K, how many of the last states are kept.
+
+    s [d_state, head_dim, n_head, rows], x [head_dim, n_head, n_t, n_s], dt [n_head, n_t, n_s],
+    A [1 or d_state, n_head], B and C [d_state, n_group, n_t, n_s], ids I32 [n_s]: row of s that a sequence starts from.
+    Result: F32 [nelements(x) + K * d_state * head_dim * n_head * n_s], y and then the states, the latest first.
+    """
+    s, x, dt, a, b, c, ids = (operand(t, i) for i in range(7))
+    k = t.op_params[0]
+    check(
+        t,
+        (
+            (k >= 1, "K >= 1"),
+            (is_contiguous(s), "ggml_is_contiguous(s)"),
+            (is_contiguous(dt), "ggml_is_contiguous(dt)"),
+            (is_contiguous(a), "ggml_is_contiguous(A)"),
+            (x.nb[0] == x.type.type_size, "x->nb[0] == ggml_type_size(x->type)"),
+            (b.nb[0] == b.type.type_size, "B->nb[0] == ggml_type_size(B->type)"),
+            (c.nb[0] == c.type.type_size, "C->nb[0] == ggml_type_size(C->type)"),
+            (x.nb[1] == x.ne[0] * x.nb[0], "x->nb[1] == x->ne[0]*x->nb[0]"),
+            (b.nb[1] == b.ne[0] * b.nb[0], "B->nb[1] == B->ne[0]*B->nb[0]"),
+            (c.nb[1] == c.ne[0] * c.nb[0], "C->nb[1] == C->ne[0]*C->nb[0]"),
+            (same_shape(b, c), "ggml_are_same_shape(B, C)"),
+            (ids.type is I32, "ids->type == GGML_TYPE_I32"),
+            (dt.ne[0] == x.ne[1], "dt->ne[0] == n_head"),
+            (dt.ne[1] == x.ne[2], "dt->ne[1] == n_seq_tokens"),
+            (dt.ne[2] == x.ne[3], "dt->ne[2] == n_seqs"),
+            (dt.ne[3] == 1, "ggml_is_3d(dt)"),
+            (s.ne[1] == x.ne[0], "s->ne[1] == head_dim"),
+            (s.ne[2] == x.ne[1], "s->ne[2] == n_head"),
+            (b.ne[0] == s.ne[0], "B->ne[0] == d_state"),
+            (b.ne[2] == x.ne[2], "B->ne[2] == n_seq_tokens"),
+            (b.ne[3] == x.ne[3], "B->ne[3] == n_seqs"),
+            (ids.ne[0] == x.ne[3], "ids->ne[0] == n_seqs"),
+            (is_vector(ids), "ggml_is_vector(ids)"),
+            (a.ne[1] == x.ne[1], "A->ne[1] == n_head"),
+            (is_matrix(a), "ggml_is_matrix(A)"),
+        ),
+        K=k,
+    )
+    if a.ne[0] != 1:
+        check(t, ((a.ne[0] == s.ne[0], "A->ne[0] == d_state"), (k == 1, "K == 1")), K=k)
+    return fresh(F32, dims(nelements(x) + k * s.ne[0] * s.ne[1] * s.ne[2] * ids.ne[0]))
+
+
+def _ssm_scan_runs(t: Tensor) -> None:
+    all_f32(t, 6)
+    x, b, ids = operand(t, 1), operand(t, 4), operand(t, 6)
+    check(
+        t,
+        (
+            (divides(b.ne[1], x.ne[1]), "nh % ng == 0"),
+            (ids.nb[0] == ids.type.type_size, "src6->nb[0] == sizeof(int32_t)"),
+        ),
+    )
+
+
+def _dense(t: Tensor, names: str) -> None:
+    for i, name in enumerate(names.split()):
+        if not is_contiguous(operand(t, i)):
+            raise violated(t, f"ggml_is_contiguous({name})")
+
+
+def _alike(t: Tensor, k: Tensor, others: dict[str, Tensor], state: Tensor) -> Layout:
+    """Every one of `others` has `k`'s shape; result [S * H, n_tokens + S * n_seqs]: outputs, then states."""
+    s, h, n, n_seqs = k.ne[0], k.ne[1], k.ne[2], state.ne[1]
+    for name, x in others.items():
+        if x.ne[:3] != k.ne[:3]:
+            raise violated(t, f"{name}->ne[0] == S && {name}->ne[1] == H && {name}->ne[2] == n_tokens")
+    if nelements(state) != s * s * h * n_seqs:
+        raise violated(t, "ggml_nelements(state) == S * S * H * n_seqs")
+    return fresh(F32, dims(s * h, n + s * n_seqs))
+
+
+def _wkv6(t: Tensor) -> Layout:
+    """`ggml_rwkv_wkv6`: `src` k, v, r [S, H, n_tokens], tf [S, H], td as k, state [S * S * H, n_seqs]."""
+    _dense(t, "k v r tf td state")
+    k, v, r, _, td, state = (operand(t, i) for i in range(6))
+    return _alike(t, k, {"v": v, "r": r, "td": td}, state)
+
+
+def _wkv6_runs(t: Tensor) -> None:
+    _shared_runs(t, 6)
+    k, tf = operand(t), operand(t, 3)
+    check(t, ((nelements(tf) == k.ne[0] * k.ne[1], "ggml_nelements(tf) == S * H"),))
+
+
+def _wkv7(t: Tensor) -> Layout:
+    """`ggml_rwkv_wkv7`: `src` r, w, k, v, a, b [S, H, n_tokens], state [S * S * H, n_seqs]."""
+    _dense(t, "r w k v a b state")
+    _, w, k, v, a, b, state = (operand(t, i) for i in range(7))
+    return _alike(t, k, {"w": w, "v": v, "a": a, "b": b}, state)
+
+
+def _wkv7_runs(t: Tensor) -> None:
+    _shared_runs(t, 7)
+    r, k = operand(t), operand(t, 2)
+    check(t, ((same_shape(r, k), "ggml_are_same_shape(r, k)"),))
+
+
+def _gated_linear_attn(t: Tensor) -> Layout:
+    """`ggml_gated_linear_attn`: `src` k, v, q, g [S, H, n_tokens], state [S * S * H, n_seqs]; `op_params[0]` scale."""
+    _dense(t, "k v q g state")
+    k, v, q, g, state = (operand(t, i) for i in range(5))
+    return _alike(t, k, {"v": v, "q": q, "g": g}, state)
+
+
+def _shared_runs(t: Tensor, n: int) -> None:
+    """`n` src of float32, and tokens that share out evenly among the sequences: ggml divides one by the other twice."""
+    all_f32(t, n)
+    tokens, seqs = operand(t, 1).ne[2], operand(t, n - 1).ne[1]
+    check(
+        t,
+        (
+            (operand(t).ne[3] == 1, "ggml_is_3d(src[0])"),
+            (divides(seqs, tokens) and tokens >= seqs, "n_tokens % n_seqs == 0"),
+        ),
+    )
+
+
+def _gla_runs(t: Tensor) -> None:
+    _shared_runs(t, 5)
+
+
+def _gated_delta_net(t: Tensor) -> Layout:
+    """`ggml_gated_delta_net`: `src` q, k, v, g, beta, state; `op_params[0]` K, how many of the last states are kept.
+
+    v [S, H, n_t, n_s], q and k [S, heads, n_t, seqs] (repeated to v's), g [1 or S, H, n_t, n_s], beta
+    [1, H, n_t, n_s], state [S, S, H, n_s]. Result: F32 [S * H, n_t * n_s + K * S * n_s], outputs and then the states,
+    the latest first; with fewer tokens than K the rest of them is left as it was.
+    """
+    q, k, v, g, beta, state = (operand(t, i) for i in range(6))
+    for x, name in ((q, "q"), (k, "k"), (v, "v")):
+        if not is_contiguous_rows(x):
+            raise violated(t, f"ggml_is_contiguous_rows({name})")
+    for x, name in ((g, "g"), (beta, "beta"), (state, "state")):
+        if not is_contiguous(x):
+            raise violated(t, f"ggml_is_contiguous({name})")
+    for x, name in ((q, "q"), (k, "k"), (v, "v"), (g, "g"), (beta, "beta"), (state, "state")):
+        if x.type is not F32:
+            raise violated(t, f"{name}->type == GGML_TYPE_F32")
+    s, h, n_t, n_s = v.ne
+    kept = t.op_params[0]
+    check(
+        t,
+        (
+            (g.ne[0] in (1, s), "g->ne[0] == 1 || g->ne[0] == S_v"),
+            (beta.ne[0] == 1, "beta->ne[0] == 1"),
+            (state.ne[0] == s, "state->ne[0] == S_v"),
+            (state.ne[1] == s, "state->ne[1] == S_v"),
+            (state.ne[2] == h, "state->ne[2] == H"),
+            (state.ne[3] == n_s, "state->ne[3] == n_seqs"),
+            (kept >= 1, "K >= 1"),
+        ),
+        K=kept,
+    )
+    return fresh(F32, dims(s * h, n_t * n_s + kept * s * n_s))
+
+
+def _gated_delta_net_runs(t: Tensor) -> None:
+    """What `ggml_compute_forward_gated_delta_net_one_chunk` takes for granted: it would read past the end otherwise."""
+    q, k, v, g, beta = (operand(t, i) for i in range(5))
+    for x, name in ((q, "q"), (k, "k")):
+        check(
+            t,
+            (
+                (x.ne[0] == v.ne[0], f"{name}->ne[0] == S_v"),
+                (divides(x.ne[1], v.ne[1]), f"H % {name}->ne[1] == 0"),
+                (x.ne[2] == v.ne[2], f"{name}->ne[2] == n_tokens"),
+                (divides(x.ne[3], v.ne[3]), f"n_seqs % {name}->ne[3] == 0"),
+            ),
+        )
+    check(
+        t,
+        ((g.ne[1:] == v.ne[1:], "g holds H, n_tokens, n_seqs"), (beta.ne[1:] == v.ne[1:], "beta holds as many as g")),
+    )
+
+
+RECURRENT_RULES: dict[str, Rule] = {
+    "SSM_SCAN": Rule(_ssm_scan, 7, n_params=1, runs=_ssm_scan_runs),
+    "RWKV_WKV6": Rule(_wkv6, 6, runs=_wkv6_runs),
+    "RWKV_WKV7": Rule(_wkv7, 7, runs=_wkv7_runs),
+    "GATED_LINEAR_ATTN": Rule(_gated_linear_attn, 5, n_params=1, runs=_gla_runs),
+    "GATED_DELTA_NET": Rule(_gated_delta_net, 6, n_params=1, runs=_gated_delta_net_runs),
+}

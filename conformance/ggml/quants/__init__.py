@@ -1,0 +1,1 @@
+"""Values in and out of ggml's types, bit for bit."""

@@ -1,0 +1,254 @@
+"""Block types to float32: `to_float` of ggml's type_traits, bit for bit.
+
+Each function takes n blocks (`quants_blocks.BLOCK`) and gives (n, blck_size). Products and sums keep the order of the C
+code, one float32 rounding each. The grids of the IQ1, IQ2 and IQ3 types come from the `gguf` package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gguf.quants
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.ggml.types import (
+    IQ1_M,
+    IQ1_S,
+    IQ2_S,
+    IQ2_XS,
+    IQ2_XXS,
+    IQ3_S,
+    IQ3_XXS,
+    IQ4_NL,
+    IQ4_XS,
+    MXFP4,
+    NVFP4,
+    Q1_0,
+    Q2_0,
+    Q2_K,
+    Q3_K,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    Q8_1,
+    Q8_K,
+    TQ1_0,
+    TQ2_0,
+    GGMLType,
+)
+
+from .blocks import KVALUES_FP4, KVALUES_IQ4NL, UE4M3_HALF, Blocks, F32Array, as_bytes, e8m0_half, k4_scales, q3_scales
+
+Bits = NDArray[np.uint8]
+
+_SHIFT2 = np.array([[0], [2], [4], [6]], np.uint8)
+_BIT8 = np.arange(8, dtype=np.uint8)[:, None]
+_POW3 = np.array([[1], [3], [9], [27], [81]], np.uint8)
+
+
+def _f32(a: NDArray[Any]) -> F32Array:
+    return a.astype(np.float32)
+
+
+def _nibbles(qs: Bits, group: int) -> Bits:
+    """Each `group` bytes become their low nibbles, then their high nibbles: (n, bytes) to (n, 2 * bytes)."""
+    n, nbytes = qs.shape
+    qs = qs.reshape(n, nbytes // group, group)
+    q = np.empty((n, nbytes // group, 2, group), np.uint8)
+    np.bitwise_and(qs, 15, out=q[:, :, 0])
+    np.right_shift(qs, 4, out=q[:, :, 1])
+    return q.reshape(n, 2 * nbytes)
+
+
+def _crumbs(qs: Bits, group: int = 32) -> Bits:
+    """Each `group` bytes become four runs of 2-bit numbers, lowest bits first: (n, bytes) to (n, 4 * bytes)."""
+    n, nbytes = qs.shape
+    q = qs.reshape(n, nbytes // group, 1, group) >> _SHIFT2
+    q &= 3
+    return q.reshape(n, 4 * nbytes)
+
+
+def _bits(qh: Bits) -> Bits:
+    """Bit j of 32 bytes belongs to group j of 32 elements: (n, 32) to (n, 256)."""
+    q = qh[:, None, :] >> _BIT8
+    q &= 1
+    return q.reshape(len(qh), 256)
+
+
+def _scaled(q: F32Array, scale: F32Array, minus: F32Array | None = None) -> F32Array:
+    """`q * scale - minus` in place, each scale for as many neighbours as there are."""
+    n, groups = scale.shape
+    v = q.reshape(n, groups, -1)
+    v *= scale[:, :, None]
+    if minus is not None:
+        v -= minus[:, :, None]
+    return q
+
+
+def _q1_0(b: Blocks) -> F32Array:
+    d = _f32(b["d"])[:, None]
+    return np.where(np.unpackbits(b["qs"], axis=1, bitorder="little").view(np.bool_), d, -d)
+
+
+def _q2_0(b: Blocks) -> F32Array:
+    q = (b["qs"][:, :, None] >> _SHIFT2[:, 0] & 3).reshape(len(b), 64)
+    return (_f32(q) - np.float32(1)) * _f32(b["d"])[:, None]
+
+
+def _q4_0(b: Blocks) -> F32Array:
+    q = _f32(_nibbles(b["qs"], 16))
+    q -= 8
+    q *= _f32(b["d"])[:, None]
+    return q
+
+
+def _q4_1(b: Blocks) -> F32Array:
+    q = _f32(_nibbles(b["qs"], 16))
+    q *= _f32(b["d"])[:, None]
+    q += _f32(b["m"])[:, None]
+    return q
+
+
+def _five(b: Blocks) -> F32Array:
+    high = np.unpackbits(b["qh"], axis=1, bitorder="little")
+    high <<= 4
+    high |= _nibbles(b["qs"], 16)
+    return _f32(high)
+
+
+def _q5_0(b: Blocks) -> F32Array:
+    q = _five(b)
+    q -= 16
+    q *= _f32(b["d"])[:, None]
+    return q
+
+
+def _q5_1(b: Blocks) -> F32Array:
+    q = _five(b)
+    q *= _f32(b["d"])[:, None]
+    q += _f32(b["m"])[:, None]
+    return q
+
+
+def _q8(b: Blocks) -> F32Array:
+    q = _f32(b["qs"])
+    q *= _f32(b["d"])[:, None]
+    return q
+
+
+def _q2_k(b: Blocks) -> F32Array:
+    scale = _f32(b["d"])[:, None] * (b["scales"] & 15)
+    return _scaled(_f32(_crumbs(b["qs"])), scale, _f32(b["dmin"])[:, None] * (b["scales"] >> 4))
+
+
+def _q3_k(b: Blocks) -> F32Array:
+    q = _bits(b["hmask"])
+    q <<= 2
+    q |= _crumbs(b["qs"])
+    v = _f32(q)
+    v -= 4
+    return _scaled(v, _f32(b["d"])[:, None] * _f32(q3_scales(b["scales"])))
+
+
+def _q4_k(b: Blocks) -> F32Array:
+    sc, m = k4_scales(b["scales"])
+    return _scaled(_f32(_nibbles(b["qs"], 32)), _f32(b["d"])[:, None] * sc, _f32(b["dmin"])[:, None] * m)
+
+
+def _q5_k(b: Blocks) -> F32Array:
+    sc, m = k4_scales(b["scales"])
+    q = _bits(b["qh"])
+    q <<= 4
+    q |= _nibbles(b["qs"], 32)
+    return _scaled(_f32(q), _f32(b["d"])[:, None] * sc, _f32(b["dmin"])[:, None] * m)
+
+
+def _q6_k(b: Blocks) -> F32Array:
+    q = _crumbs(b["qh"])
+    q <<= 4
+    q |= _nibbles(b["ql"], 64)
+    v = _f32(q)
+    v -= 32
+    return _scaled(v, _f32(b["d"])[:, None] * b["scales"])
+
+
+def _tq1_0(b: Blocks) -> F32Array:
+    n = len(b)
+    q = np.concatenate([(part[:, None, :] * _POW3[:k]).reshape(n, -1) for part, k in (
+        (b["qs"][:, :32], 5), (b["qs"][:, 32:], 5), (b["qh"], 4))], axis=1)  # fmt: skip
+    q = q.astype(np.uint16) * np.uint16(3) >> np.uint16(8)
+    return (_f32(q) - np.float32(1)) * _f32(b["d"])[:, None]
+
+
+def _tq2_0(b: Blocks) -> F32Array:
+    q = _f32(_crumbs(b["qs"]))
+    q -= 1
+    q *= _f32(b["d"])[:, None]
+    return q
+
+
+def _mxfp4(b: Blocks) -> F32Array:
+    v = KVALUES_FP4[_nibbles(b["qs"], 16)]
+    v *= e8m0_half(b["e"])[:, None]
+    return v
+
+
+def _nvfp4(b: Blocks) -> F32Array:
+    return _scaled(KVALUES_FP4[_nibbles(b["qs"], 8)], UE4M3_HALF[b["d"]])
+
+
+def _iq4_nl(b: Blocks) -> F32Array:
+    v = KVALUES_IQ4NL[_nibbles(b["qs"], 16)]
+    v *= _f32(b["d"])[:, None]
+    return v
+
+
+def _iq4_xs(b: Blocks) -> F32Array:
+    low = np.stack([b["scales_l"] & 15, b["scales_l"] >> 4], axis=2).reshape(-1, 8)
+    high = b["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    ls = (low | high << 4).astype(np.int32) - 32
+    return _scaled(KVALUES_IQ4NL[_nibbles(b["qs"], 16)], _f32(b["d"])[:, None] * _f32(ls))
+
+
+def _by_gguf(type_: GGMLType) -> Callable[[Blocks], F32Array]:
+    quant = getattr(gguf.quants, type_.name.upper())
+
+    def read(b: Blocks) -> F32Array:
+        quant.init_grid()
+        out: F32Array = quant.dequantize_blocks(as_bytes(type_, b))
+        return out
+
+    return read
+
+
+READ: dict[GGMLType, Callable[[Blocks], F32Array]] = {
+    Q1_0: _q1_0,
+    Q2_0: _q2_0,
+    Q4_0: _q4_0,
+    Q4_1: _q4_1,
+    Q5_0: _q5_0,
+    Q5_1: _q5_1,
+    Q8_0: _q8,
+    Q8_1: _q8,
+    Q8_K: _q8,
+    MXFP4: _mxfp4,
+    NVFP4: _nvfp4,
+    Q2_K: _q2_k,
+    Q3_K: _q3_k,
+    Q4_K: _q4_k,
+    Q5_K: _q5_k,
+    Q6_K: _q6_k,
+    TQ1_0: _tq1_0,
+    TQ2_0: _tq2_0,
+    IQ4_NL: _iq4_nl,
+    IQ4_XS: _iq4_xs,
+    **{t: _by_gguf(t) for t in (IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S)},
+}
+"""ggml's table has no `to_float` for Q8_1 and Q8_K (whose `dequantize_row_q8_K` does the same): quants times `d`."""

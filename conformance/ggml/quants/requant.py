@@ -1,0 +1,176 @@
+"""Weights stored once more in another form, as ggml's OpenVINO backend does before it compiles: pure functions.
+
+A form is a symmetric grid with one scale per group of a row, or F16 itself. What a mode does to which type is a
+table; which nodes it touches is read off the graph, never off a name. Both the reference and a backend call this
+module, so that the two differ by rounding alone; how far a form is from the weights it replaces is `requant_distance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.ggml.errors import GraphError, UsageError
+from conformance.ggml.tensor import FLAG_INPUT, Tensor
+from conformance.ggml.types import F16, F32, TYPES, GGMLType
+
+from .write import extreme, inverse, roundf
+
+F32Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A symmetric grid: value = q * d, q a signed integer of `bits`, one d per `group` neighbours of a row."""
+
+    bits: int
+    group: int
+    """0: the whole row."""
+    scale: GGMLType = F16
+    """Type that d is kept in: F16 or F32."""
+
+
+FORMS: dict[str, Form | None] = {
+    "q4_0x128": Form(4, 128),
+    "q8_0xrow": Form(8, 0),
+    "int8xrow": Form(8, 0, F32),
+    "f16": None,
+}
+"""Name of a form -> its grid, or None for a float: `ExtraQuantType` Q4_0_128, Q8_0_C and F16 of ggml-openvino, and
+`int8xrow`, what integer matrix engines take: weights with a float32 scale per row, activations with one per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Requant:
+    """What a mode makes of the weights of each type; types that are not listed stay as they are."""
+
+    weights: Mapping[str, str] = field(default_factory=dict)
+    """Type of `src[0]` of MUL_MAT and MUL_MAT_ID -> form."""
+    rows: Mapping[str, str] = field(default_factory=dict)
+    """Type of `src[0]` of GET_ROWS, the embedding -> form."""
+
+
+_QUANTISED = tuple(n for n, t in TYPES.items() if t.is_quantized)
+
+MODES: dict[str, Requant] = {
+    "none": Requant(),
+    "npu": Requant(
+        {**dict.fromkeys(_QUANTISED, "q4_0x128"), "q6_K": "q8_0xrow"},
+        {**dict.fromkeys(_QUANTISED, "q8_0xrow"), "q6_K": "f16"},
+    ),
+    "channel8": Requant(dict.fromkeys(("q5_K", "q6_K"), "q8_0xrow"), dict.fromkeys(_QUANTISED, "q8_0xrow")),
+}
+"""`ggml_openvino_get_requant_type` of ggml-openvino-extra.cpp: `npu` on the NPU, `channel8` on CPU and GPU.
+
+It knows the embedding and the output projection by their names and stores every output projection as `q8_0xrow`. Here
+the embedding is what GET_ROWS reads; the output projection is taken to be the Q6_K that llama-quantize makes it in
+every four-bit file. One of another type is treated as any other weight.
+"""
+
+
+def mode_named(name: str) -> Requant:
+    """The tables of a mode.
+
+    Raises:
+        UsageError: there is no such mode.
+    """
+    try:
+        return MODES[name]
+    except KeyError:
+        raise UsageError(f"requant: one of {', '.join(MODES)} expected, {name!r} found") from None
+
+
+_PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
+
+
+def weight_form(node: Tensor, weights: Mapping[str, str], rows: Mapping[str, str]) -> str:
+    """The form in which `node` reads `src[0]`; empty for the tensor's own.
+
+    A weight is a leaf, no input of the graph, that is read whole: what a view shows, such as a window of a KV cache, is
+    none. A row that is no whole number of groups keeps its own form; ggml-openvino's layout knows no such row.
+
+    Args:
+        node: any node.
+        weights: `Requant.weights`.
+        rows: `Requant.rows`.
+    """
+    table = weights if node.op in _PRODUCTS else rows if node.op == "GET_ROWS" else {}
+    leaf = node.src[0] if table else None
+    if leaf is None or leaf.op != "NONE" or leaf.view_src is not None or leaf.flags & FLAG_INPUT:
+        return ""
+    name = table.get(leaf.type.name, "")
+    grid = FORMS[name] if name else None
+    return name if grid is None or not grid.group or leaf.ne[0] % grid.group == 0 else ""
+
+
+def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.float16 | np.float32]]:
+    """Quants and scales of `x`, as `quantize_q4_0` and `quantize_q8_0` of ggml-openvino's ggml-quants.cpp.
+
+    Everything is float32, rounded after each step. Of 4 bits: d is the value of largest magnitude over -8, of 8 bits:
+    the largest magnitude over 127; q = roundf(x * (1 / d)), halves away from zero, clamped; only then is d rounded to
+    its type. A group of zeros has q = 0.
+
+    Args:
+        form: the grid.
+        x: shape (..., ne0), ne0 a multiple of the group.
+
+    Returns:
+        q of shape (..., groups, group) and d of shape (..., groups, 1).
+    """
+    group = form.group or x.shape[-1]
+    v = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, group)
+    top = 1 << form.bits - 1
+    with np.errstate(all="ignore"):
+        amax, largest = extreme(v)
+        d = largest / np.float32(-top) if form.bits == 4 else amax / np.float32(top - 1)
+        # fmax and fmin give a number for NaN too, which 1 / d makes of groups below 1e-38
+        q = np.fmin(np.fmax(roundf(v * inverse(d)[..., None]), np.float32(-top)), np.float32(top - 1))
+        return q.astype(np.int8), d.astype(form.scale.dtype)[..., None]
+
+
+def requantised(name: str, x: NDArray[Any]) -> F32Array:
+    """`x` stored in the form `name` and read back: float32 of the same shape.
+
+    Args:
+        name: a key of `FORMS`.
+        x: the weights as `quants.to_float` gives them, ne0 as the last axis.
+
+    Raises:
+        GraphError: there is no such form.
+    """
+    if name not in FORMS:
+        raise GraphError(f"requant: one of {', '.join(FORMS)} expected, {name!r} found")
+    form = FORMS[name]
+    if form is None:
+        with np.errstate(over="ignore"):
+            return np.asarray(x, np.float32).astype(np.float16).astype(np.float32)
+    q, d = quantised(form, np.asarray(x, np.float32))
+    return np.asarray((q * d.astype(np.float32)).reshape(x.shape), np.float32)
+
+
+DISTANCE = {"q4_0x128": 0.14, "q8_0xrow": 5e-3, "int8xrow": 5e-3, "f16": 2e-7}
+"""Form -> NMSE that it may be away from the weights it replaces: see `requant_distance`."""
+
+
+def requant_distance(type_: GGMLType, mode: str, op: str = "MUL_MAT") -> float:
+    """NMSE allowed between a node on its own weights and on requantised ones; 0 where the mode leaves them alone.
+
+    Four times the worst that was measured over ten block types, rows of 256 to 14,336 values, normal or Student's t of
+    4 degrees: `q4_0x128` 7e-3 to 1.2e-2 (t: up to 3.5e-2), `q8_0xrow` 4e-5 to 9e-5 (t: up to 1.3e-3, growing with the
+    row as its largest value does), `f16` up to 4.5e-8.
+
+    Args:
+        type_: the weight's type.
+        mode: a key of `MODES`.
+        op: the op that reads the weight.
+
+    Raises:
+        UsageError: there is no such mode.
+    """
+    tables = mode_named(mode)
+    form = (tables.rows if op == "GET_ROWS" else tables.weights if op in _PRODUCTS else {}).get(type_.name)
+    return 0.0 if form is None else DISTANCE[form]

@@ -1,0 +1,115 @@
+"""How far one tensor's bytes are from the expected ones. Says how large an error is, not whether it is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.ggml.quants import quants
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.types import GGMLType
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What was found of one tensor against what was expected of it."""
+
+    nmse: float = 0.0
+    """Energy of the error / energy of the *expected* values (finite ones); `inf` where the expected ones are all 0."""
+    element: float = 0.0
+    """Largest |error| of one element, relative to |expected| + the root mean square of all expected values but zeros:
+    those of a cache that is mostly empty say nothing of what a row in it may be off by."""
+    special: int = 0
+    """Elements where NaN, +Inf or -Inf was expected and something else came, or the other way round."""
+    raw: int = 0
+    """Elements (blocks, for block types) whose bytes differ."""
+    count: int = 0
+    """Elements compared."""
+    index: tuple[int, ...] = ()
+    """The worst element, by `ne` order (fastest first)."""
+    expected: float = nan
+    found: float = nan
+
+    def __str__(self) -> str:
+        if not self.raw:
+            return "equal to the bit"
+        where = f"at {list(self.index)}: {self.expected:.9g} expected, {self.found:.9g} found"
+        special = f", {self.special} NaN/Inf out of place" if self.special else ""
+        return f"{where} (NMSE {self.nmse:.2g}{special})"
+
+
+def values(t: Tensor, packed: Bytes) -> NDArray[Any]:
+    """Packed bytes of `t` as numbers of shape `ne[::-1]`: float64 for floats and block types, int64 for integers."""
+    return _numbers(t.type, _stored(t.type, t.shape, packed))
+
+
+def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False) -> Difference:
+    """Compare packed bytes of `t`.
+
+    Args:
+        t: gives type and `ne`.
+        expected: packed bytes.
+        found: packed bytes of the same size; another size counts as wholly wrong.
+        unordered: the order within a row says nothing (TOP_K).
+    """
+    n = int(np.prod(t.ne))
+    if expected.nbytes != found.nbytes:
+        return Difference(inf, inf, n, n, n, (0, 0, 0, 0), nan, nan)
+    if np.array_equal(expected, found):
+        return Difference(count=n)
+    want = _stored(t.type, t.shape, expected)
+    got = _stored(t.type, t.shape, found)
+    if unordered:
+        want, got = np.sort(want, axis=-1), np.sort(got, axis=-1)
+    raw = int(np.count_nonzero(_bits_differ(want, got)))
+    if not raw:
+        return Difference(count=n)
+    return _measure(_numbers(t.type, want), _numbers(t.type, got), raw)
+
+
+def _stored(type_: GGMLType, shape: tuple[int, ...], packed: Bytes) -> NDArray[Any]:
+    if type_.blck_size > 1:
+        return packed.reshape(*shape[:-1], shape[-1] // type_.blck_size, type_.type_size)
+    return packed.view(type_.dtype if type_.dtype is not None else "<u2").reshape(shape)
+
+
+def _bits_differ(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
+    if a.dtype == np.uint8 and a.ndim == 5:
+        return np.asarray((a != b).any(axis=-1))
+    as_int = f"<u{a.dtype.itemsize}"
+    return np.asarray(a.view(as_int) != b.view(as_int))
+
+
+def _numbers(type_: GGMLType, stored: NDArray[Any]) -> NDArray[Any]:
+    if type_.dtype is not None and type_.dtype.kind == "i":
+        return stored.astype(np.int64)
+    if type_.dtype is not None:
+        return stored.astype(np.float64)
+    return quants.to_float(type_, stored).astype(np.float64)
+
+
+def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
+    count = want.size
+    want_f = want.astype(np.float64)
+    got_f = got.astype(np.float64)
+    finite = np.isfinite(want_f)
+    both = finite & np.isfinite(got_f)
+    special = ~both & ~((want_f == got_f) | (np.isnan(want_f) & np.isnan(got_f)))
+    n_special = int(np.count_nonzero(special))
+    energy = float(np.sum(np.square(want_f, where=finite, out=np.zeros_like(want_f))))
+    error = np.subtract(got_f, want_f, where=both, out=np.zeros_like(want_f))
+    error_energy = float(np.sum(np.square(error)))
+    nmse = error_energy / energy if energy else (inf if error_energy else 0.0)
+    rms = np.sqrt(energy / max(1, int(np.count_nonzero(finite & (want_f != 0)))))
+    scale = np.abs(np.where(both, want_f, 0.0)) + rms
+    relative = np.divide(np.abs(error), scale, where=scale > 0, out=np.where(error != 0, inf, 0.0))
+    if n_special:
+        nmse = inf
+        relative = np.where(special, inf, relative)
+    at = np.unravel_index(int(np.argmax(relative)), want.shape)
+    index = tuple(int(i) for i in at[::-1])
+    return Difference(nmse, float(relative[at]), n_special, raw, count, index, float(want_f[at]), float(got_f[at]))

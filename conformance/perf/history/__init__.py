@@ -1,0 +1,1 @@
+"""Performance and verdicts over time."""

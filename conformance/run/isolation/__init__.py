@@ -1,0 +1,1 @@
+"""Keep a backend apart: workers, limits, seals and the watchdog."""

@@ -1,0 +1,329 @@
+"""A backend as the suite meets it: whatever its adapter raises or returns is a `BackendError` of the case in hand.
+
+An adapter that runs in this process is also held to a time limit, and gets each case read-only: one that changes it is
+found when it returns, and the next backend gets the case as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+from conformance.backend.interface import (
+    YES,
+    Backend,
+    BufferType,
+    DeviceInfo,
+    Session,
+    Support,
+    Witness,
+    describe,
+    witnessed,
+)
+from conformance.backend.strict import clip, kind, said
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
+from conformance.run.scheduler.backend import SchedBackend
+
+from .isolate import IsolatedBackend
+from .seal import CaseSeal, GraphSeal, freeze
+from .watchdog import Watchdog
+
+P = ParamSpec("P")
+T = TypeVar("T")
+STRANGER = "a third party's adapter in the suite's own process: it could reach the others and the judge"
+MOST = 1 << 20
+"""Cases that a backend may ask for in one graph."""
+
+
+def caught(doing: str, watchdog: Watchdog | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call an adapter's `function`; what it raises is of our family.
+
+    Args:
+        doing: names the backend and what is asked of it.
+        watchdog: of this process; None where another limit holds.
+        function: the adapter's.
+        *args: its own.
+        **kwargs: its own.
+
+    Raises:
+        ConformanceError: the adapter's own, or a `BackendError` that says what it raised.
+    """
+    try:
+        if watchdog is None:
+            return function(*args, **kwargs)
+        return watchdog.run(doing, function, *args, **kwargs)
+    except (ConformanceError, KeyboardInterrupt):
+        raise
+    except BaseException as e:  # sys.exit and the like must cost a case and not the run
+        raise BackendError(f"{doing} raised {said(e)}") from e
+
+
+class Guarded(Backend):
+    """`inner`, whatever it is: no method raises anything but a `ConformanceError`, nor returns what it must not.
+
+    Args:
+        inner: the backend.
+        name: as the user named it, for messages.
+        watchdog: of this process; None for a backend that has limits of its own.
+        note: what each witness says beside the adapter's own words.
+
+    Raises:
+        BackendError: a class attribute of it is of no use.
+    """
+
+    def __init__(self, inner: Backend, name: str, watchdog: Watchdog | None = None, note: str = "") -> None:
+        self.inner = inner
+        self.name = name
+        self.note = note
+        self.shared = not isinstance(inner, IsolatedBackend)
+        """Whether it is given our own objects."""
+        self._watchdog = watchdog if self.shared and not isinstance(inner, SchedBackend) else None
+        if isinstance(inner, SchedBackend):  # it waits for devices, of which each has a limit
+            named = zip(inner.devices, inner.labels, strict=True)
+            inner.devices[:] = [guarded(d, f"{name}: {label}", watchdog) for d, label in named]
+        self.batch = self._whole("batch", 1)  # type: ignore[misc]  # the adapter's
+        self.stages = self._named_stages()  # type: ignore[misc]  # as above
+        self.threads = inner.threads
+        self._judges_cases = self._overrides("supports_case")
+        self._knows_cases = self._overrides("arithmetic_in")
+        self._declared: tuple[Case | None, Arithmetic] | None = None
+
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self.inner), method, None) is not getattr(Backend, method)
+
+    def _whole(self, name: str, least: int) -> int:
+        value = self.call(name, lambda: getattr(self.inner, name))
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= MOST:
+            raise self._wrong(name, f"a whole number from {least} to {MOST}", value)
+        return int(value)
+
+    def _named_stages(self) -> tuple[str, ...]:
+        value: object = self.call("stages", lambda: self.inner.stages)
+        if not isinstance(value, (tuple, list)) or not all(isinstance(s, str) for s in value):
+            raise self._wrong("stages", "a tuple of texts", value)
+        return tuple(value)
+
+    def call(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the adapter; what it raises is of our family.
+
+        Raises:
+            ConformanceError: the adapter's own, or a `BackendError` that says what it raised.
+        """
+        return caught(f"{self.name}: {doing}", self._watchdog, function, *args, **kwargs)
+
+    def _wrong(self, method: str, wanted: str, found: object) -> BackendError:
+        return BackendError(f"{self.name}: {method} returned {kind(found)}; it must return {wanted}")
+
+    def info(self) -> DeviceInfo:
+        """Of texts."""
+        found: object = self.call("info", self.inner.info)
+        if not isinstance(found, DeviceInfo):
+            raise self._wrong("info", "a DeviceInfo", found)
+        plain = self.call("info", describe, found)
+        texts = (plain["backend"], plain["device"], plain["description"])
+        if not all(isinstance(x, str) for x in texts) or not isinstance(plain["versions"], dict):
+            raise BackendError(f"{self.name}: info has no texts in it; it must say what really executes")
+        return DeviceInfo(*texts, {k: str(v) for k, v in plain["versions"].items()})
+
+    def buffer_types(self) -> Sequence[BufferType]:
+        """At least one."""
+        found: object = self.call("buffer_types", lambda: list(self.inner.buffer_types()))
+        if not isinstance(found, list) or not found or not all(isinstance(b, BufferType) for b in found):
+            raise self._wrong("buffer_types", "a list of BufferType, the default first", found)
+        return found
+
+    def arithmetic(self) -> Arithmetic:
+        """As declared."""
+        found: object = self.call("arithmetic", self.inner.arithmetic)
+        if not isinstance(found, Arithmetic):
+            raise self._wrong("arithmetic", "an Arithmetic", found)
+        return found
+
+    def arithmetic_in(self, case: Case) -> Arithmetic:
+        """As declared; asked once for a case."""
+        asked = case if self._knows_cases else None
+        if self._declared is None or self._declared[0] is not asked:
+            self._declared = asked, self.arithmetic() if asked is None else self._arithmetic_in(asked)
+        return self._declared[1]
+
+    def _arithmetic_in(self, case: Case) -> Arithmetic:
+        seal = self._sealed(case)
+        try:
+            found: object = self.call(f"arithmetic_in of {case.id}", self.inner.arithmetic_in, case)
+        finally:
+            self._check(seal, f"arithmetic_in of {case.id}")
+        if not isinstance(found, Arithmetic):
+            raise self._wrong("arithmetic_in", "an Arithmetic", found)
+        return found
+
+    def computing_in(self, arithmetic: Arithmetic) -> Backend:
+        """The inner one's, as it is: only a reference of ours can."""
+        return self.inner.computing_in(arithmetic)
+
+    def supports_op(self, node: Tensor) -> Support:
+        """As `supports`."""
+        return self.supports(Graph([node]))[0]
+
+    def supports(self, graph: Graph) -> list[Support]:
+        """One answer for each node."""
+        return self._answers("supports_op", graph, lambda: self.inner.supports(graph))
+
+    def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
+        """One answer for each node."""
+        return self._answers("supports_placed", graph, lambda: self.inner.supports_placed(graph, tensor, buffer))
+
+    def _answers(self, method: str, graph: Graph, ask: Callable[[], object]) -> list[Support]:
+        seal = GraphSeal([graph]) if self.shared else None
+        try:
+            found = self.call(method, ask)
+        finally:
+            self._check(seal, method)
+        if not isinstance(found, (list, tuple)):
+            raise self._wrong(method.replace("supports_op", "supports"), "a list of Support", found)
+        if len(found) != len(graph):
+            raise BackendError(f"{self.name}: supports gave {len(found)} answers about {len(graph)} nodes")
+        return [self._answer(method, x) for x in found]
+
+    def _answer(self, method: str, answer: object) -> Support:
+        if not isinstance(answer, Support) or not isinstance(answer.reason, str):
+            raise self._wrong(method, "YES or no('the reason')", answer)
+        return YES if answer.ok else Support(False, clip(answer.reason))
+
+    def supports_case(self, case: Case) -> Support:
+        """Asked only of adapters that judge cases."""
+        if not self._judges_cases:
+            return YES
+        seal = self._sealed(case)
+        try:
+            found: object = self.call(f"supports_case of {case.id}", self.inner.supports_case, case)
+        finally:
+            self._check(seal, f"supports_case of {case.id}")
+        return self._answer("supports_case", found)
+
+    def open(self, case: Case) -> GuardedSession:
+        """A session under the same guard."""
+        seal = self._sealed(case)
+        try:
+            session: object = self.call(f"open of {case.id}", self.inner.open, case)
+        except BaseException:
+            self._check(seal, "")
+            raise
+        if not isinstance(session, Session):
+            self._check(seal, "")
+            raise self._wrong("open", "a Session", session)
+        return GuardedSession(self, session, case, seal)
+
+    def close(self) -> None:
+        """Close it."""
+        self.call("close", self.inner.close)
+
+    def _sealed(self, case: Case) -> CaseSeal | None:
+        if not self.shared:
+            return None
+        freeze(case)
+        return CaseSeal(case)
+
+    def _check(self, seal: CaseSeal | GraphSeal | None, doing: str) -> None:
+        """Undo what was done to what is sealed, and blame it; without words for `doing` undo it only."""
+        broken = "" if seal is None else seal.broken()
+        if broken and doing:
+            raise self.changed(doing, broken)
+
+    def changed(self, doing: str, broken: str) -> BackendError:
+        """What to say of an adapter that changed what it was given."""
+        return BackendError(f"{self.name}: {doing} changed {broken}: a case is the suite's and may not be written to")
+
+
+class GuardedSession(Session):
+    """A session of a guarded backend."""
+
+    def __init__(self, backend: Guarded, inner: Session, case: Case, seal: CaseSeal | None) -> None:
+        self.inner = inner
+        self._backend, self._case, self._seal = backend, case, seal
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Set the bytes of a persistent tensor."""
+        self._backend.call(f"write of {self._case.id}", self.inner.write, tensor, data)
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """As many bytes as the tensor has."""
+        found: object = self._backend.call(f"read of {self._case.id}", self.inner.read, tensor)
+        return self._bytes("read", tensor, found, nbytes(tensor))
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """Every output that was asked for, packed, and no other."""
+        doing = f"compute of {self._case.id}"
+        found: object = self._backend.call(doing, self.inner.compute, graph, inputs, outputs)
+        if not isinstance(found, Mapping):
+            raise self._wrong("compute", f"{kind(found)}; it must give a mapping with the bytes of every output")
+        return {
+            t: self._bytes("compute", t, self._backend.call(doing, found.get, t), packed_nbytes(t)) for t in outputs
+        }
+
+    def witness(self) -> Witness:
+        """A copy, each field of its own kind."""
+        doing = f"witness of {self._case.id}"
+        found = self._backend.call(doing, lambda: witnessed(self.inner.witness()))
+        if self._backend.note:
+            found.notes.append(self._backend.note)
+        return found
+
+    def clock(self) -> float | None:
+        """Seconds, if it has a clock."""
+        found: object = self._backend.call(f"clock of {self._case.id}", self.inner.clock)
+        if found is not None and not isinstance(found, (int, float)):
+            raise self._wrong("clock", f"{kind(found)}; it must give seconds or None")
+        return found
+
+    def opaque(self) -> frozenset[Tensor]:
+        """Persistent tensors of the case."""
+        found: object = self._backend.call(f"opaque of {self._case.id}", lambda: frozenset(self.inner.opaque()))
+        if not isinstance(found, frozenset) or not found <= self._case.persistent.keys():
+            raise self._wrong("opaque", "what is no persistent tensor of the case")
+        return found
+
+    def close(self) -> None:
+        """Close it, and see that the case is as it was."""
+        doing = f"close of {self._case.id}"
+        try:
+            self._backend.call(doing, self.inner.close)
+        finally:
+            broken = "" if self._seal is None else self._seal.broken()
+        if broken:
+            raise self._backend.changed(f"the session of {self._case.id}", broken)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except ConformanceError:
+            if error is None:  # what came before it says more
+                raise
+
+    def _bytes(self, method: str, tensor: Tensor, data: object, size: int) -> Bytes:
+        if isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape == (size,):
+            return data if type(data) is np.ndarray else np.asarray(data)
+        what = "nothing" if data is None else kind(data)
+        raise self._wrong(method, f"{what} for {tensor}; it must give a one-dimensional uint8 array of {size} bytes")
+
+    def _wrong(self, method: str, what: str) -> BackendError:
+        return BackendError(f"{self._backend.name}: {method} of {self._case.id} gave {what}")
+
+
+def guarded(backend: Backend, name: str, watchdog: Watchdog | None, note: str = "") -> Guarded:
+    """`backend` under guard, once.
+
+    Raises:
+        BackendError: a class attribute of it is of no use.
+    """
+    return backend if isinstance(backend, Guarded) else Guarded(backend, name, watchdog, note)

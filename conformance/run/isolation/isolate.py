@@ -1,0 +1,299 @@
+"""A backend in a process of its own: an abort, a fault or a hang ends that process and not the suite."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
+from conformance.backend.registry import Spec, adapter, create, environment, provide, resolve, third_party
+from conformance.case import codec
+from conformance.case.case import JSON, Case, Step
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import BackendCrashError, BackendError, GraphError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
+from conformance.run.scheduler.backend import NAME as SCHED
+from conformance.run.scheduler.backend import SchedBackend
+
+from . import answers
+from .memory import physical
+from .process import Process
+from .watchdog import Watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Who runs in a process of its own, and what that process may take."""
+
+    isolate: bool | None = None
+    """All (True), none (False), or who needs it: `needs`."""
+    time_limit: float = 120.0
+    """Seconds that one request may take."""
+    memory_limit: int | None = None
+    """Bytes that the process may hold; `MEMORY_SHARE` of the machine's where None."""
+
+
+MEMORY_SHARE = 0.75
+provide(SCHED, SchedBackend)
+
+
+def needs(spec: Spec) -> bool:
+    """Whether a backend must have its own process: it did not come with this distribution, an option names a file that
+    it loads, it has an environment, or its class says so. Nothing of a third party is imported here.
+    """
+    if third_party(spec) or environment(spec):
+        return True
+    return any(Path(value).is_file() for _, value in resolve(spec).options) or adapter(spec.name).isolate
+
+
+def open_backend(
+    spec: Spec,
+    *,
+    isolate: bool | None = None,
+    time_limit: float = 120.0,
+    memory_limit: int | None = None,
+    watchdog: Watchdog | None = None,
+) -> Backend:
+    """The backend behind `spec`, in this process or in one of its own. A scheduler stays here, its devices go there.
+
+    Args:
+        spec: name and options.
+        isolate: whether it gets its own process; what `needs` says if None. One with an environment always does.
+        time_limit: seconds after which an isolated backend that does not answer is ended.
+        memory_limit: bytes above which its process is ended; `MEMORY_SHARE` of the machine's memory if None.
+        watchdog: under which one that stays here is opened.
+
+    Raises:
+        UsageError: unknown name or option.
+        UnavailableError: the machine lacks what it needs.
+        BackendError: it did not open in time, or says what cannot be.
+    """
+    opener = partial(open_backend, isolate=isolate, time_limit=time_limit, memory_limit=memory_limit, watchdog=watchdog)
+    if resolve(spec).name == SCHED:
+        return cast("SchedBackend", create(spec)).attach(opener)
+    if needs(spec) if isolate is None else isolate or environment(spec):
+        return IsolatedBackend(spec, time_limit=time_limit, memory_limit=memory_limit)
+    return create(spec) if watchdog is None else watchdog.run(f"{spec}: opening", create, spec)
+
+
+class IsolatedBackend(Backend):
+    """The backend behind `spec`, run by `isolation.worker`. A process that died is replaced at the next use.
+
+    Args:
+        spec: name and options.
+        time_limit: seconds that one request may take.
+        memory_limit: bytes that its process may hold; `MEMORY_SHARE` of the machine's memory if None.
+
+    Raises:
+        UsageError: unknown name or option.
+        UnavailableError: the machine lacks what it needs.
+        BackendCrashError: the process died while the backend was opened.
+        BackendTimeoutError: it did not open in time.
+    """
+
+    def __init__(self, spec: Spec, *, time_limit: float = 120.0, memory_limit: int | None = None) -> None:
+        self._spec = spec
+        self._time_limit = time_limit
+        whole = physical()
+        default = None if whole is None else int(MEMORY_SHARE * whole)
+        self._memory_limit = default if memory_limit is None else memory_limit
+        self._ids = itertools.count()
+        self._process: Process | None = None
+        self._closed = False
+        process = self._alive()
+        try:
+            hello = answers.hello(process.hello)
+        except BackendError as e:
+            self.renew()
+            raise BackendError(f"{spec}: opening the backend: {e}") from None
+        self.batch = hello.batch  # type: ignore[misc]  # the adapter's, which lives in the other process
+        self.threads = hello.threads
+        self.stages = hello.stages  # type: ignore[misc]  # as above
+        self._whole = hello.whole
+        self._info = hello.info
+        self._arithmetic = hello.arithmetic
+        self._buffer_types = hello.buffer_types
+        self.options: Sequence[str] = hello.options
+
+    def info(self) -> DeviceInfo:
+        """As the adapter said when it was opened."""
+        return self._info
+
+    def arithmetic(self) -> Arithmetic:
+        """As the adapter said when it was opened."""
+        return self._arithmetic
+
+    def buffer_types(self) -> Sequence[BufferType]:
+        """As the adapter said when it was opened."""
+        return self._buffer_types
+
+    def supports_op(self, node: Tensor) -> Support:
+        """One round trip; `supports` asks about a whole graph in one."""
+        return self.supports(Graph([node]))[0]
+
+    def supports(self, graph: Graph) -> list[Support]:
+        """`supports_op` of every node in one round trip."""
+        header: dict[str, JSON] = {"do": "supports", "graph": codec.dump_graph(graph)}
+        reply, _ = self._alive().ask(header, (), "answering supports_op")
+        return answers.supports(reply, len(graph))
+
+    def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
+        """One round trip."""
+        tensors = graph.tensors()
+        header: dict[str, JSON] = {"do": "supports_placed", "graph": codec.dump_graph(graph)}
+        header |= {"tensor": tensors.index(tensor), "buffer": buffer}
+        reply, _ = self._alive().ask(header, (), "answering supports_placed")
+        return answers.supports(reply, len(graph))
+
+    def renew(self) -> None:
+        """Go on in a fresh process: what a fault may have left in this one is lost with it, and so are its sessions."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def supports_case(self, case: Case) -> Support:
+        """One round trip, where the adapter judges cases at all."""
+        if not self._whole:
+            return super().supports_case(case)
+        doc, blobs = codec.dump(_without_expected(case))
+        header: dict[str, JSON] = {"do": "supports_case", "case": doc, "names": list(blobs)}
+        reply, _ = self._alive().ask(header, list(blobs.values()), "answering supports_case")
+        return answers.supports(reply, 1)[0]
+
+    def open(self, case: Case) -> Session:
+        """Open `case` over there: its graphs, weights, caches and inputs travel once, expected values never."""
+        return IsolatedSession(self._alive(), next(self._ids), case)
+
+    def settle(self, turn: int) -> None:
+        """Keep a backend of one thread on one processor, the `turn`-th of those there are, counted round and round.
+
+        Processors of a machine that others share are not equally fast. Where the system cannot, nothing happens.
+        """
+        if self.threads == 1:
+            self._alive().settle(turn)
+
+    def watch(self) -> None:
+        """From when the next case is opened, see how its process's resident memory rises: `peak` says it."""
+        self._alive().ask({"do": "watch"}, (), "asking for its memory")
+
+    def peak(self) -> int | None:
+        """By how many bytes it rose at most; None where its system does not tell. Once after each `watch`."""
+        reply, _ = self._alive().ask({"do": "peak"}, (), "asking for its memory")
+        return answers.peak(reply)
+
+    def close(self) -> None:
+        """End the process."""
+        self._closed = True
+        self.renew()
+
+    def _alive(self) -> Process:
+        if self._closed:
+            raise BackendCrashError(f"{self._spec}: the backend is closed")
+        if self._process is None or self._process.death:
+            self._process = Process(self._spec, self._time_limit, self._memory_limit)
+        return self._process
+
+
+def _without_expected(case: Case) -> Case:
+    return replace(case, steps=[Step(s.graph, s.inputs, s.outputs) for s in case.steps])
+
+
+class IsolatedSession(Session):
+    """A session in another process. Graphs are known by identity: `compute` takes those of the opened case only."""
+
+    def __init__(self, process: Process, number: int, case: Case) -> None:
+        self._process = process
+        self._number = number
+        self._case = case
+        self._persistent = {t: i for i, t in enumerate(case.persistent)}
+        self._steps: dict[Graph, int] = {}
+        for k, step in enumerate(case.steps):
+            self._steps.setdefault(step.graph, k)
+        self._tensors: dict[int, dict[Tensor, int]] = {}
+        doc, blobs = codec.dump(_without_expected(case))
+        header: dict[str, JSON] = {"do": "open", "case": doc, "names": list(blobs)}
+        reply, _ = self._ask(header, list(blobs.values()), "opening")
+        self._seconds = answers.seconds(reply)
+        opaque = answers.opaque(reply, len(self._persistent))
+        self._opaque = frozenset(t for t, i in self._persistent.items() if i in opaque)
+
+    def clock(self) -> float:
+        """Seconds spent over there, by the session's own clock if it has one: what travels is not in them."""
+        return self._seconds
+
+    def opaque(self) -> frozenset[Tensor]:
+        """As the adapter said when the case was opened."""
+        return self._opaque
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Set the bytes of a persistent tensor."""
+        self._ask({"do": "write", "tensor": self._index(tensor)}, [data], f"writing {tensor} of")
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """The bytes of a persistent tensor."""
+        header: dict[str, JSON] = {"do": "read", "tensor": self._index(tensor)}
+        _, blobs = self._ask(header, (), f"reading {tensor} of", [nbytes(tensor)])
+        return blobs[0]
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """Run `graph`, one of the case's; inputs that are the case's own arrays do not travel again.
+
+        Raises:
+            GraphError: `graph` is no graph of the opened case, or an input or output is not in it.
+            BackendCrashError: the process died; the message has its last words.
+            BackendTimeoutError: it did not answer in time.
+            BackendError: the backend failed.
+        """
+        k = self._steps.get(graph)
+        if k is None:
+            raise GraphError(
+                f"{self._case.id}: compute takes the graphs of the opened case only; open the case it is in"
+            )
+        if k not in self._tensors:
+            self._tensors[k] = {t: j for j, t in enumerate(graph.tensors())}
+        index = self._tensors[k]
+        own = self._case.steps[k].inputs
+        for t in (*inputs, *outputs):
+            if t not in index:
+                raise GraphError(f"{self._case.id}: steps[{k}]: {t} is no tensor of its graph")
+        fresh = [t for t, data in inputs.items() if own.get(t) is not data]
+        header: dict[str, JSON] = {
+            "do": "compute",
+            "step": k,
+            "kept": [index[t] for t, data in inputs.items() if own.get(t) is data],
+            "inputs": [index[t] for t in fresh],
+            "outputs": [index[t] for t in outputs],
+        }
+        sizes = [packed_nbytes(t) for t in outputs]
+        reply, blobs = self._ask(header, [inputs[t] for t in fresh], f"computing steps[{k}] of", sizes)
+        self._seconds = answers.seconds(reply)
+        return dict(zip(outputs, blobs, strict=True))
+
+    def witness(self) -> Witness:
+        """What ran so far."""
+        reply, _ = self._ask({"do": "witness"}, (), "asking for the witness of")
+        return answers.witness(reply)
+
+    def close(self) -> None:
+        """Close the session over there, if there is still a there."""
+        if not self._process.death:
+            self._ask({"do": "close"}, (), "closing")
+
+    def _index(self, tensor: Tensor) -> int:
+        try:
+            return self._persistent[tensor]
+        except KeyError:
+            raise GraphError(f"{self._case.id}: {tensor} is no persistent tensor of the opened case") from None
+
+    def _ask(
+        self, header: dict[str, JSON], blobs: Sequence[Bytes], doing: str, sizes: Sequence[int] = ()
+    ) -> tuple[dict[str, JSON], list[Bytes]]:
+        header["session"] = self._number
+        return self._process.ask(header, blobs, f"{doing} {self._case.id}", sizes)

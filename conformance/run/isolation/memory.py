@@ -1,0 +1,93 @@
+"""How much memory processes hold, and how much a machine has. A limit on what is resident, for there is no other:
+RLIMIT_AS counts what a JIT or a GPU driver maps and never touches, RLIMIT_DATA still counts reserved heaps.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from conformance.ggml.errors import UsageError
+from conformance.process.launcher.launch import descendants
+
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
+
+
+def resident(pid: int) -> int | None:
+    """Bytes of physical memory that process `pid` holds: from /proc, elsewhere from `ps`; None where nobody tells."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, AttributeError):
+        pass
+    try:
+        command = ["ps", "-o", "rss=", "-p", str(pid)]
+        done = subprocess.run(command, capture_output=True, timeout=5, check=True)  # noqa: S603  # a number of ours
+        return int(done.stdout) << 10
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+
+
+def held_below(pid: int, enough: int) -> int | None:
+    """Bytes that all processes below `pid`, the keeper of a child, hold; None where nobody tells.
+
+    Pages that several of them share are counted once, as far as it matters: that takes the system longer to say, so it
+    is asked only where what each holds comes to more than `enough`.
+    """
+    pids = descendants(pid)
+    if not pids:
+        return _listed(pid)
+    held = sum(resident(p) or 0 for p in pids)
+    return held if len(pids) == 1 or held <= enough else sum(_share(p) for p in pids)
+
+
+def _share(pid: int) -> int:
+    """Bytes that a process holds, those it shares with n others counted as an n-th."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        pass
+    return resident(pid) or 0
+
+
+def _listed(pid: int) -> int | None:
+    """As `held_below`, from `ps`, for a system without /proc."""
+    if Path("/proc/self/statm").exists():
+        return None
+    try:
+        done = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,rss="], capture_output=True, timeout=5, check=True)  # noqa: S607  # the system's own
+        rows = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    below, held = {pid}, 0
+    for process, parent, size in sorted(rows):
+        if parent in below:
+            below.add(process)
+            held += size << 10
+    return held
+
+
+def physical() -> int | None:
+    """Bytes of memory that the machine has; None where nobody tells."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `4G`, `512 MiB`, `1000000`; units are powers of 1024.
+
+    Raises:
+        UsageError: the text has another form, or says nothing at all.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    size = int(float(match[1]) * (1 << _UNITS[match[2].lower()])) if match else 0
+    if size < 1:
+        raise UsageError(f"memory limit: a size like 4G or 512M expected, {text!r} given")
+    return size

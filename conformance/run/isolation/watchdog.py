@@ -1,0 +1,134 @@
+"""A time limit for a backend in this process, where nobody can be ended but all.
+
+One thread looks now and then. A request of the main thread that is late is interrupted, on POSIX by a signal whose
+handler raises in the Python code that runs, so that a loop costs its case and the run goes on. Where C code does not
+come back to Python, or the request is another thread's, the process is ended after a further grace: what it was doing
+is said, what the run has is written, and the exit code is `HUNG`. C code that keeps Python's lock keeps this thread out
+too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import Any, ParamSpec, TypeVar
+
+from conformance.ggml.errors import BackendTimeoutError
+
+HUNG = 4
+"""Exit code of a process that was ended because a backend in it did not come back."""
+GRACE = 10.0
+"""Seconds, at least, that C code gets after its time limit to come back to Python."""
+LOOK = 1.0
+"""Seconds, at most, between two looks; an interrupt is repeated at each, as an adapter may catch it."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Watchdog:
+    """Watches one request at a time; those made within one are part of it.
+
+    Args:
+        seconds: that a request may take.
+        on_hang: called in a thread of its own, with a sentence, before the process is ended.
+    """
+
+    def __init__(self, seconds: float, on_hang: Callable[[str], None] | None = None) -> None:
+        self._seconds = seconds
+        self._on_hang = on_hang
+        self._doing = ""
+        self._deadline: float | None = None
+        self._watched: int | None = None
+        """The thread of the request, where a signal reaches it."""
+        self._knocked = False
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._before: Any = None
+        self._installed = False
+
+    def run(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `function` within the limit.
+
+        Args:
+            doing: names the backend and the request.
+            function: a backend's.
+            *args: its own.
+            **kwargs: its own.
+
+        Raises:
+            BackendTimeoutError: it took longer.
+        """
+        if self._doing:
+            return function(*args, **kwargs)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._look, name="hang", daemon=True)
+            self._thread.start()
+        if not self._installed:
+            self._install()
+        self._doing, self._deadline = doing, time.monotonic() + self._seconds
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._deadline, self._doing = None, ""
+
+    def rest(self) -> None:
+        """Nothing is asked for now: signals are again whose they were."""
+        if self._installed and threading.current_thread() is threading.main_thread():
+            self._installed, self._watched = False, None
+            if signal.getsignal(signal.SIGALRM) == self._ring:
+                signal.signal(signal.SIGALRM, self._before)
+
+    def close(self) -> None:
+        """Watch no more."""
+        self.rest()
+        self._over.set()
+
+    def _install(self) -> None:
+        if hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGALRM, self._ring)
+            self._before = signal.SIG_DFL if before is None else before
+            self._installed, self._watched = True, threading.get_ident()
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if not self._knocked:  # somebody else's alarm
+            if callable(self._before):
+                self._before(number, frame)
+            elif self._before is signal.SIG_DFL:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
+        self._knocked = False
+        if self._late(0.0):
+            raise BackendTimeoutError(f"{self._doing}: no answer within {self._seconds:g} s")
+
+    def _late(self, grace: float) -> bool:
+        deadline = self._deadline
+        return deadline is not None and time.monotonic() > deadline + grace
+
+    def _look(self) -> None:
+        while not self._over.wait(min(self._seconds / 4, LOOK)):
+            if self._late(max(self._seconds, GRACE)):
+                self._end()
+            elif self._late(0.0) and self._watched is not None:
+                self._knocked = True
+                signal.pthread_kill(self._watched, signal.SIGALRM)
+
+    def _end(self) -> None:
+        sentence = (
+            f"{self._doing}: no answer within {self._seconds:g} s, and none to an interrupt, so the run ends here; "
+            "with --isolate it would have cost this case only"
+        )
+        with suppress(Exception):
+            os.write(2, f"conform: {sentence}\n".encode(errors="replace"))
+        with suppress(Exception):
+            if self._on_hang is not None:
+                self._on_hang(sentence)
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(HUNG)

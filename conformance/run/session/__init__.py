@@ -1,0 +1,1 @@
+"""One invocation: what it selects, its settings, its seeds, and what it has on disk."""

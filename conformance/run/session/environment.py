@@ -1,0 +1,47 @@
+"""The environment recorded beside every result: versions and the kind of machine, nothing that names its owner."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from conformance.case.case import JSON
+
+_PACKAGES = ("ggml-conformance", "numpy", "gguf", "openvino", "xllamacpp", "pytest", "hypothesis")
+
+
+def environment() -> dict[str, JSON]:
+    """Versions of Python and of the packages that results depend on, the system, the processor, its cores.
+
+    `machine` is a short name of the last three together: the same for machines of one kind.
+    """
+    system, cpu, cores = f"{platform.system()} {platform.machine()}", _cpu_model(), os.cpu_count()
+    return {
+        "machine": hashlib.sha256(f"{system}\n{cpu}\n{cores}".encode()).hexdigest()[:12],
+        "python": platform.python_version(),
+        "system": system,
+        "cpu": cpu,
+        "cores": cores,
+        "packages": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as f:
+            for line in f:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"

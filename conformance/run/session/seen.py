@@ -1,0 +1,136 @@
+"""What was seen when a failure was saved: it stands in the case file, so that `conform repro` can say "the same"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from conformance.backend import registry
+from conformance.backend.registry import Spec
+from conformance.case.case import JSON, Case
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import printable, shell
+from conformance.judge.verdict import Result
+from conformance.run.scheduler.backend import NAME as SCHED
+from conformance.run.scheduler.devices import read_devices
+
+from .environment import environment
+
+SEEN = "seen"
+"""Its place in a case's provenance."""
+NUMBERS = ("budget_used", "nmse", "nmse_exact")
+CLOSE = 1e-6
+"""Relative difference of two numbers that are called the same: an accelerator's may differ in the last bits from run to
+run. What is equal to the bit is said to be."""
+
+LONGEST = 300
+"""Characters of what a file says that a line shows."""
+_VALUE = re.compile(r"[A-Za-z0-9_+ -]{1,64}(\.[0-9]{1,5})?")
+"""What an option may hold that a file names: a word, a number, words joined by +. No path, no URL, no library."""
+_LARGE = re.compile(r"[0-9]{6}")
+_PLACES = frozenset(
+    ("lib", "library", "plugin", "path", "paths", "file", "files", "dir", "folder", "cache", "model", "out", "output",
+     "log", "trace", "dump", "config", "url", "uri", "host", "server", "address", "port", "command", "cmd", "exec")
+)  # fmt: skip
+"""Words in the name of an option that speak of a place, where an adapter does not say which of its options do."""
+
+
+def kept(case: Case, result: Result) -> Case:
+    """`case` with what `result` says of it, and where."""
+    said = result.to_json()
+    fields = ("backend", "verdict", *NUMBERS, "first_divergence", "detail")
+    record = {k: said[k] for k in fields} | {"environment": environment()}
+    return replace(case, provenance={**case.provenance, SEEN: record})
+
+
+def seen(case: Case) -> dict[str, JSON] | None:
+    """The record in a saved case; None where there is none."""
+    record = case.provenance.get(SEEN)
+    return record if isinstance(record, dict) and isinstance(record.get("backend"), str) else None
+
+
+def backend_of(record: dict[str, JSON], command: str, file: Path) -> Spec:
+    """The backend that a case was saved for, as far as a file may choose one: its writer may be a stranger.
+
+    An installed adapter with options of plain words and numbers, none of which names a file, a folder, a library or a
+    place in a network; or a name of the user's own settings as it is.
+
+    Args:
+        record: what `seen` gave.
+        command: `repro` or `shrink`, for the message.
+        file: where the record stands, for the message.
+
+    Raises:
+        UsageError: the file names something else; says the command with which the user may ask for it.
+    """
+    text = str(record["backend"])
+    try:
+        spec = Spec.parse(text)
+        why = _refusal(spec)
+    except UsageError as e:
+        raise UsageError(f"{file}: was saved for {printable(text, LONGEST)!r}: {e}; name one with --backend") from None
+    if why:
+        again = shell(["conform", command, str(file), "--backend", text])
+        raise UsageError(
+            f"{file}: was saved for a backend that a file alone may not choose: {why}. If you want it: {again}"
+        )
+    return spec
+
+
+def _refusal(spec: Spec) -> str:
+    """Why a file may not choose `spec`; empty where it may."""
+    if spec.name in registry.defined():
+        return f"{spec.name} is a name of your settings, with options of its own" if spec.options else ""
+    if spec.name == SCHED:
+        return next(filter(None, (_refusal_in_sched(k, v) for k, v in spec.options)), "")
+    if spec.name not in registry.names():
+        return "no adapter of that name is installed"
+    if not spec.options:
+        return ""
+    places = registry.adapter(spec.name).places
+    return next(filter(None, (_refusal_of_option(k, v, places) for k, v in spec.options)), "")
+
+
+def _refusal_in_sched(key: str, value: str) -> str:
+    if key != "devices":
+        return _refusal_of_option(key, value, None)
+    devices = read_devices(value)
+    if any(d.name == SCHED for d in devices):
+        return "a scheduler is no device of another"
+    return next(filter(None, map(_refusal, devices)), "")
+
+
+def _refusal_of_option(key: str, value: str, places: frozenset[str] | None) -> str:
+    named = key in places if places is not None else bool(_PLACES & set(re.split(r"[^a-z]+", key.lower())))
+    if named:
+        return f"its option {printable(key, 40)} names a place"
+    if not _VALUE.fullmatch(value) or _LARGE.search(value) or Path(value).exists():
+        return f"its option {printable(key, 40)} is no short word or number"
+    return ""
+
+
+def differences(record: dict[str, JSON], result: Result) -> list[str]:
+    """What is not as it was when the case was saved, in words: verdict, numbers and the place of first divergence."""
+    now = result.to_json()
+    found = [_differs("verdict", record.get("verdict"), now["verdict"])]
+    found += [_differs(k, record.get(k), now[k]) for k in NUMBERS if not _close(record.get(k), now[k])]
+    was, here = (_place(r.get("first_divergence")) for r in (record, now))
+    found.append(_differs("first divergence", was, here))
+    return [f for f in found if f]
+
+
+def _differs(what: str, was: JSON, here: JSON) -> str:
+    return "" if was == here else f"{what} was {printable(str(was), LONGEST)}, is {printable(str(here), LONGEST)}"
+
+
+def _close(was: JSON, here: JSON) -> bool:
+    if isinstance(was, float) and isinstance(here, float):
+        return abs(was - here) <= CLOSE * max(abs(was), abs(here))
+    return bool(was == here)
+
+
+def _place(first: JSON) -> str:
+    if not isinstance(first, dict):
+        return "nowhere"
+    return f"step {first.get('step')}, node {first.get('node')} {first.get('op')}, element {first.get('index')}"

@@ -1,0 +1,153 @@
+"""Which cases and backends a run takes: families, globs, levels, specs. Shared by pytest and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from conformance.backend import registry
+from conformance.backend.interface import Backend, BufferType, DeviceInfo
+from conformance.backend.registry import Spec, resolve
+from conformance.case.case import Case
+from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.run.isolation.guard import caught, guarded
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation, open_backend
+from conformance.run.isolation.watchdog import Watchdog
+from conformance.suite import FAMILIES
+from conformance.suite.family import Family, Level
+
+
+def family_named(name: str) -> Family:
+    """The family called `name`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in FAMILIES:
+        raise UsageError(f"family {name!r} is unknown; known: {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def build(case_id: str) -> Case:
+    """The case behind an id.
+
+    Raises:
+        UsageError: no family knows the id.
+    """
+    return family_named(case_id.partition("/")[0]).build(case_id)
+
+
+def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
+    """Ids of the chosen families at `level`, those that match any of `globs` (all, where there is none).
+
+    An id that a glob spells out in full is taken even where no level lists it.
+
+    A family that this installation lacks is left out where none is named (`lacking` says which).
+
+    Raises:
+        UsageError: an unknown family, or a glob that matches nothing.
+        UnavailableError: this installation lacks a family that is named.
+    """
+    chosen = [family_named(f) for f in families] or [f for f in FAMILIES.values() if not f.lacks()]
+    for f in chosen:
+        if families and (why := f.lacks()):
+            raise UnavailableError(f"{f.name}: {why}")
+    ids = [i for f in chosen for i in f.ids(level)]
+    if not globs:
+        return ids
+    found = dict.fromkeys(i for i in ids if any(fnmatchcase(i, g) for g in globs))
+    for g in globs:
+        if any(fnmatchcase(i, g) for i in ids):
+            continue
+        if "@" in g and not set("*?") & set(g):
+            build(g)
+            found[g] = None
+        else:
+            raise UsageError(f"no case of level {level} matches {g!r}; `conform cases --level full` lists them all")
+    return list(found)
+
+
+def lacking(families: Sequence[str]) -> dict[str, str]:
+    """Which of the chosen families this installation lacks, and why."""
+    return {n: why for n, f in FAMILIES.items() if (not families or n in families) and (why := f.lacks())}
+
+
+def parse_specs(texts: Sequence[str]) -> list[Spec]:
+    """Backends as the user named them; every installed one where none is named.
+
+    Raises:
+        UsageError: a spec of another form.
+    """
+    return [Spec.parse(t) for t in texts] or [Spec(n) for n in registry.names()]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a backend says of itself when it is opened."""
+
+    info: DeviceInfo
+    buffer_types: Sequence[BufferType]
+    stages: tuple[str, ...]
+
+
+def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
+    """Open `spec` as a run would, ask what it is, and close it.
+
+    Args:
+        spec: name and options.
+        isolation: that of the run.
+
+    Raises:
+        UsageError: an unknown name, or an option that it does not take.
+        UnavailableError: this machine cannot have it, or the adapter is broken; the message says why.
+    """
+    i = isolation or Isolation()
+    watchdog = Watchdog(i.time_limit)
+    try:
+        opened = open_backend(
+            spec, isolate=i.isolate, time_limit=i.time_limit, memory_limit=i.memory_limit, watchdog=watchdog
+        )
+        return _asked(opened, spec, watchdog)
+    except UnavailableError:
+        raise
+    except UsageError as e:
+        if spec.options or resolve(spec) != spec or spec.name not in registry.names():
+            raise
+        raise UnavailableError(f"could not be started: {e}") from e  # not the user's words: there are none
+    except ConformanceError as e:
+        raise UnavailableError(f"could not be started: {e}") from e
+    finally:
+        watchdog.close()
+
+
+def _asked(opened: Backend, spec: Spec, watchdog: Watchdog) -> Probe:
+    try:
+        backend = guarded(opened, str(spec), watchdog)
+        return Probe(backend.info(), backend.buffer_types(), backend.stages)
+    finally:
+        with suppress(ConformanceError):  # of a run's own closing it is said
+            caught(f"{spec}: close", None if isinstance(opened, IsolatedBackend) else watchdog, opened.close)
+
+
+def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tuple[list[Spec], dict[Spec, str]]:
+    """Those backends that this machine can have, and why it cannot have the others.
+
+    Args:
+        specs: names and options.
+        isolation: in which kind of process they will run: they are asked there.
+
+    Raises:
+        UsageError: an unknown name or option.
+    """
+    have: list[Spec] = []
+    lack: dict[Spec, str] = {}
+    for spec in specs:
+        try:
+            probe(spec, isolation)
+        except UnavailableError as e:
+            lack[spec] = str(e)
+        else:
+            have.append(spec)
+    return have, lack

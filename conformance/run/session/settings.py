@@ -1,0 +1,152 @@
+"""`conformance.toml`: backends under names of their own.
+
+    [backend.vulkan]                       # what --backend calls it
+    adapter = "ggml"                       # an installed adapter
+    level = "standard"                     # its level where --level is not given
+    waivers = "waivers/vulkan.toml"        # its known failures, relative to this file; or package:waivers/ggml.toml
+    options = { lib = "./build/bin", device = "Vulkan0" }
+    environment = { GGML_VK_VISIBLE_DEVICES = "0", GGML_VK_DEBUG = false }
+
+A table of an installed name, `[backend.ggml]`, has `level` and `waivers` only.
+
+`environment` is set in the backend's worker process before anything is loaded; `false` takes a variable away. Options
+and variables that begin with `./` or `../` are paths relative to the file. Reading the file opens no backend and loads
+no library: that is done only for a backend that the user names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from conformance import shipped
+from conformance.backend import registry
+from conformance.backend.registry import Named, Spec
+from conformance.case import stricttoml
+from conformance.case.stricttoml import expect, only
+from conformance.ggml.errors import UsageError
+from conformance.judge import waivers
+from conformance.judge.waivers import Waivers
+from conformance.suite.family import LEVELS, Level
+
+FILE = "conformance.toml"
+"""Its name in the working directory."""
+OWN = ("level", "waivers")
+"""What any name can be given."""
+KEYS = ("adapter", "options", "environment", *OWN)
+"""What a name of the user's own can be given."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a file says, names of backends aside, which the registry knows."""
+
+    path: Path | None = None
+    levels: Mapping[str, Level] = field(default_factory=dict)
+    """Name of a backend -> its own level."""
+    waivers: Mapping[str, Path] = field(default_factory=dict)
+    """Name of a backend -> its file of waivers."""
+
+    def level(self, spec: Spec, given: Level | None) -> Level:
+        """The level to run `spec` at: what the user gave, its own, or smoke."""
+        return given or self.levels.get(spec.name, LEVELS[0])
+
+    def waivers_of(self, specs: list[Spec], given: Path | None) -> dict[Spec, Waivers]:
+        """The waivers of each backend that has a file of them.
+
+        Args:
+            specs: the backends of a run.
+            given: the file that the user named, for the one backend of the run.
+
+        Raises:
+            UsageError: a file cannot be read or is malformed; one file for several backends.
+        """
+        if given is not None:
+            if len(specs) != 1:
+                raise UsageError(f"--waivers {given}: waivers are of one backend; name one with --backend")
+            return {specs[0]: read_waivers(given)}
+        return {s: read_waivers(self.waivers[s.name]) for s in specs if s.name in self.waivers}
+
+
+def read_waivers(path: Path) -> Waivers:
+    """The waivers of a file.
+
+    Raises:
+        UsageError: it cannot be read, or is malformed.
+    """
+    return waivers.parse(stricttoml.read(path), str(path))
+
+
+def load(path: Path | None) -> Settings:
+    """Read settings and make their backends known by name; without a file, no name but the installed ones is known.
+
+    Args:
+        path: the file; where None, `conformance.toml` of the working directory, if there is one.
+
+    Raises:
+        UsageError: names the file, the table and the key.
+    """
+    found = path or (Path(FILE) if Path(FILE).is_file() else None)
+    if found is None:
+        registry.define({})
+        return Settings()
+    document = stricttoml.parse(stricttoml.read(found), str(found))
+    only(document, ("backend",), f"{found}:")
+    tables = document.get("backend", {})
+    expect(isinstance(tables, dict), f"{found}: [backend]", "tables [backend.NAME]", tables)
+    named, levels, files = {}, {}, {}
+    for name, table in tables.items():
+        where = f"{found}: [backend.{name}]"
+        expect(isinstance(table, dict), where, "a table", table)
+        if name not in registry.names() or not set(table) <= set(OWN):
+            named[name] = _named(name, table, where, found.parent)
+        if "level" in table:
+            levels[name] = _level(table["level"], where)
+        if "waivers" in table:
+            expect(isinstance(table["waivers"], str), f"{where} waivers", "a file", table["waivers"])
+            files[name] = shipped.located(table["waivers"], found.parent)
+    registry.define(named)
+    return Settings(found, levels, files)
+
+
+def _named(name: str, table: dict[str, Any], where: str, folder: Path) -> Named:
+    installed = registry.names()
+    expect(_NAME.fullmatch(name) is not None, where, "a name of letters, digits, _ . + -", name)
+    expect(name not in installed, where, f"{' and '.join(OWN)} only, or a name that no installed adapter has", name)
+    only(table, KEYS, where)
+    adapter = table.get("adapter")
+    expect(adapter in installed, f"{where} adapter", f"one of {', '.join(installed)}", adapter)
+    options = _table(table, "options", where)
+    environment = _table(table, "environment", where)
+    for key, value in options.items():
+        expect(isinstance(value, (str, int)), f"{where} options.{key}", "a text or a whole number", value)
+        expect(not isinstance(value, bool), f"{where} options.{key}", 'a text, as "true",', value)
+    for key, value in environment.items():
+        expect(isinstance(value, str) or value is False, f"{where} environment.{key}", "a text or false", value)
+        expect("=" not in key and "\0" not in f"{key}{value}" and key != "", f"{where} environment", "a variable", key)
+    return Named(
+        cast("str", adapter),
+        tuple((k, _located(str(v), folder)) for k, v in options.items()),
+        tuple((k, None if v is False else _located(v, folder)) for k, v in environment.items()),
+        where,
+    )
+
+
+def _level(value: object, where: str) -> Level:
+    expect(value in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", value)
+    return cast("Level", value)
+
+
+def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    value = table.get(key, {})
+    expect(isinstance(value, dict), f"{where} {key}", "a table", value)
+    return cast("dict[str, Any]", value)
+
+
+def _located(value: str, folder: Path) -> str:
+    """A path of the file, absolute: a library without a folder would be looked for in the system's."""
+    return str((folder / value).resolve()) if value.startswith(("./", "../")) else value

@@ -1,0 +1,276 @@
+"""What is about to run is on disk before a backend sees it, so that not even a kill of the whole run loses it.
+
+A run has a folder of its own, which it holds locked as long as it lives. Before a case runs, a file in there says so: a
+trajectory, or any case that no id makes again, as a case file; one-step cases that ids make again by these ids, because
+a file for each would take longer than running them. The file goes when the case has run, whatever came of it:
+results are the run's to report. A folder that nobody holds is what a run left that was killed: `recover` makes case
+files of it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import getpass
+import itertools
+import json
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from conformance.backend.registry import Spec
+from conformance.case import casefile
+from conformance.case.case import JSON, Case
+from conformance.ggml.errors import CaseFileError, ConformanceError
+from conformance.ggml.text import printable, shell
+
+RUNNING = "running-"
+LEFT = "interrupted"
+LOCK = "lock"
+MAX_SAID = 1 << 20
+"""Bytes of what a run said of a batch; a hundred ids take a tenth of it."""
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """What a run was doing when it was killed."""
+
+    backend: str
+    path: Path
+    """A case file of one or more cases, of which one ended the run; it stays until somebody removes it."""
+    cases: int
+
+    def sentence(self) -> str:
+        """One line for a person."""
+        what = "a case" if self.cases == 1 else f"{self.cases} cases"
+        again = shell(["conform", "repro", str(self.path), "--backend", self.backend])
+        return f"a run ended in the middle of {what}: {again}"
+
+
+def default_folder() -> Path:
+    """Where runs keep their folders unless told otherwise: one of the user's under the system's temporary folder.
+
+    Others can make files there, too. A folder of that name that is another's, a link, or open to others is not used:
+    then a new one is made for this process, and said.
+    """
+    try:
+        user = getpass.getuser()
+    except (ImportError, KeyError, OSError):  # no such user in a container
+        user = str(os.getuid()) if hasattr(os, "getuid") else "user"
+    folder = Path(tempfile.gettempdir()) / f"conformance-{user}"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700)
+    return folder if is_own(folder) else _instead_of(folder)
+
+
+def is_own(folder: Path) -> bool:
+    """Whether `folder` is a folder of this user, no link to one, that nobody else can write to."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    if not stat.S_ISDIR(found.st_mode):
+        return False
+    return not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & 0o022)
+
+
+@cache
+def _instead_of(folder: Path) -> Path:
+    made = Path(tempfile.mkdtemp(prefix="conformance-"))
+    atexit.register(partial(_removed_if_empty, made))
+    says = f"{folder} is not a folder of yours alone, so it is not used; what a run was doing is in {made}"
+    sys.stderr.write(f"{printable(says)}\n")
+    return made
+
+
+def _removed_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
+
+
+class Ahead:
+    """The folder of a run under `folder`, made at first use.
+
+    Args:
+        folder: shared by all runs.
+        known: whether an id makes this very case again.
+    """
+
+    def __init__(self, folder: Path, known: Callable[[Case], bool]) -> None:
+        self.folder = folder
+        self._known = known
+        self._count = itertools.count()
+        self._own: Path | None = None
+        self._lock: int | None = None
+
+    @contextmanager
+    def batch(self, spec: Spec, cases: Sequence[Case]) -> Iterator[None]:
+        """While this lasts, the ids of `cases` that ids make again are on disk, with the name of their backend.
+
+        Raises:
+            CaseFileError: the folder cannot be written to.
+        """
+        with self._written(spec, [c for c in cases if self._known(c)], None):
+            yield
+
+    @contextmanager
+    def one(self, spec: Spec, case: Case) -> Iterator[None]:
+        """While this lasts, `case` is on disk: as a file, or by its id where that is enough.
+
+        Raises:
+            CaseFileError: the folder cannot be written to.
+        """
+        by_id = self.by_id(case)
+        with self._written(spec, [case] if by_id else [], None if by_id else case):
+            yield
+
+    def close(self) -> None:
+        """Remove the folder of the run."""
+        if self._own is not None:
+            assert self._lock is not None
+            if os.name == "nt":  # an open file cannot be removed there
+                os.close(self._lock)
+                shutil.rmtree(self._own, ignore_errors=True)
+            else:  # held to the end, so that no recovery takes it for one that was left
+                shutil.rmtree(self._own, ignore_errors=True)
+                os.close(self._lock)
+            self._own = None
+
+    def by_id(self, case: Case) -> bool:
+        """Whether the id is all there is to write down."""
+        return len(case.steps) == 1 and self._known(case)
+
+    @contextmanager
+    def _written(self, spec: Spec, by_id: Sequence[Case], whole: Case | None) -> Iterator[None]:
+        try:
+            stem = f"{self._folder()}/{next(self._count):08}"
+            file = None if whole is None else Path(f"{stem}.gguf")
+            if file is not None and whole is not None:
+                casefile.write(file, whole)
+            text = json.dumps({"backend": str(spec), "ids": [[c.id, c.generator] for c in by_id]})
+            # a third of the time of Path.write_text
+            descriptor = os.open(f"{stem}.json", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            os.write(descriptor, text.encode())
+            os.close(descriptor)
+        except OSError as e:
+            raise CaseFileError("file", f"{self.folder} cannot be written to: {e.strerror or e}") from e
+        try:
+            yield
+        finally:
+            os.unlink(f"{stem}.json")  # noqa: PTH108  # as above
+            if file is not None:
+                file.unlink()
+
+    def _folder(self) -> Path:
+        if self._own is None:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with _alone_in(self.folder):  # no recovery sees it before it is held
+                own = Path(tempfile.mkdtemp(prefix=f"{RUNNING}{os.getpid()}-", dir=self.folder))
+                self._lock = os.open(own / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
+                _hold(self._lock)
+            self._own = own
+        return self._own
+
+
+def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
+    """Turn what killed runs left in `folder` into case files; each is told once.
+
+    Args:
+        folder: as given to `Ahead`.
+        build: makes a case of an id.
+    """
+    found: list[Interrupted] = []
+    for own in sorted(folder.glob(f"{RUNNING}*")):
+        if not is_own(own):
+            continue  # of somebody else, or a link: neither read nor removed
+        with _alone_in(folder):
+            lock = _taken(own / LOCK)
+        if lock is None:
+            continue
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, ConformanceError):
+            said = max(own.glob("*.json"), default=None)  # the last that began is the innermost
+            if said is not None:
+                found.append(_rescued(folder / LEFT, said, build))
+        shutil.rmtree(own, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+    return found
+
+
+def _rescued(to: Path, said: Path, build: Callable[[str], Case]) -> Interrupted:
+    descriptor = os.open(said, os.O_RDONLY | _NO_LINK)
+    with os.fdopen(descriptor, "rb") as file:
+        document: dict[str, JSON] = json.loads(file.read(MAX_SAID))
+    backend, ids = document["backend"], document["ids"]
+    if not (isinstance(backend, str) and all(isinstance(i, str) for i, _ in ids)):
+        raise ValueError("texts expected")  # as of any file that no run of ours left: nothing to tell
+    with suppress(FileExistsError):
+        to.mkdir(mode=0o700)
+    if not is_own(to):  # a link, or a folder that others write to: what was left is not put there, and not lost
+        to = Path(tempfile.mkdtemp(prefix=f"{LEFT}-", dir=to.parent))
+    path = to / f"{said.parent.name.removeprefix(RUNNING)}-{said.stem}.gguf"
+    whole = said.with_suffix(".gguf")
+    if whole.is_symlink() or whole.exists():
+        if not stat.S_ISREG(whole.lstat().st_mode):
+            raise ValueError(f"{whole}: a file expected")
+        whole.replace(path)
+        return Interrupted(backend, path, 1)
+    cases = [c for c, generator in ((build(i), g) for i, g in ids) if c.generator == generator]
+    casefile.write(path, cases)
+    return Interrupted(backend, path, len(cases))
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """While this lasts, nobody else makes or takes a folder of a run in `folder`."""
+    try:
+        import fcntl  # noqa: PLC0415  # POSIX only
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _hold(descriptor: int) -> None:
+    with suppress(ImportError, OSError):
+        import fcntl  # noqa: PLC0415  # POSIX only; elsewhere an open file cannot be removed
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _taken(lock: Path) -> int | None:
+    """The descriptor of a lock that nobody held, now held by us, -1 where there is none to hold; None where it is held.
+
+    Held until the folder is gone, so that two recoveries do not tell of the same run.
+    """
+    try:
+        import fcntl  # noqa: PLC0415  # POSIX only
+    except ImportError:
+        try:
+            lock.unlink(missing_ok=True)
+        except PermissionError:
+            return None
+        return -1
+    try:
+        descriptor = os.open(lock, os.O_RDWR | _NO_LINK)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

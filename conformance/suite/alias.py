@@ -1,0 +1,256 @@
+"""The family `alias`: two graphs whose tensors have the same names and that differ in one thing, run in turn.
+
+`alias/differs=eps,tokens=3@7` runs A, B, A, B: a sublayer of a decoder, over weights, caches and inputs that A and B
+each have for themselves under the same names. A backend that knows a compiled graph again by less than all it was made
+of (names, shapes, op order) runs A where B is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from conformance.case.case import Case, Step
+from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.build_graph import Expansion
+from conformance.ggml.ops.rules_model import ROPE_TYPE
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nbytes, nelements, new_tensor
+from conformance.ggml.types import F16, F32, I32, I64, Q4_0, Q8_0, GGMLType
+
+from .decoder.weights import random_bytes
+from .family import LEVELS, Family, Level
+from .ops.data import Fill, chosen, encode, integers, normal
+from .ops.grammar import Key, count, expand, read_keys, word
+
+NAME = "alias"
+GENERATOR = 1
+"""Raise it when any id's bytes change."""
+
+_B = Builder()
+_EMBD, _HEAD, _HEADS, _CELLS = 64, 16, 4, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a graph of this family may differ in from another."""
+
+    eps: float = 1e-5
+    scale: float = 0.25
+    freq_base: float = 10000.0
+    mode: str = "NORMAL"
+    sub_op: str = "silu"
+    middle: str = "mul"
+    """Op in the middle of the graph."""
+    edge: str = "gate"
+    """Which of two like values a node reads."""
+    swapped: bool = False
+    """Operands of a difference in the other order."""
+    axes: tuple[int, int, int, int] = (0, 2, 1, 3)
+    offset: int = 0
+    """Rows of the cache before the first that is read."""
+    stride: int = 1
+    """Every how manieth row of the cache is read."""
+    n_kv: int = 8
+    tokens: int = 0
+    """More tokens than the id says."""
+    type_: GGMLType = Q8_0
+    """Of one weight."""
+    branch: int = 0
+    """Which of two branches is computed: they differ in FLAG_COMPUTE alone."""
+    weight: int = 0
+    """1: one byte of one weight is another."""
+    norm: int = 0
+    """1: one byte of the norm's weight is another."""
+    cache: int = 0
+    """1: the cache held other rows before."""
+    sinks: bool = False
+    """A source more."""
+
+
+DIFFERS: dict[str, Traits] = {
+    "eps": Traits(eps=0.5),
+    "scale": Traits(scale=0.75),
+    "freq_base": Traits(freq_base=100.0),
+    "mode": Traits(mode="NEOX"),
+    "sub_op": Traits(sub_op="tanh"),
+    "middle": Traits(middle="add"),
+    "edge": Traits(edge="up"),
+    "order": Traits(swapped=True),
+    "axes": Traits(axes=(1, 2, 0, 3)),
+    "offset": Traits(offset=5),
+    "stride": Traits(stride=2),
+    "n_kv": Traits(n_kv=12),
+    "tokens": Traits(tokens=2),
+    "type": Traits(type_=Q4_0),
+    "float": Traits(type_=F16),
+    "branch": Traits(branch=1),
+    "weight": Traits(weight=1),
+    "norm": Traits(norm=1),
+    "cache": Traits(cache=1),
+    "src": Traits(sinks=True),
+}
+"""What B differs in from A -> B's traits."""
+
+KEYS: dict[str, Key] = {"differs": word(*DIFFERS), "tokens": count(3), "order": word("abab", "ab", "ba", "aab")}
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An id, read."""
+
+    differs: str
+    tokens: int
+    order: str
+    params: dict[str, str]
+    seed: int
+
+
+def read(case_id: str, family: str = NAME) -> Read:
+    """The parts of an id.
+
+    Raises:
+        UsageError: says what may stand there.
+    """
+    head, _, seed = case_id.rpartition("@")
+    name, _, body = head.partition("/")
+    if name != family or not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
+        raise UsageError(f"case {case_id!r}: {family}/differs=WHAT,key=value@seed expected")
+    values, given = read_keys(case_id, body, KEYS)
+    if not 1 <= values["tokens"] <= 16:
+        raise UsageError(f"case {case_id!r}: tokens: 1 to 16 expected, {values['tokens']} found")
+    return Read(values["differs"], values["tokens"], values["order"], given, int(seed))
+
+
+def build(case_id: str) -> Case:
+    """The case behind an id.
+
+    Raises:
+        UsageError: the id cannot be read.
+    """
+    r = read(case_id)
+    sides = {"a": Side(case_id, Traits(), r.tokens), "b": Side(case_id, DIFFERS[r.differs], r.tokens)}
+    steps = [sides[which].step(k) for k, which in enumerate(r.order)]
+    persistent = {t: d for side in sides.values() if side.used for t, d in side.persistent.items()}
+    return Case(case_id, persistent, steps, family=NAME, params=dict(r.params), seed=r.seed, generator=GENERATOR)
+
+
+def alone(case_id: str, traits: Traits, tokens: int, steps: int = 2) -> Case:
+    """One of the two graphs by itself, `steps` times."""
+    side = Side(case_id, traits, tokens)
+    made = [side.step(k) for k in range(steps)]
+    return Case(case_id, side.persistent, made, family=NAME, generator=GENERATOR)
+
+
+class Side:
+    """A or B: its weights and cache, under the names that the other has too."""
+
+    def __init__(self, case_id: str, traits: Traits, tokens: int) -> None:
+        self.id, self.t, self.n = case_id, traits, tokens + traits.tokens
+        self.used = False
+        shapes: dict[str, tuple[GGMLType, tuple[int, ...], float]] = {
+            "attn_norm.weight": (F32, (_EMBD,), 1.0),
+            "attn_q.weight": (traits.type_, (_EMBD, _EMBD), 0.125),
+            "ffn_gate.weight": (F32, (_EMBD, _EMBD), 0.125),
+            "ffn_up.weight": (F16, (_EMBD, _EMBD), 0.125),
+            "attn_sinks.weight": (F32, (_HEADS,), 1.0),
+            "cache_k_l0": (F16, (_EMBD, _CELLS), 1.0),
+        }
+        self.persistent: dict[Tensor, Bytes] = {}
+        self.w: dict[str, Tensor] = {}
+        for name, (type_, ne, std) in shapes.items():
+            if name == "attn_sinks.weight" and not traits.sinks:
+                continue
+            t = new_tensor(type_, *ne, name=name)
+            stream = Stream(case_id, f"{name} b" if name == "cache_k_l0" and traits.cache else name)
+            self.persistent[t] = random_bytes(type_, stream, nelements(t), std)
+            self.w[name] = t
+        for name, differs in (("ffn_gate.weight", traits.weight), ("attn_norm.weight", traits.norm)):
+            if differs:
+                self._flip(self.w[name])
+
+    def _flip(self, t: Tensor) -> None:
+        """Change the sign and half the exponent of one element: one byte."""
+        data = self.persistent[t].copy()
+        data[nbytes(t) // 8 * 4 + 3] ^= np.uint8(0x81)
+        self.persistent[t] = data
+
+    def step(self, k: int) -> Step:
+        """The graph once more, new tensors under the same names, on inputs of its own."""
+        self.used = True
+        inputs: dict[Tensor, Bytes] = {}
+
+        def leaf(name: str, type_: GGMLType, fill: Fill, *ne: int) -> Tensor:
+            t = new_tensor(type_, *ne, name=name, flags=FLAG_INPUT)
+            inputs[t] = encode(type_, Stream(self.id, f"{name} {k}"), t.ne, fill)
+            return t
+
+        tr, n, w = self.t, self.n, self.w
+        x = leaf("inp_embd", F32, normal(), _EMBD, n)
+        pos = leaf("inp_pos", I32, integers(0, 50), n)
+        ids = leaf("attn_inp_k_idxs", I64, chosen(_CELLS), n)
+        mask = leaf("attn_inp_kq_mask", F32, normal(), tr.n_kv, n)
+        gf = Expansion()
+        cur = _named(_B.rms_norm(x, tr.eps), "norm-0")
+        cur = _named(_B.mul(cur, w["attn_norm.weight"]), "attn_norm-0")
+        q = _named(_B.mul_mat(w["attn_q.weight"], cur), "Qcur-0")
+        q = _B.reshape_3d(q, _HEAD, _HEADS, n)
+        q = _B.rope_ext(q, pos, None, _HEAD, ROPE_TYPE[tr.mode], 0, tr.freq_base, 1.0, 0.0, 1.0, 32.0, 1.0)
+        q = _named(q, "Qcur_rope-0")
+        cache = w["cache_k_l0"]
+        gf.expand(_B.set_rows(cache, _named(_B.scale(cur, 0.5), "Kcur-0"), ids))
+        nb1, head = cache.nb[1], _HEAD * 2
+        keys = _B.view_3d(cache, _HEAD, tr.n_kv, _HEADS, nb1 * tr.stride, head, tr.offset * nb1)
+        kq = _named(_B.mul_mat(keys, _B.permute(q, 0, 2, 1, 3)), "kq-0")
+        kq = _B.soft_max_ext(kq, mask, tr.scale, 0.0)
+        if tr.sinks:
+            _B.soft_max_add_sinks(kq, w["attn_sinks.weight"])
+        kq = _named(kq, "kq_soft_max-0")
+        values = _B.cont(_B.transpose(_B.view_2d(cache, _EMBD, tr.n_kv, nb1, 0)))
+        out = _named(_B.mul_mat(_B.reshape_3d(values, tr.n_kv, _HEAD, _HEADS), kq), "kqv-0")
+        out = _B.cont_2d(_B.permute(out, *tr.axes), _EMBD, n)
+        out = _named(out, "kqv_out-0")
+        gate = _named(_B.mul_mat(w["ffn_gate.weight"], cur), "ffn_gate-0")
+        up = _named(_B.mul_mat(w["ffn_up.weight"], cur), "ffn_up-0")
+        gate = _named(getattr(_B, tr.sub_op)(gate), "ffn_act-0")
+        ffn = _named(getattr(_B, tr.middle)(gate, up), "ffn_par-0")
+        res = gate if tr.edge == "gate" else up
+        ffn = _named(_B.add(ffn, res), "ffn_out-0")
+        both = (out, ffn) if not tr.swapped else (ffn, out)
+        diff = _named(_B.sub(*both), "l_out-0")
+        branches = _named(_B.scale(diff, 0.5), "branch-0"), _named(_B.sqr(diff), "branch-1")
+        gf.select(branches, tr.branch)
+        graph = gf.graph()
+        return Step(graph, inputs, (kq, ffn, branches[tr.branch]))
+
+
+def _named(t: Tensor, name: str) -> Tensor:
+    return _B.set_name(t, name)
+
+
+TABLE: dict[Level, tuple[str, ...]] = {
+    "smoke": tuple(f"differs={what}" for what in DIFFERS),
+    "standard": ("differs={" + "|".join(DIFFERS) + "},tokens={1|5},order={abab|aab}",),
+    "full": ("differs={" + "|".join(DIFFERS) + "},tokens={2|7},order={ab|ba}",),
+}
+"""Level -> ids without family and seed that it adds; `{a|b}` stands for both."""
+
+
+def ids(level: Level) -> Sequence[str]:
+    """Case ids of a level and those below it."""
+    return _ids(level)
+
+
+@cache
+def _ids(level: Level) -> tuple[str, ...]:
+    bodies = [b for name in LEVELS[: LEVELS.index(level) + 1] for row in TABLE[name] for b in expand(row)]
+    return tuple(f"{NAME}/{b}@{zlib.crc32(b.encode()) % 1000}" for b in bodies)
+
+
+FAMILY = Family(NAME, "two graphs of the same names that differ in one thing, run in turn", ids, build)

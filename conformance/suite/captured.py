@@ -1,0 +1,186 @@
+"""Cases captured from llama.cpp with its eval callback: real graphs, real node names, recorded values.
+
+A capture is a `.json` with the graphs and a `.npz` with the bytes. `persistent`: weights and caches. `steps[k].tokens`:
+rows `[token, position, sequence, wants_logits]`; `steps[k].tensors`: fields of `struct ggml_tensor`, each after its
+`src` and `view_src`, with `node` (is in the graph's list of nodes), `input` (a leaf filled for the step) and
+`persistent` (the name of the one it is). Arrays, raw uint8 laid out by `nb`: `p{i}` persistent[i] before the first
+step; in step k `s{k}_i{j}` input j, `s{k}_o{j}` node j right after it ran, `s{k}_c{i}` cache i after the step. A node
+without FLAG_COMPUTE was not computed; what the recorder found in its memory means nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from conformance import shipped
+from conformance.case import casefile
+from conformance.case.case import JSON, Case, Step
+from conformance.case.codec import VERSION, check, load_head, load_step
+from conformance.case.strictjson import Memory, parse, weigh
+from conformance.ggml.arithmetic import GGML_CPU
+from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import FLAG_OUTPUT, Bytes, Tensor, computes, nbytes, pack
+
+from .arrays import Arrays
+from .family import Family, Level
+
+MAX_MEMORY = 4 << 30
+"""Bytes that reading one capture may take."""
+TOLERANCE = {"nmse": 5e-4}
+"""What a free run may differ by from a recording in ggml's quantised arithmetic."""
+GOLDEN = shipped.path("golden", "captured")
+"""Where the captures that come along lie."""
+
+ARITHMETIC = {"xllamacpp ggml 0.26.0": GGML_CPU.name}
+"""`source` of a capture -> how the recorder's ggml rounded: the reference can then be held against the recording in the
+same arithmetic."""
+
+_FIELDS = ("type", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "flags", "name")
+
+
+def import_capture(json_path: str | Path, npz_path: str | Path | None = None) -> Case:
+    """The capture in `json_path` and `npz_path` (default: beside it) as a case with recorded values.
+
+    Outputs are the results: recorded nodes flagged OUTPUT that no node reads, else the last computed node. Expected are
+    every recorded node that computes something, and every recorded cache. The id is `captured/{name of the file}@0`.
+
+    Raises:
+        CaseFileError: names the field or array, and what is wrong with it.
+    """
+    json_path = Path(json_path)
+    memory = Memory(MAX_MEMORY, 0)
+    doc = _document(json_path, memory)
+    with closing(Arrays(json_path.with_suffix(".npz") if npz_path is None else Path(npz_path), memory)) as arrays:
+        case = _head(json_path.stem, doc, arrays)
+        names = {t.name: i for i, t in enumerate(case.persistent)}
+        if len(names) != len(case.persistent):
+            raise CaseFileError("persistent", "two tensors have the same name")
+        for k, entry in enumerate(_list(doc.get("steps"), "steps")):
+            case.steps.append(_step(k, entry, case, names, arrays))
+    if not case.steps:
+        raise CaseFileError("steps", "at least one expected, none found")
+    check(case)
+    return case
+
+
+def _document(path: Path, memory: Memory) -> dict[str, JSON]:
+    try:
+        raw = path.read_bytes()
+    except OSError as e:
+        raise CaseFileError("file", f"{path} cannot be read: {e.strerror or e}") from e
+    return _object(parse(memoryview(raw), memory, "document"), "document")
+
+
+def _head(name: str, doc: Mapping[str, JSON], arrays: Arrays) -> Case:
+    facts = {key: value for key, value in doc.items() if key not in ("persistent", "steps")}
+    arrays.memory.keep(weigh(facts, "document"), "document")
+    source = facts.get("source")
+    if isinstance(source, str) and source in ARITHMETIC:
+        facts["arithmetic"] = ARITHMETIC[source]
+    entries = _list(doc.get("persistent"), "persistent")
+    head = {
+        "version": VERSION,
+        "id": f"captured/{name}@0",
+        "family": "captured",
+        "params": {"capture": name},
+        "tolerance": dict(TOLERANCE),
+        "provenance": facts,
+        "persistent": [_tensor(e, {}, f"persistent[{i}]") for i, e in enumerate(entries)],
+    }
+    case = load_head(head, _nothing())
+    for i, t in enumerate(case.persistent):
+        case.persistent[t] = arrays.read(f"p{i}", nbytes(t))
+    return case
+
+
+def _step(k: int, entry: JSON, case: Case, names: Mapping[str, int], arrays: Arrays) -> Step:
+    where = f"steps[{k}]"
+    entry = _object(entry, where)
+    listed = _list(entry.get("tensors"), f"{where}.tensors")
+    tensors = [_tensor(t, names, f"{where}.tensors[{j}]") for j, t in enumerate(listed)]
+    nodes = [j for j, t in enumerate(listed) if t.get("node") is True]
+    inputs = [j for j, t in enumerate(listed) if t.get("input") is True]
+    note = {"tokens": entry.get("tokens")}
+    arrays.memory.keep(weigh(note, f"{where}.tokens"), f"{where}.tokens")
+    doc = {"tensors": tensors, "nodes": nodes, "inputs": inputs, "note": note}
+    step = load_step(k, doc, case, _nothing())
+    used = set(step.graph.tensors())
+    step.inputs = {
+        t: arrays.read(f"s{k}_i{j}", nbytes(t)) for j, t in zip(inputs, step.inputs, strict=True) if t in used
+    }
+    recorded = [(f"s{k}_o{j}", n) for j, n in zip(nodes, step.graph, strict=True) if computes(n)]
+    recorded += [(f"s{k}_c{i}", t) for i, t in enumerate(case.persistent)]
+    step.expected = {t: pack(arrays.read(name, nbytes(t)), t, 0) for name, t in recorded if name in arrays}
+    step.outputs = _results(step.graph, step.expected)
+    return step
+
+
+def _tensor(entry: JSON, names: Mapping[str, int], where: str) -> dict[str, JSON]:
+    """A tensor of a capture in the words of `codec`; what it holds is checked there."""
+    entry = _object(entry, where)
+    name = entry.get("persistent")
+    if name is None or not where.startswith("steps"):
+        return {key: entry[key] for key in _FIELDS if key in entry and entry[key] is not None}
+    if not isinstance(name, str) or name not in names:
+        raise CaseFileError(f"{where}.persistent", "the name of a persistent tensor expected, something else found")
+    return {"persistent": names[name]}
+
+
+def _results(graph: Graph, recorded: Mapping[Tensor, Bytes]) -> tuple[Tensor, ...]:
+    read = {s for n in graph for s in n.src if s is not n}
+    computed = [n for n in graph if computes(n)]
+    results = [n for n in computed if n.flags & FLAG_OUTPUT and n in recorded and n not in read]
+    return tuple(results or computed[-1:])
+
+
+def _nothing() -> defaultdict[str, Bytes]:
+    """Byte arrays whose sizes are known only once the tensors are."""
+    return defaultdict(lambda: np.empty(0, np.uint8))
+
+
+def _object(value: JSON, where: str) -> dict[str, JSON]:
+    if not isinstance(value, dict):
+        raise CaseFileError(where, "an object expected, something else found")
+    return value
+
+
+def _list(value: JSON, where: str) -> list[JSON]:
+    if not isinstance(value, list):
+        raise CaseFileError(where, "a list expected, something else found")
+    return value
+
+
+def _ids(_: Level) -> Sequence[str]:
+    return [case_id for path in _files() for case_id in casefile.index(path)]
+
+
+def _build(case_id: str) -> Case:
+    for path in _files():
+        if case_id in casefile.index(path):
+            return casefile.read_one(path, case_id)
+    known = f"in {GOLDEN} there are {', '.join(_ids('full'))}"
+    raise UsageError(f"no case {case_id!r}: {_lacks() or known}")
+
+
+def _files() -> list[Path]:
+    return sorted(GOLDEN.glob("*.gguf"))
+
+
+def _lacks() -> str:
+    return "" if _files() else f"no case files in {GOLDEN}; {shipped.AGAIN}"
+
+
+FAMILY = Family(
+    "captured",
+    "trajectories that llama.cpp ran, held against what it recorded",
+    _ids,
+    _build,
+    seeded=False,
+    lacks=_lacks,
+)

@@ -1,0 +1,247 @@
+"""A decoder's trajectory as a case: a plan of prompts, decodes and removals (`cases/plan.py`) becomes its steps.
+
+Each ubatch is a step. What llama.cpp computes before a batch because positions were shifted is a step too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.case.case import Case, Step
+from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
+from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor, row_size
+from conformance.ggml.types import BF16
+from conformance.suite.plan import Part as Verb
+from conformance.suite.plan import parse
+
+from . import weights
+from .cells import Cells, Ubatch
+from .config import Cparams, Hparams, n_rot
+from .decoder import Decode, build
+from .kv import Cache
+from .memory import Memory, Part, Place
+from .shift import build_shift
+from .tensors import weight_shapes
+
+GENERATOR = 1
+"""Raise it when any id's bytes change."""
+
+MAX_STEPS = 20_000
+
+
+class Trajectory:
+    """A context that decodes batches: each call to `decode` adds the steps that llama.cpp would compute."""
+
+    def __init__(self, case_id: str, hparams: Hparams, cparams: Cparams) -> None:
+        hparams.check()
+        cparams.check(hparams)
+        self.h, self.c = hparams, cparams
+        self.id = case_id
+        self.memory = Memory(hparams, cparams)
+        self.cache = Cache(hparams, cparams)
+        self.weights = {name: new_tensor(t, *ne, name=name) for name, (t, ne) in weight_shapes(hparams).items()}
+        self.active = list(range(cparams.n_seq_max))
+        self.steps: list[Step] = []
+        self._start: dict[Tensor, Bytes] = {}
+        self._tokens = Stream(case_id, "inp_tokens")
+
+    def run(self, plan: str) -> None:
+        """Do all parts of a plan.
+
+        Raises:
+            UsageError: names the part that cannot be read or done.
+        """
+        for part in parse(plan):
+            _VERBS[part.verb](self, part)
+
+    def start(self, n_past: int) -> None:
+        """Every sequence has `n_past` tokens already; their cells hold random K and V, all others large numbers."""
+        for _ in self.memory.place(self.memory.split(self._batch([n_past] * len(self.active)))):
+            pass
+        for t in self.cache.tensors():
+            self._start[t] = self._filled(t)
+
+    def _filled(self, t: Tensor) -> Bytes:
+        """What a cache holds: what its tokens left there, and junk where there are none."""
+        held, junk = weights.cached(self.id, t)
+        if t in self.cache.r.values():
+            return held
+        swa = self.h.is_swa(int(t.name.rpartition("_l")[2]))
+        used = self.memory.cells(swa=swa).pos >= 0
+        transposed = self.c.v_trans and t in self.cache.v.values()
+        shape = (t.ne[2], t.ne[0], t.ne[1], -1) if transposed else (t.ne[2], t.ne[1], row_size(t.type, t.ne[0]))
+        where = used[:, None, :, None] if transposed else used[:, :, None]
+        return np.where(where, held.reshape(shape), junk.reshape(shape)).reshape(-1)
+
+    def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
+        """Decode new tokens of the active sequences: one number for all, or one each."""
+        self.decode(self._batch(n_tokens, every=every))
+
+    def decode(self, batch: Ubatch) -> None:
+        """Add the steps of a batch: `llama_decode`.
+
+        Raises:
+            UsageError: the cache is full, or the trajectory too long.
+        """
+        for cells in self.memory.all_cells():
+            if cells.has_shift:
+                self._shift(cells)
+        for ubatch, place in self.memory.place(self.memory.split(batch)):
+            if not ubatch.outputs.any():
+                ubatch.outputs[-1] = True  # a step without a result would have nothing but caches to check
+            made = build(self.h, self.c, self.weights, self.cache, ubatch, place)
+            rows = [ubatch.tokens, ubatch.pos, ubatch.seqs, ubatch.outputs]
+            note = {"tokens": np.stack(rows, axis=1).astype(np.int64).tolist()}
+            self._add(made, self._values(ubatch, place), note)
+
+    def _shift(self, cells: Cells) -> None:
+        """The step that rotates K to its new positions, before the next batch: `llama_kv_cache::update`."""
+        swa = cells is not self.memory.base
+        caches = [k for il, k in self.cache.k.items() if self.h.is_swa(il) == swa]
+        if caches and self.h.rope != "NONE":
+            values: dict[str, Callable[[], NDArray[Any]]] = {
+                "k_shift": lambda: cells.shift,
+                "attn_inp_k_rot": lambda: hadamard(n_rot(self.h, self.c)[0]),
+            }
+            self._add(build_shift(self.h, self.c, self.weights, caches), values, {"shift": True})
+        cells.reset_shift()
+
+    def back(self, n: int) -> None:
+        """Every sequence forgets its last `n` tokens."""
+        for seq in self.active:
+            self.memory.seq_rm(seq, max(0, self.memory.seq_pos_max(seq) + 1 - n))
+
+    def shift(self, n: int) -> None:
+        """Every sequence forgets its first `n` tokens, and the others move up.
+
+        Raises:
+            UsageError: K is BF16, which ggml does not rotate: llama.cpp's process ends there.
+        """
+        if self.c.type_k is BF16:
+            raise UsageError("shift: K in a BF16 cache cannot be rotated; cache=f16, f32 or a quantised one expected")
+        for seq in self.active:
+            self.memory.seq_rm(seq, 0, n)
+            self.memory.seq_add(seq, n, -n)
+
+    def remove(self, seq: int) -> None:
+        """A sequence is forgotten and takes no part any more."""
+        self._known(seq)
+        self.memory.seq_rm(seq, 0)
+        self.active = [s for s in self.active if s != seq]
+        if not self.active:
+            raise UsageError(f"run: rm{seq} leaves no sequence")
+
+    def add(self, seq: int) -> None:
+        """A sequence takes part (again), from position 0."""
+        self._known(seq)
+        self.memory.seq_rm(seq, 0)
+        self.active = sorted({*self.active, seq})
+
+    def share(self, seq: int) -> None:
+        """The other active sequences give up what they have for `seq`'s tokens."""
+        self._known(seq)
+        for other in self.active:
+            if other != seq:
+                self.memory.seq_rm(other, 0)
+                self.memory.seq_cp(seq, other)
+
+    def case(self, family: str, params: Mapping[str, Any], seed: int) -> Case:
+        """The finished case.
+
+        Raises:
+            UsageError: no step was made.
+        """
+        if not self.steps:
+            raise UsageError(f"case {self.id!r}: run: at least one p, o or d expected")
+        persistent = {t: weights.weight(self.id, self.h, t) for t in self.weights.values()}
+        for t in self.cache.tensors():
+            persistent[t] = self._start.get(t, np.zeros(nbytes(t), np.uint8))
+        return Case(self.id, persistent, self.steps, family=family, params=dict(params), seed=seed, generator=GENERATOR)
+
+    def _known(self, seq: int) -> None:
+        if seq >= self.c.n_seq_max:
+            raise UsageError(f"run: sequence {seq} of {self.c.n_seq_max} is unknown")
+
+    def _batch(self, n_tokens: list[int], *, every: bool = False) -> Ubatch:
+        if len(n_tokens) == 1:
+            n_tokens = n_tokens * len(self.active)
+        if len(n_tokens) != len(self.active) or not sum(n_tokens):
+            raise UsageError(f"run: one number of tokens, or {len(self.active)}, expected; {n_tokens} found")
+        seqs = np.repeat(np.array(self.active, np.int64), n_tokens)
+        firsts = [self.memory.seq_pos_max(seq) + 1 for seq in self.active]
+        pos = np.concatenate([np.arange(p, p + n) for p, n in zip(firsts, n_tokens, strict=True)])
+        last = np.cumsum(n_tokens) - 1
+        outputs = np.full(len(seqs), every)
+        outputs[[i for i, n in zip(last, n_tokens, strict=True) if n]] = True
+        return Ubatch(self._tokens.integers(len(seqs), 0, self.h.n_vocab), pos, seqs, outputs)
+
+    def _add(self, made: Decode, values: Mapping[str, Callable[[], NDArray[Any]]], note: dict[str, Any]) -> None:
+        if len(self.steps) == MAX_STEPS:
+            raise UsageError(f"run: more than {MAX_STEPS} steps")
+        inputs = {t: _encode(t, values[key]()) for key, t in made.inputs.items()}
+        self.steps.append(Step(made.graph, inputs, made.outputs, note=note))
+
+    def _values(self, ubatch: Ubatch, place: Place) -> dict[str, Callable[[], NDArray[Any]]]:
+        """What each input holds, by its key."""
+        n = ubatch.n_tokens
+        values: dict[str, Callable[[], NDArray[Any]]] = {
+            "inp_tokens": lambda: ubatch.tokens,
+            "inp_pos": lambda: ubatch.pos,
+            "out_ids": lambda: np.flatnonzero(ubatch.outputs),
+            "rs_s_copy": lambda: np.array(place.recr.s_copy if place.recr else (), np.int64),
+            "inp_mixed_tokens": lambda: np.zeros(n),
+            "inp_mixed_embd": lambda: np.zeros((n, self.h.n_embd)),
+            "inp_mixed_slots": lambda: np.zeros(n),
+        }
+        values |= self._attended(ubatch, place.base)
+        if place.swa is not None:
+            values |= {f"{name}_swa": value for name, value in self._attended(ubatch, place.swa).items()}
+        return values
+
+    def _attended(self, ubatch: Ubatch, part: Part) -> dict[str, Callable[[], NDArray[Any]]]:
+        cells, slots = part.cells, part.slots
+        n_v, alibi = self.h.n_embd_v_gqa, bool(self.h.alibi)
+        rot_k, rot_v = n_rot(self.h, self.c)
+        return {
+            "attn_inp_k_idxs": lambda: cells.k_idxs(slots),
+            "attn_inp_v_idxs": lambda: cells.v_idxs_trans(slots, n_v) if self.c.v_trans else cells.k_idxs(slots),
+            "attn_inp_kq_mask": lambda: cells.kq_mask(ubatch, part.n_kv, alibi=alibi),
+            "attn_inp_k_rot": lambda: hadamard(rot_k),
+            "attn_inp_v_rot": lambda: hadamard(rot_v),
+        }
+
+
+def hadamard(n: int) -> NDArray[np.float32]:
+    """The orthonormal Walsh-Hadamard matrix [n, n], `n` a power of 2: `ggml_gen_hadamard`."""
+    h = np.array([[np.float32(1.0) / np.sqrt(np.float32(n))]], np.float32)
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return h
+
+
+def _encode(t: Tensor, values: NDArray[Any]) -> Bytes:
+    return np.ascontiguousarray(values.astype(t.type.dtype)).view(np.uint8).reshape(-1)
+
+
+def _decode(t: Trajectory, part: Verb) -> None:
+    for _ in range(part.number):
+        t.prompt([1])
+
+
+_VERBS: dict[str, Callable[[Trajectory, Verb], None]] = {
+    "at": lambda t, part: t.start(part.number),
+    "p": lambda t, part: t.prompt(list(part.numbers)),
+    "o": lambda t, part: t.prompt(list(part.numbers), every=True),
+    "d": _decode,
+    "back": lambda t, part: t.back(part.number),
+    "shift": lambda t, part: t.shift(part.number),
+    "rm": lambda t, part: t.remove(part.number),
+    "add": lambda t, part: t.add(part.number),
+    "cp": lambda t, part: t.share(part.number),
+    "reset": lambda t, _: t.memory.clear(),
+}

@@ -1,0 +1,124 @@
+"""The family `ops`: single ops over types, shapes, strides and parameters, generated from tables, one line a case.
+
+A module per topic holds its tables (`OpCases`); `grammar.py` says how an id reads, `bench.py` how a case is made.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+
+from conformance.case.case import Case
+from conformance.ggml.errors import GraphError, UsageError
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F32
+from conformance.suite.family import Family, Level
+
+from . import attention, elementwise, matmul, matrices, memory, plain, recurrent, rope, rows, views
+from .bench import Bench
+from .grammar import FAMILY_NAME, OpCases, OpId, expand, parse, with_seed
+
+__all__ = ["FAMILY", "build", "ids"]
+
+TOPICS = (elementwise, rows, views, memory, matmul, attention, rope, recurrent, matrices, plain)
+KNOWN: dict[str, OpCases] = {op: cases for topic in TOPICS for cases in topic.CASES for op in cases.ops}
+"""Op, with its sub-op -> its cases."""
+ENOUGH = 64
+"""Elements that show most faults: of fewer, a smoke test takes only what larger cases do not show."""
+
+
+LONG = 2048
+"""Elements of a row from which kernels work in pieces, and accelerators begin to take it."""
+
+
+def _size(op_id: OpId) -> int:
+    """Elements in all shapes that the id names: what size order goes by."""
+    keys = KNOWN[op_id.op].keys
+    return sum(math.prod(value) for name, value in op_id.values.items() if value and keys[name].is_shape)
+
+
+def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
+    """What a case shows that another may not: its op, each operand's type among ops made alike, each key and each word.
+
+    Of numbers only the key counts, of a shape also whether its rows are long and whether it holds several matrices,
+    with views and without, of a layout each part, of a permute only whether rows stay rows.
+    """
+    yield (op_id.op,)
+    alike, group, keys = KNOWN[op_id.op].ops[0], op_id.op.partition(".")[0], KNOWN[op_id.op].keys
+    for i, type_ in enumerate(op_id.types):
+        yield alike, str(i), type_.name
+    for key, value in op_id.given.items():
+        for part in value.split("."):
+            yield group, key, "" if part[0].isdigit() or part[0] == "-" else re.sub(r"^p(0?)\d+$", r"p\1", part)
+        if keys[key].is_shape and int(value.partition("x")[0]) >= LONG:
+            yield group, key, "long"
+        if keys[key].is_shape and value.count("x") > 1:
+            yield group, key, "several", str(any(k.startswith("v") for k in op_id.given))
+
+
+def _rank(case_id: str) -> tuple[bool, bool]:
+    """Large enough first, and of F32 first: coarser types hide errors as large as their rounding."""
+    op_id = parse(case_id, KNOWN)
+    return _size(op_id) < ENOUGH, any(t is not F32 for t in op_id.types[:1])
+
+
+def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
+    """Few cases that together show every trait: in the order of rank and size, each one that shows something new; then
+    less all those whose every trait another one shows too.
+    """
+    kept: dict[str, set[tuple[str, ...]]] = {}
+    shown: Counter[tuple[str, ...]] = Counter()
+    for case_id in sorted(case_ids, key=_rank):
+        traits = set(_traits(parse(case_id, KNOWN)))
+        if not traits <= shown.keys():
+            kept[case_id] = traits
+            shown.update(traits)
+    for case_id, traits in list(kept.items()):
+        if all(shown[trait] > 1 for trait in traits):
+            shown.subtract(traits)
+            del kept[case_id]
+    return tuple(case_id for case_id in case_ids if case_id in kept)
+
+
+@cache
+def _table(level: Level) -> tuple[str, ...]:
+    every = [cases for topic in TOPICS for cases in topic.CASES]
+    always = _listed(pattern for cases in every for pattern in cases.smoke)
+    standard = _listed(pattern for cases in every for pattern in cases.standard)
+    if level == "smoke":
+        return _by_size(always | set(_cross_section(_by_size(standard))))
+    return _by_size(always | standard | (_listed(p for c in every for p in c.full) if level == "full" else set()))
+
+
+def _listed(patterns: Iterable[str]) -> set[str]:
+    return {with_seed(body) for pattern in patterns for body in expand(pattern)}
+
+
+def _by_size(case_ids: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(case_ids, key=lambda case_id: (_size(parse(case_id, KNOWN)), case_id)))
+
+
+def ids(level: Level) -> Sequence[str]:
+    """Case ids of a level, smallest first."""
+    return _table(level)
+
+
+def build(case_id: str) -> Case:
+    """The case behind an id, from its text alone.
+
+    Raises:
+        UsageError: the id names what the family does not know, or a graph that ggml would refuse.
+    """
+    op_id = parse(case_id, KNOWN)
+    bench = Bench(op_id)
+    try:
+        outputs = KNOWN[op_id.op].make(bench)
+    except GraphError as e:
+        raise UsageError(f"case {case_id!r}: ggml has no such op: {e}") from None
+    return bench.case((outputs,) if isinstance(outputs, Tensor) else outputs)
+
+
+FAMILY = Family(FAMILY_NAME, "single ops over types, shapes, strides and parameters", ids, build)

@@ -1,0 +1,456 @@
+"""The moves by which a graph grows: each draws its choices once, then adds the same node(s) to every step.
+
+What a move may do to a value is bounded by its `Facts`, so that no chain of moves blows up, nor subtracts nearly equal
+numbers and divides by what is left: a right backend's rounding must not become a wrong answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from conformance.ggml.ops.rules_model import ROPE_TYPE
+from conformance.ggml.tensor import Tensor, can_repeat, dims, is_contiguous, nelements
+from conformance.ggml.types import BF16, F16, F32, I32, I64
+from conformance.suite.ops.data import away_from_zero, chosen, distinct, integers
+
+from .grow import CELLS, B, Facts, Growth, Value, after
+
+HIGHEST = 30.0
+"""No element may be larger."""
+LOWEST = 0.05
+"""No value may be smaller as a whole: errors are measured against it."""
+
+
+def whole(v: Value) -> bool:
+    """Whether it has no gaps, as SCALE asserts."""
+    return v.type is F32 and all(is_contiguous(t) for t in v.at)
+
+
+def _any(v: Value) -> bool:
+    return v.type is F32
+
+
+def _plain(v: Value) -> bool:
+    """Whether ops that compute take it: elements of a row follow one another, as ggml's CPU asserts."""
+    return v.type is F32 and all(t.nb[0] == F32.type_size for t in v.at)
+
+
+def _large(v: Value) -> bool:
+    """Whether a norm may divide by it."""
+    return _plain(v) and v.facts.std >= 0.25 and min(t.ne[0] for t in v.at) >= 8
+
+
+def _own(v: Value) -> bool:
+    """Whether it may be overwritten: a node's own result, whole."""
+    return v.type is F32 and v.kind == "node" and all(t.view_src is None for t in v.at)
+
+
+def _sane(f: Facts) -> bool:
+    return f.peak <= HIGHEST and f.std >= LOWEST
+
+
+# elementwise
+
+_UNARY = {
+    "silu": 0.6, "gelu": 0.6, "gelu_quick": 0.6, "gelu_erf": 0.6, "tanh": 0.6, "sigmoid": 0.5, "relu": 0.7, "elu": 0.8,
+    "softplus": 1.0, "neg": 1.0, "abs": 1.0, "hardswish": 0.6, "hardsigmoid": 0.5,
+}  # fmt: skip
+"""Constructor -> what it leaves of the root mean square."""
+_INPLACE = ("silu", "gelu", "tanh", "sigmoid", "relu", "neg", "abs")
+
+
+def unary(g: Growth) -> None:
+    """A function of one element."""
+    a = g.recent(_plain)
+    name = g.choice(tuple(_UNARY))
+    if a is None:
+        return
+    facts = Facts(a.facts.std * _UNARY[name], max(1.0, a.facts.peak + 0.7), a.facts.spread)
+    if _sane(facts):
+        g.add(lambda k: getattr(B, name)(a.at[k]), facts)
+
+
+def unary_inplace(g: Growth) -> None:
+    """The same into the operand's bytes; views of it, old ones too, show the new elements."""
+    a = g.recent(_own)
+    name = g.choice(_INPLACE)
+    if a is None:
+        return
+    facts = replace(a.facts, std=a.facts.std * _UNARY[name], peak=max(1.0, a.facts.peak))
+    if _sane(facts) and g.add(lambda k: getattr(B, f"{name}_inplace")(a.at[k]), facts):
+        g.overwritten(a, facts)
+
+
+def scale(g: Growth) -> None:
+    """Multiplied, and moved a little."""
+    a = g.recent(whole)
+    s, b = g.choice((0.5, -1.5, 2.0, 0.7)), g.choice((0.0, 0.0, 0.25))
+    if a is None or not _sane(facts := replace(a.facts.times(s), peak=a.facts.peak * abs(s) + b)):
+        return
+    if g.below(3) or a.kind != "node":
+        g.add(lambda k: B.scale_bias(a.at[k], s, b), facts)
+    elif _own(a) and g.add(lambda k: B.scale_bias_inplace(a.at[k], s, b), facts):
+        g.overwritten(a, facts)
+
+
+def clamp(g: Growth) -> None:
+    """Held between two numbers."""
+    a = g.recent(_plain)
+    if a is not None:
+        g.add(lambda k: B.clamp(a.at[k], -1.25, 2.0), replace(a.facts, peak=min(2.0, a.facts.peak)))
+
+
+def leaky_relu(g: Growth) -> None:
+    """Bent at zero."""
+    a = g.recent(_own)  # of others ggml's CPU takes row i at i * nb[1], whatever nb[2] is
+    if a is not None:
+        g.add(lambda k: B.leaky_relu(a.at[k], 0.1, inplace=False), replace(a.facts, std=a.facts.std * 0.7))
+
+
+def wave(g: Growth) -> None:
+    """A sine or cosine."""
+    a = g.recent(_plain)
+    name = g.choice(("sin", "cos"))
+    if a is not None and a.facts.std >= 0.25:
+        g.add(lambda k: getattr(B, name)(a.at[k]), Facts(0.6, 1.0, a.facts.spread))
+
+
+def _partner(g: Growth, a: Value) -> Value | None:
+    return g.recent(
+        lambda v: _plain(v) and v is not a and all(can_repeat(s, t) for s, t in zip(v.at, a.at, strict=True))
+    )
+
+
+def binary(g: Growth) -> None:
+    """A sum, difference or product, the second operand repeated to the first."""
+    a = g.recent(_plain)
+    b = None if a is None else _partner(g, a)
+    op = g.choice(("add", "add", "sub", "mul"))
+    if a is None or b is None:
+        return
+    related = op == "sub" and a.at[0].root is b.at[0].root
+    product = Facts(a.facts.std * b.facts.std, a.facts.peak * b.facts.peak, a.facts.spread and b.facts.spread)
+    facts = product if op == "mul" else after(a.facts, b.facts)
+    if not related and _sane(facts):
+        g.add(lambda k: getattr(B, op)(a.at[k], b.at[k]), facts)
+
+
+def binary_inplace(g: Growth) -> None:
+    """A sum or product into the first operand's bytes."""
+    a = g.recent(_own)
+    b = None if a is None else _partner(g, a)
+    op = g.choice(("add_inplace", "mul_inplace"))
+    if a is None or b is None or a.at[0].root is b.at[0].root:
+        return
+    product = Facts(a.facts.std * b.facts.std, a.facts.peak * b.facts.peak, False)
+    facts = product if op == "mul_inplace" else after(a.facts, b.facts)
+    if _sane(facts) and g.add(lambda k: getattr(B, op)(a.at[k], b.at[k]), facts):
+        g.overwritten(a, facts)
+
+
+def div(g: Growth) -> None:
+    """Divided by an input that is nowhere near zero."""
+    a = g.recent(_plain)
+    if a is None or not _sane(facts := a.facts.times(2.0)):
+        return
+    row = a.at[0].ne[0]
+    if any(t.ne[0] != row for t in a.at):
+        return
+    by = g.input(g.name("divisor"), lambda _: dims(row), away_from_zero(0.5, 2.0))
+    g.add(lambda k: B.div(a.at[k], by.at[k]), facts)
+
+
+def glu(g: Growth) -> None:
+    """A gated unit: of two values, or of the halves of one's rows."""
+    name = g.choice(("swiglu", "geglu", "reglu", "geglu_quick", "geglu_erf"))
+    a = g.recent(_plain)
+    if a is None:
+        return
+    if g.below(2):
+        b = g.recent(lambda v: _plain(v) and v is not a and all(s.ne == t.ne for s, t in zip(v.at, a.at, strict=True)))
+        if b is not None and _sane(f := Facts(a.facts.std * b.facts.std, a.facts.peak * b.facts.peak)):
+            g.add(lambda k: getattr(B, f"{name}_split")(a.at[k], b.at[k]), f)
+    elif _sane(f := Facts(a.facts.std**2, a.facts.peak**2)) and all(t.ne[0] % 2 == 0 for t in a.at):
+        g.add(lambda k: getattr(B, name)(a.at[k]), f)
+
+
+# rows
+
+
+def norm(g: Growth) -> None:
+    """Rows made alike."""
+    a = g.recent(_large)
+    name = g.choice(("rms_norm", "rms_norm", "norm", "l2_norm"))
+    if a is None or (name == "norm" and not a.facts.spread):
+        return
+    row = max(t.ne[0] for t in a.at)
+    facts = Facts(1.0, math.sqrt(row), a.facts.spread and name != "norm")  # whose rows sum to nothing but rounding
+    if name == "l2_norm":
+        facts = facts.times(1 / math.sqrt(row))
+    if not _sane(facts):
+        return
+    if name == "rms_norm" and _own(a) and not g.below(3):
+        if g.add(lambda k: B.rms_norm_inplace(a.at[k], 1e-5), facts):
+            g.overwritten(a, facts)
+    else:
+        g.add(lambda k: getattr(B, name)(a.at[k], 1e-5), facts)
+
+
+def soft_max(g: Growth) -> None:
+    """Rows that sum to one, then of order one again."""
+    a = g.recent(lambda v: _plain(v) and v.facts.peak <= 12.0)
+    if a is None:
+        return
+    row = min(t.ne[0] for t in a.at)
+    p = g.add(lambda k: B.soft_max_ext(a.at[k], None, 0.5, 0.0), Facts(1.5 / row, 1.0, False), keep=False)
+    if p is not None:
+        factor = min(float(row), HIGHEST)
+        g.add(lambda k: B.scale(p.at[k], factor), Facts(1.5 * factor / row, factor, False))
+
+
+def sums(g: Growth) -> None:
+    """One element per row."""
+    a = g.recent(_plain)
+    if a is None:
+        return
+    row = max(t.ne[0] for t in a.at)
+    if g.below(2):
+        facts = Facts(a.facts.std / math.sqrt(row), a.facts.peak, False)
+        if _sane(facts) and a.facts.spread:
+            g.add(lambda k: B.mean(a.at[k]), facts)
+    else:
+        facts = Facts(a.facts.std * math.sqrt(row), a.facts.peak * math.sqrt(row), False)
+        if _sane(facts) and a.facts.spread:
+            g.add(lambda k: B.sum_rows(a.at[k]), facts)
+
+
+def argsort(g: Growth) -> None:
+    """The order of a fresh input's rows: its elements are far apart."""
+    row, order = g.choice((8, 16)), g.below(2)
+    a = g.input(g.name("scores"), lambda k: dims(row, g.tokens[k]), distinct(-2.0, 2.0))
+    g.add(lambda k: B.argsort(a.at[k], order), keep=False)
+
+
+def argmax(g: Growth) -> None:
+    """The largest of each row of a fresh input."""
+    a = g.input(g.name("scores"), lambda k: dims(16, g.tokens[k]), distinct(-2.0, 2.0))
+    g.add(lambda k: B.argmax(a.at[k]), keep=False)
+
+
+# products
+
+
+def mul_mat(g: Growth) -> None:
+    """A weight times rows."""
+    a = g.recent(lambda v: _plain(v) and min(t.ne[0] for t in v.at) >= 4)
+    if a is None or any(t.ne[0] != a.at[0].ne[0] for t in a.at):
+        return
+    n, m = a.at[0].ne[0], g.choice((8, 16, 32, g.row, g.row))
+    type_ = g.weights if n % g.weights.blck_size == 0 else F32
+    w = g.weight(type_, n, m, std=1 / math.sqrt(n))
+    facts = Facts(a.facts.std, a.facts.std * 4.5)
+    if not _sane(facts) or g.add(lambda k: B.mul_mat(w, a.at[k]), facts) is None:
+        del g.persistent[w]
+
+
+def product(g: Growth) -> None:
+    """Two results multiplied, as scores are, and brought back to order one."""
+    a = g.recent(lambda v: _plain(v) and min(t.ne[0] for t in v.at) >= 4)
+    b = None if a is None else g.recent(lambda v: _plain(v) and v is not a and v.at[0].ne[0] == a.at[0].ne[0])
+    if a is None or b is None or not (a.facts.spread and b.facts.spread):
+        return
+    n = max(t.ne[0] for t in a.at)
+    std = a.facts.std * b.facts.std * math.sqrt(n)
+    made = g.add(lambda k: B.mul_mat(a.at[k], b.at[k]), Facts(std, 5 * std), keep=False)
+    if made is not None:
+        g.add(lambda k: B.scale(made.at[k], 1 / std), Facts(1.0, 5.0))
+
+
+def rope(g: Growth) -> None:
+    """Rows of a three-dimensional value turned by their positions."""
+    a = g.recent(lambda v: _plain(v) and all(t.ne[3] == 1 and t.ne[0] % 2 == 0 and t.ne[2] > 1 for t in v.at))
+    if a is None:
+        return
+    pos = g.input(g.name("pos"), lambda k: dims(a.at[k].ne[2]), integers(0, 200), I32)
+    mode = ROPE_TYPE[g.choice(("NORMAL", "NEOX"))]
+    facts = replace(a.facts, peak=a.facts.peak * 1.5)
+    if _sane(facts):
+        g.add(lambda k: B.rope(a.at[k], pos.at[k], a.at[k].ne[0], mode), facts)
+
+
+def embed(g: Growth) -> None:
+    """Rows of a table, or of a value, by indices."""
+    if g.below(2):
+        type_ = g.weights if g.row % g.weights.blck_size == 0 else F32
+        table = g.weight(type_, g.row, 16, std=1.0)
+        ids = g.input(g.name("ids"), lambda k: dims(g.tokens[k]), integers(0, 16), I32)
+        if g.add(lambda k: B.get_rows(table, ids.at[k]), Facts(spread=False)) is None:
+            del g.persistent[table]
+        return
+    a = g.recent(lambda v: _plain(v) and all(t.ne[2] == t.ne[3] == 1 for t in v.at))
+    if a is not None:
+        rows = min(t.ne[1] for t in a.at)
+        ids = g.input(g.name("ids"), lambda _: dims(min(rows, 4)), chosen(rows), I32)
+        g.add(lambda k: B.get_rows(a.at[k], ids.at[k]), a.facts)
+
+
+# layout
+
+
+def view(g: Growth) -> None:
+    """A part of each row, some of the rows, or every second one."""
+    a = g.recent(lambda v: v.type is F32 and all(t.ne[2] == t.ne[3] == 1 for t in v.at))
+    how, at = g.choice(("half", "rows", "second", "flat")), g.below(2)
+    if a is None:
+        return
+
+    def make(k: int) -> Tensor:
+        t = a.at[k]
+        n0, n1 = t.ne[0], t.ne[1]
+        if how == "half":
+            return B.view_2d(t, n0 // 2, n1, t.nb[1], at * (n0 // 2) * t.nb[0])
+        if how == "rows":
+            return B.view_2d(t, n0, (n1 + 1) // 2, t.nb[1], at * (n1 // 2) * t.nb[1])
+        if how == "second":
+            return B.view_2d(t, n0, (n1 + 1) // 2, 2 * t.nb[1], 0)
+        return B.view_1d(t, n0 * n1 // 2, 0)
+
+    if all(t.nb[0] == 4 and (how != "flat" or is_contiguous(t)) for t in a.at):
+        g.add(make, a.facts)
+
+
+_AXES = ((1, 0, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 3, 2), (1, 2, 0, 3), (3, 0, 1, 2))
+
+
+def permute(g: Growth) -> None:
+    """Dimensions in another order."""
+    a = g.recent(_any)
+    axes = g.choice(_AXES)
+    if a is None:
+        return
+    if axes == _AXES[0] and g.below(2):
+        g.add(lambda k: B.transpose(a.at[k]), a.facts)
+    else:
+        g.add(lambda k: B.permute(a.at[k], *axes), a.facts)
+
+
+def cont(g: Growth) -> None:
+    """Gaps closed, order made plain."""
+    a = g.recent(lambda v: v.type is F32 and not all(is_contiguous(t) for t in v.at))
+    if a is not None:
+        g.add(lambda k: B.cont(a.at[k]), a.facts)
+
+
+def reshape(g: Growth) -> None:
+    """The same bytes in another shape: heads, one row, or as many dimensions as there are."""
+    a = g.recent(lambda v: v.type is F32 and all(is_contiguous(t) for t in v.at))
+    how = g.choice(("heads", "heads", "flat", "split"))
+    if a is None:
+        return
+
+    def make(k: int) -> Tensor:
+        t = a.at[k]
+        n = nelements(t)
+        if how == "heads":
+            return B.reshape_3d(t, t.ne[0] // 2, 2, n // t.ne[0])
+        if how == "flat":
+            return B.reshape_2d(t, t.ne[0] * t.ne[1], n // (t.ne[0] * t.ne[1]))
+        return B.reshape_4d(t, t.ne[0] // 4, 2, 2, n // t.ne[0])
+
+    g.add(make, a.facts)
+
+
+def concat(g: Growth) -> None:
+    """One after the other."""
+    a = g.recent(_plain)
+    dim = g.below(3)
+    if a is None:
+        return
+    b = g.recent(lambda v: _plain(v) and all(_alike(s, t, dim) for s, t in zip(v.at, a.at, strict=True)))
+    if b is not None:
+        peak, low = max(a.facts.peak, b.facts.peak), min(a.facts.std, b.facts.std)
+        facts = Facts(low, peak, a.facts.spread and b.facts.spread)
+        if max(a.facts.std, b.facts.std) < 8 * low:
+            g.add(lambda k: B.concat(a.at[k], b.at[k], dim), facts)
+
+
+def _alike(s: Tensor, t: Tensor, dim: int) -> bool:
+    return all(m == n for i, (m, n) in enumerate(zip(s.ne, t.ne, strict=True)) if i != dim)
+
+
+def repeat(g: Growth) -> None:
+    """As often again."""
+    a = g.recent(_plain)
+    by = g.choice(((2, 1, 1), (1, 2, 1), (1, 1, 3)))
+    if a is not None:
+        facts = replace(a.facts, spread=False)
+        g.add(lambda k: B.repeat_4d(a.at[k], *(n * m for n, m in zip(a.at[k].ne, (*by, 1), strict=True))), facts)
+
+
+def cast(g: Growth) -> None:
+    """To a narrow float and back."""
+    a = g.recent(_any)
+    type_ = g.choice((F16, F16, BF16))
+    if a is None:
+        return
+    narrow = g.add(lambda k: B.cast(a.at[k], type_), a.facts, keep=False)
+    if narrow is not None:
+        g.add(lambda k: B.cast(narrow.at[k], F32), a.facts)
+
+
+# caches
+
+
+def _cache(g: Growth) -> Tensor:
+    known = list(g.stored)
+    if known and g.below(2):
+        found: Tensor = g.choice(known)
+        return found
+    return g.cache(g.row)
+
+
+def store_rows(g: Growth) -> None:
+    """Rows into a cache at indices, and what the cache then holds read through a view."""
+    cache = _cache(g)
+    a = g.recent(lambda v: _plain(v) and all(t.ne == (*cache.ne[:1], t.ne[1], 1, 1) for t in v.at))
+    if a is None or max(t.ne[1] for t in a.at) > CELLS or not 0.3 <= a.facts.std <= 3.0:
+        return
+    ids = g.input(g.name("idxs"), lambda k: dims(a.at[k].ne[1]), chosen(CELLS), I64)
+    if g.add(lambda k: B.set_rows(cache, a.at[k], ids.at[k]), keep=False) is not None:
+        _read(g, cache)
+
+
+def store_copy(g: Growth) -> None:
+    """Rows into a cache by a copy into a view that moves on from step to step, as llama.cpp did; then read."""
+    cache = _cache(g)
+    if cache.type.is_quantized:
+        return
+    a = g.recent(
+        lambda v: v.type is F32 and all(t.ne == (*cache.ne[:1], n, 1, 1) for t, n in zip(v.at, g.tokens, strict=True))
+    )
+    if a is None or not 0.3 <= a.facts.std <= 3.0:
+        return
+    heads = [sum(g.tokens[:k]) % (CELLS - 7) for k in range(len(g.tokens))]
+    to = g.add(lambda k: B.view_2d(cache, cache.ne[0], g.tokens[k], cache.nb[1], heads[k] * cache.nb[1]), keep=False)
+    if to is not None and g.add(lambda k: B.cpy(a.at[k], to.at[k]), keep=False) is not None:
+        _read(g, cache)
+
+
+def _read(g: Growth, cache: Tensor) -> None:
+    """As many rows as are in use by then, as F32."""
+    ids = g.input(g.name("rows"), lambda k: dims(min(CELLS, 4 * (1 + k))), chosen(CELLS), I32)
+    g.add(lambda k: B.get_rows(cache, ids.at[k]), Facts(spread=True, peak=4.0))
+
+
+Move = Callable[[Growth], None]
+
+MOVES: dict[Move, int] = {
+    unary: 4, unary_inplace: 2, scale: 2, clamp: 1, binary: 6, binary_inplace: 2, div: 1, glu: 2, norm: 3, soft_max: 1,
+    sums: 1, argsort: 1, mul_mat: 5, product: 2, rope: 2, embed: 2, view: 4, permute: 4, cont: 4, reshape: 4, concat: 2,
+    repeat: 1, cast: 1, store_rows: 3, store_copy: 3,
+}  # fmt: skip
+"""Move -> how often it is tried, relative to the others."""
+RARE: dict[Move, int] = {leaky_relu: 3, wave: 3, argmax: 2}
+"""Ops that language models hardly have and few backends take: only in graphs that ask for them."""

@@ -1,0 +1,220 @@
+"""What a relation claims: runs, and which values of one must be those of another. Pure data, kept in the case itself.
+
+A relation is a case whose steps are those of all its runs, one run after the other; `params["relation"]` says where
+each begins and what is compared. So it is saved, read, shown and repeated like any other case. Nothing runs here.
+
+    {"name": "chunked", "says": "whole prefill = chunked prefill", "equal": "budget",
+     "runs": [{"what": "whole", "first": 0, "last": 2}, {"what": "chunks", "first": 2, "last": 5}],
+     "whole": [[0, 1]], "links": [{"left": [[0, 1, "output", 0, [2, 3]]], "right": [[1, 2, "output", 0, [0, 1]]]}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from conformance.case.case import JSON, Case, Step
+from conformance.ggml.errors import GraphError
+from conformance.ggml.tensor import Bytes, Tensor
+
+KEY = "relation"
+
+PLAIN, OVERWRITTEN, BUFFERS, PROCESS = "plain", "overwritten", "buffers", "process"
+RESTORED = "restored"
+HOW: dict[str, str] = {
+    PLAIN: "each step's graph where it is",
+    OVERWRITTEN: "each step's graph rebuilt in the memory of the one before, as llama.cpp does",
+    BUFFERS: "once for each further buffer type that the backend offers for weights",
+    PROCESS: "in a process of its own",
+    RESTORED: "caches saved after the first step, and written back after the second, as llama_state_set_data does",
+}
+"""How a run is run."""
+
+FOLDER = "{folder}"
+BITS, BUDGET = "bits", "budget"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One trajectory, alone in a session."""
+
+    what: str
+    """In words, for the sentence that tells two runs apart."""
+    first: int
+    last: int
+    """Its steps: `steps[first:last]` of the case."""
+    opening: int = 0
+    """Runs of one number share a backend that is opened for them; 0 is the one that the suite uses anyway."""
+    how: str = PLAIN
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What the backend of this opening is opened with, as far as its adapter has such options; FOLDER stands for a
+    folder that the openings of the relation share, empty at first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Rows of one tensor after one step of one run."""
+
+    run: int
+    step: int
+    """Counted from the run's first."""
+    kind: str
+    """`output` or `cache`."""
+    index: int
+    """Which of the step's outputs, or of the case's persistent tensors."""
+    rows: tuple[int, ...] | None = None
+    """Rows of `ne[0]` elements; None for all."""
+
+    def tensor(self, case: Case, claim: Claim) -> Tensor:
+        """The tensor it is in."""
+        if self.kind == "cache":
+            return list(case.persistent)[self.index]
+        return case.steps[claim.runs[self.run].first + self.step].outputs[self.index]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Values that must be the same: the places of each side, joined in their order."""
+
+    left: tuple[Place, ...]
+    right: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A relation, read."""
+
+    name: str
+    says: str
+    """The sentence: `whole prefill = chunked prefill`."""
+    equal: str
+    """`bits`, or `budget`: each side may be off by what a right backend may be off by."""
+    runs: tuple[Run, ...]
+    whole: tuple[tuple[int, int], ...] = ()
+    """Runs whose every output and cache must be the same, step by step."""
+    links: tuple[Link, ...] = ()
+
+    def to_json(self) -> JSON:
+        """As it stands in a case."""
+        runs = [{f: getattr(r, f) for f in Run.__slots__} | {"options": dict(r.options)} for r in self.runs]
+        links = [{"left": [_place(p) for p in k.left], "right": [_place(p) for p in k.right]} for k in self.links]
+        whole = [list(pair) for pair in self.whole]
+        return {
+            "name": self.name, "says": self.says, "equal": self.equal, "runs": runs, "whole": whole, "links": links,
+        }  # fmt: skip
+
+
+def _place(p: Place) -> JSON:
+    return [p.run, p.step, p.kind, p.index, None if p.rows is None else list(p.rows)]
+
+
+def applies(case: Case) -> bool:
+    """Whether `case` is a relation."""
+    return KEY in case.params
+
+
+def combine(case_id: str, claim: Claim, cases: Sequence[Case], params: Mapping[str, JSON], seed: int) -> Case:
+    """The case that holds the steps and tensors of `cases`, in order, and the claim about them.
+
+    Args:
+        case_id: its id.
+        claim: counts steps through all of `cases`; several runs may have the same ones.
+        cases: share no tensor.
+        params: of the id.
+        seed: of the id.
+    """
+    persistent: dict[Tensor, Bytes] = {}
+    steps: list[Step] = []
+    for c in cases:
+        persistent |= c.persistent
+        steps += c.steps
+    family = case_id.partition("/")[0]
+    generator = max(c.generator for c in cases)
+    return Case(
+        case_id,
+        persistent,
+        steps,
+        family=family,
+        params={**params, KEY: claim.to_json()},
+        seed=seed,
+        generator=generator,
+    )
+
+
+def read(case: Case) -> Claim:
+    """The claim that `case` makes.
+
+    Raises:
+        GraphError: it is no relation, or a malformed one, as a stranger's file may hold.
+    """
+    doc: Any = case.params.get(KEY)
+    try:
+        runs = tuple(Run(**r) for r in doc["runs"])
+        links = tuple(Link(_places(k["left"]), _places(k["right"])) for k in doc["links"])
+        whole = tuple((int(a), int(b)) for a, b in doc["whole"])
+        claim = Claim(str(doc["name"]), str(doc["says"]), str(doc["equal"]), runs, whole, links)
+        _check(case, claim)
+    except (TypeError, KeyError, ValueError, IndexError) as e:
+        raise GraphError(f"{case.id}: params.{KEY}: a claim about runs expected, a malformed one found: {e}") from None
+    return claim
+
+
+def _places(listed: Any) -> tuple[Place, ...]:  # noqa: ANN401  # JSON
+    return tuple(Place(r, s, k, i, None if rows is None else tuple(rows)) for r, s, k, i, rows in listed)
+
+
+def _check(case: Case, claim: Claim) -> None:
+    """Refuse what points nowhere.
+
+    Raises:
+        ValueError: says what.
+    """
+    if claim.equal not in {BITS, BUDGET}:
+        raise ValueError(f"equal: {BITS} or {BUDGET} expected, {claim.equal!r} found")
+    if not claim.runs or not (claim.whole or claim.links):
+        raise ValueError("runs, and something to compare, expected")
+    for r in claim.runs:
+        if r.how not in HOW or not 0 <= r.first < r.last <= len(case.steps):
+            raise ValueError(f"run {r} is none of this case of {len(case.steps)} steps")
+    for a, b in claim.whole:
+        left, right = case_of(case, claim, a), case_of(case, claim, b)
+        if [len(s.outputs) for s in left.steps] != [len(s.outputs) for s in right.steps]:
+            raise ValueError(f"runs {a} and {b} have different steps and cannot be compared as wholes")
+    for p in (p for link in claim.links for p in (*link.left, *link.right)):
+        run = claim.runs[p.run]
+        t = p.tensor(case, claim)
+        n = t.ne[1] * t.ne[2] * t.ne[3]
+        if p.run < 0 or not 0 <= p.step < run.last - run.first or p.kind not in {"output", "cache"} or p.index < 0:
+            raise ValueError(f"{p} is nowhere in this case")
+        if any(not 0 <= i < n for i in p.rows or ()):
+            raise ValueError(f"{p}: {t} has {n} rows")
+
+
+def cases_of(case: Case) -> list[Case]:
+    """What `case` runs by itself: its runs if it is a relation.
+
+    Raises:
+        GraphError: the claim is malformed.
+    """
+    if not applies(case):
+        return [case]
+    claim = read(case)
+    return [case_of(case, claim, i) for i in range(len(claim.runs))]
+
+
+def case_of(case: Case, claim: Claim, run: int) -> Case:
+    """The case of one run: its steps and the persistent tensors that they use.
+
+    Raises:
+        IndexError: there is no such run.
+    """
+    if run < 0:
+        raise IndexError(f"run {run}")
+    r = claim.runs[run]
+    steps = case.steps[r.first : r.last]
+    used = {t for s in steps for t in s.graph.tensors()}
+    persistent = {t: d for t, d in case.persistent.items() if t in used}
+    params = {k: v for k, v in case.params.items() if k != KEY}
+    recipes = {t: made for t, made in case.recipes.items() if t in used}
+    return replace(case, id=f"{case.id}#{r.what}", persistent=persistent, steps=steps, params=params, recipes=recipes)
