@@ -90,6 +90,7 @@ def _assertions() -> set[str]:
     found |= {f"axis{i} != axis{j}" for i, j in combinations(range(4), 2)}
     found |= {f"a->op == GGML_OP_{op}" for op in ("SOFT_MAX", "FLASH_ATTN_EXT")}
     found |= {f"a->src[{i}] == NULL" for i in (2, 4)}
+    found |= {text for d in op.DECLARATIONS.values() for text, _ in d.asserts}
     for module in MODULES:
         for fn in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(fn, ast.FunctionDef) and not fn.name.endswith("_runs"):

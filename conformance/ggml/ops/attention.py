@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.ggml.tensor import Tensor, dims, is_contiguous
-from conformance.ggml.types import F16, F32
+from conformance.ggml.tensor import Tensor, dims
+from conformance.ggml.types import F32
 
-from .matmul import PREC, PRODUCT, can_mul_mat, expect
+from .matmul import PREC, PRODUCT, expect
 from .op import (
     Layout,
     Rounding,
@@ -31,26 +31,16 @@ from .op import (
 
 def _soft_max(t: Tensor) -> Layout:
     """`ggml_soft_max_ext`, `ggml_soft_max_add_sinks`."""
-    a, mask, sinks = operand(t), optional(t, 1), optional(t, 2)
-    if not is_contiguous(a):
-        raise violated(t, "ggml_is_contiguous(a)")
-    if mask is not None:
-        check(
-            t,
-            (
-                (mask.type is F16 or mask.type is F32, "mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32"),
-                (is_contiguous(mask), "ggml_is_contiguous(mask)"),
-                (mask.ne[0] == a.ne[0], "mask->ne[0] == a->ne[0]"),
-                (mask.ne[1] >= a.ne[1], "mask->ne[1] >= a->ne[1]"),
-                (divides(mask.ne[2], a.ne[2]), "a->ne[2]%mask->ne[2] == 0"),
-                (divides(mask.ne[3], a.ne[3]), "a->ne[3]%mask->ne[3] == 0"),
-            ),
-        )
-    elif t.params.max_bias > 0:
+    _check_bias(t, optional(t, 1), optional(t, 2))
+    return dup_or_inplace(t, operand(t))
+
+
+def _check_bias(t: Tensor, mask: Tensor | None, sinks: Tensor | None) -> None:
+    """Slopes of ALiBi multiply a mask; sinks are what their setter asserts."""
+    if mask is None and t.params.max_bias > 0:
         raise violated(t, "mask", max_bias=t.params.max_bias)
     if sinks is not None:
         _check_sinks(t, sinks)
-    return dup_or_inplace(t, a)
 
 
 def _check_sinks(t: Tensor, sinks: Tensor) -> None:
@@ -66,26 +56,8 @@ def _flash_attn_ext(t: Tensor) -> Layout:
 
     Result: F32 [dv, heads, n, s].
     """
-    q, k, v, mask, sinks = operand(t), operand(t, 1), operand(t, 2), optional(t, 3), optional(t, 4)
-    if not can_mul_mat(k, q):
-        raise violated(t, "ggml_can_mul_mat(k, q)")
-    if q.ne[3] != k.ne[3]:
-        raise violated(t, "q->ne[3] == k->ne[3]")
-    if q.ne[3] != v.ne[3]:
-        raise violated(t, "q->ne[3] == v->ne[3]")
-    if mask is not None:
-        if mask.type is not F16:
-            raise violated(t, "mask->type == GGML_TYPE_F16")
-        if not is_contiguous(mask):
-            raise violated(t, "ggml_is_contiguous(mask)")
-        if not divides(mask.ne[2], q.ne[2]):
-            raise violated(t, "q->ne[2] % mask->ne[2] == 0")
-        if not divides(mask.ne[3], q.ne[3]):
-            raise violated(t, "q->ne[3] % mask->ne[3] == 0")
-    elif t.params.max_bias > 0:
-        raise violated(t, "mask", max_bias=t.params.max_bias)
-    if sinks is not None:
-        _check_sinks(t, sinks)
+    q, v = operand(t), operand(t, 2)
+    _check_bias(t, optional(t, 3), optional(t, 4))
     return fresh(F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]))
 
 
@@ -111,26 +83,7 @@ def _lightning_indexer(t: Tensor) -> Layout:
 
     Result: F32 [n_kv, n_t, 1, s], the sum over heads of relu(q k) weights, plus the mask [n_kv, n_t, 1, …].
     """
-    q, k, weights, mask = (operand(t, i) for i in range(4))
-    check(
-        t,
-        (
-            (q.type is F32, "q->type == GGML_TYPE_F32"),
-            (weights.type is F32, "weights->type == GGML_TYPE_F32"),
-            (mask.type is F16, "mask->type == GGML_TYPE_F16"),
-            (q.ne[0] == k.ne[0], "q->ne[0] == k->ne[0]"),
-            (mask.ne[0] == k.ne[2], "mask->ne[0] == k->ne[2]"),
-            (q.ne[1] == weights.ne[0], "q->ne[1] == weights->ne[0]"),
-            (k.ne[1] == 1, "k->ne[1] == 1"),
-            (mask.ne[1] == q.ne[2], "mask->ne[1] == q->ne[2]"),
-            (q.ne[2] == weights.ne[1], "q->ne[2] == weights->ne[1]"),
-            (weights.ne[2] == 1, "weights->ne[2] == 1"),
-            (mask.ne[2] == 1, "mask->ne[2] == 1"),
-            (q.ne[3] == k.ne[3], "q->ne[3] == k->ne[3]"),
-            (k.ne[3] == weights.ne[3], "k->ne[3] == weights->ne[3]"),
-            (divides(mask.ne[3], weights.ne[3]), "weights->ne[3] % mask->ne[3] == 0"),
-        ),
-    )
+    q, k = operand(t), operand(t, 1)
     return fresh(F32, (k.ne[2], q.ne[2], 1, q.ne[3]))
 
 
@@ -152,24 +105,22 @@ def _hc_comb(t: Tensor) -> Layout:
     hc = next((i for i in range(1, n + 1) if i * i + 2 * i >= n), 0)
     check(
         t,
-        (
-            (mixes.type is F32, "mixes->type == GGML_TYPE_F32"),
-            (scale.type is F32, "scale->type == GGML_TYPE_F32"),
-            (base.type is F32, "base->type == GGML_TYPE_F32"),
-            (n_iter > 0, "n_iter > 0"),
-            ((2 + hc) * hc == n and hc > 0, "hc > 0"),
-            (hc == HC, "hc == 4"),
-            (mixes.ne[2] == 1, "mixes->ne[2] == 1"),
-            (mixes.ne[3] == 1, "mixes->ne[3] == 1"),
-            (scale.ne[0] >= 3, "scale->ne[0] >= 3"),  # one each for pre, post and comb
-            (scale.ne[1] == 1, "scale->ne[1] == 1"),
-            (scale.ne[2] == 1, "scale->ne[2] == 1"),
-            (scale.ne[3] == 1, "scale->ne[3] == 1"),
-            (base.ne[0] == n, "base->ne[0] == hc_mix_dim"),
-            (base.ne[1] == 1, "base->ne[1] == 1"),
-            (base.ne[2] == 1, "base->ne[2] == 1"),
-            (base.ne[3] == 1, "base->ne[3] == 1"),
-        ),
+        (mixes.type is F32, "mixes->type == GGML_TYPE_F32"),
+        (scale.type is F32, "scale->type == GGML_TYPE_F32"),
+        (base.type is F32, "base->type == GGML_TYPE_F32"),
+        (n_iter > 0, "n_iter > 0"),
+        ((2 + hc) * hc == n and hc > 0, "hc > 0"),
+        (hc == HC, "hc == 4"),
+        (mixes.ne[2] == 1, "mixes->ne[2] == 1"),
+        (mixes.ne[3] == 1, "mixes->ne[3] == 1"),
+        (scale.ne[0] >= 3, "scale->ne[0] >= 3"),  # one each for pre, post and comb
+        (scale.ne[1] == 1, "scale->ne[1] == 1"),
+        (scale.ne[2] == 1, "scale->ne[2] == 1"),
+        (scale.ne[3] == 1, "scale->ne[3] == 1"),
+        (base.ne[0] == n, "base->ne[0] == hc_mix_dim"),
+        (base.ne[1] == 1, "base->ne[1] == 1"),
+        (base.ne[2] == 1, "base->ne[2] == 1"),
+        (base.ne[3] == 1, "base->ne[3] == 1"),
         n_iter=n_iter,
     )
     return fresh(F32, dims(hc, hc, mixes.ne[1]))
@@ -181,32 +132,19 @@ def _hc_pre(t: Tensor) -> Layout:
     `ggml_dsv4_hc_pre_gated`: weights [n_embd, hc, n_tokens], of which the sigmoid counts.
     """
     x, w = operand(t), operand(t, 1)
-    check(
-        t,
-        (
-            (x.type is F32, "x->type == GGML_TYPE_F32"),
-            (w.type is F32, "weights->type == GGML_TYPE_F32"),
-            (x.ne[1] > 0, "hc > 0"),
-            (x.ne[3] == 1, "x->ne[3] == 1"),
-        ),
-    )
     if t.params.gated:
         check(
             t,
-            (
-                (w.ne[0] == x.ne[0], "weights->ne[0] == n_embd"),
-                (w.ne[1] == x.ne[1], "weights->ne[1] == hc"),
-                (w.ne[2] == x.ne[2], "weights->ne[2] == n_tokens"),
-            ),
+            (w.ne[0] == x.ne[0], "weights->ne[0] == n_embd"),
+            (w.ne[1] == x.ne[1], "weights->ne[1] == hc"),
+            (w.ne[2] == x.ne[2], "weights->ne[2] == n_tokens"),
         )
     else:
         check(
             t,
-            (
-                (w.ne[0] == x.ne[1], "weights->ne[0] == hc"),
-                (w.ne[1] == x.ne[2], "weights->ne[1] == n_tokens"),
-                (w.ne[2] == 1, "weights->ne[2] == 1"),
-            ),
+            (w.ne[0] == x.ne[1], "weights->ne[0] == hc"),
+            (w.ne[1] == x.ne[2], "weights->ne[1] == n_tokens"),
+            (w.ne[2] == 1, "weights->ne[2] == 1"),
         )
     if w.ne[3] != 1:
         raise violated(t, "weights->ne[3] == 1")
@@ -218,38 +156,7 @@ def _hc_post(t: Tensor) -> Layout:
 
     comb [hc, hc, n_tokens]; result F32 [n_embd, hc, n_tokens].
     """
-    x, residual, post, comb = operand(t), operand(t, 1), operand(t, 2), optional(t, 3)
-    n_embd, n_tokens, hc = x.ne[0], x.ne[1], residual.ne[1]
-    check(
-        t,
-        (
-            (x.type is F32, "x->type == GGML_TYPE_F32"),
-            (residual.type is F32, "residual->type == GGML_TYPE_F32"),
-            (post.type is F32, "post->type == GGML_TYPE_F32"),
-            (hc > 0, "hc > 0"),
-            (x.ne[2] == 1, "x->ne[2] == 1"),
-            (x.ne[3] == 1, "x->ne[3] == 1"),
-            (residual.ne[0] == n_embd, "residual->ne[0] == n_embd"),
-            (residual.ne[2] == n_tokens, "residual->ne[2] == n_tokens"),
-            (residual.ne[3] == 1, "residual->ne[3] == 1"),
-            (post.ne[0] == hc, "post->ne[0] == hc"),
-            (post.ne[1] == n_tokens, "post->ne[1] == n_tokens"),
-            (post.ne[2] == 1, "post->ne[2] == 1"),
-            (post.ne[3] == 1, "post->ne[3] == 1"),
-        ),
-    )
-    if comb is not None:
-        check(
-            t,
-            (
-                (comb.type is F32, "comb->type == GGML_TYPE_F32"),
-                (comb.ne[0] == hc, "comb->ne[0] == hc"),
-                (comb.ne[1] == hc, "comb->ne[1] == hc"),
-                (comb.ne[2] == n_tokens, "comb->ne[2] == n_tokens"),
-                (comb.ne[3] == 1, "comb->ne[3] == 1"),
-            ),
-        )
-    return fresh(F32, dims(n_embd, hc, n_tokens))
+    return fresh(F32, operand(t, 1).ne)
 
 
 _MASK = (i32("n_past", plus(1)),)
@@ -260,6 +167,10 @@ SOFT_MAX = op(
     "SOFT_MAX",
     src="a mask? sinks?",
     layout=_soft_max,
+    asserts="""
+        ggml_is_contiguous(a); mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32; ggml_is_contiguous(mask);
+        mask->ne[0] == a->ne[0]; mask->ne[1] >= a->ne[1]; a->ne[2]%mask->ne[2] == 0; a->ne[3]%mask->ne[3] == 0
+    """,
     rounding=Rounding(1024, 1, "exp of differences, their sum, a quotient"),
     params=_SCALES,
     after=(("soft_max_add_sinks", "sinks"),),
@@ -268,6 +179,10 @@ FLASH_ATTN_EXT = op(
     "FLASH_ATTN_EXT",
     src="q k v mask? sinks?",
     layout=_flash_attn_ext,
+    asserts="""
+        ggml_can_mul_mat(k, q); q->ne[3] == k->ne[3]; q->ne[3] == v->ne[3];
+        mask->type == GGML_TYPE_F16; ggml_is_contiguous(mask); q->ne[2] % mask->ne[2] == 0; q->ne[3] % mask->ne[3] == 0
+    """,
     runs=_flash_attn_ext_runs,
     rounding=Rounding(
         4096, 1, "two products with a softmax between", terms=_head_and_keys, products=2 * PRODUCT, by="flash_attn"
@@ -283,6 +198,12 @@ LIGHTNING_INDEXER = op(
     "LIGHTNING_INDEXER",
     src="q k weights mask",
     layout=_lightning_indexer,
+    asserts="""
+        q->type == GGML_TYPE_F32; weights->type == GGML_TYPE_F32; mask->type == GGML_TYPE_F16;
+        q->ne[0] == k->ne[0]; mask->ne[0] == k->ne[2]; q->ne[1] == weights->ne[0]; k->ne[1] == 1;
+        mask->ne[1] == q->ne[2]; q->ne[2] == weights->ne[1]; weights->ne[2] == 1; mask->ne[2] == 1;
+        q->ne[3] == k->ne[3]; k->ne[3] == weights->ne[3]; weights->ne[3] % mask->ne[3] == 0
+    """,
     runs=_lightning_indexer_runs,
     rounding=Rounding(64, 1, "float32 sum of K products, then one over heads", products=2 * PRODUCT),
 )
@@ -298,6 +219,8 @@ DSV4_HC_PRE = op(
     "DSV4_HC_PRE",
     src="x weights",
     layout=_hc_pre,
+    asserts="x->type == GGML_TYPE_F32; weights->type == GGML_TYPE_F32; hc > 0; x->ne[3] == 1",
+    let="hc = x->ne[1]",
     rounding=Rounding(64, why=_STREAMS),
     params=(f32("scale"), flag("gated")),
 )
@@ -305,6 +228,13 @@ DSV4_HC_POST = op(
     "DSV4_HC_POST",
     src="x residual post comb?",
     layout=_hc_post,
+    asserts="""
+        x->type == GGML_TYPE_F32; residual->type == GGML_TYPE_F32; post->type == GGML_TYPE_F32; hc > 0; x->ne[2] == 1;
+        x->ne[3] == 1; residual->ne[0] == n_embd; residual->ne[2] == n_tokens; residual->ne[3] == 1; post->ne[0] == hc;
+        post->ne[1] == n_tokens; post->ne[2] == 1; post->ne[3] == 1; comb->type == GGML_TYPE_F32; comb->ne[0] == hc;
+        comb->ne[1] == hc; comb->ne[2] == n_tokens; comb->ne[3] == 1
+    """,
+    let="n_embd = x->ne[0]; n_tokens = x->ne[1]; hc = residual->ne[1]",
     rounding=Rounding(64, why=_STREAMS, products=PRODUCT),
 )
 

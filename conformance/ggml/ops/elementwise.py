@@ -14,11 +14,9 @@ from conformance.ggml.tensor import (
     bits_f32,
     can_repeat,
     f32_bits,
-    is_contiguous,
     is_contiguous_rows,
-    same_shape,
 )
-from conformance.ggml.types import BF16, F16, F32, I32, GGMLType
+from conformance.ggml.types import BF16, F16, F32, GGMLType
 
 from .names import GLU_OPS, UNARY_OPS
 from .op import (
@@ -34,8 +32,7 @@ from .op import (
     flag,
     flip,
     fresh,
-    is_padded_1d,
-    is_vector,
+    fresh_like,
     op,
     operand,
     optional,
@@ -65,56 +62,8 @@ def _add(t: Tensor) -> Layout:
     if t.view_src is None and t.type is not a.type:
         _can_add_cast(a, operand(t, 1))
         return fresh(t.type, a.ne)
-    return _broadcast(t)
-
-
-def _broadcast(t: Tensor) -> Layout:
-    """`a`'s type and shape; `b` repeats to `a`."""
-    a = operand(t)
     if not can_repeat(operand(t, 1), a):
         raise violated(t, "ggml_can_repeat(b, a)")
-    return dup_or_inplace(t, a)
-
-
-def _add1(t: Tensor) -> Layout:
-    """`a + b`, where `b` is one number."""
-    a, b = operand(t), operand(t, 1)
-    if not (is_vector(b) and b.ne[0] == 1):
-        raise violated(t, "ggml_is_scalar(b)")
-    if not is_padded_1d(a):
-        raise violated(t, "ggml_is_padded_1d(a)")
-    return dup_or_inplace(t, a)
-
-
-def _add_id(t: Tensor) -> Layout:
-    """`ggml_add_id(a, b, ids)`: row `ids` of `b` onto each row of `a`."""
-    a, b, ids = operand(t), operand(t, 1), operand(t, 2)
-    if a.ne[0] != b.ne[0]:
-        raise violated(t, "a->ne[0] == b->ne[0]")
-    if a.ne[1] != ids.ne[0]:
-        raise violated(t, "a->ne[1] == ids->ne[0]")
-    if a.ne[2] != ids.ne[1]:
-        raise violated(t, "a->ne[2] == ids->ne[1]")
-    if ids.type is not I32:
-        raise violated(t, "ids->type == GGML_TYPE_I32")
-    return fresh(a.type, a.ne)
-
-
-def _scale(t: Tensor) -> Layout:
-    """`ggml_scale_bias`."""
-    a = operand(t)
-    if not is_padded_1d(a):
-        raise violated(t, "ggml_is_padded_1d(a)")
-    return dup_or_inplace(t, a)
-
-
-def _fill(t: Tensor) -> Layout:
-    """`ggml_fill`."""
-    a = operand(t)
-    if not (a.type is F32 or a.type is F16):
-        raise violated(t, "a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16")
-    if not is_contiguous(a):
-        raise violated(t, "ggml_is_contiguous(a)")
     return dup_or_inplace(t, a)
 
 
@@ -144,18 +93,8 @@ def _unary_runs(t: Tensor) -> None:
 
 def _glu(t: Tensor) -> Layout:
     """A gate's function times a value: the halves of `a`'s rows, [2n, …] -> [n, …]; or gate `a` and value `b`."""
-    a, b = operand(t), optional(t, 1)
-    if not is_contiguous(a, 1):
-        raise violated(t, "ggml_is_contiguous_1(a)")
-    if b is None:
-        return fresh(a.type, (a.ne[0] // 2, *a.ne[1:]))
-    if not is_contiguous(b, 1):
-        raise violated(t, "ggml_is_contiguous_1(b)")
-    if not same_shape(a, b):
-        raise violated(t, "ggml_are_same_shape(a, b)")
-    if a.type is not b.type:
-        raise violated(t, "a->type == b->type")
-    return fresh(a.type, a.ne)
+    a = operand(t)
+    return fresh(a.type, a.ne if optional(t, 1) is not None else (a.ne[0] // 2, *a.ne[1:]))
 
 
 GLU_PARAMS = {"SWIGLU_OAI": ("alpha", "limit"), "SWIGLU_CLAMP": ("limit",)}
@@ -172,20 +111,41 @@ def _glu_runs(t: Tensor) -> None:
 
 
 ADD = op("ADD", src="a b", layout=_add, rounding=replace(ROUNDS, by="quantize"))
-SUB = op("SUB", src="a b", layout=_broadcast, rounding=ROUNDS)
-MUL = op("MUL", src="a b", layout=_broadcast, rounding=ROUNDS)
-DIV = op("DIV", src="a b", layout=_broadcast, rounding=ROUNDS)
-ADD1 = op("ADD1", src="a b", layout=_add1, rounding=ROUNDS)
-ADD_ID = op("ADD_ID", src="a b ids", layout=_add_id, rounding=ROUNDS)
+REPEATS = "ggml_can_repeat(b, a)"
+SUB = op("SUB", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
+MUL = op("MUL", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
+DIV = op("DIV", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
+ADD1 = op("ADD1", src="a b", layout=same_layout, asserts="ggml_is_scalar(b); ggml_is_padded_1d(a)", rounding=ROUNDS)
+ADD_ID = op(
+    "ADD_ID",
+    src="a b ids",
+    layout=fresh_like,
+    asserts="a->ne[0] == b->ne[0]; a->ne[1] == ids->ne[0]; a->ne[2] == ids->ne[1]; ids->type == GGML_TYPE_I32",
+    rounding=ROUNDS,
+)
 SQR = op("SQR", src="a", layout=same_layout, rounding=ROUNDS)
 SQRT = op("SQRT", src="a", layout=same_layout, rounding=ROUNDS)
 LOG = op("LOG", src="a", layout=same_layout, rounding=EXPS)
 SIN = op("SIN", src="a", layout=same_layout, rounding=EXPS)
 COS = op("COS", src="a", layout=same_layout, rounding=EXPS)
-SCALE = op("SCALE", src="a", layout=_scale, rounding=ROUNDS, params=(f32("s"), f32("b", plus(0.5))))
+SCALE = op(
+    "SCALE",
+    src="a",
+    layout=same_layout,
+    asserts="ggml_is_padded_1d(a)",
+    rounding=ROUNDS,
+    params=(f32("s"), f32("b", plus(0.5))),
+)
 CLAMP = op("CLAMP", src="a", layout=same_layout, rounding=ROUNDS, params=(f32("min"), f32("max")))
 LEAKY_RELU = op("LEAKY_RELU", src="a", layout=same_layout, rounding=ROUNDS, params=(f32("negative_slope"),))
-FILL = op("FILL", src="a", layout=_fill, rounding=MOVES, params=(f32("c", plus(0.5)),))
+FILL = op(
+    "FILL",
+    src="a",
+    layout=same_layout,
+    asserts="a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; ggml_is_contiguous(a)",
+    rounding=MOVES,
+    params=(f32("c", plus(0.5)),),
+)
 ARANGE = op(
     "ARANGE",
     src="",
@@ -208,6 +168,7 @@ GLU = op(
     "GLU",
     src="a b?",
     layout=_glu,
+    asserts="ggml_is_contiguous_1(a); ggml_is_contiguous_1(b); ggml_are_same_shape(a, b); a->type == b->type",
     runs=_glu_runs,
     rounding=TABLES,
     params=(

@@ -6,8 +6,8 @@ from dataclasses import replace
 from enum import IntEnum
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.tensor import FIELDS, MAX_SRC, Tensor, is_contiguous, is_transposed
-from conformance.ggml.types import F32, I32
+from conformance.ggml.tensor import FIELDS, MAX_SRC, Tensor
+from conformance.ggml.types import F32
 
 from .op import (
     DOTS,
@@ -15,12 +15,9 @@ from .op import (
     Layout,
     Rounding,
     all_f32,
-    check,
-    divides,
     enum,
     failed,
     fresh,
-    is_matrix,
     op,
     operand,
     set_param,
@@ -40,38 +37,15 @@ PRODUCT = 64.0
 """`Rounding.products` of one matrix product."""
 
 
-def can_mul_mat(a: Tensor, b: Tensor) -> bool:
-    """`ggml_can_mul_mat`: rows of one length, and a whole number of `a`'s matrices in `b`."""
-    return a.ne[0] == b.ne[0] and divides(a.ne[2], b.ne[2]) and divides(a.ne[3], b.ne[3])
-
-
 def _mul_mat(t: Tensor) -> Layout:
     """`a` [k, n, s2, s3] and `b` [k, m, r*s2, q*s3] to F32 [n, m, r*s2, q*s3]."""
-    a, b = operand(t), operand(t, 1)
-    if not can_mul_mat(a, b):
-        raise violated(t, "ggml_can_mul_mat(a, b)")
-    if is_transposed(a):
-        raise violated(t, "!ggml_is_transposed(a)")
-    return fresh(F32, (a.ne[1], b.ne[1], b.ne[2], b.ne[3]))
+    b = operand(t, 1)
+    return fresh(F32, (operand(t).ne[1], b.ne[1], b.ne[2], b.ne[3]))
 
 
 def _mul_mat_id(t: Tensor) -> Layout:
     """`ggml_mul_mat_id`: [k, n, n_expert] x [k, r, n_tokens], ids [n_used, n_tokens] -> [n, n_used, n_tokens]."""
-    as_, b, ids = operand(t), operand(t, 1), operand(t, 2)
-    check(
-        t,
-        (
-            (not is_transposed(as_), "!ggml_is_transposed(as)"),
-            (ids.type is I32, "ids->type == GGML_TYPE_I32"),
-            (as_.ne[3] == 1, "as->ne[3] == 1"),
-            (b.ne[3] == 1, "b->ne[3] == 1"),
-            (is_matrix(ids), "ids->ne[2] == 1 && ids->ne[3] == 1"),
-            (ids.ne[1] == b.ne[2], "ids->ne[1] == b->ne[2]"),
-            (as_.ne[0] == b.ne[0], "as->ne[0] == b->ne[0]"),
-            (divides(b.ne[1], ids.ne[0]), "ids->ne[0] % b->ne[1] == 0"),
-        ),
-    )
-    return fresh(F32, (as_.ne[1], ids.ne[0], b.ne[2], 1))
+    return fresh(F32, (operand(t).ne[1], operand(t, 2).ne[0], operand(t, 1).ne[2], 1))
 
 
 def _mul_mat_runs(t: Tensor) -> None:
@@ -89,12 +63,8 @@ def _mul_mat_runs(t: Tensor) -> None:
 
 def _out_prod(t: Tensor) -> Layout:
     """`a` [m, k, s2, s3] and `b` [n, k, r*s2, q*s3] to F32 [m, n, r*s2, q*s3], the sum over k."""
-    a, b = operand(t), operand(t, 1)
-    if not (a.ne[1] == b.ne[1] and divides(a.ne[2], b.ne[2]) and divides(a.ne[3], b.ne[3])):
-        raise violated(t, "ggml_can_out_prod(a, b)")
-    if is_transposed(a):
-        raise violated(t, "!ggml_is_transposed(a)")
-    return fresh(F32, (a.ne[0], b.ne[0], b.ne[2], b.ne[3]))
+    b = operand(t, 1)
+    return fresh(F32, (operand(t).ne[0], b.ne[0], b.ne[2], b.ne[3]))
 
 
 def _out_prod_runs(t: Tensor) -> None:
@@ -107,23 +77,12 @@ def _out_prod_runs(t: Tensor) -> None:
 
 def _tri(t: Tensor) -> Layout:
     """`ggml_tri`: one triangle of each square matrix, zero elsewhere."""
-    a = operand(t)
-    check(
-        t,
-        (
-            (a.type is F32, "a->type == GGML_TYPE_F32"),
-            (is_contiguous(a), "ggml_is_contiguous(a)"),
-            (a.ne[0] == a.ne[1], "a->ne[0] == a->ne[1]"),
-        ),
-    )
-    return fresh(a.type, a.ne)
+    return fresh(F32, operand(t).ne)
 
 
 def _diag(t: Tensor) -> Layout:
     """Rows `a` [n, 1, …] on the diagonals of [n, n, …]."""
     a = operand(t)
-    if a.ne[1] != 1:
-        raise violated(t, "a->ne[1] == 1")
     return fresh(a.type, (a.ne[0], a.ne[0], a.ne[2], a.ne[3]))
 
 
@@ -135,21 +94,7 @@ def _diag_runs(t: Tensor) -> None:
 
 def _solve_tri(t: Tensor) -> Layout:
     """`ggml_solve_tri`: x of `a` x = `b`, `a` [n, n, …] lower triangular, `b` and x [k, n, …]."""
-    a, b = operand(t), operand(t, 1)
-    check(
-        t,
-        (
-            (a.type is F32, "a->type == GGML_TYPE_F32"),
-            (b.type is F32, "b->type == GGML_TYPE_F32"),
-            (a.ne[0] == a.ne[1], "a->ne[0] == a->ne[1]"),
-            (a.ne[1] == b.ne[1], "a->ne[1] == b->ne[1]"),
-            (a.ne[2] == b.ne[2], "a->ne[2] == b->ne[2]"),
-            (a.ne[3] == b.ne[3], "a->ne[3] == b->ne[3]"),
-            (is_contiguous(a), "ggml_is_contiguous(a)"),
-            (is_contiguous(b), "ggml_is_contiguous(b)"),
-        ),
-    )
-    return fresh(F32, b.ne)
+    return fresh(F32, operand(t, 1).ne)
 
 
 def _columns(t: Tensor) -> int:
@@ -166,6 +111,7 @@ MUL_MAT = op(
     "MUL_MAT",
     src="a b",
     layout=_mul_mat,
+    asserts="ggml_can_mul_mat(a, b); !ggml_is_transposed(a)",
     runs=_mul_mat_runs,
     rounding=_PRODUCTS,
     params=_PARAMS,
@@ -175,6 +121,10 @@ MUL_MAT_ID = op(
     "MUL_MAT_ID",
     src="as b ids",
     layout=_mul_mat_id,
+    asserts="""
+        !ggml_is_transposed(as); ids->type == GGML_TYPE_I32; as->ne[3] == 1; b->ne[3] == 1;
+        ids->ne[2] == 1 && ids->ne[3] == 1; ids->ne[1] == b->ne[2]; as->ne[0] == b->ne[0]; ids->ne[0] % b->ne[1] == 0
+    """,
     runs=_mul_mat_runs,
     rounding=_PRODUCTS,
     params=_PARAMS,
@@ -184,6 +134,7 @@ OUT_PROD = op(
     "OUT_PROD",
     src="a b",
     layout=_out_prod,
+    asserts="ggml_can_out_prod(a, b); !ggml_is_transposed(a)",
     runs=_out_prod_runs,
     rounding=replace(DOTS, terms=_columns, products=PRODUCT),
 )
@@ -191,6 +142,10 @@ SOLVE_TRI = op(
     "SOLVE_TRI",
     src="a b",
     layout=_solve_tri,
+    asserts="""
+        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; a->ne[0] == a->ne[1]; a->ne[1] == b->ne[1];
+        a->ne[2] == b->ne[2]; a->ne[3] == b->ne[3]; ggml_is_contiguous(a); ggml_is_contiguous(b)
+    """,
     rounding=Rounding(
         64, 1, "float32 sums of up to K products, each row from those before", terms=_columns, products=PRODUCT
     ),
@@ -199,9 +154,10 @@ TRI = op(
     "TRI",
     src="a",
     layout=_tri,
+    asserts="a->type == GGML_TYPE_F32; ggml_is_contiguous(a); a->ne[0] == a->ne[1]",
     params=(enum("type", TRI_TYPE, lambda _, kept: TRI_TYPE(kept ^ 1), always=True),),  # with the diagonal or without
 )
-DIAG = op("DIAG", src="a", layout=_diag, runs=_diag_runs)
+DIAG = op("DIAG", src="a", layout=_diag, asserts="a->ne[1] == 1", runs=_diag_runs)
 
 
 class MatMul:

@@ -4,12 +4,15 @@ A declaration (`op`) names an op's sources and parameters, what ggml's construct
 constructors. From it follow reading and packing `op_params` by name, the check of nodes from files, the `Builder`,
 the texts of reports, the calls of snippets, what an audit varies and the row of the tolerance table.
 
-Rules also run on symbolic sizes (`backend/translating`), so they only compare, add, multiply and divide them.
+Rules and assertions also run on symbolic sizes (`backend/translating`): they only compare and calculate with them.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -19,27 +22,29 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import (
     FIELDS,
-    MAX_DIMS,
     MAX_NAME,
     ZERO_PARAMS,
     Dims,
     Tensor,
     bits_f32,
+    can_repeat,
     contiguous_nb,
     f32_bits,
+    is_contiguous,
+    is_contiguous_rows,
+    is_transposed,
     nbytes,
+    nelements,
     row_size,
+    same_shape,
 )
-from conformance.ggml.types import F32, GGMLType
+from conformance.ggml.types import F32, TYPES, GGMLType
 
 P = ParamSpec("P")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Layout = tuple[GGMLType, Dims, Dims, Tensor | None, int]
 """What a constructor decides of its result: type, ne, nb, view_src, view_offs."""
-
-Rows = tuple[tuple[bool, str], ...]
-"""Conditions and the assertions of ggml that state them."""
 
 Vary = Callable[[Tensor, Any], Any]
 """Node and a parameter's value -> another value that changes the node's numbers but not its shape."""
@@ -258,9 +263,11 @@ class Op:
     n_src: int
     """The first so many must be there."""
     fields: tuple[Field, ...]
-    layout: Callable[[Tensor], Layout]
+    asserts: tuple[Assertion, ...]
+    """What ggml asserts when it constructs a node, in its own words."""
+    rule: Callable[[Tensor], Layout]
     """From a tensor's op, `src` and `op_params` (and its proposed type, ne, nb and view_src, where the constructor
-    leaves these to the caller) to the layout ggml would give it; `GraphError` where the constructor would assert."""
+    leaves these to the caller) to the layout ggml would give it; raises what `asserts` cannot say."""
     runs: Callable[[Tensor], None] | None
     """What ggml asserts only when it computes the node, so that a constructed node may still break it."""
     rounding: Rounding
@@ -271,6 +278,17 @@ class Op:
     after: tuple[tuple[str, str, tuple[Any, ...]], ...]
     """Setters of a made node: name, the source or parameter that the second argument is, further arguments."""
     forms: list[Form] = field(default_factory=list)
+
+    def layout(self, t: Tensor) -> Layout:
+        """The layout that ggml gives `t`, which is over the right number of sources.
+
+        Raises:
+            GraphError: with the assertion of ggml that `t` breaks.
+        """
+        for text, holds in self.asserts:
+            if not holds(t):
+                raise violated(t, text, **{name: f.of(t.op_params) for f in self.fields if (name := f.name) in text})
+        return self.rule(t)
 
     def field(self, name: str) -> Field | None:
         """The parameter of this name."""
@@ -348,11 +366,11 @@ class Op:
 
     def of_a(self, **fixed: Any) -> Constructor[[Tensor]]:  # noqa: ANN401  # what the fields take
         """The constructor that takes one tensor."""
-        return Constructor(self, ("a",), fixed, self.layout.__doc__)
+        return Constructor(self, ("a",), fixed, self.rule.__doc__)
 
     def of_a_b(self, **fixed: Any) -> Constructor[[Tensor, Tensor]]:  # noqa: ANN401  # what the fields take
         """The constructor that takes two tensors."""
-        return Constructor(self, ("a", "b"), fixed, self.layout.__doc__)
+        return Constructor(self, ("a", "b"), fixed, self.rule.__doc__)
 
     def form(self, **recover: Callable[[Tensor], Any]) -> Callable[[F], F]:
         """A constructor with a body of its own.
@@ -376,6 +394,8 @@ def op(
     *names: str,
     src: str,
     layout: Callable[[Tensor], Layout],
+    asserts: str = "",
+    let: str = "",
     rounding: Rounding = MOVES,
     params: Sequence[Field] = (),
     runs: Callable[[Tensor], None] | None = None,
@@ -389,6 +409,8 @@ def op(
         names: in `names.OPS`; the second is the `_back` sibling, if there is one.
         src: ggml's names of the sources, those that may be absent with a question mark.
         layout: the rule.
+        asserts: assertions of ggml's constructor, as `assertions` reads them.
+        let: names of C that `asserts` uses: `n_head = x->ne[1]; …`.
         rounding: the row of the tolerance table.
         params: in the order of `op_params`.
         runs: what is asserted at compute time.
@@ -406,6 +428,7 @@ def op(
         tuple(s.rstrip("?") for s in sources),
         sum(not s.endswith("?") for s in sources),
         tuple(fields),
+        assertions(asserts, let, [s.rstrip("?") for s in sources], fields),
         layout,
         runs,
         rounding,
@@ -487,6 +510,89 @@ class Constructor(Generic[P]):
     def back(self) -> Constructor[P]:
         """Its form for the `_back` sibling of the op."""
         return Constructor(self.op, self.arguments, self.fixed, f"{self.__doc__} Backward.", name=self.op.names[1])
+
+
+# --- assertions
+
+Term = Callable[[Tensor], Any]
+Assertion = tuple[str, Term]
+"""The text of an assertion of ggml, and whether it holds for a node."""
+
+
+def assertions(text: str, let: str, src: Sequence[str], fields: Sequence[Field]) -> tuple[Assertion, ...]:
+    """Assertions in the words of `ggml.c`, separated by semicolons: `a->ne[0] == b->ne[0]; ggml_is_contiguous(a)`.
+
+    They are the condition and the text of the error at once. One that names an absent source is not checked. A
+    remainder by 0, where ggml would die, is none.
+    """
+    names: dict[str, Term] = {s: lambda t, i=i: operand(t, i) for i, s in enumerate(src)}  # type: ignore[misc]  # i is an int
+    names |= {f.name: (lambda t, f=f: f.of(t.op_params)) for f in fields}  # type: ignore[misc]  # f is a Field
+    for name, _, value in (part.partition(" = ") for part in filter(None, let.split("; "))):
+        names[name] = _term(_parsed(value), names)
+    places = {name: i for i, name in enumerate(src)}
+    return tuple((a, _assertion(a, names, places)) for a in " ".join(text.split()).split("; ") if a)
+
+
+def _assertion(text: str, names: Mapping[str, Term], places: Mapping[str, int]) -> Term:
+    term = _term(_parsed(text), names)
+    read = [places[n] for n in re.findall(r"\w+", text) if n in places]
+
+    def holds(t: Tensor) -> bool:
+        try:
+            return any(optional(t, i) is None for i in read) or bool(term(t))
+        except ZeroDivisionError:
+            return False
+
+    return holds
+
+
+def _parsed(text: str) -> ast.expr:
+    for c, python in ((r"->", "."), (r"&&", " and "), (r"\|\|", " or "), (r"!(?!=)", " not "), (r"\bas\b", "as_")):
+        text = re.sub(c, python, text)
+    return ast.parse(text.strip(), mode="eval").body
+
+
+_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+}
+
+
+def _term(e: ast.AST, names: Mapping[str, Term]) -> Term:
+    """What an expression gives for a node."""
+    parts = [_term(p, names) for p in ast.iter_child_nodes(e) if isinstance(p, ast.expr)]
+    match e:
+        case ast.Constant(value):
+            return lambda _: value
+        case ast.Name(name):
+            return names.get(name.rstrip("_")) or _constant(name)
+        case ast.Attribute(_, name):
+            return lambda t: getattr(parts[0](t), name)
+        case ast.Subscript():
+            return lambda t: parts[0](t)[parts[1](t)]
+        case ast.BoolOp(ast.And()):
+            return lambda t: all(p(t) for p in parts)
+        case ast.BoolOp():
+            return lambda t: any(p(t) for p in parts)
+        case ast.UnaryOp():
+            return lambda t: not parts[0](t)
+        case ast.BinOp(_, sign, _) | ast.Compare(_, [sign], _):
+            f = _OPERATORS[type(sign)]
+            return lambda t: f(parts[0](t), parts[1](t))
+        case ast.Call():
+            return lambda t: parts[0](t)(*(p(t) for p in parts[1:]))
+    raise ValueError(f"no assertion of ggml: {ast.dump(e)}")
+
+
+def _constant(name: str) -> Term:
+    kind = name.removeprefix("GGML_TYPE_")
+    value = {t.name.upper(): t for t in TYPES.values()}[kind] if kind != name else _CONSTANTS[name]
+    return lambda _: value
 
 
 # --- nodes
@@ -597,7 +703,7 @@ def failed(assertion: str, src: Sequence[Tensor | None], **values: object) -> Gr
     return GraphError(f"GGML_ASSERT({assertion}) failed: {', '.join(came)}")
 
 
-def check(t: Tensor, rows: Rows, **values: object) -> None:
+def check(t: Tensor, *rows: tuple[bool, str], **values: object) -> None:
     """Raise for the first row whose condition does not hold.
 
     Raises:
@@ -699,6 +805,12 @@ def same_layout(t: Tensor) -> Layout:
     return dup_or_inplace(t, operand(t))
 
 
+def fresh_like(t: Tensor) -> Layout:
+    """`a`'s type and shape in bytes of its own."""
+    a = operand(t)
+    return fresh(a.type, a.ne)
+
+
 def is_padded_1d(t: Tensor) -> bool:
     """`ggml_is_padded_1d`: only rows may have gaps between them."""
     return t.nb[0] == t.type.type_size and t.nb[2] == t.nb[1] * t.ne[1] and t.nb[3] == t.nb[2] * t.ne[2]
@@ -725,6 +837,33 @@ def all_f32(t: Tensor, n: int) -> None:
             raise violated(t, f"src[{i}]->type == GGML_TYPE_F32")
 
 
-def n_dims(t: Tensor) -> int:
-    """`ggml_n_dims`: dimensions up to the last that is not 1."""
-    return max((d + 1 for d in range(MAX_DIMS) if t.ne[d] != 1), default=1)
+def can_mul_mat(a: Tensor, b: Tensor) -> bool:
+    """`ggml_can_mul_mat`: rows of one length, and a whole number of `a`'s matrices in `b`."""
+    return a.ne[0] == b.ne[0] and divides(a.ne[2], b.ne[2]) and divides(a.ne[3], b.ne[3])
+
+
+def can_out_prod(a: Tensor, b: Tensor) -> bool:
+    """`ggml_can_out_prod`: columns of one length, and a whole number of `a`'s matrices in `b`."""
+    return a.ne[1] == b.ne[1] and divides(a.ne[2], b.ne[2]) and divides(a.ne[3], b.ne[3])
+
+
+_CONSTANTS: dict[str, Any] = {
+    "INT32_MAX": INT32_MAX,
+    "ggml_is_contiguous": is_contiguous,
+    "ggml_is_contiguous_1": lambda t: is_contiguous(t, 1),
+    "ggml_is_contiguous_rows": is_contiguous_rows,
+    "ggml_is_padded_1d": is_padded_1d,
+    "ggml_is_transposed": is_transposed,
+    "ggml_is_scalar": lambda t: t.ne == (1, 1, 1, 1),
+    "ggml_is_vector": is_vector,
+    "ggml_is_matrix": is_matrix,
+    "ggml_is_3d": lambda t: t.ne[3] == 1,
+    "ggml_is_quantized": lambda type_: type_.is_quantized,
+    "ggml_are_same_shape": same_shape,
+    "ggml_can_repeat": can_repeat,
+    "ggml_can_mul_mat": can_mul_mat,
+    "ggml_can_out_prod": can_out_prod,
+    "ggml_nelements": nelements,
+    "ggml_type_size": lambda type_: type_.type_size,
+}
+"""What assertions name."""

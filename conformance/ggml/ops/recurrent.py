@@ -5,8 +5,8 @@ ggml's kernels assume F32 and a token count that divides evenly, and do not chec
 
 from __future__ import annotations
 
-from conformance.ggml.tensor import Tensor, dims, is_contiguous, is_contiguous_rows, nelements, same_shape
-from conformance.ggml.types import F32, I32
+from conformance.ggml.tensor import Tensor, dims, is_contiguous, nelements, same_shape
+from conformance.ggml.types import F32
 
 from .matmul import PRODUCT
 from .op import (
@@ -18,8 +18,6 @@ from .op import (
     f32,
     fresh,
     i32,
-    is_matrix,
-    is_vector,
     op,
     operand,
     violated,
@@ -33,41 +31,9 @@ def _ssm_scan(t: Tensor) -> Layout:
     A [1 or d_state, n_head], B and C [d_state, n_group, n_t, n_s], ids I32 [n_s]: row of s that a sequence starts from.
     Result: F32 [nelements(x) + K * d_state * head_dim * n_head * n_s], y and then the states, the latest first.
     """
-    s, x, dt, a, b, c, ids = (operand(t, i) for i in range(7))
-    k = t.params.K
-    check(
-        t,
-        (
-            (k >= 1, "K >= 1"),
-            (is_contiguous(s), "ggml_is_contiguous(s)"),
-            (is_contiguous(dt), "ggml_is_contiguous(dt)"),
-            (is_contiguous(a), "ggml_is_contiguous(A)"),
-            (x.nb[0] == x.type.type_size, "x->nb[0] == ggml_type_size(x->type)"),
-            (b.nb[0] == b.type.type_size, "B->nb[0] == ggml_type_size(B->type)"),
-            (c.nb[0] == c.type.type_size, "C->nb[0] == ggml_type_size(C->type)"),
-            (x.nb[1] == x.ne[0] * x.nb[0], "x->nb[1] == x->ne[0]*x->nb[0]"),
-            (b.nb[1] == b.ne[0] * b.nb[0], "B->nb[1] == B->ne[0]*B->nb[0]"),
-            (c.nb[1] == c.ne[0] * c.nb[0], "C->nb[1] == C->ne[0]*C->nb[0]"),
-            (same_shape(b, c), "ggml_are_same_shape(B, C)"),
-            (ids.type is I32, "ids->type == GGML_TYPE_I32"),
-            (dt.ne[0] == x.ne[1], "dt->ne[0] == n_head"),
-            (dt.ne[1] == x.ne[2], "dt->ne[1] == n_seq_tokens"),
-            (dt.ne[2] == x.ne[3], "dt->ne[2] == n_seqs"),
-            (dt.ne[3] == 1, "ggml_is_3d(dt)"),
-            (s.ne[1] == x.ne[0], "s->ne[1] == head_dim"),
-            (s.ne[2] == x.ne[1], "s->ne[2] == n_head"),
-            (b.ne[0] == s.ne[0], "B->ne[0] == d_state"),
-            (b.ne[2] == x.ne[2], "B->ne[2] == n_seq_tokens"),
-            (b.ne[3] == x.ne[3], "B->ne[3] == n_seqs"),
-            (ids.ne[0] == x.ne[3], "ids->ne[0] == n_seqs"),
-            (is_vector(ids), "ggml_is_vector(ids)"),
-            (a.ne[1] == x.ne[1], "A->ne[1] == n_head"),
-            (is_matrix(a), "ggml_is_matrix(A)"),
-        ),
-        K=k,
-    )
+    s, x, a, ids, k = operand(t), operand(t, 1), operand(t, 3), operand(t, 6), t.params.K
     if a.ne[0] != 1:
-        check(t, ((a.ne[0] == s.ne[0], "A->ne[0] == d_state"), (k == 1, "K == 1")), K=k)
+        check(t, (a.ne[0] == s.ne[0], "A->ne[0] == d_state"), (k == 1, "K == 1"), K=k)
     return fresh(F32, dims(nelements(x) + k * s.ne[0] * s.ne[1] * s.ne[2] * ids.ne[0]))
 
 
@@ -76,10 +42,8 @@ def _ssm_scan_runs(t: Tensor) -> None:
     x, b, ids = operand(t, 1), operand(t, 4), operand(t, 6)
     check(
         t,
-        (
-            (divides(b.ne[1], x.ne[1]), "nh % ng == 0"),
-            (ids.nb[0] == ids.type.type_size, "src6->nb[0] == sizeof(int32_t)"),
-        ),
+        (divides(b.ne[1], x.ne[1]), "nh % ng == 0"),
+        (ids.nb[0] == ids.type.type_size, "src6->nb[0] == sizeof(int32_t)"),
     )
 
 
@@ -110,7 +74,7 @@ def _wkv6(t: Tensor) -> Layout:
 def _wkv6_runs(t: Tensor) -> None:
     _shared_runs(t, 6)
     k, tf = operand(t), operand(t, 3)
-    check(t, ((nelements(tf) == k.ne[0] * k.ne[1], "ggml_nelements(tf) == S * H"),))
+    check(t, (nelements(tf) == k.ne[0] * k.ne[1], "ggml_nelements(tf) == S * H"))
 
 
 def _wkv7(t: Tensor) -> Layout:
@@ -123,7 +87,7 @@ def _wkv7(t: Tensor) -> Layout:
 def _wkv7_runs(t: Tensor) -> None:
     _shared_runs(t, 7)
     r, k = operand(t), operand(t, 2)
-    check(t, ((same_shape(r, k), "ggml_are_same_shape(r, k)"),))
+    check(t, (same_shape(r, k), "ggml_are_same_shape(r, k)"))
 
 
 def _gated_linear_attn(t: Tensor) -> Layout:
@@ -139,10 +103,8 @@ def _shared_runs(t: Tensor, n: int) -> None:
     tokens, seqs = operand(t, 1).ne[2], operand(t, n - 1).ne[1]
     check(
         t,
-        (
-            (operand(t).ne[3] == 1, "ggml_is_3d(src[0])"),
-            (divides(seqs, tokens) and tokens >= seqs, "n_tokens % n_seqs == 0"),
-        ),
+        (operand(t).ne[3] == 1, "ggml_is_3d(src[0])"),
+        (divides(seqs, tokens) and tokens >= seqs, "n_tokens % n_seqs == 0"),
     )
 
 
@@ -157,32 +119,8 @@ def _gated_delta_net(t: Tensor) -> Layout:
     [1, H, n_t, n_s], state [S, S, H, n_s]. Result: F32 [S * H, n_t * n_s + K * S * n_s], outputs and then the states,
     the latest first; with fewer tokens than K the rest of them is left as it was.
     """
-    q, k, v, g, beta, state = (operand(t, i) for i in range(6))
-    for x, name in ((q, "q"), (k, "k"), (v, "v")):
-        if not is_contiguous_rows(x):
-            raise violated(t, f"ggml_is_contiguous_rows({name})")
-    for x, name in ((g, "g"), (beta, "beta"), (state, "state")):
-        if not is_contiguous(x):
-            raise violated(t, f"ggml_is_contiguous({name})")
-    for x, name in ((q, "q"), (k, "k"), (v, "v"), (g, "g"), (beta, "beta"), (state, "state")):
-        if x.type is not F32:
-            raise violated(t, f"{name}->type == GGML_TYPE_F32")
-    s, h, n_t, n_s = v.ne
-    kept = t.params.K
-    check(
-        t,
-        (
-            (g.ne[0] in (1, s), "g->ne[0] == 1 || g->ne[0] == S_v"),
-            (beta.ne[0] == 1, "beta->ne[0] == 1"),
-            (state.ne[0] == s, "state->ne[0] == S_v"),
-            (state.ne[1] == s, "state->ne[1] == S_v"),
-            (state.ne[2] == h, "state->ne[2] == H"),
-            (state.ne[3] == n_s, "state->ne[3] == n_seqs"),
-            (kept >= 1, "K >= 1"),
-        ),
-        K=kept,
-    )
-    return fresh(F32, dims(s * h, n_t * n_s + kept * s * n_s))
+    s, h, n_t, n_s = operand(t, 2).ne
+    return fresh(F32, dims(s * h, n_t * n_s + t.params.K * s * n_s))
 
 
 def _gated_delta_net_runs(t: Tensor) -> None:
@@ -191,17 +129,12 @@ def _gated_delta_net_runs(t: Tensor) -> None:
     for x, name in ((q, "q"), (k, "k")):
         check(
             t,
-            (
-                (x.ne[0] == v.ne[0], f"{name}->ne[0] == S_v"),
-                (divides(x.ne[1], v.ne[1]), f"H % {name}->ne[1] == 0"),
-                (x.ne[2] == v.ne[2], f"{name}->ne[2] == n_tokens"),
-                (divides(x.ne[3], v.ne[3]), f"n_seqs % {name}->ne[3] == 0"),
-            ),
+            (x.ne[0] == v.ne[0], f"{name}->ne[0] == S_v"),
+            (divides(x.ne[1], v.ne[1]), f"H % {name}->ne[1] == 0"),
+            (x.ne[2] == v.ne[2], f"{name}->ne[2] == n_tokens"),
+            (divides(x.ne[3], v.ne[3]), f"n_seqs % {name}->ne[3] == 0"),
         )
-    check(
-        t,
-        ((g.ne[1:] == v.ne[1:], "g holds H, n_tokens, n_seqs"), (beta.ne[1:] == v.ne[1:], "beta holds as many as g")),
-    )
+    check(t, (g.ne[1:] == v.ne[1:], "g holds H, n_tokens, n_seqs"), (beta.ne[1:] == v.ne[1:], "beta holds as many"))
 
 
 def _state_and_tokens(t: Tensor) -> int:
@@ -216,6 +149,16 @@ SSM_SCAN = op(
     "SSM_SCAN",
     src="s x dt A B C ids",
     layout=_ssm_scan,
+    asserts="""
+        K >= 1; ggml_is_contiguous(s); ggml_is_contiguous(dt); ggml_is_contiguous(A);
+        x->nb[0] == ggml_type_size(x->type); B->nb[0] == ggml_type_size(B->type); C->nb[0] == ggml_type_size(C->type);
+        x->nb[1] == x->ne[0]*x->nb[0]; B->nb[1] == B->ne[0]*B->nb[0]; C->nb[1] == C->ne[0]*C->nb[0];
+        ggml_are_same_shape(B, C); ids->type == GGML_TYPE_I32; dt->ne[0] == n_head; dt->ne[1] == n_seq_tokens;
+        dt->ne[2] == n_seqs; ggml_is_3d(dt); s->ne[1] == head_dim; s->ne[2] == n_head; B->ne[0] == d_state;
+        B->ne[2] == n_seq_tokens; B->ne[3] == n_seqs; ids->ne[0] == n_seqs; ggml_is_vector(ids); A->ne[1] == n_head;
+        ggml_is_matrix(A)
+    """,
+    let="head_dim = x->ne[0]; n_head = x->ne[1]; n_seq_tokens = x->ne[2]; n_seqs = x->ne[3]; d_state = s->ne[0]",
     runs=_ssm_scan_runs,
     rounding=_STATES,
     params=_K,
@@ -234,6 +177,15 @@ GATED_DELTA_NET = op(
     "GATED_DELTA_NET",
     src="q k v g beta state",
     layout=_gated_delta_net,
+    asserts="""
+        ggml_is_contiguous_rows(q); ggml_is_contiguous_rows(k); ggml_is_contiguous_rows(v);
+        ggml_is_contiguous(g); ggml_is_contiguous(beta); ggml_is_contiguous(state);
+        q->type == GGML_TYPE_F32; k->type == GGML_TYPE_F32; v->type == GGML_TYPE_F32;
+        g->type == GGML_TYPE_F32; beta->type == GGML_TYPE_F32; state->type == GGML_TYPE_F32;
+        g->ne[0] == 1 || g->ne[0] == S_v; beta->ne[0] == 1; state->ne[0] == S_v; state->ne[1] == S_v;
+        state->ne[2] == H; state->ne[3] == n_seqs; K >= 1
+    """,
+    let="S_v = v->ne[0]; H = v->ne[1]; n_seqs = v->ne[3]",
     runs=_gated_delta_net_runs,
     rounding=_STATES,
     params=_K,

@@ -65,13 +65,11 @@ def _rope_runs(t: Tensor) -> None:
     ne0 = t.ne[0]
     check(
         t,
-        (
-            (0 <= n_dims <= ne0, "n_dims <= ne0"),
-            (n_dims % 2 == 0, "n_dims % 2 == 0"),
-            (n_offs >= 0, "n_offs >= 0"),
-            (n_offs % 2 == 0, "n_offs % 2 == 0"),
-            (n_offs + n_dims <= ne0, "n_offs + n_dims <= ne0"),
-        ),
+        (0 <= n_dims <= ne0, "n_dims <= ne0"),
+        (n_dims % 2 == 0, "n_dims % 2 == 0"),
+        (n_offs >= 0, "n_offs >= 0"),
+        (n_offs % 2 == 0, "n_offs % 2 == 0"),
+        (n_offs + n_dims <= ne0, "n_offs + n_dims <= ne0"),
         n_dims=n_dims,
         mode=mode,
         n_offs=n_offs,

@@ -6,23 +6,20 @@ from dataclasses import replace
 from enum import IntEnum
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.tensor import Tensor, is_contiguous_rows, nelements
-from conformance.ggml.types import F16, F32, I32, I64
+from conformance.ggml.tensor import Tensor, nelements
+from conformance.ggml.types import F32, I32
 
 from .op import (
-    INT32_MAX,
     MOVES,
     NORMS,
     SUMS,
     Layout,
-    check,
-    divides,
     enum,
     f32,
     fit_name,
     fresh,
+    fresh_like,
     i32,
-    is_matrix,
     op,
     operand,
     same_layout,
@@ -64,30 +61,14 @@ def _mean(t: Tensor) -> Layout:
     return fresh(F32, (1, *operand(t).ne[1:]))
 
 
-def _cumsum(t: Tensor) -> Layout:
-    """The sums of each row's beginnings."""
-    a = operand(t)
-    if a.type is not F32:
-        raise violated(t, "a->type == GGML_TYPE_F32")
-    return fresh(a.type, a.ne)
-
-
 def _argmax(t: Tensor) -> Layout:
     """The index of each row's largest: I32, one per row."""
-    a = operand(t)
-    if not is_matrix(a):
-        raise violated(t, "ggml_is_matrix(a)")
-    if a.ne[0] > INT32_MAX:
-        raise violated(t, "a->ne[0] <= INT32_MAX")
-    return fresh(I32, (a.ne[1], 1, 1, 1))
+    return fresh(I32, (operand(t).ne[1], 1, 1, 1))
 
 
 def _argsort(t: Tensor) -> Layout:
     """`ggml_argsort`: I32 indices."""
-    a = operand(t)
-    if a.ne[0] > INT32_MAX:
-        raise violated(t, "a->ne[0] <= INT32_MAX")
-    return fresh(I32, a.ne)
+    return fresh(I32, operand(t).ne)
 
 
 def _top_k(t: Tensor) -> Layout:
@@ -101,37 +82,12 @@ def _top_k(t: Tensor) -> Layout:
 def _get_rows(t: Tensor) -> Layout:
     """Rows `b` (I32 [n, s2, s3]) of `a` [m, rows, s2, s3]: F32 [m, n, s2, s3], I32 of an I32 `a`."""
     a, b = operand(t), operand(t, 1)
-    if a.ne[2] != b.ne[1]:
-        raise violated(t, "a->ne[2] == b->ne[1]")
-    if a.ne[3] != b.ne[2]:
-        raise violated(t, "a->ne[3] == b->ne[2]")
-    if b.ne[3] != 1:
-        raise violated(t, "b->ne[3] == 1")
-    if b.type is not I32:
-        raise violated(t, "b->type == GGML_TYPE_I32")
     return fresh(I32 if a.type is I32 else F32, (a.ne[0], b.ne[0], b.ne[1], b.ne[2]))
 
 
 def _set_rows(t: Tensor) -> Layout:
     """`ggml_set_rows(a, b, c)`: rows `b` into `a` at indices `c`; `src` is (b, c, a)."""
-    b, c, a = operand(t), operand(t, 1), operand(t, 2)
-    check(
-        t,
-        (
-            (a.ne[0] == b.ne[0], "a->ne[0] == b->ne[0]"),
-            (a.ne[2] == b.ne[2], "a->ne[2] == b->ne[2]"),
-            (a.ne[3] == b.ne[3], "a->ne[3] == b->ne[3]"),
-            (b.ne[1] == c.ne[0], "b->ne[1] == c->ne[0]"),
-            (divides(c.ne[1], b.ne[2]), "b->ne[2] % c->ne[1] == 0"),
-            (divides(c.ne[2], b.ne[3]), "b->ne[3] % c->ne[2] == 0"),
-            (c.ne[3] == 1, "c->ne[3] == 1"),
-            (b.type is F32 or b.type is F16, "b->type == GGML_TYPE_F32 || b->type == GGML_TYPE_F16"),
-            (c.type is I64 or c.type is I32, "c->type == GGML_TYPE_I64 || c->type == GGML_TYPE_I32"),
-            (is_contiguous_rows(a), "ggml_is_contiguous_rows(a)"),
-            (is_contiguous_rows(b), "ggml_is_contiguous_rows(b)"),
-        ),
-    )
-    return view_tensor(t, a)
+    return view_tensor(t, operand(t, 2))
 
 
 def _first(t: Tensor) -> int:
@@ -153,12 +109,35 @@ GROUP_NORM = op(
 SUM = op("SUM", src="a", layout=_sum, rounding=replace(SUMS, terms=_first))
 SUM_ROWS = op("SUM_ROWS", src="a", layout=_sum_rows, rounding=SUMS)
 MEAN = op("MEAN", src="a", layout=_mean, rounding=SUMS)
-CUMSUM = op("CUMSUM", src="a", layout=_cumsum, rounding=SUMS)
-ARGMAX = op("ARGMAX", src="a", layout=_argmax)
-ARGSORT = op("ARGSORT", src="a", layout=_argsort, params=(enum("order", SORT_ORDER, swap("ASC", "DESC"), always=True),))
+CUMSUM = op("CUMSUM", src="a", layout=fresh_like, asserts="a->type == GGML_TYPE_F32", rounding=SUMS)
+ARGMAX = op("ARGMAX", src="a", layout=_argmax, asserts="ggml_is_matrix(a); a->ne[0] <= INT32_MAX")
+ARGSORT = op(
+    "ARGSORT",
+    src="a",
+    layout=_argsort,
+    asserts="a->ne[0] <= INT32_MAX",
+    params=(enum("order", SORT_ORDER, swap("ASC", "DESC"), always=True),),
+)
 TOP_K = op("TOP_K", src="a", layout=_top_k)
-GET_ROWS = op("GET_ROWS", src="a b", layout=_get_rows, rounding=replace(MOVES, by="rows"))
-SET_ROWS = op("SET_ROWS", src="b c a", layout=_set_rows, rounding=replace(MOVES, by="quantize"))
+GET_ROWS = op(
+    "GET_ROWS",
+    src="a b",
+    layout=_get_rows,
+    asserts="a->ne[2] == b->ne[1]; a->ne[3] == b->ne[2]; b->ne[3] == 1; b->type == GGML_TYPE_I32",
+    rounding=replace(MOVES, by="rows"),
+)
+SET_ROWS = op(
+    "SET_ROWS",
+    src="b c a",
+    layout=_set_rows,
+    asserts="""
+        a->ne[0] == b->ne[0]; a->ne[2] == b->ne[2]; a->ne[3] == b->ne[3]; b->ne[1] == c->ne[0];
+        b->ne[2] % c->ne[1] == 0; b->ne[3] % c->ne[2] == 0; c->ne[3] == 1;
+        b->type == GGML_TYPE_F32 || b->type == GGML_TYPE_F16; c->type == GGML_TYPE_I64 || c->type == GGML_TYPE_I32;
+        ggml_is_contiguous_rows(a); ggml_is_contiguous_rows(b)
+    """,
+    rounding=replace(MOVES, by="quantize"),
+)
 
 
 class RowOps:

@@ -154,33 +154,10 @@ MAX_OFFSET = 1 << 30
 
 
 def _set(t: Tensor) -> Layout:
-    """`ggml_set`, `ggml_set_inplace`: `b` into a part of `a`."""
-    a, b = operand(t), operand(t, 1)
-    if nelements(a) < nelements(b):
-        raise violated(t, "ggml_nelements(a) >= ggml_nelements(b)")
-    _offset(t)
-    return dup_or_inplace(t, a)
-
-
-def _acc(t: Tensor) -> Layout:
-    """`ggml_acc`, `ggml_acc_inplace`: `b` onto a part of `a`."""
-    a, b = operand(t), operand(t, 1)
-    check(
-        t,
-        (
-            (nelements(b) <= nelements(a), "ggml_nelements(b) <= ggml_nelements(a)"),
-            (is_contiguous(a), "ggml_is_contiguous(a)"),
-            (a.type is F32, "a->type == GGML_TYPE_F32"),
-            (b.type is F32, "b->type == GGML_TYPE_F32"),
-        ),
-    )
-    _offset(t)
-    return dup_or_inplace(t, a)
-
-
-def _offset(t: Tensor) -> None:
+    """`ggml_set`, `ggml_acc` and their `_inplace`: `b` into or onto a part of `a`."""
     if not 0 <= t.params.offset < MAX_OFFSET:
         raise violated(t, "offset < (size_t)(1 << 30)", offset=t.params.offset)
+    return dup_or_inplace(t, operand(t))
 
 
 def part(t: Tensor) -> tuple[Dims, Dims, int]:
@@ -196,14 +173,12 @@ def _part_runs(t: Tensor) -> None:
     last = offset + sum((n - 1) * s for n, s in zip(ne, nb, strict=True) if n)
     check(
         t,
-        (
-            (is_contiguous(a), "ggml_is_contiguous(src0)"),
-            (a.type is F32 or a.type is I32, "src0->type == GGML_TYPE_F32 || src0->type == GGML_TYPE_I32"),
-            (b.type is a.type, "src1->type == src0->type"),
-            (b.nb[0] == b.type.type_size, "nb10 == sizeof(float)"),
-            (min(nb) >= 0 and last + nb[0] <= nbytes(a), "offset + (ne1 - 1)*nb <= ggml_nbytes(dst)"),
-            (t.params.inplace == (t.view_src is not None), "op_params[4] says whether the result is a view"),
-        ),
+        (is_contiguous(a), "ggml_is_contiguous(src0)"),
+        (a.type is F32 or a.type is I32, "src0->type == GGML_TYPE_F32 || src0->type == GGML_TYPE_I32"),
+        (b.type is a.type, "src1->type == src0->type"),
+        (b.nb[0] == b.type.type_size, "nb10 == sizeof(float)"),
+        (min(nb) >= 0 and last + nb[0] <= nbytes(a), "offset + (ne1 - 1)*nb <= ggml_nbytes(dst)"),
+        (t.params.inplace == (t.view_src is not None), "op_params[4] says whether the result is a view"),
         part=[ne, nb, offset],
     )
 
@@ -230,8 +205,19 @@ DUP = op("DUP", src="a", layout=same_layout, rounding=STORES)
 CONCAT = op("CONCAT", src="a b", layout=_concat, params=(i32("dim", always=True),))
 REPEAT = op("REPEAT", src="a", layout=_repeat)
 _PART = (*i32s("nb1 nb2 nb3"), i32("offset", _elsewhere), flag("inplace"))
-SET = op("SET", src="a b", layout=_set, runs=_part_runs, params=_PART)
-ACC = op("ACC", src="a b", layout=_acc, runs=_part_runs, rounding=ROUNDS, params=_PART)
+SET = op("SET", src="a b", layout=_set, asserts="ggml_nelements(a) >= ggml_nelements(b)", runs=_part_runs, params=_PART)
+ACC = op(
+    "ACC",
+    src="a b",
+    layout=_set,
+    asserts="""
+        ggml_nelements(b) <= ggml_nelements(a); ggml_is_contiguous(a);
+        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32
+    """,
+    runs=_part_runs,
+    rounding=ROUNDS,
+    params=_PART,
+)
 
 
 class Views:

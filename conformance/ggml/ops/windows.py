@@ -19,7 +19,6 @@ from .op import (
     flip,
     fresh,
     i32s,
-    is_matrix,
     op,
     operand,
     swap,
@@ -50,7 +49,7 @@ def _pool_2d(t: Tensor) -> Layout:
     if s0 < 1 or s1 < 1:
         raise GraphError(f"strides must be positive, {s0} and {s1} found")
     n0, n1 = ((n + 2 * p - k) // s + 1 for n, k, s, p in ((a.ne[0], k0, s0, p0), (a.ne[1], k1, s1, p1)))
-    check(t, ((n0 > 0, "ne[0] > 0"), (n1 > 0, "ne[1] > 0")), kernel=[k0, k1])
+    check(t, (n0 > 0, "ne[0] > 0"), (n1 > 0, "ne[1] > 0"), kernel=[k0, k1])
     return fresh(F32, (n0, n1, a.ne[2], a.ne[3]))
 
 
@@ -59,12 +58,10 @@ def _pool_2d_runs(t: Tensor) -> None:
     a, k0, k1 = operand(t), t.params.k0, t.params.k1
     check(
         t,
-        (
-            (a.type is F32 or a.type is F16, "src->type == GGML_TYPE_F32 || src->type == GGML_TYPE_F16"),
-            (a.nb[0] == a.type.type_size, "nb00 == ggml_type_size(src->type)"),
-            (a.nb[3] == a.ne[2] * a.nb[2], "src->nb[3] == src->ne[2]*src->nb[2]"),
-            (k0 > 0 and k1 > 0, "k0 > 0 && k1 > 0"),
-        ),
+        (a.type is F32 or a.type is F16, "src->type == GGML_TYPE_F32 || src->type == GGML_TYPE_F16"),
+        (a.nb[0] == a.type.type_size, "nb00 == ggml_type_size(src->type)"),
+        (a.nb[3] == a.ne[2] * a.nb[2], "src->nb[3] == src->ne[2]*src->nb[2]"),
+        (k0 > 0 and k1 > 0, "k0 > 0 && k1 > 0"),
     )
 
 
@@ -78,19 +75,17 @@ def _im2col(t: Tensor) -> Layout:
     p = t.params
     s0, s1, is_2d = p.s0, p.s1, p.is_2D
     if is_2d:
-        check(t, ((a.ne[2] == b.ne[2], "a->ne[2] == b->ne[2]"),))
+        check(t, (a.ne[2] == b.ne[2], "a->ne[2] == b->ne[2]"))
     else:
-        check(t, ((b.ne[1] == a.ne[1], "b->ne[1] == a->ne[1]"), (b.ne[3] == 1, "b->ne[3] == 1")))
+        check(t, (b.ne[1] == a.ne[1], "b->ne[1] == a->ne[1]"), (b.ne[3] == 1, "b->ne[3] == 1"))
     if s0 < 1 or (is_2d and s1 < 1):
         raise GraphError(f"strides must be positive, {s0} and {s1} found")
     oh = _windows(b.ne[1], a.ne[1], s1, p.p1, p.d1) if is_2d else 1
     ow = _windows(b.ne[0], a.ne[0], s0, p.p0, p.d0)
     check(
         t,
-        (
-            (oh > 0, '(!is_2D || OH > 0) && "b too small compared to a"'),
-            (ow > 0, '(OW > 0) && "b too small compared to a"'),
-        ),
+        (oh > 0, '(!is_2D || OH > 0) && "b too small compared to a"'),
+        (ow > 0, '(OW > 0) && "b too small compared to a"'),
         OW=ow,
         OH=oh,
     )
@@ -109,13 +104,11 @@ def _im2col_runs(t: Tensor) -> None:
     a, b = operand(t), operand(t, 1)
     check(
         t,
-        (
-            (t.type is F16 or t.type is F32, "dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32"),
-            (t.type is not F16 or a.type is F16, "src0->type == GGML_TYPE_F16"),
-            (b.type is F32, "src1->type == GGML_TYPE_F32"),
-            (b.nb[0] == F32.type_size, "nb10 == sizeof(float)"),
-            (b.nb[1] == b.ne[0] * b.nb[0] or not t.params.is_2D, "src1's rows follow one another"),
-        ),
+        (t.type is F16 or t.type is F32, "dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32"),
+        (t.type is not F16 or a.type is F16, "src0->type == GGML_TYPE_F16"),
+        (b.type is F32, "src1->type == GGML_TYPE_F32"),
+        (b.nb[0] == F32.type_size, "nb10 == sizeof(float)"),
+        (b.nb[1] == b.ne[0] * b.nb[0] or not t.params.is_2D, "src1's rows follow one another"),
     )
 
 
@@ -134,12 +127,6 @@ def _ssm_conv(t: Tensor) -> Layout:
     """`ggml_ssm_conv(sx, c)`: [d_conv - 1 + n_t, d_inner, n_s] and [d_conv, d_inner] -> [d_inner, n_t, n_s]."""
     sx, c = operand(t), operand(t, 1)
     n_t = sx.ne[0] - c.ne[0] + 1
-    if sx.ne[3] != 1:
-        raise violated(t, "ggml_is_3d(sx)")
-    if not is_matrix(c):
-        raise violated(t, "ggml_is_matrix(c)")
-    if sx.ne[1] != c.ne[1]:
-        raise violated(t, "sx->ne[1] == d_inner")
     if n_t < 0:
         raise violated(t, "n_t >= 0", n_t=n_t)
     return fresh(F32, (c.ne[1], n_t, sx.ne[2], 1))
@@ -186,7 +173,14 @@ IM2COL = op(
     runs=_im2col_runs,
     params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")),
 )
-SSM_CONV = op("SSM_CONV", src="sx c", layout=_ssm_conv, rounding=replace(DOTS, terms=_kernel))
+SSM_CONV = op(
+    "SSM_CONV",
+    src="sx c",
+    layout=_ssm_conv,
+    asserts="ggml_is_3d(sx); ggml_is_matrix(c); sx->ne[1] == d_inner",
+    let="d_inner = c->ne[1]",
+    rounding=replace(DOTS, terms=_kernel),
+)
 
 
 class Windows:
