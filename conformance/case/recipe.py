@@ -14,7 +14,7 @@ from hashlib import sha256
 import numpy as np
 
 from conformance.ggml.errors import UsageError
-from conformance.ggml.quants.quants import from_float
+from conformance.ggml.quants import from_float
 from conformance.ggml.tensor import Bytes, Tensor, nelements
 
 from .streams import F32Array, Stream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from .quants.quants import VEC_DOT_TYPE
+from .quants import VEC_DOT_TYPE
 from .quants.requant import mode_named
 from .tensor import Tensor
 

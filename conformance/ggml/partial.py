@@ -7,9 +7,8 @@ part changes and a later part reads travels as whole roots, as they are when the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from .errors import GraphError
 from .graph import Graph
@@ -37,11 +36,6 @@ class Part:
     def outputs(self) -> tuple[Tensor, ...]:
         """What to ask of a run of the part: `wanted`, then `handed`."""
         return tuple(dict.fromkeys((*self.wanted, *self.handed)))
-
-    @property
-    def originals(self) -> dict[Tensor, Tensor]:
-        """The other way: tensor of the part -> tensor of the whole graph; a VIEW that hands a root on has none."""
-        return {copy: t for t, copy in self.copies.items()}
 
 
 def partial(
@@ -85,14 +79,6 @@ def partial(
             handed[made.hand_on(root)] = root
     wanted = {made.copies[n]: n for n in nodes if n in outputs}
     return Part(Graph(made.nodes), made.inputs, wanted, handed, made.copies)
-
-
-def split(
-    graph: Graph, cuts: Iterable[int], *, persistent: Collection[Tensor] = (), outputs: Collection[Tensor] = ()
-) -> list[Part]:
-    """The whole of `graph` as parts, cut before each node whose index is in `cuts`; other arguments as `partial`."""
-    places = sorted({0, *cuts, len(graph)})
-    return [partial(graph, a, b, persistent=persistent, outputs=outputs) for a, b in pairwise(places)]
 
 
 def below(t: Tensor) -> Tensor | None:
