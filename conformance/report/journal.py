@@ -18,9 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from conformance.case import strictjson
+from conformance.case import strict
 from conformance.case.case import JSON
-from conformance.case.strictjson import Memory
+from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.asked import Asked
 from conformance.judge.verdict import Result, Verdict
@@ -261,7 +261,7 @@ def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
     if not raw.startswith(_BEGINS):
         return None
     lines = raw.split(b"\n")[:-1]
-    rows = [strictjson.parse(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
+    rows = [strict.parse_json(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
     head = rows[0] if rows and isinstance(rows[0], dict) else {}
     asked = _cases_asked(head)
     found = [Result(r["case"], r["backend"], Verdict.PASS) for r in rows[1:] if _names_pair(r)]
