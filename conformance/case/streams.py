@@ -112,7 +112,7 @@ class Stream:
         return np.argsort(self.words(rows * n).reshape(rows, n), axis=1, kind="stable")
 
     def distinct(self, rows: int, n: int, lo: float, hi: float) -> F32Array:
-        """Float32 of shape (rows, n) in [lo, hi), all different within a row, by at least half a step of (hi - lo) / n."""
+        """Float32 of shape (rows, n) in [lo, hi); values of a row differ by at least (hi - lo) / n / 2."""
         x = self.permutations(rows, n).astype(np.float32)
         x += self.unit(rows * n).reshape(rows, n) * np.float32(0.5)
         x *= np.float32((hi - lo) / n)

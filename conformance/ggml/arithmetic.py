@@ -92,7 +92,7 @@ GGML_CPU = Arithmetic(
 
 
 def requantising(mode: str) -> Arithmetic:
-    """Exact except for weights, which are requantised by `mode` of `requant.MODES`; UsageError if there is no such mode."""
+    """Exact except for weights, which `mode` of `requant.MODES` requantises; UsageError for an unknown mode."""
     tables = mode_named(mode)
     if mode == "none":
         return EXACT
