@@ -25,7 +25,7 @@ from conformance.ggml.quants.requant import (
 )
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, new_tensor
 from conformance.ggml.types import F16, F32, I32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, TYPES, GGMLType, type_named
-from conformance.judge.arithmetic import changes
+from conformance.judge.budget import changes
 
 B = Builder()
 

@@ -1,4 +1,4 @@
-"""Tiny graphs with values that anybody can work out: what an adapter is first tried on."""
+"""Tiny cases with obvious values, on which `check_adapter` tries an adapter first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUILD = Builder()
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`ne` of the weight is [k, m], of the activations [k, n]; `k` is a multiple of 32, `m` at least 4."""
+    """The weight has `ne` [k, m], the activations [k, n]; `k` is a multiple of 32, `m` at least 4."""
 
     k: int = 64
     m: int = 32
@@ -59,27 +59,27 @@ SAMPLES: tuple[Sample, ...] = (
         lambda _, x: x / np.sqrt((x * x).mean(-1, keepdims=True, dtype=np.float32) + np.float32(1e-6)),
     ),
 )
-"""What a backend of one op or of all is likely to have one of."""
+"""Most backends support at least one of these."""
 TOLERANCE = 2e-2
-"""Largest error, relative to the largest value: a backend may round to F16 or to bytes. Errors of layout are larger."""
+"""Largest error relative to the largest value: a backend may round to F16 or 8 bits. Errors of layout are larger."""
 
 
 def activations(shape: Shape, seed: int = 0) -> Values:
-    """Numbers that F16 and Q8_0 hold nearly, (n, k); no two rows or columns are alike."""
+    """Values (n, k) that F16 and Q8_0 nearly hold; no two rows or columns are alike."""
     i = np.arange(shape.n * shape.k, dtype=np.int64).reshape(shape.n, shape.k)
     return (((i * 37 + seed * 11 + i // shape.k * 5) % 61 - 30) / 32).astype(np.float32)
 
 
 def weights(shape: Shape) -> Values:
-    """Whole numbers that every block of Q8_0 holds exactly, (m, k): 127 is in each block."""
+    """Whole numbers (m, k) that Q8_0 holds exactly: 127 is in each block."""
     i = np.arange(shape.m * shape.k, dtype=np.int64).reshape(shape.m, shape.k)
     w = ((i * 29 + i // shape.k * 3) % 255 - 127).astype(np.float32)
     w[:, ::32] = 127
     return w
 
 
-def encoded(values: Values, type_: GGMLType) -> Bytes:
-    """`values` as a leaf's bytes that nobody may write to."""
+def encode(values: Values, type_: GGMLType) -> Bytes:
+    """`values` as read-only bytes of a leaf."""
     if type_ is Q8_0:
         blocks = np.zeros((*values.shape[:-1], values.shape[-1] // 32), [("d", "<f2"), ("qs", "i1", 32)])
         blocks["d"], blocks["qs"] = 1, values.reshape(*values.shape[:-1], -1, 32)
@@ -88,14 +88,14 @@ def encoded(values: Values, type_: GGMLType) -> Bytes:
 
 
 def read_only(values: NDArray[Any]) -> Bytes:
-    """Raw bytes that raise where they are written to."""
+    """The bytes of `values`, read-only."""
     data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).copy()
     data.flags.writeable = False
     return data
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class Trial:
     """A sample as a case."""
 
     sample: Sample
@@ -115,28 +115,28 @@ class Tried:
         return self.sample.value(weights(self.shape), activations(self.shape, seed))
 
 
-def tried(sample: Sample, shape: Shape, wrap: Callable[[Tensor], Tensor] | None = None) -> Tried:
-    """The case of a sample; `wrap` puts a node behind its own, which becomes the output."""
+def trial(sample: Sample, shape: Shape, wrap: Callable[[Tensor], Tensor] | None = None) -> Trial:
+    """The case of a sample; `wrap` adds a node behind it, which becomes the output."""
     w = new_tensor(sample.weight, shape.k, shape.m, name="w")
     x = new_tensor(F32, shape.k, shape.n, name="x")
     node = sample.make(w, x)
     out = wrap(node) if wrap else node
-    step = Step(build_forward_expand(out), {x: encoded(activations(shape), F32)}, (out,))
-    # a weight that the node does not read is there all the same: `read` and `write` are checked on it
-    persistent = {w: encoded(weights(shape), sample.weight)}
+    step = Step(build_forward_expand(out), {x: encode(activations(shape), F32)}, (out,))
+    # a weight that the node does not read is needed too: `read` and `write` are checked on it
+    persistent = {w: encode(weights(shape), sample.weight)}
     case = Case(f"contract/{sample.op}@1", persistent, [step], family="contract")
-    return Tried(sample, shape, case, w, x, out)
+    return Trial(sample, shape, case, w, x, out)
 
 
 def nodes_of_many_ops(shape: Shape) -> Sequence[Tensor]:
-    """A node per op that is easily made, and one of an op that no ggml has."""
+    """A node of each of many ops, and one of an op that no ggml has."""
     w, x = new_tensor(F32, shape.k, shape.m, name="w"), new_tensor(F32, shape.k, shape.n, name="x")
-    made = [s.make(w, x) for s in SAMPLES if s.weight is F32]
-    made += [f(x) for f in (BUILD.sqr, BUILD.silu, BUILD.swiglu, BUILD.sum_rows, BUILD.soft_max, BUILD.argmax)]
-    made += [BUILD.transpose(x), BUILD.reshape_1d(x, shape.k * shape.n), BUILD.view_1d(w, shape.k, 0)]
+    nodes = [s.make(w, x) for s in SAMPLES if s.weight is F32]
+    nodes += [f(x) for f in (BUILD.sqr, BUILD.silu, BUILD.swiglu, BUILD.sum_rows, BUILD.soft_max, BUILD.argmax)]
+    nodes += [BUILD.transpose(x), BUILD.reshape_1d(x, shape.k * shape.n), BUILD.view_1d(w, shape.k, 0)]
     tomorrow = BUILD.cont(x)
     tomorrow.op = TOMORROW
-    made.append(tomorrow)
-    for node in made:
+    nodes.append(tomorrow)
+    for node in nodes:
         node.name = f"a {node.op}"
-    return made
+    return nodes

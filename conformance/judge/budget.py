@@ -2,19 +2,22 @@
 
 The expected value is computed in the backend's *declared* arithmetic, so a budget covers rounding only: of float32
 sums and products, of a transcendental function, of the last store. `u` is float32's unit roundoff, 2^-24. Relative
-errors of one rounding have NMSE up to u^2; a float32 sum of K terms adds up to K u^2 where its errors are random.
-What was measured on right backends, and where a figure has another reason than rounding: docs/tolerances.md.
+errors of one rounding have NMSE up to u^2; a float32 sum of K terms adds up to K u^2 if its errors are random.
+docs/tolerances.md has measurements of right backends, and the budgets that have another reason than rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, sqrt
 
+from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic
+from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.quants.requant import weight_form
 from conformance.ggml.tensor import VIEW_OPS, Tensor, nelements
 
-from .arithmetic import changes
 from .compare import Difference
 
 U2 = 2.0**-48
@@ -25,7 +28,7 @@ HALF_U2 = 2.0**-22
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What is allowed of one tensor; both 0 mean equal to the bit."""
+    """The error allowed in one tensor; both 0: equal to the bit."""
 
     nmse: float
     element: float
@@ -33,7 +36,7 @@ class Budget:
     why: str = ""
 
     def used(self, d: Difference) -> float:
-        """The fraction of the budget that `d` takes: over 1 is wrong, Inf where nothing is allowed."""
+        """The fraction of the budget that `d` uses: over 1 is wrong, Inf if nothing is allowed."""
         if not d.raw:
             return 0.0
         if d.special or not self.nmse:
@@ -46,7 +49,7 @@ RAW = Budget(0.0, 0.0, "nothing is computed: equal to the bit")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table: NMSE `(base + per_k * K) * u^2`, K the length of the op's reduction."""
+    """A row of the table: NMSE `(base + per_k * K) * u^2`, K the length of the op's reduction."""
 
     base: float
     per_k: float = 0.0
@@ -82,28 +85,28 @@ ROWS: dict[str, Row] = {
 }
 
 PEAK = 8.0
-"""One element may be off by the root of the allowed NMSE times this."""
+"""The error of one element may be this times the root of the allowed NMSE."""
 
 _STORE_ULP = {"f16": 2.0**-10, "bf16": 2.0**-7}
 """One unit in the last place of a narrow float, relative to its value."""
 
 
 _PRODUCTS = {"f16": HALF_U2, "bf16": 2.0**-18}
-"""Squared unit roundoff of what a device rounds the operands of products to."""
+"""Type that a device rounds the operands of products to -> its squared unit roundoff."""
 _FACTOR = {
     **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "OUT_PROD", "SOLVE_TRI", "DSV4_HC_POST", "SSM_SCAN", *LINEAR), 64.0),
     **dict.fromkeys(("FLASH_ATTN_EXT", "LIGHTNING_INDEXER"), 128.0),
     **dict.fromkeys(("ROPE", "ROPE_BACK"), 8.0),
 }
-"""How many times that a product may be off: two operands, products that nearly cancel, activations in 8 bits beside
-compressed weights; attention has two products and a softmax between; a kernel for rotary embedding rounds what turns,
-its sines and its result, never the angles."""
+"""Factor of that for a product: two operands, products that nearly cancel, activations in 8 bits with compressed
+weights; attention has two products and a softmax between; a ROPE kernel rounds its operands, sines and result, not the
+angles."""
 
 ROUNDED = {to: _FACTOR["MUL_MAT"] * unit for to, unit in _PRODUCTS.items()}
-"""`Arithmetic.products` -> NMSE which rounding its operands is allowed to make in one matrix product."""
+"""`Arithmetic.products` -> NMSE that rounding its operands may add to one matrix product."""
 
 PRODUCTS = frozenset(_FACTOR)
-"""Ops that multiply matrices, and ROPE: whose operands a device may round."""
+"""Ops whose operands a device may round: those that multiply matrices, and ROPE."""
 
 
 def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True) -> Budget:
@@ -111,9 +114,9 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
 
     Args:
         node: the node that was computed.
-        arithmetic: in which the expected value was computed.
-        same: whether the backend computes in that arithmetic too. Where it does not, a node that `arithmetic` changes
-            may also be off by what the change is worth.
+        arithmetic: of the expected value.
+        same: the backend computes in that arithmetic too. If not, a node that `arithmetic` changes may also be off by
+            what the change is worth.
     """
     if node.op in VIEW_OPS or node.type.is_quantized or (node.type.dtype is not None and node.type.dtype.kind == "i"):
         return RAW
@@ -132,26 +135,25 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     return stored(node, nmse, PEAK * sqrt(nmse), why)
 
 
-_TOKENS = frozenset({"SSM_SCAN", *LINEAR})
+_LENGTH: dict[str, Callable[[Tensor, Tensor], int]] = {
+    "FLASH_ATTN_EXT": lambda q, k: q.ne[0] + k.ne[1],
+    "SSM_CONV": lambda _, kernel: kernel.ne[0],
+    **dict.fromkeys(("SSM_SCAN", *LINEAR), lambda state, tokens: state.ne[0] + tokens.ne[2]),
+    **dict.fromkeys(("OUT_PROD", "SOLVE_TRI"), lambda a, _: a.ne[1]),
+}
+"""Op -> the length of its reduction from `src[0]` and `src[1]`."""
 
 
 def _reduction(node: Tensor) -> int:
-    """K: how many terms one element of the result is the sum of."""
-    first = node.src[0] if node.src else None
-    if first is None:
+    """K: the number of terms that one element of the result is the sum of; `src[0].ne[0]` for most ops."""
+    a, b = (*node.src, None, None)[:2]
+    if a is None:
         return 1
-    if node.op == "FLASH_ATTN_EXT":
-        return first.ne[0] + _n_kv(node)
-    if node.op == "SSM_CONV":
-        kernel = node.src[1]
-        return kernel.ne[0] if kernel is not None else 1
-    if node.op in _TOKENS and node.src[1] is not None:
-        return first.ne[0] + node.src[1].ne[2]
+    if b is not None and node.op in _LENGTH:
+        return _LENGTH[node.op](a, b)
     if node.op == "POOL_2D":
         return node.op_params[1] * node.op_params[2]
-    if node.op in {"OUT_PROD", "SOLVE_TRI"}:
-        return first.ne[1]
-    return nelements(first) if node.op in {"SUM", "GROUP_NORM"} else first.ne[0]
+    return nelements(a) if node.op in {"SUM", "GROUP_NORM"} else a.ne[0]
 
 
 def _n_kv(node: Tensor) -> int:
@@ -160,10 +162,10 @@ def _n_kv(node: Tensor) -> int:
 
 
 def _step(node: Tensor, arithmetic: Arithmetic) -> tuple[float, str]:
-    """NMSE left where both sides round on the way: a value near the middle of two may go either way on one of them."""
+    """NMSE that remains if both sides round: a value near the middle of two may go either way on one of them."""
     cells = node.src[2] if node.op == "FLASH_ATTN_EXT" else None
     if cells is not None and cells.type.name in arithmetic.flash_attn_sum:
-        return HALF_U2 / 2 + _n_kv(node) * 1e-10, "a sum kept in F16"
+        return HALF_U2 / 2 + _n_kv(node) * 1e-10, "a sum in F16"
     if node.op in {"UNARY", "GLU"}:
         return HALF_U2 * (1 / 64 + 4 / max(1, nelements(node))), "a table of F16"
     return 0.0, ""
@@ -174,9 +176,8 @@ _DISTANCE_QUANTISED = 5e-4
 
 
 def _distance(node: Tensor) -> tuple[float, str]:
-    """NMSE between the same node in two arithmetics, at least four times what was measured (docs/tolerances.md).
-
-    For quantised weights it is what ggml's own tests allow.
+    """NMSE between the same node in two arithmetics: at least four times the measured one (docs/tolerances.md), for
+    quantised weights what ggml's own tests allow.
     """
     if node.op in {"ROPE", "ROPE_BACK"}:
         return 4e-7, "angles multiplied up in float32"
@@ -190,7 +191,7 @@ def _distance(node: Tensor) -> tuple[float, str]:
 
 
 def stored(node: Tensor, nmse: float, element: float, why: str) -> Budget:
-    """The budget of these figures and what the type of the result can add: a value near a tie may go either way.
+    """A budget, widened by what storing in the type of the result adds: a value near a tie may go either way.
 
     One element in eight may, or four of a small tensor: a float32 factor near a short decimal (0.7) puts many products
     of BF16 on a tie.
@@ -203,5 +204,60 @@ def stored(node: Tensor, nmse: float, element: float, why: str) -> Budget:
 
 
 def free_running(nmse: float) -> Budget:
-    """The budget a trajectory states for itself when it runs freely against a recording."""
+    """The budget of a trajectory that runs freely against a recording and states this NMSE."""
     return Budget(nmse, 4 * PEAK * sqrt(nmse), "a whole trajectory run freely")
+
+
+def _type(node: Tensor, i: int) -> str:
+    src = node.src[i] if i < len(node.src) else None
+    return "" if src is None else src.type.name
+
+
+def _stores(node: Tensor, a: Arithmetic) -> bool:
+    return node.type.is_quantized and a.quantize != EXACT.quantize
+
+
+def _multiplies(node: Tensor, a: Arithmetic) -> bool:
+    return _type(node, 0) in a.mul_mat or _requantises(node, a)
+
+
+def _requantises(node: Tensor, a: Arithmetic) -> bool:
+    return bool(weight_form(node, a.weights, a.rows))
+
+
+def _attends(node: Tensor, a: Arithmetic) -> bool:
+    return _type(node, 1) in a.flash_attn or _type(node, 2) in a.flash_attn_sum
+
+
+def _looks_up(node: Tensor, a: Arithmetic) -> bool:
+    return UNARY_OPS[node.op_params[0]] in a.tables
+
+
+def _looks_up_gate(node: Tensor, a: Arithmetic) -> bool:
+    return GLU_OPS[node.op_params[0]].replace("GEGLU", "GELU") in a.tables
+
+
+def _turns(_: Tensor, a: Arithmetic) -> bool:
+    return a.rope != EXACT.rope
+
+
+_CHANGES: dict[str, Callable[[Tensor, Arithmetic], bool]] = {
+    **dict.fromkeys(("CPY", "DUP", "CONT", "SET_ROWS", "ADD"), _stores),
+    **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID"), _multiplies),
+    "GET_ROWS": _requantises,
+    "FLASH_ATTN_EXT": _attends,
+    "UNARY": _looks_up,
+    "GLU": _looks_up_gate,
+    **dict.fromkeys(("ROPE", "ROPE_BACK"), _turns),
+}
+
+
+def changes(node: Tensor, arithmetic: Arithmetic) -> bool:
+    """Whether `arithmetic` may change `node`'s value by more than float32 rounding."""
+    rule = _CHANGES.get(node.op)
+    return rule is not None and rule(node, arithmetic.at(node))
+
+
+def touches(case: Case, arithmetic: Arithmetic) -> bool:
+    """Whether `arithmetic` changes any node of `case`; only then its expected values are computed a second time."""
+    return arithmetic != EXACT and any(changes(n, arithmetic) for s in case.steps for n in s.graph)
