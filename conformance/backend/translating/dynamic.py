@@ -1,4 +1,4 @@
-"""Programs that serve all graphs of a template: compiled once as it came, and once more with symbols."""
+"""Programs for all graphs of a template: the first graph is compiled as it is, the next one with symbols."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .plan import Plan, Program
 from .sym import Assumption, assumptions
 
 LIFTS = 3
-"""How often a template is lifted before its graphs are compiled one by one: each time one more graph is known."""
+"""How often a template is lifted, each time with one more graph, before its graphs are compiled one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +24,26 @@ class TracedPlan(Plan):
     """A plan whose `ne`, `nb` and `view_offs` are symbolic; tensors are copies."""
 
     own: tuple[Tensor, ...]
-    """The tensors that it was copied from, in the order of `tensors`."""
+    """The original tensors, in the order of `tensors`."""
     bindings: tuple[int, ...]
-    """Of the graph that it was copied from."""
+    """Of the original graph."""
     noted: Mapping[Assumption, None]
-    """What was decided by comparing, so far."""
+    """Comparisons so far."""
 
     def settled(self) -> None:
-        """Nothing is compiled that the graph at hand could not use.
-
-        Raises:
-            UnfitError: a comparison came out other than it does in that graph.
-        """
+        """Raise UnfitError if a comparison came out differently than in the original graph."""
         for a in self.noted:
             if not a.holds(self.bindings):
                 raise UnfitError(f"{a}, which does not hold for every graph of the template")
 
 
 class UnfitError(BackendError):
-    """A translation does not serve the graph that it was made for."""
+    """A translation does not fit the graph that it is for."""
 
 
 @dataclass(slots=True)
 class Known:
-    """What is known of one template."""
+    """The state of one template."""
 
     graph: Graph
     """A copy of the first graph."""
@@ -60,13 +56,13 @@ class Known:
     row: tuple[int, ...] | None = None
     """Values of the first graph."""
     kinds: set[Hashable] = field(default_factory=set)
-    """`lift.kinds` of the graphs met."""
+    """`lift.kinds` of its graphs so far."""
     split: bool = False
-    """Whether graphs that it does not serve are looked up by their kinds, too."""
+    """Graphs that it does not serve have a `Known` per kind."""
 
 
 class TemplateKey:
-    """All that a plan's key holds but values; its hash is taken once."""
+    """A plan's key without values; caches its hash."""
 
     __slots__ = ("_hash", "_parts")
 
@@ -87,7 +83,7 @@ class TemplateKey:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What of a plan can be known before it runs."""
+    """A plan's template and values."""
 
     template: TemplateKey
     row: tuple[int, ...]
@@ -104,11 +100,7 @@ class Fingerprint:
 
 
 def lifted(known: Known, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]) -> Program | None:
-    """Lift the template of `plan`, whose values are `row`, so that it serves `plan` too, and compile it.
-
-    Returns:
-        None where that is not possible.
-    """
+    """Lift the template of `plan`, whose values are `row`, to serve `plan` too, and compile it; None if impossible."""
     if known.reason or known.lifts >= LIFTS:
         return None
     known.lifts += 1
@@ -123,7 +115,7 @@ def lifted(known: Known, plan: Plan, row: tuple[int, ...], translate: Callable[[
         with assumptions() as found:
             program = translate(traced(template, plan, row, found))
     except UnfitError as e:
-        # one row where others have many is not as the others are: each kind for itself
+        # a graph with one row differs from those with many: split by kind
         known.split = len(known.kinds) > 1
         known.reason = "" if known.split else str(e)
         return None
@@ -135,7 +127,7 @@ def lifted(known: Known, plan: Plan, row: tuple[int, ...], translate: Callable[[
 
 
 def traced(template: Template, plan: Plan, row: tuple[int, ...], noted: Mapping[Assumption, None]) -> TracedPlan:
-    """`plan` with symbols, in the numbers of the template's most general sample."""
+    """`plan` with symbols, with the numbers of the template's most generic sample."""
     graph = template.traced()
     tensors = graph.tensors()
     index = {t: i for i, t in enumerate(tensors)}

@@ -1,7 +1,7 @@
-"""The base of backends that translate a whole cgraph before anything runs: walk, emit, compile, bind.
+"""The base of backends that compile a whole cgraph before it runs.
 
-An adapter gives a table op -> emitter, a memory that holds persistent tensors, and `translate`, which turns a `Plan`
-into a `Program`. The engine makes the plan, keeps compiled programs by everything they depend on, and binds.
+An adapter provides a table op -> emitter, a memory for persistent tensors, and `translate`, which turns a `Plan` into a
+`Program`. The engine makes plans, caches programs by everything that they depend on, and runs them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class TranslatingBackend(Backend):
     """A backend that compiles graphs."""
 
     device: str = ""
-    """The device that a witness names until a program has said what executed."""
+    """The device in a witness until a program reports what executed."""
     capacity: ClassVar[int] = 16
-    """How many compiled programs are kept, those used last."""
+    """Size of the cache of compiled programs (least recently used out first)."""
     lifts: bool = False
-    """Whether `translate` takes plans with symbols, so that one program serves all graphs of a template."""
+    """`translate` accepts plans with symbols, so that one program serves all graphs of a template."""
 
     def __init__(self) -> None:
         self._programs: OrderedDict[Hashable, Program] = OrderedDict()
@@ -41,22 +41,18 @@ class TranslatingBackend(Backend):
 
     @abstractmethod
     def emitters(self) -> Mapping[str, Emitter]:
-        """Op -> what translates it; view ops need none."""
+        """Op -> its emitter; view ops need none."""
 
     @abstractmethod
     def memory(self, case: Case) -> Memory:
-        """The case's persistent tensors, filled."""
+        """A memory with the case's persistent tensors."""
 
     @abstractmethod
     def translate(self, plan: Plan, memory: AnyMemory) -> Program:
-        """Walk, emit and compile.
-
-        Raises:
-            BackendError: the plan cannot be translated, or the device's compiler refused it.
-        """
+        """Translate and compile; BackendError if the plan cannot be translated or compiled."""
 
     def refuses(self, node: Tensor) -> str:
-        """Why the emitter of `node.op` cannot translate `node`; empty where it can."""
+        """Why the emitter of `node.op` cannot translate `node`; empty if it can."""
         del node
         return ""
 
@@ -70,7 +66,7 @@ class TranslatingBackend(Backend):
         return "weight" if self.bakes_weights(case) else "input"
 
     def supports_op(self, node: Tensor) -> Support:
-        """Yes for view ops and for every op of the table that `refuses` has nothing against."""
+        """Yes for view ops and for every op of the table unless `refuses` gives a reason."""
         if node.op in VIEW_OPS:
             return YES
         if node.op not in self.emitters():
@@ -84,17 +80,17 @@ class TranslatingBackend(Backend):
 
     def program(self, plan: Plan, memory: Memory) -> Served:
         """The program for `plan` alone."""
-        found = self._programs.get(plan.key)
-        if found is not None:
+        program = self._programs.get(plan.key)
+        if program is not None:
             self._programs.move_to_end(plan.key)
-            return Served(found, hit=True)
-        made = self._programs[plan.key] = self.translate(plan, memory)
+            return Served(program, hit=True)
+        program = self._programs[plan.key] = self.translate(plan, memory)
         if len(self._programs) > self.capacity:
             self._programs.popitem(last=False)
-        return Served(made, hit=False)
+        return Served(program, hit=False)
 
     def served(self, plan: Plan, memory: Memory, fingerprint: Fingerprint) -> Served:
-        """A program for `plan`: of its template, if that was met before with other values."""
+        """A program for `plan`; that of its template, if the template occurred before with other values."""
         row = fingerprint.row
         known = self._met(fingerprint.template, plan, fingerprint)
         served = _instance(known, row)
@@ -124,18 +120,18 @@ class TranslatingBackend(Backend):
         return known
 
     def close(self) -> None:
-        """Let the compiled programs go."""
+        """Free the compiled programs."""
         self._programs.clear()
         self._known.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A program and what it is to be run with."""
+    """A program, and the bindings to run it with."""
 
     program: Program
     hit: bool
-    """Whether it was there already."""
+    """The program existed already."""
     template: str = ""
     symbols: tuple[str, ...] = ()
     bindings: tuple[int, ...] = ()
@@ -153,21 +149,21 @@ def _instance(known: Known, row: tuple[int, ...]) -> Served | None:
 
 @dataclass(slots=True)
 class Prepared:
-    """What a session knows of a graph that it ran."""
+    """A session's data about a graph."""
 
     plan: Plan
     work: int
     """Nodes computed."""
     seen: Snapshot
-    """The graph as it was."""
+    """The graph when it was planned."""
     held: tuple[Tensor, ...]
-    """Persistent tensors that are inputs to its program."""
+    """Persistent tensors that are inputs of its program."""
     served: Served | None = None
     fingerprint: Fingerprint | None = None
 
 
 class TranslatingSession(Session):
-    """The engine: plans each step, finds or makes its program, binds and counts."""
+    """Plans each step, gets or compiles its program, runs it and counts."""
 
     def __init__(self, backend: TranslatingBackend, case: Case) -> None:
         self._backend = backend
@@ -184,7 +180,7 @@ class TranslatingSession(Session):
         self._templates: dict[TemplateKey, TemplateKey] = {}
         self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._latest: dict[TemplateKey, tuple[tuple[int, ...], Served]] = {}
-        """Per template, the values that were served last."""
+        """Per template, the latest values and their program."""
         self._lifts = backend.lifts and len(case.steps) > 1
         self._prepared: WeakKeyDictionary[Graph, Prepared] = WeakKeyDictionary()
         if self._lifts:
@@ -192,7 +188,7 @@ class TranslatingSession(Session):
                 self._prepare(step.graph, step.outputs)
 
     def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
-        """Make what a graph alone decides, before it runs."""
+        """Compute what depends on the graph alone."""
         self._plan(graph, outputs)
         self._fingerprint(self._prepared[graph])
 
@@ -201,7 +197,7 @@ class TranslatingSession(Session):
             raise UsageError(f"{tensor}: a persistent tensor of the session's case expected")
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor; programs with other weights inside no longer serve this session."""
+        """Set the bytes of a persistent tensor; programs compiled with its old bytes no longer apply."""
         self._known(tensor)
         self._memory.write(tensor, data)
         if self._digests.pop(tensor, None) is not None:
@@ -214,7 +210,7 @@ class TranslatingSession(Session):
         return self._memory.read(tensor)
 
     def witness(self) -> Witness:
-        """Counts of all steps so far; the adapter adds what its device tells."""
+        """Counts of all steps so far; the adapter adds data of its device."""
         return self._witness
 
     def programs(self) -> Iterable[Program]:
@@ -224,11 +220,7 @@ class TranslatingSession(Session):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Plan, find or make the program, run it.
-
-        Raises:
-            BackendError: translation, compilation or execution failed.
-        """
+        """Plan, get or compile the program, run it; BackendError if any of these fails."""
         plan = self._plan(graph, outputs)
         known = self._prepared.get(graph)
         if known is None or known.plan is not plan:
@@ -262,7 +254,7 @@ class TranslatingSession(Session):
             return self._backend.program(known.plan, self._memory)
         own = self._fingerprint(known)
         latest = self._latest.get(own.template)
-        if latest is None or latest[0] is not own.row:  # mostly it is: n_kv grows by many cells at a time
+        if latest is None or latest[0] is not own.row:  # rare: n_kv grows by many cells at a time
             served = self._backend.served(known.plan, self._memory, own)
             latest = self._latest[own.template] = own.row, served if served.hit else replace(served, hit=True)
             return served
@@ -270,11 +262,11 @@ class TranslatingSession(Session):
 
     def _fingerprint(self, known: Prepared) -> Fingerprint:
         if known.fingerprint is None:
-            found = Fingerprint.of(known.plan)
-            # one object per template and per row of values, which is compared in no time
-            template = self._templates.setdefault(found.template, found.template)
-            row = self._rows.setdefault(found.row, found.row)
-            known.fingerprint = replace(found, template=template, row=row)
+            own = Fingerprint.of(known.plan)
+            # one object per template and per row of values, for fast comparison
+            template = self._templates.setdefault(own.template, own.template)
+            row = self._rows.setdefault(own.row, own.row)
+            known.fingerprint = replace(own, template=template, row=row)
         return known.fingerprint
 
     def _digest(self, tensor: Tensor) -> bytes:
@@ -283,7 +275,7 @@ class TranslatingSession(Session):
         return self._digests[tensor]
 
     def _plan(self, graph: Graph, outputs: Sequence[Tensor]) -> Plan:
-        """The plan for `graph`; made once for equal outputs, as long as the graph stays what it is."""
+        """The plan for `graph`; the previous one if neither the graph nor the outputs changed."""
         known = self._prepared.get(graph)
         wanted = tuple(outputs)
         if known is None or known.plan.outputs != wanted or not self._same(known):
@@ -293,7 +285,7 @@ class TranslatingSession(Session):
         return known.plan
 
     def _same(self, known: Prepared) -> bool:
-        """Whether its graph is still what was planned."""
+        """Whether its graph is unchanged since it was planned."""
         return known.seen.shows(known.plan.graph)
 
     def _planned(self, graph: Graph, wanted: tuple[Tensor, ...]) -> Plan:
@@ -323,7 +315,7 @@ class TranslatingSession(Session):
         return Plan(graph, tensors, index, roles, wanted, (parts, tuple(index[t] for t in wanted)))
 
     def close(self) -> None:
-        """Let the session's programs go; the backend keeps those used last."""
+        """Forget the session's programs; the backend's cache keeps the latest."""
         self._programs.clear()
         self._prepared.clear()
         self._latest.clear()
