@@ -23,7 +23,7 @@ _BY_TYPE = {"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "ROPE", "SCALE"}
 
 
 def _row(case: str) -> str:
-    """Op, and for those whose figures depend on it the type (`blocks`: a quantised one), of an id `ops/OP-type-…@seed`."""
+    """The row of an id `ops/OP-type-…@seed`: its op, and in `_BY_TYPE` its type, `blocks` for quantised ones."""
     op, _, rest = case.partition("/")[2].partition("-")
     kind = rest.partition("-")[0].partition("+")[0] if op in _BY_TYPE else ""
     return f"{op} {'blocks' if kind in TYPES and TYPES[kind].is_quantized else kind}".strip()
@@ -41,7 +41,7 @@ def main(paths: list[str]) -> None:
         for r in json.loads(Path(path).read_text(encoding="utf-8"))["results"]:
             if r["verdict"] == "PASS":
                 rows[_row(r["case"])][Spec.parse(r["backend"]).name].append(r)
-    exact = [name for name in rows if not any(r[k] for v in rows[name].values() for r in v for k in FIGURES)]
+    exact = [name for name in rows if not any(r.get(k) for v in rows[name].values() for r in v for k in FIGURES)]
     for name in [n for n in rows if n not in exact and n.startswith(("UNARY.", "GLU."))]:
         for backend, results in rows.pop(name).items():
             rows[name.partition(".")[0]][backend] += results

@@ -174,7 +174,7 @@ class OpenVinoStateless(TranslatingBackend):
         emitted = Walk(plan, lambda t: memory.look(own[plan.index[t]]), compressed).run(self.emitters())
         if not emitted.results:
             return Request(None, emitted)
-        plan.settled()
+        plan.check_assumptions()
         served = "weight" in plan.roles.values()
         compiler = self._compiler
         with Peak() as peak:

@@ -7,7 +7,7 @@ An adapter subclasses `Backend` and `Session`. Tensors are compared by identity;
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -239,8 +239,21 @@ def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) ->
     return {f: plain(getattr(value, f), f"{kind_of.__name__}.{f}") for f in kind_of.__slots__}
 
 
-_COUNTS = ("nodes", "compiles", "cache_hits", "splits", "copies")
-_COUNTED = ("bytes", "kernels", "symbols", "views")
+_Check = tuple[str, Callable[[JSON], bool]]
+_COUNT: _Check = ("a whole number", lambda v: type(v) is int)
+_COUNTS: _Check = ("whole numbers by name", lambda v: isinstance(v, dict) and all(type(x) is int for x in v.values()))
+_TEXT: _Check = ("a text", lambda v: isinstance(v, str))
+_WITNESS: dict[str, _Check] = {
+    **dict.fromkeys(("nodes", "compiles", "cache_hits", "splits", "copies"), _COUNT),
+    **dict.fromkeys(("bytes", "kernels", "symbols", "views"), _COUNTS),
+    "seconds": (
+        "numbers by name",
+        lambda v: isinstance(v, dict) and all(type(x) in (int, float) for x in v.values()),
+    ),
+    "notes": ("a list of texts", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
+    "peak_compile_bytes": ("a whole number or None", lambda v: v is None or type(v) is int),
+}
+"""Field of a witness -> what it holds, and the check; all others hold a text."""
 
 
 def plain_witness(witness: object) -> Witness:
@@ -249,32 +262,10 @@ def plain_witness(witness: object) -> Witness:
         raise BackendError(f"a Witness expected, {kind(witness)} found")
     fields = describe(witness)
     for name, value in fields.items():
-        if not _fits(name, value):
-            raise BackendError(f"Witness.{name}: {_WANTED.get(name, 'a text')} expected, {kind(value)} found")
+        what, fits = _WITNESS.get(name, _TEXT)
+        if not fits(value):
+            raise BackendError(f"Witness.{name}: {what} expected, {kind(value)} found")
     return Witness(**fields)
-
-
-_WANTED = {
-    **dict.fromkeys(_COUNTS, "a whole number"),
-    **dict.fromkeys(_COUNTED, "whole numbers by name"),
-    "seconds": "numbers by name",
-    "notes": "a list of texts",
-    "peak_compile_bytes": "a whole number or None",
-}
-
-
-def _fits(field: str, value: JSON) -> bool:
-    if field in _COUNTS:
-        return type(value) is int
-    if field == "peak_compile_bytes":
-        return value is None or type(value) is int
-    if field == "notes":
-        return isinstance(value, list) and all(isinstance(x, str) for x in value)
-    if field == "seconds":
-        return isinstance(value, dict) and all(type(x) in (int, float) for x in value.values())
-    if field in _COUNTED:
-        return isinstance(value, dict) and all(type(x) is int for x in value.values())
-    return isinstance(value, str)
 
 
 def class_faults(adapter: object, name: str) -> Iterator[str]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.placement import Placement
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, nbytes, packed_nbytes
 
 from .demands import parse
@@ -14,7 +13,26 @@ from .recipe import Recipe
 from .reference import Reference
 from .strict import JSON
 
-__all__ = ["JSON", "Case", "Step", "writes_in_place"]
+__all__ = ["JSON", "MAX_BUFFER", "USAGES", "Case", "Placement", "Step", "writes_in_place"]
+
+USAGES = ("weights", "any")
+"""`enum ggml_backend_buffer_usage` for persistent tensors: a backend may treat weights as constants, repack them, or
+run the nodes that read them where they lie."""
+MAX_BUFFER = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The buffer of one tensor."""
+
+    buffer: int = 0
+    """Index into the backend's buffer types (0: its default), modulo their number: the same case runs on backends with
+    one kind of memory and with three."""
+    usage: str = "weights"
+    """One of `USAGES`."""
+    must: bool = False
+    """No other buffer type will do: the backend refuses the case unless its device accepts every use. Audits set this;
+    in other cases an adapter may know better than its device."""
 
 
 @dataclass(eq=False, slots=True)

@@ -34,11 +34,10 @@ from typing import Any, TypeVar
 from conformance.ggml.errors import CaseFileError, GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.names import OPS
-from conformance.ggml.placement import dump_placement, load_placement
 from conformance.ggml.tensor import MAX_DIMS, MAX_OP_PARAMS, MAX_SRC, ZERO_PARAMS, Bytes, Dims, Tensor, contiguous_nb
 from conformance.ggml.types import TYPES, GGMLType
 
-from .case import JSON, Case, Step
+from .case import JSON, MAX_BUFFER, USAGES, Case, Placement, Step
 from .recipe import MAX_BYTES, dump_recipe, load_recipes
 from .strict import Memory
 
@@ -96,7 +95,7 @@ def dump(case: Case) -> tuple[JSON, dict[str, Bytes]]:
     if case.placement:
         if not case.placement.keys() <= places.keys():
             raise GraphError("placement: of persistent tensors expected, one is of another tensor")
-        doc["placement"] = dump_placement(case.placement, places)
+        doc["placement"] = _dump_placement(case.placement, places)
     doc["persistent"] = [_dump_tensor(t, {}) for t in case.persistent]
     doc["steps"] = [_dump_step(k, step, places, blobs) for k, step in enumerate(case.steps)]
     return doc, blobs
@@ -149,7 +148,7 @@ def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = Non
     persistent = {
         t: recipes[t][1] if t in recipes else _blob(blobs, f"p{i}", f"persistent[{i}]") for i, t in enumerate(tensors)
     }
-    head["placement"] = load_placement(_list(doc.get("placement", []), "placement"), tensors)
+    head["placement"] = _load_placement(_list(doc.get("placement", []), "placement"), tensors)
     return Case(persistent=persistent, steps=[], recipes={t: recipe for t, (recipe, _) in recipes.items()}, **head)
 
 
@@ -238,14 +237,14 @@ def _dump_step(k: int, step: Step, places: Mapping[Tensor, int], blobs: dict[str
     entry, index = _dump_graph(step.graph, places)
 
     def put(field: str, letter: str, values: Mapping[Tensor, Bytes], ids: Mapping[Tensor, int]) -> None:
-        found: dict[int, Bytes] = {}
+        by_index: dict[int, Bytes] = {}
         for t, data in values.items():
             if t not in ids:
                 raise GraphError(f"steps[{k}]: {field}: {t} is no tensor of the step")
-            found[ids[t]] = data
-        if found:
-            entry[field] = sorted(found)  # whatever the order of the case's dict: the same case, the same document
-            blobs.update((f"s{k}/{letter}{j}", found[j]) for j in sorted(found))
+            by_index[ids[t]] = data
+        if by_index:
+            entry[field] = sorted(by_index)  # whatever the order of the case's dict: the same case, the same document
+            blobs.update((f"s{k}/{letter}{j}", by_index[j]) for j in sorted(by_index))
 
     put("inputs", "i", step.inputs, index)
     if step.outputs:
@@ -257,6 +256,34 @@ def _dump_step(k: int, step: Step, places: Mapping[Tensor, int], blobs: dict[str
     if step.note is not None:
         entry["note"] = step.note
     return entry
+
+
+def _dump_placement(placement: Mapping[Tensor, Placement], places: Mapping[Tensor, int]) -> list[dict[str, Any]]:
+    """`[{"persistent": index, "buffer": int, "usage": str}]`, by index; with `"must": true` where set."""
+    by_index = {places[t]: p for t, p in placement.items()}
+    return [
+        {"persistent": i, "buffer": p.buffer, "usage": p.usage} | ({"must": True} if p.must else {})
+        for i, p in sorted(by_index.items())
+    ]
+
+
+def _load_placement(entries: Sequence[Any], tensors: Sequence[Tensor]) -> dict[Tensor, Placement]:
+    """The inverse of `_dump_placement`; CaseFileError if an entry is malformed or places a tensor twice."""
+    out: dict[Tensor, Placement] = {}
+    for n, entry in enumerate(entries):
+        where = f"placement[{n}]"
+        if not isinstance(entry, dict) or entry.keys() - {"must"} != {"persistent", "buffer", "usage"}:
+            raise CaseFileError(where, "an object of persistent, buffer, usage expected, something else found")
+        i = _int(entry["persistent"], (0, len(tensors) - 1), f"{where}.persistent")
+        buffer = _int(entry["buffer"], (0, MAX_BUFFER), f"{where}.buffer")
+        if type(entry["usage"]) is not str or entry["usage"] not in USAGES:
+            raise CaseFileError(f"{where}.usage", f"one of {', '.join(USAGES)} expected, something else found")
+        if type(entry.get("must", False)) is not bool:
+            raise CaseFileError(f"{where}.must", "true or false expected, something else found")
+        if tensors[i] in out:
+            raise CaseFileError(f"{where}.persistent", f"persistent[{i}] is placed already")
+        out[tensors[i]] = Placement(buffer, entry["usage"], entry.get("must", False))
+    return out
 
 
 def _load_graph(entry: Mapping[str, JSON], held: Sequence[Tensor], where: str) -> tuple[Graph, list[Tensor]]:

@@ -79,10 +79,10 @@ def _of_field(backends: str, name: str, value: Any, where: str) -> Iterator[Dema
     kind = FIELDS[name]
     if kind == "counts" and isinstance(value, dict):
         for entry, number in value.items():
-            _expect(_is_number(number), f"{where}.{_shown(entry)}", "number", number)
+            _check("number", f"{where}.{_shown(entry)}", number)
             yield Demand(backends, name, entry, number)
         return
-    _expect(_FORMS[kind](value), where, kind, value)
+    _check(kind, where, value)
     yield Demand(backends, name, None, value)
 
 
@@ -100,23 +100,19 @@ def _is_names(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(_is_text(x) for x in value)
 
 
-_FORMS: dict[Kind, Callable[[object], bool]] = {
-    "number": _is_number,
-    "text": _is_text,
-    "counts": _is_names,
-    "lines": _is_names,
+_FORMS: dict[Kind, tuple[str, Callable[[object], bool]]] = {
+    "number": ("a number, or text such as '<=2', '>=1' or '==0'", _is_number),
+    "text": ("text", _is_text),
+    "counts": ("a list of names, or an object of numbers by name", _is_names),
+    "lines": ("a list of globs", _is_names),
 }
-_WORDS: dict[Kind, str] = {
-    "number": "a number, or text such as '<=2', '>=1' or '==0'",
-    "text": "text",
-    "counts": "a list of names, or an object of numbers by name",
-    "lines": "a list of globs",
-}
+"""What a field holds -> a demand of it in words, and its check."""
 
 
-def _expect(ok: bool, where: str, kind: Kind, value: object) -> None:
-    if not ok:
-        raise GraphError(f"{where}: {_WORDS[kind]} expected, {_shown(value)} found")
+def _check(kind: Kind, where: str, value: object) -> None:
+    words, fits = _FORMS[kind]
+    if not fits(value):
+        raise GraphError(f"{where}: {words} expected, {_shown(value)} found")
 
 
 def _shown(value: object) -> str:

@@ -95,10 +95,10 @@ _LONGEST = 1024
 def dump_recipe(recipe: Recipe, place: int, t: Tensor, data: Bytes) -> JSON:
     """The document's entry for persistent tensor number `place`; None if the recipe does not give exactly `data`."""
     try:
-        made = make(recipe, t)
+        values = make(recipe, t)
     except UsageError:
         return None
-    if made.nbytes != data.nbytes or made.tobytes() != data.tobytes():
+    if values.nbytes != data.nbytes or values.tobytes() != data.tobytes():
         return None
     return {"persistent": place, **asdict(recipe), "sha256": digest(data)}
 
@@ -111,7 +111,7 @@ def load_recipes(
     Raises:
         CaseFileError: an entry is malformed, needs more than `memory` allows, or its bytes do not match its digest.
     """
-    made: dict[Tensor, tuple[Recipe, Bytes]] = {}
+    recipes: dict[Tensor, tuple[Recipe, Bytes]] = {}
     for i, entry in enumerate(entries):
         where = f"recipes[{i}]"
         if not isinstance(entry, dict) or entry.keys() != _FIELDS.keys():
@@ -123,7 +123,7 @@ def load_recipes(
         if not 0 <= entry["persistent"] < len(tensors):
             raise CaseFileError(f"{where}.persistent", f"the number of one of {len(tensors)} tensors expected")
         t = tensors[entry["persistent"]]
-        if t in made:
+        if t in recipes:
             raise CaseFileError(f"{where}.persistent", f"persistent[{entry['persistent']}] has a recipe already")
         recipe = _recipe(entry, t, where)
         memory.check(nbytes(t) + _COST * nelements(t), where)
@@ -131,8 +131,8 @@ def load_recipes(
         data = make(recipe, t)
         if digest(data) != entry["sha256"]:
             raise CaseFileError(f"{where}.sha256", f"the recipe of {t.name[:64]!a} makes other bytes than were saved")
-        made[t] = recipe, data
-    return made
+        recipes[t] = recipe, data
+    return recipes
 
 
 def _recipe(entry: dict[str, JSON], t: Tensor, where: str) -> Recipe:

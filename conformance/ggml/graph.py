@@ -10,7 +10,7 @@ from .tensor import MAX_NAME, MAX_OP_PARAMS, MAX_SRC, Tensor, contiguous_nb, nby
 
 
 class Graph:
-    """Nodes in execution order; leaves are the tensors that nodes read and no node makes."""
+    """Nodes in execution order; leaves are the tensors that nodes read and no node computes."""
 
     __slots__ = ("__weakref__", "nodes")
 
@@ -24,40 +24,40 @@ class Graph:
         return iter(self.nodes)
 
     def leafs(self) -> list[Tensor]:
-        """Tensors that nodes read (through `src` or `view_src`) and no node makes, in order of first use."""
-        made = set(self.nodes)
-        return [t for t in self.tensors() if t not in made]
+        """Tensors that nodes read (through `src` or `view_src`) and no node computes, in order of first use."""
+        nodes = set(self.nodes)
+        return [t for t in self.tensors() if t not in nodes]
 
     def tensors(self) -> list[Tensor]:
         """Every tensor of the graph, each after its `src` and `view_src`; nodes stay in execution order."""
-        seen: dict[Tensor, None] = {}
-        made = set(self.nodes)
+        order: dict[Tensor, None] = {}
+        nodes = set(self.nodes)
         for node in self.nodes:
             for s in (*node.src, node.view_src):
-                if s is not None and s not in made:
-                    _visit(s, seen, made)
-            seen[node] = None
-        return list(seen)
+                if s is not None and s not in nodes:
+                    _visit(s, order, nodes)
+            order[node] = None
+        return list(order)
 
     def validate(self) -> None:
         """Check that ggml could build and run this graph; GraphError names the first bad tensor and the rule."""
         from .ops.rules import check_node  # noqa: PLC0415  # rules build on tensors and graphs
 
-        made = set(self.nodes)
-        if len(made) != len(self.nodes):
+        nodes = set(self.nodes)
+        if len(nodes) != len(self.nodes):
             raise GraphError("a node stands twice in the graph")
-        done: set[Tensor] = set()
+        earlier: set[Tensor] = set()
         for t in self.tensors():
             for s in (*t.src, t.view_src):
-                if s in made and s not in done and s is not t:  # ggml_cast makes a node its own src
+                if s in nodes and s not in earlier and s is not t:  # ggml_cast makes a node its own src
                     raise GraphError(f"{t}: uses {s} before it is computed")
             check_tensor(t)
             check_node(t)
-            done.add(t)
+            earlier.add(t)
 
 
-def _visit(t: Tensor, seen: dict[Tensor, None], made: set[Tensor]) -> None:
-    """Add `t` and what it reads to `seen`, depth first; nodes (`made`) keep their place in execution order.
+def _visit(t: Tensor, order: dict[Tensor, None], nodes: set[Tensor]) -> None:
+    """Add `t` and what it reads to `order`, depth first, except `nodes`, which have their place in it.
 
     Not recursive, so that a long or cyclic chain from an untrusted file does no harm.
     """
@@ -65,18 +65,18 @@ def _visit(t: Tensor, seen: dict[Tensor, None], made: set[Tensor]) -> None:
     stack: list[tuple[Tensor, bool]] = [(t, False)]
     while stack:
         cur, ready = stack.pop()
-        if cur in seen:
+        if cur in order:
             continue
         if ready:
             open_.discard(cur)
-            seen[cur] = None
+            order[cur] = None
             continue
         if cur in open_:
             raise GraphError(f"{cur}: is its own src through a cycle")
         open_.add(cur)
         stack.append((cur, True))
         below = (s for s in (*cur.src, cur.view_src) if s is not None and s is not cur)
-        stack.extend((s, False) for s in below if s not in seen and s not in made)
+        stack.extend((s, False) for s in below if s not in order and s not in nodes)
 
 
 def check_tensor(t: Tensor) -> None:

@@ -36,7 +36,7 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.build_base import node
 from conformance.case.case import Case, Step
 from conformance.ggml.graph import Graph
-from conformance.ggml.placement import Placement
+from conformance.case.case import Placement
 from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import TYPES
 

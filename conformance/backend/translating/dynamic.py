@@ -27,12 +27,12 @@ class TracedPlan(Plan):
     """The original tensors, in the order of `tensors`."""
     bindings: tuple[int, ...]
     """Of the original graph."""
-    noted: Mapping[Assumption, None]
+    assumptions: Mapping[Assumption, None]
     """Comparisons so far."""
 
-    def settled(self) -> None:
+    def check_assumptions(self) -> None:
         """Raise UnfitError if a comparison came out differently than in the original graph."""
-        for a in self.noted:
+        for a in self.assumptions:
             if not a.holds(self.bindings):
                 raise UnfitError(f"{a}, which does not hold for every graph of the template")
 
@@ -42,7 +42,7 @@ class UnfitError(BackendError):
 
 
 @dataclass(slots=True)
-class Known:
+class TemplateState:
     """The state of one template."""
 
     graph: Graph
@@ -58,7 +58,7 @@ class Known:
     kinds: set[Hashable] = field(default_factory=set)
     """`lift.kinds` of its graphs so far."""
     split: bool = False
-    """Graphs that it does not serve have a `Known` per kind."""
+    """Graphs that it does not serve have a `TemplateState` per kind."""
 
 
 class TemplateKey:
@@ -99,34 +99,36 @@ class Fingerprint:
         return cls(TemplateKey(template), values(plan.tensors), kinds(plan.tensors))
 
 
-def lifted(known: Known, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]) -> Program | None:
+def lifted(
+    state: TemplateState, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]
+) -> Program | None:
     """Lift the template of `plan`, whose values are `row`, to serve `plan` too, and compile it; None if impossible."""
-    if known.reason or known.lifts >= LIFTS:
+    if state.reason or state.lifts >= LIFTS:
         return None
-    known.lifts += 1
-    inputs = [t for t in known.graph.tensors() if t.op == "NONE"]
+    state.lifts += 1
+    inputs = [t for t in state.graph.tensors() if t.op == "NONE"]
     try:
-        if known.template is None:
-            first = {t: plan.index[o] for t, o in zip(known.graph.tensors(), plan.tensors, strict=True)}
+        if state.template is None:
+            first = {t: plan.index[o] for t, o in zip(state.graph.tensors(), plan.tensors, strict=True)}
             given = [t for t in inputs if plan.roles.get(plan.tensors[first[t]]) == "input"]
-            template = lift([known.graph, plan.graph], given)
+            template = lift([state.graph, plan.graph], given)
         else:
-            template = known.template.refine(plan.graph)
-        with assumptions() as found:
-            program = translate(traced(template, plan, row, found))
+            template = state.template.refine(plan.graph)
+        with assumptions() as compared:
+            program = translate(traced(template, plan, row, compared))
     except UnfitError as e:
         # a graph with one row differs from those with many: split by kind
-        known.split = len(known.kinds) > 1
-        known.reason = "" if known.split else str(e)
+        state.split = len(state.kinds) > 1
+        state.reason = "" if state.split else str(e)
         return None
     except BackendError as e:
-        known.reason = str(e)
+        state.reason = str(e)
         return None
-    known.template, known.program = template.guarded(found), program
+    state.template, state.program = template.guarded(compared), program
     return program
 
 
-def traced(template: Template, plan: Plan, row: tuple[int, ...], noted: Mapping[Assumption, None]) -> TracedPlan:
+def traced(template: Template, plan: Plan, row: tuple[int, ...], compared: Mapping[Assumption, None]) -> TracedPlan:
     """`plan` with symbols, with the numbers of the template's most generic sample."""
     graph = template.traced()
     tensors = graph.tensors()
@@ -136,4 +138,4 @@ def traced(template: Template, plan: Plan, row: tuple[int, ...], noted: Mapping[
     bindings = template.solve(row)
     if bindings is None:
         raise UnfitError("no numbers of the template's symbols give this graph")
-    return TracedPlan(graph, tensors, index, roles, outputs, plan.key, tuple(plan.tensors), bindings, noted)
+    return TracedPlan(graph, tensors, index, roles, outputs, plan.key, tuple(plan.tensors), bindings, compared)

@@ -39,7 +39,7 @@ class Plan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "caches", tuple([t for t, r in self.roles.items() if r == "cache"]))
 
-    def settled(self) -> None:
+    def check_assumptions(self) -> None:
         """Call this before compiling: BackendError if the translation depends on numbers other than this graph's."""
 
     def computed(self) -> Iterator[Tensor]:

@@ -88,7 +88,7 @@ class Assumption:
         return f"{self.expr} {self.op} 0 is {self.held}"
 
 
-_noted: ContextVar[dict[Assumption, None] | None] = ContextVar("_noted", default=None)
+_record: ContextVar[dict[Assumption, None] | None] = ContextVar("_record", default=None)
 
 
 @contextmanager
@@ -98,12 +98,12 @@ def assumptions() -> Iterator[dict[Assumption, None]]:
     A translation that compares numbers of a traced graph (order of strides, whole or part, contiguous or not) depends
     on these outcomes; `Template.guarded` then requires them of later graphs.
     """
-    found: dict[Assumption, None] = {}
-    token = _noted.set(found)
+    record: dict[Assumption, None] = {}
+    token = _record.set(record)
     try:
-        yield found
+        yield record
     finally:
-        _noted.reset(token)
+        _record.reset(token)
 
 
 def _comparison(name: str, op: Literal["<", "=="], sign: int) -> Callable[[Sym, object], bool]:
@@ -113,12 +113,12 @@ def _comparison(name: str, op: Literal["<", "=="], sign: int) -> Callable[[Sym, 
     def method(self: Sym, other: object) -> bool:
         if not isinstance(other, int):
             return NotImplemented  # type: ignore[no-any-return]  # Python asks the other operand then
-        noted = _noted.get()
-        if noted is not None:
+        record = _record.get()
+        if record is not None:
             diff = _product({(): sign}, _sum(self.poly, poly_of(other), -1))
             if any(diff):
                 n = (int(self) - int(other)) * sign
-                noted[Assumption(op, _expr(diff), n < 0 if op == "<" else n == 0)] = None
+                record[Assumption(op, _expr(diff), n < 0 if op == "<" else n == 0)] = None
         return bool(compare(int(self), int(other)))
 
     return method
