@@ -156,7 +156,7 @@ def problems(
     waivers: Waivers,
     results: Iterable[Result],
     today: date,
-    listed: Callable[[str], Sequence[str]],
+    ids_of: Callable[[str], Sequence[str]],
     exists: Callable[[str], bool],
 ) -> list[Problem]:
     """What is wrong with the waivers of one backend, judged by its results.
@@ -165,7 +165,7 @@ def problems(
         waivers: of that backend.
         results: all its results, after `waive`. Fresh cases do not count.
         today: the day of the run.
-        listed: family -> its ids at all levels.
+        ids_of: family -> its ids at all levels.
         exists: whether a family can make a case of this id.
     """
     counted = [r for r in results if not r.fresh]
@@ -178,7 +178,7 @@ def problems(
             sentence = _expired(waiver, mine)
         else:
             relevant = [f for f in families if waiver.speaks_of(f)]
-            known = {case for f in relevant for case in listed(f) if waiver.covers(case)}
+            known = {case for f in relevant for case in ids_of(f) if waiver.covers(case)}
             if mine:
                 sentence, excepted = _outdated(mine, complete=known <= {r.case for r in mine})
             elif relevant and CELL not in waiver.case:

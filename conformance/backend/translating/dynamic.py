@@ -99,7 +99,7 @@ class Fingerprint:
         return cls(TemplateKey(template), values(plan.tensors), kinds(plan.tensors))
 
 
-def lifted(
+def lift_program(
     state: TemplateState, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]
 ) -> Program | None:
     """Lift the template of `plan`, whose values are `row`, to serve `plan` too, and compile it; None if impossible."""

@@ -20,7 +20,7 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
-from .dynamic import Fingerprint, TemplateKey, TemplateState, lifted
+from .dynamic import Fingerprint, TemplateKey, TemplateState
 from .lift import copied
 from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role, Snapshot
 
@@ -103,7 +103,7 @@ class TranslatingBackend(Backend):
             state.row = row
             return replace(self.program(plan, memory), template=state.digest)
         state.kinds.add(fingerprint.kinds)
-        lifted(state, plan, row, lambda traced: self.translate(traced, memory))
+        lift_program(state, plan, row, lambda traced: self.translate(traced, memory))
         instance = _instance(state, row)
         if instance is None:
             return replace(self.program(plan, memory), template=state.digest, reason=state.reason)

@@ -41,7 +41,7 @@ def structure(tensors: Sequence[Tensor], nodes: Collection[Tensor]) -> tuple[Has
     index: dict[Tensor | None, int] = {t: i for i, t in enumerate(tensors)}
     index[None] = -1
     computed = set(nodes)
-    loose = picked(tensors)
+    loose = row_selectors(tensors)
     return tuple(
         (
             t.op,
@@ -59,12 +59,12 @@ def structure(tensors: Sequence[Tensor], nodes: Collection[Tensor]) -> tuple[Has
 
 
 def kinds(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    """What `structure` leaves open: for each tensor of `picked`, which extents are 0, 1 or more."""
-    loose = picked(tensors)
+    """What `structure` leaves open: for each tensor of `row_selectors`, which extents are 0, 1 or more."""
+    loose = row_selectors(tensors)
     return tuple([_kind(t.ne) for t in tensors if t in loose])
 
 
-def picked(tensors: Sequence[Tensor]) -> set[Tensor]:
+def row_selectors(tensors: Sequence[Tensor]) -> set[Tensor]:
     """Leaves used only to select rows of a computed tensor in GET_ROWS, and all tensors that depend on them.
 
     Each row is computed by itself, so one row is no special case of many; if an op or an emitter treats it as one,
@@ -118,10 +118,10 @@ def lift(graphs: Sequence[Graph], inputs: Collection[Tensor]) -> Template:
         rows.append(values(tensors))
     place = {t: i for i, t in enumerate(first)}
     nodes = tuple(place[t] for t in graphs[0].nodes)
-    return _lifted(kind, tuple(dict.fromkeys(rows)), frozenset(place[t] for t in inputs), _copies(first), nodes)
+    return _new_template(kind, tuple(dict.fromkeys(rows)), frozenset(place[t] for t in inputs), _copies(first), nodes)
 
 
-def _lifted(
+def _new_template(
     kind: tuple[Hashable, ...],
     rows: tuple[tuple[int, ...], ...],
     inputs: frozenset[int],
@@ -263,7 +263,7 @@ class Template:
         plain = _copies(self.tensors)
         _fill(plain, self.samples[0])
         rows = tuple(dict.fromkeys((*self.samples, values(tensors))))
-        return _lifted(self.structure, rows, self.inputs, plain, self.nodes)
+        return _new_template(self.structure, rows, self.inputs, plain, self.nodes)
 
     def guarded(self, assumptions: Iterable[Assumption]) -> Template:
         """The same with more guards: what a walk over the traced graph compared (`sym.assumptions`)."""

@@ -58,7 +58,7 @@ def values(recorded: Recorded, _: Result) -> Iterator[Case]:
     for level, (_name, make) in enumerate(SIMPLE):
         try:
             new = {t: _stored(t, make(_loaded(t, data))) for t, data in leaves.items() if plainness(t, data) > level}
-        except GraphError:  # a type that ggml has no reference quantiser for keeps its values
+        except GraphError:  # a type without quantiser keeps its values
             continue
         for group in [list(new), *([t] for t in new)]:
             if group:
