@@ -20,7 +20,7 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
-from .dynamic import Fingerprint, TemplateKey, TemplateState
+from .dynamic import Fingerprint, TemplateKey, TemplateState, lift_program
 from .lift import copied
 from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role, Snapshot
 
