@@ -49,11 +49,7 @@ VEC_DOT_TYPE = {TYPES[name]: TYPES[to] for to, names in _VEC_DOT.items() for nam
 
 
 def vec_dot_type(type_: GGMLType) -> GGMLType:
-    """The type that ggml-cpu rounds the activations to when the weight is of `type_`.
-
-    Raises:
-        GraphError: `type_` is no weight type (integers, F64, Q8_K).
-    """
+    """The type that ggml-cpu rounds activations to for weights of `type_`; GraphError for integers, F64 and Q8_K."""
     try:
         return VEC_DOT_TYPE[type_]
     except KeyError:
@@ -187,11 +183,7 @@ QUANTIZERS: dict[str, Quantizer] = {"reference": from_float, "simd": from_float_
 
 
 def quantizer(name: str) -> Quantizer:
-    """The quantiser that `Arithmetic.quantize` names.
-
-    Raises:
-        GraphError: another name.
-    """
+    """The quantiser that `Arithmetic.quantize` names; GraphError for another name."""
     try:
         return QUANTIZERS[name]
     except KeyError:

@@ -73,11 +73,7 @@ every four-bit file. One of another type is treated as any other weight.
 
 
 def mode_named(name: str) -> Requant:
-    """The tables of a mode.
-
-    Raises:
-        UsageError: there is no such mode.
-    """
+    """The tables of a mode; UsageError if there is no such mode."""
     try:
         return MODES[name]
     except KeyError:
@@ -88,15 +84,10 @@ _PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
 
 def weight_form(node: Tensor, weights: Mapping[str, str], rows: Mapping[str, str]) -> str:
-    """The form in which `node` reads `src[0]`; empty for the tensor's own.
+    """The form in which `node` reads `src[0]`; empty for the tensor's own. `weights`, `rows` as in `Requant`.
 
-    A weight is a leaf, no input of the graph, that is read whole: what a view shows, such as a window of a KV cache, is
-    none. A row that is no whole number of groups keeps its own form; ggml-openvino's layout knows no such row.
-
-    Args:
-        node: any node.
-        weights: `Requant.weights`.
-        rows: `Requant.rows`.
+    A weight is a leaf that is no input of the graph and is read whole, not through a view such as a window of a KV
+    cache. A row that is no whole number of groups keeps its own form; ggml-openvino's layout knows no such row.
     """
     table = weights if node.op in _PRODUCTS else rows if node.op == "GET_ROWS" else {}
     leaf = node.src[0] if table else None
@@ -110,9 +101,9 @@ def weight_form(node: Tensor, weights: Mapping[str, str], rows: Mapping[str, str
 def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.float16 | np.float32]]:
     """Quants and scales of `x`, as `quantize_q4_0` and `quantize_q8_0` of ggml-openvino's ggml-quants.cpp.
 
-    Everything is float32, rounded after each step. Of 4 bits: d is the value of largest magnitude over -8, of 8 bits:
-    the largest magnitude over 127; q = roundf(x * (1 / d)), halves away from zero, clamped; only then is d rounded to
-    its type. A group of zeros has q = 0.
+    Float32, rounded after each step. d is the value of largest magnitude / -8 (4 bits), or the largest magnitude / 127
+    (8 bits); q = roundf(x * (1 / d)), halves away from zero, clamped; then d is rounded to its type. A group of zeros
+    has q = 0.
 
     Args:
         form: the grid.
@@ -133,11 +124,7 @@ def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.flo
 
 
 def requantised(name: str, x: NDArray[Any]) -> F32Array:
-    """`x` stored in the form `name` and read back: float32 of the same shape.
-
-    Args:
-        name: a key of `FORMS`.
-        x: the weights as `quants.to_float` gives them, ne0 as the last axis.
+    """`x` (ne0 as the last axis) stored in the form `name` of `FORMS` and read back: float32 of the same shape.
 
     Raises:
         GraphError: there is no such form.
