@@ -19,9 +19,17 @@ from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON, Case
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable
-from conformance.judge.asked import INTERRUPTED, STOPPED, Asked, Missing
-from conformance.judge.asked import told as told_missing
-from conformance.judge.verdict import FAILURES, Result, Totals, Verdict
+from conformance.judge.verdict import (
+    FAILURES,
+    INTERRUPTED,
+    STOPPED,
+    Missing,
+    Request,
+    Result,
+    Totals,
+    Verdict,
+    missing_lines,
+)
 from conformance.perf.bench import Bench
 from conformance.report.journal import Partial
 from conformance.report.record import check_writable, interrupts_wait, record, write_json
@@ -84,7 +92,7 @@ class Suite:
         self.named = bool(config.getoption("backend"))
         self.json = _path(config, "json")
         self.deselected = False
-        self.asked = Asked()
+        self.asked = Request()
         self.missing: list[Missing] = []
         self.reasons: dict[tuple[str, str], str] = {}
         """Backend and case -> why it has no result."""
@@ -102,7 +110,7 @@ class Suite:
         self.session = session
         for spec, case in keys:
             self.planned.setdefault(spec, []).append(case)
-        self.asked = Asked({str(spec): ids for spec, ids in self.planned.items()})
+        self.asked = Request({str(spec): ids for spec, ids in self.planned.items()})
         if self.json is not None and not self.is_worker and not session.config.option.collectonly:
             self.partial = Partial(self.json, self.asked)
 
@@ -436,7 +444,7 @@ def _wrong(suite: Suite, config: pytest.Config) -> Iterator[str]:
     if config.option.collectonly:
         return
     yield from suite.faults
-    yield from told_missing(suite.missing, sum(map(len, suite.asked.cases.values())))
+    yield from missing_lines(suite.missing, sum(map(len, suite.asked.cases.values())))
     yield from suite.unproven().values()
     if not any(r.verdict is not Verdict.UNSUPPORTED for r in suite.results.values()):
         yield "nothing was executed, so nothing is proven: this run fails"

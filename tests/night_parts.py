@@ -59,9 +59,9 @@ with (folder / "imported").open("a") as f:
     f.write(" ".join(sorted(Path(p).name for p in sys.argv[4:])) + "\\n")
 """
 LACKS = """
-from conformance.judge.asked import Asked
+from conformance.judge.verdict import Request
 from conformance.report.record import record, write_json
-asked = Asked({"fake": ["f/a@1", "f/b@1"]})
+asked = Request({"fake": ["f/a@1", "f/b@1"]})
 write_json(document, record([], asked=asked, missing=asked.missing([], "its worker died")))
 sys.exit(1)
 """

@@ -19,8 +19,7 @@ from click.testing import Result as Invoked
 from run_files import document, written_to
 
 from conformance.cli import main
-from conformance.judge.asked import Asked, told
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Request, Result, Verdict, missing_lines
 from conformance.report.junit import ERRORS, junit
 from conformance.report.markdown import markdown
 from conformance.report.runs import read_runs
@@ -52,7 +51,7 @@ def _pairs(found: dict[str, Any]) -> tuple[int, int, int]:
 
 def test_each_pair_is_asked_for_as_often_as_it_stands() -> None:
     """A case asked for twice needs two results; a reason of a case comes before that of its backend."""
-    asked = Asked({"a": ["x", "x", "y"], "b": ["x"]})
+    asked = Request({"a": ["x", "x", "y"], "b": ["x"]})
     found = [Result("x", "a", Verdict.PASS)]
     missing = asked.missing(found, "why", {("a", "y"): "its own", ("b", ""): "of the backend"})
     assert [(m.backend, m.case, m.reason) for m in missing] == [
@@ -63,8 +62,8 @@ def test_each_pair_is_asked_for_as_often_as_it_stands() -> None:
 
 def test_a_terminal_shows_the_first_missing_pairs() -> None:
     """A count, 20 pairs at most, and where the others are."""
-    missing = Asked({"a": [f"c{k}" for k in range(500)]}).missing([], "gone")
-    lines = list(told(missing, 500))
+    missing = Request({"a": [f"c{k}" for k in range(500)]}).missing([], "gone")
+    lines = list(missing_lines(missing, 500))
     assert lines[0].startswith("500 of 500 cases asked have no result")
     assert len(lines) == 23
     assert "--json" in lines[-1]
@@ -144,7 +143,7 @@ def test_a_named_backend_on_which_nothing_passed_is_not_green() -> None:
 
 def test_known_failures_alone_prove_nothing() -> None:
     """XFAIL is no PASS; where something failed or is missing, that is what is said."""
-    asked = Asked({"a": ["x", "y"]})
+    asked = Request({"a": ["x", "y"]})
     waived = [Result("x", "a", Verdict.XFAIL), Result("y", "a", Verdict.XFAIL)]
     assert list(asked.unproven(waived)) == ["a"]
     assert not asked.unproven([*waived[:1], Result("y", "a", Verdict.PASS)])

@@ -15,10 +15,10 @@ from backends.ggml.library import WHEEL
 from conformance import shipped
 from conformance.backend.registry import Spec, adapter, create
 from conformance.case import casefile
+from conformance.case.case import Placement
 from conformance.cli import main
 from conformance.ggml.errors import BackendError
 from conformance.ggml.ops.op import DECLARATIONS, check_node
-from conformance.ggml.placement import Placement
 from conformance.ggml.tensor import computes
 from conformance.judge import waivers
 from conformance.run.audit import CASES, Cell, Finding, audit, strict

@@ -10,8 +10,8 @@ import pytest
 
 from conformance.backend.registry import Spec
 from conformance.case import codec
+from conformance.case.case import Placement
 from conformance.ggml.errors import CaseFileError, GraphError, UsageError
-from conformance.ggml.placement import Placement
 from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict

@@ -17,12 +17,11 @@ from backends.ggml.placement import USAGES, Home
 from backends.ggml.sched import sched_homes
 from backends.ggml.session import GgmlSession
 from conformance.backend.interface import Witness
-from conformance.case.case import Case, Step
+from conformance.case.case import Case, Placement, Step
 from conformance.ggml import types
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.placement import Placement
 from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes
 from conformance.suite import decoder as models
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from hostile_adapter import BACKEND, SESSION
 
 from conformance.backend import registry
-from conformance.backend.interface import Witness, witnessed
+from conformance.backend.interface import Witness, plain_witness
 from conformance.backend.registry import Spec
 from conformance.backend.strict import MAX_TEXT
 from conformance.case.case import Case, Step
@@ -251,7 +251,7 @@ def test_backends_lists_what_is_broken(at: str, how: str) -> None:
 
 def test_a_witness_is_strict_json() -> None:
     """NumPy's numbers become numbers; what JSON cannot hold, or too much of it, names its field."""
-    found = witnessed(Witness("x", "eager", nodes=np.int64(3), kernels={"X": np.uint8(2)}))  # type: ignore[arg-type,dict-item]  # as adapters do
+    found = plain_witness(Witness("x", "eager", nodes=np.int64(3), kernels={"X": np.uint8(2)}))  # type: ignore[arg-type,dict-item]  # as adapters do
     assert json.dumps(found.nodes) == "3"
     assert found.kernels == {"X": 2}
     wrong: tuple[tuple[str, Any], ...] = (
@@ -262,8 +262,8 @@ def test_a_witness_is_strict_json() -> None:
     for field, value in wrong:
         given = replace(Witness("x", "eager"), **{field: value})
         with pytest.raises(BackendError, match=rf"Witness\.{field}"):
-            witnessed(given)
-    assert len(witnessed(replace(Witness("x", "eager"), notes=["x" * (1 << 20)])).notes[0]) < 2 * MAX_TEXT
+            plain_witness(given)
+    assert len(plain_witness(replace(Witness("x", "eager"), notes=["x" * (1 << 20)])).notes[0]) < 2 * MAX_TEXT
 
 
 def test_an_arithmetic_cannot_take_anothers_name() -> None:

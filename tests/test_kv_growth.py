@@ -14,8 +14,7 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT, GGML_CPU
 from conformance.ggml.tensor import f32_bits, strided
-from conformance.judge.chain import Chain
-from conformance.judge.judge import Judged, judge_trajectory
+from conformance.judge.judge import Chain, Judged, judge_trajectory
 from conformance.judge.verdict import Result, Verdict
 from conformance.run import stepwise
 from conformance.run.execute import Execution, StepValues, execute

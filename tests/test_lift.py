@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cases import random_cases
 
-from conformance.backend.translating.lift import Template, lift, structure, template_key, values
+from conformance.backend.translating.dynamic import Fingerprint
+from conformance.backend.translating.lift import Template, copied, lift, structure, values
+from conformance.backend.translating.plan import Plan, Role
 from conformance.backend.translating.sym import Sym, assumptions, evaluate, expr_of, same
 from conformance.case.case import Case
 from conformance.case.casefile import read_one
@@ -37,14 +39,18 @@ def described(g: Graph) -> list[tuple[object, ...]]:
     ]
 
 
+def template_key(
+    tensors: list[Tensor], roles: dict[Tensor, Role], digests: dict[Tensor, bytes], outputs: list[Tensor], g: Graph
+) -> object:
+    """The key of the template of `g`, planned with these roles, digests of weights and outputs."""
+    index = {t: i for i, t in enumerate(tensors)}
+    key = (tuple((roles.get(t), digests.get(t)) for t in tensors), tuple(index[t] for t in outputs))
+    return Fingerprint.of(Plan(g, tensors, index, roles, tuple(outputs), key)).template
+
+
 def key(g: Graph) -> object:
     """The template key without roles, digests and outputs."""
-    return template_key(g.tensors(), {}, {}, g.nodes[-1:], g.nodes)
-
-
-def copied(g: Graph) -> Graph:
-    """The same graph of new tensors."""
-    return lift([g], ()).instantiate(())
+    return template_key(g.tensors(), {}, {}, g.nodes[-1:], g)
 
 
 def own_inputs(g: Graph) -> list[Tensor]:
@@ -101,7 +107,8 @@ def _is_instance(template: Template, g: Graph) -> bool:
     bindings = template.bind(g)
     if bindings is None:
         return False
-    assert described(template.instantiate(bindings)) == described(g)
+    assert tuple(evaluate(e, bindings) for e in template.exprs) == values(g.tensors())
+    assert described(copied(g)) == described(g)
     traced = template.traced(g)
     assert described(traced) == described(g)
     row = values(traced.tensors())
@@ -428,16 +435,17 @@ def test_roles_digests_and_outputs_are_part_of_the_key(capture: Case) -> None:
     g = capture.steps[1].graph
     tensors = g.tensors()
     leaf = g.leafs()[0]
-    roles, digests = dict.fromkeys(g.leafs(), "weight"), dict.fromkeys(g.leafs(), b"0")
+    roles: dict[Tensor, Role] = dict.fromkeys(g.leafs(), "weight")
+    digests = dict.fromkeys(g.leafs(), b"0")
     outputs = g.nodes[-1:]
-    before = template_key(tensors, roles, digests, outputs, g.nodes)
-    assert before == template_key(tensors, dict(roles), dict(digests), list(outputs), g.nodes)
+    before = template_key(tensors, roles, digests, outputs, g)
+    assert before == template_key(tensors, dict(roles), dict(digests), list(outputs), g)
     others = [
-        template_key(tensors, {**roles, leaf: "input"}, digests, outputs, g.nodes),
-        template_key(tensors, roles, {**digests, leaf: b"1"}, outputs, g.nodes),
-        template_key(tensors, roles, digests, g.nodes[-2:-1], g.nodes),
-        template_key(tensors, roles, digests, g.nodes[-2:], g.nodes),
-        template_key(tensors, roles, digests, outputs, g.nodes[:-1]),
+        template_key(tensors, {**roles, leaf: "input"}, digests, outputs, g),
+        template_key(tensors, roles, {**digests, leaf: b"1"}, outputs, g),
+        template_key(tensors, roles, digests, g.nodes[-2:-1], g),
+        template_key(tensors, roles, digests, g.nodes[-2:], g),
+        template_key(tensors, roles, digests, outputs, Graph(g.nodes[:-1])),
     ]
     assert before not in others
 

@@ -9,8 +9,7 @@ import pytest
 
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.tensor import nbytes
-from conformance.judge.chain import Chain
-from conformance.judge.judge import judge_step
+from conformance.judge.judge import Chain, judge_step
 from conformance.run.session.select import build
 
 CASE = build("kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p3@1")

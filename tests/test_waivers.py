@@ -18,8 +18,7 @@ from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.judge import waivers
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.judge.waiver_edit import proposal
-from conformance.judge.waivers import WAIVABLE, Problem, Waiver, Waivers, parse, waive
+from conformance.judge.waivers import WAIVABLE, Problem, Waiver, Waivers, parse, proposal, waive
 from conformance.suite import FAMILIES
 
 TODAY = date(2026, 6, 15)

@@ -64,7 +64,7 @@ class GgmlBackend(Backend):
         uncomputed: `drop`: by a scheduler, nodes without FLAG_COMPUTE are left out of the graph: for a library whose
             own llama.cpp makes none, where the one that a case was taken from does.
         products: what the device rounds the operands of matrix products to; a wider budget where not `float32`.
-        requant: how the device stores quantised weights, a mode of `cgraph.requant`; the reference imitates it.
+        requant: how the device stores quantised weights, a mode of `quants.requant`; the reference imitates it.
 
     Raises:
         UnavailableError: no such library, or one that does not fit; names both versions.

@@ -52,7 +52,7 @@ class OpenVinoStateless(TranslatingBackend):
         attention: how FLASH_ATTN_EXT is expressed: `manual` (products and a softmax; K and V stay at their own heads),
             `sdpa` (the operator, K and V repeated to all heads) or `sdpa5d` (the operator, nothing repeated).
         cache_dir: where compiled models are kept for other processes; empty for nowhere.
-        requant: how quantised weights are stored: `none` (exactly), `channel8` or `npu` (`cgraph.requant`).
+        requant: how quantised weights are stored: `none` (exactly), `channel8` or `npu` (`quants.requant`).
     """
 
     batch: ClassVar[int] = 100
@@ -174,7 +174,7 @@ class OpenVinoStateless(TranslatingBackend):
         emitted = Walk(plan, lambda t: memory.look(own[plan.index[t]]), compressed).run(self.emitters())
         if not emitted.results:
             return Request(None, emitted)
-        plan.settled()
+        plan.check_assumptions()
         served = "weight" in plan.roles.values()
         compiler = self._compiler
         with Peak() as peak:

@@ -1,64 +1,280 @@
-"""`check_adapter`: what an adapter still lacks, told to its author in order, each line a full sentence.
+"""`check_adapter`: what an adapter still lacks, in the order in which to fix it; each line is a full sentence.
 
     def test_adapter():
         assert check_adapter(MyBackend) == []
 
-It tries the adapter on tiny graphs over inputs that nobody may write to. Whether its numbers are good is the suite's
-question; here only the interface is (`interface.py`).
+It tries the adapter on tiny cases with read-only inputs. It checks only the interface (`interface.py`), not whether the
+numbers are good: the suite does that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeGuard
 
-from conformance.ggml.tensor import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from . import contract_sessions as sessions
-from .contract_base import Fault, Subject
-from .faults import class_faults
-from .interface import Backend, DeviceInfo, Support
-from .samples import SAMPLES, TOMORROW, Shape, nodes_of_many_ops, tried
-from .strict import kind, said
+from conformance.case.case import Case, Step
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder, build_forward_expand
+from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor, packed_nbytes
+from conformance.ggml.types import F16, F32, Q8_0, GGMLType
 
-__all__ = ["SHAPE", "Shape", "check_adapter"]
+from .interface import Backend, DeviceInfo, Session, Support, Witness, class_faults
+from .strict import error_text, kind
+
+__all__ = ["CHECKS", "SHAPE", "Shape", "check_adapter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The weight has `ne` [k, m], the activations [k, n]; `k` is a multiple of 32, `m` at least 4."""
+
+    k: int = 64
+    m: int = 32
+    n: int = 16
+
 
 SHAPE = Shape()
-"""What nearly every backend takes."""
+"""Nearly every backend supports it."""
 
 
 def check_adapter(adapter: type[Backend], shape: Shape = SHAPE) -> list[str]:
-    """What `adapter` does not hold of the interface, in the order in which to mend it; empty where it holds all.
+    """What `adapter` violates of the interface, in the order in which to fix it; empty if nothing.
 
     Args:
-        adapter: the class, whose constructor takes no argument that has no default. It is opened in this process.
-        shape: of the matrices to try it on, for a device that takes few shapes only.
+        adapter: the class; its constructor must do without arguments. It is opened in this process.
+        shape: of the matrices to try it on, for a device that supports few shapes only.
     """
     name = getattr(adapter, "__name__", repr(adapter))
-    found = list(class_faults(adapter, name))
-    if found:
-        return found
+    faults = list(class_faults(adapter, name))
+    if faults:
+        return faults
     try:
         subject = Subject(name, adapter(), shape)
-    except Exception as e:  # noqa: BLE001  # whatever it raises is the author's to read
+    except Exception as e:  # noqa: BLE001  # whatever it raises, its author must read it
         sentence = (
-            f"{name}() raised {said(e)}; the constructor must do without arguments, and raise UnavailableError where "
-            "the machine lacks what it needs: then check it where it has that."
+            f"{name}() raised {error_text(e)}; the constructor must do without arguments, and raise UnavailableError "
+            "where the machine lacks what it needs: then check it where it has that."
         )
         return [sentence]
     for check in CHECKS:
-        before = len(found)
+        before = len(faults)
         try:
-            found += check(subject)
+            faults += check(subject)
         except Fault as fault:
-            found.append(str(fault))
+            faults.append(str(fault))
         except Exception as e:  # noqa: BLE001  # as above
-            found.append(f"{name} raised {said(e)}; {' '.join((check.__doc__ or '').split())}")
-        if len(found) > before and check in _FOUNDATIONS:
-            return found
-    return found
+            faults.append(f"{name} raised {error_text(e)}; {' '.join((check.__doc__ or '').split())}")
+        if len(faults) > before and check in _FOUNDATIONS:
+            break
+    return faults
 
 
-def _info(s: Subject) -> Iterator[str]:
+# -- tiny cases --------------------------------------------------------------------------------------------------------
+
+Values = NDArray[np.float32]
+BUILD = Builder()
+
+
+TOMORROW = "OP_OF_TOMORROW"
+"""An op that no ggml has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One op over a weight `w` [k, m] and activations `x` [k, n]."""
+
+    op: str
+    make: Callable[[Tensor, Tensor], Tensor]
+    """(w, x) -> the node."""
+    value: Callable[[Values, Values], NDArray[Any]]
+    """(w, x) as (m, k) and (n, k) -> the node's value."""
+    weight: GGMLType = F32
+
+
+SAMPLES: tuple[Sample, ...] = (
+    Sample("ADD", lambda _, x: BUILD.add(x, x), lambda _, x: x + x),
+    Sample("MUL", lambda _, x: BUILD.mul(x, x), lambda _, x: x * x),
+    Sample("SCALE", lambda _, x: BUILD.scale(x, 2.0), lambda _, x: 2 * x),
+    Sample("MUL_MAT", BUILD.mul_mat, lambda w, x: x @ w.T),
+    Sample("MUL_MAT", BUILD.mul_mat, lambda w, x: x @ w.T, F16),
+    Sample("MUL_MAT", BUILD.mul_mat, lambda w, x: x @ w.T, Q8_0),
+    Sample("CONT", lambda _, x: BUILD.cont(x), lambda _, x: x),
+    Sample("UNARY", lambda _, x: BUILD.neg(x), lambda _, x: -x),
+    Sample(
+        "RMS_NORM",
+        lambda _, x: BUILD.rms_norm(x, 1e-6),
+        lambda _, x: x / np.sqrt((x * x).mean(-1, keepdims=True, dtype=np.float32) + np.float32(1e-6)),
+    ),
+)
+"""Most backends support at least one of these."""
+TOLERANCE = 2e-2
+"""Largest error relative to the largest value: a backend may round to F16 or 8 bits. Errors of layout are larger."""
+
+
+def activations(shape: Shape, seed: int = 0) -> Values:
+    """Values (n, k) that F16 and Q8_0 nearly hold; no two rows or columns are alike."""
+    i = np.arange(shape.n * shape.k, dtype=np.int64).reshape(shape.n, shape.k)
+    return (((i * 37 + seed * 11 + i // shape.k * 5) % 61 - 30) / 32).astype(np.float32)
+
+
+def weights(shape: Shape) -> Values:
+    """Whole numbers (m, k) that Q8_0 holds exactly: 127 is in each block."""
+    i = np.arange(shape.m * shape.k, dtype=np.int64).reshape(shape.m, shape.k)
+    w = ((i * 29 + i // shape.k * 3) % 255 - 127).astype(np.float32)
+    w[:, ::32] = 127
+    return w
+
+
+def encode(values: Values, type_: GGMLType) -> Bytes:
+    """`values` as read-only bytes of a leaf."""
+    if type_ is Q8_0:
+        blocks = np.zeros((*values.shape[:-1], values.shape[-1] // 32), [("d", "<f2"), ("qs", "i1", 32)])
+        blocks["d"], blocks["qs"] = 1, values.reshape(*values.shape[:-1], -1, 32)
+        return read_only(blocks)
+    return read_only(values.astype(type_.dtype))
+
+
+def read_only(values: NDArray[Any]) -> Bytes:
+    """The bytes of `values`, read-only."""
+    data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).copy()
+    data.flags.writeable = False
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A sample as a case."""
+
+    sample: Sample
+    shape: Shape
+    case: Case
+    weight: Tensor
+    input: Tensor
+    node: Tensor
+
+    @property
+    def graph(self) -> Graph:
+        """Its one graph."""
+        return self.case.steps[0].graph
+
+    def expected(self, seed: int = 0) -> NDArray[Any]:
+        """The node's value on `activations(seed)`."""
+        return self.sample.value(weights(self.shape), activations(self.shape, seed))
+
+
+def trial(sample: Sample, shape: Shape, wrap: Callable[[Tensor], Tensor] | None = None) -> Trial:
+    """The case of a sample; `wrap` adds a node behind it, which becomes the output."""
+    w = new_tensor(sample.weight, shape.k, shape.m, name="w")
+    x = new_tensor(F32, shape.k, shape.n, name="x")
+    node = sample.make(w, x)
+    out = wrap(node) if wrap else node
+    step = Step(build_forward_expand(out), {x: encode(activations(shape), F32)}, (out,))
+    # a weight that the node does not read is needed too: `read` and `write` are checked on it
+    persistent = {w: encode(weights(shape), sample.weight)}
+    case = Case(f"contract/{sample.op}@1", persistent, [step], family="contract")
+    return Trial(sample, shape, case, w, x, out)
+
+
+def nodes_of_many_ops(shape: Shape) -> Sequence[Tensor]:
+    """A node of each of many ops, and one of an op that no ggml has."""
+    w, x = new_tensor(F32, shape.k, shape.m, name="w"), new_tensor(F32, shape.k, shape.n, name="x")
+    nodes = [s.make(w, x) for s in SAMPLES if s.weight is F32]
+    nodes += [f(x) for f in (BUILD.sqr, BUILD.silu, BUILD.swiglu, BUILD.sum_rows, BUILD.soft_max, BUILD.argmax)]
+    nodes += [BUILD.transpose(x), BUILD.reshape_1d(x, shape.k * shape.n), BUILD.view_1d(w, shape.k, 0)]
+    tomorrow = BUILD.cont(x)
+    tomorrow.op = TOMORROW
+    nodes.append(tomorrow)
+    for node in nodes:
+        node.name = f"a {node.op}"
+    return nodes
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+class Fault(Exception):  # noqa: N818  # a sentence for `check_adapter`
+    """A fault after which this check cannot continue."""
+
+
+@dataclass(slots=True)
+class Subject:
+    """An open adapter under check."""
+
+    name: str
+    backend: Backend
+    shape: Shape
+
+    def takes(self, graph: Graph) -> bool:
+        """Whether it supports every node."""
+        return all(self.backend.supports(graph))
+
+    def trials(self, wrap: Callable[[Tensor], Tensor] | None = None) -> Iterator[Trial]:
+        """The samples that it supports."""
+        for sample in SAMPLES:
+            one = trial(sample, self.shape, wrap)
+            if self.takes(one.graph) and self.backend.supports_case(one.case):
+                yield one
+
+    def first(self, wrap: Callable[[Tensor], Tensor] | None = None) -> Iterator[Trial]:
+        """The first of them, if there is one."""
+        return islice(self.trials(wrap), 1)
+
+    def open(self, case: Case) -> Session:
+        """A session; Fault if it is none."""
+        session = self.backend.open(case)
+        if not isinstance(session, Session):
+            raise Fault(f"{self.name}.open returned {kind(session)}; it must return a Session, with the case in it.")
+        return session
+
+    def compute(self, session: Session, graph: Graph, inputs: Mapping[Tensor, Bytes], out: Tensor) -> Bytes:
+        """The packed bytes of `out`; Fault if they have another form."""
+        values: object = session.compute(graph, inputs, (out,))
+        if not isinstance(values, Mapping) or out not in values:
+            raise Fault(
+                f"{self.name}: compute did not give the output {out}; it must return a mapping with the bytes of every "
+                "tensor of `outputs`."
+            )
+        data = values[out]
+        size = packed_nbytes(out)
+        if not is_bytes(data) or data.size != size:
+            raise Fault(
+                f"{self.name}: compute gave {kind(data)} for {out}; outputs must be packed: a one-dimensional uint8 "
+                f"array of {size} bytes."
+            )
+        return data
+
+    def run(self, session: Session, one: Trial) -> Bytes:
+        """The packed bytes of a trial's node."""
+        return self.compute(session, one.graph, one.case.steps[0].inputs, one.node)
+
+
+def wrong(s: Subject, data: Bytes, node: Tensor, want: NDArray[Any]) -> Iterator[str]:
+    """A sentence if `data` is not `want`, packed, as float32."""
+    expected: Values = np.ascontiguousarray(want, np.float32).reshape(-1)
+    if not is_bytes(data) or data.size != expected.nbytes:
+        yield (
+            f"{s.name}: compute gave {kind(data)} for {node}; outputs must be packed: a one-dimensional uint8 array "
+            f"of {expected.nbytes} bytes."
+        )
+        return
+    values = data.view(np.float32)
+    right = np.abs(values - expected) <= TOLERANCE * np.abs(expected).max()  # False for NaN
+    if not right.all():
+        at = int(np.argmin(right))
+        yield f"{s.name}: compute of {node} gave {values[at]:.4g} as element {at}; it must be {expected[at]:.4g}."
+
+
+def is_bytes(data: object) -> TypeGuard[Bytes]:
+    """Whether it is a one-dimensional uint8 array."""
+    return isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 1
+
+
+def info(s: Subject) -> Iterator[str]:
     """`info` must say what executes."""
     info = s.backend.info()
     if not isinstance(info, DeviceInfo):
@@ -71,13 +287,10 @@ def _info(s: Subject) -> Iterator[str]:
         yield f"{s.name}.info has {dict(info.versions)!r} as `versions`; it must map names of libraries to texts."
 
 
-def _supports_op(s: Subject) -> Iterator[str]:
+def supports_op(s: Subject) -> Iterator[str]:
     """`supports_op` must answer for every op."""
-    for node in nodes_of_many_ops(s.shape):
-        sentence = _answer_fault(s, node)
-        if sentence:
-            yield f"{s.name}.supports_op {sentence}"
-            return
+    sentences = filter(None, (_answer_fault(s, node) for node in nodes_of_many_ops(s.shape)))
+    yield from (f"{s.name}.supports_op {sentence}" for sentence in islice(sentences, 1))
 
 
 def _answer_fault(s: Subject, node: Tensor) -> str:
@@ -85,7 +298,7 @@ def _answer_fault(s: Subject, node: Tensor) -> str:
         answer: object = s.backend.supports_op(node)
         again = s.backend.supports_op(node)
     except Exception as e:  # noqa: BLE001  # an adapter's own fault
-        return f"raised {said(e)} for {node}; it must say no, with the reason, and never raise."
+        return f"raised {error_text(e)} for {node}; it must say no, with the reason, and never raise."
     if not isinstance(answer, Support):
         return f"returned {kind(answer)} for {node}; it must return YES or no('the reason')."
     if not answer and not answer.reason:
@@ -97,10 +310,10 @@ def _answer_fault(s: Subject, node: Tensor) -> str:
     return ""
 
 
-def _something(s: Subject) -> Iterator[str]:
+def supports_something(s: Subject) -> Iterator[str]:
     """`supports` must answer for a graph, and `supports_case` for a case."""
-    if s.first() is None:
-        reasons = dict.fromkeys(a.reason for x in SAMPLES for a in s.backend.supports(tried(x, s.shape).graph) if not a)
+    if not list(s.first()):
+        reasons = dict.fromkeys(a.reason for x in SAMPLES for a in s.backend.supports(trial(x, s.shape).graph) if not a)
         ops = ", ".join(dict.fromkeys(x.op for x in SAMPLES))
         yield (
             f"{s.name} supports none of {ops} on small F32 matrices, so nothing can be computed; it says: "
@@ -108,9 +321,202 @@ def _something(s: Subject) -> Iterator[str]:
         )
 
 
+PATHS = ("eager", "translated", "cached", "interpreted")
+"""Values of `Witness.path`."""
+
+
+def opens(s: Subject) -> Iterator[str]:
+    """`open` must give a session whose `read` shows the case's persistent tensors, and leave the case as it is."""
+    for one in s.trials():
+        with s.open(one.case) as session:
+            opaque = session.opaque()
+            if one.weight in opaque:
+                continue
+            if (fault := _held(s, session, one.weight, one.case.persistent[one.weight], "after open")) is not None:
+                yield fault
+                return
+
+
+def writes_and_reads(s: Subject) -> Iterator[str]:
+    """`write` and `read` must set and give the bytes of a persistent tensor."""
+    for one in s.first():
+        with s.open(one.case) as session:
+            if one.weight in session.opaque():
+                return
+            new = encode(weights(s.shape)[::-1], one.sample.weight)
+            given = new.copy()
+            session.write(one.weight, given)
+            fault = _held(s, session, one.weight, new, "after write")
+            if fault is None:
+                given[:] = 0
+                fault = _held(
+                    s, session, one.weight, new, "after the caller used again the array that it gave to write"
+                )
+            if fault is not None:
+                yield fault
+                return
+            taken = session.read(one.weight)
+            if taken.flags.writeable:
+                taken[:] = 0
+            if not np.array_equal(session.read(one.weight), new):
+                what = "writing into the array that `read` returned changed the session"
+                yield f"{s.name}: {what}; it must return a copy."
+
+
+def _held(s: Subject, session: Session, tensor: Tensor, want: Bytes, when: str) -> str | None:
+    data = session.read(tensor)
+    if not is_bytes(data) or data.size != want.size:
+        return (
+            f"{s.name}: read of {tensor} gave {kind(data)}; it must give a one-dimensional uint8 array of "
+            f"{want.size} bytes."
+        )
+    if not np.array_equal(data, want):
+        at = int(np.argmax(data != want))
+        return f"{s.name}: read of {tensor} {when} differs from what was written at byte {at}; it must be exact."
+    return None
+
+
+def computes(s: Subject) -> Iterator[str]:
+    """`compute` must run a graph of one node; the arrays of `inputs` and of the case are read-only."""
+    for one in s.trials():
+        with s.open(one.case) as session:
+            yield from wrong(s, s.run(session, one), one.node, one.expected())
+
+
+def computes_again(s: Subject) -> Iterator[str]:
+    """`compute` must run again in the same session, on other inputs."""
+    for one in s.first():
+        with s.open(one.case) as session:
+            first = s.run(session, one)
+            before = first.copy()
+            inputs = {one.input: encode(activations(s.shape, 7), F32)}
+            second = s.compute(session, one.graph, inputs, one.node)
+            if not np.array_equal(first, before):
+                yield f"{s.name}: a second compute changed the output of the first; an output is the caller's own."
+            for sentence in wrong(s, second, one.node, one.expected(7)):
+                yield f"In the second compute of a session: {sentence}"
+
+
+def packs(s: Subject) -> Iterator[str]:
+    """`compute` must give a transposed output that it supports."""
+    for one in s.first(BUILD.transpose):
+        with s.open(one.case) as session:
+            for sentence in wrong(s, s.run(session, one), one.node, one.expected().T):
+                yield f"{sentence[:-1]}, packed from its strides."
+
+
+def _cache_case(shape: Shape, *, compute: bool = True) -> tuple[Case, Tensor, Tensor]:
+    """A case that writes row 2 of a cache of 4 rows from an input; the cache; the writing node."""
+    cache, x = new_tensor(F32, shape.k, 4, name="cache"), new_tensor(F32, shape.k, name="x")
+    node = BUILD.cpy(x, BUILD.view_1d(cache, shape.k, 2 * cache.nb[1]))
+    graph = build_forward_expand(node)
+    if not compute:
+        node.flags &= ~FLAG_COMPUTE
+    row = encode(activations(shape)[:1], F32)
+    case = Case("contract/cache@1", {cache: read_only(weights(shape)[:4])}, [Step(graph, {x: row}, (node,))])
+    return case, cache, node
+
+
+def writes_caches(s: Subject) -> Iterator[str]:
+    """`compute` must write into a cache through a view, as it says it can."""
+    for compute in (True, False):
+        case, cache, node = _cache_case(s.shape, compute=compute)
+        step = case.steps[0]
+        if not s.takes(step.graph) or not s.backend.supports_case(case):
+            continue
+        before = weights(s.shape)[:4]
+        want = before.copy()
+        if compute:
+            want[2] = activations(s.shape)[0]
+        with s.open(case) as session:
+            session.compute(step.graph, step.inputs, (node,) if compute else ())
+            if cache in session.opaque():
+                continue
+            after = session.read(cache).view(np.float32).reshape(want.shape)
+        if np.array_equal(after, want):
+            continue
+        if not compute:
+            what = "a CPY without FLAG_COMPUTE wrote into its cache; nodes without that flag must not be computed"
+        elif np.array_equal(after, before):
+            what = "CPY into a view of a cache left it as it was; it must write into the bytes of the view's root"
+        else:
+            what = "CPY into row 2 of a cache wrote other bytes or other values; it must write that row, and it only"
+        yield f"{s.name}: {what}."
+
+
+def holds_outputs(s: Subject) -> Iterator[str]:
+    """`compute` must run a node in place, as it says it can."""
+    x = new_tensor(F32, s.shape.k, s.shape.n, name="x")
+    before = BUILD.add(x, x)
+    after = BUILD.mul_inplace(before, x)
+    step = Step(build_forward_expand(after), {x: encode(activations(s.shape), F32)}, (before, after))
+    case = Case("contract/in_time@1", {}, [step])
+    if not s.takes(step.graph) or not s.backend.supports_case(case):
+        return
+    with s.open(case) as session:
+        values = session.compute(step.graph, step.inputs, step.outputs)
+        value = activations(s.shape)
+        for node, want in ((before, value + value), (after, (value + value) * value)):
+            for sentence in wrong(s, values[node], node, want):
+                yield f"{sentence[:-1]}, which its node held right after it ran: a later one writes over it."
+
+
+def keeps_apart(s: Subject) -> Iterator[str]:
+    """Two sessions must be open at a time."""
+    for one in s.first():
+        first, second = s.open(one.case), s.open(one.case)
+        with first, second:
+            if one.weight in first.opaque():
+                return
+            first.write(one.weight, np.zeros_like(one.case.persistent[one.weight]))
+            if not np.array_equal(second.read(one.weight), one.case.persistent[one.weight]):
+                yield f"{s.name}: a write in one session changed another; each session must hold memory of its own."
+
+
+def witnesses(s: Subject) -> Iterator[str]:
+    """`witness` must say what ran."""
+    for one in s.first():
+        with s.open(one.case) as session:
+            s.run(session, one)
+            witness = session.witness()
+            if not isinstance(witness, Witness):
+                raise Fault(f"{s.name}: witness returned {kind(witness)}; it must return a Witness.")
+            if not witness.device:
+                yield f"{s.name}: the witness names no device; it must say what executed."
+            if witness.path not in PATHS:
+                yield f"{s.name}: the witness has {witness.path!r} as `path`; it must be one of {', '.join(PATHS)}."
+            if witness.nodes != 1:
+                what = f"the witness counts {witness.nodes} nodes after one was computed"
+                yield f"{s.name}: {what}; it must count each once."
+
+
+def closes(s: Subject) -> Iterator[str]:
+    """Sessions and the backend must close."""
+    for one in s.first():
+        s.open(one.case).close()
+        with s.open(one.case) as session:
+            for sentence in wrong(s, s.run(session, one), one.node, one.expected()):
+                yield f"After a session was closed and another opened: {sentence}"
+    s.backend.close()
+
+
 Check = Callable[[Subject], Iterator[str]]
 
-CHECKS: tuple[Check, ...] = (_info, _supports_op, _something, *sessions.CHECKS)
-"""In the order in which an author meets them; the docstring of each is what it asks for."""
-_FOUNDATIONS = frozenset({_info, _supports_op, _something, sessions.opens, sessions.computes})
-"""Where one of these finds a fault, what comes after it would only repeat it."""
+CHECKS: tuple[Check, ...] = (
+    info,
+    supports_op,
+    supports_something,
+    opens,
+    writes_and_reads,
+    computes,
+    computes_again,
+    packs,
+    writes_caches,
+    holds_outputs,
+    keeps_apart,
+    witnesses,
+    closes,
+)
+"""In the order in which an author meets them; the docstring of each states the requirement."""
+_FOUNDATIONS = frozenset({info, supports_op, supports_something, opens, computes})
+"""After a fault in one of these, later checks would only repeat it."""

@@ -1,13 +1,13 @@
-"""What a backend *is*: the one interface, a mirror of `ggml_backend`.
+"""The backend interface, a mirror of `ggml_backend`.
 
-An adapter subclasses `Backend` and `Session`. Tensors are compared by identity, outputs travel packed
-(`conformance.ggml.tensor.pack`: gaps closed, `ne[0]` fastest).
+An adapter subclasses `Backend` and `Session`. Tensors are compared by identity; outputs are packed
+(`conformance.ggml.tensor.pack`: without gaps, `ne[0]` fastest).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -24,7 +24,7 @@ from .strict import kind, plain
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The answer to `supports_op`: yes, or no with the reason in words."""
+    """The answer of `supports_op`: yes, or no with a reason."""
 
     ok: bool
     reason: str = ""
@@ -37,19 +37,19 @@ YES = Support(True)
 
 
 def no(reason: str) -> Support:
-    """A no, with its reason: what the node has, and what the backend would take."""
+    """No, with a reason: what the node has, and what the backend supports."""
     return Support(False, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What really executes, found out and never guessed."""
+    """What really executes: queried, never guessed."""
 
     backend: str
     device: str
     description: str
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Name of a library -> its version."""
+    """Library -> version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,38 +69,38 @@ class Witness:
     device: str
     """The device that executed."""
     path: str
-    """`eager` (node by node), `translated` (compiled this step), `cached` (a compiled graph was used again),
-    `interpreted` (translated, and run without compiling) or `split` (shared out among backends)."""
+    """`eager` (node by node), `translated` (compiled this step), `cached` (a compiled graph was reused), `interpreted`
+    (translated, and run without compiling) or `split` (shared among backends)."""
     nodes: int = 0
-    """Nodes computed in all steps, view ops and nodes without the COMPUTE flag not counted."""
+    """Nodes computed in all steps, without view ops and nodes without the COMPUTE flag."""
     compiles: int = 0
     cache_hits: int = 0
     splits: int = 0
     copies: int = 0
     bytes: dict[str, int] = field(default_factory=dict)
-    """Buffer type or kind of memory -> bytes held."""
+    """Buffer type or kind of memory -> bytes."""
     kernels: dict[str, int] = field(default_factory=dict)
-    """Name of an executed kernel or layer type -> how many."""
+    """Executed kernel or layer type -> count."""
     notes: list[str] = field(default_factory=list)
     stage: str = "run"
-    """Which of the backend's stages gave the values."""
+    """The backend's stage that gave the values."""
     template: str = ""
-    """Hash of the template that the last step was an instance of; empty where a backend has none."""
+    """Hash of the template of the last step; empty if a backend has none."""
     symbols: dict[str, int] = field(default_factory=dict)
     """Symbol of a lifted template -> its value in the last step."""
     views: dict[str, int] = field(default_factory=dict)
-    """How views were read and written (`slice`, `gather`, `concat`, `scatter`, `rows`) -> how many of them."""
+    """How views were read and written (`slice`, `gather`, `concat`, `scatter`, `rows`) -> count."""
     state: str = ""
     """Where caches live: `bound` (inputs and outputs over a session's memory), `fused` or `slots` (variables of the
-    model); empty where a backend makes no difference."""
+    model); empty if a backend does not distinguish."""
     peak_compile_bytes: int | None = None
-    """By how much the resident memory rose at most while a graph was compiled; None where none was or nobody tells."""
+    """Largest rise of resident memory while compiling a graph; None if unknown or nothing was compiled."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Device -> seconds spent computing on it, where several share a graph."""
+    """Device -> seconds of computing, if several share a graph."""
 
 
 class Session(AbstractContextManager["Session"], ABC):
-    """One case's memory on a backend: its weights and caches live here from step to step."""
+    """One case on a backend: its weights and caches live here from step to step."""
 
     @abstractmethod
     def write(self, tensor: Tensor, data: Bytes) -> None:
@@ -114,41 +114,39 @@ class Session(AbstractContextManager["Session"], ABC):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run `graph` once and give the packed bytes of `outputs`.
+        """Run `graph` once and return the packed bytes of `outputs`.
 
-        Nodes without FLAG_COMPUTE are not computed. Nodes that write through a view write into the tensor that owns
-        the bytes. An output holds what the node holds right after it ran.
+        Nodes without FLAG_COMPUTE are not computed. A node that writes through a view writes into the tensor that owns
+        the bytes. An output has the node's value right after it ran.
 
         Args:
-            graph: validated; all leaves are persistent tensors of the session's case or keys of `inputs`.
+            graph: validated; its leaves are persistent tensors of the session's case or keys of `inputs`.
             inputs: leaf -> its bytes.
             outputs: nodes of `graph`.
 
         Raises:
-            BackendError: the backend failed; its own words are in the message.
+            BackendError: the backend failed; the message has its own words.
         """
 
     @abstractmethod
     def witness(self) -> Witness:
-        """What ran so far in this session."""
+        """What ran in this session so far."""
 
     def clock(self) -> float | None:
-        """Seconds that opening and all of `compute` took so far, by a clock nearer to the device than the caller's.
+        """Seconds of opening and of all `compute` calls, by a clock nearer to the device than the caller's; None if
+        equal.
 
-        For a session that is far away, or that does on every call what an application does once: ggml's graphs are
-        rebuilt here for each step, where llama.cpp uses one again. None where the caller's clock tells as much.
+        For a session in another process, or one that does on every call what an application does once: our ggml session
+        rebuilds its graph for each step, llama.cpp reuses one.
         """
         return None
 
     def opaque(self) -> frozenset[Tensor]:
-        """Persistent tensors that `read` and `write` cannot reach, because the device keeps them to itself.
-
-        What a case leaves in them is not checked, which its result says.
-        """
+        """Persistent tensors inside the device, which `read` and `write` cannot reach; they are not checked."""
         return frozenset()
 
     def close(self) -> None:
-        """Give memory back. Called once."""
+        """Free memory. Called once."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -159,24 +157,24 @@ class Session(AbstractContextManager["Session"], ABC):
 class Backend(ABC):
     """One device in one execution mode.
 
-    The constructor takes the adapter's options as keyword strings (`name?key=value&key=value` on the command line) and
-    raises `UnavailableError` where the machine lacks what it needs, `UsageError` for a value it does not know.
+    The constructor takes the adapter's options as keyword strings (`name?key=value&key=value` on the command line). It
+    raises `UnavailableError` if the machine lacks what it needs, `UsageError` for an unknown value.
     """
 
     isolate: ClassVar[bool] = False
-    """Whether it must run in a process of its own because a fault would take the suite along."""
+    """It must run in its own process, because a fault would kill the suite."""
     batch: ClassVar[int] = 1
-    """How many one-step cases to merge into one graph: for backends that pay per graph rather than per node."""
+    """How many one-step cases to merge into one graph, for backends whose cost is per graph."""
     stages: ClassVar[tuple[str, ...]] = ("run",)
-    """Points at which values can be had, the whole of it (`run`) last. A backend that offers more than one takes the
-    option `stage=NAME`: `translate` gives the values of the translated model before anything is compiled."""
+    """Stages whose values are available; the last, `run`, is the whole. A backend with more than one takes the option
+    `stage=NAME`: `translate` gives the values of the translated model before anything is compiled."""
     threads: int | None = None
-    """How many threads compute, where an adapter can say so: one alone is measured on a processor of its own."""
+    """How many threads compute, if known: a single one is measured on a processor of its own."""
     places: ClassVar[frozenset[str] | None] = None
-    """Options that name a file, a folder, a library or an address: a case file may not choose them for the user. None:
-    the adapter does not say, and whatever sounds like a place is taken for one."""
+    """Options that name a file, folder, library or address: a case file must not choose them for the user. None:
+    unknown, so every option whose name suggests a place counts."""
     audited: ClassVar[Mapping[str, str]] = {}
-    """Options with which it sees faults that it does not look for otherwise, as they take time; an audit adds them."""
+    """Options that an audit adds: with them the adapter detects more faults, but takes longer."""
 
     @abstractmethod
     def info(self) -> DeviceInfo:
@@ -191,28 +189,28 @@ class Backend(ABC):
         """Allocate and fill the case's persistent tensors."""
 
     def supports(self, graph: Graph) -> list[Support]:
-        """`supports_op` of every node, in order; one round trip where a backend is far away."""
+        """`supports_op` for every node, in order; a single round trip to a backend in another process."""
         return [self.supports_op(node) for node in graph]
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
-        """`supports`, asked while `tensor`, a leaf of `graph`, and its views lie in the `buffer`-th of `buffer_types`.
+        """The device's own `supports` while the leaf `tensor` and its views lie in the `buffer`-th of `buffer_types`.
 
-        llama.cpp asks so where a weight is to go. The answer is the device's own, what an adapter makes of it is not in
-        it. With one buffer type there is nothing to show, and `supports` says it all.
+        llama.cpp asks this to decide where a weight goes. With one buffer type it equals `supports`.
         """
         del tensor, buffer
         return self.supports(graph)
 
     def supports_case(self, case: Case) -> Support:
-        """Whether the steps of `case`, all of whose nodes are supported, can run one after the other.
+        """Whether the steps of `case`, whose nodes are all supported, can run one after the other.
 
-        No is for a device that takes whole models and not graphs: it may take one sequence only, or only forward.
+        A device that runs whole models, not graphs, may refuse: it may support only one sequence, or only going
+        forward.
         """
         del case
         return YES
 
     def buffer_types(self) -> Sequence[BufferType]:
-        """Kinds of memory that weights can be placed in, the default first."""
+        """Kinds of memory for weights, the default first."""
         return [BufferType("default")]
 
     def arithmetic(self) -> Arithmetic:
@@ -220,28 +218,20 @@ class Backend(ABC):
         return EXACT
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
-        """How it rounds when it runs `case`: another than `arithmetic` only where the nodes are shared out."""
+        """How it rounds when it runs `case`; differs from `arithmetic` only if several devices share the nodes."""
         del case
         return self.arithmetic()
 
     def computing_in(self, arithmetic: Arithmetic) -> Backend:
-        """A backend that computes as `arithmetic` says and is exact in all else; only a reference can.
-
-        Raises:
-            UsageError: this backend computes in its own arithmetic.
-        """
+        """A backend that computes in `arithmetic`; UsageError unless it is a reference."""
         raise UsageError(f"{type(self).__name__} cannot imitate another backend's arithmetic ({arithmetic.name})")
 
     def close(self) -> None:  # noqa: B027  # most backends hold nothing
-        """Give the device back. Called once."""
+        """Release the device. Called once."""
 
 
 def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) -> dict[str, JSON]:
-    """Any of this module's records as strict JSON, NumPy's numbers as numbers.
-
-    Raises:
-        BackendError: names the field that is no JSON, or too much of it.
-    """
+    """A record of this module as strict JSON; BackendError names a field that is no JSON or too large."""
     kinds = (Support, Arithmetic, DeviceInfo, BufferType, Witness)
     kind_of = next((c for c in kinds if isinstance(value, c)), None)
     if kind_of is None:
@@ -249,43 +239,44 @@ def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) ->
     return {f: plain(getattr(value, f), f"{kind_of.__name__}.{f}") for f in kind_of.__slots__}
 
 
-_COUNTS = ("nodes", "compiles", "cache_hits", "splits", "copies")
-_COUNTED = ("bytes", "kernels", "symbols", "views")
-
-
-def witnessed(found: object) -> Witness:
-    """A copy of an adapter's witness, each field of its own kind.
-
-    Raises:
-        BackendError: it is none, or names the field that holds something else.
-    """
-    if not isinstance(found, Witness):
-        raise BackendError(f"a Witness expected, {kind(found)} found")
-    said = describe(found)
-    for name, value in said.items():
-        if not _fits(name, value):
-            raise BackendError(f"Witness.{name}: {_WANTED.get(name, 'a text')} expected, {kind(value)} found")
-    return Witness(**said)
-
-
-_WANTED = {
-    **dict.fromkeys(_COUNTS, "a whole number"),
-    **dict.fromkeys(_COUNTED, "whole numbers by name"),
-    "seconds": "numbers by name",
-    "notes": "a list of texts",
-    "peak_compile_bytes": "a whole number or None",
+_Check = tuple[str, Callable[[JSON], bool]]
+_COUNT: _Check = ("a whole number", lambda v: type(v) is int)
+_COUNTS: _Check = ("whole numbers by name", lambda v: isinstance(v, dict) and all(type(x) is int for x in v.values()))
+_TEXT: _Check = ("a text", lambda v: isinstance(v, str))
+_WITNESS: dict[str, _Check] = {
+    **dict.fromkeys(("nodes", "compiles", "cache_hits", "splits", "copies"), _COUNT),
+    **dict.fromkeys(("bytes", "kernels", "symbols", "views"), _COUNTS),
+    "seconds": (
+        "numbers by name",
+        lambda v: isinstance(v, dict) and all(type(x) in (int, float) for x in v.values()),
+    ),
+    "notes": ("a list of texts", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
+    "peak_compile_bytes": ("a whole number or None", lambda v: v is None or type(v) is int),
 }
+"""Field of a witness -> what it holds, and the check; all others hold a text."""
 
 
-def _fits(field: str, value: JSON) -> bool:
-    if field in _COUNTS:
-        return type(value) is int
-    if field == "peak_compile_bytes":
-        return value is None or type(value) is int
-    if field == "notes":
-        return isinstance(value, list) and all(isinstance(x, str) for x in value)
-    if field == "seconds":
-        return isinstance(value, dict) and all(type(x) in (int, float) for x in value.values())
-    if field in _COUNTED:
-        return isinstance(value, dict) and all(type(x) is int for x in value.values())
-    return isinstance(value, str)
+def plain_witness(witness: object) -> Witness:
+    """A copy of an adapter's witness with checked fields; BackendError names a field of the wrong kind."""
+    if not isinstance(witness, Witness):
+        raise BackendError(f"a Witness expected, {kind(witness)} found")
+    fields = describe(witness)
+    for name, value in fields.items():
+        what, fits = _WITNESS.get(name, _TEXT)
+        if not fits(value):
+            raise BackendError(f"Witness.{name}: {what} expected, {kind(value)} found")
+    return Witness(**fields)
+
+
+def class_faults(adapter: object, name: str) -> Iterator[str]:
+    """Why `adapter` is no usable adapter class, one sentence each; `check_adapter` and `registry` report them."""
+    if not (isinstance(adapter, type) and issubclass(adapter, Backend)):
+        yield (
+            f"{name} is no class that derives from conformance.backend.interface.Backend; derive it from that, or from "
+            "conformance.backend.kernel.KernelBackend, which needs a table of kernels only."
+        )
+        return
+    for method in sorted(adapter.__abstractmethods__):
+        says = (getattr(Backend, method, None) or getattr(adapter, method)).__doc__ or ""
+        first = says.splitlines()[0].rstrip(".") if says else "the interface needs it"
+        yield f"{name} has no method `{method}`; write it: {first}."

@@ -1,4 +1,4 @@
-"""The base of backends that run node by node: a table op -> kernel, and an engine that owns buffers and walks.
+"""The base of backends that run node by node: the adapter gives a table op -> kernel, this module runs the graph.
 
 A kernel is `f(node, dst, src)` over arrays as `tensor.strided` gives them: any stride, block types as raw blocks. It
 writes `node`'s value into `dst`; it never sees a buffer, a session or another node.
@@ -28,22 +28,22 @@ Kernel = Callable[[Tensor, Raw, Sources], None]
 
 
 class KernelBackend(Backend):
-    """A backend that is a table of kernels; `name` and `kernels` are all an adapter has to give."""
+    """A backend that is a table of kernels; an adapter only provides `name` and `kernels`."""
 
     name: str = "kernel"
-    """The device that a witness names."""
+    """The device in a witness."""
 
     @abstractmethod
     def kernels(self) -> Mapping[str, Kernel]:
-        """Op -> the kernel that computes it; view ops need none."""
+        """Op -> its kernel; view ops need none."""
 
     def refuses(self, node: Tensor) -> str:
-        """Why the kernel of `node.op` cannot run `node`; empty where it can."""
+        """Why the kernel of `node.op` cannot run `node`; empty if it can."""
         del node
         return ""
 
     def supports_op(self, node: Tensor) -> Support:
-        """Yes for view ops and for every op of the table that `refuses` has nothing against."""
+        """Yes for view ops and for every op of the table unless `refuses` gives a reason."""
         if node.op in VIEW_OPS:
             return YES
         if node.op not in self.kernels():
@@ -57,7 +57,7 @@ class KernelBackend(Backend):
 
 
 class KernelSession(Session):
-    """The engine: persistent tensors as byte buffers, every other node a zeroed buffer of its own per step."""
+    """Runs graphs: persistent tensors are byte buffers, every other root gets a zeroed buffer per step."""
 
     def __init__(self, device: str, kernels: Mapping[str, Kernel], case: Case) -> None:
         self._kernels = kernels
@@ -71,11 +71,7 @@ class KernelSession(Session):
             raise UsageError(f"{tensor}: a persistent tensor of the session's case expected") from None
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor.
-
-        Raises:
-            UsageError: not a tensor of this case, or not its size.
-        """
+        """Set the bytes of a persistent tensor; UsageError for another tensor or size."""
         held = self._held(tensor)
         if data.shape != held.shape:
             raise UsageError(f"{tensor}: {held.nbytes} bytes expected, {data.nbytes} given")
@@ -86,25 +82,23 @@ class KernelSession(Session):
         return self._held(tensor).copy()
 
     def witness(self) -> Witness:
-        """Every node computed is a kernel executed."""
+        """Counts each computed node and each executed kernel."""
         return self._witness
 
     def close(self) -> None:
-        """Let the buffers go."""
+        """Free the buffers."""
         self._persistent.clear()
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run the nodes one after the other; the caller's `inputs` are never written to.
-
-        Raises:
-            BackendError: a kernel failed, or there is none.
+        """Run the nodes in order, never writing to the caller's `inputs`; BackendError if a kernel fails or is
+        missing.
         """
         buffers: dict[Tensor, Bytes] = {**self._persistent, **inputs}
         untouched = set(inputs)
         wanted = set(outputs)
-        found: dict[Tensor, Bytes] = {}
+        values: dict[Tensor, Bytes] = {}
         counts = self._witness.kernels
         with np.errstate(all="ignore"):
             for node in graph.nodes:
@@ -117,8 +111,8 @@ class KernelSession(Session):
                     counts[node.op] = counts.get(node.op, 0) + 1
                     self._witness.nodes += 1
                 if node in wanted:
-                    found[node] = pack(_buffer(node.root, buffers), node).copy()
-        return found
+                    values[node] = pack(_buffer(node.root, buffers), node).copy()
+        return values
 
     def _run(self, node: Tensor, buffers: dict[Tensor, Bytes]) -> None:
         kernel = self._kernels.get(node.op)
@@ -135,7 +129,7 @@ class KernelSession(Session):
 
 
 def _buffer(root: Tensor, buffers: dict[Tensor, Bytes]) -> Bytes:
-    """The bytes of `root`. Zeroed at first use, so that what nobody computed is the same on every run."""
+    """The bytes of `root`, zeroed at first use so that uncomputed values are the same on every run."""
     buffer = buffers.get(root)
     if buffer is None:
         buffer = buffers[root] = np.zeros(nbytes(root), np.uint8)

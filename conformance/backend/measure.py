@@ -1,4 +1,4 @@
-"""What a piece of work costs in memory, as the operating system tells it; None where it does not tell."""
+"""Measure memory through the operating system (Linux); None where it gives no answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import final
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
-"""What resets the high-water mark of resident memory: Linux, Documentation/filesystems/proc.rst."""
+"""Resets the high-water mark of resident memory: Linux, Documentation/filesystems/proc.rst."""
 
 
 def resident() -> int | None:
@@ -19,22 +19,22 @@ def resident() -> int | None:
 
 @final
 class Peak:
-    """By how much the resident memory of the process rose at most during a `with` block.
+    """The maximal rise of the process's resident memory, of all threads, during a `with` block.
 
-    It counts every thread of the process. Blocks may stand in one another. Where the high-water mark cannot be reset, a
-    block that stays under an earlier peak is not told. The reset reaches `getrusage` too.
+    Blocks may be nested. If the high-water mark cannot be reset, a block below an earlier peak has no answer. The reset
+    also affects `getrusage`.
     """
 
     def __init__(self) -> None:
         self.bytes: int | None = None
-        """The answer, after the block."""
+        """The answer, after the block; None if there is none."""
         self._start: int | None = None
         self._mark = 0
         self._top = 0
 
     def __enter__(self) -> Peak:
         top = _read("VmHWM") or 0
-        for outer in _blocks:  # which the reset would make forget it
+        for outer in _blocks:  # the reset would lose their peak
             outer._top = max(outer._top, top)  # noqa: SLF001  # its own class
         self._mark = 0 if _reset() else top
         _blocks.append(self)
@@ -53,7 +53,7 @@ class Peak:
 
 
 _blocks: list[Peak] = []
-"""Those that are being measured, outermost first."""
+"""Active blocks, outermost first."""
 
 
 def _reset() -> bool:

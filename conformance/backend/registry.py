@@ -1,7 +1,7 @@
 """Backends by name, opened by a spec `name?key=value`.
 
-A name is an adapter, found through the entry-point group `conformance.backends`, or what settings define (`define`): an
-adapter with options and an environment of its own.
+A name is an adapter of the entry-point group `conformance.backends`, or a name that the settings define (`define`): an
+adapter with options and an environment.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from urllib.parse import parse_qsl
 
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 
-from .faults import class_faults
-from .interface import Backend
-from .strict import said
+from .interface import Backend, class_faults
+from .strict import error_text
 
 GROUP = "conformance.backends"
 DISTRIBUTION = "ggml-conformance"
-"""Whose adapters are ours."""
+"""Our distribution: its adapters are ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,7 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Read `name` or `name?key=value&key=value`; percent escapes as in a URL.
-
-        Raises:
-            UsageError: the text has another form.
-        """
+        """Parse `name` or `name?key=value&key=value`, with percent escapes as in a URL; else UsageError."""
         name, _, query = text.partition("?")
         try:
             options = tuple(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
@@ -57,11 +52,11 @@ class Named:
 
     adapter: str
     options: tuple[tuple[str, str], ...] = ()
-    """What a spec of this name starts from; the spec's own options come on top."""
+    """Default options; those of a spec override them."""
     environment: tuple[tuple[str, str | None], ...] = ()
-    """Variables of its worker process, set before anything is loaded; None is a variable that is not set."""
+    """Variables of its worker process, set before anything is loaded; None unsets one."""
     where: str = ""
-    """Where it is defined, for messages."""
+    """The place of its definition, for messages."""
 
 
 _named: dict[str, Named] = {}
@@ -71,24 +66,24 @@ _provided: dict[str, type[Backend]] = {}
 
 
 def provide(name: str, cls: type[Backend]) -> None:
-    """Know a backend that is made of others; it is no adapter, so `names` does not list it."""
+    """Register a backend made of others; it is no adapter, so `names` does not list it."""
     _provided[name] = cls
 
 
 def define(named: Mapping[str, Named]) -> None:
-    """Know these names, and none defined before, beside the installed adapters."""
+    """Define these names beside the installed adapters, and forget those defined before."""
     _named.clear()
     _named.update(named)
     adapter.cache_clear()
 
 
 def defined() -> Mapping[str, Named]:
-    """The names that `define` gave."""
+    """The names defined by `define`."""
     return dict(_named)
 
 
 def resolve(spec: Spec) -> Spec:
-    """The installed adapter behind `spec`, and all options that it gets."""
+    """The installed adapter behind `spec`, with all its options."""
     named = _named.get(spec.name)
     if named is None:
         return spec
@@ -96,7 +91,7 @@ def resolve(spec: Spec) -> Spec:
 
 
 def environment(spec: Spec) -> Mapping[str, str | None]:
-    """Variables that the process of `spec` must have; None is one that it must not have."""
+    """Variables for the process of `spec`; None unsets one."""
     named = _named.get(spec.name)
     return {} if named is None else dict(named.environment)
 
@@ -107,9 +102,9 @@ def _installed() -> dict[str, str]:
 
 
 def _entry(name: str) -> EntryPoint | None:
-    """The entry point called `name`; ours where another distribution has one of the same name."""
-    found = [e for e in entry_points(group=GROUP) if e.name == name]
-    return next((e for e in found if _is_ours(e)), found[0] if found else None)
+    """The entry point called `name`; ours if several distributions have one."""
+    entries = [e for e in entry_points(group=GROUP) if e.name == name]
+    return next((e for e in entries if _is_ours(e)), entries[0] if entries else None)
 
 
 def _is_ours(entry: EntryPoint) -> bool:
@@ -119,7 +114,7 @@ def _is_ours(entry: EntryPoint) -> bool:
 
 
 def third_party(spec: Spec) -> bool:
-    """Whether the adapter behind `spec` came with another distribution than this one; nothing of it is imported."""
+    """Whether another distribution provides the adapter behind `spec`; does not import it."""
     name = resolve(spec).name
     entry = None if name in _provided else _entry(name)
     return entry is not None and not _is_ours(entry)
@@ -152,8 +147,8 @@ def adapter(name: str) -> type[Backend]:
         cls = entry.load()
     except KeyboardInterrupt:
         raise
-    except BaseException as e:  # a broken adapter may not be in the way of the others
-        why = str(e) if isinstance(e, (ImportError, OSError)) else said(e)
+    except BaseException as e:  # a broken adapter must not break the others
+        why = str(e) if isinstance(e, (ImportError, OSError)) else error_text(e)
         raise UnavailableError(f"{name}: its adapter {entry.value} cannot be imported: {why}") from e
     faults = [f"{name}: {f}" for f in class_faults(cls, entry.value)]
     if faults:
@@ -185,8 +180,7 @@ def create(spec: Spec) -> Backend:
     except (ConformanceError, KeyboardInterrupt):
         raise
     except BaseException as e:  # as where it is imported
-        sentence = (
-            f"{spec}: its constructor raised {said(e)}; it must do without arguments, and raise UnavailableError where "
-            "the machine lacks what it needs"
-        )
-        raise UnavailableError(sentence) from e
+        raise UnavailableError(
+            f"{spec}: its constructor raised {error_text(e)}; it must do without arguments, and raise UnavailableError "
+            "where the machine lacks what it needs"
+        ) from e

@@ -1,4 +1,4 @@
-"""What a stranger's code gives back, made plain: only what JSON can hold, of a size that a report can hold."""
+"""Turn what an adapter returns into strict JSON of a bounded size, and into words for messages."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import BackendError
 
 MAX_TEXT = 8192
-"""Characters of a text that an adapter gives: a reason, a note, what an exception says."""
-SAID = 256
-"""Characters by which it may be longer: what is said around it, and that it was longer."""
+"""Characters of an adapter's text: a reason, a note, an exception's message."""
+_MARGIN = 256
+"""Characters by which it may be longer: for words around it, and for its size."""
 MAX_ENTRIES = 4096
-"""Entries of a list or mapping in one of its records."""
+"""Entries of a list or mapping."""
 MAX_DEPTH = 8
-"""Of lists and mappings in each other."""
-WORDS = 2000
-"""Characters of an error's message that are kept, most of them of its beginning."""
+"""Nesting of lists and mappings."""
+MAX_MESSAGE = 2000
+"""Characters of an error's message, most of them from its beginning."""
 
 
 def shortened(text: str) -> str:
-    """`text`, or its first `MAX_TEXT` characters and how many there are; what was shortened stays as it is."""
-    if len(text) <= MAX_TEXT + SAID:
+    """`text`, or its first `MAX_TEXT` characters and its size; stable when applied twice."""
+    if len(text) <= MAX_TEXT + _MARGIN:
         return text
     size = f"{len(text) / 1e6:.0f} MB" if len(text) >= 1e6 else f"{len(text) / 1e3:.0f} kB"
     return f"{text[:MAX_TEXT]}… ({size} in all)"
 
 
 def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
-    """`value`, which an adapter gave, as strict JSON of a bounded size: NumPy's numbers as numbers, long texts cut.
+    """An adapter's `value` as strict JSON of a bounded size: NumPy numbers become numbers, long texts are cut.
 
     Args:
         value: anything.
-        where: what it is called in an error.
-        depth: how deep it may be.
+        where: its name in an error.
+        depth: allowed nesting.
 
     Raises:
-        BackendError: it is no JSON, or there is too much of it.
+        BackendError: it is no JSON, or too large.
     """
     if _easy(value):
         return value
@@ -60,7 +60,7 @@ def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
 
 
 def _easy(value: object) -> bool:
-    """Whether it is strict JSON as most of it is: for speed alone."""
+    """Whether it is plain already: for speed alone."""
     kind = type(value)
     return kind is int or kind is bool or value is None or (kind is str and len(value) <= MAX_TEXT)  # type: ignore[arg-type]  # a str
 
@@ -82,30 +82,30 @@ def _number(value: object, where: str) -> JSON:
 
 
 def kind(value: object) -> str:
-    """What `value` is, in words."""
+    """The kind of `value`, in words."""
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} with shape {value.shape}"
     return "None" if value is None else f"a {type(value).__name__}"
 
 
 def shown(value: object) -> str:
-    """A key in a message: short, and on one line."""
+    """A key for a message: short, on one line."""
     return ascii(value[:40]) if isinstance(value, str) else kind(value)
 
 
-def clip(text: str, limit: int = WORDS) -> str:
-    """`text`, its middle left out where it is longer than `limit`."""
+def clip(text: str, limit: int = MAX_MESSAGE) -> str:
+    """`text` without its middle if it is longer than `limit`."""
     if len(text) <= limit:
         return text
     tail = limit // 4
     return f"{text[: limit - tail]} … ({len(text) - limit} characters left out) … {text[-tail:]}"
 
 
-def said(error: BaseException) -> str:
-    """An error in words: its type and, where it has one, its message."""
+def error_text(error: BaseException) -> str:
+    """An error's type and, if it has one, its message."""
     name = type(error).__name__
     try:
         text = " ".join(clip(str(error)).split()).rstrip(".")
-    except Exception:  # noqa: BLE001  # an adapter's own exception may fail to say anything
+    except Exception:  # noqa: BLE001  # an adapter's own exception may fail to format
         text = ""
     return f"{name}: {text}" if text else name

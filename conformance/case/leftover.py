@@ -1,4 +1,4 @@
-"""Temporary names beside a file that is written whole or not at all, and what killed processes left under them."""
+"""Temporary names for atomic writes, and the removal of files that killed processes left under such names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NAME = re.compile(re.escape(_PREFIX) + r"([0-9]{1,9})-.*")
 
 
 def prefix(folder: Path) -> str:
-    """How a temporary name in `folder` begins: with this process's number, so that a later one knows whose it was.
+    """The prefix of temporary names in `folder`; it contains this process's id.
 
-    The first time that a process asks for a folder, what dead processes left there is removed.
+    The first call for a folder removes what dead processes left there.
     """
     _sweep(folder.absolute(), os.getpid())
     return f"{_PREFIX}{os.getpid()}-"
@@ -24,11 +24,11 @@ def prefix(folder: Path) -> str:
 
 @cache
 def _sweep(folder: Path, pid: int) -> None:
-    del pid  # a fork asks for itself
+    del pid  # part of the cache key: a fork sweeps again
     with suppress(OSError):
         for path in folder.iterdir():
-            found = _NAME.fullmatch(path.name)
-            if found and not _lives(int(found[1])):
+            match = _NAME.fullmatch(path.name)
+            if match and not _lives(int(match[1])):
                 with suppress(OSError):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 

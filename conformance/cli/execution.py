@@ -17,9 +17,8 @@ from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable_lines
-from conformance.judge import asked as asking
-from conformance.judge.asked import Asked, Missing
-from conformance.judge.verdict import FAILURES, Result, Totals
+from conformance.judge.verdict import FAILURES, STOPPED, Missing, Request, Result, Totals, missing_lines
+from conformance.judge.verdict import INTERRUPTED as WHY_INTERRUPTED
 from conformance.report.journal import Journal, Partial
 from conformance.report.progress import Progress, Steps
 from conformance.report.record import interrupts_wait, record, write_json
@@ -105,7 +104,7 @@ class Execution:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
-        self._asked = Asked({str(s): [*(c.id for c in plan.read), *plan.ids.get(s, ())] for s in plan.backends[0]})
+        self._asked = Request({str(s): [*(c.id for c in plan.read), *plan.ids.get(s, ())] for s in plan.backends[0]})
         keeps = plan.json_path is not None and plan.journal is None
         self._partial = Partial(plan.json_path, self._asked) if plan.json_path and keeps else None
         if self._partial and self._partial.left:
@@ -131,9 +130,9 @@ class Execution:
         why, error = ENDED, None
         try:
             self._all()
-            why = asking.STOPPED if self._plan.most == 1 else f"stopped after {self._failures} failures"
+            why = STOPPED if self._plan.most == 1 else f"stopped after {self._failures} failures"
         except KeyboardInterrupt:
-            why = asking.INTERRUPTED
+            why = WHY_INTERRUPTED
             click.echo("interrupted; what ran is recorded", err=True)
         except ConformanceError as e:
             why, error = f"{ENDED}: {e}", e
@@ -143,7 +142,7 @@ class Execution:
         self._tell()
         if error is not None:
             fail(str(error))
-        code = INTERRUPTED if why == asking.INTERRUPTED else self._code()
+        code = INTERRUPTED if why == WHY_INTERRUPTED else self._code()
         if (broken := fault()) is not None:
             end(broken, f"; what ran is in {self._plan.json_path}" if self._plan.json_path else "")
         return code
@@ -192,7 +191,7 @@ class Execution:
             for case, result in zip(few, found, strict=True):
                 if not self._is_full():
                     self._say(case, result)
-                self._failures += asking.gating([result])
+                self._failures += result.fails_run
                 yield result
 
     def _made(self, case: Case | str) -> Case:
@@ -276,7 +275,7 @@ class Execution:
         if plan.shown.reasons:
             lines += _reasons(results)
         lines += waiving.report(*self._problems)
-        lines += asking.told(self._missing, sum(map(len, self._asked.cases.values())))
+        lines += missing_lines(self._missing, sum(map(len, self._asked.cases.values())))
         lines += self._asked.unproven(results, self._missing).values()
         if not results:
             lines.append("nothing was executed, so nothing is proven")

@@ -1,1 +1,1 @@
-"""Error budgets, comparing and verdicts."""
+"""Judge results: error budgets, comparison, verdicts, waivers."""

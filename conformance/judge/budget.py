@@ -4,21 +4,23 @@ The rows of the table stand in the declarations of the ops (`ggml.ops.op.Roundin
 
 The expected value is computed in the backend's *declared* arithmetic, so a budget covers rounding only: of float32
 sums and products, of a transcendental function, of the last store. `u` is float32's unit roundoff, 2^-24. Relative
-errors of one rounding have NMSE up to u^2; a float32 sum of K terms adds up to K u^2 where its errors are random.
-What was measured on right backends, and where a figure has another reason than rounding: docs/tolerances.md.
+errors of one rounding have NMSE up to u^2; a float32 sum of K terms adds up to K u^2 if its errors are random.
+docs/tolerances.md has measurements of right backends, and the budgets that have another reason than rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, sqrt
 
+from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.ops.matmul import PRODUCT
 from conformance.ggml.ops.op import DECLARATIONS, operand
+from conformance.ggml.quants.requant import weight_form
 from conformance.ggml.tensor import VIEW_OPS, Tensor, nelements
 
-from .arithmetic import changes
 from .compare import Difference
 
 U2 = 2.0**-48
@@ -29,7 +31,7 @@ HALF_U2 = 2.0**-22
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What is allowed of one tensor; both 0 mean equal to the bit."""
+    """The error allowed in one tensor; both 0: equal to the bit."""
 
     nmse: float
     element: float
@@ -37,7 +39,7 @@ class Budget:
     why: str = ""
 
     def used(self, d: Difference) -> float:
-        """The fraction of the budget that `d` takes: over 1 is wrong, Inf where nothing is allowed."""
+        """The fraction of the budget that `d` uses: over 1 is wrong, Inf if nothing is allowed."""
         if not d.raw:
             return 0.0
         if d.special or not self.nmse:
@@ -49,17 +51,16 @@ RAW = Budget(0.0, 0.0, "nothing is computed: equal to the bit")
 
 
 PEAK = 8.0
-"""One element may be off by the root of the allowed NMSE times this."""
+"""The error of one element may be this times the root of the allowed NMSE."""
 
 _STORE_ULP = {"f16": 2.0**-10, "bf16": 2.0**-7}
 """One unit in the last place of a narrow float, relative to its value."""
 
 
 _PRODUCTS = {"f16": HALF_U2, "bf16": 2.0**-18}
-"""Squared unit roundoff of what a device rounds the operands of products to."""
-
+"""Type that a device rounds the operands of products to -> its squared unit roundoff."""
 ROUNDED = {to: PRODUCT * unit for to, unit in _PRODUCTS.items()}
-"""`Arithmetic.products` -> NMSE which rounding its operands is allowed to make in one matrix product."""
+"""`Arithmetic.products` -> NMSE that rounding its operands may add to one matrix product."""
 
 
 def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True) -> Budget:
@@ -67,9 +68,9 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
 
     Args:
         node: the node that was computed.
-        arithmetic: in which the expected value was computed.
-        same: whether the backend computes in that arithmetic too. Where it does not, a node that `arithmetic` changes
-            may also be off by what the change is worth.
+        arithmetic: of the expected value.
+        same: the backend computes in that arithmetic too. If not, a node that `arithmetic` changes may also be off by
+            what the change is worth.
     """
     if node.op in VIEW_OPS or node.type.is_quantized or (node.type.dtype is not None and node.type.dtype.kind == "i"):
         return RAW
@@ -89,10 +90,10 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
 
 
 def _step(node: Tensor, arithmetic: Arithmetic) -> tuple[float, str]:
-    """NMSE left where both sides round on the way: a value near the middle of two may go either way on one of them."""
+    """NMSE that remains if both sides round: a value near the middle of two may go either way on one of them."""
     by = DECLARATIONS[node.op].rounding.by
     if by == "flash_attn" and operand(node, 2).type.name in arithmetic.flash_attn_sum:
-        return HALF_U2 / 2 + operand(node, 1).ne[1] * 1e-10, "a sum kept in F16"
+        return HALF_U2 / 2 + operand(node, 1).ne[1] * 1e-10, "a sum in F16"
     if by == "tables":
         return HALF_U2 * (1 / 64 + 4 / max(1, nelements(node))), "a table of F16"
     return 0.0, ""
@@ -103,9 +104,8 @@ _DISTANCE_QUANTISED = 5e-4
 
 
 def _distance(node: Tensor) -> tuple[float, str]:
-    """NMSE between the same node in two arithmetics, at least four times what was measured (docs/tolerances.md).
-
-    For quantised weights it is what ggml's own tests allow.
+    """NMSE between the same node in two arithmetics: at least four times the measured one (docs/tolerances.md), for
+    quantised weights what ggml's own tests allow.
     """
     by = DECLARATIONS[node.op].rounding.by
     if by == "rope":
@@ -120,7 +120,7 @@ def _distance(node: Tensor) -> tuple[float, str]:
 
 
 def stored(node: Tensor, nmse: float, element: float, why: str) -> Budget:
-    """The budget of these figures and what the type of the result can add: a value near a tie may go either way.
+    """A budget, widened by what storing in the type of the result adds: a value near a tie may go either way.
 
     One element in eight may, or four of a small tensor: a float32 factor near a short decimal (0.7) puts many products
     of BF16 on a tie.
@@ -133,5 +133,57 @@ def stored(node: Tensor, nmse: float, element: float, why: str) -> Budget:
 
 
 def free_running(nmse: float) -> Budget:
-    """The budget a trajectory states for itself when it runs freely against a recording."""
+    """The budget of a trajectory that runs freely against a recording and states this NMSE."""
     return Budget(nmse, 4 * PEAK * sqrt(nmse), "a whole trajectory run freely")
+
+
+def _type(node: Tensor, i: int) -> str:
+    src = node.src[i] if i < len(node.src) else None
+    return "" if src is None else src.type.name
+
+
+def _stores(node: Tensor, a: Arithmetic) -> bool:
+    return node.type.is_quantized and a.quantize != EXACT.quantize
+
+
+def _multiplies(node: Tensor, a: Arithmetic) -> bool:
+    return _type(node, 0) in a.mul_mat or _requantises(node, a)
+
+
+def _requantises(node: Tensor, a: Arithmetic) -> bool:
+    return bool(weight_form(node, a.weights, a.rows))
+
+
+def _attends(node: Tensor, a: Arithmetic) -> bool:
+    return _type(node, 1) in a.flash_attn or _type(node, 2) in a.flash_attn_sum
+
+
+def _looks_up(node: Tensor, a: Arithmetic) -> bool:
+    return str(node.params.op).replace("GEGLU", "GELU") in a.tables
+
+
+def _turns(_: Tensor, a: Arithmetic) -> bool:
+    return a.rope != EXACT.rope
+
+
+_CHANGES: dict[str, Callable[[Tensor, Arithmetic], bool]] = {
+    "quantize": _stores,
+    "mul_mat": _multiplies,
+    "rows": _requantises,
+    "flash_attn": _attends,
+    "tables": _looks_up,
+    "rope": _turns,
+}
+"""`Rounding.by` -> whether a node of such an op is computed in another way."""
+
+
+def changes(node: Tensor, arithmetic: Arithmetic) -> bool:
+    """Whether `arithmetic` may change `node`'s value by more than float32 rounding."""
+    declared = DECLARATIONS.get(node.op)
+    rule = _CHANGES.get(declared.rounding.by) if declared is not None else None
+    return rule is not None and rule(node, arithmetic.at(node))
+
+
+def touches(case: Case, arithmetic: Arithmetic) -> bool:
+    """Whether `arithmetic` changes any node of `case`; only then its expected values are computed a second time."""
+    return arithmetic != EXACT and any(changes(n, arithmetic) for s in case.steps for n in s.graph)

@@ -1,4 +1,4 @@
-"""How far one tensor's bytes are from the expected ones. Says how large an error is, not whether it is allowed."""
+"""Measure how far one tensor's bytes are from the expected ones."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.ggml.quants import quants
+from conformance.ggml import quants
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.types import GGMLType
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What was found of one tensor against what was expected of it."""
+    """The error of one tensor."""
 
     nmse: float = 0.0
-    """Energy of the error / energy of the *expected* values (finite ones); `inf` where the expected ones are all 0."""
+    """Energy of the error / energy of the *expected* finite values; `inf` if these are all 0."""
     element: float = 0.0
-    """Largest |error| of one element, relative to |expected| + the root mean square of all expected values but zeros:
-    those of a cache that is mostly empty say nothing of what a row in it may be off by."""
+    """Largest |error| / (|expected| + root mean square of the nonzero expected values). Zeros do not count, because a
+    cache may be mostly empty."""
     special: int = 0
-    """Elements where NaN, +Inf or -Inf was expected and something else came, or the other way round."""
+    """Elements where only one side is NaN, +Inf or -Inf, or they differ in which."""
     raw: int = 0
     """Elements (blocks, for block types) whose bytes differ."""
     count: int = 0
@@ -53,8 +53,8 @@ def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False
     Args:
         t: gives type and `ne`.
         expected: packed bytes.
-        found: packed bytes of the same size; another size counts as wholly wrong.
-        unordered: the order within a row says nothing (TOP_K).
+        found: packed bytes; those of another size are entirely wrong.
+        unordered: ignore the order within a row (TOP_K).
     """
     n = int(np.prod(t.ne))
     if expected.nbytes != found.nbytes:

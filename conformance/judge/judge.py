@@ -1,17 +1,231 @@
-"""Judging what a case gave against what it should have given: which tensor took how much of which budget."""
+"""Judge a case's values: what each tensor may be off by, and how much of that budget it used.
+
+A tensor that one node computed has that node's budget; one behind a chain of nodes, within a step or through caches,
+has the budget of the chain (`Chain`). There are two kinds of error. Float32 rounding is smooth: it passes through a
+node and grows a little. Rounding to a coarser type (activations to Q8_0, K to an F16 cache) is a staircase: two right
+backends whose values differ in the last bit may take different steps, and then round everything that follows
+independently. So a chain is either right to float32, or off by about what its roundings are worth; docs/tolerances.md
+has the measurements.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf, sqrt
 
-from conformance.case.case import Case
-from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.tensor import Bytes, Tensor
+from conformance.case.case import Case, writes_in_place
+from conformance.ggml.arithmetic import EXACT, Arithmetic
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import DECLARATIONS
+from conformance.ggml.tensor import Bytes, Tensor, computes
 
-from .budget import Budget, budget_of, free_running
-from .chain import Chain
+from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, changes, free_running, stored
 from .compare import Difference, compare
+
+_ACCUMULATE = 16.0
+"""Factor by which a chain may amplify the sum of its nodes' float32 roundings."""
+_INDEPENDENT = 4.0
+"""The same for independent coarse roundings; two of them differ by twice the energy of one."""
+
+_ACTIVATIONS = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q8_K": 1e-4, "int8xrow": 1e-4}
+"""Type that a node rounds its sources to -> NMSE that this adds to its result."""
+_OPERANDS = {to: allowed / _INDEPENDENT for to, allowed in ROUNDED.items()}
+"""`Arithmetic.products` -> NMSE that rounding both operands adds to a product: a chain allows as much as a node
+alone."""
+_DYNAMIC = 5e-5
+"""The same for activations in 8 bits, which such a device may use with block-quantised weights."""
+_CHOICES = frozenset({"ARGSORT", "TOP_K"})
+"""Ops that pick experts: if two router logits differ by less than the error of a rounded product, a token gets another
+expert and its row entirely different values. Few tokens do, so the NMSE stays bounded."""
+_CHOSEN = 0.1
+"""NMSE of a result of two tokens, one of which got another expert."""
+_STORED = {"f16": 1e-7, "bf16": 6e-6, "q8_0": 5e-5, "q8_1": 5e-5, "q5_0": 5e-4, "q5_1": 5e-4}
+_STORED_OTHER = 2e-3
+"""NMSE that storing in a type adds to values that differ slightly: with four bits, one step in 1 of 30 elements."""
+
+_BLOCK_STEP = {"q8_0": (1e-4, 0.1), "q8_1": (1e-4, 0.1)}
+_BLOCK_STEP_FEW_BITS = (1e-2, 1.0)
+_BLOCK_STEP_OTHER = (1e-2, inf)
+"""NMSE and largest element error of values one rounding apart after they are stored in blocks: a step or the block's
+scale may flip. Types of `_FEW_BITS` have plain steps; in the others one scale may move a whole super-block."""
+_FEW_BITS = frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"})
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """NMSE that nodes add: from float32 rounding, and from coarse rounding."""
+
+    smooth: float = 0.0
+    steps: float = 0.0
+
+    def __add__(self, other: Noise) -> Noise:
+        return Noise(self.smooth + other.smooth, self.steps + other.steps)
+
+    def __or__(self, other: Noise) -> Noise:
+        return Noise(max(self.smooth, other.smooth), max(self.steps, other.steps))
+
+    def __bool__(self) -> bool:
+        return self.smooth > 0 or self.steps > 0
+
+
+_NONE = Noise()
+
+
+class Chain:
+    """Follows a trajectory graph by graph and gives the budget of any tensor of the latest one."""
+
+    def __init__(self, arithmetic: Arithmetic, *, by_nodes: bool = False) -> None:
+        """Start before the first step.
+
+        Args:
+            arithmetic: of both sides.
+            by_nodes: each node is also judged by itself, so another choice of experts may be tolerated.
+        """
+        self._arithmetic = arithmetic
+        self._by_nodes = by_nodes
+        self._noise: dict[Tensor, Noise] = {}
+        self._carried: dict[Tensor, Noise] = {}
+        self._writers: dict[Tensor, list[Tensor]] = {}
+
+    def enter(self, graph: Graph) -> None:
+        """Go to the next step, which runs `graph`."""
+        self._leave()
+        self._noise, self._writers = {}, {}
+        noisy = {t for t, noise in self._carried.items() if noise}
+        for node in graph:
+            if not computes(node):
+                continue
+            fed = any(s is not None and s.root in noisy for s in node.src)
+            noise = _noise_of(node, self._arithmetic, fed=fed)
+            self._noise[node] = noise
+            if noise or fed:
+                noisy.add(node.root)
+            if writes_in_place(node):
+                self._writers.setdefault(node.root, []).append(node)
+
+    def budget(self, t: Tensor) -> Budget:
+        """The budget of `t`, an output of the step or a cache after it."""
+        reached, own, before = self._sum(t)
+        if len(reached) < 2 and not before:
+            return budget_of(reached[0] if reached else t, self._arithmetic)
+        budget = _budget(t, own + before)
+        if self._may_choose(reached):
+            return replace(budget, nmse=max(budget.nmse, _CHOSEN if self._by_nodes else 0.0), element=inf)
+        return budget
+
+    def stated(self, t: Tensor, stated: Budget) -> Budget:
+        """The budget of `t` against a recording made with float32 products, for which the case states a tolerance.
+
+        If the device rounds operands, the wider of `stated` and the chain's budget; behind a choice of experts also
+        what another expert is worth, since a recording's nodes are judged by themselves as well.
+        """
+        if self._arithmetic.products not in _OPERANDS:
+            return stated
+        budget = max(stated, self.budget(t), key=lambda b: b.nmse)
+        if self._may_choose(self._sum(t)[0]):
+            return replace(budget, nmse=max(budget.nmse, _CHOSEN), element=inf)
+        return budget
+
+    def beside(self, t: Tensor, worth: float) -> Budget:
+        """The budget of `t` against a recording, if the arithmetics of recorder and backend are `worth` that NMSE.
+
+        The chain's own rounding is added: independent errors add as roots at most.
+        """
+        own = self.budget(t)
+        if not worth:
+            return own
+        there = free_running(worth)
+        return Budget((sqrt(own.nmse) + sqrt(worth)) ** 2, own.element + there.element, there.why)
+
+    def _may_choose(self, reached: Iterable[Tensor]) -> bool:
+        return self._arithmetic.products in _OPERANDS and any(n.op in _CHOICES for n in reached)
+
+    def _leave(self) -> None:
+        """Carry the noise of caches to the next step: the worst of any step so far, never the sum.
+
+        Attention averages over what earlier steps stored, so errors do not accumulate from step to step.
+        """
+        left = dict(self._carried)
+        for root in self._writers:
+            if root in self._noise:
+                continue  # a node's own result, gone after the step
+            _, own, before = self._sum(root)
+            left[root] = left.get(root, _NONE) | own | before
+        self._carried = left
+
+    def _sum(self, t: Tensor) -> tuple[list[Tensor], Noise, Noise]:
+        """The nodes of the step that `t` depends on, their summed noise, and the noise of caches they read."""
+        reached = [n for n in self._reach(t) if n in self._noise or n in self._carried]
+        nodes = [n for n in reached if n in self._noise]
+        own = sum((self._noise[n] for n in nodes), _NONE)
+        before = _NONE
+        for n in reached:
+            before |= self._carried.get(n, _NONE)
+        return nodes, own, before
+
+    def _reach(self, t: Tensor) -> Iterator[Tensor]:
+        seen: set[Tensor] = set()
+        stack = [t]
+        while stack:
+            cur = stack.pop()
+            if cur in seen:
+                continue
+            seen.add(cur)
+            yield cur
+            stack.extend(s for s in (*cur.src, cur.view_src) if s is not None)
+            stack.extend(self._writers.get(cur, ()))
+
+
+def _noise_of(node: Tensor, arithmetic: Arithmetic, *, fed: bool) -> Noise:
+    """The noise that `node` adds; coarse roundings differ only if its sources already differ (`fed`)."""
+    arithmetic = arithmetic.at(node)
+    smooth = budget_of(node, replace(arithmetic, products=EXACT.products)).nmse
+    return Noise(smooth, _operands(node, arithmetic) + (_rounding(node, arithmetic) if fed else 0.0))
+
+
+def _operands(node: Tensor, arithmetic: Arithmetic) -> float:
+    if not DECLARATIONS[node.op].rounding.products or arithmetic.products not in _OPERANDS:
+        return 0.0
+    weights = node.src[0] if node.op in {"MUL_MAT", "MUL_MAT_ID"} else None
+    return _OPERANDS[arithmetic.products] + (_DYNAMIC if weights is not None and weights.type.is_quantized else 0.0)
+
+
+def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:
+    worth = 0.0
+    if changes(node, arithmetic):
+        to = ""
+        if node.op in {"MUL_MAT", "MUL_MAT_ID"}:
+            to = arithmetic.mul_mat.get(_type(node, 0), "")
+        elif node.op == "FLASH_ATTN_EXT":
+            to = arithmetic.flash_attn.get(_type(node, 1), "")
+        elif node.op in {"UNARY", "GLU"}:
+            to = "f16"
+        worth += _ACTIVATIONS.get(to, 0.0)
+    narrow = node.type.is_quantized or node.type.name in _STORED
+    data = node.src[1:2] if node.op == "IM2COL" else node.src[:1]  # IM2COL does not read the kernel, its src[0]
+    if narrow and any(s is not None and s.type is not node.type for s in data):
+        worth += _STORED.get(node.type.name, _STORED_OTHER)
+    return worth
+
+
+def _type(node: Tensor, i: int) -> str:
+    src = node.src[i]
+    return "" if src is None else src.type.name
+
+
+def _budget(t: Tensor, noise: Noise) -> Budget:
+    smooth, steps = _ACCUMULATE * noise.smooth, _INDEPENDENT * noise.steps
+    nmse = smooth + steps
+    if not nmse:
+        return RAW
+    why = "a chain of nodes" if not steps else "a chain of nodes, some of which round"
+    element = 4 * PEAK * sqrt(smooth) + PEAK * sqrt(steps)
+    if not t.type.is_quantized:
+        return stored(t, nmse, element, why)
+    other = _BLOCK_STEP_FEW_BITS if t.type.name in _FEW_BITS else _BLOCK_STEP_OTHER
+    floor, step = _BLOCK_STEP.get(t.type.name, other)
+    return Budget(max(nmse, floor), element + step, f"{why}, stored in blocks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +239,14 @@ class Judged:
 
     @property
     def used(self) -> float:
-        """Fraction of the budget taken; over 1 is wrong."""
+        """Fraction of the budget used; over 1 is wrong."""
         return self.budget.used(self.difference)
 
 
 def judge_node(
     node: Tensor, expected: Bytes, found: Bytes, arithmetic: Arithmetic, *, step: int = 0, same: bool = True
 ) -> Judged:
-    """Judge one node's value, all its sources being right; `arithmetic` and `same` as in `budget_of`."""
+    """Judge one node's value, given right sources; `arithmetic` and `same` as in `budget_of`."""
     difference = compare(node, expected, found, unordered=node.op == "TOP_K")
     return Judged(step, node, difference, budget_of(node, arithmetic, same=same))
 
@@ -48,17 +262,15 @@ def judge_step(
 ) -> Iterator[Judged]:
     """Judge outputs and caches after step `k`.
 
-    A tensor that one node alone computed has that node's budget; one that a chain computed has the chain's.
-
     Args:
-        case: says how far a trajectory may be off where it states a tolerance.
-        k: which step.
+        case: may state a tolerance.
+        k: index of the step.
         expected: packed bytes of outputs and caches.
-        found: the same of the backend.
-        arithmetic: in which `expected` was computed.
-        chain: has followed the steps before; none where this one started from right caches.
-        worth: of a recording, NMSE that the arithmetics of both sides are worth in a tensor of this step; what the case
-            states is the least that is allowed.
+        found: the backend's packed bytes.
+        arithmetic: of `expected`.
+        chain: has followed the steps before; None if this step started from right caches.
+        worth: for a recording, tensor -> NMSE that the arithmetics of both sides are worth; the tolerance that the case
+            states is a minimum.
     """
     chain = chain or Chain(arithmetic)
     chain.enter(case.steps[k].graph)
@@ -79,10 +291,7 @@ def judge_trajectory(
     *,
     by_nodes: bool = False,
 ) -> Iterator[Judged]:
-    """Judge every step of a free run, in which errors feed back through the caches.
-
-    Arguments are those of `judge_step`, and `by_nodes` that of `Chain`.
-    """
+    """Judge every step of a free run, in which errors feed back through caches; arguments as `judge_step`, `Chain`."""
     chain = Chain(arithmetic, by_nodes=by_nodes)
     for k, (want, got) in enumerate(zip(expected, found, strict=True)):
         yield from judge_step(case, k, want, got, arithmetic, chain, None if worth is None else worth[k])

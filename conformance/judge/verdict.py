@@ -1,9 +1,12 @@
-"""Verdicts, and the record of one case on one backend. The list of verdicts is closed."""
+"""Verdicts, the record of one case on one backend, and the cases that a run requested but got no result for."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, fields
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from math import isfinite
 from typing import Any
 
@@ -14,22 +17,22 @@ from conformance.ggml.text import printable
 
 
 class Verdict(str, enum.Enum):
-    """What became of a case on a backend."""
+    """The outcome of a case on a backend; the list is closed."""
 
     PASS = "PASS"  # noqa: S105  # a verdict, no password
-    """Every output and cache of every step within its budget."""
+    """Every output and cache of every step is within its budget."""
     FAIL = "FAIL"
     """It ran, and numbers are wrong."""
     UNSUPPORTED = "UNSUPPORTED"
-    """The backend said no through supports_op; its reason is kept."""
+    """The backend refused it through supports_op; the detail has its reason."""
     OVERCLAIM = "OVERCLAIM"
-    """The backend said yes through supports_op and then could not."""
+    """The backend accepted it through supports_op and then failed."""
     CRASH = "CRASH"
     """The process that ran it died."""
     TIMEOUT = "TIMEOUT"
     """It did not answer in time."""
     VACUOUS = "VACUOUS"
-    """It ran, but not on the path the case demands, or nothing independent was there to check it against."""
+    """It ran, but not on the path that the case demands, or there was nothing independent to check it against."""
     XFAIL = "XFAIL"
     """Failed as a waiver says it does."""
     XPASS = "XPASS"
@@ -40,10 +43,10 @@ class Verdict(str, enum.Enum):
 
 
 FAILURES = frozenset({Verdict.FAIL, Verdict.OVERCLAIM, Verdict.CRASH, Verdict.TIMEOUT, Verdict.VACUOUS, Verdict.XPASS})
-"""Verdicts that make a run fail."""
+"""Verdicts that fail a run."""
 
 EXECUTED = frozenset(set(Verdict) - {Verdict.UNSUPPORTED})
-"""Verdicts of cases that a backend was given to run."""
+"""Verdicts of cases that ran on a backend."""
 
 
 @dataclass(slots=True)
@@ -54,12 +57,12 @@ class Result:
     backend: str
     verdict: Verdict
     budget_used: float | None = None
-    """Largest fraction of an error budget that any checked tensor used; over 1 fails. None where nothing was checked,
-    Inf (null in JSON) where no budget allows the difference at all."""
+    """Largest fraction of its budget that a checked tensor used; over 1 fails. None if nothing was checked, Inf (null
+    in JSON) if a budget of 0 was exceeded."""
     nmse: float | None = None
-    """Largest NMSE of any checked tensor against what the backend's declared arithmetic gives."""
+    """Largest NMSE of a checked tensor, against the reference in the backend's declared arithmetic."""
     nmse_exact: float | None = None
-    """The same against the exact value, where the declared arithmetic is another."""
+    """The same against the exact value, if the declared arithmetic differs."""
     seconds: float = 0.0
     """Wall time of the backend's part."""
     steps: int = 0
@@ -67,15 +70,20 @@ class Result:
     witness: dict[str, JSON] | None = None
     first_divergence: dict[str, JSON] | None = None
     """`step`, `node` (index), `op`, `name`, `index`, `expected`, `found`, `nmse`, `budget` of the first wrong node;
-    `kind` is `graph` where it is wrong though each node by itself is right, `node` otherwise."""
+    `kind` is `graph` if every node is right by itself, else `node`."""
     saved: str | None = None
     """The case file that reproduces it."""
     fresh: bool = False
-    """Whether the case was made of a seed that nobody knew before: it is filed, and never fails a run."""
+    """The case has a new random seed: a failure is filed, but does not fail the run."""
     waived: str | None = None
     """Its verdict before a waiver made it XFAIL or XPASS."""
     detail: str = ""
-    """The story in a sentence: a reason, an abort text, a divergence."""
+    """A sentence: a reason, an abort text, a divergence."""
+
+    @property
+    def fails_run(self) -> bool:
+        """Whether it makes the run fail."""
+        return self.verdict in FAILURES and not self.fresh
 
     def to_json(self) -> dict[str, JSON]:
         """The record as strict JSON (no NaN, no Inf)."""
@@ -100,12 +108,12 @@ def _strict(value: Any) -> JSON:  # noqa: ANN401  # whatever a record holds
         return [_strict(v) for v in value]
     if value is None or isinstance(value, (bool, int, str)):
         return value
-    return f"({type(value).__name__})"  # no result may cost a run its record
+    return f"({type(value).__name__})"  # a bad value must not cost a run its record
 
 
 @dataclass(slots=True)
 class Totals:
-    """How many of each verdict."""
+    """The number of results per verdict."""
 
     counts: dict[Verdict, int] = field(default_factory=lambda: dict.fromkeys(Verdict, 0))
     filed: int = 0
@@ -118,24 +126,111 @@ class Totals:
 
     @property
     def executed(self) -> int:
-        """Cases that a backend was given to run."""
+        """Cases that ran."""
         return sum(n for v, n in self.counts.items() if v in EXECUTED)
 
     @property
     def failed(self) -> int:
-        """Cases whose verdict fails the run."""
+        """Cases that fail the run."""
         return sum(n for v, n in self.counts.items() if v in FAILURES) - self.filed
 
     def exit_code(self) -> int:
-        """0 fine, 1 conformance failures, 3 nothing executed."""
+        """0: success; 1: failures; 3: nothing executed."""
         if self.failed:
             return 1
         return 0 if self.executed else 3
 
     def to_json(self) -> dict[str, int]:
-        """Every verdict with its count, zeros included, and what was executed."""
+        """The count of every verdict, and of executed cases."""
         return {**{v.value: n for v, n in self.counts.items()}, "executed": self.executed}
 
     def __str__(self) -> str:
-        said = ", ".join(f"{n} {v}" for v, n in self.counts.items() if n) or "nothing ran"
-        return f"{said} ({self.filed} of fresh cases, filed)" if self.filed else said
+        text = ", ".join(f"{n} {v}" for v, n in self.counts.items() if n) or "nothing ran"
+        return f"{text} ({self.filed} of fresh cases, filed)" if self.filed else text
+
+
+INTERRUPTED = "interrupted"
+STOPPED = "stopped at the first failure"
+SHOWN = 20
+"""Missing pairs that a terminal shows; a record holds all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A requested pair of backend and case without a result."""
+
+    backend: str
+    case: str
+    reason: str
+
+    def to_json(self) -> dict[str, JSON]:
+        """`{"backend", "case", "reason"}`."""
+        return asdict(self)
+
+
+class Request:
+    """The cases that a run requests of each backend, in order; a case may be requested twice."""
+
+    def __init__(self, cases: Mapping[str, Iterable[str]] | None = None) -> None:
+        self.cases: dict[str, list[str]] = {backend: list(ids) for backend, ids in (cases or {}).items()}
+
+    def to_json(self) -> dict[str, JSON]:
+        """Backend -> number of cases."""
+        return {backend: len(ids) for backend, ids in self.cases.items()}
+
+    def missing(
+        self, results: Iterable[Result], reason: str, reasons: Mapping[tuple[str, str], str] | None = None
+    ) -> list[Missing]:
+        """The pairs without a result.
+
+        Args:
+            results: of the run.
+            reason: why a pair has none, unless `reasons` says.
+            reasons: (backend, case), or (backend, "") for all its cases -> reason.
+        """
+        known = reasons or {}
+        counts = Counter((r.backend, r.case) for r in results)
+        missing = []
+        for backend, ids in self.cases.items():
+            for case in ids:
+                if counts[backend, case]:
+                    counts[backend, case] -= 1
+                else:
+                    why = known.get((backend, case)) or known.get((backend, "")) or reason
+                    missing.append(Missing(backend, case, why))
+        return missing
+
+    def unproven(self, results: Sequence[Result], missing: Sequence[Missing] = ()) -> dict[str, str]:
+        """Backend -> a sentence, for each backend with all its results on which nothing passed and nothing failed."""
+        totals = {backend: Totals() for backend, ids in self.cases.items() if ids}
+        for r in results:
+            if r.backend in totals:
+                totals[r.backend].add(r)
+        for m in missing:
+            totals.pop(m.backend, None)
+        return {
+            backend: f"{backend}: nothing passed of {_cases(len(self.cases[backend]))} asked: {t}, "
+            "so nothing is proven of it"
+            for backend, t in totals.items()
+            if not t.counts[Verdict.PASS] and not t.failed
+        }
+
+
+def missing_lines(missing: Sequence[Missing], requested: int, shown: int = SHOWN) -> Iterator[str]:
+    """Lines for a terminal: how many of the `requested` pairs are missing and why, and the first `shown` of them."""
+    if not missing:
+        return
+    yield f"{len(missing)} of {requested} cases asked have no result, so this run fails:"
+    for (backend, why), rows in groupby(missing, key=lambda m: (m.backend, m.reason)):
+        cases = [m.case for m in rows]
+        yield f"  {len(cases)} on {backend}: {why}"
+        yield from (f"    {case}" for case in cases[: max(0, shown)])
+        shown -= len(cases)
+        if shown < 0:
+            break
+    if shown < 0:
+        yield "    … and more; --json FILE lists them all"
+
+
+def _cases(n: int) -> str:
+    return "1 case" if n == 1 else f"{n} cases"

@@ -18,12 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from conformance.case import strictjson
+from conformance.case import strict
 from conformance.case.case import JSON
-from conformance.case.strictjson import Memory
+from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
-from conformance.judge.asked import Asked
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import Request, Result, Verdict
 from conformance.run.session.seeds import new_seed
 
 from .record import SCHEMA, header
@@ -173,7 +172,7 @@ class Journal:
 class Partial:
     """The results of a run as they come, in a file beside the one that it writes at its end and then removes this."""
 
-    def __init__(self, target: Path, asked: Asked) -> None:
+    def __init__(self, target: Path, asked: Request) -> None:
         """Begin the file; what an earlier run that was killed left in it is put aside, never overwritten.
 
         Args:
@@ -261,7 +260,7 @@ def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
     if not raw.startswith(_BEGINS):
         return None
     lines = raw.split(b"\n")[:-1]
-    rows = [strictjson.parse(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
+    rows = [strict.parse_json(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
     head = rows[0] if rows and isinstance(rows[0], dict) else {}
     asked = _cases_asked(head)
     found = [Result(r["case"], r["backend"], Verdict.PASS) for r in rows[1:] if _names_pair(r)]
@@ -274,7 +273,7 @@ def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
     }
 
 
-def _cases_asked(head: Mapping[str, JSON]) -> Asked:
+def _cases_asked(head: Mapping[str, JSON]) -> Request:
     said = head.get("asked")
     cases = said.get("cases") if isinstance(said, dict) else None
     if not isinstance(cases, dict) or not all(
@@ -284,7 +283,7 @@ def _cases_asked(head: Mapping[str, JSON]) -> Asked:
             "line 1", "what a run with --json was asked for expected (a journal of --journal is for the same "
             "`conform run` again, which goes on from there and writes --json)"
         )  # fmt: skip
-    return Asked(cases)
+    return Request(cases)
 
 
 def _names_pair(row: JSON) -> bool:

@@ -17,8 +17,7 @@ from pathlib import Path
 from conformance.case.case import JSON
 from conformance.case.leftover import prefix
 from conformance.ggml.errors import UsageError
-from conformance.judge.asked import Asked, Missing
-from conformance.judge.verdict import Result, Totals
+from conformance.judge.verdict import Missing, Request, Result, Totals
 from conformance.run.session.checkout import source
 from conformance.run.session.environment import environment
 
@@ -44,7 +43,7 @@ def record(
     unavailable: dict[str, str] | None = None,
     waivers: Sequence[str] = (),
     *,
-    asked: Asked | None = None,
+    asked: Request | None = None,
     missing: Sequence[Missing] = (),
     settings: JSON = None,
 ) -> dict[str, JSON]:

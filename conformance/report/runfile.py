@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.case import strictjson
+from conformance.case import strict
 from conformance.case.case import JSON
-from conformance.case.strictjson import Memory
+from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 
 from .journal import partial_body
@@ -74,8 +74,8 @@ def _parse(path: Path, raw: bytes) -> JSON:
     try:
         body = partial_body(raw, Memory(MAX_MEMORY, 0))
         if body is None:
-            body = strictjson.parse(memoryview(raw), Memory(MAX_MEMORY, 0), "the file")
-        strictjson.weigh(body, "the file")  # no deeper than any reader can follow
+            body = strict.parse_json(memoryview(raw), Memory(MAX_MEMORY, 0), "the file")
+        strict.weigh(body, "the file")  # no deeper than any reader can follow
     except CaseFileError as e:
         raise UsageError(f"{path}: a run file (written with --json) expected: {e}") from None
     if b"\\ud" in raw.lower():

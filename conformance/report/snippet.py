@@ -38,6 +38,8 @@ from conformance.case.case import Case, Step
 from conformance.ggml.graph import Graph
 from conformance.ggml.placement import Placement
 from conformance.ggml.tensor import Tensor, new_tensor
+from conformance.case.case import Placement
+from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import TYPES
 
 

@@ -16,8 +16,8 @@ from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Bytes, Tensor, computes
-from conformance.judge.chain import Chain
 from conformance.judge.compare import Difference, compare, values
+from conformance.judge.judge import Chain
 
 OPS = frozenset({"ARGSORT", "TOP_K"})
 

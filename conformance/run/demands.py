@@ -1,4 +1,4 @@
-"""Whether a witness says what a case demands; the grammar is `cgraph.demands`."""
+"""Whether a witness says what a case demands; the grammar is `case.demands`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic, Mixed
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.graph import Graph
-from conformance.judge.arithmetic import touches
+from conformance.judge.budget import touches
 from conformance.suite.batch import merge
 
 from .execute import StepValues, execute

@@ -22,9 +22,8 @@ from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb
 from conformance.judge.budget import RAW, Budget
-from conformance.judge.chain import Chain
 from conformance.judge.compare import compare
-from conformance.judge.judge import Judged
+from conformance.judge.judge import Chain, Judged
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.relations.claim import (
     BITS,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from conformance.backend.interface import Backend, Support, describe
 from conformance.backend.registry import Spec, resolve, third_party
-from conformance.backend.strict import clip, said
+from conformance.backend.strict import clip, error_text
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic
@@ -320,7 +320,7 @@ class Runner:
         except ConformanceError as e:
             return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {e}")
         except Exception as e:  # noqa: BLE001  # an arithmetic that nobody can compute in
-            return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {said(e)}")
+            return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {error_text(e)}")
         try:
             execution = execute(tested, case)
             result = self._judge(spec, case, expectation, execution)
@@ -518,7 +518,7 @@ def _failed(error: ConformanceError) -> Result:
 
 def _unjudged(error: Exception) -> Result:
     """What an adapter raises comes as a `ConformanceError`, so this is the suite's own."""
-    return Result("", "", Verdict.VACUOUS, detail=f"the suite itself could not judge it: {said(error)}")
+    return Result("", "", Verdict.VACUOUS, detail=f"the suite itself could not judge it: {error_text(error)}")
 
 
 def _file_name(case_id: str) -> str:

@@ -12,7 +12,7 @@ from backends.openvino.sources import src
 from conformance.backend.interface import DeviceInfo, Witness
 from conformance.backend.measure import Peak
 from conformance.backend.translating.dynamic import TracedPlan
-from conformance.backend.translating.engine import Prepared
+from conformance.backend.translating.engine import GraphState
 from conformance.backend.translating.plan import Plan, Role, Snapshot
 from conformance.case.case import Case
 from conformance.ggml.graph import Graph
@@ -53,7 +53,7 @@ class OpenVinoStateful(OpenVinoStateless):
         emitted = walk.run(self.emitters())
         if not emitted.results and not walk.sinks:
             return StatefulRequest(None, emitted, walk)
-        plan.settled()
+        plan.check_assumptions()
         served = "weight" in plan.roles.values()
         with Peak() as peak:
             compiled = self._compiler.model(walk.model(), served=served)
@@ -111,9 +111,9 @@ class StatefulSession(OpenVinoSession):
         found = super().compute(form.graph, inputs, form.outputs)
         return {t: found[own] for t, own in zip(outputs, form.outputs, strict=True)}
 
-    def _same(self, known: Prepared) -> bool:
+    def _same(self, state: GraphState) -> bool:
         """Always: `_form` has looked, and a graph that is another gets another form or is prepared again."""
-        del known
+        del state
         return True
 
     def _form(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Fused | str:
@@ -130,7 +130,7 @@ class StatefulSession(OpenVinoSession):
         found = logs(graph, roles, outputs) if "cache" in roles.values() else ""
         form = found if isinstance(found, str) else Fused(*fused(graph, found, outputs), found)
         self._forms[graph] = outputs, Snapshot(graph), form
-        self._prepared.pop(graph, None)
+        self._graphs.pop(graph, None)
         return form
 
     def witness(self) -> Witness:

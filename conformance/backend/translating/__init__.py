@@ -1,1 +1,1 @@
-"""What adapters that compile graphs share: plans, dynamic shapes, templates."""
+"""The base of backends that compile graphs: plans, templates, symbolic shapes."""

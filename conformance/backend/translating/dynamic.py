@@ -1,4 +1,4 @@
-"""Programs that serve all graphs of a template: compiled once as it came, and once more with symbols."""
+"""Programs for all graphs of a template: the first graph is compiled as it is, the next one with symbols."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .plan import Plan, Program
 from .sym import Assumption, assumptions
 
 LIFTS = 3
-"""How often a template is lifted before its graphs are compiled one by one: each time one more graph is known."""
+"""How often a template is lifted, each time with one more graph, before its graphs are compiled one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +24,26 @@ class TracedPlan(Plan):
     """A plan whose `ne`, `nb` and `view_offs` are symbolic; tensors are copies."""
 
     own: tuple[Tensor, ...]
-    """The tensors that it was copied from, in the order of `tensors`."""
+    """The original tensors, in the order of `tensors`."""
     bindings: tuple[int, ...]
-    """Of the graph that it was copied from."""
-    noted: Mapping[Assumption, None]
-    """What was decided by comparing, so far."""
+    """Of the original graph."""
+    assumptions: Mapping[Assumption, None]
+    """Comparisons so far."""
 
-    def settled(self) -> None:
-        """Nothing is compiled that the graph at hand could not use.
-
-        Raises:
-            UnfitError: a comparison came out other than it does in that graph.
-        """
-        for a in self.noted:
+    def check_assumptions(self) -> None:
+        """Raise UnfitError if a comparison came out differently than in the original graph."""
+        for a in self.assumptions:
             if not a.holds(self.bindings):
                 raise UnfitError(f"{a}, which does not hold for every graph of the template")
 
 
 class UnfitError(BackendError):
-    """A translation does not serve the graph that it was made for."""
+    """A translation does not fit the graph that it is for."""
 
 
 @dataclass(slots=True)
-class Known:
-    """What is known of one template."""
+class TemplateState:
+    """The state of one template."""
 
     graph: Graph
     """A copy of the first graph."""
@@ -60,13 +56,13 @@ class Known:
     row: tuple[int, ...] | None = None
     """Values of the first graph."""
     kinds: set[Hashable] = field(default_factory=set)
-    """`lift.kinds` of the graphs met."""
+    """`lift.kinds` of its graphs so far."""
     split: bool = False
-    """Whether graphs that it does not serve are looked up by their kinds, too."""
+    """Graphs that it does not serve have a `TemplateState` per kind."""
 
 
 class TemplateKey:
-    """All that a plan's key holds but values; its hash is taken once."""
+    """A plan's key without values; caches its hash."""
 
     __slots__ = ("_hash", "_parts")
 
@@ -87,7 +83,7 @@ class TemplateKey:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What of a plan can be known before it runs."""
+    """A plan's template and values."""
 
     template: TemplateKey
     row: tuple[int, ...]
@@ -103,39 +99,37 @@ class Fingerprint:
         return cls(TemplateKey(template), values(plan.tensors), kinds(plan.tensors))
 
 
-def lifted(known: Known, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]) -> Program | None:
-    """Lift the template of `plan`, whose values are `row`, so that it serves `plan` too, and compile it.
-
-    Returns:
-        None where that is not possible.
-    """
-    if known.reason or known.lifts >= LIFTS:
+def lift_program(
+    state: TemplateState, plan: Plan, row: tuple[int, ...], translate: Callable[[Plan], Program]
+) -> Program | None:
+    """Lift the template of `plan`, whose values are `row`, to serve `plan` too, and compile it; None if impossible."""
+    if state.reason or state.lifts >= LIFTS:
         return None
-    known.lifts += 1
-    inputs = [t for t in known.graph.tensors() if t.op == "NONE"]
+    state.lifts += 1
+    inputs = [t for t in state.graph.tensors() if t.op == "NONE"]
     try:
-        if known.template is None:
-            first = {t: plan.index[o] for t, o in zip(known.graph.tensors(), plan.tensors, strict=True)}
+        if state.template is None:
+            first = {t: plan.index[o] for t, o in zip(state.graph.tensors(), plan.tensors, strict=True)}
             given = [t for t in inputs if plan.roles.get(plan.tensors[first[t]]) == "input"]
-            template = lift([known.graph, plan.graph], given)
+            template = lift([state.graph, plan.graph], given)
         else:
-            template = known.template.refine(plan.graph)
-        with assumptions() as found:
-            program = translate(traced(template, plan, row, found))
+            template = state.template.refine(plan.graph)
+        with assumptions() as compared:
+            program = translate(traced(template, plan, row, compared))
     except UnfitError as e:
-        # one row where others have many is not as the others are: each kind for itself
-        known.split = len(known.kinds) > 1
-        known.reason = "" if known.split else str(e)
+        # a graph with one row differs from those with many: split by kind
+        state.split = len(state.kinds) > 1
+        state.reason = "" if state.split else str(e)
         return None
     except BackendError as e:
-        known.reason = str(e)
+        state.reason = str(e)
         return None
-    known.template, known.program = template.guarded(found), program
+    state.template, state.program = template.guarded(compared), program
     return program
 
 
-def traced(template: Template, plan: Plan, row: tuple[int, ...], noted: Mapping[Assumption, None]) -> TracedPlan:
-    """`plan` with symbols, in the numbers of the template's most general sample."""
+def traced(template: Template, plan: Plan, row: tuple[int, ...], compared: Mapping[Assumption, None]) -> TracedPlan:
+    """`plan` with symbols, with the numbers of the template's most generic sample."""
     graph = template.traced()
     tensors = graph.tensors()
     index = {t: i for i, t in enumerate(tensors)}
@@ -144,4 +138,4 @@ def traced(template: Template, plan: Plan, row: tuple[int, ...], noted: Mapping[
     bindings = template.solve(row)
     if bindings is None:
         raise UnfitError("no numbers of the template's symbols give this graph")
-    return TracedPlan(graph, tensors, index, roles, outputs, plan.key, tuple(plan.tensors), bindings, noted)
+    return TracedPlan(graph, tensors, index, roles, outputs, plan.key, tuple(plan.tensors), bindings, compared)

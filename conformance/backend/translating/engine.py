@@ -1,7 +1,7 @@
-"""The base of backends that translate a whole cgraph before anything runs: walk, emit, compile, bind.
+"""The base of backends that compile a whole cgraph before it runs.
 
-An adapter gives a table op -> emitter, a memory that holds persistent tensors, and `translate`, which turns a `Plan`
-into a `Program`. The engine makes the plan, keeps compiled programs by everything they depend on, and binds.
+An adapter provides a table op -> emitter, a memory for persistent tensors, and `translate`, which turns a `Plan` into a
+`Program`. The engine makes plans, caches programs by everything that they depend on, and runs them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
-from .dynamic import Fingerprint, Known, TemplateKey, lifted
+from .dynamic import Fingerprint, TemplateKey, TemplateState, lift_program
 from .lift import copied
 from .plan import AnyMemory, Emitter, Memory, Plan, Program, Role, Snapshot
 
@@ -29,34 +29,30 @@ class TranslatingBackend(Backend):
     """A backend that compiles graphs."""
 
     device: str = ""
-    """The device that a witness names until a program has said what executed."""
+    """The device in a witness until a program reports what executed."""
     capacity: ClassVar[int] = 16
-    """How many compiled programs are kept, those used last."""
+    """Size of the cache of compiled programs (least recently used out first)."""
     lifts: bool = False
-    """Whether `translate` takes plans with symbols, so that one program serves all graphs of a template."""
+    """`translate` accepts plans with symbols, so that one program serves all graphs of a template."""
 
     def __init__(self) -> None:
         self._programs: OrderedDict[Hashable, Program] = OrderedDict()
-        self._known: OrderedDict[Hashable, Known] = OrderedDict()
+        self._templates: OrderedDict[Hashable, TemplateState] = OrderedDict()
 
     @abstractmethod
     def emitters(self) -> Mapping[str, Emitter]:
-        """Op -> what translates it; view ops need none."""
+        """Op -> its emitter; view ops need none."""
 
     @abstractmethod
     def memory(self, case: Case) -> Memory:
-        """The case's persistent tensors, filled."""
+        """A memory with the case's persistent tensors."""
 
     @abstractmethod
     def translate(self, plan: Plan, memory: AnyMemory) -> Program:
-        """Walk, emit and compile.
-
-        Raises:
-            BackendError: the plan cannot be translated, or the device's compiler refused it.
-        """
+        """Translate and compile; BackendError if the plan cannot be translated or compiled."""
 
     def refuses(self, node: Tensor) -> str:
-        """Why the emitter of `node.op` cannot translate `node`; empty where it can."""
+        """Why the emitter of `node.op` cannot translate `node`; empty if it can."""
         del node
         return ""
 
@@ -70,7 +66,7 @@ class TranslatingBackend(Backend):
         return "weight" if self.bakes_weights(case) else "input"
 
     def supports_op(self, node: Tensor) -> Support:
-        """Yes for view ops and for every op of the table that `refuses` has nothing against."""
+        """Yes for view ops and for every op of the table unless `refuses` gives a reason."""
         if node.op in VIEW_OPS:
             return YES
         if node.op not in self.emitters():
@@ -82,60 +78,60 @@ class TranslatingBackend(Backend):
         """A session with the case's persistent tensors in the backend's memory."""
         return TranslatingSession(self, case)
 
-    def program(self, plan: Plan, memory: Memory) -> Served:
+    def program(self, plan: Plan, memory: Memory) -> Instance:
         """The program for `plan` alone."""
-        found = self._programs.get(plan.key)
-        if found is not None:
+        program = self._programs.get(plan.key)
+        if program is not None:
             self._programs.move_to_end(plan.key)
-            return Served(found, hit=True)
-        made = self._programs[plan.key] = self.translate(plan, memory)
+            return Instance(program, hit=True)
+        program = self._programs[plan.key] = self.translate(plan, memory)
         if len(self._programs) > self.capacity:
             self._programs.popitem(last=False)
-        return Served(made, hit=False)
+        return Instance(program, hit=False)
 
-    def served(self, plan: Plan, memory: Memory, fingerprint: Fingerprint) -> Served:
-        """A program for `plan`: of its template, if that was met before with other values."""
+    def instance(self, plan: Plan, memory: Memory, fingerprint: Fingerprint) -> Instance:
+        """A program for `plan`; that of its template, if the template occurred before with other values."""
         row = fingerprint.row
-        known = self._met(fingerprint.template, plan, fingerprint)
-        served = _instance(known, row)
-        if served is None and known.split:
-            known = self._met((fingerprint.template, fingerprint.kinds), plan, fingerprint)
-            served = _instance(known, row)
-        if served is not None:
-            return served
-        if known.row is None or row == known.row or plan.key in self._programs:
-            known.row = row
-            return replace(self.program(plan, memory), template=known.digest)
-        known.kinds.add(fingerprint.kinds)
-        lifted(known, plan, row, lambda traced: self.translate(traced, memory))
-        served = _instance(known, row)
-        if served is None:
-            return replace(self.program(plan, memory), template=known.digest, reason=known.reason)
-        return replace(served, hit=False)
+        state = self._state(fingerprint.template, plan, fingerprint)
+        instance = _instance(state, row)
+        if instance is None and state.split:
+            state = self._state((fingerprint.template, fingerprint.kinds), plan, fingerprint)
+            instance = _instance(state, row)
+        if instance is not None:
+            return instance
+        if state.row is None or row == state.row or plan.key in self._programs:
+            state.row = row
+            return replace(self.program(plan, memory), template=state.digest)
+        state.kinds.add(fingerprint.kinds)
+        lift_program(state, plan, row, lambda traced: self.translate(traced, memory))
+        instance = _instance(state, row)
+        if instance is None:
+            return replace(self.program(plan, memory), template=state.digest, reason=state.reason)
+        return replace(instance, hit=False)
 
-    def _met(self, key: Hashable, plan: Plan, fingerprint: Fingerprint) -> Known:
-        known = self._known.get(key)
-        if known is None:
+    def _state(self, key: Hashable, plan: Plan, fingerprint: Fingerprint) -> TemplateState:
+        state = self._templates.get(key)
+        if state is None:
             digest = fingerprint.template.digest()
-            known = self._known[key] = Known(copied(plan.graph), digest, kinds={fingerprint.kinds})
-            if len(self._known) > self.capacity:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
-        return known
+            state = self._templates[key] = TemplateState(copied(plan.graph), digest, kinds={fingerprint.kinds})
+            if len(self._templates) > self.capacity:
+                self._templates.popitem(last=False)
+        self._templates.move_to_end(key)
+        return state
 
     def close(self) -> None:
-        """Let the compiled programs go."""
+        """Free the compiled programs."""
         self._programs.clear()
-        self._known.clear()
+        self._templates.clear()
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """A program and what it is to be run with."""
+class Instance:
+    """A program, and the bindings to run it with."""
 
     program: Program
     hit: bool
-    """Whether it was there already."""
+    """The program existed already."""
     template: str = ""
     symbols: tuple[str, ...] = ()
     bindings: tuple[int, ...] = ()
@@ -143,31 +139,31 @@ class Served:
     """Why the template's graphs are compiled one by one, if they are."""
 
 
-def _instance(known: Known, row: tuple[int, ...]) -> Served | None:
+def _instance(state: TemplateState, row: tuple[int, ...]) -> Instance | None:
     """The lifted program of a template for the graph of these values."""
-    bindings = None if known.template is None else known.template.solve(row)
-    if known.template is None or known.program is None or bindings is None:
+    bindings = None if state.template is None else state.template.solve(row)
+    if state.template is None or state.program is None or bindings is None:
         return None
-    return Served(known.program, True, known.digest, known.template.symbols, bindings)
+    return Instance(state.program, True, state.digest, state.template.symbols, bindings)
 
 
 @dataclass(slots=True)
-class Prepared:
-    """What a session knows of a graph that it ran."""
+class GraphState:
+    """A session's data about a graph."""
 
     plan: Plan
     work: int
     """Nodes computed."""
-    seen: Snapshot
-    """The graph as it was."""
+    snapshot: Snapshot
+    """The graph when it was planned."""
     held: tuple[Tensor, ...]
-    """Persistent tensors that are inputs to its program."""
-    served: Served | None = None
+    """Persistent tensors that are inputs of its program."""
+    instance: Instance | None = None
     fingerprint: Fingerprint | None = None
 
 
 class TranslatingSession(Session):
-    """The engine: plans each step, finds or makes its program, binds and counts."""
+    """Plans each step, gets or compiles its program, runs it and counts."""
 
     def __init__(self, backend: TranslatingBackend, case: Case) -> None:
         self._backend = backend
@@ -183,38 +179,38 @@ class TranslatingSession(Session):
         self._reasons: dict[str, None] = {}
         self._templates: dict[TemplateKey, TemplateKey] = {}
         self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._latest: dict[TemplateKey, tuple[tuple[int, ...], Served]] = {}
-        """Per template, the values that were served last."""
+        self._latest: dict[TemplateKey, tuple[tuple[int, ...], Instance]] = {}
+        """Per template, the latest values and their program."""
         self._lifts = backend.lifts and len(case.steps) > 1
-        self._prepared: WeakKeyDictionary[Graph, Prepared] = WeakKeyDictionary()
+        self._graphs: WeakKeyDictionary[Graph, GraphState] = WeakKeyDictionary()
         if self._lifts:
             for step in case.steps:
                 self._prepare(step.graph, step.outputs)
 
     def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
-        """Make what a graph alone decides, before it runs."""
+        """Compute what depends on the graph alone."""
         self._plan(graph, outputs)
-        self._fingerprint(self._prepared[graph])
+        self._fingerprint(self._graphs[graph])
 
-    def _known(self, tensor: Tensor) -> None:
+    def _check(self, tensor: Tensor) -> None:
         if tensor not in self._persistent:
             raise UsageError(f"{tensor}: a persistent tensor of the session's case expected")
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor; programs with other weights inside no longer serve this session."""
-        self._known(tensor)
+        """Set the bytes of a persistent tensor; programs compiled with its old bytes no longer apply."""
+        self._check(tensor)
         self._memory.write(tensor, data)
         if self._digests.pop(tensor, None) is not None:
-            self._prepared.clear()
+            self._graphs.clear()
             self._latest.clear()
 
     def read(self, tensor: Tensor) -> Bytes:
         """The bytes of a persistent tensor."""
-        self._known(tensor)
+        self._check(tensor)
         return self._memory.read(tensor)
 
     def witness(self) -> Witness:
-        """Counts of all steps so far; the adapter adds what its device tells."""
+        """Counts of all steps so far; the adapter adds data of its device."""
         return self._witness
 
     def programs(self) -> Iterable[Program]:
@@ -224,58 +220,53 @@ class TranslatingSession(Session):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Plan, find or make the program, run it.
-
-        Raises:
-            BackendError: translation, compilation or execution failed.
-        """
+        """Plan, get or compile the program, run it; BackendError if any of these fails."""
         plan = self._plan(graph, outputs)
-        known = self._prepared.get(graph)
-        if known is None or known.plan is not plan:
-            known = self._made(plan)
-        served = known.served or self._serve(known)
-        if known.served is None:
-            known.served = served if served.hit else replace(served, hit=True)
-        given = inputs
-        if known.held:
-            given = {**inputs, **{t: self._memory.look(t) for t in known.held}}
-        served.program.bind(served.bindings)
-        found = served.program.run(plan, self._memory, given)
+        state = self._graphs.get(graph)
+        if state is None or state.plan is not plan:
+            state = self._graph_state(plan)
+        instance = state.instance or self._instance(state)
+        if state.instance is None:
+            state.instance = instance if instance.hit else replace(instance, hit=True)
+        if state.held:
+            inputs = {**inputs, **{t: self._memory.look(t) for t in state.held}}
+        instance.program.bind(instance.bindings)
+        values = instance.program.run(plan, self._memory, inputs)
         w = self._witness
-        w.path = "cached" if served.hit else "translated"
-        w.compiles += not served.hit
-        w.cache_hits += served.hit
-        w.nodes += known.work
-        w.template = served.template
-        w.symbols = dict(zip(served.symbols, served.bindings, strict=True))
-        if served.reason:
-            self._reasons[served.reason] = None
-        self._programs[id(served.program)] = served.program
-        return found
+        w.path = "cached" if instance.hit else "translated"
+        w.compiles += not instance.hit
+        w.cache_hits += instance.hit
+        w.nodes += state.work
+        w.template = instance.template
+        w.symbols = dict(zip(instance.symbols, instance.bindings, strict=True))
+        if instance.reason:
+            self._reasons[instance.reason] = None
+        self._programs[id(instance.program)] = instance.program
+        return values
 
-    def _made(self, plan: Plan) -> Prepared:
+    def _graph_state(self, plan: Plan) -> GraphState:
         held = tuple([t for t, r in plan.roles.items() if r == "input" and t in self._persistent])
-        return Prepared(plan, sum(computes(n) for n in plan.graph), Snapshot(plan.graph), held)
+        return GraphState(plan, sum(computes(n) for n in plan.graph), Snapshot(plan.graph), held)
 
-    def _serve(self, known: Prepared) -> Served:
-        if not self._lifts or type(known.plan) is not Plan:
-            return self._backend.program(known.plan, self._memory)
-        own = self._fingerprint(known)
+    def _instance(self, state: GraphState) -> Instance:
+        if not self._lifts or type(state.plan) is not Plan:
+            return self._backend.program(state.plan, self._memory)
+        own = self._fingerprint(state)
         latest = self._latest.get(own.template)
-        if latest is None or latest[0] is not own.row:  # mostly it is: n_kv grows by many cells at a time
-            served = self._backend.served(known.plan, self._memory, own)
-            latest = self._latest[own.template] = own.row, served if served.hit else replace(served, hit=True)
-            return served
+        if latest is None or latest[0] is not own.row:  # rare: n_kv grows by many cells at a time
+            instance = self._backend.instance(state.plan, self._memory, own)
+            latest = self._latest[own.template] = own.row, instance if instance.hit else replace(instance, hit=True)
+            return instance
         return latest[1]
 
-    def _fingerprint(self, known: Prepared) -> Fingerprint:
-        if known.fingerprint is None:
-            found = Fingerprint.of(known.plan)
-            # one object per template and per row of values, which is compared in no time
-            template = self._templates.setdefault(found.template, found.template)
-            row = self._rows.setdefault(found.row, found.row)
-            known.fingerprint = replace(found, template=template, row=row)
-        return known.fingerprint
+    def _fingerprint(self, state: GraphState) -> Fingerprint:
+        if state.fingerprint is None:
+            own = Fingerprint.of(state.plan)
+            # one object per template and per row of values, for fast comparison
+            template = self._templates.setdefault(own.template, own.template)
+            row = self._rows.setdefault(own.row, own.row)
+            state.fingerprint = replace(own, template=template, row=row)
+        return state.fingerprint
 
     def _digest(self, tensor: Tensor) -> bytes:
         if tensor not in self._digests:
@@ -283,25 +274,25 @@ class TranslatingSession(Session):
         return self._digests[tensor]
 
     def _plan(self, graph: Graph, outputs: Sequence[Tensor]) -> Plan:
-        """The plan for `graph`; made once for equal outputs, as long as the graph stays what it is."""
-        known = self._prepared.get(graph)
+        """The plan for `graph`; the previous one if neither the graph nor the outputs changed."""
+        state = self._graphs.get(graph)
         wanted = tuple(outputs)
-        if known is None or known.plan.outputs != wanted or not self._same(known):
-            plan = self._planned(graph, wanted)
-            self._prepared[graph] = self._made(plan)
+        if state is None or state.plan.outputs != wanted or not self._same(state):
+            plan = self._new_plan(graph, wanted)
+            self._graphs[graph] = self._graph_state(plan)
             return plan
-        return known.plan
+        return state.plan
 
-    def _same(self, known: Prepared) -> bool:
-        """Whether its graph is still what was planned."""
-        return known.seen.shows(known.plan.graph)
+    def _same(self, state: GraphState) -> bool:
+        """Whether its graph is unchanged since it was planned."""
+        return state.snapshot.shows(state.plan.graph)
 
-    def _planned(self, graph: Graph, wanted: tuple[Tensor, ...]) -> Plan:
+    def _new_plan(self, graph: Graph, wanted: tuple[Tensor, ...]) -> Plan:
         tensors = graph.tensors()
         index = {t: i for i, t in enumerate(tensors)}
-        made = set(graph.nodes)
+        nodes = set(graph.nodes)
         roles: dict[Tensor, Role] = {
-            t: self._roles.get(t, "input") for t in tensors if t.view_src is None and t not in made
+            t: self._roles.get(t, "input") for t in tensors if t.view_src is None and t not in nodes
         }
         parts = tuple(
             (
@@ -314,7 +305,7 @@ class TranslatingSession(Session):
                 t.flags & FLAG_COMPUTE,
                 t.view_src and index[t.view_src],
                 tuple(None if s is None else index[s] for s in t.src),
-                t in made,
+                t in nodes,
                 roles.get(t),
                 self._digest(t) if roles.get(t) == "weight" else None,
             )
@@ -323,7 +314,7 @@ class TranslatingSession(Session):
         return Plan(graph, tensors, index, roles, wanted, (parts, tuple(index[t] for t in wanted)))
 
     def close(self) -> None:
-        """Let the session's programs go; the backend keeps those used last."""
+        """Forget the session's programs; the backend's cache keeps the latest."""
         self._programs.clear()
-        self._prepared.clear()
+        self._graphs.clear()
         self._latest.clear()

@@ -1,9 +1,9 @@
-"""What the numbers of a graph are made of: which are free, and how the others follow from them.
+"""Find symbols for the numbers of several graphs of one template, and the expressions that give all other numbers.
 
-Several graphs of one template are looked at together. Values that differ, and every extent above 1 of an input, become
-symbols. Layouts of ops follow by running the op's rule on symbols. What an op leaves to its caller (`ne`, `nb` and
-offset of a view, `ne` of a reshape …) is looked for among the numbers known already: the parent's strides and extents,
-products of them, symbols, symbols times or plus a constant; only then it becomes a symbol of its own.
+Numbers that differ between the graphs, and every extent above 1 of an input, become symbols. The layout of most ops
+follows from running the op's rule on symbols. What an op leaves to its caller (`ne`, `nb` and offset of a view, `ne` of
+a reshape …) is searched among known numbers: strides and extents of the parent, products of them, symbols, symbols
+times or plus a constant; only if none fits it becomes a symbol of its own.
 
 A wrong guess costs generality, never correctness: every number is checked against every graph, here and when a later
 graph is bound.
@@ -12,45 +12,286 @@ graph is bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import MAX_DIMS, Dims, Tensor
 
-from .learn import Learner
-from .sym import Expr, Op, Sym, Symbol, assumptions, expr_of, same
-from .symbols import SLOTS, Facts, Symbols, Vec, differs, even
+from .sym import Assumption, Expr, Op, Poly, Sym, Symbol, assumptions, derived, evaluate, expr_of, poly_of, same, symbol
 
+SLOTS = 9
+"""Numbers of one tensor in `lift.values`: ne, nb, view_offs."""
 ROUNDS = 16
-"""How often facts that the rules assert of inputs are put in before what is left is taken as it is."""
+"""How often new facts about inputs are applied before the last result stands."""
+Vec = tuple[int, ...]
+"""One number in each of the graphs."""
+Product = tuple[int, tuple[int, ...]]
+"""A factor and extents of inputs, by slot."""
+Relation = tuple[int, tuple[int, int, int]]
+"""The slot of an extent of an input; and the factor, slot of another extent, and summand that give it."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What one round learned about inputs for the next; slots are indices into `lift.values`."""
+
+    frozen: set[int] = field(default_factory=set)
+    """Extents of inputs that a rule fixes to a constant."""
+    denied: set[tuple[int, int]] = field(default_factory=set)
+    """(extent of a view, extent of an input): different, though their numbers are the same."""
+    merged: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """Extents of inputs that a rule ties to another: slot -> factor, the other's slot, summand."""
+    hints: dict[int, tuple[Product, ...]] = field(default_factory=dict)
+    """Extents of views that follow from what is copied into them, as sums of products."""
+
+    def count(self) -> int:
+        """The number of facts, which only grows."""
+        return len(self.frozen) + len(self.denied) + len(self.merged) + len(self.hints)
+
+
+class Symbols:
+    """The symbols found so far, and their values in every graph.
+
+    Args:
+        rows: `lift.values` of every graph.
+        n_tensors: number of tensors in a graph.
+        facts: what rules assert about inputs.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[int]], n_tensors: int, facts: Facts) -> None:
+        self.rows, self.facts = rows, facts
+        self.how: list[Expr] = []
+        """Per symbol, its value as an expression of slots."""
+        self.names: list[str] = []
+        """Per symbol, the field that introduced it."""
+        self.bindings: list[list[int]] = [[] for _ in rows]
+        """Per graph, the value of every symbol."""
+        self.slot_of: dict[int, int] = {}
+        """Symbol of an extent of an input -> its slot."""
+        self.guesses: dict[int, list[int]] = {}
+        """Symbol -> slots that got it only because they have its number in all graphs."""
+        self._views = SLOTS * n_tensors
+        self._inputs: dict[int, Sym] = {}
+
+    def vec(self, slot: int) -> Vec:
+        """The number in `slot` of every graph."""
+        return tuple(row[slot] for row in self.rows)
+
+    def at(self, n: int) -> Vec:
+        """The value of `n` in every graph; empty if a divisor is 0 in one of them."""
+        if not isinstance(n, Sym):
+            return (n,) * len(self.rows)
+        try:
+            return tuple([evaluate(n.expr, b) for b in self.bindings])
+        except ZeroDivisionError:
+            return ()
+
+    def fits(self, n: int, vec: Vec) -> bool:
+        """Whether `n` has the values `vec`."""
+        return n == vec[0] and self.at(n) == vec
+
+    def new(self, vec: Vec, how: Expr, name: str) -> Sym:
+        """Add a symbol, which `how` computes from a graph's slots."""
+        self.how.append(how)
+        self.names.append(name)
+        for b, v in zip(self.bindings, vec, strict=True):
+            b.append(v)
+        return symbol(len(self.how) - 1, vec[0])
+
+    def input(self, slot: int) -> int:
+        """The extent of an input: a symbol if above 1, unless a fact says otherwise."""
+        vec = self.vec(slot)
+        if max(vec) <= 1 or slot in self.facts.frozen:
+            return vec[0]
+        if slot in self.facts.merged:
+            times, other, plus = self.facts.merged[slot]
+            return self.input(other) * times + plus
+        if slot not in self._inputs:
+            known = self.known(vec, slot, exact=True) if differs(vec) else None
+            if isinstance(known, Sym):
+                return known
+            self._inputs[slot] = self.new(vec, Symbol(slot), f"tensors[{slot // SLOTS}].ne[{slot % SLOTS}]")
+            self.slot_of[len(self.how) - 1] = slot
+        return self._inputs[slot]
+
+    def known(self, vec: Vec, slot: int, *, exact: bool = False) -> int | None:
+        """`vec` as a constant, a symbol, a symbol times a constant or, for an extent, plus one; None if it is none.
+
+        A position plus a constant is not tried: from 255 to 256 tokens n_kv grows by 256, and so does the offset of a
+        row of 256 elements.
+        """
+        symbols = [tuple(b[k] for b in self.bindings) for k in range(len(self.how))]
+        if not differs(vec):
+            return self._constant(vec, slot, symbols)
+        for k, s in enumerate(symbols):
+            if s == vec:
+                return symbol(k, s[0])
+        return None if exact else self._linear(vec, slot, symbols)
+
+    def _constant(self, vec: Vec, slot: int, symbols: Sequence[Vec]) -> int:
+        for k, s in enumerate(symbols if vec[0] > 1 else ()):
+            if s == vec and (slot, self.slot_of.get(k, -1)) not in self.facts.denied:
+                self.guesses.setdefault(k, []).append(slot)
+                return symbol(k, vec[0])
+        return vec[0]
+
+    def _linear(self, vec: Vec, slot: int, symbols: Sequence[Vec]) -> int | None:
+        for k, s in enumerate(symbols):
+            if differs(s) and all(x > 0 and v % x == 0 for v, x in zip(vec, s, strict=True)) and vec[0] > 0:
+                times = {v // x for v, x in zip(vec, s, strict=True)}
+                if len(times) == 1:
+                    return symbol(k, s[0]) * times.pop()
+        for k, s in enumerate(symbols if self._is_extent(Symbol(slot)) else ()):
+            plus = {v - x for v, x in zip(vec, s, strict=True)}
+            if len(plus) == 1 and self._is_extent(self.how[k]):
+                return symbol(k, s[0]) + plus.pop()
+        return None
+
+    def _is_extent(self, how: Expr) -> bool:
+        """Whether `how` is the slot of an `ne`."""
+        return isinstance(how, Symbol) and how.index < self._views and how.index % SLOTS < MAX_DIMS
+
+    def free(self, slot: int, name: str) -> int:
+        """The number in `slot`: as `known`, else a new symbol."""
+        vec = self.vec(slot)
+        known = self.known(vec, slot)
+        return self.new(vec, Symbol(slot), name) if known is None else known
+
+
+def differs(vec: Vec) -> bool:
+    """Whether a number differs between graphs."""
+    return any(v != vec[0] for v in vec)
+
+
+def even(n: int) -> bool:
+    """Whether `n` is a polynomial of symbols, without `//` and `%`."""
+    return all(isinstance(x, Symbol) for atoms in poly_of(n) for x in atoms)
+
+
+class Learner:
+    """Turns what op rules assert in one round into facts for the next: fixed extents of inputs, and equal ones."""
+
+    def __init__(self, symbols: Symbols, index: Mapping[Tensor, int]) -> None:
+        self._symbols, self._index = symbols, index
+        self._equal: list[Relation] = []
+        self._bound: list[Relation] = []
+
+    def learn(self, t: Tensor, a: Assumption) -> None:
+        """Use that the rule of `t` found two numbers equal which differ as expressions."""
+        zero = derived(a.expr, self._symbols.bindings[0])
+        if set(self._symbols.at(zero)) != {0} or a.held is (a.op == "<"):
+            return
+        poly = self._unmodulo(poly_of(zero))
+        if a.op == "==" and t.op == "CPY" and self._hint(t):
+            return
+        linear = {atoms[0].index: n for atoms, n in poly.items() if len(atoms) == 1 and isinstance(atoms[0], Symbol)}
+        if len(linear) != sum(map(bool, poly)) or not linear.keys() <= self._symbols.slot_of.keys():
+            return
+        if len(linear) == 1 and a.op == "==":
+            self._freeze(t, *linear)
+        elif len(linear) == 2 and (a.op == "==" or sum(linear.values()) == 0):
+            self._relate(linear, poly.get((), 0), self._equal if a.op == "==" else self._bound)
+
+    def _freeze(self, t: Tensor, k: int) -> None:
+        """Symbol `k` must be constant; or, if a view before `t` got it only for its number, that guess was wrong."""
+        if differs(tuple(b[k] for b in self._symbols.bindings)):
+            return
+        guesses: dict[int, list[int]] = {}
+        for slot in self._symbols.guesses.get(k, ()):
+            guesses.setdefault(slot // SLOTS, []).append(slot)
+        seen = [t]
+        for x in seen:  # grows: breadth first, so the nearest come first
+            if self._index[x] in guesses:
+                self._symbols.facts.denied |= {(slot, self._symbols.slot_of[k]) for slot in guesses[self._index[x]]}
+                return
+            seen += [s for s in x.src if s is not None and s not in seen]
+        self._symbols.facts.frozen.add(self._symbols.slot_of[k])
+
+    def _relate(self, linear: dict[int, int], rest: int, to: list[Relation]) -> None:
+        """Of two symbols with `n * x + m * y + rest == 0`, derive one from the other; the later, if both are
+        possible.
+        """
+        for k, other in (sorted(linear, reverse=True), sorted(linear)):
+            if linear[k] in {1, -1}:
+                sign = -linear[k]
+                to.append((self._symbols.slot_of[k], (sign * linear[other], self._symbols.slot_of[other], sign * rest)))
+                return
+
+    def merge(self) -> bool:
+        """Accept relations between inputs as facts; equalities first, then bounds that are reached."""
+        return sum(self._merge(*r) for r in self._equal) > 0 or sum(self._merge(*r) for r in self._bound) > 0
+
+    def _merge(self, slot: int, relation: tuple[int, int, int]) -> bool:
+        merged, below = self._symbols.facts.merged, relation[1]
+        while below in merged:
+            below = merged[below][1]
+        if slot in merged or below == slot:
+            return False
+        merged[slot] = relation
+        return True
+
+    def _unmodulo(self, poly: Poly) -> Poly:
+        """`x - y` for `x % y`, if both are the same number in every graph: REPEAT by 1."""
+        atoms = next(iter(poly))
+        if len(poly) == 1 and len(atoms) == 1 and isinstance(atoms[0], Op) and atoms[0].op == "%":
+            x, y = (derived(e, self._symbols.bindings[0]) for e in (atoms[0].left, atoms[0].right))
+            if self._symbols.at(x) == self._symbols.at(y):
+                return poly_of(x - y)
+        return poly
+
+    def _hint(self, t: Tensor) -> bool:
+        """Derive an extent of the view that `t` copies into from its source."""
+        a, b = t.src[0], t.src[1]
+        if a is None or b is None or b.op != "VIEW":
+            return False
+        i, total = self._index[b], math.prod(a.ne)
+        for d in range(MAX_DIMS):
+            slot = SLOTS * i + d
+            rest = math.prod(b.ne[k] for k in range(MAX_DIMS) if k != d)
+            n = total // rest if rest else 0
+            if (
+                isinstance(n, Sym)
+                and even(n)
+                and slot not in self._symbols.facts.hints
+                and self._symbols.fits(n, self._symbols.vec(slot))
+            ):
+                atoms = {x for product in n.poly for x in product if isinstance(x, Symbol)}
+                if all(x.index in self._symbols.slot_of for x in atoms):
+                    self._symbols.facts.hints[slot] = tuple(
+                        (times, tuple(self._symbols.slot_of[x.index] for x in product if isinstance(x, Symbol)))
+                        for product, times in n.poly.items()
+                    )
+                    return True
+        return False
 
 
 def factor(
     tensors: Sequence[Tensor], rows: Sequence[Sequence[int]], inputs: Collection[int], offsets: dict[int, int]
 ) -> Symbols:
-    """Give every number of `tensors` its expression, in place.
+    """Replace every number of `tensors` by its expression, in place.
 
     Args:
         tensors: copies of the first graph's, each after its `src` and `view_src`.
         rows: `lift.values` of every graph.
-        inputs: places of the leaves that are filled for each run.
-        offsets: place of each VIEW -> slot of its offset from `src[0]`.
+        inputs: indices of the leaves that are filled for each run.
+        offsets: index of each VIEW -> slot of its offset from `src[0]`.
     """
     facts = Facts()
     plain = [(t.ne, t.nb, t.view_offs) for t in tensors]
     for _ in range(ROUNDS):
         before = facts.count()
-        done = Factoring(tensors, rows, inputs, offsets, facts)
-        done.run()
-        if facts.count() == before and not done.learner.merge():
+        last = Factoring(tensors, rows, inputs, offsets, facts)
+        last.run()
+        if facts.count() == before and not last.learner.merge():
             break
         for t, (ne, nb, offs) in zip(tensors, plain, strict=True):
             t.ne, t.nb, t.view_offs = ne, nb, offs
     else:
-        done = Factoring(tensors, rows, inputs, offsets, facts)
-        done.run()
-    return done.symbols
+        last = Factoring(tensors, rows, inputs, offsets, facts)
+        last.run()
+    return last.symbols
 
 
 class Factoring:
@@ -70,7 +311,7 @@ class Factoring:
         self.learner = Learner(self.symbols, self._index)
 
     def run(self) -> None:
-        """Inputs first, so that whatever follows can be found among their symbols."""
+        """Inputs first, so that other numbers can be found among their symbols."""
         for i in sorted(self._inputs):
             self._tensors[i].ne = _dims(self.symbols.input(SLOTS * i + d) for d in range(MAX_DIMS))
         for i, t in enumerate(self._tensors):
@@ -100,25 +341,25 @@ class Factoring:
         )
 
     def _derive(self, t: Tensor) -> None:
-        """The layout that the op's rule gives; and what it asserts on the way."""
+        """Set the layout by the op's rule, and learn from what the rule asserts."""
         rule = DECLARATIONS[t.op]
-        with assumptions() as found:
+        with assumptions() as asserted:
             try:
                 _, t.ne, t.nb, _, t.view_offs = rule.layout(t)
                 if rule.runs is not None:
                     rule.runs(t)
             except GraphError:
-                return  # no legal node: its numbers stay what they are, and are factored one by one
-        for a in found:
+                return  # no legal node: its numbers are factored one by one
+        for a in asserted:
             self.learner.learn(t, a)
 
     def _settle(self, i: int, t: Tensor) -> None:
-        """Replace every number that its expression does not give in every graph."""
-        found = [*t.ne, *t.nb, t.view_offs]
-        for k, n in enumerate(found):
+        """Replace every number whose expression does not fit every graph."""
+        row = [*t.ne, *t.nb, t.view_offs]
+        for k, n in enumerate(row):
             if not self.symbols.fits(n, self.symbols.vec(SLOTS * i + k)):
-                found[k] = self.symbols.free(SLOTS * i + k, f"tensors[{i}].{_FIELDS[k]}")
-        t.ne, t.nb, t.view_offs = _dims(found[:4]), _dims(found[4:8]), found[8]
+                row[k] = self.symbols.free(SLOTS * i + k, f"tensors[{i}].{_FIELDS[k]}")
+        t.ne, t.nb, t.view_offs = _dims(row[:4]), _dims(row[4:8]), row[8]
 
     def _split(self, i: int, a: Tensor) -> Dims:
         """`ne` of a reshape of `a`: dimensions that split or join those of `a` between common boundaries."""
@@ -176,9 +417,10 @@ class Factoring:
     def _extent(
         self, i: int, d: int, ne: Sequence[Vec], nb: Sequence[Vec], steps: Sequence[int | None], a: Tensor
     ) -> int:
-        """An extent of a view: its parent's at the same stride, what fills the next stride or the parent, a free one.
+        """An extent of a view: its parent's at the same stride, what fills the next stride or the parent, or a free
+        one.
 
-        The parent's only where the next stride is the parent's, too: a cache may be looked at transposed.
+        The parent's only if the next stride is the parent's too: a view of a cache may be transposed.
         """
         slot, step = SLOTS * i + d, steps[d]
         hint = self.symbols.facts.hints.get(slot)
@@ -201,18 +443,19 @@ class Factoring:
         return self.symbols.free(slot, f"tensors[{i}].ne[{d}]")
 
     def _stride(self, i: int, d: int, vec: Vec, steps: Sequence[int | None], extents: Sequence[int], a: Tensor) -> int:
-        """A stride of a view that is none of its parent's: the end of another dimension, or a multiple of a stride."""
+        """A stride of a view that its parent lacks: the end of another dimension, or a multiple of a stride."""
         inner = [s * n for s, n in zip(steps[:d], extents, strict=False) if s is not None]
         for n in (*reversed(inner), *(s * m for s, m in zip(a.nb, a.ne, strict=True)), *a.nb):
             if self.symbols.fits(n, vec):
                 return n
         if not differs(vec):
             return vec[0]
-        found = self._multiple(vec, a, SLOTS * i + 4 + d, f"tensors[{i}].nb[{d}]")
-        return self.symbols.free(SLOTS * i + 4 + d, f"tensors[{i}].nb[{d}]") if found is None else found
+        slot, name = SLOTS * i + 4 + d, f"tensors[{i}].nb[{d}]"
+        multiple = self._multiple(vec, a, slot, name)
+        return self.symbols.free(slot, name) if multiple is None else multiple
 
     def _offset(self, i: int, a: Tensor) -> int:
-        """Where a view starts in its parent: a number of the parent's strides, and the same rest in every graph."""
+        """The offset of a view in its parent: a multiple of the parent's strides plus a constant."""
         slot = self._offsets[i]
         vec = self.symbols.vec(slot)
         name = f"tensors[{i}].view_offs"
@@ -222,13 +465,11 @@ class Factoring:
                 if n:
                     total, rest = total + rest // int(n) * n, rest % int(n)
             return total + rest if self.symbols.fits(total + rest, vec) else vec[0]
-        found = self._multiple(vec, a, slot, name)
-        if found is not None:
-            return found
-        return self.symbols.new(vec, Symbol(slot), name)
+        multiple = self._multiple(vec, a, slot, name)
+        return self.symbols.new(vec, Symbol(slot), name) if multiple is None else multiple
 
     def _multiple(self, vec: Vec, a: Tensor, slot: int, name: str) -> int | None:
-        """`vec` as `k * nb + c`: the longest of `a`'s strides for which `c` is the same in every graph."""
+        """`vec` as `k * nb + c`, for the longest of `a`'s strides with the same `c` in every graph."""
         where = SLOTS * self._index[a] + 4
         for k in sorted(range(MAX_DIMS), key=lambda k: -int(a.nb[k])):
             unit = self.symbols.at(a.nb[k])

@@ -1,16 +1,15 @@
-"""Templates: what stays the same from one cgraph of a trajectory to the next, and the symbols that change.
+"""Templates: what stays the same between the cgraphs of a trajectory, and symbols for what changes.
 
 The template of a graph is its ops, `op_params`, types, flags, edges, roles, persistent tensors and outputs; its values
-are every `ne`, `nb` and `view_offs`. Two graphs of one template differ in values only, and not in kind: whether an
-extent is 0, 1 or more, and in what order the strides come, belongs to the template, so that broadcasting and
-permutation never change within one. Only how many rows GET_ROWS picks out of what was computed may be one or more: the
-last tokens of a batch whose results are wanted. `lift` finds symbols from which all values follow; a program compiled
-once with these as arguments serves each graph that `Template.bind` can bind. No tensor name is ever read.
+are every `ne`, `nb` and `view_offs`. Whether an extent is 0, 1 or more, and the order of strides, belong to the
+template, so that broadcasting and permutation never change within one. Exception: GET_ROWS may pick one or more rows of
+a computed tensor, the tokens of a batch whose results are wanted. `lift` finds symbols that determine all values; a
+program compiled with these as arguments serves each graph that `Template.bind` can bind. Tensor names are never read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
@@ -19,12 +18,11 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.views import view_offset
 from conformance.ggml.tensor import MAX_DIMS, Dims, Tensor, nelements
 
-from .factor import factor
+from .factor import SLOTS, factor
 from .sym import Assumption, Const, Expr, Sym, derived, evaluate, expr_of
-from .symbols import SLOTS
 
 OFFSET_PARAMS = 2
-"""A VIEW holds its offset from `src[0]` in so many `op_params`: values, unlike all others."""
+"""The first two `op_params` of a VIEW are its offset from `src[0]`: values, unlike all others."""
 
 
 def values(tensors: Sequence[Tensor]) -> tuple[int, ...]:
@@ -39,16 +37,11 @@ def values(tensors: Sequence[Tensor]) -> tuple[int, ...]:
 
 
 def structure(tensors: Sequence[Tensor], nodes: Collection[Tensor]) -> tuple[Hashable, ...]:
-    """What a template fixes of each tensor by itself.
-
-    Args:
-        tensors: `Graph.tensors()`; edges are places in it.
-        nodes: those that are nodes.
-    """
+    """What a template fixes of each tensor: `tensors` is `Graph.tensors()`, edges are indices into it."""
     index: dict[Tensor | None, int] = {t: i for i, t in enumerate(tensors)}
     index[None] = -1
-    made = nodes if isinstance(nodes, (set, frozenset)) else set(nodes)
-    loose = picked(tensors)
+    computed = set(nodes)
+    loose = row_selectors(tensors)
     return tuple(
         (
             t.op,
@@ -57,7 +50,7 @@ def structure(tensors: Sequence[Tensor], nodes: Collection[Tensor]) -> tuple[Has
             t.flags,
             index[t.view_src],
             tuple([index[s] for s in t.src]),
-            t in made,
+            t in computed,
             _kind(t.ne) if t not in loose else tuple([n > 0 for n in t.ne]),
             _order(t.nb),
         )
@@ -66,16 +59,16 @@ def structure(tensors: Sequence[Tensor], nodes: Collection[Tensor]) -> tuple[Has
 
 
 def kinds(tensors: Sequence[Tensor]) -> tuple[tuple[int, ...], ...]:
-    """What `structure` leaves open: of each tensor that `picked` names, which extents are 0, 1 or more."""
-    loose = picked(tensors)
+    """What `structure` leaves open: for each tensor of `row_selectors`, which extents are 0, 1 or more."""
+    loose = row_selectors(tensors)
     return tuple([_kind(t.ne) for t in tensors if t in loose])
 
 
-def picked(tensors: Sequence[Tensor]) -> set[Tensor]:
-    """Leaves that do nothing but say which rows of something computed GET_ROWS picks, and all that follows from it.
+def row_selectors(tensors: Sequence[Tensor]) -> set[Tensor]:
+    """Leaves used only to select rows of a computed tensor in GET_ROWS, and all tensors that depend on them.
 
-    Such rows are computed each for itself, so that one is no special case of many: where an op or an emitter makes it
-    one, guards find out.
+    Each row is computed by itself, so one row is no special case of many; if an op or an emitter treats it as one,
+    guards detect that.
     """
     ids: set[Tensor] = set()
     other: set[Tensor] = set()
@@ -83,12 +76,12 @@ def picked(tensors: Sequence[Tensor]) -> set[Tensor]:
         for i, s in enumerate(t.src):
             if s is not None and s.op == "NONE":
                 (ids if t.op == "GET_ROWS" and i == 1 and _is_computed(t.src[0]) else other).add(s)
-    found = {t for t in ids - other if t.view_src is None}
-    if found:
+    rows = {t for t in ids - other if t.view_src is None}
+    if rows:
         for t in tensors:
-            if t.view_src in found or not found.isdisjoint(t.src):
-                found.add(t)
-    return found
+            if t.view_src in rows or not rows.isdisjoint(t.src):
+                rows.add(t)
+    return rows
 
 
 def _is_computed(t: Tensor | None) -> bool:
@@ -104,39 +97,13 @@ def _order(nb: Dims) -> tuple[int, ...] | None:
     return None if nb[0] <= nb[1] <= nb[2] <= nb[3] else tuple(sorted(range(MAX_DIMS), key=nb.__getitem__))
 
 
-def template_key(
-    tensors: Sequence[Tensor],
-    roles: Mapping[Tensor, str],
-    digests: Mapping[Tensor, Hashable],
-    outputs: Iterable[Tensor],
-    nodes: Collection[Tensor] | None = None,
-) -> Hashable:
-    """Equal for two graphs exactly when they are of one template.
-
-    Args:
-        tensors: `Graph.tensors()`.
-        roles: leaf -> what it is to a program.
-        digests: tensor -> what identifies it beyond its place: of a weight that becomes part of a program, its bytes.
-        outputs: the tensors whose values are wanted, in order.
-        nodes: `Graph.nodes`; left out, all tensors with an op or a role of none.
-    """
-    made = [t for t in tensors if t.op != "NONE"] if nodes is None else nodes
-    index = {t: i for i, t in enumerate(tensors)}
-    return (
-        structure(tensors, made),
-        tuple([roles.get(t) for t in tensors]),
-        tuple([digests.get(t) for t in tensors]),
-        tuple([index[t] for t in outputs]),
-    )
-
-
 def lift(graphs: Sequence[Graph], inputs: Collection[Tensor]) -> Template:
-    """The template of `graphs`, with symbols from which the values of each of them follow.
+    """The template of `graphs`, with symbols that determine their values.
 
     Args:
         graphs: one or more of one template; the more they differ, the fewer coincidences become rules.
-        inputs: leaves of `graphs[0]` that are filled for each run: extents above 1 become symbols even where they are
-            the same in all graphs. Persistent tensors are not among them.
+        inputs: leaves of `graphs[0]` that are filled for each run, without persistent tensors: their extents above 1
+            become symbols even if all graphs have the same.
 
     Raises:
         UsageError: the graphs are not of one template.
@@ -151,10 +118,10 @@ def lift(graphs: Sequence[Graph], inputs: Collection[Tensor]) -> Template:
         rows.append(values(tensors))
     place = {t: i for i, t in enumerate(first)}
     nodes = tuple(place[t] for t in graphs[0].nodes)
-    return _lifted(kind, tuple(dict.fromkeys(rows)), frozenset(place[t] for t in inputs), _copies(first), nodes)
+    return _new_template(kind, tuple(dict.fromkeys(rows)), frozenset(place[t] for t in inputs), _copies(first), nodes)
 
 
-def _lifted(
+def _new_template(
     kind: tuple[Hashable, ...],
     rows: tuple[tuple[int, ...], ...],
     inputs: frozenset[int],
@@ -162,25 +129,25 @@ def _lifted(
     nodes: tuple[int, ...],
 ) -> Template:
     views = [i for i, t in enumerate(tensors) if t.op == "VIEW"]
-    found = factor(tensors, rows, inputs, {i: SLOTS * len(tensors) + k for k, i in enumerate(views)})
+    symbols = factor(tensors, rows, inputs, {i: SLOTS * len(tensors) + k for k, i in enumerate(views)})
     numbers = [n for t in tensors for n in (*t.ne, *t.nb, t.view_offs)]
     for i in views:
         a = tensors[i].src[0]
         numbers.append(tensors[i].view_offs - (a.view_offs if a is not None else 0))
     exprs = tuple(expr_of(n) for n in numbers)
     chances = list(dict.fromkeys(c for t in tensors for c in _coincidences(t)))
-    bindings = [tuple(b) for b in found.bindings]
+    bindings = [tuple(b) for b in symbols.bindings]
     always = tuple(c for c in chances if all(c.holds(b) for b in bindings))
-    # a program made from the graph with the fewest coincidences decides nothing by one
+    # compile from the graph with the fewest coincidences, so that the program depends on none
     generic = min(range(len(rows)), key=lambda k: sum(c.holds(bindings[k]) for c in chances))
     return Template(
-        tuple(found.names),
+        tuple(symbols.names),
         kind,
         rows,
         inputs,
         tuple(tensors),
         nodes,
-        tuple(found.how),
+        tuple(symbols.how),
         exprs,
         always,
         bindings[generic],
@@ -188,8 +155,8 @@ def _lifted(
 
 
 def _coincidences(t: Tensor) -> Iterable[Assumption]:
-    """What is not so by the expressions, but may be by the numbers: an extent of 1, no gap between two dimensions, the
-    whole root.
+    """Facts that may hold for a graph's numbers, not for the expressions: an extent of 1, no gap between dimensions, a
+    view of the whole root.
     """
     diffs = [n - 1 for n in t.ne]
     diffs += [t.nb[d] * t.ne[d] - t.nb[d + 1] for d in range(1, MAX_DIMS - 1) if t.ne[d + 1] > 1]
@@ -201,14 +168,14 @@ def _coincidences(t: Tensor) -> Iterable[Assumption]:
 
 
 def copied(graph: Graph) -> Graph:
-    """A copy of `graph` down to its leaves; `tensors()` has the same order."""
+    """A copy of `graph` with its leaves; `tensors()` has the same order."""
     tensors = graph.tensors()
     new = dict(zip(tensors, _copies(tensors), strict=True))
     return Graph(new[n] for n in graph)
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """`tensors` and the edges between them again."""
+    """Copies of `tensors` with the edges between them."""
     new = {t: Tensor(t.type, t.ne, t.nb, t.op, t.op_params, (), None, t.view_offs, t.flags, t.name) for t in tensors}
     for t, c in new.items():
         c.src = tuple(None if s is None else new[s] for s in t.src)
@@ -217,7 +184,7 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Pick:
-    """Some places of a tuple, taken at once."""
+    """Selects some items of a tuple, fast."""
 
     __slots__ = ("_get",)
 
@@ -232,32 +199,31 @@ class _Pick:
 
 @dataclass(frozen=True, eq=False)
 class Template:
-    """Graphs that differ in the values of `symbols` only."""
+    """Graphs that differ only in the values of `symbols`."""
 
     symbols: tuple[str, ...]
-    """Where each symbol was first seen: the place of a tensor in `Graph.tensors()` and one of its fields."""
+    """The field that introduced each symbol, such as `tensors[3].ne[1]` of `Graph.tensors()`."""
     structure: tuple[Hashable, ...]
     samples: tuple[tuple[int, ...], ...]
-    """`values` of the graphs it was lifted from."""
+    """`values` of the graphs that it was lifted from."""
     inputs: frozenset[int]
     tensors: tuple[Tensor, ...]
     """Copies of the first graph's, with symbols."""
     nodes: tuple[int, ...]
     how: tuple[Expr, ...]
-    """Each symbol out of `values`, which stand for the expression's symbols."""
+    """Each symbol as an expression of `values`."""
     exprs: tuple[Expr, ...]
-    """Each of `values` out of the symbols."""
+    """Each of `values` as an expression of the symbols."""
     guards: tuple[Assumption, ...]
-    """What must be so beyond the values themselves."""
+    """Comparisons that must come out the same."""
     generic: tuple[int, ...]
-    """Bindings of the graph with the fewest coincidences (a view that happens to be all of its root)."""
+    """Bindings of the sample with the fewest coincidences (such as a view of its whole root)."""
     fixed: _Pick = field(init=False)
     constants: tuple[int, ...] = field(init=False)
     moving: _Pick = field(init=False)
     distinct: tuple[Expr, ...] = field(init=False)
     where: _Pick = field(init=False)
-    """For `solve`: values that never change and what they are; those that do, and which of the distinct expressions
-    each of them is."""
+    """For `solve`: the constant values; the varying ones, and the index of each one's expression in `distinct`."""
 
     def __post_init__(self) -> None:
         moving = [k for k, e in enumerate(self.exprs) if not isinstance(e, Const)]
@@ -270,28 +236,26 @@ class Template:
         object.__setattr__(self, "where", _Pick([place[self.exprs[k]] for k in moving]))
 
     def bind(self, graph: Graph) -> tuple[int, ...] | None:
-        """The symbols' values in `graph`; None where it is no instance of the template."""
+        """The symbols' values in `graph`; None if it is no instance of the template."""
         tensors = graph.tensors()
         return self.solve(values(tensors)) if structure(tensors, graph.nodes) == self.structure else None
 
     def solve(self, row: tuple[int, ...]) -> tuple[int, ...] | None:
-        """`bind` for the `values` of a graph whose `template_key` is known to be the template's."""
+        """`bind` for the `values` of a graph that is known to have the template's structure, roles and outputs."""
         if len(row) != len(self.exprs) or self.fixed.of(row) != self.constants:
             return None
         try:
             bindings = tuple([evaluate(e, row) for e in self.how])
-            found = tuple([evaluate(e, bindings) for e in self.distinct])
-            if self.moving.of(row) != self.where.of(found) or not all(g.holds(bindings) for g in self.guards):
+            numbers = tuple([evaluate(e, bindings) for e in self.distinct])
+            if self.moving.of(row) != self.where.of(numbers) or not all(g.holds(bindings) for g in self.guards):
                 return None
         except ZeroDivisionError:
             return None
         return bindings
 
     def refine(self, graph: Graph) -> Template:
-        """The template lifted again with one more graph, for one that it does not bind.
-
-        Raises:
-            UsageError: `graph` is of another template.
+        """Lift again with one more graph, which this template does not bind; UsageError if it is of another
+        template.
         """
         tensors = graph.tensors()
         if structure(tensors, graph.nodes) != self.structure:
@@ -299,17 +263,16 @@ class Template:
         plain = _copies(self.tensors)
         _fill(plain, self.samples[0])
         rows = tuple(dict.fromkeys((*self.samples, values(tensors))))
-        return _lifted(self.structure, rows, self.inputs, plain, self.nodes)
+        return _new_template(self.structure, rows, self.inputs, plain, self.nodes)
 
     def guarded(self, assumptions: Iterable[Assumption]) -> Template:
-        """The same, held to what a walk over the traced graph decided by comparing (`sym.assumptions`)."""
+        """The same with more guards: what a walk over the traced graph compared (`sym.assumptions`)."""
         return replace(self, guards=tuple(dict.fromkeys((*self.guards, *assumptions))))
 
     def traced(self, graph: Graph | None = None) -> Graph:
-        """A copy of `graph` whose `ne`, `nb` and `view_offs` are `Sym` where they depend on symbols.
+        """A copy of `graph` (None: of the most generic sample, to compile from) with `Sym` for all varying numbers.
 
-        Without a graph the numbers are those of the sample with the fewest coincidences, which is the one to compile
-        from: what a program decides there holds for all. `tensors()` has the order of the original's.
+        `tensors()` has the order of the original's.
 
         Raises:
             UsageError: `graph` is no instance of the template.
@@ -317,20 +280,11 @@ class Template:
         bindings = self.generic if graph is None else self.bind(graph)
         if bindings is None:
             raise UsageError("an instance of the template expected")
-        return self._made(bindings, symbolic=True, of=self.tensors if graph is None else graph.tensors())
-
-    def instantiate(self, bindings: Sequence[int]) -> Graph:
-        """The graph of these values: `instantiate(bind(g))` equals `g` but for names."""
-        return self._made(bindings, symbolic=False, of=self.tensors)
-
-    def _made(self, bindings: Sequence[int], *, symbolic: bool, of: Sequence[Tensor]) -> Graph:
-        distinct = {e: evaluate(e, bindings) for e in dict.fromkeys(self.exprs)}
-        row = [distinct[e] for e in self.exprs]
-        tensors = _copies(of)
-        _fill(tensors, row)
-        if symbolic:
-            known = {e: derived(e, bindings) for e in distinct}
-            _set(tensors, [known[e] for e in self.exprs])
+        tensors = _copies(self.tensors if graph is None else graph.tensors())
+        numbers = {e: derived(e, bindings) for e in dict.fromkeys(self.exprs)}
+        row = [numbers[e] for e in self.exprs]
+        _fill(tensors, [int(n) for n in row])
+        _set(tensors, row)
         return Graph(tensors[i] for i in self.nodes)
 
 
@@ -341,7 +295,7 @@ def _set(tensors: Sequence[Tensor], row: Sequence[int]) -> None:
 
 
 def _fill(tensors: Sequence[Tensor], row: Sequence[int]) -> None:
-    """Give `tensors` these values, offsets of views included."""
+    """Set all `values` of `tensors`, including the offsets of views."""
     _set(tensors, row)
     views = (t for t in tensors if t.op == "VIEW")
     for t, offset in zip(views, row[SLOTS * len(tensors) :], strict=True):

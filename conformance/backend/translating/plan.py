@@ -1,4 +1,6 @@
-"""What is translated and what comes of it: a plan, the memory it works on, the program that runs it."""
+"""Plans, programs and memory: what a translating backend compiles, the result, and where its persistent tensors
+live.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +15,35 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, computes
 
 Role = Literal["input", "weight", "cache"]
-"""What a leaf is to a program: bound at every run, part of the program, or state that some step writes."""
+"""The role of a leaf in a program: bound at every run, compiled in as a constant, or state that a step writes."""
 Emitter = Callable[[Any, Tensor], None]
-"""`f(context, node)`: add to the translation what computes `node`, and store the value in the context."""
+"""`f(context, node)`: translate `node`, and store its value in the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One graph and what a translation of it may depend on; nothing else may reach a program."""
+    """A graph with everything that its translation may depend on."""
 
     graph: Graph
     tensors: list[Tensor]
     index: dict[Tensor, int]
-    """Tensor -> its place in `tensors`: the name under which a program knows it, so that it serves equal graphs."""
+    """Tensor -> its index in `tensors`; programs use the index, so that they serve equal graphs."""
     roles: dict[Tensor, Role]
-    """Leaves that own their bytes -> what they are."""
+    """Leaf that owns its bytes -> role."""
     outputs: tuple[Tensor, ...]
     key: Hashable
-    """Equal for two plans exactly when one program serves both."""
+    """Equal for two plans exactly if one program serves both."""
     caches: tuple[Tensor, ...] = field(init=False)
-    """Tensors whose role that is, in order."""
+    """Tensors with the role `cache`, in order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "caches", tuple([t for t, r in self.roles.items() if r == "cache"]))
 
-    def settled(self) -> None:
-        """To be called when all has been decided that depends on numbers, before it is compiled.
-
-        Raises:
-            BackendError: what was decided does not hold for the graph that the program is wanted for.
-        """
+    def check_assumptions(self) -> None:
+        """Call this before compiling: BackendError if the translation depends on numbers other than this graph's."""
 
     def computed(self) -> Iterator[Tensor]:
-        """The nodes that compute something, in order.
-
-        Raises:
-            BackendError: one of them reads a tensor that its graph leaves uncomputed.
-        """
+        """The computing nodes in order; BackendError if one reads a tensor that the graph does not compute."""
         dead = {n for n in self.graph if n.view_src is None and n.op not in VIEW_OPS and not n.flags & FLAG_COMPUTE}
         for node in self.graph:
             if not computes(node):
@@ -61,7 +55,7 @@ class Plan:
 
 
 class Snapshot:
-    """What a graph was when it was looked at: who builds graphs may build the next one in the memory of the last."""
+    """The fields of a graph at one time: a caller may build its next graph in the same objects."""
 
     __slots__ = ("_held", "_nodes", "_tensors")
 
@@ -71,7 +65,7 @@ class Snapshot:
         self._held = list(map(_FIELDS, self._tensors))
 
     def shows(self, graph: Graph) -> bool:
-        """Whether `graph` is still the same, field by field; 0.1 ms for 700 tensors."""
+        """Whether `graph` has the same fields still; 0.1 ms for 700 tensors."""
         return self._nodes == graph.nodes and self._held == list(map(_FIELDS, self._tensors))
 
 
@@ -90,29 +84,29 @@ class Memory(ABC):
         """The bytes of a persistent tensor as ggml would hold them."""
 
     def look(self, tensor: Tensor) -> Bytes:
-        """As `read`, for who changes nothing: perhaps not a copy."""
+        """As `read`, but perhaps not a copy: the caller must not write to it."""
         return self.read(tensor)
 
 
 AnyMemory: TypeAlias = Any
-"""The `Memory` of the adapter's own kind that its programs work on."""
+"""The adapter's own subclass of `Memory`."""
 
 
 class Program(ABC):
     """A compiled plan, or the plans of one template."""
 
     def bind(self, bindings: tuple[int, ...]) -> None:  # noqa: B027  # most programs serve one graph and have no symbols
-        """Let the next runs be for these values of the template's symbols."""
+        """Use these values of the template's symbols in the next runs."""
 
     @abstractmethod
     def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-        """Run once: read caches from `memory`, leave their new contents there, and give `plan.outputs` packed.
+        """Run once: update the caches in `memory` and return `plan.outputs` packed.
 
         Args:
-            plan: the one it was made from, or another of an equal key.
-            memory: what the backend's `memory` made.
+            plan: the one that was compiled, or another with an equal key.
+            memory: of the backend's method `memory`.
             inputs: leaf -> its bytes.
 
         Raises:
-            BackendError: the device failed; its words are in the message.
+            BackendError: the device failed; the message has its words.
         """

@@ -1,7 +1,7 @@
-"""Integers that remember how they came to be: a value of one graph, and the expression that gives it in any other.
+"""Symbolic integers: a value in one graph, and the expression that gives it in any other graph of the template.
 
-The expressions are integer polynomials over symbols, and over floor quotients and remainders that do not come out even.
-Their form is canonical: two polynomials are equal exactly when their expressions are.
+Expressions are integer polynomials of symbols, and of floor quotients and remainders that do not divide evenly. Their
+form is canonical: two polynomials are equal exactly if their expressions are.
 """
 
 from __future__ import annotations
@@ -50,43 +50,37 @@ class Op:
 
 Expr: TypeAlias = Symbol | Const | Op
 Poly: TypeAlias = Mapping[tuple[Expr, ...], int]
-"""Atoms in order -> coefficient, none of them 0: their products summed up. An atom is a symbol, `//` or `%`."""
+"""Atoms in order -> nonzero coefficient: a sum of products. An atom is a symbol, `//` or `%`."""
 
 
 def evaluate(expr: Expr, bindings: Sequence[int]) -> int:
-    """The number that `expr` is where the symbols are `bindings`.
-
-    Raises:
-        ZeroDivisionError: a divisor is 0 under these bindings.
-    """
+    """The value of `expr` for the symbols' values `bindings`; ZeroDivisionError if a divisor is 0."""
     if isinstance(expr, Symbol):
         return bindings[expr.index]
     if isinstance(expr, Const):
         return expr.n
-    left, right = evaluate(expr.left, bindings), evaluate(expr.right, bindings)
-    match expr.op:
-        case "+":
-            return left + right
-        case "-":
-            return left - right
-        case "*":
-            return left * right
-        case "//":
-            return left // right
-        case "%":
-            return left % right
+    return _OPERATORS[expr.op](evaluate(expr.left, bindings), evaluate(expr.right, bindings))
+
+
+_OPERATORS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Assumption:
-    """One comparison of a number that changes from graph to graph, and how it came out: `expr op 0` is `held`."""
+    """A comparison of a number that varies between graphs, and its outcome: `expr op 0` is `held`."""
 
     op: Literal["<", "=="]
     expr: Expr
     held: bool
 
     def holds(self, bindings: Sequence[int]) -> bool:
-        """Whether it comes out the same under `bindings`."""
+        """Whether the outcome is the same for `bindings`."""
         n = evaluate(self.expr, bindings)
         return (n < 0 if self.op == "<" else n == 0) is self.held
 
@@ -94,47 +88,47 @@ class Assumption:
         return f"{self.expr} {self.op} 0 is {self.held}"
 
 
-_noted: ContextVar[dict[Assumption, None] | None] = ContextVar("_noted", default=None)
+_record: ContextVar[dict[Assumption, None] | None] = ContextVar("_record", default=None)
 
 
 @contextmanager
 def assumptions() -> Iterator[dict[Assumption, None]]:
-    """Note each comparison of a `Sym` inside the block whose outcome the expressions alone do not decide.
+    """Record each comparison of a `Sym` in the block whose outcome varies between graphs.
 
-    Who walks a traced graph and decides by comparing (order of strides, whole or part, contiguous or not) knows
-    afterwards what its result depends on; `Template.guarded` then holds later graphs to it.
+    A translation that compares numbers of a traced graph (order of strides, whole or part, contiguous or not) depends
+    on these outcomes; `Template.guarded` then requires them of later graphs.
     """
-    found: dict[Assumption, None] = {}
-    token = _noted.set(found)
+    record: dict[Assumption, None] = {}
+    token = _record.set(record)
     try:
-        yield found
+        yield record
     finally:
-        _noted.reset(token)
+        _record.reset(token)
 
 
 def _comparison(name: str, op: Literal["<", "=="], sign: int) -> Callable[[Sym, object], bool]:
-    """`Sym.name`, noted as `(self - other) * sign op 0`."""
+    """`Sym.name`, recorded as `(self - other) * sign op 0`."""
     compare = getattr(operator, name)
 
     def method(self: Sym, other: object) -> bool:
         if not isinstance(other, int):
             return NotImplemented  # type: ignore[no-any-return]  # Python asks the other operand then
-        noted = _noted.get()
-        if noted is not None:
+        record = _record.get()
+        if record is not None:
             diff = _product({(): sign}, _sum(self.poly, poly_of(other), -1))
             if any(diff):
                 n = (int(self) - int(other)) * sign
-                noted[Assumption(op, _expr(diff), n < 0 if op == "<" else n == 0)] = None
+                record[Assumption(op, _expr(diff), n < 0 if op == "<" else n == 0)] = None
         return bool(compare(int(self), int(other)))
 
     return method
 
 
 class Sym(int):
-    """An int with an expression. `+ - * // %` keep it, and give a plain int where the symbols cancel out.
+    """An int with an expression. `+ - * // %` keep the expression; the result is a plain int if the symbols cancel.
 
-    Comparing, hashing and indexing use the number, `int()` is the number alone. What would silently freeze one graph's
-    number into a program (`/`, `float()`, `**`, bit operations) raises `BackendError`.
+    Comparing, hashing and indexing use the number; `int()` drops the expression. Operations that would silently freeze
+    one graph's number into a program (`/`, `float()`, `**`, bit operations) raise `BackendError`.
     """
 
     expr: Expr
@@ -152,32 +146,32 @@ class Sym(int):
         return self != 0
 
     def __add__(self, other: int) -> int:
-        return made(int(self) + int(other), _sum(self.poly, poly_of(other), 1))
+        return _number(int(self) + int(other), _sum(self.poly, poly_of(other), 1))
 
     __radd__ = __add__
 
     def __sub__(self, other: int) -> int:
-        return made(int(self) - int(other), _sum(self.poly, poly_of(other), -1))
+        return _number(int(self) - int(other), _sum(self.poly, poly_of(other), -1))
 
     def __rsub__(self, other: int) -> int:
-        return made(int(other) - int(self), _sum(poly_of(other), self.poly, -1))
+        return _number(int(other) - int(self), _sum(poly_of(other), self.poly, -1))
 
     def __mul__(self, other: int) -> int:
-        return made(int(self) * int(other), _product(self.poly, poly_of(other)))
+        return _number(int(self) * int(other), _product(self.poly, poly_of(other)))
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: int) -> int:
-        return made(int(self) // int(other), _quotient(self.poly, poly_of(other)))
+        return _number(int(self) // int(other), _quotient(self.poly, poly_of(other)))
 
     def __rfloordiv__(self, other: int) -> int:
-        return made(int(other) // int(self), _quotient(poly_of(other), self.poly))
+        return _number(int(other) // int(self), _quotient(poly_of(other), self.poly))
 
     def __mod__(self, other: int) -> int:
-        return made(int(self) % int(other), _remainder(self.poly, poly_of(other)))
+        return _number(int(self) % int(other), _remainder(self.poly, poly_of(other)))
 
     def __rmod__(self, other: int) -> int:
-        return made(int(other) % int(self), _remainder(poly_of(other), self.poly))
+        return _number(int(other) % int(self), _remainder(poly_of(other), self.poly))
 
     def __divmod__(self, other: int) -> tuple[int, int]:
         return self // other, self % other
@@ -208,8 +202,8 @@ def symbol(index: int, value: int) -> Sym:
 
 
 def derived(expr: Expr, bindings: Sequence[int]) -> int:
-    """`expr` under `bindings`: a `Sym`, or the number where it is constant."""
-    return made(evaluate(expr, bindings), _expanded(expr))
+    """`expr` for `bindings`: a `Sym`, or an int if it is constant."""
+    return _number(evaluate(expr, bindings), _expanded(expr))
 
 
 def expr_of(n: int) -> Expr:
@@ -218,7 +212,7 @@ def expr_of(n: int) -> Expr:
 
 
 def same(a: int, b: int) -> bool:
-    """Whether `a` and `b` are equal in every graph of the template, not just in this one."""
+    """Whether `a` and `b` are equal in every graph of the template."""
     return poly_of(a) == poly_of(b)
 
 
@@ -229,8 +223,8 @@ def poly_of(n: int) -> Poly:
     return {(): int(n)} if n else {}
 
 
-def made(value: int, poly: Poly) -> int:
-    """`value` with the expression that `poly` is; `value` alone where `poly` is constant."""
+def _number(value: int, poly: Poly) -> int:
+    """`value` as a `Sym` of `poly`, or as an int if `poly` is constant."""
     return _sym(value, poly) if any(poly) else value
 
 
@@ -242,7 +236,7 @@ def _sym(value: int, poly: Poly) -> Sym:
 
 
 def _order(atoms: tuple[Expr, ...]) -> tuple[int, list[str]]:
-    """Degree, then names: an order that multiplying by the same atoms keeps, so that division ends."""
+    """Degree, then names: multiplying by the same atoms keeps this order, so division terminates."""
     return len(atoms), [str(a) for a in atoms]
 
 
@@ -268,17 +262,9 @@ def _expanded(expr: Expr) -> Poly:
     if isinstance(expr, Const):
         return {(): expr.n} if expr.n else {}
     left, right = _expanded(expr.left), _expanded(expr.right)
-    match expr.op:
-        case "+":
-            return _sum(left, right, 1)
-        case "-":
-            return _sum(left, right, -1)
-        case "*":
-            return _product(left, right)
-        case "//":
-            return _quotient(left, right)
-        case "%":
-            return _remainder(left, right)
+    if expr.op in {"+", "-"}:
+        return _sum(left, right, 1 if expr.op == "+" else -1)
+    return {"*": _product, "//": _quotient, "%": _remainder}[expr.op](left, right)
 
 
 def _nonzero(terms: Iterable[tuple[tuple[Expr, ...], int]]) -> Poly:
@@ -297,7 +283,7 @@ def _product(a: Poly, b: Poly) -> Poly:
 
 
 def _without(atoms: tuple[Expr, ...], divisor: tuple[Expr, ...]) -> tuple[Expr, ...] | None:
-    """`atoms` / `divisor` as products, None where that is none."""
+    """`atoms` / `divisor` as a product; None if it is none."""
     rest = list(atoms)
     for atom in divisor:
         if atom not in rest:
@@ -307,7 +293,7 @@ def _without(atoms: tuple[Expr, ...], divisor: tuple[Expr, ...]) -> tuple[Expr, 
 
 
 def _divided(a: Poly, b: Poly) -> tuple[Poly, Poly]:
-    """`q`, `r` with `a == q * b + r`; `r` holds what no multiple of `b` takes away. Then `a // b == q + r // b`."""
+    """`q`, `r` with `a == q * b + r`, no term of `r` divisible by `b`'s leading one; then `a // b == q + r // b`."""
     lead = max(b, key=_order)
     q: dict[tuple[Expr, ...], int] = {}
     r: dict[tuple[Expr, ...], int] = {}

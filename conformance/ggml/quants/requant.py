@@ -1,8 +1,8 @@
-"""Weights stored once more in another form, as ggml's OpenVINO backend does before it compiles: pure functions.
+"""Requantise weights as ggml's OpenVINO backend does before it compiles.
 
-A form is a symmetric grid with one scale per group of a row, or F16 itself. What a mode does to which type is a
-table; which nodes it touches is read off the graph, never off a name. Both the reference and a backend call this
-module, so that the two differ by rounding alone; how far a form is from the weights it replaces is `requant_distance`.
+A form is a symmetric grid with one scale per group of a row, or F16. A mode is a table from type to form; the graph
+decides which nodes it touches, never a name. The reference and the backends both call this module, so that they differ
+by rounding alone.
 """
 
 from __future__ import annotations
@@ -73,11 +73,7 @@ every four-bit file. One of another type is treated as any other weight.
 
 
 def mode_named(name: str) -> Requant:
-    """The tables of a mode.
-
-    Raises:
-        UsageError: there is no such mode.
-    """
+    """The tables of a mode; UsageError if there is no such mode."""
     try:
         return MODES[name]
     except KeyError:
@@ -88,15 +84,10 @@ _PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
 
 
 def weight_form(node: Tensor, weights: Mapping[str, str], rows: Mapping[str, str]) -> str:
-    """The form in which `node` reads `src[0]`; empty for the tensor's own.
+    """The form in which `node` reads `src[0]`; empty for the tensor's own. `weights`, `rows` as in `Requant`.
 
-    A weight is a leaf, no input of the graph, that is read whole: what a view shows, such as a window of a KV cache, is
-    none. A row that is no whole number of groups keeps its own form; ggml-openvino's layout knows no such row.
-
-    Args:
-        node: any node.
-        weights: `Requant.weights`.
-        rows: `Requant.rows`.
+    A weight is a leaf that is no input of the graph and is read whole, not through a view such as a window of a KV
+    cache. A row that is no whole number of groups keeps its own form; ggml-openvino's layout knows no such row.
     """
     table = weights if node.op in _PRODUCTS else rows if node.op == "GET_ROWS" else {}
     leaf = node.src[0] if table else None
@@ -110,9 +101,9 @@ def weight_form(node: Tensor, weights: Mapping[str, str], rows: Mapping[str, str
 def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.float16 | np.float32]]:
     """Quants and scales of `x`, as `quantize_q4_0` and `quantize_q8_0` of ggml-openvino's ggml-quants.cpp.
 
-    Everything is float32, rounded after each step. Of 4 bits: d is the value of largest magnitude over -8, of 8 bits:
-    the largest magnitude over 127; q = roundf(x * (1 / d)), halves away from zero, clamped; only then is d rounded to
-    its type. A group of zeros has q = 0.
+    Float32, rounded after each step. d is the value of largest magnitude / -8 (4 bits), or the largest magnitude / 127
+    (8 bits); q = roundf(x * (1 / d)), halves away from zero, clamped; then d is rounded to its type. A group of zeros
+    has q = 0.
 
     Args:
         form: the grid.
@@ -133,11 +124,7 @@ def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.flo
 
 
 def requantised(name: str, x: NDArray[Any]) -> F32Array:
-    """`x` stored in the form `name` and read back: float32 of the same shape.
-
-    Args:
-        name: a key of `FORMS`.
-        x: the weights as `quants.to_float` gives them, ne0 as the last axis.
+    """`x` (ne0 as the last axis) stored in the form `name` of `FORMS` and read back: float32 of the same shape.
 
     Raises:
         GraphError: there is no such form.
@@ -150,27 +137,3 @@ def requantised(name: str, x: NDArray[Any]) -> F32Array:
             return np.asarray(x, np.float32).astype(np.float16).astype(np.float32)
     q, d = quantised(form, np.asarray(x, np.float32))
     return np.asarray((q * d.astype(np.float32)).reshape(x.shape), np.float32)
-
-
-DISTANCE = {"q4_0x128": 0.14, "q8_0xrow": 5e-3, "int8xrow": 5e-3, "f16": 2e-7}
-"""Form -> NMSE that it may be away from the weights it replaces: see `requant_distance`."""
-
-
-def requant_distance(type_: GGMLType, mode: str, op: str = "MUL_MAT") -> float:
-    """NMSE allowed between a node on its own weights and on requantised ones; 0 where the mode leaves them alone.
-
-    Four times the worst that was measured over ten block types, rows of 256 to 14,336 values, normal or Student's t of
-    4 degrees: `q4_0x128` 7e-3 to 1.2e-2 (t: up to 3.5e-2), `q8_0xrow` 4e-5 to 9e-5 (t: up to 1.3e-3, growing with the
-    row as its largest value does), `f16` up to 4.5e-8.
-
-    Args:
-        type_: the weight's type.
-        mode: a key of `MODES`.
-        op: the op that reads the weight.
-
-    Raises:
-        UsageError: there is no such mode.
-    """
-    tables = mode_named(mode)
-    form = (tables.rows if op == "GET_ROWS" else tables.weights if op in _PRODUCTS else {}).get(type_.name)
-    return 0.0 if form is None else DISTANCE[form]

@@ -12,9 +12,8 @@ from pathlib import Path
 from conformance.backend.interface import Backend, BufferType
 from conformance.backend.registry import Spec
 from conformance.case import casefile
-from conformance.case.case import Case
+from conformance.case.case import Case, Placement
 from conformance.ggml.errors import ConformanceError
-from conformance.ggml.placement import Placement
 from conformance.ggml.tensor import Bytes
 from conformance.judge.judge import judge_trajectory
 from conformance.judge.verdict import FAILURES, Result, Verdict

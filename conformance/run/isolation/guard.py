@@ -21,9 +21,9 @@ from conformance.backend.interface import (
     Support,
     Witness,
     describe,
-    witnessed,
+    plain_witness,
 )
-from conformance.backend.strict import clip, kind, said
+from conformance.backend.strict import clip, error_text, kind
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
@@ -62,7 +62,7 @@ def caught(doing: str, watchdog: Watchdog | None, function: Callable[P, T], *arg
     except (ConformanceError, KeyboardInterrupt):
         raise
     except BaseException as e:  # sys.exit and the like must cost a case and not the run
-        raise BackendError(f"{doing} raised {said(e)}") from e
+        raise BackendError(f"{doing} raised {error_text(e)}") from e
 
 
 class Guarded(Backend):
@@ -272,7 +272,7 @@ class GuardedSession(Session):
     def witness(self) -> Witness:
         """A copy, each field of its own kind."""
         doing = f"witness of {self._case.id}"
-        found = self._backend.call(doing, lambda: witnessed(self.inner.witness()))
+        found = self._backend.call(doing, lambda: plain_witness(self.inner.witness()))
         if self._backend.note:
             found.notes.append(self._backend.note)
         return found

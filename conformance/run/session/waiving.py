@@ -10,8 +10,7 @@ from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import Result
-from conformance.judge.waiver_edit import proposal
-from conformance.judge.waivers import Waivers, problems, waive
+from conformance.judge.waivers import Waivers, problems, proposal, waive
 from conformance.suite import FAMILIES
 
 from .select import build

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.case import Case
+from conformance.ggml import quants
 from conformance.ggml.errors import GraphError
-from conformance.ggml.quants import quants
 from conformance.ggml.tensor import Bytes, Tensor, nelements, strided
 from conformance.ggml.types import BF16, F16, F32, GGMLType
 from conformance.judge.verdict import Result
@@ -58,7 +58,7 @@ def values(recorded: Recorded, _: Result) -> Iterator[Case]:
     for level, (_name, make) in enumerate(SIMPLE):
         try:
             new = {t: _stored(t, make(_loaded(t, data))) for t, data in leaves.items() if plainness(t, data) > level}
-        except GraphError:  # a type that ggml has no reference quantiser for keeps its values
+        except GraphError:  # a type without quantiser keeps its values
             continue
         for group in [list(new), *([t] for t in new)]:
             if group:

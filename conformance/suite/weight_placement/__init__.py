@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from conformance.case.case import Case
+from conformance.case.case import MAX_BUFFER, USAGES, Case, Placement
 from conformance.ggml.errors import UsageError
-from conformance.ggml.placement import MAX_BUFFER, USAGES, Placement
 from conformance.ggml.tensor import nelements
 from conformance.suite.decoder import make
 from conformance.suite.decoder.listed import elements
