@@ -7,26 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
+
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
 from conformance.case.case import Case
-from conformance.ggml.arithmetic import EXACT, Arithmetic, requantising
+from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic, requantising
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, Feature, TypeTraits
+from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import VIEW_OPS, Tensor
+from conformance.ggml.types import F32, Q8_0
 
-from .arithmetic import cpu_arithmetic
 from .context import Context, refusal
-from .devices import buffer_types
 from .guard import GuardSession
-from .library import Library
 from .placement import homes, taken
 from .sched import SchedSession
 from .session import PATHS, GgmlSession
 
 TRANSLATES = tuple(PATHS)
 """What the names of devices begin with that translate a graph as a whole."""
-DEVICE_TYPE_CPU = 0
-"""`GGML_BACKEND_DEVICE_TYPE_CPU`."""
 CHOICES = {
     "memory": ("reused", "fresh"),
     "mode": ("graph", "sched"),
@@ -36,12 +36,6 @@ CHOICES = {
     "products": ("float32", "bf16", "f16"),
 }
 """Option -> what it may be, the default first."""
-
-
-class _Feature(ctypes.Structure):
-    """`struct ggml_backend_feature`."""
-
-    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
 
 
 class GgmlBackend(Backend):
@@ -108,7 +102,7 @@ class GgmlBackend(Backend):
         self._device = library.device(device or "CPU")
         self._name: str = self._ggml.backend_dev_name(self._device).decode()
         self._buft: int = self._ggml.backend_dev_buffer_type(self._device)
-        self._bufts = buffer_types(library, self._device)
+        self._bufts = library.buffer_types(self._device)
         if buffer and buffer not in self._bufts:
             raise UsageError(
                 f"ggml: buffer {buffer!r} is unknown to device {self._name} of {library.title}; "
@@ -147,7 +141,7 @@ class GgmlBackend(Backend):
 
     def arithmetic(self) -> Arithmetic:
         """As the CPU device's tables say; of other devices only what `products` and `requant` say is known."""
-        if self._ggml.backend_dev_type(self._device) == DEVICE_TYPE_CPU:
+        if self._library.device_type(self._device) == "CPU":
             return cpu_arithmetic(self._library)
         if self._products == EXACT.products:
             return self._stored
@@ -247,7 +241,7 @@ class GgmlBackend(Backend):
 
     def _features(self) -> list[str]:
         function = self._library.device_function(
-            self._device, "ggml_backend_get_features", ctypes.POINTER(_Feature), ctypes.c_void_p
+            self._device, "ggml_backend_get_features", ctypes.POINTER(Feature), ctypes.c_void_p
         )
         if function is None:
             return []
@@ -258,6 +252,37 @@ class GgmlBackend(Backend):
             value = feature.value.decode()
             out.append(feature.name.decode() + ("" if value == "1" else f"={value}"))
         return out
+
+
+def cpu_arithmetic(library: Library) -> Arithmetic:
+    """How this library's CPU device rounds, by its own tables and functions.
+
+    MUL_MAT rounds activations to `vec_dot_type` of the weights, FLASH_ATTN_EXT rounds Q to that of K, and quantising
+    is `simd` where the library's `from_float` and its `from_float_ref` disagree about a value between two steps.
+    """
+    traits = library.cpu_traits()
+    if not traits:
+        return replace(GGML_CPU, quantize="reference")
+    names = {i: name for name, i in library.types.items()}
+    to = {name: names.get(cpu.vec_dot_type, F32.name) for name, (_, cpu) in traits.items() if cpu.vec_dot}
+    vec_dot = {name: type_ for name, type_ in to.items() if type_ != F32.name}
+    return replace(GGML_CPU, mul_mat=vec_dot, flash_attn=vec_dot, quantize=_quantize(traits))
+
+
+def _quantize(traits: Mapping[str, tuple[TypeTraits, CpuTypeTraits]]) -> str:
+    if Q8_0.name not in traits:
+        return "reference"
+    plain, cpu = traits[Q8_0.name]
+    # A scale of exactly 1, and halves between two steps: roundf goes away from zero, SIMD to the even neighbour.
+    row = np.array([127.0, *(k + 0.5 for k in range(31))], dtype="<f4")
+    blocks: list[bytes] = []
+    for address in (cpu.from_float, plain.from_float_ref):
+        if not address:
+            return "reference"
+        block = np.zeros(Q8_0.type_size, np.uint8)
+        FROM_FLOAT(address)(row.ctypes.data, block.ctypes.data, row.size)
+        blocks.append(block.tobytes())
+    return "reference" if blocks[0] == blocks[1] else "simd"
 
 
 def _spell(node: Tensor) -> str:

@@ -14,13 +14,13 @@ import numpy as np
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.layout import USAGE_COMPUTE, InitParams
+from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
 from .context import Arena, Context, Store
-from .layout import OVERHEAD, InitParams
-from .library import Library
 from .placement import Home
-from .session import USAGE_COMPUTE, GgmlSession, Plan
+from .session import GgmlSession, Plan
 
 PATTERN = 0xA5
 """Of every guard byte: no float of a usual size, no small integer, no NaN."""
@@ -42,7 +42,7 @@ class Guarded:
     """
 
     def __init__(self, library: Library, buft: int, tensors: Mapping[Tensor, int], usage: int = 0) -> None:
-        g = self._ggml = library.ggml
+        self._library, g = library, library.ggml
         self._gaps: list[tuple[int, int, Tensor | None, Tensor | None]] = []
         align = max(GUARD, g.backend_buft_get_alignment(buft))
         places: list[tuple[Tensor, int, int]] = []
@@ -57,7 +57,7 @@ class Guarded:
             raise BackendError(f"no memory for {len(places)} tensors of {self.size} bytes, with guards between them")
         if usage:
             g.backend_buffer_set_usage(self.buffer, usage)
-        self._context = g.init(InitParams((len(places) + 2) * OVERHEAD, None, True))
+        self._context = g.init(InitParams((len(places) + 2) * library.layout.overhead, None, True))
         base = g.backend_buffer_get_base(self.buffer)
         last: Tensor | None = None
         at = 0
@@ -74,9 +74,7 @@ class Guarded:
     def damage(self) -> str:
         """Which guard bytes were written, in words; empty where none was."""
         for gap, size, before, behind in self._gaps:
-            data = np.empty(size, np.uint8)
-            self._ggml.backend_tensor_get(gap, data.__array_interface__["data"][0], 0, size)
-            hit = np.flatnonzero(data != PATTERN)
+            hit = np.flatnonzero(self._library.get(gap, size) != PATTERN)
             if not hit.size:
                 continue
             first, last = int(hit[0]), int(hit[-1])
@@ -90,9 +88,9 @@ class Guarded:
     def free(self) -> None:
         """Give the buffer back."""
         if self.buffer is not None:
-            self._ggml.backend_buffer_free(self.buffer)
+            self._library.ggml.backend_buffer_free(self.buffer)
             self.buffer = None
-            self._ggml.free(self._context)
+            self._library.ggml.free(self._context)
 
 
 class GuardedStore(Store):
@@ -154,7 +152,7 @@ class GuardSession(GgmlSession):
                 raise BackendError(f"output written outside its tensor on {self._witness.device}: {damage}")
         written = {n.root for n in graph}
         for t, pointer in plan.inputs.at.items():
-            if t not in written and not np.array_equal(self._get(pointer, nbytes(t)), inputs[t]):
+            if t not in written and not np.array_equal(self._library.get(pointer, nbytes(t)), inputs[t]):
                 raise BackendError(f"an input was written on {self._witness.device}: {_spell(t)} has other bytes now")
         return values
 

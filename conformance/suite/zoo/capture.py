@@ -16,9 +16,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.process import run
 
-from . import metadata
-from .metadata import Value
-from .model_file import chosen_types, write_model
+from .model import Value, architecture, chosen_types, write_metadata, write_model
 from .request import Request
 
 _MISSING = re.compile(r"missing tensor '([^']+)'|tensor '([^']+)' not found")
@@ -35,11 +33,11 @@ def capture(request: Request, arch: str, keys: Mapping[str, Value]) -> Case:
     """
     with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
         model, output = Path(folder, "model.gguf"), Path(folder, "case.gguf")
-        metadata.write(model, arch, keys, {})
-        known = metadata.architecture(arch)
+        write_metadata(model, arch, keys, {})
+        known = architecture(arch)
         if request.type_w != "f32" or known.types:
             listed = ask(replace(request, model=str(model), output=""))["weights"]
-            metadata.write(model, arch, keys, chosen_types(listed, request.type_w, known))
+            write_metadata(model, arch, keys, chosen_types(listed, request.type_w, known))
         ask(replace(request, model=str(model), output=str(output)))
         return casefile.read_one(output)
 
@@ -75,11 +73,11 @@ def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value
     Raises:
         ConformanceError: as `capture`.
     """
-    metadata.write(path, arch, keys, {})
+    write_metadata(path, arch, keys, {})
     listed = ask(replace(request, model=str(path), output=""))["weights"]
     missing: set[str] = set()
     for _ in listed:
-        write_model(path, request, metadata.architecture(arch), keys, listed, missing)
+        write_model(path, request.stream, request.type_w, architecture(arch), keys, listed, missing)
         try:
             ask(replace(request, model=str(path), output="", from_file=True))
         except UsageError as e:

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.process import run
 
-from . import choices, metadata
+from . import choices
 from .capture import ask, make_model
 from .family import read
-from .model_file import chosen_types
+from .model import architecture, chosen_types, write_metadata
 from .request import Request
 
 TOLERANCE = 5e-4
@@ -113,11 +113,11 @@ def prepare(case_id: str, lib: str, folder: Path) -> Request:
     if real:
         make_model(model, request, arch, keys)
         return replace(request, model=str(model), from_file=True)
-    metadata.write(model, arch, keys, {})
-    known = metadata.architecture(arch)
+    write_metadata(model, arch, keys, {})
+    known = architecture(arch)
     if request.type_w != "f32" or known.types:
         listed = ask(replace(request, model=str(model), output=""))["weights"]
-        metadata.write(model, arch, keys, chosen_types(listed, request.type_w, known))
+        write_metadata(model, arch, keys, chosen_types(listed, request.type_w, known))
     return replace(request, model=str(model))
 
 
