@@ -51,11 +51,13 @@ def _clamp(node: Tensor, x: Values) -> Values:
 
 def _leaky_relu(node: Tensor, x: Values) -> Values:
     """Zero for NaN: both of ggml's comparisons are false."""
-    return np.where(x > 0, x, 0) + node.params.negative_slope * np.where(x < 0, x, 0)
+    slope: float = node.params.negative_slope
+    return np.where(x > 0, x, 0) + slope * np.where(x < 0, x, 0)
 
 
 def _arange(node: Tensor) -> Values:
-    return node.params.start + node.params.step * np.arange(node.ne[0], dtype=np.float64).reshape(node.shape)
+    start: float = node.params.start
+    return start + node.params.step * np.arange(node.ne[0], dtype=np.float64).reshape(node.shape)
 
 
 FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
@@ -161,8 +163,9 @@ _TABLE_TYPES = (F32, F16)
 def _xielu(node: Tensor, x: Values) -> Values:
     """`op_xielu`; `ggml_xielu` has already put alpha_n and alpha_p through softplus and added beta."""
     p = node.params
-    negative = (np.expm1(np.minimum(x, p.eps)) - x) * p.alpha_n + p.beta * x
-    return np.where(x > 0, p.alpha_p * x * x + p.beta * x, negative)
+    negative: Values = (np.expm1(np.minimum(x, p.eps)) - x) * p.alpha_n + p.beta * x
+    positive: Values = p.alpha_p * x * x + p.beta * x
+    return np.where(x > 0, positive, negative)
 
 
 def _swiglu_oai(node: Tensor, x: Values, g: Values) -> Values:

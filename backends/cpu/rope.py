@@ -88,7 +88,8 @@ def _theta(node: Tensor, positions: NDArray[Any], n_pairs: int, *, exact: bool) 
     which, power = _channels(node.params.mode, node.params.sections, n_pairs)
     per_channel = positions.reshape(-1, node.ne[2])
     if exact:
-        return per_channel[which].T * np.float64(base) ** (-2.0 * power / n_dims)
+        scale: Values = np.float64(base) ** (-2.0 * power / n_dims)
+        return per_channel[which].T * scale
     steps = np.full((*per_channel.shape, int(power.max(initial=0)) + 1), base ** float(np.float32(-2 / n_dims)), "f4")
     steps[..., 0] = per_channel
     theta: NDArray[Any] = np.multiply.accumulate(steps, axis=-1)[which, :, power.astype(np.intp)].T

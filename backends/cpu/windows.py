@@ -9,7 +9,7 @@ from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
 
-from .values import Values, in_float64
+from .values import Formula, Values, in_float64
 
 
 def _pad(node: Tensor, x: Values) -> Values:
@@ -59,5 +59,5 @@ def _im2col(node: Tensor, a: Values, b: Values) -> Values:
 
 def kernels(_: Arithmetic) -> dict[str, Kernel]:
     """Op -> kernel."""
-    formulas = {"PAD": _pad, "ROLL": _roll, "POOL_2D": _pool_2d, "IM2COL": _im2col}
+    formulas: dict[str, Formula] = {"PAD": _pad, "ROLL": _roll, "POOL_2D": _pool_2d, "IM2COL": _im2col}
     return {op: in_float64(f) for op, f in formulas.items()}
