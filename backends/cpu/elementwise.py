@@ -57,7 +57,8 @@ def _leaky_relu(node: Tensor, x: Values) -> Values:
 
 def _arange(node: Tensor) -> Values:
     start: float = node.params.start
-    return start + node.params.step * np.arange(node.ne[0], dtype=np.float64).reshape(node.shape)
+    steps: Values = node.params.step * np.arange(node.ne[0], dtype=np.float64).reshape(node.shape)
+    return start + steps
 
 
 FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
