@@ -25,7 +25,7 @@ from conformance.run.runner import Runner
 from conformance.suite.captured import FAMILY as CAPTURED
 from conformance.suite.zoo import capture as recording
 from conformance.suite.zoo import family as zoo
-from conformance.suite.zoo.request import Request
+from conformance.suite.zoo.capture import Request
 
 needs_wheel = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"

@@ -25,8 +25,7 @@ from conformance.run.runner import Runner
 from conformance.suite.decoder.grammar import make as build
 from conformance.suite.plan import parse
 from conformance.suite.zoo import family, model
-from conformance.suite.zoo.capture import ask
-from conformance.suite.zoo.request import Request
+from conformance.suite.zoo.capture import Request, ask
 
 TINY = "set=block_count:1"
 

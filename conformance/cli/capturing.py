@@ -20,7 +20,7 @@ from conformance.suite import captured
 from conformance.suite.zoo import capture as recording
 from conformance.suite.zoo import family as zoo
 from conformance.suite.zoo import model
-from conformance.suite.zoo.request import Request
+from conformance.suite.zoo.capture import Request
 
 from .options import ExistingFile, File
 

@@ -20,7 +20,7 @@ from conformance.ggml.types import TYPES
 from conformance.suite.decoder.cells import Ubatch, split
 from conformance.suite.plan import Part, parse
 
-from .request import Request
+from .capture import Request
 
 ALL_LAYERS = 999
 I32 = NDArray[np.int32]

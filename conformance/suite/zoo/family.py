@@ -22,9 +22,8 @@ from conformance.suite.family import LEVELS, Family, Level
 from conformance.suite.ops.grammar import Key, count, expand, read_keys, text, word
 
 from . import model
-from .capture import capture, capture_file
+from .capture import Request, capture
 from .model import Value, full_key, parse_value
-from .request import Request
 
 NAME = "zoo"
 _KEPT = 8
@@ -165,9 +164,9 @@ def make(case_id: str, lib: str = "") -> Case:
         UsageError: the id cannot be read, or llama.cpp refuses it; says what llama.cpp said.
         UnavailableError: there is no llama.cpp here.
     """
-    request, arch, keys, real = read(case_id, lib)
+    request, arch, keys, whole = read(case_id, lib)
     try:
-        return capture_file(request, arch, keys) if real else capture(request, arch, keys)
+        return capture(request, arch, keys, whole=whole)
     except UsageError as e:
         raise UsageError(f"case {case_id!r}: {e}") from None
 
