@@ -117,13 +117,18 @@ class Store:
         leaves = list(tensors)
         self.context = Context(library, len(leaves), arena=arena)
         self.at = {t: self.context.add(t, {}) for t in leaves}
-        self.buffer: int | None = library.ggml.backend_alloc_ctx_tensors_from_buft(self.context.pointer, buft)
-        size = sum(nbytes(t) for t in leaves)
+        self.buffer: int | None = None
+        self._allocate(buft, usage)
+
+    def _allocate(self, buft: int, usage: int) -> None:
+        g = self.library.ggml
+        self.buffer = g.backend_alloc_ctx_tensors_from_buft(self.context.pointer, buft)
+        size = sum(nbytes(t) for t in self.at)
         if self.buffer is None and size:
             self.free()
-            raise BackendError(f"no memory for {len(leaves)} tensors of {size} bytes together")
+            raise BackendError(f"no memory for {len(self.at)} tensors of {size} bytes together")
         if self.buffer is not None and usage:
-            library.ggml.backend_buffer_set_usage(self.buffer, usage)
+            g.backend_buffer_set_usage(self.buffer, usage)
 
     def held(self) -> tuple[str, int]:
         """Name and bytes of the buffer."""

@@ -1,8 +1,8 @@
-"""Writing past a tensor's end found: every destination lies between stretches of a pattern that nothing may touch.
+"""Find writes outside a tensor: every tensor lies between stretches of a pattern that nothing may touch.
 
 Each node has memory of its own, so a kernel that writes a few bytes too many cannot hide in a neighbour that is written
-later. What is checked after each graph: the pattern before and behind every node, weight, cache and input, to the byte
-(a buffer's alignment leaves room behind most tensors, and that is checked too), and the bytes of every input.
+later. After each graph the pattern before and behind every node, weight, cache and input is checked, to the byte (also
+the room that a buffer's alignment leaves), and so are the bytes of every input.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import USAGE_COMPUTE, InitParams
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
-from .context import Arena, Context, Store
-from .placement import Home
+from .context import Arena, Store
 from .session import GgmlSession, Plan
 
 PATTERN = 0xA5
@@ -96,19 +94,11 @@ class Guarded:
 class GuardedStore(Store):
     """Leaves of one buffer type, apart from each other."""
 
-    def __init__(
-        self, library: Library, tensors: Iterable[Tensor], buft: int, usage: int = 0, arena: Arena | None = None
-    ) -> None:
-        self.library = library
-        leaves = list(tensors)
-        self.context = Context(library, len(leaves), arena=arena)
-        self.at = {t: self.context.add(t, {}) for t in leaves}
-        self.guarded = Guarded(library, buft, self.at, usage)
+    guarded: Guarded
 
-    @property
-    def buffer(self) -> int | None:  # type: ignore[override]  # the guarded one
-        """The buffer, None once it is free."""
-        return self.guarded.buffer
+    def _allocate(self, buft: int, usage: int) -> None:
+        self.guarded = Guarded(self.library, buft, self.at, usage)
+        self.buffer = self.guarded.buffer
 
     def free(self) -> None:
         """Give buffer and tensors back."""
@@ -118,20 +108,6 @@ class GuardedStore(Store):
 
 class GuardSession(GgmlSession):
     """As `GgmlSession`, every tensor in memory of its own and guarded."""
-
-    def __init__(
-        self,
-        library: Library,
-        device: str,
-        backend: int,
-        buft: int,
-        case: Case,
-        homes: Mapping[Tensor, Home],
-        notes: Sequence[str] = (),
-        memory: str = "reused",
-    ) -> None:
-        self._guarded: dict[int, Guarded] = {}
-        super().__init__(library, device, backend, buft, case, homes, notes, memory)
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
@@ -145,22 +121,16 @@ class GuardSession(GgmlSession):
         values = super().compute(graph, inputs, outputs)
         plan = self._plan
         assert plan is not None
+        assert plan.guarded is not None
         stores = [s for s in (*self._stores, plan.inputs) if isinstance(s, GuardedStore)]
-        for guarded in (self._guarded[id(plan)], *(s.guarded for s in stores)):
-            damage = guarded.damage()
-            if damage:
+        for guarded in (plan.guarded, *(s.guarded for s in stores)):
+            if damage := guarded.damage():
                 raise BackendError(f"output written outside its tensor on {self._witness.device}: {damage}")
         written = {n.root for n in graph}
         for t, pointer in plan.inputs.at.items():
             if t not in written and not np.array_equal(self._library.get(pointer, nbytes(t)), inputs[t]):
                 raise BackendError(f"an input was written on {self._witness.device}: {_spell(t)} has other bytes now")
         return values
-
-    def close(self) -> None:
-        """Free every buffer and context of the case."""
-        super().close()
-        while self._guarded:
-            self._guarded.popitem()[1].free()
 
     def _store(self, tensors: Iterable[Tensor], buft: int, usage: int, arena: Arena | None = None) -> Store:
         """Guarded, unless the buffer's own form of a tensor hides its bytes: such a buffer cannot be read either."""
@@ -169,15 +139,11 @@ class GuardSession(GgmlSession):
 
     def _allocate(self, plan: Plan, cgraph: int, made: Sequence[Tensor]) -> None:
         del cgraph
-        g = self._ggml
         owners = {t: plan.at[t] for t in made if t.view_src is None}
-        while self._guarded and self._arenas[0] is not None:  # their graph is gone
-            self._guarded.popitem()[1].free()
-        guarded = Guarded(self._library, self._buft, owners, USAGE_COMPUTE)
-        self._guarded[id(plan)] = guarded
+        plan.guarded = Guarded(self._library, self._buft, owners, USAGE_COMPUTE)
         for t in made:
             if t.view_src is not None:
-                g.backend_view_init(plan.at[t])
+                self._ggml.backend_view_init(plan.at[t])
 
     def _clear(self, plan: Plan) -> None:
         for t in plan.at:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_OUTPUT, VIEW_OPS, Bytes, 
 
 from .context import Arena, Context, Store
 from .placement import Home
+
+if TYPE_CHECKING:
+    from .guard import Guarded
 
 PATHS = {"OPENVINO": "translated"}
 """Device name prefix -> how it executes; all others run node by node."""
@@ -40,11 +44,15 @@ class Plan:
     nodes: int = 0
     buffer: int = 0
     """The compute buffer, 0 where no node needs memory."""
+    guarded: Guarded | None = None
+    """Instead of it, in a `GuardSession`."""
 
     def free(self) -> None:
         """Give the graph back."""
         self.context.free()
         self.inputs.free()
+        if self.guarded is not None:
+            self.guarded.free()
 
 
 class GgmlSession(Session):
