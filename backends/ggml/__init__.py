@@ -12,7 +12,7 @@ import numpy as np
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic, requantising
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, Feature, TypeTraits
 from conformance.ggml.lib.library import Library
@@ -26,7 +26,7 @@ from .sched import SchedSession
 from .session import PATHS, GgmlSession
 
 TRANSLATES = tuple(PATHS)
-"""What the names of devices begin with that translate a graph as a whole."""
+"""Name prefixes of the devices that translate a graph as a whole."""
 CHOICES = {
     "memory": ("reused", "fresh"),
     "mode": ("graph", "sched"),
@@ -35,7 +35,7 @@ CHOICES = {
     "uncomputed": ("keep", "drop"),
     "products": ("float32", "bf16", "f16"),
 }
-"""Option -> what it may be, the default first."""
+"""Option -> its values, the default first."""
 
 
 class GgmlBackend(Backend):
@@ -48,16 +48,16 @@ class GgmlBackend(Backend):
             is supported there, as llama.cpp decides. The device's default if empty.
         threads: how many threads compute. One, unless something is measured: small graphs on busy cores crawl with
             more, and results can differ in the last bits.
-        memory: where each graph of a session is made: `reused`, where the one before was, as llama.cpp does; `fresh`,
-            at addresses that no graph of the session had.
+        memory: where each graph of a session is made: `reused`, in the memory of the previous one, as llama.cpp does;
+            `fresh`, at addresses that no graph of the session had.
         mode: `graph`: each graph is computed by the device, all memory the device's; `sched`: as llama.cpp runs it,
             by `ggml_backend_sched` over the device and the CPU (`sched.py`).
-        guard: `on`: every tensor between guards, and what is written there is an error (`guard.py`).
-        caches: `opaque` where the device keeps them in a state of its own; then what a case leaves in them is not
-            checked.
-        uncomputed: `drop`: by a scheduler, nodes without FLAG_COMPUTE are left out of the graph: for a library whose
-            own llama.cpp makes none, where the one that a case was taken from does.
-        products: what the device rounds the operands of matrix products to; a wider budget where not `float32`.
+        guard: `on`: every tensor lies between guards, and a write to them is an error (`guard.py`).
+        caches: `opaque` where the device keeps them in a state of its own; their bytes are then not checked.
+        uncomputed: `drop`: a scheduler's graph has no nodes without FLAG_COMPUTE: for a library whose own llama.cpp
+            makes none, where the llama.cpp of a recording does.
+        products: type that the device rounds the operands of matrix products to; other than `float32`, the budget is
+            wider.
         requant: how the device stores quantised weights, a mode of `cgraph.requant`; the reference imitates it.
 
     Raises:
@@ -86,11 +86,11 @@ class GgmlBackend(Backend):
     ) -> None:
         if not threads.isdecimal() or int(threads) < 1:
             raise UsageError(f"ggml: threads must be a number from 1, {threads!r} found")
-        given = {"memory": memory, "mode": mode, "guard": guard, "caches": caches, "products": products}
-        given["uncomputed"] = uncomputed
-        for option, value in given.items():
-            if value not in CHOICES[option]:
-                raise UsageError(f"ggml: {option}: one of {', '.join(CHOICES[option])} expected, {value!r} found")
+        for (option, values), value in zip(
+            CHOICES.items(), (memory, mode, guard, caches, uncomputed, products), strict=True
+        ):
+            if value not in values:
+                raise UsageError(f"ggml: {option}: one of {', '.join(values)} expected, {value!r} found")
         if mode == "sched" and guard == "on":
             raise UsageError("ggml: guard=on goes with mode=graph: a scheduler allocates nodes itself")
         self._memory, self._guard, self._opaque = memory, guard == "on", caches == "opaque"
@@ -112,12 +112,9 @@ class GgmlBackend(Backend):
         self._backend: int | None = None
         self._cpu = library.device("CPU") if mode == "sched" else 0
         if self._name.upper().startswith(TRANSLATES):
-            self.batch = 1  # type: ignore[misc]  # this device's: it compiles what it is given as a whole
+            self.batch = 1  # type: ignore[misc]  # this device's: it compiles each graph as a whole
         if mode == "graph":
-            self._backend = self._ggml.backend_dev_init(self._device, None)
-            if self._backend is None:
-                raise UnavailableError(f"ggml: device {self._name} of {library.title} cannot be initialised")
-            self._set_threads(self.threads)
+            self._backend = library.start(self._device, self.threads)
 
     def info(self) -> DeviceInfo:
         """The library's version, its device, and the CPU features it uses."""
@@ -140,7 +137,7 @@ class GgmlBackend(Backend):
         return out
 
     def arithmetic(self) -> Arithmetic:
-        """As the CPU device's tables say; of other devices only what `products` and `requant` say is known."""
+        """The CPU device's, from its tables; another device's, from the options `products` and `requant`."""
         if self._library.device_type(self._device) == "CPU":
             return cpu_arithmetic(self._library)
         if self._products == EXACT.products:
@@ -152,8 +149,8 @@ class GgmlBackend(Backend):
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
-        """`supports_op` of every node, the graph rebuilt once. By a scheduler also what the CPU takes, where the
-        device takes a node that computes: a graph for the CPU alone says nothing of the device.
+        """`supports_op` of every node, the graph rebuilt once. Behind a scheduler the CPU's yes counts too, if the
+        device takes a node that computes: a graph for the CPU alone would not test the device.
         """
         own = self._supported(graph, self._device, self._name)
         if not self._cpu or not any(s and n.op not in VIEW_OPS for n, s in zip(graph, own, strict=True)):
@@ -162,23 +159,24 @@ class GgmlBackend(Backend):
         return [s or b for s, b in zip(own, behind, strict=True)]
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
-        """As llama.cpp asks when it loads a weight: `tensor` lies in an empty buffer of the type.
+        """As `supports`, while `tensor` lies in an empty buffer of the type, as when llama.cpp loads a weight.
 
         Raises:
             BackendError: this version of ggml cannot have a tensor of `graph`.
         """
         name, buft = list(self._bufts.items())[buffer % len(self._bufts)]
-        said = taken(self._library, self._device, buft, graph, tensor)
+        answers = taken(self._library, self._device, buft, graph, tensor)
         why = (
             f"ggml_backend_dev_supports_op of {self._name} (ggml {self._library.version}) with {tensor.name} in {name}"
         )
-        return [YES if s else no(f"{why} refuses {_spell(n)}") for n, s in zip(graph, said, strict=True)]
+        return [YES if s else no(f"{why} refuses {_spell(n)}") for n, s in zip(graph, answers, strict=True)]
 
     def _supported(self, graph: Graph, device: int, name: str) -> list[Support]:
         library, g = self._library, self._ggml
         tensors = graph.tensors()
         context = Context(library, len(tensors))
         lacking: dict[Tensor, str] = {}
+        """Tensors that this library cannot have, and why."""
         at: dict[Tensor, int] = {}
         try:
             for t in tensors:
@@ -219,9 +217,9 @@ class GgmlBackend(Backend):
                 opaque=self._opaque,
                 drop=self._drop,
             )
-        found, notes = homes(self._library, self._device, self._bufts, self._weights, case)
+        places, notes = homes(self._library, self._device, self._bufts, self._weights, case)
         kind = GuardSession if self._guard else GgmlSession
-        return kind(self._library, self._name, self._backend or 0, self._buft, case, found, notes, self._memory)
+        return kind(self._library, self._name, self._backend or 0, self._buft, case, places, notes, self._memory)
 
     def close(self) -> None:
         """Free the device; the library stays loaded."""
@@ -230,25 +228,16 @@ class GgmlBackend(Backend):
             self._backend = None
         self._library.close()
 
-    def _set_threads(self, threads: int) -> None:
-        function = self._library.device_function(
-            self._device, "ggml_backend_set_n_threads", None, ctypes.c_void_p, ctypes.c_int
-        )
-        if function is not None:
-            function(self._backend, threads)
-        elif threads > 1:
-            raise UsageError(f"ggml: device {self._name} has no threads to set, threads={threads} found")
-
     def _features(self) -> list[str]:
         function = self._library.device_function(
             self._device, "ggml_backend_get_features", ctypes.POINTER(Feature), ctypes.c_void_p
         )
         if function is None:
             return []
-        listed = function(self._ggml.backend_dev_backend_reg(self._device))
+        array = function(self._ggml.backend_dev_backend_reg(self._device))
         out: list[str] = []
-        while listed and listed[len(out)].name:
-            feature = listed[len(out)]
+        while array and array[len(out)].name:
+            feature = array[len(out)]
             value = feature.value.decode()
             out.append(feature.name.decode() + ("" if value == "1" else f"={value}"))
         return out
@@ -287,6 +276,5 @@ def _quantize(traits: Mapping[str, tuple[TypeTraits, CpuTypeTraits]]) -> str:
 
 def _spell(node: Tensor) -> str:
     """`MUL_MAT f32[64, 2, 1, 1] of f16[256, 64, 1, 1], f32[256, 2, 1, 1]`."""
-    made = f"{node.op} {node.type}{list(node.ne)}"
     src = ", ".join(f"{s.type}{list(s.ne)}" for s in node.src if s is not None)
-    return f"{made} of {src}" if src else made
+    return f"{node.op} {node.type}{list(node.ne)}" + (f" of {src}" if src else "")

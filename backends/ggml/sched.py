@@ -1,9 +1,9 @@
-"""One case run as llama.cpp runs it: `ggml_backend_sched` over a device and the CPU behind it.
+"""Run a case as llama.cpp does: `ggml_backend_sched` over a device and the CPU behind it.
 
-As `llama_context`: weights in the device's buffer with usage WEIGHTS unless the device refuses a node that reads them,
-those read by GET_ROWS only in the CPU's, caches in the device's buffer, inputs flagged INPUT and outputs OUTPUT, every
-graph in the memory of the one before, the scheduler reset and the graph allocated before each step, the CPU backend's
-buffers of the device's host type where it has one. A session has backends of its own, as a context does.
+As in `llama_context`, weights lie in the device's buffer with usage WEIGHTS unless the device refuses a node that reads
+them, weights that only GET_ROWS reads in the CPU's, caches in the device's. Inputs are flagged INPUT, outputs OUTPUT.
+Every graph is made in the memory of the previous one; before each step the scheduler is reset and the graph allocated.
+The CPU backend uses the device's host buffer type where there is one. A session has backends of its own.
 """
 
 from __future__ import annotations
@@ -15,26 +15,18 @@ from collections.abc import Mapping, Sequence
 
 from conformance.backend.interface import Witness
 from conformance.case.case import Case, writes_in_place
-from conformance.ggml.errors import BackendError, GraphError, UnavailableError
+from conformance.ggml.errors import BackendError, GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import EVAL_CALLBACK
 from conformance.ggml.lib.library import Library
-from conformance.ggml.tensor import (
-    FLAG_COMPUTE,
-    FLAG_INPUT,
-    FLAG_OUTPUT,
-    VIEW_OPS,
-    Bytes,
-    Tensor,
-    nbytes,
-)
+from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, nbytes
 
 from .context import Context, Store
 from .placement import sched_homes
 from .session import UNWRITTEN, GgmlSession, Plan
 
-NOTED = 8
-"""How many nodes beside the device are named in a note; all are counted in `kernels`."""
+NAMED = 8
+"""Nodes beside the device that a note names; `kernels` counts all."""
 LEAST_GRAPH = 1024
 """`llama_context::graph_max_nodes`: at least so many nodes, and 8 for each tensor."""
 
@@ -80,21 +72,16 @@ class SchedSession(GgmlSession):
         """Outputs that a later node of the same graph overwrites, by address: read as soon as they are computed."""
         self._values: dict[Tensor, Bytes] = {}
         self._callback = EVAL_CALLBACK(self._computed)
-        found, notes = sched_homes(library, device, cpu, bufts, weights, case)
+        places, notes = sched_homes(library, device, cpu, bufts, weights, case)
         name = g.backend_dev_name(device).decode()
         self._opaque = frozenset(case.caches()) if opaque else frozenset()
-        super().__init__(library, name, 0, g.backend_dev_buffer_type(device), case, found, notes, memory)
+        super().__init__(library, name, 0, g.backend_dev_buffer_type(device), case, places, notes, memory)
         # A device may keep a weight in a form of its own: what was written is what is read.
         self._unreadable |= {
             t: data for t, data in case.persistent.items() if t.type.is_quantized and t not in case.caches()
         }
         try:
-            self._backends = [_started(library, dev) for dev in dict.fromkeys((device, cpu))]
-            set_threads = library.device_function(
-                cpu, "ggml_backend_set_n_threads", None, ctypes.c_void_p, ctypes.c_int
-            )
-            if set_threads is not None:
-                set_threads(self._backends[-1], threads)
+            self._backends = [library.start(d, threads if d == cpu else None) for d in dict.fromkeys((device, cpu))]
             own = [g.backend_dev_buffer_type(device)]
             if cpu != device:
                 own.append(g.backend_dev_host_buffer_type(device) or g.backend_dev_buffer_type(cpu))
@@ -143,12 +130,12 @@ class SchedSession(GgmlSession):
 
     def witness(self) -> Witness:
         """Splits and copies of the last graph, nodes by backend and op, bytes by buffer name."""
-        found = super().witness()
-        found.bytes.pop("compute", None)
+        witness = super().witness()
+        witness.bytes.pop("compute", None)
         for backend in self._backends:
             name = self._ggml.backend_name(backend).decode()
-            found.bytes[f"compute {name}"] = self._ggml.backend_sched_get_buffer_size(self._sched, backend)
-        return found
+            witness.bytes[f"compute {name}"] = self._ggml.backend_sched_get_buffer_size(self._sched, backend)
+        return witness
 
     def close(self) -> None:
         """Free the scheduler, the graphs, every buffer and the backends."""
@@ -228,17 +215,10 @@ class SchedSession(GgmlSession):
         witness.copies = len(copied)
         witness.nodes += plan.nodes - len(elsewhere)
         if elsewhere:
-            more = f" and {len(elsewhere) - NOTED} more" if len(elsewhere) > NOTED else ""
-            note = f"beside {witness.device}: {', '.join(elsewhere[:NOTED])}{more}"
+            more = f" and {len(elsewhere) - NAMED} more" if len(elsewhere) > NAMED else ""
+            note = f"beside {witness.device}: {', '.join(elsewhere[:NAMED])}{more}"
             if note not in witness.notes:
                 witness.notes.append(note)
-
-
-def _started(library: Library, device: int) -> int:
-    backend: int | None = library.ggml.backend_dev_init(device, None)
-    if not backend:
-        raise UnavailableError(f"ggml: device {library.ggml.backend_dev_name(device).decode()} cannot be initialised")
-    return backend
 
 
 def _overwritten(graph: Graph, outputs: Sequence[Tensor]) -> list[Tensor]:

@@ -203,6 +203,27 @@ class Library:
         i, known = self.ggml.backend_dev_type(device), self.layout.device_types
         return known[i] if 0 <= i < len(known) else f"type {i}"
 
+    def start(self, device: int, threads: int | None = None) -> int:
+        """The device's backend, a `ggml_backend_t`; it computes with `threads` threads, or as many as it likes.
+
+        Raises:
+            UnavailableError: it cannot be initialised.
+            UsageError: it has no threads to set, and more than one is asked for.
+        """
+        backend: int | None = self.ggml.backend_dev_init(device, None)
+        name = self.ggml.backend_dev_name(device).decode()
+        if not backend:
+            raise UnavailableError(f"ggml: device {name} of {self.title} cannot be initialised")
+        if threads is None:
+            return backend
+        set_threads = self.device_function(device, "ggml_backend_set_n_threads", None, _P, ctypes.c_int)
+        if set_threads is not None:
+            set_threads(backend, threads)
+        elif threads > 1:
+            self.ggml.backend_free(backend)
+            raise UsageError(f"ggml: device {name} has no threads to set, threads={threads} found")
+        return backend
+
     def device_function(self, device: int, name: str, result: CType, *arguments: CType) -> CType:
         """A function by `ggml_backend_reg_get_proc_address`, or None where the device has none of that name."""
         address = self.ggml.backend_reg_get_proc_address(self.ggml.backend_dev_backend_reg(device), name.encode())

@@ -41,7 +41,7 @@ class Llama(Library):
         check(self.llama.context_default_params, CONTEXT_DEFAULTS, self.title)
         self.llama.log_set(self._log_callback, None)
 
-    def start(self, on_abort: Callable[[bytes], None]) -> None:
+    def initialise(self, on_abort: Callable[[bytes], None]) -> None:
         """`llama_backend_init`; `on_abort` gets the message before ggml ends the process."""
         self._abort_callback = ABORT_CALLBACK(lambda message: on_abort(message or b""))
         if self.ggml.set_abort_callback is not None:

@@ -77,7 +77,7 @@ def record(request: Request) -> dict[str, Any]:
         ConformanceError: the library is absent or of another layout, the model cannot be loaded, the plan not played.
     """
     library = Llama(request.lib)
-    library.start(last_words)
+    library.initialise(last_words)
     tensors: list[Tensor] = []
 
     def weight(t: Tensor, pointer: int) -> None:
@@ -158,7 +158,7 @@ class Player:
         self._request = request
         self.notes: dict[str, int] = {}
         """Nodes and splits of the last context's graph, as llama.cpp says them."""
-        self.library.start(last_words)
+        self.library.initialise(last_words)
 
         def weight(t: Tensor, pointer: int) -> None:
             self.library.set(pointer, make(recipe(request.stream, t), t))
