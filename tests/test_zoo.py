@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
+import platform
 import re
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.lib import llama as llama_binding
+from conformance.ggml.lib.layout import LAYOUTS, Layout
 from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
@@ -188,6 +192,32 @@ def test_nothing_is_imported_from_the_wheel() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+def test_commands_do_not_load_the_binding() -> None:
+    """`conform --help` imports the zoo, but neither ctypes structs nor a library."""
+    code = (
+        "import sys, conformance.cli, json; "
+        "print(json.dumps([m for m in sys.modules if m.startswith('conformance.ggml.lib')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.skipif(
+    (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="other conventions hide what is written"
+)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: x.version)
+def test_parameters_tell_their_layout(layout: Layout) -> None:
+    """What `llama_context_default_params` writes fits its own layout of the table, and none of the others."""
+
+    def fill(at: int) -> int:
+        ctypes.memset(at, 0, layout.context_params.slack.offset)
+        return at
+
+    size = llama_binding._size(ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(fill), LAYOUTS[0].context_params)
+    assert size is not None
+    assert [x for x in LAYOUTS if llama_binding._fits(x.context_params, size)] == [layout]
 
 
 def test_decays_decay() -> None:

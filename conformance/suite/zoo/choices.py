@@ -1,9 +1,9 @@
-"""Choices of experts in two runs of a model: a flip at a near-tie told apart from a wrong number.
+"""Compare the choices of experts in two runs of a model: tell a flip at a near-tie from a wrong number.
 
-A router gives each expert a score, and the highest few are taken. Where two scores are closer than a device rounds, the
-device may take the other expert, and from there on its values are others, rightly. So the CPU's run is played once more
-with the experts that the device took: what remains is a difference of numbers, and is judged as any other. That the
-device may take them is judged by the scores: they must be near the CPU's, and the margin within their difference.
+A router scores each expert and chooses the highest few. Where two scores are closer than a device rounds, it may choose
+the other expert, and from there on its values rightly differ. So the CPU plays the run again with the device's
+experts; what then differs is judged as any other number. The flip itself is judged by the scores: the device's must be
+near the CPU's, and the margin within their difference.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ NEAR = 5e-4
 
 @dataclass(slots=True)
 class Choice:
-    """One node that chooses, in one batch."""
+    """One routing node in one batch."""
 
     name: str
     batch: int
     k: int
-    """How many of each row are used."""
+    """Experts of each row that are used."""
     scores: NDArray[np.float64]
     """`[tokens, experts]`, the highest chosen first."""
     chosen: NDArray[np.int32]
@@ -36,7 +36,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """What two runs chose differently."""
+    """The differences between two runs."""
 
     notes: list[str] = field(default_factory=list)
     """Choices at a near-tie."""
@@ -44,40 +44,43 @@ class Flips:
     """The first that no rounding explains."""
 
 
-def flips(found: Sequence[Choice], expected: Sequence[Choice]) -> Flips:
-    """The rows where `found` has other experts.
+def flips(device: Sequence[Choice], cpu: Sequence[Choice]) -> Flips:
+    """The rows where the device chose other experts.
 
     Args:
-        found: a device's choices.
-        expected: the CPU's own, each made after the device's earlier ones.
+        device: the device's choices.
+        cpu: the CPU's own, each made after the device's earlier ones.
     """
     notes: list[str] = []
-    if [(c.name, c.scores.shape) for c in found] != [(c.name, c.scores.shape) for c in expected]:
+    if [(c.name, c.scores.shape) for c in device] != [(c.name, c.scores.shape) for c in cpu]:
         return Flips(notes, "the two runs have other choices to make")
-    for f, e in zip(found, expected, strict=True):
-        k = min(f.k, e.k)
-        for row in range(len(f.scores)):
-            mine, right = (set(c.chosen[row, :k].tolist()) for c in (f, e))
-            if mine == right:
+    for d, c in zip(device, cpu, strict=True):
+        k = min(d.k, c.k)
+        for row in range(len(d.scores)):
+            ours, theirs = (set(x.chosen[row, :k].tolist()) for x in (d, c))
+            if ours == theirs:
                 continue
-            taken, left = sorted(mine - right), sorted(right - mine)
-            where = f"expert {_listed(taken)} for {_listed(left)} at {f.name}, batch {f.batch}, token {row}"
-            a, b = f.scores[row], e.scores[row]
-            both = np.isfinite(a) & np.isfinite(b)
-            margin = float(b[left].max() - b[taken].min())
-            apart = float(np.abs(a - b)[both].max(initial=0.0))
-            said = f"{where}: margin {margin:.2g}, scores differ by {apart:.2g}"
-            energy = float(np.sum(b[both] ** 2))
-            if not both[[*taken, *left]].all() or float(np.sum((a - b)[both] ** 2)) > NEAR * energy:
-                return Flips(notes, f"{said}: its scores are wrong already")
-            if margin > 2 * apart:
-                return Flips(notes, f"{said}: no rounding of scores explains it, so the choice itself is wrong")
-            notes.append(said)
+            note, wrong = _judge(d, c, row, sorted(ours - theirs), sorted(theirs - ours))
+            if wrong:
+                return Flips(notes, f"{note}: {wrong}")
+            notes.append(note)
     return Flips(notes)
 
 
-def _listed(experts: Sequence[int]) -> str:
-    return " and ".join(map(str, experts))
+def _judge(device: Choice, cpu: Choice, row: int, ours: Sequence[int], theirs: Sequence[int]) -> tuple[str, str]:
+    """One row's flip in words, and why no rounding explains it."""
+    a, b = device.scores[row], cpu.scores[row]
+    both = np.isfinite(a) & np.isfinite(b)
+    margin = float(b[theirs].max() - b[ours].min())
+    apart = float(np.abs(a - b)[both].max(initial=0.0))
+    experts = f"expert {' and '.join(map(str, ours))} for {' and '.join(map(str, theirs))}"
+    where = f"{experts} at {device.name}, batch {device.batch}, token {row}"
+    note = f"{where}: margin {margin:.2g}, scores differ by {apart:.2g}"
+    if not both[[*ours, *theirs]].all() or float(np.sum((a - b)[both] ** 2)) > NEAR * float(np.sum(b[both] ** 2)):
+        return note, "its scores are wrong already"
+    if margin > 2 * apart:
+        return note, "no rounding of scores explains it, so the choice itself is wrong"
+    return note, ""
 
 
 def save(path: Path, choices: Sequence[Choice]) -> None:

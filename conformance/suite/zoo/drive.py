@@ -131,8 +131,8 @@ class Drive:
         model: `llama_model *`.
         context: `llama_context *`.
         request: what the context was made of; all its sequences are active at first.
-        begin: called before each batch with the function that computes it.
-        each: called after each batch with what was decoded.
+        begin: called before each batch with the name of the function that computes it.
+        each: called after each batch.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Drive:
         self.active = list(range(n_seq_max))
 
     def run(self, plan: str) -> None:
-        """Do all parts.
+        """Play all parts.
 
         Raises:
             UsageError: names the part that cannot be done, with what llama.cpp said.
@@ -172,7 +172,7 @@ class Drive:
             _VERBS[part.verb](self, part)
 
     def decode(self, n_tokens: Sequence[int], *, every: bool = False) -> None:
-        """New tokens of the active sequences: one number for all, or one each."""
+        """Decode new tokens of the active sequences: `n_tokens` has one number for all, or one each."""
         if len(n_tokens) == 1:
             n_tokens = list(n_tokens) * len(self.active)
         if len(n_tokens) != len(self.active) or not sum(n_tokens):
@@ -199,7 +199,7 @@ class Drive:
         self._each(batch)
 
     def _want_results(self, seqs: I32, outputs: NDArray[np.int8]) -> None:
-        """One result of every graph: the last token's, where the batch is split and a part would have none."""
+        """Every graph has a result: where a batch is split, that of a part's last token if it would have none."""
         everyone = np.arange(len(seqs), dtype=np.int64)
         batch = Ubatch(everyone, everyone, seqs.astype(np.int64), outputs.astype(np.bool_))
         for part in split(batch, self._n_ubatch, unified=self._unified or self._n_seq_max == 1):
@@ -222,13 +222,13 @@ class Drive:
             raise UsageError(f"run: llama_{function} of {n} tokens returned {status}: {log}")
 
     def back(self, n: int) -> None:
-        """Every sequence forgets its last `n` tokens."""
+        """Remove the last `n` tokens of every sequence."""
         for s in self.active:
             self._next[s] = max(0, self._next[s] - n)
             self._remove(s, self._next[s], -1)
 
     def shift(self, n: int) -> None:
-        """Every sequence forgets its first `n` tokens and moves the others up."""
+        """Remove the first `n` tokens of every sequence and move the others up."""
         if not self._memory or not self._c.memory_can_shift(self._memory):
             raise UsageError("run: the memory of this architecture cannot shift positions")
         for s in self.active:
@@ -237,19 +237,19 @@ class Drive:
             self._next[s] = max(0, self._next[s] - n)
 
     def remove(self, seq: int) -> None:
-        """A sequence is forgotten and takes no part any more."""
+        """Remove a sequence; it takes no part any more."""
         self._forget(seq)
         self.active = [s for s in self.active if s != seq]
         if not self.active:
             raise UsageError(f"run: rm{seq} leaves no sequence")
 
     def add(self, seq: int) -> None:
-        """A sequence takes part (again), from position 0."""
+        """Let a sequence take part (again), from position 0."""
         self._forget(seq)
         self.active = sorted({*self.active, seq})
 
     def share(self, seq: int) -> None:
-        """The other active sequences give up what they have for `seq`'s tokens."""
+        """Replace the tokens of all other active sequences by those of `seq`."""
         if not self._unified:
             raise UsageError("run: cp: sequences have a stream each, and llama.cpp copies bytes; take unified=1")
         for other in self.active:
@@ -259,7 +259,7 @@ class Drive:
                 self._next[other] = self._next[seq]
 
     def reset(self) -> None:
-        """All cells are emptied; what they hold stays."""
+        """Empty all cells; their bytes stay."""
         if self._memory:
             self._c.memory_clear(self._memory, False)  # C's signature
         self._next = [0] * self._n_seq_max

@@ -1,11 +1,11 @@
 """What llama.cpp computes, through its eval callback: `Recorder` keeps whole graphs, `Watch` what routers chose.
 
-llama.cpp asks about the nodes of a graph before it computes them: all at once where nobody wants their data, so that
-at the first question every input is filled and nothing is computed. Only results are then asked for. Where the data of
-all nodes is wanted, each node is computed by itself (and nothing is fused).
+llama.cpp asks about the nodes of a graph before it computes them. Where the callback wants no data it asks about all at
+once: at the first question every input is filled and nothing is computed. `Recorder` then wants results only. Where it
+wants the data of all nodes, llama.cpp computes each node by itself, and fuses nothing.
 
-What a leaf is: a weight lies in a buffer of usage WEIGHTS; a leaf in a buffer of usage COMPUTE, or flagged INPUT, is an
-input of the step; every other leaf is a cache or a recurrent state, and lives on.
+A leaf in a buffer of usage WEIGHTS is a weight; one in a buffer of usage COMPUTE, or flagged INPUT, is an input of the
+step; every other leaf is a cache or a recurrent state, and lives on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .choices import Choice
 
 @dataclass(eq=False, slots=True)
 class GraphRecord:
-    """One graph as it ran."""
+    """One graph, its inputs and values."""
 
     nodes: list[Tensor] = field(default_factory=list)
     inputs: dict[Tensor, Bytes] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Recorder:
 
     Args:
         library: whose tensors these are.
-        whole: of this many graphs, from the first on, every node's value and every cache is record.
+        whole: of this many graphs, from the first on, every node's value and every cache is recorded.
     """
 
     def __init__(self, library: Llama, *, whole: int = 0) -> None:
@@ -67,11 +67,11 @@ class Recorder:
         self.callback = EVAL_CALLBACK(self._called)
 
     def begin(self, function: str) -> None:
-        """A call of `function` comes. Its first call runs one kind of graph; later ones may move the cache first."""
+        """`function` is called next. Its first call runs one kind of graph; later ones may move the cache first."""
         self._function = function
 
     def flush(self) -> None:
-        """No more node of the last graph comes: the decode has returned.
+        """The call has returned: the last graph is complete.
 
         Raises:
             GraphError: a tensor could not be read.
@@ -162,7 +162,7 @@ class Recorder:
 
 
 def step(record: GraphRecord) -> Step:
-    """A recorded graph as a step; its outputs are results that no node reads."""
+    """A graph as a step; its outputs are the results that no node reads."""
     graph = Graph(record.nodes)
     read = {s for n in graph for s in n.src if s is not n}
     results = tuple(n for n in graph if computes(n) and n.flags & FLAG_OUTPUT and n in record.values and n not in read)
@@ -172,7 +172,7 @@ def step(record: GraphRecord) -> Step:
 
 
 def references(model: Path, weights: Mapping[Tensor, Bytes]) -> dict[Tensor, Reference]:
-    """Weight -> its place in the file, for each whose bytes are those of the file's tensor of that name.
+    """Weight -> its place in the model file, for each that has the same bytes there.
 
     Args:
         model: a GGUF file that llama.cpp has loaded.
@@ -193,12 +193,12 @@ _FLOATS = (F32, F16, BF16)
 
 
 class Watch:
-    """Its `callback` goes into `llama_context_params.cb_eval`: it keeps what every choosing node chose.
+    """Its `callback` goes into `llama_context_params.cb_eval`; it keeps the choices of every router.
 
     Args:
         library: whose tensors these are.
-        forced: choices to put in place of a run's own, in order; None leaves them.
-        values: also look at every node's value, for the first that is not finite.
+        forced: choices that replace the run's own, in order; None leaves them.
+        values: also search for the first node with a NaN.
     """
 
     def __init__(self, library: Llama, forced: Sequence[Choice] | None = None, *, values: bool = False) -> None:
@@ -209,7 +209,7 @@ class Watch:
         self.batch = 0
         self.choices: list[Choice] = []
         self.spoilt = ""
-        """The first node whose value is not finite, and whether what it reads was so already."""
+        """The first node with a NaN, and whether a state that it reads held NaN before."""
         self.callback = EVAL_CALLBACK(self._called)
 
     def _called(self, pointer: int, ask: bool, _data: int | None) -> bool:  # C's signature

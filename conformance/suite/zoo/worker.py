@@ -38,14 +38,14 @@ from .model import recipe
 from .recorder import Recorder, Watch, references, step
 
 TOLERANCE = {"nmse": 5e-4}
-"""What a free run may differ by from a recording in ggml's arithmetic."""
+"""Tolerance of a free run against a recording in ggml's arithmetic."""
 _SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ailed|ASSERT|nsupported|Check '")
 _NOISE = re.compile(
     r"^(llama_decode|llama_encode|decode|encode|process_ubatch): (failed|removing)|sched_graph_compute_async failed"
 )
 LONGEST = 700
-"""Characters of one message that are kept."""
+"""Characters of one message."""
 F32 = NDArray[np.float32]
 
 
@@ -94,7 +94,7 @@ def record(request: Request) -> dict[str, Any]:
 
     def each(batch: Tokens) -> None:
         recorder.flush()
-        steps.extend(noted([step(r) for r in recorder.graphs], batch))
+        steps.extend(with_tokens([step(r) for r in recorder.graphs], batch))
         recorder.graphs.clear()
 
     Drive(library, model, context, request, begin=recorder.begin, each=each).run(request.plan)
@@ -116,8 +116,8 @@ def record(request: Request) -> dict[str, Any]:
     if request.recipes:
         case.recipes = {t: recipe(request.stream, t) for t in recorder.is_weight if t.type.name in MAKEABLE}
     if request.by_reference:
-        held = {t: recorder.persistent[t] for t in recorder.is_weight}
-        case.references = references(Path(request.model), held)
+        weights = {t: recorder.persistent[t] for t in recorder.is_weight}
+        case.references = references(Path(request.model), weights)
     casefile.write(Path(request.output), case)
     return {}
 
@@ -127,13 +127,13 @@ def last_words(message: bytes) -> None:
     os.write(2, b"\n" + message + b"\n")
 
 
-def noted(steps: list[Step], batch: Tokens) -> list[Step]:
-    """The steps of a batch, each with its own tokens: found by what its inputs say; a step without tokens has none."""
+def with_tokens(steps: list[Step], batch: Tokens) -> list[Step]:
+    """Note in each step of a batch its own tokens, as its inputs tell; a step without tokens has none."""
     left = batch.rows()
     for s in steps:
-        given = {t.name: data.view(np.int32) for t, data in s.inputs.items() if t.name in {"inp_tokens", "inp_pos"}}
+        inputs = {t.name: data.view(np.int32) for t, data in s.inputs.items() if t.name in {"inp_tokens", "inp_pos"}}
         rows = []
-        for token, pos in zip(given.get("inp_tokens", ()), given.get("inp_pos", ()), strict=False):
+        for token, pos in zip(inputs.get("inp_tokens", ()), inputs.get("inp_pos", ()), strict=False):
             row = next((r for r in left if r[0] == token and r[1] == pos), None)
             if row is not None:
                 left.remove(row)
@@ -157,7 +157,7 @@ class Player:
         self.library = Llama(request.lib)
         self._request = request
         self.notes: dict[str, int] = {}
-        """Nodes and splits of the last context's graph, as llama.cpp says them."""
+        """Nodes and splits of the last context's graph, from llama.cpp's log."""
         self.library.initialise(last_words)
 
         def weight(t: Tensor, pointer: int) -> None:
@@ -200,7 +200,7 @@ class Player:
         return {"batches": len(results), "notes": self.notes, "spoilt": looker.spoilt if looker else ""}
 
     def complaints(self) -> list[str]:
-        """What the libraries last said went wrong, without what llama.cpp says of every failure."""
+        """The last errors of the log, without llama.cpp's own line about every failure."""
         lines = [" ".join(text.split()) for text in self.library.log]
         return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
 
