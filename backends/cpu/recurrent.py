@@ -1,4 +1,4 @@
-"""Ops of recurrent layers: SSM_CONV, and those with a state, which go one token after the other.
+"""Ops with a state, computed one token after the other.
 
 Their result is the outputs and then the new states. A state that an op leaves unwritten (GATED_DELTA_NET and SSM_SCAN
 asked for more states than there are tokens) stays as it was.
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Tensor
 
-from .values import Values, checked_index, in_float64, load, operand, store
+from .values import Values, checked_index, load, operand, store
 
 
 def _values(node: Tensor, src: Sources, n: int) -> Iterator[Values]:
@@ -125,17 +124,9 @@ def _gated_delta_net(node: Tensor, dst: Raw, src: Sources) -> None:
     _finish(node, dst, y, _last(states, node.params.K))
 
 
-def _ssm_conv(node: Tensor, sx: Values, c: Values) -> Values:
-    """`dst[i1, it, is] = sum_k sx[it + k, i1, is] c[k, i1]`: a causal convolution per channel."""
-    windows = sliding_window_view(sx, c.shape[-1], axis=-1)[..., : node.ne[1], :]
-    y: Values = (windows * c[..., None, :]).sum(-1).swapaxes(-1, -2)
-    return y
-
-
 def kernels(_: Arithmetic) -> dict[str, Kernel]:
     """Op -> kernel."""
     return {
-        "SSM_CONV": in_float64(_ssm_conv),
         "SSM_SCAN": _ssm_scan,
         "RWKV_WKV6": _wkv6,
         "RWKV_WKV7": _wkv7,

@@ -9,7 +9,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.ops.rules_matrix import part
+from conformance.ggml.ops.views import part
 from conformance.ggml.tensor import Tensor
 
 from .values import load, operand, repeated, store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from conformance.backend.kernel import Kernel
 from conformance.ggml.arithmetic import Arithmetic
@@ -57,7 +58,20 @@ def _im2col(node: Tensor, a: Values, b: Values) -> Values:
     return y.reshape(node.shape)
 
 
+def _ssm_conv(node: Tensor, sx: Values, c: Values) -> Values:
+    """`dst[i1, it, is] = sum_k sx[it + k, i1, is] c[k, i1]`: a causal convolution per channel."""
+    windows = sliding_window_view(sx, c.shape[-1], axis=-1)[..., : node.ne[1], :]
+    y: Values = (windows * c[..., None, :]).sum(-1).swapaxes(-1, -2)
+    return y
+
+
 def kernels(_: Arithmetic) -> dict[str, Kernel]:
     """Op -> kernel."""
-    formulas: dict[str, Formula] = {"PAD": _pad, "ROLL": _roll, "POOL_2D": _pool_2d, "IM2COL": _im2col}
+    formulas: dict[str, Formula] = {
+        "PAD": _pad,
+        "ROLL": _roll,
+        "POOL_2D": _pool_2d,
+        "IM2COL": _im2col,
+        "SSM_CONV": _ssm_conv,
+    }
     return {op: in_float64(f) for op, f in formulas.items()}

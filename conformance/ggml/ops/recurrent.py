@@ -1,7 +1,6 @@
-"""Rules of the ops with a state: selective scans and linear attention, whose result is outputs and new states in one.
+"""Ops with a state: selective scans and linear attention. Each gives outputs and then new states in one tensor.
 
-What ggml's kernels take for granted of such an op, they do not look at: a type other than F32 or a token count that
-does not divide is read as if it were right. `runs` of these rules refuses it.
+ggml's kernels assume F32 and a token count that divides evenly, and do not check it; `runs` of these ops does.
 """
 
 from __future__ import annotations
@@ -9,29 +8,33 @@ from __future__ import annotations
 from conformance.ggml.tensor import Tensor, dims, is_contiguous, is_contiguous_rows, nelements, same_shape
 from conformance.ggml.types import F32, I32
 
-from .rules_base import (
+from .matmul import PRODUCT
+from .op import (
     Layout,
-    Rule,
+    Rounding,
     all_f32,
     check,
     divides,
+    f32,
     fresh,
+    i32,
     is_matrix,
     is_vector,
+    op,
     operand,
     violated,
 )
 
 
 def _ssm_scan(t: Tensor) -> Layout:
-    """`ggml_ssm_scan`: `src` s, x, dt, A, B, C, ids; `op_params[0]` K, how many of the last states are kept.
+    """`ggml_ssm_scan`: `src` s, x, dt, A, B, C, ids; of the states the last K are kept.
 
     s [d_state, head_dim, n_head, rows], x [head_dim, n_head, n_t, n_s], dt [n_head, n_t, n_s],
     A [1 or d_state, n_head], B and C [d_state, n_group, n_t, n_s], ids I32 [n_s]: row of s that a sequence starts from.
     Result: F32 [nelements(x) + K * d_state * head_dim * n_head * n_s], y and then the states, the latest first.
     """
     s, x, dt, a, b, c, ids = (operand(t, i) for i in range(7))
-    k = t.op_params[0]
+    k = t.params.K
     check(
         t,
         (
@@ -124,7 +127,7 @@ def _wkv7_runs(t: Tensor) -> None:
 
 
 def _gated_linear_attn(t: Tensor) -> Layout:
-    """`ggml_gated_linear_attn`: `src` k, v, q, g [S, H, n_tokens], state [S * S * H, n_seqs]; `op_params[0]` scale."""
+    """`ggml_gated_linear_attn`: `src` k, v, q, g [S, H, n_tokens], state [S * S * H, n_seqs]."""
     _dense(t, "k v q g state")
     k, v, q, g, state = (operand(t, i) for i in range(5))
     return _alike(t, k, {"v": v, "q": q, "g": g}, state)
@@ -148,7 +151,7 @@ def _gla_runs(t: Tensor) -> None:
 
 
 def _gated_delta_net(t: Tensor) -> Layout:
-    """`ggml_gated_delta_net`: `src` q, k, v, g, beta, state; `op_params[0]` K, how many of the last states are kept.
+    """`ggml_gated_delta_net`: `src` q, k, v, g, beta, state; of the states the last K are kept.
 
     v [S, H, n_t, n_s], q and k [S, heads, n_t, seqs] (repeated to v's), g [1 or S, H, n_t, n_s], beta
     [1, H, n_t, n_s], state [S, S, H, n_s]. Result: F32 [S * H, n_t * n_s + K * S * n_s], outputs and then the states,
@@ -165,7 +168,7 @@ def _gated_delta_net(t: Tensor) -> Layout:
         if x.type is not F32:
             raise violated(t, f"{name}->type == GGML_TYPE_F32")
     s, h, n_t, n_s = v.ne
-    kept = t.op_params[0]
+    kept = t.params.K
     check(
         t,
         (
@@ -201,10 +204,71 @@ def _gated_delta_net_runs(t: Tensor) -> None:
     )
 
 
-RECURRENT_RULES: dict[str, Rule] = {
-    "SSM_SCAN": Rule(_ssm_scan, 7, n_params=1, runs=_ssm_scan_runs),
-    "RWKV_WKV6": Rule(_wkv6, 6, runs=_wkv6_runs),
-    "RWKV_WKV7": Rule(_wkv7, 7, runs=_wkv7_runs),
-    "GATED_LINEAR_ATTN": Rule(_gated_linear_attn, 5, n_params=1, runs=_gla_runs),
-    "GATED_DELTA_NET": Rule(_gated_delta_net, 6, n_params=1, runs=_gated_delta_net_runs),
-}
+def _state_and_tokens(t: Tensor) -> int:
+    return operand(t).ne[0] + operand(t, 1).ne[2]
+
+
+_STATES = Rounding(
+    64, 1, "float32 sums of K products into a state that tokens share", terms=_state_and_tokens, products=PRODUCT
+)
+_K = (i32("K"),)
+SSM_SCAN = op(
+    "SSM_SCAN",
+    src="s x dt A B C ids",
+    layout=_ssm_scan,
+    runs=_ssm_scan_runs,
+    rounding=_STATES,
+    params=_K,
+)
+RWKV_WKV6 = op("RWKV_WKV6", src="k v r tf td state", layout=_wkv6, runs=_wkv6_runs, rounding=_STATES)
+RWKV_WKV7 = op("RWKV_WKV7", src="r w k v a b state", layout=_wkv7, runs=_wkv7_runs, rounding=_STATES)
+GATED_LINEAR_ATTN = op(
+    "GATED_LINEAR_ATTN",
+    src="k v q g state",
+    layout=_gated_linear_attn,
+    runs=_gla_runs,
+    rounding=_STATES,
+    params=(f32("scale"),),
+)
+GATED_DELTA_NET = op(
+    "GATED_DELTA_NET",
+    src="q k v g beta state",
+    layout=_gated_delta_net,
+    runs=_gated_delta_net_runs,
+    rounding=_STATES,
+    params=_K,
+)
+
+
+class Recurrent:
+    """Constructors of the ops with a state. Shapes are those of the rules; everything is F32 but `ids`."""
+
+    @SSM_SCAN.constructor
+    def ssm_scan(
+        self, s: Tensor, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, ids: Tensor, K: int
+    ) -> None:  # fmt: skip
+        """`x` through the state space of `A`, `B`, `C` with steps softplus(`dt`), from rows `ids` of `s`.
+
+        Of the states the last `K` are kept, the latest first.
+        """
+
+    @RWKV_WKV6.constructor
+    def rwkv_wkv6(self, k: Tensor, v: Tensor, r: Tensor, tf: Tensor, td: Tensor, state: Tensor) -> None:
+        """RWKV 6: y = r (tf k v + state), then state = td state + k v."""
+
+    @RWKV_WKV7.constructor
+    def rwkv_wkv7(self, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, state: Tensor) -> None:
+        """RWKV 7: state = w state + v k + (state a) b, then y = state r."""
+
+    @GATED_LINEAR_ATTN.constructor
+    def gated_linear_attn(self, k: Tensor, v: Tensor, q: Tensor, g: Tensor, state: Tensor, scale: float) -> None:
+        """Gated linear attention: state = g state + k v, then y = scale q state."""
+
+    @GATED_DELTA_NET.constructor
+    def gated_delta_net(
+        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, K: int
+    ) -> None:  # fmt: skip
+        """The gated delta rule: state = exp(g) state, then + k beta (v - k state); y = q state / sqrt(S).
+
+        Of the states the last `K` are kept, the latest first.
+        """
