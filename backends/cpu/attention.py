@@ -8,7 +8,6 @@ finite mask entries of a row that lets a backend skip work) change nothing in th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16, F32, GGMLType, type_named
 
 from .matmul import Activations
-from .values import Values, alibi_slopes, in_float64, load, operand, optional, repeated, store
+from .values import Formula, Values, alibi_slopes, in_float64, load, operand, optional, repeated, store
 
 
 def _scores(node: Tensor, kq: Values, mask: Values | None) -> tuple[Values, NDArray[np.bool_] | None]:
@@ -197,7 +196,7 @@ def _hc_post(_: Tensor, x: Values, residual: Values, post: Values, comb: Values 
     return y
 
 
-FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
+FORMULAS: dict[str, Formula] = {
     "SOFT_MAX": _soft_max,
     "DIAG_MASK_INF": partial(_diag_mask, -np.inf),
     "DIAG_MASK_ZERO": partial(_diag_mask, 0.0),

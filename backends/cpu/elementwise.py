@@ -24,7 +24,7 @@ from conformance.ggml.quants import quants
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16, F32, GGMLType, type_named
 
-from .values import Values, checked_index, in_float64, repeated
+from .values import Formula, Values, checked_index, in_float64, repeated
 
 Function = Callable[[Values], NDArray[Any]]
 
@@ -61,7 +61,7 @@ def _arange(node: Tensor) -> Values:
     return start + steps
 
 
-FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
+FORMULAS: dict[str, Formula] = {
     "ADD": partial(_binary, np.add),
     "ADD1": partial(_binary, np.add),
     "SUB": partial(_binary, np.subtract),

@@ -22,7 +22,7 @@ from conformance.ggml.quants.requant import requantised
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import Q4_1, Q5_1, Q8_1, TYPES, GGMLType, type_named
 
-from .values import Values, checked_index, in_float64, load, operand, store, weight
+from .values import Formula, Values, checked_index, in_float64, load, operand, store, weight
 
 _OFFSET_TYPES = (Q4_1, Q5_1)
 """Weights `d q + m` whose m ggml multiplies with the block sum `s` of Q8_1, an F16, and not with the quants."""
@@ -145,7 +145,7 @@ def _solve_tri(_: Tensor, a: Values, b: Values) -> Values:
     return x
 
 
-FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
+FORMULAS: dict[str, Formula] = {
     "OUT_PROD": _out_prod,
     "TRI": lambda node, x: _TRIANGLES[node.params.type](x),
     "DIAG": lambda node, x: np.where(np.eye(node.ne[0], dtype=np.bool_), x, 0.0),

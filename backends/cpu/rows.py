@@ -6,7 +6,6 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,7 @@ from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor
 
-from .values import Values, checked_index, convert, in_float64, operand, repeated, weight
+from .values import Formula, Values, checked_index, convert, in_float64, operand, repeated, weight
 
 
 def _norm(node: Tensor, x: Values) -> Values:
@@ -95,7 +94,7 @@ def _set_rows(quantize: str, node: Tensor, dst: Raw, src: Sources) -> None:
     dst[(*_planes(b.ne[3], b.ne[2]), index)] = rows
 
 
-FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
+FORMULAS: dict[str, Formula] = {
     "SUM": lambda _, x: x.sum().reshape(1, 1, 1, 1),
     "SUM_ROWS": lambda _, x: x.sum(-1, keepdims=True),
     "MEAN": lambda _, x: x.mean(-1, keepdims=True),

@@ -65,6 +65,15 @@ def _ssm_conv(node: Tensor, sx: Values, c: Values) -> Values:
     return y
 
 
+FORMULAS: dict[str, Formula] = {
+    "PAD": _pad,
+    "ROLL": _roll,
+    "POOL_2D": _pool_2d,
+    "IM2COL": _im2col,
+    "SSM_CONV": _ssm_conv,
+}
+
+
 def kernels(_: Arithmetic) -> dict[str, Kernel]:
     """Op -> kernel."""
     formulas: dict[str, Formula] = {
