@@ -51,11 +51,11 @@ def _weighted(p: Values, v: Values, hidden: NDArray[np.bool_] | None) -> Values:
     broken = ~np.isfinite(v)
     if hidden is None or not broken.any():
         return (flat @ v).reshape(batch, heads, tokens, -1)
-    seen = np.broadcast_to(~hidden, p.shape).reshape(flat.shape)
-    up, down = (_meet(seen & (flat > 0), v == infinity) for infinity in (np.inf, -np.inf))
-    lost = _meet(seen, np.isnan(v)) | _meet(seen & (flat == 0), np.isinf(v)) | (up & down)
+    visible = np.broadcast_to(~hidden, p.shape).reshape(flat.shape)
+    up, down = (_meet(visible & (flat > 0), v == infinity) for infinity in (np.inf, -np.inf))
+    nan = _meet(visible, np.isnan(v)) | _meet(visible & (flat == 0), np.isinf(v)) | (up & down)
     exact = flat @ np.where(broken, 0.0, v)
-    result = np.select([lost, up, down], [np.nan, np.inf, -np.inf], exact)
+    result = np.select([nan, up, down], [np.nan, np.inf, -np.inf], exact)
     return result.reshape(batch, heads, tokens, -1)
 
 
@@ -80,14 +80,14 @@ def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: GGM
         weight, scale = np.where(hidden, 0.0, weight), np.where(hidden, 1.0, scale)
     shape = (batch, groups, heads // groups, tokens, 1)
     total = np.zeros((*shape[:-1], v.shape[-1]))
-    seen = np.ones(kq.shape, bool) if hidden is None else np.broadcast_to(~hidden, kq.shape)
+    visible = np.ones(kq.shape, bool) if hidden is None else np.broadcast_to(~hidden, kq.shape)
     for cell in range(n_kv):
         ms, vs = (a[..., cell].astype(np.float32).astype(np.float64).reshape(shape) for a in (scale, weight))
         if (ms != 1).any():
             total = _rounded(total * ms, keep)
         if vs.any():
             added = _rounded(total + v[:, :, None, None, cell] * vs, keep)
-            total = np.where(seen[..., cell].reshape(shape), added, total)
+            total = np.where(visible[..., cell].reshape(shape), added, total)
     return total.reshape(batch, heads, tokens, -1)
 
 
@@ -190,9 +190,9 @@ def _hc_pre(node: Tensor, x: Values, weights: Values) -> Values:
 
 def _hc_post(_: Tensor, x: Values, residual: Values, post: Values, comb: Values | None = None) -> Values:
     """`dst[:, d, t] = x[:, t] post[d, t] + sum_s residual[:, s, t] comb[d, s, t]`."""
-    given = x[0, 0][:, None, :] * post[0, 0][..., None]
+    update = x[0, 0][:, None, :] * post[0, 0][..., None]
     mixed = residual[0] if comb is None else comb[0].swapaxes(-1, -2) @ residual[0]
-    y: Values = (given + mixed)[None]
+    y: Values = (update + mixed)[None]
     return y
 
 

@@ -140,8 +140,8 @@ def _solve_tri(_: Tensor, a: Values, b: Values) -> Values:
     """Forward substitution: what stands above the diagonal is not read."""
     x = np.empty_like(b)
     for i in range(b.shape[-2]):
-        known = (a[..., i : i + 1, :i] @ x[..., :i, :])[..., 0, :]
-        x[..., i, :] = (b[..., i, :] - known) / a[..., i, i, None]
+        below = (a[..., i : i + 1, :i] @ x[..., :i, :])[..., 0, :]
+        x[..., i, :] = (b[..., i, :] - below) / a[..., i, i, None]
     return x
 
 

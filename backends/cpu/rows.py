@@ -56,7 +56,7 @@ def _argsort(node: Tensor, x: Values) -> NDArray[Any]:
 def _top_k(node: Tensor, x: Values) -> NDArray[Any]:
     """The k largest, largest first, then the first two exchanged.
 
-    ggml promises no order; its CPU exchanges them so that nobody relies on one, and the same bytes are given here.
+    ggml promises no order; its CPU exchanges them so that nobody relies on one, and so does this kernel.
     """
     top: NDArray[Any] = np.argsort(-x, axis=-1, kind="stable")[..., : node.ne[0]]
     if node.ne[0] > 1:

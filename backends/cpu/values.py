@@ -63,15 +63,15 @@ def convert(from_: GGMLType, raw: Raw, to: GGMLType, dst: Raw, quantize: str) ->
 def to_bf16(values: NDArray[Any]) -> NDArray[np.uint16]:
     """The bits of `values` as BF16, rounded once to nearest even; a NaN becomes quiet, as in `ggml_fp32_to_bf16`.
 
-    float32 lies between: it is rounded to odd first, which makes the second rounding see every bit that was lost.
+    float32 lies between: it is rounded to odd first, which lets the second rounding see every lost bit.
     """
     x = np.asarray(values, np.float64)
     near = x.astype(np.float32)
     bits = near.view(np.uint32)
     back = near.astype(np.float64)
-    lost = back != x
-    if lost.any():
-        bits = np.where(lost, (bits - (np.abs(back) > np.abs(x))) | 1, bits).astype(np.uint32)
+    inexact = back != x
+    if inexact.any():
+        bits = np.where(inexact, (bits - (np.abs(back) > np.abs(x))) | 1, bits).astype(np.uint32)
     even = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(x), (near.view(np.uint32) >> 16) | 64, even).astype(np.uint16)
 

@@ -21,7 +21,7 @@ from conformance.ggml.types import F32, Q8_0
 
 from .context import Context, refusal
 from .guard import GuardSession
-from .placement import homes, taken
+from .placement import homes, supports
 from .sched import SchedSession
 from .session import PATHS, GgmlSession
 
@@ -165,7 +165,7 @@ class GgmlBackend(Backend):
             BackendError: this version of ggml cannot have a tensor of `graph`.
         """
         name, buft = list(self._bufts.items())[buffer % len(self._bufts)]
-        answers = taken(self._library, self._device, buft, graph, tensor)
+        answers = supports(self._library, self._device, buft, graph, tensor)
         why = (
             f"ggml_backend_dev_supports_op of {self._name} (ggml {self._library.version}) with {tensor.name} in {name}"
         )

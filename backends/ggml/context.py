@@ -130,7 +130,7 @@ class Store:
         if self.buffer is not None and usage:
             g.backend_buffer_set_usage(self.buffer, usage)
 
-    def held(self) -> tuple[str, int]:
+    def buffer_size(self) -> tuple[str, int]:
         """Name and bytes of the buffer."""
         g = self.library.ggml
         return (g.backend_buffer_name(self.buffer).decode(), g.backend_buffer_get_size(self.buffer))

@@ -137,11 +137,11 @@ class GuardSession(GgmlSession):
         kind = GuardedStore if buft == self._buft else Store
         return kind(self._library, tensors, buft, usage, arena)
 
-    def _allocate(self, plan: Plan, cgraph: int, made: Sequence[Tensor]) -> None:
+    def _allocate(self, plan: Plan, cgraph: int, new: Sequence[Tensor]) -> None:
         del cgraph
-        owners = {t: plan.at[t] for t in made if t.view_src is None}
+        owners = {t: plan.at[t] for t in new if t.view_src is None}
         plan.guarded = Guarded(self._library, self._buft, owners, USAGE_COMPUTE)
-        for t in made:
+        for t in new:
             if t.view_src is not None:
                 self._ggml.backend_view_init(plan.at[t])
 

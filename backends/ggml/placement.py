@@ -1,8 +1,8 @@
-"""Where persistent tensors lie: llama.cpp's rules, asked of every node that reads them, for one device or a scheduler.
+"""Where persistent tensors lie, by llama.cpp's rules: for one device, or for a scheduler.
 
-As llama.cpp's `weight_buft_supported`, `supports_op` sees a weight in an empty buffer of the type, but here it is asked
-about the nodes that will run and not about one made-up shape. Nothing may be written before the answer: a buffer that
-repacks takes types it has no kernel for, and crashes.
+As in llama.cpp's `weight_buft_supported`, `supports_op` sees a weight in an empty buffer of the type; here it is asked
+about every node that will read the weight, and not about one made-up shape. Nothing may be written before the answer: a
+buffer that repacks takes types it has no kernel for, and crashes.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def homes(
     Raises:
         BackendError: the device itself refuses a use of a tensor that must lie where the case says.
     """
-    known = list(bufts.values())
+    types = list(bufts.values())
     caches = frozenset(case.caches())
     places: dict[Tensor, Home] = {}
     for t in case.persistent:
         placement = case.placement.get(t)
         usage = USAGES["any" if t in caches else "weights" if placement is None else placement.usage]
-        default = known[0] if t in caches else weights
-        places[t] = Home(default if placement is None else known[placement.buffer % len(known)], usage)
-    special = {t: home.buft for t, home in places.items() if home.buft != known[0]}
+        default = types[0] if t in caches else weights
+        places[t] = Home(default if placement is None else types[placement.buffer % len(types)], usage)
+    special = {t: home.buft for t, home in places.items() if home.buft != types[0]}
     notes = []
     names = {buft: name for name, buft in bufts.items()}
     for t, reason in _refused(library, device, special, caches, case).items():
@@ -75,7 +75,7 @@ def homes(
             _insist(library, device, special[t], t, case)
             continue
         notes.append(f"{t.name or t} {t.type} is not in {names[special[t]]}, {reason}")
-        places[t] = Home(known[0], places[t].usage)
+        places[t] = Home(types[0], places[t].usage)
     return places, notes
 
 
@@ -133,7 +133,7 @@ def sched_homes(
     return places, [f"{w.name or w} {w.type} is not on {name}, {why}" for w, why in refused.items()]
 
 
-def taken(library: Library, device: int, buft: int, graph: Graph, tensor: Tensor) -> list[bool]:
+def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Tensor) -> list[bool]:
     """`ggml_backend_dev_supports_op` of every node, asked while `tensor` and its views lie in an empty buffer.
 
     Raises:
@@ -194,7 +194,7 @@ def _unseen(node: Tensor, i: int) -> str:
 def _insist(library: Library, device: int, buft: int, t: Tensor, case: Case) -> None:
     """Refuse to place `t` where the device takes not every use of it."""
     uses = case.uses(t)
-    for node, yes in zip(uses, taken(library, device, buft, Graph(uses), t), strict=True):
+    for node, yes in zip(uses, supports(library, device, buft, Graph(uses), t), strict=True):
         if not yes:
             name = library.ggml.backend_buft_name(buft).decode()
             raise BackendError(f"{t.name or t} {t.type} must lie in {name}, where supports_op refuses {node}")

@@ -155,8 +155,8 @@ class SchedSession(GgmlSession):
         context = Context(self._library, len(tensors), size, 1, self._arenas[1])
         plan = Plan(graph, outputs, Store(self._library, [], self._buft), context, dict(self._at))
         try:
-            made = [t for t in tensors if t not in self._at]
-            for t in made:
+            new = [t for t in tensors if t not in self._at]
+            for t in new:
                 plan.at[t] = context.add(t, plan.at)
             cgraph = g.new_graph_custom(context.pointer, size, False)
             for node in graph.nodes:
@@ -164,7 +164,7 @@ class SchedSession(GgmlSession):
                     g.build_forward_expand(cgraph, plan.at[node])
             leaves = set(self._inputs(graph))
             keep = {t.root for t in outputs} | set(outputs)
-            for t in made:
+            for t in new:
                 more = (FLAG_INPUT if t in leaves else 0) | (FLAG_OUTPUT if t in keep and t not in leaves else 0)
                 self._library.struct(plan.at[t]).flags = t.flags | more
             plan.nodes = sum(1 for n in graph if n.flags & FLAG_COMPUTE and n.op not in VIEW_OPS)

@@ -68,7 +68,7 @@ class GgmlSession(Session):
         case: what to allocate and fill.
         homes: where each persistent tensor lies.
         notes: what the witness should say about the placement.
-        memory: `reused`: each graph is made where the one before was; `fresh`: none is, while the session lives.
+        memory: `reused`: each graph is made in the memory of the previous one; `fresh`: in memory of its own.
     """
 
     def __init__(
@@ -166,14 +166,14 @@ class GgmlSession(Session):
 
     def witness(self) -> Witness:
         """Device, nodes computed, bytes by buffer name."""
-        held: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for store in self._stores:
             if store.buffer is not None:
-                name, size = store.held()
-                held[name] = held.get(name, 0) + size
+                name, size = store.buffer_size()
+                sizes[name] = sizes.get(name, 0) + size
         if self._galloc is not None:
-            held["compute"] = self._ggml.gallocr_get_buffer_size(self._galloc, 0)
-        self._witness.bytes = held
+            sizes["compute"] = self._ggml.gallocr_get_buffer_size(self._galloc, 0)
+        self._witness.bytes = sizes
         return self._witness
 
     def close(self) -> None:
@@ -247,17 +247,17 @@ class GgmlSession(Session):
 
     def _fill(self, plan: Plan, tensors: list[Tensor], place: dict[Tensor, int], cuts: list[int], size: int) -> None:
         g, context, at = self._ggml, plan.context, plan.at
-        made = [t for t in tensors if t not in at]
-        for t in made:
+        new = [t for t in tensors if t not in at]
+        for t in new:
             at[t] = context.add(t, at)
         cgraph = g.new_graph_custom(context.pointer, size, False)
         for node in plan.graph.nodes:
             g.build_forward_expand(cgraph, at[node])
         # Expanding sets COMPUTE on every node; what the case says holds, and outputs must keep their memory.
         keep = {t.root for t in plan.outputs} | set(plan.outputs)
-        for t in made:
+        for t in new:
             self._library.struct(at[t]).flags = t.flags | FLAG_OUTPUT if t in keep else t.flags
-        self._allocate(plan, cgraph, made)
+        self._allocate(plan, cgraph, new)
         plan.nodes = sum(1 for n in plan.graph if n.flags & FLAG_COMPUTE and n.op not in VIEW_OPS)
         starts = [-1, *cuts]
         ends = [*cuts, len(plan.graph)]
@@ -272,14 +272,14 @@ class GgmlSession(Session):
         """What holds leaves."""
         return Store(self._library, tensors, buft, usage, arena)
 
-    def _allocate(self, plan: Plan, cgraph: int, made: Sequence[Tensor]) -> None:
+    def _allocate(self, plan: Plan, cgraph: int, new: Sequence[Tensor]) -> None:
         g, at = self._ggml, plan.at
         # Without a reserve the allocator keeps the last graph's plan if the sizes are the same: it compares neither
         # flags nor src, and would give an output's memory away.
         if not (g.gallocr_reserve(self._galloc, cgraph) and g.gallocr_alloc_graph(self._galloc, cgraph)):
             raise BackendError(f"ggml_gallocr_reserve: no memory for a graph of {len(plan.graph)} nodes")
         plan.buffer = next(
-            (self._library.struct(at[t]).buffer or 0 for t in made if t.view_src is None and nbytes(t)), 0
+            (self._library.struct(at[t]).buffer or 0 for t in new if t.view_src is None and nbytes(t)), 0
         )
 
     def _clear(self, plan: Plan) -> None:
@@ -288,7 +288,7 @@ class GgmlSession(Session):
 
 
 def _cuts(graph: Graph, place: Mapping[Tensor, int], outputs: Sequence[Tensor]) -> list[int]:
-    """Where to stop and read: before the first node that overwrites, in place, what an output held when it ran."""
+    """Where to stop and read: before the first node that overwrites, in place, what an output held right after it ran."""
     writers: dict[Tensor, list[int]] = {}
     for i, node in enumerate(graph.nodes):
         if writes_in_place(node) and node.flags & FLAG_COMPUTE:

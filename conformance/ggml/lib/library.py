@@ -181,15 +181,15 @@ class Library:
             UsageError: lists the devices there are, and what the library said while loading.
         """
         for attempt in range(2):
-            known = self.devices()
-            for label, handle in known.items():
+            devices = self.devices()
+            for label, handle in devices.items():
                 if label.lower() == name.lower():
                     return handle
             if attempt == 0:
                 self.load_devices()
         reasons = [line for line in self.log if "ncompatible" in line or "failed to load" in line]
         raise UsageError(
-            f"ggml: device {name!r} is unknown to {self.title}; its devices: {', '.join(known) or 'none'}"
+            f"ggml: device {name!r} is unknown to {self.title}; its devices: {', '.join(devices) or 'none'}"
             + (f"; it said: {'; '.join(reasons)}" if reasons else "")
         )
 
@@ -316,9 +316,9 @@ def _difference(ggml: SimpleNamespace, layout: Layout, op_ids: dict[str, int], f
                         | {"src": (a, *zeros[:9]), "view_src": a, "view_offs": 12}),
         }  # fmt: skip
         for call, (pointer, fields) in calls.items():
-            made = layout.tensor.from_address(pointer)
+            tensor = layout.tensor.from_address(pointer)
             for key, value in fields.items():
-                actual = getattr(made, key)
+                actual = getattr(tensor, key)
                 if isinstance(actual, ctypes.Array):
                     actual = tuple(x or 0 for x in actual)
                 if (actual or 0) != value:

@@ -136,15 +136,15 @@ def _walk(name_at: Callable[[int], int | None], legal: re.Pattern[bytes]) -> Ite
 
 def ids(name_at: Callable[[int], int | None], known: tuple[str, ...]) -> dict[str, int]:
     """Name -> id, by a function such as `ggml_op_name`; the names of `known` that the library lacks are absent."""
-    found: dict[str, int] = {}
+    table: dict[str, int] = {}
     for i, name in _walk(name_at, _NAME):
-        if name in found:
+        if name in table:
             break
         if name in known:
-            found[name] = i
+            table[name] = i
         if name == known[-1]:
             break
-    return found
+    return table
 
 
 def type_ids(ggml: SimpleNamespace) -> tuple[dict[str, int], dict[str, str]]:
@@ -154,18 +154,18 @@ def type_ids(ggml: SimpleNamespace) -> tuple[dict[str, int], dict[str, str]]:
         name -> id of each type that is laid out as ours, and name -> what differs for the others.
     """
     last = max(t.id for t in TYPES.values())
-    seen: dict[str, int] = {}
+    here: dict[str, int] = {}
     for i, name in _walk(ggml.type_name, _TYPE_NAME):
         if i > last:
             break
-        seen[name] = i
+        here[name] = i
     same: dict[str, int] = {}
     others: dict[str, str] = {}
     for name, t in TYPES.items():
-        if name not in seen:
+        if name not in here:
             others[name] = "is not in this library"
             continue
-        i = seen[name]
+        i = here[name]
         blck_size, type_size = ggml.blck_size(i), ggml.type_size(i)
         if (i, blck_size, type_size) == (t.id, t.blck_size, t.type_size):
             same[name] = i

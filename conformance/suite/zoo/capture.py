@@ -94,10 +94,10 @@ def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], 
         make_model(path, request, arch, keys)
         return replace(request, model=str(path), from_file=True)
     write_metadata(path, arch, keys, {})
-    known = architecture(arch)
-    if request.type_w != "f32" or known.types:
+    entry = architecture(arch)
+    if request.type_w != "f32" or entry.types:
         weights = ask(replace(request, model=str(path), output=""))["weights"]
-        write_metadata(path, arch, keys, chosen_types(weights, request.type_w, known))
+        write_metadata(path, arch, keys, chosen_types(weights, request.type_w, entry))
     return replace(request, model=str(path))
 
 

@@ -123,7 +123,7 @@ def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], b
     match = _ID.fullmatch(body)
     if family != NAME or match is None or not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
         raise UsageError(f"case {case_id!r}: {NAME}/ARCH-key=value,key=value@seed expected")
-    values, given = read_keys(case_id, match["keys"] or "", KEYS)
+    values, params = read_keys(case_id, match["keys"] or "", KEYS)
     arch = model.architecture(match["arch"])
     keys = {**arch.keys, **dict(_setting(case_id, arch.name, item) for item in values["set"].split("+") if item)}
     request = Request(
@@ -143,7 +143,7 @@ def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], b
         nodes=values["nodes"],
         embeddings=arch.encodes,
         family=NAME,
-        params={"arch": arch.name, **given},
+        params={"arch": arch.name, **params},
         seed=int(seed),
         provenance={"arch": arch.name, "keys": keys},
     )

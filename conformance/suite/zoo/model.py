@@ -253,11 +253,11 @@ Weights = Sequence[Sequence[Any]]
 
 def chosen_types(weights: Weights, type_name: str, arch: Architecture) -> dict[str, tuple[GGMLType, list[int]]]:
     """Name -> type and `ne` of every weight that is not F32: matrices that may have type `type_name`, and some."""
-    chosen = TYPES[type_name]
+    matrix = TYPES[type_name]
     types = {
-        name: (chosen, list(ne))
+        name: (matrix, list(ne))
         for name, _, ne in weights
-        if chosen is not F32 and ne[1] > 1 and ne[0] % chosen.blck_size == 0 and not _STAY_F32.search(name)
+        if matrix is not F32 and ne[1] > 1 and ne[0] % matrix.blck_size == 0 and not _STAY_F32.search(name)
     }
     for pattern, must in arch.types.items():
         types.update((name, (TYPES[must], list(ne))) for name, _, ne in weights if re.search(pattern, name))
@@ -288,8 +288,8 @@ def write_model(
     writer = open_writer(path, arch.name, keys)
     done: set[str] = set()
     for name, _, ne in weights:
-        wanted = not _OPTIONAL.search(name) or name in missing or _matches(arch.optional, name)
-        if not wanted or _matches(arch.absent, name) or name in done:
+        needed = not _OPTIONAL.search(name) or name in missing or _matches(arch.optional, name)
+        if not needed or _matches(arch.absent, name) or name in done:
             continue
         done.add(name)
         t = new_tensor(types.get(name, (F32, []))[0], *ne, name=name)

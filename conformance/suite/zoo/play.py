@@ -85,13 +85,13 @@ def compare(played: Played, reference: Played) -> Played:
     return played
 
 
-def nmse(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+def nmse(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     """Energy of the error / energy of the expected values; inf where shapes differ or a value is not finite."""
-    if found.shape != expected.shape or not np.isfinite(found).all():
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
         return inf
-    f, e = found.astype(np.float64), expected.astype(np.float64)
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
     energy = float(np.sum(e * e))
-    return float(np.sum((f - e) ** 2)) / energy if energy else (0.0 if not f.any() else inf)
+    return float(np.sum((a - e) ** 2)) / energy if energy else (0.0 if not a.any() else inf)
 
 
 def prepare(case_id: str, lib: str, folder: Path) -> Request:
@@ -187,8 +187,8 @@ def explain(played: Played, look: Look) -> None:
         look: plays it again.
     """
     if any(not np.isfinite(r).all() for r in played.results):
-        seen = look.again(look.device, values=True)
-        played.detail += f"; {seen.spoilt}" if seen.spoilt else ""
+        again = look.again(look.device, values=True)
+        played.detail += f"; {again.spoilt}" if again.spoilt else ""
         return
     watched = look.again(look.device)
     if watched.verdict != "PASS" or watched.choices is None:

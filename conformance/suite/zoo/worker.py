@@ -207,16 +207,16 @@ class Player:
     def _results(self, context: int, batch: Tokens, request: Request) -> F32:
         """Logits, or embeddings, of every token that wants them, in order: `[tokens, n]`."""
         llama = self.library.llama
-        wanted = np.flatnonzero(batch.outputs).tolist()
+        tokens = np.flatnonzero(batch.outputs).tolist()
         if request.embeddings:
             n = llama.model_n_embd(self.model)
             if llama.pooling_type(context) > 0:
                 at = [llama.get_embeddings_seq(context, s) for s in sorted(set(batch.seqs.tolist()))]
             else:
-                at = [llama.get_embeddings_ith(context, i) for i in wanted]
+                at = [llama.get_embeddings_ith(context, i) for i in tokens]
         else:
             n = llama.vocab_n_tokens(llama.model_get_vocab(self.model))
-            at = [llama.get_logits_ith(context, i) for i in wanted]
+            at = [llama.get_logits_ith(context, i) for i in tokens]
         rows = [np.frombuffer(ctypes.string_at(p, 4 * n), np.float32) for p in at if p]
         return np.stack(rows) if rows else np.zeros((0, n), np.float32)
 
