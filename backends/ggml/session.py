@@ -288,7 +288,7 @@ class GgmlSession(Session):
 
 
 def _cuts(graph: Graph, place: Mapping[Tensor, int], outputs: Sequence[Tensor]) -> list[int]:
-    """Where to stop and read: before the first node that overwrites, in place, what an output held right after it ran."""
+    """Where to stop and read: before the first node that overwrites an output in place."""
     writers: dict[Tensor, list[int]] = {}
     for i, node in enumerate(graph.nodes):
         if writes_in_place(node) and node.flags & FLAG_COMPUTE:

@@ -85,7 +85,7 @@ def llama(model_params: CType, context_params: CType) -> Signatures:
         "model_init_from_user": (_P, (_P, SET_TENSOR_DATA, _P, model_params)),
         "model_load_from_file": (_P, (_S, model_params)), "init_from_model": (_P, (_P, context_params)),
         "model_get_vocab": (_P, (_P,)), "vocab_n_tokens": (_I, (_P,)), "model_n_embd": (_I, (_P,)),
-        "model_has_encoder": (_B, (_P,)), "model_has_decoder": (_B, (_P,)), "model_decoder_start_token": (_I, (_P,)),
+        "model_has_encoder": (_B, (_P,)), "model_has_decoder": (_B, (_P,)),
         "free": (None, (_P,)), "n_ctx": (_U, (_P,)), "pooling_type": (_I, (_P,)),
         "decode": (_I, (_P, Batch)), "encode": (_I, (_P, Batch)),
         "get_memory": (_P, (_P,)), "memory_clear": (None, (_P, _B)), "memory_can_shift": (_B, (_P,)),

@@ -149,18 +149,15 @@ class Drive:
         self._context = context
         self._memory = self._c.get_memory(context)
         self._n_ctx = int(self._c.n_ctx(context))
-        self._unified = request.unified
-        self._n_seq_max = n_seq_max = request.n_seq_max
-        self._n_ubatch = request.n_ubatch
+        self._request = request
         self._begin, self._each = begin, each
         self._n_vocab = self._c.vocab_n_tokens(self._c.model_get_vocab(model))
         self._encodes = bool(self._c.model_has_encoder(model))
         self._decodes = bool(self._c.model_has_decoder(model))
-        self._start_token = self._c.model_decoder_start_token(model)
         self._tokens = Stream(request.stream, "inp_tokens")
-        self._next = [0] * n_seq_max
+        self._next = [0] * request.n_seq_max
         """Sequence -> the position of its next token."""
-        self.active = list(range(n_seq_max))
+        self.active = list(range(request.n_seq_max))
 
     def run(self, plan: str) -> None:
         """Play all parts.
@@ -202,7 +199,7 @@ class Drive:
         """Every graph has a result: where a batch is split, that of a part's last token if it would have none."""
         everyone = np.arange(len(seqs), dtype=np.int64)
         batch = Ubatch(everyone, everyone, seqs.astype(np.int64), outputs.astype(np.bool_))
-        for part in split(batch, self._n_ubatch, unified=self._unified or self._n_seq_max == 1):
+        for part in split(batch, self._request.n_ubatch, unified=self._request.unified or self._request.n_seq_max == 1):
             if not part.outputs.any():
                 outputs[part.tokens[-1]] = 1
 
@@ -250,7 +247,7 @@ class Drive:
 
     def share(self, seq: int) -> None:
         """Replace the tokens of all other active sequences by those of `seq`."""
-        if not self._unified:
+        if not self._request.unified:
             raise UsageError("run: cp: sequences have a stream each, and llama.cpp copies bytes; take unified=1")
         for other in self.active:
             if other != seq:
@@ -262,11 +259,11 @@ class Drive:
         """Empty all cells; their bytes stay."""
         if self._memory:
             self._c.memory_clear(self._memory, False)  # C's signature
-        self._next = [0] * self._n_seq_max
+        self._next = [0] * self._request.n_seq_max
 
     def _forget(self, seq: int) -> None:
-        if seq >= self._n_seq_max:
-            raise UsageError(f"run: sequence {seq} of {self._n_seq_max} is unknown")
+        if seq >= self._request.n_seq_max:
+            raise UsageError(f"run: sequence {seq} of {self._request.n_seq_max} is unknown")
         self._remove(seq, 0, -1)
         self._next[seq] = 0
 
