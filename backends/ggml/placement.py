@@ -104,7 +104,7 @@ def sched_homes(
     readers: dict[Tensor, set[str]] = {t: set() for t in case.persistent}
     refused: dict[Tensor, str] = {}
     with _empty(library, [weights]) as empty:
-        for t, at in _rebuilt(library, case):
+        for t, at in _each_tensor(library, case):
             lasting = len(case.steps) > 1 and t.op in CACHE_WRITERS
             if t.root in readers and not lasting and not g.backend_dev_supports_op(device, at[t]):
                 refused.setdefault(t.root, f"which refuses {t.op} into it")
@@ -139,7 +139,7 @@ def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Ten
     Raises:
         BackendError: this version of ggml cannot have a tensor of `graph`.
     """
-    with _empty(library, [buft]) as empty, rebuilt(library, graph.tensors()) as at:
+    with _empty(library, [buft]) as empty, _addresses(library, graph.tensors()) as at:
         for t, pointer in at.items():
             if t.root is tensor:
                 library.struct(pointer).buffer = empty[buft]
@@ -147,7 +147,7 @@ def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Ten
 
 
 @contextmanager
-def rebuilt(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Tensor, int]]:
+def _addresses(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Tensor, int]]:
     """`tensors`, each behind its sources, in a context of their own: tensor -> its address."""
     context = Context(library, len(tensors))
     at: dict[Tensor, int] = {}
@@ -159,10 +159,10 @@ def rebuilt(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Tensor
         context.free()
 
 
-def _rebuilt(library: Library, case: Case) -> Iterator[tuple[Tensor, Mapping[Tensor, int]]]:
+def _each_tensor(library: Library, case: Case) -> Iterator[tuple[Tensor, Mapping[Tensor, int]]]:
     """Every tensor of every step, and the addresses of all tensors of that step."""
     for step in case.steps:
-        with rebuilt(library, step.graph.tensors()) as at:
+        with _addresses(library, step.graph.tensors()) as at:
             for t in at:
                 yield t, at
 
@@ -209,7 +209,7 @@ def _refused(
     why = {t: "as graphs write it" for t in special if t in caches}
     used: set[Tensor] = set()
     with _empty(library, special.values()) as empty:
-        for t, at in _rebuilt(library, case):
+        for t, at in _each_tensor(library, case):
             for i, w in enumerate(t.src):
                 if w is None or w not in special:
                     continue
