@@ -31,11 +31,11 @@ from conformance.judge.verdict import (
     missing_lines,
 )
 from conformance.perf.bench import Bench
+from conformance.process.memory import parse_size
 from conformance.report.journal import Partial
 from conformance.report.record import check_writable, interrupts_wait, record, write_json
 from conformance.report.reproduce import command
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.isolation.memory import parse_size
 from conformance.run.runner import Runner
 from conformance.run.session import settings, writeahead
 from conformance.run.session.seeds import FOLDER, fresh_ids, new_seed, reseeded

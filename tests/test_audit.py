@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.ggml.library import WHEEL
 from conformance import shipped
 from conformance.backend.registry import Spec, adapter, create
 from conformance.case import casefile
 from conformance.case.case import Placement
 from conformance.cli import main
 from conformance.ggml.errors import BackendError
+from conformance.ggml.lib.library import WHEEL
 from conformance.ggml.ops.op import DECLARATIONS, check_node
 from conformance.ggml.tensor import computes
 from conformance.judge import waivers

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.ggml import quants
+from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError
+from conformance.ggml.quants.requant import requantised, weight_form
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import BF16, F32, I32, GGMLType
 
@@ -50,18 +52,26 @@ def store(type_: GGMLType, dst: Raw, values: NDArray[Any], quantize: str = "refe
         dst[...] = encode(type_, values.astype(np.float32)).reshape(dst.shape)
 
 
+def convert(from_: GGMLType, raw: Raw, to: GGMLType, dst: Raw, quantize: str) -> None:
+    """`raw` into `dst` of another type; between equal types the bytes as they are."""
+    if from_ is to:
+        dst[...] = raw
+    else:
+        store(to, dst, load(from_, raw), quantize)
+
+
 def to_bf16(values: NDArray[Any]) -> NDArray[np.uint16]:
     """The bits of `values` as BF16, rounded once to nearest even; a NaN becomes quiet, as in `ggml_fp32_to_bf16`.
 
-    float32 lies between: it is rounded to odd first, which makes the second rounding see every bit that was lost.
+    float32 lies between: it is rounded to odd first, which lets the second rounding see every lost bit.
     """
     x = np.asarray(values, np.float64)
     near = x.astype(np.float32)
     bits = near.view(np.uint32)
     back = near.astype(np.float64)
-    lost = back != x
-    if lost.any():
-        bits = np.where(lost, (bits - (np.abs(back) > np.abs(x))) | 1, bits).astype(np.uint32)
+    inexact = back != x
+    if inexact.any():
+        bits = np.where(inexact, (bits - (np.abs(back) > np.abs(x))) | 1, bits).astype(np.uint32)
     even = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(x), (near.view(np.uint32) >> 16) | 64, even).astype(np.uint16)
 
@@ -76,6 +86,13 @@ def operand(node: Tensor, src: Sources, i: int) -> tuple[Tensor, Raw]:
     if t is None or raw is None:
         raise BackendError(f"src[{i}] expected, none found")
     return t, raw
+
+
+def weight(arithmetic: Arithmetic, node: Tensor, src: Sources) -> tuple[GGMLType, Raw]:
+    """Type and elements of `src[0]`, stored in another form first where `arithmetic` asks for it."""
+    w, raw = operand(node, src, 0)
+    form = weight_form(node, arithmetic.weights, arithmetic.rows)
+    return (F32, requantised(form, quants.to_float(w.type, raw))) if form else (w.type, raw)
 
 
 def optional(node: Tensor, src: Sources, i: int) -> Values | None:

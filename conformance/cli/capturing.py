@@ -19,8 +19,8 @@ from conformance.report.progress import Progress, since
 from conformance.suite import captured
 from conformance.suite.zoo import capture as recording
 from conformance.suite.zoo import family as zoo
-from conformance.suite.zoo import metadata
-from conformance.suite.zoo.request import Request
+from conformance.suite.zoo import model
+from conformance.suite.zoo.capture import Request
 
 from .options import ExistingFile, File
 
@@ -158,9 +158,9 @@ def _settings(settings: Sequence[str]) -> str:
 
 
 def _list() -> None:
-    rows = [(a.name, "encodes only" if a.encodes else "", a.lacks or "runs") for a in metadata.table().values()]
+    rows = [(a.name, "encodes only" if a.encodes else "", a.lacks or "runs") for a in model.table().values()]
     click.echo(tabulate(rows, ["architecture", "", "llama_decode"]))
-    click.echo(f"{len(metadata.runnable())} of {len(rows)} run")
+    click.echo(f"{len(model.runnable())} of {len(rows)} run")
 
 
 @click.command("make-model")

@@ -19,7 +19,7 @@ from conformance.ggml.text import printable
 from conformance.ggml.types import TYPES
 from conformance.report.record import header, write_json
 from conformance.suite.zoo import family as zoo
-from conformance.suite.zoo import metadata
+from conformance.suite.zoo import model
 from conformance.suite.zoo.play import PASSES, RUNS, Device, Played, play
 
 from .options import backend_option, json_option
@@ -67,7 +67,7 @@ def zoo_matrix(  # click shows the options' help
         raise UsageError("zoo: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
     devices = [device(Spec.parse(text)) for text in backends]
     chosen = {name: dict(RUNS[name]) for name in _runs(runs)}
-    archs = [a for a in metadata.runnable() if not globs or any(fnmatchcase(a, g) for g in globs)]
+    archs = [a for a in model.runnable() if not globs or any(fnmatchcase(a, g) for g in globs)]
     if not archs:
         raise UsageError(f"zoo: no architecture fits {', '.join(globs)}; conform capture --list shows them")
     said = {

@@ -1,4 +1,4 @@
-"""The family `zoo`: what llama.cpp itself lays out and computes, for every architecture it knows.
+"""The family `zoo`: graphs and results of llama.cpp itself, for every architecture it knows.
 
 An id is `zoo/ARCH-key=value,key=value@seed`; a key left out has its default. `seqs` sequences of `ctx` cells each (or,
 `unified=1`, together), flash attention `fa`, `swa=window` for a small cache where the attention window slides, cache
@@ -21,14 +21,13 @@ from conformance.ggml.types import TYPES
 from conformance.suite.family import LEVELS, Family, Level
 from conformance.suite.ops.grammar import Key, count, expand, read_keys, text, word
 
-from . import library, metadata
-from .capture import capture, capture_file
-from .metadata import Value, full_key, parse_value
-from .request import Request
+from . import model
+from .capture import Request, capture
+from .model import Value, full_key, parse_value
 
 NAME = "zoo"
-_KEPT = 8
-"""Cases that are kept, so that the next backend need not record them again."""
+_MEMORY = 8
+"""Cases to remember, so that the next backend need not record them again."""
 
 _CACHES = tuple(t for t in ("f16", *TYPES))
 _WEIGHTS = ("f32", *(t for t in TYPES if t in MAKEABLE - {"f32"}))
@@ -48,11 +47,11 @@ KEYS: dict[str, Key] = {
     "set": text("", "KEY:VALUE joined by +"),
     "run": text("p5.d4", "a plan like p5.d4"),
 }
-"""Key -> how it is read; `unified` and `fa` left out are the architecture's own."""
+"""Key -> its grammar; `unified` and `fa` left out are the architecture's own."""
 
 _ID = re.compile(r"(?P<arch>[a-z0-9_.-]+?)(?:-(?P<keys>[a-z_]+=.*))?", re.ASCII)
 _BOTH = "seqs=2,nodes=2"
-"""Two sequences; the prefill and the first decode step are also held against llama.cpp node by node."""
+"""Two sequences; the prefill and the first decode step are also compared node by node."""
 TABLE: dict[Level, tuple[str, ...]] = {
     "smoke": (
         "qwen3-seqs=2,nodes=1,set=block_count:1",
@@ -83,18 +82,29 @@ def ids(level: Level) -> Sequence[str]:
     Raises:
         UnavailableError: there is no llama.cpp here.
     """
-    library.find()
+    find_library()
     return _ids(level)
+
+
+def find_library() -> None:
+    """Whether there is a llama.cpp here.
+
+    Raises:
+        UnavailableError: there is none; says how to get it.
+    """
+    from conformance.ggml.lib.library import find  # noqa: PLC0415  # every command imports this family
+
+    find()
 
 
 @cache
 def _ids(level: Level) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    bodies: dict[str, None] = {}
     for name in LEVELS[: LEVELS.index(level) + 1]:
-        found.update(dict.fromkeys(with_seed(body) for pattern in TABLE[name] for body in expand(pattern)))
+        bodies.update(dict.fromkeys(with_seed(body) for pattern in TABLE[name] for body in expand(pattern)))
         if name == "standard":
-            found.update(dict.fromkeys(with_seed(f"{arch}-{_BOTH}") for arch in metadata.runnable()))
-    return tuple(found)
+            bodies.update(dict.fromkeys(with_seed(f"{arch}-{_BOTH}") for arch in model.runnable()))
+    return tuple(bodies)
 
 
 def with_seed(body: str) -> str:
@@ -103,7 +113,7 @@ def with_seed(body: str) -> str:
 
 
 def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], bool]:
-    """What an id says: the request, the architecture, its metadata keys, and whether weights it can lack are absent.
+    """Parse an id: the request, the architecture, its metadata keys, and whether it lacks all optional weights.
 
     Raises:
         UsageError: the id cannot be read, or the architecture does not run.
@@ -113,8 +123,8 @@ def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], b
     match = _ID.fullmatch(body)
     if family != NAME or match is None or not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
         raise UsageError(f"case {case_id!r}: {NAME}/ARCH-key=value,key=value@seed expected")
-    values, given = read_keys(case_id, match["keys"] or "", KEYS)
-    arch = metadata.architecture(match["arch"])
+    values, params = read_keys(case_id, match["keys"] or "", KEYS)
+    arch = model.architecture(match["arch"])
     keys = {**arch.keys, **dict(_setting(case_id, arch.name, item) for item in values["set"].split("+") if item)}
     request = Request(
         id=case_id,
@@ -133,7 +143,7 @@ def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], b
         nodes=values["nodes"],
         embeddings=arch.encodes,
         family=NAME,
-        params={"arch": arch.name, **given},
+        params={"arch": arch.name, **params},
         seed=int(seed),
         provenance={"arch": arch.name, "keys": keys},
     )
@@ -148,35 +158,35 @@ def _setting(case_id: str, arch: str, item: str) -> tuple[str, Value]:
 
 
 def make(case_id: str, lib: str = "") -> Case:
-    """The case behind an id: llama.cpp runs it, in a process of its own.
+    """The case of an id: llama.cpp runs it, in a process of its own.
 
     Raises:
-        UsageError: the id cannot be read, or llama.cpp refuses it; says what llama.cpp said.
+        UsageError: the id cannot be read, or llama.cpp refuses it; gives its reason.
         UnavailableError: there is no llama.cpp here.
     """
-    request, arch, keys, real = read(case_id, lib)
+    request, arch, keys, whole = read(case_id, lib)
     try:
-        return capture_file(request, arch, keys) if real else capture(request, arch, keys)
+        return capture(request, arch, keys, whole=whole)
     except UsageError as e:
         raise UsageError(f"case {case_id!r}: {e}") from None
 
 
-_made: dict[str, Case] = {}
+_cases: dict[str, Case] = {}
 
 
 def build(case_id: str) -> Case:
-    """As `make`, the last few kept."""
-    if case_id not in _made:
-        _made[case_id] = make(case_id)
-        while len(_made) > _KEPT:
-            del _made[next(iter(_made))]
-    return _made[case_id]
+    """As `make`; remembers the last few."""
+    if case_id not in _cases:
+        _cases[case_id] = make(case_id)
+        while len(_cases) > _MEMORY:
+            del _cases[next(iter(_cases))]
+    return _cases[case_id]
 
 
 def available() -> str:
     """Why nothing can be recorded here, or ""."""
     try:
-        library.find()
+        find_library()
     except UnavailableError as e:
         return str(e)
     return ""
@@ -187,5 +197,5 @@ FAMILY = Family(
     "graphs of every architecture that llama.cpp knows, held against what it computed",
     ids,
     build,
-    lacks=metadata.lacks,
+    lacks=model.lacks,
 )

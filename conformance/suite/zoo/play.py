@@ -1,15 +1,13 @@
-"""llama.cpp itself on a device, its results against those of its own CPU run, step by step.
+"""Run llama.cpp itself on a device and compare its results with those of its own CPU run, step by step.
 
-A model is run in one process per device, all runs after each other; where one ends the process, that run is lost and
-the others go on in a new one.
+One process per device plays all runs of a model; a run that ends the process is lost, and a new one plays the rest.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
@@ -19,14 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.ggml.errors import ConformanceError, UsageError
-from conformance.process import run
+from conformance.ggml.errors import ConformanceError
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 
-from . import choices, metadata
-from .capture import ask, make_model
+from . import capture, choices
+from .capture import ENVIRONMENT, Request
 from .family import read
-from .model_file import chosen_types
-from .request import Request
 
 TOLERANCE = 5e-4
 """NMSE of a step's logits, as for a free run against a recording."""
@@ -35,9 +31,9 @@ RUNS: dict[str, dict[str, Any]] = {
     "2 streams": {"n_seq_max": 2, "unified": False},
     "2 unified": {"n_seq_max": 2, "unified": True},
 }
-"""Name of a run -> what of the request it sets."""
+"""Name of a run -> the fields of the request that it sets."""
 PASSES = ("PASS", "NO REFERENCE")
-"""Verdicts that speak against no device."""
+"""Verdicts that are no device's fault."""
 LAST_WORDS = 400
 
 
@@ -46,13 +42,13 @@ class Device:
     """Where a model runs."""
 
     name: str
-    """How its column is called."""
+    """The title of its column."""
     lib: str = ""
     """The library with llama.cpp; the wheel's if empty."""
     device: str = ""
     """As `ggml_backend_dev_name` has it; "" for the CPU alone."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
-    """What its process has beside this one's own; None is a variable that it does not have."""
+    """Variables that its process has beside our own environment; None takes one away."""
 
 
 @dataclass(slots=True)
@@ -60,46 +56,42 @@ class Played:
     """One run on one device."""
 
     verdict: str
-    """PASS, FAIL (numbers), ERROR (llama.cpp said so), CRASH, TIMEOUT; of a reference run PASS or not."""
+    """PASS, FAIL (numbers), ERROR (llama.cpp reports one), CRASH, TIMEOUT, VACUOUS, NO REFERENCE."""
     detail: str = ""
     nmse: float | None = None
     """The largest of all steps."""
     step: int | None = None
     """The first batch out of tolerance."""
     notes: dict[str, int] = field(default_factory=dict)
-    """Nodes and splits of the graph, as llama.cpp says them."""
+    """Nodes and splits of the graph, from llama.cpp's log."""
     results: list[NDArray[np.float32]] = field(default_factory=list)
     choices: Path | None = None
-    """The file of what the run chose, where it was watched."""
+    """The file of the run's choices, if it was watched."""
     spoilt: str = ""
-    """Its first value that is NaN, likewise."""
+    """Its first value that is NaN, if it was watched."""
 
 
-def compare(found: Played, reference: Played) -> Played:
-    """`found`, its results judged by those of `reference`."""
-    if found.verdict != "PASS":
-        return found
-    worst, first = 0.0, None
-    for k, (got, want) in enumerate(zip(found.results, reference.results, strict=True)):
-        error = nmse(got, want)
-        worst = max(worst, error)
-        if first is None and not error <= TOLERANCE:
-            first = k
-    found.nmse, found.step = worst, first
-    if first is not None:
-        at = nmse(found.results[first], reference.results[first])
-        found.verdict = "FAIL"
-        found.detail = f"batch {first} of {len(found.results)}: NMSE {at:.2g}, at most {TOLERANCE:g} expected"
-    return found
+def compare(played: Played, reference: Played) -> Played:
+    """Judge the results of `played` by those of `reference`."""
+    if played.verdict != "PASS":
+        return played
+    errors = [nmse(ours, theirs) for ours, theirs in zip(played.results, reference.results, strict=True)]
+    played.nmse = max(errors, default=0.0)
+    played.step = next((k for k, error in enumerate(errors) if not error <= TOLERANCE), None)
+    if played.step is not None:
+        at = errors[played.step]
+        played.verdict = "FAIL"
+        played.detail = f"batch {played.step} of {len(errors)}: NMSE {at:.2g}, at most {TOLERANCE:g} expected"
+    return played
 
 
-def nmse(found: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+def nmse(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     """Energy of the error / energy of the expected values; inf where shapes differ or a value is not finite."""
-    if found.shape != expected.shape or not np.isfinite(found).all():
+    if actual.shape != expected.shape or not np.isfinite(actual).all():
         return inf
-    f, e = found.astype(np.float64), expected.astype(np.float64)
+    a, e = actual.astype(np.float64), expected.astype(np.float64)
     energy = float(np.sum(e * e))
-    return float(np.sum((f - e) ** 2)) / energy if energy else (0.0 if not f.any() else inf)
+    return float(np.sum((a - e) ** 2)) / energy if energy else (0.0 if not a.any() else inf)
 
 
 def prepare(case_id: str, lib: str, folder: Path) -> Request:
@@ -108,17 +100,8 @@ def prepare(case_id: str, lib: str, folder: Path) -> Request:
     Raises:
         ConformanceError: as `capture`.
     """
-    request, arch, keys, real = read(case_id, lib)
-    model = folder / "model.gguf"
-    if real:
-        make_model(model, request, arch, keys)
-        return replace(request, model=str(model), from_file=True)
-    metadata.write(model, arch, keys, {})
-    known = metadata.architecture(arch)
-    if request.type_w != "f32" or known.types:
-        listed = ask(replace(request, model=str(model), output=""))["weights"]
-        metadata.write(model, arch, keys, chosen_types(listed, request.type_w, known))
-    return replace(request, model=str(model))
+    request, arch, keys, whole = read(case_id, lib)
+    return capture.prepare(folder / "model.gguf", request, arch, keys, whole=whole)
 
 
 def play(
@@ -136,44 +119,49 @@ def play(
         (device's name, run's name) -> what came of it. Where the CPU run itself fails, its verdict is `NO REFERENCE`.
     """
     out: dict[tuple[str, str], Played] = {}
-    references: dict[str, dict[str, Played]] = {}
+    references: dict[str, tuple[Request, dict[str, Played]]] = {}
     with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as name:
         folder = Path(name)
         try:
-            # The model is made by the wheel's llama.cpp; a file is a file.
-            request = prepare(case_id, "", folder)
+            # The wheel's llama.cpp makes the model, whatever library plays it.
+            model = prepare(case_id, "", folder)
         except ConformanceError as e:
             return {(d.name, run): Played("NO REFERENCE", f"no model: {e}") for d in devices for run in runs}
         for d in devices:
             if d.lib not in references:
-                own = replace(request, lib=d.lib)
-                references[d.lib] = _run(own, Device("CPU", d.lib), runs, folder, time_limit)
-                if not any(_tells(p) for p in references[d.lib].values()):  # an encoder has no logits
-                    request = replace(request, embeddings=True)
-                    own = replace(own, embeddings=True)
-                    references[d.lib] = _run(own, Device("CPU", d.lib), runs, folder, time_limit)
-                for p in references[d.lib].values():
-                    if p.verdict == "PASS" and not _tells(p):
-                        p.verdict, p.detail = "VACUOUS", "every result is 0"
-            reference = references[d.lib]
+                references[d.lib] = _reference(replace(model, lib=d.lib), runs, folder, time_limit)
+            request, reference = references[d.lib]
             possible = {run: changes for run, changes in runs.items() if reference[run].verdict == "PASS"}
-            found = _run(replace(request, lib=d.lib), d, possible, folder, time_limit)
-            for run in runs:
+            played = _run(request, d, possible, folder, time_limit)
+            for run, changes in runs.items():
                 if run not in possible:
                     why = f"on the CPU: {reference[run].verdict} {reference[run].detail}"
                     out[d.name, run] = Played("NO REFERENCE", why)
                     continue
-                played = compare(found[run], reference[run])
-                if played.verdict == "FAIL":
-                    look = Look(replace(request, lib=d.lib), d, {run: runs[run]}, folder, time_limit)
-                    explain(played, look)
-                out[d.name, run] = played
+                out[d.name, run] = compare(played[run], reference[run])
+                if played[run].verdict == "FAIL":
+                    explain(played[run], Look(request, d, {run: changes}, folder, time_limit))
     return out
+
+
+def _reference(
+    request: Request, runs: Mapping[str, Mapping[str, Any]], folder: Path, time_limit: float
+) -> tuple[Request, dict[str, Played]]:
+    """The CPU's own runs, and the request that gave them: with embeddings for an encoder, which has no logits."""
+    cpu = Device("CPU", request.lib)
+    played = _run(request, cpu, runs, folder, time_limit)
+    if not any(_tells(p) for p in played.values()):
+        request = replace(request, embeddings=True)
+        played = _run(request, cpu, runs, folder, time_limit)
+    for p in played.values():
+        if p.verdict == "PASS" and not _tells(p):
+            p.verdict, p.detail = "VACUOUS", "every result is 0"
+    return request, played
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What plays a run again to look at it more closely."""
+    """Plays a run again, watched."""
 
     request: Request
     device: Device
@@ -182,58 +170,58 @@ class Look:
     time_limit: float
 
     def again(self, device: Device, forced: Path | None = None, *, values: bool = False) -> Played:
-        """The run on `device`, its choices watched, or `forced` on it."""
+        """The run on `device`, its choices recorded, or replaced by those in the file `forced`."""
         watch = {"forced": str(forced) if forced else None, "values": values}
         (played,) = _run(self.request, device, self.run, self.folder, self.time_limit, watch).values()
         return played
 
 
 def explain(played: Played, look: Look) -> None:
-    """Say of a run that failed what spoilt it; where it only took other experts at a near-tie, it passes.
+    """Add the cause to the detail of a run that failed; a run that only chose other experts at a near-tie passes.
 
-    A device may take another expert where two scores are closer than it rounds. Then the CPU plays the run with the
-    device's experts, and its results are what the device is held against.
+    A device may choose another expert where two scores are closer than it rounds. Then the CPU plays the run with the
+    device's experts, and the device is compared with that.
 
     Args:
         played: a FAIL with its results.
         look: plays it again.
     """
     if any(not np.isfinite(r).all() for r in played.results):
-        seen = look.again(look.device, values=True)
-        played.detail += f"; {seen.spoilt}" if seen.spoilt else ""
+        again = look.again(look.device, values=True)
+        played.detail += f"; {again.spoilt}" if again.spoilt else ""
         return
     watched = look.again(look.device)
     if watched.verdict != "PASS" or watched.choices is None:
-        played.detail += f"; what it chose could not be looked at: {watched.verdict} {watched.detail}".rstrip()
+        played.detail += f"; its choices could not be recorded: {watched.verdict} {watched.detail}".rstrip()
         return
-    found = choices.load(watched.choices)
-    if not found:
+    own = choices.load(watched.choices)
+    if not own:
         return
-    kept = watched.choices.replace(watched.choices.with_name("choices-of-device.npz"))
-    forced = look.again(Device("CPU", look.device.lib), kept)
+    file = watched.choices.replace(watched.choices.with_name("choices-of-device.npz"))
+    forced = look.again(Device("CPU", look.device.lib), file)
     if forced.verdict != "PASS" or forced.choices is None:
         played.detail += f"; the CPU could not be given its choices: {forced.verdict} {forced.detail}".rstrip()
         return
-    flips = choices.flips(found, choices.load(forced.choices))
+    flips = choices.flips(own, choices.load(forced.choices))
     if flips.wrong:
         played.detail += f"; {flips.wrong}"
     elif flips.notes:
-        _held(played, watched, forced, flips.notes)
+        _judge_again(played, watched, forced, flips.notes)
 
 
-def _held(played: Played, watched: Played, forced: Played, notes: Sequence[str]) -> None:
-    """`played` judged by the CPU's run with the same experts."""
+def _judge_again(played: Played, watched: Played, forced: Played, notes: Sequence[str]) -> None:
+    """Judge `played` by the CPU's run with the same experts."""
     more = f" and {len(notes) - 1} more" if len(notes) > 1 else ""
     if any(not nmse(a, b) <= TOLERANCE for a, b in zip(played.results, watched.results, strict=True)):
         played.detail += f"; {notes[0]}{more}, but it gives other results while it is watched"
         return
     same = compare(replace(watched), forced)
-    said = f"{notes[0]}{more}; with the same experts NMSE {same.nmse:.2g}"
+    text = f"{notes[0]}{more}; with the same experts NMSE {same.nmse:.2g}"
     if same.verdict == "PASS":
-        played.detail = f"{said}, with the CPU's own {played.nmse:.2g}"
+        played.detail = f"{text}, with the CPU's own {played.nmse:.2g}"
         played.verdict, played.nmse, played.step = "PASS", same.nmse, None
     else:
-        played.detail += f"; {said}"
+        played.detail += f"; {text}"
 
 
 def _tells(played: Played) -> bool:
@@ -249,52 +237,43 @@ def _run(
     time_limit: float,
     watch: Mapping[str, Any] | None = None,
 ) -> dict[str, Played]:
-    names = list(runs)
-    found: dict[str, Played] = {}
-    while len(found) < len(names):
-        left = [(i, dict(runs[n])) for i, n in enumerate(names) if n not in found]
-        asked = {
-            "request": asdict(request),
-            "device": device.device,
-            "runs": left,
-            "folder": str(folder),
-            "watch": watch,
-        }
-        lines, death = _process(asked, device.environment, time_limit * len(left))
-        for line in lines:
-            reply = json.loads(line)
-            if "run" not in reply:
-                return {n: Played("ERROR", reply["error"]) for n in names}
-            name = names[reply["run"]]
-            if "error" in reply:
-                words = " / ".join(reply["said"])
-                found[name] = Played("ERROR", words or reply["error"], notes=reply["notes"])
-            else:
-                with np.load(folder / f"{reply['run']}.npz") as file:
-                    found[name] = Played("PASS", notes=reply["notes"], results=[file[k] for k in file.files])
-                found[name].spoilt = reply["spoilt"]
-                found[name].choices = folder / f"choices-{reply['run']}.npz" if watch else None
-        if death is not None:
-            lost = next((names[i] for i, _ in left if names[i] not in found), None)
-            if lost is not None:
-                found[lost] = death
-        elif len(lines) < len(left):
-            raise UsageError(f"{request.id}: its process answered {len(lines)} of {len(left)} runs")
-    return found
+    played: dict[str, Played] = {}
+    while left := [n for n in runs if n not in played]:
+        variables = {**os.environ, **ENVIRONMENT, **device.environment}
+        env = {k: v for k, v in variables.items() if v is not None}
+        deadline = time.monotonic() + time_limit * len(left)
+        worker = Worker("conformance.suite.zoo.worker", time_limit=time_limit * len(left), env=env)
+        try:
+            try:
+                worker.ask({"load": asdict(request), "device": device.device})
+            except WorkerDiedError:
+                raise
+            except ConformanceError as e:
+                return {n: Played("ERROR", str(e)) for n in runs}
+            for name in left:
+                i = list(runs).index(name)
+                header = {"run": i, "changes": dict(runs[name]), "folder": str(folder), "watch": watch}
+                reply, _ = worker.ask(header, seconds=max(0.0, deadline - time.monotonic()))
+                played[name] = _played(reply, folder, i, watched=watch is not None)
+        except WorkerTimeoutError:
+            played[next(n for n in left if n not in played)] = Played(
+                "TIMEOUT", f"no answer within {time_limit * len(left):g} s"
+            )
+        except WorkerDiedError as e:
+            words = " / ".join(e.lines)[-LAST_WORDS:]
+            played[next(n for n in left if n not in played)] = Played("CRASH", f"{e.how}: {words}")
+        finally:
+            worker.close()
+    return played
 
 
-def _process(
-    asked: dict[str, Any], environment: Mapping[str, str | None], time_limit: float
-) -> tuple[list[str], Played | None]:
-    """The lines that a worker wrote, and how it died, where it did."""
-    variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
-    env = {k: v for k, v in variables.items() if v is not None}
-    done = run("conformance.suite.zoo.play_worker", json.dumps(asked).encode(), time_limit, env)
-    death: Played | None = None
-    if done.late:
-        death = Played("TIMEOUT", f"no answer within {time_limit:g} s")
-    elif done.code:
-        how = signal.Signals(-done.code).name if done.code < 0 else f"exit status {done.code}"
-        words = " / ".join(line.strip() for line in done.err.decode(errors="replace").splitlines() if line.strip())
-        death = Played("CRASH", f"{how}: {words[-LAST_WORDS:]}")
-    return done.out.decode().splitlines(), death
+def _played(reply: Mapping[str, Any], folder: Path, number: int, *, watched: bool) -> Played:
+    """What a worker replied of run `number`, with the results that it left in `folder`."""
+    if "failed" in reply:
+        words = " / ".join(reply["complaints"])
+        return Played("ERROR", words or reply["failed"], notes=reply["notes"])
+    with np.load(folder / f"{number}.npz") as file:
+        played = Played("PASS", notes=reply["notes"], results=[file[k] for k in file.files])
+    played.spoilt = reply["spoilt"]
+    played.choices = folder / f"choices-{number}.npz" if watched else None
+    return played
