@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
-from backends.openvino.packing import ENCODINGS, Packed, packed
-from backends.openvino.weights import Stored, WeightStore, compressed, packed_copies, stored
+from backends.openvino.weights import ENCODINGS, Packed, Stored, WeightStore, compressed, packed, packed_copies, stored
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.ops.build import Builder

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from openvino import Node
 from openvino import Tensor as OvTensor
 
 from conformance.backend.translating.plan import Memory, Plan, Program
@@ -17,8 +16,9 @@ from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.quants.requant import Requant
 from conformance.ggml.tensor import Bytes, Tensor, is_empty, nbytes
 
-from .compile import words
+from .compile import CompiledModel, words
 from .forms import VALUE, decode, encode, held, narrow, value
+from .nodes import origin
 from .walk import Commit, Emitted
 from .weights import WeightStore
 
@@ -66,12 +66,7 @@ class HostMemory(Memory):
 class Request(Program):
     """A compiled model with its one infer request."""
 
-    def __init__(
-        self,
-        compiled: Any,  # noqa: ANN401  # an openvino.CompiledModel
-        emitted: Emitted,
-        peak: int | None = None,
-    ) -> None:
+    def __init__(self, compiled: CompiledModel | None, emitted: Emitted, peak: int | None = None) -> None:
         self.compiled = compiled
         self.peak = peak
         self.notes = emitted.notes
@@ -90,7 +85,9 @@ class Request(Program):
         self._bound: tuple[object, tuple[Tensor, ...]] = (None, ())
         """Stamp and caches that are bound."""
         self._targets: list[Target] = []
-        self._moved = {i for i, r in enumerate(emitted.results) if _is_parameter(r)}
+        # results that are a parameter, casts and shapes aside: the CPU plugin (2026.4.1) never fills a tensor that was
+        # set for one, and what it gives for one is, with nothing between, the memory of the input
+        self._moved = {i for i, r in enumerate(emitted.results) if origin(r).get_type_name() == "Parameter"}
         self._values = np.zeros(len(self._symbols), np.int64)
         if self._request is not None:
             for k in range(len(self._symbols)):
@@ -241,25 +238,3 @@ def _places(ids: NDArray[Any], size: int) -> slice | NDArray[Any]:
         raise IndexError(msg)
     follows = last - first + 1 == len(ids) and (len(ids) == 1 or bool((np.diff(ids) == 1).all()))
     return slice(first, last + 1) if follows else ids
-
-
-def _is_parameter(result: Node) -> bool:
-    """Whether nothing but casts and shapes lies between a parameter and `result`.
-
-    The CPU plugin (2026.4.1) never fills a tensor that was set for such an output, and what it gives for one is, with
-    nothing between, the memory of the input.
-    """
-    node = result.input_value(0).get_node()
-    while node.get_type_name() in ("Convert", "Reshape"):
-        node = node.input_value(0).get_node()
-    return bool(node.get_type_name() == "Parameter")
-
-
-def layers(compiled: Any) -> dict[str, int]:  # noqa: ANN401  # an openvino.CompiledModel
-    """Type of each executed layer -> how many, as the device's runtime model names them."""
-    found: dict[str, int] = {}
-    for node in compiled.get_runtime_model().get_ordered_ops():
-        info = node.get_rt_info()
-        name = info["layerType"].astype(str) if "layerType" in info else node.get_type_name()
-        found[name] = found.get(name, 0) + 1
-    return found

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.quants.quants import to_float
-from conformance.ggml.tensor import Bytes, Tensor, strided
+from conformance.ggml.tensor import Bytes, Tensor, nelements, strided
 from conformance.ggml.types import BF16, F16, F32, I32, I64, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -75,6 +75,11 @@ def parts(type_: GGMLType) -> tuple[Part, ...]:
         b = BLOCKS[type_]
         return (*(Part(n, SCALES[n], 1) for n in b.scales), Part("q", b.qdtype, type_.blck_size))
     return (Part(RAW, "|u1", type_.type_size),)
+
+
+def part_shape(t: Tensor, p: Part) -> tuple[int, ...]:
+    """The shape of the part `p` of the whole of `t`."""
+    return (nelements(t) // t.type.blck_size, p.width) if p.width else t.shape
 
 
 def held_dtype(p: Part) -> str:

@@ -1,4 +1,4 @@
-"""SOFT_MAX and FLASH_ATTN_EXT: scale, softcap, mask with ALiBi slopes, sinks."""
+"""SOFT_MAX and FLASH_ATTN_EXT: scale, softcap, mask with ALiBi slopes, sinks; and the form that lives in the model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import openvino.opset15 as o
-from openvino import Type
+from openvino import Node, PartialShape, Type
+from openvino.op.util import Variable, VariableInfo
 
-from backends.openvino.nodes import Value, broadcastable, cut, reshape, shape_of, tile, transpose
-from backends.openvino.sources import optional, src
-from backends.openvino.walk import Walk
+from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of, tile, transpose
+from backends.openvino.walk import Walk, optional, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import same
 from conformance.ggml.tensor import Tensor
@@ -155,9 +155,68 @@ def _mask(e: Walk, node: Tensor) -> Value | None:
 
 EMITTERS: dict[str, Emitter] = {"SOFT_MAX": _soft_max, "FLASH_ATTN_EXT": _flash_attn_ext}
 
+
 FORMS: dict[str, Emitter] = {
     "manual": _flash_attn_ext,
     "sdpa": lambda e, node: _operator(e, node, wide=True),
     "sdpa5d": lambda e, node: _operator(e, node, wide=False),
 }
 """Value of the option `attention` -> what emits FLASH_ATTN_EXT."""
+
+
+# -- the form that the CPU plugin fuses to one kernel with its own cache (docs/openvino-forms.md) ----------------------
+
+
+def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, size: int) -> tuple[Value, Node]:
+    """A cache that lives in the model and grows by `new` at each run.
+
+    To fuse with `sdpa` it needs the Gather by `beam`, the initial value and this layout, and must be no output.
+
+    Args:
+        c: the model's constants.
+        new: float32 (batch, heads, tokens, size).
+        beam: i32 Parameter of shape (batch): which sequence's past each one continues, normally 0, 1, 2, …
+        name: the variable's.
+        heads: K and V heads.
+        size: elements per head.
+
+    Returns:
+        float32 (batch, heads, past + tokens, size), and the Assign, which belongs to the model's sinks.
+    """
+    info = VariableInfo()
+    info.data_shape, info.data_type, info.variable_id = PartialShape([-1, heads, -1, size]), Type.f32, name
+    variable = Variable(info)
+    shape = o.concat([o.shape_of(beam), c.i64(heads, 0, size)], 0)
+    past = o.read_value(o.broadcast(c.f32(0.0), shape), variable)
+    whole = o.concat([o.gather(past, beam, c.axis(0)), new], 2)
+    return whole, o.assign(whole, variable)
+
+
+def sdpa(c: Constants, q: Value, k: Value, v: Value, added: Value, heads: int, kv_heads: int, scale: float) -> Value:
+    """Attention as the ScaledDotProductAttention op: one stateful kernel where K and V are `remembered`.
+
+    Args:
+        c: the model's constants.
+        q: (batch, heads, tokens, size); the batch may be dynamic, here and in all others.
+        k: (batch, kv_heads, kv, size).
+        v: (batch, kv_heads, kv, size_v).
+        added: the mask, (batch or 1, heads or 1, tokens, kv); no row of it hides everything.
+        heads: of Q.
+        kv_heads: of K and V.
+        scale: of the scores.
+
+    Returns:
+        (batch, heads, tokens, size_v).
+    """
+    k, v = (repeated(c, x, heads, kv_heads) for x in (k, v))
+    return o.scaled_dot_product_attention(q, k, v, added, c.f32(scale), causal=False)
+
+
+def repeated(c: Constants, x: Value, heads: int, kv_heads: int) -> Value:
+    """K or V for every query head: the Unsqueeze, Broadcast, Reshape that the plugin's pattern has."""
+    if heads == kv_heads:
+        return x
+    times = c.i64(1, 1, heads // kv_heads, 1, 1)
+    wide = o.broadcast(o.unsqueeze(x, c.i64(2)), times, broadcast_spec="BIDIRECTIONAL")
+    partial = x.get_output_partial_shape(0) if isinstance(x, Node) else x.get_partial_shape()
+    return o.reshape(wide, c.i64(0, heads, -1, int(partial[3].get_length())), True)

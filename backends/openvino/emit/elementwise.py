@@ -1,18 +1,24 @@
-"""ADD SUB MUL DIV ADD_ID SCALE SQR SQRT CLAMP, and every UNARY and GLU, by ggml's formulas."""
+"""Ops that map each element: arithmetic with two tensors, UNARY and GLU, triangles and diagonals, FILL and ARANGE."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import openvino.opset15 as o
+from numpy.typing import NDArray
 from openvino import Type
 
 from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
-from backends.openvino.sources import src
-from backends.openvino.walk import Walk
+from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.ops.rules_matrix import TRI_TYPE
 from conformance.ggml.tensor import Tensor
+
+
+def _map(make: Callable[[Value], Value]) -> Emitter:
+    return lambda e, node: e.store(node, make(e.number(src(node, 0))))
 
 
 def _binary(make: Callable[[Value, Value], Value]) -> Emitter:
@@ -25,12 +31,26 @@ def _binary(make: Callable[[Value, Value], Value]) -> Emitter:
     return emit
 
 
+def _divide(e: Walk, node: Tensor) -> None:
+    """Scale both sides: the CPU plugin multiplies by the reciprocal, which overflows for extreme divisors."""
+    c, a, b = e.c, e.number(src(node, 0)), e.number(src(node, 1))
+    b = broadcastable(c, b, shape_of(c, a))
+    size = o.abs(b)
+    inner = o.select(o.greater(size, c.f32(2.0**64)), c.f32(2.0**-64), c.f32(1.0))
+    by = o.select(o.less(size, c.f32(2.0**-64)), c.f32(2.0**64), inner)
+    e.store(node, o.divide(o.multiply(a, by), o.multiply(b, by)))
+
+
 def _add_id(e: Walk, node: Tensor) -> None:
-    """Row `ids[i1, i2]` of src[1] is added to row (i1, i2) of src[0]."""
+    """Add row `ids[i1, i2]` of src[1] to row (i1, i2) of src[0]."""
     a, b, ids = (e.number(src(node, i)) for i in range(3))
     table = reshape(e.c, cut(e.c, b, [0, 0], [1, 1], [0, 1]), shape_of(e.c, b)[2:])
     rows = o.gather(table, reshape(e.c, ids, (1, *shape_of(e.c, a)[1:3])), e.c.axis(0))
     e.store(node, o.add(a, rows))
+
+
+def _add1(e: Walk, node: Tensor) -> None:
+    e.store(node, o.add(e.number(src(node, 0)), e.number(src(node, 1))))
 
 
 def _scale(e: Walk, node: Tensor) -> None:
@@ -44,13 +64,64 @@ def _clamp(e: Walk, node: Tensor) -> None:
     e.store(node, o.maximum(o.minimum(e.number(src(node, 0)), high), low))
 
 
-def _sqr(e: Walk, node: Tensor) -> None:
-    x = e.number(src(node, 0))
-    e.store(node, o.multiply(x, x))
+def _leaky_relu(e: Walk, node: Tensor) -> None:
+    c, x = e.c, e.number(src(node, 0))
+    below = o.multiply(o.minimum(x, c.f32(0.0)), c.f32(node.param_f32(0)))
+    e.store(node, o.add(o.maximum(x, c.f32(0.0)), below))
 
 
-def _sqrt(e: Walk, node: Tensor) -> None:
-    e.store(node, o.sqrt(e.number(src(node, 0))))
+def _fill(e: Walk, node: Tensor) -> None:
+    e.store(node, e.c.shaped(o.broadcast(e.c.f32(node.param_f32(0)), e.c.i64(*node.shape)), node.shape))
+
+
+def _arange(e: Walk, node: Tensor) -> None:
+    """`start + i * step`, as ggml computes it, and not a running sum."""
+    c, n = e.c, node.ne[0]
+    places = o.convert(o.range(c.axis(0), c.axis(n), c.axis(1), "i64"), Type.f32)
+    x = o.add(o.multiply(places, c.f32(node.param_f32(2))), c.f32(node.param_f32(0)))
+    e.store(node, reshape(c, c.shaped(x, (n,)), node.shape))
+
+
+# -- triangles and diagonals ------------------------------------------------------------------------------------------
+
+
+def _diag_mask(value: float) -> Emitter:
+    def emit(e: Walk, node: Tensor) -> None:
+        c, (n0, n1) = e.c, node.ne[:2]
+        column = o.range(c.axis(0), c.axis(n0), c.axis(1), "i64")
+        row = o.unsqueeze(o.range(c.axis(0), c.axis(n1), c.axis(1), "i64"), c.i64(1))
+        above = o.greater(column, o.add(row, c.i64(node.param_i32(0))))
+        x = o.select(above, c.f32(value), e.number(src(node, 0)))
+        e.store(node, c.shaped(x, node.shape), exact=True)
+
+    return emit
+
+
+_TRIANGLES: dict[int, Callable[[NDArray[np.bool_]], NDArray[np.bool_]]] = {
+    TRI_TYPE["UPPER_DIAG"]: np.triu,
+    TRI_TYPE["UPPER"]: lambda x: np.triu(x, 1),
+    TRI_TYPE["LOWER_DIAG"]: np.tril,
+    TRI_TYPE["LOWER"]: lambda x: np.tril(x, -1),
+}
+
+
+def masked(c: Constants, where: NDArray[np.bool_], x: Value) -> Value:
+    """`x` where `where` is true and 0 elsewhere, even where `x` is NaN."""
+    return o.select(o.constant(where), x, c.f32(0.0))
+
+
+def _tri(e: Walk, node: Tensor) -> None:
+    n = e.c.fixed(node.ne[0])
+    keep = _TRIANGLES[node.param_i32(0)](np.ones((n, n), np.bool_))
+    e.store(node, masked(e.c, keep, e.number(src(node, 0))))
+
+
+def _diag(e: Walk, node: Tensor) -> None:
+    n = e.c.fixed(node.ne[0])
+    e.store(node, e.c.shaped(masked(e.c, np.eye(n, dtype=np.bool_), e.number(src(node, 0))), node.shape))
+
+
+# -- UNARY and GLU, by ggml's formulas --------------------------------------------------------------------------------
 
 
 def _hardsigmoid(c: Constants, x: Value) -> Value:
@@ -166,26 +237,27 @@ def _glu(e: Walk, node: Tensor) -> None:
     e.store(node, GLU[GLU_OPS[node.param_i32(0)]](e, node, x, y))
 
 
-def _divide(e: Walk, node: Tensor) -> None:
-    """The CPU plugin multiplies by the reciprocal, which a small or large divisor pushes out of range: scale both."""
-    c, a, b = e.c, e.number(src(node, 0)), e.number(src(node, 1))
-    b = broadcastable(c, b, shape_of(c, a))
-    size = o.abs(b)
-    inner = o.select(o.greater(size, c.f32(2.0**64)), c.f32(2.0**-64), c.f32(1.0))
-    by = o.select(o.less(size, c.f32(2.0**-64)), c.f32(2.0**64), inner)
-    e.store(node, o.divide(o.multiply(a, by), o.multiply(b, by)))
-
-
 EMITTERS: dict[str, Emitter] = {
     "ADD": _binary(o.add),
-    "SUB": _binary(o.subtract),
-    "MUL": _binary(o.multiply),
-    "DIV": _divide,
+    "ADD1": _add1,
     "ADD_ID": _add_id,
-    "SCALE": _scale,
+    "ARANGE": _arange,
     "CLAMP": _clamp,
-    "SQR": _sqr,
-    "SQRT": _sqrt,
-    "UNARY": _unary,
+    "COS": _map(o.cos),
+    "DIAG": _diag,
+    "DIAG_MASK_INF": _diag_mask(-np.inf),
+    "DIAG_MASK_ZERO": _diag_mask(0.0),
+    "DIV": _divide,
+    "FILL": _fill,
     "GLU": _glu,
+    "LEAKY_RELU": _leaky_relu,
+    "LOG": _map(o.log),
+    "MUL": _binary(o.multiply),
+    "SCALE": _scale,
+    "SIN": _map(o.sin),
+    "SQR": _map(lambda x: o.multiply(x, x)),
+    "SQRT": _map(o.sqrt),
+    "SUB": _binary(o.subtract),
+    "TRI": _tri,
+    "UNARY": _unary,
 }

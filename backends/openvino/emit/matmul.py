@@ -1,4 +1,4 @@
-"""MUL_MAT and MUL_MAT_ID: the second operand times the transposed first."""
+"""MUL_MAT, MUL_MAT_ID, OUT_PROD and SOLVE_TRI."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import numpy as np
 import openvino.opset15 as o
 
 from backends.openvino.nodes import Constants, Value, reshape, shape_of, tile
-from backends.openvino.sources import src
-from backends.openvino.walk import Walk
+from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import same
 from conformance.ggml.tensor import Tensor
+
+from .elementwise import masked
+from .recurrent import scan
 
 
 def grouped(c: Constants, a: Value, b: Value, *, transposed: bool) -> Value:
@@ -73,4 +75,37 @@ def _mul_mat_id(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(e.c, o.matmul(rows, picked, False, True), (1, tokens, used, m)))
 
 
-EMITTERS: dict[str, Emitter] = {"MUL_MAT": _mul_mat, "MUL_MAT_ID": _mul_mat_id}
+def _out_prod(e: Walk, node: Tensor) -> None:
+    """`sum_k a[i0, k] b[i1, k]`: the first operand is a matrix that is not transposed before its product."""
+    a, b = e.number(src(node, 0)), e.number(src(node, 1))
+    n3, n2, k, n = shape_of(e.c, b)
+    b = e.c.shaped(o.transpose(b, e.c.i64(0, 1, 3, 2)), (n3, n2, n, k))
+    e.store(node, grouped(e.c, a, b, transposed=False))
+
+
+def _solve_row(c: Constants, x: Value, rows: list[Value], whole: list[Value]) -> tuple[Value, Value]:
+    """One more row of x, (n3, n2, n, k), whose rows from this one on are still zero: forward substitution."""
+    a, b, at = rows
+    del whole
+    axis = c.i64(-2)
+    known = o.squeeze(o.matmul(o.unsqueeze(a, axis), x, False, False), axis)
+    y = o.divide(o.subtract(b, known), o.reduce_sum(o.multiply(a, at), c.i64(-1), True))
+    return y, o.add(x, o.multiply(o.unsqueeze(at, c.i64(-1)), o.unsqueeze(y, axis)))
+
+
+def _solve_tri(e: Walk, node: Tensor) -> None:
+    c, b = e.c, e.number(src(node, 1))
+    n = c.fixed(node.ne[1])
+    a = c.shaped(masked(c, np.tril(np.ones((n, n), np.bool_)), e.number(src(node, 0))), src(node, 0).shape)
+    places = o.constant(np.eye(n, dtype=np.float32).reshape(1, 1, n, n))
+    nothing = c.shaped(o.multiply(b, c.f32(0.0)), node.shape)
+    x, _ = scan(c, _solve_row, nothing, [a, b, places], [], n, axis=2)
+    e.store(node, c.shaped(x, node.shape))
+
+
+EMITTERS: dict[str, Emitter] = {
+    "MUL_MAT": _mul_mat,
+    "MUL_MAT_ID": _mul_mat_id,
+    "OUT_PROD": _out_prod,
+    "SOLVE_TRI": _solve_tri,
+}

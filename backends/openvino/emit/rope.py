@@ -1,4 +1,4 @@
-"""ROPE: normal, neox, mrope, imrope and vision, with YaRN, frequency factors and channels left alone."""
+"""ROPE and ROPE_BACK: normal, neox, mrope, imrope and vision, with YaRN, frequency factors and channels left alone."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 from openvino import Type
 
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
-from backends.openvino.sources import optional, src
-from backends.openvino.walk import Walk
+from backends.openvino.walk import Walk, optional, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import Sym
 from conformance.ggml.tensor import Tensor
 
-from . import fused
-
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
+ALL = 2**31 - 1
+"""The end of a slice that takes everything, as the plugin's pattern has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +155,78 @@ def _repeated(c: Constants, table: Value, shape: Shape, n3: int) -> Value:
     return reshape(c, tile(c, reshape(c, table, (1, *shape)), (n3, *shape)), (n3 * shape[0], shape[1]))
 
 
+# -- the two forms that the CPU plugin fuses to one RoPE layer (docs/openvino-forms.md) -------------------------------
+
+
+def rope_neox(c: Constants, x: Value, cos: Value, sin: Value, heads: int, head_size: int, n_dims: int) -> Value:
+    """Turn channel i with channel i + n_dims / 2 (`GGML_ROPE_TYPE_NEOX`): one RoPE layer.
+
+    Tokens stand in the batch dimension: the plugin takes cosines that are broadcast over dimension 1 only, and a
+    reshape moves nothing.
+
+    Args:
+        c: the model's constants.
+        x: shape (…, tokens, heads, head_size) of any rank.
+        cos: shape (tokens, 1, 1, n_dims), the second half equal to the first.
+        sin: as `cos`, neither negated.
+        heads: how many.
+        head_size: elements per head.
+        n_dims: channels that turn; the rest is left alone.
+
+    Returns:
+        Shape (1, tokens, heads, head_size).
+    """
+    rows: Value = o.reshape(x, c.i64(-1, heads, 1, head_size), False)
+    parts = [rows]
+    if n_dims != head_size:
+        parts = o.variadic_split(rows, c.axis(3), c.i64(n_dims, head_size - n_dims)).outputs()
+    halves = o.variadic_split(parts[0], c.axis(3), c.i64(n_dims // 2, n_dims // 2))
+    turned = o.concat([o.multiply(halves.output(1), c.f32(-1.0)), halves.output(0)], -1)
+    y: Value = o.add(o.multiply(parts[0], cos), o.multiply(turned, sin))
+    if n_dims != head_size:
+        y = o.concat([y, parts[1]], -1)
+    return o.reshape(y, c.i64(1, -1, heads, head_size), False)
+
+
+def rope_normal(
+    c: Constants, x: Value, turns: Value, tokens: Value, heads: int, head_size: int, n_dims: int, count: int = -1
+) -> Value:
+    """Turn channel 2i with channel 2i + 1 (`GGML_ROPE_TYPE_NORMAL`): one RoPE layer where `tokens` is not a constant.
+
+    The plugin knows this rotation only as GPT-J writes it, with channels left over at the end of each head, and only
+    while none of its Unsqueezes has become a Reshape. So every dimension that a shape could decide is hidden from the
+    compiler: the batch of 1, and the width of the rest, which may be 0.
+
+    Args:
+        c: the model's constants.
+        x: shape (…, tokens, heads, head_size) of any rank.
+        turns: shape (tokens, n_dims): the sines of all pairs, then their cosines.
+        tokens: how many, i64 of shape (1), known only at run time.
+        heads: how many.
+        head_size: elements per head.
+        n_dims: channels that turn; the rest is left alone.
+        count: the number of tokens where it is one in every graph: what follows then has a shape that is known.
+
+    Returns:
+        Shape (1, tokens, heads, head_size).
+    """
+    one = o.minimum(tokens, c.i64(1))
+    rows = o.reshape(x, o.concat([tokens, one, c.i64(heads), c.i64(-1)], 0), False)
+    table = o.variadic_split(o.reshape(turns, o.concat([tokens, one, c.i64(n_dims)], 0), False),
+                             c.axis(-1), c.i64(n_dims // 2, -1))  # fmt: skip
+    twice = o.constant(np.repeat(np.arange(n_dims // 2, dtype=np.int32), 2))
+    sin, cos = (o.gather(o.unsqueeze(half, c.axis(2)), twice, c.axis(3)) for half in table.outputs())
+    turning, rest = o.variadic_split(rows, c.axis(3), c.i64(n_dims, -1)).outputs()
+    even, odd = (o.slice(turning, c.i64(i), c.i64(ALL), c.i64(2), c.i64(3)) for i in range(2))
+    pairs = [o.unsqueeze(part, c.axis(-1)) for part in (o.multiply(odd, c.f32(-1.0)), even)]
+    turned = o.reshape(o.concat(pairs, -1), c.i64(0, 0, 0, -1), True)
+    y = o.concat([o.add(o.multiply(turning, cos), o.multiply(turned, sin)), rest], -1)
+    return o.reshape(y, c.i64(1, count, heads, head_size), False)
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Turning:
     """What turns, and how far."""
@@ -187,14 +258,14 @@ def _neox(e: Walk, t: Turning) -> Value:
         return reshape(c, c.shaped(o.concat([x, x], 1), (t.tokens, 2 * t.pairs)), wide)
 
     cos, sin = (t.table(e, name, partial(twice, x)) for name, x in (("cos", t.cos), ("sin", t.sin)))
-    return fused.rope_neox(c, t.x, cos, sin, t.heads, t.size, 2 * t.pairs)
+    return rope_neox(c, t.x, cos, sin, t.heads, t.size, 2 * t.pairs)
 
 
 def _normal(e: Walk, t: Turning) -> Value:
     """Channel 2i turns with channel 2i + 1: fuses, because the number of tokens is hidden from the compiler."""
     turns = t.table(e, "turns", lambda: o.concat([t.sin, t.cos], 1))
     count = -1 if isinstance(t.tokens, Sym) else t.tokens
-    return fused.rope_normal(e.c, t.x, turns, e.c.symbol(t.tokens), t.heads, t.size, 2 * t.pairs, count)
+    return rope_normal(e.c, t.x, turns, e.c.symbol(t.tokens), t.heads, t.size, 2 * t.pairs, count)
 
 
 def _normal_static(e: Walk, t: Turning) -> Value:
@@ -237,5 +308,7 @@ def _emitters(*, static: bool) -> dict[str, Emitter]:
 
 
 EMITTERS = _emitters(static=False)
+
+
 STATIC = _emitters(static=True)
 """For devices that take no sizes at run time."""

@@ -4,87 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
-from backends.openvino.compile import INSTALL, words
+from backends.openvino.compile import ACCURACY, CompiledModel, Compiler, openvino_core, words
 from conformance.ggml.errors import BackendError, UnavailableError
 
 DEVICE = "NPU"
 WRAPPER = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_ONLINE_PIPELINE": "NONE"}
 """Runs a model through the plugin's wrapper on the CPU. Of its pipelines only NONE and JUST compute what the model says
 (2026.4.1): the others were silently wrong for decoders of 1 to 3 layers."""
-EXACT = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-"""f32 throughout. The wrapper does not pass it on: the CPU itself must be told."""
 
 
-@dataclass(slots=True)
-class NpuCompiler:
+@dataclass(frozen=True, slots=True)
+class NpuCompiler(Compiler):
     """OpenVINO's core with an NPU plugin, and how it is asked to compile."""
 
-    ov: ModuleType
-    core: Any
-    real: bool
-    """Whether there is an NPU; if not, its plugin's wrapper runs everything on the CPU."""
+    @property
+    def real(self) -> bool:
+        """Whether there is an NPU; if not, its plugin's wrapper runs everything on the CPU."""
+        return self.properties is not WRAPPER
+
+    def label(self) -> str:
+        """What executes, in words."""
+        return DEVICE if self.real else f"CPU through the {DEVICE} plugin's wrapper"
 
     def products(self) -> str:
         """As `Arithmetic.products`: an NPU multiplies in half precision; the wrapper's CPU is told to be accurate."""
         return "f16" if self.real else "float32"
 
-    def compiled(self, results: Sequence[Any], parameters: Sequence[Any], *, served: bool = True) -> Split:
-        """Make a model of nodes and compile what computes something.
-
-        Args:
-            results: result nodes, in the order of the outputs.
-            parameters: parameter nodes, in the order of the inputs.
-            served: of no meaning here.
-
-        Raises:
-            BackendError: the device's compiler refused it.
-        """
-        del served
-        host = [i for i, r in enumerate(results) if _moves(r)]
-        first: dict[tuple[str, int], int] = {}
-        same: dict[int, int] = {}
-        for i, r in enumerate(results):
-            if i not in host and (j := first.setdefault(_origin(r), i)) != i:
-                same[i] = j
-        device = list(first.values())
-        part = self._part(results, parameters, device, compiled=True)
-        shapes = {i: tuple(results[i].get_output_shape(0)) for i in same}
-        return Split(part, self._part(results, parameters, [i for i in host if i not in same]), same, shapes)
-
-    def _part(
-        self, results: Sequence[Any], parameters: Sequence[Any], chosen: list[int], *, compiled: bool = False
-    ) -> Part | None:
-        if not chosen:
-            return None
-        kept = [results[i] for i in chosen]
-        used = _sources(kept)
-        places = [i for i, p in enumerate(parameters) if p.get_name() in used]
-        try:
-            model = self.ov.Model(kept, [parameters[i] for i in places])
-            if compiled:
-                model = self.core.compile_model(model, DEVICE, {} if self.real else WRAPPER)
-        except RuntimeError as e:
-            raise BackendError(f"OpenVINO {self.device()} refused to compile: {words(e)}") from e
-        return Part(model, {i: k for k, i in enumerate(places)}, {i: k for k, i in enumerate(chosen)})
-
-    def device(self) -> str:
-        """What executes, in words."""
-        return DEVICE if self.real else f"CPU through the {DEVICE} plugin's wrapper"
-
-    def versions(self) -> dict[str, str]:
-        """OpenVINO's and the plugin's."""
-        found = {"openvino": self.ov.get_version()}
-        for name, v in self.core.get_versions(DEVICE).items():
-            found[f"openvino {name}"] = v.build_number
-        return found
-
     def description(self) -> str:
         """The full name of the device that executes."""
         name = str(self.core.get_property(DEVICE if self.real else "CPU", "FULL_DEVICE_NAME"))
         return name if self.real else f"{name}, through the NPU plugin's wrapper: there is no NPU here"
+
+    def compiled(
+        self, results: list[Any], parameters: list[Any], sinks: Sequence[Any] = (), *, served: bool = True
+    ) -> CompiledModel:
+        """As the base, a `Split`: what computes something is compiled, the rest is left to the host.
+
+        Raises:
+            BackendError: the device's compiler refused it.
+        """
+        from backends.openvino.nodes import origin  # noqa: PLC0415  # needs openvino, which is there by now
+
+        del sinks, served  # no variables are emitted for an NPU, and nothing is to be fused or not
+        host = [i for i, r in enumerate(results) if origin(r).get_type_name() in ("Parameter", "Constant")]
+        first: dict[tuple[str, int], int] = {}
+        same: dict[int, int] = {}
+        for i, r in enumerate(results):
+            if i not in host and (j := first.setdefault(_value(r), i)) != i:
+                same[i] = j
+        device = self._part(results, parameters, list(first.values()), compiled=True)
+        shapes = {i: tuple(results[i].get_output_shape(0)) for i in same}
+        return Split(device, self._part(results, parameters, host), same, shapes)
+
+    def _part(
+        self, results: Sequence[Any], parameters: Sequence[Any], chosen: list[int], *, compiled: bool = False
+    ) -> Part | None:
+        from backends.openvino.nodes import ancestors  # noqa: PLC0415  # as above
+
+        if not chosen:
+            return None
+        own = [results[i] for i in chosen]
+        used = ancestors(own)
+        places = [i for i, p in enumerate(parameters) if p.get_name() in used]
+        try:
+            model = self.ov.Model(own, [parameters[i] for i in places])
+            if compiled:
+                model = self.core.compile_model(model, DEVICE, self.properties)
+        except RuntimeError as e:
+            raise BackendError(f"OpenVINO {self.label()} refused to compile: {words(e)}") from e
+        return Part(model, {i: k for k, i in enumerate(places)}, {i: k for k, i in enumerate(chosen)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,37 +162,12 @@ class SplitRequest:
             tensor.data[:] = self.get_output_tensor(i).data
 
 
-def _origin(result: Any) -> tuple[str, int]:  # noqa: ANN401  # an openvino.Node
-    """What `result` shows, reshapes aside."""
+def _value(result: Any) -> tuple[str, int]:  # noqa: ANN401  # an openvino.Node
+    """The value that `result` shows, reshapes aside."""
     source = result.input_value(0)
     while source.get_node().get_type_name() == "Reshape":
         source = source.get_node().input_value(0)
     return source.get_node().get_name(), source.get_index()
-
-
-def _moves(result: Any) -> bool:  # noqa: ANN401  # an openvino.Node
-    """Whether nothing but casts and shapes lies between a parameter or constant and `result`."""
-    node = result.input_value(0).get_node()
-    while node.get_type_name() in ("Convert", "Reshape"):
-        node = node.input_value(0).get_node()
-    return node.get_type_name() in ("Parameter", "Constant")
-
-
-def _sources(results: Sequence[Any]) -> set[str]:
-    """Names of the parameters that `results` are computed from."""
-    seen: set[str] = set()
-    found: set[str] = set()
-    open_ = list(results)
-    while open_:
-        node = open_.pop()
-        name = node.get_name()
-        if name in seen:
-            continue
-        seen.add(name)
-        if node.get_type_name() == "Parameter":
-            found.add(name)
-        open_ += [v.get_node() for v in node.input_values()]
-    return found
 
 
 def npu_compiler() -> NpuCompiler:
@@ -211,22 +176,18 @@ def npu_compiler() -> NpuCompiler:
     Raises:
         UnavailableError: OpenVINO or its NPU plugin is not here.
     """
-    try:
-        import openvino  # noqa: PLC0415  # its absence must be an answer, not an import error
-    except ImportError as e:
-        raise UnavailableError(f"npu: openvino cannot be imported ({e}); {INSTALL}") from e
-    core = openvino.Core()
+    openvino, core = openvino_core()
     here = core.available_devices
-    real = any(d.split(".")[0] == DEVICE for d in here)
-    if not real:
-        try:
-            core.get_versions(DEVICE)
-        except RuntimeError as e:
-            raise UnavailableError(
-                f"npu: no NPU here, and no NPU plugin whose wrapper could run on the CPU ({words(e)}); "
-                f"devices found: {', '.join(here) or 'none'}"
-            ) from e
-        if "CPU" not in here:
-            raise UnavailableError(f"npu: neither an NPU nor a CPU here; devices found: {', '.join(here) or 'none'}")
-        core.set_property("CPU", EXACT)
-    return NpuCompiler(openvino, core, real)
+    if any(d.split(".")[0] == DEVICE for d in here):
+        return NpuCompiler(openvino, core, DEVICE, {})
+    found = f"devices found: {', '.join(here) or 'none'}"
+    try:
+        core.get_versions(DEVICE)
+    except RuntimeError as e:
+        raise UnavailableError(
+            f"npu: no NPU here, and no NPU plugin whose wrapper could run on the CPU ({words(e)}); {found}"
+        ) from e
+    if "CPU" not in here:
+        raise UnavailableError(f"npu: neither an NPU nor a CPU here; {found}")
+    core.set_property("CPU", ACCURACY)  # which the wrapper does not pass on
+    return NpuCompiler(openvino, core, DEVICE, WRAPPER)

@@ -20,9 +20,8 @@ from conformance.case.case import Case
 from conformance.ggml.quants.requant import Requant
 from conformance.ggml.tensor import Bytes, Tensor
 
-from .log import Logged
-from .table import NOTHING, Appending, Table, to_load
-from .walk import LOG, MINUS, StateWalk, name
+from .log import NOTHING, Appending, Logged, Table, to_load
+from .walk import LOG, MINUS, name
 
 Arrays = dict[str, NDArray[Any]]
 """Form of a variable -> what it holds."""
@@ -148,15 +147,15 @@ class StateMemory(HostMemory):
 class StatefulRequest(Request):
     """A compiled model with its one infer request, whose variables hold caches of one session at a time."""
 
-    def __init__(self, compiled: CompiledModel, emitted: Emitted, walk: StateWalk, peak: int | None = None) -> None:
+    def __init__(self, compiled: CompiledModel | None, emitted: Emitted, peak: int | None = None) -> None:
         super().__init__(compiled, emitted, peak)
         self.holds: dict[int, Tensor] = {}
         """Place of a cache in a plan -> the cache of `owner` that its variables hold."""
         self._owner: ReferenceType[StateMemory] | None = None
         self._variables: dict[int, list[Feed]] = {}
-        for feed in walk.variables:
+        for feed in emitted.variables:
             self._variables.setdefault(feed.index, []).append(feed)
-        self._written = walk.written
+        self._written = emitted.written
         self._first_extra = len(emitted.feeds)
         self._place: dict[Tensor, int] = {}
         self._states = {} if self._request is None else {s.name: s for s in self._request.query_state()}

@@ -1,0 +1,107 @@
+"""Ops that move elements: CPY CONT DUP CONCAT REPEAT PAD ROLL SET ACC."""
+
+from __future__ import annotations
+
+import openvino.opset15 as o
+from openvino import Type
+
+from backends.openvino.forms import NUMBERS, parts
+from backends.openvino.nodes import cut, shape_of, tile
+from backends.openvino.views import Region, read, write
+from backends.openvino.walk import Walk, src
+from conformance.backend.translating.plan import Emitter
+from conformance.ggml.ops.rules_matrix import part
+from conformance.ggml.tensor import Tensor, is_empty, nelements
+from conformance.ggml.types import I32
+
+
+def _copy(e: Walk, node: Tensor) -> None:
+    """`ggml_compute_forward_dup`: elements in order, whatever the two shapes; equal types keep their bytes."""
+    a = src(node, 0)
+    if a.type is node.type:
+        if a.type in NUMBERS:
+            e.store(node, e.number(a), exact=True)
+        else:
+            e.store_parts(node, e.parts(a))
+        return
+    x = e.number(a)
+    if node.type is I32:
+        x = o.convert(x, Type.i32)
+    elif a.type is I32:
+        x = o.convert(x, Type.f32)
+    e.store(node, x)
+
+
+def _concat(e: Walk, node: Tensor) -> None:
+    axis = 3 - node.param_i32(0)
+    full = [s for s in (src(node, 0), src(node, 1)) if not is_empty(s)]
+    if node.type in NUMBERS:
+        xs = [e.number(s) for s in full]
+        e.store(node, o.concat(xs, axis) if len(xs) > 1 else xs[0], exact=True)
+        return
+    found = [e.parts(s) for s in full]
+    e.store_parts(node, {p.name: o.concat([f[p.name] for f in found], axis) for p in parts(node.type)})
+
+
+def _repeat(e: Walk, node: Tensor) -> None:
+    a = src(node, 0)
+    if node.type in NUMBERS:
+        e.store(node, tile(e.c, e.number(a), node.shape), exact=True)
+        return
+    shape = (*node.ne[:0:-1], node.ne[0] // node.type.blck_size)
+    e.store_parts(node, {n: tile(e.c, x, (*shape, shape_of(e.c, x)[-1])) for n, x in e.parts(a).items()})
+
+
+def _pad(e: Walk, node: Tensor) -> None:
+    p, c = node.op_params, e.c
+    x = e.number(src(node, 0))
+    before, after = c.i64(*p[6::-2]), c.i64(*p[7::-2])
+    if not p[8]:
+        e.store(node, c.shaped(o.pad(x, before, after, "constant", c.f32(0.0)), node.shape), exact=True)
+        return
+    for axis, (left, right) in enumerate(zip(p[6::-2], p[7::-2], strict=True)):
+        n = shape_of(c, x)[axis]
+        sides = [cut(c, x, [n - left], [n], [axis])] if left else []
+        sides += [x, *([cut(c, x, [0], [right], [axis])] if right else [])]
+        shape = [*shape_of(c, x)]
+        shape[axis] = n + left + right
+        x = c.shaped(o.concat(sides, axis), shape) if len(sides) > 1 else x
+    e.store(node, x, exact=True)
+
+
+def _roll(e: Walk, node: Tensor) -> None:
+    x = o.roll(e.number(src(node, 0)), e.c.i64(*node.op_params[3::-1]), e.c.i64(0, 1, 2, 3))
+    e.store(node, e.c.shaped(x, node.shape), exact=True)
+
+
+def _part(*, add: bool) -> Emitter:
+    """In place, write only the part, through a view of it; else make `src[0]` with the part replaced a new value."""
+
+    def emit(e: Walk, node: Tensor) -> None:
+        a, b = src(node, 0), src(node, 1)
+        ne, nb, offset = part(node)
+        new = e.number(b)
+        if node.view_src is not None:
+            window = Tensor(node.type, ne, nb, "VIEW", view_src=node.root, view_offs=node.view_offs + offset)
+            e.store(window, o.add(e.number(window), new) if add else new, exact=True)
+            return
+        size, whole = a.type.type_size, e.number(a)
+        region = Region(nelements(a), ne[::-1], tuple(n // size for n in nb[::-1]), offset // size)
+        if add:
+            new = o.add(read(e.c, whole, region)[0], new)
+        e.store(node, write(e.c, whole, region, e.c.shaped(new, ne[::-1]))[0], exact=True)
+
+    return emit
+
+
+EMITTERS: dict[str, Emitter] = {
+    "ACC": _part(add=True),
+    "CONCAT": _concat,
+    "CONT": _copy,
+    "CPY": _copy,
+    "DUP": _copy,
+    "PAD": _pad,
+    "REPEAT": _repeat,
+    "ROLL": _roll,
+    "SET": _part(add=False),
+}

@@ -1,0 +1,63 @@
+"""SSM_CONV, IM2COL and POOL_2D."""
+
+from __future__ import annotations
+
+import openvino.opset15 as o
+
+from backends.openvino.nodes import Value, cut, reshape, shape_of, transpose
+from backends.openvino.walk import Walk, src
+from conformance.backend.translating.plan import Emitter
+from conformance.ggml.ops.rules_matrix import OP_POOL
+from conformance.ggml.tensor import Tensor
+
+
+def _ssm_conv(e: Walk, node: Tensor) -> None:
+    """Each channel's window of d_conv inputs times the channel's own weights, per token."""
+    x, w = e.number(src(node, 0)), e.number(src(node, 1))
+    n_t, n_s, inner = node.ne[1], node.ne[2], node.ne[0]
+    w = reshape(e.c, w, shape_of(e.c, w)[2:])
+    x = reshape(e.c, x, shape_of(e.c, x)[1:])
+    total: Value | None = None
+    for i in range(e.c.fixed(src(node, 1).ne[0])):
+        term = o.multiply(cut(e.c, x, [i], [i + n_t], [2]), cut(e.c, w, [i], [i + 1], [1]))
+        total = term if total is None else o.add(total, term)
+    assert total is not None  # d_conv is at least 1
+    e.store(node, transpose(e.c, e.c.shaped(total, (n_s, inner, n_t)), (0, 2, 1)))
+
+
+def _pool_2d(e: Walk, node: Tensor) -> None:
+    """Padding counts as zeros in a mean, and never is the largest."""
+    op, k0, k1, s0, s1, p0, p1 = node.op_params[:7]
+    x, strides, pads, kernel = e.number(src(node, 0)), [s1, s0], [p1, p0], [k1, k0]
+    if op == OP_POOL["AVG"]:
+        y: Value = o.avg_pool(x, strides, pads, pads, kernel, False, "floor")
+    else:
+        y = o.max_pool(x, strides, [1, 1], pads, pads, kernel, "floor").output(0)
+    e.store(node, e.c.shaped(y, node.shape))
+
+
+def _im2col(e: Walk, node: Tensor) -> None:
+    """One strided slice of the padded input for each element of the kernel."""
+    s0, s1, p0, p1, d0, d1, is_2d = node.op_params[:7]
+    c, a, b = e.c, src(node, 0), src(node, 1)
+    x = e.number(b)
+    if is_2d:
+        kh, kw, oh, ow = c.fixed(a.ne[1]), c.fixed(a.ne[0]), node.ne[2], node.ne[1]
+        n, channels = b.ne[3], b.ne[2]
+    else:
+        kh, kw, oh, ow, s1, p1, d1 = 1, c.fixed(a.ne[0]), 1, node.ne[1], 1, 0, 1
+        n, channels = b.ne[2], b.ne[1]
+        x = reshape(c, x, (n, channels, 1, b.ne[0]))
+    x = o.pad(x, c.i64(0, 0, p1, p0), c.i64(0, 0, p1, p0), "constant", c.f32(0.0))
+    windows = []
+    for j in range(kh):
+        for i in range(kw):
+            first = c.i64(j * d1, i * d0)
+            last = c.i64(j * d1 + (oh - 1) * s1 + 1, i * d0 + (ow - 1) * s0 + 1)
+            window = o.slice(x, first, last, c.i64(s1, s0), c.i64(2, 3))
+            windows.append(o.unsqueeze(o.transpose(window, c.i64(0, 2, 3, 1)), c.i64(-1)))
+    y = windows[0] if len(windows) == 1 else o.concat(windows, -1)
+    e.store(node, reshape(c, c.shaped(y, (n, oh, ow, channels, kh * kw)), node.shape))
+
+
+EMITTERS: dict[str, Emitter] = {"IM2COL": _im2col, "POOL_2D": _pool_2d, "SSM_CONV": _ssm_conv}
