@@ -46,7 +46,7 @@ def _sinks(e: Walk, sinks: Tensor | None, heads: int) -> Value | None:
 
 def _soft_max(e: Walk, node: Tensor) -> None:
     x = e.number(src(node, 0))
-    scale, max_bias = node.param_f32(0), node.param_f32(1)
+    scale, max_bias = node.params.scale, node.params.max_bias
     if scale != 1.0:
         x = o.multiply(x, e.c.f32(scale))
     x = _masked(e, x, optional(node, 1), max_bias)
@@ -66,7 +66,7 @@ def _flash_attn_ext(e: Walk, node: Tensor) -> None:
     What a mask hides is never read in ggml, so it may be NaN: hidden scores are replaced, and V where no row sees it.
     """
     q, k, v = (e.number(src(node, i)) for i in range(3))
-    scale, softcap = node.param_f32(0), node.param_f32(2)
+    scale, softcap = node.params.scale, node.params.logit_softcap
     heads = shape_of(e.c, q)[1]
     x = grouped(e.c, k, o.multiply(q, e.c.f32(scale / softcap if softcap else scale)), transposed=True)
     if softcap:
@@ -104,7 +104,7 @@ def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
         node: FLASH_ATTN_EXT.
         wide: whether K and V are repeated to all heads; if not, heads of one group stand in a dimension of their own.
     """
-    if node.param_f32(2) or optional(node, 4) is not None:
+    if node.params.logit_softcap or optional(node, 4) is not None:
         e.note("attention by hand: SDPA has no softcap and no sinks here")
         _flash_attn_ext(e, node)
         return
@@ -132,7 +132,7 @@ def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
             mask = reshape(c, mask, (own[0], *across, *own[2:]))
     width = shape_of(c, v)[-1]
     y: Value = o.scaled_dot_product_attention(q, k, v, *(() if mask is None else (o.maximum(mask, c.f32(LOWEST)),)),
-                                              scale=c.f32(node.param_f32(0)), causal=False)  # fmt: skip
+                                              scale=c.f32(node.params.scale), causal=False)  # fmt: skip
     if mask is not None:  # a row whose mask hides everything gives zeros in ggml
         seen = o.greater(o.reduce_max(mask, c.i64(-1), True), c.f32(LOWEST))
         y = o.multiply(y, o.convert(seen, Type.f32))
@@ -142,7 +142,7 @@ def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
 
 def _mask(e: Walk, node: Tensor) -> Value | None:
     """The mask of FLASH_ATTN_EXT with ALiBi's slopes in it, shape (ne3 or 1, heads or 1, rows, n)."""
-    mask, max_bias = optional(node, 3), node.param_f32(1)
+    mask, max_bias = optional(node, 3), node.params.max_bias
     if mask is None:
         return None
     q = src(node, 0)

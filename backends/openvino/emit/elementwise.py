@@ -12,8 +12,7 @@ from openvino import Type
 from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
-from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
-from conformance.ggml.ops.rules_matrix import TRI_TYPE
+from conformance.ggml.ops.matmul import TRI_TYPE
 from conformance.ggml.tensor import Tensor
 
 
@@ -54,31 +53,31 @@ def _add1(e: Walk, node: Tensor) -> None:
 
 
 def _scale(e: Walk, node: Tensor) -> None:
-    x: Value = o.multiply(e.number(src(node, 0)), e.c.f32(node.param_f32(0)))
-    bias = node.param_f32(1)
+    x: Value = o.multiply(e.number(src(node, 0)), e.c.f32(node.params.s))
+    bias = node.params.b
     e.store(node, o.add(x, e.c.f32(bias)) if bias else x)
 
 
 def _clamp(e: Walk, node: Tensor) -> None:
-    low, high = e.c.f32(node.param_f32(0)), e.c.f32(node.param_f32(1))
+    low, high = e.c.f32(node.params.min), e.c.f32(node.params.max)
     e.store(node, o.maximum(o.minimum(e.number(src(node, 0)), high), low))
 
 
 def _leaky_relu(e: Walk, node: Tensor) -> None:
     c, x = e.c, e.number(src(node, 0))
-    below = o.multiply(o.minimum(x, c.f32(0.0)), c.f32(node.param_f32(0)))
+    below = o.multiply(o.minimum(x, c.f32(0.0)), c.f32(node.params.negative_slope))
     e.store(node, o.add(o.maximum(x, c.f32(0.0)), below))
 
 
 def _fill(e: Walk, node: Tensor) -> None:
-    e.store(node, e.c.shaped(o.broadcast(e.c.f32(node.param_f32(0)), e.c.i64(*node.shape)), node.shape))
+    e.store(node, e.c.shaped(o.broadcast(e.c.f32(node.params.c), e.c.i64(*node.shape)), node.shape))
 
 
 def _arange(e: Walk, node: Tensor) -> None:
     """`start + i * step`, as ggml computes it, and not a running sum."""
     c, n = e.c, node.ne[0]
     places = o.convert(o.range(c.axis(0), c.axis(n), c.axis(1), "i64"), Type.f32)
-    x = o.add(o.multiply(places, c.f32(node.param_f32(2))), c.f32(node.param_f32(0)))
+    x = o.add(o.multiply(places, c.f32(node.params.step)), c.f32(node.params.start))
     e.store(node, reshape(c, c.shaped(x, (n,)), node.shape))
 
 
@@ -90,7 +89,7 @@ def _diag_mask(value: float) -> Emitter:
         c, (n0, n1) = e.c, node.ne[:2]
         column = o.range(c.axis(0), c.axis(n0), c.axis(1), "i64")
         row = o.unsqueeze(o.range(c.axis(0), c.axis(n1), c.axis(1), "i64"), c.i64(1))
-        above = o.greater(column, o.add(row, c.i64(node.param_i32(0))))
+        above = o.greater(column, o.add(row, c.i64(node.params.n_past)))
         x = o.select(above, c.f32(value), e.number(src(node, 0)))
         e.store(node, c.shaped(x, node.shape), exact=True)
 
@@ -98,10 +97,10 @@ def _diag_mask(value: float) -> Emitter:
 
 
 _TRIANGLES: dict[int, Callable[[NDArray[np.bool_]], NDArray[np.bool_]]] = {
-    TRI_TYPE["UPPER_DIAG"]: np.triu,
-    TRI_TYPE["UPPER"]: lambda x: np.triu(x, 1),
-    TRI_TYPE["LOWER_DIAG"]: np.tril,
-    TRI_TYPE["LOWER"]: lambda x: np.tril(x, -1),
+    TRI_TYPE.UPPER_DIAG: np.triu,
+    TRI_TYPE.UPPER: lambda x: np.triu(x, 1),
+    TRI_TYPE.LOWER_DIAG: np.tril,
+    TRI_TYPE.LOWER: lambda x: np.tril(x, -1),
 }
 
 
@@ -112,7 +111,7 @@ def masked(c: Constants, where: NDArray[np.bool_], x: Value) -> Value:
 
 def _tri(e: Walk, node: Tensor) -> None:
     n = e.c.fixed(node.ne[0])
-    keep = _TRIANGLES[node.param_i32(0)](np.ones((n, n), np.bool_))
+    keep = _TRIANGLES[node.params.type](np.ones((n, n), np.bool_))
     e.store(node, masked(e.c, keep, e.number(src(node, 0))))
 
 
@@ -176,16 +175,16 @@ UNARY: dict[str, Callable[[Constants, Value], Value]] = {
 
 
 def _xielu(e: Walk, node: Tensor) -> None:
-    """`op_xielu`: op_params 1 to 4 are alpha_n, alpha_p, beta, eps as ggml has already combined them."""
-    x = e.number(src(node, 0))
-    alpha_n, alpha_p, beta, eps = (e.c.f32(node.param_f32(i)) for i in (1, 2, 3, 4))
+    """`op_xielu`, with parameters as ggml has already combined them."""
+    x, p = e.number(src(node, 0)), node.params
+    alpha_n, alpha_p, beta, eps = map(e.c.f32, (p.alpha_n, p.alpha_p, p.beta, p.eps))
     rising = o.multiply(o.multiply(alpha_p, x), x)
     falling = o.multiply(o.subtract(o.subtract(o.exp(o.minimum(x, eps)), e.c.f32(1.0)), x), alpha_n)
     e.store(node, o.add(o.select(o.greater(x, e.c.f32(0.0)), rising, falling), o.multiply(beta, x)))
 
 
 def _unary(e: Walk, node: Tensor) -> None:
-    name = UNARY_OPS[node.param_i32(0)]
+    name = node.params.op
     if name == "XIELU":
         _xielu(e, node)
     else:
@@ -193,14 +192,14 @@ def _unary(e: Walk, node: Tensor) -> None:
 
 
 def _limited(e: Walk, node: Tensor, x: Value, y: Value) -> tuple[Value, Value]:
-    limit = node.param_f32(3)
+    limit = node.params.limit
     high = e.c.f32(limit)
     return o.minimum(x, high), o.maximum(o.minimum(y, high), e.c.f32(-limit))
 
 
 def _swiglu_oai(e: Walk, node: Tensor, x: Value, y: Value) -> Value:
     x, y = _limited(e, node, x, y)
-    gate = o.multiply(x, o.sigmoid(o.multiply(x, e.c.f32(node.param_f32(2)))))
+    gate = o.multiply(x, o.sigmoid(o.multiply(x, e.c.f32(node.params.alpha))))
     return o.multiply(gate, o.add(y, e.c.f32(1.0)))
 
 
@@ -226,15 +225,15 @@ GLU: dict[str, Callable[[Walk, Tensor, Value, Value], Value]] = {
 
 
 def _glu(e: Walk, node: Tensor) -> None:
-    """Gate and up are two tensors, or the halves of one; `op_params[1]` swaps the halves."""
+    """Gate and up are two tensors, or the halves of one, perhaps swapped."""
     x = e.number(src(node, 0))
     if len(node.src) > 1 and node.src[1] is not None:
         y = e.number(node.src[1])
     else:
         half = node.ne[0]
         halves = [cut(e.c, x, [i * half], [(i + 1) * half], [3]) for i in (0, 1)]
-        x, y = halves[::-1] if node.param_i32(1) else halves
-    e.store(node, GLU[GLU_OPS[node.param_i32(0)]](e, node, x, y))
+        x, y = halves[::-1] if node.params.swapped else halves
+    e.store(node, GLU[node.params.op](e, node, x, y))
 
 
 EMITTERS: dict[str, Emitter] = {

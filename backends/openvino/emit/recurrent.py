@@ -120,7 +120,7 @@ def _finish(e: Walk, node: Tensor, y: Value, y_shape: Shape, states: Sequence[Va
 def _run(
     e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape
 ) -> None:
-    """Store a scan over axis 1, of which `op_params[0]` states are kept; `y_shape` has sequences and tokens first."""
+    """Store a scan over axis 1 and its last state; `y_shape` has sequences and tokens first."""
     y, last = scan(e.c, step, state, inputs, fixed, y_shape[1])
     _finish(e, node, y, y_shape, [last])
 
@@ -128,8 +128,8 @@ def _run(
 def _run_keeping(
     e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape
 ) -> None:
-    """As `_run`, with the last `op_params[0]` states, the latest first: every token's then leaves the loop."""
-    kept, tokens = node.param_i32(0), y_shape[1]
+    """As `_run`, with the last `K` states, the latest first: every token's then leaves the loop."""
+    kept, tokens = node.params.K, y_shape[1]
     if kept == 1:
         _run(e, node, step, state, inputs, fixed, y_shape)
         return
@@ -234,7 +234,7 @@ def _gla_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple[
 
 def _gated_linear_attn(e: Walk, node: Tensor) -> None:
     (k, v, q, g), state, shape = _apart(e, node, (0, 1, 2, 3), 4)
-    q = e.c.shaped(o.multiply(q, e.c.f32(node.param_f32(0))), shape)
+    q = e.c.shaped(o.multiply(q, e.c.f32(node.params.scale)), shape)
     _run(e, node, _gla_step, state, [k, v, q, g], [], shape)
 
 

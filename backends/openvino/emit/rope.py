@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import numpy as np
@@ -16,9 +16,9 @@ from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape
 from backends.openvino.walk import Walk, optional, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import Sym
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 
-NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
 ALL = 2**31 - 1
 """The end of a slice that takes everything, as the plugin's pattern has it."""
 
@@ -41,23 +41,21 @@ class Angles:
 
     @classmethod
     def of(cls, node: Tensor) -> Angles:
-        """From op_params 1, 2, 4 to 14, as `ggml_rope_impl` writes them."""
-        n_dims, mode = node.param_i32(1), node.param_i32(2)
-        pairs = (int(node.ne[0]) if mode == VISION else n_dims) // 2
-        a, b, c, d = (node.param_i32(i) for i in range(11, 15))
-        base, scale, ext, attn, fast, slow = (node.param_f32(i) for i in range(5, 11))
-        return cls(n_dims, mode, node.param_i32(4), base, scale, ext, attn, fast, slow, (a, b, c, d), pairs)
+        """From the node's parameters."""
+        p = node.params
+        pairs = (int(node.ne[0]) if p.mode == ROPE_TYPE.VISION else p.n_dims) // 2
+        return cls(**{f.name: getattr(p, f.name) for f in fields(cls) if f.name != "pairs"}, pairs=pairs)
 
     def steps(self) -> list[tuple[int, int]]:
         """Per pair: which of the four positions it turns by, and how often the frequency was scaled."""
-        if not self.mode & MROPE:
+        if not self.mode & ROPE_TYPE.MROPE:
             return [(0, i) for i in range(self.pairs)]
         found, since = [], [0, 0, 0, 0]
         s0, s1, s2, _ = self.sections
         starts = [0, s0, s0 + s1, s0 + s1 + s2]
         for i in range(self.pairs):
             sector = i % sum(self.sections)
-            if self.mode == VISION and sector in starts:
+            if self.mode == ROPE_TYPE.VISION and sector in starts:
                 # an empty section's start is another's too; ggml resets the first that matches
                 since[starts.index(sector)] = i
             kind = self._kind(sector, starts)
@@ -65,7 +63,7 @@ class Angles:
         return found
 
     def _kind(self, sector: int, starts: list[int]) -> int:
-        if self.mode == IMROPE:
+        if self.mode == ROPE_TYPE.IMROPE:
             kind = sector % 3
             return kind if sector < 3 * self.sections[kind] else 3
         return 3 if sector >= starts[3] else 2 if sector >= starts[2] else 1 if sector >= starts[1] else 0
@@ -104,7 +102,7 @@ def _whole(rounded: Callable[[float], int], x: float) -> float:
 def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Value | None) -> Value:
     """Radians per token and pair, shape (ne2, pairs)."""
     n = node.ne[2]
-    if angles.mode & MROPE:
+    if angles.mode & ROPE_TYPE.MROPE:
         kinds = np.array([k for k, _ in angles.steps()])
         rows = o.gather(reshape(e.c, positions, (4, n)), o.constant(kinds), e.c.axis(0))
         positions = o.transpose(rows, e.c.i64(1, 0))
@@ -288,14 +286,14 @@ def _normal_static(e: Walk, t: Turning) -> Value:
 
 
 def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
-    """Channels before `op_params[15]` stand still, and so do those behind the last pair."""
+    """Channels before `n_offs` stand still, and so do those behind the last pair."""
     c, x, angles, size = e.c, e.number(src(node, 0)), Angles.of(node), e.c.fixed(node.ne[0])
-    first = 0 if angles.mode == VISION else node.param_i32(15)
+    first = 0 if angles.mode == ROPE_TYPE.VISION else node.params.n_offs
     part = cut(c, x, [first], [size], [3])
     cos, sin = _turns(e, node, angles)
     given = part if first else c.source(x)
     t = Turning(given, cos, sin, node.ne[2] * node.ne[3], node.ne[1], size - first, angles.pairs)
-    turn = _neox if angles.mode != NORMAL else _normal_static if static else _normal
+    turn = _neox if angles.mode != ROPE_TYPE.NORMAL else _normal_static if static else _normal
     y = c.shaped(turn(e, t), (1, t.tokens, t.heads, t.size))
     if first:
         y = reshape(c, y, shape_of(c, part))

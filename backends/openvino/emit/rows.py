@@ -11,6 +11,7 @@ from backends.openvino.nodes import Constants, Value, cut, quantized, reshape, s
 from backends.openvino.views import Rows, scatter
 from backends.openvino.walk import ROUND, Walk, src
 from conformance.backend.translating.plan import Emitter
+from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor, is_empty
 from conformance.ggml.types import I32
 
@@ -38,31 +39,31 @@ def rms(c: Constants, x: Value, eps: float) -> Value:
 
 def _norm(e: Walk, node: Tensor) -> None:
     x = e.number(src(node, 0))
-    e.store(node, rms(e.c, o.subtract(x, o.reduce_mean(x, e.c.i64(3), True)), node.param_f32(0)))
+    e.store(node, rms(e.c, o.subtract(x, o.reduce_mean(x, e.c.i64(3), True)), node.params.eps))
 
 
 def _rms_norm(e: Walk, node: Tensor) -> None:
-    e.store(node, rms(e.c, e.number(src(node, 0)), node.param_f32(0)))
+    e.store(node, rms(e.c, e.number(src(node, 0)), node.params.eps))
 
 
 def _l2_norm(e: Walk, node: Tensor) -> None:
     x = e.number(src(node, 0))
     length = o.sqrt(o.reduce_sum(o.multiply(x, x), e.c.i64(3), True))
-    e.store(node, o.divide(x, o.maximum(length, e.c.f32(node.param_f32(0)))))
+    e.store(node, o.divide(x, o.maximum(length, e.c.f32(node.params.eps))))
 
 
 def _group_norm(e: Walk, node: Tensor) -> None:
-    c, groups = e.c, node.param_i32(0)
+    c, groups, eps = e.c, node.params.n_groups, node.params.eps
     n3, n2, n1, n0 = node.shape
     if n2 % groups:
         each = -(-n2 // groups)
         parts = [(i, min(i + each, n2)) for i in range(0, n2, each)]
         x = e.number(src(node, 0))
-        normed = [_normed(c, cut(c, x, [a], [b], [1]), (1, 2, 3), node.param_f32(1)) for a, b in parts]
+        normed = [_normed(c, cut(c, x, [a], [b], [1]), (1, 2, 3), eps) for a, b in parts]
         e.store(node, c.shaped(o.concat(normed, 1), node.shape))
         return
     x = reshape(c, e.number(src(node, 0)), (n3, groups, n2 // groups * n1 * n0))
-    e.store(node, c.shaped(_normed(c, x, (2,), node.param_f32(1)), shape_of(c, x)))
+    e.store(node, c.shaped(_normed(c, x, (2,), eps), shape_of(c, x)))
 
 
 def _normed(c: Constants, x: Value, axes: tuple[int, ...], eps: float) -> Value:
@@ -71,8 +72,8 @@ def _normed(c: Constants, x: Value, axes: tuple[int, ...], eps: float) -> Value:
 
 
 def _argsort(e: Walk, node: Tensor) -> None:
-    """op_params[0]: 0 ascending, 1 descending. Equal elements keep their order; ggml leaves it open."""
-    mode = "max" if node.param_i32(0) else "min"
+    """Equal elements keep their order; ggml leaves it open."""
+    mode = "max" if node.params.order == SORT_ORDER.DESC else "min"
     found = o.topk(e.number(src(node, 0)), e.c.axis(node.ne[0]), 3, mode, "value", stable=True)
     e.store(node, found.output(1))
 

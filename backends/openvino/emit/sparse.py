@@ -23,7 +23,7 @@ def _lightning_indexer(e: Walk, node: Tensor) -> None:
 
 def _hc_comb(e: Walk, node: Tensor) -> None:
     c, hc, n = e.c, e.c.fixed(node.ne[0]), node.ne[2]
-    eps, mixes = c.f32(node.param_f32(0)), src(node, 0)
+    eps, mixes = c.f32(node.params.eps), src(node, 0)
     scale = cut(c, e.number(src(node, 1)), [2], [3], [3])
     x = o.add(o.multiply(e.number(mixes), scale), e.number(src(node, 2)))
     x = reshape(c, cut(c, c.shaped(x, mixes.shape), [2 * hc], [2 * hc + hc * hc], [3]), (1, n, hc, hc))
@@ -32,15 +32,15 @@ def _hc_comb(e: Walk, node: Tensor) -> None:
         return o.divide(x, o.add(o.reduce_sum(x, c.i64(axis), True), eps))
 
     x = even(o.add(o.softmax(x, 3), eps), 2)
-    for _ in range(node.param_i32(1) - 1):
+    for _ in range(node.params.n_iter - 1):
         x = even(even(x, 3), 2)
     e.store(node, c.shaped(x, node.shape))
 
 
 def _hc_pre(e: Walk, node: Tensor) -> None:
-    c, x, w, scale = e.c, src(node, 0), src(node, 1), node.param_f32(0)
+    c, x, w, scale = e.c, src(node, 0), src(node, 1), node.params.scale
     n_embd, hc, n, _ = x.ne
-    share = o.sigmoid(e.number(w)) if node.param_i32(1) else reshape(c, e.number(w), (1, n, hc, 1))
+    share = o.sigmoid(e.number(w)) if node.params.gated else reshape(c, e.number(w), (1, n, hc, 1))
     y = c.shaped(o.reduce_sum(o.multiply(e.number(x), share), c.i64(2), False), (1, n, n_embd))
     e.store(node, o.multiply(y, c.f32(scale)) if scale != 1.0 else y)
 

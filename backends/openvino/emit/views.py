@@ -33,7 +33,7 @@ def _copy(e: Walk, node: Tensor) -> None:
 
 
 def _concat(e: Walk, node: Tensor) -> None:
-    axis = 3 - node.param_i32(0)
+    axis = 3 - node.params.dim
     full = [s for s in (src(node, 0), src(node, 1)) if not is_empty(s)]
     if node.type in NUMBERS:
         xs = [e.number(s) for s in full]
@@ -53,13 +53,13 @@ def _repeat(e: Walk, node: Tensor) -> None:
 
 
 def _pad(e: Walk, node: Tensor) -> None:
-    p, c = node.op_params, e.c
+    c, padding = e.c, node.params.padding
     x = e.number(src(node, 0))
-    before, after = c.i64(*p[6::-2]), c.i64(*p[7::-2])
-    if not p[8]:
+    before, after = c.i64(*padding[6::-2]), c.i64(*padding[7::-2])
+    if not node.params.circular:
         e.store(node, c.shaped(o.pad(x, before, after, "constant", c.f32(0.0)), node.shape), exact=True)
         return
-    for axis, (left, right) in enumerate(zip(p[6::-2], p[7::-2], strict=True)):
+    for axis, (left, right) in enumerate(zip(padding[6::-2], padding[7::-2], strict=True)):
         n = shape_of(c, x)[axis]
         sides = [cut(c, x, [n - left], [n], [axis])] if left else []
         sides += [x, *([cut(c, x, [0], [right], [axis])] if right else [])]
@@ -70,7 +70,7 @@ def _pad(e: Walk, node: Tensor) -> None:
 
 
 def _roll(e: Walk, node: Tensor) -> None:
-    x = o.roll(e.number(src(node, 0)), e.c.i64(*node.op_params[3::-1]), e.c.i64(0, 1, 2, 3))
+    x = o.roll(e.number(src(node, 0)), e.c.i64(*node.params.shifts[::-1]), e.c.i64(0, 1, 2, 3))
     e.store(node, e.c.shaped(x, node.shape), exact=True)
 
 

@@ -7,7 +7,7 @@ import openvino.opset15 as o
 from backends.openvino.nodes import Value, cut, reshape, shape_of, transpose
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
-from conformance.ggml.ops.rules_matrix import OP_POOL
+from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
 
 
@@ -27,9 +27,9 @@ def _ssm_conv(e: Walk, node: Tensor) -> None:
 
 def _pool_2d(e: Walk, node: Tensor) -> None:
     """Padding counts as zeros in a mean, and never is the largest."""
-    op, k0, k1, s0, s1, p0, p1 = node.op_params[:7]
-    x, strides, pads, kernel = e.number(src(node, 0)), [s1, s0], [p1, p0], [k1, k0]
-    if op == OP_POOL["AVG"]:
+    p = node.params
+    x, strides, pads, kernel = e.number(src(node, 0)), [p.s1, p.s0], [p.p1, p.p0], [p.k1, p.k0]
+    if p.op == OP_POOL.AVG:
         y: Value = o.avg_pool(x, strides, pads, pads, kernel, False, "floor")
     else:
         y = o.max_pool(x, strides, [1, 1], pads, pads, kernel, "floor").output(0)
@@ -38,10 +38,10 @@ def _pool_2d(e: Walk, node: Tensor) -> None:
 
 def _im2col(e: Walk, node: Tensor) -> None:
     """One strided slice of the padded input for each element of the kernel."""
-    s0, s1, p0, p1, d0, d1, is_2d = node.op_params[:7]
-    c, a, b = e.c, src(node, 0), src(node, 1)
+    p, c, a, b = node.params, e.c, src(node, 0), src(node, 1)
+    s0, s1, p0, p1, d0, d1 = p.s0, p.s1, p.p0, p.p1, p.d0, p.d1
     x = e.number(b)
-    if is_2d:
+    if p.is_2D:
         kh, kw, oh, ow = c.fixed(a.ne[1]), c.fixed(a.ne[0]), node.ne[2], node.ne[1]
         n, channels = b.ne[3], b.ne[2]
     else:

@@ -417,7 +417,7 @@ def _casts_mask(w: AxisWalk, a: Tensor) -> bool:
 
 def _permute(w: AxisWalk, t: Tensor) -> Axes:
     own = w.of(_first(t))
-    order = t.op_params[:4] if t.op == "PERMUTE" else (1, 0, 2, 3)
+    order = t.params.axes if t.op == "PERMUTE" else (1, 0, 2, 3)
     out: list[Axis | None] = [None] * 4
     for i, axis in zip(order, own, strict=True):
         out[i] = axis

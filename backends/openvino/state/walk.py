@@ -161,7 +161,7 @@ class StateWalk(Walk):
             self._laid[i] = o.convert(self._masks[i], Type.f32)
         caches = self._whole[k.root], self._whole[v.root]
         heads = int(q.ne[2]), int(self._logs[i].heads)
-        y = sdpa(self.c, self.number(q), *caches, self._laid[i], *heads, node.param_f32(0))
+        y = sdpa(self.c, self.number(q), *caches, self._laid[i], *heads, node.params.scale)
         self.store(node, transpose(self.c, self.c.shaped(y, q.shape), (0, 2, 1, 3)))
 
     # -- all ------------------------------------------------------------------------------------------------------
