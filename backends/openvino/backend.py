@@ -251,8 +251,6 @@ def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
-
-
 MOVES = frozenset({"CPY", "CONT", "DUP", "CONCAT", "REPEAT"})
 STORED = frozenset({F32, F16, BF16, I32, *BLOCKS})
 """Types that the translation can round values to."""

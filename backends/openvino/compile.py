@@ -23,7 +23,6 @@ PROPERTIES: dict[str, dict[str, Any]] = {"accuracy": ACCURACY, "default": {}}
 FUSION = ("auto", "on", "off")
 UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
 """Makes the CPU plugin run elementwise ops one by one; a property of its own that another version may not know."""
-
 CompiledModel: TypeAlias = Any
 """An `openvino.CompiledModel`, or what stands in its place; openvino ships no type information."""
 
@@ -48,8 +47,8 @@ class Compiler:
             results: result nodes, in the order of the outputs.
             parameters: parameter nodes, in the order of the inputs.
             sinks: what assigns variables.
-            served: whether it is what would be served: a model with its weights. Fusing kernels for one that only
-                tests ops would take 40 % of the time; `fusion` decides for all if it is not `auto`.
+            served: whether the model has its weights. Fusing kernels for one that only tests ops would take 40 % of the
+                time; `fusion` decides for all if it is not `auto`.
 
         Raises:
             BackendError: the device's compiler refused it.
@@ -152,8 +151,6 @@ def executed(compiled: CompiledModel) -> Iterator[tuple[str, Any]]:
 
 
 # -- compiled models on disk, for the next process ---------------------------------------------------------------------
-
-
 SIZE = 32
 """Bytes of a digest."""
 
@@ -179,12 +176,9 @@ class ModelCache:
         return h.hexdigest()
 
     def compiled(self, compiler: Compiler, name: str, compile_: Callable[[], Any]) -> tuple[CompiledModel, str]:
-        """The model of this name, and a note for the witness that says where it came from.
+        """The model `name`, compiled by `compile_` where the file is not there or cannot be trusted.
 
-        Args:
-            compiler: for its core and device.
-            name: what `name` gave.
-            compile_: makes it where it is not there, or cannot be trusted.
+        Also a note for the witness that says where it came from.
         """
         path = self._folder / f"{name}.model"
         try:

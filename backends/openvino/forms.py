@@ -20,12 +20,10 @@ from conformance.ggml.types import BF16, F16, F32, I32, I64, MXFP4, Q4_0, Q4_1, 
 
 Arrays = Mapping[str, NDArray[Any]]
 """Name of a part -> its array: `number` (shape `ne[::-1]`), `d`, `m`, `e`, `q` or `raw` (shape blocks x width)."""
-
 NUMBER = "number"
 VALUE = "value"
 """Numbers that the host dequantised: the form of a leaf that a graph only reads."""
 RAW = "raw"
-
 NUMBERS: dict[GGMLType, str] = {F32: "<f4", F16: "<f2", BF16: "<f4", I32: "<i4"}
 """Types held as one array of numbers -> its dtype. BF16 travels as float32, which holds it exactly."""
 
@@ -44,8 +42,6 @@ class Blocks:
 
 SCALES = {"d": "<f2", "m": "<f2", "e": "|u1"}
 """Name of a scale -> its dtype."""
-
-
 BLOCKS: dict[GGMLType, Blocks] = {
     Q4_0: Blocks(4, 8, scales=("d",)),
     Q4_1: Blocks(4, 0, scales=("d", "m")),

@@ -24,8 +24,6 @@ from .forms import BLOCKS
 Value: TypeAlias = Any
 """A `Node` of one output, or an `Output` of one of several: openvino ships no type information."""
 Shape: TypeAlias = tuple[int, ...]
-
-
 TYPES: dict[str, Type] = {
     "<f4": Type.f32, "<f2": Type.f16, "<i4": Type.i32, "|u1": Type.u8, "|i1": Type.i8,
 }  # fmt: skip
@@ -135,8 +133,6 @@ def ancestors(nodes: Iterable[Node]) -> set[str]:
 
 
 # -- shapes -----------------------------------------------------------------------------------------------------------
-
-
 ELEMENTWISE = frozenset({
     "Abs", "Add", "Ceiling", "Convert", "Cos", "Divide", "Elu", "Equal", "Exp", "Floor", "FloorMod", "Gelu", "Greater",
     "GreaterEqual", "Less", "Log", "Maximum", "Minimum", "Multiply", "Negative", "ReLU", "Relu", "Round", "Select",
@@ -260,8 +256,6 @@ def broadcastable(c: Constants, x: Value, shape: Sequence[int]) -> Value:
 
 
 # -- rounding to F16 and BF16 -----------------------------------------------------------------------------------------
-
-
 def round_f16(c: Constants, x: Value) -> Value:
     """The float32 `x` rounded to F16's grid: nearest even, subnormals, overflow to infinity, NaN kept.
 
@@ -293,22 +287,12 @@ def round_bf16(c: Constants, x: Value) -> Value:
 
 
 # -- block types: parts to numbers, and numbers to parts as ggml's `quantize_row_*_ref` -------------------------------
-
-
 Parts = dict[str, Value]
 """`d`, `m`: float32 of shape (…, 1) on F16's grid; `e`: uint8 of that shape; `q`: int8 or uint8, (…, blck_size)."""
-
-
 KVALUES = np.array(KVALUES_FP4, np.float32)
-
-
 _POWERS = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
 """What an exponent of MXFP4 multiplies with: `GGML_E8M0_TO_FP32_HALF`."""
-
-
 _INVERSES = np.ldexp(np.float32(1), np.minimum(128 - np.arange(256), 127)).astype(np.float32)
-
-
 _MIDDLES = (KVALUES[:7] + KVALUES[1:8]) / 2
 
 

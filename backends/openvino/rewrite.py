@@ -27,31 +27,19 @@ from conformance.ggml.errors import BackendError
 from .nodes import Value
 
 # -- marks that keep float32 ------------------------------------------------------------------------------------------
-
-
 MARK = "DisablePrecisionConversion_0"
 """Key of the attribute among a node's runtime information."""
-
-
 PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
-
-
 LEAVES = frozenset({"Constant", "Parameter", "Result"})
-
-
 MOVES = frozenset({
     "Broadcast", "Concat", "Gather", "Reshape", "ScatterUpdate", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze",
     "VariadicSplit",
 })  # fmt: skip
 """What only moves values: those that a product rounds anyway may be rounded before, and move as half as many bytes."""
-
-
 BETWEEN = frozenset({
     "Add", "Exp", "Maximum", "Multiply", "Power", "ReduceMax", "ReduceSum", "Softmax", "Swish", "Tanh",
 })  # fmt: skip
 """What may stand between two products, as a softmax or a gate: it takes rounded values, and its own are rounded."""
-
-
 _TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
 <layer id="0" name="p" type="Parameter" version="opset1"><rt_info>
 <attribute name="DisablePrecisionConversion" version="0" value="dynamic:f16"/></rt_info>
@@ -167,8 +155,6 @@ def _floats(node: Node) -> bool:
 
 
 # -- the interpreter --------------------------------------------------------------------------------------------------
-
-
 DEVICE = "Model.evaluate"
 """What a witness of this stage names as the device."""
 
@@ -207,12 +193,10 @@ class Variable:
 class Interpreted:
     """A model in place of an `openvino.CompiledModel`; it is its own infer request.
 
-    Args:
-        model: what the walk emitted. Its nodes are rewired (operations that `Model.evaluate` lacks are expanded,
-            variables become parameters and results), so it serves for nothing else afterwards.
+    It rewires the model (operations that `Model.evaluate` lacks are expanded, variables become parameters and results).
 
     Raises:
-        BackendError: it holds an operation that can neither be evaluated nor expanded.
+        BackendError: the model holds an operation that can neither be evaluated nor expanded.
     """
 
     def __init__(self, model: Model) -> None:
@@ -389,10 +373,6 @@ EXPANSIONS: dict[str, Callable[[Node], Value | None]] = {
     "ScatterUpdate": _scatter_update,
 }
 """Operation that `Model.evaluate` lacks or has wrong -> the same in those that it has right; None where it is right."""
-
-
 _CONVOLUTIONS = ("Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData")
-
-
 LACKING: dict[str, str] = dict.fromkeys(_CONVOLUTIONS, "write it as MatMul over windows")
 """Operation that `Model.evaluate` lacks and that is not expanded -> what a translation can do instead."""

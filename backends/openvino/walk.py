@@ -259,12 +259,9 @@ class Walk:
     # -- what emitters store --------------------------------------------------------------------------------------
 
     def store(self, node: Tensor, x: Value, *, exact: bool = False) -> None:
-        """Make `x` the value of `node`, rounded to its type.
+        """Make `x` the value of `node`, rounded to its type unless it is `exact`: on the type's grid already.
 
-        Args:
-            node: the node.
-            x: in order of `node`'s elements, of any shape.
-            exact: whether `x` already lies on the grid of `node`'s type.
+        `x` holds `node`'s elements in order, in any shape.
 
         Raises:
             BackendError: values of this type cannot be built.
@@ -329,14 +326,7 @@ class Walk:
         return Rows((r.total // n, n), 0, ids)
 
     def store_rows(self, node: Tensor, where: Rows, new: Mapping[str, Value], *, exact: bool = True) -> None:
-        """Make parts `new`, of shape (n, …), the rows `where` of `node`'s root.
-
-        Args:
-            node: the node.
-            where: what `rows` gave.
-            new: part -> value.
-            exact: whether numbers already lie on the grid of `node`'s type.
-        """
+        """Make parts `new`, of shape (n, …), the rows `where` of `node`'s root; `exact` as in `store`."""
         lossy = node.type in ROUND and not exact
         if lossy and (self.read_again(node) or (node.type is BF16 and self._cached(node))):
             new, lossy = {n: ROUND[node.type](self.c, x) for n, x in new.items()}, False

@@ -36,7 +36,6 @@ Scales: TypeAlias = tuple[F32Array, F32Array | None]
 """Scale, and what is subtracted after scaling if anything is: (n, groups) each."""
 Read: TypeAlias = Callable[[Tensor], Bytes]
 """A weight's bytes."""
-
 _CHUNK = 1 << 22
 """Elements that are float32 on the way at a time: 16 MiB."""
 _TYPES = {"i4": Type.i4, "u4": Type.u4, "i8": Type.i8, "u8": Type.u8, "f16": Type.f16, "bf16": Type.bf16}
@@ -44,8 +43,6 @@ _HALVES = {F16: "f16", BF16: "bf16"}
 
 
 # -- taking blocks apart, in NumPy ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Weights of shape (rows, groups, group)."""
@@ -104,12 +101,8 @@ def _k6(b: Blocks) -> Scales:
 
 
 _ONE = {"d": 1}
-
-
 _K4_ONE = {"d": 1, "dmin": 0, "scales": np.array([1] * 4 + [0] * 4 + [1] * 4, np.uint8)}
 """`get_scale_min_k4` gives 1 and 0 for each of the eight."""
-
-
 ENCODINGS: dict[GGMLType, Encoding] = {
     Q4_0: Encoding("i4", 32, _ONE, _d),
     Q4_1: Encoding("u4", 32, {"d": 1, "m": 0}, _d_m),
@@ -141,17 +134,9 @@ def _quants(type_: GGMLType, e: Encoding, blocks: Blocks) -> NDArray[np.uint8]:
 
 
 def packed(type_: GGMLType, data: Bytes, rows: int) -> Packed | None:
-    """The blocks of a tensor taken apart.
+    """The blocks of a tensor of `rows` rows taken apart. A group of scale 0 gets quants 0 and scale 1: all are its minimum.
 
-    A group of scale 0 gets quants 0 and scale 1: its values are all its minimum.
-
-    Args:
-        type_: a key of `ENCODINGS`.
-        data: the tensor's bytes.
-        rows: ne1 * ne2 * ne3.
-
-    Returns:
-        None where a scale or a minimum is not finite: what is no number cannot be multiplied out of order.
+    None where a scale or a minimum is not finite: what is no number cannot be multiplied out of order.
     """
     e = ENCODINGS[type_]
     blocks = as_blocks(type_, data.reshape(-1, type_.type_size))
@@ -199,8 +184,6 @@ def repacked(form: Form, type_: GGMLType, data: Bytes, rows: int) -> Packed:
 
 
 # -- stored weights as pieces of graph --------------------------------------------------------------------------------
-
-
 class Stored(Protocol):
     """A weight as OpenVINO tensors that any number of models share."""
 
@@ -309,17 +292,11 @@ class Half:
 
 
 def stored(type_: GGMLType, data: Bytes, ne: Dims, form: str = "", *, lookup: bool = False) -> Stored | None:
-    """A weight in a form that models share.
+    """A weight in a form that models share; `ne` are its elements per dimension.
 
-    Args:
-        type_: the weight's type.
-        data: its bytes.
-        ne: its elements per dimension; ne1, ne2 and ne3 together are its rows.
-        form: a key of `requant.FORMS`, or nothing for the type's own encoding.
-        lookup: whether rows are looked up and must be equal to the bit.
-
-    Returns:
-        None where there is no compressed form: other types, nothing in it, and scales that are not finite.
+    None where there is no compressed form: other types, nothing in it, and scales that are not finite. `form` is a key
+    of `requant.FORMS`, or nothing for the type's own encoding; `lookup`: rows are looked up and must be equal to the
+    bit.
     """
     shape = (ne[1] * ne[2] * ne[3], ne[0])
     if 0 in shape:
@@ -364,12 +341,9 @@ class WeightStore:
         self._stored: dict[tuple[Tensor, str, bool], Stored | None] = {}
 
     def get(self, node: Tensor, t: Tensor, read: Read) -> Stored | None:
-        """The weight that `node`, a MUL_MAT, MUL_MAT_ID or GET_ROWS, reads whole; None if it cannot be compressed.
+        """The weight `t` that `node`, a MUL_MAT, MUL_MAT_ID or GET_ROWS, reads whole; None if it cannot be compressed.
 
-        Args:
-            node: the node that reads it, of any copy of the graph.
-            t: `node.src[0]` as the session knows it.
-            read: gives the weight's bytes; called the first time.
+        `node` may be of any copy of the graph; `t` is its `src[0]` as the session knows it, whose bytes `read` gives.
         """
         form = weight_form(node, self._requant.weights, self._requant.rows)
         lookup = node.op == "GET_ROWS" and not form and t.type in ENCODINGS and ENCODINGS[t.type].has_minimum

@@ -97,12 +97,9 @@ def _seen(e: Walk, v: Value, mask: Value) -> Value:
 
 
 def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
-    """The SDPA operator; what it cannot express (softcap, sinks) is written by hand.
+    """The SDPA operator, or `_flash_attn_ext` for what it cannot express (softcap, sinks).
 
-    Args:
-        e: the walk.
-        node: FLASH_ATTN_EXT.
-        wide: whether K and V are repeated to all heads; if not, heads of one group stand in a dimension of their own.
+    `wide`: K and V are repeated to all heads; else the heads of one group stand in a dimension of their own.
     """
     if node.params.logit_softcap or optional(node, 4) is not None:
         e.note("attention by hand: SDPA has no softcap and no sinks here")
@@ -154,8 +151,6 @@ def _mask(e: Walk, node: Tensor) -> Value | None:
 
 
 EMITTERS: dict[str, Emitter] = {"SOFT_MAX": _soft_max, "FLASH_ATTN_EXT": _flash_attn_ext}
-
-
 FORMS: dict[str, Emitter] = {
     "manual": _flash_attn_ext,
     "sdpa": lambda e, node: _operator(e, node, wide=True),
@@ -165,20 +160,11 @@ FORMS: dict[str, Emitter] = {
 
 
 # -- the form that the CPU plugin fuses to one kernel with its own cache (docs/openvino-forms.md) ----------------------
-
-
 def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, size: int) -> tuple[Value, Node]:
-    """A cache that lives in the model and grows by `new` at each run.
+    """A cache that lives in the model as the variable `name` and grows by `new`, (batch, heads, tokens, size), at each run.
 
-    To fuse with `sdpa` it needs the Gather by `beam`, the initial value and this layout, and must be no output.
-
-    Args:
-        c: the model's constants.
-        new: float32 (batch, heads, tokens, size).
-        beam: i32 Parameter of shape (batch): which sequence's past each one continues, normally 0, 1, 2, …
-        name: the variable's.
-        heads: K and V heads.
-        size: elements per head.
+    `beam`, an i32 Parameter (batch), says which sequence's past each one continues: normally 0, 1, 2, … To fuse with `sdpa`
+    it needs the Gather by `beam`, the initial value and this layout, and must be no output.
 
     Returns:
         float32 (batch, heads, past + tokens, size), and the Assign, which belongs to the model's sinks.
@@ -195,18 +181,8 @@ def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, siz
 def sdpa(c: Constants, q: Value, k: Value, v: Value, added: Value, heads: int, kv_heads: int, scale: float) -> Value:
     """Attention as the ScaledDotProductAttention op: one stateful kernel where K and V are `remembered`.
 
-    Args:
-        c: the model's constants.
-        q: (batch, heads, tokens, size); the batch may be dynamic, here and in all others.
-        k: (batch, kv_heads, kv, size).
-        v: (batch, kv_heads, kv, size_v).
-        added: the mask, (batch or 1, heads or 1, tokens, kv); no row of it hides everything.
-        heads: of Q.
-        kv_heads: of K and V.
-        scale: of the scores.
-
-    Returns:
-        (batch, heads, tokens, size_v).
+    q (batch, heads, tokens, size), k (batch, kv_heads, kv, size), v (batch, kv_heads, kv, size_v); `added`, (batch or
+    1, heads or 1, tokens, kv), is a mask with no row that hides everything. Gives (batch, heads, tokens, size_v).
     """
     k, v = (repeated(c, x, heads, kv_heads) for x in (k, v))
     return o.scaled_dot_product_attention(q, k, v, added, c.f32(scale), causal=False)

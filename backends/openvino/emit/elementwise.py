@@ -82,8 +82,6 @@ def _arange(e: Walk, node: Tensor) -> None:
 
 
 # -- triangles and diagonals ------------------------------------------------------------------------------------------
-
-
 def _diag_mask(value: float) -> Emitter:
     def emit(e: Walk, node: Tensor) -> None:
         c, (n0, n1) = e.c, node.ne[:2]
@@ -121,8 +119,6 @@ def _diag(e: Walk, node: Tensor) -> None:
 
 
 # -- UNARY and GLU, by ggml's formulas --------------------------------------------------------------------------------
-
-
 def _hardsigmoid(c: Constants, x: Value) -> Value:
     y = o.multiply(o.add(x, c.f32(3.0)), c.f32(1.0 / 6.0))
     return o.minimum(o.maximum(y, c.f32(0.0)), c.f32(1.0))

@@ -18,14 +18,8 @@ from .recurrent import scan
 def grouped(c: Constants, a: Value, b: Value, *, transposed: bool) -> Value:
     """`b @ a` where each matrix of `a` serves a group of neighbours of `b` in dimensions 2 and 3 (`i02 = i12 / r2`).
 
-    Args:
-        c: the model's constants.
-        a: shape (ne03, ne02, M, K), or (ne03, ne02, K, M) when not `transposed`.
-        b: shape (ne13, ne12, N, K); ne12 and ne13 are multiples of ne02 and ne03.
-        transposed: whether `a` is transposed before the product.
-
-    Returns:
-        Shape (ne13, ne12, N, M); nothing is repeated in memory: groups of dimension 2 become rows.
+    `a` is (ne03, ne02, M, K), or (ne03, ne02, K, M) when not `transposed`; `b` is (ne13, ne12, N, K). Gives (ne13,
+    ne12, N, M). Nothing is repeated in memory: groups of dimension 2 become rows.
     """
     n03, n02, *_ = shape_of(c, a)
     n13, n12, n, k = shape_of(c, b)

@@ -25,15 +25,15 @@ Step = Callable[[Constants, Value, list[Value], list[Value]], tuple[Value, Value
 def scan(
     c: Constants, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], n: int, *, axis: int = 1
 ) -> tuple[Value, Value]:
-    """`step` from token to token.
+    """`step` from token to token, of which there are `n`; one token is a graph of its own.
 
     Args:
         c: the model's constants.
-        step: what one token does; its nodes may be those of a Loop's body, so it makes its own constants from `c`.
+        step: what one token does; its nodes may be those of a Loop's body, so it makes its own constants.
         state: what the first token starts from.
         inputs: each with tokens along `axis`, which the step gets without it.
         fixed: what every step gets whole.
-        n: tokens. One is a graph of its own.
+        n: tokens.
         axis: where tokens stand in `inputs`.
 
     Returns:
@@ -151,8 +151,6 @@ def _run_keeping(
 
 
 # -- selective scan ---------------------------------------------------------------------------------------------------
-
-
 def _softplus(c: Constants, x: Value) -> Value:
     """The argument itself beyond 20; far below zero a series, because 1 + exp(x) keeps little of exp(x) there."""
     e = o.exp(x)
@@ -190,8 +188,6 @@ def _ssm_scan(e: Walk, node: Tensor) -> None:
 
 
 # -- linear attention -------------------------------------------------------------------------------------------------
-
-
 def _apart(e: Walk, node: Tensor, which: Sequence[int], last: int) -> tuple[list[Value], Value, Shape]:
     """Src `which` as (n_seqs, tokens, H, S), the state, src `last`, as (n_seqs, H, S, S), and the former shape."""
     size, heads, tokens, _ = src(node, which[0]).ne

@@ -154,25 +154,12 @@ def _repeated(c: Constants, table: Value, shape: Shape, n3: int) -> Value:
 
 
 # -- the two forms that the CPU plugin fuses to one RoPE layer (docs/openvino-forms.md) -------------------------------
-
-
 def rope_neox(c: Constants, x: Value, cos: Value, sin: Value, heads: int, head_size: int, n_dims: int) -> Value:
     """Turn channel i with channel i + n_dims / 2 (`GGML_ROPE_TYPE_NEOX`): one RoPE layer.
 
     Tokens stand in the batch dimension: the plugin takes cosines that are broadcast over dimension 1 only, and a
-    reshape moves nothing.
-
-    Args:
-        c: the model's constants.
-        x: shape (…, tokens, heads, head_size) of any rank.
-        cos: shape (tokens, 1, 1, n_dims), the second half equal to the first.
-        sin: as `cos`, neither negated.
-        heads: how many.
-        head_size: elements per head.
-        n_dims: channels that turn; the rest is left alone.
-
-    Returns:
-        Shape (1, tokens, heads, head_size).
+    reshape moves nothing. `x` is (…, tokens, heads, head_size) of any rank; `cos` and `sin` are (tokens, 1, 1, n_dims),
+    the second half equal to the first. Gives (1, tokens, heads, head_size).
     """
     rows: Value = o.reshape(x, c.i64(-1, heads, 1, head_size), False)
     parts = [rows]
@@ -193,20 +180,9 @@ def rope_normal(
 
     The plugin knows this rotation only as GPT-J writes it, with channels left over at the end of each head, and only
     while none of its Unsqueezes has become a Reshape. So every dimension that a shape could decide is hidden from the
-    compiler: the batch of 1, and the width of the rest, which may be 0.
-
-    Args:
-        c: the model's constants.
-        x: shape (…, tokens, heads, head_size) of any rank.
-        turns: shape (tokens, n_dims): the sines of all pairs, then their cosines.
-        tokens: how many, i64 of shape (1), known only at run time.
-        heads: how many.
-        head_size: elements per head.
-        n_dims: channels that turn; the rest is left alone.
-        count: the number of tokens where it is one in every graph: what follows then has a shape that is known.
-
-    Returns:
-        Shape (1, tokens, heads, head_size).
+    compiler: the batch of 1, and the width of the rest, which may be 0. `turns` is (tokens, n_dims): the sines of all
+    pairs, then their cosines; `tokens` is i64 (1). Shapes of `x` and of the result are those of `rope_neox`. `count` is
+    the number of tokens where it is one in every graph, so that what follows has a known shape.
     """
     one = o.minimum(tokens, c.i64(1))
     rows = o.reshape(x, o.concat([tokens, one, c.i64(heads), c.i64(-1)], 0), False)
@@ -223,8 +199,6 @@ def rope_normal(
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Turning:
     """What turns, and how far."""
@@ -306,7 +280,5 @@ def _emitters(*, static: bool) -> dict[str, Emitter]:
 
 
 EMITTERS = _emitters(static=False)
-
-
 STATIC = _emitters(static=True)
 """For devices that take no sizes at run time."""

@@ -97,8 +97,6 @@ def _argmax(e: Walk, node: Tensor) -> None:
 
 
 # -- rows picked and replaced -----------------------------------------------------------------------------------------
-
-
 def _get_rows(e: Walk, node: Tensor) -> None:
     """Row `ids[i1, i2, i3]` of the matrix (i2, i3) of src[0]."""
     w, ids = e.weight(node), e.number(src(node, 1))

@@ -41,8 +41,6 @@ class Axis:
 
 
 Axes = tuple[Axis | None, Axis | None, Axis | None, Axis | None]
-
-
 NONE: Axes = (None, None, None, None)
 
 
@@ -117,13 +115,7 @@ def axes_of(x: list[Axis | None]) -> Axes:
 
 
 class AxisWalk:
-    """Forward through the nodes; leaves get their axes from the first node that reads them.
-
-    Args:
-        tensors: what `_needed` gives for one step's graph.
-        persistent: weights and caches: their sizes never change.
-        chunk: tokens of a compiled graph, for more than one.
-    """
+    """Forward through the nodes; leaves get their axes from the first node that reads them. Arguments as of `follow`."""
 
     def __init__(self, tensors: list[Tensor], persistent: AbstractSet[Tensor], chunk: int) -> None:
         self.persistent = persistent
@@ -234,8 +226,6 @@ Rule = Callable[[AxisWalk, Tensor], Axes]
 
 
 # -- how each op carries tokens and cells from its sources to its result ----------------------------------------------
-
-
 def _src(t: Tensor) -> Iterator[Tensor]:
     return (s for s in t.src if s is not None and s is not t)
 
@@ -462,11 +452,7 @@ def _view(w: AxisWalk, t: Tensor) -> Axes:
 
 
 ALIKE = ("ADD", "SUB", "MUL", "DIV", "SCALE", "CLAMP", "SQR", "SQRT", "LOG", "SIN", "COS", "UNARY", "DUP")
-
-
 ROWS = ("NORM", "RMS_NORM", "L2_NORM", "ARGSORT", "TOP_K")
-
-
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ALIKE, _alike),
     **dict.fromkeys(ROWS, _row_alike),

@@ -41,8 +41,6 @@ _B = Builder()
 
 
 # -- CPY into a window of a cache as SET_ROWS -------------------------------------------------------------------------
-
-
 def indexed(graph: Graph, persistent: AbstractSet[Tensor]) -> tuple[Graph, dict[Tensor, Bytes]]:
     """`graph` with every CPY of rows, or of the transpose of rows, into a window of a cache replaced.
 
@@ -103,8 +101,6 @@ def _columns(a: Tensor, b: Tensor, root: Tensor) -> tuple[list[Tensor], Tensor, 
 
 
 # -- a graph at another size ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Sized:
     """A graph at another size."""
@@ -189,8 +185,6 @@ def sized(graph: Graph, spans: Spans) -> Sized:
 
 
 # -- runs: what goes in and what comes out ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One run: which tokens, and which of the outputs that GET_ROWS picks among them."""

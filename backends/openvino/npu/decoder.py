@@ -107,13 +107,7 @@ class Decoder:
 def decoder(
     graph: Graph, persistent: Mapping[Tensor, Role], outputs: tuple[Tensor, ...], inputs: AbstractSet[Tensor]
 ) -> Decoder:
-    """`graph` as a step of a decoder.
-
-    Args:
-        graph: one step.
-        persistent: weights and caches.
-        outputs: what is asked for.
-        inputs: leaves that are filled for the step.
+    """`graph` as a step of a decoder, of which `outputs` are asked for and the leaves `inputs` are filled.
 
     Raises:
         UnfitError: it is none that `NPUW_LLM` could run.
@@ -234,8 +228,6 @@ def _all_tokens(graph: Graph, end: Tensor, persistent: Mapping[Tensor, Role]) ->
 
 
 # -- the sequence -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Run:
     """A step of one sequence."""
@@ -259,11 +251,7 @@ class History:
     cells: Array = field(default_factory=lambda: np.empty(0, np.int64))
 
     def step(self, decoder: Decoder, inputs: Mapping[Tensor, Bytes]) -> Run:
-        """Read a step, and follow it.
-
-        Args:
-            decoder: its graph.
-            inputs: leaf -> its bytes.
+        """Read a step's inputs, and follow it.
 
         Raises:
             UnfitError: it does not go on, or back, with one causal sequence.

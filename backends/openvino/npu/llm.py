@@ -56,8 +56,6 @@ LOWEST = -65504.0
 
 
 # -- a case as one sequence -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Course:
     """A case as one sequence that one decoder follows."""
@@ -115,8 +113,6 @@ def fits(case: Case) -> Support:
 
 
 # -- the session ------------------------------------------------------------------------------------------------------
-
-
 class LlmSession(OpenVinoSession):
     """A case on one `Machine`, which is made at the first step."""
 
@@ -189,12 +185,7 @@ class LlmSession(OpenVinoSession):
         return machine
 
     def _model(self, samples: tuple[Form, Form], roles: dict[Tensor, Role], sizes: tuple[int, ...]) -> Model:
-        """The decoder as one stateful model for any number of tokens.
-
-        Args:
-            samples: the decoder at the numbers of tokens of `SAMPLES`.
-            roles: what the leaves of the first are.
-            sizes: numbers of tokens that it will be made static for.
+        """The decoder as one stateful model for any number of tokens; it must hold for `sizes`.
 
         Raises:
             BackendError: it cannot be emitted, or not so that it holds for `sizes`.
@@ -238,15 +229,8 @@ class LlmSession(OpenVinoSession):
 
 
 # -- the model --------------------------------------------------------------------------------------------------------
-
-
 def sizes_for(prompt: int, past: int) -> tuple[int, int]:
-    """Tokens of the model for prompts, and cells of the other.
-
-    Args:
-        prompt: tokens of the longest prompt.
-        past: tokens of the sequence at its longest.
-    """
+    """Tokens of the model for prompts, and cells of the other, for the longest prompt and the longest sequence."""
     own = _up(max(prompt, AT_ONCE + 1))
     return own, own + _up(max(past + 2 * AT_ONCE - own, 1))
 
@@ -370,16 +354,10 @@ class LlmWalk(StateWalk):
 
 
 # -- the model, compiled ----------------------------------------------------------------------------------------------
-
-
 class Machine:
     """A model that OpenVINO has split and compiled, with one request.
 
-    Args:
-        npu: the compiler.
-        model: what `model_of` gave.
-        prompt: tokens of the model for prompts.
-        total: cells of the other.
+    Takes prompts of up to `prompt` tokens, and `total` cells after them.
 
     Raises:
         BackendError: OpenVINO refused the model.

@@ -34,8 +34,6 @@ Extent: TypeAlias = tuple[int, int, int, int, int]
 
 
 # -- recognising logs -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Attention:
     """A FLASH_ATTN_EXT over two caches of the same shape."""
@@ -206,8 +204,6 @@ def _extent(x: Tensor) -> Extent | None:
 
 
 # -- the graph of the fused form --------------------------------------------------------------------------------------
-
-
 def is_logged(node: Tensor) -> bool:
     """Whether `node` appends to a log or attends to one."""
     return node.op_params[MARK] == 1
@@ -271,8 +267,6 @@ def _reached(nodes: Collection[Tensor], outputs: Collection[Tensor]) -> set[Tens
 
 
 # -- the host's account of a log --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Appending:
     """What one step does to a log."""

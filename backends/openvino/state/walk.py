@@ -23,8 +23,6 @@ from .log import Logged, is_logged, logs
 
 LOG = "log"
 """The form of a cache held as a log: float32 (streams, heads, positions, head size). Its -0 become +0, see `MINUS`."""
-
-
 MINUS = "-"
 """After a form: a variable beside each of float32, 1 where that shows 0 and the cache holds -0.
 
