@@ -104,9 +104,9 @@ def region(t: Tensor, *, blocks: bool) -> Region:
 
 
 def read(c: Constants, x: Value, r: Region, width: int = 0) -> tuple[Value, str]:
-    """The units of `r`, of `width` entries each, out of `x`, which holds the whole root in order; and how they were read.
+    """The units of `r` out of `x`, which holds the whole root in order, in any shape; and how they were read.
 
-    `x` may have any shape. Gives `r.shape` and, where it is not 0, `width`; and `whole`, `slice` or `gather`.
+    The value has `r.shape` and, where it is not 0, `width` entries per unit; how is `whole`, `slice` or `gather`.
     """
     tail = (width,) if width else ()
     shape = (*r.shape, *tail)

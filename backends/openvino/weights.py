@@ -134,7 +134,7 @@ def _quants(type_: GGMLType, e: Encoding, blocks: Blocks) -> NDArray[np.uint8]:
 
 
 def packed(type_: GGMLType, data: Bytes, rows: int) -> Packed | None:
-    """The blocks of a tensor of `rows` rows taken apart. A group of scale 0 gets quants 0 and scale 1: all are its minimum.
+    """The blocks of a tensor of `rows` rows taken apart. A group of scale 0 gets quants 0 and scale 1.
 
     None where a scale or a minimum is not finite: what is no number cannot be multiplied out of order.
     """

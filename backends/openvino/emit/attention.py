@@ -161,10 +161,11 @@ FORMS: dict[str, Emitter] = {
 
 # -- the form that the CPU plugin fuses to one kernel with its own cache (docs/openvino-forms.md) ----------------------
 def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, size: int) -> tuple[Value, Node]:
-    """A cache that lives in the model as the variable `name` and grows by `new`, (batch, heads, tokens, size), at each run.
+    """A cache that lives in the model as the variable `name` and grows by `new` at each run.
 
-    `beam`, an i32 Parameter (batch), says which sequence's past each one continues: normally 0, 1, 2, … To fuse with `sdpa`
-    it needs the Gather by `beam`, the initial value and this layout, and must be no output.
+    `new` is (batch, heads, tokens, size). `beam`, an i32 Parameter (batch), says which sequence's past each one continues:
+    normally 0, 1, 2, … To fuse with `sdpa` the cache needs the Gather by `beam`, the initial value and this layout, and
+    must be no output.
 
     Returns:
         float32 (batch, heads, past + tokens, size), and the Assign, which belongs to the model's sinks.
