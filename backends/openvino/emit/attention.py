@@ -163,9 +163,9 @@ FORMS: dict[str, Emitter] = {
 def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, size: int) -> tuple[Value, Node]:
     """A cache that lives in the model as the variable `name` and grows by `new` at each run.
 
-    `new` is (batch, heads, tokens, size). `beam`, an i32 Parameter (batch), says which sequence's past each one continues:
-    normally 0, 1, 2, … To fuse with `sdpa` the cache needs the Gather by `beam`, the initial value and this layout, and
-    must be no output.
+    `new` is (batch, heads, tokens, size). `beam`, an i32 Parameter (batch), says which sequence's past each one
+    continues: normally 0, 1, 2, … To fuse with `sdpa` the cache needs the Gather by `beam`, the initial value and this
+    layout, and must be no output.
 
     Returns:
         float32 (batch, heads, past + tokens, size), and the Assign, which belongs to the model's sinks.

@@ -115,7 +115,7 @@ def axes_of(x: list[Axis | None]) -> Axes:
 
 
 class AxisWalk:
-    """Forward through the nodes; leaves get their axes from the first node that reads them. Arguments as in `follow`."""
+    """Forward through the nodes; leaves get their axes from the first node that reads them. Arguments: see `follow`."""
 
     def __init__(self, tensors: list[Tensor], persistent: AbstractSet[Tensor], chunk: int) -> None:
         self.persistent = persistent
