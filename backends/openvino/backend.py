@@ -51,6 +51,7 @@ class OpenVinoStateless(TranslatingBackend):
         requant: how quantised weights are stored: `none` (exactly), `channel8` or `npu` (`ggml.quants.requant`).
     """
 
+    name: ClassVar[str] = "openvino-stateless"
     batch: ClassVar[int] = 100
     stages: ClassVar[tuple[str, ...]] = ("translate", "run")
     places: ClassVar[frozenset[str] | None] = frozenset({"cache_dir"})
@@ -80,10 +81,10 @@ class OpenVinoStateless(TranslatingBackend):
     def info(self) -> DeviceInfo:
         """Device name, OpenVINO's and the plugin's versions."""
         c = self._compiler
-        return DeviceInfo("openvino-stateless", self.device, c.description(), c.versions())
+        return DeviceInfo(self.name, self.device, c.description(), c.versions())
 
     def arithmetic(self) -> Arithmetic:
-        """Exact, but for weights that `requant` stores in another form and what `precision=default` lets go."""
+        """Exact, except for weights that `requant` stores in another form and products at `precision=default`."""
         products = self._compiler.products()
         if products == self._arithmetic.products:
             return self._arithmetic
@@ -101,7 +102,7 @@ class OpenVinoStateless(TranslatingBackend):
         return [BufferType(name) for name in MEMORIES]
 
     def role_of(self, case: Case, weight: Tensor) -> Role:
-        """As `Case.placement` says, if that can be; else whatever serves the case best."""
+        """As `Case.placement` says where possible; else whatever serves the case best."""
         place = case.placement.get(weight)
         if place is None or len(self.buffer_types()) == 1:
             return super().role_of(case, weight)
@@ -131,11 +132,11 @@ class OpenVinoStateless(TranslatingBackend):
         return {**EMITTERS, "FLASH_ATTN_EXT": FORMS[self._attention]}
 
     def refuses(self, node: Tensor) -> str:
-        """What OpenVINO, or this translation, cannot express: judged by op, types and layout, never by data."""
+        """Why OpenVINO, or this translation, cannot express it: judged by op, types and layout, never by data."""
         return next(filter(None, (rule(node) for rule in RULES)), "")
 
     def supports(self, graph: Graph) -> list[Support]:
-        """As `supports_op`, and no to what cannot be read any more once the graph has overwritten it."""
+        """As `supports_op`; no where a node reads what the graph has overwritten and only the host could supply."""
         caches = {n.root for n in graph if writes_in_place(n) and n.root.op == "NONE"}
         return [
             no(f"{n.op}: {reason}") if (reason := why or self._frozen(n, caches)) else self.supports_op(n)
@@ -193,7 +194,7 @@ class OpenVinoStateless(TranslatingBackend):
 
 
 class OpenVinoSession(TranslatingSession):
-    """Adds to the engine's counts what OpenVINO tells of its programs."""
+    """Adds to the engine's counts what OpenVINO reports about its programs."""
 
     def __init__(self, backend: OpenVinoStateless, case: Case) -> None:
         super().__init__(backend, case)
@@ -212,7 +213,7 @@ class OpenVinoSession(TranslatingSession):
 CONSTANTS = frozenset({"Const", "Constant"})
 """Layer type, or type of a node of a model that is interpreted."""
 VIEWS = "views "
-"""How the walk's notes on views begin; how they were read or written is their last word."""
+"""First word of the walk's notes on views; the last word says how they were read or written."""
 
 
 def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
@@ -275,7 +276,7 @@ def _stores(node: Tensor) -> str:
 
 
 def _reads(node: Tensor) -> str:
-    """Numbers of these types come from the host; what the graph itself wrote never was there."""
+    """The host supplies numbers of these types, so a graph cannot read those that it wrote itself."""
     return next((_unread(s) for s in _host_only(node) if s.root.op != "NONE"), "")
 
 
@@ -289,7 +290,7 @@ def _overwritten(graph: Graph) -> Iterator[str]:
 
 
 def _host_only(node: Tensor) -> Iterator[Tensor]:
-    """Sources whose numbers the translation knows from the host alone."""
+    """Sources whose numbers only the host can supply."""
     for s in node.src:
         if s is not None and s.type not in STORED and not (node.op in MOVES and s.type is node.type):
             yield s

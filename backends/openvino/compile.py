@@ -1,4 +1,4 @@
-"""Compiling: the core, its devices and properties, and compiled models on disk. Needs no openvino to be imported."""
+"""Compiling: the core, its devices and properties, and compiled models on disk. Imports without openvino."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def one_of(option: str, value: str, legal: Sequence[str]) -> str:
 
 
 def words(e: BaseException) -> str:
-    """The useful part of OpenVINO's many lines: what failed, without where in its source."""
+    """The useful part of OpenVINO's message: what failed, without the place in its source."""
     lines = [x.strip() for x in str(e).splitlines() if x.strip()]
     useful = [x for x in lines if not x.startswith(("Exception from", "While validating"))] or lines
     return " ".join(useful)[:400] or type(e).__name__
@@ -217,7 +217,7 @@ def _digest(name: str, blob: bytes) -> bytes:
 
 @cache
 def _sources() -> bytes:
-    """This translation: another version of it makes other models of equal plans."""
+    """A digest of this package: another version of it emits other models of equal plans."""
     h = hashlib.blake2b(digest_size=SIZE)
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         h.update(path.read_bytes())

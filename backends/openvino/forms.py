@@ -79,12 +79,12 @@ def part_shape(t: Tensor, p: Part) -> tuple[int, ...]:
 
 
 def held_dtype(p: Part) -> str:
-    """The dtype in which a cache holds a part between steps: float32 for F16, which a model could only widen whole."""
+    """The dtype in which a cache holds a part between steps: float32 for F16, or a model would widen all of it."""
     return "<f4" if p.dtype == "<f2" else p.dtype
 
 
 def narrow(type_: GGMLType, form: str) -> bool:
-    """Whether a cache holds this part wider than its type has it, so that what is written must be rounded."""
+    """Whether a cache holds this part wider than its type, so that new values must be rounded."""
     return (form == NUMBER and type_ is F16) or form in {"d", "m"}
 
 
@@ -135,7 +135,7 @@ def decode(type_: GGMLType, arrays: Arrays) -> Bytes:
 
 
 def value(t: Tensor, data: Bytes) -> NDArray[Any]:
-    """What a graph that only reads contiguous `t` computes with: int32 of integers, float32 of everything else."""
+    """The numbers of contiguous `t`, for a graph that only reads it: int32 for integers, else float32."""
     if t.type in NUMBERS:
         return encode(t, data)[NUMBER].astype("<i4" if t.type is I32 else "<f4", copy=False)
     elements = strided(data, t)

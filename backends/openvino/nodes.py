@@ -31,7 +31,7 @@ TYPES: dict[str, Type] = {
 
 
 class Constants:
-    """What a model is made of besides its nodes: scalars and index vectors, each made once, and what shapes are known.
+    """A model's constants (scalars and index vectors, each made once), symbols and known shapes.
 
     An int may be a `Sym`: then its expression becomes a parameter, which the host computes at each run. What cannot
     depend on a symbol is frozen by a comparison, which holds later graphs to its outcome (`sym.assumptions`).
@@ -93,12 +93,12 @@ class Constants:
     # -- what is known of values ----------------------------------------------------------------------------------
 
     def shaped(self, x: Value, shape: Sequence[int]) -> Value:
-        """`x`, which is known to have `shape`."""
+        """Note that `x` has `shape`, and return it."""
         self._shapes[id(x)] = (x, tuple(shape))
         return x
 
     def shape(self, x: Value) -> Shape | None:
-        """What `shaped` said of `x`."""
+        """The shape that `shaped` noted for `x`."""
         known = self._shapes.get(id(x))
         return known and known[1]
 
@@ -152,8 +152,8 @@ def known_shape(c: Constants, x: Value) -> Shape | None:
     if node.get_type_name() not in ELEMENTWISE:
         return None
     shapes = [known_shape(c, v.get_node() if v.get_node().get_output_size() == 1 else v) for v in node.input_values()]
-    made = _broadcast(shapes)
-    return made and c.shaped(x, made) and made
+    common = _broadcast(shapes)
+    return common and c.shaped(x, common) and common
 
 
 def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
@@ -206,10 +206,10 @@ def _reshaped(c: Constants, x: Value, have: Shape, shape: Sequence[int]) -> Valu
     free = [i for i, n in enumerate(shape) if isinstance(n, Sym)]
     if not free:
         return o.reshape(x, c.i64(*shape), False)
-    kept = {i for i in free if i < len(have) and same(have[i], shape[i])} if len(free) > 1 else set()
-    if len(free) - len(kept) <= 1:
-        target = [0 if i in kept else -1 if i in free else n for i, n in enumerate(shape)]
-        return o.reshape(x, c.i64(*target), bool(kept))
+    same_place = {i for i in free if i < len(have) and same(have[i], shape[i])} if len(free) > 1 else set()
+    if len(free) - len(same_place) <= 1:
+        target = [0 if i in same_place else -1 if i in free else n for i, n in enumerate(shape)]
+        return o.reshape(x, c.i64(*target), bool(same_place))
     x = o.reshape(x, c.i64(*shape), False)
     return o.reshape(x, c.i64(*(0 if i in free else n for i, n in enumerate(shape))), True)
 
@@ -225,13 +225,13 @@ def transpose(c: Constants, x: Value, order: Sequence[int]) -> Value:
 def cut(c: Constants, x: Value, starts: Sequence[int], stops: Sequence[int], axes: Sequence[int]) -> Value:
     """The part of `x` from `starts` to `stops` along `axes`; nothing where that is all of it."""
     shape = list(shape_of(c, x))
-    kept = [(a, b, d) for a, b, d in zip(starts, stops, axes, strict=True) if not (same(a, 0) and same(b, shape[d]))]
-    if not kept:
+    cuts = [(a, b, d) for a, b, d in zip(starts, stops, axes, strict=True) if not (same(a, 0) and same(b, shape[d]))]
+    if not cuts:
         return x
-    for a, b, d in kept:
+    for a, b, d in cuts:
         shape[d] = b - a
-    first, last, along = zip(*kept, strict=True)
-    return c.shaped(o.slice(x, c.i64(*first), c.i64(*last), c.i64(*[1] * len(kept)), c.i64(*along)), shape)
+    first, last, along = zip(*cuts, strict=True)
+    return c.shaped(o.slice(x, c.i64(*first), c.i64(*last), c.i64(*[1] * len(cuts)), c.i64(*along)), shape)
 
 
 def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
@@ -325,8 +325,8 @@ def quantized(c: Constants, type_: GGMLType, x: Value, *, read_again: bool) -> P
 
     Scales and minima are rounded to F16 where the graph reads them again; where they only leave it, a Convert does.
     """
-    found = _QUANTIZE[type_](c, x)
-    return {n: round_f16(c, p) if read_again and n in ("d", "m") else p for n, p in found.items()}
+    new = _QUANTIZE[type_](c, x)
+    return {n: round_f16(c, p) if read_again and n in ("d", "m") else p for n, p in new.items()}
 
 
 def _unfused(c: Constants, x: Value) -> Value:

@@ -79,26 +79,26 @@ def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an
 
 def _constant(nodes: list[Node]) -> set[str]:
     """Names of what depends on constants alone."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in nodes:
-        given = node.input_values()
-        own = given and node.get_type_name() != "ReadValue" and all(v.get_node().get_name() in found for v in given)
+        sources = node.input_values()
+        own = sources and node.get_type_name() != "ReadValue" and all(v.get_node().get_name() in names for v in sources)
         if own or node.get_type_name() == "Constant":
-            found.add(node.get_name())
-    return found
+            names.add(node.get_name())
+    return names
 
 
 def _after(nodes: list[Node], constant: set[str]) -> set[str]:
     """Names of products, and of what depends on their values, constants and masks as they came."""
-    given, found = set(constant), set[str]()
+    before, after = set(constant), set[str]()
     for node in nodes:
         kind, name = node.get_type_name(), node.get_name()
         of = {v.get_node().get_name() for v in node.input_values()}
-        if kind in PRODUCTS or (kind in BETWEEN | MOVES and of & found and of <= found | given):
-            found.add(name)
-        elif kind == "Parameter" or (kind in MOVES | {"Convert"} and of <= given):
-            given.add(name)
-    return found
+        if kind in PRODUCTS or (kind in BETWEEN | MOVES and of & after and of <= after | before):
+            after.add(name)
+        elif kind == "Parameter" or (kind in MOVES | {"Convert"} and of <= before):
+            before.add(name)
+    return after
 
 
 def _stored(nodes: list[Node]) -> set[str]:
@@ -106,13 +106,13 @@ def _stored(nodes: list[Node]) -> set[str]:
 
     An RMS layer has no mark, and gives the hint's type unless a result of the model is made of it: here there is none.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     for node in reversed(nodes):
         to = [i.get_node() for x in node.outputs() for i in x.get_target_inputs()]
         on = {n.get_name() for n in to if n.get_type_name() not in PRODUCTS}
-        if not found.isdisjoint(on) or any(n.get_type_name() == "Assign" for n in to):
-            found.add(node.get_name())
-    return found
+        if not names.isdisjoint(on) or any(n.get_type_name() == "Assign" for n in to):
+            names.add(node.get_name())
+    return names
 
 
 def _rounded(nodes: list[Node], after: set[str]) -> set[str]:
@@ -123,15 +123,15 @@ def _rounded(nodes: list[Node], after: set[str]) -> set[str]:
     logs = {n.input_value(0).get_node() for n in nodes if n.get_type_name() == "Gather"}
     own = {_variable(n) for n in logs if n.get_type_name() == "ReadValue"}
     here = {n.get_name() for n in nodes}  # a value may also have readers that did not become part of the model
-    found: set[str] = set()
+    names: set[str] = set()
     for node in reversed(nodes):
         kind = node.get_type_name()
         to = [name for x in node.outputs() for i in x.get_target_inputs() if (name := i.get_node().get_name()) in here]
         may = kind in MOVES or (kind in BETWEEN and node.get_name() in after)
-        kept = kind in {"ReadValue", "Assign"} and _variable(node) in own
-        if kind in PRODUCTS or kept or (may and to and found.issuperset(to)):
-            found.add(node.get_name())
-    return found
+        inside = kind in {"ReadValue", "Assign"} and _variable(node) in own
+        if kind in PRODUCTS or inside or (may and to and names.issuperset(to)):
+            names.add(node.get_name())
+    return names
 
 
 def _variable(node: Node) -> str:
@@ -147,7 +147,7 @@ def _divide(a: Value, b: Value) -> Node:
 
 
 SPLIT: dict[str, Callable[[Value, Value], Node]] = {"Subtract": _subtract, "Divide": _divide}
-"""What the plugin would write in these operations by itself, and forget the mark: type -> the same with them."""
+"""Operations that the plugin rewrites and then loses the mark: type -> the same as the plugin would write it."""
 
 
 def _floats(node: Node) -> bool:
@@ -160,7 +160,7 @@ DEVICE = "Model.evaluate"
 
 
 class Variable:
-    """A variable of the model, asked and set as an `openvino.VariableState`."""
+    """A variable of the model, with the interface of an `openvino.VariableState`."""
 
     def __init__(self, name: str, read: Node, parameter: Node, assigned: Value) -> None:
         self.name = name
@@ -258,9 +258,9 @@ class Interpreted:
             for v in self._variables:
                 v.held = values[id(v.initial)] if v.held is None and v.initial is not None else v.held
         # results are written while parameters are still read, so never into the caller's tensors
-        found = _evaluate(self._model, [*self._inputs, *(v.state for v in self._variables)])
-        self._outputs = found[: self._results]
-        for v, tensor in zip(self._variables, found[self._results :], strict=True):
+        results = _evaluate(self._model, [*self._inputs, *(v.state for v in self._variables)])
+        self._outputs = results[: self._results]
+        for v, tensor in zip(self._variables, results[self._results :], strict=True):
             v.held = tensor
         for i, tensor in self._given.items():
             self._outputs[i].copy_to(tensor)
@@ -269,16 +269,16 @@ class Interpreted:
 def _variables(model: Model) -> list[Variable]:
     """The variables of `model`, which is rewired to read a parameter for each."""
     reads = {x.get_attributes()["variable_id"]: x for x in model.get_ordered_ops() if x.get_type_name() == "ReadValue"}
-    found = []
+    variables = []
     for sink in model.get_sinks():
         name = sink.get_attributes()["variable_id"]
         read = reads[name]
         p = o.parameter(read.output(0).get_partial_shape(), read.output(0).get_element_type())
-        found.append(Variable(name, read, p, sink))
+        variables.append(Variable(name, read, p, sink))
         read.output(0).replace(p.output(0))
-    for v, sink in zip(found, model.get_sinks(), strict=True):
+    for v, sink in zip(variables, model.get_sinks(), strict=True):
         v.assigned = sink.input_value(0)  # as it is now that every variable is a parameter
-    return found
+    return variables
 
 
 def _evaluate(model: Model, inputs: list[OvTensor | None]) -> list[OvTensor]:
@@ -316,9 +316,9 @@ def _bucketize(node: Node) -> Value:
     """How many of the sorted bounds lie below `x`, or at it where an interval does not hold its right bound."""
     x, bounds = node.input_values()
     beyond = o.greater if node.get_attributes()["with_right_bound"] else o.greater_equal
-    found = beyond(o.unsqueeze(x, o.constant(np.int64(-1))), bounds)
+    above = beyond(o.unsqueeze(x, o.constant(np.int64(-1))), bounds)
     kind = node.output(0).get_element_type()
-    return o.reduce_sum(o.convert(found, kind), o.constant(np.int64(-1)), False).output(0)
+    return o.reduce_sum(o.convert(above, kind), o.constant(np.int64(-1)), False).output(0)
 
 
 def _scatter_update(node: Node) -> Value | None:
@@ -372,7 +372,7 @@ EXPANSIONS: dict[str, Callable[[Node], Value | None]] = {
     "ScaledDotProductAttention": _scaled_dot_product_attention,
     "ScatterUpdate": _scatter_update,
 }
-"""Operation that `Model.evaluate` lacks or has wrong -> the same in those that it has right; None where it is right."""
+"""Operation that `Model.evaluate` lacks or gets wrong -> the same in operations that it gets right, or None."""
 _CONVOLUTIONS = ("Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData")
 LACKING: dict[str, str] = dict.fromkeys(_CONVOLUTIONS, "write it as MatMul over windows")
-"""Operation that `Model.evaluate` lacks and that is not expanded -> what a translation can do instead."""
+"""Operation that `Model.evaluate` lacks and that is not expanded -> what to emit instead."""

@@ -200,9 +200,9 @@ def arranged(c: Constants, new: Value, r: Region, where: Rows, order: list[int],
     if not order:
         rest = where.extents[1:]
         return reshape(c, new, (r.size // math.prod(rest), *rest, *tail))
-    kept = [n for n in r.shape if n != 1]
-    kept += [1] * (len(order) - len(kept))
-    new = reshape(c, new, (*kept, *tail))
+    extents = [n for n in r.shape if n != 1]
+    extents += [1] * (len(order) - len(extents))
+    new = reshape(c, new, (*extents, *tail))
     back = [order.index(i) for i in range(len(order))]
     return transpose(c, new, (*back, *range(len(order), len(order) + len(tail))))
 

@@ -1,4 +1,4 @@
-"""The walk: which value each root holds as the nodes run, read and written through views; emitters see only this."""
+"""The walk: the value that each root holds as the nodes run, read and written through views. All that emitters see."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Held:
     number: Value | None = None
     parts: dict[str, Value] | None = None
     rounded: bool = True
-    """Whether `number` already lies on the grid of the root's type; if not, whoever reads it rounds it first."""
+    """Whether `number` already lies on the grid of the root's type; if not, a read rounds it first."""
     pending: list[Written] = field(default_factory=list)
     """What was written and is not yet in `number` or `parts`."""
     log: list[Written] | None = None
@@ -77,7 +77,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Rows that leave the model to be written into a cache by the host: what a step costs grows with what it writes."""
+    """Rows that the host writes into a cache after the run, so that a step costs only what it writes."""
 
     index: int
     form: str
@@ -374,7 +374,7 @@ class Walk:
                 self._out.commits.append(Commit(index, p.name, extents, w.where.axis, ids, rows))
 
     def _out_of(self, x: Value) -> int:
-        """The result that gives `x`; one for all who ask."""
+        """The result that gives `x`, made once."""
         if id(x) not in self._given:
             self._given[id(x)] = (len(self._out.results), x)
             self._out.results.append(o.result(x))

@@ -12,9 +12,10 @@ four it expands the whole weight to float32 first.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import openvino.opset15 as o
@@ -184,16 +185,18 @@ def repacked(form: Form, type_: GGMLType, data: Bytes, rows: int) -> Packed:
 
 
 # -- stored weights as pieces of graph --------------------------------------------------------------------------------
-class Stored(Protocol):
+class Stored(ABC):
     """A weight as OpenVINO tensors that any number of models share."""
 
     nbytes: int
 
+    @abstractmethod
     def matrix(self) -> Value:
         """All of it: float32 of shape (rows, ne0)."""
 
     def rows(self, ids: Value) -> Value:
         """The rows `ids`, i32 of any shape: float32 of that shape and ne0."""
+        return _pick(self.matrix(), ids)
 
 
 def _tensor(dtype: Type, shape: tuple[int, ...], data: NDArray[Any]) -> OvTensor:
@@ -219,7 +222,7 @@ def _rank(x: Value) -> int:
     return len((x if isinstance(x, Output) else x.output(0)).get_partial_shape())
 
 
-class Grid:
+class Grid(Stored):
     """`(q - zero) * scale`."""
 
     def __init__(self, p: Packed) -> None:
@@ -238,12 +241,8 @@ class Grid:
         rows, groups, group = self._shape
         return o.reshape(o.multiply(x, o.constant(self._scale)), _ints(rows, groups * group), False)
 
-    def rows(self, ids: Value) -> Value:
-        """As `Stored.rows`."""
-        return _pick(self.matrix(), ids)
 
-
-class Table:
+class Table(Stored):
     """`q * scale - low`: exact, for rows that are looked up. The quants are bytes: a Gather of nibbles widens them."""
 
     def __init__(self, p: Packed) -> None:
@@ -272,7 +271,7 @@ class Table:
         return o.reshape(x, _ints(*[0] * n, self._groups * self._group), True)
 
 
-class Half:
+class Half(Stored):
     """Floats of 16 bits."""
 
     def __init__(self, dtype: str, shape: tuple[int, int], data: NDArray[Any]) -> None:
@@ -285,10 +284,6 @@ class Half:
         # without this mark the constant is folded to float32
         x.get_rt_info()["decompression_0"] = ""
         return x
-
-    def rows(self, ids: Value) -> Value:
-        """As `Stored.rows`."""
-        return _pick(self.matrix(), ids)
 
 
 def stored(type_: GGMLType, data: Bytes, ne: Dims, form: str = "", *, lookup: bool = False) -> Stored | None:
@@ -321,12 +316,6 @@ def _halves(form: str, type_: GGMLType, data: Bytes, shape: tuple[int, int]) -> 
     for part, x in floats(type_, data, shape[0]):
         out[part] = requantised(form, x)
     return out
-
-
-def compressed(type_: GGMLType, data: Bytes, ne: Dims, form: str = "") -> Value | None:
-    """A weight as a subgraph: float32 of shape (ne1 * ne2 * ne3, ne0), or None as in `stored`."""
-    s = stored(type_, data, ne, form)
-    return None if s is None else s.matrix()
 
 
 class WeightStore:

@@ -1,18 +1,15 @@
-"""Ops that map each element: arithmetic with two tensors, UNARY and GLU, triangles and diagonals, FILL and ARANGE."""
+"""Ops that map each element: arithmetic with two tensors, UNARY and GLU, FILL and ARANGE."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import openvino.opset15 as o
-from numpy.typing import NDArray
 from openvino import Type
 
 from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
-from conformance.ggml.ops.matmul import TRI_TYPE
 from conformance.ggml.tensor import Tensor
 
 
@@ -79,43 +76,6 @@ def _arange(e: Walk, node: Tensor) -> None:
     places = o.convert(o.range(c.axis(0), c.axis(n), c.axis(1), "i64"), Type.f32)
     x = o.add(o.multiply(places, c.f32(node.params.step)), c.f32(node.params.start))
     e.store(node, reshape(c, c.shaped(x, (n,)), node.shape))
-
-
-# -- triangles and diagonals ------------------------------------------------------------------------------------------
-def _diag_mask(value: float) -> Emitter:
-    def emit(e: Walk, node: Tensor) -> None:
-        c, (n0, n1) = e.c, node.ne[:2]
-        column = o.range(c.axis(0), c.axis(n0), c.axis(1), "i64")
-        row = o.unsqueeze(o.range(c.axis(0), c.axis(n1), c.axis(1), "i64"), c.i64(1))
-        above = o.greater(column, o.add(row, c.i64(node.params.n_past)))
-        x = o.select(above, c.f32(value), e.number(src(node, 0)))
-        e.store(node, c.shaped(x, node.shape), exact=True)
-
-    return emit
-
-
-_TRIANGLES: dict[int, Callable[[NDArray[np.bool_]], NDArray[np.bool_]]] = {
-    TRI_TYPE.UPPER_DIAG: np.triu,
-    TRI_TYPE.UPPER: lambda x: np.triu(x, 1),
-    TRI_TYPE.LOWER_DIAG: np.tril,
-    TRI_TYPE.LOWER: lambda x: np.tril(x, -1),
-}
-
-
-def masked(c: Constants, where: NDArray[np.bool_], x: Value) -> Value:
-    """`x` where `where` is true and 0 elsewhere, even where `x` is NaN."""
-    return o.select(o.constant(where), x, c.f32(0.0))
-
-
-def _tri(e: Walk, node: Tensor) -> None:
-    n = e.c.fixed(node.ne[0])
-    keep = _TRIANGLES[node.params.type](np.ones((n, n), np.bool_))
-    e.store(node, masked(e.c, keep, e.number(src(node, 0))))
-
-
-def _diag(e: Walk, node: Tensor) -> None:
-    n = e.c.fixed(node.ne[0])
-    e.store(node, e.c.shaped(masked(e.c, np.eye(n, dtype=np.bool_), e.number(src(node, 0))), node.shape))
 
 
 # -- UNARY and GLU, by ggml's formulas --------------------------------------------------------------------------------
@@ -239,9 +199,6 @@ EMITTERS: dict[str, Emitter] = {
     "ARANGE": _arange,
     "CLAMP": _clamp,
     "COS": _map(o.cos),
-    "DIAG": _diag,
-    "DIAG_MASK_INF": _diag_mask(-np.inf),
-    "DIAG_MASK_ZERO": _diag_mask(0.0),
     "DIV": _divide,
     "FILL": _fill,
     "GLU": _glu,
@@ -253,6 +210,5 @@ EMITTERS: dict[str, Emitter] = {
     "SQR": _map(lambda x: o.multiply(x, x)),
     "SQRT": _map(o.sqrt),
     "SUB": _binary(o.subtract),
-    "TRI": _tri,
     "UNARY": _unary,
 }

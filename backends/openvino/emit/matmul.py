@@ -1,17 +1,20 @@
-"""MUL_MAT, MUL_MAT_ID, OUT_PROD and SOLVE_TRI."""
+"""Matrices: MUL_MAT, MUL_MAT_ID, OUT_PROD, TRI, DIAG and SOLVE_TRI."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import openvino.opset15 as o
+from numpy.typing import NDArray
 
 from backends.openvino.nodes import Constants, Value, reshape, shape_of, tile
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import same
+from conformance.ggml.ops.matmul import TRI_TYPE
 from conformance.ggml.tensor import Tensor
 
-from .elementwise import masked
 from .recurrent import scan
 
 
@@ -77,6 +80,30 @@ def _out_prod(e: Walk, node: Tensor) -> None:
     e.store(node, grouped(e.c, a, b, transposed=False))
 
 
+_TRIANGLES: dict[int, Callable[[NDArray[np.bool_]], NDArray[np.bool_]]] = {
+    TRI_TYPE.UPPER_DIAG: np.triu,
+    TRI_TYPE.UPPER: lambda x: np.triu(x, 1),
+    TRI_TYPE.LOWER_DIAG: np.tril,
+    TRI_TYPE.LOWER: lambda x: np.tril(x, -1),
+}
+
+
+def _masked(c: Constants, where: NDArray[np.bool_], x: Value) -> Value:
+    """`x` where `where` is true and 0 elsewhere, even where `x` is NaN."""
+    return o.select(o.constant(where), x, c.f32(0.0))
+
+
+def _tri(e: Walk, node: Tensor) -> None:
+    n = e.c.fixed(node.ne[0])
+    keep = _TRIANGLES[node.params.type](np.ones((n, n), np.bool_))
+    e.store(node, _masked(e.c, keep, e.number(src(node, 0))))
+
+
+def _diag(e: Walk, node: Tensor) -> None:
+    n = e.c.fixed(node.ne[0])
+    e.store(node, e.c.shaped(_masked(e.c, np.eye(n, dtype=np.bool_), e.number(src(node, 0))), node.shape))
+
+
 def _solve_row(c: Constants, x: Value, rows: list[Value], whole: list[Value]) -> tuple[Value, Value]:
     """One more row of x, (n3, n2, n, k), whose rows from this one on are still zero: forward substitution."""
     a, b, at = rows
@@ -90,7 +117,7 @@ def _solve_row(c: Constants, x: Value, rows: list[Value], whole: list[Value]) ->
 def _solve_tri(e: Walk, node: Tensor) -> None:
     c, b = e.c, e.number(src(node, 1))
     n = c.fixed(node.ne[1])
-    a = c.shaped(masked(c, np.tril(np.ones((n, n), np.bool_)), e.number(src(node, 0))), src(node, 0).shape)
+    a = c.shaped(_masked(c, np.tril(np.ones((n, n), np.bool_)), e.number(src(node, 0))), src(node, 0).shape)
     places = o.constant(np.eye(n, dtype=np.float32).reshape(1, 1, n, n))
     nothing = c.shaped(o.multiply(b, c.f32(0.0)), node.shape)
     x, _ = scan(c, _solve_row, nothing, [a, b, places], [], n, axis=2)
@@ -98,8 +125,10 @@ def _solve_tri(e: Walk, node: Tensor) -> None:
 
 
 EMITTERS: dict[str, Emitter] = {
+    "DIAG": _diag,
     "MUL_MAT": _mul_mat,
     "MUL_MAT_ID": _mul_mat_id,
     "OUT_PROD": _out_prod,
     "SOLVE_TRI": _solve_tri,
+    "TRI": _tri,
 }

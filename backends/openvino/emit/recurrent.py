@@ -110,11 +110,11 @@ def _flat(c: Constants, x: Value, shape: Shape) -> Value:
 def _finish(e: Walk, node: Tensor, y: Value, y_shape: Shape, states: Sequence[Value], missing: int = 0) -> None:
     """Outputs of `y_shape` and behind them the states; `missing` elements that nobody writes are zero."""
     c = e.c
-    found = [_flat(c, y, y_shape), *(_flat(c, s, shape_of(c, s)) for s in states)]
+    pieces = [_flat(c, y, y_shape), *(_flat(c, s, shape_of(c, s)) for s in states)]
     if missing:
-        found.append(o.broadcast(c.f32(0.0), c.i64(missing)))
+        pieces.append(o.broadcast(c.f32(0.0), c.i64(missing)))
     size = node.ne[0] * node.ne[1]
-    e.store(node, reshape(c, c.shaped(o.concat(found, 0), (size,)), node.shape))
+    e.store(node, reshape(c, c.shaped(o.concat(pieces, 0), (size,)), node.shape))
 
 
 def _run(
@@ -129,8 +129,8 @@ def _run_keeping(
     e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape
 ) -> None:
     """As `_run`, with the last `K` states, the latest first: every token's then leaves the loop."""
-    kept, tokens = node.params.K, y_shape[1]
-    if kept == 1:
+    count, tokens = node.params.K, y_shape[1]
+    if count == 1:
         _run(e, node, step, state, inputs, fixed, y_shape)
         return
     c, shape = e.c, shape_of(e.c, state)
@@ -142,17 +142,17 @@ def _run_keeping(
         rows = [o.reshape(v, c.i64(0, n), True) for v, n in ((y, width), (s, size))]
         return o.concat(rows, 1), s
 
-    found, _ = scan(c, both, state, inputs, fixed, tokens)
-    found = c.shaped(found, (*y_shape[:2], width + size))
-    n = min(kept, tokens)
-    states = [cut(c, found, [tokens - 1 - i, width], [tokens - i, width + size], [1, 2]) for i in range(int(n))]
-    missing = (kept - n) * y_shape[0] * size
-    _finish(e, node, cut(c, found, [0], [width], [2]), (*y_shape[:2], width), states, missing)
+    rows_out, _ = scan(c, both, state, inputs, fixed, tokens)
+    rows_out = c.shaped(rows_out, (*y_shape[:2], width + size))
+    n = min(count, tokens)
+    states = [cut(c, rows_out, [tokens - 1 - i, width], [tokens - i, width + size], [1, 2]) for i in range(int(n))]
+    missing = (count - n) * y_shape[0] * size
+    _finish(e, node, cut(c, rows_out, [0], [width], [2]), (*y_shape[:2], width), states, missing)
 
 
 # -- selective scan ---------------------------------------------------------------------------------------------------
 def _softplus(c: Constants, x: Value) -> Value:
-    """The argument itself beyond 20; far below zero a series, because 1 + exp(x) keeps little of exp(x) there."""
+    """`x` beyond 20; a series far below zero, where 1 + exp(x) loses most of exp(x)."""
     e = o.exp(x)
     third = o.subtract(c.f32(0.5), o.multiply(e, c.f32(1 / 3)))
     series = o.multiply(e, o.subtract(c.f32(1.0), o.multiply(e, third)))
@@ -170,7 +170,7 @@ def _ssm_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tu
 
 
 def _ssm_scan(e: Walk, node: Tensor) -> None:
-    """Heads stand in groups that share B and C, so that nothing is repeated."""
+    """Heads stand in groups that share B and C, so nothing is repeated."""
     c = e.c
     s, x, dt, a, b = (src(node, i) for i in range(5))
     d_state, (dim, heads, n_t, n_s), groups = s.ne[0], x.ne, b.ne[1]
@@ -255,7 +255,7 @@ def _gated_delta_net(e: Walk, node: Tensor) -> None:
 
 
 def _spread(e: Walk, x: Tensor, v: Tensor) -> Value:
-    """Heads repeated in turn, sequences each for its neighbours, to those of `v`."""
+    """Repeat heads (cyclically) and sequences (each for its neighbours) to those of `v`."""
     c, value = e.c, e.number(x)
     _, heads, n_t, n_s = v.ne
     if x.ne[3] != n_s:

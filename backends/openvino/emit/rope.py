@@ -50,7 +50,7 @@ class Angles:
         """Per pair: which of the four positions it turns by, and how often the frequency was scaled."""
         if not self.mode & ROPE_TYPE.MROPE:
             return [(0, i) for i in range(self.pairs)]
-        found, since = [], [0, 0, 0, 0]
+        pairs, since = [], [0, 0, 0, 0]
         s0, s1, s2, _ = self.sections
         starts = [0, s0, s0 + s1, s0 + s1 + s2]
         for i in range(self.pairs):
@@ -59,8 +59,8 @@ class Angles:
                 # an empty section's start is another's too; ggml resets the first that matches
                 since[starts.index(sector)] = i
             kind = self._kind(sector, starts)
-            found.append((kind, i - since[kind]))
-        return found
+            pairs.append((kind, i - since[kind]))
+        return pairs
 
     def _kind(self, sector: int, starts: list[int]) -> int:
         if self.mode == ROPE_TYPE.IMROPE:
@@ -69,7 +69,7 @@ class Angles:
         return 3 if sector >= starts[3] else 2 if sector >= starts[2] else 1 if sector >= starts[1] else 0
 
     def yarn(self, i: int) -> float:
-        """What pair `i`'s angle is multiplied with: `rope_yarn` of ggml, which is linear in the angle."""
+        """The factor of pair `i`'s angle: ggml's `rope_yarn`, which is linear in the angle."""
         if self.ext_factor == 0.0:
             return self.freq_scale
         low, high = (self._corr_dim(b) for b in (self.beta_fast, self.beta_slow))
@@ -116,7 +116,7 @@ def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Val
 
 
 def _reduced(e: Walk, p: Value, turns: NDArray[np.float64]) -> Value:
-    """2 pi times p * turns, less most of the whole turns, in which float32 would lose the fraction.
+    """2 pi times p * turns, minus most whole turns, beside which float32 would lose the fraction.
 
     `turns` is split in 6 bits, 6 bits and the rest, so that p up to 2^18 times the first two is exact.
     """
@@ -212,10 +212,10 @@ class Turning:
     heads: int
     size: int
     pairs: int
-    """Of `size`; what is left stands still."""
+    """Of `size`; the rest stays as it is."""
 
     def table(self, e: Walk, name: str, make: Callable[[], Value]) -> Value:
-        """What a form makes of cos and sin, once for all nodes that share them."""
+        """The table that a form makes of cos and sin, once for all nodes that share them."""
         key = (name, id(self.cos))
         if key not in e.shared:
             e.shared[key] = make()
@@ -260,13 +260,13 @@ def _normal_static(e: Walk, t: Turning) -> Value:
 
 
 def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
-    """Channels before `n_offs` stand still, and so do those behind the last pair."""
+    """Channels before `n_offs` and behind the last pair stay as they are."""
     c, x, angles, size = e.c, e.number(src(node, 0)), Angles.of(node), e.c.fixed(node.ne[0])
     first = 0 if angles.mode == ROPE_TYPE.VISION else node.params.n_offs
     part = cut(c, x, [first], [size], [3])
     cos, sin = _turns(e, node, angles)
-    given = part if first else c.source(x)
-    t = Turning(given, cos, sin, node.ne[2] * node.ne[3], node.ne[1], size - first, angles.pairs)
+    moving = part if first else c.source(x)
+    t = Turning(moving, cos, sin, node.ne[2] * node.ne[3], node.ne[1], size - first, angles.pairs)
     turn = _neox if angles.mode != ROPE_TYPE.NORMAL else _normal_static if static else _normal
     y = c.shaped(turn(e, t), (1, t.tokens, t.heads, t.size))
     if first:
@@ -275,10 +275,6 @@ def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
     e.store(node, y)
 
 
-def _emitters(*, static: bool) -> dict[str, Emitter]:
-    return dict.fromkeys(("ROPE", "ROPE_BACK"), partial(_rope, static=static))
-
-
-EMITTERS = _emitters(static=False)
-STATIC = _emitters(static=True)
+EMITTERS: dict[str, Emitter] = dict.fromkeys(("ROPE", "ROPE_BACK"), _rope)
+STATIC: dict[str, Emitter] = dict.fromkeys(EMITTERS, partial(_rope, static=True))
 """For devices that take no sizes at run time."""

@@ -74,8 +74,8 @@ def _normed(c: Constants, x: Value, axes: tuple[int, ...], eps: float) -> Value:
 def _argsort(e: Walk, node: Tensor) -> None:
     """Equal elements keep their order; ggml leaves it open."""
     mode = "max" if node.params.order == SORT_ORDER.DESC else "min"
-    found = o.topk(e.number(src(node, 0)), e.c.axis(node.ne[0]), 3, mode, "value", stable=True)
-    e.store(node, found.output(1))
+    order = o.topk(e.number(src(node, 0)), e.c.axis(node.ne[0]), 3, mode, "value", stable=True)
+    e.store(node, order.output(1))
 
 
 def _top_k(e: Walk, node: Tensor) -> None:
@@ -88,7 +88,7 @@ def _top_k(e: Walk, node: Tensor) -> None:
 
 
 def _argmax(e: Walk, node: Tensor) -> None:
-    """Of equals the last, so the first of the row read backwards."""
+    """The last of equals, so the first of the reversed row."""
     c, n, rows = e.c, src(node, 0).ne[0], node.ne[0]
     backwards = o.slice(e.number(src(node, 0)), c.i64(-1), c.i64(-(2**31)), c.i64(-1), c.i64(3))
     at = o.topk(backwards, c.axis(1), 3, "max", "value", index_element_type="i32", stable=True).output(1)

@@ -1,4 +1,4 @@
-"""Ops that move elements: CPY CONT DUP CONCAT REPEAT PAD ROLL SET ACC."""
+"""Ops that move elements: CPY CONT DUP CONCAT REPEAT SET ACC."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import openvino.opset15 as o
 from openvino import Type
 
 from backends.openvino.forms import NUMBERS, parts
-from backends.openvino.nodes import cut, shape_of, tile
+from backends.openvino.nodes import shape_of, tile
 from backends.openvino.views import Region, read, write
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
@@ -39,8 +39,8 @@ def _concat(e: Walk, node: Tensor) -> None:
         xs = [e.number(s) for s in full]
         e.store(node, o.concat(xs, axis) if len(xs) > 1 else xs[0], exact=True)
         return
-    found = [e.parts(s) for s in full]
-    e.store_parts(node, {p.name: o.concat([f[p.name] for f in found], axis) for p in parts(node.type)})
+    sources = [e.parts(s) for s in full]
+    e.store_parts(node, {p.name: o.concat([f[p.name] for f in sources], axis) for p in parts(node.type)})
 
 
 def _repeat(e: Walk, node: Tensor) -> None:
@@ -52,30 +52,8 @@ def _repeat(e: Walk, node: Tensor) -> None:
     e.store_parts(node, {n: tile(e.c, x, (*shape, shape_of(e.c, x)[-1])) for n, x in e.parts(a).items()})
 
 
-def _pad(e: Walk, node: Tensor) -> None:
-    c, padding = e.c, node.params.padding
-    x = e.number(src(node, 0))
-    before, after = c.i64(*padding[6::-2]), c.i64(*padding[7::-2])
-    if not node.params.circular:
-        e.store(node, c.shaped(o.pad(x, before, after, "constant", c.f32(0.0)), node.shape), exact=True)
-        return
-    for axis, (left, right) in enumerate(zip(padding[6::-2], padding[7::-2], strict=True)):
-        n = shape_of(c, x)[axis]
-        sides = [cut(c, x, [n - left], [n], [axis])] if left else []
-        sides += [x, *([cut(c, x, [0], [right], [axis])] if right else [])]
-        shape = [*shape_of(c, x)]
-        shape[axis] = n + left + right
-        x = c.shaped(o.concat(sides, axis), shape) if len(sides) > 1 else x
-    e.store(node, x, exact=True)
-
-
-def _roll(e: Walk, node: Tensor) -> None:
-    x = o.roll(e.number(src(node, 0)), e.c.i64(*node.params.shifts[::-1]), e.c.i64(0, 1, 2, 3))
-    e.store(node, e.c.shaped(x, node.shape), exact=True)
-
-
 def _part(*, add: bool) -> Emitter:
-    """In place, write only the part, through a view of it; else make `src[0]` with the part replaced a new value."""
+    """In place: write only the part, through a view. Otherwise: a new value, `src[0]` with the part replaced."""
 
     def emit(e: Walk, node: Tensor) -> None:
         a, b = src(node, 0), src(node, 1)
@@ -100,8 +78,6 @@ EMITTERS: dict[str, Emitter] = {
     "CONT": _copy,
     "CPY": _copy,
     "DUP": _copy,
-    "PAD": _pad,
     "REPEAT": _repeat,
-    "ROLL": _roll,
     "SET": _part(add=False),
 }

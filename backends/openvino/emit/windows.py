@@ -1,4 +1,4 @@
-"""SSM_CONV, IM2COL and POOL_2D."""
+"""Windows along an axis: SSM_CONV, IM2COL, POOL_2D, PAD and ROLL."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _ssm_conv(e: Walk, node: Tensor) -> None:
 
 
 def _pool_2d(e: Walk, node: Tensor) -> None:
-    """Padding counts as zeros in a mean, and never is the largest."""
+    """Padding counts as zeros in a mean, and is never the maximum."""
     p = node.params
     x, strides, pads, kernel = e.number(src(node, 0)), [p.s1, p.s0], [p.p1, p.p0], [p.k1, p.k0]
     if p.op == OP_POOL.AVG:
@@ -60,4 +60,32 @@ def _im2col(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(c, c.shaped(y, (n, oh, ow, channels, kh * kw)), node.shape))
 
 
-EMITTERS: dict[str, Emitter] = {"IM2COL": _im2col, "POOL_2D": _pool_2d, "SSM_CONV": _ssm_conv}
+def _pad(e: Walk, node: Tensor) -> None:
+    c, padding = e.c, node.params.padding
+    x = e.number(src(node, 0))
+    before, after = c.i64(*padding[6::-2]), c.i64(*padding[7::-2])
+    if not node.params.circular:
+        e.store(node, c.shaped(o.pad(x, before, after, "constant", c.f32(0.0)), node.shape), exact=True)
+        return
+    for axis, (left, right) in enumerate(zip(padding[6::-2], padding[7::-2], strict=True)):
+        n = shape_of(c, x)[axis]
+        sides = [cut(c, x, [n - left], [n], [axis])] if left else []
+        sides += [x, *([cut(c, x, [0], [right], [axis])] if right else [])]
+        shape = [*shape_of(c, x)]
+        shape[axis] = n + left + right
+        x = c.shaped(o.concat(sides, axis), shape) if len(sides) > 1 else x
+    e.store(node, x, exact=True)
+
+
+def _roll(e: Walk, node: Tensor) -> None:
+    x = o.roll(e.number(src(node, 0)), e.c.i64(*node.params.shifts[::-1]), e.c.i64(0, 1, 2, 3))
+    e.store(node, e.c.shaped(x, node.shape), exact=True)
+
+
+EMITTERS: dict[str, Emitter] = {
+    "IM2COL": _im2col,
+    "PAD": _pad,
+    "POOL_2D": _pool_2d,
+    "ROLL": _roll,
+    "SSM_CONV": _ssm_conv,
+}

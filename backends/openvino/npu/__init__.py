@@ -42,6 +42,8 @@ class OpenVinoNpu(OpenVinoStateless):
         path: `static`, or `llm`: decoders given as token ids, by OpenVINO's `NPUW_LLM`.
     """
 
+    name = "npu"
+
     def __init__(self, chunk: str = "256", requant: str = "npu", stage: str = "run", path: str = "static") -> None:
         self._npu = npu_compiler()
         super().__init__(requant=requant, dynamic="off", stage=stage)
@@ -59,14 +61,14 @@ class OpenVinoNpu(OpenVinoStateless):
 
     def info(self) -> DeviceInfo:
         """What really executes, OpenVINO's and the plugin's versions."""
-        return DeviceInfo("npu", self.device, self._npu.description(), self._npu.versions())
+        return DeviceInfo(self.name, self.device, self._npu.description(), self._npu.versions())
 
     def supports(self, graph: Graph) -> list[Support]:
         """As the base, and no to attention over the caches of several sequences and to large batches."""
         caches = {n.root for n in graph if writes_in_place(n) and n.root.op == "NONE"}
         beyond = (_beyond(node, caches) for node in graph)
-        asked = zip(graph, beyond, super().supports(graph), strict=True)
-        return [no(f"{n.op}: {why}") if why else answer for n, why, answer in asked]
+        rows = zip(graph, beyond, super().supports(graph), strict=True)
+        return [no(f"{n.op}: {why}") if why else answer for n, why, answer in rows]
 
     def supports_case(self, case: Case) -> Support:
         """With `path=llm`, no to what is no decoder given as token ids, or leaves its one sequence."""
@@ -150,20 +152,20 @@ class NpuSession(OpenVinoSession):
             raise FixedError("a window of a cache is asked for as it was right after it was written")
         if self._endless:
             raise FixedError("a cache holds NaN or infinity, which no mask hides")
-        given = {**inputs, **rows}
-        runs = chunks(spans, given)
+        values = {**inputs, **rows}
+        runs = chunks(spans, values)
         if len(runs) > 1 and any({"tokens", "cells"} <= kinds(spans.axes[t]) for t in outputs):
             raise FixedError("scores before the mask are asked for, which meet cells that later chunks fill")
         small = self._at_size(stored, spans)
-        wanted = [small.twin[t] for t in outputs]
-        found = [super(NpuSession, self).compute(small.graph, x, wanted) for x in feeds(small, spans, given, runs)]
-        return {t: collect(t, small.twin[t], spans.axes[t], [f[small.twin[t]] for f in found], runs) for t in outputs}
+        twins = [small.twin[t] for t in outputs]
+        results = [super(NpuSession, self).compute(small.graph, x, twins) for x in feeds(small, spans, values, runs)]
+        return {t: collect(t, small.twin[t], spans.axes[t], [f[small.twin[t]] for f in results], runs) for t in outputs}
 
     def _at_size(self, graph: Graph, spans: Spans) -> Sized:
         key = fingerprint(spans, self._persistent)
-        found = self._sized.get(key)
-        if found is not None:
-            return again(found, spans)
+        small = self._sized.get(key)
+        if small is not None:
+            return again(small, spans)
         if len(self._sized) == self._npu.capacity:
             del self._sized[next(iter(self._sized))]
         self._sized[key] = sized(graph, spans)
@@ -185,12 +187,12 @@ class NpuSession(OpenVinoSession):
 
     def _own_notes(self) -> list[str]:
         notes: Counter[str] = Counter()
-        said: set[str] = set()
+        devices: set[str] = set()
         for p in self.programs():
             notes.update(p.notes)  # type: ignore[attr-defined]  # programs of this backend are Requests
             if p.compiled is not None:  # type: ignore[attr-defined]  # as above
-                said.add(str(p.compiled.get_property("EXECUTION_DEVICES")))  # type: ignore[attr-defined]  # as above
-        words = [f"EXECUTION_DEVICES says {', '.join(sorted(said))}"] if said else []
+                devices.add(str(p.compiled.get_property("EXECUTION_DEVICES")))  # type: ignore[attr-defined]  # as above
+        words = [f"EXECUTION_DEVICES says {', '.join(sorted(devices))}"] if devices else []
         return words + [f"{n} {what}" for what, n in sorted(notes.items())]
 
 

@@ -127,14 +127,14 @@ class AxisWalk:
         """Cache that this graph writes -> whether a row is one element, a token's elements a cache apart."""
         self.row_bytes: dict[Tensor, int] = {}
         self.rows: list[Tensor] = []
-        found = [q for t in tensors if (q := _queries(t)) is not None]
-        counts = {q.ne[1] for _, q in found}
+        attentions = [q for t in tensors if (q := _queries(t)) is not None]
+        counts = {q.ne[1] for _, q in attentions}
         if len(counts) != 1:
             raise FixedError(f"one number of queries in all attentions with masks expected, {sorted(counts)} found")
         n = counts.pop()
         self.tokens = Span("tokens", n, chunk if n > 1 else 1)
         self._writes(tensors)
-        self._cells(tensors, {mask.ne[0] for mask, _ in found})
+        self._cells(tensors, {mask.ne[0] for mask, _ in attentions})
 
     def _writes(self, tensors: list[Tensor]) -> None:
         for t in tensors:
@@ -155,12 +155,12 @@ class AxisWalk:
                 if t.ne[axis] in capacities:
                     capacities[t.ne[axis]].add(capacity)
         self.cells: dict[int, Span] = {}
-        for n, found in capacities.items():
-            if len(found) != 1:
+        for n, sizes in capacities.items():
+            if len(sizes) != 1:
                 raise FixedError(
-                    f"a mask has {n} cells, but the caches' views show {sorted(found)} cells to choose from"
+                    f"a mask has {n} cells, but the caches' views show {sorted(sizes)} cells to choose from"
                 )
-            self.cells[n] = Span("cells", n, found.pop())
+            self.cells[n] = Span("cells", n, sizes.pop())
 
     def cells_of(self, t: Tensor) -> tuple[int, int]:
         """Which axis of a view of a cache counts cells, and how many there are in all."""
@@ -184,8 +184,8 @@ class AxisWalk:
             for s in t.src:
                 if s is not None:
                     self.axes.setdefault(s, NONE)
-            found = [x.span.kind == "cells" for x in axes if x is not None]
-            if len(set(found)) < len(found):
+            over_cells = [x.span.kind == "cells" for x in axes if x is not None]
+            if len(set(over_cells)) < len(over_cells):
                 raise FixedError(f"{t}: each token meets every other")
             if t.op not in VIEW_OPS:
                 self._check_reads(t)
@@ -207,10 +207,10 @@ class AxisWalk:
                 if axis is not None and axis.span.size * axis.times > n:
                     raise FixedError(f"{t}: {axis.span.size * axis.times} {axis.span.kind} expected, {n} found")
             self.axes[t] = leaf
-        found = self.axes[t]
-        if t.op == "NONE" and t not in self.persistent and found != leaf:
+        axes = self.axes[t]
+        if t.op == "NONE" and t not in self.persistent and axes != leaf:
             raise FixedError(f"{t}: two nodes read it, one by tokens and one not")
-        return found
+        return axes
 
     def tokens_where(self, t: Tensor, axis: int) -> Axes:
         """Axes of an input leaf that counts tokens along `axis`."""
@@ -230,11 +230,16 @@ def _src(t: Tensor) -> Iterator[Tensor]:
     return (s for s in t.src if s is not None and s is not t)
 
 
+def _sources(t: Tensor, n: int) -> list[Tensor]:
+    """The first `n` sources."""
+    present = [s for s in t.src[:n] if s is not None]
+    if len(present) < n:
+        raise FixedError(f"{t}: {n} sources expected")
+    return present
+
+
 def _first(t: Tensor) -> Tensor:
-    s = t.src[0]
-    if s is None:
-        raise FixedError(f"{t}: src[0] is absent")
-    return s
+    return _sources(t, 1)[0]
 
 
 def _require(holds: bool, t: Tensor, what: str) -> None:  # reads as an assertion
@@ -319,9 +324,7 @@ def _flash_attn_ext(w: AxisWalk, t: Tensor) -> Axes:
 
 
 def _mul_mat(w: AxisWalk, t: Tensor) -> Axes:
-    a, b = t.src[:2]
-    if a is None or b is None:
-        raise FixedError(f"{t}: src is absent")
+    a, b = _sources(t, 2)
     x, y = w.of(a), w.of(b, w.tokens_where(b, 1))
     _require(x[2] is None and x[3] is None, t, "src[0] has tokens or cells in its outer dimensions")
     if x[0] is not None or y[0] is not None:
@@ -331,9 +334,7 @@ def _mul_mat(w: AxisWalk, t: Tensor) -> Axes:
 
 
 def _mul_mat_id(w: AxisWalk, t: Tensor) -> Axes:
-    a, b, ids = t.src[:3]
-    if a is None or b is None or ids is None:
-        raise FixedError(f"{t}: src is absent")
+    a, b, ids = _sources(t, 3)
     x, y = w.of(b), w.of(ids)
     _require(w.of(a) == NONE and x[0] is None, t, "adds up tokens or cells")
     _require(y[0] is None and y[1] == x[2], t, "ids and src[1] count different things")
@@ -341,9 +342,7 @@ def _mul_mat_id(w: AxisWalk, t: Tensor) -> Axes:
 
 
 def _rope(w: AxisWalk, t: Tensor) -> Axes:
-    a, pos = t.src[:2]
-    if a is None or pos is None:
-        raise FixedError(f"{t}: src is absent")
+    a, pos = _sources(t, 2)
     axes = w.of(a)
     _require(axes[0] is None, t, "turns pairs of tokens or cells")
     own = w.of(pos, at(0, axes[2]))
@@ -355,9 +354,7 @@ def _rope(w: AxisWalk, t: Tensor) -> Axes:
 
 
 def _get_rows(w: AxisWalk, t: Tensor) -> Axes:
-    a, ids = t.src[:2]
-    if a is None or ids is None:
-        raise FixedError(f"{t}: src is absent")
+    a, ids = _sources(t, 2)
     axes = w.of(a)
     _require(axes[0] is None, t, "rows over tokens or cells")
     if axes[1] is None:
@@ -370,9 +367,7 @@ def _get_rows(w: AxisWalk, t: Tensor) -> Axes:
 
 
 def _set_rows(w: AxisWalk, t: Tensor) -> Axes:
-    b, ids, a = t.src[:3]
-    if b is None or ids is None or a is None:
-        raise FixedError(f"{t}: src is absent")
+    b, ids, a = _sources(t, 3)
     axes = w.of(b)
     _require(axes == at(1, axes[1]), t, "stores tokens or cells otherwise than as rows")
     _require(ids.op == "NONE" and ids not in w.persistent, t, "stores at computed indices")
@@ -392,9 +387,7 @@ def _glu(w: AxisWalk, t: Tensor) -> Axes:
 
 
 def _cpy(w: AxisWalk, t: Tensor) -> Axes:
-    a, b = t.src[:2]
-    if a is None:
-        raise FixedError(f"{t}: src is absent")
+    a, b = _first(t), t.src[1]
     axes = w.of(a, (Axis(w.cells[a.ne[0]]), w.queries(), None, None)) if _casts_mask(w, a) else w.of(a)
     if b is not None and b is not t:
         _require(w.of(b) == axes == NONE or (w.of(b) == axes and a.ne == b.ne), t, "copies into another layout")

@@ -51,11 +51,11 @@ def indexed(graph: Graph, persistent: AbstractSet[Tensor]) -> tuple[Graph, dict[
     nodes: list[Tensor] = []
     inputs: dict[Tensor, Bytes] = {}
     for node in graph:
-        made = _stored(node, persistent) if node.op == "CPY" and node not in read else None
-        if made is None:
+        store = _stored(node, persistent) if node.op == "CPY" and node not in read else None
+        if store is None:
             nodes.append(node)
             continue
-        new, ids, rows = made
+        new, ids, rows = store
         inputs[ids] = rows.view(np.uint8)
         for t in new:
             t.flags |= node.flags
@@ -133,14 +133,14 @@ def fingerprint(spans: Spans, persistent: AbstractSet[Tensor]) -> Hashable:
     for t, axes in spans.axes.items():
         ne = t.ne if axes == NONE else _ne(t, axes)
         edges = tuple([index[s] for s in t.src])
-        laid = (_nb(t, ne), t.view_offs) if t.op == "VIEW" else t if t in persistent else None
-        parts.append((t.op, t.op_params, t.type.id, t.flags, ne, edges, index[t.view_src], laid))
+        layout = (_nb(t, ne), t.view_offs) if t.op == "VIEW" else t if t in persistent else None
+        parts.append((t.op, t.op_params, t.type.id, t.flags, ne, edges, index[t.view_src], layout))
     return tuple(parts)
 
 
-def again(made: Sized, spans: Spans) -> Sized:
+def again(small: Sized, spans: Spans) -> Sized:
     """What `sized` made of one graph, for another of an equal fingerprint."""
-    return Sized(made.graph, dict(zip(spans.axes, made.twin.values(), strict=True)))
+    return Sized(small.graph, dict(zip(spans.axes, small.twin.values(), strict=True)))
 
 
 def sized(graph: Graph, spans: Spans) -> Sized:
@@ -150,7 +150,7 @@ def sized(graph: Graph, spans: Spans) -> Sized:
         FixedError: ggml has no such graph.
     """
     twin: dict[Tensor, Tensor] = {}
-    made = set(graph.nodes)
+    nodes = set(graph.nodes)
     for t, axes in spans.axes.items():
         if t.op == "NONE" and t.view_src is None:
             ne = _ne(t, axes)
@@ -176,7 +176,7 @@ def sized(graph: Graph, spans: Spans) -> Sized:
         if layout[:2] != (t.type, new.ne):
             raise FixedError(f"{t}: {list(new.ne)} expected at the size that is compiled, ggml gives {list(layout[1])}")
         _, new.ne, new.nb, new.view_src, new.view_offs = layout
-    out = Graph([twin[t] for t in twin if t in made])
+    out = Graph([twin[t] for t in twin if t in nodes])
     try:
         out.validate()
     except GraphError as e:
@@ -291,11 +291,11 @@ def feeds(
         }
 
 
-def collect(t: Tensor, twin: Tensor, axes: Axes, found: Sequence[Bytes], runs: Sequence[Chunk]) -> Bytes:
+def collect(t: Tensor, twin: Tensor, axes: Axes, results: Sequence[Bytes], runs: Sequence[Chunk]) -> Bytes:
     """`t`'s packed bytes from those of its twin in every run; without tokens in it, from the last."""
     whole = np.empty(packed_nbytes(t), np.uint8)
     out = _array(t, whole)
-    for data, run in zip(found, runs, strict=True):
+    for data, run in zip(results, runs, strict=True):
         x = _array(twin, data)
         to: list[Any] = [slice(None)] * out.ndim
         of: list[Any] = [slice(None)] * out.ndim

@@ -180,14 +180,14 @@ def npu_compiler() -> NpuCompiler:
     here = core.available_devices
     if any(d.split(".")[0] == DEVICE for d in here):
         return NpuCompiler(openvino, core, DEVICE, {})
-    found = f"devices found: {', '.join(here) or 'none'}"
+    devices = f"devices found: {', '.join(here) or 'none'}"
     try:
         core.get_versions(DEVICE)
     except RuntimeError as e:
         raise UnavailableError(
-            f"npu: no NPU here, and no NPU plugin whose wrapper could run on the CPU ({words(e)}); {found}"
+            f"npu: no NPU here, and no NPU plugin whose wrapper could run on the CPU ({words(e)}); {devices}"
         ) from e
     if "CPU" not in here:
-        raise UnavailableError(f"npu: neither an NPU nor a CPU here; {found}")
+        raise UnavailableError(f"npu: neither an NPU nor a CPU here; {devices}")
     core.set_property("CPU", ACCURACY)  # which the wrapper does not pass on
     return NpuCompiler(openvino, core, DEVICE, WRAPPER)

@@ -82,19 +82,19 @@ class Decoder:
         """
         spans = _with_tokens(self.spans, n)
         try:
-            made = sized(self.stored, spans)
+            small = sized(self.stored, spans)
         except FixedError as e:
             raise UnfitError(str(e)) from e
-        graph, end = _all_tokens(made.graph, made.twin[self.logits], self.roles)
+        graph, end = _all_tokens(small.graph, small.twin[self.logits], self.roles)
         roles = roles_in(graph, self.roles)
-        found = logs(graph, roles, (end,))
-        if isinstance(found, str):
-            raise UnfitError(f"caches that are no logs: {found}")
-        if len(found) != 1:
-            raise UnfitError(f"{len(found)} masks; one causal mask is all that it has")
-        graph, (logits,) = fused(graph, found, (end,))
-        log = found[0]
-        twin = made.twin
+        own_logs = logs(graph, roles, (end,))
+        if isinstance(own_logs, str):
+            raise UnfitError(f"caches that are no logs: {own_logs}")
+        if len(own_logs) != 1:
+            raise UnfitError(f"{len(own_logs)} masks; one causal mask is all that it has")
+        graph, (logits,) = fused(graph, own_logs, (end,))
+        log = own_logs[0]
+        twin = small.twin
         own = self.leaves
         cells = tuple(twin[t] for t in own.cells)
         leaves = Leaves(twin[own.tokens], twin[own.positions], log.mask, cells, None)
@@ -142,8 +142,8 @@ def decoder(
 
 def roles_in(graph: Graph, persistent: Mapping[Tensor, Role]) -> dict[Tensor, Role]:
     """What the leaves of `graph` are."""
-    made = set(graph.nodes)
-    return {t: persistent.get(t, "input") for t in graph.tensors() if t.view_src is None and t not in made}
+    nodes = set(graph.nodes)
+    return {t: persistent.get(t, "input") for t in graph.tensors() if t.view_src is None and t not in nodes}
 
 
 def _last(graph: Graph) -> Tensor:
@@ -181,10 +181,10 @@ def _src(node: Tensor, i: int) -> Tensor:
     return t
 
 
-def _one(found: AbstractSet[Tensor | None], roles: Mapping[Tensor, Role], what: str) -> Tensor:
-    only = next(iter(found)) if len(found) == 1 else None
+def _one(leaves: AbstractSet[Tensor | None], roles: Mapping[Tensor, Role], what: str) -> Tensor:
+    only = next(iter(leaves)) if len(leaves) == 1 else None
     if only is None or roles.get(only) != "input":
-        raise UnfitError(f"{what}: one input expected that says so, {len(found)} leaves or other values found")
+        raise UnfitError(f"{what}: one input expected that says so, {len(leaves)} leaves or other values found")
     return only
 
 
@@ -211,20 +211,20 @@ def _with_tokens(spans: Spans, n: int) -> Spans:
 def _all_tokens(graph: Graph, end: Tensor, persistent: Mapping[Tensor, Role]) -> tuple[Graph, Tensor]:
     """`graph`, whose tokens are all picked, without picking them; and `end`."""
     roles = roles_in(graph, persistent)
-    made: dict[Tensor, Tensor] = {}
+    copies: dict[Tensor, Tensor] = {}
     for t in graph:
         if _picks(t, roles):
-            a = made.get(_src(t, 0), _src(t, 0))
+            a = copies.get(_src(t, 0), _src(t, 0))
             if a.ne != t.ne or not is_contiguous(a) or a.type is not t.type:
                 raise UnfitError(f"{t}: picks something else than tokens")
-            made[t] = a
+            copies[t] = a
             continue
-        src = tuple(s if s is None else made.get(s, s) for s in t.src)
-        root = t.view_src and made.get(t.view_src, t.view_src)
+        src = tuple(s if s is None else copies.get(s, s) for s in t.src)
+        root = t.view_src and copies.get(t.view_src, t.view_src)
         if src != t.src or root is not t.view_src:
-            made[t] = replace(t, src=src, view_src=None if root is None else root.root)
-    nodes = dict.fromkeys(made.get(t, t) for t in graph)
-    return Graph(nodes), made.get(end, end)
+            copies[t] = replace(t, src=src, view_src=None if root is None else root.root)
+    nodes = dict.fromkeys(copies.get(t, t) for t in graph)
+    return Graph(nodes), copies.get(end, end)
 
 
 # -- the sequence -----------------------------------------------------------------------------------------------------
@@ -256,10 +256,10 @@ class History:
         Raises:
             UnfitError: it does not go on, or back, with one causal sequence.
         """
-        leaves, given = decoder.leaves, {**inputs, **decoder.rows}
+        leaves, values = decoder.leaves, {**inputs, **decoder.rows}
         n = decoder.n_tokens
-        tokens, positions = _vector(leaves.tokens, given, n), _vector(leaves.positions, given, n)
-        places = [_vector(t, given, n) for t in leaves.cells]
+        tokens, positions = _vector(leaves.tokens, values, n), _vector(leaves.positions, values, n)
+        places = [_vector(t, values, n) for t in leaves.cells]
         first = int(positions[0])
         if (positions != np.arange(first, first + n)).any():
             raise UnfitError("positions that do not follow one another; it holds one sequence")
@@ -273,26 +273,26 @@ class History:
         cells = np.concatenate([self.cells[:first], places[0]])
         if len(set(cells.tolist())) < len(cells):
             raise UnfitError("a cell of the sequence is overwritten while later tokens still see it")
-        _check_mask(leaves, given[leaves.mask], cells, first)
+        _check_mask(leaves, values[leaves.mask], cells, first)
         self.cells = cells
-        return Run(tokens, first, _wanted(decoder, given))
+        return Run(tokens, first, _wanted(decoder, values))
 
 
-def _vector(t: Tensor, given: Mapping[Tensor, Bytes], n: int) -> Array:
-    x = strided(given[t], t).astype(np.int64).reshape(-1)
+def _vector(t: Tensor, values: Mapping[Tensor, Bytes], n: int) -> Array:
+    x = strided(values[t], t).astype(np.int64).reshape(-1)
     if len(x) != n:
         raise UnfitError(f"{t}: one number for each of {n} tokens expected")
     return x
 
 
-def _wanted(decoder: Decoder, given: Mapping[Tensor, Bytes]) -> Array:
+def _wanted(decoder: Decoder, values: Mapping[Tensor, Bytes]) -> Array:
     picks = decoder.leaves.picks
     if picks is None:
         return np.arange(decoder.n_tokens)
-    wanted = strided(given[picks], picks).astype(np.int64).reshape(-1)
-    if ((wanted < 0) | (wanted >= decoder.n_tokens)).any():
+    tokens = strided(values[picks], picks).astype(np.int64).reshape(-1)
+    if ((tokens < 0) | (tokens >= decoder.n_tokens)).any():
         raise UnfitError(f"{picks}: picks tokens that the step does not have")
-    return wanted
+    return tokens
 
 
 def _check_mask(leaves: Leaves, data: Bytes, cells: Array, first: int) -> None:

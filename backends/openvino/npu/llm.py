@@ -19,10 +19,9 @@ from openvino import Model, Node, PartialShape, Type
 
 from backends.openvino.backend import OpenVinoSession
 from backends.openvino.compile import words
-from backends.openvino.emit.attention import remembered
-from backends.openvino.nodes import Constants, Shape, Value, reshape, transpose
+from backends.openvino.nodes import Constants, Shape, Value
 from backends.openvino.state.walk import StateWalk
-from backends.openvino.walk import ROUND, Weights, src
+from backends.openvino.walk import Weights
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
 from conformance.backend.translating.dynamic import traced
@@ -199,14 +198,14 @@ class LlmSession(OpenVinoSession):
             raise BackendError(
                 f"one symbol expected, the number of tokens; {', '.join(template.symbols) or 'none'} found"
             )
-        with assumptions() as found:
-            symbolic = traced(template, plan, values(tensors), found)
+        with assumptions() as notes:
+            symbolic = traced(template, plan, values(tensors), notes)
             leaves = [symbolic.tensors[index[t]] for t in (first.leaves.tokens, first.leaves.positions)]
             walk = LlmWalk(symbolic, leaves, self._memory)  # type: ignore[arg-type]  # a HostMemory
             walk.run(self._emitters)
             model = walk.decoder(symbolic.outputs[0])
         for n in sizes:
-            wrong = next((a for a in found if not a.holds((n,))), None)
+            wrong = next((a for a in notes if not a.holds((n,))), None)
             if wrong is not None:
                 raise BackendError(f"{n} tokens: the model holds only while {wrong}")
         return model
@@ -286,7 +285,7 @@ class LlmWalk(StateWalk):
     ) -> None:
         super().__init__(plan, memory)
         self._ids, self._mask_in = _input("input_ids", Type.i64, 2), _input("attention_mask", Type.i64, 2)
-        self._positions, self._beam = _input("position_ids", Type.i64, 2), _input("beam_idx", Type.i32, 1)
+        self._positions, self._beams = _input("position_ids", Type.i64, 2), [_input("beam_idx", Type.i32, 1)]
         tokens = o.gather(o.shape_of(self._ids), o.constant([1], Type.i64), o.constant(0, Type.i64))
         self.c = TokenConstants(tokens)
         self._ports = dict(zip(leaves, (self._ids, self._positions), strict=True))
@@ -317,17 +316,8 @@ class LlmWalk(StateWalk):
         flat = o.reshape(o.convert(self._ports[t], Type.i32), self.c.i64(*[1] * (len(shape) - 1), -1), False)
         return self.c.shaped(flat, shape)
 
-    def _append(self, node: Tensor) -> None:
-        cache, rows = node.root, src(node, 0)
-        log = self._logs[0]
-        new = reshape(self.c, self.number(rows), (1, log.tokens, log.heads, log.head_size))
-        if cache.type in ROUND:
-            new = self.c.shaped(ROUND[cache.type](self.c, new), (1, log.tokens, log.heads, log.head_size))
-        new = transpose(self.c, new, (0, 2, 1, 3))
-        where = self._named[cache]
-        name = f"past_key_values.{where}present.{where}"
-        self._whole[cache], assign = remembered(self.c, new, self._beam, name, int(log.heads), int(log.head_size))
-        self._out.sinks.append(assign)
+    def _log_name(self, cache: Tensor) -> str:
+        return f"past_key_values.{self._named[cache]}present.{self._named[cache]}"
 
     def decoder(self, logits: Tensor) -> Model:
         """What `run` emitted, `logits` its one result: (batch, tokens, vocabulary), straight from a product.
@@ -349,7 +339,7 @@ class LlmWalk(StateWalk):
         rows = o.reshape(x, self.c.i64(1, -1, int(width.ne[0])), False)
         result = o.result(o.matmul(rows, weight, False, True))
         result.output(0).set_names({"logits"})
-        inputs = [self._ids, self._mask_in, self._positions, self._beam]
+        inputs = [self._ids, self._mask_in, self._positions, *self._beams]
         return Model(results=[result], sinks=self._out.sinks, parameters=inputs, name="decoder")
 
 
@@ -389,30 +379,32 @@ class Machine:
                 f"position {run.past - 1}: the model was made for prompts of {self.prompt} tokens and for "
                 f"{self.total - AT_ONCE} in all"
             )
-        found: dict[int, NDArray[np.float32]] = {}
+        logits: dict[int, NDArray[np.float32]] = {}
         if run.first == 0 and n > 1:
             # of a prompt come the last tokens' logits only; what stands behind those is given piece by piece
             at = min([n, *(run.wanted + AT_ONCE)])
-            self._run(run, 0, at, np.ones(at, np.int64), found)
+            self._run(run, 0, at, np.ones(at, np.int64), logits)
         while at < n:
             end = min(n, at + AT_ONCE)
             # OpenVINO overwrites as much of its own mask as it is given: with less than all of it, cells that the
             # sequence left when it went back would be seen again
             mask = np.zeros(self.total, np.int64)
             mask[: run.first + at] = 1
-            self._run(run, at, end, mask, found)
+            self._run(run, at, end, mask, logits)
             at = end
-        return np.array([found[int(i)] for i in run.wanted], np.float32)
+        return np.array([logits[int(i)] for i in run.wanted], np.float32)
 
-    def _run(self, run: Run, at: int, end: int, mask: NDArray[np.int64], found: dict[int, NDArray[np.float32]]) -> None:
-        given = {
+    def _run(
+        self, run: Run, at: int, end: int, mask: NDArray[np.int64], logits: dict[int, NDArray[np.float32]]
+    ) -> None:
+        feeds = {
             "input_ids": run.tokens[None, at:end],
             "attention_mask": mask[None],
             "position_ids": self.positions(run.first + at, run.first + end)[None],
             "beam_idx": np.zeros(1, np.int32),
         }
         try:
-            for name, x in given.items():
+            for name, x in feeds.items():
                 self._request.set_tensor(name, ov.Tensor(np.ascontiguousarray(x)))
             self._request.infer()
             rows = self._request.get_tensor("logits").data[0]
@@ -423,7 +415,7 @@ class Machine:
             place = len(rows) - (end - int(i))
             if place < 0:
                 raise BackendError(f"logits of {end - int(i)} tokens expected, of {len(rows)} found")
-            found[int(i)] = rows[place].astype(np.float32)
+            logits[int(i)] = rows[place].astype(np.float32)
 
     @staticmethod
     def positions(first: int, end: int) -> NDArray[np.int64]:

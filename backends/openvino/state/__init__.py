@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
-from conformance.backend.interface import DeviceInfo, Witness
+from conformance.backend.interface import Witness
 from conformance.backend.translating.engine import Prepared
 from conformance.backend.translating.plan import Plan, Role, Snapshot
 from conformance.case.case import Case
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 class OpenVinoStateful(OpenVinoStateless):
     """cgraph to OpenVINO model, caches as its variables."""
 
-    def info(self) -> DeviceInfo:
-        """As the base."""
-        return replace(super().info(), backend="openvino-stateful")
+    name = "openvino-stateful"
 
     def memory(self, case: Case) -> StateMemory:
         """Bytes on the host, and what requests hold of caches."""
@@ -94,26 +92,26 @@ class StatefulSession(OpenVinoSession):
         return {t: values[own] for t, own in zip(outputs, form.outputs, strict=True)}
 
     def _same(self, known: Prepared) -> bool:
-        """Always: `_form` has looked, and a graph that is another gets another form or is prepared again."""
+        """Always: `_form` has compared it, and prepares a graph that changed anew."""
         del known
         return True
 
     def _form(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Fused | str:
-        """`graph` in the fused form, or why it has none; nothing where it has no caches."""
+        """`graph` in the fused form, or why it has none; an empty reason where it has no caches."""
         known = self._forms.get(graph)
         if known is not None and known[0] == outputs and known[1].shows(graph):
             return known[2]
         nodes = set(graph.nodes)
         leaves = [t for t in graph.tensors() if t.view_src is None and t not in nodes]
         roles: dict[Tensor, Role] = {t: self._roles.get(t, "input") for t in leaves}
-        found = logs(graph, roles, outputs) if "cache" in roles.values() else ""
-        form = found if isinstance(found, str) else Fused(*fused(graph, found, outputs), found)
+        own_logs = logs(graph, roles, outputs) if "cache" in roles.values() else ""
+        form = own_logs if isinstance(own_logs, str) else Fused(*fused(graph, own_logs, outputs), own_logs)
         self._forms[graph] = outputs, Snapshot(graph), form
         self._prepared.pop(graph, None)
         return form
 
     def witness(self) -> Witness:
-        """Adds the forms, and why a step was not fused."""
+        """As the base, with the forms, and why a step was not fused."""
         w = super().witness()
         w.state = ", ".join(sorted(self._states))
         w.notes += [f"whole variables: {r}" for r in self._whole]

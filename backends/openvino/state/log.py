@@ -80,7 +80,7 @@ def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) 
     caches = [t for t, role in roles.items() if role == "cache"]
     nodes = [n for n in graph if computes(n)]
     place = {n: i for i, n in enumerate(nodes)}
-    found: dict[tuple[Tensor, Extent | None], list[Attention]] = {}
+    groups: dict[tuple[Tensor, Extent | None], list[Attention]] = {}
     writers: dict[Tensor, Tensor] = {}
     for t in caches:
         writer = _writer(t, nodes, roles)
@@ -97,17 +97,17 @@ def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) 
         k, v, mask = (s for s in node.src[1:4] if s is not None)
         if place[node] < max(place[writers[k.root]], place[writers[v.root]]):
             return f"{node}: reads a cache before it is written"
-        found.setdefault((mask, _extent(k)), []).append(Attention(node, k.root, v.root, mask))
+        groups.setdefault((mask, _extent(k)), []).append(Attention(node, k.root, v.root, mask))
     if any(t.root in writers for t in outputs):
         return "a cache is an output of the graph"
-    return _grouped(found, writers)
+    return _grouped(groups, writers)
 
 
 def _grouped(
-    found: Mapping[tuple[Tensor, Extent | None], list[Attention]], writers: Mapping[Tensor, Tensor]
+    groups: Mapping[tuple[Tensor, Extent | None], list[Attention]], writers: Mapping[Tensor, Tensor]
 ) -> list[Logged] | str:
     out = []
-    for (mask, extent), attentions in found.items():
+    for (mask, extent), attentions in groups.items():
         assert extent is not None  # `_unfit` has looked
         heads, head_size, first, streams, size = extent
         caches = tuple(dict.fromkeys(t for a in attentions for t in (a.k, a.v)))
@@ -177,9 +177,8 @@ def _unfit(node: Tensor, roles: Mapping[Tensor, Role]) -> str:
     if roles.get(mask) != "input" or mask.type not in (F16, F32) or mask.ne[2] != 1 or mask.ne[3] not in (1, q.ne[3]):
         return f"{node}: the mask is no input, or differs from head to head"
     extent = _extent(k)
-    if extent is not None and extent == _extent(v) and extent[3] == q.ne[3]:
-        return ""
-    return f"{node}: K and V are not the first cells of the queries' streams"
+    fits = extent is not None and extent == _extent(v) and extent[3] == q.ne[3]
+    return "" if fits else f"{node}: K and V are not the first cells of the queries' streams"
 
 
 def _extent(x: Tensor) -> Extent | None:
@@ -217,23 +216,23 @@ def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tu
     masks = {log.mask: _narrow(log.mask) for log in logs}
     attentions = {a.node for log in logs for a in log.attentions}
     marked = attentions | {w for log in logs for w in log.writers}
-    made = {s: _one_cell(s) for a in attentions for s in a.src[1:3] if s is not None}
+    copies = {s: _one_cell(s) for a in attentions for s in a.src[1:3] if s is not None}
     for t in graph.tensors():
-        if t in made:
+        if t in copies:
             continue
-        own = {**made, **masks} if t in attentions else made
+        own = {**copies, **masks} if t in attentions else copies
         src = tuple(None if s is None else own.get(s, s) for s in t.src)
-        root = None if t.view_src is None else made.get(t.view_src, t.view_src)
+        root = None if t.view_src is None else copies.get(t.view_src, t.view_src)
         offset = t.view_offs
         if t in marked and t.op == "CPY":  # it writes where the log ends, wherever its cells are
             src, offset = (src[0], _at_the_start(t)), 0
         if t in marked or root is not t.view_src or src != t.src:
             params = (*t.op_params[:MARK], 1) if t in marked else t.op_params
-            made[t] = Tensor(t.type, t.ne, t.nb, t.op, params, src, root, offset, t.flags, t.name)
+            copies[t] = Tensor(t.type, t.ne, t.nb, t.op, params, src, root, offset, t.flags, t.name)
             if t in t.src:  # ggml_cast makes a node its own src
-                made[t].src = tuple(made[t] if s is t else s for s in src)
-    nodes = [made.get(n, n) for n in graph]
-    wanted = tuple(made.get(t, t) for t in outputs)
+                copies[t].src = tuple(copies[t] if s is t else s for s in src)
+    nodes = [copies.get(n, n) for n in graph]
+    wanted = tuple(copies.get(t, t) for t in outputs)
     used = _reached([n for n in nodes if n.op not in VIEW_OPS], wanted)
     return Graph(n for n in nodes if n in used), wanted
 
@@ -280,10 +279,10 @@ class Appending:
     """Cells that some row of the mask lets through and that the step does not write: (streams, cells)."""
 
 
-def appendings(found: Sequence[Logged], inputs: Mapping[Tensor, Bytes]) -> list[Appending] | str:
-    """What a step's inputs do to each log, or why they cannot."""
+def appendings(own_logs: Sequence[Logged], inputs: Mapping[Tensor, Bytes]) -> list[Appending] | str:
+    """What a step does to each log, or why its inputs do not allow it."""
     out = []
-    for log in found:
+    for log in own_logs:
         cells = _new_cells(log, inputs)
         if isinstance(cells, str):
             return cells
@@ -301,10 +300,10 @@ def appendings(found: Sequence[Logged], inputs: Mapping[Tensor, Bytes]) -> list[
 
 
 def _new_cells(log: Logged, inputs: Mapping[Tensor, Bytes]) -> Cells | str:
-    given = [_rows_of(w, inputs) for w in log.places]
-    if any(not np.array_equal(given[0], x) for x in given[1:]):
+    rows = [_rows_of(w, inputs) for w in log.places]
+    if any(not np.array_equal(rows[0], x) for x in rows[1:]):
         return "K and V are written to different cells"
-    cells = given[0].reshape(log.streams, log.tokens) - (log.first + np.arange(log.streams)[:, None]) * log.size
+    cells = rows[0].reshape(log.streams, log.tokens) - (log.first + np.arange(log.streams)[:, None]) * log.size
     if cells.min() < 0 or cells.max() >= log.size:
         return "rows are written outside the streams attended to"
     if log.tokens > 1 and any(len(set(row)) < len(row) for row in cells.tolist()):
@@ -377,7 +376,7 @@ class Table:
         return unseen
 
     def serves(self, a: Appending) -> bool:
-        """Whether every cell that a step attends to is in the log or about to be, and not too little else."""
+        """Whether the log has every cell that a step attends to and does not write, and not too many dead positions."""
         if self.dead > max(SPARE, self.cells.size // 4):
             return False
         return not (a.loaded & (self.positions[:, : a.loaded.shape[1]] == NOTHING)).any()

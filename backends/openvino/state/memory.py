@@ -37,7 +37,7 @@ class Log:
 
 
 class StateMemory(HostMemory):
-    """Bytes on the host, each cache's possibly old: then a request holds it, whole or as a log over the old bytes."""
+    """Bytes on the host. Those of a cache may be old: then a request holds it, whole or as a log over the old bytes."""
 
     def __init__(self, case: Case, requant: Requant | None = None) -> None:
         super().__init__(Case(case.id, dict(case.persistent), []), requant)
@@ -50,7 +50,7 @@ class StateMemory(HostMemory):
         """Caches that the host has old bytes of."""
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes; no request holds any afterwards.
+        """Set the bytes; no request holds the tensor afterwards.
 
         Raises:
             UsageError: not the tensor's size.
@@ -64,7 +64,7 @@ class StateMemory(HostMemory):
         return super().look(tensor)
 
     def settle(self, t: Tensor) -> None:
-        """Let the host have all of `t`, and of the caches in one log with it, and no request any."""
+        """Move `t`, and the caches in one log with it, from requests to the host."""
         self._fetch(t)
         if t in self._logs:
             for cache in self._logs[t].logged.caches:
@@ -85,7 +85,7 @@ class StateMemory(HostMemory):
         self._newer.difference_update(log.logged.caches)
 
     def _rows(self, cache: Tensor, log: Log) -> None:
-        """Rows that were appended since the last time, put into their cells."""
+        """Put the rows that were appended since the last call into their cells."""
         table, logged = log.table, log.logged
         cells = table.cells[:, table.settled :]
         stream, i = np.nonzero(cells != NOTHING)
@@ -94,7 +94,7 @@ class StateMemory(HostMemory):
         self._bytes[cache].reshape(-1, cache.nb[1])[(logged.first + stream) * logged.size + cells[stream, i]] = rows
 
     def release(self, request: StatefulRequest, kept: Mapping[int, Tensor]) -> None:
-        """Take back what `request` holds in a variable that is to hold something else: `kept` says what each holds."""
+        """Take back what `request` holds in variables that will hold another cache; `kept` says what each will hold."""
         for index, t in list(request.holds.items()):
             if kept.get(index) is not t:
                 self.settle(t)
@@ -174,7 +174,7 @@ class StatefulRequest(Request):
             self._states[name(f)].state = OvTensor(np.ascontiguousarray(parts[f.form]))
 
     def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-        """Fetch caches that others hold, lay out masks, infer.
+        """Fetch caches that other requests hold, lay out masks, infer.
 
         Raises:
             BackendError: OpenVINO's own words.
@@ -189,12 +189,12 @@ class StatefulRequest(Request):
             self._request.set_input_tensor(at, OvTensor(np.arange(a.log.streams, dtype=np.int32)))
             self._request.set_input_tensor(at + 1, OvTensor(np.ascontiguousarray(table.laid(a.mask))))
             at += 2
-        found = super().run(plan, memory, inputs)
+        values = super().run(plan, memory, inputs)
         memory.newer(plan.tensors[i] for i in self._written)
-        return found
+        return values
 
     def _take(self, plan: Plan, memory: StateMemory) -> None:
-        """Give back what is not this plan's and this session's; take the caches that are held whole."""
+        """Release caches of other plans and sessions; take this plan's whole caches."""
         wanted = {i: plan.tensors[i] for i in self._variables}
         last = None if self._owner is None else self._owner()
         if last is not None:

@@ -1,4 +1,4 @@
-"""The walk of a model that keeps its caches: variables, read where the graph finds them and assigned at its end."""
+"""The walk of a model that holds its caches in variables: read at the first use, assigned at the end of the graph."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class StateWalk(Walk):
         self._assigned.add(feed)
 
     def store(self, node: Tensor, x: Value, *, exact: bool = False) -> None:
-        """As the base; a cache never becomes what a parameter is, see `_bare`."""
+        """As the base; a cache is never assigned a bare parameter, see `_bare`."""
         super().store(node, x, exact=exact)
         self._copied(node.root)
 
@@ -146,11 +146,14 @@ class StateWalk(Walk):
             new = new if shape is None else self.c.shaped(new, shape)
         new = transpose(self.c, new, (0, 2, 1, 3))
         feed = Feed(self._plan.index[cache], LOG)
-        beam = self._beams[self._log_of[cache]]
-        self._whole[cache], assign = remembered(self.c, new, beam, name(feed), int(log.heads), int(log.head_size))
+        beam, variable = self._beams[self._log_of[cache]], self._log_name(cache)
+        self._whole[cache], assign = remembered(self.c, new, beam, variable, int(log.heads), int(log.head_size))
         self._out.sinks.append(assign)
         self._out.variables.append(feed)
         self._out.written.add(feed.index)
+
+    def _log_name(self, cache: Tensor) -> str:
+        return name(Feed(self._plan.index[cache], LOG))
 
     def _attend(self, node: Tensor) -> None:
         q, k, v = (src(node, i) for i in range(3))
@@ -165,7 +168,7 @@ class StateWalk(Walk):
     # -- all ------------------------------------------------------------------------------------------------------
 
     def run(self, emitters: Mapping[str, Emitter]) -> Emitted:
-        """As the base; then caches that are only read are assigned what they hold.
+        """As the base; then caches that are only read are assigned their own value.
 
         The parameters of logs, a beam and a mask each, stand between those of feeds and those of symbols.
 
@@ -197,10 +200,10 @@ class StateWalk(Walk):
 def _logs(plan: Plan) -> list[Logged]:
     if not any(is_logged(n) for n in plan.graph):
         return []
-    found = logs(plan.graph, plan.roles, plan.outputs)
-    if isinstance(found, str):
-        raise BackendError(f"a graph of the fused form is none: {found}")
-    return found
+    own_logs = logs(plan.graph, plan.roles, plan.outputs)
+    if isinstance(own_logs, str):
+        raise BackendError(f"a graph of the fused form is none: {own_logs}")
+    return own_logs
 
 
 def _bare(x: Value) -> bool:
