@@ -187,16 +187,11 @@ def shape_of(c: Constants, x: Value) -> Shape:
     return known
 
 
-def alike(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether two shapes are one in every graph of the template."""
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-
-
 def reshape(c: Constants, x: Value, shape: Sequence[int]) -> Value:
     """`x` in another shape; nothing where it has it already, and never one reshape after another."""
     x = c.source(x)
     have = known_shape(c, x)
-    if have is not None and alike(have, shape):
+    if have is not None and len(have) == len(shape) and all(map(same, have, shape)):
         return x
     return c.reshaped(_reshaped(c, x, have or (), shape), x, shape)
 

@@ -74,11 +74,6 @@ class Encoding:
     """Fields of a block that make its values its quants: scale 1, minimum 0."""
     scales: Callable[[Blocks], Scales]
 
-    @property
-    def has_minimum(self) -> bool:
-        """Whether quants count from a minimum, which makes them unsigned."""
-        return self.dtype.startswith("u")
-
 
 def _f32(b: Blocks, field: str) -> F32Array:
     return np.asarray(b[field].astype(np.float32))[:, None]
@@ -335,7 +330,8 @@ class WeightStore:
         `node` may be of any copy of the graph; `t` is its `src[0]` as the session knows it, whose bytes `read` gives.
         """
         form = weight_form(node, self._requant.weights, self._requant.rows)
-        lookup = node.op == "GET_ROWS" and not form and t.type in ENCODINGS and ENCODINGS[t.type].has_minimum
+        # quants that count from a minimum are unsigned
+        lookup = node.op == "GET_ROWS" and not form and t.type in ENCODINGS and ENCODINGS[t.type].dtype.startswith("u")
         key = (t, form, lookup)
         if key not in self._stored:
             worth = nbytes(t) > 0 and (bool(form) or t.type in ENCODINGS or t.type in _HALVES)

@@ -60,11 +60,11 @@ class NpuCompiler(Compiler):
 
     def _part(
         self, results: Sequence[Any], parameters: Sequence[Any], chosen: list[int], *, compiled: bool = False
-    ) -> Part | None:
+    ) -> Part:
         from backends.openvino.nodes import ancestors  # noqa: PLC0415  # as above
 
         if not chosen:
-            return None
+            return Part(None, {}, {})
         own = [results[i] for i in chosen]
         used = ancestors(own)
         places = [i for i, p in enumerate(parameters) if p.get_name() in used]
@@ -82,7 +82,7 @@ class Part:
     """Some results of a model, with the parameters they need."""
 
     model: Any
-    """Compiled, or for the host an `openvino.Model`."""
+    """Compiled, or for the host an `openvino.Model`; None where there are no results."""
     inputs: dict[int, int]
     """Place of a parameter in the whole -> in this part."""
     outputs: dict[int, int]
@@ -92,61 +92,50 @@ class Split:
     """A compiled model whose results that are inputs, or other results once more, are left to the host.
 
     The wrapper (2026.4.1) refuses a model with two results of one value ("from_submodel != NO_LINK"), and one with a
-    result that is an input, at most cast and reshaped; or it gives memory that nobody filled.
+    result that is an input, at most cast and reshaped; or it gives memory that nobody filled. A `Split` stands where an
+    `openvino.CompiledModel` would, and is its own infer request.
     """
 
-    def __init__(
-        self, device: Part | None, host: Part | None, same: dict[int, int], shapes: dict[int, tuple[int, ...]]
-    ) -> None:
-        self.device, self.host, self.same, self.shapes = device, host, same, shapes
+    def __init__(self, device: Part, host: Part, same: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:
+        self._device, self._host, self._same, self._shapes = device, host, same, shapes
+        self._request: Any = None
+        self._inputs: dict[int, Any] = {}
+        self._outputs: list[Any] = []
+        """What the host reads and gives."""
+        self._copies: dict[int, Any] = {}
 
-    def create_infer_request(self) -> SplitRequest:
-        """The one request."""
-        return SplitRequest(self)
+    def create_infer_request(self) -> Split:
+        """Itself, with a request of the device's part: no two are wanted."""
+        self._request = self._device.model and self._device.model.create_infer_request()
+        return self
 
     def get_property(self, name: str) -> Any:  # noqa: ANN401  # as openvino.CompiledModel
         """A property of what was compiled; nothing executes where nothing was."""
-        return self.device.model.get_property(name) if self.device is not None else []
-
-
-class SplitRequest:
-    """An `openvino.InferRequest` over both parts."""
-
-    def __init__(self, split: Split) -> None:
-        self._split = split
-        self._request = None if split.device is None else split.device.model.create_infer_request()
-        self._given: dict[int, Any] = {}
-        self._moved: dict[int, Any] = {}
-        self._copies: dict[int, Any] = {}
+        return [] if self._device.model is None else self._device.model.get_property(name)
 
     def set_input_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # an openvino.Tensor
         """Bind an input."""
-        device, host = self._split.device, self._split.host
-        if device is not None and i in device.inputs and self._request is not None:
-            self._request.set_input_tensor(device.inputs[i], tensor)
-        if host is not None and i in host.inputs:
-            self._given[host.inputs[i]] = tensor
+        if i in self._device.inputs:
+            self._request.set_input_tensor(self._device.inputs[i], tensor)
+        if i in self._host.inputs:
+            self._inputs[self._host.inputs[i]] = tensor
 
     def set_output_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # as above
         """Bind an output."""
-        device = self._split.device
-        if device is not None and i in device.outputs and self._request is not None:
-            self._request.set_output_tensor(device.outputs[i], tensor)
+        if i in self._device.outputs:
+            self._request.set_output_tensor(self._device.outputs[i], tensor)
         else:
             self._copies[i] = tensor
 
     def get_output_tensor(self, i: int) -> Any:  # noqa: ANN401  # as above
         """An output."""
-        from openvino import Tensor  # noqa: PLC0415  # needs openvino, which is there by now
+        if i in self._same:
+            from openvino import Tensor  # noqa: PLC0415  # needs openvino, which is there by now
 
-        if i in self._split.same:
-            return Tensor(self.get_output_tensor(self._split.same[i]).data.reshape(self._split.shapes[i]))
-        host, device = self._split.host, self._split.device
-        if host is not None and i in host.outputs:
-            return self._moved[host.outputs[i]]
-        assert device is not None  # it has every other output
-        assert self._request is not None  # as above
-        return self._request.get_output_tensor(device.outputs[i])
+            return Tensor(self.get_output_tensor(self._same[i]).data.reshape(self._shapes[i]))
+        if i in self._host.outputs:
+            return self._outputs[self._host.outputs[i]]
+        return self._request.get_output_tensor(self._device.outputs[i])
 
     def infer(self) -> None:
         """Run."""
@@ -154,10 +143,9 @@ class SplitRequest:
 
         if self._request is not None:
             self._request.infer()
-        if self._split.host is not None:
-            model = self._split.host.model
-            self._moved = {k: Tensor(o.get_element_type(), o.get_shape()) for k, o in enumerate(model.outputs)}
-            model.evaluate(list(self._moved.values()), [self._given[k] for k in range(len(model.inputs))])
+        if self._host.model is not None:
+            self._outputs = [Tensor(x.get_element_type(), x.get_shape()) for x in self._host.model.outputs]
+            self._host.model.evaluate(self._outputs, [self._inputs[k] for k in range(len(self._host.inputs))])
         for i, tensor in self._copies.items():
             tensor.data[:] = self.get_output_tensor(i).data
 
