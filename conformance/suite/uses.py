@@ -62,7 +62,7 @@ MADE_UP: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "ADD_ID": _add_id,
     "SSM_CONV": _ssm_conv,
 }
-"""Op -> (weight, a real use) -> the node that `weight_buft_supported` makes up for it. Of ROPE's factors, sinks and
+"""Op -> (weight, a real use) -> the node that `weight_buft_supported` makes up for it. Of rotary factors, sinks and
 others it asks about an op that is not the one that runs, or about none, so there is nothing to compare."""
 
 

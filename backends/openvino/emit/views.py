@@ -10,7 +10,7 @@ from backends.openvino.nodes import shape_of, tile
 from backends.openvino.views import Region, read, write
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
-from conformance.ggml.ops.rules_matrix import part
+from conformance.ggml.ops.views import part
 from conformance.ggml.tensor import Tensor, is_empty, nelements
 from conformance.ggml.types import I32
 

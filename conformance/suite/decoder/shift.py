@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from conformance.ggml.ops.build_graph import Expansion
+from conformance.ggml.ops.build import Expansion
 from conformance.ggml.tensor import Tensor, new_tensor, row_size
 from conformance.ggml.types import F32, I32
 
