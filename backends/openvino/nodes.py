@@ -75,7 +75,7 @@ class Constants:
         return self.symbols[expr]
 
     def symbol(self, n: int) -> Node:
-        """`n` as a parameter of shape [1], which the compiler cannot see through: also where it is a plain number."""
+        """`n` as a parameter of shape [1], whose value the compiler cannot see; also where `n` is a plain number."""
         return self._symbol(n)
 
     def axis(self, x: int) -> Node:
@@ -87,7 +87,7 @@ class Constants:
         return self._ints[x]
 
     def fixed(self, n: int) -> int:
-        """`n` as a number that the model may be built on: a symbolic one is held to it."""
+        """`n` as a plain number; the model then serves only graphs in which a symbolic `n` has this value."""
         return int(n) if n == int(n) else 0  # the comparison is what holds later graphs to it
 
     # -- what is known of values ----------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ ELEMENTWISE = frozenset({
 
 
 def known_shape(c: Constants, x: Value) -> Shape | None:
-    """The shape, symbolic where the graph's is; None where nothing tells it."""
+    """The shape, symbolic where the graph's is; None where it is unknown."""
     known = c.shape(x)
     if known is not None:
         return known
@@ -179,7 +179,7 @@ def shape_of(c: Constants, x: Value) -> Shape:
     """The shape, symbolic where the graph's is.
 
     Raises:
-        BackendError: nothing tells it.
+        BackendError: it is unknown.
     """
     known = known_shape(c, x)
     if known is None:
@@ -188,7 +188,7 @@ def shape_of(c: Constants, x: Value) -> Shape:
 
 
 def reshape(c: Constants, x: Value, shape: Sequence[int]) -> Value:
-    """`x` in another shape; nothing where it has it already, and never one reshape after another."""
+    """`x` in another shape; `x` itself if it has that shape, and never two reshapes in a row."""
     x = c.source(x)
     have = known_shape(c, x)
     if have is not None and len(have) == len(shape) and all(map(same, have, shape)):
@@ -210,7 +210,7 @@ def _reshaped(c: Constants, x: Value, have: Shape, shape: Sequence[int]) -> Valu
 
 
 def transpose(c: Constants, x: Value, order: Sequence[int]) -> Value:
-    """`x` with its axes in another order; nothing for the identity."""
+    """`x` with its axes in another order; `x` itself for the identity."""
     if list(order) == sorted(order):
         return x
     shape = shape_of(c, x)
@@ -218,7 +218,7 @@ def transpose(c: Constants, x: Value, order: Sequence[int]) -> Value:
 
 
 def cut(c: Constants, x: Value, starts: Sequence[int], stops: Sequence[int], axes: Sequence[int]) -> Value:
-    """The part of `x` from `starts` to `stops` along `axes`; nothing where that is all of it."""
+    """The part of `x` from `starts` to `stops` along `axes`; `x` itself where that is all of it."""
     shape = list(shape_of(c, x))
     cuts = [(a, b, d) for a, b, d in zip(starts, stops, axes, strict=True) if not (same(a, 0) and same(b, shape[d]))]
     if not cuts:
@@ -245,7 +245,7 @@ def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
 
 
 def broadcastable(c: Constants, x: Value, shape: Sequence[int]) -> Value:
-    """`x`, repeated where NumPy's broadcasting to `shape` would not do it."""
+    """`x`, repeated where NumPy's broadcasting to `shape` does not suffice."""
     have = shape_of(c, x)
     return tile(c, x, [n if same(n, m) or m != 1 else m for n, m in zip(shape, have, strict=True)])
 
@@ -286,7 +286,7 @@ Parts = dict[str, Value]
 """`d`, `m`: float32 of shape (…, 1) on F16's grid; `e`: uint8 of that shape; `q`: int8 or uint8, (…, blck_size)."""
 KVALUES = np.array(KVALUES_FP4, np.float32)
 _POWERS = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
-"""What an exponent of MXFP4 multiplies with: `GGML_E8M0_TO_FP32_HALF`."""
+"""The factor of each MXFP4 exponent: `GGML_E8M0_TO_FP32_HALF`."""
 _INVERSES = np.ldexp(np.float32(1), np.minimum(128 - np.arange(256), 127)).astype(np.float32)
 _MIDDLES = (KVALUES[:7] + KVALUES[1:8]) / 2
 

@@ -60,7 +60,7 @@ class OpenVinoNpu(OpenVinoStateless):
             self._compiler = self._npu
 
     def info(self) -> DeviceInfo:
-        """What really executes, OpenVINO's and the plugin's versions."""
+        """The device that really executes, OpenVINO's and the plugin's versions."""
         return DeviceInfo(self.name, self.device, self._npu.description(), self._npu.versions())
 
     def supports(self, graph: Graph) -> list[Support]:
@@ -71,7 +71,7 @@ class OpenVinoNpu(OpenVinoStateless):
         return [no(f"{n.op}: {why}") if why else answer for n, why, answer in rows]
 
     def supports_case(self, case: Case) -> Support:
-        """With `path=llm`, no to what is no decoder given as token ids, or leaves its one sequence."""
+        """With `path=llm`, yes only to decoders that take token ids and follow one sequence."""
         if self.path != "llm":
             return YES
         from .llm import fits  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
@@ -94,7 +94,7 @@ class OpenVinoNpu(OpenVinoStateless):
 
 
 def _beyond(node: Tensor, caches: AbstractSet[Tensor]) -> str:
-    """What of an attention is more than the device takes; empty where nothing is."""
+    """Why the device cannot take an attention of this size; empty where it can."""
     attends = {"FLASH_ATTN_EXT": (1, 0), "MUL_MAT": (0, 1)}.get(node.op)
     if attends is None:
         return ""
@@ -131,7 +131,7 @@ class NpuSession(OpenVinoSession):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run `graph` in chunks, or as it is where its tokens cannot be told apart.
+        """Run `graph` in chunks, or at its own size where its tokens cannot be told apart.
 
         Raises:
             BackendError: translation, compilation or execution failed, or a token's cell is beyond the cache.
@@ -179,7 +179,7 @@ class NpuSession(OpenVinoSession):
             self._endless |= _endless({tensor: data})
 
     def witness(self) -> Witness:
-        """What ran, and how often; the wrapper tells no layers, and calls itself NPU whatever ran."""
+        """What ran, and how often; the wrapper reports no layers, and calls itself NPU on any device."""
         w = TranslatingSession.witness(self) if self._stage == "run" else super().witness()
         w.notes = self._own_notes() if self._stage == "run" else w.notes
         w.notes += [f"{n} graphs at their own size: {why}" for why, n in sorted(self._whole.items())]
@@ -202,7 +202,7 @@ def _endless(held: Mapping[Tensor, Bytes]) -> set[Tensor]:
 
 
 def _check_cells(graph: Graph, inputs: Mapping[Tensor, Bytes]) -> None:
-    """Refuse to store where nothing is.
+    """Refuse to store beyond a tensor.
 
     Raises:
         BackendError: an index of SET_ROWS lies beyond its tensor.

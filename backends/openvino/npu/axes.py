@@ -192,7 +192,7 @@ class AxisWalk:
         return Spans({t: self.axes[t] for t in tensors}, self.tokens, self.masks, tuple(self.rows))
 
     def _check_reads(self, t: Tensor) -> None:
-        """What no mask hides would be read before later tokens have written it."""
+        """Refuse a read past the masks: it would see cells before later tokens have written them."""
         for i, s in enumerate(t.src):
             stored_into = t.op == "SET_ROWS" and i == STORE
             if s is not None and s.root in self.transposed and self.axes[s] == NONE and not stored_into:
@@ -201,7 +201,7 @@ class AxisWalk:
     # -- what rules ask -------------------------------------------------------------------------------------------
 
     def of(self, t: Tensor, leaf: Axes = NONE) -> Axes:
-        """The axes of a src; an input leaf gets `leaf`, where nothing has said otherwise before."""
+        """The axes of a src; an input leaf without axes gets `leaf`."""
         if t not in self.axes:
             for axis, n in zip(leaf, t.ne, strict=True):
                 if axis is not None and axis.span.size * axis.times > n:
@@ -248,7 +248,7 @@ def _require(holds: bool, t: Tensor, what: str) -> None:  # reads as an assertio
 
 
 def _untouched(w: AxisWalk, t: Tensor) -> Axes:
-    """An op nothing is known about: fine as long as it sees neither tokens nor cells."""
+    """An op without a rule: allowed as long as it sees neither tokens nor cells."""
     for s in _src(t):
         _require(w.of(s) == NONE, t, f"{t.op} over tokens or cells has no rule")
     return NONE

@@ -126,7 +126,7 @@ def _nb(t: Tensor, ne: Dims) -> Dims:
 
 
 def fingerprint(spans: Spans, persistent: AbstractSet[Tensor]) -> Hashable:
-    """Equal for two graphs that `sized` makes one graph of."""
+    """Equal for two graphs of which `sized` makes the same graph."""
     index: dict[Tensor | None, int] = {t: i for i, t in enumerate(spans.axes)}
     index[None] = -1
     parts = []
@@ -139,7 +139,7 @@ def fingerprint(spans: Spans, persistent: AbstractSet[Tensor]) -> Hashable:
 
 
 def again(small: Sized, spans: Spans) -> Sized:
-    """What `sized` made of one graph, for another of an equal fingerprint."""
+    """The result of `sized` for one graph, for another of an equal fingerprint."""
     return Sized(small.graph, dict(zip(spans.axes, small.twin.values(), strict=True)))
 
 

@@ -105,12 +105,12 @@ class Split:
         self._copies: dict[int, Any] = {}
 
     def create_infer_request(self) -> Split:
-        """Itself, with a request of the device's part: no two are wanted."""
+        """Itself, with a request of the device's part; nobody needs two."""
         self._request = self._device.model and self._device.model.create_infer_request()
         return self
 
     def get_property(self, name: str) -> Any:  # noqa: ANN401  # as openvino.CompiledModel
-        """A property of what was compiled; nothing executes where nothing was."""
+        """A property of the compiled part; an empty list where there is none."""
         return [] if self._device.model is None else self._device.model.get_property(name)
 
     def set_input_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # an openvino.Tensor

@@ -30,7 +30,7 @@ Array: TypeAlias = NDArray[np.int64]
 
 
 class UnfitError(BackendError):
-    """No decoder as `NPUW_LLM` takes one; the message says what is in the way."""
+    """Not a decoder that `NPUW_LLM` can run; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Form:
     logits: Tensor
     log: Logged
     leaves: Leaves
-    """Those of `graph`, but for `picks`, which no node reads any more."""
+    """Those of `graph`, without `picks`, which no node of it reads."""
     key: Hashable
     """Equal for two steps exactly when the same decoder computes them."""
 
@@ -64,9 +64,9 @@ class Decoder:
     """A step's graph, understood."""
 
     stored: Graph
-    """What is written into caches is written by SET_ROWS."""
+    """The graph with all writes into caches as SET_ROWS."""
     rows: dict[Tensor, Bytes]
-    """Inputs that came with that."""
+    """Inputs that this added."""
     spans: Spans
     leaves: Leaves
     """Of `stored`."""
@@ -209,7 +209,7 @@ def _with_tokens(spans: Spans, n: int) -> Spans:
 
 
 def _all_tokens(graph: Graph, end: Tensor, persistent: Mapping[Tensor, Role]) -> tuple[Graph, Tensor]:
-    """`graph`, whose tokens are all picked, without picking them; and `end`."""
+    """`graph` without the GET_ROWS that picks tokens, all of which are picked; and `end` in it."""
     roles = roles_in(graph, persistent)
     copies: dict[Tensor, Tensor] = {}
     for t in graph:
@@ -296,7 +296,7 @@ def _wanted(decoder: Decoder, values: Mapping[Tensor, Bytes]) -> Array:
 
 
 def _check_mask(leaves: Leaves, data: Bytes, cells: Array, first: int) -> None:
-    """It makes the mask itself: a token sees itself and all before it."""
+    """NPUW_LLM makes its own mask: a token sees itself and all before it."""
     mask = strided(data, leaves.mask)[0, 0].astype(np.float32)
     n, seen = len(cells) - first, mask.shape[1]
     if cells.max() >= seen:

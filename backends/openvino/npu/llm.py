@@ -51,7 +51,7 @@ ON_CPU = {**WRAPPER, "NPUW_FOLD": "NO", "KV_CACHE_PRECISION": "f32"}
 """Where there is no NPU. With functions folded (2026.4.1) an F32 model has NMSE 5e-8 instead of 2e-14.
 Caches are float16 unless told, and what goes into them has the cache's own type already."""
 LOWEST = -65504.0
-"""What hides a cell: the lowest number of float16, which an NPU computes in."""
+"""Hides a cell: the lowest number of float16, which an NPU computes in."""
 
 
 # -- a case as one sequence -------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class LlmSession(OpenVinoSession):
         self._machine: Machine | None = None
 
     def opaque(self) -> frozenset[Tensor]:
-        """The caches: OpenVINO's `query_state` shows how many tokens are stored, and not what."""
+        """The caches: OpenVINO's `query_state` shows only how many tokens are stored."""
         return frozenset(t for t, r in self._own.items() if r == "cache")
 
     def read(self, tensor: Tensor) -> Bytes:
@@ -297,7 +297,7 @@ class LlmWalk(StateWalk):
         self._laid[0] = self._causal(tokens)
 
     def _causal(self, tokens: Node) -> Value:
-        """float32 (1, 1, tokens, past + tokens): a token sees itself and what stands before it, as far as it is there.
+        """float32 (1, 1, tokens, past + tokens): a token sees itself and the tokens before it that are there.
 
         OpenVINO's static models have the tokens at the end of the keys, and say in the attention mask which are there.
         """
