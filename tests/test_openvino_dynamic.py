@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from backends.openvino import OpenVinoStateless
-from backends.openvino.state.backend import OpenVinoStateful
+from backends.openvino.state import OpenVinoStateful
 from conformance.backend.interface import Witness
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import BackendError, UsageError
@@ -380,7 +380,7 @@ def test_unknown_options_name_the_known() -> None:
 _RUN = """
 import hashlib, sys
 from backends.openvino import OpenVinoStateless
-from backends.openvino.state.backend import OpenVinoStateful
+from backends.openvino.state import OpenVinoStateful
 from conformance.suite.decoder import make
 case = make(sys.argv[1])
 h = hashlib.sha256()

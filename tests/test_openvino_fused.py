@@ -7,14 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import attention_forms as forms
 import numpy as np
 import pytest
+from attention_forms import layers
 from handwritten import TINY, Rope, Sizes, Weights, concat, feeds, reference, rows, slots, stateful
 from numpy.typing import NDArray
 
-from backends.openvino.bind import layers
-from backends.openvino.emit import fused
-from backends.openvino.emit.attention import slopes
+from backends.openvino.emit.attention import remembered, slopes
+from backends.openvino.emit.rope import rope_neox, rope_normal
+from backends.openvino.emit.rows import rms
 from backends.openvino.nodes import Constants
 from conformance.backend.registry import Spec
 from conformance.judge.verdict import Verdict
@@ -26,7 +28,7 @@ o: Any = importlib.import_module("openvino.opset15")
 ACCURACY = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
 CORE = ov.Core()
 NMSE = 1e-12
-FORMS = list(fused.FORMS)
+FORMS = list(forms.FORMS)
 SHAPES = [(2, 3, 9, 8, 2, 16, 16), (1, 1, 40, 4, 4, 16, 8), (3, 1, 7, 6, 1, 32, 32), (1, 17, 17, 4, 2, 64, 64)]
 """Batch, tokens, kv, heads, KV heads, head size of Q and K, of V."""
 
@@ -72,7 +74,7 @@ def test_rms_is_one_layer(tokens: int | None, weighted: bool) -> None:
     """RMS norm, with its weight or without, dynamic or static, runs as RMS alone and divides rightly."""
     x, w = _random(1, 1, 3, 96), _random(96, seed=1)
     parameter = _parameter(1, 1, tokens, 96)
-    y = fused.rms(Constants(), parameter, 1e-5)
+    y = rms(Constants(), parameter, 1e-5)
     if weighted:
         y = o.multiply(y, o.constant(w.reshape(1, 1, 1, 96)))
     compiled = _compiled([y], [parameter])
@@ -103,7 +105,7 @@ def test_neox_rope_is_one_layer(tokens: int | None, heads: int, size: int, n_dim
     x, theta = _random(1, n, heads, size), _angles(np.arange(3, 3 + n, dtype=np.int32), n_dims)
     cos, sin = (np.tile(f(theta), 2).astype(np.float32).reshape(n, 1, 1, n_dims) for f in (np.cos, np.sin))
     given = [_parameter(1, tokens, heads, size), *(_parameter(tokens, 1, 1, n_dims) for _ in range(2))]
-    y = fused.rope_neox(Constants(), given[0], given[1], given[2], heads, size, n_dims)
+    y = rope_neox(Constants(), given[0], given[1], given[2], heads, size, n_dims)
     compiled = _compiled([y], given)
     found = layers(compiled)
     assert (found.pop("RoPE"), found.keys() <= {"Input", "Output", "Reshape", "Const"}) == (1, True)
@@ -119,7 +121,7 @@ def test_normal_rope_is_one_layer(heads: int, size: int, n_dims: int) -> None:
     """With the number of tokens given at run time, neighbours turn in one RoPE layer, for 1 token and for many."""
     x, turns = _parameter(1, None, heads, size), _parameter(None, n_dims)
     count = _parameter(1, type_=ov.Type.i64)
-    compiled = _compiled([fused.rope_normal(Constants(), x, turns, count, heads, size, n_dims)], [x, turns, count])
+    compiled = _compiled([rope_normal(Constants(), x, turns, count, heads, size, n_dims)], [x, turns, count])
     assert layers(compiled)["RoPE"] == 1
     for n in (1, 5):
         values, theta = _random(1, n, heads, size), _angles(np.arange(7, 7 + n, dtype=np.int32), n_dims)
@@ -132,7 +134,7 @@ def test_normal_rope_is_right_where_it_cannot_fuse() -> None:
     """With a constant number of tokens the same form runs as several layers and gives the same."""
     x, turns = _parameter(1, 5, 4, 32), _parameter(5, 32)
     c = Constants()
-    compiled = _compiled([fused.rope_normal(c, x, turns, c.i64(5), 4, 32, 32)], [x, turns])
+    compiled = _compiled([rope_normal(c, x, turns, c.i64(5), 4, 32, 32)], [x, turns])
     values, theta = _random(1, 5, 4, 32), _angles(np.arange(5, dtype=np.int32), 32)
     table = np.concatenate([np.sin(theta), np.cos(theta)], 1).astype(np.float32)
     _close(_infer(compiled, [values, table]), _turned(values[0], theta, slice(0, 32, 2), slice(1, 32, 2))[None])
@@ -153,7 +155,7 @@ def test_decoders_run_fused_and_rightly(runner: Runner, name: str, precision: st
 
 
 def _attention(
-    h: fused.Heads, q: Floats, k: Floats, v: Floats, mask: Floats | None, sinks: Floats | None, alibi: Floats | None
+    h: forms.Heads, q: Floats, k: Floats, v: Floats, mask: Floats | None, sinks: Floats | None, alibi: Floats | None
 ) -> NDArray[np.float64]:
     """As `ggml_compute_forward_flash_attn_ext`: a row that sees nothing gives zeros."""
     exact = q.astype(np.float64), *(np.repeat(x, h.group, 1).astype(np.float64) for x in (k, v))
@@ -185,11 +187,11 @@ def _mask(batch: int, tokens: int, kv: int) -> Floats:
 @pytest.mark.parametrize("form", FORMS)
 def test_attention_forms_give_what_ggml_gives(form: str, kind: str) -> None:
     """Every form, compiled without a fixed batch, tokens or kv, at several shapes; what it cannot carry it says."""
-    if not fused.carries(form, masked=kind != "plain", softcap=kind == "softcap", sinks=kind == "sinks"):
+    if not forms.carries(form, masked=kind != "plain", softcap=kind == "softcap", sinks=kind == "sinks"):
         assert (form, kind) in {("sdpa", "softcap"), ("sdpa5d", "softcap"), ("sdpa5d", "sinks")}
         return
     for batch, tokens, kv, heads, kv_heads, size, size_v in SHAPES:
-        c, h = Constants(), fused.Heads(heads, kv_heads, size**-0.5, 5.0 if kind == "softcap" else 0.0)
+        c, h = Constants(), forms.Heads(heads, kv_heads, size**-0.5, 5.0 if kind == "softcap" else 0.0)
         sizes = ((heads, size), (kv_heads, size), (kv_heads, size_v))
         given = [_parameter(None, n, None, d) for n, d in sizes]
         inputs = [_random(batch, n, tokens if i == 0 else kv, d, seed=i) for i, (n, d) in enumerate(sizes)]
@@ -198,12 +200,12 @@ def test_attention_forms_give_what_ggml_gives(form: str, kind: str) -> None:
         if kind != "plain":
             given.append(_parameter(None, 1, None, None))
             values[0] = _mask(batch, tokens, kv)
-            mask = fused.mask(c, given[-1], alibi)
+            mask = forms.mask(c, given[-1], alibi)
         if kind == "sinks":
             sinks = _parameter(1, heads, 1, 1)
             given.append(sinks)
             values[1] = _random(1, heads, 1, 1, seed=9)
-        compiled = _compiled([fused.FORMS[form](c, h, given[0], given[1], given[2], mask, sinks)], given)
+        compiled = _compiled([forms.FORMS[form](c, h, given[0], given[1], given[2], mask, sinks)], given)
         found = _infer(compiled, [*inputs, *(x for x in values if x is not None)])
         _close(found, _attention(h, inputs[0], inputs[1], inputs[2], values[0], values[1], alibi))
 
@@ -212,7 +214,7 @@ def test_attention_forms_give_what_ggml_gives(form: str, kind: str) -> None:
 def test_k_and_v_are_repeated_by_sdpa_alone(form: str) -> None:
     """The other forms leave K and V at their own heads: no layer that repeats them runs."""
     given = [_parameter(None, n, None, 64) for n in (8, 2, 2)]
-    y = fused.FORMS[form](Constants(), fused.Heads(8, 2, 0.125), given[0], given[1], given[2], None, None)
+    y = forms.FORMS[form](Constants(), forms.Heads(8, 2, 0.125), given[0], given[1], given[2], None, None)
     assert ("Broadcast" in layers(_compiled([y], given))) <= (form == "sdpa")
 
 
@@ -220,18 +222,18 @@ def test_k_and_v_are_repeated_by_sdpa_alone(form: str) -> None:
 @pytest.mark.parametrize(("batch", "heads", "kv_heads", "size"), [(1, 8, 2, 64), (3, 4, 4, 16), (2, 6, 1, 32)])
 def test_remembered_cache_fuses_and_grows(kind: str, batch: int, heads: int, kv_heads: int, size: int) -> None:
     """One attention kernel with its own cache, no layer that moves K or V, right over a prompt and more."""
-    c, h = Constants(), fused.Heads(heads, kv_heads, size**-0.5)
+    c, h = Constants(), forms.Heads(heads, kv_heads, size**-0.5)
     beam = _parameter(None, type_=ov.Type.i32)
     given = [*(_parameter(None, n, None, size) for n in (heads, kv_heads, kv_heads)), beam]
-    kept = [fused.remembered(c, given[i], beam, f"cache{i}", kv_heads, size) for i in (1, 2)]
+    kept = [remembered(c, given[i], beam, f"cache{i}", kv_heads, size) for i in (1, 2)]
     mask, sinks, alibi = None, None, slopes(heads, 8.0) if kind == "alibi" else None
     if kind != "plain":
         given.append(_parameter(None, 1, None, None))
-        mask = fused.mask(c, given[-1], alibi)
+        mask = forms.mask(c, given[-1], alibi)
     if kind == "sinks":
         sinks = _parameter(1, heads, 1, 1)
         given.append(sinks)
-    y = fused.sdpa(c, h, given[0], kept[0][0], kept[1][0], mask, sinks)
+    y = forms.sdpa(c, h, given[0], kept[0][0], kept[1][0], mask, sinks)
     compiled = _compiled([y], given, [assign for _, assign in kept])
     names = layers(compiled)
     assert (names["ScaledDotProductAttention"], names["MemoryInput"], names["MemoryOutput"]) == (1, 2, 2)

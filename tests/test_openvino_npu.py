@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
-from backends.openvino.npu.backend import OpenVinoNpu
-from backends.openvino.npu.chunks import sized
+from backends.openvino.npu import OpenVinoNpu
+from backends.openvino.npu.axes import FixedError, follow
+from backends.openvino.npu.chunks import indexed, sized
 from backends.openvino.npu.compile import NpuCompiler, npu_compiler
-from backends.openvino.npu.rules import follow
-from backends.openvino.npu.spans import FixedError
-from backends.openvino.npu.stores import indexed
-from backends.openvino.state.backend import OpenVinoStateful
+from backends.openvino.state import OpenVinoStateful
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT, GGML_CPU, requantising
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
@@ -320,7 +318,7 @@ def test_on_a_machine_with_an_npu_it_runs_there(monkeypatch: pytest.MonkeyPatch)
     c = npu_compiler()
     c.compiled([o.result(o.exp(x))], [x])
     assert asked == [("NPU", {})]
-    assert c.device() == "NPU"
+    assert c.label() == "NPU"
 
 
 # -- what really runs -------------------------------------------------------------------------------------------------

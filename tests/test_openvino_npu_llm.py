@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.openvino.npu import llm_machine as npu_llm_machine
-from backends.openvino.npu.backend import OpenVinoNpu
-from backends.openvino.npu.llm_form import UnfitError, decoder
-from backends.openvino.npu.llm_history import Run
+from backends.openvino.npu import OpenVinoNpu, llm
+from backends.openvino.npu.decoder import Run, UnfitError, decoder
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import BackendError, UsageError
@@ -215,7 +213,7 @@ def _ahead(first: int, end: int) -> NDArray[np.int64]:
 
 def test_a_position_off_by_one_fails(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault in the path shows in the logits, though nobody sees the caches."""
-    monkeypatch.setattr(npu_llm_machine.Machine, "positions", staticmethod(_ahead))
+    monkeypatch.setattr(llm.Machine, "positions", staticmethod(_ahead))
     result = _run(runner, _case("p20.d3"))
     assert result.verdict is Verdict.FAIL, result.sentence()
     assert "step 1: MUL_MAT" in result.detail
@@ -223,13 +221,13 @@ def test_a_position_off_by_one_fails(runner: Runner, monkeypatch: pytest.MonkeyP
 
 def test_cells_left_behind_and_seen_again_fail(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenVINO's own mask keeps what a shorter one does not overwrite: going back shows it."""
-    run = npu_llm_machine.Machine._run  # the fault is planted inside
+    run = llm.Machine._run  # the fault is planted inside
 
     def short(self: Any, step: Run, at: int, end: int, mask: NDArray[np.int64], found: Any) -> None:  # noqa: ANN401  # as it is
         run(self, step, at, end, mask[: step.first + end] if step.first else mask, found)
 
     case = _case("p20.d5.back5.d2")
-    monkeypatch.setattr(npu_llm_machine.Machine, "_run", short)
+    monkeypatch.setattr(llm.Machine, "_run", short)
     assert _run(runner, case).verdict is Verdict.FAIL
 
 

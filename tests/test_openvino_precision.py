@@ -11,7 +11,7 @@ import pytest
 
 from backends.openvino.compile import compiler
 from backends.openvino.nodes import Constants, round_bf16, round_f16
-from backends.openvino.precise import keep
+from backends.openvino.rewrite import keep
 from conformance.backend.registry import Spec
 from conformance.judge.verdict import Verdict
 from conformance.run.runner import Runner
@@ -98,3 +98,14 @@ def test_only_what_a_product_rounds_anyway_is_left_to_the_hint() -> None:
     keep(ov.Core(), model)
     marked = {n.get_type_name() for n in model.get_ordered_ops() if "DisablePrecisionConversion_0" in n.get_rt_info()}
     assert marked == {"Add"}
+
+
+def test_nodes_outside_the_model_change_no_mark() -> None:
+    """A move that only a product of the model reads stays with the hint, whatever else a walk made of its value."""
+    a, b = (o.parameter([4, 4], ov.Type.f32) for _ in range(2))
+    moved = o.transpose(a, o.constant(np.array([1, 0])))
+    unread = o.exp(moved)
+    model = ov.Model([o.result(o.matmul(moved, b, False, False))], [a, b])
+    keep(ov.Core(), model)
+    assert unread.get_type_name() == "Exp"  # alive, and still a reader of the value
+    assert not any("DisablePrecisionConversion_0" in n.get_rt_info() for n in model.get_ordered_ops())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
-from backends.openvino.state.backend import OpenVinoStateful
+from backends.openvino.state import OpenVinoStateful
 from conformance.backend.interface import Backend, Witness
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
@@ -175,7 +175,7 @@ def test_a_rewind_overwrites_cells(ov: OpenVinoStateful, type_: GGMLType) -> Non
 
 def test_a_log_with_little_left_of_it_is_laid_out_anew(ov: OpenVinoStateful, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing the same cells over and over does not let the variables grow without end."""
-    monkeypatch.setattr("backends.openvino.state.table.SPARE", 3)
+    monkeypatch.setattr("backends.openvino.state.log.SPARE", 3)
     t = Trajectory()
     t.attend([[0, 1, 2]])
     for i in range(12):

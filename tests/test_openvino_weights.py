@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
-from backends.openvino.packing import ENCODINGS, Packed, packed
-from backends.openvino.weights import Stored, WeightStore, compressed, packed_copies, stored
+from backends.openvino.weights import ENCODINGS, Packed, Stored, WeightStore, packed, packed_copies, stored
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.quants import from_float, random_blocks, to_float
 from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.quants.requant import FORMS, MODES, requantised, weight_form
-from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, new_tensor
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I32, IQ4_NL, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, GGMLType
 from conformance.judge.judge import judge_step
 
@@ -41,6 +40,12 @@ LAYOUT = {Q4_0: "i4", Q4_1: "u4", Q4_K: "u4", F16: "f16", BF16: "bf16"}
 """What the Constant is made of; i8 or u8 for the rest."""
 EDGES = np.array([0, -0.0, 5.96e-8, -5.96e-8, 6.1e-5, 1, -1, 65504, -65504, 0.0123], np.float16)
 """Scales and minima: zeros, the smallest denormals, the largest numbers, either sign."""
+
+
+def compressed(type_: GGMLType, data: Bytes, ne: Dims) -> OV:
+    """A weight as a subgraph, or None as in `stored`."""
+    s = stored(type_, data, ne)
+    return None if s is None else s.matrix()
 
 
 def bytes_of(type_: GGMLType, x: NDArray[np.float32]) -> Bytes:

@@ -12,7 +12,7 @@ import pytest
 import conformance.backend.measure
 from backends.openvino import OpenVinoStateless
 from backends.openvino.compile import Compiler
-from backends.openvino.state.backend import OpenVinoStateful
+from backends.openvino.state import OpenVinoStateful
 from conformance.backend.interface import Session, Witness
 from conformance.case.case import Case, Step
 from conformance.ggml.ops.build import Builder

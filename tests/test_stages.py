@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from backends.openvino import OpenVinoStateless, bind
+from backends.openvino import emit as table
 from backends.openvino.emit import elementwise
-from backends.openvino.emit import emitters as table
-from backends.openvino.interpret import DEVICE, EXPANSIONS, Interpreted
+from backends.openvino.rewrite import DEVICE, EXPANSIONS, Interpreted
 from conformance.backend.registry import Spec, adapter
 from conformance.case import casefile
 from conformance.case.case import Case, Step

@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from conformance.backend.interface import BufferType, DeviceInfo, Support, Witness, no
 from conformance.backend.measure import Peak
-from conformance.backend.translating.dynamic import TracedPlan
 from conformance.backend.translating.engine import TranslatingBackend, TranslatingSession
 from conformance.backend.translating.plan import Emitter, Plan, Role
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.arithmetic import Arithmetic, requantising
-from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.quants.requant import mode_named, weight_form
-from conformance.ggml.tensor import Tensor
+from conformance.ggml.tensor import Tensor, computes
+from conformance.ggml.types import BF16, F16, F32, I32
 
-from .cache import ModelCache
-from .compile import compiler
-from .support import overwritten, refusal
+from .compile import CompiledModel, ModelCache, compiler, executed, one_of
+from .forms import BLOCKS
 
 if TYPE_CHECKING:
     from .bind import HostMemory, Request
-    from .weights import Stored
+    from .walk import Emitted, Walk
 
 
 ATTENTION = ("manual", "sdpa", "sdpa5d")
 SHARED = "shared"
 MEMORIES = ("constant", SHARED)
 """Kinds of memory for weights, the default first; caches are the modes' own (bound, or variables)."""
-
-
-def _reads(src: Tensor | None, root: Tensor) -> bool:
-    return src is not None and src.root is root
 
 
 class OpenVinoStateless(TranslatingBackend):
@@ -52,9 +48,10 @@ class OpenVinoStateless(TranslatingBackend):
         attention: how FLASH_ATTN_EXT is expressed: `manual` (products and a softmax; K and V stay at their own heads),
             `sdpa` (the operator, K and V repeated to all heads) or `sdpa5d` (the operator, nothing repeated).
         cache_dir: where compiled models are kept for other processes; empty for nowhere.
-        requant: how quantised weights are stored: `none` (exactly), `channel8` or `npu` (`quants.requant`).
+        requant: how quantised weights are stored: `none` (exactly), `channel8` or `npu` (`ggml.quants.requant`).
     """
 
+    name: ClassVar[str] = "openvino-stateless"
     batch: ClassVar[int] = 100
     stages: ClassVar[tuple[str, ...]] = ("translate", "run")
     places: ClassVar[frozenset[str] | None] = frozenset({"cache_dir"})
@@ -73,15 +70,9 @@ class OpenVinoStateless(TranslatingBackend):
         super().__init__()
         self._arithmetic = requantising(requant)
         self.requant = mode_named(requant)
-        if stage not in self.stages:
-            raise UsageError(f"stage: one of {', '.join(self.stages)} expected, {stage!r} given")
-        self.stage = stage
-        if dynamic not in {"on", "off"}:
-            raise UsageError(f"dynamic: one of on, off expected, {dynamic!r} given")
-        self.lifts = dynamic == "on"
-        if attention not in ATTENTION:
-            raise UsageError(f"attention: one of {', '.join(ATTENTION)} expected, {attention!r} given")
-        self._attention = attention
+        self.stage = one_of("stage", stage, self.stages)
+        self.lifts = one_of("dynamic", dynamic, ("on", "off")) == "on"
+        self._attention = one_of("attention", attention, ATTENTION)
         self._options = (device, precision, fusion, stage, requant, attention)
         self._cache = ModelCache(Path(cache_dir)) if cache_dir and stage == "run" else None
         self.device = device
@@ -90,14 +81,16 @@ class OpenVinoStateless(TranslatingBackend):
     def info(self) -> DeviceInfo:
         """Device name, OpenVINO's and the plugin's versions."""
         c = self._compiler
-        return DeviceInfo("openvino-stateless", self.device, c.description(), c.versions())
+        return DeviceInfo(self.name, self.device, c.description(), c.versions())
 
     def arithmetic(self) -> Arithmetic:
-        """Exact, but for weights that `requant` stores in another form and what `precision=default` lets go."""
+        """Exact, except for weights that `requant` stores in another form and products at `precision=default`."""
         products = self._compiler.products()
         if products == self._arithmetic.products:
             return self._arithmetic
         return replace(self._arithmetic, name=f"{self._arithmetic.name}-{products}", products=products)
+
+    # -- weights --------------------------------------------------------------------------------------------------
 
     def bakes_weights(self, case: Case) -> bool:
         """Also where there are quantised weights: only a constant can be read compressed."""
@@ -109,7 +102,7 @@ class OpenVinoStateless(TranslatingBackend):
         return [BufferType(name) for name in MEMORIES]
 
     def role_of(self, case: Case, weight: Tensor) -> Role:
-        """As `Case.placement` says, if that can be; else whatever serves the case best."""
+        """As `Case.placement` says where possible; else whatever serves the case best."""
         place = case.placement.get(weight)
         if place is None or len(self.buffer_types()) == 1:
             return super().role_of(case, weight)
@@ -118,41 +111,44 @@ class OpenVinoStateless(TranslatingBackend):
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
         """As `supports`; a quantised weight is no input, as only a constant is read compressed."""
-        said = self.supports(graph)
+        answers = self.supports(graph)
         types = self.buffer_types()
         if types[buffer % len(types)].name != SHARED or not tensor.type.is_quantized:
-            return said
+            return answers
         return [
             no(f"{n.op}: a weight of {tensor.type} can only be a constant")
-            if any(_reads(s, tensor) for s in n.src)
+            if any(s is not None and s.root is tensor for s in n.src)
             else a
-            for n, a in zip(graph, said, strict=True)
+            for n, a in zip(graph, answers, strict=True)
         ]
+
+    # -- what can be translated -----------------------------------------------------------------------------------
 
     def emitters(self) -> Mapping[str, Emitter]:
         """The table of all topics."""
-        from .emit.attention import FORMS  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
-        from .emit.emitters import EMITTERS  # noqa: PLC0415  # as above
+        from .emit import EMITTERS  # noqa: PLC0415  # needs openvino, which may be absent until a backend is constructed
+        from .emit.attention import FORMS  # noqa: PLC0415  # as above
 
         return {**EMITTERS, "FLASH_ATTN_EXT": FORMS[self._attention]}
 
     def refuses(self, node: Tensor) -> str:
-        """What OpenVINO, or this translation, cannot express."""
-        return refusal(node)
+        """Why OpenVINO, or this translation, cannot express it: judged by op, types and layout, never by data."""
+        return next(filter(None, (rule(node) for rule in RULES)), "")
 
     def supports(self, graph: Graph) -> list[Support]:
-        """As `supports_op`, and no to what cannot be read any more once the graph has overwritten it."""
+        """As `supports_op`; no where a node reads what the graph has overwritten and only the host could supply."""
         caches = {n.root for n in graph if writes_in_place(n) and n.root.op == "NONE"}
-        asked = zip(graph, overwritten(graph), strict=True)
         return [
-            no(f"{n.op}: {found}") if (found := why or self._frozen(n, caches)) else self.supports_op(n)
-            for n, why in asked
+            no(f"{n.op}: {reason}") if (reason := why or self._frozen(n, caches)) else self.supports_op(n)
+            for n, why in zip(graph, _overwritten(graph), strict=True)
         ]
 
     def _frozen(self, node: Tensor, caches: AbstractSet[Tensor]) -> str:
         if weight_form(node, self.requant.weights, self.requant.rows) and node.src[0] in caches:
             return f"{node.src[0]} is written by the graph and read as a weight, which would be requantised each time"
         return ""
+
+    # -- translating ----------------------------------------------------------------------------------------------
 
     def memory(self, case: Case) -> HostMemory:
         """Persistent tensors on the host."""
@@ -165,28 +161,32 @@ class OpenVinoStateless(TranslatingBackend):
         from .bind import Request  # noqa: PLC0415  # as above
         from .walk import Walk  # noqa: PLC0415  # as above
 
-        own = plan.own if isinstance(plan, TracedPlan) else plan.tensors
+        return self.request(plan, Walk(plan, memory), Request)
 
-        def compressed(node: Tensor) -> Stored | None:
-            assert node.src[0] is not None  # the walk found a weight there
-            return memory.weights.get(node, own[plan.index[node.src[0]]], memory.look)
-
-        emitted = Walk(plan, lambda t: memory.look(own[plan.index[t]]), compressed).run(self.emitters())
-        if not emitted.results:
-            return Request(None, emitted)
+    def request(
+        self, plan: Plan, walk: Walk, make: Callable[[CompiledModel | None, Emitted, int | None], Request]
+    ) -> Request:
+        """Let `walk` emit `plan`, compile, and `make` the request of it."""
+        emitted = walk.run(self.emitters())
+        if not emitted.results and not emitted.sinks:
+            return make(None, emitted, None)
         plan.check_assumptions()
-        served = "weight" in plan.roles.values()
-        compiler = self._compiler
         with Peak() as peak:
-            if self._cache is None:
-                compiled = compiler.compiled(emitted.results, emitted.parameters, served=served)
-            else:
-                name = self._cache.name(plan, (self._options, served, sorted(compiler.versions().items())))
-                compiled, note = self._cache.compiled(
-                    compiler, name, lambda: compiler.compiled(emitted.results, emitted.parameters, served=served)
-                )
-                emitted.notes[note] += 1
-        return Request(compiled, emitted, peak.bytes)
+            compiled = self._compiled(plan, emitted)
+        return make(compiled, emitted, peak.bytes)
+
+    def _compiled(self, plan: Plan, emitted: Emitted) -> CompiledModel:
+        served = "weight" in plan.roles.values()
+
+        def compile_() -> CompiledModel:
+            return self._compiler.compiled(emitted.results, emitted.parameters, emitted.sinks, served=served)
+
+        if self._cache is None or emitted.sinks:
+            return compile_()
+        name = self._cache.name(plan, (self._options, served, sorted(self._compiler.versions().items())))
+        compiled, note = self._cache.compiled(self._compiler, name, compile_)
+        emitted.notes[note] += 1
+        return compiled
 
     def open(self, case: Case) -> OpenVinoSession:
         """A session whose witness names what OpenVINO executed."""
@@ -194,7 +194,7 @@ class OpenVinoStateless(TranslatingBackend):
 
 
 class OpenVinoSession(TranslatingSession):
-    """Adds to the engine's counts what OpenVINO tells of its programs."""
+    """Adds to the engine's counts what OpenVINO reports about its programs."""
 
     def __init__(self, backend: OpenVinoStateless, case: Case) -> None:
         super().__init__(backend, case)
@@ -202,11 +202,103 @@ class OpenVinoSession(TranslatingSession):
 
     def witness(self) -> Witness:
         """Execution devices, layer types, views and bytes of every program that ran here."""
-        from .proof import testify  # noqa: PLC0415  # as above
-
         w = super().witness()
-        testify(w, self.programs(), self._stage)  # type: ignore[arg-type]  # programs of this backend are Requests
+        _testify(w, self.programs(), self._stage)  # type: ignore[arg-type]  # programs of this backend are Requests
         w.state = "bound" if "cache" in self._roles.values() else ""
         w.bytes["weights"] = self._memory.weights.nbytes  # type: ignore[attr-defined]  # a HostMemory
         w.notes += [f"compiled one by one: {r}" for r in self._reasons]
         return w
+
+
+CONSTANTS = frozenset({"Const", "Constant"})
+"""Layer type, or type of a node of a model that is interpreted."""
+VIEWS = "views "
+"""First word of the walk's notes on views; the last word says how they were read or written."""
+
+
+def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
+    """Put into `w` the devices that executed, layer types, views, and bytes of constants and of packed copies.
+
+    Bytes are summed over programs: constants that several of them share are counted for each.
+    """
+    from .weights import packed_copies  # noqa: PLC0415  # as above
+
+    kernels, notes, sizes = Counter[str](), Counter[str](), Counter[str]()
+    devices: set[str] = set()
+    peaks: list[int] = []
+    for p in programs:
+        notes.update(p.notes)
+        if p.compiled is None:
+            continue
+        devices.update(p.compiled.get_property("EXECUTION_DEVICES"))
+        peaks += [] if p.peak is None else [p.peak]
+        sizes["packed copies"] += packed_copies(p.compiled)
+        for kind, node in executed(p.compiled):
+            kernels[kind] += 1
+            if kind in CONSTANTS:
+                x = node.output(0)
+                sizes["constants"] += (prod(x.get_shape()) * x.get_element_type().bitwidth + 7) // 8
+    views = Counter[str]()
+    for what, n in notes.items():
+        if what.startswith(VIEWS):
+            views[what.rpartition(" ")[2]] += n
+    w.device = ", ".join(sorted(devices)) or w.device
+    w.kernels, w.views = dict(sorted(kernels.items())), dict(sorted(views.items()))
+    w.bytes = {**w.bytes, **dict(sorted(sizes.items()))}
+    w.notes = [f"{n} {what}" for what, n in sorted(notes.items())]
+    w.peak_compile_bytes = max(peaks, default=None)
+    if stage != "run":
+        w.stage, w.path, w.compiles, w.cache_hits, w.peak_compile_bytes = stage, "interpreted", 0, 0, None
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+MOVES = frozenset({"CPY", "CONT", "DUP", "CONCAT", "REPEAT"})
+STORED = frozenset({F32, F16, BF16, I32, *BLOCKS})
+"""Types that the translation can round values to."""
+
+
+def _strides(node: Tensor) -> str:
+    for t in (node, *node.src):
+        if t is None:
+            continue
+        size = t.type.type_size
+        if any(x % size for x in (*t.nb[1:], t.view_offs)) or (t.type.blck_size == 1 and t.nb[0] % size):
+            return f"strides {t.nb} at offset {t.view_offs} of {t} are no multiples of its type's {size} bytes"
+    return ""
+
+
+def _stores(node: Tensor) -> str:
+    """Values can be rounded only to types that OpenVINO's arithmetic can build; bytes of any type can be moved."""
+    a = node.src[0] if node.src else None
+    if node.type in STORED or (node.op in MOVES and a is not None and a.type is node.type):
+        return ""
+    return f"values cannot be stored in {node.type}: its quantiser searches for scales, which this translation does not"
+
+
+def _reads(node: Tensor) -> str:
+    """The host supplies numbers of these types, so a graph cannot read those that it wrote itself."""
+    return next((_unread(s) for s in _host_only(node) if s.root.op != "NONE"), "")
+
+
+def _overwritten(graph: Graph) -> Iterator[str]:
+    """For each node of `graph`, why it cannot read what an earlier one wrote into a leaf; empty where it can."""
+    written: set[Tensor] = set()
+    for node in graph:
+        yield next((_unread(s) for s in _host_only(node) if s.root in written), "") if computes(node) else ""
+        if writes_in_place(node) and computes(node) and node.root.op == "NONE":
+            written.add(node.root)
+
+
+def _host_only(node: Tensor) -> Iterator[Tensor]:
+    """Sources whose numbers only the host can supply."""
+    for s in node.src:
+        if s is not None and s.type not in STORED and not (node.op in MOVES and s.type is node.type):
+            yield s
+
+
+def _unread(s: Tensor) -> str:
+    return f"reads values of {s.type} that {s.root} of the same graph wrote; only leaves of that type can be read"
+
+
+RULES: tuple[Callable[[Tensor], str], ...] = (_strides, _stores, _reads)
+"""`f(node)`: why it cannot be translated; empty where it can."""

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from openvino import Node
 from openvino import Tensor as OvTensor
 
 from conformance.backend.translating.plan import Memory, Plan, Program
@@ -17,21 +16,22 @@ from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.quants.requant import Requant
 from conformance.ggml.tensor import Bytes, Tensor, is_empty, nbytes
 
-from .compile import words
+from .compile import CompiledModel, words
 from .forms import VALUE, decode, encode, held, narrow, value
+from .nodes import origin
 from .walk import Commit, Emitted
 from .weights import WeightStore
 
 
 class HostMemory(Memory):
-    """Weights as bytes; caches as OpenVINO tensors, one per part, which each step reads and the next finds replaced."""
+    """Weights as bytes; caches as OpenVINO tensors, one per part, which each step reads and replaces."""
 
     def __init__(self, case: Case, requant: Requant | None = None) -> None:
         self.weights = WeightStore(requant)
         self._bytes = dict(case.persistent)  # the case's own, until somebody writes others
         self.caches: dict[Tensor, dict[str, OvTensor]] = {}
         self.stamp = object()
-        """Another one whenever a cache is another OpenVINO tensor."""
+        """Replaced whenever a cache becomes another OpenVINO tensor."""
         for t in case.caches():
             if not is_empty(t):
                 self.write(t, self._bytes.pop(t))
@@ -66,12 +66,7 @@ class HostMemory(Memory):
 class Request(Program):
     """A compiled model with its one infer request."""
 
-    def __init__(
-        self,
-        compiled: Any,  # noqa: ANN401  # an openvino.CompiledModel
-        emitted: Emitted,
-        peak: int | None = None,
-    ) -> None:
+    def __init__(self, compiled: CompiledModel | None, emitted: Emitted, peak: int | None = None) -> None:
         self.compiled = compiled
         self.peak = peak
         self.notes = emitted.notes
@@ -90,7 +85,9 @@ class Request(Program):
         self._bound: tuple[object, tuple[Tensor, ...]] = (None, ())
         """Stamp and caches that are bound."""
         self._targets: list[Target] = []
-        self._moved = {i for i, r in enumerate(emitted.results) if _is_parameter(r)}
+        # results that are a parameter, casts and shapes aside: the CPU plugin (2026.4.1) never fills a tensor that was
+        # set for one, and what it gives for one is, with nothing between, the memory of the input
+        self._moved = {i for i, r in enumerate(emitted.results) if origin(r).get_type_name() == "Parameter"}
         self._values = np.zeros(len(self._symbols), np.int64)
         if self._request is not None:
             for k in range(len(self._symbols)):
@@ -111,7 +108,7 @@ class Request(Program):
         Raises:
             BackendError: OpenVINO's own words, or a row outside its cache.
         """
-        found: dict[int, dict[str, NDArray[Any]]] = {}
+        parts: dict[int, dict[str, NDArray[Any]]] = {}
         if self._request is not None:
             try:
                 self._feed(plan, memory, inputs)
@@ -119,11 +116,11 @@ class Request(Program):
             except RuntimeError as e:
                 raise BackendError(f"OpenVINO failed to run: {words(e)}") from e
             for i, (index, form) in enumerate(self._outputs[: self._first_cache]):
-                found.setdefault(index, {})[form] = self._request.get_output_tensor(i).data
+                parts.setdefault(index, {})[form] = self._request.get_output_tensor(i).data
         empty = np.empty(0, np.uint8)
         # before the caches change: a result that is a plain parameter lies in the cache's own memory
         values = {
-            t: decode(t.type, found[plan.index[t]]).copy() if plan.index[t] in found else empty for t in plan.outputs
+            t: decode(t.type, parts[plan.index[t]]).copy() if plan.index[t] in parts else empty for t in plan.outputs
         }
         if self._request is not None:
             self._keep(plan, memory)
@@ -150,13 +147,13 @@ class Request(Program):
                 continue
             # never the tensor that is being read: a program may read a cache after it has written it
             index, form = self._outputs[i]
-            kept = memory.caches[plan.tensors[index]][form]
-            if i not in self._spare or self._spare[i] is kept:
-                self._spare[i] = OvTensor(kept.element_type, kept.shape)
+            current = memory.caches[plan.tensors[index]][form]
+            if i not in self._spare or self._spare[i] is current:
+                self._spare[i] = OvTensor(current.element_type, current.shape)
             self._request.set_output_tensor(i, self._spare[i])
 
     def _attach(self, plan: Plan, memory: HostMemory) -> None:
-        """Let the model read this session's caches, and find where their new rows go."""
+        """Bind this session's caches to the model, and look up where their new rows go."""
         assert self._request is not None  # as above
         for i, feed in enumerate(self._feeds):
             t = plan.tensors[feed.index]
@@ -174,19 +171,19 @@ class Request(Program):
         self._bound = memory.stamp, plan.caches
 
     def _keep(self, plan: Plan, memory: HostMemory) -> None:
-        """New contents become the cache; what was the cache is written to next time."""
+        """Swap each cache with the tensor of its new contents; the next run writes into the old one."""
         assert self._request is not None  # as above
         for i in range(self._first_cache, len(self._outputs)):
             index, form = self._outputs[i]
             t = plan.tensors[index]
-            kept = memory.caches[t]
+            cache = memory.caches[t]
             if narrow(t.type, form):
                 with np.errstate(over="ignore"):
-                    kept[form].data[...] = self._request.get_output_tensor(i).data.astype("<f2")
+                    cache[form].data[...] = self._request.get_output_tensor(i).data.astype("<f2")
             elif i in self._moved:
-                kept[form] = OvTensor(self._request.get_output_tensor(i).data.copy())
+                cache[form] = OvTensor(self._request.get_output_tensor(i).data.copy())
             else:
-                kept[form], self._spare[i] = self._spare[i], kept[form]
+                cache[form], self._spare[i] = self._spare[i], cache[form]
             if not narrow(t.type, form):
                 memory.stamp = object()
 
@@ -194,24 +191,24 @@ class Request(Program):
         """New rows go into the caches."""
         assert self._request is not None  # as above
         # what lies in the memory of a cache is taken before any cache changes
-        taken = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= self._first_commit}
+        copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= self._first_commit}
         places: dict[tuple[int, int], slice | NDArray[Any]] = {}
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             for c, table, before, rounded in self._targets:
                 at = c.ids, table.shape[c.axis]
                 try:
                     if at not in places:
-                        places[at] = _places(self._out(c.ids, taken), at[1])
-                    rows = self._out(c.rows, taken)
+                        places[at] = _places(self._out(c.ids, copies), at[1])
+                    rows = self._out(c.rows, copies)
                     table[(*before, places[at])] = rows.astype("<f2") if rounded else rows
                 except IndexError as e:
                     t = plan.tensors[c.index]
                     raise BackendError(f"{t}: a row is written that it does not have: {e}") from e
 
-    def _out(self, i: int, taken: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
+    def _out(self, i: int, copies: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
         assert self._request is not None  # as above
-        found: NDArray[Any] = taken[i] if i in taken else self._request.get_output_tensor(i).data
-        return found
+        data: NDArray[Any] = copies[i] if i in copies else self._request.get_output_tensor(i).data
+        return data
 
 
 class Target(NamedTuple):
@@ -241,25 +238,3 @@ def _places(ids: NDArray[Any], size: int) -> slice | NDArray[Any]:
         raise IndexError(msg)
     follows = last - first + 1 == len(ids) and (len(ids) == 1 or bool((np.diff(ids) == 1).all()))
     return slice(first, last + 1) if follows else ids
-
-
-def _is_parameter(result: Node) -> bool:
-    """Whether nothing but casts and shapes lies between a parameter and `result`.
-
-    The CPU plugin (2026.4.1) never fills a tensor that was set for such an output, and what it gives for one is, with
-    nothing between, the memory of the input.
-    """
-    node = result.input_value(0).get_node()
-    while node.get_type_name() in ("Convert", "Reshape"):
-        node = node.input_value(0).get_node()
-    return bool(node.get_type_name() == "Parameter")
-
-
-def layers(compiled: Any) -> dict[str, int]:  # noqa: ANN401  # an openvino.CompiledModel
-    """Type of each executed layer -> how many, as the device's runtime model names them."""
-    found: dict[str, int] = {}
-    for node in compiled.get_runtime_model().get_ordered_ops():
-        info = node.get_rt_info()
-        name = info["layerType"].astype(str) if "layerType" in info else node.get_type_name()
-        found[name] = found.get(name, 0) + 1
-    return found

@@ -1,30 +1,30 @@
-"""Compiling: the core, its devices and properties, and a model made of emitted nodes."""
+"""Compiling: the core, its devices and properties, and compiled models on disk. Imports without openvino."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
+from conformance.backend.translating.plan import Plan
+from conformance.backend.translating.sym import Sym, expr_of
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 
-Precision = Literal["accuracy", "default"]
-Fusion = Literal["auto", "on", "off"]
-
-PROPERTIES: dict[Precision, dict[str, Any]] = {
-    "accuracy": {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0},
-    "default": {},
-}
-"""What a model is compiled with: f32 throughout, or whatever the device likes best."""
-
+ACCURACY = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+"""f32 throughout."""
+PROPERTIES: dict[str, dict[str, Any]] = {"accuracy": ACCURACY, "default": {}}
+"""Value of the option `precision` -> what a model is compiled with."""
+FUSION = ("auto", "on", "off")
 UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
 """Makes the CPU plugin run elementwise ops one by one; a property of its own that another version may not know."""
-
-INSTALL = "install it with: pip install openvino"
-
-
 CompiledModel: TypeAlias = Any
-"""An `openvino.CompiledModel`; openvino ships no type information."""
+"""An `openvino.CompiledModel`, or what stands in its place; openvino ships no type information."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +35,45 @@ class Compiler:
     core: Any
     device: str
     properties: dict[str, Any]
-
     fusion: str = "auto"
     stage: str = "run"
 
-    def compiled(self, results: list[Any], parameters: list[Any], *, served: bool = True) -> CompiledModel:
+    def compiled(
+        self, results: list[Any], parameters: list[Any], sinks: Sequence[Any] = (), *, served: bool = True
+    ) -> CompiledModel:
         """Make a model of nodes and compile it, or at stage `translate` have it interpreted.
 
         Args:
             results: result nodes, in the order of the outputs.
             parameters: parameter nodes, in the order of the inputs.
-            served: whether it is what would be served: a model with its weights. Fusing kernels for one that only
-                tests ops would take 40 % of the time; `fusion` decides for all if it is not `auto`.
+            sinks: what assigns variables.
+            served: whether the model has its weights. Fusing kernels for one that only tests ops would take 40 % of the
+                time; `fusion` decides for all if it is not `auto`.
 
         Raises:
             BackendError: the device's compiler refused it.
         """
         try:
-            model = self.ov.Model(results, parameters)
+            return self.model(self.ov.Model(results, list(sinks), parameters), served=served)
         except RuntimeError as e:
             raise BackendError(f"OpenVINO {self.device} refused to compile: {words(e)}") from e
-        return self.model(model, served=served)
 
     def model(self, model: Any, *, served: bool = True) -> CompiledModel:  # noqa: ANN401  # an openvino.Model
-        """Compile a model; `served` and errors as `compiled` has them."""
+        """Compile a model, as `compiled` does; a refusal is still OpenVINO's RuntimeError."""
+        from .rewrite import Interpreted, keep  # noqa: PLC0415  # needs openvino, which may be absent until now
+
+        if self.stage == "translate":
+            return Interpreted(model)
+        if self.properties.get("EXECUTION_MODE_HINT") != "ACCURACY":
+            served = keep(self.core, model) or served
+        fused = served if self.fusion == "auto" else self.fusion == "on"
+        extra = {} if fused or self.device != "CPU" else UNFUSED
         try:
-            if self.stage == "translate":
-                return _interpreted(model)
-            if self.properties.get("EXECUTION_MODE_HINT") != "ACCURACY":
-                served = _keep(self.core, model) or served
-            fused = served if self.fusion == "auto" else self.fusion == "on"
-            extra = {} if fused or self.device != "CPU" else UNFUSED
-            try:
-                return self.core.compile_model(model, self.device, {**self.properties, **extra})
-            except RuntimeError as e:
-                if not any(name in str(e) for name in extra):
-                    raise
-                return self.core.compile_model(model, self.device, self.properties)
+            return self.core.compile_model(model, self.device, {**self.properties, **extra})
         except RuntimeError as e:
-            raise BackendError(f"OpenVINO {self.device} refused to compile: {words(e)}") from e
+            if not any(name in str(e) for name in extra):
+                raise
+            return self.core.compile_model(model, self.device, self.properties)
 
     def products(self) -> str:
         """What the device rounds the operands of matrix products to, as `Arithmetic.products` names it.
@@ -87,14 +87,25 @@ class Compiler:
 
     def versions(self) -> dict[str, str]:
         """OpenVINO's and the device plugin's."""
-        found = {"openvino": self.ov.get_version()}
-        for name, v in self.core.get_versions(self.device).items():
-            found[f"openvino {name}"] = v.build_number
-        return found
+        plugins = self.core.get_versions(self.device)
+        return {"openvino": self.ov.get_version(), **{f"openvino {k}": v.build_number for k, v in plugins.items()}}
 
     def description(self) -> str:
         """The device's own full name."""
         return str(self.core.get_property(self.device, "FULL_DEVICE_NAME"))
+
+
+def openvino_core() -> tuple[ModuleType, Any]:
+    """The package `openvino` and a core.
+
+    Raises:
+        UnavailableError: the package is not installed; the message says how to get it.
+    """
+    try:
+        import openvino  # noqa: PLC0415  # its absence must be an answer, not an import error
+    except ImportError as e:
+        raise UnavailableError(f"openvino cannot be imported ({e}); install it with: pip install openvino") from e
+    return openvino, openvino.Core()
 
 
 def compiler(device: str, precision: str, fusion: str, stage: str = "run") -> Compiler:
@@ -104,36 +115,110 @@ def compiler(device: str, precision: str, fusion: str, stage: str = "run") -> Co
         UnavailableError: OpenVINO or the device is not here; says how to get it, or what is here.
         UsageError: an unknown precision or fusion.
     """
-    if fusion not in get_args(Fusion):
-        raise UsageError(f"fusion: one of {', '.join(get_args(Fusion))} expected, {fusion!r} given")
-    if precision not in get_args(Precision):
-        raise UsageError(f"precision: one of {', '.join(get_args(Precision))} expected, {precision!r} given")
-    try:
-        import openvino  # noqa: PLC0415  # its absence must be an answer, not an import error
-    except ImportError as e:
-        raise UnavailableError(f"openvino: cannot be imported ({e}); {INSTALL}") from e
-    core = openvino.Core()
+    one_of("fusion", fusion, FUSION)
+    properties = PROPERTIES[one_of("precision", precision, tuple(PROPERTIES))]
+    openvino, core = openvino_core()
     here = core.available_devices
     # GPU.0 may be asked for as GPU
     if device not in here and not any(d.split(".")[0] == device for d in here):
         raise UnavailableError(f"openvino: device {device!r} is not here; devices found: {', '.join(here) or 'none'}")
-    return Compiler(openvino, core, device, PROPERTIES[precision], fusion, stage)  # type: ignore[index]  # checked above
+    return Compiler(openvino, core, device, properties, fusion, stage)
 
 
-def _keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an openvino.Model
-    from .precise import keep  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
+def one_of(option: str, value: str, legal: Sequence[str]) -> str:
+    """The value of an option.
 
-    return keep(core, model)
-
-
-def _interpreted(model: Any) -> CompiledModel:  # noqa: ANN401  # an openvino.Model
-    from .interpret import Interpreted  # noqa: PLC0415  # needs openvino, which may be absent until one is constructed
-
-    return Interpreted(model)
+    Raises:
+        UsageError: it is none of the legal ones.
+    """
+    if value not in legal:
+        raise UsageError(f"{option}: one of {', '.join(legal)} expected, {value!r} given")
+    return value
 
 
 def words(e: BaseException) -> str:
-    """The useful part of OpenVINO's many lines: what failed, without where in its source."""
+    """The useful part of OpenVINO's message: what failed, without the place in its source."""
     lines = [x.strip() for x in str(e).splitlines() if x.strip()]
-    kept = [x for x in lines if not x.startswith(("Exception from", "While validating"))] or lines
-    return " ".join(kept)[:400] or type(e).__name__
+    useful = [x for x in lines if not x.startswith(("Exception from", "While validating"))] or lines
+    return " ".join(useful)[:400] or type(e).__name__
+
+
+def executed(compiled: CompiledModel) -> Iterator[tuple[str, Any]]:
+    """Each executed layer: its type as the device's runtime model names it, and its node."""
+    for node in compiled.get_runtime_model().get_ordered_ops():
+        info = node.get_rt_info()
+        yield info["layerType"].astype(str) if "layerType" in info else node.get_type_name(), node
+
+
+# -- compiled models on disk, for the next process ---------------------------------------------------------------------
+SIZE = 32
+"""Bytes of a digest."""
+
+
+class ModelCache:
+    """A folder of compiled models, each named by all that it depends on; made when the first one is written.
+
+    OpenVINO's own CACHE_DIR (2026.4.1) names a model by, among others, the names of its nodes, which differ with what
+    the process made before. Here a file begins with a digest of its name and its bytes: whatever is broken, or belongs
+    to another model, is compiled again and replaced.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def name(self, plan: Plan, options: object) -> str:
+        """A model's name: of its plan, the weights in it, its symbols, the backend's options, and this translation."""
+        h = hashlib.blake2b(_sources(), digest_size=SIZE)
+        h.update(repr((plan.key, options)).encode())
+        for t in plan.tensors:
+            for n in (*t.ne, *t.nb, t.view_offs):
+                h.update(str(expr_of(n) if isinstance(n, Sym) else n).encode() + b" ")
+        return h.hexdigest()
+
+    def compiled(self, compiler: Compiler, name: str, compile_: Callable[[], Any]) -> tuple[CompiledModel, str]:
+        """The model `name`, compiled by `compile_` where the file is not there or cannot be trusted.
+
+        Also a note for the witness that says where it came from.
+        """
+        path = self._folder / f"{name}.model"
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            data = b""
+        note = "models compiled and kept in cache_dir"
+        if data and data[:SIZE] != _digest(name, data[SIZE:]):
+            note = "models in cache_dir broken or of another origin, compiled again"
+        elif data:
+            try:
+                model = compiler.core.import_model(data[SIZE:], compiler.device, compiler.properties)
+            except RuntimeError:
+                note = "models in cache_dir that OpenVINO refused, compiled again"
+            else:
+                return model, "models loaded from cache_dir"
+        model = compile_()
+        stream = io.BytesIO()
+        model.export_model(stream)
+        self._write(path, name, stream.getvalue())
+        return model, note
+
+    def _write(self, path: Path, name: str, blob: bytes) -> None:
+        """Write all or nothing, whoever else writes the same."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_bytes(_digest(name, blob) + blob)
+        part.replace(path)
+
+
+def _digest(name: str, blob: bytes) -> bytes:
+    h = hashlib.blake2b(name.encode(), digest_size=SIZE)
+    h.update(blob)
+    return h.digest()
+
+
+@cache
+def _sources() -> bytes:
+    """A digest of this package: another version of it emits other models of equal plans."""
+    h = hashlib.blake2b(digest_size=SIZE)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        h.update(path.read_bytes())
+    return h.digest()

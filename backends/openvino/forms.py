@@ -15,17 +15,15 @@ from numpy.typing import NDArray
 
 from conformance.ggml.quants import to_float
 from conformance.ggml.quants.blocks import BLOCK
-from conformance.ggml.tensor import Bytes, Tensor, strided
+from conformance.ggml.tensor import Bytes, Tensor, nelements, strided
 from conformance.ggml.types import BF16, F16, F32, I32, I64, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 
 Arrays = Mapping[str, NDArray[Any]]
 """Name of a part -> its array: `number` (shape `ne[::-1]`), `d`, `m`, `e`, `q` or `raw` (shape blocks x width)."""
-
 NUMBER = "number"
 VALUE = "value"
 """Numbers that the host dequantised: the form of a leaf that a graph only reads."""
 RAW = "raw"
-
 NUMBERS: dict[GGMLType, str] = {F32: "<f4", F16: "<f2", BF16: "<f4", I32: "<i4"}
 """Types held as one array of numbers -> its dtype. BF16 travels as float32, which holds it exactly."""
 
@@ -44,8 +42,6 @@ class Blocks:
 
 SCALES = {"d": "<f2", "m": "<f2", "e": "|u1"}
 """Name of a scale -> its dtype."""
-
-
 BLOCKS: dict[GGMLType, Blocks] = {
     Q4_0: Blocks(4, 8, scales=("d",)),
     Q4_1: Blocks(4, 0, scales=("d", "m")),
@@ -77,13 +73,18 @@ def parts(type_: GGMLType) -> tuple[Part, ...]:
     return (Part(RAW, "|u1", type_.type_size),)
 
 
+def part_shape(t: Tensor, p: Part) -> tuple[int, ...]:
+    """The shape of the part `p` of the whole of `t`."""
+    return (nelements(t) // t.type.blck_size, p.width) if p.width else t.shape
+
+
 def held_dtype(p: Part) -> str:
-    """The dtype in which a cache holds a part between steps: float32 for F16, which a model could only widen whole."""
+    """The dtype in which a cache holds a part between steps: float32 for F16, or a model would widen all of it."""
     return "<f4" if p.dtype == "<f2" else p.dtype
 
 
 def narrow(type_: GGMLType, form: str) -> bool:
-    """Whether a cache holds this part wider than its type has it, so that what is written must be rounded."""
+    """Whether a cache holds this part wider than its type, so that new values must be rounded."""
     return (form == NUMBER and type_ is F16) or form in {"d", "m"}
 
 
@@ -134,7 +135,7 @@ def decode(type_: GGMLType, arrays: Arrays) -> Bytes:
 
 
 def value(t: Tensor, data: Bytes) -> NDArray[Any]:
-    """What a graph that only reads contiguous `t` computes with: int32 of integers, float32 of everything else."""
+    """The numbers of contiguous `t`, for a graph that only reads it: int32 for integers, else float32."""
     if t.type in NUMBERS:
         return encode(t, data)[NUMBER].astype("<i4" if t.type is I32 else "<f4", copy=False)
     elements = strided(data, t)

@@ -1,22 +1,29 @@
-"""Small pieces of OpenVINO graph that several emitters share; shapes are NumPy's, constants are made once per model."""
+"""Pieces of OpenVINO graph that emitters share: constants and symbols, shapes, rounding to ggml's types.
+
+Shapes are NumPy's, `ne` reversed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
 import openvino.opset15 as o
+from numpy.typing import NDArray
 from openvino import Node, Type
 
 from conformance.backend.translating.sym import Expr, Sym, expr_of, same
 from conformance.ggml.errors import BackendError
+from conformance.ggml.quants.blocks import KVALUES_FP4
+from conformance.ggml.types import MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
+
+from .forms import BLOCKS
 
 Value: TypeAlias = Any
 """A `Node` of one output, or an `Output` of one of several: openvino ships no type information."""
-Shape = tuple[int, ...]
-
+Shape: TypeAlias = tuple[int, ...]
 TYPES: dict[str, Type] = {
     "<f4": Type.f32, "<f2": Type.f16, "<i4": Type.i32, "|u1": Type.u8, "|i1": Type.i8,
 }  # fmt: skip
@@ -24,7 +31,7 @@ TYPES: dict[str, Type] = {
 
 
 class Constants:
-    """What a model is made of besides its nodes: scalars and index vectors, each made once, and what shapes are known.
+    """A model's constants (scalars and index vectors, each made once), symbols and known shapes.
 
     An int may be a `Sym`: then its expression becomes a parameter, which the host computes at each run. What cannot
     depend on a symbol is frozen by a comparison, which holds later graphs to its outcome (`sym.assumptions`).
@@ -68,7 +75,7 @@ class Constants:
         return self.symbols[expr]
 
     def symbol(self, n: int) -> Node:
-        """`n` as a parameter of shape [1], which the compiler cannot see through: also where it is a plain number."""
+        """`n` as a parameter of shape [1], whose value the compiler cannot see; also where `n` is a plain number."""
         return self._symbol(n)
 
     def axis(self, x: int) -> Node:
@@ -80,18 +87,18 @@ class Constants:
         return self._ints[x]
 
     def fixed(self, n: int) -> int:
-        """`n` as a number that the model may be built on: a symbolic one is held to it."""
+        """`n` as a plain number; the model then serves only graphs in which a symbolic `n` has this value."""
         return int(n) if n == int(n) else 0  # the comparison is what holds later graphs to it
 
     # -- what is known of values ----------------------------------------------------------------------------------
 
     def shaped(self, x: Value, shape: Sequence[int]) -> Value:
-        """`x`, which is known to have `shape`."""
+        """Note that `x` has `shape`, and return it."""
         self._shapes[id(x)] = (x, tuple(shape))
         return x
 
     def shape(self, x: Value) -> Shape | None:
-        """What `shaped` said of `x`."""
+        """The shape that `shaped` noted for `x`."""
         known = self._shapes.get(id(x))
         return known and known[1]
 
@@ -105,6 +112,27 @@ class Constants:
         return self._sources.get(id(x), x)
 
 
+def origin(result: Node) -> Node:
+    """What `result` shows, casts and shapes aside."""
+    node = result.input_value(0).get_node()
+    while node.get_type_name() in ("Convert", "Reshape"):
+        node = node.input_value(0).get_node()
+    return node
+
+
+def ancestors(nodes: Iterable[Node]) -> set[str]:
+    """Names of `nodes` and of all that they are computed from."""
+    names: set[str] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node.get_name() not in names:
+            names.add(node.get_name())
+            stack += [v.get_node() for v in node.input_values()]
+    return names
+
+
+# -- shapes -----------------------------------------------------------------------------------------------------------
 ELEMENTWISE = frozenset({
     "Abs", "Add", "Ceiling", "Convert", "Cos", "Divide", "Elu", "Equal", "Exp", "Floor", "FloorMod", "Gelu", "Greater",
     "GreaterEqual", "Less", "Log", "Maximum", "Minimum", "Multiply", "Negative", "ReLU", "Relu", "Round", "Select",
@@ -114,7 +142,7 @@ ELEMENTWISE = frozenset({
 
 
 def known_shape(c: Constants, x: Value) -> Shape | None:
-    """The shape, symbolic where the graph's is; None where nothing tells it."""
+    """The shape, symbolic where the graph's is; None where it is unknown."""
     known = c.shape(x)
     if known is not None:
         return known
@@ -124,8 +152,8 @@ def known_shape(c: Constants, x: Value) -> Shape | None:
     if node.get_type_name() not in ELEMENTWISE:
         return None
     shapes = [known_shape(c, v.get_node() if v.get_node().get_output_size() == 1 else v) for v in node.input_values()]
-    made = _broadcast(shapes)
-    return made and c.shaped(x, made) and made
+    common = _broadcast(shapes)
+    return common and c.shaped(x, common) and common
 
 
 def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
@@ -151,7 +179,7 @@ def shape_of(c: Constants, x: Value) -> Shape:
     """The shape, symbolic where the graph's is.
 
     Raises:
-        BackendError: nothing tells it.
+        BackendError: it is unknown.
     """
     known = known_shape(c, x)
     if known is None:
@@ -159,16 +187,11 @@ def shape_of(c: Constants, x: Value) -> Shape:
     return known
 
 
-def alike(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether two shapes are one in every graph of the template."""
-    return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-
-
 def reshape(c: Constants, x: Value, shape: Sequence[int]) -> Value:
-    """`x` in another shape; nothing where it has it already, and never one reshape after another."""
+    """`x` in another shape; `x` itself if it has that shape, and never two reshapes in a row."""
     x = c.source(x)
     have = known_shape(c, x)
-    if have is not None and alike(have, shape):
+    if have is not None and len(have) == len(shape) and all(map(same, have, shape)):
         return x
     return c.reshaped(_reshaped(c, x, have or (), shape), x, shape)
 
@@ -178,16 +201,16 @@ def _reshaped(c: Constants, x: Value, have: Shape, shape: Sequence[int]) -> Valu
     free = [i for i, n in enumerate(shape) if isinstance(n, Sym)]
     if not free:
         return o.reshape(x, c.i64(*shape), False)
-    kept = {i for i in free if i < len(have) and same(have[i], shape[i])} if len(free) > 1 else set()
-    if len(free) - len(kept) <= 1:
-        target = [0 if i in kept else -1 if i in free else n for i, n in enumerate(shape)]
-        return o.reshape(x, c.i64(*target), bool(kept))
+    same_place = {i for i in free if i < len(have) and same(have[i], shape[i])} if len(free) > 1 else set()
+    if len(free) - len(same_place) <= 1:
+        target = [0 if i in same_place else -1 if i in free else n for i, n in enumerate(shape)]
+        return o.reshape(x, c.i64(*target), bool(same_place))
     x = o.reshape(x, c.i64(*shape), False)
     return o.reshape(x, c.i64(*(0 if i in free else n for i, n in enumerate(shape))), True)
 
 
 def transpose(c: Constants, x: Value, order: Sequence[int]) -> Value:
-    """`x` with its axes in another order; nothing for the identity."""
+    """`x` with its axes in another order; `x` itself for the identity."""
     if list(order) == sorted(order):
         return x
     shape = shape_of(c, x)
@@ -195,15 +218,15 @@ def transpose(c: Constants, x: Value, order: Sequence[int]) -> Value:
 
 
 def cut(c: Constants, x: Value, starts: Sequence[int], stops: Sequence[int], axes: Sequence[int]) -> Value:
-    """The part of `x` from `starts` to `stops` along `axes`; nothing where that is all of it."""
+    """The part of `x` from `starts` to `stops` along `axes`; `x` itself where that is all of it."""
     shape = list(shape_of(c, x))
-    kept = [(a, b, d) for a, b, d in zip(starts, stops, axes, strict=True) if not (same(a, 0) and same(b, shape[d]))]
-    if not kept:
+    cuts = [(a, b, d) for a, b, d in zip(starts, stops, axes, strict=True) if not (same(a, 0) and same(b, shape[d]))]
+    if not cuts:
         return x
-    for a, b, d in kept:
+    for a, b, d in cuts:
         shape[d] = b - a
-    first, last, along = zip(*kept, strict=True)
-    return c.shaped(o.slice(x, c.i64(*first), c.i64(*last), c.i64(*[1] * len(kept)), c.i64(*along)), shape)
+    first, last, along = zip(*cuts, strict=True)
+    return c.shaped(o.slice(x, c.i64(*first), c.i64(*last), c.i64(*[1] * len(cuts)), c.i64(*along)), shape)
 
 
 def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
@@ -222,11 +245,12 @@ def tile(c: Constants, x: Value, shape: Sequence[int]) -> Value:
 
 
 def broadcastable(c: Constants, x: Value, shape: Sequence[int]) -> Value:
-    """`x`, repeated where NumPy's broadcasting to `shape` would not do it."""
+    """`x`, repeated where NumPy's broadcasting to `shape` does not suffice."""
     have = shape_of(c, x)
     return tile(c, x, [n if same(n, m) or m != 1 else m for n, m in zip(shape, have, strict=True)])
 
 
+# -- rounding to F16 and BF16 -----------------------------------------------------------------------------------------
 def round_f16(c: Constants, x: Value) -> Value:
     """The float32 `x` rounded to F16's grid: nearest even, subnormals, overflow to infinity, NaN kept.
 
@@ -255,3 +279,134 @@ def round_bf16(c: Constants, x: Value) -> Value:
     big = o.multiply(split(o.multiply(x, c.f32(2.0**-40))), c.f32(2.0**40))
     held = o.select(o.less(size, c.f32(2.0**100)), split(x), big)
     return o.select(o.less(size, c.f32(float("inf"))), held, x)
+
+
+# -- block types: parts to numbers, and numbers to parts as ggml's `quantize_row_*_ref` -------------------------------
+Parts = dict[str, Value]
+"""`d`, `m`: float32 of shape (…, 1) on F16's grid; `e`: uint8 of that shape; `q`: int8 or uint8, (…, blck_size)."""
+KVALUES = np.array(KVALUES_FP4, np.float32)
+_POWERS = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
+"""The factor of each MXFP4 exponent: `GGML_E8M0_TO_FP32_HALF`."""
+_INVERSES = np.ldexp(np.float32(1), np.minimum(128 - np.arange(256), 127)).astype(np.float32)
+_MIDDLES = (KVALUES[:7] + KVALUES[1:8]) / 2
+
+
+def _firsts() -> NDArray[np.float32]:
+    """The smallest magnitude for each exponent of MXFP4 from 1 on: `floorf(log2f(amax)) - 2 + 127`.
+
+    A little below a power of two the float32 logarithm is already the next integer.
+    """
+    powers = np.ldexp(np.float32(1), np.arange(1, 250) - 125).astype(np.float32)
+    below = (powers.view(np.uint32)[:, None] - np.arange(128, dtype=np.uint32)).view(np.float32)
+    same = np.floor(np.log2(below.astype(np.float64)).astype(np.float32)) == np.log2(powers)[:, None]
+    return np.asarray(below[np.arange(len(powers)), same.sum(axis=1) - 1], np.float32)
+
+
+def numbers(c: Constants, type_: GGMLType, parts: Parts) -> Value:
+    """float32 of shape (…, blck_size): `dequantize_row_*`."""
+    b = BLOCKS[type_]
+    if "e" in b.scales:
+        kvalue = o.gather(o.constant(KVALUES), o.convert(parts["q"], Type.i32), c.axis(0))
+        return o.multiply(kvalue, o.gather(o.constant(_POWERS), o.convert(parts["e"], Type.i32), c.axis(0)))
+    q: Value = o.convert(parts["q"], Type.f32)
+    if b.zero:
+        q = o.subtract(q, c.f32(float(b.zero)))
+    x = o.multiply(q, parts["d"])
+    return o.add(x, parts["m"]) if "m" in b.scales else x
+
+
+def quantized(c: Constants, type_: GGMLType, x: Value, *, read_again: bool) -> Parts:
+    """Parts of the float32 `x` of shape (…, blck_size): `quantize_row_*_ref`.
+
+    Scales and minima are rounded to F16 where the graph reads them again; where they only leave it, a Convert does.
+    """
+    new = _QUANTIZE[type_](c, x)
+    return {n: round_f16(c, p) if read_again and n in ("d", "m") else p for n, p in new.items()}
+
+
+def _unfused(c: Constants, x: Value) -> Value:
+    """Keep `x` from becoming one fused multiply-add with what follows: ggml rounds the product first."""
+    return o.maximum(x, c.f32(-1e30))
+
+
+def _inverse(c: Constants, d: Value) -> Value:
+    """1 / d, and 0 where d is 0."""
+    zero = c.f32(0.0)
+    return o.select(o.equal(d, zero), zero, o.divide(c.f32(1.0), d))
+
+
+def _divided(c: Constants, x: Value, n: float) -> Value:
+    """Quotient x / n, correctly rounded, for a whole n below 2^12.
+
+    The CPU plugin multiplies by the reciprocal, which is one unit off for every second value, and a scale on the edge
+    of two F16 values then differs from ggml's. The remainder, exact because the quotient is split in two, corrects it.
+    """
+    r = c.f32(float(np.float32(1.0) / np.float32(n)))
+    q = o.multiply(x, r)
+    t = o.multiply(q, c.f32(4097.0))
+    high = o.subtract(t, o.subtract(t, q))
+    rest = o.subtract(o.subtract(x, o.multiply(high, c.f32(n))), o.multiply(o.subtract(q, high), c.f32(n)))
+    return o.add(q, o.multiply(rest, r))
+
+
+def _extreme(c: Constants, x: Value) -> Value:
+    """The value of largest magnitude, the first of several, with its sign."""
+    size = o.abs(x)
+    top = o.reduce_max(size, c.i64(-1), True)
+    count = int(shape_of(c, x)[-1])
+    place = o.constant(np.arange(count, dtype=np.float32))
+    first = o.reduce_min(o.select(o.equal(size, top), place, c.f32(float(count))), c.i64(-1), True)
+    return o.reduce_sum(o.select(o.equal(place, first), x, c.f32(0.0)), c.i64(-1), True)
+
+
+def _symmetric(levels: float) -> Callable[[Constants, Value], Parts]:
+    """Q4_0 and Q5_0: the value of largest magnitude becomes -levels; halves are rounded up."""
+
+    def quantize(c: Constants, x: Value) -> Parts:
+        d = o.multiply(_extreme(c, x), c.f32(-1.0 / levels))  # exact: levels is a power of two
+        d = o.select(o.equal(d, c.f32(0.0)), c.f32(-0.0), d)  # 0 / -levels, whose sign OpenVINO loses
+        y = o.add(_unfused(c, o.multiply(x, _inverse(c, d))), c.f32(levels + 0.5))
+        q = o.minimum(o.floor(y), c.f32(2 * levels - 1))
+        return {"d": d, "q": o.convert(q, Type.u8)}
+
+    return quantize
+
+
+def _affine(levels: float) -> Callable[[Constants, Value], Parts]:
+    """Q4_1 and Q5_1: the smallest value becomes 0, the largest `levels`."""
+
+    def quantize(c: Constants, x: Value) -> Parts:
+        low = o.reduce_min(x, c.i64(-1), True)
+        d = _divided(c, o.subtract(o.reduce_max(x, c.i64(-1), True), low), levels)
+        y = o.add(_unfused(c, o.multiply(o.subtract(x, low), _inverse(c, d))), c.f32(0.5))
+        q = o.minimum(o.floor(y), c.f32(levels))
+        return {"d": d, "m": low, "q": o.convert(q, Type.u8)}
+
+    return quantize
+
+
+def _q8_0(c: Constants, x: Value) -> Parts:
+    d = _divided(c, o.reduce_max(o.abs(x), c.i64(-1), True), 127.0)
+    q = o.round(o.multiply(x, _inverse(c, d)), "half_away_from_zero")
+    return {"d": d, "q": o.convert(q, Type.i8)}
+
+
+def _mxfp4(c: Constants, x: Value) -> Parts:
+    """The block's power of two from its largest magnitude, then the table's nearest, the smaller of two as near."""
+    top = o.reduce_max(o.abs(x), c.i64(-1), True)
+    e = o.bucketize(top, o.constant(_firsts()), "i32", False)
+    y = o.multiply(x, o.gather(o.constant(_INVERSES), e, c.axis(0)))
+    size = o.convert(o.bucketize(o.abs(y), o.constant(_MIDDLES), "i32", True), Type.f32)
+    below = o.logical_and(o.less(y, c.f32(0.0)), o.greater(size, c.f32(0.0)))
+    q = o.select(below, o.add(size, c.f32(8.0)), size)
+    return {"e": o.convert(e, Type.u8), "q": o.convert(q, Type.u8)}
+
+
+_QUANTIZE: dict[GGMLType, Callable[[Constants, Value], Parts]] = {
+    Q4_0: _symmetric(8.0),
+    Q4_1: _affine(15.0),
+    Q5_0: _symmetric(16.0),
+    Q5_1: _affine(31.0),
+    Q8_0: _q8_0,
+    MXFP4: _mxfp4,
+}

@@ -104,16 +104,9 @@ def region(t: Tensor, *, blocks: bool) -> Region:
 
 
 def read(c: Constants, x: Value, r: Region, width: int = 0) -> tuple[Value, str]:
-    """The units of `r` out of `x`, which holds the whole root in order.
+    """The units of `r` out of `x`, which holds the whole root in order, in any shape; and how they were read.
 
-    Args:
-        c: the model's constants.
-        x: any shape of `total` units, times `width` entries each where that is not 0.
-        r: what to read.
-        width: entries per unit, a last axis.
-
-    Returns:
-        The value, of shape `r.shape` and `width`; and how it was read: whole, slice or gather.
+    The value has `r.shape` and, where it is not 0, `width` entries per unit; how is `whole`, `slice` or `gather`.
     """
     tail = (width,) if width else ()
     shape = (*r.shape, *tail)
@@ -207,9 +200,9 @@ def arranged(c: Constants, new: Value, r: Region, where: Rows, order: list[int],
     if not order:
         rest = where.extents[1:]
         return reshape(c, new, (r.size // math.prod(rest), *rest, *tail))
-    kept = [n for n in r.shape if n != 1]
-    kept += [1] * (len(order) - len(kept))
-    new = reshape(c, new, (*kept, *tail))
+    extents = [n for n in r.shape if n != 1]
+    extents += [1] * (len(order) - len(extents))
+    new = reshape(c, new, (*extents, *tail))
     back = [order.index(i) for i in range(len(order))]
     return transpose(c, new, (*back, *range(len(order), len(order) + len(tail))))
 
@@ -223,17 +216,9 @@ def scatter(c: Constants, x: Value, where: Rows, rows: Value, width: int = 0) ->
 
 
 def write(c: Constants, x: Value | None, r: Region, new: Value, width: int = 0) -> tuple[Value, str]:
-    """The root's units with those of `r` replaced.
+    """The root `x` with the units of `r` replaced by `new`, and how: `whole`, `rows` or `scatter`.
 
-    Args:
-        c: the model's constants.
-        x: the root as it was; None where nothing of it is left.
-        r: where to write.
-        new: the units of `r` in order, of any shape.
-        width: entries per unit.
-
-    Returns:
-        The root as it is now, and how it was written: whole, rows or scatter.
+    `x` is None where nothing of it is left; `new` is in order, of any shape, `width` entries per unit.
     """
     if r.whole:
         return new, "whole"

@@ -1,34 +1,55 @@
-"""The walk: which value each root holds as the nodes run, read and written through views; emitters see only this."""
+"""The walk: the value that each root holds as the nodes run, read and written through views. All that emitters see."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import openvino.opset15 as o
 from openvino import Node, Type
 
+from conformance.backend.translating.dynamic import TracedPlan
 from conformance.backend.translating.plan import Emitter, Plan
 from conformance.backend.translating.sym import Expr, Sym, same
 from conformance.ggml.errors import BackendError, ConformanceError
-from conformance.ggml.tensor import Bytes, Tensor, computes, is_empty, nelements
+from conformance.ggml.tensor import Bytes, Tensor, computes, is_empty
 from conformance.ggml.types import BF16, F16, I64, GGMLType
 
-from . import blocks
-from .forms import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, parts, value
-from .nodes import TYPES, Constants, Shape, Value, reshape, round_bf16, round_f16, shape_of
+from .forms import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, part_shape, parts, value
+from .nodes import TYPES, Constants, Shape, Value, numbers, quantized, reshape, round_bf16, round_f16, shape_of
 from .views import Region, Rows, arranged, place, read, region, scatter
-from .weights import Stored
+from .weights import Stored, WeightStore
 
 ROUND: dict[GGMLType, Callable[[Constants, Value], Value]] = {F16: round_f16, BF16: round_bf16}
 
-Weights = Callable[[Tensor], Bytes]
-"""A weight's bytes, which become constants of the model."""
-Compressed = Callable[[Tensor], Stored | None]
-"""Node -> the weight that it reads as `src[0]`, in a form that the device reads in place, if there is one."""
+
+class Weights(Protocol):
+    """What a walk asks of a session's memory: bytes that become constants of the model."""
+
+    weights: WeightStore
+
+    def look(self, tensor: Tensor) -> Bytes:
+        """The bytes of a persistent tensor, not to be changed."""
+
+
+def src(node: Tensor, i: int) -> Tensor:
+    """`node.src[i]`, which the op cannot do without.
+
+    Raises:
+        BackendError: it is absent.
+    """
+    s = optional(node, i)
+    if s is None:
+        raise BackendError(f"{node}: src[{i}] is absent, {node.op} needs it")
+    return s
+
+
+def optional(node: Tensor, i: int) -> Tensor | None:
+    """`node.src[i]`, None where ggml has NULL."""
+    return node.src[i] if i < len(node.src) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +68,7 @@ class Held:
     number: Value | None = None
     parts: dict[str, Value] | None = None
     rounded: bool = True
-    """Whether `number` already lies on the grid of the root's type; if not, whoever reads it rounds it first."""
+    """Whether `number` already lies on the grid of the root's type; if not, a read rounds it first."""
     pending: list[Written] = field(default_factory=list)
     """What was written and is not yet in `number` or `parts`."""
     log: list[Written] | None = None
@@ -56,7 +77,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Rows that leave the model to be written into a cache by the host: what a step costs grows with what it writes."""
+    """Rows that the host writes into a cache after the run, so that a step costs only what it writes."""
 
     index: int
     form: str
@@ -89,6 +110,12 @@ class Emitted:
     first_cache: int = 0
     """Results from here on are new contents of whole caches, as far as `outputs` goes; then come those of commits."""
     commits: list[Commit] = field(default_factory=list)
+    sinks: list[Node] = field(default_factory=list)
+    """What assigns the variables of the model."""
+    variables: list[Feed] = field(default_factory=list)
+    """Which cache each variable holds, in which form."""
+    written: set[int] = field(default_factory=set)
+    """Caches in variables that a run changes."""
     symbols: dict[Expr, Node] = field(default_factory=dict)
     """Expression -> parameter of its value; the last parameters, in this order."""
     notes: Counter[str] = field(default_factory=Counter)
@@ -100,18 +127,22 @@ class Walk:
     bound: ClassVar[bool] = True
     """Whether caches are the host's, held as `forms.held` says, and take new rows from it."""
 
-    def __init__(self, plan: Plan, weights: Weights, compressed: Compressed | None = None) -> None:
+    def __init__(self, plan: Plan, memory: Weights) -> None:
         self.c = Constants()
         self.shared: dict[Hashable, Value] = {}
         """Values that several nodes can use, such as the angles of ROPE."""
         self._plan = plan
-        self._weights = weights
-        self._compressed = compressed
+        self._memory = memory
+        self._tensors = plan.own if isinstance(plan, TracedPlan) else plan.tensors
+        """The plan's tensors as `memory` knows them."""
         self._held: dict[Tensor, Held] = {}
         self._leaves: dict[Feed, Value] = {}
         self._given: dict[int, tuple[int, Value]] = {}
         self._out = Emitted()
         self._last_read = {s.root: plan.index[n] for n in plan.graph if computes(n) for s in n.src if s is not None}
+
+    def _known(self, t: Tensor) -> Tensor:
+        return self._tensors[self._plan.index[t]]
 
     # -- leaves ---------------------------------------------------------------------------------------------------
 
@@ -119,7 +150,8 @@ class Walk:
         feed = Feed(self._plan.index[t], form)
         if feed not in self._leaves:
             if self._plan.roles[t] == "weight":
-                arrays = {VALUE: value(t, self._weights(t))} if form == VALUE else encode(t, self._weights(t))
+                data = self._memory.look(self._known(t))
+                arrays = {VALUE: value(t, data)} if form == VALUE else encode(t, data)
                 array = np.ascontiguousarray(arrays[form], dtype)
                 # shared where OpenVINO agrees: the session's own bytes, kept alive by the constant
                 self._leaves[feed] = o.constant(array, shared_memory=array.flags.writeable)
@@ -131,7 +163,7 @@ class Walk:
         return self._leaves[feed]
 
     def _part(self, t: Tensor, p: Part) -> Value:
-        shape = (_units(t), p.width) if p.width else t.shape
+        shape = part_shape(t, p)
         if self._plan.roles[t] == "cache" and self.bound:
             return self._parameter(t, p.name, held_dtype(p), shape)
         if p.name == NUMBER and t.type is F16 and self._plan.roles[t] != "cache":
@@ -191,7 +223,7 @@ class Walk:
             raise BackendError(f"{t}: {t.type} that the graph itself wrote cannot be read as numbers in OpenVINO")
         r = region(t, blocks=True)
         own = {p.name: read(self.c, held.parts[p.name], r, p.width)[0] for p in parts(t.type)}
-        return reshape(self.c, blocks.numbers(self.c, t.type, own), t.shape)
+        return reshape(self.c, numbers(self.c, t.type, own), t.shape)
 
     def baked(self, t: Tensor) -> bool:
         """Whether `t` is a weight that becomes a constant of the model."""
@@ -200,12 +232,12 @@ class Walk:
     def weight(self, node: Tensor) -> Stored | None:
         """`src[0]` of a product or a lookup, if it is a weight that can stay compressed; if not, see `number`."""
         t = node.src[0]
-        if t is None or self._compressed is None or not self.baked(t):
+        if t is None or not self.baked(t):
             return None
-        found = self._compressed(node)
-        if found is not None:
+        stored = self._memory.weights.get(node, self._known(t), self._memory.look)
+        if stored is not None:
             self._out.notes["weights kept compressed"] += 1
-        return found
+        return stored
 
     def parts(self, t: Tensor) -> dict[str, Value]:
         """`t`'s blocks now, each part of shape (ne3, ne2, ne1, blocks, width): to move without looking inside."""
@@ -227,19 +259,16 @@ class Walk:
     # -- what emitters store --------------------------------------------------------------------------------------
 
     def store(self, node: Tensor, x: Value, *, exact: bool = False) -> None:
-        """Make `x` the value of `node`, rounded to its type.
+        """Make `x` the value of `node`, rounded to its type unless it is `exact`: on the type's grid already.
 
-        Args:
-            node: the node.
-            x: in order of `node`'s elements, of any shape.
-            exact: whether `x` already lies on the grid of `node`'s type.
+        `x` holds `node`'s elements in order, in any shape.
 
         Raises:
             BackendError: values of this type cannot be built.
         """
         if node.type in BLOCKS:
             rows = reshape(self.c, x, (*node.ne[:0:-1], node.ne[0] // node.type.blck_size, node.type.blck_size))
-            self.store_parts(node, blocks.quantized(self.c, node.type, rows, read_again=self.read_again(node)))
+            self.store_parts(node, quantized(self.c, node.type, rows, read_again=self.read_again(node)))
             return
         if node.type not in NUMBERS:
             raise BackendError(f"{node}: values cannot be stored in {node.type}; ask supports_op first")
@@ -297,14 +326,7 @@ class Walk:
         return Rows((r.total // n, n), 0, ids)
 
     def store_rows(self, node: Tensor, where: Rows, new: Mapping[str, Value], *, exact: bool = True) -> None:
-        """Make parts `new`, of shape (n, …), the rows `where` of `node`'s root.
-
-        Args:
-            node: the node.
-            where: what `rows` gave.
-            new: part -> value.
-            exact: whether numbers already lie on the grid of `node`'s type.
-        """
+        """Make parts `new`, of shape (n, …), the rows `where` of `node`'s root; `exact` as in `store`."""
         lossy = node.type in ROUND and not exact
         if lossy and (self.read_again(node) or (node.type is BF16 and self._cached(node))):
             new, lossy = {n: ROUND[node.type](self.c, x) for n, x in new.items()}, False
@@ -340,7 +362,7 @@ class Walk:
         for p in parts(t.type):
             x = held.number if held.parts is None else held.parts[p.name]
             assert x is not None  # a root holds the one or the other
-            x = reshape(self.c, x, (_units(t), p.width) if p.width else t.shape)
+            x = reshape(self.c, x, part_shape(t, p))
             self._emit(index, p.name, o.convert(x, Type.f16) if p.dtype == "<f2" and not self.bound else x)
 
     def _commit(self, t: Tensor, index: int, log: list[Written]) -> None:
@@ -352,7 +374,7 @@ class Walk:
                 self._out.commits.append(Commit(index, p.name, extents, w.where.axis, ids, rows))
 
     def _out_of(self, x: Value) -> int:
-        """The result that gives `x`; one for all who ask."""
+        """The result that gives `x`, made once."""
         if id(x) not in self._given:
             self._given[id(x)] = (len(self._out.results), x)
             self._out.results.append(o.result(x))
@@ -403,7 +425,3 @@ class Walk:
         except (RuntimeError, TypeError, ValueError, LookupError) as e:
             shapes = ", ".join("absent" if s is None else f"{s.type}{list(s.ne)}" for s in node.src)
             raise BackendError(f"{node}: cannot be emitted for src {shapes}: {type(e).__name__}: {e}") from e
-
-
-def _units(t: Tensor) -> int:
-    return nelements(t) // t.type.blck_size

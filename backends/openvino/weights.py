@@ -1,4 +1,9 @@
-"""Weights that stay compressed: taken apart once per session, shared by all its models.
+"""Quantised weights that stay compressed: integers, scales and zero points, taken apart once per session.
+
+value = (q - zero) * scale. Where ggml has a minimum, `q * d + m`, zero = -m / d is a fractional float32, which costs
+the last bit: a sum would be exact, but the CPU plugin folds it into float32 weights. Rows that are looked up are no
+operand of a product, so they keep the minimum and stay exact. Scales are float32: the CPU plugin holds F16 ones a
+second time as float32.
 
 The CPU plugin (2026.4.1) reads `Constant -> Convert -> [Subtract] -> Multiply -> Reshape` in place where the chain ends
 in two dimensions and feeds the transposed second input of a MatMul or the first of a Gather. With three dimensions or
@@ -7,8 +12,10 @@ four it expands the whole weight to float32 first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import openvino.opset15 as o
@@ -17,30 +24,174 @@ from openvino import Output, Type
 from openvino import Shape as OvShape
 from openvino import Tensor as OvTensor
 
-from conformance.ggml.quants.requant import FORMS, Requant, requantised, weight_form
+from conformance.ggml.quants import to_float
+from conformance.ggml.quants.blocks import Blocks, as_blocks, as_bytes, k4_scales
+from conformance.ggml.quants.requant import FORMS, Form, Requant, quantised, requantised, weight_form
 from conformance.ggml.tensor import Bytes, Dims, Tensor, nbytes
-from conformance.ggml.types import BF16, F16, GGMLType
+from conformance.ggml.types import BF16, F16, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, GGMLType
 
 from .nodes import Value
-from .packing import ENCODINGS, Packed, floats, packed, repacked
 
+F32Array: TypeAlias = NDArray[np.float32]
+Scales: TypeAlias = tuple[F32Array, F32Array | None]
+"""Scale, and what is subtracted after scaling if anything is: (n, groups) each."""
 Read: TypeAlias = Callable[[Tensor], Bytes]
 """A weight's bytes."""
-
+_CHUNK = 1 << 22
+"""Elements that are float32 on the way at a time: 16 MiB."""
 _TYPES = {"i4": Type.i4, "u4": Type.u4, "i8": Type.i8, "u8": Type.u8, "f16": Type.f16, "bf16": Type.bf16}
 _HALVES = {F16: "f16", BF16: "bf16"}
 
 
-class Stored(Protocol):
+# -- taking blocks apart, in NumPy ------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Weights of shape (rows, groups, group)."""
+
+    dtype: str
+    """OpenVINO's element type of the quants: `i4`, `u4`, `i8` or `u8`."""
+    q: NDArray[np.uint8]
+    """Their bytes in order, two quants of 4 bits in a byte, the first in the low half."""
+    shape: tuple[int, int, int]
+    scale: F32Array
+    """(rows, groups, 1)."""
+    low: F32Array | None
+    """What is subtracted after scaling, ggml's `min`, as `scale`; None for 0."""
+
+    @property
+    def zero(self) -> F32Array | None:
+        """What is subtracted before scaling."""
+        return None if self.low is None else np.asarray(self.low / self.scale, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a block type is taken apart."""
+
+    dtype: str
+    group: int
+    unit: Mapping[str, Any]
+    """Fields of a block that make its values its quants: scale 1, minimum 0."""
+    scales: Callable[[Blocks], Scales]
+
+
+def _f32(b: Blocks, field: str) -> F32Array:
+    return np.asarray(b[field].astype(np.float32))[:, None]
+
+
+def _d(b: Blocks) -> Scales:
+    return _f32(b, "d"), None
+
+
+def _d_m(b: Blocks) -> Scales:
+    return _f32(b, "d"), -_f32(b, "m")
+
+
+def _k4(b: Blocks) -> Scales:
+    sc, m = k4_scales(b["scales"])
+    return _f32(b, "d") * sc, _f32(b, "dmin") * m
+
+
+def _k6(b: Blocks) -> Scales:
+    return _f32(b, "d") * b["scales"], None
+
+
+_ONE = {"d": 1}
+_K4_ONE = {"d": 1, "dmin": 0, "scales": np.array([1] * 4 + [0] * 4 + [1] * 4, np.uint8)}
+"""`get_scale_min_k4` gives 1 and 0 for each of the eight."""
+ENCODINGS: dict[GGMLType, Encoding] = {
+    Q4_0: Encoding("i4", 32, _ONE, _d),
+    Q4_1: Encoding("u4", 32, {"d": 1, "m": 0}, _d_m),
+    Q5_0: Encoding("i8", 32, _ONE, _d),
+    Q5_1: Encoding("u8", 32, {"d": 1, "m": 0}, _d_m),
+    Q8_0: Encoding("i8", 32, _ONE, _d),
+    Q4_K: Encoding("u4", 32, _K4_ONE, _k4),
+    Q5_K: Encoding("u8", 32, _K4_ONE, _k4),
+    Q6_K: Encoding("i8", 16, {"d": 1, "scales": 1}, _k6),
+}
+"""Types whose blocks are integers on a grid that OpenVINO has."""
+
+
+def _nibbles(dtype: str, q: NDArray[Any]) -> NDArray[np.uint8]:
+    """Quants of any integer type, first axis whole rows, as bytes."""
+    bits = q.astype(np.int8).view(np.uint8).reshape(-1)
+    if dtype.endswith("8"):
+        return bits
+    packed: NDArray[np.uint8] = bits[0::2] & np.uint8(15) | bits[1::2] << np.uint8(4)
+    return packed
+
+
+def _quants(type_: GGMLType, e: Encoding, blocks: Blocks) -> NDArray[np.uint8]:
+    """The quants: the values of the same blocks with all scales 1 and minima 0, exact in float32."""
+    bare = blocks.copy()
+    for field, one in e.unit.items():
+        bare[field] = one
+    return _nibbles(e.dtype, to_float(type_, as_bytes(type_, bare)))
+
+
+def packed(type_: GGMLType, data: Bytes, rows: int) -> Packed | None:
+    """The blocks of a tensor of `rows` rows taken apart. A group of scale 0 gets quants 0 and scale 1.
+
+    None where a scale or a minimum is not finite: what is no number cannot be multiplied out of order.
+    """
+    e = ENCODINGS[type_]
+    blocks = as_blocks(type_, data.reshape(-1, type_.type_size))
+    groups = type_.blck_size // e.group
+    scale, low = e.scales(blocks)
+    if not np.isfinite(scale).all() or not (low is None or np.isfinite(low).all()):
+        return None
+    q = np.empty(len(blocks) * type_.blck_size * int(e.dtype[1]) // 8, np.uint8)
+    step = _CHUNK // type_.blck_size
+    for i in range(0, len(blocks), step):
+        part = _quants(type_, e, blocks[i : i + step])
+        at = i * len(q) // len(blocks)
+        q[at : at + len(part)] = part
+    none = scale == 0
+    if low is not None and none.any():
+        scale = np.where(none, np.float32(1), scale)
+        q.reshape(len(blocks), groups, -1)[none] = 0
+    shape = (rows, len(blocks) * groups // rows, e.group)
+    per_group = (*shape[:2], 1)
+    scale = np.ascontiguousarray(scale).reshape(per_group)
+    return Packed(e.dtype, q, shape, scale, None if low is None else low.reshape(per_group))
+
+
+def floats(type_: GGMLType, data: Bytes, rows: int) -> Iterator[tuple[slice, F32Array]]:
+    """A quantised tensor's values, some rows at a time: which rows, and their (n, ne0)."""
+    blocks = data.reshape(rows, -1, type_.type_size)
+    step = max(1, _CHUNK // (blocks.shape[1] * type_.blck_size))
+    for i in range(0, rows, step):
+        part = slice(i, min(rows, i + step))
+        yield part, to_float(type_, blocks[part])
+
+
+def repacked(form: Form, type_: GGMLType, data: Bytes, rows: int) -> Packed:
+    """The values of a quantised tensor stored on another grid."""
+    ne0 = len(data) // rows // type_.type_size * type_.blck_size
+    group = form.group or ne0
+    shape = (rows, ne0 // group, group)
+    dtype = f"i{form.bits}"
+    q = np.empty((rows, ne0 * form.bits // 8), np.uint8)
+    scale = np.empty((*shape[:2], 1), np.float32)
+    for part, x in floats(type_, data, rows):
+        quants, scale[part] = quantised(form, x)
+        q[part] = _nibbles(dtype, quants).reshape(len(x), -1)
+    return Packed(dtype, q.reshape(-1), shape, scale, None)
+
+
+# -- stored weights as pieces of graph --------------------------------------------------------------------------------
+class Stored(ABC):
     """A weight as OpenVINO tensors that any number of models share."""
 
     nbytes: int
 
+    @abstractmethod
     def matrix(self) -> Value:
         """All of it: float32 of shape (rows, ne0)."""
 
     def rows(self, ids: Value) -> Value:
         """The rows `ids`, i32 of any shape: float32 of that shape and ne0."""
+        return _pick(self.matrix(), ids)
 
 
 def _tensor(dtype: Type, shape: tuple[int, ...], data: NDArray[Any]) -> OvTensor:
@@ -66,7 +217,7 @@ def _rank(x: Value) -> int:
     return len((x if isinstance(x, Output) else x.output(0)).get_partial_shape())
 
 
-class Grid:
+class Grid(Stored):
     """`(q - zero) * scale`."""
 
     def __init__(self, p: Packed) -> None:
@@ -85,12 +236,8 @@ class Grid:
         rows, groups, group = self._shape
         return o.reshape(o.multiply(x, o.constant(self._scale)), _ints(rows, groups * group), False)
 
-    def rows(self, ids: Value) -> Value:
-        """As `Stored.rows`."""
-        return _pick(self.matrix(), ids)
 
-
-class Table:
+class Table(Stored):
     """`q * scale - low`: exact, for rows that are looked up. The quants are bytes: a Gather of nibbles widens them."""
 
     def __init__(self, p: Packed) -> None:
@@ -119,7 +266,7 @@ class Table:
         return o.reshape(x, _ints(*[0] * n, self._groups * self._group), True)
 
 
-class Half:
+class Half(Stored):
     """Floats of 16 bits."""
 
     def __init__(self, dtype: str, shape: tuple[int, int], data: NDArray[Any]) -> None:
@@ -133,23 +280,13 @@ class Half:
         x.get_rt_info()["decompression_0"] = ""
         return x
 
-    def rows(self, ids: Value) -> Value:
-        """As `Stored.rows`."""
-        return _pick(self.matrix(), ids)
-
 
 def stored(type_: GGMLType, data: Bytes, ne: Dims, form: str = "", *, lookup: bool = False) -> Stored | None:
-    """A weight in a form that models share.
+    """A weight in a form that models share; `ne` are its elements per dimension.
 
-    Args:
-        type_: the weight's type.
-        data: its bytes.
-        ne: its elements per dimension; ne1, ne2 and ne3 together are its rows.
-        form: a key of `requant.FORMS`, or nothing for the type's own encoding.
-        lookup: whether rows are looked up and must be equal to the bit.
-
-    Returns:
-        None where there is no compressed form: other types, nothing in it, and scales that are not finite.
+    None where there is no compressed form: other types, nothing in it, and scales that are not finite. `form` is a key
+    of `requant.FORMS`, or nothing for the type's own encoding; `lookup`: rows are looked up and must be equal to the
+    bit.
     """
     shape = (ne[1] * ne[2] * ne[3], ne[0])
     if 0 in shape:
@@ -176,12 +313,6 @@ def _halves(form: str, type_: GGMLType, data: Bytes, shape: tuple[int, int]) -> 
     return out
 
 
-def compressed(type_: GGMLType, data: Bytes, ne: Dims, form: str = "") -> Value | None:
-    """A weight as a subgraph: float32 of shape (ne1 * ne2 * ne3, ne0), or None as in `stored`."""
-    s = stored(type_, data, ne, form)
-    return None if s is None else s.matrix()
-
-
 class WeightStore:
     """A session's weights, each taken apart once for each form it is read in, whatever number of models reads them.
 
@@ -194,15 +325,13 @@ class WeightStore:
         self._stored: dict[tuple[Tensor, str, bool], Stored | None] = {}
 
     def get(self, node: Tensor, t: Tensor, read: Read) -> Stored | None:
-        """The weight that `node`, a MUL_MAT, MUL_MAT_ID or GET_ROWS, reads whole; None if it cannot be compressed.
+        """The weight `t` that `node`, a MUL_MAT, MUL_MAT_ID or GET_ROWS, reads whole; None if it cannot be compressed.
 
-        Args:
-            node: the node that reads it, of any copy of the graph.
-            t: `node.src[0]` as the session knows it.
-            read: gives the weight's bytes; called the first time.
+        `node` may be of any copy of the graph; `t` is its `src[0]` as the session knows it, whose bytes `read` gives.
         """
         form = weight_form(node, self._requant.weights, self._requant.rows)
-        lookup = node.op == "GET_ROWS" and not form and t.type in ENCODINGS and ENCODINGS[t.type].has_minimum
+        # quants that count from a minimum are unsigned
+        lookup = node.op == "GET_ROWS" and not form and t.type in ENCODINGS and ENCODINGS[t.type].dtype.startswith("u")
         key = (t, form, lookup)
         if key not in self._stored:
             worth = nbytes(t) > 0 and (bool(form) or t.type in ENCODINGS or t.type in _HALVES)

@@ -15,18 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import attention_forms as forms
 import click
 import numpy as np
+from attention_forms import layers
 from numpy.typing import NDArray
 
 from backends.openvino import OpenVinoStateless
-from backends.openvino.bind import layers
-from backends.openvino.emit import fused
+from backends.openvino.emit.attention import remembered
 from backends.openvino.nodes import Constants
 
-HEADS = fused.Heads(32, 8, 64**-0.5)
+HEADS = forms.Heads(32, 8, 64**-0.5)
 SIZE = 64
-FORMS = (*fused.FORMS, "stateful")
+FORMS = (*forms.FORMS, "stateful")
 PROPERTIES = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0, "INFERENCE_NUM_THREADS": 2}
 MOVED = ("Broadcast", "Transpose", "Tile", "Gather")
 WORK = ("ScaledDotProductAttention", "Subgraph", "MatMul", "Softmax", *MOVED)
@@ -80,14 +81,14 @@ def measured(form: str, tokens: int, past: int, streams: int, dynamic: bool) -> 
     stateful = form == "stateful"
     shapes = _shapes(streams, tokens, tokens if stateful else total)
     given = [*(parameter(*s, fixed=(1, 3)) for s in shapes), parameter(streams, 1, tokens, total, fixed=(1,))]
-    mask = fused.mask(c, given[3])
+    mask = forms.mask(c, given[3])
     if stateful:
         beam = parameter(streams, type_=ov.Type.i32)
-        kept = [fused.remembered(c, x, beam, str(i), HEADS.kv, SIZE) for i, x in enumerate(given[1:3])]
-        y = fused.sdpa(c, HEADS, given[0], kept[0][0], kept[1][0], mask, None)
+        kept = [remembered(c, x, beam, str(i), HEADS.kv, SIZE) for i, x in enumerate(given[1:3])]
+        y = forms.sdpa(c, HEADS, given[0], kept[0][0], kept[1][0], mask, None)
         model = ov.Model([o.result(y)], [x for _, x in kept], [*given, beam])
     else:
-        model = ov.Model([o.result(fused.FORMS[form](c, HEADS, given[0], given[1], given[2], mask, None))], given)
+        model = ov.Model([o.result(forms.FORMS[form](c, HEADS, given[0], given[1], given[2], mask, None))], given)
     compiled = ov.Core().compile_model(model, "CPU", PROPERTIES)
     request = compiled.create_infer_request()
     if stateful:

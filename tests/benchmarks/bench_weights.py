@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import backends.openvino  # noqa: F401  # keeps openvino's telemetry from the network
-from backends.openvino.packing import ENCODINGS
-from backends.openvino.weights import packed_copies, stored
+from backends.openvino.weights import ENCODINGS, packed_copies, stored
 from conformance.ggml.quants import from_float
 from conformance.ggml.quants.requant import FORMS
 from conformance.ggml.tensor import Bytes

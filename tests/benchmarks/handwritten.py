@@ -12,11 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import attention_forms as forms
 import numpy as np
 from numpy.typing import NDArray
 
 from backends.openvino import OpenVinoStateless  # first: it keeps openvino's telemetry from the network
-from backends.openvino.emit import fused
+from backends.openvino.emit.attention import remembered
+from backends.openvino.emit.rope import rope_neox, rope_normal
+from backends.openvino.emit.rows import rms
 from backends.openvino.nodes import Constants
 
 import openvino as ov  # isort: skip
@@ -132,7 +135,7 @@ class Writer:
 
     def __init__(self, s: Sizes, w: Weights) -> None:
         self.s, self.w, self.c = s, w, Constants()
-        self.heads = fused.Heads(s.heads, s.kv_heads, s.head**-0.5)
+        self.heads = forms.Heads(s.heads, s.kv_heads, s.head**-0.5)
         self.ids, self.positions = _parameter("ids", ov.Type.i32, -1), _parameter("positions", ov.Type.i32, -1)
         self.mask = _parameter("mask", ov.Type.f32, 1, 1, -1, -1)
         self.tokens = _parameter("tokens", ov.Type.i64, 1)
@@ -155,7 +158,7 @@ class Writer:
 
     def rope(self, x: Value, heads: int) -> Value:
         """(1, tokens, heads, head)."""
-        form: Callable[..., Value] = fused.rope_neox if self.s.rope == "neox" else fused.rope_normal
+        form: Callable[..., Value] = rope_neox if self.s.rope == "neox" else rope_normal
         return form(self.c, x, *self.turns, heads, self.s.head, self.s.head)
 
     def matmul(self, x: Value, m: Matrix) -> Value:
@@ -164,7 +167,7 @@ class Writer:
 
     def norm(self, x: Value, weight: F32) -> Value:
         """RMS norm with its weight."""
-        return o.multiply(fused.rms(self.c, x, EPS), o.constant(weight.reshape(1, 1, 1, -1)))
+        return o.multiply(rms(self.c, x, EPS), o.constant(weight.reshape(1, 1, 1, -1)))
 
     def split(self, x: Value, heads: int) -> Value:
         """(1, tokens, heads, head) from anything."""
@@ -205,7 +208,7 @@ def swap(c: Constants, x: Value) -> Value:
 def feeds(s: Sizes, ids: NDArray[np.int32], past: int, n_kv: int) -> dict[str, NDArray[Any]]:
     """What every form is given for new tokens of one sequence: ids, positions, mask (1, 1, tokens, n_kv), tokens."""
     positions = np.arange(past, past + len(ids), dtype=np.int32)
-    mask = np.where(np.arange(n_kv) > positions[:, None], np.float32(fused.HIDDEN), np.float32(0))[None, None]
+    mask = np.where(np.arange(n_kv) > positions[:, None], np.float32(forms.HIDDEN), np.float32(0))[None, None]
     given = {"ids": ids, "positions": positions, "mask": mask}
     return given | ({"tokens": np.array([len(ids)])} if s.rope == "normal" else {})
 
@@ -217,10 +220,10 @@ def stateful(s: Sizes, w: Weights) -> ov.Model:
     def attention(i: int, q: Value, k: Value, v: Value) -> Value:
         kept = []
         for name, x in (("k", k), ("v", v)):
-            whole, assign = fused.remembered(e.c, swap(e.c, x), beam, f"{name}{i}", s.kv_heads, s.head)
+            whole, assign = remembered(e.c, swap(e.c, x), beam, f"{name}{i}", s.kv_heads, s.head)
             kept.append(whole)
             assigns.append(assign)
-        return fused.sdpa(e.c, e.heads, swap(e.c, q), kept[0], kept[1], fused.Mask(e.mask, None), None)
+        return forms.sdpa(e.c, e.heads, swap(e.c, q), kept[0], kept[1], forms.Mask(e.mask, None), None)
 
     y = e.body(attention)
     return ov.Model([o.result(y)], assigns, [*e.inputs(), beam])
@@ -242,7 +245,7 @@ def slots(s: Sizes, w: Weights) -> ov.Model:
             kept.append(swap(e.c, e.split(seen, s.kv_heads)))
             caches.append(cache)
             written.append(o.result(cache_))
-        return fused.manual(e.c, e.heads, swap(e.c, q), kept[0], kept[1], fused.Mask(e.mask, None), None)
+        return forms.manual(e.c, e.heads, swap(e.c, q), kept[0], kept[1], forms.Mask(e.mask, None), None)
 
     y = e.body(attention)
     return ov.Model([o.result(y), *written], [*e.inputs(), where, n_kv, *caches])
@@ -260,7 +263,7 @@ def concat(s: Sizes, w: Weights) -> ov.Model:
             kept.append(o.concat([cache, swap(e.c, x)], 2))
             caches.append(cache)
             written.append(o.result(kept[-1]))
-        return fused.manual(e.c, e.heads, swap(e.c, q), kept[0], kept[1], fused.Mask(e.mask, None), None)
+        return forms.manual(e.c, e.heads, swap(e.c, q), kept[0], kept[1], forms.Mask(e.mask, None), None)
 
     y = e.body(attention)
     return ov.Model([o.result(y), *written], [*e.inputs(), *caches])
@@ -281,7 +284,7 @@ def rows(s: Sizes, w: Weights) -> ov.Model:
             kept.append(o.scatter_update(cache, where, new, e.c.axis(2)))
             caches.append(cache)
             written.append(o.result(new))
-        return fused.manual(e.c, e.heads, swap(e.c, q), kept[0], kept[1], fused.Mask(e.mask, None), None)
+        return forms.manual(e.c, e.heads, swap(e.c, q), kept[0], kept[1], forms.Mask(e.mask, None), None)
 
     y = e.body(attention)
     return ov.Model([o.result(y), *written], [*e.inputs(), where, *caches])

@@ -1,1 +1,14 @@
-"""Emitters: one module per topic of ops, as in `conformance.ggml.ops`."""
+"""Emitters: what adds a ggml node to an OpenVINO graph; one module per topic, as in `conformance.ggml.ops`."""
+
+from __future__ import annotations
+
+from conformance.backend.translating.plan import Emitter
+
+from . import attention, elementwise, matmul, recurrent, rope, rows, views, windows
+
+EMITTERS: dict[str, Emitter] = {
+    op: emitter
+    for topic in (attention, elementwise, matmul, recurrent, rope, rows, views, windows)
+    for op, emitter in topic.EMITTERS.items()
+}
+"""Op -> its emitter."""

@@ -1,4 +1,4 @@
-"""SOFT_MAX and FLASH_ATTN_EXT: scale, softcap, mask with ALiBi slopes, sinks."""
+"""SOFT_MAX, FLASH_ATTN_EXT, DIAG_MASK_*, LIGHTNING_INDEXER, DSV4_HC_*, attention over caches that live in a model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 import openvino.opset15 as o
-from openvino import Type
+from openvino import Node, PartialShape, Type
+from openvino.op.util import Variable, VariableInfo
 
-from backends.openvino.nodes import Value, broadcastable, cut, reshape, shape_of, tile, transpose
-from backends.openvino.sources import optional, src
-from backends.openvino.walk import Walk
+from backends.openvino.nodes import Constants, Shape, Value, broadcastable, cut, reshape, shape_of, tile, transpose
+from backends.openvino.walk import Walk, optional, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import same
 from conformance.ggml.tensor import Tensor
@@ -18,7 +18,7 @@ from conformance.ggml.tensor import Tensor
 from .matmul import grouped
 
 LOWEST = float(np.finfo(np.float32).min) / 2
-"""What stands for minus infinity where a difference of two would be NaN; half: BF16 does not reach the whole."""
+"""Stands for minus infinity where a difference of two would be NaN; half of the lowest float, which BF16 can hold."""
 
 
 def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -29,15 +29,21 @@ def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype
     return np.array(rows, np.float32)
 
 
-def _masked(e: Walk, x: Value, mask: Tensor | None, max_bias: float) -> Value:
-    """`x` of shape (…, heads, rows, n) plus slope times mask; a mask may have more rows than are used."""
+def _mask(e: Walk, mask: Tensor | None, scores: Shape, max_bias: float) -> Value | None:
+    """Slope times mask, for scores of shape (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n).
+
+    A mask may have more rows than are used.
+    """
     if mask is None:
-        return x
-    _, heads, rows, _ = shape_of(e.c, x)
-    m: Value = broadcastable(e.c, cut(e.c, e.number(mask), [0], [rows], [2]), shape_of(e.c, x))
-    if max_bias > 0:
-        m = o.multiply(m, o.constant(slopes(e.c.fixed(heads), max_bias).reshape(1, -1, 1, 1)))
-    return o.add(x, m)
+        return None
+    _, heads, rows, _ = scores
+    m: Value = broadcastable(e.c, cut(e.c, e.number(mask), [0], [rows], [2]), scores)
+    return o.multiply(m, o.constant(slopes(e.c.fixed(heads), max_bias).reshape(1, -1, 1, 1))) if max_bias > 0 else m
+
+
+def _flash_mask(e: Walk, node: Tensor) -> Value | None:
+    q, mask = src(node, 0), optional(node, 3)
+    return mask and _mask(e, mask, (q.ne[3], q.ne[2], q.ne[1], mask.ne[0]), node.params.max_bias)
 
 
 def _sinks(e: Walk, sinks: Tensor | None, heads: int) -> Value | None:
@@ -46,10 +52,12 @@ def _sinks(e: Walk, sinks: Tensor | None, heads: int) -> Value | None:
 
 def _soft_max(e: Walk, node: Tensor) -> None:
     x = e.number(src(node, 0))
-    scale, max_bias = node.param_f32(0), node.param_f32(1)
+    scale, max_bias = node.params.scale, node.params.max_bias
     if scale != 1.0:
         x = o.multiply(x, e.c.f32(scale))
-    x = _masked(e, x, optional(node, 1), max_bias)
+    mask = _mask(e, optional(node, 1), shape_of(e.c, x), max_bias)
+    if mask is not None:
+        x = o.add(x, mask)
     sink = _sinks(e, optional(node, 2), node.ne[2])
     if sink is None:
         e.store(node, o.softmax(x, 3))
@@ -66,12 +74,12 @@ def _flash_attn_ext(e: Walk, node: Tensor) -> None:
     What a mask hides is never read in ggml, so it may be NaN: hidden scores are replaced, and V where no row sees it.
     """
     q, k, v = (e.number(src(node, i)) for i in range(3))
-    scale, softcap = node.param_f32(0), node.param_f32(2)
+    scale, softcap = node.params.scale, node.params.logit_softcap
     heads = shape_of(e.c, q)[1]
     x = grouped(e.c, k, o.multiply(q, e.c.f32(scale / softcap if softcap else scale)), transposed=True)
     if softcap:
         x = o.multiply(o.tanh(x), e.c.f32(softcap))
-    mask = _mask(e, node)
+    mask = _flash_mask(e, node)
     if mask is not None:
         hidden = o.less(mask, e.c.f32(LOWEST))
         x = e.c.shaped(o.select(hidden, e.c.f32(-math.inf), o.add(x, mask)), shape_of(e.c, x))
@@ -97,14 +105,11 @@ def _seen(e: Walk, v: Value, mask: Value) -> Value:
 
 
 def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
-    """The SDPA operator; what it cannot express (softcap, sinks) is written by hand.
+    """The SDPA operator, or `_flash_attn_ext` for what it cannot express (softcap, sinks).
 
-    Args:
-        e: the walk.
-        node: FLASH_ATTN_EXT.
-        wide: whether K and V are repeated to all heads; if not, heads of one group stand in a dimension of their own.
+    `wide`: K and V are repeated to all heads; else the heads of one group stand in a dimension of their own.
     """
-    if node.param_f32(2) or optional(node, 4) is not None:
+    if node.params.logit_softcap or optional(node, 4) is not None:
         e.note("attention by hand: SDPA has no softcap and no sinks here")
         _flash_attn_ext(e, node)
         return
@@ -113,7 +118,7 @@ def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
     n3, heads, rows, size = shape_of(c, q)
     _, kv, length, _ = shape_of(c, k)
     group = heads // kv
-    mask = _mask(e, node)
+    mask = _flash_mask(e, node)
     if mask is not None:
         k, v = (_seen(e, x, mask) for x in (k, v))
     rank5 = (n3, kv, group, rows)
@@ -132,7 +137,7 @@ def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
             mask = reshape(c, mask, (own[0], *across, *own[2:]))
     width = shape_of(c, v)[-1]
     y: Value = o.scaled_dot_product_attention(q, k, v, *(() if mask is None else (o.maximum(mask, c.f32(LOWEST)),)),
-                                              scale=c.f32(node.param_f32(0)), causal=False)  # fmt: skip
+                                              scale=c.f32(node.params.scale), causal=False)  # fmt: skip
     if mask is not None:  # a row whose mask hides everything gives zeros in ggml
         seen = o.greater(o.reduce_max(mask, c.i64(-1), True), c.f32(LOWEST))
         y = o.multiply(y, o.convert(seen, Type.f32))
@@ -140,21 +145,113 @@ def _operator(e: Walk, node: Tensor, *, wide: bool) -> None:
     e.store(node, transpose(c, y, (0, 2, 1, 3)))
 
 
-def _mask(e: Walk, node: Tensor) -> Value | None:
-    """The mask of FLASH_ATTN_EXT with ALiBi's slopes in it, shape (ne3 or 1, heads or 1, rows, n)."""
-    mask, max_bias = optional(node, 3), node.param_f32(1)
-    if mask is None:
-        return None
-    q = src(node, 0)
-    m: Value = cut(e.c, e.number(mask), [0], [q.ne[1]], [2])
-    m = broadcastable(e.c, m, (q.ne[3], q.ne[2], q.ne[1], mask.ne[0]))
-    if max_bias > 0:
-        m = o.multiply(m, o.constant(slopes(e.c.fixed(q.ne[2]), max_bias).reshape(1, -1, 1, 1)))
-    return m
+def _diag_mask(value: float) -> Emitter:
+    def emit(e: Walk, node: Tensor) -> None:
+        c, (n0, n1) = e.c, node.ne[:2]
+        column = o.range(c.axis(0), c.axis(n0), c.axis(1), "i64")
+        row = o.unsqueeze(o.range(c.axis(0), c.axis(n1), c.axis(1), "i64"), c.i64(1))
+        above = o.greater(column, o.add(row, c.i64(node.params.n_past)))
+        x = o.select(above, c.f32(value), e.number(src(node, 0)))
+        e.store(node, c.shaped(x, node.shape), exact=True)
+
+    return emit
 
 
-EMITTERS: dict[str, Emitter] = {"SOFT_MAX": _soft_max, "FLASH_ATTN_EXT": _flash_attn_ext}
+def _lightning_indexer(e: Walk, node: Tensor) -> None:
+    c, (q, k, w, mask) = e.c, (src(node, i) for i in range(4))
+    n, heads, n_t, n_s = q.ne
+    n_kv = k.ne[2]
+    keys = reshape(c, e.number(k), (n_s, 1, n_kv, n))
+    scores = o.relu(o.matmul(e.number(q), keys, False, True))
+    share = reshape(c, e.number(w), (n_s, n_t, 1, heads))
+    y = reshape(c, c.shaped(o.matmul(share, scores, False, False), (n_s, n_t, 1, n_kv)), node.shape)
+    e.store(node, o.add(y, tile(c, e.number(mask), (n_s, *mask.ne[2::-1]))))
 
+
+def _hc_comb(e: Walk, node: Tensor) -> None:
+    c, hc, n = e.c, e.c.fixed(node.ne[0]), node.ne[2]
+    eps, mixes = c.f32(node.params.eps), src(node, 0)
+    scale = cut(c, e.number(src(node, 1)), [2], [3], [3])
+    x = o.add(o.multiply(e.number(mixes), scale), e.number(src(node, 2)))
+    x = reshape(c, cut(c, c.shaped(x, mixes.shape), [2 * hc], [2 * hc + hc * hc], [3]), (1, n, hc, hc))
+
+    def even(x: Value, axis: int) -> Value:
+        return o.divide(x, o.add(o.reduce_sum(x, c.i64(axis), True), eps))
+
+    x = even(o.add(o.softmax(x, 3), eps), 2)
+    for _ in range(node.params.n_iter - 1):
+        x = even(even(x, 3), 2)
+    e.store(node, c.shaped(x, node.shape))
+
+
+def _hc_pre(e: Walk, node: Tensor) -> None:
+    c, x, w, scale = e.c, src(node, 0), src(node, 1), node.params.scale
+    n_embd, hc, n, _ = x.ne
+    share = o.sigmoid(e.number(w)) if node.params.gated else reshape(c, e.number(w), (1, n, hc, 1))
+    y = c.shaped(o.reduce_sum(o.multiply(e.number(x), share), c.i64(2), False), (1, n, n_embd))
+    e.store(node, o.multiply(y, c.f32(scale)) if scale != 1.0 else y)
+
+
+def _hc_post(e: Walk, node: Tensor) -> None:
+    c, (n_embd, hc, n, _), comb = e.c, node.ne, optional(node, 3)
+    x = reshape(c, e.number(src(node, 0)), (1, n, 1, n_embd))
+    new = o.multiply(x, reshape(c, e.number(src(node, 2)), (1, n, hc, 1)))
+    old = e.number(src(node, 1))
+    if comb is not None:
+        old = o.matmul(e.number(comb), old, True, False)
+    e.store(node, c.shaped(o.add(new, old), node.shape))
+
+
+# -- the form that the CPU plugin fuses to one kernel with its own cache (docs/openvino-forms.md) ----------------------
+def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, size: int) -> tuple[Value, Node]:
+    """A cache that lives in the model as the variable `name` and grows by `new` at each run.
+
+    `new` is (batch, heads, tokens, size). `beam`, an i32 Parameter (batch), says which sequence's past each one
+    continues: normally 0, 1, 2, … To fuse with `sdpa` the cache needs the Gather by `beam`, the initial value and this
+    layout, and must be no output.
+
+    Returns:
+        float32 (batch, heads, past + tokens, size), and the Assign, which belongs to the model's sinks.
+    """
+    info = VariableInfo()
+    info.data_shape, info.data_type, info.variable_id = PartialShape([-1, heads, -1, size]), Type.f32, name
+    variable = Variable(info)
+    shape = o.concat([o.shape_of(beam), c.i64(heads, 0, size)], 0)
+    past = o.read_value(o.broadcast(c.f32(0.0), shape), variable)
+    whole = o.concat([o.gather(past, beam, c.axis(0)), new], 2)
+    return whole, o.assign(whole, variable)
+
+
+def sdpa(c: Constants, q: Value, k: Value, v: Value, added: Value, heads: int, kv_heads: int, scale: float) -> Value:
+    """Attention as the ScaledDotProductAttention op: one stateful kernel where K and V are `remembered`.
+
+    q (batch, heads, tokens, size), k (batch, kv_heads, kv, size), v (batch, kv_heads, kv, size_v); `added`, (batch or
+    1, heads or 1, tokens, kv), is a mask with no row that hides everything. Gives (batch, heads, tokens, size_v).
+    """
+    k, v = (repeated(c, x, heads, kv_heads) for x in (k, v))
+    return o.scaled_dot_product_attention(q, k, v, added, c.f32(scale), causal=False)
+
+
+def repeated(c: Constants, x: Value, heads: int, kv_heads: int) -> Value:
+    """K or V for every query head: the Unsqueeze, Broadcast, Reshape that the plugin's pattern has."""
+    if heads == kv_heads:
+        return x
+    times = c.i64(1, 1, heads // kv_heads, 1, 1)
+    wide = o.broadcast(o.unsqueeze(x, c.i64(2)), times, broadcast_spec="BIDIRECTIONAL")
+    partial = x.get_output_partial_shape(0) if isinstance(x, Node) else x.get_partial_shape()
+    return o.reshape(wide, c.i64(0, heads, -1, int(partial[3].get_length())), True)
+
+
+EMITTERS: dict[str, Emitter] = {
+    "DIAG_MASK_INF": _diag_mask(-math.inf),
+    "DIAG_MASK_ZERO": _diag_mask(0.0),
+    "DSV4_HC_COMB": _hc_comb,
+    "DSV4_HC_POST": _hc_post,
+    "DSV4_HC_PRE": _hc_pre,
+    "FLASH_ATTN_EXT": _flash_attn_ext,
+    "LIGHTNING_INDEXER": _lightning_indexer,
+    "SOFT_MAX": _soft_max,
+}
 FORMS: dict[str, Emitter] = {
     "manual": _flash_attn_ext,
     "sdpa": lambda e, node: _operator(e, node, wide=True),

@@ -1,4 +1,4 @@
-"""ADD SUB MUL DIV ADD_ID SCALE SQR SQRT CLAMP, and every UNARY and GLU, by ggml's formulas."""
+"""Ops that map each element: arithmetic with two tensors, UNARY and GLU, FILL and ARANGE."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import openvino.opset15 as o
 from openvino import Type
 
 from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
-from backends.openvino.sources import src
-from backends.openvino.walk import Walk
+from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
-from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
 from conformance.ggml.tensor import Tensor
+
+
+def _map(make: Callable[[Value], Value]) -> Emitter:
+    return lambda e, node: e.store(node, make(e.number(src(node, 0))))
 
 
 def _binary(make: Callable[[Value, Value], Value]) -> Emitter:
@@ -25,34 +27,58 @@ def _binary(make: Callable[[Value, Value], Value]) -> Emitter:
     return emit
 
 
+def _divide(e: Walk, node: Tensor) -> None:
+    """Scale both sides: the CPU plugin multiplies by the reciprocal, which overflows for extreme divisors."""
+    c, a, b = e.c, e.number(src(node, 0)), e.number(src(node, 1))
+    b = broadcastable(c, b, shape_of(c, a))
+    size = o.abs(b)
+    inner = o.select(o.greater(size, c.f32(2.0**64)), c.f32(2.0**-64), c.f32(1.0))
+    by = o.select(o.less(size, c.f32(2.0**-64)), c.f32(2.0**64), inner)
+    e.store(node, o.divide(o.multiply(a, by), o.multiply(b, by)))
+
+
 def _add_id(e: Walk, node: Tensor) -> None:
-    """Row `ids[i1, i2]` of src[1] is added to row (i1, i2) of src[0]."""
+    """Add row `ids[i1, i2]` of src[1] to row (i1, i2) of src[0]."""
     a, b, ids = (e.number(src(node, i)) for i in range(3))
     table = reshape(e.c, cut(e.c, b, [0, 0], [1, 1], [0, 1]), shape_of(e.c, b)[2:])
     rows = o.gather(table, reshape(e.c, ids, (1, *shape_of(e.c, a)[1:3])), e.c.axis(0))
     e.store(node, o.add(a, rows))
 
 
+def _add1(e: Walk, node: Tensor) -> None:
+    e.store(node, o.add(e.number(src(node, 0)), e.number(src(node, 1))))
+
+
 def _scale(e: Walk, node: Tensor) -> None:
-    x: Value = o.multiply(e.number(src(node, 0)), e.c.f32(node.param_f32(0)))
-    bias = node.param_f32(1)
+    x: Value = o.multiply(e.number(src(node, 0)), e.c.f32(node.params.s))
+    bias = node.params.b
     e.store(node, o.add(x, e.c.f32(bias)) if bias else x)
 
 
 def _clamp(e: Walk, node: Tensor) -> None:
-    low, high = e.c.f32(node.param_f32(0)), e.c.f32(node.param_f32(1))
+    low, high = e.c.f32(node.params.min), e.c.f32(node.params.max)
     e.store(node, o.maximum(o.minimum(e.number(src(node, 0)), high), low))
 
 
-def _sqr(e: Walk, node: Tensor) -> None:
-    x = e.number(src(node, 0))
-    e.store(node, o.multiply(x, x))
+def _leaky_relu(e: Walk, node: Tensor) -> None:
+    c, x = e.c, e.number(src(node, 0))
+    below = o.multiply(o.minimum(x, c.f32(0.0)), c.f32(node.params.negative_slope))
+    e.store(node, o.add(o.maximum(x, c.f32(0.0)), below))
 
 
-def _sqrt(e: Walk, node: Tensor) -> None:
-    e.store(node, o.sqrt(e.number(src(node, 0))))
+def _fill(e: Walk, node: Tensor) -> None:
+    e.store(node, e.c.shaped(o.broadcast(e.c.f32(node.params.c), e.c.i64(*node.shape)), node.shape))
 
 
+def _arange(e: Walk, node: Tensor) -> None:
+    """`start + i * step`, as ggml computes it, and not a running sum."""
+    c, n = e.c, node.ne[0]
+    places = o.convert(o.range(c.axis(0), c.axis(n), c.axis(1), "i64"), Type.f32)
+    x = o.add(o.multiply(places, c.f32(node.params.step)), c.f32(node.params.start))
+    e.store(node, reshape(c, c.shaped(x, (n,)), node.shape))
+
+
+# -- UNARY and GLU, by ggml's formulas --------------------------------------------------------------------------------
 def _hardsigmoid(c: Constants, x: Value) -> Value:
     y = o.multiply(o.add(x, c.f32(3.0)), c.f32(1.0 / 6.0))
     return o.minimum(o.maximum(y, c.f32(0.0)), c.f32(1.0))
@@ -105,16 +131,16 @@ UNARY: dict[str, Callable[[Constants, Value], Value]] = {
 
 
 def _xielu(e: Walk, node: Tensor) -> None:
-    """`op_xielu`: op_params 1 to 4 are alpha_n, alpha_p, beta, eps as ggml has already combined them."""
-    x = e.number(src(node, 0))
-    alpha_n, alpha_p, beta, eps = (e.c.f32(node.param_f32(i)) for i in (1, 2, 3, 4))
+    """`op_xielu`, with parameters as ggml has already combined them."""
+    x, p = e.number(src(node, 0)), node.params
+    alpha_n, alpha_p, beta, eps = map(e.c.f32, (p.alpha_n, p.alpha_p, p.beta, p.eps))
     rising = o.multiply(o.multiply(alpha_p, x), x)
     falling = o.multiply(o.subtract(o.subtract(o.exp(o.minimum(x, eps)), e.c.f32(1.0)), x), alpha_n)
     e.store(node, o.add(o.select(o.greater(x, e.c.f32(0.0)), rising, falling), o.multiply(beta, x)))
 
 
 def _unary(e: Walk, node: Tensor) -> None:
-    name = UNARY_OPS[node.param_i32(0)]
+    name = node.params.op
     if name == "XIELU":
         _xielu(e, node)
     else:
@@ -122,14 +148,14 @@ def _unary(e: Walk, node: Tensor) -> None:
 
 
 def _limited(e: Walk, node: Tensor, x: Value, y: Value) -> tuple[Value, Value]:
-    limit = node.param_f32(3)
+    limit = node.params.limit
     high = e.c.f32(limit)
     return o.minimum(x, high), o.maximum(o.minimum(y, high), e.c.f32(-limit))
 
 
 def _swiglu_oai(e: Walk, node: Tensor, x: Value, y: Value) -> Value:
     x, y = _limited(e, node, x, y)
-    gate = o.multiply(x, o.sigmoid(o.multiply(x, e.c.f32(node.param_f32(2)))))
+    gate = o.multiply(x, o.sigmoid(o.multiply(x, e.c.f32(node.params.alpha))))
     return o.multiply(gate, o.add(y, e.c.f32(1.0)))
 
 
@@ -155,37 +181,34 @@ GLU: dict[str, Callable[[Walk, Tensor, Value, Value], Value]] = {
 
 
 def _glu(e: Walk, node: Tensor) -> None:
-    """Gate and up are two tensors, or the halves of one; `op_params[1]` swaps the halves."""
+    """Gate and up are two tensors, or the halves of one, perhaps swapped."""
     x = e.number(src(node, 0))
     if len(node.src) > 1 and node.src[1] is not None:
         y = e.number(node.src[1])
     else:
         half = node.ne[0]
         halves = [cut(e.c, x, [i * half], [(i + 1) * half], [3]) for i in (0, 1)]
-        x, y = halves[::-1] if node.param_i32(1) else halves
-    e.store(node, GLU[GLU_OPS[node.param_i32(0)]](e, node, x, y))
-
-
-def _divide(e: Walk, node: Tensor) -> None:
-    """The CPU plugin multiplies by the reciprocal, which a small or large divisor pushes out of range: scale both."""
-    c, a, b = e.c, e.number(src(node, 0)), e.number(src(node, 1))
-    b = broadcastable(c, b, shape_of(c, a))
-    size = o.abs(b)
-    inner = o.select(o.greater(size, c.f32(2.0**64)), c.f32(2.0**-64), c.f32(1.0))
-    by = o.select(o.less(size, c.f32(2.0**-64)), c.f32(2.0**64), inner)
-    e.store(node, o.divide(o.multiply(a, by), o.multiply(b, by)))
+        x, y = halves[::-1] if node.params.swapped else halves
+    e.store(node, GLU[node.params.op](e, node, x, y))
 
 
 EMITTERS: dict[str, Emitter] = {
     "ADD": _binary(o.add),
-    "SUB": _binary(o.subtract),
-    "MUL": _binary(o.multiply),
-    "DIV": _divide,
+    "ADD1": _add1,
     "ADD_ID": _add_id,
-    "SCALE": _scale,
+    "ARANGE": _arange,
     "CLAMP": _clamp,
-    "SQR": _sqr,
-    "SQRT": _sqrt,
-    "UNARY": _unary,
+    "COS": _map(o.cos),
+    "DIV": _divide,
+    "FILL": _fill,
     "GLU": _glu,
+    "LEAKY_RELU": _leaky_relu,
+    "LOG": _map(o.log),
+    "MUL": _binary(o.multiply),
+    "SCALE": _scale,
+    "SIN": _map(o.sin),
+    "SQR": _map(lambda x: o.multiply(x, x)),
+    "SQRT": _map(o.sqrt),
+    "SUB": _binary(o.subtract),
+    "UNARY": _unary,
 }

@@ -1,29 +1,28 @@
-"""MUL_MAT and MUL_MAT_ID: the second operand times the transposed first."""
+"""Matrices: MUL_MAT, MUL_MAT_ID, OUT_PROD, TRI, DIAG and SOLVE_TRI."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import openvino.opset15 as o
+from numpy.typing import NDArray
 
 from backends.openvino.nodes import Constants, Value, reshape, shape_of, tile
-from backends.openvino.sources import src
-from backends.openvino.walk import Walk
+from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import same
+from conformance.ggml.ops.matmul import TRI_TYPE
 from conformance.ggml.tensor import Tensor
+
+from .recurrent import scan
 
 
 def grouped(c: Constants, a: Value, b: Value, *, transposed: bool) -> Value:
     """`b @ a` where each matrix of `a` serves a group of neighbours of `b` in dimensions 2 and 3 (`i02 = i12 / r2`).
 
-    Args:
-        c: the model's constants.
-        a: shape (ne03, ne02, M, K), or (ne03, ne02, K, M) when not `transposed`.
-        b: shape (ne13, ne12, N, K); ne12 and ne13 are multiples of ne02 and ne03.
-        transposed: whether `a` is transposed before the product.
-
-    Returns:
-        Shape (ne13, ne12, N, M); nothing is repeated in memory: groups of dimension 2 become rows.
+    `a` is (ne03, ne02, M, K), or (ne03, ne02, K, M) when not `transposed`; `b` is (ne13, ne12, N, K). Gives (ne13,
+    ne12, N, M). Nothing is repeated in memory: groups of dimension 2 become rows.
     """
     n03, n02, *_ = shape_of(c, a)
     n13, n12, n, k = shape_of(c, b)
@@ -73,4 +72,63 @@ def _mul_mat_id(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(e.c, o.matmul(rows, picked, False, True), (1, tokens, used, m)))
 
 
-EMITTERS: dict[str, Emitter] = {"MUL_MAT": _mul_mat, "MUL_MAT_ID": _mul_mat_id}
+def _out_prod(e: Walk, node: Tensor) -> None:
+    """`sum_k a[i0, k] b[i1, k]`: the first operand is a matrix that is not transposed before its product."""
+    a, b = e.number(src(node, 0)), e.number(src(node, 1))
+    n3, n2, k, n = shape_of(e.c, b)
+    b = e.c.shaped(o.transpose(b, e.c.i64(0, 1, 3, 2)), (n3, n2, n, k))
+    e.store(node, grouped(e.c, a, b, transposed=False))
+
+
+_TRIANGLES: dict[int, Callable[[NDArray[np.bool_]], NDArray[np.bool_]]] = {
+    TRI_TYPE.UPPER_DIAG: np.triu,
+    TRI_TYPE.UPPER: lambda x: np.triu(x, 1),
+    TRI_TYPE.LOWER_DIAG: np.tril,
+    TRI_TYPE.LOWER: lambda x: np.tril(x, -1),
+}
+
+
+def _masked(c: Constants, where: NDArray[np.bool_], x: Value) -> Value:
+    """`x` where `where` is true and 0 elsewhere, even where `x` is NaN."""
+    return o.select(o.constant(where), x, c.f32(0.0))
+
+
+def _tri(e: Walk, node: Tensor) -> None:
+    n = e.c.fixed(node.ne[0])
+    keep = _TRIANGLES[node.params.type](np.ones((n, n), np.bool_))
+    e.store(node, _masked(e.c, keep, e.number(src(node, 0))))
+
+
+def _diag(e: Walk, node: Tensor) -> None:
+    n = e.c.fixed(node.ne[0])
+    e.store(node, e.c.shaped(_masked(e.c, np.eye(n, dtype=np.bool_), e.number(src(node, 0))), node.shape))
+
+
+def _solve_row(c: Constants, x: Value, rows: list[Value], whole: list[Value]) -> tuple[Value, Value]:
+    """One more row of x, (n3, n2, n, k), whose rows from this one on are still zero: forward substitution."""
+    a, b, at = rows
+    del whole
+    axis = c.i64(-2)
+    known = o.squeeze(o.matmul(o.unsqueeze(a, axis), x, False, False), axis)
+    y = o.divide(o.subtract(b, known), o.reduce_sum(o.multiply(a, at), c.i64(-1), True))
+    return y, o.add(x, o.multiply(o.unsqueeze(at, c.i64(-1)), o.unsqueeze(y, axis)))
+
+
+def _solve_tri(e: Walk, node: Tensor) -> None:
+    c, b = e.c, e.number(src(node, 1))
+    n = c.fixed(node.ne[1])
+    a = c.shaped(_masked(c, np.tril(np.ones((n, n), np.bool_)), e.number(src(node, 0))), src(node, 0).shape)
+    places = o.constant(np.eye(n, dtype=np.float32).reshape(1, 1, n, n))
+    nothing = c.shaped(o.multiply(b, c.f32(0.0)), node.shape)
+    x, _ = scan(c, _solve_row, nothing, [a, b, places], [], n, axis=2)
+    e.store(node, c.shaped(x, node.shape))
+
+
+EMITTERS: dict[str, Emitter] = {
+    "DIAG": _diag,
+    "MUL_MAT": _mul_mat,
+    "MUL_MAT_ID": _mul_mat_id,
+    "OUT_PROD": _out_prod,
+    "SOLVE_TRI": _solve_tri,
+    "TRI": _tri,
+}

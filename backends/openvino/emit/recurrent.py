@@ -1,36 +1,126 @@
-"""SSM_SCAN, RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN, GATED_DELTA_NET: outputs and new states of a step over tokens."""
+"""SSM_SCAN, RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN, GATED_DELTA_NET: a step over tokens with a state between them.
+
+One token is a plain graph; several are OpenVINO's Loop. The result holds the outputs and, behind them, the new states.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import openvino.opset15 as o
+from openvino import Model, Node, Type
 
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
-from backends.openvino.sources import src
-from backends.openvino.walk import Walk
+from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
+from conformance.backend.translating.sym import Sym
 from conformance.ggml.tensor import Tensor
 
-from .scan import Step, dot, flat, outer, scan
+Step = Callable[[Constants, Value, list[Value], list[Value]], tuple[Value, Value]]
+"""`f(constants, state, inputs of one token, what no token changes) -> (output of the token, new state)`."""
+
+
+def scan(
+    c: Constants, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], n: int, *, axis: int = 1
+) -> tuple[Value, Value]:
+    """`step` from token to token, of which there are `n`; one token is a graph of its own.
+
+    Args:
+        c: the model's constants.
+        step: what one token does; its nodes may be those of a Loop's body, so it makes its own constants.
+        state: what the first token starts from.
+        inputs: each with tokens along `axis`, which the step gets without it.
+        fixed: what every step gets whole.
+        n: tokens.
+        axis: where tokens stand in `inputs`.
+
+    Returns:
+        The outputs, with tokens along `axis` again, and the last state.
+    """
+    shape = shape_of(c, state)
+    if n == 1:
+        at = [reshape(c, x, _without(shape_of(c, x), axis)) for x in inputs]
+        y, last = step(c, state, at, list(fixed))
+        return o.unsqueeze(y, c.i64(axis)), c.shaped(last, shape)
+    inner = Constants()
+    before = _parameter(shape)
+    slices = [_parameter(_one(shape_of(c, x), axis)) for x in inputs]
+    whole = [_parameter(shape_of(c, x)) for x in fixed]
+    squeezed = [o.squeeze(p, inner.i64(axis)) for p in slices]
+    y, after = step(inner, before, squeezed, list(whole))
+    going = o.constant(np.array(True))
+    out, carried = (_output(v) for v in (o.unsqueeze(y, inner.i64(axis)), after))
+    body = Model([o.result(v) for v in (going, out, carried)], [before, *slices, *whole])
+    loop = o.loop(c.axis(n), o.constant(np.array(True)))
+    loop.set_function(body)
+    loop.set_special_body_ports([-1, 0])
+    loop.set_merged_input(before, _output(state), carried)
+    for p, x in zip(slices, inputs, strict=True):
+        loop.set_sliced_input(p, _output(x), 0, 1, 1, -1, axis)
+    for p, x in zip(whole, fixed, strict=True):
+        loop.set_invariant_input(p, _output(x))
+    outputs = loop.get_concatenated_slices(out, 0, 1, 1, -1, axis)
+    return outputs, c.shaped(loop.get_iter_value(carried, -1), shape)
+
+
+def _output(x: Value) -> Value:
+    """`x` as an `Output`, which is all that a Loop takes."""
+    return x.output(0) if isinstance(x, Node) else x
+
+
+def _parameter(shape: Shape) -> Value:
+    return o.parameter([-1 if isinstance(n, Sym) else int(n) for n in shape], Type.f32)
+
+
+def _one(shape: Shape, axis: int) -> Shape:
+    return (*shape[:axis], 1, *shape[axis + 1 :])
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    return (*shape[:axis], *shape[axis + 1 :])
+
+
+def _dot(a: Value, b: Value) -> Value:
+    """Rows of matrices `a`, (…, m, k), times `b`, (…, k): (…, m)."""
+    last = o.constant(np.int64(-1))
+    return o.squeeze(o.matmul(a, o.unsqueeze(b, last), False, False), last)
+
+
+def _outer(a: Value, b: Value) -> Value:
+    """`a`, (…, m), times `b`, (…, n): (…, m, n)."""
+    return o.multiply(o.unsqueeze(a, o.constant(np.int64(-1))), o.unsqueeze(b, o.constant(np.int64(-2))))
+
+
+def _down(a: Value, s: Value) -> Value:
+    """`sum_i a_i s_ij`."""
+    axis = o.constant(np.int64(-2))
+    return o.squeeze(o.matmul(o.unsqueeze(a, axis), s, False, False), axis)
+
+
+def _flat(c: Constants, x: Value, shape: Shape) -> Value:
+    """`x`, known to have `shape`, as a vector."""
+    size = 1
+    for n in shape:
+        size = size * n
+    return reshape(c, c.shaped(x, shape), (size,))
 
 
 def _finish(e: Walk, node: Tensor, y: Value, y_shape: Shape, states: Sequence[Value], missing: int = 0) -> None:
     """Outputs of `y_shape` and behind them the states; `missing` elements that nobody writes are zero."""
     c = e.c
-    found = [flat(c, y, y_shape), *(flat(c, s, shape_of(c, s)) for s in states)]
+    pieces = [_flat(c, y, y_shape), *(_flat(c, s, shape_of(c, s)) for s in states)]
     if missing:
-        found.append(o.broadcast(c.f32(0.0), c.i64(missing)))
+        pieces.append(o.broadcast(c.f32(0.0), c.i64(missing)))
     size = node.ne[0] * node.ne[1]
-    e.store(node, reshape(c, c.shaped(o.concat(found, 0), (size,)), node.shape))
+    e.store(node, reshape(c, c.shaped(o.concat(pieces, 0), (size,)), node.shape))
 
 
 def _run(
     e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape
 ) -> None:
-    """Store a scan over axis 1, of which `op_params[0]` states are kept; `y_shape` has sequences and tokens first."""
+    """Store a scan over axis 1 and its last state; `y_shape` has sequences and tokens first."""
     y, last = scan(e.c, step, state, inputs, fixed, y_shape[1])
     _finish(e, node, y, y_shape, [last])
 
@@ -38,9 +128,9 @@ def _run(
 def _run_keeping(
     e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape
 ) -> None:
-    """As `_run`, with the last `op_params[0]` states, the latest first: every token's then leaves the loop."""
-    kept, tokens = node.param_i32(0), y_shape[1]
-    if kept == 1:
+    """As `_run`, with the last `K` states, the latest first: every token's then leaves the loop."""
+    count, tokens = node.params.K, y_shape[1]
+    if count == 1:
         _run(e, node, step, state, inputs, fixed, y_shape)
         return
     c, shape = e.c, shape_of(e.c, state)
@@ -52,19 +142,17 @@ def _run_keeping(
         rows = [o.reshape(v, c.i64(0, n), True) for v, n in ((y, width), (s, size))]
         return o.concat(rows, 1), s
 
-    found, _ = scan(c, both, state, inputs, fixed, tokens)
-    found = c.shaped(found, (*y_shape[:2], width + size))
-    n = min(kept, tokens)
-    states = [cut(c, found, [tokens - 1 - i, width], [tokens - i, width + size], [1, 2]) for i in range(int(n))]
-    missing = (kept - n) * y_shape[0] * size
-    _finish(e, node, cut(c, found, [0], [width], [2]), (*y_shape[:2], width), states, missing)
+    rows_out, _ = scan(c, both, state, inputs, fixed, tokens)
+    rows_out = c.shaped(rows_out, (*y_shape[:2], width + size))
+    n = min(count, tokens)
+    states = [cut(c, rows_out, [tokens - 1 - i, width], [tokens - i, width + size], [1, 2]) for i in range(int(n))]
+    missing = (count - n) * y_shape[0] * size
+    _finish(e, node, cut(c, rows_out, [0], [width], [2]), (*y_shape[:2], width), states, missing)
 
 
-# -- selective scan -------------------------------------------------------------------------------------------------
-
-
+# -- selective scan ---------------------------------------------------------------------------------------------------
 def _softplus(c: Constants, x: Value) -> Value:
-    """The argument itself beyond 20; far below zero a series, because 1 + exp(x) keeps little of exp(x) there."""
+    """`x` beyond 20; a series far below zero, where 1 + exp(x) loses most of exp(x)."""
     e = o.exp(x)
     third = o.subtract(c.f32(0.5), o.multiply(e, c.f32(1 / 3)))
     series = o.multiply(e, o.subtract(c.f32(1.0), o.multiply(e, third)))
@@ -77,12 +165,12 @@ def _ssm_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tu
     x, dt, b, c_ = xs
     decay = o.exp(o.multiply(o.unsqueeze(dt, c.i64(-1)), whole[0]))
     step = o.multiply(x, o.unsqueeze(dt, c.i64(-1)))
-    s = o.add(o.multiply(s, o.unsqueeze(decay, c.i64(-2))), outer(step, b))
-    return dot(s, c_), s
+    s = o.add(o.multiply(s, o.unsqueeze(decay, c.i64(-2))), _outer(step, b))
+    return _dot(s, c_), s
 
 
 def _ssm_scan(e: Walk, node: Tensor) -> None:
-    """Heads stand in groups that share B and C, so that nothing is repeated."""
+    """Heads stand in groups that share B and C, so nothing is repeated."""
     c = e.c
     s, x, dt, a, b = (src(node, i) for i in range(5))
     d_state, (dim, heads, n_t, n_s), groups = s.ne[0], x.ne, b.ne[1]
@@ -99,9 +187,7 @@ def _ssm_scan(e: Walk, node: Tensor) -> None:
     _run_keeping(e, node, _ssm_step, state, inputs, [decay], (n_s, n_t, groups, per, dim))
 
 
-# -- linear attention -----------------------------------------------------------------------------------------------
-
-
+# -- linear attention -------------------------------------------------------------------------------------------------
 def _apart(e: Walk, node: Tensor, which: Sequence[int], last: int) -> tuple[list[Value], Value, Shape]:
     """Src `which` as (n_seqs, tokens, H, S), the state, src `last`, as (n_seqs, H, S, S), and the former shape."""
     size, heads, tokens, _ = src(node, which[0]).ne
@@ -111,15 +197,9 @@ def _apart(e: Walk, node: Tensor, which: Sequence[int], last: int) -> tuple[list
     return xs, reshape(e.c, e.number(src(node, last)), (n_seqs, heads, size, size)), shape
 
 
-def _down(a: Value, s: Value) -> Value:
-    """`sum_i a_i s_ij`."""
-    axis = o.constant(np.int64(-2))
-    return o.squeeze(o.matmul(o.unsqueeze(a, axis), s, False, False), axis)
-
-
 def _wkv6_step(c: Constants, s: Value, xs: list[Value], whole: list[Value]) -> tuple[Value, Value]:
     k, v, r, decay = xs
-    kv = outer(k, v)
+    kv = _outer(k, v)
     y = _down(r, o.add(o.multiply(o.unsqueeze(whole[0], c.i64(-1)), kv), s))
     return y, o.add(o.multiply(s, o.unsqueeze(decay, c.i64(-1))), kv)
 
@@ -132,9 +212,9 @@ def _wkv6(e: Walk, node: Tensor) -> None:
 
 def _wkv7_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple[Value, Value]:
     r, w, k, v, a, b = xs
-    removed = outer(dot(s, a), b)
-    s = o.add(o.add(o.multiply(s, o.unsqueeze(w, c.i64(-2))), outer(v, k)), removed)
-    return dot(s, r), s
+    removed = _outer(_dot(s, a), b)
+    s = o.add(o.add(o.multiply(s, o.unsqueeze(w, c.i64(-2))), _outer(v, k)), removed)
+    return _dot(s, r), s
 
 
 def _wkv7(e: Walk, node: Tensor) -> None:
@@ -144,13 +224,13 @@ def _wkv7(e: Walk, node: Tensor) -> None:
 
 def _gla_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tuple[Value, Value]:
     k, v, q, g = xs
-    s = o.add(o.multiply(s, o.unsqueeze(g, c.i64(-1))), outer(k, v))
+    s = o.add(o.multiply(s, o.unsqueeze(g, c.i64(-1))), _outer(k, v))
     return _down(q, s), s
 
 
 def _gated_linear_attn(e: Walk, node: Tensor) -> None:
     (k, v, q, g), state, shape = _apart(e, node, (0, 1, 2, 3), 4)
-    q = e.c.shaped(o.multiply(q, e.c.f32(node.param_f32(0))), shape)
+    q = e.c.shaped(o.multiply(q, e.c.f32(node.params.scale)), shape)
     _run(e, node, _gla_step, state, [k, v, q, g], [], shape)
 
 
@@ -158,9 +238,9 @@ def _delta_step(c: Constants, s: Value, xs: list[Value], _: list[Value]) -> tupl
     """Shapes: s (n_s, H, j, i); q, k, v (n_s, H, S); decay (n_s, H, 1 or S), beta (n_s, H, 1)."""
     q, k, v, decay, beta = xs
     s = o.multiply(s, o.unsqueeze(decay, c.i64(-2)))
-    delta = o.multiply(o.subtract(v, dot(s, k)), beta)
-    s = o.add(s, outer(delta, k))
-    return dot(s, q), s
+    delta = o.multiply(o.subtract(v, _dot(s, k)), beta)
+    s = o.add(s, _outer(delta, k))
+    return _dot(s, q), s
 
 
 def _gated_delta_net(e: Walk, node: Tensor) -> None:
@@ -175,7 +255,7 @@ def _gated_delta_net(e: Walk, node: Tensor) -> None:
 
 
 def _spread(e: Walk, x: Tensor, v: Tensor) -> Value:
-    """Heads repeated in turn, sequences each for its neighbours, to those of `v`."""
+    """Repeat heads (cyclically) and sequences (each for its neighbours) to those of `v`."""
     c, value = e.c, e.number(x)
     _, heads, n_t, n_s = v.ne
     if x.ne[3] != n_s:

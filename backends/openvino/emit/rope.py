@@ -1,10 +1,10 @@
-"""ROPE: normal, neox, mrope, imrope and vision, with YaRN, frequency factors and channels left alone."""
+"""ROPE and ROPE_BACK: normal, neox, mrope, imrope and vision, with YaRN, frequency factors and channels left alone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import numpy as np
@@ -13,15 +13,14 @@ from numpy.typing import NDArray
 from openvino import Type
 
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
-from backends.openvino.sources import optional, src
-from backends.openvino.walk import Walk
+from backends.openvino.walk import Walk, optional, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import Sym
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 
-from . import fused
-
-NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
+ALL = 2**31 - 1
+"""The end of a slice that takes everything, as the plugin's pattern has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,37 +41,35 @@ class Angles:
 
     @classmethod
     def of(cls, node: Tensor) -> Angles:
-        """From op_params 1, 2, 4 to 14, as `ggml_rope_impl` writes them."""
-        n_dims, mode = node.param_i32(1), node.param_i32(2)
-        pairs = (int(node.ne[0]) if mode == VISION else n_dims) // 2
-        a, b, c, d = (node.param_i32(i) for i in range(11, 15))
-        base, scale, ext, attn, fast, slow = (node.param_f32(i) for i in range(5, 11))
-        return cls(n_dims, mode, node.param_i32(4), base, scale, ext, attn, fast, slow, (a, b, c, d), pairs)
+        """From the node's parameters."""
+        p = node.params
+        pairs = (int(node.ne[0]) if p.mode == ROPE_TYPE.VISION else p.n_dims) // 2
+        return cls(**{f.name: getattr(p, f.name) for f in fields(cls) if f.name != "pairs"}, pairs=pairs)
 
     def steps(self) -> list[tuple[int, int]]:
         """Per pair: which of the four positions it turns by, and how often the frequency was scaled."""
-        if not self.mode & MROPE:
+        if not self.mode & ROPE_TYPE.MROPE:
             return [(0, i) for i in range(self.pairs)]
-        found, since = [], [0, 0, 0, 0]
+        pairs, since = [], [0, 0, 0, 0]
         s0, s1, s2, _ = self.sections
         starts = [0, s0, s0 + s1, s0 + s1 + s2]
         for i in range(self.pairs):
             sector = i % sum(self.sections)
-            if self.mode == VISION and sector in starts:
+            if self.mode == ROPE_TYPE.VISION and sector in starts:
                 # an empty section's start is another's too; ggml resets the first that matches
                 since[starts.index(sector)] = i
             kind = self._kind(sector, starts)
-            found.append((kind, i - since[kind]))
-        return found
+            pairs.append((kind, i - since[kind]))
+        return pairs
 
     def _kind(self, sector: int, starts: list[int]) -> int:
-        if self.mode == IMROPE:
+        if self.mode == ROPE_TYPE.IMROPE:
             kind = sector % 3
             return kind if sector < 3 * self.sections[kind] else 3
         return 3 if sector >= starts[3] else 2 if sector >= starts[2] else 1 if sector >= starts[1] else 0
 
     def yarn(self, i: int) -> float:
-        """What pair `i`'s angle is multiplied with: `rope_yarn` of ggml, which is linear in the angle."""
+        """The factor of pair `i`'s angle: ggml's `rope_yarn`, which is linear in the angle."""
         if self.ext_factor == 0.0:
             return self.freq_scale
         low, high = (self._corr_dim(b) for b in (self.beta_fast, self.beta_slow))
@@ -105,7 +102,7 @@ def _whole(rounded: Callable[[float], int], x: float) -> float:
 def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Value | None) -> Value:
     """Radians per token and pair, shape (ne2, pairs)."""
     n = node.ne[2]
-    if angles.mode & MROPE:
+    if angles.mode & ROPE_TYPE.MROPE:
         kinds = np.array([k for k, _ in angles.steps()])
         rows = o.gather(reshape(e.c, positions, (4, n)), o.constant(kinds), e.c.axis(0))
         positions = o.transpose(rows, e.c.i64(1, 0))
@@ -119,7 +116,7 @@ def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Val
 
 
 def _reduced(e: Walk, p: Value, turns: NDArray[np.float64]) -> Value:
-    """2 pi times p * turns, less most of the whole turns, in which float32 would lose the fraction.
+    """2 pi times p * turns, minus most whole turns, beside which float32 would lose the fraction.
 
     `turns` is split in 6 bits, 6 bits and the rest, so that p up to 2^18 times the first two is exact.
     """
@@ -156,6 +153,52 @@ def _repeated(c: Constants, table: Value, shape: Shape, n3: int) -> Value:
     return reshape(c, tile(c, reshape(c, table, (1, *shape)), (n3, *shape)), (n3 * shape[0], shape[1]))
 
 
+# -- the two forms that the CPU plugin fuses to one RoPE layer (docs/openvino-forms.md) -------------------------------
+def rope_neox(c: Constants, x: Value, cos: Value, sin: Value, heads: int, head_size: int, n_dims: int) -> Value:
+    """Turn channel i with channel i + n_dims / 2 (`GGML_ROPE_TYPE_NEOX`): one RoPE layer.
+
+    Tokens stand in the batch dimension: the plugin takes cosines that are broadcast over dimension 1 only, and a
+    reshape moves nothing. `x` is (…, tokens, heads, head_size) of any rank; `cos` and `sin` are (tokens, 1, 1, n_dims),
+    the second half equal to the first. Gives (1, tokens, heads, head_size).
+    """
+    rows: Value = o.reshape(x, c.i64(-1, heads, 1, head_size), False)
+    parts = [rows]
+    if n_dims != head_size:
+        parts = o.variadic_split(rows, c.axis(3), c.i64(n_dims, head_size - n_dims)).outputs()
+    halves = o.variadic_split(parts[0], c.axis(3), c.i64(n_dims // 2, n_dims // 2))
+    turned = o.concat([o.multiply(halves.output(1), c.f32(-1.0)), halves.output(0)], -1)
+    y: Value = o.add(o.multiply(parts[0], cos), o.multiply(turned, sin))
+    if n_dims != head_size:
+        y = o.concat([y, parts[1]], -1)
+    return o.reshape(y, c.i64(1, -1, heads, head_size), False)
+
+
+def rope_normal(
+    c: Constants, x: Value, turns: Value, tokens: Value, heads: int, head_size: int, n_dims: int, count: int = -1
+) -> Value:
+    """Turn channel 2i with channel 2i + 1 (`GGML_ROPE_TYPE_NORMAL`): one RoPE layer where `tokens` is not a constant.
+
+    The plugin knows this rotation only as GPT-J writes it, with channels left over at the end of each head, and only
+    while none of its Unsqueezes has become a Reshape. So every dimension that a shape could decide is hidden from the
+    compiler: the batch of 1, and the width of the rest, which may be 0. `turns` is (tokens, n_dims): the sines of all
+    pairs, then their cosines; `tokens` is i64 (1). Shapes of `x` and of the result are those of `rope_neox`. `count` is
+    the number of tokens where it is one in every graph, so that what follows has a known shape.
+    """
+    one = o.minimum(tokens, c.i64(1))
+    rows = o.reshape(x, o.concat([tokens, one, c.i64(heads), c.i64(-1)], 0), False)
+    table = o.variadic_split(o.reshape(turns, o.concat([tokens, one, c.i64(n_dims)], 0), False),
+                             c.axis(-1), c.i64(n_dims // 2, -1))  # fmt: skip
+    twice = o.constant(np.repeat(np.arange(n_dims // 2, dtype=np.int32), 2))
+    sin, cos = (o.gather(o.unsqueeze(half, c.axis(2)), twice, c.axis(3)) for half in table.outputs())
+    turning, rest = o.variadic_split(rows, c.axis(3), c.i64(n_dims, -1)).outputs()
+    even, odd = (o.slice(turning, c.i64(i), c.i64(ALL), c.i64(2), c.i64(3)) for i in range(2))
+    pairs = [o.unsqueeze(part, c.axis(-1)) for part in (o.multiply(odd, c.f32(-1.0)), even)]
+    turned = o.reshape(o.concat(pairs, -1), c.i64(0, 0, 0, -1), True)
+    y = o.concat([o.add(o.multiply(turning, cos), o.multiply(turned, sin)), rest], -1)
+    return o.reshape(y, c.i64(1, count, heads, head_size), False)
+
+
+# -- nodes ------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Turning:
     """What turns, and how far."""
@@ -169,10 +212,10 @@ class Turning:
     heads: int
     size: int
     pairs: int
-    """Of `size`; what is left stands still."""
+    """Of `size`; the rest stays as it is."""
 
     def table(self, e: Walk, name: str, make: Callable[[], Value]) -> Value:
-        """What a form makes of cos and sin, once for all nodes that share them."""
+        """The table that a form makes of cos and sin, once for all nodes that share them."""
         key = (name, id(self.cos))
         if key not in e.shared:
             e.shared[key] = make()
@@ -187,14 +230,14 @@ def _neox(e: Walk, t: Turning) -> Value:
         return reshape(c, c.shaped(o.concat([x, x], 1), (t.tokens, 2 * t.pairs)), wide)
 
     cos, sin = (t.table(e, name, partial(twice, x)) for name, x in (("cos", t.cos), ("sin", t.sin)))
-    return fused.rope_neox(c, t.x, cos, sin, t.heads, t.size, 2 * t.pairs)
+    return rope_neox(c, t.x, cos, sin, t.heads, t.size, 2 * t.pairs)
 
 
 def _normal(e: Walk, t: Turning) -> Value:
     """Channel 2i turns with channel 2i + 1: fuses, because the number of tokens is hidden from the compiler."""
     turns = t.table(e, "turns", lambda: o.concat([t.sin, t.cos], 1))
     count = -1 if isinstance(t.tokens, Sym) else t.tokens
-    return fused.rope_normal(e.c, t.x, turns, e.c.symbol(t.tokens), t.heads, t.size, 2 * t.pairs, count)
+    return rope_normal(e.c, t.x, turns, e.c.symbol(t.tokens), t.heads, t.size, 2 * t.pairs, count)
 
 
 def _normal_static(e: Walk, t: Turning) -> Value:
@@ -217,14 +260,14 @@ def _normal_static(e: Walk, t: Turning) -> Value:
 
 
 def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
-    """Channels before `op_params[15]` stand still, and so do those behind the last pair."""
+    """Channels before `n_offs` and behind the last pair stay as they are."""
     c, x, angles, size = e.c, e.number(src(node, 0)), Angles.of(node), e.c.fixed(node.ne[0])
-    first = 0 if angles.mode == VISION else node.param_i32(15)
+    first = 0 if angles.mode == ROPE_TYPE.VISION else node.params.n_offs
     part = cut(c, x, [first], [size], [3])
     cos, sin = _turns(e, node, angles)
-    given = part if first else c.source(x)
-    t = Turning(given, cos, sin, node.ne[2] * node.ne[3], node.ne[1], size - first, angles.pairs)
-    turn = _neox if angles.mode != NORMAL else _normal_static if static else _normal
+    moving = part if first else c.source(x)
+    t = Turning(moving, cos, sin, node.ne[2] * node.ne[3], node.ne[1], size - first, angles.pairs)
+    turn = _neox if angles.mode != ROPE_TYPE.NORMAL else _normal_static if static else _normal
     y = c.shaped(turn(e, t), (1, t.tokens, t.heads, t.size))
     if first:
         y = reshape(c, y, shape_of(c, part))
@@ -232,10 +275,6 @@ def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
     e.store(node, y)
 
 
-def _emitters(*, static: bool) -> dict[str, Emitter]:
-    return dict.fromkeys(("ROPE", "ROPE_BACK"), partial(_rope, static=static))
-
-
-EMITTERS = _emitters(static=False)
-STATIC = _emitters(static=True)
+EMITTERS: dict[str, Emitter] = dict.fromkeys(("ROPE", "ROPE_BACK"), _rope)
+STATIC: dict[str, Emitter] = dict.fromkeys(EMITTERS, partial(_rope, static=True))
 """For devices that take no sizes at run time."""

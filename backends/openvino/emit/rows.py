@@ -1,4 +1,4 @@
-"""Ops that move elements: CPY CONT DUP CONCAT REPEAT GET_ROWS SET_ROWS."""
+"""Ops along a row: sums, norms, sorting, and GET_ROWS and SET_ROWS."""
 
 from __future__ import annotations
 
@@ -6,54 +6,97 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Type
 
-from backends.openvino.blocks import quantized
 from backends.openvino.forms import NUMBER, NUMBERS, parts
-from backends.openvino.nodes import Value, reshape, shape_of, tile
-from backends.openvino.sources import src
+from backends.openvino.nodes import Constants, Value, cut, quantized, reshape, shape_of, tile
 from backends.openvino.views import Rows, scatter
-from backends.openvino.walk import ROUND, Walk
+from backends.openvino.walk import ROUND, Walk, src
 from conformance.backend.translating.plan import Emitter
+from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor, is_empty
 from conformance.ggml.types import I32
 
 
-def _copy(e: Walk, node: Tensor) -> None:
-    """`ggml_compute_forward_dup`: elements in order, whatever the two shapes; equal types keep their bytes."""
-    a = src(node, 0)
-    if a.type is node.type:
-        if a.type in NUMBERS:
-            e.store(node, e.number(a), exact=True)
-        else:
-            e.store_parts(node, e.parts(a))
+def _sum(*axes: int) -> Emitter:
+    return lambda e, node: e.store(node, o.reduce_sum(e.number(src(node, 0)), e.c.i64(*axes), True))
+
+
+def _mean(e: Walk, node: Tensor) -> None:
+    e.store(node, o.reduce_mean(e.number(src(node, 0)), e.c.i64(3), True))
+
+
+def _cumsum(e: Walk, node: Tensor) -> None:
+    e.store(node, e.c.shaped(o.cum_sum(e.number(src(node, 0)), e.c.axis(3)), node.shape))
+
+
+def rms(c: Constants, x: Value, eps: float) -> Value:
+    """`x / sqrt(mean(x * x) + eps)` along the last of 4 axes, in the form that the CPU plugin fuses to one RMS layer.
+
+    A multiplication with a weight of one row that follows fuses in.
+    """
+    power = o.reduce_mean(o.multiply(x, x), c.i64(3), True)
+    return o.multiply(x, o.divide(c.f32(1.0), o.sqrt(o.add(power, c.f32(eps)))))
+
+
+def _norm(e: Walk, node: Tensor) -> None:
+    x = e.number(src(node, 0))
+    e.store(node, rms(e.c, o.subtract(x, o.reduce_mean(x, e.c.i64(3), True)), node.params.eps))
+
+
+def _rms_norm(e: Walk, node: Tensor) -> None:
+    e.store(node, rms(e.c, e.number(src(node, 0)), node.params.eps))
+
+
+def _l2_norm(e: Walk, node: Tensor) -> None:
+    x = e.number(src(node, 0))
+    length = o.sqrt(o.reduce_sum(o.multiply(x, x), e.c.i64(3), True))
+    e.store(node, o.divide(x, o.maximum(length, e.c.f32(node.params.eps))))
+
+
+def _group_norm(e: Walk, node: Tensor) -> None:
+    c, groups, eps = e.c, node.params.n_groups, node.params.eps
+    n3, n2, n1, n0 = node.shape
+    if n2 % groups:
+        each = -(-n2 // groups)
+        parts = [(i, min(i + each, n2)) for i in range(0, n2, each)]
+        x = e.number(src(node, 0))
+        normed = [_normed(c, cut(c, x, [a], [b], [1]), (1, 2, 3), eps) for a, b in parts]
+        e.store(node, c.shaped(o.concat(normed, 1), node.shape))
         return
-    x = e.number(a)
-    if node.type is I32:
-        x = o.convert(x, Type.i32)
-    elif a.type is I32:
-        x = o.convert(x, Type.f32)
+    x = reshape(c, e.number(src(node, 0)), (n3, groups, n2 // groups * n1 * n0))
+    e.store(node, c.shaped(_normed(c, x, (2,), eps), shape_of(c, x)))
+
+
+def _normed(c: Constants, x: Value, axes: tuple[int, ...], eps: float) -> Value:
+    x = o.subtract(x, o.reduce_mean(x, c.i64(*axes), True))
+    return o.divide(x, o.sqrt(o.add(o.reduce_mean(o.multiply(x, x), c.i64(*axes), True), c.f32(eps))))
+
+
+def _argsort(e: Walk, node: Tensor) -> None:
+    """Equal elements keep their order; ggml leaves it open."""
+    mode = "max" if node.params.order == SORT_ORDER.DESC else "min"
+    order = o.topk(e.number(src(node, 0)), e.c.axis(node.ne[0]), 3, mode, "value", stable=True)
+    e.store(node, order.output(1))
+
+
+def _top_k(e: Walk, node: Tensor) -> None:
+    """The k largest, the first two swapped as ggml does to show that their order means nothing."""
+    k = e.c.fixed(node.ne[0])
+    x: Value = o.topk(e.number(src(node, 0)), e.c.axis(k), 3, "max", "value", stable=True).output(1)
+    if k > 1:
+        x = o.gather(x, e.c.i64(1, 0, *range(2, k)), e.c.axis(3))
     e.store(node, x)
 
 
-def _concat(e: Walk, node: Tensor) -> None:
-    axis = 3 - node.param_i32(0)
-    full = [s for s in (src(node, 0), src(node, 1)) if not is_empty(s)]
-    if node.type in NUMBERS:
-        xs = [e.number(s) for s in full]
-        e.store(node, o.concat(xs, axis) if len(xs) > 1 else xs[0], exact=True)
-        return
-    found = [e.parts(s) for s in full]
-    e.store_parts(node, {p.name: o.concat([f[p.name] for f in found], axis) for p in parts(node.type)})
+def _argmax(e: Walk, node: Tensor) -> None:
+    """The last of equals, so the first of the reversed row."""
+    c, n, rows = e.c, src(node, 0).ne[0], node.ne[0]
+    backwards = o.slice(e.number(src(node, 0)), c.i64(-1), c.i64(-(2**31)), c.i64(-1), c.i64(3))
+    at = o.topk(backwards, c.axis(1), 3, "max", "value", index_element_type="i32", stable=True).output(1)
+    last = o.convert(c.i64(n - 1), Type.i32)
+    e.store(node, reshape(c, c.shaped(o.subtract(last, at), (1, 1, rows, 1)), node.shape))
 
 
-def _repeat(e: Walk, node: Tensor) -> None:
-    a = src(node, 0)
-    if node.type in NUMBERS:
-        e.store(node, tile(e.c, e.number(a), node.shape), exact=True)
-        return
-    shape = (*node.ne[:0:-1], node.ne[0] // node.type.blck_size)
-    e.store_parts(node, {n: tile(e.c, x, (*shape, shape_of(e.c, x)[-1])) for n, x in e.parts(a).items()})
-
-
+# -- rows picked and replaced -----------------------------------------------------------------------------------------
 def _get_rows(e: Walk, node: Tensor) -> None:
     """Row `ids[i1, i2, i3]` of the matrix (i2, i3) of src[0]."""
     w, ids = e.weight(node), e.number(src(node, 1))
@@ -116,11 +159,17 @@ def _set_rows(e: Walk, node: Tensor) -> None:
 
 
 EMITTERS: dict[str, Emitter] = {
-    "CPY": _copy,
-    "CONT": _copy,
-    "DUP": _copy,
-    "CONCAT": _concat,
-    "REPEAT": _repeat,
+    "ARGMAX": _argmax,
+    "ARGSORT": _argsort,
+    "CUMSUM": _cumsum,
     "GET_ROWS": _get_rows,
+    "GROUP_NORM": _group_norm,
+    "L2_NORM": _l2_norm,
+    "MEAN": _mean,
+    "NORM": _norm,
+    "RMS_NORM": _rms_norm,
     "SET_ROWS": _set_rows,
+    "SUM": _sum(0, 1, 2, 3),
+    "SUM_ROWS": _sum(3),
+    "TOP_K": _top_k,
 }

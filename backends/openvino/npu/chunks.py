@@ -1,7 +1,8 @@
 """A graph at the one size that is compiled for it, what goes into each of its runs, and what comes out of them.
 
-What is missing to a full chunk of tokens is filled with its last token once more: it computes the same values and
-stores them in the same cell, so nothing has to be hidden. Cells beyond those of the graph are hidden by its masks.
+A CPY into a window of a cache becomes a SET_ROWS first: the window's place is then an input, and one model serves all
+steps. A chunk is filled up with its last token: it computes the same values and stores them in the same cell, so
+nothing has to be hidden. The graph's masks hide the cells beyond its own.
 """
 
 from __future__ import annotations
@@ -9,21 +10,97 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.op import DECLARATIONS
-from conformance.ggml.tensor import Bytes, Dims, Tensor, contiguous_nb, packed_nbytes, row_size, strided
+from conformance.ggml.tensor import (
+    Bytes,
+    Dims,
+    Tensor,
+    contiguous_nb,
+    is_contiguous,
+    nbytes,
+    nelements,
+    new_tensor,
+    packed_nbytes,
+    row_size,
+    strided,
+)
+from conformance.ggml.types import F32, I64
 
-from .spans import NONE, Axes, Axis, FixedError, Spans
+from .axes import NONE, Axes, Axis, FixedError, Spans
 
-Array = NDArray[Any]
+Array: TypeAlias = NDArray[Any]
+_B = Builder()
 
 
+# -- CPY into a window of a cache as SET_ROWS -------------------------------------------------------------------------
+def indexed(graph: Graph, persistent: AbstractSet[Tensor]) -> tuple[Graph, dict[Tensor, Bytes]]:
+    """`graph` with every CPY of rows, or of the transpose of rows, into a window of a cache replaced.
+
+    Returns:
+        The graph, and the new inputs: the rows that the windows show. The graph itself where there is no such CPY.
+    """
+    read = {s for n in graph for s in n.src if s is not n}
+    nodes: list[Tensor] = []
+    inputs: dict[Tensor, Bytes] = {}
+    for node in graph:
+        store = _stored(node, persistent) if node.op == "CPY" and node not in read else None
+        if store is None:
+            nodes.append(node)
+            continue
+        new, ids, rows = store
+        inputs[ids] = rows.view(np.uint8)
+        for t in new:
+            t.flags |= node.flags
+        nodes += new
+    return (Graph(nodes), inputs) if inputs else (graph, {})
+
+
+def _stored(node: Tensor, persistent: AbstractSet[Tensor]) -> tuple[list[Tensor], Tensor, NDArray[np.int64]] | None:
+    a, b = node.src[:2]
+    root = node.view_src
+    if a is None or b is None or root is None or b.op != "VIEW":
+        return None
+    if root not in persistent or root.ne[2] * root.ne[3] != 1:
+        return None
+    return _rows(a, b, root) or _columns(a, b, root)
+
+
+def _rows(a: Tensor, b: Tensor, root: Tensor) -> tuple[list[Tensor], Tensor, NDArray[np.int64]] | None:
+    """Whole rows, one after the other."""
+    width = root.ne[0]
+    whole = not b.view_offs % root.nb[1] and not nelements(b) % width
+    if not (whole and is_contiguous(b) and is_contiguous(a) and a.type is F32):
+        return None
+    n = nelements(b) // width
+    ids = new_tensor(I64, n)
+    rows = _B.reshape_2d(a, width, n)
+    return [rows, _B.set_rows(root, rows, ids)], ids, np.arange(n, dtype=np.int64) + b.view_offs // root.nb[1]
+
+
+def _columns(a: Tensor, b: Tensor, root: Tensor) -> tuple[list[Tensor], Tensor, NDArray[np.int64]] | None:
+    """The transpose of rows, each of whose elements goes a whole cache apart."""
+    x = a.src[0] if a.op == "TRANSPOSE" else None
+    n, width = b.ne[:2]
+    size = root.type.type_size
+    fits = b.nb[0] == size and b.nb[1] * width == nbytes(root) and b.ne[2] * b.ne[3] == 1
+    if x is None or not (fits and is_contiguous(x) and x.type is F32 and x.ne[:2] == (width, n)):
+        return None
+    ids = new_tensor(I64, n * width)
+    rows, column = _B.reshape_2d(x, 1, n * width), _B.reshape_2d(root, 1, nelements(root))
+    cells = np.arange(n, dtype=np.int64)[:, None] + b.view_offs // size
+    at = cells + np.arange(width, dtype=np.int64) * (b.nb[1] // size)
+    return [rows, column, _B.set_rows(column, rows, ids)], ids, at.reshape(-1)
+
+
+# -- a graph at another size ------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Sized:
     """A graph at another size."""
@@ -49,21 +126,21 @@ def _nb(t: Tensor, ne: Dims) -> Dims:
 
 
 def fingerprint(spans: Spans, persistent: AbstractSet[Tensor]) -> Hashable:
-    """Equal for two graphs that `sized` makes one graph of."""
+    """Equal for two graphs of which `sized` makes the same graph."""
     index: dict[Tensor | None, int] = {t: i for i, t in enumerate(spans.axes)}
     index[None] = -1
     parts = []
     for t, axes in spans.axes.items():
         ne = t.ne if axes == NONE else _ne(t, axes)
         edges = tuple([index[s] for s in t.src])
-        laid = (_nb(t, ne), t.view_offs) if t.op == "VIEW" else t if t in persistent else None
-        parts.append((t.op, t.op_params, t.type.id, t.flags, ne, edges, index[t.view_src], laid))
+        layout = (_nb(t, ne), t.view_offs) if t.op == "VIEW" else t if t in persistent else None
+        parts.append((t.op, t.op_params, t.type.id, t.flags, ne, edges, index[t.view_src], layout))
     return tuple(parts)
 
 
-def again(made: Sized, spans: Spans) -> Sized:
-    """What `sized` made of one graph, for another of an equal fingerprint."""
-    return Sized(made.graph, dict(zip(spans.axes, made.twin.values(), strict=True)))
+def again(small: Sized, spans: Spans) -> Sized:
+    """The result of `sized` for one graph, for another of an equal fingerprint."""
+    return Sized(small.graph, dict(zip(spans.axes, small.twin.values(), strict=True)))
 
 
 def sized(graph: Graph, spans: Spans) -> Sized:
@@ -73,7 +150,7 @@ def sized(graph: Graph, spans: Spans) -> Sized:
         FixedError: ggml has no such graph.
     """
     twin: dict[Tensor, Tensor] = {}
-    made = set(graph.nodes)
+    nodes = set(graph.nodes)
     for t, axes in spans.axes.items():
         if t.op == "NONE" and t.view_src is None:
             ne = _ne(t, axes)
@@ -99,7 +176,7 @@ def sized(graph: Graph, spans: Spans) -> Sized:
         if layout[:2] != (t.type, new.ne):
             raise FixedError(f"{t}: {list(new.ne)} expected at the size that is compiled, ggml gives {list(layout[1])}")
         _, new.ne, new.nb, new.view_src, new.view_offs = layout
-    out = Graph([twin[t] for t in twin if t in made])
+    out = Graph([twin[t] for t in twin if t in nodes])
     try:
         out.validate()
     except GraphError as e:
@@ -107,6 +184,7 @@ def sized(graph: Graph, spans: Spans) -> Sized:
     return Sized(out, twin)
 
 
+# -- runs: what goes in and what comes out ----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One run: which tokens, and which of the outputs that GET_ROWS picks among them."""
@@ -213,11 +291,11 @@ def feeds(
         }
 
 
-def collect(t: Tensor, twin: Tensor, axes: Axes, found: Sequence[Bytes], runs: Sequence[Chunk]) -> Bytes:
+def collect(t: Tensor, twin: Tensor, axes: Axes, results: Sequence[Bytes], runs: Sequence[Chunk]) -> Bytes:
     """`t`'s packed bytes from those of its twin in every run; without tokens in it, from the last."""
     whole = np.empty(packed_nbytes(t), np.uint8)
     out = _array(t, whole)
-    for data, run in zip(found, runs, strict=True):
+    for data, run in zip(results, runs, strict=True):
         x = _array(twin, data)
         to: list[Any] = [slice(None)] * out.ndim
         of: list[Any] = [slice(None)] * out.ndim

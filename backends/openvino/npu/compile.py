@@ -4,87 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
-from backends.openvino.compile import INSTALL, words
+from backends.openvino.compile import ACCURACY, CompiledModel, Compiler, openvino_core, words
 from conformance.ggml.errors import BackendError, UnavailableError
 
 DEVICE = "NPU"
 WRAPPER = {"NPU_USE_NPUW": "YES", "NPUW_DEVICES": "CPU", "NPUW_ONLINE_PIPELINE": "NONE"}
 """Runs a model through the plugin's wrapper on the CPU. Of its pipelines only NONE and JUST compute what the model says
 (2026.4.1): the others were silently wrong for decoders of 1 to 3 layers."""
-EXACT = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-"""f32 throughout. The wrapper does not pass it on: the CPU itself must be told."""
 
 
-@dataclass(slots=True)
-class NpuCompiler:
+@dataclass(frozen=True, slots=True)
+class NpuCompiler(Compiler):
     """OpenVINO's core with an NPU plugin, and how it is asked to compile."""
 
-    ov: ModuleType
-    core: Any
-    real: bool
-    """Whether there is an NPU; if not, its plugin's wrapper runs everything on the CPU."""
+    @property
+    def real(self) -> bool:
+        """Whether there is an NPU; if not, its plugin's wrapper runs everything on the CPU."""
+        return self.properties is not WRAPPER
+
+    def label(self) -> str:
+        """What executes, in words."""
+        return DEVICE if self.real else f"CPU through the {DEVICE} plugin's wrapper"
 
     def products(self) -> str:
         """As `Arithmetic.products`: an NPU multiplies in half precision; the wrapper's CPU is told to be accurate."""
         return "f16" if self.real else "float32"
 
-    def compiled(self, results: Sequence[Any], parameters: Sequence[Any], *, served: bool = True) -> Split:
-        """Make a model of nodes and compile what computes something.
-
-        Args:
-            results: result nodes, in the order of the outputs.
-            parameters: parameter nodes, in the order of the inputs.
-            served: of no meaning here.
-
-        Raises:
-            BackendError: the device's compiler refused it.
-        """
-        del served
-        host = [i for i, r in enumerate(results) if _moves(r)]
-        first: dict[tuple[str, int], int] = {}
-        same: dict[int, int] = {}
-        for i, r in enumerate(results):
-            if i not in host and (j := first.setdefault(_origin(r), i)) != i:
-                same[i] = j
-        device = list(first.values())
-        part = self._part(results, parameters, device, compiled=True)
-        shapes = {i: tuple(results[i].get_output_shape(0)) for i in same}
-        return Split(part, self._part(results, parameters, [i for i in host if i not in same]), same, shapes)
-
-    def _part(
-        self, results: Sequence[Any], parameters: Sequence[Any], chosen: list[int], *, compiled: bool = False
-    ) -> Part | None:
-        if not chosen:
-            return None
-        kept = [results[i] for i in chosen]
-        used = _sources(kept)
-        places = [i for i, p in enumerate(parameters) if p.get_name() in used]
-        try:
-            model = self.ov.Model(kept, [parameters[i] for i in places])
-            if compiled:
-                model = self.core.compile_model(model, DEVICE, {} if self.real else WRAPPER)
-        except RuntimeError as e:
-            raise BackendError(f"OpenVINO {self.device()} refused to compile: {words(e)}") from e
-        return Part(model, {i: k for k, i in enumerate(places)}, {i: k for k, i in enumerate(chosen)})
-
-    def device(self) -> str:
-        """What executes, in words."""
-        return DEVICE if self.real else f"CPU through the {DEVICE} plugin's wrapper"
-
-    def versions(self) -> dict[str, str]:
-        """OpenVINO's and the plugin's."""
-        found = {"openvino": self.ov.get_version()}
-        for name, v in self.core.get_versions(DEVICE).items():
-            found[f"openvino {name}"] = v.build_number
-        return found
-
     def description(self) -> str:
         """The full name of the device that executes."""
         name = str(self.core.get_property(DEVICE if self.real else "CPU", "FULL_DEVICE_NAME"))
         return name if self.real else f"{name}, through the NPU plugin's wrapper: there is no NPU here"
+
+    def compiled(
+        self, results: list[Any], parameters: list[Any], sinks: Sequence[Any] = (), *, served: bool = True
+    ) -> CompiledModel:
+        """As the base, a `Split`: what computes something is compiled, the rest is left to the host.
+
+        Raises:
+            BackendError: the device's compiler refused it.
+        """
+        from backends.openvino.nodes import origin  # noqa: PLC0415  # needs openvino, which is there by now
+
+        del sinks, served  # no variables are emitted for an NPU, and nothing is to be fused or not
+        host = [i for i, r in enumerate(results) if origin(r).get_type_name() in ("Parameter", "Constant")]
+        first: dict[tuple[str, int], int] = {}
+        same: dict[int, int] = {}
+        for i, r in enumerate(results):
+            if i not in host and (j := first.setdefault(_value(r), i)) != i:
+                same[i] = j
+        device = self._part(results, parameters, list(first.values()), compiled=True)
+        shapes = {i: tuple(results[i].get_output_shape(0)) for i in same}
+        return Split(device, self._part(results, parameters, host), same, shapes)
+
+    def _part(
+        self, results: Sequence[Any], parameters: Sequence[Any], chosen: list[int], *, compiled: bool = False
+    ) -> Part:
+        from backends.openvino.nodes import ancestors  # noqa: PLC0415  # as above
+
+        if not chosen:
+            return Part(None, {}, {})
+        own = [results[i] for i in chosen]
+        used = ancestors(own)
+        places = [i for i, p in enumerate(parameters) if p.get_name() in used]
+        try:
+            model = self.ov.Model(own, [parameters[i] for i in places])
+            if compiled:
+                model = self.core.compile_model(model, DEVICE, self.properties)
+        except RuntimeError as e:
+            raise BackendError(f"OpenVINO {self.label()} refused to compile: {words(e)}") from e
+        return Part(model, {i: k for k, i in enumerate(places)}, {i: k for k, i in enumerate(chosen)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +82,7 @@ class Part:
     """Some results of a model, with the parameters they need."""
 
     model: Any
-    """Compiled, or for the host an `openvino.Model`."""
+    """Compiled, or for the host an `openvino.Model`; None where there are no results."""
     inputs: dict[int, int]
     """Place of a parameter in the whole -> in this part."""
     outputs: dict[int, int]
@@ -102,61 +92,50 @@ class Split:
     """A compiled model whose results that are inputs, or other results once more, are left to the host.
 
     The wrapper (2026.4.1) refuses a model with two results of one value ("from_submodel != NO_LINK"), and one with a
-    result that is an input, at most cast and reshaped; or it gives memory that nobody filled.
+    result that is an input, at most cast and reshaped; or it gives memory that nobody filled. A `Split` stands where an
+    `openvino.CompiledModel` would, and is its own infer request.
     """
 
-    def __init__(
-        self, device: Part | None, host: Part | None, same: dict[int, int], shapes: dict[int, tuple[int, ...]]
-    ) -> None:
-        self.device, self.host, self.same, self.shapes = device, host, same, shapes
+    def __init__(self, device: Part, host: Part, same: dict[int, int], shapes: dict[int, tuple[int, ...]]) -> None:
+        self._device, self._host, self._same, self._shapes = device, host, same, shapes
+        self._request: Any = None
+        self._inputs: dict[int, Any] = {}
+        self._outputs: list[Any] = []
+        """What the host reads and gives."""
+        self._copies: dict[int, Any] = {}
 
-    def create_infer_request(self) -> SplitRequest:
-        """The one request."""
-        return SplitRequest(self)
+    def create_infer_request(self) -> Split:
+        """Itself, with a request of the device's part; nobody needs two."""
+        self._request = self._device.model and self._device.model.create_infer_request()
+        return self
 
     def get_property(self, name: str) -> Any:  # noqa: ANN401  # as openvino.CompiledModel
-        """A property of what was compiled; nothing executes where nothing was."""
-        return self.device.model.get_property(name) if self.device is not None else []
-
-
-class SplitRequest:
-    """An `openvino.InferRequest` over both parts."""
-
-    def __init__(self, split: Split) -> None:
-        self._split = split
-        self._request = None if split.device is None else split.device.model.create_infer_request()
-        self._given: dict[int, Any] = {}
-        self._moved: dict[int, Any] = {}
-        self._copies: dict[int, Any] = {}
+        """A property of the compiled part; an empty list where there is none."""
+        return [] if self._device.model is None else self._device.model.get_property(name)
 
     def set_input_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # an openvino.Tensor
         """Bind an input."""
-        device, host = self._split.device, self._split.host
-        if device is not None and i in device.inputs and self._request is not None:
-            self._request.set_input_tensor(device.inputs[i], tensor)
-        if host is not None and i in host.inputs:
-            self._given[host.inputs[i]] = tensor
+        if i in self._device.inputs:
+            self._request.set_input_tensor(self._device.inputs[i], tensor)
+        if i in self._host.inputs:
+            self._inputs[self._host.inputs[i]] = tensor
 
     def set_output_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # as above
         """Bind an output."""
-        device = self._split.device
-        if device is not None and i in device.outputs and self._request is not None:
-            self._request.set_output_tensor(device.outputs[i], tensor)
+        if i in self._device.outputs:
+            self._request.set_output_tensor(self._device.outputs[i], tensor)
         else:
             self._copies[i] = tensor
 
     def get_output_tensor(self, i: int) -> Any:  # noqa: ANN401  # as above
         """An output."""
-        from openvino import Tensor  # noqa: PLC0415  # needs openvino, which is there by now
+        if i in self._same:
+            from openvino import Tensor  # noqa: PLC0415  # needs openvino, which is there by now
 
-        if i in self._split.same:
-            return Tensor(self.get_output_tensor(self._split.same[i]).data.reshape(self._split.shapes[i]))
-        host, device = self._split.host, self._split.device
-        if host is not None and i in host.outputs:
-            return self._moved[host.outputs[i]]
-        assert device is not None  # it has every other output
-        assert self._request is not None  # as above
-        return self._request.get_output_tensor(device.outputs[i])
+            return Tensor(self.get_output_tensor(self._same[i]).data.reshape(self._shapes[i]))
+        if i in self._host.outputs:
+            return self._outputs[self._host.outputs[i]]
+        return self._request.get_output_tensor(self._device.outputs[i])
 
     def infer(self) -> None:
         """Run."""
@@ -164,45 +143,19 @@ class SplitRequest:
 
         if self._request is not None:
             self._request.infer()
-        if self._split.host is not None:
-            model = self._split.host.model
-            self._moved = {k: Tensor(o.get_element_type(), o.get_shape()) for k, o in enumerate(model.outputs)}
-            model.evaluate(list(self._moved.values()), [self._given[k] for k in range(len(model.inputs))])
+        if self._host.model is not None:
+            self._outputs = [Tensor(x.get_element_type(), x.get_shape()) for x in self._host.model.outputs]
+            self._host.model.evaluate(self._outputs, [self._inputs[k] for k in range(len(self._host.inputs))])
         for i, tensor in self._copies.items():
             tensor.data[:] = self.get_output_tensor(i).data
 
 
-def _origin(result: Any) -> tuple[str, int]:  # noqa: ANN401  # an openvino.Node
-    """What `result` shows, reshapes aside."""
+def _value(result: Any) -> tuple[str, int]:  # noqa: ANN401  # an openvino.Node
+    """The value that `result` shows, reshapes aside."""
     source = result.input_value(0)
     while source.get_node().get_type_name() == "Reshape":
         source = source.get_node().input_value(0)
     return source.get_node().get_name(), source.get_index()
-
-
-def _moves(result: Any) -> bool:  # noqa: ANN401  # an openvino.Node
-    """Whether nothing but casts and shapes lies between a parameter or constant and `result`."""
-    node = result.input_value(0).get_node()
-    while node.get_type_name() in ("Convert", "Reshape"):
-        node = node.input_value(0).get_node()
-    return node.get_type_name() in ("Parameter", "Constant")
-
-
-def _sources(results: Sequence[Any]) -> set[str]:
-    """Names of the parameters that `results` are computed from."""
-    seen: set[str] = set()
-    found: set[str] = set()
-    open_ = list(results)
-    while open_:
-        node = open_.pop()
-        name = node.get_name()
-        if name in seen:
-            continue
-        seen.add(name)
-        if node.get_type_name() == "Parameter":
-            found.add(name)
-        open_ += [v.get_node() for v in node.input_values()]
-    return found
 
 
 def npu_compiler() -> NpuCompiler:
@@ -211,22 +164,18 @@ def npu_compiler() -> NpuCompiler:
     Raises:
         UnavailableError: OpenVINO or its NPU plugin is not here.
     """
-    try:
-        import openvino  # noqa: PLC0415  # its absence must be an answer, not an import error
-    except ImportError as e:
-        raise UnavailableError(f"npu: openvino cannot be imported ({e}); {INSTALL}") from e
-    core = openvino.Core()
+    openvino, core = openvino_core()
     here = core.available_devices
-    real = any(d.split(".")[0] == DEVICE for d in here)
-    if not real:
-        try:
-            core.get_versions(DEVICE)
-        except RuntimeError as e:
-            raise UnavailableError(
-                f"npu: no NPU here, and no NPU plugin whose wrapper could run on the CPU ({words(e)}); "
-                f"devices found: {', '.join(here) or 'none'}"
-            ) from e
-        if "CPU" not in here:
-            raise UnavailableError(f"npu: neither an NPU nor a CPU here; devices found: {', '.join(here) or 'none'}")
-        core.set_property("CPU", EXACT)
-    return NpuCompiler(openvino, core, real)
+    if any(d.split(".")[0] == DEVICE for d in here):
+        return NpuCompiler(openvino, core, DEVICE, {})
+    devices = f"devices found: {', '.join(here) or 'none'}"
+    try:
+        core.get_versions(DEVICE)
+    except RuntimeError as e:
+        raise UnavailableError(
+            f"npu: no NPU here, and no NPU plugin whose wrapper could run on the CPU ({words(e)}); {devices}"
+        ) from e
+    if "CPU" not in here:
+        raise UnavailableError(f"npu: neither an NPU nor a CPU here; {devices}")
+    core.set_property("CPU", ACCURACY)  # which the wrapper does not pass on
+    return NpuCompiler(openvino, core, DEVICE, WRAPPER)

@@ -1,39 +1,60 @@
 """`npu?path=llm`: a decoder given as token ids, which OpenVINO itself makes static (`NPUW_LLM`).
 
-One stateful model of any size goes in, token ids and positions come, logits leave. The caches are OpenVINO's own, and
-nobody can read them.
+One stateful model of any size goes in: the fused form of `openvino-stateful` with token ids, an attention mask,
+positions and beams as inputs, and logits as output. OpenVINO finds them and the caches by the names that Hugging Face
+models have. It runs prompts by one model, up to 8 tokens at a time by another. Nobody can read the caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import openvino as ov
+import openvino.opset15 as o
+from numpy.typing import NDArray
+from openvino import Model, Node, PartialShape, Type
 
 from backends.openvino.backend import OpenVinoSession
-from backends.openvino.sources import src
+from backends.openvino.compile import words
+from backends.openvino.nodes import Constants, Shape, Value
+from backends.openvino.state.walk import StateWalk
+from backends.openvino.walk import Weights
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
+from conformance.backend.translating.dynamic import traced
+from conformance.backend.translating.lift import lift, values
+from conformance.backend.translating.plan import Plan, Role
+from conformance.backend.translating.sym import Const, Expr, Symbol, assumptions, expr_of
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes
 
-from .llm_form import Decoder, Form, UnfitError, decoder, roles_in
-from .llm_history import History, Run
-from .llm_machine import AT_ONCE, SAMPLES, Machine, model_of, sizes_for
+from .compile import DEVICE, WRAPPER, NpuCompiler
+from .decoder import Decoder, Form, History, Run, UnfitError, decoder, roles_in
 
 if TYPE_CHECKING:
-    from conformance.backend.translating.dynamic import TracedPlan
-    from conformance.backend.translating.plan import Role
+    from . import OpenVinoNpu
 
-    from .backend import OpenVinoNpu
-    from .compile import NpuCompiler
-    from .llm_walk import LlmWalk
+AT_ONCE = 8
+"""Tokens of one run after the prompt at most: OpenVINO rounds up to 8. It gives logits for as many, at the end of a
+prompt too."""
+GRAIN = 64
+"""OpenVINO rounds prompts and answers up to it."""
+SAMPLES = (AT_ONCE, AT_ONCE + 3)
+"""Numbers of tokens that the model is lifted from."""
+LLM = {"NPU_USE_NPUW": "YES", "NPUW_LLM": "YES", "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": str(AT_ONCE)}
+ON_CPU = {**WRAPPER, "NPUW_FOLD": "NO", "KV_CACHE_PRECISION": "f32"}
+"""Where there is no NPU. With functions folded (2026.4.1) an F32 model has NMSE 5e-8 instead of 2e-14.
+Caches are float16 unless told, and what goes into them has the cache's own type already."""
+LOWEST = -65504.0
+"""Hides a cell: the lowest number of float16, which an NPU computes in."""
 
 
+# -- a case as one sequence -------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Course:
     """A case as one sequence that one decoder follows."""
@@ -90,6 +111,7 @@ def fits(case: Case) -> Support:
     return YES
 
 
+# -- the session ------------------------------------------------------------------------------------------------------
 class LlmSession(OpenVinoSession):
     """A case on one `Machine`, which is made at the first step."""
 
@@ -106,7 +128,7 @@ class LlmSession(OpenVinoSession):
         self._machine: Machine | None = None
 
     def opaque(self) -> frozenset[Tensor]:
-        """The caches: OpenVINO's `query_state` shows how many tokens are stored, and not what."""
+        """The caches: OpenVINO's `query_state` shows only how many tokens are stored."""
         return frozenset(t for t, r in self._own.items() if r == "cache")
 
     def read(self, tensor: Tensor) -> Bytes:
@@ -155,23 +177,38 @@ class LlmSession(OpenVinoSession):
         prompt, total = sizes_for(self._course.prompt, self._course.past)
         samples = self._course.samples
         with Peak() as peak:
-            model = model_of(samples, roles_in(samples[0].graph, self._own), (AT_ONCE, prompt), self._walk)
+            roles = roles_in(samples[0].graph, self._own)
+            model = self._model(samples, roles, (AT_ONCE, prompt))
             machine = Machine(self._npu, model, prompt, total)
         self._witness.peak_compile_bytes = peak.bytes
         return machine
 
-    def _walk(self, plan: TracedPlan, leaves: tuple[Tensor, Tensor]) -> LlmWalk:
-        from .llm_walk import LlmWalk  # noqa: PLC0415  # needs openvino, which may be absent until now
+    def _model(self, samples: tuple[Form, Form], roles: dict[Tensor, Role], sizes: tuple[int, ...]) -> Model:
+        """The decoder as one stateful model for any number of tokens; it must hold for `sizes`.
 
-        memory = self._memory
-
-        def compressed(node: Tensor) -> Any:  # noqa: ANN401  # a Stored, or None
-            weight = plan.own[plan.index[src(node, 0)]]
-            return memory.weights.get(node, weight, memory.read)  # type: ignore[attr-defined]  # a HostMemory
-
-        walk = LlmWalk(plan, leaves, lambda t: memory.read(plan.own[plan.index[t]]), compressed)
-        walk.run(self._emitters)
-        return walk
+        Raises:
+            BackendError: it cannot be emitted, or not so that it holds for `sizes`.
+        """
+        first, second = samples
+        tensors = first.graph.tensors()
+        index = {t: i for i, t in enumerate(tensors)}
+        plan = Plan(first.graph, tensors, index, roles, (first.logits,), first.key)
+        template = lift([first.graph, second.graph], [t for t, r in roles.items() if r == "input"])
+        if len(template.symbols) != 1:
+            raise BackendError(
+                f"one symbol expected, the number of tokens; {', '.join(template.symbols) or 'none'} found"
+            )
+        with assumptions() as notes:
+            symbolic = traced(template, plan, values(tensors), notes)
+            leaves = [symbolic.tensors[index[t]] for t in (first.leaves.tokens, first.leaves.positions)]
+            walk = LlmWalk(symbolic, leaves, self._memory)  # type: ignore[arg-type]  # a HostMemory
+            walk.run(self._emitters)
+            model = walk.decoder(symbolic.outputs[0])
+        for n in sizes:
+            wrong = next((a for a in notes if not a.holds((n,))), None)
+            if wrong is not None:
+                raise BackendError(f"{n} tokens: the model holds only while {wrong}")
+        return model
 
     def witness(self) -> Witness:
         """What ran; the wrapper tells no layers."""
@@ -188,3 +225,199 @@ class LlmSession(OpenVinoSession):
         """Let the model go."""
         self._machine = None
         super().close()
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+def sizes_for(prompt: int, past: int) -> tuple[int, int]:
+    """Tokens of the model for prompts, and cells of the other, for the longest prompt and the longest sequence."""
+    own = _up(max(prompt, AT_ONCE + 1))
+    return own, own + _up(max(past + 2 * AT_ONCE - own, 1))
+
+
+def _up(n: int) -> int:
+    return -(-n // GRAIN) * GRAIN
+
+
+OPS: dict[str, Callable[[Value, Value], Node]] = {
+    "+": o.add, "-": o.subtract, "*": o.multiply, "//": o.divide, "%": o.floor_mod,
+}  # fmt: skip
+
+
+class TokenConstants(Constants):
+    """Symbols are computed in the model, from the shape of the token ids; there is one, the number of tokens."""
+
+    def __init__(self, tokens: Node) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._made: dict[Expr, Node] = {}
+
+    def _symbol(self, n: int) -> Node:
+        return self._expression(expr_of(n))
+
+    def _expression(self, e: Expr) -> Node:
+        if e not in self._made:
+            self._made[e] = self._emit(e)
+        return self._made[e]
+
+    def _emit(self, e: Expr) -> Node:
+        if isinstance(e, Const):
+            return self.i64(e.n)
+        if isinstance(e, Symbol):
+            return self._tokens
+        return OPS[e.op](self._expression(e.left), self._expression(e.right))
+
+
+def _input(name: str, type_: Type, rank: int) -> Node:
+    node = o.parameter(PartialShape([-1] * rank), type_)
+    node.output(0).set_names({name})
+    node.set_friendly_name(name)
+    return node
+
+
+class LlmWalk(StateWalk):
+    """The walk of a decoder in its `Form`, traced over one symbol: the number of tokens."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        leaves: Sequence[Tensor],
+        memory: Weights,
+    ) -> None:
+        super().__init__(plan, memory)
+        self._ids, self._mask_in = _input("input_ids", Type.i64, 2), _input("attention_mask", Type.i64, 2)
+        self._positions, self._beams = _input("position_ids", Type.i64, 2), [_input("beam_idx", Type.i32, 1)]
+        tokens = o.gather(o.shape_of(self._ids), o.constant([1], Type.i64), o.constant(0, Type.i64))
+        self.c = TokenConstants(tokens)
+        self._ports = dict(zip(leaves, (self._ids, self._positions), strict=True))
+        self._named: dict[Tensor, str] = {}
+        for layer, a in enumerate(self._logs[0].attentions):
+            for cache, kind in ((a.k, "key"), (a.v, "value")):
+                if self._named.setdefault(cache, f"{layer}.{kind}") != f"{layer}.{kind}":
+                    raise BackendError(f"{cache}: is attended to in two layers")
+        self._laid[0] = self._causal(tokens)
+
+    def _causal(self, tokens: Node) -> Value:
+        """float32 (1, 1, tokens, past + tokens): a token sees itself and the tokens before it that are there.
+
+        OpenVINO's static models have the tokens at the end of the keys, and say in the attention mask which are there.
+        """
+        c = self.c
+        total = o.squeeze(o.gather(o.shape_of(self._mask_in), c.i64(1), c.axis(0)), c.axis(0))
+        first = o.subtract(total, o.squeeze(tokens, c.axis(0)))
+        keys = o.unsqueeze(o.range(c.axis(0), total, c.axis(1), Type.i64), c.axis(0))
+        queries = o.unsqueeze(o.range(first, total, c.axis(1), Type.i64), c.axis(1))
+        there = o.unsqueeze(o.convert(self._mask_in, Type.boolean), c.i64(1, 2))
+        seen = o.logical_and(o.unsqueeze(o.less_equal(keys, queries), c.i64(0, 1)), there)
+        return o.select(seen, c.f32(0.0), c.f32(LOWEST))
+
+    def _parameter(self, t: Tensor, form: str, dtype: str, shape: Shape) -> Value:
+        if t not in self._ports:
+            return super()._parameter(t, form, dtype, shape)
+        flat = o.reshape(o.convert(self._ports[t], Type.i32), self.c.i64(*[1] * (len(shape) - 1), -1), False)
+        return self.c.shaped(flat, shape)
+
+    def _log_name(self, cache: Tensor) -> str:
+        return f"past_key_values.{self._named[cache]}present.{self._named[cache]}"
+
+    def decoder(self, logits: Tensor) -> Model:
+        """What `run` emitted, `logits` its one result: (batch, tokens, vocabulary), straight from a product.
+
+        OpenVINO cuts the model before that product and makes a model of its own of it.
+
+        Raises:
+            BackendError: the logits are no product.
+        """
+        value = self.number(logits)
+        node = value if isinstance(value, Node) else value.get_node()
+        while node.get_type_name() == "Reshape":
+            node = node.input_value(0).get_node()
+        if node.get_type_name() != "MatMul":
+            raise BackendError(f"{logits}: a MatMul expected at the end, a {node.get_type_name()} found")
+        x, weight = node.input_value(0), node.input_value(1)
+        width = logits.src[1]
+        assert width is not None  # of the product
+        rows = o.reshape(x, self.c.i64(1, -1, int(width.ne[0])), False)
+        result = o.result(o.matmul(rows, weight, False, True))
+        result.output(0).set_names({"logits"})
+        inputs = [self._ids, self._mask_in, self._positions, *self._beams]
+        return Model(results=[result], sinks=self._out.sinks, parameters=inputs, name="decoder")
+
+
+# -- the model, compiled ----------------------------------------------------------------------------------------------
+class Machine:
+    """A model that OpenVINO has split and compiled, with one request.
+
+    Takes prompts of up to `prompt` tokens, and `total` cells after them.
+
+    Raises:
+        BackendError: OpenVINO refused the model.
+    """
+
+    def __init__(self, npu: NpuCompiler, model: Any, prompt: int, total: int) -> None:  # noqa: ANN401  # an openvino.Model
+        config = {
+            **LLM,
+            **({} if npu.real else ON_CPU),
+            "NPUW_LLM_MAX_PROMPT_LEN": str(prompt),
+            "NPUW_LLM_MIN_RESPONSE_LEN": str(total - prompt),
+        }
+        self.prompt, self.total, self.runs = prompt, total, 0
+        try:
+            self.compiled = npu.core.compile_model(model, DEVICE, config)
+            self._request = self.compiled.create_infer_request()
+        except RuntimeError as e:
+            raise BackendError(f"OpenVINO NPUW_LLM refused the model: {words(e)}") from e
+
+    def step(self, run: Run) -> NDArray[np.float32]:
+        """Logits of the tokens that are wanted, shape (wanted, vocabulary).
+
+        Raises:
+            BackendError: OpenVINO failed, or the sequence is longer than the model was made for.
+        """
+        n, at = len(run.tokens), 0
+        if run.past > self.total - AT_ONCE or (run.first == 0 and n > self.prompt):
+            raise BackendError(
+                f"position {run.past - 1}: the model was made for prompts of {self.prompt} tokens and for "
+                f"{self.total - AT_ONCE} in all"
+            )
+        logits: dict[int, NDArray[np.float32]] = {}
+        if run.first == 0 and n > 1:
+            # of a prompt come the last tokens' logits only; what stands behind those is given piece by piece
+            at = min([n, *(run.wanted + AT_ONCE)])
+            self._run(run, 0, at, np.ones(at, np.int64), logits)
+        while at < n:
+            end = min(n, at + AT_ONCE)
+            # OpenVINO overwrites as much of its own mask as it is given: with less than all of it, cells that the
+            # sequence left when it went back would be seen again
+            mask = np.zeros(self.total, np.int64)
+            mask[: run.first + at] = 1
+            self._run(run, at, end, mask, logits)
+            at = end
+        return np.array([logits[int(i)] for i in run.wanted], np.float32)
+
+    def _run(
+        self, run: Run, at: int, end: int, mask: NDArray[np.int64], logits: dict[int, NDArray[np.float32]]
+    ) -> None:
+        feeds = {
+            "input_ids": run.tokens[None, at:end],
+            "attention_mask": mask[None],
+            "position_ids": self.positions(run.first + at, run.first + end)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        try:
+            for name, x in feeds.items():
+                self._request.set_tensor(name, ov.Tensor(np.ascontiguousarray(x)))
+            self._request.infer()
+            rows = self._request.get_tensor("logits").data[0]
+        except RuntimeError as e:
+            raise BackendError(f"OpenVINO NPUW_LLM failed at position {run.first + at}: {words(e)}") from e
+        self.runs += 1
+        for i in run.wanted[(run.wanted >= at) & (run.wanted < end)]:
+            place = len(rows) - (end - int(i))
+            if place < 0:
+                raise BackendError(f"logits of {end - int(i)} tokens expected, of {len(rows)} found")
+            logits[int(i)] = rows[place].astype(np.float32)
+
+    @staticmethod
+    def positions(first: int, end: int) -> NDArray[np.int64]:
+        """Positions of the tokens of a run; one from 0 on, of several tokens, is a prompt."""
+        return np.arange(first, end, dtype=np.int64)

@@ -1,1 +1,118 @@
-"""openvino-stateful: caches as variables of the compiled model."""
+"""`openvino-stateful`: caches live in the model, as logs where writes append and as whole variables elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
+from conformance.backend.interface import Witness
+from conformance.backend.translating.engine import GraphState
+from conformance.backend.translating.plan import Plan, Role, Snapshot
+from conformance.case.case import Case
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor
+
+from .log import Logged, appendings, fused, logs
+
+if TYPE_CHECKING:
+    from backends.openvino.bind import HostMemory, Request
+
+    from .memory import StateMemory
+
+
+class OpenVinoStateful(OpenVinoStateless):
+    """cgraph to OpenVINO model, caches as its variables."""
+
+    name = "openvino-stateful"
+
+    def memory(self, case: Case) -> StateMemory:
+        """Bytes on the host, and what requests hold of caches."""
+        from .memory import StateMemory  # noqa: PLC0415  # needs openvino, which may be absent until now
+
+        return StateMemory(case, self.requant)
+
+    def translate(self, plan: Plan, memory: HostMemory) -> Request:
+        """Walk and emit, compile, make the request."""
+        from .memory import StatefulRequest  # noqa: PLC0415  # as above
+        from .walk import StateWalk  # noqa: PLC0415  # as above
+
+        return self.request(plan, StateWalk(plan, memory), StatefulRequest)
+
+    def open(self, case: Case) -> StatefulSession:
+        """A session whose witness says in which form caches were held."""
+        return StatefulSession(self, case)
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A graph in the fused form."""
+
+    graph: Graph
+    outputs: tuple[Tensor, ...]
+    logs: list[Logged]
+
+
+class StatefulSession(OpenVinoSession):
+    """Chooses the form of each step from its graph and its inputs."""
+
+    def __init__(self, backend: OpenVinoStateful, case: Case) -> None:
+        self._forms: WeakKeyDictionary[Graph, tuple[tuple[Tensor, ...], Snapshot, Fused | str]] = WeakKeyDictionary()
+        self._states: dict[str, None] = {}
+        self._whole: dict[str, None] = {}
+        super().__init__(backend, case)  # which prepares the case's graphs
+
+    def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
+        form = self._form(graph, tuple(outputs))
+        if isinstance(form, str):
+            super()._prepare(graph, outputs)
+        else:
+            super()._prepare(form.graph, form.outputs)
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """As the base, in the fused form where graph and inputs allow it.
+
+        Raises:
+            BackendError: translation, compilation or execution failed.
+        """
+        form = self._form(graph, tuple(outputs))
+        steps = form if isinstance(form, str) else appendings(form.logs, inputs)
+        self._memory.appending = () if isinstance(steps, str) else steps  # type: ignore[attr-defined]  # a StateMemory
+        if isinstance(form, str) or isinstance(steps, str):
+            if steps:
+                self._states["slots"] = None
+                self._whole[str(steps)] = None
+            return super().compute(graph, inputs, outputs)
+        self._states["fused"] = None
+        values = super().compute(form.graph, inputs, form.outputs)
+        return {t: values[own] for t, own in zip(outputs, form.outputs, strict=True)}
+
+    def _same(self, state: GraphState) -> bool:
+        """Always: `_form` has compared it, and prepares a graph that changed anew."""
+        del state
+        return True
+
+    def _form(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Fused | str:
+        """`graph` in the fused form, or why it has none; an empty reason where it has no caches."""
+        known = self._forms.get(graph)
+        if known is not None and known[0] == outputs and known[1].shows(graph):
+            return known[2]
+        nodes = set(graph.nodes)
+        leaves = [t for t in graph.tensors() if t.view_src is None and t not in nodes]
+        roles: dict[Tensor, Role] = {t: self._roles.get(t, "input") for t in leaves}
+        own_logs = logs(graph, roles, outputs) if "cache" in roles.values() else ""
+        form = own_logs if isinstance(own_logs, str) else Fused(*fused(graph, own_logs, outputs), own_logs)
+        self._forms[graph] = outputs, Snapshot(graph), form
+        self._graphs.pop(graph, None)
+        return form
+
+    def witness(self) -> Witness:
+        """As the base, with the forms, and why a step was not fused."""
+        w = super().witness()
+        w.state = ", ".join(sorted(self._states))
+        w.notes += [f"whole variables: {r}" for r in self._whole]
+        return w

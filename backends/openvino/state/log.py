@@ -1,23 +1,39 @@
-"""Caches that a model can keep as logs, recognised from a graph's structure.
+"""Logs: caches as rows in the order they were written, whatever cells of the cache they went to.
 
-A log holds rows in the order they were written, whatever cells of the cache they went to.
+`logs` recognises from a graph's structure which caches can be logs. `fused` makes the graph that attends to the rows of
+its logs, however many cells its views show. `Table` is the host's account of which cell each position of a log shows:
+attention does not care about the order of its keys as long as the mask has the same, so each step's mask is laid out by
+the table. Rewinding, removed sequences and cells used again change the table, not the model. Needs no OpenVINO.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from conformance.backend.translating.plan import Role
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import Tensor, computes, is_contiguous, nelements
+from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, contiguous_nb, is_contiguous, nelements
 from conformance.ggml.types import BF16, F16, F32, I32, I64
 
 TYPES = frozenset({F32, F16, BF16})
 """Types of caches whose every value float32 holds."""
+MARK = 15
+"""The op_param, used by none of the ops here, that is 1 in a node whose cache is a log."""
+NOTHING = -1
+"""In a table: a position that shows no cell, a cell that no position shows."""
+SPARE = 256
+"""Positions that may show nothing before a log is laid out anew, if they are a quarter of it."""
+Cells: TypeAlias = NDArray[np.int64]
+Extent: TypeAlias = tuple[int, int, int, int, int]
+"""Heads, head size, first stream, streams, cells per stream."""
 
 
+# -- recognising logs -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Attention:
     """A FLASH_ATTN_EXT over two caches of the same shape."""
@@ -64,7 +80,7 @@ def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) 
     caches = [t for t, role in roles.items() if role == "cache"]
     nodes = [n for n in graph if computes(n)]
     place = {n: i for i, n in enumerate(nodes)}
-    found: dict[tuple[Any, ...], list[Attention]] = {}
+    groups: dict[tuple[Tensor, Extent | None], list[Attention]] = {}
     writers: dict[Tensor, Tensor] = {}
     for t in caches:
         writer = _writer(t, nodes, roles)
@@ -81,15 +97,19 @@ def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) 
         k, v, mask = (s for s in node.src[1:4] if s is not None)
         if place[node] < max(place[writers[k.root]], place[writers[v.root]]):
             return f"{node}: reads a cache before it is written"
-        found.setdefault((mask, *_extent(k)), []).append(Attention(node, k.root, v.root, mask))
+        groups.setdefault((mask, _extent(k)), []).append(Attention(node, k.root, v.root, mask))
     if any(t.root in writers for t in outputs):
         return "a cache is an output of the graph"
-    return _grouped(found, writers)
+    return _grouped(groups, writers)
 
 
-def _grouped(found: Mapping[tuple[Any, ...], list[Attention]], writers: Mapping[Tensor, Tensor]) -> list[Logged] | str:
+def _grouped(
+    groups: Mapping[tuple[Tensor, Extent | None], list[Attention]], writers: Mapping[Tensor, Tensor]
+) -> list[Logged] | str:
     out = []
-    for (mask, heads, head_size, first, streams, size), attentions in found.items():
+    for (mask, extent), attentions in groups.items():
+        assert extent is not None  # `_unfit` has looked
+        heads, head_size, first, streams, size = extent
         caches = tuple(dict.fromkeys(t for a in attentions for t in (a.k, a.v)))
         node = attentions[0].node
         places = {
@@ -150,22 +170,21 @@ def _unfit(node: Tensor, roles: Mapping[Tensor, Role]) -> str:
     q, k, v, mask, sinks = (*node.src, None, None)[:5]
     if q is None or k is None or v is None or mask is None or sinks is not None:
         return f"{node}: has sinks or no mask"
-    if node.param_f32(1) or node.param_f32(2):
+    if node.params.max_bias or node.params.logit_softcap:
         return f"{node}: has ALiBi slopes or a softcap"
     if q.root is k.root or q.type is not F32 or roles.get(k.root) != "cache" or roles.get(v.root) != "cache":
         return f"{node}: K or V is no cache"
     if roles.get(mask) != "input" or mask.type not in (F16, F32) or mask.ne[2] != 1 or mask.ne[3] not in (1, q.ne[3]):
         return f"{node}: the mask is no input, or differs from head to head"
-    extents = _extent(k), _extent(v)
-    if extents[0] is None or extents[0] != extents[1] or extents[0][3] != q.ne[3]:
-        return f"{node}: K and V are not the first cells of the queries' streams"
-    return ""
+    extent = _extent(k)
+    fits = extent is not None and extent == _extent(v) and extent[3] == q.ne[3]
+    return "" if fits else f"{node}: K and V are not the first cells of the queries' streams"
 
 
-def _extent(x: Tensor) -> Any:  # noqa: ANN401  # a tuple of five ints, or None
-    """Heads, head size, first stream, streams, cells per stream of the part of a cache that `x` shows: or None.
+def _extent(x: Tensor) -> Extent | None:
+    """Heads, head size, first stream, streams, cells per stream of the part of a cache that `x` shows.
 
-    `x`: ne (head size, cells, heads, streams).
+    `x`: ne (head size, cells, heads, streams). None where it shows anything else.
     """
     root, ts = x.root, x.type.type_size
     row = root.nb[1]
@@ -181,3 +200,202 @@ def _extent(x: Tensor) -> Any:  # noqa: ANN401  # a tuple of five ints, or None
         and x.ne[1] <= size
     )
     return (x.ne[2], x.ne[0], x.view_offs // stream, x.ne[3], size) if right else None
+
+
+# -- the graph of the fused form --------------------------------------------------------------------------------------
+def is_logged(node: Tensor) -> bool:
+    """Whether `node` appends to a log or attends to one."""
+    return node.op_params[MARK] == 1
+
+
+def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tuple[Graph, tuple[Tensor, ...]]:
+    """A copy of `graph` in which n_kv is 1 and says nothing, so that graphs of any n_kv are one; and its `outputs`.
+
+    Persistent tensors and inputs stay the same objects, but for masks.
+    """
+    masks = {log.mask: _narrow(log.mask) for log in logs}
+    attentions = {a.node for log in logs for a in log.attentions}
+    marked = attentions | {w for log in logs for w in log.writers}
+    copies = {s: _one_cell(s) for a in attentions for s in a.src[1:3] if s is not None}
+    for t in graph.tensors():
+        if t in copies:
+            continue
+        own = {**copies, **masks} if t in attentions else copies
+        src = tuple(None if s is None else own.get(s, s) for s in t.src)
+        root = None if t.view_src is None else copies.get(t.view_src, t.view_src)
+        offset = t.view_offs
+        if t in marked and t.op == "CPY":  # it writes where the log ends, wherever its cells are
+            src, offset = (src[0], _at_the_start(t)), 0
+        if t in marked or root is not t.view_src or src != t.src:
+            params = (*t.op_params[:MARK], 1) if t in marked else t.op_params
+            copies[t] = Tensor(t.type, t.ne, t.nb, t.op, params, src, root, offset, t.flags, t.name)
+            if t in t.src:  # ggml_cast makes a node its own src
+                copies[t].src = tuple(copies[t] if s is t else s for s in src)
+    nodes = [copies.get(n, n) for n in graph]
+    wanted = tuple(copies.get(t, t) for t in outputs)
+    used = _reached([n for n in nodes if n.op not in VIEW_OPS], wanted)
+    return Graph(n for n in nodes if n in used), wanted
+
+
+def _narrow(mask: Tensor) -> Tensor:
+    ne = (1, *mask.ne[1:])
+    return Tensor(mask.type, ne, contiguous_nb(mask.type, ne), name=mask.name, flags=mask.flags)
+
+
+def _one_cell(x: Tensor) -> Tensor:
+    """The first cell of `x`, ne (head size, cells, heads, streams), straight from the cache."""
+    offset = tuple(((x.view_offs >> shift) + 2**31) % 2**32 - 2**31 for shift in (0, 32))
+    ne = (x.ne[0], 1, *x.ne[2:])
+    return Tensor(x.type, ne, x.nb, "VIEW", (*offset, *(0,) * 14), (x.root,), x.root, x.view_offs, x.flags, x.name)
+
+
+def _at_the_start(x: Tensor) -> Tensor:
+    """As many rows as `x` has, but the first of its cache."""
+    return Tensor(x.type, x.ne, x.nb, "VIEW", (0,) * 16, (x.root,), x.root, 0, x.flags, x.name)
+
+
+def _reached(nodes: Collection[Tensor], outputs: Collection[Tensor]) -> set[Tensor]:
+    seen: set[Tensor] = set()
+    stack = [*nodes, *outputs]
+    while stack:
+        t = stack.pop()
+        if t not in seen:
+            seen.add(t)
+            stack.extend(s for s in (*t.src, t.view_src) if s is not None)
+    return seen
+
+
+# -- the host's account of a log --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, eq=False)
+class Appending:
+    """What one step does to a log."""
+
+    log: Logged
+    cells: Cells
+    """Written, counted within each stream: (streams, tokens)."""
+    mask: NDArray[Any]
+    """(streams or 1, 1, tokens, cells)."""
+    loaded: NDArray[np.bool_]
+    """Cells that some row of the mask lets through and that the step does not write: (streams, cells)."""
+
+
+def appendings(own_logs: Sequence[Logged], inputs: Mapping[Tensor, Bytes]) -> list[Appending] | str:
+    """What a step does to each log, or why its inputs do not allow it."""
+    out = []
+    for log in own_logs:
+        cells = _new_cells(log, inputs)
+        if isinstance(cells, str):
+            return cells
+        data = inputs[log.mask].view("<f2" if log.mask.type is F16 else "<f4")
+        mask = data.reshape(log.mask.shape)[:, :, : log.tokens]
+        through = mask > -np.inf
+        if not through.any(axis=3).all():
+            return "a query sees nothing"  # ggml gives zeros, a softmax over nothing NaN
+        seen = through.any(axis=(1, 2))
+        loaded = np.broadcast_to(seen, (log.streams, seen.shape[1])).copy()
+        stream, i = np.nonzero(cells < seen.shape[1])
+        loaded[stream, cells[stream, i]] = False
+        out.append(Appending(log, cells, mask, loaded))
+    return out
+
+
+def _new_cells(log: Logged, inputs: Mapping[Tensor, Bytes]) -> Cells | str:
+    rows = [_rows_of(w, inputs) for w in log.places]
+    if any(not np.array_equal(rows[0], x) for x in rows[1:]):
+        return "K and V are written to different cells"
+    cells = rows[0].reshape(log.streams, log.tokens) - (log.first + np.arange(log.streams)[:, None]) * log.size
+    if cells.min() < 0 or cells.max() >= log.size:
+        return "rows are written outside the streams attended to"
+    if log.tokens > 1 and any(len(set(row)) < len(row) for row in cells.tolist()):
+        return "a cell is written twice"
+    return cells
+
+
+def _rows_of(writer: Tensor, inputs: Mapping[Tensor, Bytes]) -> NDArray[np.int64]:
+    """The rows of its cache that `writer` writes."""
+    ids = writer.src[1]
+    if writer.op == "SET_ROWS" and ids is not None:
+        return inputs[ids].view("<i4" if ids.type is I32 else "<i8").astype(np.int64)
+    cache = writer.root
+    return np.arange(nelements(writer) // cache.ne[0]) + writer.view_offs // cache.nb[1]
+
+
+@dataclass(slots=True)
+class Table:
+    """Which cell each position of a log shows."""
+
+    cells: Cells
+    """(streams, positions)."""
+    positions: NDArray[np.int64]
+    """(streams, size): the way back."""
+    straight: bool
+    """Whether position i shows cell i everywhere."""
+    settled: int = 0
+    """Positions whose rows the host has."""
+    dead: int = field(default=0)
+    """Positions that show nothing."""
+    endless: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 0), np.bool_))
+    """Of the first positions, as far as the host has looked, whether K or V is NaN or infinite: (streams or 1, …)."""
+
+    @classmethod
+    def of(cls, cells: Cells, size: int) -> Table:
+        """A log that shows `cells`, all of which the host has."""
+        streams, count = cells.shape
+        positions = np.full((streams, size), NOTHING)
+        at = np.broadcast_to(np.arange(count), cells.shape)
+        stream, i = np.nonzero(cells != NOTHING)
+        positions[stream, cells[stream, i]] = at[stream, i]
+        dead = count * streams - len(i)
+        return cls(cells, positions, bool((cells == np.arange(count)).all()), count, dead)
+
+    @property
+    def length(self) -> int:
+        """Positions per stream."""
+        return int(self.cells.shape[1])
+
+    def append(self, new: Cells) -> None:
+        """Rows for `new` follow; positions that showed one of these cells show nothing any more."""
+        streams = np.arange(len(new))[:, None]
+        old = self.positions[streams, new]
+        gone = old != NOTHING
+        if gone.any():
+            self.cells[np.broadcast_to(streams, new.shape)[gone], old[gone]] = NOTHING
+            self.dead += int(gone.sum())
+        length, tokens = self.length, new.shape[1]
+        self.straight = self.straight and not gone.any() and bool((new == length + np.arange(tokens)).all())
+        self.positions[streams, new] = length + np.arange(tokens)
+        self.cells = np.concatenate([self.cells, new], axis=1)
+
+    def hidden(self, a: Appending) -> NDArray[np.bool_]:
+        """Positions that no query of a step sees, or whose cell it writes: (streams, positions)."""
+        if self.straight and self.length <= a.loaded.shape[1]:
+            return ~a.loaded[:, : self.length]
+        shown = (self.cells != NOTHING) & (self.cells < a.loaded.shape[1])
+        seen = np.take_along_axis(a.loaded, np.where(shown, self.cells, 0), axis=1)
+        unseen: NDArray[np.bool_] = np.logical_not(shown & seen)
+        return unseen
+
+    def serves(self, a: Appending) -> bool:
+        """Whether the log has every cell that a step attends to and does not write, and not too many dead positions."""
+        if self.dead > max(SPARE, self.cells.size // 4):
+            return False
+        return not (a.loaded & (self.positions[:, : a.loaded.shape[1]] == NOTHING)).any()
+
+    def laid(self, mask: NDArray[Any]) -> NDArray[Any]:
+        """`mask`, shape (streams or 1, 1, rows, cells), with one column per position."""
+        if self.straight and self.length <= mask.shape[3]:
+            return mask[..., : self.length]
+        cells = self.cells
+        shown = (cells != NOTHING) & (cells < mask.shape[3])
+        wide = np.broadcast_to(mask, (len(cells), *mask.shape[1:]))
+        out = np.take_along_axis(wide, np.where(shown, cells, 0)[:, None, None, :], axis=3)
+        return np.where(shown[:, None, None, :], out, mask.dtype.type(-np.inf))
+
+
+def to_load(a: Appending) -> Cells:
+    """The cells that a log must show at least, shape (streams, positions): padded with nothing to equal length."""
+    rest = [np.nonzero(row)[0] for row in a.loaded]
+    out = np.full((len(rest), max(map(len, rest))), NOTHING)
+    for row, cells in zip(out, rest, strict=True):
+        row[: len(cells)] = cells
+    return out

@@ -20,9 +20,8 @@ from conformance.case.case import Case
 from conformance.ggml.quants.requant import Requant
 from conformance.ggml.tensor import Bytes, Tensor
 
-from .log import Logged
-from .table import NOTHING, Appending, Table, to_load
-from .walk import LOG, MINUS, StateWalk, name
+from .log import NOTHING, Appending, Logged, Table, to_load
+from .walk import LOG, MINUS, name
 
 Arrays = dict[str, NDArray[Any]]
 """Form of a variable -> what it holds."""
@@ -38,7 +37,7 @@ class Log:
 
 
 class StateMemory(HostMemory):
-    """Bytes on the host, each cache's possibly old: then a request holds it, whole or as a log over the old bytes."""
+    """Bytes on the host. Those of a cache may be old: then a request holds it, whole or as a log over the old bytes."""
 
     def __init__(self, case: Case, requant: Requant | None = None) -> None:
         super().__init__(Case(case.id, dict(case.persistent), []), requant)
@@ -51,7 +50,7 @@ class StateMemory(HostMemory):
         """Caches that the host has old bytes of."""
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes; no request holds any afterwards.
+        """Set the bytes; no request holds the tensor afterwards.
 
         Raises:
             UsageError: not the tensor's size.
@@ -65,7 +64,7 @@ class StateMemory(HostMemory):
         return super().look(tensor)
 
     def settle(self, t: Tensor) -> None:
-        """Let the host have all of `t`, and of the caches in one log with it, and no request any."""
+        """Move `t`, and the caches in one log with it, from requests to the host."""
         self._fetch(t)
         if t in self._logs:
             for cache in self._logs[t].logged.caches:
@@ -86,7 +85,7 @@ class StateMemory(HostMemory):
         self._newer.difference_update(log.logged.caches)
 
     def _rows(self, cache: Tensor, log: Log) -> None:
-        """Rows that were appended since the last time, put into their cells."""
+        """Put the rows that were appended since the last call into their cells."""
         table, logged = log.table, log.logged
         cells = table.cells[:, table.settled :]
         stream, i = np.nonzero(cells != NOTHING)
@@ -95,7 +94,7 @@ class StateMemory(HostMemory):
         self._bytes[cache].reshape(-1, cache.nb[1])[(logged.first + stream) * logged.size + cells[stream, i]] = rows
 
     def release(self, request: StatefulRequest, kept: Mapping[int, Tensor]) -> None:
-        """Take back what `request` holds in a variable that is to hold something else: `kept` says what each holds."""
+        """Take back what `request` holds in variables that will hold another cache; `kept` says what each will hold."""
         for index, t in list(request.holds.items()):
             if kept.get(index) is not t:
                 self.settle(t)
@@ -148,15 +147,15 @@ class StateMemory(HostMemory):
 class StatefulRequest(Request):
     """A compiled model with its one infer request, whose variables hold caches of one session at a time."""
 
-    def __init__(self, compiled: CompiledModel, emitted: Emitted, walk: StateWalk, peak: int | None = None) -> None:
+    def __init__(self, compiled: CompiledModel | None, emitted: Emitted, peak: int | None = None) -> None:
         super().__init__(compiled, emitted, peak)
         self.holds: dict[int, Tensor] = {}
         """Place of a cache in a plan -> the cache of `owner` that its variables hold."""
         self._owner: ReferenceType[StateMemory] | None = None
         self._variables: dict[int, list[Feed]] = {}
-        for feed in walk.variables:
+        for feed in emitted.variables:
             self._variables.setdefault(feed.index, []).append(feed)
-        self._written = walk.written
+        self._written = emitted.written
         self._first_extra = len(emitted.feeds)
         self._place: dict[Tensor, int] = {}
         self._states = {} if self._request is None else {s.name: s for s in self._request.query_state()}
@@ -175,7 +174,7 @@ class StatefulRequest(Request):
             self._states[name(f)].state = OvTensor(np.ascontiguousarray(parts[f.form]))
 
     def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-        """Fetch caches that others hold, lay out masks, infer.
+        """Fetch caches that other requests hold, lay out masks, infer.
 
         Raises:
             BackendError: OpenVINO's own words.
@@ -190,12 +189,12 @@ class StatefulRequest(Request):
             self._request.set_input_tensor(at, OvTensor(np.arange(a.log.streams, dtype=np.int32)))
             self._request.set_input_tensor(at + 1, OvTensor(np.ascontiguousarray(table.laid(a.mask))))
             at += 2
-        found = super().run(plan, memory, inputs)
+        values = super().run(plan, memory, inputs)
         memory.newer(plan.tensors[i] for i in self._written)
-        return found
+        return values
 
     def _take(self, plan: Plan, memory: StateMemory) -> None:
-        """Give back what is not this plan's and this session's; take the caches that are held whole."""
+        """Release caches of other plans and sessions; take this plan's whole caches."""
         wanted = {i: plan.tensors[i] for i in self._variables}
         last = None if self._owner is None else self._owner()
         if last is not None:

@@ -1,4 +1,4 @@
-"""The walk of a model that keeps its caches: variables, read where the graph finds them and assigned at its end."""
+"""The walk of a model that holds its caches in variables: read at the first use, assigned at the end of the graph."""
 
 from __future__ import annotations
 
@@ -6,27 +6,23 @@ import math
 from collections.abc import Mapping
 
 import openvino.opset15 as o
-from openvino import Model, Node, Output, PartialShape, Type
+from openvino import Node, Output, PartialShape, Type
 from openvino.op.util import Variable, VariableInfo
 
-from backends.openvino.emit import fused
-from backends.openvino.forms import VALUE, parts
-from backends.openvino.nodes import TYPES, Shape, Value, reshape, transpose
-from backends.openvino.sources import src
-from backends.openvino.walk import ROUND, Compressed, Emitted, Feed, Walk, Weights
+from backends.openvino.emit.attention import remembered, sdpa
+from backends.openvino.forms import VALUE, part_shape, parts
+from backends.openvino.nodes import TYPES, Shape, Value, ancestors, reshape, transpose
+from backends.openvino.walk import ROUND, Emitted, Feed, Walk, Weights, src
 from conformance.backend.translating.plan import Emitter, Plan
 from conformance.backend.translating.sym import Sym
 from conformance.ggml.errors import BackendError
-from conformance.ggml.tensor import Tensor, nelements
+from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16
 
-from .form import is_logged
-from .log import Logged, logs
+from .log import Logged, is_logged, logs
 
 LOG = "log"
 """The form of a cache held as a log: float32 (streams, heads, positions, head size). Its -0 become +0, see `MINUS`."""
-
-
 MINUS = "-"
 """After a form: a variable beside each of float32, 1 where that shows 0 and the cache holds -0.
 
@@ -41,13 +37,8 @@ class StateWalk(Walk):
 
     bound = False
 
-    def __init__(self, plan: Plan, weights: Weights, compressed: Compressed | None = None) -> None:
-        super().__init__(plan, weights, compressed)
-        self.sinks: list[Node] = []
-        self.variables: list[Feed] = []
-        """Which cache each variable holds, in which form; `name` names it."""
-        self.written: set[int] = set()
-        """Caches that a run changes."""
+    def __init__(self, plan: Plan, memory: Weights) -> None:
+        super().__init__(plan, memory)
         self._own: dict[Feed, tuple[Variable, Value]] = {}
         self._assigned: set[Feed] = set()
         self._whole: dict[Tensor, Value] = {}
@@ -55,7 +46,7 @@ class StateWalk(Walk):
         self._log_of = {t: i for i, log in enumerate(self._logs) for t in log.caches}
         self._beams = [o.parameter([_dim(log.streams)], Type.i32) for log in self._logs]
         self._masks = [_mask_parameter(log) for log in self._logs]
-        self._laid: dict[int, fused.Mask] = {}
+        self._laid: dict[int, Value] = {}
 
     # -- whole variables ------------------------------------------------------------------------------------------
 
@@ -78,7 +69,7 @@ class StateWalk(Walk):
             variable = Variable(info)
             zero = o.broadcast(o.convert(o.constant(0), TYPES[dtype]), self.c.i64(*shape))
             self._own[feed] = variable, o.read_value(zero, variable)
-            self.variables.append(feed)
+            self._out.variables.append(feed)
         return self._own[feed][1]
 
     def _assign(self, feed: Feed, x: Value) -> None:
@@ -89,11 +80,11 @@ class StateWalk(Walk):
         node = x.get_node() if isinstance(x, Output) else x
         if node.get_output_size() > 1:  # `assign` takes nodes only
             node = o.concat([x], 0)
-        self.sinks.append(o.assign(node, self._own[feed][0]))
+        self._out.sinks.append(o.assign(node, self._own[feed][0]))
         self._assigned.add(feed)
 
     def store(self, node: Tensor, x: Value, *, exact: bool = False) -> None:
-        """As the base; a cache never becomes what a parameter is, see `_bare`."""
+        """As the base; a cache is never assigned a bare parameter, see `_bare`."""
         super().store(node, x, exact=exact)
         self._copied(node.root)
 
@@ -114,8 +105,7 @@ class StateWalk(Walk):
             held.number = self._over(old.number, held.number, root.shape)
         for p in parts(root.type):
             if held.parts is not None and old.parts is not None and _bare(held.parts[p.name]):
-                shape = (_units(root), p.width)
-                held.parts[p.name] = self._over(old.parts[p.name], held.parts[p.name], shape)
+                held.parts[p.name] = self._over(old.parts[p.name], held.parts[p.name], part_shape(root, p))
 
     def _over(self, old: Value, x: Value, shape: Shape) -> Value:
         """`x` in the place of `old`."""
@@ -124,9 +114,9 @@ class StateWalk(Walk):
         return reshape(self.c, y, shape)
 
     def _cache(self, t: Tensor, index: int) -> None:
-        self.written.add(index)
+        self._out.written.add(index)
         for p in parts(t.type):  # an Assign needs the ReadValue of its variable
-            self._parameter(t, p.name, p.dtype, (_units(t), p.width) if p.width else t.shape)
+            self._parameter(t, p.name, p.dtype, part_shape(t, p))
         held = self._current(t, whole=True)
         if not held.rounded:
             held.number, held.rounded = ROUND[t.type](self.c, held.number), True
@@ -156,25 +146,29 @@ class StateWalk(Walk):
             new = new if shape is None else self.c.shaped(new, shape)
         new = transpose(self.c, new, (0, 2, 1, 3))
         feed = Feed(self._plan.index[cache], LOG)
-        beam = self._beams[self._log_of[cache]]
-        self._whole[cache], assign = fused.remembered(self.c, new, beam, name(feed), int(log.heads), int(log.head_size))
-        self.sinks.append(assign)
-        self.variables.append(feed)
-        self.written.add(feed.index)
+        beam, variable = self._beams[self._log_of[cache]], self._log_name(cache)
+        self._whole[cache], assign = remembered(self.c, new, beam, variable, int(log.heads), int(log.head_size))
+        self._out.sinks.append(assign)
+        self._out.variables.append(feed)
+        self._out.written.add(feed.index)
+
+    def _log_name(self, cache: Tensor) -> str:
+        return name(Feed(self._plan.index[cache], LOG))
 
     def _attend(self, node: Tensor) -> None:
         q, k, v = (src(node, i) for i in range(3))
         i = self._log_of[k.root]
         if i not in self._laid:
-            self._laid[i] = fused.Mask(o.convert(self._masks[i], Type.f32), None)
-        heads = fused.Heads(int(q.ne[2]), int(self._logs[i].heads), node.param_f32(0))
-        y = fused.sdpa(self.c, heads, self.number(q), self._whole[k.root], self._whole[v.root], self._laid[i], None)
+            self._laid[i] = o.convert(self._masks[i], Type.f32)
+        caches = self._whole[k.root], self._whole[v.root]
+        heads = int(q.ne[2]), int(self._logs[i].heads)
+        y = sdpa(self.c, self.number(q), *caches, self._laid[i], *heads, node.params.scale)
         self.store(node, transpose(self.c, self.c.shaped(y, q.shape), (0, 2, 1, 3)))
 
     # -- all ------------------------------------------------------------------------------------------------------
 
     def run(self, emitters: Mapping[str, Emitter]) -> Emitted:
-        """As the base; then caches that are only read are assigned what they hold.
+        """As the base; then caches that are only read are assigned their own value.
 
         The parameters of logs, a beam and a mask each, stand between those of feeds and those of symbols.
 
@@ -184,34 +178,32 @@ class StateWalk(Walk):
         out = super().run(emitters)
         for feed, (variable, value) in self._own.items():
             if feed not in self._assigned:
-                self.sinks.append(o.assign(value, variable))
+                self._out.sinks.append(o.assign(value, variable))
+        self._revive()
         extra = [p for pair in zip(self._beams, self._masks, strict=True) for p in pair]
         out.parameters[len(out.feeds) : len(out.feeds)] = extra
         return out
 
-    def model(self) -> Model:
-        """What `run` emitted. A variable whose old contents nothing reads gets a result of one element.
+    def _revive(self) -> None:
+        """Give a variable whose old contents nothing reads a result of one element.
 
         Without a ReadValue among its operations the plugin drops the Assign as well.
         """
-        out = self._out
-        model = Model(results=out.results, sinks=self.sinks, parameters=out.parameters)
-        read = {x.get_attributes()["variable_id"] for x in model.get_ordered_ops() if x.get_type_name() == "ReadValue"}
-        unread = [value for feed, (_, value) in self._own.items() if name(feed) not in read]
+        read = ancestors([*self._out.results, *self._out.sinks])
         first = self.c.i64(0)
-        model.add_results(
-            [o.result(o.gather(o.reshape(x, self.c.i64(-1), False), first, self.c.axis(0))) for x in unread]
-        )
-        return model
+        for _, x in self._own.values():
+            if x.get_name() not in read:
+                flat = o.reshape(x, self.c.i64(-1), False)
+                self._out.results.append(o.result(o.gather(flat, first, self.c.axis(0))))
 
 
 def _logs(plan: Plan) -> list[Logged]:
     if not any(is_logged(n) for n in plan.graph):
         return []
-    found = logs(plan.graph, plan.roles, plan.outputs)
-    if isinstance(found, str):
-        raise BackendError(f"a graph of the fused form is none: {found}")
-    return found
+    own_logs = logs(plan.graph, plan.roles, plan.outputs)
+    if isinstance(own_logs, str):
+        raise BackendError(f"a graph of the fused form is none: {own_logs}")
+    return own_logs
 
 
 def _bare(x: Value) -> bool:
@@ -240,7 +232,3 @@ def _mask_parameter(log: Logged) -> Node:
 
 def _dim(n: int) -> int:
     return -1 if isinstance(n, Sym) else n
-
-
-def _units(t: Tensor) -> int:
-    return nelements(t) // t.type.blck_size

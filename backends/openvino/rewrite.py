@@ -1,14 +1,21 @@
-"""The stage before compiling: a translated model run by `Model.evaluate`, OpenVINO's own reference of every operation.
+"""What is done to an emitted model before it runs: marks that keep float32, or interpreting it instead of compiling.
 
-No plugin, no kernel and no fusion takes part, so what is wrong here is the translation (or what was bound to it), and
-what is wrong only when compiled is a kernel or a fusion. An `Interpreted` model stands where a compiled one would: it
-is bound, run and asked in the same words.
+`keep` is for `precision=default`: a hint of BF16 or F16 is meant for matrix products, attention, RoPE and RMS. The CPU
+plugin (2026.4.1) also applies it to whatever stands before one: the arithmetic that rounds to F16 or to a block type,
+which then gives zeros or other quants; angles, in which BF16 loses the position from 257 on, where they do not feed its
+own RoPE; values on their way into a variable. OpenVINO marks what may not be converted with an attribute that Python
+cannot make, but can read from a model's text and hand on.
+
+`Interpreted` is for stage `translate`: it runs a model by `Model.evaluate`, OpenVINO's reference of every operation. No
+plugin, no kernel and no fusion takes part, so a wrong value here is the translation's (or the binding's), and one that
+is wrong only when compiled is a kernel's or a fusion's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import openvino.opset15 as o
@@ -19,12 +26,141 @@ from conformance.ggml.errors import BackendError
 
 from .nodes import Value
 
+# -- marks that keep float32 ------------------------------------------------------------------------------------------
+MARK = "DisablePrecisionConversion_0"
+"""Key of the attribute among a node's runtime information."""
+PRODUCTS = frozenset({"MatMul", "ScaledDotProductAttention"})
+LEAVES = frozenset({"Constant", "Parameter", "Result"})
+MOVES = frozenset({
+    "Broadcast", "Concat", "Gather", "Reshape", "ScatterUpdate", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    "VariadicSplit",
+})  # fmt: skip
+"""What only moves values: those that a product rounds anyway may be rounded before, and move as half as many bytes."""
+BETWEEN = frozenset({
+    "Add", "Exp", "Maximum", "Multiply", "Power", "ReduceMax", "ReduceSum", "Softmax", "Swish", "Tanh",
+})  # fmt: skip
+"""What may stand between two products, as a softmax or a gate: it takes rounded values, and its own are rounded."""
+_TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
+<layer id="0" name="p" type="Parameter" version="opset1"><rt_info>
+<attribute name="DisablePrecisionConversion" version="0" value="dynamic:f16"/></rt_info>
+<data shape="1" element_type="f32"/><output><port id="0" precision="FP32"><dim>1</dim></port></output></layer>
+<layer id="1" name="r" type="Result" version="opset1">
+<input><port id="0" precision="FP32"><dim>1</dim></port></input></layer></layers>
+<edges><edge from-layer="0" from-port="0" to-layer="1" to-port="0"/></edges></net>"""
+"""A model of one marked node. The CPU plugin heeds this mark for BF16 as well, and no other."""
+
+
+def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an openvino.Model
+    """Mark what `model` computes in float32 from its inputs; what it makes of constants alone belongs to a product.
+
+    Returns:
+        Whether it has products. Then the CPU plugin must fuse elementwise kernels: it makes new nodes of marked ones
+        (`a + -1 * b` becomes Subtract, and that a sum again), which keep to the mark only inside a kernel that has it.
+    """
+    stored = _stored(model.get_ordered_ops())
+    for node in model.get_ordered_ops():
+        kind = node.get_type_name()
+        if kind in SPLIT and node.get_output_element_type(0) == Type.f32:
+            a, b = node.input_values()
+            if kind == "Divide" and b.get_node().get_type_name() == "Sqrt":
+                if node.get_name() not in stored:
+                    continue  # or RMS would no longer be recognised
+                b = o.maximum(b, o.constant(np.float32(0.0))).output(0)  # nor is it to be
+            node.output(0).replace(SPLIT[kind](a, b).output(0))
+    mark = core.read_model(_TEXT, b"").get_parameters()[0].get_rt_info()[MARK]
+    nodes = model.get_ordered_ops()
+    constant = _constant(nodes)
+    spared = constant | _rounded(nodes, _after(nodes, constant))
+    for node in nodes:
+        if node.get_name() not in spared and node.get_type_name() not in LEAVES and _floats(node):
+            node.set_rt_info(mark, MARK)
+    return any(node.get_type_name() in PRODUCTS for node in nodes)
+
+
+def _constant(nodes: list[Node]) -> set[str]:
+    """Names of what depends on constants alone."""
+    names: set[str] = set()
+    for node in nodes:
+        sources = node.input_values()
+        own = sources and node.get_type_name() != "ReadValue" and all(v.get_node().get_name() in names for v in sources)
+        if own or node.get_type_name() == "Constant":
+            names.add(node.get_name())
+    return names
+
+
+def _after(nodes: list[Node], constant: set[str]) -> set[str]:
+    """Names of products, and of what depends on their values, constants and masks as they came."""
+    before, after = set(constant), set[str]()
+    for node in nodes:
+        kind, name = node.get_type_name(), node.get_name()
+        of = {v.get_node().get_name() for v in node.input_values()}
+        if kind in PRODUCTS or (kind in BETWEEN | MOVES and of & after and of <= after | before):
+            after.add(name)
+        elif kind == "Parameter" or (kind in MOVES | {"Convert"} and of <= before):
+            before.add(name)
+    return after
+
+
+def _stored(nodes: list[Node]) -> set[str]:
+    """Names of what goes into a variable without a product between.
+
+    An RMS layer has no mark, and gives the hint's type unless a result of the model is made of it: here there is none.
+    """
+    names: set[str] = set()
+    for node in reversed(nodes):
+        to = [i.get_node() for x in node.outputs() for i in x.get_target_inputs()]
+        on = {n.get_name() for n in to if n.get_type_name() not in PRODUCTS}
+        if not names.isdisjoint(on) or any(n.get_type_name() == "Assign" for n in to):
+            names.add(node.get_name())
+    return names
+
+
+def _rounded(nodes: list[Node], after: set[str]) -> set[str]:
+    """Names of products and of what feeds nothing else: moves, and what stands between two of them (`after`).
+
+    Also of the variables inside a stateful kernel.
+    """
+    logs = {n.input_value(0).get_node() for n in nodes if n.get_type_name() == "Gather"}
+    own = {_variable(n) for n in logs if n.get_type_name() == "ReadValue"}
+    here = {n.get_name() for n in nodes}  # a value may also have readers that did not become part of the model
+    names: set[str] = set()
+    for node in reversed(nodes):
+        kind = node.get_type_name()
+        to = [name for x in node.outputs() for i in x.get_target_inputs() if (name := i.get_node().get_name()) in here]
+        may = kind in MOVES or (kind in BETWEEN and node.get_name() in after)
+        inside = kind in {"ReadValue", "Assign"} and _variable(node) in own
+        if kind in PRODUCTS or inside or (may and to and names.issuperset(to)):
+            names.add(node.get_name())
+    return names
+
+
+def _variable(node: Node) -> str:
+    return str(node.get_attributes()["variable_id"])
+
+
+def _subtract(a: Value, b: Value) -> Node:
+    return o.add(a, o.multiply(b, o.constant(np.float32(-1.0))))
+
+
+def _divide(a: Value, b: Value) -> Node:
+    return o.multiply(a, o.power(b, o.constant(np.float32(-1.0))))
+
+
+SPLIT: dict[str, Callable[[Value, Value], Node]] = {"Subtract": _subtract, "Divide": _divide}
+"""Operations that the plugin rewrites and then loses the mark: type -> the same as the plugin would write it."""
+
+
+def _floats(node: Node) -> bool:
+    return any(x.get_element_type() == Type.f32 for x in (*node.inputs(), *node.outputs()))
+
+
+# -- the interpreter --------------------------------------------------------------------------------------------------
 DEVICE = "Model.evaluate"
 """What a witness of this stage names as the device."""
 
 
 class Variable:
-    """A variable of the model, asked and set as an `openvino.VariableState`."""
+    """A variable of the model, with the interface of an `openvino.VariableState`."""
 
     def __init__(self, name: str, read: Node, parameter: Node, assigned: Value) -> None:
         self.name = name
@@ -57,12 +193,10 @@ class Variable:
 class Interpreted:
     """A model in place of an `openvino.CompiledModel`; it is its own infer request.
 
-    Args:
-        model: what the walk emitted. Its nodes are rewired (operations that `Model.evaluate` lacks are expanded,
-            variables become parameters and results), so it serves for nothing else afterwards.
+    It rewires the model (operations that `Model.evaluate` lacks are expanded, variables become parameters and results).
 
     Raises:
-        BackendError: it holds an operation that can neither be evaluated nor expanded.
+        BackendError: the model holds an operation that can neither be evaluated nor expanded.
     """
 
     def __init__(self, model: Model) -> None:
@@ -124,9 +258,9 @@ class Interpreted:
             for v in self._variables:
                 v.held = values[id(v.initial)] if v.held is None and v.initial is not None else v.held
         # results are written while parameters are still read, so never into the caller's tensors
-        found = _evaluate(self._model, [*self._inputs, *(v.state for v in self._variables)])
-        self._outputs = found[: self._results]
-        for v, tensor in zip(self._variables, found[self._results :], strict=True):
+        results = _evaluate(self._model, [*self._inputs, *(v.state for v in self._variables)])
+        self._outputs = results[: self._results]
+        for v, tensor in zip(self._variables, results[self._results :], strict=True):
             v.held = tensor
         for i, tensor in self._given.items():
             self._outputs[i].copy_to(tensor)
@@ -135,16 +269,16 @@ class Interpreted:
 def _variables(model: Model) -> list[Variable]:
     """The variables of `model`, which is rewired to read a parameter for each."""
     reads = {x.get_attributes()["variable_id"]: x for x in model.get_ordered_ops() if x.get_type_name() == "ReadValue"}
-    found = []
+    variables = []
     for sink in model.get_sinks():
         name = sink.get_attributes()["variable_id"]
         read = reads[name]
         p = o.parameter(read.output(0).get_partial_shape(), read.output(0).get_element_type())
-        found.append(Variable(name, read, p, sink))
+        variables.append(Variable(name, read, p, sink))
         read.output(0).replace(p.output(0))
-    for v, sink in zip(found, model.get_sinks(), strict=True):
+    for v, sink in zip(variables, model.get_sinks(), strict=True):
         v.assigned = sink.input_value(0)  # as it is now that every variable is a parameter
-    return found
+    return variables
 
 
 def _evaluate(model: Model, inputs: list[OvTensor | None]) -> list[OvTensor]:
@@ -182,9 +316,9 @@ def _bucketize(node: Node) -> Value:
     """How many of the sorted bounds lie below `x`, or at it where an interval does not hold its right bound."""
     x, bounds = node.input_values()
     beyond = o.greater if node.get_attributes()["with_right_bound"] else o.greater_equal
-    found = beyond(o.unsqueeze(x, o.constant(np.int64(-1))), bounds)
+    above = beyond(o.unsqueeze(x, o.constant(np.int64(-1))), bounds)
     kind = node.output(0).get_element_type()
-    return o.reduce_sum(o.convert(found, kind), o.constant(np.int64(-1)), False).output(0)
+    return o.reduce_sum(o.convert(above, kind), o.constant(np.int64(-1)), False).output(0)
 
 
 def _scatter_update(node: Node) -> Value | None:
@@ -238,8 +372,7 @@ EXPANSIONS: dict[str, Callable[[Node], Value | None]] = {
     "ScaledDotProductAttention": _scaled_dot_product_attention,
     "ScatterUpdate": _scatter_update,
 }
-"""Operation that `Model.evaluate` lacks or has wrong -> the same in those that it has right; None where it is right."""
-
+"""Operation that `Model.evaluate` lacks or gets wrong -> the same in operations that it gets right, or None."""
 _CONVOLUTIONS = ("Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData")
 LACKING: dict[str, str] = dict.fromkeys(_CONVOLUTIONS, "write it as MatMul over windows")
-"""Operation that `Model.evaluate` lacks and that is not expanded -> what a translation can do instead."""
+"""Operation that `Model.evaluate` lacks and that is not expanded -> what to emit instead."""

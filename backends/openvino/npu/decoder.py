@@ -1,33 +1,36 @@
-"""A decoder given as token ids, recognised in a cgraph from its structure, in the one form that all its steps share.
+"""A decoder given as token ids, recognised in a cgraph from its structure, and the one sequence that its steps follow.
 
 Steps of one decoder differ in how many tokens they have, which of them give logits and how many cells they see. In the
 form they share, all three are gone: every token gives logits, caches are logs without cells, and the number of tokens
-is given.
+is given. `NPUW_LLM` can follow one sequence, causal, that grows at its end or goes back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from backends.openvino.state.form import fused
-from backends.openvino.state.log import Logged, logs
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.openvino.state.log import Logged, fused, logs
 from conformance.backend.translating.lift import structure, values
 from conformance.backend.translating.plan import Role
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous
+from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous, strided
 from conformance.ggml.types import I32
 
-from .chunks import sized
-from .rules import follow
-from .spans import Axis, FixedError, Span, Spans, axes_of
-from .stores import indexed
+from .axes import Axis, FixedError, Span, Spans, axes_of, follow
+from .chunks import indexed, sized
+
+Array: TypeAlias = NDArray[np.int64]
 
 
 class UnfitError(BackendError):
-    """No decoder as `NPUW_LLM` takes one; the message says what is in the way."""
+    """Not a decoder that `NPUW_LLM` can run; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class Form:
     logits: Tensor
     log: Logged
     leaves: Leaves
-    """Those of `graph`, but for `picks`, which no node reads any more."""
+    """Those of `graph`, without `picks`, which no node of it reads."""
     key: Hashable
     """Equal for two steps exactly when the same decoder computes them."""
 
@@ -61,9 +64,9 @@ class Decoder:
     """A step's graph, understood."""
 
     stored: Graph
-    """What is written into caches is written by SET_ROWS."""
+    """The graph with all writes into caches as SET_ROWS."""
     rows: dict[Tensor, Bytes]
-    """Inputs that came with that."""
+    """Inputs that this added."""
     spans: Spans
     leaves: Leaves
     """Of `stored`."""
@@ -79,19 +82,19 @@ class Decoder:
         """
         spans = _with_tokens(self.spans, n)
         try:
-            made = sized(self.stored, spans)
+            small = sized(self.stored, spans)
         except FixedError as e:
             raise UnfitError(str(e)) from e
-        graph, end = _all_tokens(made.graph, made.twin[self.logits], self.roles)
+        graph, end = _all_tokens(small.graph, small.twin[self.logits], self.roles)
         roles = roles_in(graph, self.roles)
-        found = logs(graph, roles, (end,))
-        if isinstance(found, str):
-            raise UnfitError(f"caches that are no logs: {found}")
-        if len(found) != 1:
-            raise UnfitError(f"{len(found)} masks; one causal mask is all that it has")
-        graph, (logits,) = fused(graph, found, (end,))
-        log = found[0]
-        twin = made.twin
+        own_logs = logs(graph, roles, (end,))
+        if isinstance(own_logs, str):
+            raise UnfitError(f"caches that are no logs: {own_logs}")
+        if len(own_logs) != 1:
+            raise UnfitError(f"{len(own_logs)} masks; one causal mask is all that it has")
+        graph, (logits,) = fused(graph, own_logs, (end,))
+        log = own_logs[0]
+        twin = small.twin
         own = self.leaves
         cells = tuple(twin[t] for t in own.cells)
         leaves = Leaves(twin[own.tokens], twin[own.positions], log.mask, cells, None)
@@ -104,13 +107,7 @@ class Decoder:
 def decoder(
     graph: Graph, persistent: Mapping[Tensor, Role], outputs: tuple[Tensor, ...], inputs: AbstractSet[Tensor]
 ) -> Decoder:
-    """`graph` as a step of a decoder.
-
-    Args:
-        graph: one step.
-        persistent: weights and caches.
-        outputs: what is asked for.
-        inputs: leaves that are filled for the step.
+    """`graph` as a step of a decoder, of which `outputs` are asked for and the leaves `inputs` are filled.
 
     Raises:
         UnfitError: it is none that `NPUW_LLM` could run.
@@ -145,8 +142,8 @@ def decoder(
 
 def roles_in(graph: Graph, persistent: Mapping[Tensor, Role]) -> dict[Tensor, Role]:
     """What the leaves of `graph` are."""
-    made = set(graph.nodes)
-    return {t: persistent.get(t, "input") for t in graph.tensors() if t.view_src is None and t not in made}
+    nodes = set(graph.nodes)
+    return {t: persistent.get(t, "input") for t in graph.tensors() if t.view_src is None and t not in nodes}
 
 
 def _last(graph: Graph) -> Tensor:
@@ -184,10 +181,10 @@ def _src(node: Tensor, i: int) -> Tensor:
     return t
 
 
-def _one(found: AbstractSet[Tensor | None], roles: Mapping[Tensor, Role], what: str) -> Tensor:
-    only = next(iter(found)) if len(found) == 1 else None
+def _one(leaves: AbstractSet[Tensor | None], roles: Mapping[Tensor, Role], what: str) -> Tensor:
+    only = next(iter(leaves)) if len(leaves) == 1 else None
     if only is None or roles.get(only) != "input":
-        raise UnfitError(f"{what}: one input expected that says so, {len(found)} leaves or other values found")
+        raise UnfitError(f"{what}: one input expected that says so, {len(leaves)} leaves or other values found")
     return only
 
 
@@ -212,19 +209,100 @@ def _with_tokens(spans: Spans, n: int) -> Spans:
 
 
 def _all_tokens(graph: Graph, end: Tensor, persistent: Mapping[Tensor, Role]) -> tuple[Graph, Tensor]:
-    """`graph`, whose tokens are all picked, without picking them; and `end`."""
+    """`graph` without the GET_ROWS that picks tokens, all of which are picked; and `end` in it."""
     roles = roles_in(graph, persistent)
-    made: dict[Tensor, Tensor] = {}
+    copies: dict[Tensor, Tensor] = {}
     for t in graph:
         if _picks(t, roles):
-            a = made.get(_src(t, 0), _src(t, 0))
+            a = copies.get(_src(t, 0), _src(t, 0))
             if a.ne != t.ne or not is_contiguous(a) or a.type is not t.type:
                 raise UnfitError(f"{t}: picks something else than tokens")
-            made[t] = a
+            copies[t] = a
             continue
-        src = tuple(s if s is None else made.get(s, s) for s in t.src)
-        root = t.view_src and made.get(t.view_src, t.view_src)
+        src = tuple(s if s is None else copies.get(s, s) for s in t.src)
+        root = t.view_src and copies.get(t.view_src, t.view_src)
         if src != t.src or root is not t.view_src:
-            made[t] = replace(t, src=src, view_src=None if root is None else root.root)
-    nodes = dict.fromkeys(made.get(t, t) for t in graph)
-    return Graph(nodes), made.get(end, end)
+            copies[t] = replace(t, src=src, view_src=None if root is None else root.root)
+    nodes = dict.fromkeys(copies.get(t, t) for t in graph)
+    return Graph(nodes), copies.get(end, end)
+
+
+# -- the sequence -----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A step of one sequence."""
+
+    tokens: Array
+    first: int
+    """Position of the first token: how many stand before it."""
+    wanted: Array
+    """Tokens whose logits are asked for, as places among `tokens`."""
+
+    @property
+    def past(self) -> int:
+        """Tokens of the sequence after this step."""
+        return self.first + len(self.tokens)
+
+
+@dataclass(slots=True)
+class History:
+    """The cells that hold the tokens of the sequence, in the order of their positions."""
+
+    cells: Array = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def step(self, decoder: Decoder, inputs: Mapping[Tensor, Bytes]) -> Run:
+        """Read a step's inputs, and follow it.
+
+        Raises:
+            UnfitError: it does not go on, or back, with one causal sequence.
+        """
+        leaves, values = decoder.leaves, {**inputs, **decoder.rows}
+        n = decoder.n_tokens
+        tokens, positions = _vector(leaves.tokens, values, n), _vector(leaves.positions, values, n)
+        places = [_vector(t, values, n) for t in leaves.cells]
+        first = int(positions[0])
+        if (positions != np.arange(first, first + n)).any():
+            raise UnfitError("positions that do not follow one another; it holds one sequence")
+        if not 0 <= first <= len(self.cells):
+            raise UnfitError(
+                f"begins at position {first} with {len(self.cells)} tokens before it; what a cache holds cannot be "
+                f"given to it, only computed"
+            )
+        if any((p != places[0]).any() for p in places):
+            raise UnfitError("K and V of a token go to different cells")
+        cells = np.concatenate([self.cells[:first], places[0]])
+        if len(set(cells.tolist())) < len(cells):
+            raise UnfitError("a cell of the sequence is overwritten while later tokens still see it")
+        _check_mask(leaves, values[leaves.mask], cells, first)
+        self.cells = cells
+        return Run(tokens, first, _wanted(decoder, values))
+
+
+def _vector(t: Tensor, values: Mapping[Tensor, Bytes], n: int) -> Array:
+    x = strided(values[t], t).astype(np.int64).reshape(-1)
+    if len(x) != n:
+        raise UnfitError(f"{t}: one number for each of {n} tokens expected")
+    return x
+
+
+def _wanted(decoder: Decoder, values: Mapping[Tensor, Bytes]) -> Array:
+    picks = decoder.leaves.picks
+    if picks is None:
+        return np.arange(decoder.n_tokens)
+    tokens = strided(values[picks], picks).astype(np.int64).reshape(-1)
+    if ((tokens < 0) | (tokens >= decoder.n_tokens)).any():
+        raise UnfitError(f"{picks}: picks tokens that the step does not have")
+    return tokens
+
+
+def _check_mask(leaves: Leaves, data: Bytes, cells: Array, first: int) -> None:
+    """NPUW_LLM makes its own mask: a token sees itself and all before it."""
+    mask = strided(data, leaves.mask)[0, 0].astype(np.float32)
+    n, seen = len(cells) - first, mask.shape[1]
+    if cells.max() >= seen:
+        raise UnfitError(f"a token's cell is beyond the {seen} that the mask has")
+    want = np.full((n, seen), -np.inf, np.float32)
+    for i in range(n):
+        want[i, cells[: first + i + 1]] = 0.0
+    if not np.array_equal(mask[:n], want):
+        raise UnfitError("a mask that is not causal over one sequence; it makes its own")

@@ -1,104 +1,38 @@
-"""The forms of RMS, rotary embedding and attention that OpenVINO's CPU plugin runs as one kernel, or runs best.
+"""Forms of attention to compare, with any batch, tokens and cells: what each costs stands in docs/openvino-forms.md.
 
-Every function takes and gives Values, works with dynamic dimensions, and needs as plain numbers only what a model
-fixes: head counts and sizes. Which form fuses when, and what each costs: `docs/openvino-forms.md`.
+`f(c, heads, q, k, v, mask, sinks)`: q (batch, heads, tokens, size), k and v (batch, kv_heads, kv, size or size_v),
+sinks (1, heads, 1, 1), all float32; gives (batch, heads, tokens, size_v). The batch may be dynamic, and differ from 1.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import openvino.opset15 as o
 from numpy.typing import NDArray
-from openvino import Node, PartialShape, Type
-from openvino.op.util import Variable, VariableInfo
-from openvino.utils.node_factory import NodeFactory
 
+from backends.openvino import OpenVinoStateless  # first: it keeps openvino's telemetry from the network
+from backends.openvino.compile import CompiledModel, executed
+from backends.openvino.emit import attention
 from backends.openvino.nodes import Constants, Value
+
+import openvino.opset15 as o  # isort: skip
+from openvino import Node, Type  # isort: skip
+from openvino.utils.node_factory import NodeFactory  # isort: skip
+
+assert OpenVinoStateless is not None  # imported for what importing it does
 
 HIDDEN = float(np.finfo(np.float32).min) / 2
 """What stands for minus infinity in a mask: a row of it is a row of equal weights, not of NaN."""
-ALL = 2**31 - 1
-"""The end of a slice that takes everything, as the plugin's pattern has it."""
 
 
-def rms(c: Constants, x: Value, eps: float) -> Value:
-    """Divide x by sqrt(mean(x * x) + eps) along the last of 4 axes: one RMS layer.
-
-    A multiplication with a weight of one row that follows fuses in.
-    """
-    power = o.reduce_mean(o.multiply(x, x), c.i64(3), True)
-    return o.multiply(x, o.divide(c.f32(1.0), o.sqrt(o.add(power, c.f32(eps)))))
-
-
-def rope_neox(c: Constants, x: Value, cos: Value, sin: Value, heads: int, head_size: int, n_dims: int) -> Value:
-    """Turn channel i with channel i + n_dims / 2 (`GGML_ROPE_TYPE_NEOX`): one RoPE layer.
-
-    Tokens stand in the batch dimension: the plugin takes cosines that are broadcast over dimension 1 only, and a
-    reshape moves nothing.
-
-    Args:
-        c: the model's constants.
-        x: shape (…, tokens, heads, head_size) of any rank.
-        cos: shape (tokens, 1, 1, n_dims), the second half equal to the first.
-        sin: as `cos`, neither negated.
-        heads: how many.
-        head_size: elements per head.
-        n_dims: channels that turn; the rest is left alone.
-
-    Returns:
-        Shape (1, tokens, heads, head_size).
-    """
-    rows: Value = o.reshape(x, c.i64(-1, heads, 1, head_size), False)
-    parts = [rows]
-    if n_dims != head_size:
-        parts = o.variadic_split(rows, c.axis(3), c.i64(n_dims, head_size - n_dims)).outputs()
-    halves = o.variadic_split(parts[0], c.axis(3), c.i64(n_dims // 2, n_dims // 2))
-    turned = o.concat([o.multiply(halves.output(1), c.f32(-1.0)), halves.output(0)], -1)
-    y: Value = o.add(o.multiply(parts[0], cos), o.multiply(turned, sin))
-    if n_dims != head_size:
-        y = o.concat([y, parts[1]], -1)
-    return o.reshape(y, c.i64(1, -1, heads, head_size), False)
-
-
-def rope_normal(
-    c: Constants, x: Value, turns: Value, tokens: Value, heads: int, head_size: int, n_dims: int, count: int = -1
-) -> Value:
-    """Turn channel 2i with channel 2i + 1 (`GGML_ROPE_TYPE_NORMAL`): one RoPE layer where `tokens` is not a constant.
-
-    The plugin knows this rotation only as GPT-J writes it, with channels left over at the end of each head, and only
-    while none of its Unsqueezes has become a Reshape. So every dimension that a shape could decide is hidden from the
-    compiler: the batch of 1, and the width of the rest, which may be 0.
-
-    Args:
-        c: the model's constants.
-        x: shape (…, tokens, heads, head_size) of any rank.
-        turns: shape (tokens, n_dims): the sines of all pairs, then their cosines.
-        tokens: how many, i64 of shape (1), known only at run time.
-        heads: how many.
-        head_size: elements per head.
-        n_dims: channels that turn; the rest is left alone.
-        count: the number of tokens where it is one in every graph: what follows then has a shape that is known.
-
-    Returns:
-        Shape (1, tokens, heads, head_size).
-    """
-    one = o.minimum(tokens, c.i64(1))
-    rows = o.reshape(x, o.concat([tokens, one, c.i64(heads), c.i64(-1)], 0), False)
-    table = o.variadic_split(o.reshape(turns, o.concat([tokens, one, c.i64(n_dims)], 0), False),
-                             c.axis(-1), c.i64(n_dims // 2, -1))  # fmt: skip
-    twice = o.constant(np.repeat(np.arange(n_dims // 2, dtype=np.int32), 2))
-    sin, cos = (o.gather(o.unsqueeze(half, c.axis(2)), twice, c.axis(3)) for half in table.outputs())
-    turning, rest = o.variadic_split(rows, c.axis(3), c.i64(n_dims, -1)).outputs()
-    even, odd = (o.slice(turning, c.i64(i), c.i64(ALL), c.i64(2), c.i64(3)) for i in range(2))
-    pairs = [o.unsqueeze(part, c.axis(-1)) for part in (o.multiply(odd, c.f32(-1.0)), even)]
-    turned = o.reshape(o.concat(pairs, -1), c.i64(0, 0, 0, -1), True)
-    y = o.concat([o.add(o.multiply(turning, cos), o.multiply(turned, sin)), rest], -1)
-    return o.reshape(y, c.i64(1, count, heads, head_size), False)
+def layers(compiled: CompiledModel) -> Counter[str]:
+    """Type of each executed layer -> how many."""
+    return Counter(kind for kind, _ in executed(compiled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +74,6 @@ def mask(c: Constants, x: Value, slopes: NDArray[np.float32] | None = None) -> M
 
 
 Form = Callable[[Constants, Heads, Value, Value, Value, "Mask | None", "Value | None"], Value]
-"""`f(c, heads, q, k, v, mask, sinks)`: attention.
-
-q (batch, heads, tokens, size), k and v (batch, heads_kv, kv, size or size_v), sinks (1, heads, 1, 1), all float32;
-gives (batch, heads, tokens, size_v). The batch is never looked at: it may be dynamic, and differ from 1.
-"""
 
 
 def _alive(y: Value, m: Mask | None) -> Value:
@@ -195,12 +124,13 @@ def manual5d(c: Constants, heads: Heads, q: Value, k: Value, v: Value, m: Mask |
 
 
 def sdpa(c: Constants, heads: Heads, q: Value, k: Value, v: Value, m: Mask | None, sinks: Value | None) -> Value:
-    """The ScaledDotProductAttention op on K and V repeated for every head.
+    """The ScaledDotProductAttention op on K and V repeated for every head: what `openvino-stateful` emits.
 
-    The form that fuses to a stateful kernel (`remembered`); stateless, the plugin really repeats. Cannot carry a
-    softcap, nor sinks without a mask.
+    Stateless, the plugin really repeats. Cannot carry a softcap, nor sinks without a mask.
     """
-    k, v = (_repeated(c, heads, x) for x in (k, v))
+    if m is not None and sinks is None:
+        return _alive(attention.sdpa(c, q, k, v, m.added, heads.q, heads.kv, heads.scale), m)
+    k, v = (attention.repeated(c, x, heads.q, heads.kv) for x in (k, v))
     return _alive(_op(c, heads, q, k, v, None if m is None else m.added, sinks), m)
 
 
@@ -226,32 +156,6 @@ def carries(form: str, *, masked: bool, softcap: bool, sinks: bool) -> bool:
     return form.startswith("manual") or not (softcap or (sinks and (form == "sdpa5d" or not masked)))
 
 
-def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, size: int) -> tuple[Value, Value]:
-    """A cache that lives in the model and grows by `new` at each run.
-
-    With `sdpa` on what it gives this fuses to one kernel with its own cache: it needs the Gather by `beam`, the initial
-    value and the layout, and breaks when what it gives is an output of the model.
-
-    Args:
-        c: the model's constants.
-        new: float32 (batch, heads, tokens, size).
-        beam: i32 Parameter of shape (batch), which sequence's past each one continues: normally 0, 1, 2, …
-        name: the variable's.
-        heads: K and V heads.
-        size: elements per head.
-
-    Returns:
-        float32 (batch, heads, past + tokens, size), and the Assign, which belongs to the model's sinks.
-    """
-    info = VariableInfo()
-    info.data_shape, info.data_type, info.variable_id = PartialShape([-1, heads, -1, size]), Type.f32, name
-    variable = Variable(info)
-    shape = o.concat([o.shape_of(beam), c.i64(heads, 0, size)], 0)
-    past = o.read_value(o.broadcast(c.f32(0.0), shape), variable)
-    whole = o.concat([o.gather(past, beam, c.axis(0)), new], 2)
-    return whole, o.assign(whole, variable)
-
-
 def _op(c: Constants, heads: Heads, q: Value, k: Value, v: Value, added: Value | None, sinks: Value | None) -> Value:
     """The op itself, by the factory because the Python function does not take sinks.
 
@@ -270,14 +174,6 @@ def _op(c: Constants, heads: Heads, q: Value, k: Value, v: Value, added: Value |
 
 
 FACTORY: Any = NodeFactory("opset13")
-
-
-def _repeated(c: Constants, heads: Heads, x: Value) -> Value:
-    """K or V for every query head: the Unsqueeze, Broadcast, Reshape that the plugin looks for."""
-    if heads.group == 1:
-        return x
-    wide = o.broadcast(o.unsqueeze(x, c.i64(2)), c.i64(1, 1, heads.group, 1, 1), broadcast_spec="BIDIRECTIONAL")
-    return o.reshape(wide, c.i64(0, heads.q, -1, _width(x)), True)
 
 
 def _grouped(c: Constants, heads: Heads, q: Value) -> Value:
