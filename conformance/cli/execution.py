@@ -27,10 +27,10 @@ from conformance.report.reproduce import command
 from conformance.report.words import budget_used, refusals
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session import seen, waiving, writeahead
+from conformance.run.session import saved, writeahead
+from conformance.run.session import settings as waiving
 from conformance.run.session.select import build
-from conformance.run.session.settings import Settings
-from conformance.run.session.waiving import Waiving
+from conformance.run.session.settings import Settings, Waiving
 
 from .options import fail
 from .output import end, fault, say, sentence
@@ -212,9 +212,9 @@ class Execution:
     def _say(self, case: Case, result: Result) -> None:
         shown = self._plan.shown
         lines = [sentence(result)] if shown.verbose or result.verdict in FAILURES else []
-        was = seen.seen(case)
+        was = saved.record_of(case)
         if shown.verbose and was and was["backend"] == result.backend:
-            differences = seen.differences(was, result)
+            differences = saved.differences(was, result)
             lines.append(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved")
         elif result.saved and not shown.quiet:
             lines.append(f"  reproduce: {command(result)}")
