@@ -31,8 +31,7 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import settings, writeahead
 from conformance.run.session.select import FOLDER, build, case_ids, fresh_ids, lacking, new_seed, reseeded
-from conformance.run.session.settings import Waiving, in_force, report, today
-from conformance.run.session.settings import told as told_settings
+from conformance.run.session.settings import Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, parse
 from conformance.run.stages import choose
 from conformance.suite.family import LEVELS, Level
@@ -404,7 +403,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Totals per backend, what is in force, every backend that is not here, and what is wrong with the run."""
     suite = config.stash[SUITE]
     terminalreporter.section("conformance")
-    for line in told_settings(suite.in_force):
+    for line in lines_of(suite.in_force):
         terminalreporter.line(line)
     for spec in suite.specs:
         totals = Totals()

@@ -23,7 +23,7 @@ from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.ggml.types import F32, I64
 from conformance.judge.verdict import Result, Totals, Verdict
 from conformance.run.runner import Runner
-from conformance.run.session.saved import file_name
+from conformance.run.session.failures import file_name
 from conformance.run.session.select import build
 
 Tamper = Callable[[Graph, dict[Tensor, Bytes]], None]

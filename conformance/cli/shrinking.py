@@ -16,8 +16,7 @@ from conformance.report.snippet import python
 from conformance.report.snippet_cpp import cpp
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session import saved
-from conformance.run.session import settings as waiving
+from conformance.run.session import failures, settings
 from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
 
@@ -42,12 +41,12 @@ def shrink(
     tests/test-backend-ops.cpp (.cpp).
     """
     case = read_case(file, case_id)
-    for line in waiving.told(waiving.in_force(settings_here())):
+    for line in settings.lines_of(settings.in_force(settings_here())):
         click.echo(line)
-    was = saved.record_of(case)
+    was = failures.record_of(case)
     if backend is None and was is None:
         raise UsageError(f"{file}: was saved for no backend; name one with --backend")
-    spec = saved.backend_of(was, "shrink", file) if backend is None and was else Spec.parse(str(backend))
+    spec = failures.backend_of(was, "shrink", file) if backend is None and was else Spec.parse(str(backend))
     output = output or file.with_name(f"{file.stem}-small.gguf")
     alone = isolation.isolate is not False  # a fault that kills ends a worker, not the search
     runner = Runner(isolation=replace(isolation, isolate=alone))
@@ -57,7 +56,7 @@ def shrink(
         )
     finally:
         runner.close()
-    casefile.write(output, [saved.with_result(found.case, found.result)])
+    casefile.write(output, [failures.with_result(found.case, found.result)])
     write_text(output.with_suffix(".py"), python(found.case), "-o")
     write_text(output.with_suffix(".cpp"), cpp(found.case), "-o")
     if not found.finished:

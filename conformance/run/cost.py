@@ -1,10 +1,10 @@
-"""What computing a case takes, known from its shapes, types and parameters before anything is computed.
+"""Estimates what computing a case takes, from its shapes, types and parameters, before anything is computed.
 
 A case file of a few hundred bytes can ask for more than a machine has: REPEAT makes any size, and some kernels loop as
 often as a parameter says. The figures are those of the reference `cpu`: a step's nodes stay until the step ends, a
 kernel works on float64 copies of its operands, and outputs and caches of every step stay until they are compared, which
 happens in float64 too. Where they differ, all nodes of a step are compared, each alone.
-They are upper bounds within a small factor, no measurements.
+They are upper bounds within a small factor, not measurements.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from conformance.ggml.types import F32
 
 @dataclass(slots=True)
 class StepValues:
-    """What a step left behind, packed."""
+    """The values after a step, packed."""
 
     outputs: dict[Tensor, Bytes] = field(default_factory=dict)
     caches: dict[Tensor, Bytes] = field(default_factory=dict)
@@ -23,13 +23,13 @@ class StepValues:
 
 @dataclass(slots=True)
 class Execution:
-    """A whole case's run."""
+    """The run of a whole case."""
 
     steps: list[StepValues]
     witness: Witness
     seconds: float
     opaque: frozenset[Tensor] = frozenset()
-    """Caches that the backend cannot show: no step's values have them."""
+    """Caches that the backend cannot read; no step's values have them."""
 
 
 def computed_nodes(step: Step) -> list[Tensor]:
@@ -58,7 +58,7 @@ def execute(backend: Backend, case: Case, *, every_node: Sequence[int] = ()) -> 
         for k, step in enumerate(case.steps):
             outputs = computed_nodes(step) if k in wanted else step.outputs
             for data in step.inputs.values():
-                data.flags.writeable = False  # a backend that writes there would change what others are given
+                data.flags.writeable = False  # a backend that writes there would change the inputs of others
             found = session.compute(step.graph, step.inputs, outputs)
             steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in caches}))
         witness = session.witness()

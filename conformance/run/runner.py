@@ -28,13 +28,13 @@ from conformance.suite.relations import claim
 
 from . import cost, divergence, judgement, recorded, relate, stages
 from .execute import Execution, execute
-from .isolation.guard import STRANGER, Guarded, caught, guarded
+from .isolation.guard import STRANGER, Guarded, call_guarded, guard
 from .isolation.isolate import IsolatedBackend, Isolation, open_backend
 from .isolation.seal import CaseSeal, freeze
 from .isolation.watchdog import Watchdog
 from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
 from .scheduler.backend import SchedBackend
-from .session import saved
+from .session import failures
 from .session.select import build
 from .session.settings import Waiving
 from .session.writeahead import Ahead
@@ -122,7 +122,7 @@ class Runner:
         return self._guards[spec]
 
     def _guard(self, spec: Spec, backend: Backend) -> Guarded:
-        found = guarded(backend, str(spec), self._watchdog)
+        found = guard(backend, str(spec), self._watchdog)
         if found.shared and third_party(spec):
             found.note = STRANGER
             sys.stderr.write(f"{spec}: {STRANGER}\n")
@@ -163,7 +163,7 @@ class Runner:
     def _end(self, name: str, it: Backend | Oracle) -> None:
         limited = isinstance(it, (IsolatedBackend, SchedBackend, Oracle))
         try:
-            caught(f"{name}: close", None if limited else self._watchdog, it.close)
+            call_guarded(f"{name}: close", None if limited else self._watchdog, it.close)
         except ConformanceError as e:
             self.problems.append(str(e))
             sys.stderr.write(f"{e}; nothing is lost by it\n")
@@ -246,7 +246,7 @@ class Runner:
             if folder is None and self._ahead is not None and not self._ahead.by_id(case):
                 folder = self._ahead.folder
             if folder is not None:
-                result.saved = saved.save(folder, case, result)
+                result.saved = failures.save(folder, case, result)
         return result
 
     def _refusals(self, backend: Backend, cases: Sequence[Case]) -> list[Result | None]:

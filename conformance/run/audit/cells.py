@@ -76,7 +76,7 @@ Equal = Mapping[tuple[int, Hashable], Tensor]
 
 
 @dataclass(slots=True)
-class Asked:
+class Answers:
     """The backend's answers for one cell."""
 
     case: Case
@@ -107,24 +107,24 @@ def weights(case: Case) -> list[Tensor]:
     return [t for t in case.persistent if t not in caches and case.uses(t)]
 
 
-def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Asked:
+def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Answers:
     """Every use of `weight`, and llama.cpp's made-up one of each kind."""
-    asked = Asked(case, weight, buffer)
+    answers = Answers(case, weight, buffer)
     uses = case.uses(weight)
     made = made_up(weight, uses)
     whole = Graph(dict.fromkeys(n for s in case.steps for n in s.graph))
 
-    def answers() -> None:
+    def fill() -> None:
         said = dict(zip(whole, backend.supports_placed(whole, weight, buffer), strict=True))
-        asked.said = {n: said[n] for n in uses}
+        answers.said = {n: said[n] for n in uses}
         if made:
-            asked.made = dict(zip(made, backend.supports_placed(Graph(made), weight, buffer), strict=True))
+            answers.made = dict(zip(made, backend.supports_placed(Graph(made), weight, buffer), strict=True))
 
-    asked.error, asked.hung = caught(answers)
-    return asked
+    answers.error, answers.hung = attempt(fill)
+    return answers
 
 
-def caught(do: Callable[[], None]) -> tuple[str, bool]:
+def attempt(do: Callable[[], None]) -> tuple[str, bool]:
     """What went wrong, in words, empty where nothing did; and whether it was that nobody answered in time."""
     try:
         do()
@@ -135,23 +135,23 @@ def caught(do: Callable[[], None]) -> tuple[str, bool]:
     return "", False
 
 
-def consistent(asked: Asked, equal: Equal) -> tuple[Finding, str]:
+def consistent(answers: Answers, equal: Equal) -> tuple[Finding, str]:
     """Whether the answers go together: over batch dimensions, and with what is taken elsewhere in that buffer type."""
     first: dict[Hashable, tuple[Tensor, Support]] = {}
-    for node, support in (*asked.said.items(), *asked.made.items()):
-        other, said = first.setdefault(kind(node, asked.weight), (node, support))
+    for node, support in (*answers.said.items(), *answers.made.items()):
+        other, said = first.setdefault(kind(node, answers.weight), (node, support))
         if bool(said) != bool(support):
             yes, refused, why = (other, node, support) if said else (node, other, said)
             return Finding.UNSOUND, f"takes {spell(yes)}, not {spell(refused)}: {why.reason}"
-    for node in asked.refused:
-        taken = equal.get((asked.buffer, work(node, asked.weight)))
+    for node in answers.refused:
+        taken = equal.get((answers.buffer, work(node, answers.weight)))
         if taken is not None:
-            why = asked.said[node]
+            why = answers.said[node]
             return Finding.UNDERCLAIM, f"refuses {spell(node)} and takes {spell(taken)}: {why.reason}"
-    return Finding.AGREED, asked.said[asked.refused[0]].reason if asked.refused else ""
+    return Finding.AGREED, answers.said[answers.refused[0]].reason if answers.refused else ""
 
 
-def recorded(case: Case, reference: Backend) -> Case:
+def with_values(case: Case, reference: Backend) -> Case:
     """`case` with every node's value and every cache's as `reference` computes them.
 
     Raises:
@@ -164,11 +164,11 @@ def recorded(case: Case, reference: Backend) -> Case:
     return replace(case, steps=steps)
 
 
-def alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, dict[Tensor, Tensor]]]:
+def nodes_alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, dict[Tensor, Tensor]]]:
     """Per step with any of the nodes `wanted` a case of these alone, without expected values; and copy -> original.
 
     Args:
-        case: as `recorded` gives it.
+        case: as `with_values` gives it.
         wanted: computed nodes.
 
     Raises:
@@ -181,10 +181,10 @@ def alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, dict[T
         made, original = isolated_nodes(case, k)
         copies = {copy: node for copy, node in original.items() if node in wanted}
         if copies:
-            yield only(made, tuple(copies)), copies
+            yield cut_to(made, tuple(copies)), copies
 
 
-def only(case: Case, outputs: tuple[Tensor, ...], nodes: Iterable[Tensor] | None = None) -> Case:
+def cut_to(case: Case, outputs: tuple[Tensor, ...], nodes: Iterable[Tensor] | None = None) -> Case:
     """A case of one step cut down to what `outputs` need; of `nodes`, if they are not those of the case."""
     (step,) = case.steps
     needed = frozenset(Graph(outputs).tensors())

@@ -1,7 +1,7 @@
-"""A case as it was when it was handed out: whoever changes it is found, and the next one gets it as it was.
+"""Finds changes that an adapter made to a case, and undoes them.
 
-Bytes are handed out through read-only views, which nobody turns back; the graph, which adapters compare by identity
-and so must see itself, is compared with what was noted of it.
+Bytes are handed out through read-only views that nobody can make writable. Adapters compare graphs by identity, so they
+get the graph itself, and notes of it tell whether it changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def read_only(data: Bytes) -> Bytes:
 
 
 def freeze(case: Case) -> None:
-    """Put read-only views in place of the arrays of `case`: its caches and weights, inputs, and recorded values."""
+    """Replace the arrays of `case` by read-only views: caches, weights, inputs, recorded values."""
     for values in (case.persistent, *(v for s in case.steps for v in (s.inputs, s.expected))):
         for t, data in values.items():
             values[t] = read_only(data)
@@ -61,7 +61,7 @@ class GraphSeal:
         return dict(self._tensors)
 
     def broken(self) -> str:
-        """What is no longer as it was, in words, and made as it was again; empty where all is."""
+        """Undo every change; the name of the first, or empty."""
         found = ""
         for t, noted in self._tensors:
             at = next((i for i, (a, b) in enumerate(zip(_note(t), noted, strict=True)) if a is not b), None)
@@ -91,7 +91,7 @@ class CaseSeal:
         self._graph = GraphSeal(dict.fromkeys(s.graph for s in self._steps), case.persistent, known)
 
     def broken(self) -> str:
-        """What is no longer as it was, in words, and made as it was again; empty where all is."""
+        """Undo every change; the name of the first, or empty."""
         found = [self._graph.broken(), self._head_broken(), self._json_broken(), self._steps_broken()]
         return next((f for f in found if f), "")
 

@@ -1,10 +1,9 @@
-"""A time limit for a backend in this process, where nobody can be ended but all.
+"""A time limit for a backend in this process.
 
-One thread looks now and then. A request of the main thread that is late is interrupted, on POSIX by a signal whose
-handler raises in the Python code that runs, so that a loop costs its case and the run goes on. Where C code does not
-come back to Python, or the request is another thread's, the process is ended after a further grace: what it was doing
-is said, what the run has is written, and the exit code is `HUNG`. C code that keeps Python's lock keeps this thread out
-too.
+One thread checks the time. It interrupts a late request of the main thread, on POSIX by a signal whose handler raises
+in the running Python code, so that a loop costs its case and the run goes on. Where C code does not return to Python,
+or the request is another thread's, it ends the process after a further grace: it says what the process was doing, lets
+the run write what it has, and exits with `HUNG`. C code that never releases the GIL stops this thread too.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from typing import Any, ParamSpec, TypeVar
 from conformance.ggml.errors import BackendTimeoutError
 
 HUNG = 4
-"""Exit code of a process that was ended because a backend in it did not come back."""
+"""Exit code of a process whose backend did not return."""
 GRACE = 10.0
-"""Seconds, at least, that C code gets after its time limit to come back to Python."""
+"""Seconds, at least, that C code gets after its time limit to return to Python."""
 LOOK = 1.0
 """Seconds, at most, between two looks; an interrupt is repeated at each, as an adapter may catch it."""
 P = ParamSpec("P")
@@ -33,7 +32,7 @@ T = TypeVar("T")
 
 
 class Watchdog:
-    """Watches one request at a time; those made within one are part of it.
+    """Watches one request at a time; a request within another is part of it.
 
     Args:
         seconds: that a request may take.
@@ -58,13 +57,7 @@ class Watchdog:
         self._installed = False
 
     def run(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `function` within the limit.
-
-        Args:
-            doing: names the backend and the request.
-            function: a backend's.
-            *args: its own.
-            **kwargs: its own.
+        """Call a backend's `function` within the limit; `doing` names the backend and the request.
 
         Raises:
             BackendTimeoutError: it took longer.
@@ -84,7 +77,7 @@ class Watchdog:
             self._deadline, self._doing = None, ""
 
     def rest(self) -> None:
-        """Nothing is asked for now: signals are again whose they were."""
+        """Give the signal back to its former handler until the next request."""
         if self._installed and threading.current_thread() is threading.main_thread():
             self._installed, self._watched = False, None
             if signal.getsignal(signal.SIGALRM) == self._ring:

@@ -75,9 +75,9 @@ class _Unknown(Exception):  # noqa: N818  # no error: git's files do not say it 
 
 
 def source(folder: Path | None = None, variables: Mapping[str, str] | None = None) -> dict[str, JSON]:
-    """`commit`, `branch` and `ci` of a run, each only where it is known.
+    """`commit`, `branch` and `ci` of a run, those that are known.
 
-    `branch` is the CI's where the checkout stands on none. It never fails: a checkout that cannot be read is none.
+    `branch` is the CI's where the checkout is on none. It never fails: a checkout that cannot be read counts as none.
 
     Args:
         folder: in the checkout, or in none; default: the current directory.
@@ -95,9 +95,9 @@ def source(folder: Path | None = None, variables: Mapping[str, str] | None = Non
 
 
 def ci_link(variables: Mapping[str, str]) -> str | None:
-    """The page of the CI job that this is, by the variables that CI systems set; None elsewhere, or if it is no link.
+    """The page of this CI job, by the variables that CI systems set; None elsewhere, or if it is no link.
 
-    Only `https` without a user's name: it stands in reports that people click in.
+    Only `https` without a user name: people click on it in reports.
     """
     server, project, run = (variables.get(f"GITHUB_{k}", "") for k in ("SERVER_URL", "REPOSITORY", "RUN_ID"))
     links = [f"{server}/{project}/actions/runs/{run}"] if server and project and run else []

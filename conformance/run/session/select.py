@@ -15,7 +15,7 @@ from conformance.backend.registry import Spec, resolve
 from conformance.case.case import Case
 from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
-from conformance.run.isolation.guard import caught, guarded
+from conformance.run.isolation.guard import call_guarded, guard
 from conformance.run.isolation.isolate import IsolatedBackend, Isolation, open_backend
 from conformance.run.isolation.watchdog import Watchdog
 from conformance.suite import FAMILIES
@@ -88,7 +88,7 @@ def parse_specs(texts: Sequence[str]) -> list[Spec]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a backend says of itself when it is opened."""
+    """How a backend describes itself when it is opened."""
 
     info: DeviceInfo
     buffer_types: Sequence[BufferType]
@@ -96,7 +96,7 @@ class Probe:
 
 
 def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
-    """Open `spec` as a run would, ask what it is, and close it.
+    """Open `spec` as a run would, read how it describes itself, and close it.
 
     Args:
         spec: name and options.
@@ -104,7 +104,7 @@ def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
 
     Raises:
         UsageError: an unknown name, or an option that it does not take.
-        UnavailableError: this machine cannot have it, or the adapter is broken; the message says why.
+        UnavailableError: this machine lacks it, or the adapter is broken; the message says why.
     """
     i = isolation or Isolation()
     watchdog = Watchdog(i.time_limit)
@@ -112,34 +112,34 @@ def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
         opened = open_backend(
             spec, isolate=i.isolate, time_limit=i.time_limit, memory_limit=i.memory_limit, watchdog=watchdog
         )
-        return _asked(opened, spec, watchdog)
+        return _probe(opened, spec, watchdog)
     except UnavailableError:
         raise
     except UsageError as e:
         if spec.options or resolve(spec) != spec or spec.name not in registry.names():
             raise
-        raise UnavailableError(f"could not be started: {e}") from e  # not the user's words: there are none
+        raise UnavailableError(f"could not be started: {e}") from e  # the user named no option that could be wrong
     except ConformanceError as e:
         raise UnavailableError(f"could not be started: {e}") from e
     finally:
         watchdog.close()
 
 
-def _asked(opened: Backend, spec: Spec, watchdog: Watchdog) -> Probe:
+def _probe(opened: Backend, spec: Spec, watchdog: Watchdog) -> Probe:
     try:
-        backend = guarded(opened, str(spec), watchdog)
+        backend = guard(opened, str(spec), watchdog)
         return Probe(backend.info(), backend.buffer_types(), backend.stages)
     finally:
-        with suppress(ConformanceError):  # of a run's own closing it is said
-            caught(f"{spec}: close", None if isinstance(opened, IsolatedBackend) else watchdog, opened.close)
+        with suppress(ConformanceError):  # a run reports it when it closes the backend
+            call_guarded(f"{spec}: close", None if isinstance(opened, IsolatedBackend) else watchdog, opened.close)
 
 
 def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tuple[list[Spec], dict[Spec, str]]:
-    """Those backends that this machine can have, and why it cannot have the others.
+    """The backends that this machine has, and why it lacks the others.
 
     Args:
         specs: names and options.
-        isolation: in which kind of process they will run: they are asked there.
+        isolation: the kind of process in which they will run; they are opened there.
 
     Raises:
         UsageError: an unknown name or option.
@@ -159,16 +159,16 @@ def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tupl
 LARGEST = 10**9
 """Fresh seeds are below."""
 FOLDER = "failures"
-"""Where fresh cases that fail are kept unless told otherwise."""
+"""Default folder of fresh cases that fail."""
 
 
 def new_seed() -> int:
-    """A seed that nobody knew before."""
+    """A seed that nobody could know before."""
     return secrets.randbelow(LARGEST)
 
 
 def reseeded(case_id: str, seed: int | None) -> str:
-    """The id with this seed; itself where there is none, or where nothing is generated of a seed."""
+    """The id with this seed; unchanged where there is none, or the family generates nothing from a seed."""
     body, at, own = case_id.rpartition("@")
     if seed is None or not at or not re.fullmatch(r"[0-9]+", own, re.ASCII):
         return case_id

@@ -42,15 +42,15 @@ from .select import build
 FILE = "conformance.toml"
 """Its name in the working directory."""
 OWN = ("level", "waivers")
-"""What any name can be given."""
+"""Keys of any name."""
 KEYS = ("adapter", "options", "environment", *OWN)
-"""What a name of the user's own can be given."""
+"""Keys of a name of the user's own."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a file says, names of backends aside, which the registry knows."""
+    """The content of a settings file, but for the names of backends, which the registry has."""
 
     path: Path | None = None
     levels: Mapping[str, Level] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class Waiving:
             waive(self._waivers[spec], result, self._today)
 
     def problems(self, results: Iterable[Result]) -> tuple[list[str], list[str]]:
-        """What fails the run: a sentence per waiver, and a unified diff per file that would mend it."""
+        """A sentence per waiver that fails the run, and a unified diff per file that would mend it."""
         kept = list(results)
         sentences: list[str] = []
         edits: list[str] = []
@@ -189,7 +189,7 @@ class Waiving:
 
 
 def in_force(settings: Settings, waiving: Waiving | None = None) -> dict[str, JSON] | None:
-    """What a file of settings or of waivers changes in a run, for its record; None where neither was read."""
+    """What files of settings and waivers change in a run, for its record; None where none was read."""
     known = {} if waiving is None else waiving.to_json()
     if settings.path is None and not known:
         return None
@@ -201,7 +201,7 @@ def in_force(settings: Settings, waiving: Waiving | None = None) -> dict[str, JS
     }
 
 
-def told(found: dict[str, JSON] | None) -> list[str]:
+def lines_of(found: dict[str, JSON] | None) -> list[str]:
     """`in_force` as a line for people; none where nothing is."""
     if found is None:
         return []
@@ -215,12 +215,12 @@ def told(found: dict[str, JSON] | None) -> list[str]:
 
 
 def today() -> date:
-    """This machine's date: the only clock that a verdict knows, and only through a waiver's last day."""
+    """This machine's date. A verdict depends on no other clock, and on this one by a waiver's last day only."""
     return datetime.now().astimezone().date()
 
 
 def report(sentences: Sequence[str], edits: Sequence[str]) -> list[str]:
-    """What `problems` found, as lines for people."""
+    """The result of `problems`, as lines for people."""
     lines = [f"waivers fail this run: {sentence}" for sentence in sentences]
     if edits:
         lines += ["proposed, for a person to make (as a patch, `git apply` or `patch -p0` takes it):", *edits]
@@ -228,7 +228,7 @@ def report(sentences: Sequence[str], edits: Sequence[str]) -> list[str]:
 
 
 def _listed(family: str) -> Sequence[str]:
-    """Every id that a level has; a case from a file may be of no family."""
+    """Every id of a level; a case from a file may be of no family."""
     return FAMILIES[family].ids("full") if family in FAMILIES else ()
 
 

@@ -25,19 +25,19 @@ _STEM = 94
 """Characters of a file's name before its suffix."""
 NUMBERS = ("budget_used", "nmse", "nmse_exact")
 CLOSE = 1e-6
-"""Relative difference of two numbers that are called the same: an accelerator's may differ in the last bits from run to
-run. What is equal to the bit is said to be."""
+"""Relative difference of two numbers that count as the same: an accelerator's may differ in the last bits from run to
+run."""
 
 LONGEST = 300
-"""Characters of what a file says that a line shows."""
+"""Characters of a file's text that a line shows."""
 _VALUE = re.compile(r"[A-Za-z0-9_+ -]{1,64}(\.[0-9]{1,5})?")
-"""What an option may hold that a file names: a word, a number, words joined by +. No path, no URL, no library."""
+"""A value of an option that a file may choose: a word, a number, words joined by +. No path, URL or library."""
 _LARGE = re.compile(r"[0-9]{6}")
 _PLACES = frozenset(
     ("lib", "library", "plugin", "path", "paths", "file", "files", "dir", "folder", "cache", "model", "out", "output",
      "log", "trace", "dump", "config", "url", "uri", "host", "server", "address", "port", "command", "cmd", "exec")
 )  # fmt: skip
-"""Words in the name of an option that speak of a place, where an adapter does not say which of its options do."""
+"""Words in the name of an option that names a place, where an adapter does not declare its `places`."""
 
 
 def save(folder: Path, case: Case, result: Result) -> str:
@@ -77,10 +77,10 @@ def record_of(case: Case) -> dict[str, JSON] | None:
 
 
 def backend_of(record: dict[str, JSON], command: str, file: Path) -> Spec:
-    """The backend that a case was saved for, as far as a file may choose one: its writer may be a stranger.
+    """The backend that a case was saved for, as far as a file may choose one: a stranger may have written it.
 
-    An installed adapter with options of plain words and numbers, none of which names a file, a folder, a library or a
-    place in a network; or a name of the user's own settings as it is.
+    That is an installed adapter with options of plain words and numbers, none of which names a file, a folder, a
+    library or a network address; or a name of the user's own settings without options.
 
     Args:
         record: of the file, by `record_of`.
@@ -137,7 +137,7 @@ def _refusal_of_option(key: str, value: str, places: frozenset[str] | None) -> s
 
 
 def differences(record: dict[str, JSON], result: Result) -> list[str]:
-    """What is not as it was when the case was saved, in words: verdict, numbers and the place of first divergence."""
+    """What differs from the saved record, in words: verdict, numbers, place of the first divergence."""
     now = result.to_json()
     found = [_differs("verdict", record.get("verdict"), now["verdict"])]
     found += [_differs(k, record.get(k), now[k]) for k in NUMBERS if not _close(record.get(k), now[k])]
