@@ -68,7 +68,11 @@ def execute(backend: Backend, case: Case, *, every_node: Sequence[int] = ()) -> 
 
 
 class Memory:
-    """Tensors that are filled again and again; persistent ones stay what they are."""
+    """One set of tensors and one graph, filled anew for every step; persistent tensors stay as they are.
+
+    llama.cpp rebuilds each step's graph in the memory of the one before. A backend that recognises a graph or a tensor
+    by its address finds the same one with other contents.
+    """
 
     def __init__(self, case: Case) -> None:
         self.graph = Graph([])
@@ -76,7 +80,7 @@ class Memory:
         self._tensors: list[Tensor] = []
 
     def rebuild(self, graph: Graph) -> dict[Tensor, Tensor]:
-        """Fill the memory with `graph`; every tensor of it -> the one that stands for it now."""
+        """Fill the memory with `graph`; each of its tensors -> the one that stands for it."""
         now = {t: t for t in self._persistent}
         made = [t for t in graph.tensors() if t not in self._persistent]
         while len(self._tensors) < len(made):
@@ -118,7 +122,7 @@ def execute_overwritten(backend: Backend, case: Case) -> Execution:
 
 
 def execute_restored(backend: Backend, case: Case) -> Execution:
-    """As `execute`, with the state of the first step once more after the second.
+    """As `execute`; after the second step the caches of the first are written back (`llama_state_set_data`).
 
     Args:
         backend: runs it; where it has opaque caches nothing is run.

@@ -1,7 +1,7 @@
-"""Placement audit: what a backend says of each use of each weight in each buffer type, held against a run.
+"""Placement audit: compares a backend's answer for each use of each weight in each buffer type with a run.
 
 llama.cpp decides where a weight lies when it loads it, by asking about one activation that it makes up; the graphs come
-later. So a yes must hold for every node that a trajectory has for the weight, and then the numbers must be right there.
+later. So a yes must hold for every node of a trajectory that reads the weight, and the numbers must be right there.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ sequences, whose products have their sequences in another dimension than their t
 
 
 def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None = None) -> Iterator[Cell]:
-    """One cell per weight and buffer type, per op_param, and per case as it is. Never raises for what a backend does.
+    """One cell per weight and buffer type, per op_param, and per case as it is. A fault of the backend never raises.
 
     Args:
         runner: opens the backend, in a process of its own where a crash must cost one cell only.
         spec: the backend.
-        cases: their own placement is not looked at.
+        cases: their own placement is ignored.
         save: folder for a case per finding.
 
     Raises:
@@ -63,7 +63,7 @@ def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None =
 
 
 def strict(runner: Runner, spec: Spec) -> Spec:
-    """`spec` with the options by which its adapter sees more faults (`Backend.audited`), where it takes them.
+    """`spec` with the options with which its adapter finds more faults (`Backend.audited`), where it takes them.
 
     Raises:
         UsageError: the backend's name or an option is unknown.

@@ -17,22 +17,22 @@ from conformance.suite.uses import kind, made_up, spell, work
 
 
 class Finding(str, enum.Enum):
-    """What became of one cell."""
+    """The result of one cell."""
 
     AGREED = "agreed"
-    """Yes and right, or no to what nothing else was given."""
+    """Yes and right, or no without a contradiction."""
     OVERCLAIM = "OVERCLAIM"
-    """Yes, then wrong, an error or a crash; or it died when it was asked."""
+    """Yes, then wrong, an error or a crash; or it died when asked."""
     UNSOUND = "UNSOUND"
-    """Nodes that differ in batch dimensions only get different answers: what is decided at load can fail later."""
+    """Different answers for nodes that differ in batch dimensions only: a decision at load can fail later."""
     UNDERCLAIM = "UNDERCLAIM"
-    """No, though equal work is taken in that buffer type."""
+    """No, though the backend takes equal work in that buffer type."""
     XFAIL = "XFAIL"
-    """What a waiver says of it."""
+    """An OVERCLAIM that a waiver knows."""
     XPASS = "XPASS"
     """Right, where a waiver says that it is not."""
     UNRUN = "UNRUN"
-    """It could not be run or checked, so nothing is proven."""
+    """It could not run or be checked, so nothing is proven."""
 
     def __str__(self) -> str:
         return self.value
@@ -87,7 +87,7 @@ class Answers:
     made: dict[Tensor, Support] = field(default_factory=dict)
     """llama.cpp's made-up use -> answer."""
     error: str = ""
-    """What happened instead of an answer."""
+    """The error instead of an answer."""
     hung: bool = False
 
     @property
@@ -125,7 +125,7 @@ def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Answers:
 
 
 def attempt(do: Callable[[], None]) -> tuple[str, bool]:
-    """What went wrong, in words, empty where nothing did; and whether it was that nobody answered in time."""
+    """Run `do`: its error in words, empty for none, and whether it was a timeout."""
     try:
         do()
     except ConformanceError as e:
@@ -136,7 +136,7 @@ def attempt(do: Callable[[], None]) -> tuple[str, bool]:
 
 
 def consistent(answers: Answers, equal: Equal) -> tuple[Finding, str]:
-    """Whether the answers go together: over batch dimensions, and with what is taken elsewhere in that buffer type."""
+    """Whether the answers agree over batch dimensions, and with equal work in the same buffer type."""
     first: dict[Hashable, tuple[Tensor, Support]] = {}
     for node, support in (*answers.said.items(), *answers.made.items()):
         other, said = first.setdefault(kind(node, answers.weight), (node, support))
@@ -165,7 +165,7 @@ def with_values(case: Case, reference: Backend) -> Case:
 
 
 def nodes_alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, dict[Tensor, Tensor]]]:
-    """Per step with any of the nodes `wanted` a case of these alone, without expected values; and copy -> original.
+    """For each step with any of the nodes `wanted`: a case of these alone, without expected values; copy -> original.
 
     Args:
         case: as `with_values` gives it.

@@ -1,4 +1,4 @@
-"""Runs what a backend said yes to, and makes a cell of what became of it."""
+"""Runs the uses that a backend takes, and makes a cell of each result."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _READ = {
 
 
 class Bench:
-    """One backend under audit: runs cases on it and keeps those of findings."""
+    """One backend under audit: runs cases on it and saves those of findings."""
 
     def __init__(self, runner: Runner, spec: Spec, save: Path | None) -> None:
         self.runner, self.spec, self.save = runner, spec, save
@@ -52,7 +52,7 @@ class Bench:
         """Buffer type -> cells that did not answer in time."""
 
     def run(self, case: Case, buffer: int) -> Result:
-        """Run once; what fails runs again in a fresh process, since a cell before may have damaged this one."""
+        """Run once; a failure runs again in a fresh process, since an earlier cell may have damaged this one."""
         result = self._once(case)
         if result.verdict is Verdict.TIMEOUT:
             self.hung[buffer] += 1
@@ -148,8 +148,9 @@ class Judge:
         return bench.kept(cell, ran, result, answers.buffer)
 
     def _run_placed(self, answers: Answers, placed: Case) -> tuple[Case, Result, int]:
-        """Run the trajectory; where the backend takes a part of the uses only, or cannot run it anyway, each of them by
-        itself: what ran last, which is the first that is wrong, and how many uses ran.
+        """Run the trajectory; or each use by itself, where the backend takes some uses only or fails it anyway.
+
+        Returns the last case that ran, which is the first wrong one, its result, and how many uses ran.
         """
         if self._plain.verdict is Verdict.PASS and not answers.refused:
             return placed, self._bench.run(placed, answers.buffer), len(answers.taken)
@@ -169,7 +170,7 @@ class Judge:
         """Each op_param that changes numbers, changed once: one cell for every op and op_param.
 
         Args:
-            known: op and op_param -> None where it was judged, its cell where changing it has changed nothing so far.
+            known: op and op_param -> None where judged, its cell where the change has had no effect so far.
         """
         made: list[_Changed] = []
         error, _ = attempt(lambda: made.extend(self._changed(known)))
@@ -249,7 +250,7 @@ def _read(result: Result) -> tuple[Finding, str]:
 
 
 def _damaged(backend: Backend, case: Case) -> list[str]:
-    """Weights that do not hold after a run what was written before it."""
+    """Weights whose bytes a run changed."""
     fixed = frozenset(case.persistent).difference(case.caches())
     with backend.open(case) as session:
         for step in case.steps:

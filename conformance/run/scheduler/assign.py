@@ -26,7 +26,7 @@ MEMORIES = (DECLARED, APART)
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Buffer types as the scheduler sees them; device b's own default buffer type goes by its index."""
+    """Which device reads which buffer types; index b is the default buffer type of device b."""
 
     reads: tuple[tuple[bool, ...], ...]
     """`reads[b][a]`: device b can use tensors in the buffer type of a (`ggml_backend_supports_buft`)."""
@@ -35,7 +35,7 @@ class Memory:
 
 
 def memory_of(backends: Sequence[Backend], how: str) -> Memory:
-    """What the backends say of their default buffer types.
+    """Who reads whose default buffer type.
 
     Args:
         backends: in order of priority.
@@ -75,7 +75,7 @@ def read_devices(text: str) -> list[Spec]:
 
 
 def labels(specs: Sequence[Spec]) -> list[str]:
-    """A short name for each device: its adapter's, numbered where it stands there more than once."""
+    """A short name for each device: its adapter's, numbered where several have the same."""
     names = [s.name for s in specs]
     return [n if names.count(n) == 1 else f"{n}#{names[: i + 1].count(n)}" for i, n in enumerate(names)]
 
@@ -117,7 +117,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A graph shared out."""
+    """The devices and splits of a graph."""
 
     device: Mapping[Tensor, int]
     """Node or leaf -> device; NOBODY for a leaf that no node reads."""
@@ -128,7 +128,7 @@ Supports = Callable[[int, Tensor], bool]
 
 
 def assign(graph: Graph, supports: Supports, home: Home, memory: Memory) -> Assignment:
-    """Share out `graph`.
+    """Give every node of `graph` its device.
 
     Args:
         graph: the whole.

@@ -39,7 +39,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One graph of the case, shared out."""
+    """The splits of one graph of the case."""
 
     assignment: Assignment
     shares: Sequence[Share]
@@ -47,7 +47,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole case, shared out."""
+    """The splits of a whole case."""
 
     home: Home
     graphs: Mapping[Graph, Shared]
@@ -61,7 +61,7 @@ Answers = Sequence[Mapping[Tensor, Support]]
 
 
 def ask(backends: Sequence[Backend], graph: Graph) -> list[list[Support]]:
-    """What each backend says of each node."""
+    """Each backend's answer for each node."""
     return [b.supports(graph) for b in backends]
 
 
@@ -73,7 +73,7 @@ def refusal(node: Tensor, labels: Sequence[str], reasons: Sequence[Support], why
 
 
 def plan(case: Case, backends: Sequence[Backend], labels: Sequence[str], memory: Memory) -> Plan:
-    """Share out `case`.
+    """Split `case` over devices.
 
     Args:
         case: validated.
@@ -143,7 +143,7 @@ def _case_of(case: Case, graphs: Mapping[Graph, Shared], device: int, label: str
 
 
 def zeros(t: Tensor) -> Bytes:
-    """The bytes of a leaf that nobody who computes reads."""
+    """Zeros for a leaf that no computing node reads."""
     return np.zeros(nbytes(t), np.uint8)
 
 

@@ -33,7 +33,7 @@ _KEPT = 160
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The part of a result that stays while everything around the fault goes."""
+    """The part of a failure that must stay the same while the case gets smaller."""
 
     verdict: Verdict
     op: str = ""
@@ -62,7 +62,7 @@ def signature_of(result: Result) -> Signature | None:
 
 
 def _essence(detail: str) -> str:
-    """The telling part of a reason: how a process died and the assertion among its last words, or all of it."""
+    """The essence of a reason: how a process died and the assertion among its last words, or all of it."""
     text = _QUOTED.sub("case", detail)
     head, _, words = text.partition("): ")
     if "its process died (" in head:
@@ -83,12 +83,12 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("simpler types", simplify.types),
     ("simpler values", simplify.values),
 )
-"""What is tried, in this order; the words say what a success made of the case."""
+"""The passes in order; the words say what a success made of the case."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shrunk:
-    """The end of it."""
+    """The result of shrinking."""
 
     case: Case
     result: Result
@@ -98,7 +98,7 @@ class Shrunk:
     """Candidates that ran."""
     seconds: float
     finished: bool
-    """False where time ran out before every pass had nothing left to propose."""
+    """False where time ran out before the passes had no candidate left."""
 
 
 def shrink(
@@ -144,7 +144,7 @@ def size(case: Case) -> str:
 
 
 class _Search:
-    """The smallest case so far."""
+    """The search, with the smallest case so far."""
 
     def __init__(
         self, runner: Runner, spec: Spec, signature: Signature, case: Case, result: Result, left: Callable[[], float]
@@ -155,7 +155,7 @@ class _Search:
         self._seen: set[bytes] = set()
 
     def run(self, progress: Callable[[str], None]) -> bool:
-        """Until nothing gets smaller (True) or time is up."""
+        """Search until nothing gets smaller (True) or time is up."""
         again = True
         while again:
             again = False
@@ -208,7 +208,7 @@ class _Search:
 
 
 def measure(case: Case) -> tuple[int, ...]:
-    """What gets smaller with every success, the most telling first; so that shrinking ends."""
+    """The size of a case, the most important part first; it falls with every success, so that shrinking ends."""
     leaves = {**case.persistent, **{t: data for s in case.steps for t, data in s.inputs.items()}}
     return (
         int(bool(case.demands)),

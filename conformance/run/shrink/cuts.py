@@ -40,7 +40,7 @@ class Recorded:
 
 
 def record(case: Case, reference: Backend) -> Recorded:
-    """Run `case` on `reference` for every value; without values where it cannot."""
+    """Every value of `case` on `reference`; none where that cannot run it."""
     values: list[dict[Tensor, Bytes]] = []
     caches: list[dict[Tensor, Bytes]] = []
     try:
@@ -57,9 +57,9 @@ def record(case: Case, reference: Backend) -> Recorded:
 def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]]) -> Case:
     """The case of the `kept` nodes alone.
 
-    A node that is not kept is replaced where a kept one reads it: by a contiguous leaf that holds its recorded value,
-    or, where it wrote in place or is a view of all of its source, by that. Steps that compute nothing go. Caches start
-    with what they held before the first step that stays. What nobody reads any more is checked as an output.
+    Where a kept node reads another, that becomes a contiguous leaf with its recorded value, or its source, where it
+    wrote in place or is a view of the whole source. Steps that compute nothing are dropped. Caches start with their
+    bytes before the first step that stays. A node that no other reads becomes an output.
 
     Args:
         recorded: the case, and a value for each node that is cut off.
@@ -102,9 +102,9 @@ class _Cutting:
         nodes = [self._node(n) for n in self._old.graph if n in self._kept]
         kept = set(self._persistent.values())
         read = {s for n in nodes for s in n.src if s is not n}
-        asked = {self._new[t] for t in self._old.outputs if t in self._kept}
+        outputs = {self._new[t] for t in self._old.outputs if t in self._kept}
         sinks = {n for n in nodes if computes(n) and n not in read and n.root not in kept}
-        return Step(Graph(nodes), self._inputs, tuple(n for n in nodes if n in asked or n in sinks))
+        return Step(Graph(nodes), self._inputs, tuple(n for n in nodes if n in outputs or n in sinks))
 
     def _node(self, t: Tensor) -> Tensor:
         src = [None if s is None or s is t else self._source(s) for s in t.src]
@@ -163,7 +163,7 @@ def plain(recorded: Recorded, _: Result) -> Iterator[Case]:
 
 
 def steps(recorded: Recorded, result: Result) -> Iterator[Case]:
-    """The divergent step alone from recorded caches, it and the one before, the steps up to it, all but some."""
+    """The divergent step alone, from recorded caches; with the one before; all up to it; all but some."""
     case = recorded.case
     n = len(case.steps)
     last = _step(result, n)
@@ -196,7 +196,7 @@ def nodes(recorded: Recorded, result: Result) -> Iterator[Case]:
 
 
 def outputs(recorded: Recorded, _: Result) -> Iterator[Case]:
-    """Each output but those that are all there is to see is checked no more."""
+    """Fewer outputs: drops those that another output or a cache shows."""
     case = recorded.case
     for k, step in enumerate(case.steps):
         read = {s for n in step.graph for s in n.src if s is not n}
@@ -231,7 +231,7 @@ def _culprit(result: Result, case: Case) -> tuple[int, Tensor] | None:
 
 
 def _computing(step: Step) -> list[Tensor]:
-    """The nodes that compute, and the view ops that they read through: what is not flagged, nobody misses."""
+    """The nodes that compute, and the view ops that they read through."""
     needed = {n for n in step.graph if computes(n)} | set(step.outputs)
     for n in reversed(step.graph.nodes):
         if n in needed:
@@ -254,7 +254,7 @@ def _views(node: Tensor) -> list[Tensor]:
 
 
 def _cone(case: Case, step: int, node: Tensor) -> dict[int, list[Tensor]]:
-    """What `node` is computed from, in its step and, through caches, in those before."""
+    """The nodes from which `node` is computed, in its step and, through caches, in earlier ones."""
     wanted: set[Tensor] = {node}
     roots: set[Tensor] = set()
     kept: dict[int, list[Tensor]] = {}
