@@ -44,7 +44,7 @@ class Runner:
     """Holds the backends of a run and the oracle they share."""
 
     locates = True
-    """Whether a failing case is looked at more closely, for its first wrong node and its stage."""
+    """Whether a failing case runs again to find its first wrong node and its stage."""
 
     def __init__(
         self,
@@ -55,32 +55,32 @@ class Runner:
         waiving: Waiving | None = None,
         on_hang: Callable[[Spec, Sequence[str], str], None] | None = None,
     ) -> None:
-        """Ready to run.
+        """Open no backend yet.
 
         Args:
-            save_failures: folder in which each failing case is kept as a file.
-            isolation: who runs in a process of its own.
-            write_ahead: folder that holds what is running while it runs, and what fails and no id makes again.
-            waiving: the known failures that results are set against.
+            save_failures: folder for the case files of failures.
+            isolation: which backends run in a process of their own, and its limits.
+            write_ahead: folder for the running cases, and for failing ones that no id makes again.
+            waiving: the known failures.
             on_hang: called in a thread of its own before the process is ended (exit code `watchdog.HUNG`) because a
-                backend in it does not come back: with the backend, the ids of the cases of this `run`, and why. It is
-                to write what the run has so far.
+                backend in it does not return: with the backend, the ids of the cases of this `run`, and why. It writes
+                what the run has so far.
         """
         self._isolation = isolation or Isolation()
         self._on_hang = on_hang
         self._watchdog = Watchdog(self._isolation.time_limit, self._hung)
         self._running: tuple[Spec, Sequence[str]] | None = None
         self.problems: list[str] = []
-        """What went wrong beside the cases: backends that could not be closed."""
+        """Errors beside the cases: backends that could not be closed."""
         self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
         self.oracle = Oracle()
         self._backends: dict[Spec, Backend] = {}
         self._guards: dict[Spec, Guarded] = {}
         self._broken: dict[Spec, ConformanceError] = {}
-        """Backends that could not be opened when they were to run."""
+        """Backends that could not be opened."""
         self._cases: dict[str, Case] = {}
         self._seals: dict[Case, CaseSeal] = {}
-        """Cases that a third party's adapter had in this process: it may come back to them."""
+        """Cases that a third party's adapter had in this process; it may still hold them."""
         self._save = save_failures
         self._waiving = waiving
 
@@ -89,7 +89,7 @@ class Runner:
 
         Raises:
             UsageError: its name or an option is unknown.
-            UnavailableError: this machine cannot have it.
+            UnavailableError: this machine lacks it.
         """
         if spec not in self._backends:
             self._backends[spec] = self._open(spec, None)
@@ -103,10 +103,10 @@ class Runner:
         )
 
     def _guarded(self, spec: Spec) -> Guarded:
-        """The backend behind `spec`, as cases meet it.
+        """The backend behind `spec`, under guard.
 
         Raises:
-            ConformanceError: it cannot be opened, which is not tried again.
+            ConformanceError: it cannot be opened; a second call raises the same.
         """
         if spec in self._broken:
             raise self._broken[spec]
@@ -136,7 +136,7 @@ class Runner:
             self._on_hang(*self._running, sentence)
 
     def case(self, case_id: str) -> Case:
-        """The case behind an id, kept for the next backend that runs it.
+        """The case behind an id, cached for the next backend.
 
         Raises:
             UsageError: no family knows the id.
@@ -152,7 +152,7 @@ class Runner:
         return self._cases.get(case.id) is case
 
     def close(self) -> None:
-        """End every backend; one that cannot be ended is told of, and the others are ended."""
+        """Close every backend; one that fails to close is reported in `problems`, and the others are closed."""
         if self._ahead is not None:
             self._ahead.close()
         for spec, backend in self._backends.items():
@@ -182,7 +182,7 @@ class Runner:
 
         Raises:
             UsageError: nothing is installed by that name, or it does not take an option.
-            CaseFileError: what is to be kept cannot be written.
+            CaseFileError: a case cannot be written.
         """
         self._running = spec, [c.id for c in cases]
         for case in cases if self._seals else ():
@@ -205,10 +205,13 @@ class Runner:
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """While this lasts, no request to a backend may take longer than this; a limit that is shorter holds."""
+        """While this lasts, no request to an open backend may take longer; a shorter limit of its own holds."""
         backends = [d for b in self._backends.values() for d in (b.devices if isinstance(b, SchedBackend) else [b])]
-        isolated = [b for b in backends if isinstance(b, IsolatedBackend)]
-        bounded: list[Watchdog | IsolatedBackend] = [self._watchdog, *isolated]
+        inner = [b.inner if isinstance(b, Guarded) else b for b in backends]
+        bounded: list[Watchdog | IsolatedBackend] = [
+            self._watchdog,
+            *(b for b in inner if isinstance(b, IsolatedBackend)),
+        ]
         for it in bounded:
             it.bound = seconds
         try:
