@@ -15,8 +15,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import CTensor
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import Tensor
-from conformance.run.scheduler.assign import Home
-from conformance.run.scheduler.devices import Memory
+from conformance.run.scheduler.assign import Home, Memory
 
 _P = ctypes.c_void_p
 _WORD = ctypes.sizeof(_P)

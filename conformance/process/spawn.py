@@ -1,4 +1,4 @@
-"""Starting a child process and ending it with everything that it started."""
+"""Start a child process, and end it with everything that it started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT: Final = str(Path(LAUNCHER).parents[3])
 """The folder that holds this package."""
 POSIX: Final = hasattr(os, "fork")
 PATIENCE = 2 * launch.PATIENCE
-"""Seconds a keeper gets to end what it keeps."""
+"""Seconds that a keeper gets to kill its group."""
 Stream = int | IO[Any] | None
 
 
@@ -92,7 +92,7 @@ def spawn(
         stdout: as above.
         stderr: as above.
         pass_fds: descriptors that it and its keeper hold too; POSIX only.
-        cwd: where it runs; here where None.
+        cwd: its current directory; ours where None.
     """
     command = [sys.executable, LAUNCHER]
     return _start(
@@ -157,7 +157,7 @@ def end_group(popen: Child, patience: float = 0.0) -> None:
     if not popen.ours:
         return
     if not _ended(popen, patience):
-        popen.terminate()  # its keeper ends them all, and then itself as the child ended
+        popen.terminate()  # its keeper kills the group and ends as the child ended
         if not _ended(popen, PATIENCE):
             for pid in [*launch.descendants(popen.pid), popen.pid]:  # someone stopped the keeper
                 with suppress(OSError):

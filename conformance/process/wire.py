@@ -1,4 +1,4 @@
-"""The two pipes to a child, read and written under a deadline: no wait is longer, whoever holds their other ends."""
+"""The two pipes to a child, read and written under a deadline, whoever holds their other ends."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Late(Exception):  # noqa: N818  # an end, not an error of its own
 
 
 class Wire:
-    """What frames are read from and written to.
+    """A source and sink of frames.
 
     Args:
-        incoming: what the child writes.
-        outgoing: what it reads.
-        look: called now and then while there is nothing to read or to write, and when it is time; it may raise.
-        interval: seconds between two looks.
+        incoming: the child's output.
+        outgoing: its input.
+        look: called every `interval` seconds of waiting; it may raise.
+        interval: seconds.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class Wire:
             rest = rest[self._writer.write(rest) or self._wait(self._writer).write(rest) :]
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no byte is buffered."""
 
     def close(self) -> None:
-        """Wait for nothing more; the pipes are their owner's to close."""
+        """Stop waiting; the owner of the pipes closes them."""
         self._reader.close()
         self._writer.close()
 
@@ -91,7 +91,7 @@ class Wire:
 
 
 class _Polled:
-    """A pipe of a system that can wait for one."""
+    """A pipe, on a system that can wait for one."""
 
     def __init__(self, stream: IO[bytes], *, writes: bool) -> None:
         self._fd = stream.fileno()
@@ -116,7 +116,7 @@ class _Polled:
 
 
 class _Threaded:
-    """A pipe of a system that cannot: a thread that waits for it, and ends with it."""
+    """A pipe, on a system that cannot: a thread waits for it, and ends with it."""
 
     def __init__(self, stream: IO[bytes], *, writes: bool) -> None:
         self._stream = stream

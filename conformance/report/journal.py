@@ -23,7 +23,7 @@ from conformance.case.case import JSON
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.verdict import Request, Result, Verdict
-from conformance.run.session.seeds import new_seed
+from conformance.run.session.select import new_seed
 
 from .record import SCHEMA, header
 from .schema import COUNT, HEADER, RESULT, check, one_of

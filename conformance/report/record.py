@@ -18,8 +18,7 @@ from conformance.case.case import JSON
 from conformance.case.leftover import prefix
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Missing, Request, Result, Totals
-from conformance.run.session.checkout import source
-from conformance.run.session.environment import environment
+from conformance.run.session.environment import environment, source
 
 SCHEMA = 1
 

@@ -1,10 +1,10 @@
 """Cases with recorded values: a free run is held against the recording, and node by node.
 
-A recording was made in an arithmetic of its own, and what that costs depends on the graph: 1e-8 on a small float32
-model, 6e-4 on twelve layers of Q4_K. So the reference computes the graph in that arithmetic and in float64, and their
-distance is what a right backend may be away from the recording. The recording itself has no say in it, and neither has
-the backend under test. Beside that, a free run is held against the reference in the arithmetic that the backend
-declares, within the ordinary budgets: for a backend that is exact, these are tight where the recording is far.
+A recording was made in an arithmetic of its own, and the error of that depends on the graph: 1e-8 on a small float32
+model, 6e-4 on twelve layers of Q4_K. So the reference computes the graph in that arithmetic and in float64, and a right
+backend may differ from the recording by their distance. Neither the recording nor the backend under test has an
+influence on it. A free run is also compared with the reference in the arithmetic that the backend declares, within the
+ordinary budgets: for an exact backend these are tight where the recording is far.
 """
 
 from __future__ import annotations
@@ -30,22 +30,39 @@ from .execute import Execution, StepValues, computed_nodes, execute
 from .oracle import REFERENCE, Expectation, Oracle
 
 FACTOR = 4.0
-"""How many times the reference's own figure an arithmetic may be worth: it is one draw of roundings, another device's
-is another, and of few logits both scatter (docs/tolerances.md)."""
+"""Multiple of the reference's own figure that an arithmetic may cost: it is one draw of roundings, another device's is
+another, and few logits scatter (docs/tolerances.md)."""
 WHOLE_BYTES = 1 << 28
-"""What the values of all nodes of one step may take for the step to be judged node by node without a record."""
+"""Bytes of all nodes' values of a step, up to which it is judged node by node without a record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording(Expectation):
-    """A recording as what a case should give, and what the reference knows beside it."""
+    """A recording as expected values, and the reference's values beside it."""
 
     declared: Arithmetic
     """Of the backend under test."""
     worth: list[dict[Tensor, float]] | None
-    """NMSE that both arithmetics are worth in each tensor of a step; None where the recorder's is not known."""
+    """NMSE that both arithmetics cost in each tensor of a step; None where the recorder's is unknown."""
     reference: list[StepValues] | None
     """The reference in the arithmetic that the backend declares; None where it is the one under test."""
+
+    def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
+        """A free run held against the recording, and against the reference in the arithmetic that the backend declares.
+
+        Caches that the backend cannot show are left out.
+        """
+        found = [{**v.outputs, **v.caches} for v in execution.steps]
+
+        def visible(values: Iterable[StepValues]) -> list[dict[Tensor, Bytes]]:
+            return [{t: x for t, x in {**v.outputs, **v.caches}.items() if t not in execution.opaque} for v in values]
+
+        by_record = list(judge_trajectory(case, visible(self.steps), found, self.arithmetic, self.worth))
+        if self.reference is None:
+            return by_record, []
+        plain = replace(case, tolerance={})
+        want = visible(self.reference)
+        return by_record, list(judge_trajectory(plain, want, found, self.declared, by_nodes=True))
 
 
 def is_free_running(case: Case) -> bool:
@@ -54,9 +71,9 @@ def is_free_running(case: Case) -> bool:
 
 
 def judges(case: Case, arithmetic: Arithmetic) -> bool:
-    """Whether the recording is what a free run is held against: not where weights are stored in another form first.
+    """Whether a free run is compared with the recording: not where the backend requantises weights.
 
-    Requantised weights are other weights; then the reference, with the same weights, says what they give.
+    Requantised weights are other weights; then the reference, with the same weights, gives the expected values.
     """
     return is_free_running(case) and not any(
         weight_form(n, arithmetic.at(n).weights, arithmetic.at(n).rows) for s in case.steps for n in s.graph
@@ -74,7 +91,7 @@ def _whole(case: Case, k: int) -> bool:
 
 
 def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Recording:
-    """The recording as what the case should give on `backend`, and what the reference gives.
+    """The recording as expected values for `backend`, with the reference's.
 
     Raises:
         ConformanceError: the reference cannot run the case.
@@ -105,9 +122,9 @@ def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Rec
 def _worth(
     exact: Sequence[StepValues], there: Sequence[StepValues], own: Sequence[StepValues]
 ) -> list[dict[Tensor, float]]:
-    """What the recorder's arithmetic and the backend's are worth together in each tensor, `FACTOR` of each.
+    """NMSE that the recorder's arithmetic and the backend's cost together in each tensor, `FACTOR` of each.
 
-    The most of any step so far: each is one draw of few values, and caches hand on what earlier steps left there.
+    The maximum of all steps so far: each is one draw of few values, and caches carry errors of earlier steps.
     """
     most: dict[str, float] = {}
     found = []
@@ -123,24 +140,6 @@ def _worth(
             here[t] = root * root
         found.append(here)
     return found
-
-
-def judge(case: Case, expected: Recording, execution: Execution) -> tuple[list[Judged], list[Judged]]:
-    """A free run held against the recording, and against the reference in the arithmetic that the backend declares.
-
-    Caches that the backend cannot show are left out.
-    """
-    found = [{**v.outputs, **v.caches} for v in execution.steps]
-
-    def shown(values: Iterable[StepValues]) -> list[dict[Tensor, Bytes]]:
-        return [{t: x for t, x in {**v.outputs, **v.caches}.items() if t not in execution.opaque} for v in values]
-
-    by_record = list(judge_trajectory(case, shown(expected.steps), found, expected.arithmetic, expected.worth))
-    if expected.reference is None:
-        return by_record, []
-    plain = replace(case, tolerance={})
-    want = shown(expected.reference)
-    return by_record, list(judge_trajectory(plain, want, found, expected.declared, by_nodes=True))
 
 
 def arithmetic_of(case: Case) -> Arithmetic | None:
@@ -163,8 +162,8 @@ def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
 def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, case: Case) -> None:
     """Judge nodes one by one, each fed with right values, and put the worst into `result`.
 
-    Where a step has all its nodes recorded they are fed from the record; where no step has, from the reference's own
-    run, in the first step of each layout. What cannot be judged so leaves the verdict alone and is said in the detail.
+    Steps with all nodes recorded are fed from the record; where there is none, the first step of each layout is fed
+    from the reference's own run. Steps that cannot be judged so leave the verdict alone and are named in the detail.
 
     Args:
         result: of the free run.
@@ -189,18 +188,18 @@ def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, ca
         equal = equal and same
         _take(result, judged, case)
     for why, at in missed.items():
-        say(result, f"node by node: not judged at step{'s' * (len(at) > 1)} {', '.join(map(str, at))}: {why}")
+        add_note(result, f"node by node: not judged at step{'s' * (len(at) > 1)} {', '.join(map(str, at))}: {why}")
     if equal and not missed and has_nodes(case):
-        say(result, "equal to the recording to the bit, freely and node by node")
+        add_note(result, "equal to the recording to the bit, freely and node by node")
 
 
 def reason(error: BaseException) -> str:
-    """Why something could not be done, in words."""
+    """The message of an error, with its class where it is none of ours."""
     return str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
 
 
-def say(result: Result, note: str) -> None:
-    """Put a note behind what the detail says already."""
+def add_note(result: Result, note: str) -> None:
+    """Append a note to the detail."""
     result.detail = f"{result.detail}; {note}" if result.detail else note
 
 
@@ -254,7 +253,7 @@ def _by_reference(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: i
 
 
 def layouts(case: Case) -> list[int]:
-    """The first step of each layout."""
+    """The first step of each distinct graph."""
     first: dict[tuple[object, ...], int] = {}
     for k, step in enumerate(case.steps):
         kind = tuple(
@@ -265,7 +264,7 @@ def layouts(case: Case) -> list[int]:
 
 
 def _held(case: Case) -> list[int]:
-    """Those whose nodes' values may be held."""
+    """Those whose nodes' values fit into `WHOLE_BYTES`."""
     return [k for k in layouts(case) if _size(case, k) <= WHOLE_BYTES]
 
 

@@ -1,7 +1,7 @@
-"""Relations: the runs of a claim on one backend, and the values of one held against those of another.
+"""Relations: compares the values of several runs of a claim on one backend.
 
-No reference is asked. Where a claim allows a budget, each of the two sides may be off by what a right backend may be
-off by, so the two may be twice that apart; elsewhere they must be equal to the bit.
+No reference takes part. Where a claim allows a budget, each side may err by what a right backend may err by, and the
+errors add up; elsewhere both sides must be equal to the bit.
 """
 
 from __future__ import annotations
@@ -39,30 +39,28 @@ from conformance.suite.relations.claim import (
 )
 
 from . import divergence
-from .execute import Execution, execute
+from .execute import Execution, execute, execute_overwritten, execute_restored
 from .isolation.guard import Guarded
 from .isolation.isolate import IsolatedBackend
-from .overwrite import execute_overwritten
-from .restore import execute_restored
 from .scheduler import SchedBackend
 
 
 class NotOfferedError(Exception):
-    """The backend does not have what the relation varies: no fault."""
+    """The backend lacks what the relation varies; that is no fault."""
 
 
 Opener = Callable[[Spec, bool | None], Backend]
-"""Opens a backend; the second argument says whether in a process of its own, or None: as its kind needs it."""
+"""Opens a backend; the second argument says whether in its own process, None: as its kind needs."""
 
 
 def judge(spec: Spec, backend: Backend, case: Case, open_: Opener) -> Result:
-    """Run all runs of a relation and compare what it claims to be the same.
+    """Do all runs of a relation and compare what it claims to be the same.
 
     Args:
-        spec: of the backend, for the openings that the relation asks for.
+        spec: of the backend.
         backend: the one that the suite has open.
         case: a relation.
-        open_: opens the backends that the relation wants for itself.
+        open_: opens further backends for the relation.
 
     Returns:
         PASS, FAIL, or UNSUPPORTED where the backend has no choice of what the relation varies.
@@ -88,7 +86,7 @@ def judge(spec: Spec, backend: Backend, case: Case, open_: Opener) -> Result:
 
 
 class _Runs:
-    """The runs of one claim, each done once, and the backends opened for them."""
+    """The runs of one claim, each done once, and the backends that they open."""
 
     def __init__(self, spec: Spec, backend: Backend, case: Case, claim: Claim, open_: Opener, stack: ExitStack) -> None:
         self.spec, self.case, self.claim = spec, case, claim
@@ -110,7 +108,7 @@ class _Runs:
         yield from names
 
     def execution(self, i: int, variant: str) -> Execution:
-        """Run `i`, which may have run before."""
+        """The values of run `i`, done at the first call."""
         r = self.claim.runs[i]
         key = (i, variant if r.how == BUFFERS else "")
         if key not in self.done:
@@ -154,7 +152,7 @@ class _Runs:
         return str(Path(self._folder))
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
-        """In which the backend computes one of the runs."""
+        """The arithmetic of the backend in one of the runs."""
         return self._backend.arithmetic_in(case)
 
 
@@ -171,19 +169,19 @@ def _takes(backend: Backend, option: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """Bytes of some rows, and what they may be off by."""
+    """Bytes of some rows, and their budget."""
 
     data: Bytes
     budget: Budget
 
 
 def _compare(result: Result, runs: _Runs, variant: str) -> None:
-    """Hold both sides of everything claimed against each other; the worst goes into `result`."""
+    """Compare both sides of every claim; the worst goes into `result`."""
     claim, case = runs.claim, runs.case
     budgets: dict[int, list[dict[Tensor, Budget]]] = {}
     needed = dict.fromkeys([i for pair in claim.whole for i in pair])
     needed |= dict.fromkeys([p.run for k in claim.links for p in (*k.left, *k.right)])
-    for i in range(len(claim.runs)):  # in order: what came before a run is part of what is claimed of it
+    for i in range(len(claim.runs)):  # in order: earlier runs are part of what is claimed of a later one
         runs.execution(i, variant)
     for i in needed:
         alone = case_of(case, claim, i)
@@ -221,7 +219,7 @@ def _compare(result: Result, runs: _Runs, variant: str) -> None:
 
 
 def _pairs(case: Case, claim: Claim) -> Iterator[tuple[Sequence[Place], Sequence[Place]]]:
-    """Both sides of everything claimed, step by step."""
+    """Both sides of every claim, step by step."""
     at = {t: i for i, t in enumerate(case.persistent)}
     for a, b in claim.whole:
         left, right = case_of(case, claim, a), case_of(case, claim, b)
@@ -247,13 +245,13 @@ def _judge(t: Tensor, place: Place, left: Sequence[_Value], right: Sequence[_Val
 
 
 def both(a: Budget, b: Budget) -> Budget:
-    """How far apart two values may be, each of which may be off from the same right one: errors add up."""
+    """How far apart two values may be that both approximate the same right one: errors add up."""
     nmse = (sqrt(a.nmse) + sqrt(b.nmse)) ** 2
     return Budget(nmse, a.element + b.element, f"two runs, each: {b.why}")
 
 
 def _budgets(case: Case, arithmetic: Arithmetic) -> list[dict[Tensor, Budget]]:
-    """Step -> output or cache -> what it may be off by in a free run."""
+    """Step -> output or cache -> its budget in a free run."""
     chain, caches = Chain(arithmetic), case.caches()
     found = []
     for step in case.steps:

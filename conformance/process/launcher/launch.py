@@ -1,17 +1,17 @@
-"""Runs a module, a script or a command for `conformance.process.spawn`, and ends it with everything it started.
+"""Run a module, a script or a command for `conformance.process.spawn`; kill its process group if our parent dies.
 
-It is a file that is run by its path, so what Python puts first on `sys.path` is this folder and not the current one,
-and it takes that away too. It imports the standard library alone: it also runs under the Python of another environment,
-which may have another version of this package or none.
+Python puts the folder of a file that it runs by path first on `sys.path`, not the current folder, and this file removes
+that entry too. It imports the standard library alone: it also runs under the Python of another environment, which may
+have another version of this package or none.
 
-On POSIX it forks before anything is loaded. The child becomes what was asked for, leader of a process group of its own.
-The parent stays as its keeper, with one thread and nothing of the child's in it: it ends the group when whoever started
-it is gone (the pipe that they hold closes, whatever killed them) or asks for it (SIGTERM), and ends what the child left
-running when the child has ended. No lock of the child's interpreter can be in the way of that.
+On POSIX it forks before anything is loaded. The child becomes the target, leader of a process group of its own. The
+parent stays as its keeper, with one thread and nothing of the child's in it. It kills the group when its own parent is
+gone (the pipe from there closes, whatever killed it) or sends SIGTERM, and it kills what the child left running when
+the child has ended. No lock of the child's interpreter can be in the way of that.
 
-Linux: the keeper is the subreaper of all that descends from it, so what left the group by `setsid` is found and ended
-too, and the child dies with its keeper. Elsewhere on POSIX a process that leaves the group is out of reach. On Windows
-there is no fork and no keeper: `conformance.process.windows` has a job object there.
+Linux: the keeper is the subreaper of its descendants, so it also finds and kills what left the group by `setsid`, and
+the child dies with its keeper. Elsewhere on POSIX a process that leaves the group is out of reach. Windows has no fork
+and no keeper: `conformance.process.spawn` uses a job object there.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from contextlib import suppress
 SUBREAPER, PARENT_DEATH, DUMPABLE = 36, 1, 4
 """Of Linux' `prctl`."""
 GLANCE = 1.0
-"""Seconds between two looks at whether whoever started the keeper is there: a fork of theirs may hold the pipe."""
+"""Seconds between two checks whether the parent is alive: a fork of the parent may hold the pipe open."""
 PATIENCE = 5.0
-"""Seconds for which what was killed is waited for: a driver may hold a process longer than anyone waits."""
+"""Seconds to wait for killed processes: a driver may hold one for ever."""
 PACKAGE = "conformance"
 
 
@@ -63,7 +63,7 @@ def _scan(parent: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below `pid`, those nearest first."""
+    """All processes below `pid`, the nearest first."""
     found = children(pid)
     for child in found:  # grows meanwhile
         found += [c for c in children(child) if c not in found]
@@ -81,10 +81,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def fork(lifeline: int) -> None:
-    """Go on as the child; the parent stays as its keeper and never comes back from here.
+    """Return in the child; the parent stays as its keeper and never returns.
 
     Args:
-        lifeline: the reading end of a pipe that closes when whoever started this process is gone.
+        lifeline: the reading end of a pipe that closes when the parent of this process is gone.
     """
     handled = {signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
     signal.pthread_sigmask(signal.SIG_BLOCK, handled)
@@ -109,7 +109,7 @@ def fork(lifeline: int) -> None:
 
 
 class _Keeper:
-    """Waits for the end of one child, or of whoever wants it."""
+    """Waits for the end of its child, its parent, or a request to end."""
 
     def __init__(self, child: int, lifeline: int, starter: int) -> None:
         self._child = child
@@ -131,7 +131,7 @@ class _Keeper:
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
     def keep(self) -> int:
-        """Wait for the child, end what it leaves, and give its exit code, -N where signal N ended it."""
+        """Wait for the child, kill what it leaves, and return its exit code, -N where signal N ended it."""
         import select  # noqa: PLC0415  # not before the fork
 
         while not self._over and not self._reap():
@@ -148,7 +148,7 @@ class _Keeper:
         return -signal.SIGKILL if self._code is None else self._code
 
     def _reap(self) -> bool:
-        """Take the status of everything that has ended; whether the child is among it."""
+        """Collect the status of everything that has ended; whether the child has."""
         self._gone()
         return self._code is not None
 
@@ -171,7 +171,7 @@ class _Keeper:
 
 
 def _nothing(*_: object) -> None:
-    """A handler, since a signal that is ignored stays ignored in what is started."""
+    """A handler: an ignored signal would stay ignored in the child."""
 
 
 def _kill(group: int) -> None:
@@ -183,7 +183,7 @@ def _kill(group: int) -> None:
 
 
 def _end_as(code: int) -> None:
-    """End as the child did, so that whoever waits for this process learns how."""
+    """End as the child did, for the parent to see how."""
     if code >= 0:
         os._exit(code)
     _prctl(DUMPABLE, 0)
@@ -200,11 +200,11 @@ def _end_as(code: int) -> None:
 
 
 def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> None:
-    """Become what was asked for.
+    """Become the target.
 
     Args:
-        lifeline: a descriptor, as in `fork`; empty where there is none.
-        root: the folder that holds this package, for a module of it; empty where another environment's is wanted.
+        lifeline: a descriptor, as of `fork`; empty for none.
+        root: the folder that holds this package, for a module of it; empty to use the environment's own.
         how: `module`, `script` or `command`.
         target: the module's name, the script's path or the program.
         arguments: its own.
@@ -214,15 +214,11 @@ def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> No
     if lifeline:
         fork(int(lifeline))
     if how == "command":
-        for name in (
-            "SIGPIPE",
-            "SIGXFSZ",
-            "SIGINT",
-        ):  # what Python ignores, or was told to, stays so in what follows it
+        for name in ("SIGPIPE", "SIGXFSZ", "SIGINT"):  # a signal that Python ignores stays ignored after exec
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), signal.SIG_DFL)
         try:
-            os.execvp(target, [target, *arguments])  # noqa: S606  # what was asked for, and no shell
+            os.execvp(target, [target, *arguments])  # noqa: S606  # the caller's command, and no shell
         except OSError as e:
             os.write(2, f"{target} could not be started: {e.strerror}\n".encode())
             os._exit(127)

@@ -1,7 +1,7 @@
-"""Placement audit: what a backend says of each use of each weight in each buffer type, held against a run.
+"""Placement audit: compares a backend's answer for each use of each weight in each buffer type with a run.
 
 llama.cpp decides where a weight lies when it loads it, by asking about one activation that it makes up; the graphs come
-later. So a yes must hold for every node that a trajectory has for the weight, and then the numbers must be right there.
+later. So a yes must hold for every node of a trajectory that reads the weight, and the numbers must be right there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from conformance.ggml.errors import UsageError
 from conformance.run.runner import Runner
 from conformance.suite.uses import work
 
-from .ask import Asked, ask, weights
-from .cells import FAILING, FOUND, Cell, Finding
+from .cells import FAILING, FOUND, Answers, Cell, Finding, ask, weights
 from .judge import MOST_HUNG, Bench, Judge
 
 __all__ = ["CASES", "FAILING", "FOUND", "Cell", "Finding", "audit", "strict"]
@@ -39,12 +38,12 @@ sequences, whose products have their sequences in another dimension than their t
 
 
 def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None = None) -> Iterator[Cell]:
-    """One cell per weight and buffer type, per op_param, and per case as it is. Never raises for what a backend does.
+    """One cell per weight and buffer type, per op_param, and per case as it is. A fault of the backend never raises.
 
     Args:
         runner: opens the backend, in a process of its own where a crash must cost one cell only.
         spec: the backend.
-        cases: their own placement is not looked at.
+        cases: their own placement is ignored.
         save: folder for a case per finding.
 
     Raises:
@@ -52,10 +51,10 @@ def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None =
     """
     bench = Bench(runner, spec, save)
     bare = [replace(c, placement={}) for c in cases]
-    asked = {c: list(_ask(bench, c)) for c in bare}
-    equal = {(a.buffer, work(n, a.weight)): n for each in asked.values() for a in each for n in a.taken}
+    answers = {c: list(_ask(bench, c)) for c in bare}
+    equal = {(a.buffer, work(n, a.weight)): n for each in answers.values() for a in each for n in a.taken}
     known: dict[str, Cell | None] = {}
-    for case, each in asked.items():
+    for case, each in answers.items():
         judge = Judge(bench, case, equal)
         yield judge.whole()
         yield from map(judge.weight, each)
@@ -64,7 +63,7 @@ def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None =
 
 
 def strict(runner: Runner, spec: Spec) -> Spec:
-    """`spec` with the options by which its adapter sees more faults (`Backend.audited`), where it takes them.
+    """`spec` with the options with which its adapter finds more faults (`Backend.audited`), where it takes them.
 
     Raises:
         UsageError: the backend's name or an option is unknown.
@@ -81,12 +80,12 @@ def strict(runner: Runner, spec: Spec) -> Spec:
     return Spec(spec.name, (*spec.options, *more))
 
 
-def _ask(bench: Bench, case: Case) -> Iterator[Asked]:
+def _ask(bench: Bench, case: Case) -> Iterator[Answers]:
     for weight in weights(case):
         for buffer in range(len(bench.types)):
             if bench.hung[buffer] >= MOST_HUNG:
-                yield Asked(case, weight, buffer, error=f"not asked: {MOST_HUNG} before it did not answer in time")
+                yield Answers(case, weight, buffer, error=f"not asked: {MOST_HUNG} before it did not answer in time")
                 continue
-            asked = ask(bench.backend, case, weight, buffer)
-            bench.hung[buffer] += asked.hung
-            yield asked
+            answers = ask(bench.backend, case, weight, buffer)
+            bench.hung[buffer] += answers.hung
+            yield answers

@@ -12,7 +12,7 @@ from conformance.ggml.errors import UnavailableError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Tensor
 
-from .devices import DECLARED, labels, memory_of, read_devices
+from .assign import DECLARED, labels, memory_of, read_devices
 from .plan import Plan, ask, plan, refusal
 from .session import SchedSession
 
@@ -57,7 +57,7 @@ class SchedBackend(Backend):
         return self
 
     def info(self) -> DeviceInfo:
-        """What executes: each device's own words."""
+        """The devices, as each describes itself."""
         infos = [d.info() for d in self.devices]
         described = "; ".join(f"{label}: {i.description}" for label, i in zip(self.labels, infos, strict=True))
         versions = {k: v for i in infos for k, v in i.versions.items()}
@@ -80,7 +80,7 @@ class SchedBackend(Backend):
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
-        """`supports_op` of every node, each device asked once."""
+        """`supports_op` of every node, with one request to each device."""
         answers = ask(self.devices, graph)
         return [
             YES if any(said) else no(refusal(node, self.labels, said))
@@ -88,7 +88,7 @@ class SchedBackend(Backend):
         ]
 
     def supports_case(self, case: Case) -> Support:
-        """No where weights and caches live so that no device is left, or where a device refuses its share."""
+        """No where no device is left for a node, or a device refuses its share."""
         try:
             shared = self.plan(case)
         except UnavailableError as e:
@@ -108,7 +108,7 @@ class SchedBackend(Backend):
         return SchedSession(self.devices, self.labels, case, self.plan(case))
 
     def plan(self, case: Case) -> Plan:
-        """How `case` is shared out.
+        """How `case` is split.
 
         Raises:
             UnavailableError: as `open`.

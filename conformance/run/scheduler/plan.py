@@ -1,4 +1,4 @@
-"""A case shared out: every step's splits as parts, and for each device a case of its own that holds its parts."""
+"""A case shared out: the splits of every step as parts, and for each device a case of its own that holds its parts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from conformance.ggml.arithmetic import Arithmetic, Mixed
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.graph import Graph
 from conformance.ggml.partial import Part, partial
-from conformance.ggml.tensor import Bytes, Tensor, computes, nbytes
+from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, nbytes
 
-from .assign import NOBODY, Assignment, Home, UnassignedError, assign
-from .devices import Memory
-from .place import place
+from .assign import NOBODY, Assignment, Home, Memory, UnassignedError, assign, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One graph of the case, shared out."""
+    """The splits of one graph of the case."""
 
     assignment: Assignment
     shares: Sequence[Share]
@@ -49,7 +47,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A whole case, shared out."""
+    """The splits of a whole case."""
 
     home: Home
     graphs: Mapping[Graph, Shared]
@@ -63,7 +61,7 @@ Answers = Sequence[Mapping[Tensor, Support]]
 
 
 def ask(backends: Sequence[Backend], graph: Graph) -> list[list[Support]]:
-    """What each backend says of each node."""
+    """Each backend's answer for each node."""
     return [b.supports(graph) for b in backends]
 
 
@@ -75,7 +73,7 @@ def refusal(node: Tensor, labels: Sequence[str], reasons: Sequence[Support], why
 
 
 def plan(case: Case, backends: Sequence[Backend], labels: Sequence[str], memory: Memory) -> Plan:
-    """Share out `case`.
+    """Split `case` over devices.
 
     Args:
         case: validated.
@@ -145,7 +143,7 @@ def _case_of(case: Case, graphs: Mapping[Graph, Shared], device: int, label: str
 
 
 def zeros(t: Tensor) -> Bytes:
-    """The bytes of a leaf that nobody who computes reads."""
+    """Zeros for a leaf that no computing node reads."""
     return np.zeros(nbytes(t), np.uint8)
 
 
@@ -160,3 +158,31 @@ def _arithmetic(backends: Sequence[Backend], labels: Sequence[str], graphs: Mapp
     spelled = " and ".join(f"{label} ({a.name})" for label, a in zip(labels, each, strict=True))
     order = bytes(b + 1 for g in graphs.values() for b in g.assignment.device.values())
     return Mixed(f"sched of {spelled}, shared out as {zlib.crc32(order):08x}", nodes=nodes)
+
+
+HEADER = ("split", "device", "node", "op", "name", "shape", "copied before the split")
+
+
+def rows(graph: Graph, shared: Shared, labels: Sequence[str]) -> list[tuple[str, ...]]:
+    """One row per node that computes: its split and device, and with the first of a split what is copied there."""
+    out: list[tuple[str, ...]] = []
+    for k, split in enumerate(shared.assignment.splits):
+        copied = ", ".join(t.name or t.op for t in split.inputs)
+        for i in range(split.first, split.last):
+            node = graph.nodes[i]
+            if node.op in VIEW_OPS:
+                continue
+            shape = f"{node.type}{list(node.ne)}"
+            out.append((str(k), labels[split.device], str(i), node.op, node.name, shape, copied))
+            copied = ""
+    return out
+
+
+def summary(shared: Shared, labels: Sequence[str]) -> str:
+    """`cpu 0-4, xdna2 5, cpu 6-11`: the nodes of each split by their place in the graph."""
+    parts = []
+    for split in shared.assignment.splits:
+        last = split.last - 1
+        where = f"{split.first}-{last}" if last > split.first else f"{split.first}"
+        parts.append(f"{labels[split.device]} {where}")
+    return ", ".join(parts)

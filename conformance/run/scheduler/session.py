@@ -1,4 +1,4 @@
-"""Running a shared case: each split on its device, and what the others need of it carried over."""
+"""Runs a split case: each split on its device; what other devices need of it is carried over."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
-from .plan import Plan, Share, Shared, zeros
-from .table import summary
+from .plan import Plan, Share, Shared, summary, zeros
 
 
 class SchedSession(Session):
@@ -77,7 +76,7 @@ class SchedSession(Session):
         return self._sessions[min(self._fresh[tensor])].read(tensor)
 
     def opaque(self) -> frozenset[Tensor]:
-        """What some device keeps to itself."""
+        """Persistent tensors that some device cannot read."""
         return frozenset[Tensor]().union(*(s.opaque() for s in self._sessions.values()))
 
     def compute(
