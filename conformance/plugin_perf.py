@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,21 +29,6 @@ from conformance.suite.family import Level
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
-
-FILE = "test_perf.py"
-"""Collected with `--perf`, and then nothing else of the suite is."""
-
-
-def add_options(group: pytest.OptionGroup) -> None:
-    """The options of performance runs."""
-    group.addoption("--perf", action="store_true", help="time backends instead, each case once it has passed")
-    group.addoption("--unit", action="append", default=[], metavar="GLOB", help="with --perf: work units, repeatable")
-    group.addoption(
-        "--rounds",
-        type=int,
-        metavar="N",
-        help="with --perf: measurements of each, warm-up apart (default: the level's)",
-    )
 
 
 class Perf:
@@ -121,18 +105,10 @@ def configure(config: pytest.Config, bench: Bench, specs: list[Spec], level: Lev
         raise UsageError("--perf: --shard and --fresh choose cases, not units; choose them with --unit")
     if not config.pluginmanager.hasplugin("benchmark"):
         raise UsageError("--perf: pytest-benchmark is needed and was switched off; run it without -p no:benchmark")
-    rounds: int | None = config.getoption("rounds")
-    if rounds is not None and rounds < 1:
-        raise UsageError(f"--rounds: a number from 1 expected, {rounds} found")
     timing = not config.getoption("benchmark_disable")
-    perf = config.stash[PERF] = Perf(bench, specs, level, config.getoption("unit"), rounds, timing=timing)
+    chosen, rounds = config.getoption("unit_globs"), config.getoption("rounds")
+    perf = config.stash[PERF] = Perf(bench, specs, level, chosen, rounds, timing=timing)
     config.pluginmanager.register(perf, "conformance-perf")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`--perf` chooses between the tests of numbers and those of time."""
-    ours = collection_path.parent == Path(__file__).parent and collection_path.name.startswith("test_")
-    return True if ours and (collection_path.name == FILE) != bool(config.getoption("perf")) else None
 
 
 class Clock:

@@ -117,8 +117,8 @@ def test_a_broken_table_is_one_line(tmp_path: Path, text: str, said: str) -> Non
 
 def test_tables_that_are_missing_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation without its tables says so, and what to do."""
-    for module in ("conformance.planted.faults", "conformance.cli.planted"):
-        monkeypatch.setattr(sys.modules[module], "FOLDER", tmp_path)
+    for module in ("conformance.planted.faults", "conformance.cli.checks"):
+        monkeypatch.setattr(f"{module}.FOLDER", tmp_path)
     result = CliRunner().invoke(main, ["planted"])
     assert result.exit_code == 2
     assert "install ggml-conformance again" in result.output

@@ -26,8 +26,8 @@ def test_ids_are_case_ids_and_the_record_is_written(tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     run = _pytest("-v", "--backend", "cpu", "--backend", "ggml", "--case", CASE, "--json", str(out))
     assert run.returncode == 0, run.stdout + run.stderr
-    assert f"conformance/test_ops.py::test_ops[{CASE}-cpu] PASSED" in run.stdout
-    assert f"conformance/test_ops.py::test_ops[{CASE}-ggml] PASSED" in run.stdout
+    assert f"conformance/test_suite.py::test_case[{CASE}-cpu] PASSED" in run.stdout
+    assert f"conformance/test_suite.py::test_case[{CASE}-ggml] PASSED" in run.stdout
     assert "ggml: 1 PASS" in run.stdout
     assert json.loads(out.read_text())["totals"]["PASS"] == 2
 

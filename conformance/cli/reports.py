@@ -1,24 +1,66 @@
-"""`conform history`: what many runs on many machines found, in one file."""
+"""`conform report` and `conform history`: one page of some runs, and one file of many."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import click
-from tabulate import tabulate
 
-from conformance.ggml.text import printable
+from conformance.ggml.errors import UsageError
 from conformance.perf.history.changes import FEWEST, Change, changes
 from conformance.perf.history.series import Kills, Run, kills, runs, series
 from conformance.perf.history.store import History
+from conformance.report.csv_ops import csv_ops
+from conformance.report.junit import junit
+from conformance.report.markdown import markdown
+from conformance.report.page import page
+from conformance.report.page.stored import read_history
 from conformance.report.record import write_json
 from conformance.report.runs import read_runs
+from conformance.run.session.select import case_ids
+from conformance.suite.family import LEVELS, Level
 
-from .options import File, Group, json_option
+from .options import ExistingFile, File, Folder, json_option
+from .output import Group, line, table
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RUN.json|DIR…")
+@click.option("--history", "history_path", type=ExistingFile, metavar="FILE", help="Show the timings of its runs, too.")
+@click.option("--level", type=click.Choice(LEVELS), help="Show which cases of this level no run has.")
+@click.option(
+    "-o",
+    "--output",
+    type=Folder,
+    required=True,
+    metavar="DIR",
+    help="Made if new.",
+)
+def report(paths: Sequence[Path], history_path: Path | None, level: Level | None, output: Path) -> None:
+    """Write DIR/index.html, one page that needs no network, and what it shows as summary.md, junit.xml and ops.csv."""
+    runs = read_runs(paths)
+    stored = read_history(history_path) if history_path else None
+    planned: dict[str, list[str]] = {level: case_ids((), (), level)} if level else {}
+    now = datetime.now(timezone.utc)
+    texts = {
+        "index.html": page(runs, now=now, planned=planned, stored=stored),
+        "summary.md": markdown(runs, where="index.html"),
+        "junit.xml": junit(runs),
+        "ops.csv": csv_ops(runs.results),
+    }
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            path = output / name
+            path.write_text(text, encoding="utf-8")
+            line(f"{path}: {len(text):,} bytes")
+    except OSError as e:
+        raise UsageError(f"-o {output}: a folder that can be written expected: {e.strerror}") from e
 
 
 def _store(f: Callable[..., None]) -> Callable[..., None]:
@@ -41,9 +83,9 @@ def import_(paths: Sequence[Path], store: Path, nightly: bool) -> None:
         for document in found.documents:
             added = h.add(document.body, nightly=nightly)
             known = f", {added.known} were there" if added.known else ""
-            click.echo(f"{printable(str(document.path))}: {added.kind} {added.run[:8]}: {added.new} new rows{known}")
+            line(f"{document.path}: {added.kind} {added.run[:8]}: {added.new} new rows{known}")
     for path in found.passed_over:
-        click.echo(f"{path}: passed over, no run file", err=True)
+        line(f"{path}: passed over, no run file", err=True)
 
 
 @history.command("list")
@@ -54,11 +96,11 @@ def list_(store: Path, json_path: Path | None) -> None:
     with closing(History(store)) as h:
         found, killed = runs(h), kills(h)
     rows = [_run(r) for r in found]
-    click.echo(tabulate(rows, ["written", "run", "kind", "nightly", "machine", "rows", "what"], disable_numparse=True))
+    table(rows, ["written", "run", "kind", "nightly", "machine", "rows", "what"], disable_numparse=True)
     if killed:
-        click.echo("")
+        line("")
         head = ["written", "run", "level", "adapter", "planted faults noticed", "kill rate"]
-        click.echo(tabulate([_kills(k) for k in killed], head, disable_numparse=True))
+        table([_kills(k) for k in killed], head, disable_numparse=True)
     if json_path:
         document = {"schema": 1, "runs": [_fields(r) for r in found], "kills": [_fields(k) for k in killed]}
         write_json(json_path, document)
@@ -73,13 +115,11 @@ def list_(store: Path, json_path: Path | None) -> None:
     type=click.FloatRange(min=0, max=100),
     default=0.0,
     metavar="PERCENT",
-    help="Do not tell smaller changes than this.",
+    help="Print no smaller changes than this.",
 )
 @json_option
 def changes_(store: Path, units: Sequence[str], backends: Sequence[str], least: float, json_path: Path | None) -> None:
-    """Where the rates of nightly runs changed, by Apache Otava. It is told and never fails anything: see `conform perf`
-    for gates.
-    """
+    """Print where the rates of nightly runs changed, by Apache Otava. Nothing fails by it: see `conform perf`."""
     with closing(History(store)) as h:
         found = [
             s
@@ -91,8 +131,8 @@ def changes_(store: Path, units: Sequence[str], backends: Sequence[str], least: 
     told = changes(asked, least / 100)
     if told:
         head = ["between", "and", "unit", "backend", "machine", "before", "after", "change", "p"]
-        click.echo(tabulate([_change(c) for c in told], head, disable_numparse=True))
-    click.echo(
+        table([_change(c) for c in told], head, disable_numparse=True)
+    line(
         f"{len(told)} change points in {len(asked)} nightly series; "
         f"{len(found) - len(asked)} others have fewer than {FEWEST} runs"
     )
@@ -102,13 +142,13 @@ def changes_(store: Path, units: Sequence[str], backends: Sequence[str], least: 
 
 def _run(r: Run) -> Sequence[str]:
     what = ", ".join(f"{n} {word}" for word, n in r.verdicts.items())
-    machine = printable(f"{r.machine} ({r.cpu})")
+    machine = f"{r.machine} ({r.cpu})"
     return (r.written, r.run[:8], r.kind, "yes" if r.nightly else "", machine, str(r.rows), what)
 
 
 def _kills(k: Kills) -> Sequence[str]:
     rate = f"{100 * k.noticed / k.faults:.0f} %"
-    return (k.written, k.run[:8], printable(k.level), printable(k.of), f"{k.noticed} of {k.faults}", rate)
+    return (k.written, k.run[:8], k.level, k.of, f"{k.noticed} of {k.faults}", rate)
 
 
 def _change(c: Change) -> Sequence[str]:
@@ -116,7 +156,7 @@ def _change(c: Change) -> Sequence[str]:
     rates = (f"{rate:.4g} {s.of}/s" for rate in (c.before, c.after))
     unit = f"{s.unit} {s.model}".strip()
     words = (c.since.written, c.at.written, unit, s.backend, s.machine, *rates)
-    return (*map(printable, words), f"{100 * c.ratio - 100:+.1f} %", f"{c.p:.1g}")
+    return (*words, f"{100 * c.ratio - 100:+.1f} %", f"{c.p:.1g}")
 
 
 def _fields(value: Run | Kills) -> dict[str, Any]:
