@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
@@ -12,6 +13,8 @@ from typing import Any
 import click
 
 from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Verdict
+from conformance.nightly.summary import unproven
 from conformance.perf.history.changes import FEWEST, Change, changes
 from conformance.perf.history.series import Kills, Run, kills, runs, series
 from conformance.perf.history.store import History
@@ -21,7 +24,7 @@ from conformance.report.markdown import markdown
 from conformance.report.page import page
 from conformance.report.page.stored import read_history
 from conformance.report.record import write_json
-from conformance.report.runs import read_runs
+from conformance.report.runs import Runs, read_runs
 from conformance.run.session.select import case_ids
 from conformance.suite.family import LEVELS, Level
 
@@ -42,7 +45,10 @@ from .output import Group, line, table
     help="Made if new.",
 )
 def report(paths: Sequence[Path], history_path: Path | None, level: Level | None, output: Path) -> None:
-    """Write DIR/index.html, one page that needs no network, and what it shows as summary.md, junit.xml and ops.csv."""
+    """Write DIR/index.html, one page that needs no network, and what it shows as summary.md, junit.xml and ops.csv.
+
+    Exit code 3 where nothing passed on a backend in all shards of a run together.
+    """
     runs = read_runs(paths)
     stored = read_history(history_path) if history_path else None
     planned: dict[str, list[str]] = {level: case_ids((), (), level)} if level else {}
@@ -61,6 +67,18 @@ def report(paths: Sequence[Path], history_path: Path | None, level: Level | None
             line(f"{path}: {len(text):,} bytes")
     except OSError as e:
         raise UsageError(f"-o {output}: a folder that can be written expected: {e.strerror}") from e
+    if sentences := _unproven(runs):
+        for sentence in sentences:
+            line(sentence, err=True)
+        sys.exit(3)
+
+
+def _unproven(runs: Runs) -> list[str]:
+    """Backends of which the shards of a run together prove nothing, unless a newer result on that machine is a PASS."""
+    passed = {(r.document.machine, r.value.backend) for r in runs.results if r.value.verdict is Verdict.PASS}
+    machines = {d.machine: [x.body for x in runs.documents if x.machine == d.machine] for d in runs.documents}
+    found = [(m, b, sentence) for m, bodies in machines.items() for b, sentence in unproven(bodies).items()]
+    return [sentence for m, b, sentence in found if (m, b) not in passed]
 
 
 def _store(f: Callable[..., None]) -> Callable[..., None]:

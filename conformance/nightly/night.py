@@ -13,7 +13,7 @@ from conformance.case.case import JSON
 from conformance.report.progress import Progress
 
 from . import process
-from .parts import Asked, Here, Part, shown
+from .parts import Options, Part, Paths, shown
 from .process import Ended
 from .state import Answer, Done, State
 
@@ -28,7 +28,7 @@ _ANSWER_OF = {0: Answer.FINE, 1: Answer.FAILED, 3: Answer.NOTHING}
 class Night:
     """One start of a nightly."""
 
-    asked: Asked
+    options: Options
     state: State
     parts: Sequence[Part]
     """Those that were asked for, in order."""
@@ -51,7 +51,7 @@ class Night:
             done = self.state.parts[part.name]
             if self._elsewhere(part):
                 done.answer, done.says = Answer.ELSEWHERE, "done whole by another shard"
-            elif part.repeats and not done.rounds and not self.asked.budget:
+            elif part.repeats and not done.rounds and not self.options.budget:
                 done.answer, done.says = Answer.UNASKED, "no time was given to it"
             elif done.ended and not (part.last and moved):
                 self.tell(f"{part.name}: {done.answer}, by an earlier start")
@@ -72,7 +72,7 @@ class Night:
         if part.shared or part.last:
             return False
         whole = [p.name for p in self.table if not p.shared and not p.last]
-        return whole.index(part.name) % self.asked.shard.of != self.asked.shard.index - 1
+        return whole.index(part.name) % self.options.shard.of != self.options.shard.index - 1
 
     def _part(self, part: Part, done: Done) -> None:
         done.answer, done.says = None, ""
@@ -86,7 +86,7 @@ class Night:
 
     def _rounds(self, part: Part, done: Done) -> None:
         answers: list[Answer] = []
-        while (used := done.seconds) < self.asked.budget:
+        while (used := done.seconds) < self.options.budget:
             answers.append(self._once(part, done, f"{part.name}-{done.rounds + 1}"))
             if answers[-1] not in {Answer.FINE, Answer.NOTHING}:
                 done.seconds = used  # the next start does this round again
@@ -98,23 +98,23 @@ class Night:
 
     def _once(self, part: Part, done: Done, stem: str) -> Answer:
         """Run the command of a part once; `stem` is what its files are called."""
-        folder, shard = self.asked.folder, self.asked.shard
+        folder, shard = self.options.folder, self.options.shard
         stem = stem if shard.of == 1 else f"{stem}-shard{shard.index}"
-        here = Here(folder / f"{stem}.json", folder / f"{stem}.journal", tuple(self.documents()), done.rounds)
-        command = part.command(self.asked, here)
+        paths = Paths(folder / f"{stem}.json", folder / f"{stem}.journal", tuple(self.documents()), done.rounds)
+        command = part.command(self.options, paths)
         done.command = shown(command)
-        here.document.unlink(missing_ok=True)  # of a start that was killed; no one may take it for this one's
-        if part.kind and here.document.name not in done.documents:
-            done.documents.append(here.document.name)
+        paths.document.unlink(missing_ok=True)  # of a start that was killed; no one may take it for this one's
+        if part.kind and paths.document.name not in done.documents:
+            done.documents.append(paths.document.name)
         self.state.save()
         try:
-            with Progress().of(_counts(stem, here.journal)):
+            with Progress().of(_counts(stem, paths.journal)):
                 ended = process.run(command, folder / f"{part.name}.log", part.limit, self.lock)
         except OSError as e:
             done.answer, done.says = Answer.BROKEN, f"no process could be started: {e.strerror}"
             return done.answer
         done.seconds += ended.seconds
-        done.answer, done.says = _judged(part, here.document, ended)
+        done.answer, done.says = _judged(part, paths.document, ended)
         if done.answer is Answer.BROKEN and _free(folder) < LOW:
             done.says += f"; the disk of {folder} is full: {_free(folder) >> 20} MiB are free"
         return done.answer
@@ -133,7 +133,7 @@ def _judged(part: Part, document: Path, ended: Ended) -> tuple[Answer, str]:
         fault = _fault(part.kind, document)
         if fault:
             return Answer.BROKEN, f"exit code {ended.code}, {fault}: {ended.last_line}"
-    elif ended.code != 0:
+    elif answer is Answer.FAILED:
         return Answer.BROKEN, f"exit code {ended.code}: {ended.last_line}"
     return answer, ended.last_line
 
@@ -171,20 +171,23 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def exit_code(states: Sequence[State], asked: Sequence[str], missing: Sequence[str] = ()) -> int:
+def exit_code(
+    states: Sequence[State], names: Sequence[str], missing: Sequence[str] = (), unproven: Sequence[str] = ()
+) -> int:
     """What a nightly, or several merged, ends with: the worst that became of a part.
 
     Args:
         states: of each.
-        asked: names of the parts that were asked for.
+        names: the parts that were asked for.
         missing: what is known to be missing altogether.
+        unproven: backends on which nothing passed in merged shards.
     """
-    per_part = [[s.parts[n].answer for s in states if n in s.parts] for n in asked]
-    found = {a for answers in per_part for a in answers}
-    if Answer.FAILED in found:
+    per_part = [[s.parts[n].answer for s in states if n in s.parts] for n in names]
+    answers = {a for each in per_part for a in each}
+    if Answer.FAILED in answers:
         return FAILURES
-    if missing or found & {None, Answer.BROKEN, Answer.LATE} or any(s.unwritten for s in states):
+    if missing or answers & {None, Answer.BROKEN, Answer.LATE} or any(s.unwritten for s in states):
         return BROKEN
-    if any(Answer.NOTHING in answers and Answer.FINE not in answers for answers in per_part):
+    if unproven or any(Answer.NOTHING in each and Answer.FINE not in each for each in per_part):
         return NOTHING
-    return FINE if Answer.FINE in found else NOTHING
+    return FINE if Answer.FINE in answers else NOTHING
