@@ -9,6 +9,7 @@ travel to the controller in the reports, and only it counts and writes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -130,6 +131,7 @@ class Suite:
         """The level of each backend."""
         return {spec: self.settings.level(spec, self.level) for spec in self.specs}
 
+    @cached_property
     def keys(self) -> list[Key]:
         """What to run, family by family, cases outermost; the backend with the highest level gives the order.
 
@@ -263,15 +265,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Reports(suite))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Choose the cases before anything is collected, so that a glob without a match is one line."""
+    try:
+        _ = session.config.getoption("perf") or session.config.stash[SUITE].keys
+    except (UsageError, UnavailableError) as e:
+        raise pytest.UsageError(str(e)) from None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per case and backend, cases outermost so that one oracle's answer serves every backend."""
     if "conformance_case" not in metafunc.fixturenames:
         return
-    config = metafunc.config
-    try:
-        keys = [] if config.getoption("perf") else config.stash[SUITE].keys()
-    except (UsageError, UnavailableError) as e:
-        raise pytest.UsageError(str(e)) from None
+    keys = [] if metafunc.config.getoption("perf") else metafunc.config.stash[SUITE].keys
     metafunc.parametrize("conformance_case", keys, ids=[f"{i}-{spec}" for spec, i in keys], indirect=True)
 
 

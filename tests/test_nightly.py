@@ -17,8 +17,8 @@ from conformance.case.case import JSON
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
-from conformance.nightly import process, summary
-from conformance.nightly.night import exit_code
+from conformance.nightly import summary
+from conformance.nightly.night import exit_code, run
 from conformance.nightly.parts import PARTS, Options, Paths, shown
 from conformance.nightly.state import Answer, Done, State, begin, hold, read
 from conformance.nightly.summary import Failure
@@ -379,7 +379,7 @@ def test_a_full_disk_does_not_stop_the_night(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     lock = hold(tmp_path)
-    ended = process.run([sys.executable, "-c", "print('x' * 100000); print('end')"], Path("/dev/full"), 60, lock)
+    ended = run([sys.executable, "-c", "print('x' * 100000); print('end')"], Path("/dev/full"), 60, lock)
     os.close(lock)
     assert (ended.code, ended.last_line) == (0, "end")
     state = _state(a=Answer.FINE)

@@ -17,8 +17,7 @@ from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Verdict
 from conformance.planted import campaign
-from conformance.planted.faults import FOLDER, ROOT, Fault, control, read
-from conformance.planted.loader import load
+from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
 from conformance.planted.worker import Hunter
 from conformance.suite import FAMILIES
 

@@ -48,6 +48,33 @@ def test_a_case_that_no_level_lists_runs_by_its_id() -> None:
     assert "1 passed" in run.stdout
 
 
+def test_a_glob_runs_where_it_matches() -> None:
+    """A glob over several families collects what it matches, whatever it does not; one that matches nowhere is an
+    error, as is a family that there is not.
+    """
+    found = _pytest("--backend", "cpu", "--case", "r*/*", "--collect-only", "-q")
+    assert found.returncode == 0, found.stdout + found.stderr
+    families = {line.partition("[")[2].partition("/")[0] for line in found.stdout.splitlines() if "test_case[" in line}
+    assert families == {"random", "relations"}
+    for words, says in (
+        (("--case", "r*/*", "--case", "nowhere/*"), "no case of level smoke matches 'nowhere/*'"),
+        (("--case", "relations/*", "--family", "random"), "no case of level smoke matches 'relations/*'"),
+        (("--family", "nope"), "family 'nope' is unknown"),
+    ):
+        refused = _pytest("--backend", "cpu", "--collect-only", "-q", *words)
+        assert refused.returncode == 4, refused.stdout
+        assert says in refused.stderr + refused.stdout
+
+
+def test_a_family_runs_alone() -> None:
+    """By `--family`, or by -k over the ids of tests; nothing else is collected with the first."""
+    for words in (("--family", "alias"), ("-k", "alias/")):
+        found = _pytest("--backend", "cpu", "--collect-only", "-q", *words)
+        ids = [line for line in found.stdout.splitlines() if "test_case[" in line]
+        assert len(ids) == len(FAMILIES["alias"].ids("smoke"))
+        assert all("[alias/" in i for i in ids)
+
+
 def test_nothing_executed_fails() -> None:
     """Deselecting every case is no success."""
     run = _pytest("--backend", "cpu", "--case", CASE, "-k", "no_such_case")

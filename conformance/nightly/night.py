@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from conformance.case.case import JSON
+from conformance.process import Tail, interrupt, spawn_command
 from conformance.report.progress import Progress
 
-from . import process
 from .parts import Options, Part, Paths, shown
-from .process import Ended
 from .state import Answer, Done, State
 
 FINE, FAILURES, NOTHING, BROKEN = 0, 1, 3, 4
 """Exit codes of a nightly; 2 is for wrong words, as everywhere, and 128 + a signal for one that was interrupted."""
 LOW = 64 << 20
 """Free bytes of a disk under which its owner is told."""
+GRACE = 5.0
+"""Seconds that a command has after SIGINT to write down what it has."""
 _ANSWER_OF = {0: Answer.FINE, 1: Answer.FAILED, 3: Answer.NOTHING}
 
 
@@ -109,7 +115,7 @@ class Night:
         self.state.save()
         try:
             with Progress().of(_counts(stem, paths.journal)):
-                ended = process.run(command, folder / f"{part.name}.log", part.limit, self.lock)
+                ended = run(command, folder / f"{part.name}.log", part.limit, self.lock)
         except OSError as e:
             done.answer, done.says = Answer.BROKEN, f"no process could be started: {e.strerror}"
             return done.answer
@@ -191,3 +197,60 @@ def exit_code(
     if unproven or any(Answer.NOTHING in each and Answer.FINE not in each for each in per_part):
         return NOTHING
     return FINE if Answer.FINE in answers else NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    """Its exit code; 128 + the signal that ended it."""
+    seconds: float
+    timed_out: bool
+    tail: str
+    """The end of what it printed."""
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says something."""
+        return next((line.strip() for line in reversed(self.tail.splitlines()) if line.strip()), "")
+
+
+def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
+    """Run `command` to its end, or for `limit` seconds; what it prints goes to the end of `log`.
+
+    Any exception that comes meanwhile, an interrupt above all, ends the command with everything it started.
+
+    Args:
+        command: a program and its arguments.
+        log: where its output goes, standard error included; a disk that is full does not stop the command.
+        limit: seconds.
+        lock: a descriptor that it and its keeper hold too, as long as anything of it lives.
+    """
+    began = time.monotonic()
+    popen = spawn_command(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        pass_fds=(lock,),
+    )
+    stream = cast("BinaryIO", popen.stdout)
+    tail = Tail(stream, partial(_append, log))
+    timed_out = False
+    try:
+        popen.wait(limit)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        interrupt(popen, GRACE)  # first as a user would, so that it can write down what it has
+        tail.join(GRACE)
+        stream.close()
+    code = popen.returncode
+    return Ended(code if code >= 0 else 128 - code, time.monotonic() - began, timed_out, tail.text)
+
+
+def _append(log: Path, data: bytes) -> None:
+    with suppress(OSError), log.open("ab") as f:
+        f.write(data)

@@ -17,8 +17,7 @@ from conformance.process.service import Closed, Service, failure
 from conformance.run.runner import Runner
 from conformance.suite import FAMILIES
 
-from .faults import Fault
-from .loader import load
+from .faults import Fault, load
 
 TOGETHER = {"ops": 128}
 """Cases at a time, by family; trajectories come one by one."""
