@@ -108,7 +108,7 @@ class Suite:
             self.partial.add([result])
 
     def _hung(self, spec: Spec, cases: Sequence[str], sentence: str) -> None:
-        """The process is about to end because `spec` does not come back: write what the session has."""
+        """Write what the session has: the process is about to end because `spec` does not come back."""
         self.reasons |= {(str(spec), case): sentence for case in cases}
         if self.session is not None and not self.is_worker:
             _finish(self, self.session, pytest.ExitCode.INTERRUPTED)
@@ -188,7 +188,7 @@ class Suite:
         return self.results[key]
 
     def _together(self, ids: Sequence[str]) -> list[Case]:
-        """The first case, and those behind it that may share its graph: a trajectory's result is on disk by itself."""
+        """The first case, and those behind it that may share its graph; a trajectory runs by itself."""
         cases = [self.runner.case(ids[0])]
         for i in ids[1:]:
             case = self.runner.case(i)
@@ -220,25 +220,25 @@ class Reports:
         return (key for key in map(self._suite.key_of, ids) if key is not None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A worker's result, the test at which it died, or why a test has no result."""
+        """Take in a worker's result, the test at which it died, or why a test has no result."""
         suite = self._suite
-        found = dict(report.user_properties).get(PROPERTY)
-        if report.when == "call" and isinstance(found, dict):
-            result = Result(**{**found, "verdict": Verdict(found["verdict"])})
+        fields = dict(report.user_properties).get(PROPERTY)
+        if report.when == "call" and isinstance(fields, dict):
+            result = Result(**{**fields, "verdict": Verdict(fields["verdict"])})
             self._keep((self._specs[result.backend], result.case), result)
         key = suite.key_of(report.nodeid) if report.failed and report.when != "call" else None
         if key is None:
             return
-        said = " ".join(str(report.longrepr).strip().rpartition("\n")[2].split())
         if str(report.when) == "???":  # xdist's word for it
             self._died.add(key)
             detail = f"the process that ran it died, of it or of a case of its batch: {report.longrepr}"
             suite.keep(key, Result(key[1], str(key[0]), Verdict.CRASH, detail=detail))
         else:
-            suite.reasons[str(key[0]), key[1]] = f"its {report.when} failed: {said}"
+            why = " ".join(str(report.longrepr).strip().rpartition("\n")[2].split())
+            suite.reasons[str(key[0]), key[1]] = f"its {report.when} failed: {why}"
 
     def _keep(self, key: Key, result: Result) -> None:
-        """A worker died at it: that stays, whatever another one gives that runs the rest."""
+        """Keep a result, but where a worker died at the case, whatever another one gives that runs the rest."""
         if key not in self._died:
             self._suite.keep(key, result)
         else:
@@ -283,13 +283,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test without parameters is none: it belongs to the other kind of session, or no case is chosen."""
+    """Take out tests without parameters: they belong to the other kind of session, or no case is chosen."""
     items[:] = [i for i in items if not _is_empty(i) and not plugin_perf.is_empty(i)]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401  # xdist's own
-    """Tests are shared out by device, whatever `--dist` says: marks of groups would do less and depend on versions."""
+    """Give each device to one worker, whatever `--dist` says; marks of groups would do less and depend on versions."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  # whoever calls this has it
 
     suite = config.stash[SUITE]
@@ -313,15 +313,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def device(spec: Spec) -> str:
-    """What no two workers may use at a time: the device that an option names, or the backend itself."""
-    behind = resolve(spec)
-    named = dict(behind.options).get("device", "CPU")
-    return behind.name if named.upper() == "CPU" else named
+    """What only one worker at a time may use: the device that an option names, or the backend itself."""
+    adapter = resolve(spec)
+    name = dict(adapter.options).get("device", "CPU")
+    return adapter.name if name.upper() == "CPU" else name
 
 
 def _path(config: pytest.Config, option: str) -> Path | None:
-    given = config.getoption(option)
-    return Path(given) if given else None
+    text = config.getoption(option)
+    return Path(text) if text else None
 
 
 def _is_empty(item: pytest.Item) -> bool:
@@ -401,7 +401,7 @@ def _wrong(suite: Suite, config: pytest.Config) -> Iterator[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A run that executed nothing, or lacks a result, fails; the record is written whatever happened."""
+    """Fail a run that executed nothing, or lacks a result; write the record whatever happened."""
     suite = session.config.stash[SUITE]
     suite.session = None
     if not suite.is_worker:
@@ -411,7 +411,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The record of a session whose end was interrupted before `pytest_sessionfinish`."""
+    """Write the record of a session whose end was interrupted before `pytest_sessionfinish`."""
     suite = config.stash.get(SUITE, None)
     if suite is not None and suite.session is not None:
         pytest_sessionfinish(suite.session, pytest.ExitCode.INTERRUPTED)
@@ -424,10 +424,10 @@ def _finish(suite: Suite, session: pytest.Session, exitstatus: int) -> None:
         suite.results[spec, result.case] = result
         suite.planned.setdefault(spec, []).append(result.case)
     results = [r for k, r in suite.results.items() if suite.is_shared or k[1] in suite.planned.get(k[0], ())]
-    most = config.getoption("maxfail")
-    suite.stopped = bool(most) and session.testsfailed >= most
+    maxfail = config.getoption("maxfail")
+    suite.stopped = bool(maxfail) and session.testsfailed >= maxfail
     if not config.option.collectonly:
-        suite.missing = suite.request.missing(results, _why(suite, most, exitstatus), suite.reasons)
+        suite.missing = suite.request.missing(results, _why(suite, maxfail, exitstatus), suite.reasons)
     suite.waiver_problems = suite.waiving.problems(results)
     if suite.json is not None:
         lacking = {str(s): why for s, why in suite.lacking.items()}
@@ -437,8 +437,8 @@ def _finish(suite: Suite, session: pytest.Session, exitstatus: int) -> None:
         )  # fmt: skip
         _write(suite, suite.json, {**document, **suite.shard_json()})
     nothing = not any(r.verdict is not Verdict.UNSUPPORTED for r in results)
-    left_out = suite.missing and not suite.stopped
-    wrong = nothing or left_out or suite.waiver_problems[0] or suite.faults or (suite.gating and suite.unproven())
+    incomplete = suite.missing and not suite.stopped
+    wrong = nothing or incomplete or suite.waiver_problems[0] or suite.faults or (suite.gating and suite.unproven())
     if wrong and exitstatus in {0, 5} and not config.option.collectonly:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -451,14 +451,14 @@ def _write(suite: Suite, path: Path, document: dict[str, JSON]) -> None:
     except UsageError as e:
         suite.faults.append(str(e))
         written = False
-    if suite.partial is not None and (says := suite.partial.close(written=written)):
-        suite.faults.append(says)
+    if suite.partial is not None and (message := suite.partial.close(written=written)):
+        suite.faults.append(message)
 
 
-def _why(suite: Suite, most: int, exitstatus: int) -> str:
-    """Why a test that was selected has no result, as far as nothing more is known of it."""
+def _why(suite: Suite, maxfail: int, exitstatus: int) -> str:
+    """Why a selected test has no result, where nothing more is known of it."""
     if suite.stopped:
-        return STOPPED if most == 1 else f"stopped after {most} failures"
+        return STOPPED if maxfail == 1 else f"stopped after {maxfail} failures"
     if exitstatus == pytest.ExitCode.INTERRUPTED:
         return INTERRUPTED
     return "no worker reported it: one that had it died, or was ended" if suite.is_shared else "pytest did not run it"

@@ -43,15 +43,15 @@ class Perf:
         self._rounds = ROUNDS[level] if rounds is None else rounds
         self._timing = timing
         self._wanted: dict[Unit, list[Spec]] = {}
-        self._found: dict[tuple[Unit, Spec], Row] = {}
+        self._rows: dict[tuple[Unit, Spec], Row] = {}
 
     def row(self, unit: Unit, spec: Spec) -> Row:
         """Of one test; measures all that is wanted of its unit where nothing was yet."""
-        if (unit, spec) not in self._found:
-            found = self._measure(unit, self._wanted.get(unit, [spec]))
-            self.rows += found
-            self._found.update({(unit, r.backend): r for r in found})
-        return self._found[unit, spec]
+        if (unit, spec) not in self._rows:
+            rows = self._measure(unit, self._wanted.get(unit, [spec]))
+            self.rows += rows
+            self._rows.update({(unit, r.backend): r for r in rows})
+        return self._rows[unit, spec]
 
     def document(self, unavailable: dict[str, str]) -> dict[str, JSON]:
         """Of all that was measured."""

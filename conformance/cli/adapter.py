@@ -112,12 +112,7 @@ conform run --backend $name --level standard --save-failures failures
 ```
 """
 
-FILES: dict[str, str] = {
-    "$module.py": ADAPTER,
-    "test_$module.py": TEST,
-    "pyproject.toml": PROJECT,
-    "README.md": README,
-}
+FILES: dict[str, str] = {"$module.py": ADAPTER, "test_$module.py": TEST, "pyproject.toml": PROJECT, "README.md": README}
 """Name of a file -> its text."""
 
 

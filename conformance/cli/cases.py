@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from conformance.backend import registry
 from conformance.backend.interface import describe
 from conformance.backend.registry import Spec
 from conformance.case import casefile
-from conformance.case.case import Case
+from conformance.case.case import JSON, Case
 from conformance.case.casefile_layout import ARCHITECTURE
 from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
 from conformance.report import graphview
@@ -23,7 +24,8 @@ from conformance.report.snippet_cpp import cpp
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
 from conformance.run.scheduler import SchedBackend
-from conformance.run.scheduler.table import HEADER, rows
+from conformance.run.scheduler.table import HEADER
+from conformance.run.scheduler.table import rows as split_rows
 from conformance.run.session import seen, waiving
 from conformance.run.session.seeds import reseeded
 from conformance.run.session.select import build, case_ids, parse_specs, probe
@@ -46,11 +48,8 @@ from .output import line, table
 
 HEAD = 1 << 16
 """Bytes of a file that are read to say what it is."""
-FIRST = 64
-"""Keys of a GGUF file that are looked at for that."""
-_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Type of a GGUF value -> its bytes."""
-_TEXT = 8
+_ARCHITECTURE = re.compile(rb"\x14\0{7}general\.architecture\x08\0{3}(.)\0{7}", re.DOTALL)
+"""The GGUF key, each text behind its length in 8 bytes; 8 is the type of a text."""
 T = TypeVar("T")
 
 CasePath = click.Path(path_type=Path, exists=True)
@@ -62,28 +61,25 @@ CasePath = click.Path(path_type=Path, exists=True)
 @json_option
 def backends(backends: Sequence[str], json_path: Path | None) -> None:
     """List the backends: what executes, its versions and buffer types, or why it is not available."""
-    cells, document = [], {}
+    rows: list[Sequence[str]] = []
+    document: dict[str, JSON] = {}
     for spec in parse_specs(backends):
         try:
             found = probe(spec)
         except UnavailableError as e:
-            cells.append((str(spec), "not available", str(e), ""))
+            rows.append((str(spec), "not available", str(e), ""))
             document[str(spec)] = {"available": False, "reason": str(e)}
             continue
         info, buffers = found.info, found.buffer_types
         versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
         kinds = ", ".join(b.name for b in buffers)
-        cells.append((str(spec), info.device, f"{info.description} ({versions})", kinds))
-        document[str(spec)] = {
-            "available": True,
-            **describe(info),
-            "buffer_types": [describe(b) for b in buffers],
-        }
+        rows.append((str(spec), info.device, f"{info.description} ({versions})", kinds))
+        document[str(spec)] = {"available": True, **describe(info), "buffer_types": [describe(b) for b in buffers]}
     for name, named in ({} if backends else registry.defined()).items():
         by = f"{named.adapter}, by {settings_here().path}; opened where it is named with --backend"
-        cells.append((name, "not opened", by, ""))
+        rows.append((name, "not opened", by, ""))
         document[name] = {"opened": False, "adapter": named.adapter}
-    table(cells, ["backend", "device", "what executes", "buffer types"], maxcolwidths=[None, 24, 60, 40])
+    table(rows, ["backend", "device", "what executes", "buffer types"], maxcolwidths=[None, 24, 60, 40])
     if json_path:
         write_json(json_path, {"schema": 1, "backends": document})
 
@@ -146,7 +142,7 @@ def splits(case_id: str, backends: Sequence[str], step: int) -> None:
             if not isinstance(backend, SchedBackend):
                 raise UsageError(f"splits: a scheduler such as 'sched?devices=xdna2,cpu' expected, {spec} found")
             plan = backend.plan(case).graphs[case.steps[step].graph]
-            nodes = rows(case.steps[step].graph, plan, backend.labels)
+            nodes = split_rows(case.steps[step].graph, plan, backend.labels)
         finally:
             backend.close()
         line(f"{case.id} step {step} on {spec}: {len(plan.assignment.splits)} splits")
@@ -235,14 +231,12 @@ def _other(path: Path) -> str:
     if head[:4] != b"GGUF":
         kind = "a text file" if head and _is_text(head) else "empty" if not head else "another kind of file"
         return f"this is {kind}, not a case: a .gguf that --save-failures or `conform capture` wrote is expected"
-    keys = int.from_bytes(head[16:24], "little")
-    architecture = _architecture(head)
-    if architecture is None or architecture == ARCHITECTURE:
+    found = _ARCHITECTURE.search(head)
+    name = head[found.end() : found.end() + found[1][0]].decode("ascii", "replace") if found else ARCHITECTURE
+    if name == ARCHITECTURE:
         return ""
-    return (
-        f"this is a model ({architecture}, {keys} keys), not a case: "
-        f"`conform capture {path} -o case.gguf` makes one of it"
-    )
+    keys = int.from_bytes(head[16:24], "little")
+    return f"this is a model ({name}, {keys} keys), not a case: `conform capture {path} -o case.gguf` makes one of it"
 
 
 def _is_text(head: bytes) -> bool:
@@ -251,27 +245,3 @@ def _is_text(head: bytes) -> bool:
     except UnicodeDecodeError as e:
         return e.start > len(head) - 4 and b"\0" not in head
     return b"\0" not in head
-
-
-def _architecture(head: bytes) -> str | None:
-    """`general.architecture`, if it is among the first keys, which are read no further than `head`."""
-    at = 24
-    for _ in range(FIRST):
-        key, at = _text(head, at)
-        kind, at = int.from_bytes(head[at : at + 4], "little"), at + 4
-        if at > len(head):
-            return None
-        if kind == _TEXT:
-            value, at = _text(head, at)
-            if key == b"general.architecture":
-                return "".join(c if c.isprintable() else "?" for c in value[:64].decode("ascii", "replace"))
-        elif kind in _SIZES:
-            at += _SIZES[kind]
-        else:
-            return None
-    return None
-
-
-def _text(head: bytes, at: int) -> tuple[bytes, int]:
-    end = at + 8 + int.from_bytes(head[at : at + 8], "little")
-    return head[at + 8 : end], end

@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from conformance.backend.registry import Spec
-from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable, shell
 from conformance.judge.verdict import FAILURES, Result, Totals
 from conformance.judge.waivers import Waivers
@@ -25,7 +25,7 @@ from conformance.run import golden as corpus
 from conformance.run.audit import FAILING, Cell, Finding
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session.select import available, build, case_ids, parse_specs
+from conformance.run.session.select import build, case_ids
 from conformance.run.session.waiving import Waiving, today
 from conformance.suite import FAMILIES
 from conformance.suite.family import Level
@@ -40,6 +40,7 @@ from .options import (
     json_option,
     settings_here,
     smoke_option,
+    specs_here,
 )
 from .output import Group, line, table
 
@@ -69,9 +70,7 @@ def audit(
     """
     if isolation.isolate is None:
         isolation = replace(isolation, isolate=True)
-    specs, lacking = available(parse_specs(backends), isolation)
-    if lacking and backends:
-        raise UnavailableError("; ".join(f"{s}: not available: {why}" for s, why in lacking.items()))
+    specs, lacking = specs_here(backends, isolation)
     ids = case_ids(families, globs, level) if families or globs else auditing.CASES
     audits: dict[str, list[Cell]] = {}
     waivers = settings_here().waivers_of(specs, waivers_path)
@@ -89,7 +88,7 @@ def audit(
             _show_audit(str(spec), cells)
     if json_path:
         head = header("audit")
-        head["environment"]["unavailable"] = {str(s): why for s, why in lacking.items()}
+        head["environment"]["unavailable"] = lacking
         write_json(json_path, {**head, "backends": {n: [c.to_json() for c in cells] for n, cells in audits.items()}})
     every = [c for cells in audits.values() for c in cells]
     sys.exit(1 if any(c.finding in FAILING for c in every) else 0 if any(c.ran for c in every) else 3)

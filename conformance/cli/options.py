@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from conformance.backend import registry
-from conformance.ggml.errors import ConformanceError
+from conformance.backend.registry import Spec
+from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.process.memory import parse_size
 from conformance.report.record import check_writable
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session import settings
 from conformance.run.session.seeds import fresh_ids, new_seed
-from conformance.run.session.select import lacking
+from conformance.run.session.select import available, lacking, parse_specs
 from conformance.run.session.settings import Settings
 from conformance.run.session.shard import parse
 from conformance.suite import FAMILIES
@@ -182,6 +183,28 @@ def settings_here() -> Settings:
 def backend_option(f: Command) -> Command:
     """--backend, and --config with the names that it may be."""
     return BACKEND.click()(config_option(f))
+
+
+def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tuple[list[Spec], dict[str, str]]:
+    """The backends of --backend that this machine has, or all of them; and name -> why it lacks the others.
+
+    Args:
+        texts: as the user named them.
+        isolation: in which kind of process they will run.
+
+    Raises:
+        UnavailableError: this machine lacks one that is named.
+    """
+    specs, absent = available(list(dict.fromkeys(parse_specs(texts))), isolation)
+    reasons = {str(s): why for s, why in absent.items()}
+    if reasons and texts:
+        raise UnavailableError(missing_backends(reasons))
+    return specs, reasons
+
+
+def missing_backends(reasons: Mapping[str, str]) -> str:
+    """The error of a command whose --backend is not here."""
+    return "; ".join(f"{name}: not available: {why}" for name, why in reasons.items())
 
 
 def isolation(f: Command) -> Command:

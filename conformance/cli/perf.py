@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -45,11 +46,10 @@ from conformance.report.record import header, write_json
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
 from conformance.run.session.select import available, parse_specs
-from conformance.run.stages import choose
 from conformance.suite.family import Level
 
 from . import options
-from .options import UNIT, ExistingFile, backend_option, config_option, isolation, json_option, smoke_option
+from .options import UNIT, ExistingFile, backend_option, config_option, isolation, json_option, smoke_option, specs_here
 from .output import Group, line, table
 
 GATE_COLUMNS = ("gate", "answer", "unit", "backend", "reason")
@@ -92,11 +92,7 @@ def perf_run(
     Exit codes are `conform run`'s, of the cases behind the units; 1 also where one that passed failed when measured.
     """
     chosen = units(level, unit_globs)
-    specs, lacking = choose(backends, None, isolation)
-    if lacking and backends:
-        raise UnavailableError("; ".join(f"{s}: not available: {why}" for s, why in lacking.items()))
-    specs = list(dict.fromkeys(specs))
-    unavailable = {str(s): why for s, why in lacking.items()}
+    specs, lacking = specs_here(backends, isolation)
     rows: list[Row] = []
     runner = Runner(isolation=isolation)
     bench = Bench(runner, isolation)
@@ -114,9 +110,9 @@ def perf_run(
     finally:
         runner.close()
         if json_path:
-            write_json(json_path, document(rows, level, unavailable))
+            write_json(json_path, document(rows, level, lacking))
     table(unit_rows(rows), COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50])
-    for name, why in unavailable.items():
+    for name, why in lacking.items():
         line(f"{name}: not available: {why}")
     if not rows:
         line("nothing was executed, so nothing is proven")
@@ -171,13 +167,13 @@ def gate(
         runner.close()
         if builds:
             builds.close()
-    entries: list[JSON] = [a.to_json() for a in answers]
     if json_path:
-        rows = list(judge.rows.values())
         unavailable = {str(s): why for s, why in lacking.items()}
-        write_json(json_path, {**document(rows, request.level, unavailable, entries), **_base(builds)})
+        entries = [a.to_json() for a in answers]
+        write_json(
+            json_path, {**document(list(judge.rows.values()), request.level, unavailable, entries), **_base(builds)}
+        )
     _show(answers)
-    sys.exit(exit_code(answers))
 
 
 @perf.command()
@@ -212,31 +208,26 @@ def compare(
 
     Each is a virtual environment in which ggml-conformance and its backends are installed. Exit codes as for `gate`.
     """
-    specs, lacking = available(parse_specs(backends))
-    if lacking and backends:
-        raise UnavailableError("; ".join(f"{s}: not available: {why}" for s, why in lacking.items()))
-    listed = [u for u in units(level, unit_globs) if u.timed]
+    specs, lacking = specs_here(backends)
+    timed = [u for u in units(level, unit_globs) if u.timed]
     builds = pair(base, head, level, isolate=isolate)
     runner = Runner()
     answers = []
     try:
         for side, build in builds.builds.items():
             line(f"{side}: ggml-conformance {build.about['version']}, Python {build.about['python']}")
-        judge = Judge(Bench(runner), budget or BUDGET, lacking, builds)
-        for unit in listed:
+        judge = Judge(Bench(runner), budget or BUDGET, {}, builds)
+        for unit in timed:
             for spec in specs:
-                line(f"{unit.name} on {spec} …", err=True)
                 name = f"{unit.name} on {spec}"
+                line(f"{name} …", err=True)
                 answers.append(judge.answer(Gate(name, "ratio", unit, spec, limit, against="baseline")))
     finally:
         builds.close()
         runner.close()
     if json_path:
-        entries: list[JSON] = [a.to_json() for a in answers]
-        unavailable = {str(s): why for s, why in lacking.items()}
-        write_json(json_path, {**document([], level, unavailable, entries), **_base(builds)})
+        write_json(json_path, {**document([], level, lacking, [a.to_json() for a in answers]), **_base(builds)})
     _show(answers)
-    sys.exit(exit_code(answers))
 
 
 def _base(builds: Pair | None) -> dict[str, JSON]:
@@ -251,11 +242,12 @@ def _base(builds: Pair | None) -> dict[str, JSON]:
     return {"builds": {**about, "measured": measured}}
 
 
-def _show(answers: Sequence[Answer]) -> None:
-    rows = [(a.gate.name, a.answer, a.gate.unit.name, str(a.gate.backend), a.reason) for a in answers]
+def _show(answers: list[Answer]) -> NoReturn:
+    rows = [(a.gate.name, a.answer, a.gate.unit.name, a.gate.backend, a.reason) for a in answers]
     table(rows, GATE_COLUMNS, maxcolwidths=list(GATE_WIDTHS))
-    said = [a.answer for a in answers]
-    line(", ".join(f"{said.count(x)} {x}" for x in (FINE, REGRESSED, UNDECIDED, gating.NOT_RUN)))
+    words = [a.answer for a in answers]
+    line(", ".join(f"{words.count(x)} {x}" for x in (FINE, REGRESSED, UNDECIDED, gating.NOT_RUN)))
+    sys.exit(exit_code(answers))
 
 
 @perf.command()
@@ -288,13 +280,11 @@ def aa(
     Without --backend and --unit: six units, in about 15 minutes. Exit code 1 where what is demanded of gates does not
     hold.
     """
-    specs, lacking = available(parse_specs(backends or AA_BACKENDS))
-    if lacking and backends:
-        raise UnavailableError("; ".join(f"{s}: not available: {why}" for s, why in lacking.items()))
+    specs, lacking = specs_here(backends) if backends else available(list(map(Spec.parse, AA_BACKENDS)))
     runner = Runner()
     bench = Bench(runner)
     found: list[Trust] = []
-    missed: dict[str, str] = {str(s): f"not available: {why}" for s, why in lacking.items()}
+    missed = {str(s): f"not available: {why}" for s, why in lacking.items()}
     try:
         for unit in units(level, unit_globs or AA_UNITS):
             for spec in specs:
@@ -310,48 +300,35 @@ def aa(
     _show_trust(found, limit, budget or BUDGET)
     for name, why in missed.items():
         line(f"not run: {name}: {why}")
-    broken = [
-        f"does not hold: {t.recording.unit} on {t.recording.backend}: {x}" for t in found for x in shortcomings(t)
-    ]
-    for text in broken:
-        line(text)
+    broken = [(t.recording, x) for t in found for x in shortcomings(t)]
+    for recording, why in broken:
+        line(f"does not hold: {recording.unit} on {recording.backend}: {why}")
     sys.exit(1 if broken else 0 if found else 3)
 
 
 def _show_trust(found: Sequence[Trust], limit: float, budget: float) -> None:
     slow = [f"{s:.0%} slower" for s in SLOWDOWNS]
+    names = [(t, (t.recording.unit, t.recording.backend)) for t in found]
     line(f"Gates that allow {limit:g} × the time, in at most {budget:g} s of measuring: how often they say regressed")
-    columns = (
-        "unit",
-        "backend",
-        "lives",
-        "A/A",
-        *slow,
-        "A/A undecided",
-        "s per A/A",
-        "95 % found from",
-        "as recorded, A/A",
-    )
-    table([_line(t) for t in found], columns, disable_numparse=True)
+    columns = ["lives", "A/A", *slow, "A/A undecided", "s per A/A", "95 % found from", "as recorded, A/A"]
+    table([(*name, *_line(t)) for t, name in names], ["unit", "backend", *columns], disable_numparse=True)
     line("")
     line("pytest-benchmark --benchmark-compare-fail on the same rounds: how often it fails")
     rows = [
-        (t.recording.unit, t.recording.backend, x, *(_percent(y.yardstick[x], y) for y in (t.same, *t.slower.values())))
-        for t in found
+        (*name, x, *(_percent(y.yardstick[x], y) for y in (t.same, *t.slower.values())))
+        for t, name in names
         for x in YARDSTICKS
     ]
-    table(rows, ("unit", "backend", "rule", "A/A", *slow), disable_numparse=True)
+    table(rows, ["unit", "backend", "rule", "A/A", *slow], disable_numparse=True)
     line("")
     line("What the slowed ones really lost")
-    lost = [(t.recording.unit, t.recording.backend, *(f"{x:.1%}" for x in t.recording.lost.values())) for t in found]
-    table(lost, ("unit", "backend", *slow), disable_numparse=True)
+    lost = [(*name, *(f"{x:.1%}" for x in t.recording.lost.values())) for t, name in names]
+    table(lost, ["unit", "backend", *slow], disable_numparse=True)
 
 
 def _line(t: Trust) -> Sequence[str]:
     i = t.once.interval
     return (
-        t.recording.unit,
-        t.recording.backend,
         str(len(t.recording.lives[SAME])),
         _percent(t.same.answers[REGRESSED], t.same),
         *(_percent(x.answers[REGRESSED], x) for x in t.slower.values()),
@@ -404,10 +381,7 @@ def phases(
     for spec in parse_specs(backends):
         try:
             backend = open_backend(
-                spec,
-                isolate=isolation.isolate,
-                time_limit=isolation.time_limit,
-                memory_limit=isolation.memory_limit,
+                spec, isolate=isolation.isolate, time_limit=isolation.time_limit, memory_limit=isolation.memory_limit
             )
         except UnavailableError as e:
             rows.append((str(spec), ABSENT, "", "", "", "", str(e)))

@@ -36,14 +36,7 @@ from .output import Group, line, table
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RUN.json|DIR…")
 @click.option("--history", "history_path", type=ExistingFile, metavar="FILE", help="Show the timings of its runs, too.")
 @click.option("--level", type=click.Choice(LEVELS), help="Show which cases of this level no run has.")
-@click.option(
-    "-o",
-    "--output",
-    type=Folder,
-    required=True,
-    metavar="DIR",
-    help="Made if new.",
-)
+@click.option("-o", "--output", type=Folder, required=True, metavar="DIR", help="Made if new.")
 def report(paths: Sequence[Path], history_path: Path | None, level: Level | None, output: Path) -> None:
     """Write DIR/index.html, one page that needs no network, and what it shows as summary.md, junit.xml and ops.csv.
 

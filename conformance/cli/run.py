@@ -47,6 +47,7 @@ from .options import (
     backend_option,
     isolation,
     json_option,
+    missing_backends,
     selection,
     settings_here,
 )
@@ -258,7 +259,7 @@ def execute(plan: Plan) -> int:
         UnavailableError: a backend that was named is not here.
     """
     if plan.lacking and plan.named:
-        raise UnavailableError("; ".join(f"{s}: not available: {why}" for s, why in plan.lacking.items()))
+        raise UnavailableError(missing_backends(plan.lacking))
     folder = plan.save or writeahead.default_folder()
     for left in writeahead.recover(folder, build):
         line(left.sentence(), err=True)

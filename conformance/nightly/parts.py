@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.ggml.text import shell
 from conformance.process import words
 from conformance.run.session.seeds import LARGEST
 from conformance.run.session.shard import WHOLE, Shard
@@ -145,7 +146,5 @@ PARTS = (
 
 def shown(command: Sequence[str]) -> str:
     """A command as a person types it."""
-    words = list(command)
-    if tuple(words[: len(CONFORM)]) == CONFORM:
-        words[: len(CONFORM)] = ["conform"]
-    return " ".join(f"'{w}'" if set(w) & set("*?&;|<>$ '\"()[]") else w for w in words)
+    n = len(CONFORM)
+    return shell(["conform", *command[n:]] if tuple(command[:n]) == CONFORM else command)

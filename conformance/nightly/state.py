@@ -1,4 +1,4 @@
-"""What a nightly has done so far, on disk after each part, so that the next start goes on from there."""
+"""What a nightly has done so far, written after each part, so that the next start goes on from there."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class State:
     exit_code: int | None = None
     """None before its end."""
     unwritten: str = ""
-    """Why it could not be written the last time."""
+    """Why the last write failed; empty where it did not."""
 
     def save(self) -> None:
         """Write the file whole or not at all; a disk that is full is noted, and the night goes on."""
@@ -184,23 +184,14 @@ def begin(folder: Path, label: str, asked: dict[str, JSON], seed: int | None = N
     if not (folder / FILE).exists():
         return State(folder, header(KIND), label, asked, new_seed() if seed is None else seed)
     state = read(folder)
-    if seed not in {None, state.seed}:
-        raise UsageError(
-            f"{folder}: the nightly there has seed {state.seed}, this one {seed}; choose another folder with -o"
-        )
-    for k, now in asked.items():
-        if state.asked.get(k) != now:
-            raise UsageError(
-                f"{folder}: the nightly there was asked for {k} {state.asked.get(k)!r}, this one {now!r}; "
-                "choose another folder with -o"
-            )
-    environment = header(KIND)["environment"]
-    for k in _SAME:
-        if state.head["environment"].get(k) != environment[k]:
-            raise UsageError(
-                f"{folder}: the nightly there had {k} {state.head['environment'].get(k)}, here it is "
-                f"{environment[k]}; choose another folder with -o"
-            )
+    earlier, was, now = state.asked, state.head["environment"], header(KIND)["environment"]
+    differences = [
+        *([f"has seed {state.seed}, this one {seed}"] if seed not in {None, state.seed} else []),
+        *(f"was asked for {k} {earlier.get(k)!r}, this one {v!r}" for k, v in asked.items() if earlier.get(k) != v),
+        *(f"had {k} {was.get(k)}, here it is {now[k]}" for k in _SAME if was.get(k) != now[k]),
+    ]
+    if differences:
+        raise UsageError(f"{folder}: the nightly there {differences[0]}; choose another folder with -o")
     return state
 
 
