@@ -1,9 +1,8 @@
-"""`pytest conformance --perf`: one test per work unit and backend, its rounds handed to pytest-benchmark.
+"""`pytest conformance --perf`: one test per work unit and backend, with its rounds given to pytest-benchmark.
 
-All backends of a unit are measured together, in turns, by the first of the unit's tests that runs; each test then
-replays its own rounds on a clock that goes by what was measured. So pytest-benchmark stores, compares and judges the
-seconds of `perf.measure`, which may be a session's own, and its options mean what they always mean; with
-`--benchmark-disable` cases must pass and nothing is timed.
+The first test of a unit measures it on all backends, in turns; each test then replays its own rounds on a clock that
+advances by the measured seconds. So pytest-benchmark stores, compares and judges the seconds of `perf.measure`, and its
+options mean what they always mean; with `--benchmark-disable` cases must pass and nothing is timed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Perf:
-    """What `--perf` adds to a session: tests of units, measured when the first of a unit's tests asks."""
+    """What `--perf` adds to a session: tests of work units."""
 
     def __init__(
         self, bench: Bench, specs: list[Spec], level: Level, globs: list[str], rounds: int | None, *, timing: bool
@@ -46,7 +45,7 @@ class Perf:
         self._rows: dict[tuple[Unit, Spec], Row] = {}
 
     def row(self, unit: Unit, spec: Spec) -> Row:
-        """Of one test; measures all that is wanted of its unit where nothing was yet."""
+        """The row of one test; measures its unit on all backends of the session, once."""
         if (unit, spec) not in self._rows:
             rows = self._measure(unit, self._wanted.get(unit, [spec]))
             self.rows += rows
@@ -54,11 +53,11 @@ class Perf:
         return self._rows[unit, spec]
 
     def document(self, unavailable: dict[str, str]) -> dict[str, JSON]:
-        """Of all that was measured."""
+        """The document of all rows."""
         return document(self.rows, self._level, unavailable)
 
     def results(self) -> Iterator[tuple[Spec, Result]]:
-        """Of the cases behind the tests that ran."""
+        """The results of the cases behind the tests that ran."""
         return ((r.backend, r.result) for r in self.rows)
 
     def _measure(self, unit: Unit, specs: list[Spec]) -> list[Row]:
@@ -78,7 +77,7 @@ class Perf:
                 metafunc.parametrize(name, keys, ids=[f"{u.name}-{s}" for u, s in keys], indirect=True)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Remember which backends are wanted of each unit."""
+        """Remember on which backends each unit runs."""
         for item in session.items:
             key = _key(item)
             if key is not None:
@@ -86,7 +85,7 @@ class Perf:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
-        """A kind of machine in place of the name that its owner gave it."""
+        """Put the kind of machine in place of its name."""
         machine_info["node"] = environment()["machine"]
 
 
@@ -112,13 +111,13 @@ def configure(config: pytest.Config, bench: Bench, specs: list[Spec], level: Lev
 
 
 class Clock:
-    """Goes by what was measured: the `timer` of a test's benchmark."""
+    """The `timer` of a test's benchmark: it advances by the measured seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __repr__(self) -> str:
-        return "what was measured"
+        return "measured seconds"
 
     def __call__(self) -> float:
         """Seconds measured so far."""
@@ -126,7 +125,7 @@ class Clock:
 
 
 def replay(row: Row, clock: Clock, benchmark: BenchmarkFixture, check: Callable[[Result], None]) -> None:
-    """A row as a benchmark of as many rounds; a failure raises in it, as where the benchmarked function fails.
+    """Replay a row as a benchmark of as many rounds; a failure raises in it, as a benchmarked function's does.
 
     Args:
         row: measured.

@@ -1,4 +1,4 @@
-"""Runs the parts one by one; whatever becomes of one, the next runs, and each is written down when it is over."""
+"""Run the parts one by one: whatever happens to one, the next runs; each is written down at its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .state import Answer, Done, State
 FINE, FAILURES, NOTHING, BROKEN = 0, 1, 3, 4
 """Exit codes of a nightly; 2 is for wrong words, as everywhere, and 128 + a signal for one that was interrupted."""
 LOW = 64 << 20
-"""Free bytes of a disk under which its owner is told."""
+"""Free bytes of a disk below which a broken part says that it is full."""
 GRACE = 5.0
 """Seconds that a command has after SIGINT to write down what it has."""
 _ANSWER_OF = {0: Answer.FINE, 1: Answer.FAILED, 3: Answer.NOTHING}
@@ -69,12 +69,12 @@ class Night:
             self.state.save()
 
     def documents(self) -> list[Path]:
-        """What the parts wrote so far, as far as it is there; of all nights that are merged."""
+        """The documents of the parts so far, and of all nights that are merged, where they exist."""
         named = [s.folder / d for s in (*self.others, self.state) for p in s.parts.values() for d in p.documents]
         return [d for d in named if d.is_file()]
 
     def _elsewhere(self, part: Part) -> bool:
-        """Parts that cannot be shared are dealt out whole, one to each shard in turn."""
+        """Whether another shard runs it: parts that cannot be shared go whole, one to each shard in turn."""
         if part.shared or part.last:
             return False
         whole = [p.name for p in self.table if not p.shared and not p.last]
@@ -120,17 +120,17 @@ class Night:
             done.answer, done.says = Answer.BROKEN, f"no process could be started: {e.strerror}"
             return done.answer
         done.seconds += ended.seconds
-        done.answer, done.says = _judged(part, paths.document, ended)
+        done.answer, done.says = _judge(part, paths.document, ended)
         if done.answer is Answer.BROKEN and _free(folder) < LOW:
             done.says += f"; the disk of {folder} is full: {_free(folder) >> 20} MiB are free"
         return done.answer
 
 
-def _judged(part: Part, document: Path, ended: Ended) -> tuple[Answer, str]:
-    """What became of a part. A traceback ends Python with 1 as failures do: only a document proves that it ran."""
+def _judge(part: Part, document: Path, ended: Ended) -> tuple[Answer, str]:
+    """The answer of a part. A traceback ends Python with 1 as failures do: only a document proves that it ran."""
     if ended.timed_out:
-        kept = "; what it had by then is recorded" if document.is_file() else ""
-        return Answer.LATE, f"ended after {ended.seconds:.0f} s{kept}"
+        record = "; what it had by then is recorded" if document.is_file() else ""
+        return Answer.LATE, f"ended after {ended.seconds:.0f} s{record}"
     answer = _ANSWER_OF.get(ended.code)
     if answer is None:
         how = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
@@ -152,15 +152,15 @@ def _fault(kind: str, document: Path) -> str:
         return "it wrote no document"
     except (OSError, ValueError) as e:
         return f"its document cannot be read ({e})"
-    found = read.get("kind") if isinstance(read, dict) else None
-    if found != kind:
-        return f"its document is of kind {found}, {kind} expected"
+    other = read.get("kind") if isinstance(read, dict) else None
+    if other != kind:
+        return f"its document is of kind {other}, {kind} expected"
     missing = read.get("missing")
     return f"{len(missing):,} cases asked have no result" if isinstance(missing, list) and missing else ""
 
 
 def _counts(stem: str, journal: Path) -> Callable[[], str]:
-    """How far a part is, for a terminal: its results so far, where it keeps a journal."""
+    """The progress of a part, for a terminal: its results so far, where it has a journal."""
     began = time.monotonic()
 
     def says() -> str:
@@ -180,7 +180,7 @@ def _free(folder: Path) -> int:
 def exit_code(
     states: Sequence[State], names: Sequence[str], missing: Sequence[str] = (), unproven: Sequence[str] = ()
 ) -> int:
-    """What a nightly, or several merged, ends with: the worst that became of a part.
+    """The exit code of a nightly, or of several merged: the worst answer of a part.
 
     Args:
         states: of each.
@@ -212,20 +212,20 @@ class Ended:
 
     @property
     def last_line(self) -> str:
-        """The last line that says something."""
+        """The last line that is not blank."""
         return next((line.strip() for line in reversed(self.tail.splitlines()) if line.strip()), "")
 
 
 def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
-    """Run `command` to its end, or for `limit` seconds; what it prints goes to the end of `log`.
+    """Run `command` to its end, or for `limit` seconds; append its output to `log`.
 
-    Any exception that comes meanwhile, an interrupt above all, ends the command with everything it started.
+    Any exception meanwhile, above all an interrupt, kills the command and everything it started.
 
     Args:
         command: a program and its arguments.
-        log: where its output goes, standard error included; a disk that is full does not stop the command.
+        log: for its output, standard error included; a full disk does not stop the command.
         limit: seconds.
-        lock: a descriptor that it and its keeper hold too, as long as anything of it lives.
+        lock: a descriptor that the command and its keeper inherit, so the lock lasts as long as any of them.
     """
     began = time.monotonic()
     popen = spawn_command(

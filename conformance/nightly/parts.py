@@ -1,4 +1,4 @@
-"""The table of parts: what a nightly runs, in this order, each by one command of `conform`."""
+"""The table of parts: a nightly runs them in this order, each by one `conform` command."""
 
 from __future__ import annotations
 

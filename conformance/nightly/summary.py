@@ -32,10 +32,10 @@ LIMIT = 900_000
 LISTED = 200
 """Failing cases; all of them stand in `REPRODUCE`."""
 DETAIL = 300
-"""Characters of a failing case's story."""
+"""Characters of a failing case's detail."""
 REPRODUCE = "failures.md"
 DRAWN = frozenset({"seeded", "fresh"})
-"""Parts that run what is drawn from the night's seed."""
+"""Parts whose cases are drawn from the night's seed."""
 WORDS = {
     FINE: "everything that was asked for ran, and is fine",
     FAILURES: "there are failures or regressions",
@@ -81,13 +81,13 @@ def reproduce(found: Sequence[Failure]) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """`text` in at most `limit` bytes, whole lines, saying so where something is left out."""
+    """`text` in at most `limit` bytes, whole lines; a last line says where something is left out."""
     raw = text.encode()
     if len(raw) <= limit:
         return text
     end = "\n… the rest is left out; it is in the documents\n"
-    kept = raw[: limit - len(end.encode())].decode(errors="ignore")
-    return kept.rpartition("\n")[0] + end
+    begin = raw[: limit - len(end.encode())].decode(errors="ignore")
+    return begin.rpartition("\n")[0] + end
 
 
 def _where(states: Sequence[State]) -> str:
@@ -128,9 +128,9 @@ def _parts(states: Sequence[State], names: Sequence[str]) -> list[str]:
             p = s.parts.get(n)
             if p is None or p.answer in {Answer.ELSEWHERE, Answer.UNASKED}:
                 continue
-            said = figures(documents(s, p)) or p.says
+            text = figures(documents(s, p)) or p.says
             rows.append(
-                (n, _place(s), str(p.answer or "interrupted"), _one_line(said), f"{p.seconds:.0f} s", f"{n}.log")
+                (n, _place(s), str(p.answer or "interrupted"), _one_line(text), f"{p.seconds:.0f} s", f"{n}.log")
             )
     heads = ["part", "where", "answer", "figures", "took", "log"]
     return ["## Parts", "", tabulate(rows, heads, tablefmt="github", disable_numparse=True), ""]
@@ -210,9 +210,7 @@ def _failure(r: dict[str, JSON], saved_in: Path) -> Failure:
 
 
 def findings(documents: Sequence[dict[str, JSON]]) -> list[str]:
-    """What parts other than cases found, a sentence each: bugs that nobody noticed, limits that were broken, words that
-    do not match work.
-    """
+    """A sentence for each planted bug that nothing noticed, gate that regressed, and wrong answer of an audit."""
     noticed = {h.get("fault") for h in _rows(documents, "hunts") if h.get("noticed")}
     missed = [f for f in _rows(documents, "faults") if f.get("name") not in noticed]
     broken = [g for g in _rows(documents, "gates") if g.get("answer") == "regressed"]
@@ -225,7 +223,7 @@ def findings(documents: Sequence[dict[str, JSON]]) -> list[str]:
 
 
 def unrun(documents: Sequence[dict[str, JSON]]) -> list[str]:
-    """What did not run within parts that did, a sentence each: cases, gates, and backends that are not there."""
+    """A sentence for each case, gate and backend that did not run within a part that did."""
     lacking = [(d.get("environment") or {}).get("unavailable") or {} for d in documents]
     left_out = Counter((str(m.get("backend")), str(m.get("reason"))) for m in _rows(documents, "missing"))
     gates = [g for g in _rows(documents, "gates") if g.get("answer") == "not run"]
@@ -261,7 +259,7 @@ def _unproven(run: Sequence[Mapping[str, JSON]]) -> dict[str, str]:
 
 
 def figures(documents: Sequence[dict[str, JSON]]) -> str:
-    """The figures of one part's documents in a line; empty where they have none of these."""
+    """The figures of one part's documents in a line; empty where it has none."""
     return "; ".join(filter(None, (figure(documents) for figure in _FIGURES)))
 
 

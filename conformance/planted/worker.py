@@ -1,6 +1,6 @@
 """A service that hunts planted faults: one request, and a reply for each event.
 
-Cases are the outer loop and faults the inner one, so what a case should give is computed once for all of them.
+Cases are the outer loop and faults the inner one, so the expected values of a case are computed once for all faults.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TOGETHER = {"ops": 128}
 
 
 class Hunter(Runner):
-    """A runner that asks whether something is wrong, and not where."""
+    """A runner that finds out whether a result is wrong, and not where."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__()
         self._faults = {f.spec.name: f for f in faults}
 
     def _open(self, spec: Spec, isolate: bool | None) -> Backend:
-        """A faulty backend once more, where a relation wants a second one."""
+        """Open a faulty backend once more, where a relation needs a second one."""
         fault = self._faults.get(spec.name)
         return super()._open(spec, isolate) if fault is None else load(fault, dict(spec.options))
 
@@ -39,11 +39,11 @@ class Hunter(Runner):
         return self._run_here(spec, backend, case)
 
     def _locate(self, *_: object) -> None:
-        """Where it is wrong is known."""
+        """Do nothing: the place of the fault is known."""
 
 
 def hunt(faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start: dict[str, int]) -> Iterator[JSON]:
-    """Run every family on every fault that names it, until it is noticed.
+    """Run every family on every fault that names it, until a case notices it.
 
     Args:
         faults: what to hunt.
