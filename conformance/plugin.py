@@ -30,11 +30,10 @@ from conformance.report.reproduce import command
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import settings, writeahead
-from conformance.run.session.seeds import FOLDER, fresh_ids, new_seed, reseeded
-from conformance.run.session.select import build, case_ids, lacking
+from conformance.run.session.select import FOLDER, build, case_ids, fresh_ids, lacking, new_seed, reseeded
+from conformance.run.session.settings import Waiving, in_force, report, today
+from conformance.run.session.settings import told as told_settings
 from conformance.run.session.shard import WHOLE, parse
-from conformance.run.session.waiving import Waiving, in_force, report, today
-from conformance.run.session.waiving import told as told_settings
 from conformance.run.stages import choose
 from conformance.suite.family import LEVELS, Level
 

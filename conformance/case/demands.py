@@ -1,4 +1,4 @@
-"""What a case may demand of a witness: the grammar. Whether a witness meets it is `run.demands`' business.
+"""What a case may demand of a witness: the grammar. Whether a witness meets it is `run.judgement`' business.
 
     {"compiles": "<=2", "kernels": ["RMS"], "state": "fused", "views": {"gather": 0}}
     {"openvino-*": {"compiles": "<=2"}, "ggml*": {"device": "CPU*"}}

@@ -24,11 +24,11 @@ from conformance.report.snippet_cpp import cpp
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
 from conformance.run.scheduler import SchedBackend
-from conformance.run.scheduler.table import HEADER
-from conformance.run.scheduler.table import rows as split_rows
-from conformance.run.session import seen, waiving
-from conformance.run.session.seeds import reseeded
-from conformance.run.session.select import build, case_ids, parse_specs, probe
+from conformance.run.scheduler.plan import HEADER
+from conformance.run.scheduler.plan import rows as split_rows
+from conformance.run.session import saved
+from conformance.run.session import settings as waiving
+from conformance.run.session.select import build, case_ids, parse_specs, probe, reseeded
 from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
 from conformance.suite.family import LEVELS
@@ -168,10 +168,10 @@ def shrink(
     case = read_case(file, case_id)
     for text in waiving.told(waiving.in_force(settings_here())):
         line(text)
-    was = seen.seen(case)
+    was = saved.record_of(case)
     if backend is None and was is None:
         raise UsageError(f"{file}: was saved for no backend; name one with --backend")
-    spec = seen.backend_of(was, "shrink", file) if backend is None and was else Spec.parse(str(backend))
+    spec = saved.backend_of(was, "shrink", file) if backend is None and was else Spec.parse(str(backend))
     output = output or file.with_name(f"{file.stem}-small.gguf")
     alone = isolation.isolate is not False  # a fault that kills ends a worker, not the search
     runner = Runner(isolation=replace(isolation, isolate=alone))
@@ -179,7 +179,7 @@ def shrink(
         found = smallest(runner, spec, case, time_budget=time_budget, progress=lambda text: line(text, err=True))
     finally:
         runner.close()
-    casefile.write(output, [seen.kept(found.case, found.result)])
+    casefile.write(output, [saved.with_result(found.case, found.result)])
     write_text(output.with_suffix(".py"), python(found.case), "-o")
     write_text(output.with_suffix(".cpp"), cpp(found.case), "-o")
     if not found.finished:

@@ -26,7 +26,7 @@ from conformance.run.audit import FAILING, Cell, Finding
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.select import build, case_ids
-from conformance.run.session.waiving import Waiving, today
+from conformance.run.session.settings import Waiving, today
 from conformance.suite import FAMILIES
 from conformance.suite.family import Level
 

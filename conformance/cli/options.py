@@ -18,8 +18,7 @@ from conformance.process.memory import parse_size
 from conformance.report.record import check_writable
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session import settings
-from conformance.run.session.seeds import fresh_ids, new_seed
-from conformance.run.session.select import available, lacking, parse_specs
+from conformance.run.session.select import available, fresh_ids, lacking, new_seed, parse_specs
 from conformance.run.session.settings import Settings
 from conformance.run.session.shard import parse
 from conformance.suite import FAMILIES

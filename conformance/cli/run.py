@@ -27,12 +27,11 @@ from conformance.report.reproduce import command
 from conformance.report.words import budget_used, refusals
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session import seen, waiving, writeahead
-from conformance.run.session.seeds import FOLDER, reseeded
-from conformance.run.session.select import build, case_ids
-from conformance.run.session.settings import Settings
+from conformance.run.session import saved, writeahead
+from conformance.run.session import settings as waiving
+from conformance.run.session.select import FOLDER, build, case_ids, reseeded
+from conformance.run.session.settings import Settings, Waiving, today
 from conformance.run.session.shard import WHOLE, Shard
-from conformance.run.session.waiving import Waiving, today
 from conformance.run.stages import choose
 from conformance.suite.family import LEVELS
 
@@ -242,9 +241,9 @@ def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Pat
     cases = read_cases(file)
     named = bool(backends)
     if not named:
-        records = [r for r in map(seen.seen, cases) if r]
+        records = [r for r in map(saved.record_of, cases) if r]
         for r in records:
-            seen.backend_of(r, "repro", file)  # refuses a backend that a file may not choose
+            saved.backend_of(r, "repro", file)  # refuses a backend that a file may not choose
         backends = list(dict.fromkeys(r["backend"] for r in records))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
     plan = Plan(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named,
@@ -379,9 +378,9 @@ class _Execution:
     def _show(self, case: Case, result: Result) -> None:
         detail = self._plan.detail
         lines = [sentence(result)] if detail.verbose or result.verdict in FAILURES else []
-        was = seen.seen(case)
+        was = saved.record_of(case)
         if detail.verbose and was and was["backend"] == result.backend:
-            differences = seen.differences(was, result)
+            differences = saved.differences(was, result)
             lines.append(printable(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved"))
         elif result.saved and not detail.quiet:
             lines.append(f"  reproduce: {command(result)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conformance.ggml.text import shell
 from conformance.process import words
-from conformance.run.session.seeds import LARGEST
+from conformance.run.session.select import LARGEST
 from conformance.run.session.shard import WHOLE, Shard
 
 CONFORM = tuple(words("conformance.cli"))

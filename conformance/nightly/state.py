@@ -13,7 +13,7 @@ from pathlib import Path
 from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.report.record import header
-from conformance.run.session.seeds import new_seed
+from conformance.run.session.select import new_seed
 
 FILE = "nightly.state"
 """JSON; by its name no report takes it for a document of results."""

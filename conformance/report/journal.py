@@ -24,7 +24,7 @@ from conformance.case.strictjson import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.asked import Asked
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.session.seeds import new_seed
+from conformance.run.session.select import new_seed
 
 from .record import SCHEMA, header
 from .schema import COUNT, HEADER, RESULT, check, one_of

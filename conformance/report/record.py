@@ -19,8 +19,7 @@ from conformance.case.leftover import prefix
 from conformance.ggml.errors import UsageError
 from conformance.judge.asked import Asked, Missing
 from conformance.judge.verdict import Result, Totals
-from conformance.run.session.checkout import source
-from conformance.run.session.environment import environment
+from conformance.run.session.environment import environment, source
 
 SCHEMA = 1
 

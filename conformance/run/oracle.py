@@ -6,7 +6,7 @@ tested against the second opinion, the real ggml, by computing in *its* arithmet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from conformance.backend.interface import Backend
@@ -16,9 +16,10 @@ from conformance.ggml.arithmetic import EXACT, Arithmetic, Mixed
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.graph import Graph
 from conformance.judge.arithmetic import touches
+from conformance.judge.judge import Judged, judge_trajectory
 from conformance.suite.batch import merge
 
-from .execute import StepValues, execute
+from .execute import Execution, StepValues, execute
 from .isolation.isolate import open_backend
 
 REFERENCE = "cpu"
@@ -40,6 +41,19 @@ class Expectation:
     arithmetic: Arithmetic
     """In which `steps` were computed."""
     source: str
+
+    def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
+        """The free run judged by what it is held against, and by what else is known; here the first alone."""
+        return list(judge_steps(case, self.steps, execution, self.arithmetic)), []
+
+
+def judge_steps(
+    case: Case, expected: Sequence[StepValues], execution: Execution, arithmetic: Arithmetic
+) -> Iterator[Judged]:
+    """Outputs and caches of a free run, but caches that the backend cannot show."""
+    opaque = execution.opaque
+    want = [{**v.outputs, **{t: x for t, x in v.caches.items() if t not in opaque}} for v in expected]
+    yield from judge_trajectory(case, want, [{**v.outputs, **v.caches} for v in execution.steps], arithmetic)
 
 
 class Oracle:

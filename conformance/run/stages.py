@@ -49,7 +49,7 @@ def translation_of(spec: Spec, backend: Backend, verdict: Verdict) -> Spec | Non
     return staged(spec, TRANSLATE)
 
 
-def told_apart(verdict: Verdict, translation: Result) -> str:
+def stage_hint(verdict: Verdict, translation: Result) -> str:
     """What the same case at stage `translate` says about a run that ended in `verdict`, in words."""
     if translation.verdict is Verdict.PASS:
         return f"the translation is right, so {BLAMED[verdict]}"

@@ -16,8 +16,7 @@ from conformance.ggml.errors import UsageError
 from conformance.run.runner import Runner
 from conformance.suite.uses import work
 
-from .ask import Asked, ask, weights
-from .cells import FAILING, FOUND, Cell, Finding
+from .cells import FAILING, FOUND, Asked, Cell, Finding, ask, weights
 from .judge import MOST_HUNG, Bench, Judge
 
 __all__ = ["CASES", "FAILING", "FOUND", "Cell", "Finding", "audit", "strict"]

@@ -21,13 +21,11 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import IsolatedBackend
 from conformance.run.runner import Runner
-from conformance.run.session import seen
+from conformance.run.session import saved
 from conformance.suite.uses import spell
 from conformance.suite.varied import Variation, variations
 
-from .alone import alone, only, recorded
-from .ask import Asked, Equal, caught, consistent
-from .cells import FOUND, Cell, Finding
+from .cells import FOUND, Asked, Cell, Equal, Finding, alone, caught, consistent, only, recorded
 
 MOST_HUNG = 2
 """Cells that may hang in one buffer type; then nothing is run there any more, since each costs the time limit."""
@@ -85,7 +83,7 @@ class Bench:
         name = re.sub(r"[^A-Za-z0-9_.=@#-]+", "_", f"{case.id}_{self.spec}")
         path = self.save / f"{name[-150:]}.gguf"
         told = replace(case, provenance={**case.provenance, "audit": cell.to_json()})
-        error, _ = caught(lambda: casefile.write(path, [seen.kept(told, result)]))
+        error, _ = caught(lambda: casefile.write(path, [saved.with_result(told, result)]))
         cell.saved = None if error else str(path)
         cell.detail += f"; its case could not be saved: {error}" if error else ""
         return cell

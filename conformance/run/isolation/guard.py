@@ -32,7 +32,7 @@ from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.run.scheduler.backend import SchedBackend
 
 from .isolate import IsolatedBackend
-from .seal import CaseSeal, GraphSeal, freeze
+from .seal import CaseSeal, GraphSeal, Notes, freeze
 from .watchdog import Watchdog
 
 P = ParamSpec("P")
@@ -94,6 +94,8 @@ class Guarded(Backend):
         self._judges_cases = self._overrides("supports_case")
         self._knows_cases = self._overrides("arithmetic_in")
         self._declared: tuple[Case | None, Arithmetic] | None = None
+        self._notes: Notes = {}
+        """Of the graph that was asked about last: its cases are opened next."""
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self.inner), method, None) is not getattr(Backend, method)
@@ -181,6 +183,8 @@ class Guarded(Backend):
 
     def _answers(self, method: str, graph: Graph, ask: Callable[[], object]) -> list[Support]:
         seal = GraphSeal([graph]) if self.shared else None
+        if seal is not None:
+            self._notes = seal.notes()
         try:
             found = self.call(method, ask)
         finally:
@@ -228,7 +232,7 @@ class Guarded(Backend):
         if not self.shared:
             return None
         freeze(case)
-        return CaseSeal(case)
+        return CaseSeal(case, self._notes)
 
     def _check(self, seal: CaseSeal | GraphSeal | None, doing: str) -> None:
         """Undo what was done to what is sealed, and blame it; without words for `doing` undo it only."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -144,6 +145,10 @@ class _Process:
             raise BackendCrashError(f"{self._name}: {doing}: {e}") from None
         return reply, [np.frombuffer(b, np.uint8) for b in found]
 
+    def limit(self, seconds: float) -> None:
+        """Seconds that a request may take from now on."""
+        self._worker.time_limit = seconds
+
     def settle(self, turn: int) -> None:
         """Keep its main thread on the `turn`-th processor, counted round and round, where the system can."""
         if sys.platform == "linux":
@@ -191,6 +196,8 @@ class IsolatedBackend(Backend):
     def __init__(self, spec: Spec, *, time_limit: float = 120.0, memory_limit: int | None = None) -> None:
         self._spec = spec
         self._time_limit = time_limit
+        self.bound = inf
+        """Seconds that one request may take, where they are fewer than `time_limit`."""
         whole = physical()
         default = None if whole is None else int(MEMORY_SHARE * whole)
         self._memory_limit = default if memory_limit is None else memory_limit
@@ -287,7 +294,8 @@ class IsolatedBackend(Backend):
         if self._closed:
             raise BackendCrashError(f"{self._spec}: the backend is closed")
         if self._process is None or self._process.dead:
-            self._process = _Process(self._spec, self._time_limit, self._memory_limit)
+            self._process = _Process(self._spec, min(self._time_limit, self.bound), self._memory_limit)
+        self._process.limit(min(self._time_limit, self.bound))
         return self._process
 
 

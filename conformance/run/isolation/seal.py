@@ -37,12 +37,28 @@ def freeze(case: Case) -> None:
             values[t] = read_only(data)
 
 
-class GraphSeal:
-    """What was noted of some tensors, all that they reach included, and of the graphs' lists of nodes."""
+Notes = dict[Tensor, _Noted]
+"""What was noted of tensors when they were first handed out."""
 
-    def __init__(self, graphs: Iterable[Graph], more: Iterable[Tensor] = ()) -> None:
+
+class GraphSeal:
+    """Notes of some tensors, all that they reach included, and of the graphs' lists of nodes.
+
+    Args:
+        graphs: whose nodes.
+        more: tensors beside them.
+        known: notes that an earlier seal took and found unbroken; they are not taken again.
+    """
+
+    def __init__(self, graphs: Iterable[Graph], more: Iterable[Tensor] = (), known: Notes | None = None) -> None:
+        known = {} if known is None else known
         self._graphs = [(g, list(g.nodes)) for g in graphs]
-        self._tensors = [(t, _note(t)) for t in _reached([t for _, nodes in self._graphs for t in nodes], more)]
+        reached = _reached([t for _, nodes in self._graphs for t in nodes], more)
+        self._tensors = [(t, known[t] if t in known else _note(t)) for t in reached]
+
+    def notes(self) -> Notes:
+        """All of them, for another seal of the same tensors."""
+        return dict(self._tensors)
 
     def broken(self) -> str:
         """What is no longer as it was, in words, and made as it was again; empty where all is."""
@@ -61,9 +77,9 @@ class GraphSeal:
 
 
 class CaseSeal:
-    """What was noted of a whole case."""
+    """What was noted of a whole case; `known` as of `GraphSeal`."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, known: Notes | None = None) -> None:
         self._case = case
         self._head = [(n, getattr(case, n)) for n in _HEAD]
         self._steps = list(case.steps)
@@ -72,7 +88,7 @@ class CaseSeal:
         self._empty = [(n, getattr(case, n)) for n in _JSON if not getattr(case, n)]
         self._noted = [(s, s.graph, s.outputs, (s.inputs, dict(s.inputs)), (s.expected, dict(s.expected)))
                        for s in self._steps]  # fmt: skip
-        self._graph = GraphSeal(dict.fromkeys(s.graph for s in self._steps), case.persistent)
+        self._graph = GraphSeal(dict.fromkeys(s.graph for s in self._steps), case.persistent, known)
 
     def broken(self) -> str:
         """What is no longer as it was, in words, and made as it was again; empty where all is."""

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
@@ -41,8 +42,12 @@ class Watchdog:
 
     def __init__(self, seconds: float, on_hang: Callable[[str], None] | None = None) -> None:
         self._seconds = seconds
+        self.bound = inf
+        """Seconds after which a request is interrupted, where they are fewer."""
         self._on_hang = on_hang
         self._doing = ""
+        self._limit = seconds
+        """Of the present request."""
         self._deadline: float | None = None
         self._watched: int | None = None
         """The thread of the request, where a signal reaches it."""
@@ -71,7 +76,8 @@ class Watchdog:
             self._thread.start()
         if not self._installed:
             self._install()
-        self._doing, self._deadline = doing, time.monotonic() + self._seconds
+        self._limit = min(self._seconds, self.bound)
+        self._doing, self._deadline = doing, time.monotonic() + self._limit
         try:
             return function(*args, **kwargs)
         finally:
@@ -105,7 +111,7 @@ class Watchdog:
             return
         self._knocked = False
         if self._late(0.0):
-            raise BackendTimeoutError(f"{self._doing}: no answer within {self._seconds:g} s")
+            raise BackendTimeoutError(f"{self._doing}: no answer within {self._limit:g} s")
 
     def _late(self, grace: float) -> bool:
         deadline = self._deadline
@@ -113,7 +119,7 @@ class Watchdog:
 
     def _look(self) -> None:
         while not self._over.wait(min(self._seconds / 4, LOOK)):
-            if self._late(max(self._seconds, GRACE)):
+            if self._late(self._seconds - self._limit + max(self._seconds, GRACE)):  # a bound ends no process earlier
                 self._end()
             elif self._late(0.0) and self._watched is not None:
                 self._knocked = True

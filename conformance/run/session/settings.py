@@ -17,8 +17,9 @@ no library: that is done only for a backend that the user names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,11 +27,17 @@ from conformance import shipped
 from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
 from conformance.case import stricttoml
+from conformance.case.case import JSON
 from conformance.case.stricttoml import expect, only
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge import waivers
-from conformance.judge.waivers import Waivers
+from conformance.judge.verdict import Result
+from conformance.judge.waiver_edit import proposal
+from conformance.judge.waivers import Waivers, problems, waive
+from conformance.suite import FAMILIES
 from conformance.suite.family import LEVELS, Level
+
+from .select import build
 
 FILE = "conformance.toml"
 """Its name in the working directory."""
@@ -150,3 +157,84 @@ def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 def _located(value: str, folder: Path) -> str:
     """A path of the file, absolute: a library without a folder would be looked for in the system's."""
     return str((folder / value).resolve()) if value.startswith(("./", "../")) else value
+
+
+class Waiving:
+    """The waivers of a run's backends, on one day."""
+
+    def __init__(self, waivers: Mapping[Spec, Waivers], today: date) -> None:
+        self._waivers = waivers
+        self._today = today
+
+    def to_json(self) -> dict[str, JSON]:
+        """Backend -> its file of waivers, and how many failures that knows."""
+        return {str(s): {"file": w.path, "known": len(w.entries)} for s, w in self._waivers.items()}
+
+    def apply(self, spec: Spec, result: Result) -> None:
+        """XFAIL or XPASS where a waiver of `spec` speaks of the case."""
+        if spec in self._waivers:
+            waive(self._waivers[spec], result, self._today)
+
+    def problems(self, results: Iterable[Result]) -> tuple[list[str], list[str]]:
+        """What fails the run: a sentence per waiver, and a unified diff per file that would mend it."""
+        kept = list(results)
+        sentences: list[str] = []
+        edits: list[str] = []
+        for spec, own in self._waivers.items():
+            mine = [r for r in kept if r.backend == str(spec)]
+            found = problems(own, mine, self._today, _listed, _exists)
+            sentences += [p.sentence for p in found]
+            edits += filter(None, [proposal(own, found) if found else ""])
+        return sentences, edits
+
+
+def in_force(settings: Settings, waiving: Waiving | None = None) -> dict[str, JSON] | None:
+    """What a file of settings or of waivers changes in a run, for its record; None where neither was read."""
+    known = {} if waiving is None else waiving.to_json()
+    if settings.path is None and not known:
+        return None
+    return {
+        "file": None if settings.path is None else str(settings.path.absolute()),
+        "names": sorted(registry.defined()),
+        "levels": dict(settings.levels),
+        "waivers": known,
+    }
+
+
+def told(found: dict[str, JSON] | None) -> list[str]:
+    """`in_force` as a line for people; none where nothing is."""
+    if found is None:
+        return []
+    said = [f"names: {', '.join(found['names'])}"] if found["names"] else []
+    said += [f"level of {name}: {level}" for name, level in found["levels"].items()]
+    said += [
+        f"waivers of {name}: {w['file']}: {w['known']} known failure{'s' * (w['known'] != 1)}"
+        for name, w in found["waivers"].items()
+    ]
+    return [f"settings: {found['file'] or 'no file'} ({'; '.join(said)})"] if said else []
+
+
+def today() -> date:
+    """This machine's date: the only clock that a verdict knows, and only through a waiver's last day."""
+    return datetime.now().astimezone().date()
+
+
+def report(sentences: Sequence[str], edits: Sequence[str]) -> list[str]:
+    """What `problems` found, as lines for people."""
+    lines = [f"waivers fail this run: {sentence}" for sentence in sentences]
+    if edits:
+        lines += ["proposed, for a person to make (as a patch, `git apply` or `patch -p0` takes it):", *edits]
+    return lines
+
+
+def _listed(family: str) -> Sequence[str]:
+    """Every id that a level has; a case from a file may be of no family."""
+    return FAMILIES[family].ids("full") if family in FAMILIES else ()
+
+
+def _exists(case_id: str) -> bool:
+    try:
+        build(case_id)
+    except ConformanceError:
+        return False
+    return True

@@ -1,24 +1,28 @@
-"""What was seen when a failure was saved: it stands in the case file, so that `conform repro` can say "the same"."""
+"""Failing cases as files. A file holds the result, so that `conform repro` can say whether a new run gives the same."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from conformance.backend import registry
 from conformance.backend.registry import Spec
+from conformance.case import casefile
 from conformance.case.case import JSON, Case
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable, shell
 from conformance.judge.verdict import Result
+from conformance.run.scheduler.assign import read_devices
 from conformance.run.scheduler.backend import NAME as SCHED
-from conformance.run.scheduler.devices import read_devices
 
 from .environment import environment
 
-SEEN = "seen"
-"""Its place in a case's provenance."""
+RECORD = "seen"
+"""Where the record stands in a case's provenance."""
+_STEM = 94
+"""Characters of a file's name before its suffix."""
 NUMBERS = ("budget_used", "nmse", "nmse_exact")
 CLOSE = 1e-6
 """Relative difference of two numbers that are called the same: an accelerator's may differ in the last bits from run to
@@ -36,17 +40,39 @@ _PLACES = frozenset(
 """Words in the name of an option that speak of a place, where an adapter does not say which of its options do."""
 
 
-def kept(case: Case, result: Result) -> Case:
-    """`case` with what `result` says of it, and where."""
-    said = result.to_json()
+def save(folder: Path, case: Case, result: Result) -> str:
+    """Write a failing case with its result into `folder`; the path of its file.
+
+    Raises:
+        CaseFileError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(f"{case.id}_{result.backend}")
+    casefile.write(path, [with_result(case, result)])
+    return str(path)
+
+
+def file_name(stem: str) -> str:
+    """A name of at most 99 characters, safe everywhere; with a digest where it would say less than `stem` does."""
+    name = re.sub(r"[^A-Za-z0-9_.=@-]+", "_", stem)
+    if len(name) > _STEM or not re.fullmatch(r"[A-Za-z0-9_.=@/+,?&-]*", stem):
+        digest = sha256(stem.encode(errors="surrogatepass")).hexdigest()[:8]
+        half = (_STEM - 10) // 2
+        name = f"{name}-{digest}" if len(name) <= _STEM - 9 else f"{name[:half]}-{digest}-{name[-half:]}"
+    return f"{name}.gguf"
+
+
+def with_result(case: Case, result: Result) -> Case:
+    """`case` with what `result` says of it, and where it ran."""
+    whole = result.to_json()
     fields = ("backend", "verdict", *NUMBERS, "first_divergence", "detail")
-    record = {k: said[k] for k in fields} | {"environment": environment()}
-    return replace(case, provenance={**case.provenance, SEEN: record})
+    record = {k: whole[k] for k in fields} | {"environment": environment()}
+    return replace(case, provenance={**case.provenance, RECORD: record})
 
 
-def seen(case: Case) -> dict[str, JSON] | None:
+def record_of(case: Case) -> dict[str, JSON] | None:
     """The record in a saved case; None where there is none."""
-    record = case.provenance.get(SEEN)
+    record = case.provenance.get(RECORD)
     return record if isinstance(record, dict) and isinstance(record.get("backend"), str) else None
 
 
@@ -57,7 +83,7 @@ def backend_of(record: dict[str, JSON], command: str, file: Path) -> Spec:
     place in a network; or a name of the user's own settings as it is.
 
     Args:
-        record: what `seen` gave.
+        record: of the file, by `record_of`.
         command: `repro` or `shrink`, for the message.
         file: where the record stands, for the message.
 
