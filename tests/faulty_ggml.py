@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ggml_ctypes import CTensor
-
 from backends.ggml import GgmlBackend
+from conformance.ggml.lib.layout import CTensor
 
 _P = ctypes.c_void_p
 _SUPPORTS_OP, _GRAPH_COMPUTE, _ALLOC_BUFFER = 9, 13, 1
@@ -39,10 +38,7 @@ class FaultyGgml(GgmlBackend):
         for name, result, arguments in (
             ("graph_n_nodes", ctypes.c_int, (_P,)),
             ("graph_node", _P, (_P, ctypes.c_int)),
-            ("nbytes", ctypes.c_size_t, (_P,)),
-            ("op_name", ctypes.c_char_p, (ctypes.c_int,)),
             ("get_name", ctypes.c_char_p, (_P,)),
-            ("backend_buffer_get_type", _P, (_P,)),
         ):
             f = getattr(self.raw, f"ggml_{name}")
             f.restype, f.argtypes = result, arguments
@@ -77,7 +73,7 @@ class FaultyGgml(GgmlBackend):
                     before(CTensor.from_address(pointer))
                 status = real(backend, cgraph)
                 for pointer in self._nodes(cgraph):
-                    after(CTensor.from_address(pointer), self.raw.ggml_nbytes(pointer))
+                    after(CTensor.from_address(pointer), self._ggml.nbytes(pointer))
                 return status
 
             return compute
@@ -90,12 +86,12 @@ class FaultyGgml(GgmlBackend):
 
     def op(self, t: CTensor) -> str:
         """Its op by name."""
-        return bytes(self.raw.ggml_op_name(t.op)).decode()
+        return self._library.op(ctypes.addressof(t))
 
     def repacked(self, t: CTensor) -> bool:
         """Whether `t.src[0]` lies in CPU_REPACK."""
         buffer = CTensor.from_address(t.src[0]).buffer if t.src[0] else None
-        return buffer is not None and self.raw.ggml_backend_buffer_get_type(buffer) == self._bufts[REPACK]
+        return buffer is not None and self._ggml.backend_buffer_get_type(buffer) == self._bufts[REPACK]
 
 
 def _batch(b: FaultyGgml) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from conformance.ggml.lib.layout import CTensor, InitParams
+
 Json = Any
 """What `json` can hold."""
 
@@ -93,31 +95,6 @@ SETTERS: dict[str, str] = {
 """Function -> kinds of its arguments, no context before them; the first tensor is changed."""
 
 
-class CTensor(ctypes.Structure):
-    """`struct ggml_tensor`."""
-
-    _fields_ = (
-        ("type", ctypes.c_int32),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * 4),
-        ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int32),
-        ("op_params", ctypes.c_int32 * 16),
-        ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * 10),
-        ("view_src", ctypes.c_void_p),
-        ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p),
-        ("name", ctypes.c_char * 64),
-        ("extra", ctypes.c_void_p),
-        ("padding", ctypes.c_char * 8),
-    )
-
-
-class _InitParams(ctypes.Structure):
-    _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
-
-
 def library_path() -> str:
     """The shared library in the installed wheel, found without importing it."""
     spec = importlib.util.find_spec("xllamacpp")
@@ -134,7 +111,7 @@ def load() -> ctypes.CDLL:
     lib = ctypes.CDLL(library_path())
     lib.ggml_tensor_overhead.restype = ctypes.c_size_t
     assert lib.ggml_tensor_overhead() == ctypes.sizeof(CTensor) + 32
-    lib.ggml_init.argtypes, lib.ggml_init.restype = (_InitParams,), ctypes.c_void_p
+    lib.ggml_init.argtypes, lib.ggml_init.restype = (InitParams,), ctypes.c_void_p
     lib.ggml_reset.argtypes, lib.ggml_reset.restype = (ctypes.c_void_p,), None
     for name in ("ggml_type_name", "ggml_op_name", "ggml_unary_op_name", "ggml_glu_op_name"):
         getattr(lib, name).argtypes, getattr(lib, name).restype = (_INT,), ctypes.c_char_p
@@ -172,7 +149,7 @@ class World:
 
     def __init__(self) -> None:
         self.lib = load()
-        self.ctx = self.lib.ggml_init(_InitParams(1 << 24, None, True))
+        self.ctx = self.lib.ggml_init(InitParams(1 << 24, None, True))
         self.ops = names(self.lib, "op", "GLU")
         self.unary = names(self.lib, "unary_op", "TRUNC")
         self.glu = names(self.lib, "glu_op", "SWIGLU_CLAMP")

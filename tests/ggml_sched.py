@@ -10,11 +10,10 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ggml_ctypes import CTensor
-
 from backends.ggml.context import Context, Store
-from backends.ggml.library import Library
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.layout import CTensor
+from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import Tensor
 from conformance.run.scheduler.assign import Home, Memory
 
@@ -46,7 +45,7 @@ class RealScheduler:
     def __init__(self, memory: Memory) -> None:
         self.library = library = Library("")
         g = library.ggml
-        self._raw = _raw(library)
+        self._split_graph = _split_graph(library)
         self._real = library.device("CPU")
         self._backend: int = g.backend_dev_init(self._real, None)
         n = range(len(memory.reads))
@@ -77,7 +76,7 @@ class RealScheduler:
             supports: asked about nodes only.
             home: persistent tensors are allocated in the buffer type of that device.
         """
-        g, raw, n = self.library.ggml, self._raw, len(self._backends)
+        g, n = self.library.ggml, len(self._backends)
         tensors = graph.tensors()
         stores = []
         for b in range(n):
@@ -98,17 +97,17 @@ class RealScheduler:
             g.build_forward_expand(cgraph, at[node])
         for t in tensors:
             if t not in home.of:
-                context.set_flags(at[t], t.flags)
-        sched = raw.ggml_backend_sched_new((_P * n)(*self._backends), (_P * n)(*self._bufts), n, size, False, False)
+                self.library.struct(at[t]).flags = t.flags
+        sched = g.backend_sched_new((_P * n)(*self._backends), (_P * n)(*self._bufts), n, size, False, False)
         try:
-            raw.ggml_backend_sched_split_graph(sched, cgraph)
+            self._split_graph(sched, cgraph)
             device = {}
             for node in graph:
-                backend = raw.ggml_backend_sched_get_tensor_backend(sched, at[node])
+                backend = g.backend_sched_get_tensor_backend(sched, at[node])
                 device[node] = self._backends.index(backend)
-            return Found(raw.ggml_backend_sched_get_n_splits(sched), device, self._copies(graph, at, here, device))
+            return Found(g.backend_sched_get_n_splits(sched), device, self._copies(graph, at, here, device))
         finally:
-            raw.ggml_backend_sched_free(sched)
+            g.backend_sched_free(sched)
             context.free()
             for store in stores:
                 store.free()
@@ -135,15 +134,8 @@ def _copy(address: int, words: int) -> ctypes.Array[ctypes.c_void_p]:
     return (_P * words).from_buffer_copy((_P * words).from_address(address))
 
 
-def _raw(library: Library) -> ctypes.CDLL:
-    raw = ctypes.CDLL(str(library.path))
-    for name, result, arguments in (
-        ("new", _P, (_P, _P, ctypes.c_int, ctypes.c_size_t, ctypes.c_bool, ctypes.c_bool)),
-        ("free", None, (_P,)),
-        ("split_graph", None, (_P, _P)),
-        ("get_n_splits", ctypes.c_int, (_P,)),
-        ("get_tensor_backend", _P, (_P, _P)),
-    ):
-        f = getattr(raw, f"ggml_backend_sched_{name}")
-        f.restype, f.argtypes = result, arguments
-    return raw
+def _split_graph(library: Library) -> Callable[[int, int], None]:
+    """`ggml_backend_sched_split_graph`, which the binding does not use."""
+    function = ctypes.CDLL(str(library.path)).ggml_backend_sched_split_graph
+    function.restype, function.argtypes = None, (_P, _P)
+    return function

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.ggml.library import WHEEL
 from conformance import shipped
 from conformance.backend.registry import Spec, adapter, create
 from conformance.case import casefile
 from conformance.cli import main
 from conformance.ggml.errors import BackendError
+from conformance.ggml.lib.library import WHEEL
 from conformance.ggml.ops.rules import check_node
 from conformance.ggml.placement import Placement
 from conformance.ggml.tensor import computes

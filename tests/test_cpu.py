@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from backends.cpu import CpuBackend, rope, support, unary
+from backends.cpu import CpuBackend, elementwise, support
 from backends.cpu.values import alibi_slopes, load, repeated, store, to_bf16
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case, Step
@@ -21,6 +21,7 @@ from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.quants import quants
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, contiguous_nb, nbytes, new_tensor, strided
 from conformance.ggml.types import BF16, F16, F32, I32, I64, Q4_0, Q4_1, Q8_0, Q8_1, TYPES, GGMLType
@@ -83,8 +84,8 @@ def test_every_kernel_says_what_it_takes() -> None:
 
 def test_every_unary_and_glu_has_a_formula() -> None:
     """All sub-ops are there: by table, or XIELU, SWIGLU_OAI and SWIGLU_CLAMP that have parameters."""
-    assert {*unary.UNARY, "XIELU"} == set(UNARY_OPS)
-    assert {*unary.GATES, "SWIGLU_OAI", "SWIGLU_CLAMP"} == set(GLU_OPS)
+    assert {*elementwise.UNARY, "XIELU"} == set(UNARY_OPS)
+    assert {*elementwise.GATES, "SWIGLU_OAI", "SWIGLU_CLAMP"} == set(GLU_OPS)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -350,13 +351,13 @@ def turned(leafs: Leafs, x: Array, positions: Array, mode: int, n_dims: int, **e
     """ROPE of `x` with base 10000 and no YaRN."""
     sections, offset = extra.get("sections", (8, 8, 8, 8)), extra.get("offset", 0)
     a, b = leafs.add(F32, x), leafs.add(I32, positions)
-    if mode & rope.MROPE:
+    if mode & ROPE_TYPE.MROPE:
         return B.rope_multi(a, b, None, n_dims, sections, mode, 0, 10000.0, 1.0, 0.0, 1.0, 32.0, 1.0)
     y = B.rope_ext(a, b, None, n_dims, mode, 0, 10000.0, 1.0, 0.0, 1.0, 32.0, 1.0)
     return B.rope_set_offset(y, offset) if offset else y
 
 
-@pytest.mark.parametrize(("mode", "step"), [(rope.NORMAL, (0, 1)), (rope.NEOX, (0, 8))])
+@pytest.mark.parametrize(("mode", "step"), [(ROPE_TYPE.NORMAL, (0, 1)), (ROPE_TYPE.NEOX, (0, 8))])
 def test_rope_turns_pairs(mode: int, step: tuple[int, int]) -> None:
     """The first pair turns by its position in radians; dims beyond n_dims and before the offset are copied."""
     x, pos = noise(1, 3, 2, 24), np.array([0, 1, 5000])
@@ -372,13 +373,13 @@ def test_rope_turns_pairs(mode: int, step: tuple[int, int]) -> None:
         np.testing.assert_allclose((y**2).sum(-1), (x.astype(float) ** 2).sum(-1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("mode", [rope.MROPE, rope.IMROPE])
+@pytest.mark.parametrize("mode", [ROPE_TYPE.MROPE, ROPE_TYPE.IMROPE])
 def test_mrope_with_one_position_is_neox(mode: int) -> None:
     """Where all four positions of a token are equal, the sections make no difference."""
     leafs = Leafs()
     x, pos = noise(1, 3, 2, 64), np.array([7, 0, 4096])
     many = turned(leafs, x, np.tile(pos, 4), mode, 64, sections=(11, 7, 5, 9))
-    one = turned(leafs, x, pos, rope.NEOX, 64)
+    one = turned(leafs, x, pos, ROPE_TYPE.NEOX, 64)
     got, want = run(leafs, many, one)
     assert np.array_equal(want, got)
 

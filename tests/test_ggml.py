@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import platform
-import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from backends.ggml import GgmlBackend, layout, names
+from backends.ggml import GgmlBackend
 from backends.ggml.context import sub_op
-from backends.ggml.library import WHEEL, Library
 from conformance.backend.interface import Session
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
@@ -26,6 +24,8 @@ from conformance.ggml import types
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import BackendError, GraphError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib import layout, names
+from conformance.ggml.lib.library import WHEEL, Library, tensor_layout
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, pack
@@ -101,8 +101,13 @@ def table(*entries: str) -> SimpleNamespace:
 
 def test_ids_are_taken_by_name() -> None:
     """Another version's order, ops we do not know and a shorter table give right ids and no wrong one."""
-    assert names.op_ids(table("NONE", "MUL", "FUTURE_OP", "ADD", "GLU")) == {"NONE": 0, "MUL": 1, "ADD": 3, "GLU": 4}
-    assert names.op_ids(table("NONE", "ADD")) == {"NONE": 0, "ADD": 1}
+    assert names.ids(table("NONE", "MUL", "FUTURE_OP", "ADD", "GLU").op_name, OPS) == {
+        "NONE": 0,
+        "MUL": 1,
+        "ADD": 3,
+        "GLU": 4,
+    }
+    assert names.ids(table("NONE", "ADD").op_name, OPS) == {"NONE": 0, "ADD": 1}
 
 
 def test_sub_ops_are_translated_by_name() -> None:
@@ -118,16 +123,22 @@ def test_sub_ops_are_translated_by_name() -> None:
 
 
 def test_another_struct_is_refused_by_both_versions(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library whose tensor is larger, or has its fields elsewhere, is unavailable; both versions are named."""
+    """A library whose tensor is larger, or has its fields elsewhere, is unavailable, and both versions are named; the
+    layout of the table that fits is the one that is used.
+    """
     larger = SimpleNamespace(**{**vars(library.ggml), "tensor_overhead": lambda: 400})
-    with pytest.raises(
-        UnavailableError, match=rf"ggml 9\.9 .*ggml {layout.EXPECTED} does.* 368 bytes, 400 bytes found"
-    ):
-        layout.verify(larger, "ggml 9.9 (lib.so)", library.ops, library.types["f16"])
-    moved = struct.Struct(layout.TENSOR.format.replace("<i4x", "<4xi"))
-    monkeypatch.setattr(layout, "TENSOR", moved)
-    with pytest.raises(UnavailableError, match=r"ggml_new_tensor_4d leaves type 1, 0 found"):
-        layout.verify(library.ggml, "ggml 9.9 (lib.so)", library.ops, library.types["f16"])
+    with pytest.raises(UnavailableError, match=rf"ggml 9\.9 .*ggml {layout.EXPECTED} .* is 368 bytes; 400 bytes found"):
+        tensor_layout(larger, "ggml 9.9 (lib.so)", library.ops, library.types["f16"])
+
+    class Moved(ctypes.Structure):
+        _fields_ = (("buffer", ctypes.c_void_p), ("type", ctypes.c_int32), *layout.CTensor._fields_[2:])
+
+    monkeypatch.setattr("conformance.ggml.lib.library.LAYOUTS", (layout.Layout("9.8", tensor=Moved),))
+    with pytest.raises(UnavailableError, match=r"ggml_new_tensor_4d leaves type 1; 0 found"):
+        tensor_layout(library.ggml, "ggml 9.9 (lib.so)", library.ops, library.types["f16"])
+    fitting = layout.Layout("9.9")
+    monkeypatch.setattr("conformance.ggml.lib.library.LAYOUTS", (layout.Layout("9.8", tensor=Moved), fitting))
+    assert tensor_layout(library.ggml, "ggml 9.9 (lib.so)", library.ops, library.types["f16"]) is fitting
 
 
 def test_a_type_laid_out_differently_is_refused_by_name(library: Library) -> None:

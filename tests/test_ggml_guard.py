@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.ggml import GgmlBackend
-from backends.ggml.library import WHEEL
 from conformance.case.case import Case, Step
 from conformance.ggml import types
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.layout import CTensor
+from conformance.ggml.lib.library import WHEEL
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, nbytes
 from conformance.suite import decoder as models
@@ -26,8 +27,6 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
 )
 
-OFFSET_DATA = 248
-"""Of `ggml_tensor.data`."""
 INPUT = -1
 """The input instead of a node; the offset is then one into it."""
 
@@ -70,7 +69,7 @@ class Vandal:
         plan = self.session._plan
         inside = self.which == INPUT
         t = next(iter(plan.inputs.at)) if inside else plan.graph.nodes[self.which]
-        data = ctypes.c_uint64.from_address(plan.at[t] + OFFSET_DATA).value
+        data = CTensor.from_address(plan.at[t]).data
         place = data + (self.offset if self.offset < 0 or inside else nbytes(t) + self.offset)
         ctypes.c_uint8.from_address(place).value ^= 0xFF
         return status

@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 
 from backends.ggml import GgmlBackend
-from backends.ggml.devices import survey
-from backends.ggml.library import WHEEL, Library
-from backends.ggml.placement import USAGES, Home
-from backends.ggml.sched import sched_homes
+from backends.ggml.placement import USAGES, Home, sched_homes
 from backends.ggml.session import GgmlSession
 from conformance.backend.interface import Witness
 from conformance.case.case import Case, Step
 from conformance.ggml import types
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.library import WHEEL, Library
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.placement import Placement
 from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes
@@ -125,9 +123,9 @@ def test_opaque_caches_are_said_to_be(direct: GgmlBackend) -> None:
 def test_weights_of_a_repacking_buffer_are_read_as_written() -> None:
     """A buffer type of its own for weights goes with the scheduler; what it packs is read as it was written."""
     library = Library()
-    (offered,) = [o for o in survey(library) if o.name == "CPU"]
-    assert offered.kind == "CPU"
-    if "CPU_REPACK" not in offered.buffer_types:
+    device = library.device("CPU")
+    assert library.device_type(device) == "CPU"
+    if "CPU_REPACK" not in library.buffer_types(device):
         pytest.skip("this machine's ggml repacks nothing")
     case = models.make("kv_growth/llama-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64,w=q4_0,run=p5.d1@3")
     backend = GgmlBackend(mode="sched", buffer="CPU_REPACK")

@@ -18,14 +18,14 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.errors import BackendCrashError, BackendError
+from conformance.ggml.lib.library import WHEEL
 from conformance.judge.verdict import Result, Verdict
 from conformance.run import recorded
 from conformance.run.runner import Runner
 from conformance.suite.captured import FAMILY as CAPTURED
 from conformance.suite.zoo import capture as recording
 from conformance.suite.zoo import family as zoo
-from conformance.suite.zoo.library import WHEEL
-from conformance.suite.zoo.request import Request
+from conformance.suite.zoo.capture import Request
 
 needs_wheel = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"

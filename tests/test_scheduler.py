@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from ggml_sched import RealScheduler
 
+from backends import xdna2
 from backends.cpu import CpuBackend
 from backends.xdna2 import Xdna2Backend
 from conformance.backend import registry
@@ -271,9 +272,7 @@ def test_trajectories_pass_on_the_npu_model_and_the_real_ggml(runner: Runner) ->
 
 def test_a_wrong_node_of_one_device_is_named(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong scale of one row fails the trajectory, and the NPU's first MUL_MAT is named, not what follows it."""
-    from backends.xdna2 import backend as module  # noqa: PLC0415  # its inside is changed
-
-    right = module._by_rows
+    right = xdna2._by_rows
 
     def wrong(x: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> tuple[object, object]:
         q, d = right(x)
@@ -281,7 +280,7 @@ def test_a_wrong_node_of_one_device_is_named(runner: Runner, monkeypatch: pytest
         d[0] *= np.float32(1.5)
         return q, d
 
-    monkeypatch.setattr(module, "_by_rows", wrong)
+    monkeypatch.setattr(xdna2, "_by_rows", wrong)
     spec = Spec.parse("sched?devices=xdna2:k=32,cpu")
     (result,) = runner.run(spec, [runner.case(f"kv_growth/llama-{TINY},run=p5@0")])
     assert result.verdict is Verdict.FAIL

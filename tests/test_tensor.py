@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ggml_ctypes import CTensor, load
+from ggml_ctypes import load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from conformance.ggml import tensor as tn
 from conformance.ggml.errors import GraphError
+from conformance.ggml.lib.layout import CTensor
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Bytes, Dims, Tensor
 from conformance.ggml.types import BF16, F16, F32, I8, I64, Q4_0, Q8_0, TYPES, GGMLType

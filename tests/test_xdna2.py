@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
-from backends.xdna2 import Xdna2Backend
+from backends.xdna2 import ARITHMETIC, Xdna2Backend
 from backends.xdna2.array import DECODE_N, LEAST_N, PREFILL_N, Array, padded
-from backends.xdna2.backend import ARITHMETIC
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step

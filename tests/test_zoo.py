@@ -24,9 +24,8 @@ from conformance.judge.verdict import Verdict
 from conformance.run.runner import Runner
 from conformance.suite.decoder.grammar import make as build
 from conformance.suite.plan import parse
-from conformance.suite.zoo import family, library, metadata, weights
-from conformance.suite.zoo.capture import ask
-from conformance.suite.zoo.request import Request
+from conformance.suite.zoo import family, model
+from conformance.suite.zoo.capture import Request, ask
 
 TINY = "set=block_count:1"
 
@@ -167,14 +166,14 @@ def test_the_list_says_what_runs() -> None:
     assert done.exit_code == 0
     match = re.search(r"(\d+) of (\d+) run", done.output)
     assert match is not None
-    assert (int(match[1]) >= 110, int(match[2])) == (True, len(metadata.table()))
-    for name, arch in metadata.table().items():
+    assert (int(match[1]) >= 110, int(match[2])) == (True, len(model.table()))
+    for name, arch in model.table().items():
         assert arch.lacks or name in done.output
 
 
 def test_without_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing wheel, or a library that is none, is one clear reason."""
-    monkeypatch.setattr(library, "WHEEL", "no_such_wheel")
+    monkeypatch.setattr("conformance.ggml.lib.library.WHEEL", "no_such_wheel")
     with pytest.raises(UnavailableError, match="not installed"):
         family.ids("smoke")
     with pytest.raises(UnavailableError, match="no such file"):
@@ -184,7 +183,7 @@ def test_without_the_library_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 def test_nothing_is_imported_from_the_wheel() -> None:
     """The wheel's package runs no code here: only its library is loaded."""
     code = (
-        "import sys; from conformance.suite.zoo.library import Library; Library(); "
+        "import sys; from conformance.ggml.lib.llama import Llama; Llama(); "
         "import json; print(json.dumps([m for m in sys.modules if m.startswith('xllamacpp')]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -193,9 +192,9 @@ def test_nothing_is_imported_from_the_wheel() -> None:
 
 def test_decays_decay() -> None:
     """State-space weights that must be negative are, and every recipe depends on the name."""
-    a = weights.recipe("c", new_tensor(F32, 1, 4, name="blk.0.ssm_a"))
+    a = model.recipe("c", new_tensor(F32, 1, 4, name="blk.0.ssm_a"))
     assert a.b < 0
-    assert weights.recipe("c", new_tensor(F32, 8, 8, name="blk.0.attn_q.weight")).tensor == "blk.0.attn_q.weight"
+    assert model.recipe("c", new_tensor(F32, 8, 8, name="blk.0.attn_q.weight")).tensor == "blk.0.attn_q.weight"
 
 
 def test_parts_are_read() -> None:

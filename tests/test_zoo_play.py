@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from gguf import GGUFReader
 
 from conformance.cli import main
+from conformance.ggml.lib.library import WHEEL
 from conformance.suite.zoo import choices
 from conformance.suite.zoo.choices import Choice, flips
-from conformance.suite.zoo.library import WHEEL
 from conformance.suite.zoo.play import RUNS, Device, Look, Played, _run, compare, explain, nmse, play, prepare
 
 needs_wheel = pytest.mark.skipif(

@@ -12,22 +12,14 @@ from conformance.backend.kernel import Kernel, KernelBackend, Raw, Sources
 from conformance.ggml.arithmetic import EXACT, Arithmetic, Mixed
 from conformance.ggml.tensor import Tensor
 
-from . import attention, copying, elementwise, matmul, matrices, recurrent, rope, rows, unary
+from . import attention, elementwise, matmul, recurrent, rope, rows, views, windows
 from .support import refusal
+
+_TOPICS = (elementwise, rows, views, matmul, attention, rope, windows, recurrent)
 
 
 def _table(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    return {
-        **elementwise.kernels(arithmetic.quantize),
-        **copying.kernels(arithmetic),
-        **matmul.kernels(arithmetic),
-        **attention.kernels(arithmetic),
-        **unary.kernels(arithmetic),
-        **rows.KERNELS,
-        **recurrent.KERNELS,
-        **matrices.KERNELS,
-        **rope.kernels(arithmetic),
-    }
+    return {op: kernel for topic in _TOPICS for op, kernel in topic.kernels(arithmetic).items()}
 
 
 def _by_node(arithmetic: Mixed) -> dict[str, Kernel]:

@@ -1,14 +1,16 @@
-"""FLASH_ATTN_EXT: softmax(scale Q K^T + slope mask) V in one op, any layout of K and V.
+"""Softmax and attention: FLASH_ATTN_EXT, SOFT_MAX, masks, the indexer of sparse attention, hyper-connections.
 
-A KV cell whose mask is -inf takes no part, whatever K and V hold there; a row without any cell is zero, as in ggml.
-(ggml's kernel for 64 tokens and more lets a NaN there through where other tokens of the tile see the cell's tile.)
-`op_params[3]` (precision) and `op_params[4]` (`n_kv_max`, a bound on the finite mask entries of a row that lets a
-backend skip work) change nothing in the exact value.
+FLASH_ATTN_EXT is softmax(scale Q K^T + slope mask) V in one op, for any layout of K and V. A KV cell whose mask is -inf
+takes no part, whatever K and V hold there; a row without any cell is zero, as in ggml. (ggml's kernel for 64 tokens and
+more lets a NaN there through where other tokens of the tile see the cell's tile.) `prec` and `n_kv_max` (a bound on the
+finite mask entries of a row that lets a backend skip work) change nothing in the exact value.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +22,12 @@ from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16, F32, GGMLType, type_named
 
 from .matmul import Activations
-from .values import Values, alibi_slopes, load, operand, optional, repeated, store
+from .values import Values, alibi_slopes, in_float64, load, operand, optional, repeated, store
 
 
 def _scores(node: Tensor, kq: Values, mask: Values | None) -> tuple[Values, NDArray[np.bool_] | None]:
     """KQ with scale, softcap, ALiBi and mask, `(ne3, heads, n_tokens, n_kv)`, and where the mask is -inf."""
-    scale, max_bias, softcap = (node.param_f32(i) for i in range(3))
+    scale, max_bias, softcap = node.params.scale, node.params.max_bias, node.params.logit_softcap
     batch, heads, tokens, n_kv = kq.shape
     if softcap:
         kq = softcap * np.tanh(kq * (scale / softcap))
@@ -54,8 +56,8 @@ def _weighted(p: Values, v: Values, hidden: NDArray[np.bool_] | None) -> Values:
     up, down = (_meet(seen & (flat > 0), v == infinity) for infinity in (np.inf, -np.inf))
     lost = _meet(seen, np.isnan(v)) | _meet(seen & (flat == 0), np.isinf(v)) | (up & down)
     exact = flat @ np.where(broken, 0.0, v)
-    told = np.select([lost, up, down], [np.nan, np.inf, -np.inf], exact)
-    return told.reshape(batch, heads, tokens, -1)
+    result = np.select([lost, up, down], [np.nan, np.inf, -np.inf], exact)
+    return result.reshape(batch, heads, tokens, -1)
 
 
 def _meet(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -83,14 +85,14 @@ def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: GGM
     for cell in range(n_kv):
         ms, vs = (a[..., cell].astype(np.float32).astype(np.float64).reshape(shape) for a in (scale, weight))
         if (ms != 1).any():
-            total = _kept(total * ms, keep)
+            total = _rounded(total * ms, keep)
         if vs.any():
-            added = _kept(total + v[:, :, None, None, cell] * vs, keep)
+            added = _rounded(total + v[:, :, None, None, cell] * vs, keep)
             total = np.where(seen[..., cell].reshape(shape), added, total)
     return total.reshape(batch, heads, tokens, -1)
 
 
-def _kept(x: Values, keep: GGMLType) -> Values:
+def _rounded(x: Values, keep: GGMLType) -> Values:
     return quants.roundtrip(keep, x).astype(np.float64)
 
 
@@ -132,6 +134,80 @@ def _flash_attn_ext(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources
     )
 
 
+def _soft_max(node: Tensor, x: Values, mask: Values | None = None, sinks: Values | None = None) -> Values:
+    """softmax(scale x + slope mask), `sinks` one more logit per head (ne[2]) that gets no output.
+
+    A row of -inf alone is NaN throughout, as in `ggml_compute_forward_soft_max_f32`, unless there is a sink.
+    """
+    scale, max_bias = node.params.scale, node.params.max_bias
+    heads = x.shape[1]
+    x *= scale
+    if mask is not None:
+        rows = repeated(mask[:, :, : x.shape[2]], (*x.shape[:2], *(min(mask.shape[2], x.shape[2]), x.shape[3])))
+        x += alibi_slopes(max_bias, heads)[:, None, None] * rows
+    top = x.max(-1, keepdims=True)
+    sink = None if sinks is None else sinks[0, 0, 0, :heads][:, None, None]
+    if sink is not None:
+        top = np.maximum(top, sink)
+    np.exp(x - top, out=x)
+    total = x.sum(-1, keepdims=True)
+    if sink is not None:
+        total += np.exp(sink - top)
+    x /= total
+    return x
+
+
+def _diag_mask(value: float, node: Tensor, x: Values) -> NDArray[Any]:
+    """`value` right of the diagonal that is shifted by `n_past`."""
+    above = np.arange(node.ne[0]) > node.params.n_past + np.arange(node.ne[1])[:, None]
+    return np.where(above, value, x)
+
+
+def _lightning_indexer(node: Tensor, q: Values, k: Values, weights: Values, mask: Values) -> Values:
+    """`dst[j, t] = sum_h max(q_ht k_j, 0) weights_ht + mask[j, t]`."""
+    keys = k[:, :, 0]  # s, n_kv, n
+    scores = np.maximum(q @ keys.swapaxes(-1, -2)[:, None], 0)  # s, n_t, heads, n_kv
+    y: Values = (scores * weights[:, 0][..., None]).sum(-2)[:, None] + np.tile(mask, (node.ne[3] // len(mask), 1, 1, 1))
+    return y
+
+
+def _hc_comb(node: Tensor, mixes: Values, scale: Values, base: Values) -> Values:
+    eps, n_iter, hc = node.params.eps, node.params.n_iter, node.ne[0]
+    x: Values = (mixes * scale[0, 0, 0, 2] + base)[0, 0, :, 2 * hc :].reshape(-1, hc, hc)
+    x = np.exp(x - x.max(-1, keepdims=True))
+    x = x / x.sum(-1, keepdims=True) + eps
+    x = x / (x.sum(-2, keepdims=True) + eps)
+    for _ in range(n_iter - 1):
+        x = x / (x.sum(-1, keepdims=True) + eps)
+        x = x / (x.sum(-2, keepdims=True) + eps)
+    return x[None]
+
+
+def _hc_pre(node: Tensor, x: Values, weights: Values) -> Values:
+    share: Values = 1 / (1 + np.exp(-weights[0])) if node.params.gated else weights[0, 0][..., None]
+    y: Values = (x[0] * share).sum(-2) * node.params.scale
+    return y[None, None]
+
+
+def _hc_post(_: Tensor, x: Values, residual: Values, post: Values, comb: Values | None = None) -> Values:
+    """`dst[:, d, t] = x[:, t] post[d, t] + sum_s residual[:, s, t] comb[d, s, t]`."""
+    given = x[0, 0][:, None, :] * post[0, 0][..., None]
+    mixed = residual[0] if comb is None else comb[0].swapaxes(-1, -2) @ residual[0]
+    y: Values = (given + mixed)[None]
+    return y
+
+
+FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
+    "SOFT_MAX": _soft_max,
+    "DIAG_MASK_INF": partial(_diag_mask, -np.inf),
+    "DIAG_MASK_ZERO": partial(_diag_mask, 0.0),
+    "LIGHTNING_INDEXER": _lightning_indexer,
+    "DSV4_HC_COMB": _hc_comb,
+    "DSV4_HC_PRE": _hc_pre,
+    "DSV4_HC_POST": _hc_post,
+}
+
+
 def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    """Op -> kernel; Q is rounded first, and sums on the way, where `arithmetic` says so."""
-    return {"FLASH_ATTN_EXT": partial(_flash_attn_ext, arithmetic)}
+    """Op -> kernel; FLASH_ATTN_EXT rounds Q first, and sums on the way, where `arithmetic` says so."""
+    return {**{op: in_float64(f) for op, f in FORMULAS.items()}, "FLASH_ATTN_EXT": partial(_flash_attn_ext, arithmetic)}

@@ -2,10 +2,15 @@
 
 ggml computes in float32 and then rounds to F16 or BF16; the two roundings can meet at a tie that the one rounding here
 does not see, and the results then differ by a step of the type.
+
+UNARY and GLU follow the formulas that ggml's CPU approximates. It reads GELU and GELU_QUICK of F32 and F16 from a table
+of 65,536 F16 values, and so do GEGLU and GEGLU_QUICK: a GELU_QUICK beyond F16's range is infinite or NaN. The values
+here are those of the formula, unless an `Arithmetic` lists the table.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,9 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.quants import quants
 from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F16, F32, GGMLType, type_named
 
 from .values import Values, checked_index, in_float64, repeated
+
+Function = Callable[[Values], NDArray[Any]]
 
 
 def _binary(f: Callable[[Values, Values], Values], node: Tensor, a: Values, b: Values) -> Values:
@@ -34,25 +44,21 @@ def _add_id(node: Tensor, a: Values, b: Values, ids: Values) -> Values:
 
 def _clamp(node: Tensor, x: Values) -> Values:
     """`MAX(MIN(x, max), min)` with C's macros, so a NaN becomes max."""
-    low, high = node.param_f32(0), node.param_f32(1)
+    low, high = node.params.min, node.params.max
     x = np.where(x < high, x, high)
     return np.where(x > low, x, low)
 
 
 def _leaky_relu(node: Tensor, x: Values) -> Values:
     """Zero for NaN: both of ggml's comparisons are false."""
-    return np.where(x > 0, x, 0) + node.param_f32(0) * np.where(x < 0, x, 0)
+    slope: float = node.params.negative_slope
+    return np.where(x > 0, x, 0) + slope * np.where(x < 0, x, 0)
 
 
 def _arange(node: Tensor) -> Values:
-    start, step = node.param_f32(0), node.param_f32(2)
-    return start + step * np.arange(node.ne[0], dtype=np.float64).reshape(node.shape)
-
-
-def _diag_mask(value: float, node: Tensor, x: Values) -> NDArray[Any]:
-    """`value` right of the diagonal that is shifted by `n_past`."""
-    above = np.arange(node.ne[0]) > node.param_i32(0) + np.arange(node.ne[1])[:, None]
-    return np.where(above, value, x)
+    start: float = node.params.start
+    steps: Values = node.params.step * np.arange(node.ne[0], dtype=np.float64).reshape(node.shape)
+    return start + steps
 
 
 FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
@@ -62,7 +68,7 @@ FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
     "MUL": partial(_binary, np.multiply),
     "DIV": partial(_binary, np.divide),
     "ADD_ID": _add_id,
-    "SCALE": lambda node, x: x * node.param_f32(0) + node.param_f32(1),
+    "SCALE": lambda node, x: x * node.params.s + node.params.b,
     "SQR": lambda _, x: x * x,
     "SQRT": lambda _, x: np.sqrt(x),
     "LOG": lambda _, x: np.log(x),
@@ -70,13 +76,161 @@ FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
     "COS": lambda _, x: np.cos(x),
     "CLAMP": _clamp,
     "LEAKY_RELU": _leaky_relu,
-    "FILL": lambda node, x: np.full_like(x, node.param_f32(0)),
+    "FILL": lambda node, x: np.full_like(x, node.params.c),
     "ARANGE": _arange,
-    "DIAG_MASK_INF": partial(_diag_mask, -np.inf),
-    "DIAG_MASK_ZERO": partial(_diag_mask, 0.0),
 }
 
 
-def kernels(quantize: str) -> Mapping[str, Kernel]:
-    """Op -> kernel; `quantize` is how ADD stores into block types."""
-    return {op: in_float64(f, quantize) for op, f in FORMULAS.items()}
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+
+
+def sigmoid(x: Values) -> Values:
+    """1 / (1 + exp(-x))."""
+    y: Values = 1 / (1 + np.exp(-x))
+    return y
+
+
+def silu(x: Values) -> Values:
+    """`x` times its sigmoid."""
+    return x * sigmoid(x)
+
+
+def gelu(x: Values) -> Values:
+    """The tanh form, `ggml_gelu_f32`; written with exp because 1 + tanh cancels for negative x."""
+    return x * sigmoid(2 * math.sqrt(2 / math.pi) * x * (1 + 0.044715 * x * x))
+
+
+def gelu_erf(x: Values) -> Values:
+    """The exact form, 0.5 x (1 + erf(x / sqrt 2)); written with erfc because 1 + erf cancels for negative x."""
+    return 0.5 * x * np.asarray(_erfc(-x / math.sqrt(2)), np.float64)
+
+
+def gelu_quick(x: Values) -> Values:
+    """`x` times the sigmoid of 1.702 `x`."""
+    return x * sigmoid(1.702 * x)
+
+
+def relu(x: Values) -> Values:
+    """Zero for NaN, as ggml's comparison."""
+    return np.where(x > 0, x, 0.0)
+
+
+def _hardsigmoid(x: Values) -> Values:
+    """C's fmin and fmax drop a NaN: zero comes of it."""
+    return np.fmin(1.0, np.fmax(0.0, (x + 3) / 6))
+
+
+def _sgn(x: Values) -> Values:
+    return np.where(x > 0, 1.0, np.where(x < 0, -1.0, 0.0))
+
+
+UNARY: dict[str, Function] = {
+    "ABS": np.abs,
+    "SGN": _sgn,
+    "NEG": np.negative,
+    "STEP": lambda x: np.where(x > 0, 1.0, 0.0),
+    "TANH": np.tanh,
+    "ELU": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "RELU": relu,
+    "SIGMOID": sigmoid,
+    "GELU": gelu,
+    "GELU_QUICK": gelu_quick,
+    "SILU": silu,
+    "HARDSWISH": lambda x: x * _hardsigmoid(x),
+    "HARDSIGMOID": _hardsigmoid,
+    "EXP": np.exp,
+    "EXPM1": np.expm1,
+    "SOFTPLUS": lambda x: np.logaddexp(0.0, x),
+    "GELU_ERF": gelu_erf,
+    "FLOOR": np.floor,
+    "CEIL": np.ceil,
+    "ROUND": lambda x: np.trunc(x + np.copysign(0.5, x)),  # half away from zero, as C's roundf
+    "TRUNC": np.trunc,
+}
+"""Sub-op of UNARY -> its function; XIELU, which has parameters, is `_xielu`."""
+
+GATES: dict[str, str] = {
+    "REGLU": "RELU",
+    "GEGLU": "GELU",
+    "SWIGLU": "SILU",
+    "GEGLU_ERF": "GELU_ERF",
+    "GEGLU_QUICK": "GELU_QUICK",
+}
+"""Sub-op of GLU -> the sub-op of UNARY in it; the two with parameters are `_swiglu_oai` and `_swiglu_clamp`."""
+
+_TABLE_TYPES = (F32, F16)
+
+
+def _xielu(node: Tensor, x: Values) -> Values:
+    """`op_xielu`; `ggml_xielu` has already put alpha_n and alpha_p through softplus and added beta."""
+    p = node.params
+    negative: Values = (np.expm1(np.minimum(x, p.eps)) - x) * p.alpha_n + p.beta * x
+    positive: Values = p.alpha_p * x * x + p.beta * x
+    return np.where(x > 0, positive, negative)
+
+
+def _swiglu_oai(node: Tensor, x: Values, g: Values) -> Values:
+    """`x sigmoid(alpha x) (g + 1)`, x below limit and g within it."""
+    alpha, limit = node.params.alpha, node.params.limit
+    x = np.minimum(x, limit)
+    return x * sigmoid(alpha * x) * (np.clip(g, -limit, limit) + 1)
+
+
+def _swiglu_clamp(node: Tensor, x: Values, g: Values) -> Values:
+    """`silu(x) g`, x below limit and g within it."""
+    limit = node.params.limit
+    return silu(np.minimum(x, limit)) * np.clip(g, -limit, limit)
+
+
+def _looked_up(function: Function, table: str, x: Values) -> Values:
+    """`function` through a table: argument and value rounded to `table`, as in `ggml_vec_gelu_f32`."""
+    type_ = type_named(table)
+    value = quants.roundtrip(type_, function(quants.roundtrip(type_, x).astype(np.float64)))
+    return value.astype(np.float64)
+
+
+def _gelu_looked_up(table: str, x: Values) -> Values:
+    """GELU's table ends at ten: zero below, the argument itself above."""
+    inside = np.abs(x) < 10
+    return np.where(inside | np.isnan(x), _looked_up(gelu, table, np.where(inside, x, 0.0)), np.maximum(x, 0.0))
+
+
+def _function(tables: Mapping[str, str], op: str, type_: GGMLType) -> Function:
+    """The function of a sub-op for arguments of `type_`, through its table where there is one."""
+    table = tables.get(op) if type_ in _TABLE_TYPES else None
+    if table is None:
+        return UNARY[op]
+    return partial(_gelu_looked_up, table) if op == "GELU" else partial(_looked_up, UNARY[op], table)
+
+
+def _unary(tables: Mapping[str, str], node: Tensor, x: Values) -> NDArray[Any]:
+    op = node.params.op
+    return _xielu(node, x) if op == "XIELU" else _function(tables, op, node.type)(x)
+
+
+def _glu(tables: Mapping[str, str], node: Tensor, a: Values, b: Values | None = None) -> NDArray[Any]:
+    """A gate times the activation of the other half; both halves of one tensor's rows where `b` is absent.
+
+    A row's half is `ne[0] / 2` whole elements: of an odd row the last one is never read. `swapped` exchanges
+    the halves of the single-tensor form: the second is then the activated one.
+    """
+    op = node.params.op
+    if b is None:
+        half = a.shape[-1] // 2
+        first, second = a[..., :half], a[..., half : 2 * half]
+        a, b = (second, first) if node.params.swapped else (first, second)
+    if op == "SWIGLU_OAI":
+        return _swiglu_oai(node, a, b)
+    if op == "SWIGLU_CLAMP":
+        return _swiglu_clamp(node, a, b)
+    gated: Values = _function(tables, GATES[op], node.type)(a) * b
+    return np.where(a > 0, gated, 0.0) if op == "REGLU" else gated
+
+
+def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
+    """Op -> kernel; `arithmetic` says how ADD stores into block types, and which functions are tables."""
+    return {
+        **{op: in_float64(f, arithmetic.quantize) for op, f in FORMULAS.items()},
+        "UNARY": in_float64(partial(_unary, arithmetic.tables)),
+        "GLU": in_float64(partial(_glu, arithmetic.tables)),
+    }

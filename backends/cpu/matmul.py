@@ -1,4 +1,4 @@
-"""MUL_MAT, MUL_MAT_ID and SSM_CONV: exact products in float64, of activations rounded first where asked.
+"""Products and triangles of matrices, in float64.
 
 ggml turns `src[1]` into the `vec_dot_type` of `src[0]`'s type before it multiplies. An `Arithmetic` that lists the type
 makes the same rounding here, and the product after it stays exact.
@@ -6,23 +6,23 @@ makes the same rounding here, and the product after it stays exact.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.ops.matmul import TRI_TYPE
 from conformance.ggml.quants import quants
 from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.quants.requant import requantised
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import Q4_1, Q5_1, Q8_1, TYPES, GGMLType, type_named
 
-from .requantised import weight
-from .values import Values, checked_index, in_float64, load, operand, store
+from .values import Values, checked_index, in_float64, load, operand, store, weight
 
 _OFFSET_TYPES = (Q4_1, Q5_1)
 """Weights `d q + m` whose m ggml multiplies with the block sum `s` of Q8_1, an F16, and not with the quants."""
@@ -95,7 +95,7 @@ def _dot(type_: GGMLType, raw: Raw, x: Values, error: Values | None) -> Values:
 def _mul_mat(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`dst[i3, i2, i1, i0] = sum_k src0[i3 / r3, i2 / r2, i0, k] src1[i3, i2, i1, k]`.
 
-    With the hint GGML_HINT_SRC0_IS_HADAMARD in `op_params[1]` ggml may not read `src[0]`; here it is multiplied.
+    With the hint GGML_HINT_SRC0_IS_HADAMARD ggml may not read `src[0]`; here it is multiplied.
     """
     (type_, w_raw), (x, x_raw) = weight(arithmetic, node, src), operand(node, src, 1)
     activations = Activations(arithmetic.mul_mat.get(type_.name), arithmetic.quantize, type_, x.type, x_raw)
@@ -120,17 +120,43 @@ def _mul_mat_id(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) ->
     store(node.type, dst, out[None])
 
 
-def _ssm_conv(node: Tensor, sx: Values, c: Values) -> Values:
-    """`dst[i1, it, is] = sum_k sx[it + k, i1, is] c[k, i1]`: a causal convolution per channel."""
-    windows = sliding_window_view(sx, c.shape[-1], axis=-1)[..., : node.ne[1], :]
-    y: Values = (windows * c[..., None, :]).sum(-1).swapaxes(-1, -2)
+def _out_prod(_: Tensor, a: Values, b: Values) -> Values:
+    """`dst[i0, i1] = sum_k a[i0, k] b[i1, k]`; matrix i of `b` meets matrix `i / r` of `a`."""
+    for axis in (0, 1):
+        a = np.repeat(a, b.shape[axis] // a.shape[axis], axis)
+    y: Values = b.swapaxes(-1, -2) @ a
     return y
 
 
+_TRIANGLES: dict[TRI_TYPE, Callable[[Values], Values]] = {
+    TRI_TYPE.UPPER_DIAG: np.triu,
+    TRI_TYPE.UPPER: lambda x: np.triu(x, 1),
+    TRI_TYPE.LOWER_DIAG: np.tril,
+    TRI_TYPE.LOWER: lambda x: np.tril(x, -1),
+}
+
+
+def _solve_tri(_: Tensor, a: Values, b: Values) -> Values:
+    """Forward substitution: what stands above the diagonal is not read."""
+    x = np.empty_like(b)
+    for i in range(b.shape[-2]):
+        known = (a[..., i : i + 1, :i] @ x[..., :i, :])[..., 0, :]
+        x[..., i, :] = (b[..., i, :] - known) / a[..., i, i, None]
+    return x
+
+
+FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
+    "OUT_PROD": _out_prod,
+    "TRI": lambda node, x: _TRIANGLES[node.params.type](x),
+    "DIAG": lambda node, x: np.where(np.eye(node.ne[0], dtype=np.bool_), x, 0.0),
+    "SOLVE_TRI": _solve_tri,
+}
+
+
 def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    """Op -> kernel."""
+    """Op -> kernel; weights and activations are rounded first as `arithmetic` says."""
     return {
+        **{op: in_float64(f) for op, f in FORMULAS.items()},
         "MUL_MAT": partial(_mul_mat, arithmetic),
         "MUL_MAT_ID": partial(_mul_mat_id, arithmetic),
-        "SSM_CONV": in_float64(_ssm_conv),
     }

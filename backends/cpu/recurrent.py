@@ -1,4 +1,4 @@
-"""Ops with a state: SSM_SCAN, RWKV_WKV6, RWKV_WKV7, GATED_LINEAR_ATTN, GATED_DELTA_NET, one token after the other.
+"""Ops of recurrent layers: SSM_CONV, and those with a state, which go one token after the other.
 
 Their result is the outputs and then the new states. A state that an op leaves unwritten (GATED_DELTA_NET and SSM_SCAN
 asked for more states than there are tokens) stays as it was.
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Tensor
 
-from .values import Values, checked_index, load, operand, store
+from .values import Values, checked_index, in_float64, load, operand, store
 
 
 def _values(node: Tensor, src: Sources, n: int) -> Iterator[Values]:
@@ -44,13 +46,13 @@ def _ssm_scan(node: Tensor, dst: Raw, src: Sources) -> None:
     step = _softplus(dt[0])  # n_s, n_t, n_head
     per_group = n_head // b.shape[2]
     b, c = (np.repeat(v, per_group, axis=2)[:, :, :, None, :] for v in (b, c))
-    state, y, kept = s[ids], np.empty_like(x), []
+    state, y, states = s[ids], np.empty_like(x), []
     for t in range(n_t):
         decay = np.exp(step[:, t, :, None] * a[0, 0])
         state = state * decay[:, :, None] + b[:, t] * (x[:, t] * step[:, t, :, None])[..., None]
         y[:, t] = (state * c[:, t]).sum(-1)
-        kept.append(state)
-    _finish(node, dst, y, _last(kept, node.param_i32(0)))
+        states.append(state)
+    _finish(node, dst, y, _last(states, node.params.K))
 
 
 def _last(states: list[Values], n: int) -> list[Values]:
@@ -101,7 +103,7 @@ def _gated_linear_attn(node: Tensor, dst: Raw, src: Sources) -> None:
     y = np.empty_like(v)
     for t in range(k.shape[1]):
         state = g[:, t, :, :, None] * state + k[:, t, :, :, None] * v[:, t, :, None, :]
-        y[:, t] = (q[:, t, :, :, None] * state).sum(-2) * node.param_f32(0)
+        y[:, t] = (q[:, t, :, :, None] * state).sum(-2) * node.params.scale
     _finish(node, dst, y, [state])
 
 
@@ -113,20 +115,30 @@ def _gated_delta_net(node: Tensor, dst: Raw, src: Sources) -> None:
     q, k, v, g, beta, state = _values(node, src, 6)
     n_s, n_t, heads, size = v.shape
     q, k = (np.tile(np.repeat(x, n_s // x.shape[0], 0), (1, 1, heads // x.shape[2], 1)) for x in (q, k))
-    y, kept = np.empty_like(v), []
+    y, states = np.empty_like(v), []
     for t in range(n_t):
         state = state * np.exp(g[:, t])[:, :, None, :]
         delta = (v[:, t] - (state * k[:, t, :, None, :]).sum(-1)) * beta[:, t]
         state = state + delta[..., None] * k[:, t, :, None, :]
         y[:, t] = (state * q[:, t, :, None, :]).sum(-1) / np.sqrt(size)
-        kept.append(state)
-    _finish(node, dst, y, _last(kept, node.param_i32(0)))
+        states.append(state)
+    _finish(node, dst, y, _last(states, node.params.K))
 
 
-KERNELS: dict[str, Kernel] = {
-    "SSM_SCAN": _ssm_scan,
-    "RWKV_WKV6": _wkv6,
-    "RWKV_WKV7": _wkv7,
-    "GATED_LINEAR_ATTN": _gated_linear_attn,
-    "GATED_DELTA_NET": _gated_delta_net,
-}
+def _ssm_conv(node: Tensor, sx: Values, c: Values) -> Values:
+    """`dst[i1, it, is] = sum_k sx[it + k, i1, is] c[k, i1]`: a causal convolution per channel."""
+    windows = sliding_window_view(sx, c.shape[-1], axis=-1)[..., : node.ne[1], :]
+    y: Values = (windows * c[..., None, :]).sum(-1).swapaxes(-1, -2)
+    return y
+
+
+def kernels(_: Arithmetic) -> dict[str, Kernel]:
+    """Op -> kernel."""
+    return {
+        "SSM_CONV": in_float64(_ssm_conv),
+        "SSM_SCAN": _ssm_scan,
+        "RWKV_WKV6": _wkv6,
+        "RWKV_WKV7": _wkv7,
+        "GATED_LINEAR_ATTN": _gated_linear_attn,
+        "GATED_DELTA_NET": _gated_delta_net,
+    }

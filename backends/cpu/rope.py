@@ -2,7 +2,7 @@
 
 ggml makes theta by multiplying with theta_scale once per pair, in float32, so its angles drift: by up to 3e-4 rad at
 position 4,096 and 3e-3 rad at 32,768. Here, unless an `Arithmetic` asks for ggml's, theta is
-position * freq_base^(-2 i / n_dims) in float64, from the float32 values in op_params. The corners of YaRN's ramp pass
+position * freq_base^(-2 i / n_dims) in float64, from the float32 parameters. The corners of YaRN's ramp pass
 through floor and ceil, so they are float32 like ggml's.
 
 YaRN mixes two angles, `a * (1 - ramp) + b * ramp`. Compilers fuse that sum (a multiply-add rounds once) wherever the
@@ -20,13 +20,10 @@ from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel
 from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 
 from .values import Formula, Values, in_float64
-
-NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
-MODES = {NORMAL: "normal", NEOX: "neox", MROPE: "mrope", VISION: "vision", IMROPE: "imrope"}
-"""`GGML_ROPE_TYPE_*`: the values of op_params[2]."""
 
 Channels = tuple[NDArray[np.intp], Values]
 
@@ -40,16 +37,16 @@ def _channels(mode: int, sections: tuple[int, int, int, int], n_pairs: int) -> C
     """
     which = np.zeros(n_pairs, np.intp)
     power = np.zeros(n_pairs)
-    if not mode & MROPE:
+    if not mode & ROPE_TYPE.MROPE:
         return which, np.arange(n_pairs, dtype=np.float64)
     ends = np.cumsum(sections)
     starts = (0, int(ends[0]), int(ends[1]), int(ends[2]))
     running = [0, 0, 0, 0]
     for pair in range(n_pairs):
         sector = pair % int(ends[3])
-        if mode == VISION and sector in starts:
+        if mode == ROPE_TYPE.VISION and sector in starts:
             running[starts.index(sector)] = 0
-        if mode == IMROPE:
+        if mode == ROPE_TYPE.IMROPE:
             channel = sector % 3 if sector < 3 * sections[sector % 3] else 3
         else:
             channel = int(np.searchsorted(ends[:3], sector, side="right"))
@@ -87,12 +84,12 @@ def _mixed(turned: NDArray[Any], theta: NDArray[Any], ramp: NDArray[Any]) -> NDA
 
 def _theta(node: Tensor, positions: NDArray[Any], n_pairs: int, *, exact: bool) -> NDArray[Any]:
     """The angle per token and pair before YaRN, shape `(ne2, n_pairs)`: float64, or float32 as ggml's cache has it."""
-    n_dims, mode, base = node.param_i32(1), node.param_i32(2), node.param_f32(5)
-    a, b, c, d = node.op_params[11:15]
-    which, power = _channels(mode, (a, b, c, d), n_pairs)
+    n_dims, base = node.params.n_dims, node.params.freq_base
+    which, power = _channels(node.params.mode, node.params.sections, n_pairs)
     per_channel = positions.reshape(-1, node.ne[2])
     if exact:
-        return per_channel[which].T * np.float64(base) ** (-2.0 * power / n_dims)
+        scale: Values = np.float64(base) ** (-2.0 * power / n_dims)
+        return per_channel[which].T * scale
     steps = np.full((*per_channel.shape, int(power.max(initial=0)) + 1), base ** float(np.float32(-2 / n_dims)), "f4")
     steps[..., 0] = per_channel
     theta: NDArray[Any] = np.multiply.accumulate(steps, axis=-1)[which, :, power.astype(np.intp)].T
@@ -103,14 +100,15 @@ def _angles(
     node: Tensor, positions: NDArray[Any], factors: Values | None, n_pairs: int, *, exact: bool
 ) -> tuple[Values, Values]:
     """Cosine and sine per token and pair, shape `(ne2, n_pairs)`, the magnitude in them."""
-    n_dims, n_ctx_orig = node.param_i32(1), node.param_i32(4)
-    base, freq_scale, ext_factor, magnitude, beta_fast, beta_slow = (node.param_f32(i) for i in range(5, 11))
+    p = node.params
+    freq_scale, ext_factor, magnitude = p.freq_scale, p.ext_factor, p.attn_factor
     theta = _theta(node, positions, n_pairs, exact=exact)
     if factors is not None:
         theta /= factors[:n_pairs].astype(theta.dtype)
     turned = theta * theta.dtype.type(freq_scale)
     if ext_factor != 0:
-        ramp = _yarn_ramp(n_dims, n_ctx_orig, base, beta_fast, beta_slow, n_pairs, theta.dtype.str)
+        corners = (p.n_dims, p.n_ctx_orig, p.freq_base, p.beta_fast, p.beta_slow)
+        ramp = _yarn_ramp(*corners, n_pairs, theta.dtype.str)
         turned = _mixed(turned, theta, ramp * theta.dtype.type(ext_factor))
         magnitude *= 1 + 0.1 * np.log(1 / freq_scale)
     angle = turned.astype(np.float64)
@@ -123,13 +121,13 @@ def rope(exact: bool, node: Tensor, x: Values, positions: Values, factors: Value
     `factors` divides theta per pair (`freq_factors`). Normal pairs neighbours, the others `n_dims / 2` apart, vision
     `n_dims` apart over the whole row.
     """
-    n_dims, mode, offset = node.param_i32(1), node.param_i32(2), node.param_i32(15)
-    span = 2 * n_dims if mode == VISION else n_dims
+    n_dims, mode, offset = node.params.n_dims, node.params.mode, node.params.n_offs
+    span = 2 * n_dims if mode == ROPE_TYPE.VISION else n_dims
     n_pairs = span // 2
     row = None if factors is None else factors.reshape(-1)
     cos, sin = (t[:, None, :] for t in _angles(node, positions.reshape(-1), row, n_pairs, exact=exact))
     part = x[..., offset : offset + span]
-    if mode == NORMAL:
+    if mode == ROPE_TYPE.NORMAL:
         left, right = part[..., 0::2], part[..., 1::2]
     else:
         left, right = part[..., :n_pairs], part[..., n_pairs:]

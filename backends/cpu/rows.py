@@ -1,24 +1,24 @@
-"""Ops over whole rows: sums, norms, softmax, sorting.
+"""Ops over whole rows: sums, norms, sorting, rows by index.
 
 ggml accumulates in float32 or double and rounds in between; here everything is float64 until the one rounding at the
-end. `eps` is the float32 that stands in op_params.
+end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.kernel import Kernel
+from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor
 
-from .values import Values, alibi_slopes, in_float64, repeated
-
-SORT_DESC = 1
-"""`GGML_SORT_ORDER_DESC`."""
+from .values import Values, checked_index, convert, in_float64, operand, repeated, weight
 
 
 def _norm(node: Tensor, x: Values) -> Values:
@@ -27,19 +27,19 @@ def _norm(node: Tensor, x: Values) -> Values:
 
 
 def _rms_norm(node: Tensor, x: Values) -> Values:
-    y: Values = x / np.sqrt((x * x).mean(-1, keepdims=True) + node.param_f32(0))
+    y: Values = x / np.sqrt((x * x).mean(-1, keepdims=True) + node.params.eps)
     return y
 
 
 def _l2_norm(node: Tensor, x: Values) -> Values:
     """`eps` bounds the length from below, it is not added; fmax drops a NaN length, as C's does."""
-    y: Values = x / np.fmax(np.sqrt((x * x).sum(-1, keepdims=True)), node.param_f32(0))
+    y: Values = x / np.fmax(np.sqrt((x * x).sum(-1, keepdims=True)), node.params.eps)
     return y
 
 
 def _group_norm(node: Tensor, x: Values) -> Values:
-    """Channels (ne[2]) in `op_params[0]` groups, the last of which may be smaller."""
-    groups, eps = node.param_i32(0), node.param_f32(1)
+    """Channels (ne[2]) in `n_groups` groups, the last of which may be smaller."""
+    groups, eps = node.params.n_groups, node.params.eps
     size = -(-x.shape[1] // groups)
     for start in range(0, x.shape[1], size):
         part = x[:, start : start + size]
@@ -48,32 +48,9 @@ def _group_norm(node: Tensor, x: Values) -> Values:
     return x
 
 
-def _soft_max(node: Tensor, x: Values, mask: Values | None = None, sinks: Values | None = None) -> Values:
-    """softmax(scale x + slope mask), `sinks` one more logit per head (ne[2]) that gets no output.
-
-    A row of -inf alone is NaN throughout, as in `ggml_compute_forward_soft_max_f32`, unless there is a sink.
-    """
-    scale, max_bias = node.param_f32(0), node.param_f32(1)
-    heads = x.shape[1]
-    x *= scale
-    if mask is not None:
-        rows = repeated(mask[:, :, : x.shape[2]], (*x.shape[:2], *(min(mask.shape[2], x.shape[2]), x.shape[3])))
-        x += alibi_slopes(max_bias, heads)[:, None, None] * rows
-    top = x.max(-1, keepdims=True)
-    sink = None if sinks is None else sinks[0, 0, 0, :heads][:, None, None]
-    if sink is not None:
-        top = np.maximum(top, sink)
-    np.exp(x - top, out=x)
-    total = x.sum(-1, keepdims=True)
-    if sink is not None:
-        total += np.exp(sink - top)
-    x /= total
-    return x
-
-
 def _argsort(node: Tensor, x: Values) -> NDArray[Any]:
     """Stable: of equals the first comes first. ggml leaves their order open (std::sort)."""
-    order: NDArray[Any] = np.argsort(-x if node.param_i32(0) == SORT_DESC else x, axis=-1, kind="stable")
+    order: NDArray[Any] = np.argsort(-x if node.params.order == SORT_ORDER.DESC else x, axis=-1, kind="stable")
     return order
 
 
@@ -95,6 +72,29 @@ def _argmax(node: Tensor, x: Values) -> NDArray[Any]:
     return dst
 
 
+def _planes(n3: int, n2: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Indices of the two outer axes, to stand beside an index of rows."""
+    return np.arange(n3)[:, None, None], np.arange(n2)[None, :, None]
+
+
+def _get_rows(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
+    """`dst[:, i10, i11, i12] = src0[:, src1[i10, i11, i12], i11, i12]`."""
+    (type_, raw), (_, index_raw) = weight(arithmetic, node, src), operand(node, src, 1)
+    index = checked_index(index_raw[0], raw.shape[2], "src[1]", "rows, ne[1] of src[0]")
+    picked = raw[(*_planes(*index.shape[:2]), index)]
+    convert(type_, picked, node.type, dst, "reference")
+
+
+def _set_rows(quantize: str, node: Tensor, dst: Raw, src: Sources) -> None:
+    """`dst[:, src1[i, i2 % ne11, i3 % ne12], i2, i3] = src0[:, i, i2, i3]`; of equal indices the last one stays."""
+    (b, raw), (_, index_raw) = operand(node, src, 0), operand(node, src, 1)
+    index = checked_index(index_raw[0], node.ne[1], "src[1]", "rows, ne[1] of dst")
+    index = repeated(index, (b.ne[3], b.ne[2], b.ne[1]))
+    rows = np.empty((*raw.shape[:3], *dst.shape[3:]), dst.dtype)
+    convert(b.type, raw, node.type, rows, quantize)
+    dst[(*_planes(b.ne[3], b.ne[2]), index)] = rows
+
+
 FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
     "SUM": lambda _, x: x.sum().reshape(1, 1, 1, 1),
     "SUM_ROWS": lambda _, x: x.sum(-1, keepdims=True),
@@ -104,10 +104,16 @@ FORMULAS: dict[str, Callable[..., NDArray[Any]]] = {
     "RMS_NORM": _rms_norm,
     "L2_NORM": _l2_norm,
     "GROUP_NORM": _group_norm,
-    "SOFT_MAX": _soft_max,
     "ARGSORT": _argsort,
     "TOP_K": _top_k,
     "ARGMAX": _argmax,
 }
 
-KERNELS: dict[str, Kernel] = {op: in_float64(f) for op, f in FORMULAS.items()}
+
+def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
+    """Op -> kernel; `arithmetic` says how block types are stored, and weights before they are looked up."""
+    return {
+        **{op: in_float64(f) for op, f in FORMULAS.items()},
+        "GET_ROWS": partial(_get_rows, arithmetic),
+        "SET_ROWS": partial(_set_rows, arithmetic.quantize),
+    }

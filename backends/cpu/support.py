@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.quants import quants
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import BF16, F16, F32, I32, I64, IQ2_S, IQ3_S, IQ3_XXS, Q8_1, Q8_K, TYPES, GGMLType
@@ -64,17 +65,15 @@ def _get_rows(node: Tensor) -> str:
 
 def _rope(node: Tensor) -> str:
     """The assertions of `ggml_compute_forward_rope_flt`."""
-    from .rope import MODES, MROPE, VISION  # noqa: PLC0415  # the table of rules needs no kernels
-
-    n_dims, mode, offset = node.param_i32(1), node.param_i32(2), node.param_i32(15)
-    if mode not in MODES:
-        return f"op_params[2] (mode) must be one of {MODES}, {mode} found"
-    if mode & MROPE and sum(node.op_params[11:15]) <= 0:
-        return f"op_params[11:15] (sections) must have a positive sum, {node.op_params[11:15]} found"
-    if mode == VISION and 2 * n_dims != node.ne[0]:
-        return f"op_params[1] (n_dims) must be ne[0] / 2 in vision mode, {n_dims} of {node.ne[0]} found"
-    if n_dims <= 0 or n_dims % 2 or offset < 0 or offset + n_dims > node.ne[0]:
-        return f"n_dims {n_dims} from offset {offset} must be even and lie within ne[0] = {node.ne[0]}"
+    p, modes = node.params, list(ROPE_TYPE)
+    if p.mode not in modes:
+        return f"mode must be one of {', '.join(f'{m.value} ({m.name.lower()})' for m in modes)}; {p.mode} found"
+    if p.mode & ROPE_TYPE.MROPE and sum(p.sections) <= 0:
+        return f"sections must have a positive sum, {p.sections} found"
+    if p.mode == ROPE_TYPE.VISION and 2 * p.n_dims != node.ne[0]:
+        return f"n_dims must be ne[0] / 2 in vision mode, {p.n_dims} of {node.ne[0]} found"
+    if p.n_dims <= 0 or p.n_dims % 2 or p.n_offs < 0 or p.n_offs + p.n_dims > node.ne[0]:
+        return f"n_dims {p.n_dims} from offset {p.n_offs} must be even and lie within ne[0] = {node.ne[0]}"
     return ""
 
 
@@ -127,7 +126,7 @@ TAKES: dict[str, Takes] = {
 """Op -> what it takes: all that ggml's CPU takes and some of what only other devices do."""
 
 
-def _listed(types: Types) -> str:
+def _names(types: Types) -> str:
     return ", ".join(t for t in TYPES if TYPES[t] in types)
 
 
@@ -140,7 +139,7 @@ def refusal(node: Tensor) -> str:
         if i >= len(takes.src):
             return f"takes {len(takes.src)} src, src[{i}] is {s}"
         if s.type not in takes.src[i]:
-            return f"src[{i}] must be one of {_listed(takes.src[i])}; {s.type} found"
+            return f"src[{i}] must be one of {_names(takes.src[i])}; {s.type} found"
     if node.type not in takes.dst:
-        return f"dst must be one of {_listed(takes.dst)}; {node.type} found"
+        return f"dst must be one of {_names(takes.dst)}; {node.type} found"
     return takes.also(node) if takes.also is not None else ""

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError
 from conformance.ggml.quants import quants
+from conformance.ggml.quants.requant import requantised, weight_form
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import BF16, F32, I32, GGMLType
 
@@ -50,6 +52,14 @@ def store(type_: GGMLType, dst: Raw, values: NDArray[Any], quantize: str = "refe
         dst[...] = encode(type_, values.astype(np.float32)).reshape(dst.shape)
 
 
+def convert(from_: GGMLType, raw: Raw, to: GGMLType, dst: Raw, quantize: str) -> None:
+    """`raw` into `dst` of another type; between equal types the bytes as they are."""
+    if from_ is to:
+        dst[...] = raw
+    else:
+        store(to, dst, load(from_, raw), quantize)
+
+
 def to_bf16(values: NDArray[Any]) -> NDArray[np.uint16]:
     """The bits of `values` as BF16, rounded once to nearest even; a NaN becomes quiet, as in `ggml_fp32_to_bf16`.
 
@@ -76,6 +86,13 @@ def operand(node: Tensor, src: Sources, i: int) -> tuple[Tensor, Raw]:
     if t is None or raw is None:
         raise BackendError(f"src[{i}] expected, none found")
     return t, raw
+
+
+def weight(arithmetic: Arithmetic, node: Tensor, src: Sources) -> tuple[GGMLType, Raw]:
+    """Type and elements of `src[0]`, stored in another form first where `arithmetic` asks for it."""
+    w, raw = operand(node, src, 0)
+    form = weight_form(node, arithmetic.weights, arithmetic.rows)
+    return (F32, requantised(form, quants.to_float(w.type, raw))) if form else (w.type, raw)
 
 
 def optional(node: Tensor, src: Sources, i: int) -> Values | None:

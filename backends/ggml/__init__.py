@@ -1,5 +1,280 @@
 """The real ggml, of any version, by ctypes: `ggml?lib=DIR_OR_FILE&device=NAME&buffer=NAME&threads=N`."""
 
-from .adapter import GgmlBackend
+from __future__ import annotations
 
-__all__ = ["GgmlBackend"]
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic, requantising
+from conformance.ggml.errors import UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, Feature, TypeTraits
+from conformance.ggml.lib.library import Library
+from conformance.ggml.tensor import VIEW_OPS, Tensor
+from conformance.ggml.types import F32, Q8_0
+
+from .context import Context, refusal
+from .guard import GuardSession
+from .placement import homes, taken
+from .sched import SchedSession
+from .session import PATHS, GgmlSession
+
+TRANSLATES = tuple(PATHS)
+"""Name prefixes of the devices that translate a graph as a whole."""
+CHOICES = {
+    "memory": ("reused", "fresh"),
+    "mode": ("graph", "sched"),
+    "guard": ("off", "on"),
+    "caches": ("read", "opaque"),
+    "uncomputed": ("keep", "drop"),
+    "products": ("float32", "bf16", "f16"),
+}
+"""Option -> its values, the default first."""
+
+
+class GgmlBackend(Backend):
+    """The real ggml.
+
+    Args:
+        lib: a library that exports all of ggml, or a folder with libggml and its parts; the installed wheel if empty.
+        device: as `ggml_backend_dev_name` has it; CPU if empty.
+        buffer: buffer type for weights, as `buffer_types` names it; a weight goes there if every node that uses it
+            is supported there, as llama.cpp decides. The device's default if empty.
+        threads: how many threads compute. One, unless something is measured: small graphs on busy cores crawl with
+            more, and results can differ in the last bits.
+        memory: where each graph of a session is made: `reused`, in the memory of the previous one, as llama.cpp does;
+            `fresh`, at addresses that no graph of the session had.
+        mode: `graph`: each graph is computed by the device, all memory the device's; `sched`: as llama.cpp runs it,
+            by `ggml_backend_sched` over the device and the CPU (`sched.py`).
+        guard: `on`: every tensor lies between guards, and a write to them is an error (`guard.py`).
+        caches: `opaque` where the device keeps them in a state of its own; their bytes are then not checked.
+        uncomputed: `drop`: a scheduler's graph has no nodes without FLAG_COMPUTE: for a library whose own llama.cpp
+            makes none, where the llama.cpp of a recording does.
+        products: type that the device rounds the operands of matrix products to; other than `float32`, the budget is
+            wider.
+        requant: how the device stores quantised weights, a mode of `cgraph.requant`; the reference imitates it.
+
+    Raises:
+        UnavailableError: no such library, or one that does not fit; names both versions.
+        UsageError: the library has no such device or buffer type; lists those it has.
+    """
+
+    isolate: ClassVar[bool] = True
+    batch: ClassVar[int] = 64
+    places: ClassVar[frozenset[str] | None] = frozenset({"lib"})
+    audited: ClassVar[Mapping[str, str]] = {"guard": "on"}
+
+    def __init__(
+        self,
+        lib: str = "",
+        device: str = "",
+        buffer: str = "",
+        threads: str = "1",
+        memory: str = "reused",
+        mode: str = "graph",
+        guard: str = "off",
+        caches: str = "read",
+        uncomputed: str = "keep",
+        products: str = "float32",
+        requant: str = "none",
+    ) -> None:
+        if not threads.isdecimal() or int(threads) < 1:
+            raise UsageError(f"ggml: threads must be a number from 1, {threads!r} found")
+        for (option, values), value in zip(
+            CHOICES.items(), (memory, mode, guard, caches, uncomputed, products), strict=True
+        ):
+            if value not in values:
+                raise UsageError(f"ggml: {option}: one of {', '.join(values)} expected, {value!r} found")
+        if mode == "sched" and guard == "on":
+            raise UsageError("ggml: guard=on goes with mode=graph: a scheduler allocates nodes itself")
+        self._memory, self._guard, self._opaque = memory, guard == "on", caches == "opaque"
+        self._drop = uncomputed == "drop"
+        self._products, self._stored = products, requantising(requant)
+        self.threads: int = int(threads)
+        self._library = library = Library(lib)
+        self._ggml = library.ggml
+        self._device = library.device(device or "CPU")
+        self._name: str = self._ggml.backend_dev_name(self._device).decode()
+        self._buft: int = self._ggml.backend_dev_buffer_type(self._device)
+        self._bufts = library.buffer_types(self._device)
+        if buffer and buffer not in self._bufts:
+            raise UsageError(
+                f"ggml: buffer {buffer!r} is unknown to device {self._name} of {library.title}; "
+                f"its buffer types: {', '.join(self._bufts)}"
+            )
+        self._weights = self._bufts[buffer] if buffer else self._buft
+        self._backend: int | None = None
+        self._cpu = library.device("CPU") if mode == "sched" else 0
+        if self._name.upper().startswith(TRANSLATES):
+            self.batch = 1  # type: ignore[misc]  # this device's: it compiles each graph as a whole
+        if mode == "graph":
+            self._backend = library.start(self._device, self.threads)
+
+    def info(self) -> DeviceInfo:
+        """The library's version, its device, and the CPU features it uses."""
+        lib, g = self._library, self._ggml
+        versions = {"ggml": lib.version, "backend API": str(lib.api_version(self._device))}
+        if g.commit is not None and g.commit() != b"unknown":
+            versions["commit"] = g.commit().decode()
+        description = g.backend_dev_description(self._device).decode(errors="replace")
+        features = " ".join(self._features())
+        return DeviceInfo("ggml", self._name, f"{description} ({features})" if features else description, {**versions})
+
+    def buffer_types(self) -> Sequence[BufferType]:
+        """The device's default, its host type, and its extra ones such as CPU_REPACK."""
+        g = self._ggml
+        out = []
+        for name, buft in self._bufts.items():
+            most = g.backend_buft_get_max_size(buft)
+            limit = most if most < 2**63 - 1 else None
+            out.append(BufferType(name, g.backend_buft_is_host(buft), g.backend_buft_get_alignment(buft), limit))
+        return out
+
+    def arithmetic(self) -> Arithmetic:
+        """The CPU device's, from its tables; another device's, from the options `products` and `requant`."""
+        if self._library.device_type(self._device) == "CPU":
+            return cpu_arithmetic(self._library)
+        if self._products == EXACT.products:
+            return self._stored
+        return replace(self._stored, name=f"{self._stored.name}-{self._products}", products=self._products)
+
+    def supports_op(self, node: Tensor) -> Support:
+        """`ggml_backend_dev_supports_op` on the node rebuilt in the library."""
+        return self.supports(Graph([node]))[0]
+
+    def supports(self, graph: Graph) -> list[Support]:
+        """`supports_op` of every node, the graph rebuilt once. Behind a scheduler the CPU's yes counts too, if the
+        device takes a node that computes: a graph for the CPU alone would not test the device.
+        """
+        own = self._supported(graph, self._device, self._name)
+        if not self._cpu or not any(s and n.op not in VIEW_OPS for n, s in zip(graph, own, strict=True)):
+            return own
+        behind = self._supported(graph, self._cpu, "CPU")
+        return [s or b for s, b in zip(own, behind, strict=True)]
+
+    def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
+        """As `supports`, while `tensor` lies in an empty buffer of the type, as when llama.cpp loads a weight.
+
+        Raises:
+            BackendError: this version of ggml cannot have a tensor of `graph`.
+        """
+        name, buft = list(self._bufts.items())[buffer % len(self._bufts)]
+        answers = taken(self._library, self._device, buft, graph, tensor)
+        why = (
+            f"ggml_backend_dev_supports_op of {self._name} (ggml {self._library.version}) with {tensor.name} in {name}"
+        )
+        return [YES if s else no(f"{why} refuses {_spell(n)}") for n, s in zip(graph, answers, strict=True)]
+
+    def _supported(self, graph: Graph, device: int, name: str) -> list[Support]:
+        library, g = self._library, self._ggml
+        tensors = graph.tensors()
+        context = Context(library, len(tensors))
+        lacking: dict[Tensor, str] = {}
+        """Tensors that this library cannot have, and why."""
+        at: dict[Tensor, int] = {}
+        try:
+            for t in tensors:
+                reason = refusal(library, t) or next(
+                    (lacking[s] for s in (*t.src, t.view_src) if s is not None and s in lacking), ""
+                )
+                if reason:
+                    lacking[t] = reason
+                else:
+                    at[t] = context.add(t, at)
+            return [
+                no(lacking[node])
+                if node in lacking
+                else YES
+                if g.backend_dev_supports_op(device, at[node])
+                else no(f"ggml_backend_dev_supports_op of {name} (ggml {library.version}) refuses {_spell(node)}")
+                for node in graph
+            ]
+        finally:
+            context.free()
+
+    def open(self, case: Case) -> Session:
+        """Allocate and fill the case's weights and caches, where `Case.placement` says and this device can.
+
+        Raises:
+            BackendError: no memory, or a tensor that this version of ggml cannot have.
+        """
+        if self._cpu:
+            return SchedSession(
+                self._library,
+                self._device,
+                self._cpu,
+                list(self._bufts.values()),
+                self._weights,
+                case,
+                self._memory,
+                self.threads,
+                opaque=self._opaque,
+                drop=self._drop,
+            )
+        places, notes = homes(self._library, self._device, self._bufts, self._weights, case)
+        kind = GuardSession if self._guard else GgmlSession
+        return kind(self._library, self._name, self._backend or 0, self._buft, case, places, notes, self._memory)
+
+    def close(self) -> None:
+        """Free the device; the library stays loaded."""
+        if self._backend is not None:
+            self._ggml.backend_free(self._backend)
+            self._backend = None
+        self._library.close()
+
+    def _features(self) -> list[str]:
+        function = self._library.device_function(
+            self._device, "ggml_backend_get_features", ctypes.POINTER(Feature), ctypes.c_void_p
+        )
+        if function is None:
+            return []
+        array = function(self._ggml.backend_dev_backend_reg(self._device))
+        out: list[str] = []
+        while array and array[len(out)].name:
+            feature = array[len(out)]
+            value = feature.value.decode()
+            out.append(feature.name.decode() + ("" if value == "1" else f"={value}"))
+        return out
+
+
+def cpu_arithmetic(library: Library) -> Arithmetic:
+    """How this library's CPU device rounds, by its own tables and functions.
+
+    MUL_MAT rounds activations to `vec_dot_type` of the weights, FLASH_ATTN_EXT rounds Q to that of K, and quantising
+    is `simd` where the library's `from_float` and its `from_float_ref` disagree about a value between two steps.
+    """
+    traits = library.cpu_traits()
+    if not traits:
+        return replace(GGML_CPU, quantize="reference")
+    names = {i: name for name, i in library.types.items()}
+    to = {name: names.get(cpu.vec_dot_type, F32.name) for name, (_, cpu) in traits.items() if cpu.vec_dot}
+    vec_dot = {name: type_ for name, type_ in to.items() if type_ != F32.name}
+    return replace(GGML_CPU, mul_mat=vec_dot, flash_attn=vec_dot, quantize=_quantize(traits))
+
+
+def _quantize(traits: Mapping[str, tuple[TypeTraits, CpuTypeTraits]]) -> str:
+    if Q8_0.name not in traits:
+        return "reference"
+    plain, cpu = traits[Q8_0.name]
+    # A scale of exactly 1, and halves between two steps: roundf goes away from zero, SIMD to the even neighbour.
+    row = np.array([127.0, *(k + 0.5 for k in range(31))], dtype="<f4")
+    blocks: list[bytes] = []
+    for address in (cpu.from_float, plain.from_float_ref):
+        if not address:
+            return "reference"
+        block = np.zeros(Q8_0.type_size, np.uint8)
+        FROM_FLOAT(address)(row.ctypes.data, block.ctypes.data, row.size)
+        blocks.append(block.tobytes())
+    return "reference" if blocks[0] == blocks[1] else "simd"
+
+
+def _spell(node: Tensor) -> str:
+    """`MUL_MAT f32[64, 2, 1, 1] of f16[256, 64, 1, 1], f32[256, 2, 1, 1]`."""
+    src = ", ".join(f"{s.type}{list(s.ne)}" for s in node.src if s is not None)
+    return f"{node.op} {node.type}{list(node.ne)}" + (f" of {src}" if src else "")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from .devices import survey
-from .library import Library
+from conformance.ggml.lib.library import Library
 
 
 def main() -> None:
     """Print one line per device of the library that the first argument names, or of the wheel's."""
     library = Library(sys.argv[1] if len(sys.argv) > 1 else "")
+    library.load_devices()
     sys.stdout.write(f"{library.title}\n")
-    for offered in survey(library):
-        kinds = ", ".join(offered.buffer_types)
-        sys.stdout.write(f"  {offered.name} ({offered.kind}): {offered.description}; buffer types: {kinds}\n")
+    for name, device in library.devices().items():
+        description = library.ggml.backend_dev_description(device).decode(errors="replace")
+        kinds = ", ".join(library.buffer_types(device))
+        sys.stdout.write(f"  {name} ({library.device_type(device)}): {description}; buffer types: {kinds}\n")
 
 
 if __name__ == "__main__":

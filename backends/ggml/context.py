@@ -6,14 +6,11 @@ import ctypes
 from collections.abc import Iterable, Mapping
 
 from conformance.ggml.errors import BackendError
+from conformance.ggml.lib.layout import InitParams
+from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import MAX_SRC, Tensor, nbytes
 
-from .layout import FLAGS, OFFSET_BUFFER, OFFSET_FLAGS, OVERHEAD, POINTER, TENSOR, InitParams
-from .library import Library
-
 NO_SRC = (0,) * MAX_SRC
-
-
 ALIGNMENT = 64
 """Of an arena: at least `GGML_MEM_ALIGN`."""
 
@@ -46,7 +43,7 @@ class Context:
         self, library: Library, n: int, graph_size: int = 0, graphs: int = 0, arena: Arena | None = None
     ) -> None:
         self.library = library
-        size = (n + 1) * OVERHEAD + graphs * library.ggml.graph_overhead_custom(graph_size, False)
+        size = (n + 1) * library.layout.overhead + graphs * library.ggml.graph_overhead_custom(graph_size, False)
         room = None if arena is None else arena.room(size)
         self.pointer: int | None = library.ggml.init(InitParams(size, room, True))
         self.base: int = library.ggml.get_mem_buffer(self.pointer)
@@ -60,7 +57,7 @@ class Context:
         """
         lib = self.library
         params = t.op_params
-        if t.op in ("UNARY", "GLU"):
+        if t.op in lib.sub_ops:
             params = (sub_op(lib, t), *params[1:])
         try:
             head = (lib.types[t.type.name], 0, *t.ne, *t.nb, lib.ops[t.op], *params, t.flags)
@@ -70,23 +67,11 @@ class Context:
         pointer: int = lib.ggml.new_tensor_1d(self.pointer, 0, 1)
         # ggml_cast makes a CPY its own second src
         src = tuple([0 if s is None else pointer if s is t else at[s] for s in t.src])
-        TENSOR.pack_into(
+        lib.layout.packer.pack_into(
             self.memory, pointer - self.base, *head, *src, *NO_SRC[len(src) :], view_src, t.view_offs, 0,
             t.name.encode(),
         )  # fmt: skip
         return pointer
-
-    def set_flags(self, pointer: int, flags: int) -> None:
-        """Overwrite a tensor's flags."""
-        FLAGS.pack_into(self.memory, pointer - self.base + OFFSET_FLAGS, flags)
-
-    def buffer(self, pointer: int) -> int:
-        """The buffer that a tensor lies in, 0 for none."""
-        return int(POINTER.unpack_from(self.memory, pointer - self.base + OFFSET_BUFFER)[0])
-
-    def set_buffer(self, pointer: int, buffer: int) -> None:
-        """Say that a tensor lies in `buffer`, as `supports_op` wants to see it."""
-        POINTER.pack_into(self.memory, pointer - self.base + OFFSET_BUFFER, buffer)
 
     def free(self) -> None:
         """`ggml_free`."""
@@ -132,13 +117,18 @@ class Store:
         leaves = list(tensors)
         self.context = Context(library, len(leaves), arena=arena)
         self.at = {t: self.context.add(t, {}) for t in leaves}
-        self.buffer: int | None = library.ggml.backend_alloc_ctx_tensors_from_buft(self.context.pointer, buft)
-        size = sum(nbytes(t) for t in leaves)
+        self.buffer: int | None = None
+        self._allocate(buft, usage)
+
+    def _allocate(self, buft: int, usage: int) -> None:
+        g = self.library.ggml
+        self.buffer = g.backend_alloc_ctx_tensors_from_buft(self.context.pointer, buft)
+        size = sum(nbytes(t) for t in self.at)
         if self.buffer is None and size:
             self.free()
-            raise BackendError(f"no memory for {len(leaves)} tensors of {size} bytes together")
+            raise BackendError(f"no memory for {len(self.at)} tensors of {size} bytes together")
         if self.buffer is not None and usage:
-            library.ggml.backend_buffer_set_usage(self.buffer, usage)
+            g.backend_buffer_set_usage(self.buffer, usage)
 
     def held(self) -> tuple[str, int]:
         """Name and bytes of the buffer."""

@@ -1,8 +1,8 @@
-"""Writing past a tensor's end found: every destination lies between stretches of a pattern that nothing may touch.
+"""Find writes outside a tensor: every tensor lies between stretches of a pattern that nothing may touch.
 
 Each node has memory of its own, so a kernel that writes a few bytes too many cannot hide in a neighbour that is written
-later. What is checked after each graph: the pattern before and behind every node, weight, cache and input, to the byte
-(a buffer's alignment leaves room behind most tensors, and that is checked too), and the bytes of every input.
+later. After each graph the pattern before and behind every node, weight, cache and input is checked, to the byte (also
+the room that a buffer's alignment leaves), and so are the bytes of every input.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.layout import USAGE_COMPUTE, InitParams
+from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
-from .context import Arena, Context, Store
-from .layout import OVERHEAD, InitParams
-from .library import Library
-from .placement import Home
-from .session import USAGE_COMPUTE, GgmlSession, Plan
+from .context import Arena, Store
+from .session import GgmlSession, Plan
 
 PATTERN = 0xA5
 """Of every guard byte: no float of a usual size, no small integer, no NaN."""
@@ -42,7 +40,7 @@ class Guarded:
     """
 
     def __init__(self, library: Library, buft: int, tensors: Mapping[Tensor, int], usage: int = 0) -> None:
-        g = self._ggml = library.ggml
+        self._library, g = library, library.ggml
         self._gaps: list[tuple[int, int, Tensor | None, Tensor | None]] = []
         align = max(GUARD, g.backend_buft_get_alignment(buft))
         places: list[tuple[Tensor, int, int]] = []
@@ -57,7 +55,7 @@ class Guarded:
             raise BackendError(f"no memory for {len(places)} tensors of {self.size} bytes, with guards between them")
         if usage:
             g.backend_buffer_set_usage(self.buffer, usage)
-        self._context = g.init(InitParams((len(places) + 2) * OVERHEAD, None, True))
+        self._context = g.init(InitParams((len(places) + 2) * library.layout.overhead, None, True))
         base = g.backend_buffer_get_base(self.buffer)
         last: Tensor | None = None
         at = 0
@@ -74,9 +72,7 @@ class Guarded:
     def damage(self) -> str:
         """Which guard bytes were written, in words; empty where none was."""
         for gap, size, before, behind in self._gaps:
-            data = np.empty(size, np.uint8)
-            self._ggml.backend_tensor_get(gap, data.__array_interface__["data"][0], 0, size)
-            hit = np.flatnonzero(data != PATTERN)
+            hit = np.flatnonzero(self._library.get(gap, size) != PATTERN)
             if not hit.size:
                 continue
             first, last = int(hit[0]), int(hit[-1])
@@ -90,27 +86,19 @@ class Guarded:
     def free(self) -> None:
         """Give the buffer back."""
         if self.buffer is not None:
-            self._ggml.backend_buffer_free(self.buffer)
+            self._library.ggml.backend_buffer_free(self.buffer)
             self.buffer = None
-            self._ggml.free(self._context)
+            self._library.ggml.free(self._context)
 
 
 class GuardedStore(Store):
     """Leaves of one buffer type, apart from each other."""
 
-    def __init__(
-        self, library: Library, tensors: Iterable[Tensor], buft: int, usage: int = 0, arena: Arena | None = None
-    ) -> None:
-        self.library = library
-        leaves = list(tensors)
-        self.context = Context(library, len(leaves), arena=arena)
-        self.at = {t: self.context.add(t, {}) for t in leaves}
-        self.guarded = Guarded(library, buft, self.at, usage)
+    guarded: Guarded
 
-    @property
-    def buffer(self) -> int | None:  # type: ignore[override]  # the guarded one
-        """The buffer, None once it is free."""
-        return self.guarded.buffer
+    def _allocate(self, buft: int, usage: int) -> None:
+        self.guarded = Guarded(self.library, buft, self.at, usage)
+        self.buffer = self.guarded.buffer
 
     def free(self) -> None:
         """Give buffer and tensors back."""
@@ -120,20 +108,6 @@ class GuardedStore(Store):
 
 class GuardSession(GgmlSession):
     """As `GgmlSession`, every tensor in memory of its own and guarded."""
-
-    def __init__(
-        self,
-        library: Library,
-        device: str,
-        backend: int,
-        buft: int,
-        case: Case,
-        homes: Mapping[Tensor, Home],
-        notes: Sequence[str] = (),
-        memory: str = "reused",
-    ) -> None:
-        self._guarded: dict[int, Guarded] = {}
-        super().__init__(library, device, backend, buft, case, homes, notes, memory)
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
@@ -147,22 +121,16 @@ class GuardSession(GgmlSession):
         values = super().compute(graph, inputs, outputs)
         plan = self._plan
         assert plan is not None
+        assert plan.guarded is not None
         stores = [s for s in (*self._stores, plan.inputs) if isinstance(s, GuardedStore)]
-        for guarded in (self._guarded[id(plan)], *(s.guarded for s in stores)):
-            damage = guarded.damage()
-            if damage:
+        for guarded in (plan.guarded, *(s.guarded for s in stores)):
+            if damage := guarded.damage():
                 raise BackendError(f"output written outside its tensor on {self._witness.device}: {damage}")
         written = {n.root for n in graph}
         for t, pointer in plan.inputs.at.items():
-            if t not in written and not np.array_equal(self._get(pointer, nbytes(t)), inputs[t]):
+            if t not in written and not np.array_equal(self._library.get(pointer, nbytes(t)), inputs[t]):
                 raise BackendError(f"an input was written on {self._witness.device}: {_spell(t)} has other bytes now")
         return values
-
-    def close(self) -> None:
-        """Free every buffer and context of the case."""
-        super().close()
-        while self._guarded:
-            self._guarded.popitem()[1].free()
 
     def _store(self, tensors: Iterable[Tensor], buft: int, usage: int, arena: Arena | None = None) -> Store:
         """Guarded, unless the buffer's own form of a tensor hides its bytes: such a buffer cannot be read either."""
@@ -171,15 +139,11 @@ class GuardSession(GgmlSession):
 
     def _allocate(self, plan: Plan, cgraph: int, made: Sequence[Tensor]) -> None:
         del cgraph
-        g = self._ggml
         owners = {t: plan.at[t] for t in made if t.view_src is None}
-        while self._guarded and self._arenas[0] is not None:  # their graph is gone
-            self._guarded.popitem()[1].free()
-        guarded = Guarded(self._library, self._buft, owners, USAGE_COMPUTE)
-        self._guarded[id(plan)] = guarded
+        plan.guarded = Guarded(self._library, self._buft, owners, USAGE_COMPUTE)
         for t in made:
             if t.view_src is not None:
-                g.backend_view_init(plan.at[t])
+                self._ggml.backend_view_init(plan.at[t])
 
     def _clear(self, plan: Plan) -> None:
         for t in plan.at:

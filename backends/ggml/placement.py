@@ -1,23 +1,33 @@
-"""Which weights go into a buffer other than the device's default: llama.cpp's rule, asked of every real use."""
+"""Where persistent tensors lie: llama.cpp's rules, asked of every node that reads them, for one device or a scheduler.
+
+As llama.cpp's `weight_buft_supported`, `supports_op` sees a weight in an empty buffer of the type, but here it is asked
+about the nodes that will run and not about one made-up shape. Nothing may be written before the answer: a buffer that
+repacks takes types it has no kernel for, and crashes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import Tensor
+from conformance.ggml.lib.layout import USAGE_ANY, USAGE_WEIGHTS
+from conformance.ggml.lib.library import Library
+from conformance.ggml.tensor import VIEW_OPS, Tensor
 
 from .context import Context
-from .library import Library
 
 LOOKED_AT = 4
 """The CPU device looks at the buffers of the first four src only and says yes to a repacked weight behind them, such
 as the sinks of FLASH_ATTN_EXT, which then crashes (`ggml_backend_cpu_device_supports_op`)."""
-USAGES = {"any": 0, "weights": 1}
-"""`enum ggml_backend_buffer_usage`."""
+USAGES = {"any": USAGE_ANY, "weights": USAGE_WEIGHTS}
+"""Usage as a case's placement names it -> `enum ggml_backend_buffer_usage`."""
+CACHE_WRITERS = (*VIEW_OPS, "SET_ROWS", "CPY")
+"""What llama.cpp does to a cache: it lies on the device, whatever the device says of these. A case of one step has no
+cache, only a node that writes in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +43,7 @@ class Home:
 def homes(
     library: Library, device: int, bufts: Mapping[str, int], weights: int, case: Case
 ) -> tuple[dict[Tensor, Home], list[str]]:
-    """Where every persistent tensor lies: as the case says, else `weights`, where each node that reads it can do so.
-
-    As llama.cpp's `weight_buft_supported` it shows `supports_op` a weight in an empty buffer of the type, but it asks
-    about the nodes that will run and not about one made-up shape. Nothing may be written before this is known: a
-    buffer that repacks takes types it has no kernel for, and crashes.
+    """Where every persistent tensor lies: as the case says, else `weights`, where the device takes every use of it.
 
     Args:
         library: where it runs.
@@ -54,24 +60,77 @@ def homes(
     """
     known = list(bufts.values())
     caches = frozenset(case.caches())
-    found: dict[Tensor, Home] = {}
+    places: dict[Tensor, Home] = {}
     for t in case.persistent:
-        said = case.placement.get(t)
-        usage = USAGES["any" if t in caches else "weights" if said is None else said.usage]
+        placement = case.placement.get(t)
+        usage = USAGES["any" if t in caches else "weights" if placement is None else placement.usage]
         default = known[0] if t in caches else weights
-        found[t] = Home(default if said is None else known[said.buffer % len(known)], usage)
-    special = {t: home.buft for t, home in found.items() if home.buft != known[0]}
-    refused = _refused(library, device, special, caches, case)
+        places[t] = Home(default if placement is None else known[placement.buffer % len(known)], usage)
+    special = {t: home.buft for t, home in places.items() if home.buft != known[0]}
     notes = []
     names = {buft: name for name, buft in bufts.items()}
-    for t, reason in refused.items():
-        said = case.placement.get(t)
-        if said is not None and said.must:
-            insist(library, device, special[t], t, case)
+    for t, reason in _refused(library, device, special, caches, case).items():
+        placement = case.placement.get(t)
+        if placement is not None and placement.must:
+            _insist(library, device, special[t], t, case)
             continue
         notes.append(f"{t.name or t} {t.type} is not in {names[special[t]]}, {reason}")
-        found[t] = Home(known[0], found[t].usage)
-    return found, notes
+        places[t] = Home(known[0], places[t].usage)
+    return places, notes
+
+
+def sched_homes(
+    library: Library, device: int, cpu: int, bufts: Sequence[int], weights: int, case: Case
+) -> tuple[dict[Tensor, Home], list[str]]:
+    """Where llama.cpp would put each persistent tensor of a case for a device and the CPU behind it.
+
+    Args:
+        library: where it runs.
+        device: `ggml_backend_dev_t`.
+        cpu: the CPU's.
+        bufts: the device's buffer types, in the order of `Backend.buffer_types`.
+        weights: that of them which weights lie in.
+        case: what to place; only what must lie somewhere is heard.
+
+    Returns:
+        The homes, and one note for each weight that is not on the device.
+
+    Raises:
+        BackendError: the device itself refuses a use of a tensor that must lie where the case says.
+    """
+    g = library.ggml
+    here, there = g.backend_dev_buffer_type(device), g.backend_dev_buffer_type(cpu)
+    caches = frozenset(case.caches())
+    readers: dict[Tensor, set[str]] = {t: set() for t in case.persistent}
+    refused: dict[Tensor, str] = {}
+    with _empty(library, [weights]) as empty:
+        for t, at in _rebuilt(library, case):
+            lasting = len(case.steps) > 1 and t.op in CACHE_WRITERS
+            if t.root in readers and not lasting and not g.backend_dev_supports_op(device, at[t]):
+                refused.setdefault(t.root, f"which refuses {t.op} into it")
+            for i, w in enumerate(t.src):
+                if w is None or w not in readers or w in caches:
+                    continue
+                readers[w].add(t.op if t.src[0] is w else f"{t.op} elsewhere")
+                if not _takes(library, device, at[t], at[w], empty[weights]):
+                    refused.setdefault(w, f"which refuses {t.op} on it")
+                elif weights != here and i >= LOOKED_AT:
+                    refused.setdefault(w, _unseen(t, i))
+    refused |= {w: "as only GET_ROWS reads it" for w, ops in readers.items() if ops == {"GET_ROWS"}}
+    places = {
+        t: Home(
+            there if t in refused else here if t in caches else weights, USAGES["any" if t in caches else "weights"]
+        )
+        for t in case.persistent
+    }
+    for t, p in case.placement.items():
+        if p.must:
+            buft = bufts[p.buffer % len(bufts)]
+            _insist(library, device, buft, t, case)
+            places[t] = Home(buft, USAGES[p.usage])
+            refused.pop(t, None)
+    name = g.backend_dev_name(device).decode()
+    return places, [f"{w.name or w} {w.type} is not on {name}, {why}" for w, why in refused.items()]
 
 
 def taken(library: Library, device: int, buft: int, graph: Graph, tensor: Tensor) -> list[bool]:
@@ -80,31 +139,63 @@ def taken(library: Library, device: int, buft: int, graph: Graph, tensor: Tensor
     Raises:
         BackendError: this version of ggml cannot have a tensor of `graph`.
     """
-    g = library.ggml
-    tensors = graph.tensors()
+    with _empty(library, [buft]) as empty, rebuilt(library, graph.tensors()) as at:
+        for t, pointer in at.items():
+            if t.root is tensor:
+                library.struct(pointer).buffer = empty[buft]
+        return [bool(library.ggml.backend_dev_supports_op(device, at[node])) for node in graph]
+
+
+@contextmanager
+def rebuilt(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Tensor, int]]:
+    """`tensors`, each behind its sources, in a context of their own: tensor -> its address."""
     context = Context(library, len(tensors))
-    empty = g.backend_buft_alloc_buffer(buft, 0)
+    at: dict[Tensor, int] = {}
     try:
-        at: dict[Tensor, int] = {}
         for t in tensors:
             at[t] = context.add(t, at)
-            if t.root is tensor:
-                context.set_buffer(at[t], empty)
-        return [bool(g.backend_dev_supports_op(device, at[node])) for node in graph]
+        yield at
     finally:
         context.free()
-        if empty:
-            g.backend_buffer_free(empty)
 
 
-def insist(library: Library, device: int, buft: int, t: Tensor, case: Case) -> None:
-    """Refuse to place `t` where the device takes not every use of it.
+def _rebuilt(library: Library, case: Case) -> Iterator[tuple[Tensor, Mapping[Tensor, int]]]:
+    """Every tensor of every step, and the addresses of all tensors of that step."""
+    for step in case.steps:
+        with rebuilt(library, step.graph.tensors()) as at:
+            for t in at:
+                yield t, at
 
-    Raises:
-        BackendError: names the use.
-    """
-    for node, said in zip(case.uses(t), taken(library, device, buft, Graph(case.uses(t)), t), strict=True):
-        if not said:
+
+@contextmanager
+def _empty(library: Library, bufts: Iterable[int]) -> Iterator[dict[int, int]]:
+    """An empty buffer of each type."""
+    buffers = {buft: library.ggml.backend_buft_alloc_buffer(buft, 0) for buft in dict.fromkeys(bufts)}
+    try:
+        yield buffers
+    finally:
+        for buffer in buffers.values():
+            if buffer:
+                library.ggml.backend_buffer_free(buffer)
+
+
+def _takes(library: Library, device: int, node: int, weight: int, buffer: int) -> bool:
+    """`ggml_backend_dev_supports_op` of the node at an address while its weight lies in `buffer`."""
+    library.struct(weight).buffer = buffer
+    answer = bool(library.ggml.backend_dev_supports_op(device, node))
+    library.struct(weight).buffer = None
+    return answer
+
+
+def _unseen(node: Tensor, i: int) -> str:
+    return f"as src[{i}] of {node.op}, where supports_op does not look"
+
+
+def _insist(library: Library, device: int, buft: int, t: Tensor, case: Case) -> None:
+    """Refuse to place `t` where the device takes not every use of it."""
+    uses = case.uses(t)
+    for node, yes in zip(uses, taken(library, device, buft, Graph(uses), t), strict=True):
+        if not yes:
             name = library.ggml.backend_buft_name(buft).decode()
             raise BackendError(f"{t.name or t} {t.type} must lie in {name}, where supports_op refuses {node}")
 
@@ -113,33 +204,18 @@ def _refused(
     library: Library, device: int, special: Mapping[Tensor, int], caches: frozenset[Tensor], case: Case
 ) -> dict[Tensor, str]:
     """Tensors that cannot lie where they should, in the order of `special`, and why."""
-    g = library.ggml
+    if not special:
+        return {}
     why = {t: "as graphs write it" for t in special if t in caches}
     used: set[Tensor] = set()
-    empty = {buft: g.backend_buft_alloc_buffer(buft, 0) for buft in dict.fromkeys(special.values())}
-    try:
-        for step in case.steps if special else ():
-            tensors = step.graph.tensors()
-            context = Context(library, len(tensors))
-            try:
-                at: dict[Tensor, int] = {}
-                for t in tensors:
-                    at[t] = context.add(t, at)
-                for t in tensors:
-                    for i, w in enumerate(t.src):
-                        if w is None or w not in special:
-                            continue
-                        used.add(w)
-                        context.set_buffer(at[w], empty[special[w]])
-                        if t.view_src is w or not g.backend_dev_supports_op(device, at[t]):
-                            why.setdefault(w, f"which refuses {t.op} on it")
-                        elif i >= LOOKED_AT:
-                            why.setdefault(w, f"as src[{i}] of {t.op}, where supports_op does not look")
-                        context.set_buffer(at[w], 0)
-            finally:
-                context.free()
-    finally:
-        for buffer in empty.values():
-            if buffer:
-                g.backend_buffer_free(buffer)
+    with _empty(library, special.values()) as empty:
+        for t, at in _rebuilt(library, case):
+            for i, w in enumerate(t.src):
+                if w is None or w not in special:
+                    continue
+                used.add(w)
+                if t.view_src is w or not _takes(library, device, at[t], at[w], empty[special[w]]):
+                    why.setdefault(w, f"which refuses {t.op} on it")
+                elif i >= LOOKED_AT:
+                    why.setdefault(w, _unseen(t, i))
     return {t: why.get(t, "as no node reads it") for t in special if t in why or t not in used}

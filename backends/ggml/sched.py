@@ -1,9 +1,9 @@
-"""One case run as llama.cpp runs it: `ggml_backend_sched` over a device and the CPU behind it.
+"""Run a case as llama.cpp does: `ggml_backend_sched` over a device and the CPU behind it.
 
-As `llama_context`: weights in the device's buffer with usage WEIGHTS unless the device refuses a node that reads them,
-those read by GET_ROWS only in the CPU's, caches in the device's buffer, inputs flagged INPUT and outputs OUTPUT, every
-graph in the memory of the one before, the scheduler reset and the graph allocated before each step, the CPU backend's
-buffers of the device's host type where it has one. A session has backends of its own, as a context does.
+As in `llama_context`, weights lie in the device's buffer with usage WEIGHTS unless the device refuses a node that reads
+them, weights that only GET_ROWS reads in the CPU's, caches in the device's. Inputs are flagged INPUT, outputs OUTPUT.
+Every graph is made in the memory of the previous one; before each step the scheduler is reset and the graph allocated.
+The CPU backend uses the device's host buffer type where there is one. A session has backends of its own.
 """
 
 from __future__ import annotations
@@ -15,103 +15,20 @@ from collections.abc import Mapping, Sequence
 
 from conformance.backend.interface import Witness
 from conformance.case.case import Case, writes_in_place
-from conformance.ggml.errors import BackendError, GraphError, UnavailableError
+from conformance.ggml.errors import BackendError, GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import (
-    FLAG_COMPUTE,
-    FLAG_INPUT,
-    FLAG_OUTPUT,
-    VIEW_OPS,
-    Bytes,
-    Tensor,
-    is_contiguous,
-    nbytes,
-    pack,
-)
+from conformance.ggml.lib.layout import EVAL_CALLBACK
+from conformance.ggml.lib.library import Library
+from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, nbytes
 
 from .context import Context, Store
-from .layout import OFFSET_BUFFER, POINTER
-from .library import Library
-from .placement import LOOKED_AT, USAGES, Home, insist
-from .session import STATUS, UNWRITTEN, GgmlSession, Plan
+from .placement import sched_homes
+from .session import UNWRITTEN, GgmlSession, Plan
 
-EVAL_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
-"""`ggml_backend_sched_eval_callback`."""
-CACHE_WRITERS = (*VIEW_OPS, "SET_ROWS", "CPY")
-"""What llama.cpp does to a cache: it lies on the device, whatever the device says of these. A case of one step has no
-cache, only a node that writes in place."""
-NOTED = 8
-"""How many nodes beside the device are named in a note; all are counted in `kernels`."""
+NAMED = 8
+"""Nodes beside the device that a note names; `kernels` counts all."""
 LEAST_GRAPH = 1024
 """`llama_context::graph_max_nodes`: at least so many nodes, and 8 for each tensor."""
-
-
-def sched_homes(
-    library: Library, device: int, cpu: int, bufts: Sequence[int], weights: int, case: Case
-) -> tuple[dict[Tensor, Home], list[str]]:
-    """Where llama.cpp would put each persistent tensor of a case for a device and the CPU behind it.
-
-    Args:
-        library: where it runs.
-        device: `ggml_backend_dev_t`.
-        cpu: the CPU's.
-        bufts: the device's buffer types, in the order of `Backend.buffer_types`.
-        weights: that of them which weights lie in.
-        case: what to place; only what must lie somewhere is heard.
-
-    Returns:
-        The homes, and one note for each weight that is not on the device.
-
-    Raises:
-        BackendError: the device itself refuses a use of a tensor that must lie where the case says.
-    """
-    g = library.ggml
-    here, there = g.backend_dev_buffer_type(device), g.backend_dev_buffer_type(cpu)
-    caches = frozenset(case.caches())
-    kept = frozenset(case.persistent)
-    readers: dict[Tensor, set[str]] = {t: set() for t in case.persistent}
-    refused: dict[Tensor, str] = {}
-    empty = g.backend_buft_alloc_buffer(weights, 0)
-    try:
-        for step in case.steps:
-            tensors = step.graph.tensors()
-            context = Context(library, len(tensors))
-            at: dict[Tensor, int] = {}
-            for t in tensors:
-                at[t] = context.add(t, at)
-            for t in tensors:
-                lasting = len(case.steps) > 1 and t.op in CACHE_WRITERS
-                if t.root in kept and not lasting and not g.backend_dev_supports_op(device, at[t]):
-                    refused.setdefault(t.root, f"which refuses {t.op} into it")
-                for i, w in enumerate(t.src):
-                    if w is None or w not in readers or w in caches:
-                        continue
-                    readers[w].add(t.op if t.src[0] is w else f"{t.op} elsewhere")
-                    context.set_buffer(at[w], empty)
-                    if not g.backend_dev_supports_op(device, at[t]):
-                        refused.setdefault(w, f"which refuses {t.op} on it")
-                    elif weights != here and i >= LOOKED_AT:
-                        refused.setdefault(w, f"as src[{i}] of {t.op}, where supports_op does not look")
-                    context.set_buffer(at[w], 0)
-            context.free()
-    finally:
-        if empty:
-            g.backend_buffer_free(empty)
-    refused |= {w: "as only GET_ROWS reads it" for w, ops in readers.items() if ops == {"GET_ROWS"}}
-    found = {
-        t: Home(
-            there if t in refused else here if t in caches else weights, USAGES["any" if t in caches else "weights"]
-        )
-        for t in case.persistent
-    }
-    for t, p in case.placement.items():
-        if p.must:
-            buft = bufts[p.buffer % len(bufts)]
-            insist(library, device, buft, t, case)
-            found[t] = Home(buft, USAGES[p.usage])
-            refused.pop(t, None)
-    name = g.backend_dev_name(device).decode()
-    return found, [f"{w.name or w} {w.type} is not on {name}, {why}" for w, why in refused.items()]
 
 
 class SchedSession(GgmlSession):
@@ -155,21 +72,16 @@ class SchedSession(GgmlSession):
         """Outputs that a later node of the same graph overwrites, by address: read as soon as they are computed."""
         self._values: dict[Tensor, Bytes] = {}
         self._callback = EVAL_CALLBACK(self._computed)
-        found, notes = sched_homes(library, device, cpu, bufts, weights, case)
+        places, notes = sched_homes(library, device, cpu, bufts, weights, case)
         name = g.backend_dev_name(device).decode()
         self._opaque = frozenset(case.caches()) if opaque else frozenset()
-        super().__init__(library, name, 0, g.backend_dev_buffer_type(device), case, found, notes, memory)
+        super().__init__(library, name, 0, g.backend_dev_buffer_type(device), case, places, notes, memory)
         # A device may keep a weight in a form of its own: what was written is what is read.
         self._unreadable |= {
             t: data for t, data in case.persistent.items() if t.type.is_quantized and t not in case.caches()
         }
         try:
-            self._backends = [_started(library, dev) for dev in dict.fromkeys((device, cpu))]
-            set_threads = library.device_function(
-                cpu, "ggml_backend_set_n_threads", None, ctypes.c_void_p, ctypes.c_int
-            )
-            if set_threads is not None:
-                set_threads(self._backends[-1], threads)
+            self._backends = [library.start(d, threads if d == cpu else None) for d in dict.fromkeys((device, cpu))]
             own = [g.backend_dev_buffer_type(device)]
             if cpu != device:
                 own.append(g.backend_dev_host_buffer_type(device) or g.backend_dev_buffer_type(cpu))
@@ -200,22 +112,17 @@ class SchedSession(GgmlSession):
         if plan is None or plan.graph is not graph or plan.outputs != tuple(outputs):
             plan = self._build(graph, tuple(outputs))
         for t in outputs:
-            if t.view_src is None and nbytes(t) and _buffer(plan.at[t]):
+            if t.view_src is None and nbytes(t) and self._buffer(plan.at[t]):
                 g.backend_tensor_memset(plan.at[t], UNWRITTEN, 0, nbytes(t))
         start = time.perf_counter()
-        for t in _leaves(graph, self._at):
+        for t in self._inputs(graph):
             if t not in inputs:
                 raise GraphError(f"{t}: a leaf of the graph that is neither persistent nor among the inputs given")
-            if _buffer(plan.at[t]):  # no memory where only dropped nodes read it
+            if self._buffer(plan.at[t]):  # no memory where only dropped nodes read it
                 self._set(plan.at[t], t, inputs[t])
         self._values = {}
         status = g.backend_sched_graph_compute(self._sched, plan.parts[0][0])
-        if status:
-            said = "; ".join(self._library.complaints())
-            raise BackendError(
-                f"ggml_backend_sched_graph_compute returned {STATUS.get(status, status)} on a graph of {plan.nodes} "
-                f"nodes on {self._witness.device}" + (f": {said}" if said else "")
-            )
+        self._check("ggml_backend_sched_graph_compute", status, plan)
         values = {t: self._values[t] if t in self._values else self._packed(plan.at[t], t) for t in outputs}
         self._spent += time.perf_counter() - start
         self._count(plan)
@@ -223,12 +130,12 @@ class SchedSession(GgmlSession):
 
     def witness(self) -> Witness:
         """Splits and copies of the last graph, nodes by backend and op, bytes by buffer name."""
-        found = super().witness()
-        found.bytes.pop("compute", None)
+        witness = super().witness()
+        witness.bytes.pop("compute", None)
         for backend in self._backends:
             name = self._ggml.backend_name(backend).decode()
-            found.bytes[f"compute {name}"] = self._ggml.backend_sched_get_buffer_size(self._sched, backend)
-        return found
+            witness.bytes[f"compute {name}"] = self._ggml.backend_sched_get_buffer_size(self._sched, backend)
+        return witness
 
     def close(self) -> None:
         """Free the scheduler, the graphs, every buffer and the backends."""
@@ -242,12 +149,7 @@ class SchedSession(GgmlSession):
     def _build(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Plan:
         g = self._ggml
         g.backend_sched_reset(self._sched)
-        if self._plan is not None:
-            if self._arenas[0] is None:
-                self._kept.append(self._plan)
-            else:
-                self._plan.free()
-            self._plan = None
+        self._retire()
         tensors = graph.tensors()
         size = len(tensors) + 1
         context = Context(self._library, len(tensors), size, 1, self._arenas[1])
@@ -260,11 +162,11 @@ class SchedSession(GgmlSession):
             for node in graph.nodes:
                 if node.flags & FLAG_COMPUTE or not self._drop:
                     g.build_forward_expand(cgraph, plan.at[node])
-            leaves = set(_leaves(graph, self._at))
+            leaves = set(self._inputs(graph))
             keep = {t.root for t in outputs} | set(outputs)
             for t in made:
                 more = (FLAG_INPUT if t in leaves else 0) | (FLAG_OUTPUT if t in keep and t not in leaves else 0)
-                context.set_flags(plan.at[t], t.flags | more)
+                self._library.struct(plan.at[t]).flags = t.flags | more
             plan.nodes = sum(1 for n in graph if n.flags & FLAG_COMPUTE and n.op not in VIEW_OPS)
             plan.parts.append((cgraph, list(outputs)))
             self._early = {plan.at[t]: t for t in _overwritten(graph, outputs)}
@@ -285,9 +187,8 @@ class SchedSession(GgmlSession):
             self._values[t] = self._packed(pointer, t)
         return t is not None or not ask
 
-    def _packed(self, pointer: int, t: Tensor) -> Bytes:
-        data = self._get(pointer, nbytes(t))
-        return data if is_contiguous(t) else pack(data, t, 0)
+    def _buffer(self, pointer: int) -> int | None:
+        return self._library.struct(pointer).buffer  # type: ignore[no-any-return]  # a pointer field
 
     def _count(self, plan: Plan) -> None:
         """Who computed what, and what was copied to get there: as `ggml_backend_sched_split_graph` decides it."""
@@ -306,7 +207,7 @@ class SchedSession(GgmlSession):
             for s in node.src:
                 if s is None:
                     continue
-                buffer = _buffer(plan.at[s.root])
+                buffer = self._buffer(plan.at[s.root])
                 if buffer and not g.backend_supports_buft(backend, g.backend_buffer_get_type(buffer)):
                     copied.add((backend, s))
         witness.kernels = dict(Counter(witness.kernels) + table)
@@ -314,29 +215,10 @@ class SchedSession(GgmlSession):
         witness.copies = len(copied)
         witness.nodes += plan.nodes - len(elsewhere)
         if elsewhere:
-            more = f" and {len(elsewhere) - NOTED} more" if len(elsewhere) > NOTED else ""
-            note = f"beside {witness.device}: {', '.join(elsewhere[:NOTED])}{more}"
+            more = f" and {len(elsewhere) - NAMED} more" if len(elsewhere) > NAMED else ""
+            note = f"beside {witness.device}: {', '.join(elsewhere[:NAMED])}{more}"
             if note not in witness.notes:
                 witness.notes.append(note)
-
-
-def _buffer(pointer: int) -> int:
-    """The buffer that the tensor at an address lies in, 0 for none."""
-    return int(POINTER.unpack(ctypes.string_at(pointer + OFFSET_BUFFER, POINTER.size))[0])
-
-
-def _started(library: Library, device: int) -> int:
-    backend: int | None = library.ggml.backend_dev_init(device, None)
-    if not backend:
-        raise UnavailableError(f"ggml: device {library.ggml.backend_dev_name(device).decode()} cannot be initialised")
-    return backend
-
-
-def _leaves(graph: Graph, persistent: Mapping[Tensor, int]) -> list[Tensor]:
-    nodes = set(graph.nodes)
-    return [
-        t for t in graph.tensors() if t.op == "NONE" and t.view_src is None and t not in nodes and t not in persistent
-    ]
 
 
 def _overwritten(graph: Graph, outputs: Sequence[Tensor]) -> list[Tensor]:

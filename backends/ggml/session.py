@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,15 +13,15 @@ from conformance.backend.interface import Session, Witness
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.errors import BackendError, GraphError
 from conformance.ggml.graph import Graph
+from conformance.ggml.lib.layout import STATUS, USAGE_COMPUTE
+from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, is_contiguous, nbytes, pack
 
 from .context import Arena, Context, Store
-from .library import Library
 from .placement import Home
 
-USAGE_COMPUTE = 2
-STATUS = {-2: "ALLOC_FAILED", -1: "FAILED", 1: "ABORTED"}
-"""`enum ggml_status` except SUCCESS."""
+if TYPE_CHECKING:
+    from .guard import Guarded
 
 PATHS = {"OPENVINO": "translated"}
 """Device name prefix -> how it executes; all others run node by node."""
@@ -43,11 +44,15 @@ class Plan:
     nodes: int = 0
     buffer: int = 0
     """The compute buffer, 0 where no node needs memory."""
+    guarded: Guarded | None = None
+    """Instead of it, in a `GuardSession`."""
 
     def free(self) -> None:
         """Give the graph back."""
         self.context.free()
         self.inputs.free()
+        if self.guarded is not None:
+            self.guarded.free()
 
 
 class GgmlSession(Session):
@@ -125,7 +130,7 @@ class GgmlSession(Session):
         pointer = self._persistent(tensor)
         if tensor in self._unreadable:
             return self._unreadable[tensor].copy()
-        return self._get(pointer, nbytes(tensor))
+        return self._library.get(pointer, nbytes(tensor))
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
@@ -148,16 +153,9 @@ class GgmlSession(Session):
             self._set(pointer, t, inputs[t])
         values: dict[Tensor, Bytes] = {}
         for part, readable in plan.parts:
-            status = self._ggml.backend_graph_compute(self._backend, part)
-            if status:
-                said = "; ".join(self._library.complaints())
-                raise BackendError(
-                    f"ggml_backend_graph_compute returned {STATUS.get(status, status)} on a graph of {plan.nodes} "
-                    f"nodes on {self._witness.device}" + (f": {said}" if said else "")
-                )
+            self._check("ggml_backend_graph_compute", self._ggml.backend_graph_compute(self._backend, part), plan)
             for t in readable:
-                data = self._get(plan.at[t], nbytes(t))
-                values[t] = data if is_contiguous(t) else pack(data, t, 0)
+                values[t] = self._packed(plan.at[t], t)
         self._spent += time.perf_counter() - start
         self._witness.nodes += plan.nodes
         return values
@@ -191,6 +189,14 @@ class GgmlSession(Session):
         while self._stores:
             self._stores.pop().free()
 
+    def _check(self, function: str, status: int, plan: Plan) -> None:
+        if status:
+            complaints = "; ".join(self._library.complaints())
+            raise BackendError(
+                f"{function} returned {STATUS.get(status, status)} on a graph of {plan.nodes} nodes on "
+                f"{self._witness.device}" + (f": {complaints}" if complaints else "")
+            )
+
     def _persistent(self, tensor: Tensor) -> int:
         try:
             return self._at[tensor]
@@ -201,27 +207,31 @@ class GgmlSession(Session):
         size = nbytes(t)
         if data.dtype != np.uint8 or data.nbytes != size:
             raise GraphError(f"{t} takes {size} bytes, {data.nbytes} of {data.dtype} given")
-        if size:
-            data = np.ascontiguousarray(data)
-            self._ggml.backend_tensor_set(pointer, data.__array_interface__["data"][0], 0, size)
+        self._library.set(pointer, data)
 
-    def _get(self, pointer: int, size: int) -> Bytes:
-        data = np.empty(size, np.uint8)
-        if size:
-            self._ggml.backend_tensor_get(pointer, data.__array_interface__["data"][0], 0, size)
-        return data
+    def _packed(self, pointer: int, t: Tensor) -> Bytes:
+        data = self._library.get(pointer, nbytes(t))
+        return data if is_contiguous(t) else pack(data, t, 0)
 
-    def _build(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Plan:
+    def _retire(self) -> None:
+        """Free the last plan; where its memory must not be used again, when the session closes."""
         if self._plan is not None:
             if self._arenas[0] is None:
                 self._kept.append(self._plan)
             else:
                 self._plan.free()
             self._plan = None
+
+    def _inputs(self, graph: Graph) -> list[Tensor]:
+        """The leaves of a graph that are not persistent."""
+        inside = {*graph.nodes, *self._at}
+        return [t for t in graph.tensors() if t.op == "NONE" and t.view_src is None and t not in inside]
+
+    def _build(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Plan:
+        self._retire()
         tensors = graph.tensors()
         place = {t: i for i, t in enumerate(graph.nodes)}
-        leaves = [t for t in tensors if t.op == "NONE" and t.view_src is None and t not in place and t not in self._at]
-        store = self._store(leaves, self._buft, USAGE_COMPUTE, self._arenas[0])
+        store = self._store(self._inputs(graph), self._buft, USAGE_COMPUTE, self._arenas[0])
         cuts = _cuts(graph, place, outputs)
         size = len(tensors) + 1
         graphs = 2 + len(cuts) if cuts else 1
@@ -246,7 +256,7 @@ class GgmlSession(Session):
         # Expanding sets COMPUTE on every node; what the case says holds, and outputs must keep their memory.
         keep = {t.root for t in plan.outputs} | set(plan.outputs)
         for t in made:
-            context.set_flags(at[t], t.flags | FLAG_OUTPUT if t in keep else t.flags)
+            self._library.struct(at[t]).flags = t.flags | FLAG_OUTPUT if t in keep else t.flags
         self._allocate(plan, cgraph, made)
         plan.nodes = sum(1 for n in plan.graph if n.flags & FLAG_COMPUTE and n.op not in VIEW_OPS)
         starts = [-1, *cuts]
@@ -268,7 +278,9 @@ class GgmlSession(Session):
         # flags nor src, and would give an output's memory away.
         if not (g.gallocr_reserve(self._galloc, cgraph) and g.gallocr_alloc_graph(self._galloc, cgraph)):
             raise BackendError(f"ggml_gallocr_reserve: no memory for a graph of {len(plan.graph)} nodes")
-        plan.buffer = next((plan.context.buffer(at[t]) for t in made if t.view_src is None and nbytes(t)), 0)
+        plan.buffer = next(
+            (self._library.struct(at[t]).buffer or 0 for t in made if t.view_src is None and nbytes(t)), 0
+        )
 
     def _clear(self, plan: Plan) -> None:
         if plan.buffer:

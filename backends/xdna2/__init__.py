@@ -1,5 +1,195 @@
-"""`xdna2`: an NPU that multiplies matrices in int8 and nothing else; a functional model, no hardware."""
+"""`xdna2`: an NPU that multiplies matrices in int8 and nothing else; a functional model, no hardware.
 
-from .backend import Xdna2Backend
+The contract of an XDNA2 backend for ggml: which MUL_MAT it takes, how it rounds, and what it keeps.
+"""
 
-__all__ = ["Xdna2Backend"]
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.backend.interface import BufferType, DeviceInfo, Support, Witness, no
+from conformance.backend.kernel import Kernel, KernelBackend, KernelSession, Raw, Sources
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.quants import quants
+from conformance.ggml.quants.requant import FORMS, quantised, weight_form
+from conformance.ggml.tensor import Bytes, Tensor, is_contiguous, nrows
+from conformance.ggml.types import F32, TYPES
+
+from .array import COLUMNS, CONTEXT_COLUMNS, DECODE_N, LEAST_N, MAX_SLOTS, PREFILL_N, Array
+
+SLOTS = "2048+4096+5632+14336"
+"""K of attention and feed-forward projections of the models it was made for."""
+FORM = "int8xrow"
+_GRID = FORMS[FORM]
+_FLOATING = {n: FORM for n, t in TYPES.items() if t.is_quantized or n in {"f32", "f16", "bf16"}}
+
+ARITHMETIC = Arithmetic("xdna2", mul_mat=_FLOATING, weights=_FLOATING)
+"""Both operands in int8, one float32 scale per row of weights and per token."""
+
+_AT_ONCE = 1 << 24
+"""Weights in float64 at a time: 128 MiB."""
+
+
+class Xdna2Backend(KernelBackend):
+    """MUL_MAT in int8 on a functional model of the array.
+
+    Args:
+        k: K of up to 8 kernel slots, joined by `+`.
+        min_n: fewest rows of activations (tokens) that are routed here.
+        max_n: most of them, 0 for any number: with 1 the NPU takes decoding only and another backend the prompt.
+
+    Raises:
+        UsageError: an option that is no number, or too many slots.
+    """
+
+    name = "xdna2"
+    places = frozenset()
+
+    def __init__(self, k: str = SLOTS, min_n: str = "1", max_n: str = "0") -> None:
+        self._slots = tuple(_number("k", part) for part in re.split(r"[ +]", k))  # a URL's plus is a space
+        if len(self._slots) > MAX_SLOTS or min(self._slots) < 1:
+            raise UsageError(f"xdna2: k: 1 to {MAX_SLOTS} positive sizes joined by + expected, {k!r} found")
+        self._min_n, self._max_n = _number("min_n", min_n), _number("max_n", max_n)
+
+    def info(self) -> DeviceInfo:
+        """Says that this is a model, and of what."""
+        return DeviceInfo(
+            "xdna2",
+            "functional model",
+            f"functional model of an XDNA2 NPU on NumPy, no hardware: MUL_MAT in int8, K of {self._spelled}, "
+            f"TILE_N {DECODE_N} and {PREFILL_N}, n from {LEAST_N}, {COLUMNS // CONTEXT_COLUMNS} contexts of "
+            f"{CONTEXT_COLUMNS} columns",
+            {"numpy": np.__version__},
+        )
+
+    def arithmetic(self) -> Arithmetic:
+        """Weights and activations in int8 by rows, exact sums, one scale."""
+        return ARITHMETIC
+
+    def buffer_types(self) -> Sequence[BufferType]:
+        """Weights stay where the host has them; each slot keeps int8 copies of those of its K."""
+        return [BufferType("host"), *(BufferType(f"slot K={k}", is_host=False) for k in self._slots)]
+
+    def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
+        """As `supports`, of a slot only where the weight has its K."""
+        answers = zip(graph, self.supports(graph), strict=True)
+        why = self._misplaced(tensor, buffer)
+        return [no(f"{n.op}: {why}") if s and why and tensor in n.src else s for n, s in answers]
+
+    def _misplaced(self, tensor: Tensor, buffer: int) -> str:
+        at = buffer % (1 + len(self._slots))
+        if not at or self._slots[at - 1] == tensor.ne[0]:
+            return ""
+        return f"{tensor.name} has K={tensor.ne[0]} and is for no slot of K={self._slots[at - 1]}"
+
+    def kernels(self) -> Mapping[str, Kernel]:
+        """One op, which only a session can compute: it keeps the weights."""
+        return {"MUL_MAT": _no_session}
+
+    def refuses(self, node: Tensor) -> str:
+        """The routing rules, in the order the real backend asks."""
+        w, x = node.src[0], node.src[1]
+        if w is None or x is None:
+            return "src[0] and src[1] expected"
+        n, is_weight = nrows(x), bool(weight_form(node, ARITHMETIC.weights, {}))
+        in_f32 = x.type is F32 and node.type is F32
+        rules = (
+            (w.ne[0] in self._slots, f"K={w.ne[0]} has no kernel slot, K is {self._spelled}"),
+            (is_weight, f"src[0] must be a weight, which is stored as int8 once; {w} found"),
+            (w.ne[2] * w.ne[3] == 1, f"one matrix of weights expected, {list(w.ne)} found"),
+            (in_f32, f"activations and result in f32 expected, {x.type} and {node.type} found"),
+            (is_contiguous(x), f"contiguous activations expected, nb {list(x.nb)} found"),
+            (
+                self._min_n <= n <= (self._max_n or n),
+                f"n={n} is routed elsewhere, n from {self._min_n} to {self._max_n or 'any'} comes here",
+            ),
+        )
+        return next((reason for holds, reason in rules if not holds), "")
+
+    def open(self, case: Case) -> Xdna2Session:
+        """Copies of the case's persistent tensors, the array empty.
+
+        Raises:
+            BackendError: a weight must lie in a slot of another K.
+        """
+        for t, p in case.placement.items():
+            if p.must and (why := self._misplaced(t, p.buffer)):
+                raise BackendError(why)
+        return Xdna2Session(self._slots, case)
+
+    @property
+    def _spelled(self) -> str:
+        return ", ".join(map(str, self._slots))
+
+
+class Xdna2Session(KernelSession):
+    """One case's weights, in int8 from their first use on."""
+
+    def __init__(self, slots: Sequence[int], case: Case) -> None:
+        super().__init__("xdna2 (functional model)", {"MUL_MAT": self._mul_mat}, case)
+        self._array = Array(slots)
+        self._fixed = frozenset(case.persistent).difference(case.caches())
+        self._int8: dict[Tensor, tuple[NDArray[np.int8], NDArray[np.float32]]] = {}
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Set the bytes of a persistent tensor and forget its int8 copy."""
+        super().write(tensor, data)
+        self._int8.pop(tensor, None)
+
+    def witness(self) -> Witness:
+        """Runs of each kernel, bytes of int8 weights, padding and switches of contexts."""
+        w, a = super().witness(), self._array
+        w.kernels = dict(a.runs)
+        w.bytes["int8"] = sum(q.nbytes + d.nbytes for q, d in self._int8.values())
+        w.notes = [
+            "functional model of an XDNA2 NPU, no hardware",
+            f"{a.switches} context switches; {a.padding} rows of padding beside {a.rows} of activations",
+        ]
+        return w
+
+    def _mul_mat(self, node: Tensor, dst: Raw, src: Sources) -> None:
+        """`dst = (q_x q_w^T) * (d_x d_w)`: the sum exact in int32, then one float32 scale."""
+        weight, x = node.src[0], src[1]
+        if weight is None or src[0] is None or x is None:
+            return
+        q_w, d_w = self._weights(weight, src[0])
+        q_x, d_x = _by_rows(x.reshape(-1, weight.ne[0]))
+        out = dst.reshape(-1, node.ne[0])
+        step = max(1, _AT_ONCE // weight.ne[0])
+        for i in range(0, len(q_w), step):
+            rows = slice(i, i + step)
+            out[:, rows] = self._array.run(q_w[rows], q_x).astype(np.float32) * (d_x * d_w[rows].T)
+
+    def _weights(self, weight: Tensor, raw: Raw) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+        if weight in self._int8:
+            return self._int8[weight]
+        rows = _by_rows(quants.to_float(weight.type, raw).reshape(-1, weight.ne[0]))
+        if weight in self._fixed:
+            self._int8[weight] = rows
+        return rows
+
+
+def _by_rows(x: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """int8 of shape (rows, k) and one scale each, shape (rows, 1)."""
+    assert _GRID is not None
+    q, d = quantised(_GRID, x)
+    return q[..., 0, :], d[..., 0, :].astype(np.float32)
+
+
+def _no_session(node: Tensor, dst: Raw, src: Sources) -> None:
+    """Stands in the table of a backend whose sessions bring their own kernel."""
+    del dst, src
+    raise UsageError(f"{node}: an xdna2 session expected")
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"xdna2: {name}: a whole number expected, {text!r} found")
+    return int(text)

@@ -25,9 +25,10 @@ from conformance.report.record import header, write_json
 from conformance.suite import captured
 from conformance.suite.decoder import layout as layouts
 from conformance.suite.zoo import capture as recording
-from conformance.suite.zoo import family, metadata
+from conformance.suite.zoo import family
+from conformance.suite.zoo import model as zoo_model
+from conformance.suite.zoo.capture import Request
 from conformance.suite.zoo.play import PASSES, RUNS, Device, Played, play
-from conformance.suite.zoo.request import Request
 
 from .options import ExistingFile, File, backend_option, json_option
 from .output import line, table
@@ -181,9 +182,9 @@ def _settings(settings: Sequence[str]) -> str:
 
 
 def _list() -> None:
-    rows = [(a.name, "encodes only" if a.encodes else "", a.lacks or "runs") for a in metadata.table().values()]
+    rows = [(a.name, "encodes only" if a.encodes else "", a.lacks or "runs") for a in zoo_model.table().values()]
     table(rows, ["architecture", "", "llama_decode"])
-    line(f"{len(metadata.runnable())} of {len(rows)} run")
+    line(f"{len(zoo_model.runnable())} of {len(rows)} run")
 
 
 @click.command("make-model")
@@ -277,7 +278,7 @@ def zoo(
         raise UsageError("zoo: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
     devices = [device(Spec.parse(text)) for text in backends]
     chosen = {name: dict(RUNS[name]) for name in _runs(runs)}
-    archs = [a for a in metadata.runnable() if not globs or any(fnmatchcase(a, g) for g in globs)]
+    archs = [a for a in zoo_model.runnable() if not globs or any(fnmatchcase(a, g) for g in globs)]
     if not archs:
         raise UsageError(f"zoo: no architecture fits {', '.join(globs)}; conform capture --list shows them")
     values = {

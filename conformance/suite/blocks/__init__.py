@@ -19,7 +19,7 @@ from conformance.suite.decoder.grammar import split_arch
 from conformance.suite.family import LEVELS, Family, Level
 from conformance.suite.ops.grammar import Key, count, expand, read_keys, text, without
 from conformance.suite.zoo import family as zoo
-from conformance.suite.zoo import metadata
+from conformance.suite.zoo import model
 
 from .cut import Block, alone
 from .table import TABLE, ZOO_TABLE
@@ -72,4 +72,4 @@ def _whole(bare: str, seed: str) -> Case:
     return zoo.build(f"{zoo.NAME}/{bare}@{seed}")
 
 
-FAMILY = Family(NAME, "each architecture's sublayers alone", ids, build, lacks=metadata.lacks)
+FAMILY = Family(NAME, "each architecture's sublayers alone", ids, build, lacks=model.lacks)

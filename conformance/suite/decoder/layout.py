@@ -16,9 +16,8 @@ from gguf import GGMLQuantizationType
 from conformance.case.case import Case, Step
 from conformance.ggml.tensor import Tensor
 from conformance.suite.ops.grammar import read_keys
-from conformance.suite.zoo.capture import record_model
-from conformance.suite.zoo.metadata import Value, open_writer
-from conformance.suite.zoo.request import Request
+from conformance.suite.zoo.capture import Request, record_model
+from conformance.suite.zoo.model import Value, open_writer
 
 from . import weights
 from .config import Hparams

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
-from conformance.ggml.ops.rules_model import OP_HINT, PREC
+from conformance.ggml.ops.matmul import OP_HINT, PREC
 from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F32, I32
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
-from conformance.ggml.ops.rules_matrix import OP_POOL, TRI_TYPE
+from conformance.ggml.ops.matmul import TRI_TYPE
+from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Dims, Tensor, dims
 from conformance.ggml.types import F16, F32
 
@@ -88,7 +89,7 @@ def _tri(bench: Bench) -> Tensor:
 TRI = OpCases(
     ops=("TRI",),
     types=("a",),
-    keys={"ne": shape(), "vne": text(), "keep": word(*TRI_TYPE)},
+    keys={"ne": shape(), "vne": text(), "keep": word(*TRI_TYPE.__members__)},
     make=_tri,
     standard=(
         "TRI-f32-ne={2x2|7x7x3|64x64x2x2},keep={UPPER_DIAG|UPPER|LOWER_DIAG|LOWER}",
@@ -162,7 +163,7 @@ def _pool_2d(bench: Bench) -> Tensor:
 POOL_2D = OpCases(
     ops=("POOL_2D",),
     types=("a",),
-    keys={"ne": shape(), "vne": text(), "op": word(*OP_POOL), "k": numbers()},
+    keys={"ne": shape(), "vne": text(), "op": word(*OP_POOL.__members__), "k": numbers()},
     make=_pool_2d,
     standard=(
         "POOL_2D-{f32|f16}-ne=24x9x3x2,op={MAX|AVG},k={4x1x4x1x0x0|3x3x2x2x1x1|2x3x1x2x0x1|5x9x1x1x0x0}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.ggml.ops.rules_model import ROPE_TYPE
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, I32
 
@@ -54,7 +54,7 @@ ROPE = OpCases(
     types=("a",),
     keys={
         "ne": shape(),
-        "mode": word(*ROPE_TYPE),
+        "mode": word(*ROPE_TYPE.__members__),
         "n_dims": count(0),
         "offs": count(0),
         "sections": numbers(),

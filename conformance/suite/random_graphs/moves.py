@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from conformance.ggml.ops.rules_model import ROPE_TYPE
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor, can_repeat, dims, is_contiguous, nelements
 from conformance.ggml.types import BF16, F16, F32, I32, I64
 from conformance.suite.ops.data import away_from_zero, chosen, distinct, integers

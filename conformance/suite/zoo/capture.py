@@ -1,4 +1,4 @@
-"""Recordings from outside: a request goes to a worker process, a case comes back."""
+"""Recordings: a request goes to a worker process with llama.cpp, a case comes back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,7 @@ from conformance.case.case import Case
 from conformance.ggml.errors import UsageError
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 
-from . import metadata
-from .metadata import Value
-from .model_file import chosen_types, write_model
-from .request import Request
+from .model import Value, architecture, chosen_types, write_metadata, write_model
 
 _MISSING = re.compile(r"missing tensor '([^']+)'|tensor '([^']+)' not found")
 TIME_LIMIT = 120.0
@@ -27,34 +24,81 @@ ENVIRONMENT = {"GGML_NO_BACKTRACE": "1"}
 """What the processes of llama.cpp have beside our own environment."""
 
 
-def capture(request: Request, arch: str, keys: Mapping[str, Value]) -> Case:
-    """Record an architecture made from metadata, with every weight that llama.cpp has a place for.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One recording, or a list of a model's weights: the worker's request."""
+
+    id: str
+    stream: str
+    """First text of every stream; the id, unless another's bytes are wanted."""
+    model: str = ""
+    """A GGUF file: metadata alone, or a whole model."""
+    output: str = ""
+    """The case file to write; "" for a list of the weights instead."""
+    from_file: bool = False
+    """Load the file's own weights; otherwise they are made while the model is built."""
+    recipes: bool = True
+    """Its weights are those that `weights.recipe` makes, wherever they lie."""
+    by_reference: bool = False
+    """Weights that stand in the model file stay there."""
+    lib: str = ""
+    plan: str = "p5.d4"
+    n_ctx: int = 256
+    """Cells of one stream."""
+    n_seq_max: int = 1
+    n_ubatch: int = 512
+    unified: bool = False
+    swa_full: bool = True
+    """Layers with a sliding window keep as many cells as the others, as by llama.cpp's default."""
+    flash_attn: bool = True
+    type_k: str = "f16"
+    type_v: str = "f16"
+    type_w: str = "f32"
+    """Of matrices that may have another type than F32."""
+    nodes: int = 0
+    """Of this many graphs, from the first on, every node and every cache is recorded."""
+    embeddings: bool = False
+    family: str = "zoo"
+    params: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def capture(request: Request, arch: str, keys: Mapping[str, Value], *, whole: bool) -> Case:
+    """Record an architecture made from metadata; `whole` as of `prepare`.
 
     Raises:
         ConformanceError: as the worker; or it died: names the last words of llama.cpp.
     """
     with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
-        model, output = Path(folder, "model.gguf"), Path(folder, "case.gguf")
-        metadata.write(model, arch, keys, {})
-        known = metadata.architecture(arch)
-        if request.type_w != "f32" or known.types:
-            listed = ask(replace(request, model=str(model), output=""))["weights"]
-            metadata.write(model, arch, keys, chosen_types(listed, request.type_w, known))
-        ask(replace(request, model=str(model), output=str(output)))
+        output = Path(folder, "case.gguf")
+        ask(replace(prepare(Path(folder, "model.gguf"), request, arch, keys, whole=whole), output=str(output)))
         return casefile.read_one(output)
 
 
-def capture_file(request: Request, arch: str, keys: Mapping[str, Value]) -> Case:
-    """As `capture`, of a model file that lacks what llama.cpp can do without.
+def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], *, whole: bool) -> Request:
+    """The request for a model, whose file is made at `path`.
+
+    Args:
+        path: where to.
+        request: what to record.
+        arch: the architecture.
+        keys: its metadata.
+        whole: a model file without what llama.cpp can do without; else metadata alone, and a weight for every place
+            that llama.cpp has for one.
 
     Raises:
         ConformanceError: as `capture`.
     """
-    with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
-        model, output = Path(folder, "model.gguf"), Path(folder, "case.gguf")
-        make_model(model, request, arch, keys)
-        ask(replace(request, model=str(model), output=str(output), from_file=True))
-        return casefile.read_one(output)
+    if whole:
+        make_model(path, request, arch, keys)
+        return replace(request, model=str(path), from_file=True)
+    write_metadata(path, arch, keys, {})
+    known = architecture(arch)
+    if request.type_w != "f32" or known.types:
+        weights = ask(replace(request, model=str(path), output=""))["weights"]
+        write_metadata(path, arch, keys, chosen_types(weights, request.type_w, known))
+    return replace(request, model=str(path))
 
 
 def record_model(request: Request) -> Case:
@@ -75,11 +119,11 @@ def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value
     Raises:
         ConformanceError: as `capture`.
     """
-    metadata.write(path, arch, keys, {})
-    listed = ask(replace(request, model=str(path), output=""))["weights"]
+    write_metadata(path, arch, keys, {})
+    weights = ask(replace(request, model=str(path), output=""))["weights"]
     missing: set[str] = set()
-    for _ in listed:
-        write_model(path, request, metadata.architecture(arch), keys, listed, missing)
+    for _ in weights:
+        write_model(path, request.stream, request.type_w, architecture(arch), keys, weights, missing)
         try:
             ask(replace(request, model=str(path), output="", from_file=True))
         except UsageError as e:
@@ -93,8 +137,8 @@ def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value
 
 def _missing(message: str) -> str:
     """The weight that llama.cpp misses, by its own words."""
-    found = _MISSING.search(message)
-    return found[1] or found[2] if found else ""
+    match = _MISSING.search(message)
+    return match[1] or match[2] if match else ""
 
 
 def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
@@ -105,7 +149,7 @@ def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     """
     worker = Worker("conformance.suite.zoo.worker", time_limit=time_limit, env={**os.environ, **ENVIRONMENT})
     try:
-        return worker.ask(asdict(request))[0]
+        return worker.ask({"record": asdict(request)})[0]
     except WorkerTimeoutError:
         raise UsageError(f"llama.cpp gave no answer within {time_limit:g} s") from None
     except WorkerDiedError as e:

@@ -1,8 +1,9 @@
-"""A plan played on a llama.cpp context: batches for `llama_decode`, and what is done to its memory between them."""
+"""llama.cpp at work: a model, a context, and a plan played on it by `llama_decode` and `llama_memory_seq_*`."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.lib.layout import SET_TENSOR_DATA, Batch, GgufInitParams
+from conformance.ggml.lib.llama import Llama
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import TYPES
 from conformance.suite.decoder.cells import Ubatch, split
 from conformance.suite.plan import Part, parse
 
-from .layout import Batch
-from .library import Library
+from .capture import Request
 
+ALL_LAYERS = 999
 I32 = NDArray[np.int32]
 
 
@@ -37,6 +42,87 @@ class Tokens:
         return rows
 
 
+def load_model(
+    library: Llama, request: Request, device: str = "", weight: Callable[[Tensor, int], None] | None = None
+) -> int:
+    """The model of a request: a `llama_model *`.
+
+    Args:
+        library: llama.cpp.
+        request: `model`, and `from_file`: with the file's own weights.
+        device: as `ggml_backend_dev_name` has it; "" for the CPU and nothing beside it, where a callback would see a
+            scheduler's split graph, and weights as they are, not repacked.
+        weight: called with each weight and its address where the file has metadata alone, to set its bytes.
+
+    Raises:
+        UsageError: there is no such device, or llama.cpp cannot load the model.
+        ConformanceError: what `weight` raised.
+    """
+    llama = library.llama
+    params = llama.model_default_params()
+    handle = library.ggml.backend_dev_by_name(device.encode()) if device else None
+    if device and not handle:
+        raise UsageError(f"{library.title} has no device {device!r}")
+    devices = (ctypes.c_void_p * 2)(handle, None)
+    params.devices = ctypes.cast(devices, ctypes.c_void_p)
+    params.n_gpu_layers = ALL_LAYERS if device else 0
+    if not device:
+        params.use_extra_bufts = 0
+    errors: list[ConformanceError] = []
+
+    def set_data(pointer: int, _data: int | None) -> None:
+        try:
+            if weight is not None:
+                weight(library.leaf(pointer), pointer)
+        except ConformanceError as e:
+            errors.append(e)
+
+    path = os.fsencode(request.model)
+    if request.from_file:
+        model = llama.model_load_from_file(path, params)
+    else:
+        metadata = library.gguf.init_from_file(path, GgufInitParams(True, None))
+        if not metadata:
+            raise UsageError(f"{request.model}: llama.cpp cannot read this metadata: {library.reason()}")
+        model = llama.model_init_from_user(metadata, SET_TENSOR_DATA(set_data), None, params)
+    if errors:
+        raise errors[0]
+    if not model:
+        raise UsageError(f"llama.cpp cannot load the model: {library.reason()}")
+    return int(model)
+
+
+def new_context(library: Llama, model: int, request: Request, callback: Any = None) -> int:  # noqa: ANN401  # ctypes' own
+    """A context as a request says: a `llama_context *`.
+
+    Args:
+        library: llama.cpp.
+        model: `llama_model *`.
+        request: sizes, types, flash attention and the like.
+        callback: an `EVAL_CALLBACK`; whoever gives it keeps it alive.
+
+    Raises:
+        UsageError: llama.cpp cannot make it.
+    """
+    params = library.llama.context_default_params()
+    params.n_ctx = request.n_ctx * (1 if request.unified else request.n_seq_max)
+    params.n_batch = params.n_ctx
+    params.n_ubatch = min(request.n_ubatch, params.n_ctx)
+    params.n_seq_max = request.n_seq_max
+    params.n_threads = params.n_threads_batch = 1
+    params.flash_attn_type = int(request.flash_attn)
+    params.type_k, params.type_v = TYPES[request.type_k].id, TYPES[request.type_v].id
+    params.kv_unified = int(request.unified)
+    params.swa_full = int(request.swa_full)
+    params.embeddings = int(request.embeddings)
+    if callback is not None:
+        params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
+    context = library.llama.init_from_model(model, params)
+    if not context:
+        raise UsageError(f"llama.cpp cannot make a context: {library.reason()}")
+    return int(context)
+
+
 class Drive:
     """Plays plans on one context.
 
@@ -44,40 +130,34 @@ class Drive:
         library: llama.cpp.
         model: `llama_model *`.
         context: `llama_context *`.
-        n_seq_max: sequences of the context, all active at first.
-        unified: whether they share one stream of cells.
-        stream: the case's name, which the tokens' stream has.
-        n_ubatch: tokens of one graph, at most.
+        request: what the context was made of; all its sequences are active at first.
         begin: called before each batch with the function that computes it.
         each: called after each batch with what was decoded.
     """
 
-    def __init__(  # the context's facts, each by its name
+    def __init__(
         self,
-        library: Library,
+        library: Llama,
         model: int,
         context: int,
+        request: Request,
         *,
-        n_seq_max: int,
-        unified: bool,
-        n_ubatch: int,
-        stream: str,
-        begin: Callable[[str], None],
+        begin: Callable[[str], None] = lambda _: None,
         each: Callable[[Tokens], None],
     ) -> None:
-        self._library, self._c = library, library.c
+        self._library, self._c = library, library.llama
         self._context = context
-        self._memory = self._c.llama_get_memory(context)
-        self._n_ctx = int(self._c.llama_n_ctx(context))
-        self._unified = unified
-        self._n_seq_max = n_seq_max
-        self._n_ubatch = n_ubatch
+        self._memory = self._c.get_memory(context)
+        self._n_ctx = int(self._c.n_ctx(context))
+        self._unified = request.unified
+        self._n_seq_max = n_seq_max = request.n_seq_max
+        self._n_ubatch = request.n_ubatch
         self._begin, self._each = begin, each
-        self._n_vocab = self._c.llama_vocab_n_tokens(self._c.llama_model_get_vocab(model))
-        self._encodes = bool(self._c.llama_model_has_encoder(model))
-        self._decodes = bool(self._c.llama_model_has_decoder(model))
-        self._start_token = self._c.llama_model_decoder_start_token(model)
-        self._tokens = Stream(stream, "inp_tokens")
+        self._n_vocab = self._c.vocab_n_tokens(self._c.model_get_vocab(model))
+        self._encodes = bool(self._c.model_has_encoder(model))
+        self._decodes = bool(self._c.model_has_decoder(model))
+        self._start_token = self._c.model_decoder_start_token(model)
+        self._tokens = Stream(request.stream, "inp_tokens")
         self._next = [0] * n_seq_max
         """Sequence -> the position of its next token."""
         self.active = list(range(n_seq_max))
@@ -107,13 +187,13 @@ class Drive:
         batch = Tokens(tokens, pos.astype(np.int32), seqs, outputs)
         if self._encodes and not self._decodes:
             outputs[:] = 1
-            self._call("llama_encode", batch)
+            self._call("encode", batch)
             self._each(batch)
             return
         if self._encodes and not any(self._next):
-            self._call("llama_encode", Tokens(tokens, batch.pos, seqs, np.ones_like(outputs)))
+            self._call("encode", Tokens(tokens, batch.pos, seqs, np.ones_like(outputs)))
             self._each(batch)
-        self._call("llama_decode", batch)
+        self._call("decode", batch)
         for s, n in zip(self.active, n_tokens, strict=True):
             self._next[s] += n
         self._each(batch)
@@ -136,10 +216,10 @@ class Drive:
         pointers = (ids.ctypes.data + 4 * np.arange(n, dtype=np.uint64)).astype(np.uint64)
         arrays: list[NDArray[Any]] = [np.ascontiguousarray(a) for a in (b.tokens, b.pos, counts, pointers, b.outputs)]
         at = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
-        failed = getattr(self._c, function)(self._context, Batch(n, at[0], None, at[1], at[2], at[3], at[4]))
-        if failed:
-            said = " / ".join(line for line in list(self._library.log)[-3:] if line)
-            raise UsageError(f"run: {function} of {n} tokens returned {failed}: {said}")
+        status = getattr(self._c, function)(self._context, Batch(n, at[0], None, at[1], at[2], at[3], at[4]))
+        if status:
+            log = " / ".join(line for line in list(self._library.log)[-3:] if line)
+            raise UsageError(f"run: llama_{function} of {n} tokens returned {status}: {log}")
 
     def back(self, n: int) -> None:
         """Every sequence forgets its last `n` tokens."""
@@ -149,11 +229,11 @@ class Drive:
 
     def shift(self, n: int) -> None:
         """Every sequence forgets its first `n` tokens and moves the others up."""
-        if not self._memory or not self._c.llama_memory_can_shift(self._memory):
+        if not self._memory or not self._c.memory_can_shift(self._memory):
             raise UsageError("run: the memory of this architecture cannot shift positions")
         for s in self.active:
             self._remove(s, 0, n)
-            self._c.llama_memory_seq_add(self._memory, s, n, -1, -n)
+            self._c.memory_seq_add(self._memory, s, n, -1, -n)
             self._next[s] = max(0, self._next[s] - n)
 
     def remove(self, seq: int) -> None:
@@ -175,13 +255,13 @@ class Drive:
         for other in self.active:
             if other != seq:
                 self._forget(other)
-                self._c.llama_memory_seq_cp(self._memory, seq, other, 0, self._next[seq])
+                self._c.memory_seq_cp(self._memory, seq, other, 0, self._next[seq])
                 self._next[other] = self._next[seq]
 
     def reset(self) -> None:
         """All cells are emptied; what they hold stays."""
         if self._memory:
-            self._c.llama_memory_clear(self._memory, False)  # C's signature
+            self._c.memory_clear(self._memory, False)  # C's signature
         self._next = [0] * self._n_seq_max
 
     def _forget(self, seq: int) -> None:
@@ -191,7 +271,7 @@ class Drive:
         self._next[seq] = 0
 
     def _remove(self, seq: int, p0: int, p1: int) -> None:
-        if self._memory and not self._c.llama_memory_seq_rm(self._memory, seq, p0, p1):
+        if self._memory and not self._c.memory_seq_rm(self._memory, seq, p0, p1):
             raise UsageError(f"run: the memory of this architecture cannot forget positions {p0} to {p1} of a sequence")
 
 

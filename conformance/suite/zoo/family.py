@@ -21,10 +21,9 @@ from conformance.ggml.types import TYPES
 from conformance.suite.family import LEVELS, Family, Level
 from conformance.suite.ops.grammar import Key, count, expand, read_keys, text, word
 
-from . import library, metadata
-from .capture import capture, capture_file
-from .metadata import Value, full_key, parse_value
-from .request import Request
+from . import model
+from .capture import Request, capture
+from .model import Value, full_key, parse_value
 
 NAME = "zoo"
 _KEPT = 8
@@ -83,8 +82,19 @@ def ids(level: Level) -> Sequence[str]:
     Raises:
         UnavailableError: there is no llama.cpp here.
     """
-    library.find()
+    find_library()
     return _ids(level)
+
+
+def find_library() -> None:
+    """Whether there is a llama.cpp here.
+
+    Raises:
+        UnavailableError: there is none; says how to get it.
+    """
+    from conformance.ggml.lib.library import find  # noqa: PLC0415  # every command imports this family
+
+    find()
 
 
 @cache
@@ -93,7 +103,7 @@ def _ids(level: Level) -> tuple[str, ...]:
     for name in LEVELS[: LEVELS.index(level) + 1]:
         found.update(dict.fromkeys(with_seed(body) for pattern in TABLE[name] for body in expand(pattern)))
         if name == "standard":
-            found.update(dict.fromkeys(with_seed(f"{arch}-{_BOTH}") for arch in metadata.runnable()))
+            found.update(dict.fromkeys(with_seed(f"{arch}-{_BOTH}") for arch in model.runnable()))
     return tuple(found)
 
 
@@ -114,7 +124,7 @@ def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], b
     if family != NAME or match is None or not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
         raise UsageError(f"case {case_id!r}: {NAME}/ARCH-key=value,key=value@seed expected")
     values, given = read_keys(case_id, match["keys"] or "", KEYS)
-    arch = metadata.architecture(match["arch"])
+    arch = model.architecture(match["arch"])
     keys = {**arch.keys, **dict(_setting(case_id, arch.name, item) for item in values["set"].split("+") if item)}
     request = Request(
         id=case_id,
@@ -154,9 +164,9 @@ def make(case_id: str, lib: str = "") -> Case:
         UsageError: the id cannot be read, or llama.cpp refuses it; says what llama.cpp said.
         UnavailableError: there is no llama.cpp here.
     """
-    request, arch, keys, real = read(case_id, lib)
+    request, arch, keys, whole = read(case_id, lib)
     try:
-        return capture_file(request, arch, keys) if real else capture(request, arch, keys)
+        return capture(request, arch, keys, whole=whole)
     except UsageError as e:
         raise UsageError(f"case {case_id!r}: {e}") from None
 
@@ -176,7 +186,7 @@ def build(case_id: str) -> Case:
 def available() -> str:
     """Why nothing can be recorded here, or ""."""
     try:
-        library.find()
+        find_library()
     except UnavailableError as e:
         return str(e)
     return ""
@@ -187,5 +197,5 @@ FAMILY = Family(
     "graphs of every architecture that llama.cpp knows, held against what it computed",
     ids,
     build,
-    lacks=metadata.lacks,
+    lacks=model.lacks,
 )

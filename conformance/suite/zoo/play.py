@@ -21,11 +21,9 @@ from numpy.typing import NDArray
 from conformance.ggml.errors import ConformanceError
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 
-from . import choices, metadata
-from .capture import ENVIRONMENT, ask, make_model
+from . import capture, choices
+from .capture import ENVIRONMENT, Request
 from .family import read
-from .model_file import chosen_types
-from .request import Request
 
 TOLERANCE = 5e-4
 """NMSE of a step's logits, as for a free run against a recording."""
@@ -107,17 +105,8 @@ def prepare(case_id: str, lib: str, folder: Path) -> Request:
     Raises:
         ConformanceError: as `capture`.
     """
-    request, arch, keys, real = read(case_id, lib)
-    model = folder / "model.gguf"
-    if real:
-        make_model(model, request, arch, keys)
-        return replace(request, model=str(model), from_file=True)
-    metadata.write(model, arch, keys, {})
-    known = metadata.architecture(arch)
-    if request.type_w != "f32" or known.types:
-        listed = ask(replace(request, model=str(model), output=""))["weights"]
-        metadata.write(model, arch, keys, chosen_types(listed, request.type_w, known))
-    return replace(request, model=str(model))
+    request, arch, keys, whole = read(case_id, lib)
+    return capture.prepare(folder / "model.gguf", request, arch, keys, whole=whole)
 
 
 def play(
@@ -253,10 +242,10 @@ def _run(
         variables = {**os.environ, **ENVIRONMENT, **device.environment}
         env = {k: v for k, v in variables.items() if v is not None}
         deadline = time.monotonic() + time_limit * len(left)
-        worker = Worker("conformance.suite.zoo.play_worker", time_limit=time_limit * len(left), env=env)
+        worker = Worker("conformance.suite.zoo.worker", time_limit=time_limit * len(left), env=env)
         try:
             try:
-                worker.ask({"request": asdict(request), "device": device.device})
+                worker.ask({"load": asdict(request), "device": device.device})
             except WorkerDiedError:
                 raise
             except ConformanceError as e:

@@ -1,4 +1,4 @@
-"""What llama.cpp computes, node by node, through its eval callback: graphs, inputs, caches and results.
+"""What llama.cpp computes, through its eval callback: `Recorder` keeps whole graphs, `Watch` what routers chose.
 
 llama.cpp asks about the nodes of a graph before it computes them: all at once where nobody wants their data, so that
 at the first question every input is filled and nothing is computed. Only results are then asked for. Where the data of
@@ -10,26 +10,28 @@ input of the step; every other leaf is a cache or a recurrent state, and lives o
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+from gguf import GGUFReader
+from numpy.typing import NDArray
 
 from conformance.case.case import Step, writes_in_place
+from conformance.case.reference import Reference
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
-from conformance.ggml.tensor import FLAG_INPUT, FLAG_OUTPUT, Bytes, Tensor, computes, nbytes, pack
+from conformance.ggml.lib.layout import EVAL_CALLBACK, USAGE_COMPUTE, USAGE_WEIGHTS
+from conformance.ggml.lib.llama import Llama
+from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, Bytes, Tensor, computes, nbytes, pack
+from conformance.ggml.types import BF16, F16, F32
 
-from .layout import EVAL_CALLBACK, TENSOR
-from .library import Library
-
-_USAGE_WEIGHTS, _USAGE_COMPUTE = 1, 2
-"""`enum ggml_backend_buffer_usage`."""
+from .choices import Choice
 
 
 @dataclass(eq=False, slots=True)
-class Recorded:
+class GraphRecord:
     """One graph as it ran."""
 
     nodes: list[Tensor] = field(default_factory=list)
@@ -43,23 +45,22 @@ class Recorder:
 
     Args:
         library: whose tensors these are.
-        whole: of this many graphs, from the first on, every node's value and every cache is recorded.
+        whole: of this many graphs, from the first on, every node's value and every cache is record.
     """
 
-    def __init__(self, library: Library, *, whole: int = 0) -> None:
-        self._c = library.c
+    def __init__(self, library: Llama, *, whole: int = 0) -> None:
         self._library = library
         self._whole = whole
         self._count = 0
         self.persistent: dict[Tensor, Bytes] = {}
         """Weights, caches and states in order of appearance -> their bytes when first seen."""
         self.is_weight: set[Tensor] = set()
-        self.graphs: list[Recorded] = []
+        self.graphs: list[GraphRecord] = []
         self.error: Exception | None = None
         """What went wrong in the callback, where it cannot be raised."""
-        self._kept: dict[int, Tensor] = {}
-        self._places: dict[Tensor, int] = {}
-        self._seen: dict[int, Tensor] = {}
+        self._lasting: dict[int, Tensor] = {}
+        self._pointers: dict[Tensor, int] = {}
+        self._tensors: dict[int, Tensor] = {}
         self._first: dict[str, str] = {}
         """Function of llama.cpp -> name of its graph's first node."""
         self._function = ""
@@ -83,116 +84,189 @@ class Recorder:
     def _called(self, pointer: int, ask: bool, _data: int | None) -> bool:  # C's signature
         try:
             if self.error is None:
-                return self._asked(pointer) if ask else self._computed(pointer)
+                return self._expect(pointer) if ask else self._keep(pointer)
         except Exception as e:  # noqa: BLE001  # nothing may leave a callback
             self.error = e
         return False
 
-    def _asked(self, pointer: int) -> bool:
-        name = ctypes.string_at(pointer + TENSOR.size - 64).decode(errors="replace")
+    def _expect(self, pointer: int) -> bool:
+        name = self._library.struct(pointer).name.decode(errors="replace")
         first = self._first.setdefault(self._function, name)
-        if self._seen and (pointer in self._seen or name == first):
+        if self._tensors and (pointer in self._tensors or name == first):
             self._end()
-        if not self._seen:
-            self.graphs.append(Recorded())
+        if not self._tensors:
+            self.graphs.append(GraphRecord())
             self._count += 1
         node = self._tensor(pointer)
         self.graphs[-1].nodes.append(node)
         return computes(node) and (self._count <= self._whole or bool(node.flags & FLAG_OUTPUT))
 
-    def _computed(self, pointer: int) -> bool:
-        node = self._seen[pointer]
+    def _keep(self, pointer: int) -> bool:
+        node = self._tensors[pointer]
         self.graphs[-1].values[node] = self._packed(pointer, node)
         return True
 
     def _end(self) -> None:
         """The graph is complete and has run."""
-        if self._seen:
-            recorded = self.graphs[-1]
-            written = {n.view_src: None for n in recorded.nodes if writes_in_place(n)}
-            alone = not recorded.values
+        if self._tensors:
+            record = self.graphs[-1]
+            written = {n.view_src: None for n in record.nodes if writes_in_place(n)}
+            alone = not record.values
             for t in written:
                 if t in self.persistent and (self._count <= self._whole or alone):
-                    recorded.values[t] = self._bytes(self._places[t], nbytes(t))
-        self._seen = {}
+                    record.values[t] = self._library.get(self._pointers[t], nbytes(t))
+        self._tensors = {}
 
     def _tensor(self, pointer: int) -> Tensor:
         """The tensor at an address, its sources before it."""
-        found = self._seen.get(pointer)
-        if found is not None:
-            return found
-        raw = TENSOR.unpack(ctypes.string_at(pointer, TENSOR.size))
-        type_id, buffer, op_id, flags, view_src = raw[0], raw[1], raw[10], raw[27], raw[38]
-        op = self._library.ops[op_id]
-        is_leaf = op == "NONE" and not view_src
-        if is_leaf and pointer in self._kept:
-            self._seen[pointer] = self._kept[pointer]
-            return self._kept[pointer]
-        params = raw[11:27]
-        if op in self._library.sub_ops:
-            names = self._library.sub_ops[op]
-            params = (_position(op, names[params[0]]), *params[1:])
-        if type_id not in self._library.types:
-            raise GraphError(f"a tensor of type id {type_id}, which is unknown here")
-        pointers = raw[28:38]
+        if pointer in self._tensors:
+            return self._tensors[pointer]
+        c, t = self._library.struct(pointer), self._library.leaf(pointer)
+        t.op = self._library.op(pointer)
+        is_leaf = t.op == "NONE" and not c.view_src
+        if is_leaf and pointer in self._lasting:
+            self._tensors[pointer] = self._lasting[pointer]
+            return self._lasting[pointer]
+        t.op_params, t.flags, t.view_offs = tuple(c.op_params), c.flags, c.view_offs
+        if t.op in self._library.sub_ops:
+            t.op_params = (self._library.sub_op(t.op, t.op_params[0]), *t.op_params[1:])
+        pointers = list(c.src)
         while pointers and not pointers[-1]:
-            pointers = pointers[:-1]
-        t = Tensor(
-            self._library.types[type_id],
-            raw[2:6],
-            raw[6:10],
-            op,
-            params,
-            view_offs=raw[39],
-            flags=flags,
-            name=raw[41].split(b"\0", 1)[0].decode(errors="replace"),
-        )
+            pointers.pop()
         if pointer in pointers:  # as ggml_cast makes it
-            self._seen[pointer] = t
+            self._tensors[pointer] = t
         t.src = tuple(self._tensor(p) if p else None for p in pointers)
-        t.view_src = self._tensor(view_src) if view_src else None
-        self._seen[pointer] = t
+        t.view_src = self._tensor(c.view_src) if c.view_src else None
+        self._tensors[pointer] = t
         if is_leaf:
-            self._leaf(pointer, buffer, t)
+            self._leaf(pointer, c.buffer, t)
         return t
 
-    def _leaf(self, pointer: int, buffer: int, t: Tensor) -> None:
-        usage = self._c.ggml_backend_buffer_get_usage(buffer) if buffer else _USAGE_COMPUTE
-        data = self._bytes(pointer, nbytes(t)) if buffer else np.zeros(nbytes(t), np.uint8)
-        if usage != _USAGE_WEIGHTS and (usage == _USAGE_COMPUTE or t.flags & FLAG_INPUT):
+    def _leaf(self, pointer: int, buffer: int | None, t: Tensor) -> None:
+        usage = self._library.ggml.backend_buffer_get_usage(buffer) if buffer else USAGE_COMPUTE
+        data = self._library.get(pointer, nbytes(t)) if buffer else np.zeros(nbytes(t), np.uint8)
+        if usage != USAGE_WEIGHTS and (usage == USAGE_COMPUTE or t.flags & FLAG_INPUT):
             self.graphs[-1].inputs[t] = data
             return
-        self._kept[pointer] = t
-        self._places[t] = pointer
+        self._lasting[pointer] = t
+        self._pointers[t] = pointer
         self.persistent[t] = data
-        if usage == _USAGE_WEIGHTS:
+        if usage == USAGE_WEIGHTS:
             self.is_weight.add(t)
 
-    def _bytes(self, pointer: int, size: int) -> Bytes:
-        data = np.empty(size, np.uint8)
-        if size:
-            self._c.ggml_backend_tensor_get(pointer, data.ctypes.data, 0, size)
-        return data
-
     def _packed(self, pointer: int, t: Tensor) -> Bytes:
-        size = nbytes(t)
-        if size != self._c.ggml_nbytes(pointer):
-            raise GraphError(f"{t}: {size} bytes by these strides, {self._c.ggml_nbytes(pointer)} by ggml_nbytes")
-        return pack(self._bytes(pointer, size), t, 0)
+        size, actual = nbytes(t), self._library.ggml.nbytes(pointer)
+        if size != actual:
+            raise GraphError(f"{t}: {size} bytes by these strides, {actual} by ggml_nbytes")
+        return pack(self._library.get(pointer, size), t, 0)
 
 
-def step(recorded: Recorded) -> Step:
+def step(record: GraphRecord) -> Step:
     """A recorded graph as a step; its outputs are results that no node reads."""
-    graph = Graph(recorded.nodes)
+    graph = Graph(record.nodes)
     read = {s for n in graph for s in n.src if s is not n}
-    results = tuple(
-        n for n in graph if computes(n) and n.flags & FLAG_OUTPUT and n in recorded.values and n not in read
-    )
+    results = tuple(n for n in graph if computes(n) and n.flags & FLAG_OUTPUT and n in record.values and n not in read)
     used = set(graph.tensors())
-    inputs = {t: data for t, data in recorded.inputs.items() if t in used}
-    return Step(graph, inputs, results, recorded.values)
+    inputs = {t: data for t, data in record.inputs.items() if t in used}
+    return Step(graph, inputs, results, record.values)
 
 
-def _position(op: str, name: str) -> int:
-    known = UNARY_OPS if op == "UNARY" else GLU_OPS
-    return known.index(name)
+def references(model: Path, weights: Mapping[Tensor, Bytes]) -> dict[Tensor, Reference]:
+    """Weight -> its place in the file, for each whose bytes are those of the file's tensor of that name.
+
+    Args:
+        model: a GGUF file that llama.cpp has loaded.
+        weights: with the bytes that llama.cpp computes with.
+    """
+    stored = {t.name: t for t in GGUFReader(model).tensors}
+    places = {}
+    for t, data in weights.items():
+        there = stored.get(t.name)
+        if there is not None and there.n_bytes == data.nbytes and there.data.tobytes() == data.tobytes():
+            places[t] = Reference(model.name, int(there.data_offset))
+    return places
+
+
+_ROUTERS = frozenset({"ARGSORT", "TOP_K"})
+"""Ops that choose experts."""
+_FLOATS = (F32, F16, BF16)
+
+
+class Watch:
+    """Its `callback` goes into `llama_context_params.cb_eval`: it keeps what every choosing node chose.
+
+    Args:
+        library: whose tensors these are.
+        forced: choices to put in place of a run's own, in order; None leaves them.
+        values: also look at every node's value, for the first that is not finite.
+    """
+
+    def __init__(self, library: Llama, forced: Sequence[Choice] | None = None, *, values: bool = False) -> None:
+        self._library = library
+        self._forced = forced
+        self._values = values
+        self._at: dict[int, Choice] = {}
+        self.batch = 0
+        self.choices: list[Choice] = []
+        self.spoilt = ""
+        """The first node whose value is not finite, and whether what it reads was so already."""
+        self.callback = EVAL_CALLBACK(self._called)
+
+    def _called(self, pointer: int, ask: bool, _data: int | None) -> bool:  # C's signature
+        try:
+            op = self._library.op(pointer)
+            if ask:
+                return self._wants(pointer, op)
+            if op in _ROUTERS:
+                self._choose(pointer, op)
+            elif self._values and not self.spoilt:
+                self._look(pointer, op)
+        except Exception as e:  # noqa: BLE001  # nothing may leave a callback
+            self.spoilt = self.spoilt or f"{type(e).__name__}: {e}"
+        return True
+
+    def _wants(self, pointer: int, op: str) -> bool:
+        c = self._library.struct(pointer)
+        choice = self._at.get(c.view_src)
+        if choice is not None and op == "VIEW":
+            choice.k = c.ne[0]
+        return op in _ROUTERS or (self._values and not self.spoilt and bool(c.flags & FLAG_COMPUTE) and op != "NONE")
+
+    def _choose(self, pointer: int, op: str) -> None:
+        c = self._library.struct(pointer)
+        rows = self._numbers(pointer)
+        scores = self._numbers(c.src[0])
+        if op == "ARGSORT" and not c.op_params[0]:  # ascending
+            scores = -scores
+        chosen = rows.reshape(-1, rows.shape[-1]).astype(np.int32)
+        scores = scores.reshape(-1, scores.shape[-1])
+        choice = Choice(self._library.leaf(pointer).name, self.batch, int(chosen.shape[1]), scores, chosen)
+        self._at[pointer] = choice
+        self.choices.append(choice)
+        if self._forced is not None:
+            other = self._forced[len(self.choices) - 1].chosen
+            if other.shape == chosen.shape:
+                self._library.set(pointer, np.ascontiguousarray(other).reshape(-1).view(np.uint8))
+
+    def _look(self, pointer: int, op: str) -> None:
+        if not np.isnan(self._numbers(pointer)).any():  # masks hold -Inf rightly
+            return
+        c, leaf = self._library.struct(pointer), self._library.leaf
+        states = (p for p in c.src if p and self._is_state(p, c.view_src))
+        held = next((leaf(p).name for p in states if np.isnan(self._numbers(p)).any()), None)
+        why = "what it reads had none" if held is None else f"it reads {held}, which held NaN before"
+        self.spoilt = f"batch {self.batch}: {op} {leaf(pointer).name} is the first value with NaN; {why}"
+
+    def _is_state(self, pointer: int, target: int | None) -> bool:
+        """Whether a source is a leaf of floats, or a view of one: no buffer that a node may have written since."""
+        root = self._library.struct(pointer).view_src or pointer
+        return self._library.leaf(pointer).type in _FLOATS and root != target and self._library.op(root) == "NONE"
+
+    def _numbers(self, pointer: int) -> NDArray[np.float64]:
+        t = self._library.leaf(pointer)
+        packed = pack(self._library.get(pointer, nbytes(t)), t, 0)
+        if t.type is BF16:
+            return (packed.view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(t.shape).astype(np.float64)
+        if t.type.dtype is None:
+            return np.zeros(t.shape)
+        return packed.view(t.type.dtype).reshape(t.shape).astype(np.float64)

@@ -1,52 +1,73 @@
-"""A service that records one case with llama.cpp: a wrong metadata key ends its process.
+"""The service of llama.cpp's processes, which a wrong metadata key or a device may end. Its requests, by their fields:
 
-The request has the fields of `Request`; the case is written to the file that it names.
+`record` (`capture.Request`'s fields): a case is written to the file that it names; without one the reply lists the
+model's weights. `load` (the same) and `device` ("" for the CPU alone): a model to play on, as a user runs it. `run` (a
+number i), `changes` (what differs from the request loaded), `folder`, and `watch`, null or `{"forced": file or null,
+"values": bool}`: the plan is played; graphs run whole, on the devices that llama.cpp chose, and without a callback
+unless `recorder.Watch` looks at what routers choose. The reply `{"batches": n, "notes": {…}, "spoilt": text}` comes
+with `folder/i.npz` (an array of results per batch) and, where watched, `folder/choices-i.npz`; or it is
+`{"failed": text, "complaints": […], "notes": {…}}`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.case import casefile
 from conformance.case.case import Case, Step
 from conformance.case.recipe import MAKEABLE, make
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.lib.llama import Llama
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import TYPES
 from conformance.process.service import Frame, Service, failure
 
-from . import weights
-from .drive import Drive, Tokens
-from .layout import ABORT_CALLBACK, SET_TENSOR_DATA, TENSOR, ContextParams, GgufInitParams
-from .library import Library
-from .model_weights import references
-from .recorder import Recorder, step
-from .request import Request
+from . import choices
+from .capture import Request
+from .drive import Drive, Tokens, load_model, new_context
+from .model import recipe
+from .recorder import Recorder, Watch, references, step
 
 TOLERANCE = {"nmse": 5e-4}
 """What a free run may differ by from a recording in ggml's arithmetic."""
+_SIZE = re.compile(r"graph: nodes = (\d+), splits = (\d+)")
+_COMPLAINT = re.compile(r"xception|rror|[Ff]ailed|ASSERT|nsupported|Check '")
+_NOISE = re.compile(
+    r"^(llama_decode|llama_encode|decode|encode|process_ubatch): (failed|removing)|sched_graph_compute_async failed"
+)
+LONGEST = 700
+"""Characters of one message that are kept."""
+F32 = NDArray[np.float32]
 
 
 def main() -> None:
-    """Answer one request."""
-    service = Service()
-    service.serve(_answer)
-    os._exit(0)  # llama.cpp's own clean-up has nothing to save
+    """Answer requests to their end."""
+    players: list[Player] = []
 
+    def answer(header: dict[str, Any], _: object) -> Frame:
+        try:
+            if "run" in header:
+                return players[-1].reply(header), ()
+            if "load" in header:
+                players.append(Player(Request(**header["load"]), header["device"]))
+                return {}, ()
+            return record(Request(**header["record"])), ()
+        except UnavailableError as e:
+            return failure(e)
+        except ConformanceError as e:
+            return failure(e, UsageError.__name__)
 
-def _answer(header: dict[str, Any], _: object) -> Frame:
-    try:
-        return record(Request(**header)), ()
-    except UnavailableError as e:
-        return failure(e)
-    except ConformanceError as e:
-        return failure(e, UsageError.__name__)
+    Service().serve(answer)
+    os._exit(0)  # a library's own clean-up proves nothing, and there is nothing to save
 
 
 def record(request: Request) -> dict[str, Any]:
@@ -55,15 +76,20 @@ def record(request: Request) -> dict[str, Any]:
     Raises:
         ConformanceError: the library is absent or of another layout, the model cannot be loaded, the plan not played.
     """
-    library = Library(request.lib)
-    abort = ABORT_CALLBACK(lambda message: os.write(2, b"\n" + (message or b"") + b"\n") and None)
-    library.c.ggml_set_abort_callback(abort)
-    library.c.llama_backend_init()
-    model, tensors = _model(library, request)
+    library = Llama(request.lib)
+    library.initialise(last_words)
+    tensors: list[Tensor] = []
+
+    def weight(t: Tensor, pointer: int) -> None:
+        tensors.append(t)
+        if request.output:
+            library.set(pointer, make(recipe(request.stream, t), t))
+
+    model = load_model(library, request, weight=weight)
     if not request.output:
         return {"weights": [[t.name, t.type.name, list(t.ne)] for t in tensors]}
     recorder = Recorder(library, whole=request.nodes)
-    context = _context(library, model, request, recorder)
+    context = new_context(library, model, request, recorder.callback)
     steps: list[Step] = []
 
     def each(batch: Tokens) -> None:
@@ -71,18 +97,7 @@ def record(request: Request) -> dict[str, Any]:
         steps.extend(noted([step(r) for r in recorder.graphs], batch))
         recorder.graphs.clear()
 
-    drive = Drive(
-        library,
-        model,
-        context,
-        n_seq_max=request.n_seq_max,
-        unified=request.unified,
-        n_ubatch=request.n_ubatch,
-        stream=request.stream,
-        begin=recorder.begin,
-        each=each,
-    )
-    drive.run(request.plan)
+    Drive(library, model, context, request, begin=recorder.begin, each=each).run(request.plan)
     provenance = {
         **request.provenance,
         "source": f"{library.path.name.split('.')[0]} ggml {library.version}",
@@ -99,12 +114,17 @@ def record(request: Request) -> dict[str, Any]:
         provenance=provenance,
     )
     if request.recipes:
-        case.recipes = {t: weights.recipe(request.stream, t) for t in recorder.is_weight if t.type.name in MAKEABLE}
+        case.recipes = {t: recipe(request.stream, t) for t in recorder.is_weight if t.type.name in MAKEABLE}
     if request.by_reference:
         held = {t: recorder.persistent[t] for t in recorder.is_weight}
         case.references = references(Path(request.model), held)
     casefile.write(Path(request.output), case)
     return {}
+
+
+def last_words(message: bytes) -> None:
+    """Write what ggml says before it ends the process, on a line of its own."""
+    os.write(2, b"\n" + message + b"\n")
 
 
 def noted(steps: list[Step], batch: Tokens) -> list[Step]:
@@ -122,67 +142,83 @@ def noted(steps: list[Step], batch: Tokens) -> list[Step]:
     return steps
 
 
-def _model(library: Library, request: Request) -> tuple[int, list[Tensor]]:
-    c = library.c
-    params = c.llama_model_default_params()
-    params.use_extra_bufts = 0  # weights as they are, not repacked
-    params.n_gpu_layers = 0
-    # The CPU alone: beside another device the callback would see a scheduler's split graph.
-    nobody = (ctypes.c_void_p * 1)(None)
-    params.devices = ctypes.cast(nobody, ctypes.c_void_p)
-    tensors: list[Tensor] = []
-    errors: list[ConformanceError] = []
+class Player:
+    """A model on a device.
 
-    def set_data(pointer: int, _data: int | None) -> None:
+    Args:
+        request: which model.
+        device: as `ggml_backend_dev_name` has it; "" for the CPU and nothing beside it.
+
+    Raises:
+        ConformanceError: there is no such library or device, or the model cannot be loaded.
+    """
+
+    def __init__(self, request: Request, device: str) -> None:
+        self.library = Llama(request.lib)
+        self._request = request
+        self.notes: dict[str, int] = {}
+        """Nodes and splits of the last context's graph, as llama.cpp says them."""
+        self.library.initialise(last_words)
+
+        def weight(t: Tensor, pointer: int) -> None:
+            self.library.set(pointer, make(recipe(request.stream, t), t))
+
+        self.model = load_model(self.library, request, device, weight)
+
+    def reply(self, run: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to the request for a run."""
         try:
-            raw = TENSOR.unpack(ctypes.string_at(pointer, TENSOR.size))
-            name = raw[41].split(b"\0", 1)[0].decode(errors="replace")
-            t = Tensor(library.types[raw[0]], raw[2:6], raw[6:10], name=name)
-            tensors.append(t)
-            if request.output:
-                data = make(weights.recipe(request.stream, t), t)
-                c.ggml_backend_tensor_set(pointer, data.ctypes.data, 0, data.nbytes)
+            return self.play(replace(self._request, **run["changes"]), Path(run["folder"]), run["run"], run["watch"])
         except ConformanceError as e:
-            errors.append(e)
+            return {"failed": str(e), "complaints": self.complaints(), "notes": self.notes}
 
-    if not request.from_file:
-        metadata = c.gguf_init_from_file(os.fsencode(request.model), GgufInitParams(True, None))
-        if not metadata:
-            raise UsageError(f"{request.model}: llama.cpp cannot read this metadata: {said(library)}")
-        model = c.llama_model_init_from_user(metadata, SET_TENSOR_DATA(set_data), None, params)
-    else:
-        model = c.llama_model_load_from_file(os.fsencode(request.model), params)
-    if errors:
-        raise errors[0]
-    if not model:
-        raise UsageError(f"llama.cpp cannot load the model: {said(library)}")
-    return model, tensors
+    def play(self, request: Request, folder: Path, number: int, watch: dict[str, Any] | None) -> dict[str, Any]:
+        """Play the request's plan on a context of its own and write what each batch gave, as run `number`.
 
+        Raises:
+            ConformanceError: no context can be made, or a part of the plan cannot be done.
+        """
+        self.library.log.clear()
+        self.notes = {}
+        forced = choices.load(Path(watch["forced"])) if watch and watch["forced"] else None
+        looker = Watch(self.library, forced, values=watch["values"]) if watch else None
+        context = new_context(self.library, self.model, request, looker.callback if looker else None)
+        sizes = [m for line in self.library.log if (m := _SIZE.search(line))]
+        self.notes = {"nodes": int(sizes[-1][1]), "splits": int(sizes[-1][2])} if sizes else {}
+        results: list[F32] = []
 
-def _context(library: Library, model: int, request: Request, recorder: Recorder) -> int:
-    c = library.c
-    params: ContextParams = c.llama_context_default_params()
-    params.n_ctx = request.n_ctx * (1 if request.unified else request.n_seq_max)
-    params.n_batch = params.n_ctx
-    params.n_ubatch = min(request.n_ubatch, params.n_ctx)
-    params.n_seq_max = request.n_seq_max
-    params.n_threads = params.n_threads_batch = 1
-    params.flash_attn_type = int(request.flash_attn)
-    params.type_k, params.type_v = TYPES[request.type_k].id, TYPES[request.type_v].id
-    params.kv_unified = int(request.unified)
-    params.swa_full = int(request.swa_full)
-    params.embeddings = int(request.embeddings)
-    params.cb_eval = ctypes.cast(recorder.callback, ctypes.c_void_p)
-    context = c.llama_init_from_model(model, params)
-    if not context:
-        raise UsageError(f"llama.cpp cannot make a context: {said(library)}")
-    return int(context)
+        def each(batch: Tokens) -> None:
+            results.append(self._results(context, batch, request))
+            if looker:
+                looker.batch = len(results)
 
+        Drive(self.library, self.model, context, request, each=each).run(request.plan)
+        np.savez(folder / f"{number}.npz", *results)
+        self.library.llama.free(context)
+        if looker:
+            choices.save(folder / f"choices-{number}.npz", looker.choices)
+        return {"batches": len(results), "notes": self.notes, "spoilt": looker.spoilt if looker else ""}
 
-def said(library: Library) -> str:
-    """What llama.cpp last complained of."""
-    lines = [line for line in library.log if "rror" in line or "fail" in line or "nsupported" in line]
-    return " / ".join(lines[-2:]) or " / ".join(list(library.log)[-2:]) or "it did not say why"
+    def complaints(self) -> list[str]:
+        """What the libraries last said went wrong, without what llama.cpp says of every failure."""
+        lines = [" ".join(text.split()) for text in self.library.log]
+        return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
+
+    def _results(self, context: int, batch: Tokens, request: Request) -> F32:
+        """Logits, or embeddings, of every token that wants them, in order: `[tokens, n]`."""
+        llama = self.library.llama
+        wanted = np.flatnonzero(batch.outputs).tolist()
+        if request.embeddings:
+            n = llama.model_n_embd(self.model)
+            if llama.pooling_type(context) > 0:
+                at = [llama.get_embeddings_seq(context, s) for s in sorted(set(batch.seqs.tolist()))]
+            else:
+                at = [llama.get_embeddings_ith(context, i) for i in wanted]
+        else:
+            n = llama.vocab_n_tokens(llama.model_get_vocab(self.model))
+            at = [llama.get_logits_ith(context, i) for i in wanted]
+        rows = [np.frombuffer(ctypes.string_at(p, 4 * n), np.float32) for p in at if p]
+        return np.stack(rows) if rows else np.zeros((0, n), np.float32)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,64 @@
+"""Ops that copy elements: copies and conversions, concatenation, repetition, parts of a tensor."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.ops.rules_matrix import part
+from conformance.ggml.tensor import Tensor
+
+from .values import load, operand, repeated, store
+
+
+def _copy(quantize: str, node: Tensor, dst: Raw, src: Sources) -> None:
+    """CPY, CONT and DUP. Other shapes of as many elements are filled in ggml's element order, `ne[0]` fastest."""
+    a, raw = operand(node, src, 0)
+    if a.type is node.type:
+        dst[...] = raw if a.ne == node.ne else np.ascontiguousarray(raw).reshape(dst.shape)
+    else:
+        store(node.type, dst, load(a.type, raw).reshape(node.shape), quantize)
+
+
+def _concat(node: Tensor, dst: Raw, src: Sources) -> None:
+    (_, a), (_, b) = operand(node, src, 0), operand(node, src, 1)
+    axis = 3 - node.params.dim
+    middle = a.shape[axis]
+    before = (slice(None),) * axis
+    dst[(*before, slice(middle))] = a
+    dst[(*before, slice(middle, None))] = b
+
+
+def _repeat(node: Tensor, dst: Raw, src: Sources) -> None:
+    dst[...] = repeated(operand(node, src, 0)[1], dst.shape)
+
+
+def _region(node: Tensor, dst: Raw) -> Raw:
+    """The part of `dst`, which is contiguous, that a SET or ACC replaces."""
+    ne, nb, offset = part(node)
+    flat = dst.reshape(-1)[offset // dst.itemsize :]
+    return as_strided(flat, ne[::-1], nb[::-1])
+
+
+def _part(add: bool, node: Tensor, dst: Raw, src: Sources) -> None:
+    """`src[1]` into the part of `src[0]` that the parameters show, or added to it."""
+    (_, a), (_, b) = operand(node, src, 0), operand(node, src, 1)
+    if node.view_src is None:
+        dst[...] = a
+    to = _region(node, dst)
+    to[...] = to.astype(np.float64) + b if add else b
+
+
+def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
+    """Op -> kernel; `arithmetic` says how block types are stored."""
+    return {
+        **dict.fromkeys(("CPY", "CONT", "DUP"), partial(_copy, arithmetic.quantize)),
+        "CONCAT": _concat,
+        "REPEAT": _repeat,
+        "SET": partial(_part, False),
+        "ACC": partial(_part, True),
+    }

@@ -1,0 +1,192 @@
+"""The C structs, callbacks and enumerations of ggml and llama.cpp, in one table by version (`LAYOUTS`).
+
+A layout is what the headers declare, padded as C does on every 64-bit machine. No version number is trusted: `library`
+and `llama` let the loaded library fill these structs, and take the first layout of the table that fits what it wrote.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from conformance.ggml.errors import UnavailableError
+
+_I8, _I32, _U32, _I64, _Z, _F32 = (
+    ctypes.c_int8, ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_size_t, ctypes.c_float,
+)  # fmt: skip
+_P, _S, _B = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
+
+EVAL_CALLBACK = ctypes.CFUNCTYPE(_B, _P, _B, _P)
+"""`ggml_backend_sched_eval_callback`."""
+ABORT_CALLBACK = ctypes.CFUNCTYPE(None, _S)
+LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, _S, _P)
+SET_TENSOR_DATA = ctypes.CFUNCTYPE(None, _P, _P)
+"""`llama_model_set_tensor_data_t`."""
+FROM_FLOAT = ctypes.CFUNCTYPE(None, _P, _P, _I64)
+"""`ggml_from_float_t`."""
+
+USAGE_ANY, USAGE_WEIGHTS, USAGE_COMPUTE = 0, 1, 2
+"""`enum ggml_backend_buffer_usage`."""
+STATUS = {-2: "ALLOC_FAILED", -1: "FAILED", 1: "ABORTED"}
+"""`enum ggml_status` except SUCCESS."""
+
+
+class InitParams(ctypes.Structure):
+    """`struct ggml_init_params`."""
+
+    _fields_ = (("mem_size", _Z), ("mem_buffer", _P), ("no_alloc", _B))
+
+
+class GgufInitParams(ctypes.Structure):
+    """`struct gguf_init_params`."""
+
+    _fields_ = (("no_alloc", _B), ("ctx", _P))
+
+
+class Feature(ctypes.Structure):
+    """`struct ggml_backend_feature`."""
+
+    _fields_ = (("name", _S), ("value", _S))
+
+
+class TypeTraits(ctypes.Structure):
+    """`struct ggml_type_traits`."""
+
+    _fields_ = (
+        ("type_name", _S), ("blck_size", _I64), ("blck_size_interleave", _I64), ("type_size", _Z), ("is_quantized", _B),
+        ("to_float", _P), ("from_float_ref", _P),
+    )  # fmt: skip
+
+
+class CpuTypeTraits(ctypes.Structure):
+    """`struct ggml_type_traits_cpu`."""
+
+    _fields_ = (("from_float", _P), ("vec_dot", _P), ("vec_dot_type", ctypes.c_int), ("nrows", _I64))
+
+
+class CTensor(ctypes.Structure):
+    """`struct ggml_tensor`."""
+
+    _fields_ = (
+        ("type", _I32), ("buffer", _P), ("ne", _I64 * 4), ("nb", _Z * 4), ("op", _I32), ("op_params", _I32 * 16),
+        ("flags", _I32), ("src", _P * 10), ("view_src", _P), ("view_offs", _Z), ("data", _P),
+        ("name", ctypes.c_char * 64), ("extra", _P), ("padding", ctypes.c_char * 8),
+    )  # fmt: skip
+
+
+class Batch(ctypes.Structure):
+    """`struct llama_batch`."""
+
+    _fields_ = (
+        ("n_tokens", _I32), ("token", _P), ("embd", _P), ("pos", _P), ("n_seq_id", _P), ("seq_id", _P), ("logits", _P),
+    )  # fmt: skip
+
+
+_SLACK = ("slack", ctypes.c_char * 256)
+"""Behind each struct that a library fills: where its own is larger, nothing else is overwritten."""
+
+
+class ModelParams(ctypes.Structure):
+    """`struct llama_model_params`."""
+
+    _fields_ = (
+        ("devices", _P), ("tensor_buft_overrides", _P), ("n_gpu_layers", _I32), ("split_mode", _I32),
+        ("load_mode", _I32), ("lazy_mode", _I32), ("main_gpu", _I32), ("tensor_split", _P),
+        ("progress_callback", _P), ("progress_callback_user_data", _P), ("kv_overrides", _P),
+        ("vocab_only", _I8), ("check_tensors", _I8), ("use_extra_bufts", _I8), ("no_host", _I8), ("no_alloc", _I8),
+        ("load_mtp", _I8), _SLACK,
+    )  # fmt: skip
+
+
+class ContextParams(ctypes.Structure):
+    """`struct llama_context_params`."""
+
+    _fields_ = (
+        ("n_ctx", _U32), ("n_batch", _U32), ("n_ubatch", _U32), ("n_seq_max", _U32), ("n_rs_seq", _U32),
+        ("n_outputs_max", _U32), ("n_outputs_max_per_seq", _U32), ("n_threads", _I32), ("n_threads_batch", _I32),
+        ("ctx_type", _I32), ("rope_scaling_type", _I32), ("pooling_type", _I32), ("attention_type", _I32),
+        ("flash_attn_type", _I32),
+        ("rope_freq_base", _F32), ("rope_freq_scale", _F32), ("yarn_ext_factor", _F32), ("yarn_attn_factor", _F32),
+        ("yarn_beta_fast", _F32), ("yarn_beta_slow", _F32), ("yarn_orig_ctx", _U32), ("defrag_thold", _F32),
+        ("cb_eval", _P), ("cb_eval_user_data", _P), ("type_k", _I32), ("type_v", _I32),
+        ("moe_cache_size", _Z), ("abort_callback", _P), ("abort_callback_data", _P),
+        ("embeddings", _I8), ("offload_kqv", _I8), ("no_perf", _I8), ("op_offload", _I8), ("swa_full", _I8),
+        ("kv_unified", _I8), ("samplers", _P), ("n_samplers", _Z), ("ctx_other", _P), _SLACK,
+    )  # fmt: skip
+
+
+class OlderContextParams(ctypes.Structure):
+    """`struct llama_context_params` before it had `moe_cache_size`."""
+
+    _fields_ = tuple(f for f in ContextParams._fields_ if f[0] != "moe_cache_size")
+
+
+_WRITTEN = ("type", "buffer", "ne", "nb", "op", "op_params", "flags", "src", "view_src", "view_offs", "data", "name")
+_CODE: dict[Any, str] = {_I32: "i", _I64: "q", _Z: "Q", _P: "Q"}
+
+
+def _packer(kind: type[ctypes.Structure]) -> struct.Struct:
+    """Packs the fields `_WRITTEN` of a tensor in one call: a call per field would make rebuilding a graph slow."""
+    text, end = "<", 0
+    for name, type_, *_ in kind._fields_:
+        if name not in _WRITTEN:
+            continue
+        at = getattr(kind, name)
+        item, count = (type_._type_, type_._length_) if issubclass(type_, ctypes.Array) else (type_, 1)
+        text += f"{at.offset - end}x{count}" + ("s" if item is ctypes.c_char else _CODE[item])
+        end = at.offset + at.size
+    return struct.Struct(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What changes between versions of ggml and llama.cpp."""
+
+    version: str
+    """The ggml whose headers it was read from."""
+    tensor: type[ctypes.Structure] = CTensor
+    model_params: type[ctypes.Structure] = ModelParams
+    context_params: type[ctypes.Structure] = ContextParams
+    device_types: tuple[str, ...] = ("CPU", "GPU", "IGPU", "ACCEL", "META")
+    """`enum ggml_backend_dev_type`."""
+    packer: struct.Struct = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "packer", _packer(self.tensor))
+
+    @property
+    def overhead(self) -> int:
+        """`ggml_tensor_overhead()`: a `ggml_object` of 32 bytes and the tensor."""
+        return 32 + ctypes.sizeof(self.tensor)
+
+
+LAYOUTS = (
+    Layout("0.26.0"),  # the wheel xllamacpp 2026.10.11549
+    Layout("0.25", context_params=OlderContextParams),  # llama-cpp-python 0.3.36
+)
+"""Every layout known, the newest first."""
+EXPECTED = LAYOUTS[0].version
+
+_F16 = 1
+MODEL_DEFAULTS: dict[str, Any] = {
+    "n_gpu_layers": -1, "split_mode": 1, "main_gpu": 0, "tensor_split": None, "kv_overrides": None,
+    "vocab_only": 0, "check_tensors": 0, "use_extra_bufts": 1, "no_host": 0, "no_alloc": 0,
+}  # fmt: skip
+"""What `llama_model_default_params` gives, as far as it tells the layout."""
+CONTEXT_DEFAULTS: dict[str, Any] = {
+    "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "flash_attn_type": -1, "yarn_orig_ctx": 0,
+    "cb_eval": None, "type_k": _F16, "type_v": _F16, "abort_callback": None,
+    "embeddings": 0, "offload_kqv": 1, "no_perf": 1, "op_offload": 1, "swa_full": 1, "kv_unified": 0,
+    "samplers": None, "n_samplers": 0, "ctx_other": None,
+}  # fmt: skip
+"""What `llama_context_default_params` gives, likewise."""
+
+
+def mismatch(title: str, expected: str, actual: str) -> UnavailableError:
+    """The error of a library that fits no layout of the table."""
+    return UnavailableError(
+        f"{title} does not fit: struct layouts are known for ggml {' and '.join(x.version for x in LAYOUTS)}, where "
+        f"{expected}; {actual} found. Use a library of about that version"
+    )

@@ -1,0 +1,387 @@
+"""A real ggml library: found, loaded by ctypes, and asked what it is before anything relies on it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from conformance.ggml.errors import GraphError, UnavailableError, UsageError
+from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
+from conformance.ggml.tensor import FLAG_INPUT, FLAG_OUTPUT, Bytes, Tensor, f32_bits
+from conformance.ggml.types import F16, F32, TYPES, GGMLType
+
+from . import names
+from .layout import EXPECTED, LAYOUTS, LOG_CALLBACK, CpuTypeTraits, InitParams, Layout, TypeTraits, mismatch
+from .names import CType, Signatures
+
+WHEEL = "xllamacpp"
+"""The wheel whose extension module exports all of ggml and llama.cpp; loaded, never imported."""
+
+_P = ctypes.c_void_p
+_COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
+
+
+class Library:
+    """One loaded ggml. `ggml.backend_dev_get(0)` calls `ggml_backend_dev_get(0)`.
+
+    Args:
+        where: a library that exports all of ggml, a folder with `libggml` and its parts, or "" for the wheel.
+
+    Raises:
+        UnavailableError: nothing there, it cannot be loaded, or it is not a ggml of a known layout.
+    """
+
+    parts: ClassVar[Sequence[str]] = ("ggml", "ggml-base", "ggml-cpu")
+    """The libraries of a split build; symbols are looked for in this order, the first also finds what it links."""
+
+    def __init__(self, where: str = "") -> None:
+        # ggml would start a debugger to print a backtrace; the message before it is what matters.
+        os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+        self.path = find(where)
+        self.folder = self.path if self.path.is_dir() else self.path.parent
+        """Where device libraries lie that ggml loads itself."""
+        self._handles = list(_load(self.path, self.parts))
+        self.log: deque[str] = deque(maxlen=64)
+        """The library's last log lines."""
+        self.ggml = SimpleNamespace()
+        lacking = self._bind(self.ggml, "ggml_", names.GGML)
+        self._bind(self.ggml, "ggml_", names.OPTIONAL)
+        self.version = self.ggml.version().decode() if self.ggml.version else "of unknown version"
+        self.title = f"ggml {self.version} ({self.path})"
+        self._require(lacking)
+        self._log_callback = LOG_CALLBACK(self._logged)
+        self.ggml.log_set(ctypes.cast(self._log_callback, _P), None)
+        self._probe()
+
+    def _bind(self, to: SimpleNamespace, prefix: str, signatures: Signatures) -> list[str]:
+        """Put functions into `to`, None for an absent one; the symbols of these."""
+        lacking = []
+        for name, (result, arguments) in signatures.items():
+            symbol = prefix + name
+            function = next((f for h in self._handles if (f := getattr(h, symbol, None)) is not None), None)
+            if function is None:
+                lacking.append(symbol)
+            else:
+                function.restype, function.argtypes = result, arguments
+            setattr(to, name, function)
+        return lacking
+
+    def _require(self, lacking: Sequence[str]) -> None:
+        if lacking:
+            raise UnavailableError(
+                f"{self.title} does not fit the binding, written against ggml {EXPECTED}: "
+                f"it exports no {', '.join(lacking[:4])}"
+                + (f" and {len(lacking) - 4} more" if len(lacking) > 4 else "")
+                + f"; name the folder that holds lib{self.parts[0]} and its parts, or a library of about that version"
+            )
+
+    def _logged(self, _level: int, text: bytes | None, _data: int | None) -> None:
+        self.log.append((text or b"").decode(errors="replace").rstrip())
+
+    def _probe(self) -> None:
+        g = self.ggml
+        self.ops = names.ids(g.op_name, OPS)
+        """Op -> id here."""
+        self.sub_ops = {
+            "UNARY": (UNARY_OPS, names.ids(g.unary_op_name, UNARY_OPS)),
+            "GLU": (GLU_OPS, names.ids(g.glu_op_name, GLU_OPS)),
+        }
+        """Op -> the names that `op_params[0]` counts in a case, and name -> id here."""
+        self.types, self.other_types = names.type_ids(g)
+        for name in ("NONE", "VIEW", "SCALE", "MUL_MAT", "UNARY"):
+            if name not in self.ops:
+                raise mismatch(self.title, f"ggml_op_name knows {name}", f"only {', '.join(self.ops) or 'nothing'}")
+        for t in (F32, F16):
+            if t.name not in self.types:
+                raise mismatch(self.title, f"there is a type {t}", f"{t} {self.other_types[t.name]}")
+        self._ops = {i: name for name, i in self.ops.items()}
+        self._types = {i: TYPES[name] for name, i in self.types.items()}
+        self.layout = tensor_layout(g, self.title, self.ops, self.types["f16"])
+
+    def lacks(self, type_: GGMLType) -> str:
+        """Why tensors of `type_` cannot be made here, or ""."""
+        if type_.name in self.types:
+            return ""
+        return f"type {type_} {self.other_types[type_.name]} (ggml {self.version})"
+
+    # tensors
+
+    def struct(self, pointer: int) -> Any:  # noqa: ANN401  # a ctypes structure: `layout.CTensor`, or another version's
+        """The `struct ggml_tensor` at an address, in place."""
+        return self.layout.tensor.from_address(pointer)
+
+    def leaf(self, pointer: int) -> Tensor:
+        """Type, `ne`, `nb` and name of the tensor at an address.
+
+        Raises:
+            GraphError: a type that is unknown here.
+        """
+        c = self.struct(pointer)
+        if c.type not in self._types:
+            raise GraphError(f"{self.title}: a tensor of type id {c.type}, which is unknown here")
+        return Tensor(self._types[c.type], tuple(c.ne), tuple(c.nb), name=c.name.decode(errors="replace"))
+
+    def op(self, pointer: int) -> str:
+        """The op of the tensor at an address.
+
+        Raises:
+            GraphError: an op that is unknown here.
+        """
+        i = self.struct(pointer).op
+        if i not in self._ops:
+            raise GraphError(f"{self.title}: a node of op id {i}, which is unknown here")
+        return self._ops[i]
+
+    def sub_op(self, op: str, i: int) -> int:
+        """What `op_params[0]` of a UNARY or GLU is in a case, where this library has `i`.
+
+        Raises:
+            GraphError: a sub-op that is unknown here.
+        """
+        known, ids = self.sub_ops[op]
+        for position, name in enumerate(known):
+            if ids.get(name) == i:
+                return position
+        raise GraphError(f"{self.title}: {op} with sub-op id {i}, which is unknown here")
+
+    def get(self, pointer: int, size: int) -> Bytes:
+        """The first `size` bytes of the tensor at an address."""
+        data = np.empty(size, np.uint8)
+        if size:
+            self.ggml.backend_tensor_get(pointer, data.__array_interface__["data"][0], 0, size)
+        return data
+
+    def set(self, pointer: int, data: Bytes) -> None:
+        """Set the first bytes of the tensor at an address."""
+        if data.size:
+            data = np.ascontiguousarray(data)
+            self.ggml.backend_tensor_set(pointer, data.__array_interface__["data"][0], 0, data.nbytes)
+
+    # devices
+
+    def devices(self) -> dict[str, int]:
+        """Name -> handle of every device registered so far."""
+        g = self.ggml
+        handles = [g.backend_dev_get(i) for i in range(g.backend_dev_count())]
+        return {g.backend_dev_name(h).decode(): h for h in handles}
+
+    def device(self, name: str) -> int:
+        """The device called `name`, in any case of letters, loading the folder's device libraries where it needs one.
+
+        Raises:
+            UsageError: lists the devices there are, and what the library said while loading.
+        """
+        for attempt in range(2):
+            known = self.devices()
+            for label, handle in known.items():
+                if label.lower() == name.lower():
+                    return handle
+            if attempt == 0:
+                self.load_devices()
+        reasons = [line for line in self.log if "ncompatible" in line or "failed to load" in line]
+        raise UsageError(
+            f"ggml: device {name!r} is unknown to {self.title}; its devices: {', '.join(known) or 'none'}"
+            + (f"; it said: {'; '.join(reasons)}" if reasons else "")
+        )
+
+    def load_devices(self) -> None:
+        """Load the folder's device libraries, where this ggml loads any."""
+        if self.ggml.backend_load_all_from_path is not None:
+            self.ggml.backend_load_all_from_path(os.fsencode(self.folder))
+
+    def device_type(self, device: int) -> str:
+        """Of `enum ggml_backend_dev_type`, as `CPU`; `type N` where a library knows more."""
+        i, known = self.ggml.backend_dev_type(device), self.layout.device_types
+        return known[i] if 0 <= i < len(known) else f"type {i}"
+
+    def start(self, device: int, threads: int | None = None) -> int:
+        """The device's backend, a `ggml_backend_t`; it computes with `threads` threads, or as many as it likes.
+
+        Raises:
+            UnavailableError: it cannot be initialised.
+            UsageError: it has no threads to set, and more than one is asked for.
+        """
+        backend: int | None = self.ggml.backend_dev_init(device, None)
+        name = self.ggml.backend_dev_name(device).decode()
+        if not backend:
+            raise UnavailableError(f"ggml: device {name} of {self.title} cannot be initialised")
+        if threads is None:
+            return backend
+        set_threads = self.device_function(device, "ggml_backend_set_n_threads", None, _P, ctypes.c_int)
+        if set_threads is not None:
+            set_threads(backend, threads)
+        elif threads > 1:
+            self.ggml.backend_free(backend)
+            raise UsageError(f"ggml: device {name} has no threads to set, threads={threads} found")
+        return backend
+
+    def device_function(self, device: int, name: str, result: CType, *arguments: CType) -> CType:
+        """A function by `ggml_backend_reg_get_proc_address`, or None where the device has none of that name."""
+        address = self.ggml.backend_reg_get_proc_address(self.ggml.backend_dev_backend_reg(device), name.encode())
+        return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
+
+    def buffer_types(self, device: int) -> dict[str, int]:
+        """Name -> handle of a device's default buffer type, its host type and its extra ones such as CPU_REPACK."""
+        g = self.ggml
+        handles = [g.backend_dev_buffer_type(device), g.backend_dev_host_buffer_type(device)]
+        extra = self.device_function(device, "ggml_backend_dev_get_extra_bufts", ctypes.POINTER(_P), _P)
+        array = extra(device) if extra is not None else None
+        while array and array[len(handles) - 2]:
+            handles.append(array[len(handles) - 2])
+        return {g.backend_buft_name(b).decode(): b for b in handles if b}
+
+    def api_version(self, device: int) -> int:
+        """`ggml_backend_reg.api_version` of the device's registry."""
+        return ctypes.c_int.from_address(self.ggml.backend_dev_backend_reg(device)).value
+
+    def cpu_traits(self) -> dict[str, tuple[TypeTraits, CpuTypeTraits]]:
+        """Type -> its traits; empty where the library hides them, also in a CPU library that ggml loaded itself."""
+        cpu, traits = self.ggml.get_type_traits_cpu, self.ggml.get_type_traits
+        if cpu is None and hasattr(os, "RTLD_NOLOAD"):
+            handles = (_loaded(path) for path in sorted(self.folder.glob("libggml-cpu*.so")))
+            cpu = next((f for h in handles if (f := getattr(h, "ggml_get_type_traits_cpu", None)) is not None), None)
+            if cpu is not None:
+                cpu.restype, cpu.argtypes = names.OPTIONAL["get_type_traits_cpu"]
+        if cpu is None:
+            return {}
+        none = TypeTraits()
+        return {
+            name: (none if traits is None else TypeTraits.from_address(traits(i)), CpuTypeTraits.from_address(cpu(i)))
+            for name, i in self.types.items()
+        }
+
+    # what it says
+
+    def complaints(self) -> list[str]:
+        """What it last said went wrong, or else its last lines."""
+        lines = [" ".join(text.split()) for text in self.log if text.strip()]
+        return [text for text in lines if _COMPLAINT.search(text)][-2:] or lines[-3:]
+
+    def close(self) -> None:
+        """Let the library log as it likes again; it stays loaded, as ggml cannot be unloaded safely."""
+        self.ggml.log_set(None, None)
+
+
+def tensor_layout(ggml: SimpleNamespace, title: str, op_ids: dict[str, int], f16: int) -> Layout:
+    """The first of `LAYOUTS` by which the tensors that the library itself builds read as they should.
+
+    Args:
+        ggml: the library's functions.
+        title: what the library calls itself, for the message.
+        op_ids: op name -> id in this library.
+        f16: the id of type F16 in this library.
+
+    Raises:
+        UnavailableError: none fits; says what differs from the newest one.
+    """
+    differing = [_difference(ggml, layout, op_ids, f16) for layout in LAYOUTS]
+    for layout, difference in zip(LAYOUTS, differing, strict=True):
+        if difference is None:
+            return layout
+    expected, actual = differing[0] or ("", "")
+    raise mismatch(title, expected, actual)
+
+
+def _difference(ggml: SimpleNamespace, layout: Layout, op_ids: dict[str, int], f16: int) -> tuple[str, str] | None:
+    """What `layout` says and what the library has instead; None where it fits."""
+    overhead = ggml.tensor_overhead()
+    if overhead != layout.overhead:
+        return f"ggml_tensor_overhead() is {layout.overhead} bytes", f"{overhead} bytes"
+    ctx = ggml.init(InitParams(16 * overhead, None, True))
+    try:
+        a = ggml.new_tensor_4d(ctx, f16, 6, 5, 4, 3)
+        ggml.set_name(a, b"probe")
+        ggml.set_input(a)
+        b = ggml.scale(ctx, a, 2.5)
+        ggml.set_output(b)
+        c = ggml.view_1d(ctx, a, 7, 12)
+        zeros = (0,) * 16
+        common: dict[str, Any] = {"type": f16, "buffer": 0, "data": 0, "view_src": 0, "view_offs": 0}
+        whole = common | {"ne": (6, 5, 4, 3), "nb": (2, 12, 60, 240)}
+        calls: dict[str, tuple[int, dict[str, Any]]] = {
+            "new_tensor_4d": (a, whole | {"op": op_ids["NONE"], "op_params": zeros, "flags": FLAG_INPUT}
+                              | {"src": (0,) * 10, "name": b"probe"}),
+            "scale": (b, whole | {"op": op_ids["SCALE"], "op_params": (f32_bits(2.5), *zeros[1:])}
+                      | {"flags": FLAG_OUTPUT, "src": (a, *zeros[:9])}),
+            "view_1d": (c, common | {"ne": (7, 1, 1, 1), "nb": (2, 14, 14, 14), "op": op_ids["VIEW"], "flags": 0}
+                        | {"src": (a, *zeros[:9]), "view_src": a, "view_offs": 12}),
+        }  # fmt: skip
+        for call, (pointer, fields) in calls.items():
+            made = layout.tensor.from_address(pointer)
+            for key, value in fields.items():
+                actual = getattr(made, key)
+                if isinstance(actual, ctypes.Array):
+                    actual = tuple(x or 0 for x in actual)
+                if (actual or 0) != value:
+                    return f"ggml_{call} leaves {key} {value}", f"{actual}"
+    finally:
+        ggml.free(ctx)
+    return None
+
+
+def find(where: str = "") -> Path:
+    """The library file or folder `where`, or the installed wheel's library, found without importing the wheel.
+
+    Raises:
+        UnavailableError: there is none; says how to get one.
+    """
+    if where:
+        if not Path(where).exists():
+            raise UnavailableError(f"ggml library {where}: no such file or folder")
+        return Path(where)
+    spec = importlib.util.find_spec(WHEEL)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for pattern in (f"{WHEEL}*.so", f"{WHEEL}*.pyd"):
+            for path in sorted(Path(folder).glob(pattern)):
+                return path
+    raise UnavailableError(
+        f"the wheel {WHEEL} with the real ggml and llama.cpp is not installed here; install it, "
+        "or name a library: --backend 'ggml?lib=DIR_OR_FILE', --lib FILE"
+    )
+
+
+def _part(folder: Path, stem: str) -> Path | None:
+    for pattern in (f"lib{stem}.so", f"lib{stem}.so.*", f"lib{stem}.*.so", f"lib{stem}.dylib", f"{stem}.dll"):
+        for path in sorted(folder.glob(pattern)):
+            return path
+    return None
+
+
+def _load(path: Path, parts: Sequence[str]) -> Iterator[ctypes.CDLL]:
+    """RTLD_LOCAL, so that two versions of ggml can live in one process."""
+    if not path.is_dir():
+        yield _open(path)
+        return
+    first, *others = (_part(path, stem) for stem in parts)
+    if first is None:
+        raise UnavailableError(f"ggml library {path}: a folder with lib{parts[0]}.so (and libggml-base.so) expected")
+    try:
+        yield _open(first)
+    except UnavailableError:
+        # Without an rpath of its own it finds its parts only once they are loaded.
+        loaded = [_open(p) for p in others if p is not None]
+        yield _open(first)
+        yield from loaded
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(os.fspath(path), mode=ctypes.RTLD_LOCAL)
+    except OSError as e:
+        raise UnavailableError(f"ggml library {path} cannot be loaded: {e}") from None
+
+
+def _loaded(path: Path) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(os.fspath(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return None

@@ -1,0 +1,307 @@
+"""A model made from a table: GGUF metadata of an architecture, recipes for its weights, and a whole model file.
+
+`architectures.json`: keys that every architecture gets (`common`), those of a mixture of experts (`experts`), and per
+architecture what differs (`set`, null takes a key away), whether it has experts, whether it only encodes, or why it
+does not run (`lacks`). A key without a dot-separated root of its own stands for `ARCH.key`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+
+from conformance import shipped
+from conformance.case.recipe import Recipe, make
+from conformance.ggml.errors import UsageError
+from conformance.ggml.tensor import Tensor, new_tensor
+from conformance.ggml.types import F32, TYPES, GGMLType
+
+Value = int | float | bool | str | list[int] | list[float]
+"""What a metadata key can hold."""
+
+_TABLE = shipped.path("suite", "zoo", "architectures.json")
+_BYTES, _HALF = np.dtype(np.uint8), np.dtype(np.float16)
+_ALIGNMENT = 32
+_FACTS = ("lacks", "encodes", "flash_attn", "unified", "optional", "absent", "types")
+_ROOTS = ("general.", "tokenizer.", "xielu.")
+"""Keys that stand as they are; all others belong to the architecture."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One architecture that llama.cpp knows."""
+
+    name: str
+    keys: Mapping[str, Value] = field(default_factory=dict)
+    """Metadata, in full names."""
+    lacks: str = ""
+    """Why it does not run; empty where it does."""
+    encodes: bool = False
+    """It has an encoder and no decoder: the plan's batches are encoded, and nothing is remembered."""
+    flash_attn: bool = True
+    unified: bool = False
+    """How its context runs where nothing else is said."""
+    optional: str = ""
+    """Pattern of weights that llama.cpp can do without and its models have all the same."""
+    absent: str = ""
+    """Pattern of weights that its models never have: llama.cpp has a place for them, and takes another path."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of weights -> the type that they must have, where that is not F32."""
+
+
+def lacks() -> str:
+    """Why no model can be made; empty where the table is installed."""
+    return "" if _TABLE.is_file() else f"no {_TABLE}; {shipped.AGAIN}"
+
+
+@cache
+def table() -> dict[str, Architecture]:
+    """Every architecture by name, also those that do not run."""
+    try:
+        read = json.loads(_TABLE.read_text("utf-8"))
+    except OSError as e:
+        raise UsageError(f"{_TABLE}: cannot be read: {e.strerror}; {shipped.AGAIN}") from None
+    return {name: _architecture(name, entry, read) for name, entry in sorted(read["architectures"].items())}
+
+
+def runnable() -> list[str]:
+    """The names of those that run."""
+    return [a.name for a in table().values() if not a.lacks]
+
+
+def architecture(name: str) -> Architecture:
+    """The architecture called `name`.
+
+    Raises:
+        UsageError: there is none, or it does not run; says why.
+    """
+    arch = table().get(name)
+    if arch is None:
+        raise UsageError(f"zoo: architecture {name!r} is unknown; known: {', '.join(runnable())}")
+    if arch.lacks:
+        raise UsageError(f"zoo: {name} does not run: {arch.lacks}")
+    return arch
+
+
+def _architecture(name: str, entry: Mapping[str, Any], read: Mapping[str, Any]) -> Architecture:
+    values = {**read["common"], **(read["experts"] if entry.get("experts") else {}), **entry.get("set", {})}
+    keys = {full_key(name, key): value for key, value in values.items() if value is not None}
+    return Architecture(name, keys, **{k: entry[k] for k in _FACTS if k in entry})
+
+
+def full_key(arch: str, key: str) -> str:
+    """`key` as a GGUF file has it: `embedding_length` is `llama.embedding_length`."""
+    return key if key.startswith((*_ROOTS, f"{arch}.")) else f"{arch}.{key}"
+
+
+def parse_value(text: str) -> Value:
+    """The value of `--set KEY=VALUE`: JSON (number, true, false, list of numbers), or text.
+
+    Raises:
+        UsageError: a list of anything but numbers.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    if type(value) in (int, float, bool):
+        return value  # type: ignore[no-any-return]  # one of the three
+    if type(value) is list and value and all(type(v) is int for v in value):
+        return value
+    if type(value) is list and value and all(type(v) in (int, float) for v in value):
+        return [float(v) for v in value]
+    raise UsageError(f"a number, true, false, a list of numbers or text expected, {text[:60]!r} found")
+
+
+def write_metadata(
+    path: Path, arch: str, keys: Mapping[str, Value], types: Mapping[str, tuple[GGMLType, list[int]]]
+) -> None:
+    """A GGUF file of metadata alone.
+
+    Args:
+        path: where to.
+        arch: the architecture.
+        keys: full names -> values.
+        types: name of a weight -> its type, where that is not F32, and its `ne`; it gets a place but no bytes.
+
+    Raises:
+        UsageError: a value that GGUF cannot hold.
+    """
+    writer = open_writer(path, arch, keys)
+    for name, (type_, ne) in types.items():
+        n_bytes = type_.type_size * ne[0] // type_.blck_size
+        for n in ne[1:]:
+            n_bytes *= n
+        shape = [*ne[::-1][:-1], ne[0] // type_.blck_size * type_.type_size]
+        raw = GGMLQuantizationType(type_.id)
+        dtype = _BYTES if type_.is_quantized else type_.dtype or _HALF
+        writer.add_tensor_info(name, shape if type_.is_quantized else ne[::-1], dtype, n_bytes, raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    if types:
+        writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("r+b") as file:  # llama.cpp expects the file to reach where data would begin
+        file.truncate(-(-path.stat().st_size // _ALIGNMENT) * _ALIGNMENT)
+
+
+def open_writer(path: Path, arch: str, keys: Mapping[str, Value]) -> GGUFWriter:
+    """A writer that has the metadata; tensors may be added.
+
+    Raises:
+        UsageError: a value that GGUF cannot hold.
+    """
+    writer = GGUFWriter(path, arch)
+    for key, value in keys.items():
+        if key == "general.architecture":
+            continue
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            if not -(2**31) <= value < 2**32:
+                raise UsageError(f"{key}: a 32-bit integer expected, {value} found")
+            (writer.add_uint32 if value >= 0 else writer.add_int32)(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    return writer
+
+
+# Recipes for weights of any architecture, by what llama.cpp calls them, so that every part of a graph matters: norms
+# are around 1, matrices keep the size of what they multiply, queries and keys are large enough for attention to look at
+# few cells, decays decay. The first pattern of `TABLE` that a name contains decides.
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One row of `TABLE`: a draw of `recipe.DRAWS` and its parameters."""
+
+    draw: str
+    a: float
+    b: float
+    by_fan_in: bool = False
+    """`b` is the standard deviation of a product with values of order 1: divided by the square root of `ne[0]`."""
+    shared: bool = False
+    """The first half of each row is the same in all rows."""
+
+
+_SELECTIVE = 1.5
+"""As in `decoder.weights`: logits of attention then have a standard deviation of about 2."""
+
+# fmt: off
+TABLE: tuple[tuple[str, Draw], ...] = (
+    (r"rope_freqs|rope_factors", Draw("uniform", 1.0, 8.0)),
+    (r"token_embd\.weight$|per_layer_token_embd", Draw("normal", 0.0, 1.0, shared=True)),
+    (r"position_embd|token_types|embd.*pos", Draw("normal", 0.0, 0.5)),
+    (r"ssm_a\b|ssm_a$", Draw("uniform", -2.0, -0.1)),
+    (r"ssm_dt\.bias|ssm_dt_b", Draw("uniform", -2.0, 0.5)),
+    (r"ssm_d\b|ssm_d$", Draw("uniform", 0.5, 1.5)),
+    (r"conv1d|shortconv\.conv|ssm_conv", Draw("normal", 0.0, 1.0, by_fan_in=True)),
+    (r"time_mix_decay\.weight|time_mix_w0", Draw("uniform", -3.0, 0.5)),
+    (r"time_mix_decay_w\d", Draw("normal", 0.0, 0.3, by_fan_in=True)),
+    (r"time_mix_first|time_mix_r_k", Draw("normal", 0.0, 0.5)),
+    (r"time_mix_lerp|channel_mix_lerp", Draw("uniform", 0.1, 0.9)),
+    (r"time_mix_(k_k|k_a)", Draw("uniform", 0.5, 1.0)),
+    (r"time_mix_(a0|v0)", Draw("uniform", -1.0, 1.0)),
+    (r"attn_sinks", Draw("normal", 0.0, 1.0)),
+    (r"norm.*\.weight$|norm$|_ln.*\.weight$|ln\.weight$", Draw("uniform", 0.5, 1.5)),
+    (r"exp_probs_b", Draw("normal", 0.0, 0.3)),
+    (r"\.scale$|_scale|layer_out_scale", Draw("uniform", 0.5, 1.5)),
+    (r"\.bias$|_b$", Draw("normal", 0.0, 0.2)),
+    (r"attn_[qk](_|\.)", Draw("normal", 0.0, _SELECTIVE, by_fan_in=True)),
+    (r"attn_output|attn_out", Draw("normal", 0.0, 2.0, by_fan_in=True)),
+    (r"ffn_down", Draw("normal", 0.0, 1.5, by_fan_in=True)),
+)
+# fmt: on
+"""Pattern -> how such a weight is drawn."""
+_MATRIX = Draw("normal", 0.0, 1.0, by_fan_in=True)
+_VECTOR = Draw("uniform", 0.5, 1.5)
+
+
+def recipe(case: str, t: Tensor) -> Recipe:
+    """How weight `t` of a case is made."""
+    default = _VECTOR if t.ne[1:] == (1, 1, 1) else _MATRIX
+    draw = next((d for pattern, d in TABLE if re.search(pattern, t.name)), default)
+    b = draw.b / math.sqrt(max(1, t.ne[0])) if draw.by_fan_in else draw.b
+    block = t.type.blck_size
+    return Recipe(case, t.name, draw.draw, draw.a, b, t.ne[0] // 2 // block * block if draw.shared else 0)
+
+
+_OPTIONAL = re.compile(r"(\.scale|_scale|\.bias|rope_freqs\.weight)$")
+"""What llama.cpp may do without: a file lacks it unless llama.cpp then misses it."""
+_STAY_F32 = re.compile(
+    r"norm|ssm_(?!in|out)|conv|time_mix_(?!key|value|receptance|output|gate)|gate_inp|position_embd|token_types|sinks|"
+    r"rel_b|bias|_b$|lerp|indexer|cls"
+)
+"""Matrices that llama.cpp computes with as they are, in F32."""
+
+Weights = Sequence[Sequence[Any]]
+"""Every weight that llama.cpp has a place for, as the worker gives them: `[name, type, ne]`."""
+
+
+def chosen_types(weights: Weights, type_name: str, arch: Architecture) -> dict[str, tuple[GGMLType, list[int]]]:
+    """Name -> type and `ne` of every weight that is not F32: matrices that may have type `type_name`, and some."""
+    chosen = TYPES[type_name]
+    types = {
+        name: (chosen, list(ne))
+        for name, _, ne in weights
+        if chosen is not F32 and ne[1] > 1 and ne[0] % chosen.blck_size == 0 and not _STAY_F32.search(name)
+    }
+    for pattern, must in arch.types.items():
+        types.update((name, (TYPES[must], list(ne))) for name, _, ne in weights if re.search(pattern, name))
+    return types
+
+
+def write_model(
+    path: Path,
+    stream: str,
+    type_w: str,
+    arch: Architecture,
+    keys: Mapping[str, Value],
+    weights: Weights,
+    missing: Collection[str],
+) -> None:
+    """A whole model as a GGUF file that llama.cpp loads: metadata, and weights by their recipes.
+
+    Args:
+        path: where to.
+        stream: first text of the streams that the weights are drawn from.
+        type_w: type of the matrices that may have another than F32.
+        arch: the architecture.
+        keys: its metadata.
+        weights: every weight that it has a place for.
+        missing: names of weights that llama.cpp cannot do without, though they look so.
+    """
+    types = chosen_types(weights, type_w, arch)
+    writer = open_writer(path, arch.name, keys)
+    done: set[str] = set()
+    for name, _, ne in weights:
+        wanted = not _OPTIONAL.search(name) or name in missing or _matches(arch.optional, name)
+        if not wanted or _matches(arch.absent, name) or name in done:
+            continue
+        done.add(name)
+        t = new_tensor(types.get(name, (F32, []))[0], *ne, name=name)
+        data = make(recipe(stream, t), t)
+        n_dims = max([1, *(i + 1 for i, n in enumerate(ne) if n > 1)])
+        raw = GGMLQuantizationType(t.type.id)
+        writer.add_tensor(name, data.view(np.int8), raw_shape=list(ne[:n_dims])[::-1], raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return bool(pattern) and re.search(pattern, name) is not None
