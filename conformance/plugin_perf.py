@@ -157,5 +157,5 @@ def is_empty(item: pytest.Item) -> bool:
 
 def _key(item: pytest.Item) -> tuple[Unit, Spec] | None:
     callspec = getattr(item, "callspec", None)
-    found = [v for k, v in callspec.params.items() if k in {"perf_timed", "perf_memory"}] if callspec else []
-    return found[0] if found and isinstance(found[0], tuple) else None
+    keys = [v for k, v in callspec.params.items() if k in {"perf_timed", "perf_memory"}] if callspec else []
+    return keys[0] if keys and isinstance(keys[0], tuple) else None

@@ -65,12 +65,12 @@ def backends(backends: Sequence[str], json_path: Path | None) -> None:
     document: dict[str, JSON] = {}
     for spec in parse_specs(backends):
         try:
-            found = probe(spec)
+            about = probe(spec)
         except UnavailableError as e:
             rows.append((str(spec), "not available", str(e), ""))
             document[str(spec)] = {"available": False, "reason": str(e)}
             continue
-        info, buffers = found.info, found.buffer_types
+        info, buffers = about.info, about.buffer_types
         versions = ", ".join(f"{k} {v}" for k, v in info.versions.items())
         kinds = ", ".join(b.name for b in buffers)
         rows.append((str(spec), info.device, f"{info.description} ({versions})", kinds))
@@ -176,16 +176,16 @@ def shrink(
     alone = isolation.isolate is not False  # a fault that kills ends a worker, not the search
     runner = Runner(isolation=replace(isolation, isolate=alone))
     try:
-        found = smallest(runner, spec, case, time_budget=time_budget, progress=lambda text: line(text, err=True))
+        small = smallest(runner, spec, case, time_budget=time_budget, progress=lambda text: line(text, err=True))
     finally:
         runner.close()
-    casefile.write(output, [saved.with_result(found.case, found.result)])
-    write_text(output.with_suffix(".py"), python(found.case), "-o")
-    write_text(output.with_suffix(".cpp"), cpp(found.case), "-o")
-    if not found.finished:
+    casefile.write(output, [saved.with_result(small.case, small.result)])
+    write_text(output.with_suffix(".py"), python(small.case), "-o")
+    write_text(output.with_suffix(".cpp"), cpp(small.case), "-o")
+    if not small.finished:
         line(f"stopped after {time_budget:g} s; shrink {output} again to go on", err=True)
-    line(found.result.sentence())
-    line(f"{size(found.case)}, after {found.tried} runs in {found.seconds:.1f} s")
+    line(small.result.sentence())
+    line(f"{size(small.case)}, after {small.tried} runs in {small.seconds:.1f} s")
     line(f"written: {output}, {output.with_suffix('.py').name}, {output.with_suffix('.cpp').name}")
 
 
@@ -231,8 +231,8 @@ def _other(path: Path) -> str:
     if head[:4] != b"GGUF":
         kind = "a text file" if head and _is_text(head) else "empty" if not head else "another kind of file"
         return f"this is {kind}, not a case: a .gguf that --save-failures or `conform capture` wrote is expected"
-    found = _ARCHITECTURE.search(head)
-    name = head[found.end() : found.end() + found[1][0]].decode("ascii", "replace") if found else ARCHITECTURE
+    key = _ARCHITECTURE.search(head)
+    name = head[key.end() : key.end() + key[1][0]].decode("ascii", "replace") if key else ARCHITECTURE
     if name == ARCHITECTURE:
         return ""
     keys = int.from_bytes(head[16:24], "little")

@@ -283,32 +283,32 @@ def aa(
     specs, lacking = specs_here(backends) if backends else available(list(map(Spec.parse, AA_BACKENDS)))
     runner = Runner()
     bench = Bench(runner)
-    found: list[Trust] = []
+    trusts: list[Trust] = []
     missed = {str(s): f"not available: {why}" for s, why in lacking.items()}
     try:
         for unit in units(level, unit_globs or AA_UNITS):
             for spec in specs:
                 line(f"{unit.name} on {spec} …", err=True)
                 try:
-                    found.append(trust(record(bench, unit, spec, seconds), limit, budget or BUDGET, trials))
+                    trusts.append(trust(record(bench, unit, spec, seconds), limit, budget or BUDGET, trials))
                 except ConformanceError as e:
                     missed[f"{unit.name} on {spec}"] = str(e)
     finally:
         runner.close()
     if json_path:
-        write_json(json_path, {**header("perf"), "units": [], "gates": [], "trust": [t.to_json() for t in found]})
-    _show_trust(found, limit, budget or BUDGET)
+        write_json(json_path, {**header("perf"), "units": [], "gates": [], "trust": [t.to_json() for t in trusts]})
+    _show_trust(trusts, limit, budget or BUDGET)
     for name, why in missed.items():
         line(f"not run: {name}: {why}")
-    broken = [(t.recording, x) for t in found for x in shortcomings(t)]
+    broken = [(t.recording, x) for t in trusts for x in shortcomings(t)]
     for recording, why in broken:
         line(f"does not hold: {recording.unit} on {recording.backend}: {why}")
-    sys.exit(1 if broken else 0 if found else 3)
+    sys.exit(1 if broken else 0 if trusts else 3)
 
 
-def _show_trust(found: Sequence[Trust], limit: float, budget: float) -> None:
+def _show_trust(trusts: Sequence[Trust], limit: float, budget: float) -> None:
     slow = [f"{s:.0%} slower" for s in SLOWDOWNS]
-    names = [(t, (t.recording.unit, t.recording.backend)) for t in found]
+    names = [(t, (t.recording.unit, t.recording.backend)) for t in trusts]
     line(f"Gates that allow {limit:g} × the time, in at most {budget:g} s of measuring: how often they say regressed")
     columns = ["lives", "A/A", *slow, "A/A undecided", "s per A/A", "95 % found from", "as recorded, A/A"]
     table([(*name, *_line(t)) for t, name in names], ["unit", "backend", *columns], disable_numparse=True)

@@ -70,8 +70,8 @@ def _unproven(runs: Runs) -> list[str]:
     """Backends of which the shards of a run together prove nothing, unless a newer result on that machine is a PASS."""
     passed = {(r.document.machine, r.value.backend) for r in runs.results if r.value.verdict is Verdict.PASS}
     machines = {d.machine: [x.body for x in runs.documents if x.machine == d.machine] for d in runs.documents}
-    found = [(m, b, sentence) for m, bodies in machines.items() for b, sentence in unproven(bodies).items()]
-    return [sentence for m, b, sentence in found if (m, b) not in passed]
+    sentences = [(m, b, sentence) for m, bodies in machines.items() for b, sentence in unproven(bodies).items()]
+    return [sentence for m, b, sentence in sentences if (m, b) not in passed]
 
 
 def _store(f: Callable[..., None]) -> Callable[..., None]:
@@ -89,13 +89,13 @@ def history() -> None:
 @click.option("--nightly", is_flag=True, help="Their timings belong to the series in which change points are sought.")
 def import_(paths: Sequence[Path], store: Path, nightly: bool) -> None:
     """Add run files to the history; what is there already is not added twice. The history is made where it is not."""
-    found = read_runs(paths)  # all of them are checked before any is stored
+    imported = read_runs(paths)  # all of them are checked before any is stored
     with closing(History(store, create=True)) as h:
-        for document in found.documents:
+        for document in imported.documents:
             added = h.add(document.body, nightly=nightly)
             known = f", {added.known} were there" if added.known else ""
             line(f"{document.path}: {added.kind} {added.run[:8]}: {added.new} new rows{known}")
-    for path in found.passed_over:
+    for path in imported.passed_over:
         line(f"{path}: passed over, no run file", err=True)
 
 
@@ -105,15 +105,15 @@ def import_(paths: Sequence[Path], store: Path, nightly: bool) -> None:
 def list_(store: Path, json_path: Path | None) -> None:
     """The runs of a history, oldest first, and the kill rate of planted faults."""
     with closing(History(store)) as h:
-        found, killed = runs(h), kills(h)
-    rows = [_run(r) for r in found]
+        stored, planted = runs(h), kills(h)
+    rows = [_run(r) for r in stored]
     table(rows, ["written", "run", "kind", "nightly", "machine", "rows", "what"], disable_numparse=True)
-    if killed:
+    if planted:
         line("")
         head = ["written", "run", "level", "adapter", "planted faults noticed", "kill rate"]
-        table([_kills(k) for k in killed], head, disable_numparse=True)
+        table([_kills(k) for k in planted], head, disable_numparse=True)
     if json_path:
-        document = {"schema": 1, "runs": [_fields(r) for r in found], "kills": [_fields(k) for k in killed]}
+        document = {"schema": 1, "runs": [_fields(r) for r in stored], "kills": [_fields(k) for k in planted]}
         write_json(json_path, document)
 
 
@@ -132,23 +132,23 @@ def list_(store: Path, json_path: Path | None) -> None:
 def changes_(store: Path, units: Sequence[str], backends: Sequence[str], least: float, json_path: Path | None) -> None:
     """Print where the rates of nightly runs changed, by Apache Otava. Nothing fails by it: see `conform perf`."""
     with closing(History(store)) as h:
-        found = [
+        chosen = [
             s
             for s in series(h)
             if (not units or any(fnmatchcase(s.unit, g) for g in units))
             and (not backends or any(fnmatchcase(s.backend, g) for g in backends))
         ]
-    asked = [s for s in found if len(s.points) >= FEWEST]
-    told = changes(asked, least / 100)
-    if told:
+    judged = [s for s in chosen if len(s.points) >= FEWEST]
+    shifts = changes(judged, least / 100)
+    if shifts:
         head = ["between", "and", "unit", "backend", "machine", "before", "after", "change", "p"]
-        table([_change(c) for c in told], head, disable_numparse=True)
+        table([_change(c) for c in shifts], head, disable_numparse=True)
     line(
-        f"{len(told)} change points in {len(asked)} nightly series; "
-        f"{len(found) - len(asked)} others have fewer than {FEWEST} runs"
+        f"{len(shifts)} change points in {len(judged)} nightly series; "
+        f"{len(chosen) - len(judged)} others have fewer than {FEWEST} runs"
     )
     if json_path:
-        write_json(json_path, {"schema": 1, "series": len(asked), "changes": [_json(c) for c in told]})
+        write_json(json_path, {"schema": 1, "series": len(judged), "changes": [_json(c) for c in shifts]})
 
 
 def _run(r: Run) -> Sequence[str]:

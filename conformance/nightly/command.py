@@ -166,10 +166,10 @@ def _folder(request: dict[str, JSON], seed: int | None) -> Path:
     today = FOLDER / datetime.now(timezone.utc).strftime("%Y-%m-%d")
     if (today / STATE).exists() or request["merged"]:
         return today
-    begun = unfinished(FOLDER, request, seed)
-    if begun is not None:
-        _say(f"{begun}: going on with the night there, which did not come to its end; -o DIR begins another")
-    return begun or today
+    earlier = unfinished(FOLDER, request, seed)
+    if earlier is not None:
+        _say(f"{earlier}: going on with the night there, which did not come to its end; -o DIR begins another")
+    return earlier or today
 
 
 def _chosen(table: Sequence[Part], names: str | None, merged: Sequence[Path]) -> list[Part]:
@@ -235,12 +235,12 @@ def _unproven(states: Sequence[State]) -> list[str]:
 
 def _sum_up(night: Night, states: Sequence[State], names: Sequence[str], lacking: Sequence[str], code: int) -> None:
     folder = night.options.folder
-    found = summary.failures(states, folder)
-    text = summary.summary(states, names, found, lacking, code)
+    failing = summary.failures(states, folder)
+    text = summary.summary(states, names, failing, lacking, code)
     night.state.exit_code = code
     night.state.save()
     _written(folder / summary.FILE, text)
-    _written(folder / summary.REPRODUCE, summary.reproduce(found))
+    _written(folder / summary.REPRODUCE, summary.reproduce(failing))
     if step := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
             with Path(step).open("a", encoding="utf-8") as f:

@@ -149,45 +149,45 @@ def read(folder: Path) -> State:
         raise UsageError(f"{path}: no state of a nightly: {type(e).__name__} {e}") from e
 
 
-def unfinished(nights: Path, asked: dict[str, JSON], seed: int | None) -> Path | None:
+def unfinished(nights: Path, request: dict[str, JSON], seed: int | None) -> Path | None:
     """The folder of the newest night in `nights` that has the same request and machine, and is not at its end.
 
     Args:
         nights: a folder of nights.
-        asked: the request.
+        request: the request.
         seed: of its generated cases; None for any.
     """
     environment = header(KIND)["environment"]
-    found: list[State] = []
+    states: list[State] = []
     for path in nights.glob(f"*/{FILE}"):
         with suppress(UsageError):
             state = read(path.parent)
             same = all(state.head["environment"].get(k) == environment[k] for k in _SAME)
             ended = state.exit_code is not None and state.exit_code < _SIGNALLED
-            if same and not ended and state.asked == asked and seed in {None, state.seed}:
-                found.append(state)
-    return max(found, key=lambda s: (str(s.head["written"]), s.folder.name)).folder if found else None
+            if same and not ended and state.asked == request and seed in {None, state.seed}:
+                states.append(state)
+    return max(states, key=lambda s: (str(s.head["written"]), s.folder.name)).folder if states else None
 
 
-def begin(folder: Path, label: str, asked: dict[str, JSON], seed: int | None = None) -> State:
+def begin(folder: Path, label: str, request: dict[str, JSON], seed: int | None = None) -> State:
     """The state of the nightly in `folder`: a new one, or the one to go on with.
 
     Args:
         folder: where it is, or goes.
         label: of this machine.
-        asked: the request.
+        request: the request.
         seed: of its generated cases; None for a new one, or the one that it has.
 
     Raises:
         UsageError: the one there has another request, seed or machine.
     """
     if not (folder / FILE).exists():
-        return State(folder, header(KIND), label, asked, new_seed() if seed is None else seed)
+        return State(folder, header(KIND), label, request, new_seed() if seed is None else seed)
     state = read(folder)
     earlier, was, now = state.asked, state.head["environment"], header(KIND)["environment"]
     differences = [
         *([f"has seed {state.seed}, this one {seed}"] if seed not in {None, state.seed} else []),
-        *(f"was asked for {k} {earlier.get(k)!r}, this one {v!r}" for k, v in asked.items() if earlier.get(k) != v),
+        *(f"was asked for {k} {earlier.get(k)!r}, this one {v!r}" for k, v in request.items() if earlier.get(k) != v),
         *(f"had {k} {was.get(k)}, here it is {now[k]}" for k in _SAME if was.get(k) != now[k]),
     ]
     if differences:

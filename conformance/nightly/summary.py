@@ -46,19 +46,19 @@ WORDS = {
 
 
 def summary(
-    states: Sequence[State], names: Sequence[str], found: Sequence[Failure], missing: Sequence[str], code: int
+    states: Sequence[State], names: Sequence[str], failing: Sequence[Failure], missing: Sequence[str], code: int
 ) -> str:
     """The whole text, at most `LIMIT` bytes.
 
     Args:
         states: of one nightly, or of all that were merged.
         names: every part there is, in order.
-        found: the failing cases.
+        failing: the failing cases.
         missing: sentences of what is missing altogether.
         code: the exit code.
     """
-    gating = [f for f in found if not f.fresh]
-    filed = [f for f in found if f.fresh]
+    gating = [f for f in failing if not f.fresh]
+    filed = [f for f in failing if f.fresh]
     lines = [f"# Nightly: {words(code)}", "", _where(states), ""]
     lines += _not_run(states, names, missing)
     lines += _parts(states, names)
@@ -73,10 +73,10 @@ def words(code: int) -> str:
     return WORDS.get(code, "it was interrupted; start it again with the same words to go on")
 
 
-def reproduce(found: Sequence[Failure]) -> str:
+def reproduce(failing: Sequence[Failure]) -> str:
     """Every failing case with the command that reproduces it, in Markdown."""
     return (
-        "\n".join(["# Failing cases", "", "Commands are for the folder of this file.", "", *map(_line, found)]) + "\n"
+        "\n".join(["# Failing cases", "", "Commands are for the folder of this file.", "", *map(_line, failing)]) + "\n"
     )
 
 
@@ -136,19 +136,19 @@ def _parts(states: Sequence[State], names: Sequence[str]) -> list[str]:
     return ["## Parts", "", tabulate(rows, heads, tablefmt="github", disable_numparse=True), ""]
 
 
-def _cases(title: str, found: Sequence[Failure]) -> list[str]:
-    if not found:
+def _cases(title: str, failing: Sequence[Failure]) -> list[str]:
+    if not failing:
         return []
-    more = len(found) - LISTED
+    more = len(failing) - LISTED
     rest = [f"- … and {more:,} more: {REPRODUCE}"] if more > 0 else []
-    return [f"## {title}: {len(found):,}", "", *map(_line, found[:LISTED]), *rest, ""]
+    return [f"## {title}: {len(failing):,}", "", *map(_line, failing[:LISTED]), *rest, ""]
 
 
 def _findings(states: Sequence[State]) -> list[str]:
-    found = [f for s in states for f in findings(documents(s))]
-    more = [f"- … and {len(found) - LISTED:,} more, in the documents"] if len(found) > LISTED else []
-    listed = [f"- {_one_line(f[:DETAIL])}" for f in found[:LISTED]]
-    return [f"## Other findings: {len(found):,}", "", *listed, *more, ""] if found else []
+    sentences = [f for s in states for f in findings(documents(s))]
+    more = [f"- … and {len(sentences) - LISTED:,} more, in the documents"] if len(sentences) > LISTED else []
+    lines = [f"- {_one_line(f[:DETAIL])}" for f in sentences[:LISTED]]
+    return [f"## Other findings: {len(sentences):,}", "", *lines, *more, ""] if sentences else []
 
 
 def _line(f: Failure) -> str:
@@ -178,10 +178,10 @@ class Failure:
 def _document(path: Path) -> dict[str, JSON]:
     """A document; empty where there is none that can be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def documents(state: State, part: Done | None = None) -> list[dict[str, JSON]]:
@@ -192,13 +192,13 @@ def documents(state: State, part: Done | None = None) -> list[dict[str, JSON]]:
 
 def failures(states: Sequence[State], folder: Path) -> list[Failure]:
     """Each failing (case, backend) of a night once, those that fail the run first; commands are for `folder`."""
-    found: dict[tuple[int, str, str], Failure] = {}
+    rows: dict[tuple[int, str, str], Failure] = {}
     for k, s in enumerate(states):
-        saved_in = Path(os.path.relpath(s.folder, folder)) / "failures"
+        folder_of_cases = Path(os.path.relpath(s.folder, folder)) / "failures"
         for r in _rows(documents(s), "results"):
             if r.get("verdict") in FAILING_VERDICTS:
-                found[k, str(r.get("case")), str(r.get("backend"))] = _failure(r, saved_in)
-    return sorted(found.values(), key=lambda f: f.fresh)
+                rows[k, str(r.get("case")), str(r.get("backend"))] = _failure(r, folder_of_cases)
+    return sorted(rows.values(), key=lambda f: f.fresh)
 
 
 def _failure(r: dict[str, JSON], saved_in: Path) -> Failure:

@@ -152,14 +152,14 @@ def load(fault: Fault, options: Mapping[str, str] | None = None) -> Backend:
         UnavailableError: this machine cannot have the adapter.
     """
     base = Spec.parse(fault.of)
-    found = [e.value for e in entry_points(group=GROUP) if e.name == base.name]
-    if not found:
+    values = [e.value for e in entry_points(group=GROUP) if e.name == base.name]
+    if not values:
         raise UsageError(f"fault {fault.name}: no adapter {base.name!r} is installed")
-    module, _, name = found[0].partition(":")
+    module, _, name = values[0].partition(":")
     copy = _Copy(f"planted_{next(_number)}", fault)
     backend = getattr(copy.module(module), name)(**(dict(base.options) if options is None else options))
     if not isinstance(backend, Backend):
-        raise UsageError(f"fault {fault.name}: {found[0]} is no Backend")
+        raise UsageError(f"fault {fault.name}: {values[0]} is no Backend")
     if fault.file and not copy.planted:  # a module that is imported late
         copy.module(fault.file.removesuffix(".py").replace("/", "."))
     if fault.file and not copy.planted:
