@@ -1,9 +1,9 @@
-"""What pytest loads of this project in every run of an environment that it is installed in: next to nothing.
+"""The entry point that pytest loads in every run, wherever this project is installed: it does next to nothing.
 
-Only where the command line names the suite (`pytest --pyargs conformance`, or a path inside the package) is
-`conformance.plugin` loaded, with its options, its hooks and the backends behind them. Any other run has none of these:
-no option that another plugin might want too, no summary, no exit status. So the module lies outside `conformance`, and
-imports nothing of it: somebody else's folder or package of that name stays theirs.
+It loads `conformance.plugin`, with its options, hooks and backends, only where the command line names the suite
+(`pytest --pyargs conformance`, or a path inside the package). Any other run has none of these: no option that another
+plugin may have too, no summary, no exit status. So this module lies outside `conformance` and imports nothing of it:
+somebody else's folder or package of that name stays theirs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOME = Path(__file__).resolve().parent / SUITE
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Load the suite's plugin, and so its options, where the suite is asked for."""
+    """Load the suite's plugin, and so its options, where the command line names the suite."""
     known = early_config.known_args_namespace
     if is_asked(known.file_or_dir, pyargs=known.pyargs, folder=early_config.invocation_params.dir):
         early_config.pluginmanager.import_plugin(PLUGIN)

@@ -1,4 +1,4 @@
-"""The pytest side: options, one test per (case, backend), verdicts as outcomes, totals at the end.
+"""The pytest side: one test per case and backend, verdicts as outcomes, totals at the end.
 
 Cases run in batches behind the scenes: the first test of a batch runs all of it, the others find their result there.
 
@@ -8,8 +8,8 @@ travel to the controller in the reports, and only it counts and writes.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +17,9 @@ import pytest
 
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import JSON, Case
-from conformance.ggml.errors import UsageError
-from conformance.ggml.text import printable
+from conformance.cli import options
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.text import printable, printable_lines
 from conformance.judge.verdict import (
     FAILURES,
     INTERRUPTED,
@@ -31,9 +32,8 @@ from conformance.judge.verdict import (
     missing_lines,
 )
 from conformance.perf.bench import Bench
-from conformance.process.memory import parse_size
 from conformance.report.journal import Partial
-from conformance.report.record import check_writable, interrupts_wait, record, write_json
+from conformance.report.record import interrupts_wait, record, write_json
 from conformance.report.reproduce import command
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
@@ -45,8 +45,6 @@ from conformance.run.stages import choose
 from conformance.suite.family import LEVELS, Level
 
 from . import plugin_perf
-from .plugin_perf import pytest_ignore_collect  # noqa: F401  # a hook of this module too
-from .suite import FAMILIES
 
 Key = tuple[Spec, str]
 PROPERTY = "conformance"
@@ -57,27 +55,25 @@ class Suite:
     """Everything one session runs, and its results so far."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.settings = settings.load(_path(config, "settings"))
-        self.level = cast("Level | None", config.getoption("level"))
-        self.families: list[str] = config.getoption("family")
-        self.globs: list[str] = config.getoption("case")
-        self.seed: int | None = config.getoption("seed")
-        self.shard = parse(config.getoption("shard"))
+        option = config.getoption
+        self.settings = settings.load(_path(config, "config_path"))
+        self.level = cast("Level | None", option("level"))
+        self.families: list[str] = option("families")
+        self.globs: list[str] = option("globs")
+        self.seed: int | None = option("seed")
+        self.shard = parse(option("shard"))
         self.fresh = self._fresh(config)
-        limit = config.getoption("memory_limit")
-        self.isolation = isolation = Isolation(
-            config.getoption("isolate"), config.getoption("time_limit"), None if limit is None else parse_size(limit)
-        )
-        self.specs, self.lacking = choose(config.getoption("backend"), config.getoption("stage"), isolation)
-        if config.getoption("json"):
-            check_writable(Path(config.getoption("json")))
-        save = config.getoption("save_failures") or (FOLDER if self.fresh else None)
-        self.folder = Path(save) if save else writeahead.default_folder()
-        self.waiving = Waiving(self.settings.waivers_of(self.specs, _path(config, "waivers")), today())
-        self.problems: tuple[list[str], list[str]] = [], []
+        self.isolation = Isolation(option("isolate"), option("time_limit"), option("memory_limit"))
+        self.named = bool(option("backends"))
+        self.specs, self.lacking = choose(option("backends"), option("stage"), self.isolation)
+        self.json = _path(config, "json_path")
+        save = _path(config, "save_failures") or (Path(FOLDER) if self.fresh else None)
+        self.folder = save or writeahead.default_folder()
+        self.waiving = Waiving(self.settings.waivers_of(self.specs, _path(config, "waivers_path")), today())
+        self.in_force = in_force(self.settings, self.waiving)
         self.runner = Runner(
-            save_failures=Path(save) if save else None,
-            isolation=isolation,
+            save_failures=save,
+            isolation=self.isolation,
             write_ahead=self.folder,
             waiving=self.waiving,
             on_hang=self._hung,
@@ -87,30 +83,29 @@ class Suite:
         self.interrupted = [] if self.is_worker else writeahead.recover(self.folder, build)
         self.results: dict[Key, Result] = {}
         self.planned: dict[Spec, list[str]] = {}
-        self.named = bool(config.getoption("backend"))
-        self.json = _path(config, "json")
         self.deselected = False
-        self.asked = Request()
+        self.request = Request()
         self.missing: list[Missing] = []
         self.reasons: dict[tuple[str, str], str] = {}
         """Backend and case -> why it has no result."""
         self.stopped = False
         """Whether it ended as soon as there were as many failures as the user wanted to see."""
+        self.waiver_problems: tuple[list[str], list[str]] = [], []
         self.partial: Partial | None = None
-        self.in_force = in_force(self.settings, self.waiving)
         self.faults: list[str] = []
         """What went wrong with the record."""
         self.session: pytest.Session | None = None
-        """As long as it is not at its end."""
+        """None once it is at its end."""
+        self._ids: dict[Level, list[str]] = {}
 
     def begin(self, session: pytest.Session, keys: Iterable[Key]) -> None:
         """Know what was asked for, before anything runs."""
         self.session = session
         for spec, case in keys:
             self.planned.setdefault(spec, []).append(case)
-        self.asked = Request({str(spec): ids for spec, ids in self.planned.items()})
+        self.request = Request({str(spec): ids for spec, ids in self.planned.items()})
         if self.json is not None and not self.is_worker and not session.config.option.collectonly:
-            self.partial = Partial(self.json, self.asked)
+            self.partial = Partial(self.json, self.request)
 
     def keep(self, key: Key, result: Result) -> None:
         """Take in a result; it is on disk at once."""
@@ -119,14 +114,14 @@ class Suite:
             self.partial.add([result])
 
     def _hung(self, spec: Spec, cases: Sequence[str], sentence: str) -> None:
-        """The process is about to end because `spec` does not come back: write what the session has."""
+        """Write what the session has: the process is about to end because `spec` does not come back."""
         self.reasons |= {(str(spec), case): sentence for case in cases}
         if self.session is not None and not self.is_worker:
             _finish(self, self.session, pytest.ExitCode.INTERRUPTED)
 
     def unproven(self) -> dict[str, str]:
         """Backend -> a sentence, for each on which nothing passed."""
-        return self.asked.unproven(list(self.results.values()), self.missing)
+        return self.request.unproven(list(self.results.values()), self.missing)
 
     @property
     def gating(self) -> bool:
@@ -136,37 +131,39 @@ class Suite:
         return self.named or (not (self.deselected or self.families or self.globs) and self._is_whole())
 
     def _is_whole(self) -> bool:
-        listed = {n: sum(len(self._listed(f, n)) for f in FAMILIES) for n in LEVELS if n in self._levels()}
-        return all(len(self.planned.get(s, ())) >= listed[self.settings.level(s, self.level)] for s in self.specs)
+        return all(len(self.planned.get(s, ())) >= len(self._all(n)) for s, n in self.levels().items())
 
-    def _levels(self) -> set[Level]:
-        return {self.settings.level(spec, self.level) for spec in self.specs}
+    def levels(self) -> dict[Spec, Level]:
+        """The level of each backend."""
+        return {spec: self.settings.level(spec, self.level) for spec in self.specs}
 
-    def keys(self, family: str) -> list[Key]:
-        """What to run of one family, cases outermost; the backend with the highest level leads."""
-        levels = {spec: self.settings.level(spec, self.level) for spec in self.specs}
-        ids = {n: dict.fromkeys(self._ids(family, n)) for n in sorted(set(levels.values()), key=LEVELS.index)}
-        ordered = dict.fromkeys(i for listed in reversed(ids.values()) for i in listed)
-        return [(spec, i) for i in ordered for spec, n in levels.items() if i in ids[n]]
+    @cached_property
+    def keys(self) -> list[Key]:
+        """What to run, family by family, cases outermost; the backend with the highest level gives the order.
 
-    def _ids(self, family: str, level: Level) -> list[str]:
-        own = self.shard.share(self._listed(family, level))
-        return [*own, *(i for i in self.fresh if i.startswith(f"{family}/") and i not in own)]
+        Raises:
+            UsageError: an unknown family, or a glob that matches no case of any family.
+            UnavailableError: this installation lacks a family that is named.
+        """
+        levels = self.levels()
+        used = sorted(set(levels.values()), key=LEVELS.index, reverse=True)
+        ids = {n: dict.fromkeys([*self.shard.share(self._all(n)), *self.fresh]) for n in used}
+        families: dict[str, dict[str, None]] = {}
+        for i in (i for n in used for i in ids[n]):
+            families.setdefault(i.partition("/")[0], {})[i] = None
+        return [(s, i) for family in families.values() for i in family for s, n in levels.items() if i in ids[n]]
 
-    def _listed(self, family: str, level: Level) -> list[str]:
-        if family not in self.families and (self.families or FAMILIES[family].lacks()):
-            return []
-        globs = [g for g in self.globs if g.startswith(f"{family}/") or set("*?[") & set(g.partition("/")[0])]
-        if self.globs and not globs:
-            return []
-        return [reseeded(i, self.seed) for i in case_ids([family], globs, level)]
+    def _all(self, level: Level) -> list[str]:
+        """Every id that the options choose at a level, whatever the shard."""
+        if level not in self._ids:
+            self._ids[level] = [reseeded(i, self.seed) for i in case_ids(self.families, self.globs, level)]
+        return self._ids[level]
 
-    def whose(self) -> dict[str, JSON]:
+    def shard_json(self) -> dict[str, JSON]:
         """`shard` for the record of a run that is one of several."""
         if self.shard == WHOLE:
             return {}
-        levels = {self.settings.level(spec, self.level) for spec in self.specs}
-        return {"shard": self.shard.to_json(i for f in FAMILIES for n in levels for i in self._listed(f, n))}
+        return {"shard": self.shard.to_json(i for n in set(self.levels().values()) for i in self._all(n))}
 
     def _fresh(self, config: pytest.Config) -> list[str]:
         """What --fresh adds. Workers of a shared run get the controller's options, and so its seed."""
@@ -197,7 +194,7 @@ class Suite:
         return self.results[key]
 
     def _together(self, ids: Sequence[str]) -> list[Case]:
-        """The first case, and those behind it that may share its graph: a trajectory's result is on disk by itself."""
+        """The first case, and those behind it that may share its graph; a trajectory runs by itself."""
         cases = [self.runner.case(ids[0])]
         for i in ids[1:]:
             case = self.runner.case(i)
@@ -229,25 +226,25 @@ class Reports:
         return (key for key in map(self._suite.key_of, ids) if key is not None)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A worker's result, the test at which it died, or why a test has no result."""
+        """Take in a worker's result, the test at which it died, or why a test has no result."""
         suite = self._suite
-        found = dict(report.user_properties).get(PROPERTY)
-        if report.when == "call" and isinstance(found, dict):
-            result = Result(**{**found, "verdict": Verdict(found["verdict"])})
+        fields = dict(report.user_properties).get(PROPERTY)
+        if report.when == "call" and isinstance(fields, dict):
+            result = Result(**{**fields, "verdict": Verdict(fields["verdict"])})
             self._keep((self._specs[result.backend], result.case), result)
         key = suite.key_of(report.nodeid) if report.failed and report.when != "call" else None
         if key is None:
             return
-        said = " ".join(str(report.longrepr).strip().rpartition("\n")[2].split())
         if str(report.when) == "???":  # xdist's word for it
             self._died.add(key)
             detail = f"the process that ran it died, of it or of a case of its batch: {report.longrepr}"
             suite.keep(key, Result(key[1], str(key[0]), Verdict.CRASH, detail=detail))
         else:
-            suite.reasons[str(key[0]), key[1]] = f"its {report.when} failed: {said}"
+            why = " ".join(str(report.longrepr).strip().rpartition("\n")[2].split())
+            suite.reasons[str(key[0]), key[1]] = f"its {report.when} failed: {why}"
 
     def _keep(self, key: Key, result: Result) -> None:
-        """A worker died at it: that stays, whatever another one gives that runs the rest."""
+        """Keep a result, but where a worker died at the case, whatever another one gives that runs the rest."""
         if key not in self._died:
             self._suite.keep(key, result)
         else:
@@ -258,54 +255,8 @@ SUITE = pytest.StashKey[Suite]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of `pytest conformance`."""
-    group = parser.getgroup("conformance", "ggml backends")
-    group.addoption(
-        "--backend",
-        action="append",
-        default=[],
-        metavar="NAME[?KEY=VALUE]",
-        help="backend to test, repeatable; default: every available one",
-    )
-    group.addoption(
-        "--config", dest="settings", metavar="FILE", help="names of backends (default: conformance.toml, if it is here)"
-    )
-    group.addoption("--waivers", metavar="FILE", help="known failures of the one --backend")
-    group.addoption(
-        "--stage",
-        metavar="STAGE",
-        help="check the values of this stage of each backend: translate (before anything is compiled) or run",
-    )
-    group.addoption(
-        "--family", action="append", default=[], metavar="NAME", help="case family, repeatable; default: all"
-    )
-    group.addoption("--case", action="append", default=[], metavar="GLOB", help="case ids to run, repeatable")
-    group.addoption("--level", choices=LEVELS, help=f"how many cases (default: the backend's own, or {LEVELS[0]})")
-    group.addoption("--seed", type=int, metavar="N", help="every generated case with this seed instead of its own")
-    group.addoption(
-        "--fresh",
-        type=int,
-        default=0,
-        metavar="N",
-        help="also N new cases of the chosen families, from a fresh seed (or --seed): kept if they fail, never gating",
-    )
-    group.addoption("--shard", default="1/1", metavar="I/N", help="only the I-th of N shares of the chosen cases")
-    group.addoption("--save-failures", metavar="DIR", help="keep each failing case as a file in DIR")
-    group.addoption(
-        "--isolate",
-        action=argparse.BooleanOptionalAction,
-        help="run backends in processes of their own, or in this one (default: those that need it)",
-    )
-    group.addoption(
-        "--time-limit",
-        type=float,
-        default=Isolation().time_limit,
-        metavar="SECONDS",
-        help="what one request may take in such a process (default: %(default)s)",
-    )
-    group.addoption("--memory-limit", metavar="SIZE", help="what such a process may hold, as 4G")
-    group.addoption("--json", metavar="FILE", help="write every result to FILE")
-    plugin_perf.add_options(group)
+    """The options of `pytest conformance`: those of the command line."""
+    options.add_to(parser.getgroup("conformance", "ggml backends"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -320,27 +271,31 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Reports(suite))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Choose the cases before anything is collected, so that a glob without a match is one line."""
+    try:
+        _ = session.config.getoption("perf") or session.config.stash[SUITE].keys
+    except (UsageError, UnavailableError) as e:
+        raise pytest.UsageError(str(e)) from None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per case and backend, cases outermost so that one oracle's answer serves every backend."""
     if "conformance_case" not in metafunc.fixturenames:
         return
-    suite = metafunc.config.stash[SUITE]
-    family = metafunc.module.FAMILY
-    try:
-        keys = suite.keys(family)
-    except UsageError as e:
-        raise pytest.UsageError(str(e)) from None
+    keys = [] if metafunc.config.getoption("perf") else metafunc.config.stash[SUITE].keys
     metafunc.parametrize("conformance_case", keys, ids=[f"{i}-{spec}" for spec, i in keys], indirect=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A family or level that leaves nothing to run in one module is no skipped test."""
+    """Take out tests without parameters: they belong to the other kind of session, or no case is chosen."""
     items[:] = [i for i in items if not _is_empty(i) and not plugin_perf.is_empty(i)]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:  # noqa: ANN401  # xdist's own
-    """Tests are shared out by device, whatever `--dist` says: marks of groups would do less and depend on versions."""
+    """Give each device to one worker, whatever `--dist` says; marks of groups would do less and depend on versions."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415  # whoever calls this has it
 
     suite = config.stash[SUITE]
@@ -364,15 +319,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def device(spec: Spec) -> str:
-    """What no two workers may use at a time: the device that an option names, or the backend itself."""
-    behind = resolve(spec)
-    named = dict(behind.options).get("device", "CPU")
-    return behind.name if named.upper() == "CPU" else named
+    """What only one worker at a time may use: the device that an option names, or the backend itself."""
+    adapter = resolve(spec)
+    name = dict(adapter.options).get("device", "CPU")
+    return adapter.name if name.upper() == "CPU" else name
 
 
 def _path(config: pytest.Config, option: str) -> Path | None:
-    given = config.getoption(option)
-    return Path(given) if given else None
+    text = config.getoption(option)
+    return Path(text) if text else None
 
 
 def _is_empty(item: pytest.Item) -> bool:
@@ -411,30 +366,32 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Totals per backend, what is in force, every backend that is not here, and what is wrong with the run."""
     suite = config.stash[SUITE]
     terminalreporter.section("conformance")
-    for line in lines_of(suite.in_force):
-        terminalreporter.line(line)
+
+    def show(texts: Iterable[str], **markup: bool) -> None:
+        for text in texts:
+            terminalreporter.line(printable_lines(text), **markup)
+
+    show(lines_of(suite.in_force))
     for spec in suite.specs:
         totals = Totals()
         for (s, _), r in suite.results.items():
             if s == spec:
                 totals.add(r)
-        terminalreporter.line(f"{spec}: {totals}")
+        show([f"{spec}: {totals}"])
     if suite.fresh:
-        terminalreporter.line(f"--fresh {len(suite.fresh)}: seed {config.option.fresh_seed}")
+        show([f"--fresh {len(suite.fresh)}: seed {config.option.fresh_seed}"])
     for r in suite.results.values():
         if r.fresh and r.verdict in FAILURES:
-            filed = f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}"
-            terminalreporter.line(printable(filed))
-    for spec, reason in suite.lacking.items():
-        terminalreporter.line(printable(f"{spec}: not available: {reason}"))
-    for name, reason in ({} if suite.globs else lacking(suite.families)).items():
-        terminalreporter.line(printable(f"{name}: not run: {reason}"), yellow=True)
-    for left in [*suite.interrupted, *writeahead.recover(suite.folder, build)]:
-        terminalreporter.line(left.sentence(), yellow=True)
+            show([printable(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")])
+    show(printable(f"{spec}: not available: {reason}") for spec, reason in suite.lacking.items())
+    absent = {} if suite.globs else lacking(suite.families)
+    show((f"{name}: not run: {reason}" for name, reason in absent.items()), yellow=True)
+    leftovers = [*suite.interrupted, *writeahead.recover(suite.folder, build)]
+    show((left.sentence() for left in leftovers), yellow=True)
     if suite.partial is not None and suite.partial.left:
-        terminalreporter.line(printable(suite.partial.left), yellow=True)
-    for line in (*report(*suite.problems), *_wrong(suite, config)):
-        terminalreporter.line(printable(line), red=True)
+        show([suite.partial.left], yellow=True)
+    show(report(*suite.waiver_problems), red=True)
+    show(map(printable, _wrong(suite, config)), red=True)
 
 
 def _wrong(suite: Suite, config: pytest.Config) -> Iterator[str]:
@@ -442,7 +399,7 @@ def _wrong(suite: Suite, config: pytest.Config) -> Iterator[str]:
     if config.option.collectonly:
         return
     yield from suite.faults
-    yield from missing_lines(suite.missing, sum(map(len, suite.asked.cases.values())))
+    yield from missing_lines(suite.missing, sum(map(len, suite.request.cases.values())))
     yield from suite.unproven().values()
     if not any(r.verdict is not Verdict.UNSUPPORTED for r in suite.results.values()):
         yield "nothing was executed, so nothing is proven: this run fails"
@@ -450,7 +407,7 @@ def _wrong(suite: Suite, config: pytest.Config) -> Iterator[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A run that executed nothing, or lacks a result, fails; the record is written whatever happened."""
+    """Fail a run that executed nothing, or lacks a result; write the record whatever happened."""
     suite = session.config.stash[SUITE]
     suite.session = None
     if not suite.is_worker:
@@ -460,7 +417,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The record of a session whose end was interrupted before `pytest_sessionfinish`."""
+    """Write the record of a session whose end was interrupted before `pytest_sessionfinish`."""
     suite = config.stash.get(SUITE, None)
     if suite is not None and suite.session is not None:
         pytest_sessionfinish(suite.session, pytest.ExitCode.INTERRUPTED)
@@ -472,21 +429,22 @@ def _finish(suite: Suite, session: pytest.Session, exitstatus: int) -> None:
     for spec, result in perf.results() if perf else ():
         suite.results[spec, result.case] = result
         suite.planned.setdefault(spec, []).append(result.case)
-    results = [r for k, r in suite.results.items() if suite.is_shared or _was_asked(suite, k)]
-    most = config.getoption("maxfail")
-    suite.stopped = bool(most) and session.testsfailed >= most
+    results = [r for k, r in suite.results.items() if suite.is_shared or k[1] in suite.planned.get(k[0], ())]
+    maxfail = config.getoption("maxfail")
+    suite.stopped = bool(maxfail) and session.testsfailed >= maxfail
     if not config.option.collectonly:
-        suite.missing = suite.asked.missing(results, _why(suite, most, exitstatus), suite.reasons)
-    suite.problems = suite.waiving.problems(results)
+        suite.missing = suite.request.missing(results, _why(suite, maxfail, exitstatus), suite.reasons)
+    suite.waiver_problems = suite.waiving.problems(results)
     if suite.json is not None:
         lacking = {str(s): why for s, why in suite.lacking.items()}
         document = perf.document(lacking) if perf else record(
-            results, lacking, suite.problems[0], asked=suite.asked, missing=suite.missing, settings=suite.in_force
+            results, lacking, suite.waiver_problems[0],
+            asked=suite.request, missing=suite.missing, settings=suite.in_force,
         )  # fmt: skip
-        _write(suite, suite.json, {**document, **suite.whose()})
+        _write(suite, suite.json, {**document, **suite.shard_json()})
     nothing = not any(r.verdict is not Verdict.UNSUPPORTED for r in results)
-    left_out = suite.missing and not suite.stopped
-    wrong = nothing or left_out or suite.problems[0] or suite.faults or (suite.gating and suite.unproven())
+    incomplete = suite.missing and not suite.stopped
+    wrong = nothing or incomplete or suite.waiver_problems[0] or suite.faults or (suite.gating and suite.unproven())
     if wrong and exitstatus in {0, 5} and not config.option.collectonly:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -499,18 +457,14 @@ def _write(suite: Suite, path: Path, document: dict[str, JSON]) -> None:
     except UsageError as e:
         suite.faults.append(str(e))
         written = False
-    if suite.partial is not None and (says := suite.partial.close(written=written)):
-        suite.faults.append(says)
+    if suite.partial is not None and (message := suite.partial.close(written=written)):
+        suite.faults.append(message)
 
 
-def _why(suite: Suite, most: int, exitstatus: int) -> str:
-    """Why a test that was selected has no result, as far as nothing more is known of it."""
+def _why(suite: Suite, maxfail: int, exitstatus: int) -> str:
+    """Why a selected test has no result, where nothing more is known of it."""
     if suite.stopped:
-        return STOPPED if most == 1 else f"stopped after {most} failures"
+        return STOPPED if maxfail == 1 else f"stopped after {maxfail} failures"
     if exitstatus == pytest.ExitCode.INTERRUPTED:
         return INTERRUPTED
     return "no worker reported it: one that had it died, or was ended" if suite.is_shared else "pytest did not run it"
-
-
-def _was_asked(suite: Suite, key: Key) -> bool:
-    return key[1] in suite.planned.get(key[0], ())

@@ -1,16 +1,14 @@
-"""`pytest conformance --perf`: one test per work unit and backend, its rounds handed to pytest-benchmark.
+"""`pytest conformance --perf`: one test per work unit and backend, with its rounds given to pytest-benchmark.
 
-All backends of a unit are measured together, in turns, by the first of the unit's tests that runs; each test then
-replays its own rounds on a clock that goes by what was measured. So pytest-benchmark stores, compares and judges the
-seconds of `perf.measure`, which may be a session's own, and its options mean what they always mean; with
-`--benchmark-disable` cases must pass and nothing is timed.
+The first test of a unit measures it on all backends, in turns; each test then replays its own rounds on a clock that
+advances by the measured seconds. So pytest-benchmark stores, compares and judges the seconds of `perf.measure`, and its
+options mean what they always mean; with `--benchmark-disable` cases must pass and nothing is timed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -31,24 +29,9 @@ from conformance.suite.family import Level
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
-FILE = "test_perf.py"
-"""Collected with `--perf`, and then nothing else of the suite is."""
-
-
-def add_options(group: pytest.OptionGroup) -> None:
-    """The options of performance runs."""
-    group.addoption("--perf", action="store_true", help="time backends instead, each case once it has passed")
-    group.addoption("--unit", action="append", default=[], metavar="GLOB", help="with --perf: work units, repeatable")
-    group.addoption(
-        "--rounds",
-        type=int,
-        metavar="N",
-        help="with --perf: measurements of each, warm-up apart (default: the level's)",
-    )
-
 
 class Perf:
-    """What `--perf` adds to a session: tests of units, measured when the first of a unit's tests asks."""
+    """What `--perf` adds to a session: tests of work units."""
 
     def __init__(
         self, bench: Bench, specs: list[Spec], level: Level, globs: list[str], rounds: int | None, *, timing: bool
@@ -59,22 +42,22 @@ class Perf:
         self._rounds = ROUNDS[level] if rounds is None else rounds
         self._timing = timing
         self._wanted: dict[Unit, list[Spec]] = {}
-        self._found: dict[tuple[Unit, Spec], Row] = {}
+        self._rows: dict[tuple[Unit, Spec], Row] = {}
 
     def row(self, unit: Unit, spec: Spec) -> Row:
-        """Of one test; measures all that is wanted of its unit where nothing was yet."""
-        if (unit, spec) not in self._found:
-            found = self._measure(unit, self._wanted.get(unit, [spec]))
-            self.rows += found
-            self._found.update({(unit, r.backend): r for r in found})
-        return self._found[unit, spec]
+        """The row of one test; measures its unit on all backends of the session, once."""
+        if (unit, spec) not in self._rows:
+            rows = self._measure(unit, self._wanted.get(unit, [spec]))
+            self.rows += rows
+            self._rows.update({(unit, r.backend): r for r in rows})
+        return self._rows[unit, spec]
 
     def document(self, unavailable: dict[str, str]) -> dict[str, JSON]:
-        """Of all that was measured."""
+        """The document of all rows."""
         return document(self.rows, self._level, unavailable)
 
     def results(self) -> Iterator[tuple[Spec, Result]]:
-        """Of the cases behind the tests that ran."""
+        """The results of the cases behind the tests that ran."""
         return ((r.backend, r.result) for r in self.rows)
 
     def _measure(self, unit: Unit, specs: list[Spec]) -> list[Row]:
@@ -94,7 +77,7 @@ class Perf:
                 metafunc.parametrize(name, keys, ids=[f"{u.name}-{s}" for u, s in keys], indirect=True)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Remember which backends are wanted of each unit."""
+        """Remember on which backends each unit runs."""
         for item in session.items:
             key = _key(item)
             if key is not None:
@@ -102,7 +85,7 @@ class Perf:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
-        """A kind of machine in place of the name that its owner gave it."""
+        """Put the kind of machine in place of its name."""
         machine_info["node"] = environment()["machine"]
 
 
@@ -121,28 +104,20 @@ def configure(config: pytest.Config, bench: Bench, specs: list[Spec], level: Lev
         raise UsageError("--perf: --shard and --fresh choose cases, not units; choose them with --unit")
     if not config.pluginmanager.hasplugin("benchmark"):
         raise UsageError("--perf: pytest-benchmark is needed and was switched off; run it without -p no:benchmark")
-    rounds: int | None = config.getoption("rounds")
-    if rounds is not None and rounds < 1:
-        raise UsageError(f"--rounds: a number from 1 expected, {rounds} found")
     timing = not config.getoption("benchmark_disable")
-    perf = config.stash[PERF] = Perf(bench, specs, level, config.getoption("unit"), rounds, timing=timing)
+    chosen, rounds = config.getoption("unit_globs"), config.getoption("rounds")
+    perf = config.stash[PERF] = Perf(bench, specs, level, chosen, rounds, timing=timing)
     config.pluginmanager.register(perf, "conformance-perf")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`--perf` chooses between the tests of numbers and those of time."""
-    ours = collection_path.parent == Path(__file__).parent and collection_path.name.startswith("test_")
-    return True if ours and (collection_path.name == FILE) != bool(config.getoption("perf")) else None
-
-
 class Clock:
-    """Goes by what was measured: the `timer` of a test's benchmark."""
+    """The `timer` of a test's benchmark: it advances by the measured seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __repr__(self) -> str:
-        return "what was measured"
+        return "measured seconds"
 
     def __call__(self) -> float:
         """Seconds measured so far."""
@@ -150,7 +125,7 @@ class Clock:
 
 
 def replay(row: Row, clock: Clock, benchmark: BenchmarkFixture, check: Callable[[Result], None]) -> None:
-    """A row as a benchmark of as many rounds; a failure raises in it, as where the benchmarked function fails.
+    """Replay a row as a benchmark of as many rounds; a failure raises in it, as a benchmarked function's does.
 
     Args:
         row: measured.
@@ -182,5 +157,5 @@ def is_empty(item: pytest.Item) -> bool:
 
 def _key(item: pytest.Item) -> tuple[Unit, Spec] | None:
     callspec = getattr(item, "callspec", None)
-    found = [v for k, v in callspec.params.items() if k in {"perf_timed", "perf_memory"}] if callspec else []
-    return found[0] if found and isinstance(found[0], tuple) else None
+    keys = [v for k, v in callspec.params.items() if k in {"perf_timed", "perf_memory"}] if callspec else []
+    return keys[0] if keys and isinstance(keys[0], tuple) else None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from conformance.nightly.command import main
-from conformance.nightly.parts import Asked, Here, Part
+from conformance.nightly.parts import Options, Part, Paths
 
 CASES = 40
 """Results of the part `work`."""
@@ -68,8 +68,8 @@ sys.exit(1)
 FINE = "write()"
 
 
-def _program(text: str) -> Callable[[Asked, Here], Sequence[str]]:
-    def command(asked: Asked, here: Here) -> list[str]:
+def _program(text: str) -> Callable[[Options, Paths], Sequence[str]]:
+    def command(asked: Options, here: Paths) -> list[str]:
         files = (here.document, here.journal, asked.folder, *here.documents)
         return [sys.executable, "-c", BEGIN + text, *map(str, files)]
 

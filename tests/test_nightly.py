@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,15 +10,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from night_script import POSIX, SCRIPT, lives, night, until
 
 from conformance.case.case import JSON
+from conformance.cli import main
 from conformance.ggml.errors import UsageError
-from conformance.nightly import figures, process, summary
-from conformance.nightly.figures import Failure
-from conformance.nightly.night import exit_code
-from conformance.nightly.parts import PARTS, Asked, Here, shown
+from conformance.judge.verdict import Result, Verdict
+from conformance.nightly import summary
+from conformance.nightly.night import exit_code, run
+from conformance.nightly.parts import PARTS, Options, Paths, shown
 from conformance.nightly.state import Answer, Done, State, begin, hold, read
+from conformance.nightly.summary import Failure
+from conformance.report.record import record
 from conformance.run.session.shard import Shard
 
 pytestmark = POSIX
@@ -116,6 +121,72 @@ def test_shards_merge_into_one_night(tmp_path: Path) -> None:
     assert imported == "failing-shard2.json fine-shard1.json work-shard1.json work-shard2.json\n"
 
 
+def _shard(folder: Path, index: int, of: int, verdicts: dict[str, str], **extra: JSON) -> Path:
+    """A document of one shard: a case on each backend, with its verdict."""
+    results = [Result(f"f/{index}@1", b, Verdict(v)) for b, v in verdicts.items()]
+    document = {**record(results), "shard": Shard(index, of).to_json(["f/1@1", "f/2@1"]), **extra}
+    path = folder / f"{index}-{of}.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "backends"),
+    [
+        ("UNSUPPORTED", "UNSUPPORTED", ["b"]),
+        ("XFAIL", "UNSUPPORTED", ["b"]),
+        ("UNSUPPORTED", "PASS", []),
+        ("UNSUPPORTED", "FAIL", []),
+    ],
+)
+def test_merged_shards_prove_something_of_each_backend(
+    tmp_path: Path, first: str, second: str, backends: list[str]
+) -> None:
+    """A backend on which nothing passed in all shards together is named, and the report ends with 3; one shard alone,
+    or one that is missing a result, says nothing.
+    """
+    paths = [_shard(tmp_path, k, 2, {"a": "PASS", "b": v}) for k, v in ((1, first), (2, second))]
+    documents = [json.loads(p.read_text()) for p in paths]
+    assert list(summary.unproven(documents)) == backends
+    assert summary.unproven(documents[:1]) == {}
+    lacking = {**documents[1], "missing": [{"backend": "b", "case": "f/3@1", "reason": "died"}]}
+    assert summary.unproven([documents[0], lacking]) == {}
+    for several, code in ((paths, 3 if backends else 0), (paths[:1], 0)):
+        done = CliRunner().invoke(main, ["report", *map(str, several), "-o", str(tmp_path / "page")])
+        assert done.exit_code == code, done.output
+        assert ("b: nothing passed of 2 cases asked" in done.output) is (code == 3)
+
+
+def test_a_newer_run_proves_what_shards_did_not(tmp_path: Path) -> None:
+    """Shards on which nothing passed are no matter once a later run on that machine has a PASS."""
+    paths = [_shard(tmp_path, k, 2, {"b": "UNSUPPORTED"}, written="2020-01-01T00:00:00Z") for k in (1, 2)]
+    newer = tmp_path / "newer.json"
+    newer.write_text(json.dumps(record([Result("f/1@1", "b", Verdict.PASS)])))
+    words = ["report", "-o", str(tmp_path / "page"), *map(str, paths)]
+    assert CliRunner().invoke(main, words).exit_code == 3
+    assert CliRunner().invoke(main, [*words, str(newer)]).exit_code == 0
+
+
+def test_a_merged_night_in_which_nothing_passed_on_a_backend_is_no_success(tmp_path: Path) -> None:
+    """Each shard by itself is fine; merged, the summary names the backend and the exit code is 3."""
+    for k in (1, 2):
+        folder = tmp_path / f"{k}"
+        folder.mkdir()
+        state = begin(folder, "here", {"level": "smoke", "shard": f"{k}/2"})
+        path = _shard(folder, k, 2, {"a": "PASS", "b": "UNSUPPORTED"})
+        state.parts = {"work": Done(Answer.FINE, documents=[path.name])}
+        state.exit_code = 0
+        state.save()
+    merged = night(
+        tmp_path / "whole", "--parts", "history", "--merge", str(tmp_path / "1"), "--merge", str(tmp_path / "2")
+    )
+    assert merged.returncode == 3, merged.stdout
+    assert "- here: b: nothing passed of 2 cases asked: 2 UNSUPPORTED, so nothing is proven of it" in merged.stdout
+    half = night(tmp_path / "half", "--parts", "history", "--merge", str(tmp_path / "1"))
+    assert half.returncode == 4
+    assert "nothing passed of" not in half.stdout.replace("nothing passed on a backend", "")
+
+
 def test_a_state_of_something_else_is_refused(tmp_path: Path) -> None:
     """Other words or another machine do not go on with a night; a file that is none is one line."""
     asked = {"level": "smoke"}
@@ -212,8 +283,8 @@ def test_each_night_draws_a_seed_and_repeats_it_when_told(tmp_path: Path) -> Non
 
 def test_the_seed_of_the_night_reaches_the_cases(tmp_path: Path) -> None:
     """Generated cases run under it, and each round of fresh ones under one of its own; the summary names it."""
-    asked, here = Asked(tmp_path, seed=41), Here(tmp_path / "a.json", tmp_path / "a.journal", (), 1)
-    words = {p.name: " ".join(p.command(asked, here)) for p in PARTS}
+    options, paths = Options(tmp_path, seed=41), Paths(tmp_path / "a.json", tmp_path / "a.journal", (), 1)
+    words = {p.name: " ".join(p.command(options, paths)) for p in PARTS}
     assert "--level smoke " in words["seeded"]
     assert "--seed 41 " in words["seeded"]
     assert "--seed 42 " in words["fresh"]
@@ -251,6 +322,8 @@ def test_the_exit_code_is_the_worst() -> None:
     assert exit_code([_state(a=nothing, b=fine)], ["a", "b"]) == 3
     assert exit_code([_state(a=nothing), _state(a=fine)], ["a"]) == 0
     assert exit_code([_state()], ["a"]) == 3
+    assert exit_code([_state(a=fine)], ["a"], [], ["b: nothing passed"]) == 3
+    assert exit_code([_state(a=failed)], ["a"], [], ["b: nothing passed"]) == 1
 
 
 def test_the_summary_stays_under_its_size_and_names_every_command() -> None:
@@ -278,13 +351,13 @@ def test_findings_and_what_did_not_run_are_sentences() -> None:
         {"kind": "audit", "backends": {"b": [{**cell, "finding": f} for f in ("agreed", "OVERCLAIM", "UNRUN")]}},
         {"kind": "conformance", "environment": {"unavailable": {"npu": "no device"}}, "results": "torn"},
     ]  # fmt: skip
-    assert figures.findings(documents) == [
+    assert summary.findings(documents) == [
         "planted bug x (cpu) is not noticed: late",
         "gate g, u on b: why",
         "audit: OVERCLAIM w in CPU on b: a crash",
     ]
-    assert figures.unrun(documents) == ["backend npu: not available: no device", "gate g, u on b: why"]
-    assert figures.of(documents) == (
+    assert summary.unrun(documents) == ["backend npu: not available: no device", "gate g, u on b: why"]
+    assert summary.figures(documents) == (
         "1 of 2 planted bugs noticed; 1 gates fine, 1 gates not run, 1 gates regressed, 1 gates undecided; "
         "1 OVERCLAIM, 1 UNRUN, 1 agreed"
     )
@@ -306,7 +379,7 @@ def test_a_full_disk_does_not_stop_the_night(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     lock = hold(tmp_path)
-    ended = process.run([sys.executable, "-c", "print('x' * 100000); print('end')"], Path("/dev/full"), 60, lock)
+    ended = run([sys.executable, "-c", "print('x' * 100000); print('end')"], Path("/dev/full"), 60, lock)
     os.close(lock)
     assert (ended.code, ended.last_line) == (0, "end")
     state = _state(a=Answer.FINE)
@@ -318,10 +391,10 @@ def test_a_full_disk_does_not_stop_the_night(tmp_path: Path) -> None:
 
 def test_every_command_of_the_table_is_one(tmp_path: Path) -> None:
     """`conform` knows each command and option that the real parts use."""
-    asked = Asked(
+    asked = Options(
         tmp_path, "smoke", ("cpu",), ("gqa",), Shard(1, 2), 1.0, 2.0, tmp_path / "h.sqlite", 7, tmp_path / "venv"
     )
-    here = Here(tmp_path / "a.json", tmp_path / "a.journal", (tmp_path / "b.json",))
+    here = Paths(tmp_path / "a.json", tmp_path / "a.journal", (tmp_path / "b.json",))
     for part in PARTS:
         words = part.command(asked, here)
         helped = subprocess.run([*words, "--help"], capture_output=True, text=True, timeout=60, check=False)

@@ -381,8 +381,8 @@ def test_pytest_hands_the_rounds_to_pytest_benchmark(tmp_path: Path) -> None:
         "--json", str(ours), "--benchmark-json", str(theirs),
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "test_perf.py::test_time[op/RMS_NORM@n=64-cpu] PASSED" in run.stdout
-    assert "test_perf.py::test_memory[memory-cpu] PASSED" in run.stdout
+    assert "test_suite.py::test_time[op/RMS_NORM@n=64-cpu] PASSED" in run.stdout
+    assert "test_suite.py::test_memory[memory-cpu] PASSED" in run.stdout
     assert "2 passed" in run.stdout
     measured = json.loads(ours.read_text())["units"][0]
     (benchmark,) = json.loads(theirs.read_text())["benchmarks"]
@@ -390,17 +390,17 @@ def test_pytest_hands_the_rounds_to_pytest_benchmark(tmp_path: Path) -> None:
     assert benchmark["group"] == "op/RMS_NORM@n=64"
     assert benchmark["extra_info"]["counters"] == measured["counters"]
     run = _pytest("--collect-only", "-q", "--family", "gqa")
-    assert "test_gqa" in run.stdout
-    assert "test_perf" not in run.stdout
+    assert "test_case[gqa/" in run.stdout
+    assert "test_time" not in run.stdout
 
 
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["-q", "conformance/test_perf.py"], 1, "no tests ran"),
+        (["-q", "conformance/test_suite.py::test_time"], 1, "no tests ran"),
         (["--perf", "-n", "2"], 4, "run it without -n"),
         (["--perf", "--unit", "nope"], 4, "no unit of level smoke matches 'nope'"),
-        (["--perf", "--rounds", "0"], 4, "a number from 1 expected"),
+        (["--perf", "--rounds", "0"], 4, "0 is not in the range x>=1"),
         (["--perf", "--shard", "1/2"], 4, "choose them with --unit"),
     ],
 )

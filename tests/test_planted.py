@@ -17,8 +17,7 @@ from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Verdict
 from conformance.planted import campaign
-from conformance.planted.faults import FOLDER, ROOT, Fault, control, read
-from conformance.planted.loader import load
+from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
 from conformance.planted.worker import Hunter
 from conformance.suite import FAMILIES
 
@@ -120,8 +119,8 @@ def test_a_broken_table_is_one_line(tmp_path: Path, text: str, said: str) -> Non
 
 def test_tables_that_are_missing_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installation without its tables says so, and what to do."""
-    for module in ("conformance.planted.faults", "conformance.cli.planted"):
-        monkeypatch.setattr(sys.modules[module], "FOLDER", tmp_path)
+    for module in ("conformance.planted.faults", "conformance.cli.checks"):
+        monkeypatch.setattr(f"{module}.FOLDER", tmp_path)
     result = CliRunner().invoke(main, ["planted"])
     assert result.exit_code == 2
     assert "install ggml-conformance again" in result.output

@@ -26,8 +26,8 @@ def test_ids_are_case_ids_and_the_record_is_written(tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     run = _pytest("-v", "--backend", "cpu", "--backend", "ggml", "--case", CASE, "--json", str(out))
     assert run.returncode == 0, run.stdout + run.stderr
-    assert f"conformance/test_ops.py::test_ops[{CASE}-cpu] PASSED" in run.stdout
-    assert f"conformance/test_ops.py::test_ops[{CASE}-ggml] PASSED" in run.stdout
+    assert f"conformance/test_suite.py::test_case[{CASE}-cpu] PASSED" in run.stdout
+    assert f"conformance/test_suite.py::test_case[{CASE}-ggml] PASSED" in run.stdout
     assert "ggml: 1 PASS" in run.stdout
     assert json.loads(out.read_text())["totals"]["PASS"] == 2
 
@@ -46,6 +46,33 @@ def test_a_case_that_no_level_lists_runs_by_its_id() -> None:
     run = _pytest("--backend", "ggml", "--case", f"{name}@{int(seed) + 41}")
     assert run.returncode == 0, run.stdout
     assert "1 passed" in run.stdout
+
+
+def test_a_glob_runs_where_it_matches() -> None:
+    """A glob over several families collects what it matches, whatever it does not; one that matches nowhere is an
+    error, as is a family that there is not.
+    """
+    found = _pytest("--backend", "cpu", "--case", "r*/*", "--collect-only", "-q")
+    assert found.returncode == 0, found.stdout + found.stderr
+    families = {line.partition("[")[2].partition("/")[0] for line in found.stdout.splitlines() if "test_case[" in line}
+    assert families == {"random", "relations"}
+    for words, says in (
+        (("--case", "r*/*", "--case", "nowhere/*"), "no case of level smoke matches 'nowhere/*'"),
+        (("--case", "relations/*", "--family", "random"), "no case of level smoke matches 'relations/*'"),
+        (("--family", "nope"), "family 'nope' is unknown"),
+    ):
+        refused = _pytest("--backend", "cpu", "--collect-only", "-q", *words)
+        assert refused.returncode == 4, refused.stdout
+        assert says in refused.stderr + refused.stdout
+
+
+def test_a_family_runs_alone() -> None:
+    """By `--family`, or by -k over the ids of tests; nothing else is collected with the first."""
+    for words in (("--family", "alias"), ("-k", "alias/")):
+        found = _pytest("--backend", "cpu", "--collect-only", "-q", *words)
+        ids = [line for line in found.stdout.splitlines() if "test_case[" in line]
+        assert len(ids) == len(FAMILIES["alias"].ids("smoke"))
+        assert all("[alias/" in i for i in ids)
 
 
 def test_nothing_executed_fails() -> None:

@@ -18,10 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
     ("words", "pyargs", "asked"),
     [
         (["conformance"], False, True),
-        (["cpu", "conformance/test_ops.py::test_ops[a/b]"], False, True),
-        ([str(HOME / "test_gqa.py")], False, True),
+        (["cpu", "conformance/test_suite.py::test_case[a/b]"], False, True),
+        ([str(HOME / "test_suite.py")], False, True),
         (["conformance"], True, True),
-        (["conformance.test_ops"], True, True),
+        (["conformance.test_suite"], True, True),
         (["tests"], False, False),
         (["."], False, False),
         ([], True, False),

@@ -278,7 +278,7 @@ def test_pytest_takes_names_too(here: Path) -> None:
     assert (backends.count("x"), backends.count("ggml")) == (LEVELS["standard"], LEVELS["smoke"])
     wrong = subprocess.run([*command[:5], "--config", "no.toml"], cwd=root, capture_output=True, text=True, check=False)
     assert wrong.returncode == 4
-    assert "no.toml: No such file" in wrong.stderr + wrong.stdout
+    assert "'no.toml' does not exist" in wrong.stderr + wrong.stdout
 
 
 def test_errors_of_one_name_do_not_hide_another() -> None:

@@ -317,7 +317,7 @@ def test_pytest_takes_waivers_too(tmp_path: Path, shared: tuple[str, ...]) -> No
         pytest.importorskip("xdist")
     path = tmp_path / "w.toml"
     path.write_text(_entry("ops/GLU.SWIGLU_OAI-f16-*limit=2.0@1", "CRASH") + _entry("ops/GONE-*"))
-    command = [sys.executable, "-m", "pytest", "-q", "conformance/test_ops.py", "--backend", "ggml"]
+    command = [sys.executable, "-m", "pytest", "-q", "conformance/test_suite.py", "--backend", "ggml"]
     command += ["--waivers", str(path), "--case", CRASHES, "--case", PASSES, "-p", "no:cacheprovider", *shared]
     root = Path(__file__).parents[1]
     stale = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)

@@ -142,7 +142,7 @@ def test_workers_of_pytest_run_the_installed_suite(python: Path, empty: Path) ->
     """Under pytest-xdist too, where each worker reads the command line by itself."""
     pytest.importorskip("xdist")
     chosen = ("--backend", "cpu", "--case", CASE)
-    said = _pytest(python, empty, *chosen, "--pyargs", "conformance.test_ops", "-n", "1")
+    said = _pytest(python, empty, *chosen, "--pyargs", "conformance.test_suite", "-n", "1")
     assert "cpu: 1 PASS" in said
 
 

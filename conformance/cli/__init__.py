@@ -1,4 +1,4 @@
-"""`conform`: the command line.
+"""`conform`: the command line. A command's module is imported when the command is called, so `--help` is quick.
 
 Exit codes: 0 fine, 1 conformance failures, 2 bad input or usage, 3 nothing executed or nothing passed, 4 a backend
 in this process did not come back, 74 stdout cannot be written, 130 interrupted.
@@ -6,59 +6,64 @@ in this process did not come back, 74 stdout cannot be written, 130 interrupted.
 
 from __future__ import annotations
 
+import importlib
+from typing import cast
+
 import click
 
 from conformance import __version__
-from conformance.nightly.command import nightly
 
-from .adding import new_adapter
-from .audit import audit
-from .capturing import capture, import_capture, make_model
-from .golden import golden_group
-from .history import history
-from .layout import layout
-from .listing import backends, cases, show
-from .options import Group
-from .perf import perf
-from .perf_gates import aa, compare, gate
-from .phases import phases
-from .planted import planted
-from .reporting import report
-from .running import repro, run
-from .shrinking import shrink
-from .splits import splits
-from .zoo import zoo_matrix
+from .output import Group
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "audit": (".checks", "Hold what a backend says of weights, buffers and op_params against a run."),
+    "backends": (".cases", "List the backends: what executes, or why one is not available."),
+    "capture": (".llama", "Record what llama.cpp runs as a case file."),
+    "cases": (".cases", "List case ids, smallest first within a family."),
+    "golden": (".checks", "Golden outputs: the pinned corpus of expected values."),
+    "history": (".reports", "Runs of many nights and machines in one file."),
+    "import-capture": (".llama", "Turn a capture (JSON beside its .npz) into a case file."),
+    "layout": (".llama", "Compare llama.cpp's graphs with the builder's, node for node."),
+    "make-model": (".llama", "Write a tiny GGUF model with made-up weights that llama.cpp loads."),
+    "new-adapter": (
+        "conformance.cli.adapter",
+        "Write the package of a new backend: one file that works, and its test.",
+    ),
+    "nightly": ("conformance.nightly.command", "Run everything there is, in parts that survive failures and kills."),
+    "perf": (".perf", "How fast backends are."),
+    "phases": (".perf", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
+    "planted": (".checks", "Plant known bugs in the adapters and print which the suite notices."),
+    "report": (".reports", "Write a page and other reports from run files."),
+    "repro": (".run", "Run saved cases again and compare with what was saved."),
+    "run": (".run", "Run cases on backends; print what is wrong and the totals."),
+    "show": (".cases", "Print the graphs of a case as a table like ggml's own dump."),
+    "shrink": (".cases", "Cut a failing case down to what still fails in the same way."),
+    "splits": (".cases", "Show how a scheduler divides a graph among its devices."),
+    "zoo": (".llama", "Let llama.cpp run every architecture on devices, against its own CPU run."),
+}
+"""Command -> the module that has it, under its own name (`_` for `-`), and its line in `conform --help`."""
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(Group):
+    """The commands of `COMMANDS`, imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's own signature
+        """All names, in alphabetical order."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
+        """The command, from its module; None for a name that is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0], __package__)
+        return cast("click.Command", getattr(module, cmd_name.replace("-", "_")))
+
+    def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
+        """From the table: no module is imported for `--help`."""
+        return [(name, COMMANDS[name][1]) for name in self.list_commands(ctx)]
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="conform")
 def main() -> None:
     """Conformance tests for LLM inference backends that execute ggml compute graphs."""
-
-
-for _command in (
-    audit,
-    backends,
-    cases,
-    layout,
-    show,
-    run,
-    repro,
-    shrink,
-    capture,
-    make_model,
-    new_adapter,
-    nightly,
-    import_capture,
-    golden_group,
-    history,
-    perf,
-    phases,
-    planted,
-    report,
-    splits,
-    zoo_matrix,
-):
-    main.add_command(_command)
-for _command in (gate, compare, aa):
-    perf.add_command(_command)

@@ -1,89 +1,47 @@
-"""What the commands share: options, files, and how an error of ours ends a command."""
+"""The options: one table, from which the commands and `pytest conformance` both derive theirs."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from conformance.backend import registry
-from conformance.ggml.errors import ConformanceError
-from conformance.ggml.text import printable
+from conformance.backend.registry import Spec
+from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.process.memory import parse_size
 from conformance.report.record import check_writable
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session import settings
-from conformance.run.session.select import fresh_ids, lacking, new_seed
+from conformance.run.session.select import available, fresh_ids, lacking, new_seed, parse_specs
 from conformance.run.session.settings import Settings
-from conformance.run.session.shard import Shard, parse
+from conformance.run.session.shard import parse
 from conformance.suite import FAMILIES
 from conformance.suite.family import LEVELS, Level
 
-from .output import end
+from .output import line
 
+if TYPE_CHECKING:
+    import pytest
 
-class Group(click.Group):
-    """Turns every error of ours into one line and exit code 2."""
-
-    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # click's own signature
-        """Run the command; `fail` says what went wrong."""
-        try:
-            return super().invoke(ctx)
-        except ConformanceError as e:
-            fail(str(e))
-        except OSError as e:
-            _fail_at(e)
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as above
-        """As click has it; a stdout that takes no more is one line for `--help`, too."""
-        try:
-            return super().main(*args, **kwargs)
-        except OSError as e:
-            _fail_at(e)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands, each with all of its first sentence."""
-        listed = [(n, self.get_command(ctx, n)) for n in self.list_commands(ctx)]
-        rows = [(n, c.get_short_help_str(limit=sys.maxsize)) for n, c in listed if c is not None and not c.hidden]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-def _fail_at(e: OSError) -> NoReturn:
-    """End a command of which a file, or stdout, could not be read or written."""
-    if e.filename is None:
-        end(e)
-    fail(f"{e.filename}: cannot be read or written: {e.strerror}")
-
-
-def fail(message: str) -> NoReturn:
-    """End with one line on stderr and exit code 2."""
-    click.echo(f"conform: {printable(' '.join(message.split()))}", err=True)
-    sys.exit(2)
-
+SETTINGS = "conformance.settings"
+"""Where a command's context holds the settings that --config names."""
+Command = Callable[..., None]
+Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 File = click.Path(path_type=Path, dir_okay=False)
 ExistingFile = click.Path(path_type=Path, exists=True, dir_okay=False)
+Folder = click.Path(path_type=Path, file_okay=False)
 
 
-def _writable(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None:
-        check_writable(path)
-    return path
-
-
-json_option = click.option(
-    "--json", "json_path", type=File, callback=_writable, help="Write every result to FILE.", metavar="FILE"
-)
-
-
-def _settings(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
-    if not ctx.resilient_parsing:  # where a shell completes words, no file is read
-        ctx.meta[SETTINGS] = settings.load(path)
+def _record(text: str) -> Path:
+    check_writable(Path(text))
+    return Path(text)
 
 
 def _backends(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
@@ -95,7 +53,7 @@ def _families(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[
     return [n for n in FAMILIES if n.startswith(begun)]
 
 
-def cases_begun(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
+def complete_case(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
     """For the shell: families as long as no `/` was typed, then ids of level smoke."""
     family, slash, _ = begun.partition("/")
     if not slash:
@@ -103,16 +61,117 @@ def cases_begun(_ctx: click.Context, _param: click.Parameter, begun: str) -> lis
     return [i for i in FAMILIES[family].ids("smoke") if i.startswith(begun)] if family in FAMILIES else []
 
 
-SETTINGS = "conformance.settings"
-config_option = click.option(
-    "--config",
-    type=ExistingFile,
-    callback=_settings,
-    is_eager=True,
-    expose_value=False,
-    metavar="FILE",
-    help="Names of backends; default: conformance.toml, if it is here.",
-)
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option, on either command line."""
+
+    name: str
+    """With its dashes; `--x/--no-x` for one that is on, off or (None) neither."""
+    dest: str
+    """The parameter of the command, and pytest's `dest`."""
+    help: str
+    type: Any = click.STRING
+    """As click takes it: one of its types, or a function of the text."""
+    metavar: str | None = None
+    default: str | float | None = None
+    repeatable: bool = False
+    complete: Complete | None = None
+
+    def click(self, **changes: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # as click takes them
+        """As an option of a command.
+
+        Args:
+            changes: what differs in this command.
+        """
+        words: dict[str, Any] = {
+            "type": None if "/" in self.name else self.type, "metavar": self.metavar, "help": self.help,
+            "default": self.default, "multiple": self.repeatable, "show_default": self.default is not None,
+            "shell_complete": self.complete,
+        }  # fmt: skip
+        return click.option(self.name, self.dest, **{**words, **changes})
+
+    def pytest(self, group: pytest.OptionGroup) -> None:
+        """As an option of pytest, where each value is a number or a text: xdist sends it to its workers."""
+        words: dict[str, Any] = {"type": partial(_simple, self.type), "metavar": self.metavar, "default": self.default}
+        if "/" in self.name:
+            words = {"action": argparse.BooleanOptionalAction}
+        elif self.type is click.BOOL:
+            words = {"action": "store_true"}
+        elif self.repeatable:
+            words |= {"action": "append", "default": []}
+        shown = "" if self.default is None else f" [default: {self.default}]"
+        group.addoption(self.name.partition("/")[0], dest=self.dest, help=f"{self.help}{shown}".replace("%", "%%"),
+                        **words)  # fmt: skip
+
+
+def _simple(kind: object, text: str) -> str | float:
+    try:
+        value = click.types.convert_type(kind).convert(text, None, None)
+    except (click.BadParameter, ConformanceError) as e:
+        raise argparse.ArgumentTypeError(e.message if isinstance(e, click.BadParameter) else str(e)) from None
+    return value if isinstance(value, (int, float)) else str(value)
+
+
+BACKEND = Option("--backend", "backends", "Repeatable; default: every installed one that is available.",
+                 metavar="NAME[?KEY=VALUE]", repeatable=True, complete=_backends)  # fmt: skip
+CONFIG = Option("--config", "config_path", "Names of backends; default: conformance.toml, if it is here.",
+                ExistingFile, "FILE")  # fmt: skip
+WAIVERS = Option("--waivers", "waivers_path",
+                 "Known failures of the one --backend, in place of what conformance.toml names.",
+                 ExistingFile, "FILE")  # fmt: skip
+STAGE = Option("--stage", "stage",
+               "Check the values of this stage of each backend: translate (before anything is compiled) or run.",
+               metavar="STAGE")  # fmt: skip
+FAMILY = Option("--family", "families", "Case family, repeatable; default: all.",
+                metavar="NAME", repeatable=True, complete=_families)  # fmt: skip
+CASE = Option("--case", "globs", "Case ids, repeatable.", metavar="GLOB", repeatable=True, complete=complete_case)
+LEVEL = Option("--level", "level", "How many cases; default: the backend's own level in conformance.toml, or smoke.",
+               click.Choice(LEVELS))  # fmt: skip
+SEED = Option("--seed", "seed", "Every generated case with this seed instead of its own.",
+              click.IntRange(min=0), "N")  # fmt: skip
+FRESH = Option("--fresh", "fresh",
+               "Also N new cases of the chosen families, from a fresh seed (or --seed): a failing one is kept and "
+               "never fails the run.", click.IntRange(min=0), "N", default=0)  # fmt: skip
+SHARD = Option("--shard", "shard",
+               "Only the I-th of N shares of the chosen cases: a run on N machines that need not know of each other.",
+               parse, "I/N", default="1/1")  # fmt: skip
+SAVE = Option("--save-failures", "save_failures", "Keep failing cases in DIR.", Folder, "DIR")
+ISOLATE = Option("--isolate/--no-isolate", "isolate",
+                 "Run backends in processes of their own, or in this one; default: those that need it.",
+                 click.BOOL)  # fmt: skip
+TIME_LIMIT = Option("--time-limit", "time_limit", "What one request to a backend may take.",
+                    click.FloatRange(min=0, min_open=True), "SECONDS", default=Isolation().time_limit)  # fmt: skip
+MEMORY_LIMIT = Option("--memory-limit", "memory_limit",
+                      "What the process of a backend may hold, as 4G; default: most of the machine's.",
+                      parse_size, "SIZE")  # fmt: skip
+JSON = Option("--json", "json_path", "Write every result to FILE.", _record, "FILE")
+UNIT = Option("--unit", "unit_globs", "Work units to time, repeatable; default: all.", metavar="GLOB", repeatable=True)
+ROUNDS = Option("--rounds", "rounds", "Measurements of each work unit, warm-up apart; default: the level's.",
+                click.IntRange(min=1), "N")  # fmt: skip
+PERF = Option("--perf", "perf", "Time backends instead, each case once it has passed.", click.BOOL)
+
+RUN = (BACKEND, CONFIG, WAIVERS, STAGE, FAMILY, CASE, LEVEL, SEED, FRESH, SHARD, SAVE, ISOLATE, TIME_LIMIT,
+       MEMORY_LIMIT, JSON)  # fmt: skip
+"""What `conform run` and `pytest conformance` share."""
+PERF_RUN = (UNIT, ROUNDS)
+"""What `conform perf run` and `pytest conformance --perf` share."""
+
+
+def add_to(group: pytest.OptionGroup) -> None:
+    """Give pytest its options."""
+    for o in (*RUN, PERF, *PERF_RUN):
+        o.pytest(group)
+
+
+def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> None:
+    if not ctx.resilient_parsing:  # where a shell completes words, no file is read
+        ctx.meta[SETTINGS] = settings.load(path)
+
+
+config_option = CONFIG.click(callback=_load, is_eager=True, expose_value=False)
+smoke_option = LEVEL.click(help="How many cases.", default=LEVELS[0], show_default=True)
+"""--level of a command in which no backend has a level of its own."""
+json_option = JSON.click()
 
 
 def settings_here() -> Settings:
@@ -120,131 +179,96 @@ def settings_here() -> Settings:
     return cast("Settings", click.get_current_context().meta[SETTINGS])
 
 
-def level_given(level: Level) -> Level | None:
-    """`level` where the user said it, None where it is the option's default."""
-    source = click.get_current_context().get_parameter_source("level")
-    return None if source is click.core.ParameterSource.DEFAULT else level
-
-
-def backend_option(f: Callable[..., None]) -> Callable[..., None]:
+def backend_option(f: Command) -> Command:
     """--backend, and --config with the names that it may be."""
-    named = click.option(
-        "--backend",
-        "backends",
-        multiple=True,
-        metavar="NAME[?KEY=VALUE]",
-        shell_complete=_backends,
-        help="Repeatable; default: every installed one that is available.",
-    )
-    return named(config_option(f))
+    return BACKEND.click()(config_option(f))
 
 
-waivers_option = click.option(
-    "--waivers",
-    "waivers_path",
-    type=ExistingFile,
-    metavar="FILE",
-    help="Known failures of the one --backend, in place of what conformance.toml names.",
-)
-family_option = click.option(
-    "--family", "families", multiple=True, metavar="NAME", shell_complete=_families, help="Repeatable; default: all."
-)
-case_option = click.option(
-    "--case", "globs", multiple=True, metavar="GLOB", shell_complete=cases_begun, help="Case ids, repeatable."
-)
-level_option = click.option("--level", type=click.Choice(LEVELS), default="smoke", show_default=True)
-stage_option = click.option(
-    "--stage",
-    metavar="STAGE",
-    help="Check the values of this stage of each backend: translate (before anything is compiled) or run.",
-)
-seed_option = click.option(
-    "--seed", type=click.IntRange(min=0), metavar="N", help="Every generated case with this seed instead of its own."
-)
-fresh_option = click.option(
-    "--fresh",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    help="Also N new cases of the chosen families, from a fresh seed (or --seed): kept where they fail, never gating.",
-)
+def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tuple[list[Spec], dict[str, str]]:
+    """The backends of --backend that this machine has, or all of them; and name -> why it lacks the others.
+
+    Args:
+        texts: as the user named them.
+        isolation: in which kind of process they will run.
+
+    Raises:
+        UnavailableError: this machine lacks one that is named.
+    """
+    specs, absent = available(list(dict.fromkeys(parse_specs(texts))), isolation)
+    reasons = {str(s): why for s, why in absent.items()}
+    if reasons and texts:
+        raise UnavailableError(missing_backends(reasons))
+    return specs, reasons
 
 
-def _shard(_ctx: click.Context, _param: click.Parameter, text: str) -> Shard:
-    return parse(text)
+def missing_backends(reasons: Mapping[str, str]) -> str:
+    """The error of a command whose --backend is not here."""
+    return "; ".join(f"{name}: not available: {why}" for name, why in reasons.items())
 
 
-shard_option = click.option(
-    "--shard",
-    default="1/1",
-    callback=_shard,
-    metavar="I/N",
-    help="Only the I-th of N shares of the chosen cases: a run on N machines that need not know of each other.",
-)
-save_option = click.option(
-    "--save-failures",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Keep failing cases in DIR.",
-)
+def isolation(f: Command) -> Command:
+    """--isolate, --time-limit and --memory-limit as one parameter `isolation`."""
 
-
-def isolation(f: Callable[..., None]) -> Callable[..., None]:
-    """The options that say who runs in a process of its own: --isolate, --time-limit, --memory-limit."""
-
-    @click.option(
-        "--isolate/--no-isolate",
-        "isolate",
-        default=None,
-        help="Run backends in processes of their own, or in this one; default: those that need it.",
-    )
-    @click.option(
-        "--time-limit",
-        type=click.FloatRange(min=0, min_open=True),
-        default=Isolation().time_limit,
-        show_default=True,
-        metavar="SECONDS",
-        help="What one request may take in such a process.",
-    )
-    @click.option(
-        "--memory-limit", metavar="SIZE", help="What such a process may hold, as 4G; default: most of the machine's."
-    )
+    @ISOLATE.click()
+    @TIME_LIMIT.click()
+    @MEMORY_LIMIT.click()
     @wraps(f)
     def g(
         *args: Any,  # noqa: ANN401  # passes options through
         isolate: bool | None,
         time_limit: float,
-        memory_limit: str | None,
+        memory_limit: int | None,
         **kwargs: Any,  # noqa: ANN401  # as above
     ) -> None:
-        limit = None if memory_limit is None else parse_size(memory_limit)
-        f(*args, isolation=Isolation(isolate, time_limit, limit), **kwargs)
+        f(*args, isolation=Isolation(isolate, time_limit, memory_limit), **kwargs)
 
     return g
 
 
-def fresh_cases(families: Sequence[str], globs: Sequence[str], level: Level, seed: int | None, n: int) -> list[str]:
-    """What --fresh adds; says the seed it took, with which --seed makes the same cases."""
-    if not n:
-        return []
-    chosen = new_seed() if seed is None else seed
-    click.echo(f"--fresh {n}: seed {chosen}", err=True)
-    return fresh_ids(families, globs, level, n, chosen)
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which cases: --family, --case, --level, --seed and --fresh."""
+
+    families: Sequence[str]
+    globs: Sequence[str]
+    level: Level | None
+    seed: int | None
+    fresh: int
+
+    def fresh_ids(self, seed: int | None) -> list[str]:
+        """What --fresh adds; prints the seed it took, with which --seed makes the same cases.
+
+        Args:
+            seed: to take; a new one where None.
+        """
+        if not self.fresh:
+            return []
+        chosen = new_seed() if seed is None else seed
+        line(f"--fresh {self.fresh}: seed {chosen}", err=True)
+        return fresh_ids(self.families, self.globs, self.level or LEVELS[0], self.fresh, chosen)
 
 
-def selection(f: Callable[..., None]) -> Callable[..., None]:
-    """The options that choose cases: --family, --case, --level, --seed, --fresh."""
+def selection(f: Command) -> Command:
+    """The options that choose cases, as one parameter `selection`."""
 
-    @family_option
-    @case_option
-    @level_option
-    @seed_option
-    @fresh_option
+    @FAMILY.click()
+    @CASE.click()
+    @LEVEL.click()
+    @SEED.click()
+    @FRESH.click()
     @wraps(f)
-    def g(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401  # passes options through
-        if not kwargs["families"] and not kwargs["globs"]:
+    def g(
+        *args: Any,  # noqa: ANN401  # passes options through
+        families: Sequence[str],
+        globs: Sequence[str],
+        level: Level | None,
+        seed: int | None,
+        fresh: int,
+        **kwargs: Any,  # noqa: ANN401  # as above
+    ) -> None:
+        if not families and not globs:
             for name, why in lacking(()).items():
-                click.echo(f"{name}: not run: {why}", err=True)
-        f(*args, **kwargs)
+                line(f"{name}: not run: {why}", err=True)
+        f(*args, selection=Selection(families, globs, level, seed, fresh), **kwargs)
 
     return g

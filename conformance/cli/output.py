@@ -1,79 +1,111 @@
-"""What goes to the terminal: colours, and a stdout that is closed or full, which costs no result."""
+"""What goes to the terminal: lines and tables in which every text is escaped, and how an error ends a command."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
+from tabulate import tabulate
 
-from conformance.judge.verdict import Result, Verdict
+from conformance.ggml.errors import ConformanceError
+from conformance.ggml.text import printable
 
 CLOSED = 141
 """Exit code where nobody reads stdout any more: as a shell has it for SIGPIPE."""
 UNWRITABLE = 74
 """Exit code where stdout takes no more: EX_IOERR of sysexits.h."""
-COLOURS: dict[Verdict, str] = {
-    Verdict.PASS: "green", Verdict.UNSUPPORTED: "yellow", Verdict.XFAIL: "yellow", Verdict.FAIL: "red",
-    Verdict.OVERCLAIM: "red", Verdict.CRASH: "red", Verdict.TIMEOUT: "red", Verdict.VACUOUS: "red",
-    Verdict.XPASS: "red",
-}  # fmt: skip
-_FAULT = "conformance.stdout"
 
 
-def _color(ctx: click.Context, _param: click.Parameter, when: str) -> None:
-    auto = False if os.environ.get("NO_COLOR") else None  # None: where stdout is a terminal
-    ctx.color = {"auto": auto, "yes": True, "no": False}[when]
+class Group(click.Group):
+    """Commands that end with one line and exit code 2 on an error of ours."""
 
-
-color_option = click.option(
-    "--color",
-    type=click.Choice(["auto", "yes", "no"]),
-    default="auto",
-    show_default=True,
-    callback=_color,
-    expose_value=False,
-    is_eager=True,
-    help="Colour verdicts; auto: on a terminal, unless NO_COLOR is set.",
-)
-
-
-def say(text: str, **style: str | bool) -> None:
-    """Print on stdout; where it takes no more, that is noted (`fault`) and the command goes on in silence."""
-    ctx = click.get_current_context()
-    if fault() is None:
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  # click's own signature
+        """Run the command; `fail` prints what went wrong."""
         try:
-            click.echo(click.style(text, **style) if style else text)  # type: ignore[arg-type]  # click's own words
+            return super().invoke(ctx)
+        except ConformanceError as e:
+            fail(str(e))
         except OSError as e:
-            ctx.meta[_FAULT] = e
-            silence()
+            _fail_at(e)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  # as above
+        """As click has it; a stdout that cannot be written is one line for `--help`, too."""
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as e:
+            _fail_at(e)
+
+    def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
+        """Each command and its first sentence, whole."""
+        commands = [(n, self.get_command(ctx, n)) for n in self.list_commands(ctx)]
+        return [(n, c.get_short_help_str(limit=sys.maxsize)) for n, c in commands if c is not None and not c.hidden]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands in the help."""
+        with formatter.section("Commands"):
+            formatter.write_dl(self.summaries(ctx))
 
 
-def fault() -> OSError | None:
-    """Why stdout took no more; None where it does."""
-    found = click.get_current_context().meta.get(_FAULT)
-    return found if isinstance(found, OSError) else None
+def line(text: str, *, err: bool = False) -> None:
+    """Print one line; what would move the cursor, or begin another line, is spelled out.
+
+    Args:
+        text: ours, with names and details from anywhere in it.
+        err: whether it goes to stderr.
+    """
+    click.echo(printable(text), err=err)
 
 
-def sentence(r: Result) -> str:
-    """`Result.sentence` with its verdict in colour."""
-    word = str(r.verdict)
-    return click.style(word, fg=COLOURS[r.verdict], bold=True) + r.sentence()[len(word) :]
+def grid(rows: Iterable[Sequence[object]], headers: Sequence[str], **layout: Any) -> str:  # noqa: ANN401  # tabulate's
+    """A table whose texts are escaped cell by cell, so that none forges a row; `headers` are ours.
+
+    Args:
+        rows: numbers stay numbers, None is an empty cell.
+        headers: one per column; they may have several lines.
+        layout: as `tabulate` takes it.
+    """
+    cells = [[x if x is None or isinstance(x, (int, float)) else printable(str(x)) for x in row] for row in rows]
+    return tabulate(cells, headers, **layout)
+
+
+def table(rows: Iterable[Sequence[object]], headers: Sequence[str], **layout: Any) -> None:  # noqa: ANN401  # as above
+    """Print a `grid`."""
+    click.echo(grid(rows, headers, **layout))
+
+
+def fail(message: str) -> NoReturn:
+    """End with one line on stderr and exit code 2."""
+    line(f"conform: {' '.join(message.split())}", err=True)
+    sys.exit(2)
 
 
 def silence() -> None:
-    """Let nothing more be written to stdout, not even what is buffered."""
+    """Write nothing more to stdout, not even what is buffered."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def end(error: OSError, kept: str = "") -> NoReturn:
-    """End a command whose stdout took no more: quietly where nobody reads it, else with one line."""
+def end(error: OSError, record: str = "") -> NoReturn:
+    """End a command whose stdout cannot be written: silently where its reader is gone, else with one line.
+
+    Args:
+        error: of the write.
+        record: more to say: where the results are.
+    """
     silence()
     if isinstance(error, BrokenPipeError):
         sys.exit(CLOSED)
     with suppress(OSError):
-        click.echo(f"conform: stdout cannot be written: {error.strerror or error}{kept}", err=True)
+        line(f"conform: stdout cannot be written: {error.strerror or error}{record}", err=True)
     sys.exit(UNWRITABLE)
+
+
+def _fail_at(e: OSError) -> NoReturn:
+    """End a command that could not read or write a file, or stdout."""
+    if e.filename is None:
+        end(e)
+    fail(f"{e.filename}: cannot be read or written: {e.strerror}")

@@ -1,54 +1,87 @@
-"""`conform perf`: how fast backends are, measured in turns in one run; `run` measures, others judge."""
+"""`conform perf` and `conform phases`: how fast backends are, and whether that is within limits.
+
+`perf run` and `phases` measure; `gate`, `compare` and `aa` judge.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import click
-from tabulate import tabulate
 
-from conformance.ggml.errors import UnavailableError
+from conformance.backend.interface import Backend, describe
+from conformance.backend.registry import Spec
+from conformance.case.case import JSON, Case
+from conformance.ggml.errors import BackendError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable
+from conformance.perf import gates as gating
 from conformance.perf.bench import Bench, Row
-from conformance.perf.document import COLUMNS, document, exit_code, table
+from conformance.perf.compare import BASE, HEAD, Pair, pair
+from conformance.perf.decide import FINE, REGRESSED, UNDECIDED
+from conformance.perf.document import COLUMNS, document
+from conformance.perf.document import exit_code as units_exit_code
+from conformance.perf.document import table as unit_rows
+from conformance.perf.energy import Meter, meter
+from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate
+from conformance.perf.judge import Judge, exit_code
+from conformance.perf.phases import MODEL, Phase, generation, measure, prompt
 from conformance.perf.rounds import Rounds
+from conformance.perf.trust import (
+    MARGIN,
+    SAME,
+    SLOWDOWNS,
+    TRIALS,
+    YARDSTICKS,
+    Tally,
+    Trust,
+    record,
+    shortcomings,
+    trust,
+)
 from conformance.perf.units import ROUNDS, units
-from conformance.report.record import write_json
-from conformance.run.isolation.isolate import Isolation
+from conformance.report.record import header, write_json
+from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
-from conformance.run.stages import choose
+from conformance.run.session.select import available, parse_specs
 from conformance.suite.family import Level
 
-from .options import Group, backend_option, isolation, json_option, level_option
+from . import options
+from .options import UNIT, ExistingFile, backend_option, config_option, isolation, json_option, smoke_option, specs_here
+from .output import Group, line, table
 
-unit_option = click.option(
-    "--unit", "globs", multiple=True, metavar="GLOB", help="Work units, repeatable; default: all."
+GATE_COLUMNS = ("gate", "answer", "unit", "backend", "reason")
+GATE_WIDTHS = (28, None, None, None, 72)
+AA_BACKENDS = ("ggml", "openvino-stateful")
+AA_UNITS = ("op/MUL_MAT.q4_0@n=1", "prefill@n=32", "decode@past=512")
+ABSENT = "not available"
+PHASE_COLUMNS = ("backend", "test", "tokens/s", "W", "J/token", "splits", "share of the time")
+
+Venv = click.Path(path_type=Path, exists=True, file_okay=False)
+unit_option = UNIT.click()
+budget_option = click.option(
+    "--budget", type=click.FloatRange(min=1), metavar="SECONDS", help=f"Of measuring per gate; default: {BUDGET:g}."
 )
 
 
-@click.group("perf", cls=Group)
+@click.group(cls=Group)
 def perf() -> None:
     """How fast backends are. A case is timed only once it has passed."""
 
 
 @perf.command("run")
 @backend_option
-@level_option
+@smoke_option
 @unit_option
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Measurements of each, warm-up apart; default: the level's.",
-)
+@options.ROUNDS.click()
 @json_option
 @isolation
 def perf_run(
     backends: Sequence[str],
     level: Level,
-    globs: Sequence[str],
+    unit_globs: Sequence[str],
     rounds: int | None,
     json_path: Path | None,
     isolation: Isolation,
@@ -58,12 +91,8 @@ def perf_run(
     ggml computes with one thread unless told otherwise (`ggml?threads=2`), OpenVINO with as many as there are cores.
     Exit codes are `conform run`'s, of the cases behind the units; 1 also where one that passed failed when measured.
     """
-    chosen = units(level, globs)
-    specs, lacking = choose(backends, None, isolation)
-    if lacking and backends:
-        raise UnavailableError("; ".join(f"{s}: not available: {why}" for s, why in lacking.items()))
-    specs = list(dict.fromkeys(specs))
-    unavailable = {str(s): why for s, why in lacking.items()}
+    chosen = units(level, unit_globs)
+    specs, lacking = specs_here(backends, isolation)
     rows: list[Row] = []
     runner = Runner(isolation=isolation)
     bench = Bench(runner, isolation)
@@ -77,23 +106,335 @@ def perf_run(
             for unit in bar:
                 rows += bench.rows(unit, specs, buy)
     except KeyboardInterrupt:
-        click.echo("interrupted; what was measured is recorded", err=True)
+        line("interrupted; what was measured is recorded", err=True)
     finally:
         runner.close()
         if json_path:
-            write_json(json_path, document(rows, level, unavailable))
-    click.echo(tabulate(table(rows), COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50]))
-    for name, why in unavailable.items():
-        click.echo(printable(f"{name}: not available: {why}"))
+            write_json(json_path, document(rows, level, lacking))
+    table(unit_rows(rows), COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50])
+    for name, why in lacking.items():
+        line(f"{name}: not available: {why}")
     if not rows:
-        click.echo("nothing was executed, so nothing is proven")
-    sys.exit(exit_code(rows))
+        line("nothing was executed, so nothing is proven")
+    sys.exit(units_exit_code(rows))
 
 
 @perf.command("units")
-@level_option
+@smoke_option
 @unit_option
-def perf_units(level: Level, globs: Sequence[str]) -> None:
+def perf_units(level: Level, unit_globs: Sequence[str]) -> None:
     """List the work units of a level, and the case behind each."""
-    for u in units(level, globs):
-        click.echo(f"{u.name}\t{u.work} {u.of}\t{u.case_id}")
+    for u in units(level, unit_globs):
+        click.echo("\t".join(map(printable, (u.name, f"{u.work} {u.of}", u.case_id))))
+
+
+@perf.command()
+@click.argument("path", type=ExistingFile, required=False, metavar="[FILE.toml]")
+@click.option("--gate", "gate_globs", multiple=True, metavar="GLOB", help="Gates, repeatable; default: all.")
+@click.option("--base", type=Venv, metavar="VENV", help="What gates against the baseline are held against.")
+@config_option
+@budget_option
+@json_option
+@isolation
+def gate(
+    path: Path | None,
+    gate_globs: Sequence[str],
+    base: Path | None,
+    budget: float | None,
+    json_path: Path | None,
+    isolation: Isolation,
+) -> None:
+    """Measure what FILE demands (default: what comes along), and say of each gate: fine, regressed, undecided or
+    not run.
+
+    Exit codes: 0 no gate regressed, 1 one did or the case behind it failed, 2 bad input, 3 no gate was run.
+    """
+    request = gating.load(path or gating.SHIPPED)
+    chosen = gating.matching(request, gate_globs)
+    specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
+    _, lacking = available(list(dict.fromkeys(specs)), isolation)
+    runner = Runner(isolation=isolation)
+    builds: Pair | None = None
+    answers: list[Answer] = []
+    try:
+        if base is not None and any(g.against == BASELINE for g in chosen):
+            builds = pair(base, Path(sys.prefix), request.level)
+        judge = Judge(Bench(runner, isolation), budget or request.budget, lacking, builds)
+        for g in chosen:
+            line(f"{g.name} …", err=True)
+            answers.append(judge.answer(g))
+    finally:
+        runner.close()
+        if builds:
+            builds.close()
+    if json_path:
+        unavailable = {str(s): why for s, why in lacking.items()}
+        entries = [a.to_json() for a in answers]
+        write_json(
+            json_path, {**document(list(judge.rows.values()), request.level, unavailable, entries), **_base(builds)}
+        )
+    _show(answers)
+
+
+@perf.command()
+@click.argument("base", type=Venv, metavar="BASE_VENV")
+@click.argument("head", type=Venv, metavar="HEAD_VENV")
+@backend_option
+@smoke_option
+@unit_option
+@click.option(
+    "--limit", type=click.FloatRange(min=0, min_open=True), default=MARGIN, show_default=True, help="Head over base."
+)
+@budget_option
+@click.option(
+    "--isolate/--no-isolate",
+    default=True,
+    show_default=True,
+    help="Start every backend in a process of its own each time, or in that of its build.",
+)
+@json_option
+def compare(
+    base: Path,
+    head: Path,
+    backends: Sequence[str],
+    level: Level,
+    unit_globs: Sequence[str],
+    limit: float,
+    budget: float | None,
+    isolate: bool,
+    json_path: Path | None,
+) -> None:
+    """Measure two installed builds of this package in turns, and say of each unit whether head is slower than base.
+
+    Each is a virtual environment in which ggml-conformance and its backends are installed. Exit codes as for `gate`.
+    """
+    specs, lacking = specs_here(backends)
+    timed = [u for u in units(level, unit_globs) if u.timed]
+    builds = pair(base, head, level, isolate=isolate)
+    runner = Runner()
+    answers = []
+    try:
+        for side, build in builds.builds.items():
+            line(f"{side}: ggml-conformance {build.about['version']}, Python {build.about['python']}")
+        judge = Judge(Bench(runner), budget or BUDGET, {}, builds)
+        for unit in timed:
+            for spec in specs:
+                name = f"{unit.name} on {spec}"
+                line(f"{name} …", err=True)
+                answers.append(judge.answer(Gate(name, "ratio", unit, spec, limit, against="baseline")))
+    finally:
+        builds.close()
+        runner.close()
+    if json_path:
+        write_json(json_path, {**document([], level, lacking, [a.to_json() for a in answers]), **_base(builds)})
+    _show(answers)
+
+
+def _base(builds: Pair | None) -> dict[str, JSON]:
+    """What the two builds are, and their seconds."""
+    if builds is None:
+        return {}
+    measured: list[JSON] = [
+        {"unit": unit.name, "backend": str(spec), BASE: seconds[BASE], HEAD: seconds[HEAD]}
+        for (unit, spec), seconds in builds.seconds.items()
+    ]
+    about: dict[str, JSON] = {side: dict(build.about) for side, build in builds.builds.items()}
+    return {"builds": {**about, "measured": measured}}
+
+
+def _show(answers: list[Answer]) -> NoReturn:
+    rows = [(a.gate.name, a.answer, a.gate.unit.name, a.gate.backend, a.reason) for a in answers]
+    table(rows, GATE_COLUMNS, maxcolwidths=list(GATE_WIDTHS))
+    words = [a.answer for a in answers]
+    line(", ".join(f"{words.count(x)} {x}" for x in (FINE, REGRESSED, UNDECIDED, gating.NOT_RUN)))
+    sys.exit(exit_code(answers))
+
+
+@perf.command()
+@backend_option
+@smoke_option
+@unit_option
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=100.0,
+    show_default=True,
+    help="Of recording per unit and backend.",
+)
+@click.option("--trials", type=click.IntRange(min=1), default=TRIALS, show_default=True, help="Of A against A.")
+@click.option("--limit", type=click.FloatRange(min=1), default=MARGIN, show_default=True, help="Of the gates tried.")
+@budget_option
+@json_option
+def aa(
+    backends: Sequence[str],
+    level: Level,
+    unit_globs: Sequence[str],
+    seconds: float,
+    trials: int,
+    limit: float,
+    budget: float | None,
+    json_path: Path | None,
+) -> None:
+    """Measure A against A and against itself slowed by 3, 5, 10 and 20 %, and print how often gates are right here.
+
+    Without --backend and --unit: six units, in about 15 minutes. Exit code 1 where what is demanded of gates does not
+    hold.
+    """
+    specs, lacking = specs_here(backends) if backends else available(list(map(Spec.parse, AA_BACKENDS)))
+    runner = Runner()
+    bench = Bench(runner)
+    trusts: list[Trust] = []
+    missed = {str(s): f"not available: {why}" for s, why in lacking.items()}
+    try:
+        for unit in units(level, unit_globs or AA_UNITS):
+            for spec in specs:
+                line(f"{unit.name} on {spec} …", err=True)
+                try:
+                    trusts.append(trust(record(bench, unit, spec, seconds), limit, budget or BUDGET, trials))
+                except ConformanceError as e:
+                    missed[f"{unit.name} on {spec}"] = str(e)
+    finally:
+        runner.close()
+    if json_path:
+        write_json(json_path, {**header("perf"), "units": [], "gates": [], "trust": [t.to_json() for t in trusts]})
+    _show_trust(trusts, limit, budget or BUDGET)
+    for name, why in missed.items():
+        line(f"not run: {name}: {why}")
+    broken = [(t.recording, x) for t in trusts for x in shortcomings(t)]
+    for recording, why in broken:
+        line(f"does not hold: {recording.unit} on {recording.backend}: {why}")
+    sys.exit(1 if broken else 0 if trusts else 3)
+
+
+def _show_trust(trusts: Sequence[Trust], limit: float, budget: float) -> None:
+    slow = [f"{s:.0%} slower" for s in SLOWDOWNS]
+    names = [(t, (t.recording.unit, t.recording.backend)) for t in trusts]
+    line(f"Gates that allow {limit:g} × the time, in at most {budget:g} s of measuring: how often they say regressed")
+    columns = ["lives", "A/A", *slow, "A/A undecided", "s per A/A", "95 % found from", "as recorded, A/A"]
+    table([(*name, *_line(t)) for t, name in names], ["unit", "backend", *columns], disable_numparse=True)
+    line("")
+    line("pytest-benchmark --benchmark-compare-fail on the same rounds: how often it fails")
+    rows = [
+        (*name, x, *(_percent(y.yardstick[x], y) for y in (t.same, *t.slower.values())))
+        for t, name in names
+        for x in YARDSTICKS
+    ]
+    table(rows, ["unit", "backend", "rule", "A/A", *slow], disable_numparse=True)
+    line("")
+    line("What the slowed ones really lost")
+    lost = [(*name, *(f"{x:.1%}" for x in t.recording.lost.values())) for t, name in names]
+    table(lost, ["unit", "backend", *slow], disable_numparse=True)
+
+
+def _line(t: Trust) -> Sequence[str]:
+    i = t.once.interval
+    return (
+        str(len(t.recording.lives[SAME])),
+        _percent(t.same.answers[REGRESSED], t.same),
+        *(_percent(x.answers[REGRESSED], x) for x in t.slower.values()),
+        _percent(t.same.answers[UNDECIDED], t.same),
+        f"{sum(t.same.seconds) / len(t.same.seconds):.0f}",
+        "–" if t.detectable is None else f"{t.detectable:.1%}",
+        f"{t.once.answer}: {i.estimate:.3f} ({i.low:.3f} to {i.high:.3f})",
+    )
+
+
+def _percent(n: int, of: Tally) -> str:
+    return f"{100 * n / of.trials:.1f} %"
+
+
+def _sizes(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
+    parts = [p for p in text.split(",") if p]
+    if any(not p.isdecimal() or not int(p) for p in parts):
+        raise click.BadParameter(f"numbers from 1 joined by commas expected, {text!r} found")
+    return tuple(map(int, parts))
+
+
+@click.command()
+@backend_option
+@click.option("--model", default=MODEL, show_default=True, metavar="DECODER", help="As in a kv_growth id, without run.")
+@click.option("--pp", default="512,1024,2048,4096,8192", show_default=True, callback=_sizes, help="Prompts, in tokens.")
+@click.option("--tg", default="64", show_default=True, callback=_sizes, help="Tokens to decode one by one.")
+@json_option
+@isolation
+def phases(
+    backends: Sequence[str],
+    model: str,
+    pp: Sequence[int],
+    tg: Sequence[int],
+    json_path: Path | None,
+    isolation: Isolation,
+) -> None:
+    """Time prefill (pp) and decode (tg) of a decoder: tokens per second, energy, and each device's share.
+
+    Energy is what the processor packages used by their own counters (RAPL), whoever used it.
+    """
+    if not pp and not tg:
+        raise UsageError("phases: at least one size with --pp or --tg expected, none found")
+    tests: list[tuple[str, int, Callable[[str, int], Case]]] = [
+        *((f"pp{n}", n, prompt) for n in pp),
+        *((f"tg{n}", n, generation) for n in tg),
+    ]
+    energy, why = _meter()
+    rows: list[Sequence[str]] = []
+    document: dict[str, JSON] = {}
+    for spec in parse_specs(backends):
+        try:
+            backend = open_backend(
+                spec, isolate=isolation.isolate, time_limit=isolation.time_limit, memory_limit=isolation.memory_limit
+            )
+        except UnavailableError as e:
+            rows.append((str(spec), ABSENT, "", "", "", "", str(e)))
+            document[str(spec)] = {"available": False, "reason": str(e)}
+            continue
+        try:
+            found = [_one(backend, make(model, n), name, n, energy) for name, n, make in tests]
+            document[str(spec)] = {**describe(backend.info()), "phases": [_json(p) for p in found]}
+        finally:
+            backend.close()
+        rows += [(str(spec), *_row(p)) for p in found]
+    line(f"model {model}")
+    table(rows, PHASE_COLUMNS, disable_numparse=True, maxcolwidths=[40, *[None] * 5, 60])
+    if why:
+        line(f"energy {ABSENT}: {why}")
+    if json_path:
+        write_json(json_path, {**header("phases"), "model": model, "energy": why or "RAPL", "backends": document})
+
+
+def _meter() -> tuple[Meter | None, str]:
+    try:
+        return meter(), ""
+    except UnavailableError as e:
+        return None, str(e)
+
+
+def _one(backend: Backend, case: Case, name: str, n: int, energy: Meter | None) -> Phase | tuple[str, str]:
+    """A row, or its name and why there is none."""
+    try:
+        return measure(backend, case, name, n, energy)
+    except (BackendError, UnavailableError) as e:
+        return name, str(e)
+
+
+def _row(phase: Phase | tuple[str, str]) -> Sequence[str]:
+    if isinstance(phase, tuple):
+        return (phase[0], ABSENT, "", "", "", phase[1])
+    shares = ", ".join(f"{device} {100 * share:.0f} %" for device, share in phase.shares.items())
+    joules, watts = (ABSENT if x is None else f"{x:.3g}" for x in (phase.joules_per_token, phase.watts))
+    return (phase.name, f"{phase.rate:.1f}", watts, joules, str(phase.splits or ""), shares)
+
+
+def _json(phase: Phase | tuple[str, str]) -> JSON:
+    if isinstance(phase, tuple):
+        return {"name": phase[0], "available": False, "reason": phase[1]}
+    return {
+        "name": phase.name,
+        "tokens": phase.tokens,
+        "seconds": phase.seconds,
+        "tokens_per_second": phase.rate,
+        "joules_per_token": phase.joules_per_token,
+        "watts": phase.watts,
+        "nodes": phase.nodes,
+        "splits": phase.splits,
+        "shares": dict(phase.shares),
+    }

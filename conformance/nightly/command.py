@@ -16,17 +16,18 @@ import click
 from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
+from conformance.cli.options import BACKEND, FAMILY, LEVEL, SEED, SHARD, File, Folder
+from conformance.cli.output import line
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.text import printable_lines
 from conformance.run.session import settings
 from conformance.run.session.environment import environment
 from conformance.run.session.select import family_named
-from conformance.run.session.shard import missing, parse
-from conformance.suite.family import LEVELS
+from conformance.run.session.shard import Shard, missing
 
-from . import figures, summary
+from . import summary
 from .night import Night, exit_code
-from .parts import PARTS, Asked, Part
+from .parts import PARTS, Options, Part
 from .state import FILE as STATE
 from .state import State, begin, hold, read, unfinished, write
 
@@ -34,6 +35,7 @@ FOLDER = Path("nightly")
 """Where nights are kept unless told otherwise, one folder each."""
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n))
 """What ends a night cleanly; Windows has no SIGHUP."""
+ExistingFolder = click.Path(path_type=Path, exists=True, file_okay=False)
 SHOWN = 8000
 """Bytes of the summary on the terminal."""
 EXIT_CODES = """Exit codes: 0 fine; 1 failures or regressions; 2 wrong words; 3 nothing executed, or nothing passed on
@@ -50,67 +52,28 @@ class Interrupted(BaseException):
 
 
 @click.command(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "-o",
-    "folder",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Where everything goes; what was begun there goes on. Default: in nightly/ the unfinished night, or today's.",
-)
-@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True)
-@click.option("--backend", "backends", multiple=True, metavar="NAME", help="Repeatable; default: all available ones.")
-@click.option("--family", "families", multiple=True, metavar="NAME", help="Repeatable; default: all.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help="What this night's generated cases are drawn from, to repeat a night; default: a new one, which is printed.",
-)
+@click.option("-o", "folder", type=Folder, metavar="DIR",
+              help="Where everything goes; what was begun there goes on. Default: in nightly/ the unfinished night, or "
+              "today's.")  # fmt: skip
+@LEVEL.click(help="How many cases.", default="standard", show_default=True)
+@BACKEND.click(metavar="NAME")
+@FAMILY.click()
+@SEED.click(help="What this night's generated cases are drawn from, to repeat a night; default: a new one, which is "
+            "printed.")  # fmt: skip
 @click.option("--parts", metavar="NAME,…", help="Only these; default: all. --list shows them.")
-@click.option(
-    "--time-budget",
-    "budget",
-    type=click.FloatRange(min=0),
-    default=900.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="For fresh random cases.",
-)
-@click.option(
-    "--gate-budget",
-    type=click.FloatRange(min=1),
-    default=90.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Of measuring, for each performance gate.",
-)
-@click.option(
-    "--base",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="VENV",
-    help="What performance gates against a baseline are held against; without it they are not run.",
-)
-@click.option(
-    "--shard", "shard_text", default="1/1", metavar="I/N", help="The I-th of N machines that share the night."
-)
-@click.option(
-    "--store",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="The history; default: history.sqlite beside DIR.",
-)
+@click.option("--time-budget", "budget", type=click.FloatRange(min=0), default=900.0, show_default=True,
+              metavar="SECONDS", help="For fresh random cases.")  # fmt: skip
+@click.option("--gate-budget", type=click.FloatRange(min=1), default=90.0, show_default=True, metavar="SECONDS",
+              help="Of measuring, for each performance gate.")  # fmt: skip
+@click.option("--base", type=ExistingFolder, metavar="VENV",
+              help="The build that performance gates compare with; without it those gates are not run.")  # fmt: skip
+@SHARD.click(help="The I-th of N machines that share the night.")
+@click.option("--store", type=File, metavar="FILE", help="The history; default: history.sqlite beside DIR.")
 @click.option("--label", metavar="TEXT", help="Of this kind of machine, in the summary; default: its system.")
-@click.option(
-    "--merge",
-    "merged",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    metavar="DIR",
-    help="Run nothing: one history, page and summary of the nights in DIR; repeatable.",
-)
-@click.option(
-    "--expect", type=click.IntRange(min=1), metavar="N", help="With --merge: how many nights there must be in all DIR."
-)
+@click.option("--merge", "merged", multiple=True, type=ExistingFolder, metavar="DIR",
+              help="Run nothing: one history, page and summary of the nights in DIR; repeatable.")  # fmt: skip
+@click.option("--expect", type=click.IntRange(min=1), metavar="N",
+              help="With --merge: how many nights there must be in all DIR.")  # fmt: skip
 @click.option("--list", "listing", is_flag=True, help="Print the parts and what they run, and end.")
 @click.pass_context
 def nightly(
@@ -124,29 +87,28 @@ def nightly(
     budget: float,
     gate_budget: float,
     base: Path | None,
-    shard_text: str,
+    shard: Shard,
     store: Path | None,
     label: str | None,
     merged: Sequence[Path],
     expect: int | None,
     listing: bool,
 ) -> None:
-    """Everything there is to run, in parts; interrupt it whenever you like and start it again with the same words."""
+    """Run everything there is, in parts; interrupt it whenever you like, and start it again with the same words."""
     table: tuple[Part, ...] = ctx.obj or PARTS
     _check(families, backends)
-    shard = parse(shard_text)
     chosen = _chosen(table, parts, merged)
     if listing:
         click.echo("\n".join(f"{p.name}: {p.says}; at most {p.limit / 3600:g} h" for p in chosen))
         return
-    words: dict[str, JSON] = {
+    request: dict[str, JSON] = {
         "level": level,
         "backends": list(backends),
         "families": list(families),
         "shard": str(shard),
         "merged": [str(m) for m in merged],
     }
-    where = folder or _folder(words, seed)
+    where = folder or _folder(request, seed)
     try:
         where.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -156,15 +118,17 @@ def nightly(
     if merged and not others:
         raise UsageError(f"--merge {merged[0]}: no night is there")
     if others:
-        words["level"] = level = str(others[0].asked["level"])
-    state = begin(where, label or str(environment()["system"]), words, seed)
+        request["level"] = level = str(others[0].asked["level"])
+    state = begin(where, label or str(environment()["system"]), request, seed)
     if not merged:
         _say(f"seed of this night: {state.seed}; `ci/nightly --seed {state.seed}` draws the same cases")
-    kept = store or where.parent / "history.sqlite"
-    asked = Asked(where, level, tuple(backends), tuple(families), shard, budget, gate_budget, kept, state.seed, base)
+    history = store or where.parent / "history.sqlite"
+    options = Options(
+        where, level, tuple(backends), tuple(families), shard, budget, gate_budget, history, state.seed, base
+    )
     try:
-        night = Night(asked, state, chosen, table, lock, others, _say)
-        _run(night, [p.name for p in table], _missing(others, expect or len(others)))
+        night = Night(options, state, chosen, table, lock, others, _say)
+        _run(night, [p.name for p in table], _missing(others, expect or len(others)), _unproven(others))
     finally:
         os.close(lock)
 
@@ -178,7 +142,7 @@ def main(table: Sequence[Part] = PARTS) -> NoReturn:
     try:
         nightly(obj=tuple(table), prog_name="ci/nightly")
     except ConformanceError as e:
-        click.echo(f"ci/nightly: {' '.join(str(e).split())}", err=True)
+        line(f"ci/nightly: {' '.join(str(e).split())}", err=True)
         sys.exit(2)
     sys.exit()
 
@@ -197,33 +161,33 @@ def _check(families: Sequence[str], backends: Sequence[str]) -> None:
         family_named(f)
 
 
-def _folder(words: dict[str, JSON], seed: int | None) -> Path:
+def _folder(request: dict[str, JSON], seed: int | None) -> Path:
     """Where a night goes that was given no folder: to today's, or on with one that a restart past midnight left."""
     today = FOLDER / datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    if (today / STATE).exists() or words["merged"]:
+    if (today / STATE).exists() or request["merged"]:
         return today
-    begun = unfinished(FOLDER, words, seed)
-    if begun is not None:
-        _say(f"{begun}: going on with the night there, which did not come to its end; -o DIR begins another")
-    return begun or today
+    earlier = unfinished(FOLDER, request, seed)
+    if earlier is not None:
+        _say(f"{earlier}: going on with the night there, which did not come to its end; -o DIR begins another")
+    return earlier or today
 
 
 def _chosen(table: Sequence[Part], names: str | None, merged: Sequence[Path]) -> list[Part]:
     if names is None:
         return [p for p in table if p.last or not merged]
-    asked = [n.strip() for n in names.split(",")]
+    wanted = [n.strip() for n in names.split(",")]
     known = [p.name for p in table]
-    for n in asked:
+    for n in wanted:
         if n not in known:
             raise UsageError(f"--parts {names}: part {n!r} is unknown; known: {', '.join(known)}")
-    chosen = [p for p in table if p.name in asked and (p.last or not merged)]
+    chosen = [p for p in table if p.name in wanted and (p.last or not merged)]
     if not chosen:
         only = ", ".join(p.name for p in table if p.last)
         raise UsageError(f"--parts {names}: --merge runs nothing again, so one of {only} is expected")
     return chosen
 
 
-def _run(night: Night, names: Sequence[str], lacking: Sequence[str]) -> NoReturn:
+def _run(night: Night, names: Sequence[str], lacking: Sequence[str], unproven: Sequence[str]) -> NoReturn:
     """Run, sum up and end."""
     before = {n: signal.getsignal(n) for n in SIGNALS}
     for n in SIGNALS:
@@ -233,10 +197,10 @@ def _run(night: Night, names: Sequence[str], lacking: Sequence[str]) -> NoReturn
     try:
         try:
             night.run()
-            code = exit_code(states, names, lacking)
+            code = exit_code(states, names, lacking, unproven)
         except Interrupted as e:
             code = 128 + e.number
-        _sum_up(night, states, names, lacking, code)
+        _sum_up(night, states, names, [*lacking, *unproven], code)
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
@@ -247,24 +211,36 @@ def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
     raise Interrupted(number)
 
 
-def _missing(states: Sequence[State], expected: int) -> list[str]:
-    """Shards of which nothing is here, by what the documents of the others say; and nights, by their number."""
-    labels: dict[str, list[JSON]] = {}
+def _by_label(states: Sequence[State]) -> dict[str, list[dict[str, JSON]]]:
+    """The documents of each kind of machine."""
+    groups: dict[str, list[dict[str, JSON]]] = {}
     for s in states:
-        labels.setdefault(s.label, []).extend(d["shard"] for d in figures.documents(s) if "shard" in d)
-    lacking = [f"{label}: {sentence}" for label, entries in labels.items() for sentence in missing(entries)]
+        groups.setdefault(s.label, []).extend(summary.documents(s))
+    return groups
+
+
+def _missing(states: Sequence[State], expected: int) -> list[str]:
+    """Shards that are not here, by what the documents of the others say; and nights, by their number."""
+    groups = {label: [d["shard"] for d in documents if "shard" in d] for label, documents in _by_label(states).items()}
+    lacking = [f"{label}: {sentence}" for label, entries in groups.items() for sentence in missing(entries)]
     fewer = [f"{expected} nights were expected, {len(states)} are here"] if expected != len(states) else []
     return [*fewer, *lacking]
 
 
+def _unproven(states: Sequence[State]) -> list[str]:
+    """Backends on which nothing passed in all shards together."""
+    groups = _by_label(states)
+    return [f"{label}: {why}" for label, documents in groups.items() for why in summary.unproven(documents).values()]
+
+
 def _sum_up(night: Night, states: Sequence[State], names: Sequence[str], lacking: Sequence[str], code: int) -> None:
-    folder = night.asked.folder
-    found = figures.failures(states, folder)
-    text = summary.summary(states, names, found, lacking, code)
+    folder = night.options.folder
+    failing = summary.failures(states, folder)
+    text = summary.summary(states, names, failing, lacking, code)
     night.state.exit_code = code
     night.state.save()
     _written(folder / summary.FILE, text)
-    _written(folder / summary.REPRODUCE, summary.reproduce(found))
+    _written(folder / summary.REPRODUCE, summary.reproduce(failing))
     if step := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
             with Path(step).open("a", encoding="utf-8") as f:

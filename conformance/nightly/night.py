@@ -1,26 +1,32 @@
-"""Runs the parts one by one; whatever becomes of one, the next runs, and each is written down when it is over."""
+"""Run the parts one by one: whatever happens to one, the next runs; each is written down at its end."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from conformance.case.case import JSON
+from conformance.process import Tail, interrupt, spawn_command
 from conformance.report.progress import Progress
 
-from . import process
-from .parts import Asked, Here, Part, shown
-from .process import Ended
+from .parts import Options, Part, Paths, shown
 from .state import Answer, Done, State
 
 FINE, FAILURES, NOTHING, BROKEN = 0, 1, 3, 4
 """Exit codes of a nightly; 2 is for wrong words, as everywhere, and 128 + a signal for one that was interrupted."""
 LOW = 64 << 20
-"""Free bytes of a disk under which its owner is told."""
+"""Free bytes of a disk below which a broken part says that it is full."""
+GRACE = 5.0
+"""Seconds that a command has after SIGINT to write down what it has."""
 _ANSWER_OF = {0: Answer.FINE, 1: Answer.FAILED, 3: Answer.NOTHING}
 
 
@@ -28,7 +34,7 @@ _ANSWER_OF = {0: Answer.FINE, 1: Answer.FAILED, 3: Answer.NOTHING}
 class Night:
     """One start of a nightly."""
 
-    asked: Asked
+    options: Options
     state: State
     parts: Sequence[Part]
     """Those that were asked for, in order."""
@@ -51,7 +57,7 @@ class Night:
             done = self.state.parts[part.name]
             if self._elsewhere(part):
                 done.answer, done.says = Answer.ELSEWHERE, "done whole by another shard"
-            elif part.repeats and not done.rounds and not self.asked.budget:
+            elif part.repeats and not done.rounds and not self.options.budget:
                 done.answer, done.says = Answer.UNASKED, "no time was given to it"
             elif done.ended and not (part.last and moved):
                 self.tell(f"{part.name}: {done.answer}, by an earlier start")
@@ -63,16 +69,16 @@ class Night:
             self.state.save()
 
     def documents(self) -> list[Path]:
-        """What the parts wrote so far, as far as it is there; of all nights that are merged."""
+        """The documents of the parts so far, and of all nights that are merged, where they exist."""
         named = [s.folder / d for s in (*self.others, self.state) for p in s.parts.values() for d in p.documents]
         return [d for d in named if d.is_file()]
 
     def _elsewhere(self, part: Part) -> bool:
-        """Parts that cannot be shared are dealt out whole, one to each shard in turn."""
+        """Whether another shard runs it: parts that cannot be shared go whole, one to each shard in turn."""
         if part.shared or part.last:
             return False
         whole = [p.name for p in self.table if not p.shared and not p.last]
-        return whole.index(part.name) % self.asked.shard.of != self.asked.shard.index - 1
+        return whole.index(part.name) % self.options.shard.of != self.options.shard.index - 1
 
     def _part(self, part: Part, done: Done) -> None:
         done.answer, done.says = None, ""
@@ -86,7 +92,7 @@ class Night:
 
     def _rounds(self, part: Part, done: Done) -> None:
         answers: list[Answer] = []
-        while (used := done.seconds) < self.asked.budget:
+        while (used := done.seconds) < self.options.budget:
             answers.append(self._once(part, done, f"{part.name}-{done.rounds + 1}"))
             if answers[-1] not in {Answer.FINE, Answer.NOTHING}:
                 done.seconds = used  # the next start does this round again
@@ -98,33 +104,33 @@ class Night:
 
     def _once(self, part: Part, done: Done, stem: str) -> Answer:
         """Run the command of a part once; `stem` is what its files are called."""
-        folder, shard = self.asked.folder, self.asked.shard
+        folder, shard = self.options.folder, self.options.shard
         stem = stem if shard.of == 1 else f"{stem}-shard{shard.index}"
-        here = Here(folder / f"{stem}.json", folder / f"{stem}.journal", tuple(self.documents()), done.rounds)
-        command = part.command(self.asked, here)
+        paths = Paths(folder / f"{stem}.json", folder / f"{stem}.journal", tuple(self.documents()), done.rounds)
+        command = part.command(self.options, paths)
         done.command = shown(command)
-        here.document.unlink(missing_ok=True)  # of a start that was killed; no one may take it for this one's
-        if part.kind and here.document.name not in done.documents:
-            done.documents.append(here.document.name)
+        paths.document.unlink(missing_ok=True)  # of a start that was killed; no one may take it for this one's
+        if part.kind and paths.document.name not in done.documents:
+            done.documents.append(paths.document.name)
         self.state.save()
         try:
-            with Progress().of(_counts(stem, here.journal)):
-                ended = process.run(command, folder / f"{part.name}.log", part.limit, self.lock)
+            with Progress().of(_counts(stem, paths.journal)):
+                ended = run(command, folder / f"{part.name}.log", part.limit, self.lock)
         except OSError as e:
             done.answer, done.says = Answer.BROKEN, f"no process could be started: {e.strerror}"
             return done.answer
         done.seconds += ended.seconds
-        done.answer, done.says = _judged(part, here.document, ended)
+        done.answer, done.says = _judge(part, paths.document, ended)
         if done.answer is Answer.BROKEN and _free(folder) < LOW:
             done.says += f"; the disk of {folder} is full: {_free(folder) >> 20} MiB are free"
         return done.answer
 
 
-def _judged(part: Part, document: Path, ended: Ended) -> tuple[Answer, str]:
-    """What became of a part. A traceback ends Python with 1 as failures do: only a document proves that it ran."""
+def _judge(part: Part, document: Path, ended: Ended) -> tuple[Answer, str]:
+    """The answer of a part. A traceback ends Python with 1 as failures do: only a document proves that it ran."""
     if ended.timed_out:
-        kept = "; what it had by then is recorded" if document.is_file() else ""
-        return Answer.LATE, f"ended after {ended.seconds:.0f} s{kept}"
+        record = "; what it had by then is recorded" if document.is_file() else ""
+        return Answer.LATE, f"ended after {ended.seconds:.0f} s{record}"
     answer = _ANSWER_OF.get(ended.code)
     if answer is None:
         how = f"signal {ended.code - 128}" if ended.code > 128 else f"exit code {ended.code}"
@@ -133,7 +139,7 @@ def _judged(part: Part, document: Path, ended: Ended) -> tuple[Answer, str]:
         fault = _fault(part.kind, document)
         if fault:
             return Answer.BROKEN, f"exit code {ended.code}, {fault}: {ended.last_line}"
-    elif ended.code != 0:
+    elif answer is Answer.FAILED:
         return Answer.BROKEN, f"exit code {ended.code}: {ended.last_line}"
     return answer, ended.last_line
 
@@ -146,15 +152,15 @@ def _fault(kind: str, document: Path) -> str:
         return "it wrote no document"
     except (OSError, ValueError) as e:
         return f"its document cannot be read ({e})"
-    found = read.get("kind") if isinstance(read, dict) else None
-    if found != kind:
-        return f"its document is of kind {found}, {kind} expected"
+    other = read.get("kind") if isinstance(read, dict) else None
+    if other != kind:
+        return f"its document is of kind {other}, {kind} expected"
     missing = read.get("missing")
     return f"{len(missing):,} cases asked have no result" if isinstance(missing, list) and missing else ""
 
 
 def _counts(stem: str, journal: Path) -> Callable[[], str]:
-    """How far a part is, for a terminal: its results so far, where it keeps a journal."""
+    """The progress of a part, for a terminal: its results so far, where it has a journal."""
     began = time.monotonic()
 
     def says() -> str:
@@ -171,20 +177,80 @@ def _free(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def exit_code(states: Sequence[State], asked: Sequence[str], missing: Sequence[str] = ()) -> int:
-    """What a nightly, or several merged, ends with: the worst that became of a part.
+def exit_code(
+    states: Sequence[State], names: Sequence[str], missing: Sequence[str] = (), unproven: Sequence[str] = ()
+) -> int:
+    """The exit code of a nightly, or of several merged: the worst answer of a part.
 
     Args:
         states: of each.
-        asked: names of the parts that were asked for.
+        names: the parts that were asked for.
         missing: what is known to be missing altogether.
+        unproven: backends on which nothing passed in merged shards.
     """
-    per_part = [[s.parts[n].answer for s in states if n in s.parts] for n in asked]
-    found = {a for answers in per_part for a in answers}
-    if Answer.FAILED in found:
+    per_part = [[s.parts[n].answer for s in states if n in s.parts] for n in names]
+    answers = {a for each in per_part for a in each}
+    if Answer.FAILED in answers:
         return FAILURES
-    if missing or found & {None, Answer.BROKEN, Answer.LATE} or any(s.unwritten for s in states):
+    if missing or answers & {None, Answer.BROKEN, Answer.LATE} or any(s.unwritten for s in states):
         return BROKEN
-    if any(Answer.NOTHING in answers and Answer.FINE not in answers for answers in per_part):
+    if unproven or any(Answer.NOTHING in each and Answer.FINE not in each for each in per_part):
         return NOTHING
-    return FINE if Answer.FINE in found else NOTHING
+    return FINE if Answer.FINE in answers else NOTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    """Its exit code; 128 + the signal that ended it."""
+    seconds: float
+    timed_out: bool
+    tail: str
+    """The end of what it printed."""
+
+    @property
+    def last_line(self) -> str:
+        """The last line that is not blank."""
+        return next((line.strip() for line in reversed(self.tail.splitlines()) if line.strip()), "")
+
+
+def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
+    """Run `command` to its end, or for `limit` seconds; append its output to `log`.
+
+    Any exception meanwhile, above all an interrupt, kills the command and everything it started.
+
+    Args:
+        command: a program and its arguments.
+        log: for its output, standard error included; a full disk does not stop the command.
+        limit: seconds.
+        lock: a descriptor that the command and its keeper inherit, so the lock lasts as long as any of them.
+    """
+    began = time.monotonic()
+    popen = spawn_command(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        pass_fds=(lock,),
+    )
+    stream = cast("BinaryIO", popen.stdout)
+    tail = Tail(stream, partial(_append, log))
+    timed_out = False
+    try:
+        popen.wait(limit)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        interrupt(popen, GRACE)  # first as a user would, so that it can write down what it has
+        tail.join(GRACE)
+        stream.close()
+    code = popen.returncode
+    return Ended(code if code >= 0 else 128 - code, time.monotonic() - began, timed_out, tail.text)
+
+
+def _append(log: Path, data: bytes) -> None:
+    with suppress(OSError), log.open("ab") as f:
+        f.write(data)

@@ -1,4 +1,4 @@
-"""The table of parts: what a nightly runs, in this order, each by one command of `conform`."""
+"""The table of parts: a nightly runs them in this order, each by one `conform` command."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from conformance.ggml.text import shell
 from conformance.process import words
 from conformance.run.session.select import LARGEST
 from conformance.run.session.shard import WHOLE, Shard
@@ -17,8 +18,8 @@ ROUND = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the user asked of a nightly."""
+class Options:
+    """What the user asked for."""
 
     folder: Path
     level: str = "standard"
@@ -32,13 +33,13 @@ class Asked:
     store: Path = Path("history.sqlite")
     """The history."""
     seed: int | None = None
-    """What generated cases of this night are drawn from."""
+    """Generated cases of this night are drawn from it."""
     base: Path | None = None
-    """A virtual environment with the build that gates against a baseline are held against."""
+    """A virtual environment with the build that gates compare with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class Paths:
     """Where a part finds and leaves its files."""
 
     document: Path
@@ -56,7 +57,7 @@ class Part:
     name: str
     says: str
     """What it is, for people."""
-    command: Callable[[Asked, Here], Sequence[str]]
+    command: Callable[[Options, Paths], Sequence[str]]
     limit: float
     """Seconds after which it is ended."""
     kind: str = ""
@@ -69,64 +70,63 @@ class Part:
     """Whether it is about what the others wrote, and so runs in every shard, and again where anything ran again."""
 
 
-def _each(option: str, values: Sequence[str]) -> list[str]:
-    return [word for v in values for word in (option, v)]
-
-
 def _conform(*words: object) -> list[str]:
     return [*CONFORM, *map(str, words)]
 
 
-def _run(asked: Asked, here: Here, *words: object, level: str = "") -> list[str]:
+def _each(option: str, values: Sequence[str]) -> list[str]:
+    return [word for v in values for word in (option, v)]
+
+
+def _run(o: Options, p: Paths, *words: object, level: str = "") -> list[str]:
     return _conform(
-        "run", "--level", level or asked.level, *_each("--backend", asked.backends), *_each("--family", asked.families),
-        *words, "--isolate", "--save-failures", asked.folder / "failures",
-        "--journal", here.journal, "--json", here.document,
+        "run", "--level", level or o.level, *_each("--backend", o.backends), *_each("--family", o.families),
+        *words, "--isolate", "--save-failures", o.folder / "failures", "--journal", p.journal, "--json", p.document,
     )  # fmt: skip
 
 
-def _conformance(asked: Asked, here: Here) -> list[str]:
-    return _run(asked, here, "--shard", asked.shard)
+def _conformance(o: Options, p: Paths) -> list[str]:
+    return _run(o, p, "--shard", o.shard)
 
 
-def _seeded(asked: Asked, here: Here) -> list[str]:
-    return _run(asked, here, *_seed(asked), level="smoke")
+def _seeded(o: Options, p: Paths) -> list[str]:
+    return _run(o, p, *_seed(o), level="smoke")
 
 
-def _fresh(asked: Asked, here: Here) -> list[str]:
-    return _run(asked, here, "--only-fresh", "--fresh", ROUND, *_seed(asked, here.round))
+def _fresh(o: Options, p: Paths) -> list[str]:
+    return _run(o, p, "--only-fresh", "--fresh", ROUND, *_seed(o, p.round))
 
 
-def _seed(asked: Asked, more: int = 0) -> list[object]:
-    return [] if asked.seed is None else ["--seed", (asked.seed + more) % LARGEST]
+def _seed(o: Options, more: int = 0) -> list[object]:
+    return [] if o.seed is None else ["--seed", (o.seed + more) % LARGEST]
 
 
-def _planted(asked: Asked, here: Here) -> list[str]:
-    level = "smoke" if asked.level == "smoke" else "standard"  # where every fault is noticed
-    return _conform("planted", *_each("--family", asked.families), "--level", level, "--json", here.document)
+def _planted(o: Options, p: Paths) -> list[str]:
+    level = "smoke" if o.level == "smoke" else "standard"  # where every fault is noticed
+    return _conform("planted", *_each("--family", o.families), "--level", level, "--json", p.document)
 
 
-def _audit(asked: Asked, here: Here) -> list[str]:
-    return _conform("audit", *_each("--backend", asked.backends), "--json", here.document,
-                    "--save-failures", asked.folder / "failures")  # fmt: skip
+def _audit(o: Options, p: Paths) -> list[str]:
+    failures = o.folder / "failures"
+    return _conform("audit", *_each("--backend", o.backends), "--json", p.document, "--save-failures", failures)
 
 
-def _perf(asked: Asked, here: Here) -> list[str]:
-    return _conform("perf", "run", "--level", asked.level, *_each("--backend", asked.backends), "--json", here.document)
+def _perf(o: Options, p: Paths) -> list[str]:
+    return _conform("perf", "run", "--level", o.level, *_each("--backend", o.backends), "--json", p.document)
 
 
-def _gates(asked: Asked, here: Here) -> list[str]:
-    base = ["--base", asked.base] if asked.base else []
-    return _conform("perf", "gate", *base, "--budget", f"{asked.gate_budget:g}", "--json", here.document)
+def _gates(o: Options, p: Paths) -> list[str]:
+    base = ["--base", o.base] if o.base else []
+    return _conform("perf", "gate", *base, "--budget", f"{o.gate_budget:g}", "--json", p.document)
 
 
-def _history(asked: Asked, here: Here) -> list[str]:
-    return _conform("history", "import", "--nightly", "--store", asked.store, *here.documents)
+def _history(o: Options, p: Paths) -> list[str]:
+    return _conform("history", "import", "--nightly", "--store", o.store, *p.documents)
 
 
-def _report(asked: Asked, here: Here) -> list[str]:
-    kept = ["--history", asked.store] if asked.store.is_file() else []
-    return _conform("report", "--level", asked.level, *kept, "-o", asked.folder / "page", *here.documents)
+def _report(o: Options, p: Paths) -> list[str]:
+    history = ["--history", o.store] if o.store.is_file() else []
+    return _conform("report", "--level", o.level, *history, "-o", o.folder / "page", *p.documents)
 
 
 PARTS = (
@@ -146,7 +146,5 @@ PARTS = (
 
 def shown(command: Sequence[str]) -> str:
     """A command as a person types it."""
-    words = list(command)
-    if tuple(words[: len(CONFORM)]) == CONFORM:
-        words[: len(CONFORM)] = ["conform"]
-    return " ".join(f"'{w}'" if set(w) & set("*?&;|<>$ '\"()[]") else w for w in words)
+    n = len(CONFORM)
+    return shell(["conform", *command[n:]] if tuple(command[:n]) == CONFORM else command)

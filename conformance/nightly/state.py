@@ -1,4 +1,4 @@
-"""What a nightly has done so far, on disk after each part, so that the next start goes on from there."""
+"""What a nightly has done so far, written after each part, so that the next start goes on from there."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ FILE = "nightly.state"
 """JSON; by its name no report takes it for a document of results."""
 LOCK = "nightly.lock"
 PATIENCE = 15.0
-"""Seconds to wait for what an earlier start left to end."""
+"""Seconds to wait for the processes of an earlier start."""
 KIND = "nightly"
 _SIGNALLED = 128
-"""Exit codes from here on are of a night that was interrupted."""
+"""Exit codes from here on mean an interrupted night."""
 _SAME = ("machine", "python", "packages")
 
 
 class Answer(str, enum.Enum):
-    """What became of a part."""
+    """How a part ended."""
 
     FINE = "fine"
     FAILED = "failed"
@@ -49,18 +49,18 @@ ENDED = frozenset({Answer.FINE, Answer.FAILED, Answer.NOTHING, Answer.ELSEWHERE}
 
 @dataclass(slots=True)
 class Done:
-    """What is known of one part."""
+    """One part, as far as it is."""
 
     answer: Answer | None = None
-    """None as long as it is not at its end."""
+    """None until its end."""
     says: str = ""
     """One sentence: its figures, or why it could not run."""
     command: str = ""
     """What to type to run it by hand."""
     seconds: float = 0.0
-    """Of what came to its end; of a start that was killed nothing is known."""
+    """Without starts that were killed."""
     rounds: int = 0
-    """Rounds that came to their end, of a part that repeats."""
+    """Complete rounds, of a part that repeats."""
     starts: int = 0
     documents: list[str] = field(default_factory=list)
     """Names of the documents it wrote, in the nightly's folder."""
@@ -73,7 +73,7 @@ class Done:
 
 @dataclass(slots=True)
 class State:
-    """The file in `folder`, and what stands in it."""
+    """The file in `folder`, and its content."""
 
     folder: Path
     head: dict[str, JSON]
@@ -81,16 +81,16 @@ class State:
     """Which machine of several, for people."""
     asked: dict[str, JSON]
     seed: int | None = None
-    """What its generated cases are drawn from; None of a night that was begun before there was one."""
+    """Its generated cases are drawn from it; None in a night older than seeds."""
     starts: int = 0
     parts: dict[str, Done] = field(default_factory=dict)
     exit_code: int | None = None
     """None before its end."""
     unwritten: str = ""
-    """Why it could not be written the last time."""
+    """Why the last write failed; empty where it did not."""
 
     def save(self) -> None:
-        """Write the file whole or not at all; a disk that is full is noted, and the night goes on."""
+        """Write the file whole or not at all; on a full disk the night goes on."""
         document = {
             **self.head,
             "label": self.label,
@@ -127,7 +127,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(folder: Path) -> State:
-    """What stands in the file of `folder`.
+    """The state in `folder`.
 
     Raises:
         UsageError: there is none, or it is none of ours.
@@ -149,66 +149,57 @@ def read(folder: Path) -> State:
         raise UsageError(f"{path}: no state of a nightly: {type(e).__name__} {e}") from e
 
 
-def unfinished(nights: Path, asked: dict[str, JSON], seed: int | None) -> Path | None:
-    """The folder of the newest night in `nights` that was asked for the same, here, and did not come to its end.
+def unfinished(nights: Path, request: dict[str, JSON], seed: int | None) -> Path | None:
+    """The folder of the newest night in `nights` that has the same request and machine, and is not at its end.
 
     Args:
         nights: a folder of nights.
-        asked: what this one is asked for.
-        seed: what it is to be drawn from; None for any.
+        request: the request.
+        seed: of its generated cases; None for any.
     """
     environment = header(KIND)["environment"]
-    found: list[State] = []
+    states: list[State] = []
     for path in nights.glob(f"*/{FILE}"):
         with suppress(UsageError):
             state = read(path.parent)
             same = all(state.head["environment"].get(k) == environment[k] for k in _SAME)
             ended = state.exit_code is not None and state.exit_code < _SIGNALLED
-            if same and not ended and state.asked == asked and seed in {None, state.seed}:
-                found.append(state)
-    return max(found, key=lambda s: (str(s.head["written"]), s.folder.name)).folder if found else None
+            if same and not ended and state.asked == request and seed in {None, state.seed}:
+                states.append(state)
+    return max(states, key=lambda s: (str(s.head["written"]), s.folder.name)).folder if states else None
 
 
-def begin(folder: Path, label: str, asked: dict[str, JSON], seed: int | None = None) -> State:
+def begin(folder: Path, label: str, request: dict[str, JSON], seed: int | None = None) -> State:
     """The state of the nightly in `folder`: a new one, or the one to go on with.
 
     Args:
         folder: where it is, or goes.
         label: of this machine.
-        asked: what it is asked for.
-        seed: what it is to be drawn from; None for a new one, or the one that it has.
+        request: the request.
+        seed: of its generated cases; None for a new one, or the one that it has.
 
     Raises:
-        UsageError: another one lies there, asked for something else or on another machine.
+        UsageError: the one there has another request, seed or machine.
     """
     if not (folder / FILE).exists():
-        return State(folder, header(KIND), label, asked, new_seed() if seed is None else seed)
+        return State(folder, header(KIND), label, request, new_seed() if seed is None else seed)
     state = read(folder)
-    if seed not in {None, state.seed}:
-        raise UsageError(
-            f"{folder}: the nightly there has seed {state.seed}, this one {seed}; choose another folder with -o"
-        )
-    for k, now in asked.items():
-        if state.asked.get(k) != now:
-            raise UsageError(
-                f"{folder}: the nightly there was asked for {k} {state.asked.get(k)!r}, this one {now!r}; "
-                "choose another folder with -o"
-            )
-    environment = header(KIND)["environment"]
-    for k in _SAME:
-        if state.head["environment"].get(k) != environment[k]:
-            raise UsageError(
-                f"{folder}: the nightly there had {k} {state.head['environment'].get(k)}, here it is "
-                f"{environment[k]}; choose another folder with -o"
-            )
+    earlier, was, now = state.asked, state.head["environment"], header(KIND)["environment"]
+    differences = [
+        *([f"has seed {state.seed}, this one {seed}"] if seed not in {None, state.seed} else []),
+        *(f"was asked for {k} {earlier.get(k)!r}, this one {v!r}" for k, v in request.items() if earlier.get(k) != v),
+        *(f"had {k} {was.get(k)}, here it is {now[k]}" for k in _SAME if was.get(k) != now[k]),
+    ]
+    if differences:
+        raise UsageError(f"{folder}: the nightly there {differences[0]}; choose another folder with -o")
     return state
 
 
 def hold(folder: Path) -> int:
-    """The lock of `folder`, held by this process and by whatever it hands the descriptor to.
+    """Lock `folder`, for this process and every one that inherits the descriptor.
 
     Raises:
-        UsageError: another nightly holds it, or something that an earlier one started does not end.
+        UsageError: another nightly holds it, or a process of an earlier one does not end.
     """
     import fcntl  # noqa: PLC0415  # POSIX only, as process groups are
 

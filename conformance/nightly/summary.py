@@ -1,14 +1,28 @@
-"""The one summary of a nightly, in Markdown: what did not run comes first, and it stays under a size."""
+"""The summary of a nightly in Markdown, from the documents that its parts left.
+
+What did not run comes first, and the whole stays under a size. A part that died may have left anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 from tabulate import tabulate
 
-from . import figures
-from .figures import Failure
+from conformance.case.case import JSON
+from conformance.ggml.text import printable
+from conformance.judge.verdict import FAILURES as FAILING_VERDICTS
+from conformance.judge.verdict import Missing, Request, Result, Verdict
+from conformance.run.audit.cells import FAILING
+from conformance.run.session.shard import whole
+
 from .night import BROKEN, FAILURES, FINE, NOTHING
+from .parts import shown
 from .state import Answer, Done, State
 
 FILE = "summary.md"
@@ -17,10 +31,10 @@ LIMIT = 900_000
 LISTED = 200
 """Failing cases; all of them stand in `REPRODUCE`."""
 DETAIL = 300
-"""Characters of a failing case's story."""
+"""Characters of a failing case's detail."""
 REPRODUCE = "failures.md"
 DRAWN = frozenset({"seeded", "fresh"})
-"""Parts that run what is drawn from the night's seed."""
+"""Parts whose cases are drawn from the night's seed."""
 WORDS = {
     FINE: "everything that was asked for ran, and is fine",
     FAILURES: "there are failures or regressions",
@@ -31,19 +45,19 @@ WORDS = {
 
 
 def summary(
-    states: Sequence[State], names: Sequence[str], found: Sequence[Failure], missing: Sequence[str], code: int
+    states: Sequence[State], names: Sequence[str], failing: Sequence[Failure], missing: Sequence[str], code: int
 ) -> str:
     """The whole text, at most `LIMIT` bytes.
 
     Args:
         states: of one nightly, or of all that were merged.
         names: every part there is, in order.
-        found: the failing cases.
+        failing: the failing cases.
         missing: sentences of what is missing altogether.
         code: the exit code.
     """
-    gating = [f for f in found if not f.fresh]
-    filed = [f for f in found if f.fresh]
+    gating = [f for f in failing if not f.fresh]
+    filed = [f for f in failing if f.fresh]
     lines = [f"# Nightly: {words(code)}", "", _where(states), ""]
     lines += _not_run(states, names, missing)
     lines += _parts(states, names)
@@ -58,21 +72,21 @@ def words(code: int) -> str:
     return WORDS.get(code, "it was interrupted; start it again with the same words to go on")
 
 
-def reproduce(found: Sequence[Failure]) -> str:
+def reproduce(failing: Sequence[Failure]) -> str:
     """Every failing case with the command that reproduces it, in Markdown."""
     return (
-        "\n".join(["# Failing cases", "", "Commands are for the folder of this file.", "", *map(_line, found)]) + "\n"
+        "\n".join(["# Failing cases", "", "Commands are for the folder of this file.", "", *map(_line, failing)]) + "\n"
     )
 
 
 def cut(text: str, limit: int) -> str:
-    """`text` in at most `limit` bytes, whole lines, saying so where something is left out."""
+    """`text` in at most `limit` bytes, whole lines; a last line says where something is left out."""
     raw = text.encode()
     if len(raw) <= limit:
         return text
     end = "\n… the rest is left out; it is in the documents\n"
-    kept = raw[: limit - len(end.encode())].decode(errors="ignore")
-    return kept.rpartition("\n")[0] + end
+    begin = raw[: limit - len(end.encode())].decode(errors="ignore")
+    return begin.rpartition("\n")[0] + end
 
 
 def _where(states: Sequence[State]) -> str:
@@ -91,7 +105,7 @@ def _place(state: State) -> str:
 
 
 def _not_run(states: Sequence[State], names: Sequence[str], missing: Sequence[str]) -> list[str]:
-    lines = [f"- {m}" for m in missing]
+    lines = [f"- {_one_line(m)}" for m in missing]
     for s in states:
         lines += [f"- {s.unwritten}"] if s.unwritten else []
         for n in names:
@@ -100,7 +114,7 @@ def _not_run(states: Sequence[State], names: Sequence[str], missing: Sequence[st
                 lines.append(f"- **{n}** on {_place(s)}: {'was interrupted' if p.starts else 'was never reached'}")
             elif p.answer in {Answer.BROKEN, Answer.LATE, Answer.NOTHING}:
                 lines.append(f"- **{n}** on {_place(s)}: {p.answer}: {_one_line(p.says)}")
-        lines += [f"- on {_place(s)}: {_one_line(u)}" for u in figures.unrun(figures.documents(s))]
+        lines += [f"- on {_place(s)}: {_one_line(u)}" for u in unrun(documents(s))]
     unasked = [n for n in names if all(s.parts.get(n, Done(Answer.UNASKED)).answer is Answer.UNASKED for s in states)]
     lines += [f"- not asked for: {', '.join(unasked)}"] if unasked else []
     return ["## Did not run", "", *dict.fromkeys(lines), ""] if lines else ["Every part ran.", ""]
@@ -113,34 +127,182 @@ def _parts(states: Sequence[State], names: Sequence[str]) -> list[str]:
             p = s.parts.get(n)
             if p is None or p.answer in {Answer.ELSEWHERE, Answer.UNASKED}:
                 continue
-            said = figures.of(figures.documents(s, p)) or p.says
+            text = figures(documents(s, p)) or p.says
             rows.append(
-                (n, _place(s), str(p.answer or "interrupted"), _one_line(said), f"{p.seconds:.0f} s", f"{n}.log")
+                (n, _place(s), str(p.answer or "interrupted"), _one_line(text), f"{p.seconds:.0f} s", f"{n}.log")
             )
     heads = ["part", "where", "answer", "figures", "took", "log"]
     return ["## Parts", "", tabulate(rows, heads, tablefmt="github", disable_numparse=True), ""]
 
 
-def _cases(title: str, found: Sequence[Failure]) -> list[str]:
-    if not found:
+def _cases(title: str, failing: Sequence[Failure]) -> list[str]:
+    if not failing:
         return []
-    more = len(found) - LISTED
+    more = len(failing) - LISTED
     rest = [f"- … and {more:,} more: {REPRODUCE}"] if more > 0 else []
-    return [f"## {title}: {len(found):,}", "", *map(_line, found[:LISTED]), *rest, ""]
+    return [f"## {title}: {len(failing):,}", "", *map(_line, failing[:LISTED]), *rest, ""]
 
 
 def _findings(states: Sequence[State]) -> list[str]:
-    found = [f for s in states for f in figures.findings(figures.documents(s))]
-    more = [f"- … and {len(found) - LISTED:,} more, in the documents"] if len(found) > LISTED else []
-    listed = [f"- {_one_line(f[:DETAIL])}" for f in found[:LISTED]]
-    return [f"## Other findings: {len(found):,}", "", *listed, *more, ""] if found else []
+    sentences = [f for s in states for f in findings(documents(s))]
+    more = [f"- … and {len(sentences) - LISTED:,} more, in the documents"] if len(sentences) > LISTED else []
+    lines = [f"- {_one_line(f[:DETAIL])}" for f in sentences[:LISTED]]
+    return [f"## Other findings: {len(sentences):,}", "", *lines, *more, ""] if sentences else []
 
 
 def _line(f: Failure) -> str:
     detail = f.detail if len(f.detail) <= DETAIL else f"{f.detail[:DETAIL]}…"
-    return f"- {f.verdict} `{f.case}` on `{f.backend}`: {_one_line(detail)}\n  `{f.reproduce}`"
+    return f"- {f.verdict} `{printable(f.case)}` on `{printable(f.backend)}`: {_one_line(detail)}\n  `{f.reproduce}`"
 
 
 def _one_line(text: str) -> str:
-    """Safe in a table and a list of Markdown."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    """Safe in a table and a list of Markdown, and on a terminal."""
+    return printable(" ".join(text.split())).replace("|", "\\|").replace("<", "&lt;")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failing case."""
+
+    verdict: str
+    case: str
+    backend: str
+    detail: str
+    reproduce: str
+    """What to type in the nightly's folder."""
+    fresh: bool
+    """Whether it is a new random case, which is filed and fails no run."""
+
+
+def _document(path: Path) -> dict[str, JSON]:
+    """A document; empty where there is none that can be read."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def documents(state: State, part: Done | None = None) -> list[dict[str, JSON]]:
+    """The documents of a part, or of all, as far as they can be read."""
+    chosen = [part] if part else state.parts.values()
+    return [d for p in chosen for d in (_document(state.folder / n) for n in p.documents) if d]
+
+
+def failures(states: Sequence[State], folder: Path) -> list[Failure]:
+    """Each failing (case, backend) of a night once, those that fail the run first; commands are for `folder`."""
+    rows: dict[tuple[int, str, str], Failure] = {}
+    for k, s in enumerate(states):
+        folder_of_cases = Path(os.path.relpath(s.folder, folder)) / "failures"
+        for r in _rows(documents(s), "results"):
+            if r.get("verdict") in FAILING_VERDICTS:
+                rows[k, str(r.get("case")), str(r.get("backend"))] = _failure(r, folder_of_cases)
+    return sorted(rows.values(), key=lambda f: f.fresh)
+
+
+def _failure(r: dict[str, JSON], saved_in: Path) -> Failure:
+    case, backend, saved = str(r.get("case")), str(r.get("backend")), r.get("saved")
+    # the folder may have moved, from the machine that ran it to the one where this is read
+    again = ["repro", str(saved_in / PurePath(saved).name)] if isinstance(saved, str) else ["run", "--case", case]
+    reproduce = shown(["conform", *again, "--backend", backend])
+    return Failure(str(r.get("verdict")), case, backend, str(r.get("detail") or ""), reproduce, bool(r.get("fresh")))
+
+
+def findings(documents: Sequence[dict[str, JSON]]) -> list[str]:
+    """A sentence for each planted bug that nothing noticed, gate that regressed, and wrong answer of an audit."""
+    noticed = {h.get("fault") for h in _rows(documents, "hunts") if h.get("noticed")}
+    missed = [f for f in _rows(documents, "faults") if f.get("name") not in noticed]
+    broken = [g for g in _rows(documents, "gates") if g.get("answer") == "regressed"]
+    return [
+        *(f"planted bug {f.get('name')} ({f.get('of')}) is not noticed: {f.get('says')}" for f in missed),
+        *(f"gate {g.get('gate')}, {g.get('unit')} on {g.get('backend')}: {g.get('reason')}" for g in broken),
+        *(f"audit: {f.get('finding')} {f.get('name')} in {f.get('buffer')} on {name}: {f.get('detail')}"
+          for name, f in _cells(documents) if f.get("finding") in FAILING),
+    ]  # fmt: skip
+
+
+def unrun(documents: Sequence[dict[str, JSON]]) -> list[str]:
+    """A sentence for each case, gate and backend that did not run within a part that did."""
+    lacking = [(d.get("environment") or {}).get("unavailable") or {} for d in documents]
+    left_out = Counter((str(m.get("backend")), str(m.get("reason"))) for m in _rows(documents, "missing"))
+    gates = [g for g in _rows(documents, "gates") if g.get("answer") == "not run"]
+    return [
+        *(f"{n:,} cases asked of {b} have no result: {why}" for (b, why), n in left_out.most_common()),
+        *(f"backend {b}: not available: {why}" for d in lacking for b, why in d.items()),
+        *(f"gate {g.get('gate')}, {g.get('unit')} on {g.get('backend')}: {g.get('reason')}" for g in gates),
+    ]
+
+
+def unproven(documents: Sequence[Mapping[str, JSON]]) -> dict[str, str]:
+    """Backend -> a sentence, for each on which nothing passed, and nothing failed, in all shards of a run together.
+
+    A shard alone says nothing, and neither do some of them, since the cases of the others may have passed.
+    """
+    runs: dict[tuple[str, int], list[Mapping[str, JSON]]] = {}
+    for d in documents:
+        shard = d.get("shard")
+        if isinstance(shard, dict) and shard.get("whole") not in {None, whole(())}:  # which is of fresh cases alone
+            runs.setdefault((shard["whole"], shard["of"]), []).append(d)
+    complete = [run for (_, of), run in runs.items() if {d["shard"]["index"] for d in run} == set(range(1, of + 1))]
+    return {backend: sentence for run in complete for backend, sentence in _unproven(run).items()}
+
+
+def _unproven(run: Sequence[Mapping[str, JSON]]) -> dict[str, str]:
+    rows = [r for r in _rows(run, "results") if not r.get("fresh")]
+    results = [Result(str(r.get("case")), str(r.get("backend")), Verdict(r["verdict"])) for r in rows]
+    missing = [Missing(str(m.get("backend")), str(m.get("case")), "") for m in _rows(run, "missing")]
+    cases: dict[str, dict[str, None]] = {}
+    for backend, case in [*((r.backend, r.case) for r in results), *((m.backend, m.case) for m in missing)]:
+        cases.setdefault(backend, {})[case] = None
+    return Request(cases).unproven(results, missing)
+
+
+def figures(documents: Sequence[dict[str, JSON]]) -> str:
+    """The figures of one part's documents in a line; empty where it has none."""
+    return "; ".join(filter(None, (figure(documents) for figure in _FIGURES)))
+
+
+def _verdicts(documents: Sequence[dict[str, JSON]]) -> str:
+    rows = _rows(documents, "results")
+    filed = sum(bool(r.get("fresh")) and r.get("verdict") in FAILING_VERDICTS for r in rows)
+    lacking = len(_rows(documents, "missing"))
+    counted = _counted([r.get("verdict") for r in rows]) + (f" ({filed} of fresh cases, filed)" if filed else "")
+    return ", ".join(filter(None, (counted, f"{lacking:,} without a result" if lacking else "")))
+
+
+def _hunts(documents: Sequence[dict[str, JSON]]) -> str:
+    names = {f.get("name") for f in _rows(documents, "faults")}
+    noticed = {h.get("fault") for h in _rows(documents, "hunts") if h.get("noticed")}
+    return f"{len(names & noticed)} of {len(names)} planted bugs noticed" if names else ""
+
+
+def _gates(documents: Sequence[dict[str, JSON]]) -> str:
+    return _counted([f"gates {g.get('answer')}" for g in _rows(documents, "gates")])
+
+
+def _units(documents: Sequence[dict[str, JSON]]) -> str:
+    rows = _rows(documents, "units")
+    timed = sum(bool(u.get("seconds")) for u in rows)
+    return f"{timed} of {len(rows)} work units timed" if rows else ""
+
+
+def _audited(documents: Sequence[dict[str, JSON]]) -> str:
+    return _counted([c.get("finding") for _, c in _cells(documents)])
+
+
+def _cells(documents: Sequence[dict[str, JSON]]) -> list[tuple[str, dict[str, JSON]]]:
+    """Backend and cell of audits."""
+    audited = [d["backends"] for d in documents if d.get("kind") == "audit" and isinstance(d.get("backends"), dict)]
+    return [(name, c) for backends in audited for name in backends for c in _rows([backends], name)]
+
+
+_FIGURES: tuple[Callable[[Sequence[dict[str, JSON]]], str], ...] = (_verdicts, _hunts, _gates, _units, _audited)
+
+
+def _counted(words: Sequence[object]) -> str:
+    return ", ".join(f"{n:,} {word}" for word, n in sorted(Counter(map(str, words)).items()))
+
+
+def _rows(documents: Sequence[Mapping[str, JSON]], name: str) -> list[dict[str, JSON]]:
+    lists = [d.get(name) for d in documents]
+    return [r for rows in lists if isinstance(rows, list) for r in rows if isinstance(r, dict)]

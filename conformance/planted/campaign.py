@@ -1,4 +1,4 @@
-"""Hunts all faults in a worker process, and goes on where a fault takes the worker down: a crash is noticed too."""
+"""Hunt all faults in a worker process; start another where a fault kills it, since a crash is noticed, too."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from conformance.suite.family import Level
 from .faults import Fault
 
 TIME_LIMIT = 300.0
-"""Seconds without an event after which the worker is ended: the fault it ran hangs."""
+"""Seconds without an event after which the worker is killed: its fault hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hunt:
-    """What one family made of one fault."""
+    """Whether one family noticed one fault."""
 
     fault: str
     family: str
     noticed: bool
     case: str = ""
-    """The first case that noticed it."""
+    """The first one that noticed it."""
     verdict: str = ""
     detail: str = ""
 
@@ -58,7 +58,7 @@ class _State:
 def run(
     faults: Sequence[Fault], level: Level, progress: Callable[[Hunt], None] = lambda _: None, limit: float = TIME_LIMIT
 ) -> list[Hunt]:
-    """What every family that a fault names made of it, in the order of the faults.
+    """Whether each family that a fault names noticed it, in the order of the faults.
 
     Raises:
         UsageError: a fault cannot be planted.

@@ -1,4 +1,4 @@
-"""What to plant: a fault is one place in one file of an adapter, read from TOML.
+"""What to plant, and adapters with it planted: a fault is one place in one file of an adapter, read from TOML.
 
 A file holds any number of
 
@@ -10,18 +10,35 @@ A file holds any number of
     file = "backends/cpu/rope.py"
     old = "if mode == NORMAL:"                 # stands there exactly once
     new = "if mode == NEOX:"
+
+A faulty adapter is a copy: its modules are loaded once more under another name, one of them with its fault. The copy
+has its own `backends.*`, engine (`conformance.backend.*`) and quantisers, so a fault may sit in any of them; tensors,
+cases and the interface are the program's own, so the suite runs the copy like any other backend.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from itertools import count
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import conformance.backend
+import conformance.case
+import conformance.ggml
 from conformance import shipped
-from conformance.backend.registry import Spec
+from conformance.backend.interface import Backend
+from conformance.backend.registry import GROUP, Spec
 from conformance.ggml.errors import UsageError
 from conformance.suite import FAMILIES
 
@@ -33,8 +50,15 @@ else:
 ROOT = shipped.path().parent
 """What `file` is relative to."""
 FOLDER = shipped.path("planted", "tables")
-"""The faults that come along."""
+"""The faults of this package."""
 
+SHARED = ("conformance.backend.interface", "conformance.backend.registry")
+"""Of the engine, what every backend must have in common."""
+COPIED = "conformance.ggml.quants"
+"""Of `ggml`, what computes: no object of it is compared by identity."""
+VOCABULARY = (conformance.backend, conformance.case, conformance.ggml)
+"""All that an adapter may import of the framework."""
+_number = count()
 _FIELDS = ("name", "says", "of", "file", "old", "new")
 
 
@@ -114,3 +138,100 @@ def _fault(entry: dict[str, Any], where: str) -> Fault:
     if extra := entry.keys() - {*_FIELDS, "families"}:
         raise UsageError(f"{where}: {min(extra)} is unknown; known: {', '.join((*_FIELDS, 'families'))}")
     return Fault(families=tuple(families), **{key: entry[key] for key in _FIELDS})
+
+
+def load(fault: Fault, options: Mapping[str, str] | None = None) -> Backend:
+    """A backend with the fault in it.
+
+    Args:
+        fault: what to plant.
+        options: of the adapter; those that the fault names where None.
+
+    Raises:
+        UsageError: the fault cannot be planted, or its adapter is unknown.
+        UnavailableError: this machine cannot have the adapter.
+    """
+    base = Spec.parse(fault.of)
+    values = [e.value for e in entry_points(group=GROUP) if e.name == base.name]
+    if not values:
+        raise UsageError(f"fault {fault.name}: no adapter {base.name!r} is installed")
+    module, _, name = values[0].partition(":")
+    copy = _Copy(f"planted_{next(_number)}", fault)
+    backend = getattr(copy.module(module), name)(**(dict(base.options) if options is None else options))
+    if not isinstance(backend, Backend):
+        raise UsageError(f"fault {fault.name}: {values[0]} is no Backend")
+    if fault.file and not copy.planted:  # a module that is imported late
+        copy.module(fault.file.removesuffix(".py").replace("/", "."))
+    if fault.file and not copy.planted:
+        raise UsageError(f"fault {fault.name}: {fault.file} is no file of an adapter, its engine or the quantisers")
+    return backend
+
+
+def _is_copied(name: str) -> bool:
+    if name in SHARED:
+        return False
+    return f"{name}.".startswith(("backends.", "conformance.backend.", f"{COPIED}."))
+
+
+class _Copy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and loads the modules of one copy: `{alias}.backends.cpu.rope` is `backends.cpu.rope` again."""
+
+    def __init__(self, alias: str, fault: Fault) -> None:
+        self.alias, self.fault = alias, fault
+        self.planted = False
+        for name in (alias, f"{alias}.conformance", *(f"{alias}.{package.__name__}" for package in VOCABULARY)):
+            package = ModuleType(name)
+            package.__path__ = []
+            sys.modules[name] = package
+        for package in VOCABULARY:
+            for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+                if not _is_copied(info.name):
+                    sys.modules[f"{alias}.{info.name}"] = importlib.import_module(info.name)
+        sys.meta_path.insert(0, self)
+
+    def module(self, name: str) -> ModuleType:
+        """The copy of module `name`."""
+        return importlib.import_module(f"{self.alias}.{name}")
+
+    def find_spec(
+        self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The copy's own modules; no others."""
+        name = fullname.removeprefix(f"{self.alias}.")
+        if name == fullname or not _is_copied(name):
+            return None
+        original = importlib.util.find_spec(name)
+        if original is None or original.origin is None:
+            return None
+        spec = importlib.machinery.ModuleSpec(
+            fullname, self, origin=original.origin, is_package=original.submodule_search_locations is not None
+        )
+        spec.has_location = True
+        return spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the source, with the fault where this is its file, and with absolute imports kept within the copy."""
+        path = Path(str(module.__file__))
+        source = path.read_text(encoding="utf-8")
+        if self.fault.file and path == ROOT / self.fault.file:
+            source = self.fault.apply(source)
+            self.planted = True
+        tree = _Inward(self.alias).visit(ast.parse(source, filename=str(path)))
+        exec(compile(tree, str(path), "exec"), module.__dict__)  # noqa: S102  # our own source, one line changed
+
+
+class _Inward(ast.NodeTransformer):
+    """`from conformance.backend.kernel import x` -> `from {alias}.conformance.backend.kernel import x`."""
+
+    def __init__(self, alias: str) -> None:
+        self.alias = alias
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:  # ast's own name
+        """Absolute ones of ours."""
+        if node.level == 0 and node.module and _reaches_copies(node.module):
+            node.module = f"{self.alias}.{node.module}"
+        return node
+
+
+def _reaches_copies(module: str) -> bool:
+    return f"{module}.".startswith(("backends.", *(f"{package.__name__}." for package in VOCABULARY)))

@@ -1,6 +1,6 @@
 """A service that hunts planted faults: one request, and a reply for each event.
 
-Cases are the outer loop and faults the inner one, so what a case should give is computed once for all of them.
+Cases are the outer loop and faults the inner one, so the expected values of a case are computed once for all faults.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from conformance.process.service import Closed, Service, failure
 from conformance.run.runner import Runner
 from conformance.suite import FAMILIES
 
-from .faults import Fault
-from .loader import load
+from .faults import Fault, load
 
 TOGETHER = {"ops": 128}
 """Cases at a time, by family; trajectories come one by one."""
 
 
 class Hunter(Runner):
-    """A runner that asks whether something is wrong, and not where."""
+    """A runner that finds out whether a result is wrong, and not where."""
 
     locates = False
 
@@ -34,13 +33,13 @@ class Hunter(Runner):
         self._faults = {f.spec.name: f for f in faults}
 
     def _open(self, spec: Spec, isolate: bool | None) -> Backend:
-        """A faulty backend once more, where a relation wants a second one."""
+        """Open a faulty backend once more, where a relation needs a second one."""
         fault = self._faults.get(spec.name)
         return super()._open(spec, isolate) if fault is None else load(fault, dict(spec.options))
 
 
 def hunt(faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start: dict[str, int]) -> Iterator[JSON]:
-    """Run every family on every fault that names it, until it is noticed.
+    """Run every family on every fault that names it, until a case notices it.
 
     Args:
         faults: what to hunt.

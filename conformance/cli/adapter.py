@@ -1,6 +1,23 @@
-"""What `conform new-adapter` writes: file -> text, where `$name`, `$module` and `$cls` stand for the adapter's own."""
+"""`conform new-adapter`: the package of a backend, ready to install, and the texts it is made of.
+
+In a text `$name`, `$module` and `$cls` are the adapter's own.
+"""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+from string import Template
+
+import click
+
+from conformance.backend import registry
+from conformance.ggml.errors import UsageError
+
+from .options import Folder
+from .output import line
+
+_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 ADAPTER = '''\
 """$name: ggml's graphs, node by node, in float32 on NumPy. Put your device's calls where NumPy's are."""
@@ -95,10 +112,34 @@ conform run --backend $name --level standard --save-failures failures
 ```
 """
 
-FILES: dict[str, str] = {
-    "$module.py": ADAPTER,
-    "test_$module.py": TEST,
-    "pyproject.toml": PROJECT,
-    "README.md": README,
-}
+FILES: dict[str, str] = {"$module.py": ADAPTER, "test_$module.py": TEST, "pyproject.toml": PROJECT, "README.md": README}
 """Name of a file -> its text."""
+
+
+@click.command("new-adapter")
+@click.argument("name")
+@click.option("-o", "--output", type=Folder, metavar="DIR", help="Default: NAME, here.")
+def new_adapter(name: str, output: Path | None) -> None:
+    """Write a package with a backend called NAME: one file that works, to put your device into, and its test."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"new-adapter {name}: lower-case words and digits joined by - expected, as my-npu")
+    if name in registry.names():
+        raise UsageError(f"new-adapter {name}: a backend of that name is installed; take another name")
+    folder = output or Path(name)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"new-adapter: {folder} is not empty; name another folder with -o")
+    words = name.split("-")
+    names = {
+        "name": name,
+        # two words, so that no name of a backend hides a module that others import
+        "module": f"{name.replace('-', '_')}_backend",
+        "cls": "".join(w.capitalize() for w in words),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in FILES.items():
+            (folder / Template(path).substitute(names)).write_text(Template(text).substitute(names), encoding="utf-8")
+    except OSError as e:
+        raise UsageError(f"new-adapter: {folder}: {e.strerror}") from None
+    line(f"written: {folder}: {', '.join(Template(p).substitute(names) for p in FILES)}")
+    line(f"next: pip install -e {folder} && pytest {folder} && conform run --backend {name}")

@@ -1,4 +1,7 @@
-"""Work units on backends, timed: these tests exist with `--perf` only."""
+"""The suite: each case on each backend, or with `--perf` each work unit. `--family NAME` chooses one family.
+
+The plugin gives the tests their parameters, and takes out those that have none.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from conformance.judge.verdict import Result
 from conformance.perf.bench import Row
 
 from .plugin import check
@@ -13,6 +17,11 @@ from .plugin_perf import PERF, Clock, replay
 
 if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
+
+
+def test_case(conformance_case: Result) -> None:
+    """Each output and cache of each step is what the reference gives, in the arithmetic that the backend declares."""
+    check(conformance_case)
 
 
 @pytest.fixture

@@ -1,0 +1,241 @@
+"""`conform audit`, `planted` and `golden`: checks of what backends claim, of the suite and of its pinned values."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from conformance.backend.registry import Spec
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import printable, shell
+from conformance.judge.verdict import FAILURES, Result, Totals
+from conformance.judge.waivers import Waivers
+from conformance.planted import campaign
+from conformance.planted.campaign import Hunt
+from conformance.planted.faults import FOLDER, Fault, control, read
+from conformance.report.record import header, record, write_json
+from conformance.run import audit as auditing
+from conformance.run import golden as corpus
+from conformance.run.audit import FAILING, Cell, Finding
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
+from conformance.run.session.select import build, case_ids
+from conformance.run.session.settings import Waiving, today
+from conformance.suite import FAMILIES
+from conformance.suite.family import Level
+
+from .options import (
+    CASE,
+    FAMILY,
+    SAVE,
+    WAIVERS,
+    backend_option,
+    isolation,
+    json_option,
+    settings_here,
+    smoke_option,
+    specs_here,
+)
+from .output import Group, line, table
+
+
+@click.command()
+@backend_option
+@FAMILY.click()
+@CASE.click()
+@smoke_option
+@json_option
+@SAVE.click()
+@WAIVERS.click()
+@isolation
+def audit(
+    backends: Sequence[str],
+    families: Sequence[str],
+    globs: Sequence[str],
+    level: Level,
+    json_path: Path | None,
+    save_failures: Path | None,
+    waivers_path: Path | None,
+    isolation: Isolation,
+) -> None:
+    """Ask a backend about every use of every weight in every buffer type, run it there, change every op_param once, and
+    print where its answer and the run differ. Without --case and --family: a small set of decoders. Every backend runs
+    in a process of its own.
+    """
+    if isolation.isolate is None:
+        isolation = replace(isolation, isolate=True)
+    specs, lacking = specs_here(backends, isolation)
+    ids = case_ids(families, globs, level) if families or globs else auditing.CASES
+    audits: dict[str, list[Cell]] = {}
+    waivers = settings_here().waivers_of(specs, waivers_path)
+    for given in specs:
+        known: dict[Spec, Waivers] = {}
+        runner = Runner(isolation=isolation, waiving=Waiving(known, today()))
+        spec = auditing.strict(runner, given)
+        if given in waivers:
+            known[spec] = waivers[given]
+        cells = audits[str(spec)] = []
+        try:
+            cells.extend(auditing.audit(runner, spec, [build(i) for i in ids], save_failures))
+        finally:
+            runner.close()
+            _show_audit(str(spec), cells)
+    if json_path:
+        head = header("audit")
+        head["environment"]["unavailable"] = lacking
+        write_json(json_path, {**head, "backends": {n: [c.to_json() for c in cells] for n, cells in audits.items()}})
+    every = [c for cells in audits.values() for c in cells]
+    sys.exit(1 if any(c.finding in FAILING for c in every) else 0 if any(c.ran for c in every) else 3)
+
+
+def _show_audit(name: str, cells: Sequence[Cell]) -> None:
+    for case_id in dict.fromkeys(c.case for c in cells):
+        here = [c for c in cells if c.case == case_id]
+        line(f"{case_id} on {name}")
+        _show_weights([c for c in here if c.subject != "op_param"])
+        params = [c for c in here if c.subject == "op_param"]
+        if params:
+            line("op_params changed: " + ", ".join(f"{c.name} {_answer(c)}" for c in params))
+        for c in here:
+            if c.finding is not Finding.AGREED:
+                where = c.name if c.subject == "op_param" else f"{c.name or 'the trajectory'} in {c.buffer}"
+                line(f"{c.finding} {where}: {c.detail}")
+                if c.saved:
+                    line(f"  reproduce: {shell(['conform', 'repro', c.saved, '--backend', name])}")
+        line("")
+    totals = {f: sum(c.finding is f for c in cells) for f in Finding}
+    ran = sum(bool(c.ran) for c in cells)
+    counts = ", ".join(f"{n} {f}" for f, n in totals.items() if n) or "nothing audited"
+    line(f"{name}: {counts}; {ran} of {len(cells)} ran, the others were refused or are UNRUN")
+
+
+def _show_weights(cells: Sequence[Cell]) -> None:
+    buffers = list(dict.fromkeys(c.buffer for c in cells))
+    rows: dict[str, list[str]] = {}
+    for c in cells:
+        row = rows.setdefault(c.name, [c.name or "(nothing placed)", c.type, _shape(c.ne), *[""] * len(buffers)])
+        row[3 + buffers.index(c.buffer)] = _answer(c)
+    table(rows.values(), ["weight", "type", "ne", *map(printable, buffers)], disable_numparse=True)
+
+
+def _shape(ne: Sequence[int]) -> str:
+    return "×".join(map(str, ne[: max((i + 1 for i, n in enumerate(ne) if n > 1), default=1)])) if ne else ""
+
+
+def _answer(cell: Cell) -> str:
+    word = "yes" if cell.taken == cell.uses else "no" if not cell.taken else f"{cell.taken} of {cell.uses}"
+    return f"{cell.finding} ({word})"
+
+
+@click.command()
+@click.option("--faults", "paths", multiple=True, type=click.Path(path_type=Path, exists=True), metavar="FILE|DIR",
+              help="TOML files of faults; default: those that come along.")  # fmt: skip
+@click.option("--fault", "globs", multiple=True, metavar="GLOB", help="Only these faults, repeatable.")
+@click.option("--of", "adapters", multiple=True, metavar="ADAPTER", help="Only faults of this adapter, repeatable.")
+@FAMILY.click()
+@smoke_option
+@json_option
+def planted(
+    paths: Sequence[Path],
+    globs: Sequence[str],
+    adapters: Sequence[str],
+    families: Sequence[str],
+    level: Level,
+    json_path: Path | None,
+) -> None:
+    """Plant known bugs in the adapters, one at a time, and print which the suite notices, per family.
+
+    Exit code 1 where none of its families notices a fault, or one notices an adapter without a fault.
+    """
+    faults = _chosen(read(list(paths) or [FOLDER]), globs, adapters, families)
+    used = {
+        of: sorted({n for f in faults if f.of == of for n in f.families}) for of in dict.fromkeys(f.of for f in faults)
+    }
+    controls = [replace(c := control(of, names), name=f"{c.name}-{of}") for of, names in used.items()]
+    hunts = campaign.run([*faults, *controls], level, _progress)
+    unnoticed = _show_hunts(faults, controls, hunts)
+    if json_path:
+        rows = [asdict(h) for h in hunts]
+        write_json(
+            json_path, {**header("planted"), "level": level, "faults": [asdict(f) for f in faults], "hunts": rows}
+        )
+    sys.exit(1 if unnoticed else 0)
+
+
+def _chosen(faults: list[Fault], globs: Sequence[str], adapters: Sequence[str], families: Sequence[str]) -> list[Fault]:
+    if unknown := [f for f in families if f not in FAMILIES]:
+        raise UsageError(f"family {unknown[0]!r} is unknown; known: {', '.join(FAMILIES)}")
+    chosen = []
+    for f in faults:
+        hunting = tuple(n for n in f.families if not families or n in families)
+        named = not globs or any(fnmatchcase(f.name, g) for g in globs)
+        if hunting and named and (not adapters or f.spec.name.partition("+")[0] in adapters):
+            chosen.append(replace(f, families=hunting))
+    if not chosen:
+        raise UsageError("planted: no fault is left by --fault, --of and --family")
+    return chosen
+
+
+def _progress(hunt: Hunt) -> None:
+    word = f"{hunt.verdict} {hunt.case}" if hunt.noticed else "not noticed"
+    line(f"{hunt.fault}: {hunt.family}: {word}", err=True)
+
+
+def _show_hunts(faults: Sequence[Fault], controls: Sequence[Fault], hunts: Sequence[Hunt]) -> bool:
+    """Print the tables; whether a fault was missed, or a family noticed an adapter without a fault."""
+    plain = {c.name for c in controls}
+    noticed = {h.fault for h in hunts if h.noticed} - plain
+    missed = [f for f in faults if f.name not in noticed]
+    alarms = [h for h in hunts if h.noticed and h.fault in plain]
+    per_family = {n: [h.noticed for h in hunts if h.family == n and h.fault not in plain] for n in FAMILIES}
+    per_family["any of its families"] = [f.name in noticed for f in faults]
+    rows = [
+        (name, f"{sum(each)} of {len(each)}", f"{100 * sum(each) / len(each):.0f} %")
+        for name, each in per_family.items()
+        if each
+    ]
+    table(rows, ["family", "faults noticed", "kill rate"])
+    line(f"false alarms on {', '.join(c.of for c in controls)}: {len(alarms)}")
+    for f in missed:
+        line(f"not noticed: {f.name} ({f.of}): {f.says}")
+    for h in alarms:
+        line(f"false alarm: {h.fault}: {h.case}: {h.detail}")
+    return bool(missed or alarms)
+
+
+@click.group(cls=Group)
+def golden() -> None:
+    """Golden outputs: the pinned corpus of expected values."""
+
+
+@golden.command()
+@json_option
+def verify(json_path: Path | None) -> None:
+    """Compute every golden value again, on the reference and on the real ggml, and compare."""
+    _golden(corpus.verify(), json_path)
+
+
+@golden.command()
+@json_option
+def update(json_path: Path | None) -> None:
+    """Make the golden values anew; one is accepted only where the reference and the real ggml agree within budget."""
+    line(f"golden: what is accepted goes to {corpus.writable()}", err=True)
+    _golden(corpus.update(), json_path)
+
+
+def _golden(results: list[Result], json_path: Path | None) -> NoReturn:
+    totals = Totals()
+    for r in results:
+        totals.add(r)
+        if r.verdict in FAILURES:
+            line(r.sentence())
+    if json_path:
+        write_json(json_path, record(results))
+    line(f"golden: {totals}")
+    sys.exit(totals.exit_code())

@@ -1,0 +1,369 @@
+"""`conform capture`, `make-model`, `import-capture`, `layout` and `zoo`: what llama.cpp itself builds and runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import click
+
+from conformance.backend.registry import Spec, environment, resolve
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.case.reference import FOLDERS
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import printable
+from conformance.ggml.types import TYPES
+from conformance.report.progress import Progress, since
+from conformance.report.record import header, write_json
+from conformance.suite import captured
+from conformance.suite.decoder import layout as layouts
+from conformance.suite.zoo import capture as recording
+from conformance.suite.zoo import family
+from conformance.suite.zoo import model as zoo_model
+from conformance.suite.zoo.capture import Request
+from conformance.suite.zoo.play import PASSES, RUNS, Device, Played, play
+
+from .options import ExistingFile, File, backend_option, json_option
+from .output import line, table
+
+SHOWN = 5
+"""Differences of one setting that `layout` prints."""
+_GGML = "ggml"
+"""The adapter whose libraries llama.cpp runs on."""
+_LIBLLAMA = ("libllama.so", "libllama.so.*", "libllama.dylib", "llama.dll")
+_TYPE = click.Choice(list(TYPES))
+_SWITCH = {"on": "1", "off": "0", None: ""}
+_arch_option = click.option("--arch", metavar="NAME", help="An architecture; --list shows them.")
+_set_option = click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A metadata key of the architecture; repeatable."
+)
+_seed_option = click.option("--seed", type=click.IntRange(0, 10**18 - 1), default=0, show_default=True)
+_lib_option = click.option("--lib", type=ExistingFile, help="A library with all of llama.cpp; default: the wheel's.")
+_output_option = click.option("-o", "--output", type=File, metavar="FILE.gguf")
+_context_option = click.option("--context", type=click.IntRange(1), default=256, show_default=True,
+                               help="Cells of one stream.")  # fmt: skip
+_flash_option = click.option("--flash-attn", type=click.Choice(["on", "off"]),
+                             help="Default: on, where the architecture can.")  # fmt: skip
+_cache_option = click.option("--cache-type", type=_TYPE, default="f16", show_default=True)
+
+
+@click.command()
+@click.argument("model", required=False, type=ExistingFile)
+@_arch_option
+@_set_option
+@click.option("--weight-type", type=_TYPE, default="f32", help="Of the made-up matrices.")
+@click.option("--real", is_flag=True, help="Leave out weights that llama.cpp can do without, as model files do.")
+@click.option("--run", "plan", metavar="PLAN", help="Such as p250.d8; instead of --prefill and --decode.")
+@click.option("--prefill", type=click.IntRange(1), default=5, show_default=True, help="Tokens of each sequence.")
+@click.option("--decode", type=click.IntRange(0), default=4, show_default=True, help="Steps after it.")
+@click.option("--sequences", type=click.IntRange(1, 64), default=1, show_default=True)
+@_context_option
+@click.option("--ubatch", type=click.IntRange(1), default=512, show_default=True, help="Tokens of one graph, at most.")
+@_flash_option
+@click.option("--unified-kv", is_flag=True, help="All sequences share one stream of cells.")
+@_cache_option
+@click.option("--cache-type-v", type=_TYPE, help="Where V's is another.")
+@click.option("--weights", type=click.Choice(["embedded", "reference"]), default="embedded", show_default=True,
+              help="Of MODEL.gguf: in the case file, or left in MODEL.gguf, named there with digests.")  # fmt: skip
+@click.option("--nodes", type=click.IntRange(0), default=0, help="Record every node of this many graphs.")
+@_seed_option
+@_lib_option
+@click.option("--list", "listing", is_flag=True, help="Show every architecture and whether it runs.")
+@_output_option
+def capture(
+    model: Path | None,
+    arch: str | None,
+    settings: Sequence[str],
+    weight_type: str,
+    real: bool,
+    plan: str | None,
+    prefill: int,
+    decode: int,
+    sequences: int,
+    context: int,
+    ubatch: int,
+    flash_attn: str | None,
+    unified_kv: bool,
+    cache_type: str,
+    cache_type_v: str | None,
+    weights: str,
+    nodes: int,
+    seed: int,
+    lib: Path | None,
+    listing: bool,
+    output: Path | None,
+) -> None:
+    """Record what llama.cpp runs: MODEL.gguf, or --arch NAME with made-up weights, as a case file."""
+    if listing:
+        _list()
+        return
+    if (model is None) == (arch is None):
+        raise UsageError("capture: a model file, or --arch NAME, expected; --list shows the architectures")
+    if output is None:
+        raise UsageError("capture: -o FILE.gguf is missing")
+    plan = plan or f"p{prefill}" + (f".d{decode}" if decode else "")
+    library = str(lib) if lib else ""
+    if model is not None:
+        arch_only = {"--set": settings, "--real": real, "--weight-type": weight_type != "f32"}
+        if wrong := [option for option, given in arch_only.items() if given]:
+            raise UsageError(f"capture: {', '.join(wrong)}: only with --arch; a model file has its own")
+        stem = re.sub(r"[^A-Za-z0-9_.]+", "_", model.stem)
+        with Progress().of(since(f"llama.cpp runs {model.name}")):
+            case = recording.record_model(
+                Request(
+                    id=f"model/{stem}-seqs={sequences},run={plan}@{seed}",
+                    stream=f"{stem}@{seed}",
+                    model=str(model.resolve()),
+                    lib=library,
+                    plan=plan,
+                    n_ctx=context,
+                    n_seq_max=sequences,
+                    n_ubatch=ubatch,
+                    unified=unified_kv,
+                    flash_attn=flash_attn != "off",
+                    type_k=cache_type,
+                    type_v=cache_type_v or cache_type,
+                    nodes=nodes,
+                    by_reference=weights == "reference",
+                    family="model",
+                    params={"model": model.name, "seqs": str(sequences), "run": plan},
+                    seed=seed,
+                    provenance={"model": model.name},
+                )
+            )
+    else:
+        if weights == "reference":
+            raise UsageError("capture: --weights reference: only with a model file; --arch has weights as seeds anyway")
+        values = {
+            "seqs": sequences, "unified": "1" if unified_kv else "", "fa": _SWITCH[flash_attn],
+            "cache": cache_type, "cache_v": cache_type_v, "ctx": context, "ubatch": ubatch, "w": weight_type,
+            "real": int(real), "nodes": nodes, "set": _settings(settings), "run": plan,
+        }  # fmt: skip
+        with Progress().of(since(f"llama.cpp runs {arch}")):
+            case = family.make(_zoo_id(str(arch), values, seed), library)
+    casefile.write(output, case)
+    _report(output, case)
+
+
+def _zoo_id(arch: str, values: Mapping[str, object], seed: int) -> str:
+    """The id of an architecture's case: keys that are empty, or have their default, are left out."""
+    keys = [f"{key}={value}" for key, value in values.items() if value and value != family.KEYS[key].default]
+    return f"zoo/{arch}{'-' if keys else ''}{','.join(keys)}@{seed}"
+
+
+def _report(output: Path, case: Case) -> None:
+    nodes = sum(len(s.graph) for s in case.steps)
+    text = f"{output}: {case.id}, {len(case.steps)} steps, {nodes} nodes, {output.stat().st_size:,} bytes"
+    if case.references:
+        files = ", ".join(sorted({r.file for r in case.references.values()}))
+        text += f"; {len(case.references)} weights are in {files}: keep it beside, or name its folder in {FOLDERS}"
+    line(text)
+
+
+def _settings(settings: Sequence[str]) -> str:
+    """`--set` as an id has it: `KEY:VALUE` joined by `+`, a list's numbers joined by `/`."""
+    items = []
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[a-z0-9_.]+", key):
+            raise UsageError(f"--set {text!r}: KEY=VALUE expected, such as block_count=1")
+        value = re.sub(r"[\[\]\s]", "", value).replace(",", "/")
+        if not re.fullmatch(r"[A-Za-z0-9_./-]+", value):
+            raise UsageError(f"--set {text!r}: a number, true, false, text or a list like [2,0] expected")
+        items.append(f"{key}:{value}")
+    return "+".join(items)
+
+
+def _list() -> None:
+    rows = [(a.name, "encodes only" if a.encodes else "", a.lacks or "runs") for a in zoo_model.table().values()]
+    table(rows, ["architecture", "", "llama_decode"])
+    line(f"{len(zoo_model.runnable())} of {len(rows)} run")
+
+
+@click.command("make-model")
+@_arch_option
+@_set_option
+@click.option("--type", "type_name", type=_TYPE, default="f32", show_default=True, help="Of the matrices.")
+@_seed_option
+@_lib_option
+@_output_option
+def make_model(
+    arch: str | None, settings: Sequence[str], type_name: str, seed: int, lib: Path | None, output: Path | None
+) -> None:
+    """Write a tiny model with made-up weights, in a GGUF file that llama.cpp loads."""
+    if arch is None or output is None:
+        raise UsageError("make-model: --arch NAME and -o MODEL.gguf expected")
+    case_id = _zoo_id(arch, {"w": type_name, "set": _settings(settings)}, seed)
+    request, name, keys, _ = family.read(case_id, str(lib or ""))
+    recording.make_model(output, request, name, keys)
+    line(f"{output}: {name}, {output.stat().st_size:,} bytes")
+
+
+@click.command("import-capture")
+@click.argument("capture", type=ExistingFile)
+@click.option("-o", "--output", required=True, type=File, metavar="FILE.gguf")
+def import_capture(capture: Path, output: Path) -> None:
+    """Turn a capture (JSON beside its .npz) into a case file with expected outputs."""
+    case = captured.import_capture(capture)
+    casefile.write(output, [case])
+    line(f"{output}: {case.id}, {len(case.steps)} steps, {output.stat().st_size:,} bytes")
+
+
+@click.command()
+@click.option(
+    "--arch", "archs", multiple=True, type=click.Choice(tuple(layouts.SETTINGS)), help="Repeatable; default: all."
+)
+@click.option("--lib", type=ExistingFile, metavar="FILE", help="The library that has llama.cpp; default: xllamacpp's.")
+def layout(archs: Sequence[str], lib: Path | None) -> None:
+    """Compare llama.cpp's graphs with the builder's, node for node; exit code 1 where something moved."""
+    rows, differences = [], []
+    for arch in archs or layouts.SETTINGS:
+        for keys in layouts.SETTINGS[arch]:
+            theirs, ours = layouts.pair(arch, keys, str(lib or ""))
+            moved = list(layouts.moved(theirs, ours))
+            nodes = sum(len(step.graph) for step in theirs.steps)
+            rows.append((arch, keys, len(theirs.steps), nodes, f"{len(moved)} moved" if moved else "equal"))
+            if moved:
+                more = [f"  and {len(moved) - SHOWN} more"] if len(moved) > SHOWN else []
+                differences += ["", f"{arch}-{keys}", *(f"  {m}" for m in moved[:SHOWN]), *more]
+    table(rows, ["architecture", "setting", "graphs", "nodes", "layout"])
+    for text in differences:
+        line(text)
+    if differences:
+        sys.exit(1)
+
+
+@click.command()
+@backend_option
+@click.option(
+    "--arch", "globs", multiple=True, metavar="GLOB", help="Architectures; repeatable. Default: all that run."
+)
+@click.option("--runs", default=",".join(RUNS), show_default=True, help="Which runs, joined by commas.")
+@click.option("--run", "plan", default="p5.d4", show_default=True, metavar="PLAN", help="What each sequence decodes.")
+@_context_option
+@_flash_option
+@click.option("--weight-type", type=_TYPE, default="f32", show_default=True)
+@_cache_option
+@click.option("--all-weights", is_flag=True, help="With weights that llama.cpp has a place for and model files lack.")
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), default=60.0, metavar="SECONDS")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Architectures at the same time.")
+@json_option
+def zoo(
+    backends: Sequence[str],
+    globs: Sequence[str],
+    runs: str,
+    plan: str,
+    context: int,
+    flash_attn: str | None,
+    weight_type: str,
+    cache_type: str,
+    all_weights: bool,
+    time_limit: float,
+    jobs: int,
+    json_path: Path | None,
+) -> None:
+    """Let llama.cpp run every architecture on devices and compare its logits with those of its own CPU run.
+
+    Each architecture runs in processes of its own, so a crash or a hang costs one cell. Exit code 1: a cell failed;
+    3: none passed or failed.
+    """
+    if not backends:
+        raise UsageError("zoo: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
+    devices = [device(Spec.parse(text)) for text in backends]
+    chosen = {name: dict(RUNS[name]) for name in _runs(runs)}
+    archs = [a for a in zoo_model.runnable() if not globs or any(fnmatchcase(a, g) for g in globs)]
+    if not archs:
+        raise UsageError(f"zoo: no architecture fits {', '.join(globs)}; conform capture --list shows them")
+    values = {
+        "real": "" if all_weights else "1", "w": weight_type, "fa": _SWITCH[flash_attn], "ctx": context,
+        "cache": cache_type, "run": plan,
+    }  # fmt: skip
+    cells: dict[tuple[str, str, str], Played] = {}
+
+    def one(arch: str) -> None:
+        for (name, run), played in play(_zoo_id(arch, values, 1), devices, chosen, time_limit).items():
+            cells[arch, name, run] = played
+            if played.verdict not in PASSES or played.detail:
+                line(f"{played.verdict} {arch} on {name}, {run}: {played.detail[:300]}", err=True)
+
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(one, archs))
+    except KeyboardInterrupt:
+        line("interrupted; what ran is shown", err=True)
+    ran = [a for a in archs if (a, devices[0].name, next(iter(chosen))) in cells]
+    if json_path:
+        write_json(json_path, {**header("zoo"), "results": record(cells)})
+    columns = [(d.name, run) for d in devices for run in chosen]
+    rows = [(a, *(cell(cells.get((a, *column))) for column in columns)) for a in ran]
+    table(rows, ["architecture", *(f"{printable(d)}\n{run}" for d, run in columns)])
+    for column in columns:
+        verdicts = Counter(p.verdict for (_, d, run), p in cells.items() if (d, run) == column)
+        line(f"{column[0]}, {column[1]}: {', '.join(f'{n} {v}' for v, n in sorted(verdicts.items()))}")
+    judged = [p for p in cells.values() if p.verdict != "NO REFERENCE"]
+    sys.exit(3 if not judged else int(any(p.verdict not in PASSES for p in judged)))
+
+
+def device(spec: Spec) -> Device:
+    """Where llama.cpp runs for a backend.
+
+    Raises:
+        UsageError: it is no ggml library.
+    """
+    whole = resolve(spec)
+    options = dict(whole.options)
+    if whole.name != _GGML:
+        raise UsageError(f"zoo: {spec}: llama.cpp runs on ggml's own backends only: a spec of the adapter {_GGML}")
+    lib = Path(options["lib"]) if options.get("lib") else None
+    return Device(str(spec), str(libllama(lib)) if lib else "", options.get("device", ""), environment(spec))
+
+
+def libllama(lib: Path) -> Path:
+    """The library with llama.cpp: in the folder `lib`, beside the file `lib`, or that file itself.
+
+    Raises:
+        UsageError: the folder has none.
+    """
+    folder = lib if lib.is_dir() else lib.parent
+    for pattern in _LIBLLAMA:
+        for path in sorted(folder.glob(pattern)):
+            return path
+    if lib.is_dir():
+        raise UsageError(f"zoo: {lib}: no {_LIBLLAMA[0]} there, so llama.cpp cannot run on this library")
+    return lib
+
+
+def _runs(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in RUNS:
+            raise UsageError(f"--runs: one of {', '.join(RUNS)} expected, {name!r} found")
+    return names
+
+
+def cell(played: Played | None) -> str:
+    """The largest NMSE of one run, and its verdict where that is not PASS."""
+    if played is None:
+        return ""
+    error = f"{played.nmse:.1e}" if played.nmse is not None else ""
+    splits = played.notes.get("splits", 0)
+    where = f" ({splits} splits)" if splits > 1 else ""
+    return f"{error}{where}" if played.verdict == "PASS" else f"{played.verdict} {error}".strip()
+
+
+def record(cells: Mapping[tuple[str, str, str], Played]) -> list[dict[str, Any]]:
+    """Every cell as JSON."""
+    return [
+        {
+            "architecture": arch, "backend": name, "run": run, "verdict": p.verdict, "detail": p.detail,
+            "nmse": p.nmse if p.nmse is None or p.nmse < float("inf") else "inf", "batch": p.step, **p.notes,
+        }
+        for (arch, name, run), p in sorted(cells.items())
+    ]  # fmt: skip

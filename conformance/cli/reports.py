@@ -1,0 +1,181 @@
+"""`conform report` and `conform history`: one page of some runs, and one file of many."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import datetime, timezone
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import click
+
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Verdict
+from conformance.nightly.summary import unproven
+from conformance.perf.history.changes import FEWEST, Change, changes
+from conformance.perf.history.series import Kills, Run, kills, runs, series
+from conformance.perf.history.store import History
+from conformance.report.csv_ops import csv_ops
+from conformance.report.junit import junit
+from conformance.report.markdown import markdown
+from conformance.report.page import page
+from conformance.report.page.stored import read_history
+from conformance.report.record import write_json
+from conformance.report.runs import Runs, read_runs
+from conformance.run.session.select import case_ids
+from conformance.suite.family import LEVELS, Level
+
+from .options import ExistingFile, File, Folder, json_option
+from .output import Group, line, table
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RUN.json|DIR…")
+@click.option("--history", "history_path", type=ExistingFile, metavar="FILE", help="Show the timings of its runs, too.")
+@click.option("--level", type=click.Choice(LEVELS), help="Show which cases of this level no run has.")
+@click.option("-o", "--output", type=Folder, required=True, metavar="DIR", help="Made if new.")
+def report(paths: Sequence[Path], history_path: Path | None, level: Level | None, output: Path) -> None:
+    """Write DIR/index.html, one page that needs no network, and what it shows as summary.md, junit.xml and ops.csv.
+
+    Exit code 3 where nothing passed on a backend in all shards of a run together.
+    """
+    runs = read_runs(paths)
+    stored = read_history(history_path) if history_path else None
+    planned: dict[str, list[str]] = {level: case_ids((), (), level)} if level else {}
+    now = datetime.now(timezone.utc)
+    texts = {
+        "index.html": page(runs, now=now, planned=planned, stored=stored),
+        "summary.md": markdown(runs, where="index.html"),
+        "junit.xml": junit(runs),
+        "ops.csv": csv_ops(runs.results),
+    }
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            path = output / name
+            path.write_text(text, encoding="utf-8")
+            line(f"{path}: {len(text):,} bytes")
+    except OSError as e:
+        raise UsageError(f"-o {output}: a folder that can be written expected: {e.strerror}") from e
+    if sentences := _unproven(runs):
+        for sentence in sentences:
+            line(sentence, err=True)
+        sys.exit(3)
+
+
+def _unproven(runs: Runs) -> list[str]:
+    """Backends of which the shards of a run together prove nothing, unless a newer result on that machine is a PASS."""
+    passed = {(r.document.machine, r.value.backend) for r in runs.results if r.value.verdict is Verdict.PASS}
+    machines = {d.machine: [x.body for x in runs.documents if x.machine == d.machine] for d in runs.documents}
+    sentences = [(m, b, sentence) for m, bodies in machines.items() for b, sentence in unproven(bodies).items()]
+    return [sentence for m, b, sentence in sentences if (m, b) not in passed]
+
+
+def _store(f: Callable[..., None]) -> Callable[..., None]:
+    return click.option("--store", type=File, required=True, metavar="FILE", help="The history, one SQLite file.")(f)
+
+
+@click.group(cls=Group)
+def history() -> None:
+    """Runs of many nights and machines in one file."""
+
+
+@history.command("import")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RUN.json|DIR…")
+@_store
+@click.option("--nightly", is_flag=True, help="Their timings belong to the series in which change points are sought.")
+def import_(paths: Sequence[Path], store: Path, nightly: bool) -> None:
+    """Add run files to the history; what is there already is not added twice. The history is made where it is not."""
+    imported = read_runs(paths)  # all of them are checked before any is stored
+    with closing(History(store, create=True)) as h:
+        for document in imported.documents:
+            added = h.add(document.body, nightly=nightly)
+            known = f", {added.known} were there" if added.known else ""
+            line(f"{document.path}: {added.kind} {added.run[:8]}: {added.new} new rows{known}")
+    for path in imported.passed_over:
+        line(f"{path}: passed over, no run file", err=True)
+
+
+@history.command("list")
+@_store
+@json_option
+def list_(store: Path, json_path: Path | None) -> None:
+    """The runs of a history, oldest first, and the kill rate of planted faults."""
+    with closing(History(store)) as h:
+        stored, planted = runs(h), kills(h)
+    rows = [_run(r) for r in stored]
+    table(rows, ["written", "run", "kind", "nightly", "machine", "rows", "what"], disable_numparse=True)
+    if planted:
+        line("")
+        head = ["written", "run", "level", "adapter", "planted faults noticed", "kill rate"]
+        table([_kills(k) for k in planted], head, disable_numparse=True)
+    if json_path:
+        document = {"schema": 1, "runs": [_fields(r) for r in stored], "kills": [_fields(k) for k in planted]}
+        write_json(json_path, document)
+
+
+@history.command("changes")
+@_store
+@click.option("--unit", "units", multiple=True, metavar="GLOB", help="Only these work units, repeatable.")
+@click.option("--backend", "backends", multiple=True, metavar="GLOB", help="Only these backends, repeatable.")
+@click.option(
+    "--least",
+    type=click.FloatRange(min=0, max=100),
+    default=0.0,
+    metavar="PERCENT",
+    help="Print no smaller changes than this.",
+)
+@json_option
+def changes_(store: Path, units: Sequence[str], backends: Sequence[str], least: float, json_path: Path | None) -> None:
+    """Print where the rates of nightly runs changed, by Apache Otava. Nothing fails by it: see `conform perf`."""
+    with closing(History(store)) as h:
+        chosen = [
+            s
+            for s in series(h)
+            if (not units or any(fnmatchcase(s.unit, g) for g in units))
+            and (not backends or any(fnmatchcase(s.backend, g) for g in backends))
+        ]
+    judged = [s for s in chosen if len(s.points) >= FEWEST]
+    shifts = changes(judged, least / 100)
+    if shifts:
+        head = ["between", "and", "unit", "backend", "machine", "before", "after", "change", "p"]
+        table([_change(c) for c in shifts], head, disable_numparse=True)
+    line(
+        f"{len(shifts)} change points in {len(judged)} nightly series; "
+        f"{len(chosen) - len(judged)} others have fewer than {FEWEST} runs"
+    )
+    if json_path:
+        write_json(json_path, {"schema": 1, "series": len(judged), "changes": [_json(c) for c in shifts]})
+
+
+def _run(r: Run) -> Sequence[str]:
+    what = ", ".join(f"{n} {word}" for word, n in r.verdicts.items())
+    machine = f"{r.machine} ({r.cpu})"
+    return (r.written, r.run[:8], r.kind, "yes" if r.nightly else "", machine, str(r.rows), what)
+
+
+def _kills(k: Kills) -> Sequence[str]:
+    rate = f"{100 * k.noticed / k.faults:.0f} %"
+    return (k.written, k.run[:8], k.level, k.of, f"{k.noticed} of {k.faults}", rate)
+
+
+def _change(c: Change) -> Sequence[str]:
+    s = c.series
+    rates = (f"{rate:.4g} {s.of}/s" for rate in (c.before, c.after))
+    unit = f"{s.unit} {s.model}".strip()
+    words = (c.since.written, c.at.written, unit, s.backend, s.machine, *rates)
+    return (*words, f"{100 * c.ratio - 100:+.1f} %", f"{c.p:.1g}")
+
+
+def _fields(value: Run | Kills) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _json(c: Change) -> dict[str, Any]:
+    series_ = {name: getattr(c.series, name) for name in ("unit", "model", "backend", "machine", "of")}
+    runs_ = {"since": c.since.run, "at": c.at.run, "since_written": c.since.written, "at_written": c.at.written}
+    packages = {k: [c.since.packages.get(k), v] for k, v in c.at.packages.items() if c.since.packages.get(k) != v}
+    return {**series_, **runs_, "before": c.before, "after": c.after, "p": c.p, "packages_changed": packages}

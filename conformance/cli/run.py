@@ -1,0 +1,515 @@
+"""`conform run` and `conform repro`: cases on backends; each pair asked for has a result, or the run fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import click
+
+from conformance.backend.registry import Spec
+from conformance.case.case import JSON, Case
+from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
+from conformance.ggml.text import printable
+from conformance.judge.verdict import FAILURES, STOPPED, Missing, Request, Result, Totals, Verdict, missing_lines
+from conformance.judge.verdict import INTERRUPTED as WHY_INTERRUPTED
+from conformance.report.journal import Journal, Partial
+from conformance.report.progress import Progress, Steps
+from conformance.report.record import interrupts_wait, record, write_json
+from conformance.report.reproduce import command
+from conformance.report.words import budget_used, refusals
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
+from conformance.run.session import failures, writeahead
+from conformance.run.session import settings as waiving
+from conformance.run.session.select import FOLDER, build, case_ids, reseeded
+from conformance.run.session.settings import Settings, Waiving, today
+from conformance.run.session.shard import WHOLE, Shard
+from conformance.run.stages import choose
+from conformance.suite.family import LEVELS
+
+from .cases import CasePath, read_cases
+from .options import (
+    SAVE,
+    SHARD,
+    STAGE,
+    WAIVERS,
+    File,
+    Selection,
+    backend_option,
+    isolation,
+    json_option,
+    missing_backends,
+    selection,
+    settings_here,
+)
+from .output import end, fail, grid, line, silence
+
+INTERRUPTED = 130
+"""Exit code of a run that the user ended: as a shell has it for SIGINT."""
+FAILED, NOTHING = 1, 3
+ENDED = "the run ended before it"
+COLOURS: dict[Verdict, str] = {
+    Verdict.PASS: "green", Verdict.UNSUPPORTED: "yellow", Verdict.XFAIL: "yellow", Verdict.FAIL: "red",
+    Verdict.OVERCLAIM: "red", Verdict.CRASH: "red", Verdict.TIMEOUT: "red", Verdict.VACUOUS: "red",
+    Verdict.XPASS: "red",
+}  # fmt: skip
+
+
+def _color(ctx: click.Context, _param: click.Parameter, when: str) -> None:
+    auto = False if os.environ.get("NO_COLOR") else None  # None: where stdout is a terminal
+    ctx.color = {"auto": auto, "yes": True, "no": False}[when]
+
+
+color_option = click.option(
+    "--color",
+    type=click.Choice(["auto", "yes", "no"]),
+    default="auto",
+    show_default=True,
+    callback=_color,
+    expose_value=False,
+    is_eager=True,
+    help="Colour verdicts; auto: on a terminal, unless NO_COLOR is set.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How much a run prints."""
+
+    verbose: bool = False
+    """A line for each result, and how it compares with what was saved."""
+    quiet: bool = False
+    """Only what is wrong, and a line of totals for each backend."""
+    reasons: bool = False
+    """The reasons for UNSUPPORTED, counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run does."""
+
+    backends: tuple[list[Spec], dict[Spec, str]]
+    """Those that are here, and why the others are not."""
+    ids: Mapping[Spec, Sequence[str]]
+    """Cases of each backend, by id."""
+    cases: Sequence[Case]
+    """Cases from files, for all backends."""
+    json_path: Path | None
+    save: Path | None
+    isolation: Isolation
+    waiving: Waiving
+    named: bool
+    """Whether the user named the backends: one that is not here is an error then."""
+    gating: bool = False
+    """Whether a backend on which nothing passed fails the run."""
+    settings: Settings = field(default_factory=Settings)
+    maxfail: int | None = None
+    """Failures at which the run stops."""
+    fresh: frozenset[str] = frozenset()
+    journal: Journal | None = None
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+    """Of the document, beside the record."""
+    detail: Detail = field(default_factory=Detail)
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """Backends that are not here, by name."""
+        return {str(s): why for s, why in self.backends[1].items()}
+
+
+@click.command()
+@backend_option
+@STAGE.click()
+@selection
+@click.option("--only-fresh", is_flag=True, help="Only what --fresh adds, nothing that a level lists.")
+@SHARD.click()
+@json_option
+@click.option(
+    "--journal",
+    "journal_path",
+    type=File,
+    metavar="FILE",
+    help="Append each result to FILE as it comes; what is there from an earlier start does not run again.",
+)
+@SAVE.click()
+@WAIVERS.click()
+@isolation
+@click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure; what did not run is listed.")
+@click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
+@click.option("-v", "--verbose", is_flag=True, help="A line for each result, UNSUPPORTED with its reason.")
+@click.option("-q", "--quiet", is_flag=True, help="Only what is wrong, and a line of totals for each backend.")
+@click.option("--reasons", is_flag=True, help="Count the reasons for UNSUPPORTED; -v does so too.")
+@color_option
+@click.argument("files", nargs=-1, type=CasePath)
+def run(
+    backends: Sequence[str],
+    stage: str | None,
+    selection: Selection,
+    only_fresh: bool,
+    shard: Shard,
+    json_path: Path | None,
+    journal_path: Path | None,
+    save_failures: Path | None,
+    waivers_path: Path | None,
+    isolation: Isolation,
+    exitfirst: bool,
+    maxfail: int | None,
+    verbose: bool,
+    quiet: bool,
+    reasons: bool,
+    files: Sequence[Path],
+) -> None:
+    """Run cases, by family, glob and level or from FILES, on backends; print what is wrong and the totals.
+
+    At the end each case has a result on each backend, or the run fails and lists what is missing. Exit codes: 0 fine,
+    1 failures or cases without a result, 2 bad input, 3 nothing executed, or nothing passed on a backend that was named
+    (or that is here, where a whole level runs), 130 interrupted.
+    """
+    cases = [c for f in files for c in read_cases(f)]
+    chosen, settings = choose(backends, stage, isolation), settings_here()
+    families, globs, seed = selection.families, selection.globs, selection.seed
+    levels = {spec: settings.level(spec, selection.level) for spec in chosen[0]}
+    request = {
+        "levels": {str(spec): n for spec, n in levels.items()},
+        "families": list(families),
+        "cases": list(globs),
+        "seed": seed,
+        "fresh": [selection.fresh, only_fresh],
+        "shard": str(shard),
+        "files": list(map(str, files)),
+        "waivers": str(waivers_path or ""),
+    }
+    journal = _journal(journal_path, request)
+    by_id = (not files or bool(families or globs)) and not only_fresh
+    used = {selection.level or LEVELS[0], *levels.values()} if by_id else set()
+    ids = {n: [reseeded(i, seed) for i in case_ids(families, globs, n)] for n in used}
+    fresh = selection.fresh_ids(journal.seed if journal and seed is None else seed)
+    save = save_failures or (Path(FOLDER) if fresh else None)
+    extra: dict[str, JSON] = {} if journal is None else {"run": journal.run}
+    if shard != WHOLE:
+        extra["shard"] = shard.to_json([*(c.id for c in cases), *(i for n in ids.values() for i in n)])
+        share = frozenset(shard.share(c.id for c in cases))
+        cases = [c for c in cases if c.id in share]
+    whole_level = by_id and not families and not globs
+    plan = Plan(
+        chosen,
+        {spec: [*shard.share(ids.get(n, ())), *shard.share(fresh)] for spec, n in levels.items()},
+        cases,
+        json_path,
+        save,
+        isolation,
+        Waiving(settings.waivers_of(chosen[0], waivers_path), today()),
+        named=bool(backends),
+        gating=shard == WHOLE and (whole_level or (bool(backends) and not only_fresh)),
+        settings=settings,
+        maxfail=1 if exitfirst else maxfail,
+        fresh=frozenset(fresh),
+        journal=journal,
+        extra=extra,
+        detail=Detail(verbose, quiet, reasons or verbose),
+    )
+    sys.exit(execute(plan))
+
+
+def _journal(path: Path | None, request: dict[str, JSON]) -> Journal | None:
+    if path is None:
+        return None
+    journal = Journal(path, request)
+    click.get_current_context().call_on_close(journal.close)
+    return journal
+
+
+@click.command()
+@click.argument("file", type=CasePath)
+@backend_option
+@STAGE.click()
+@json_option
+@isolation
+@color_option
+def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Path | None, isolation: Isolation) -> None:
+    """Run the cases of FILE again, and print whether verdict, numbers and first divergence are as they were saved.
+    Without --backend: on the backend that each was saved for.
+    """
+    cases = read_cases(file)
+    named = bool(backends)
+    if not named:
+        records = [r for r in map(failures.record_of, cases) if r]
+        for r in records:
+            failures.backend_of(r, "repro", file)  # refuses a backend that a file may not choose
+        backends = list(dict.fromkeys(r["backend"] for r in records))
+    bare = Waiving({}, today())  # as it was saved: no waiver stands between
+    plan = Plan(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named,
+                settings=settings_here(), detail=Detail(verbose=True))  # fmt: skip
+    sys.exit(execute(plan))
+
+
+def execute(plan: Plan) -> int:
+    """Run, print, write the record whatever happens; the exit code.
+
+    Raises:
+        UnavailableError: a backend that was named is not here.
+    """
+    if plan.lacking and plan.named:
+        raise UnavailableError(missing_backends(plan.lacking))
+    folder = plan.save or writeahead.default_folder()
+    for left in writeahead.recover(folder, build):
+        line(left.sentence(), err=True)
+    return _Execution(plan, folder).run()
+
+
+class _Execution:
+    """A run in progress."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
+        self._request = Request({str(s): [*(c.id for c in plan.cases), *plan.ids.get(s, ())] for s in plan.backends[0]})
+        has_journal = plan.journal is not None
+        self._partial = Partial(plan.json_path, self._request) if plan.json_path and not has_journal else None
+        if self._partial and self._partial.left:
+            line(self._partial.left, err=True)
+        self._runner = Runner(
+            save_failures=plan.save,
+            isolation=plan.isolation,
+            write_ahead=folder,
+            waiving=plan.waiving,
+            on_hang=self._hung,
+        )
+        self._results: list[Result] = []
+        self._reasons: dict[tuple[str, str], str] = {}
+        self._failures = 0
+        self._missing: list[Missing] = []
+        self._waiver_problems: tuple[list[str], list[str]] = [], []
+        self._settings = waiving.in_force(plan.settings, plan.waiving)
+        self._progress = Progress()
+        self._steps = Steps("", 0)
+        self._fault: OSError | None = None
+        """Why stdout cannot be written any more; the run goes on in silence."""
+
+    def run(self) -> int:
+        """All of it; the exit code."""
+        why, error = ENDED, None
+        try:
+            self._all()
+            why = STOPPED if self._plan.maxfail == 1 else f"stopped after {self._failures} failures"
+        except KeyboardInterrupt:
+            why = WHY_INTERRUPTED
+            line("interrupted; what ran is recorded", err=True)
+        except ConformanceError as e:
+            why, error = f"{ENDED}: {e}", e
+        finally:
+            with interrupts_wait():
+                self._record(why)
+        self._summarise()
+        if error is not None:
+            fail(str(error))
+        if self._fault is not None:
+            end(self._fault, f"; what ran is in {self._plan.json_path}" if self._plan.json_path else "")
+        return INTERRUPTED if why == WHY_INTERRUPTED else self._code()
+
+    def _all(self) -> None:
+        for spec in self._plan.backends[0]:
+            try:
+                self._backend(spec)
+            except (KeyboardInterrupt, UsageError, CaseFileError, BrokenPipeError):
+                raise
+            except BaseException as e:  # noqa: BLE001  # an adapter may raise SystemExit: the next ones run all the same
+                why = f"{ENDED}: {_place(e)}"
+                self._reasons[str(spec), ""] = why
+                line(f"{spec}: {why}", err=True)
+
+    def _backend(self, spec: Spec) -> None:
+        """Each case of one backend, in order: from the journal, or run now and written down."""
+        plan = self._plan
+        chosen: list[Case | str] = [*plan.cases, *plan.ids.get(spec, ())]
+        if not chosen or self._is_full():
+            return
+        size = self._runner.batch_size(spec)
+        self._steps = Steps(str(spec), len(chosen))
+        with self._progress.of(lambda: str(self._steps)):
+            for start in range(0, len(chosen), size):
+                batch = chosen[start : start + size]
+                earlier = [plan.journal.take(str(spec), _id(c)) if plan.journal else None for c in batch]
+                new = self._new(spec, [c for c, k in zip(batch, earlier, strict=True) if k is None])
+                for k in earlier:
+                    result = k or next(new, None)
+                    if result is None:  # it stopped before this one
+                        return
+                    result.fresh = result.case in plan.fresh
+                    self._results.append(result)
+                    self._steps.done += 1
+
+    def _new(self, spec: Spec, chosen: Sequence[Case | str]) -> Iterator[Result]:
+        for cases in _groups([self._case(c) for c in chosen]):
+            if self._is_full():
+                return
+            self._steps.at(cases[0].id if len(cases) == 1 else f"{cases[0].id} and {len(cases) - 1} more")
+            results = self._runner.run(spec, cases)
+            for result in results:
+                result.fresh = result.case in self._plan.fresh
+            self._write_down(results)
+            for case, result in zip(cases, results, strict=True):
+                if not self._is_full():
+                    self._show(case, result)
+                self._failures += result.fails_run
+                yield result
+
+    def _case(self, case: Case | str) -> Case:
+        self._steps.at(f"making {_id(case)}")
+        return self._runner.case(case) if isinstance(case, str) else case
+
+    def _write_down(self, results: Sequence[Result]) -> None:
+        if self._plan.journal:
+            self._plan.journal.add(results)
+        if self._partial:
+            self._partial.add(results)
+
+    def _is_full(self) -> bool:
+        """Whether there are as many failures as the user wants to see."""
+        return self._plan.maxfail is not None and self._failures >= self._plan.maxfail
+
+    def _show(self, case: Case, result: Result) -> None:
+        detail = self._plan.detail
+        lines = [sentence(result)] if detail.verbose or result.verdict in FAILURES else []
+        was = failures.record_of(case)
+        if detail.verbose and was and was["backend"] == result.backend:
+            differences = failures.differences(was, result)
+            lines.append(printable(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved"))
+        elif result.saved and not detail.quiet:
+            lines.append(f"  reproduce: {command(result)}")
+        if lines:
+            self._progress.clear()
+            self._print(lines)
+        if isinstance(self._fault, BrokenPipeError) and not (self._plan.json_path or self._plan.journal):
+            raise self._fault  # nobody reads what comes, and no record was asked for
+
+    def _print(self, lines: Sequence[str]) -> None:
+        """Print on stdout; once that fails, nothing more is printed, and the run goes on."""
+        if self._fault is None:
+            try:
+                click.echo("\n".join(lines))
+            except OSError as e:
+                self._fault = e
+                silence()
+
+    def _hung(self, spec: Spec, cases: Sequence[str], sentence: str) -> None:
+        """Write what the run has: the process is about to end because `spec` does not come back."""
+        self._reasons |= {(str(spec), case): sentence for case in cases}
+        self._write(f"{ENDED}: {sentence}")
+
+    def _record(self, why: str) -> None:
+        """Write the document, and only then end the backends: they may take their time, or fault."""
+        try:
+            self._write(why)
+        finally:
+            try:
+                self._runner.close()
+            except BaseException as e:  # noqa: BLE001  # all is recorded: what an adapter does at its end changes nothing
+                line(f"ending the backends: {_place(e)}", err=True)
+
+    def _write(self, why: str) -> None:
+        plan = self._plan
+        written = False
+        try:
+            self._missing = self._request.missing(self._results, why, self._reasons)
+            self._waiver_problems = plan.waiving.problems(self._results)
+            if plan.json_path:
+                document = record(self._results, plan.lacking, self._waiver_problems[0], asked=self._request,
+                                  missing=self._missing, settings=self._settings)  # fmt: skip
+                write_json(plan.json_path, {**document, **plan.extra})
+                written = True
+        finally:
+            if self._partial and (message := self._partial.close(written=written)):
+                line(message, err=True)
+
+    def _code(self) -> int:
+        totals = _totals(self._results)
+        incomplete = self._missing and not self._is_full()
+        if totals.failed or incomplete or self._waiver_problems[0]:
+            return FAILED
+        unproven = self._plan.gating and self._request.unproven(self._results, self._missing)
+        return NOTHING if unproven or not totals.executed else 0
+
+    def _summarise(self) -> None:
+        """Print the settings in force, the totals, and last what is wrong with the run as a whole."""
+        plan, results = self._plan, self._results
+        lines = [] if plan.detail.quiet else waiving.lines_of(self._settings)
+        lines += _totals_lines(results) if plan.detail.quiet else _table(results, plan.lacking).split("\n")
+        for r in results:
+            if r.fresh and r.verdict in FAILURES:
+                lines.append(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
+        if plan.detail.reasons:
+            lines += _refusals(results)
+        lines += [text for block in waiving.report(*self._waiver_problems) for text in block.split("\n")]
+        lines += missing_lines(self._missing, sum(map(len, self._request.cases.values())))
+        lines += self._request.unproven(results, self._missing).values()
+        if not results:
+            lines.append("nothing was executed, so nothing is proven")
+        self._print(list(map(printable, lines)))
+
+
+def sentence(r: Result) -> str:
+    """`Result.sentence` with its verdict in colour."""
+    word = str(r.verdict)
+    return click.style(word, fg=COLOURS[r.verdict], bold=True) + r.sentence()[len(word) :]
+
+
+def _groups(cases: Sequence[Case]) -> Iterator[list[Case]]:
+    """One-step cases, which may share a graph, together; each trajectory by itself: a kill costs no more than that."""
+    for single, group in groupby(cases, key=lambda c: len(c.steps) == 1):
+        together = list(group)
+        yield from [together] if single else ([c] for c in together)
+
+
+def _id(case: Case | str) -> str:
+    return case if isinstance(case, str) else case.id
+
+
+def _totals(results: Sequence[Result]) -> Totals:
+    totals = Totals()
+    for r in results:
+        totals.add(r)
+    return totals
+
+
+def _per_backend(results: Sequence[Result]) -> dict[str, list[Result]]:
+    groups: dict[str, list[Result]] = {}
+    for r in results:
+        groups.setdefault(r.backend, []).append(r)
+    return groups
+
+
+def _table(results: Sequence[Result], lacking: Mapping[str, str]) -> str:
+    rows = [
+        (name, str(_totals(group)), budget_used(group), f"{sum(r.seconds for r in group):.2f} s")
+        for name, group in _per_backend(results).items()
+    ]
+    rows += [(name, f"not available: {why}", "–", "–") for name, why in lacking.items()]
+    return grid(rows, ["backend", "verdicts", "budget used, at most", "ran for"], disable_numparse=True)
+
+
+def _totals_lines(results: Sequence[Result]) -> list[str]:
+    return [f"{name}: {_totals(group)}" for name, group in _per_backend(results).items()]
+
+
+def _refusals(results: Sequence[Result]) -> list[str]:
+    lines = []
+    for backend, reasons in refusals(results).items():
+        lines.append(f"{backend} takes {sum(reasons.values())} cases not (UNSUPPORTED), by its reason:")
+        lines += [f"  {n:6,}  {why or 'no reason given'}" for why, n in reasons.most_common()]
+    return lines
+
+
+def _place(e: BaseException) -> str:
+    """An exception in a line, with where it was raised."""
+    last = traceback.extract_tb(e.__traceback__)[-1:]
+    with suppress(Exception):  # its own text may raise
+        where = "".join(f" ({os.path.basename(f.filename)}:{f.lineno})" for f in last)  # noqa: PTH119  # no file is meant
+        return f"{type(e).__name__}: {e}{where}" if str(e) else f"{type(e).__name__}{where}"
+    return type(e).__name__

@@ -1,0 +1,189 @@
+"""Names and details of strangers on the terminal: no command prints a control character or a line that they forged."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.backend.registry import Spec
+from conformance.case import casefile
+from conformance.cli import main
+from conformance.judge.verdict import Result, Verdict
+from conformance.nightly import summary
+from conformance.nightly.state import Answer as PartAnswer
+from conformance.nightly.state import Done, State
+from conformance.nightly.summary import Failure
+from conformance.perf.bench import Row
+from conformance.perf.gates import Answer, Gate
+from conformance.perf.history.series import Kills, Run
+from conformance.perf.phases import Phase
+from conformance.perf.units import units
+from conformance.planted.campaign import Hunt
+from conformance.run.audit import Cell, Finding
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
+from conformance.suite.zoo.play import Played
+
+EVIL = "x\x1b[2J\r\nFORGED\u202e\u2028"
+"""Clears the screen, begins another line and turns the direction of text."""
+CASE = FAMILIES["ops"].ids("smoke")[0]
+Patch = Callable[[str, object], None]
+
+
+@pytest.fixture
+def patch(monkeypatch: pytest.MonkeyPatch) -> Patch:
+    """Puts something in the place of a name of `conformance.cli`."""
+    return lambda name, value: monkeypatch.setattr(f"conformance.cli.{name}", value)
+
+
+def _conform(*words: str) -> str:
+    """What a command prints; it must hold `EVIL`, and nothing of it unescaped."""
+    result = CliRunner().invoke(main, words)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    _check(result.output)
+    return result.output
+
+
+def _check(text: str) -> None:
+    assert "FORGED" in text, text
+    assert not [line for line in text.splitlines() if line.strip().startswith("FORGED")], text
+    assert not {c for c in text if c != "\n" and unicodedata.category(c) in {"Cc", "Cf", "Zl", "Zp"}}, text
+
+
+def _returns(value: object) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+def test_audit(patch: Patch) -> None:
+    """Case, weight, type, buffer, op_param and detail."""
+    cells = [
+        Cell(EVIL, s, EVIL, EVIL, [3], EVIL, 1, 1, 1, Finding.OVERCLAIM, EVIL, EVIL) for s in ("weight", "op_param")
+    ]
+    patch("checks.auditing.audit", _returns(cells))
+    patch("checks.auditing.strict", lambda _, spec: spec)
+    _conform("audit", "--backend", "cpu", "--no-isolate")
+
+
+def test_zoo(patch: Patch) -> None:
+    """Verdict and detail of a run, and the name of the device."""
+    played = {(f"ggml?device={EVIL}", "ubatch"): Played(EVIL, EVIL, 1.0)}
+    patch("llama.play", _returns(played))
+    patch("llama.device", lambda spec: SimpleNamespace(name=str(spec)))
+    patch("llama.RUNS", {"ubatch": {}})
+    _conform("zoo", "--backend", f"ggml?device={EVIL}", "--arch", "llama", "--runs", "ubatch")
+
+
+def test_layout(patch: Patch) -> None:
+    """What differs in llama.cpp's graph."""
+    graphs = SimpleNamespace(steps=[])
+    patch("llama.layouts.pair", _returns((graphs, graphs)))
+    patch("llama.layouts.moved", _returns([EVIL]))
+    _conform("layout", "--arch", "llama")
+
+
+def test_perf(patch: Patch) -> None:
+    """Why a unit was not timed."""
+    (unit, *_) = units("smoke", ())
+    row = Row(unit, Spec("cpu"), Result(EVIL, "cpu", Verdict.FAIL, detail=EVIL), reason=EVIL)
+    patch("perf.Bench.rows", _returns([row]))
+    _conform("perf", "run", "--backend", "cpu", "--unit", unit.name)
+
+
+def test_perf_gate(patch: Patch, tmp_path: Path) -> None:
+    """The name of a gate, and its reason."""
+    (unit, *_) = units("smoke", ())
+    gate = Gate(EVIL, "ratio", unit, Spec("cpu"), 1.0, against="baseline")
+    patch("perf.gating.load", _returns(SimpleNamespace(budget=1.0, level="smoke")))
+    patch("perf.gating.matching", _returns([gate]))
+    patch("perf.Judge.answer", _returns(Answer(gate, "not run", EVIL)))
+    (tmp_path / "g.toml").touch()
+    _conform("perf", "gate", str(tmp_path / "g.toml"))
+
+
+def test_phases(patch: Patch) -> None:
+    """Devices that a scheduler names, and why there are no figures."""
+    phases = iter([Phase("pp8", 8, 1.0, {EVIL: 1.0}), ("tg4", EVIL)])
+    patch("perf._one", lambda *_: next(phases))
+    patch("perf._meter", _returns((None, EVIL)))
+    _conform("phases", "--backend", "cpu", "--pp", "8", "--tg", "4")
+
+
+def test_planted(patch: Patch, tmp_path: Path) -> None:
+    """Name and sentence of a fault; case and detail of whoever noticed it, or raised a false alarm."""
+    (tmp_path / "f.toml").write_text(
+        "".join(f'[[fault]]\nname="{n}\\u001b[2J\\nFORGED"\nsays="\\u001b[2J\\nFORGED"\nof="cpu"\nfamilies=["ops"]\n'
+                'file="backends/cpu/rows.py"\nold="a"\nnew="b"\n' for n in "ab")
+    )  # fmt: skip
+
+    def run(faults: Any, _level: str, progress: Callable[[Hunt], None]) -> list[Hunt]:  # noqa: ANN401  # of the table
+        hunts = [Hunt(f.name, "ops", f.name[0] != "b", EVIL, "FAIL", EVIL) for f in faults]
+        for h in hunts:
+            progress(h)
+        return hunts
+
+    patch("checks.campaign.run", run)
+    text = _conform("planted", "--faults", str(tmp_path / "f.toml"))
+    assert "not noticed: b" in text
+    assert "false alarm: no-fault-cpu" in text
+
+
+def test_golden(patch: Patch) -> None:
+    """The id and detail of a value that is no longer the same."""
+    patch("checks.corpus.verify", _returns([Result(EVIL, EVIL, Verdict.FAIL, detail=EVIL)]))
+    _conform("golden", "verify")
+
+
+def test_backends(patch: Patch) -> None:
+    """What an adapter says of itself."""
+    info = SimpleNamespace(device=EVIL, description=EVIL, versions={EVIL: EVIL})
+    patch("cases.probe", _returns(SimpleNamespace(info=info, buffer_types=[SimpleNamespace(name=EVIL)])))
+    patch("cases.describe", _returns({}))
+    _conform("backends", "--backend", "cpu")
+
+
+def test_run(patch: Patch) -> None:
+    """A reason for UNSUPPORTED in the line of its case and among the counted ones."""
+    patch("run.Runner.run", lambda _, spec, cases: [Result(c.id, str(spec), Verdict.UNSUPPORTED, detail=EVIL)
+                                                     for c in cases])  # fmt: skip
+    text = _conform("run", "--backend", "cpu", "--case", CASE, "-v", "--color", "no")
+    assert "       1  x\\x1b[2J" in text
+
+
+def test_case_files(tmp_path: Path) -> None:
+    """The id of a case and the names of its tensors, wherever a file is shown, run, reproduced or refused."""
+    case = build(CASE)
+    case.id = f"ops/{EVIL}@1"
+    casefile.write(tmp_path / "c.gguf", [case])
+    plain = ("--backend", "cpu", "--color", "no")
+    for words in (["show"], ["run", *plain, "-v"], ["repro", *plain], ["show", "--step", "9"]):
+        _conform(*words, str(tmp_path / "c.gguf"))
+
+
+def test_history(patch: Patch, tmp_path: Path) -> None:
+    """Machine, processor and what a run was of, from files of other machines."""
+    run = Run("r" * 32, EVIL, EVIL, EVIL, EVIL, EVIL, nightly=True, rows=1, verdicts={EVIL: 1})
+    patch("reports.History", _returns(SimpleNamespace(close=lambda: None)))
+    patch("reports.runs", _returns([run]))
+    patch("reports.kills", _returns([Kills("r" * 32, EVIL, EVIL, EVIL, 1, 1)]))
+    _conform("history", "list", "--store", str(tmp_path / "h.sqlite"))
+
+
+def test_nightly() -> None:
+    """The summary of a night goes to the terminal, too: failing cases, and what a part said at its end."""
+    state = State(Path(), {"written": "2026"}, "here", {}, parts={"a": Done(PartAnswer.BROKEN, EVIL)})
+    found = [Failure("FAIL", EVIL, EVIL, EVIL, "conform repro x", fresh=False)]
+    _check(summary.summary([state], ["a"], found, [EVIL], 4))
+
+
+@pytest.mark.parametrize(
+    "words", [["run", "--backend", EVIL], ["cases", "--case", EVIL], ["show", EVIL], ["run", "--shard", EVIL]]
+)
+def test_errors(words: list[str]) -> None:
+    """A wrong word of the command line comes back in one line."""
+    _conform(*words)
