@@ -228,16 +228,6 @@ def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: S
     return file.case(0 if case_id is None else file.ids.index(case_id))
 
 
-def stream(path: str | os.PathLike[str]) -> Iterator[Case]:
-    """As `read`, one case at a time, for bundles too large to hold at once; raises at the faulty case."""
-    file = _open(path)
-    taken = file.memory.taken
-    for k in range(len(file.ids)):
-        yield file.case(k)
-        file.memory.taken = taken  # what recipes made is not given back: making it again and again takes time
-        file.views.clear()
-
-
 def index(path: str | os.PathLike[str]) -> list[str]:
     """The ids of the file's cases; reads only its header. Raises as `read`."""
     with _opened(path) as file:

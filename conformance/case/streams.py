@@ -122,7 +122,7 @@ class Stream:
     def choice(self, rows: int, n: int, k: int) -> NDArray[np.int64]:
         """Shape (rows, k): `k` distinct numbers of 0..n-1 in random order per row."""
         if k > n:
-            raise UsageError(f"choice: at most {n} distinct numbers of 0..{n - 1} expected, {k} requested")
+            raise UsageError(f"choice: {k} distinct numbers out of {n} asked for")
         return self.permutations(rows, n)[:, :k]
 
     def sprinkle(self, x: NDArray[Any], values: Sequence[float], every: int = 8) -> None:
