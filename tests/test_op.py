@@ -13,7 +13,7 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.matmul import PREC
 from conformance.ggml.ops.names import OPS
-from conformance.ggml.ops.op import DECLARATIONS, Field, Op, set_param
+from conformance.ggml.ops.op import DECLARATIONS, Field, Op, assertions, set_param
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import VIEW_OPS, Tensor, bits_f32, dims, f32_bits
 from conformance.ggml.types import F32, I32
@@ -199,3 +199,32 @@ def test_every_node_of_every_op_is_a_call() -> None:
 def test_floats_overflow_to_infinity() -> None:
     """As C converts a double to a float."""
     assert bits_f32(f32_bits(1e39)) == float("inf")
+
+
+def test_an_assertion_is_its_text() -> None:
+    """The words of `ggml.c` decide; an absent source asserts nothing, and a remainder by 0 fails."""
+    text = "b->ne[0] % a->ne[0] == 0; !ggml_is_transposed(a); n > 1 || a->type == GGML_TYPE_F16"
+    rows = dict(assertions(text, "n = a->ne[1]", ["a", "b"], 1, []))
+    remainder, transposed, either = rows.values()
+    a, b, none = B.new_tensor_2d(F32, 4, 2), B.new_tensor_1d(F32, 8), B.new_tensor_1d(F32, 0)
+
+    def node(*src: Tensor) -> Tensor:
+        return Tensor(F32, dims(1), (4, 4, 4, 4), "NONE", src=src)
+
+    assert remainder(node(a, b))
+    assert not remainder(node(b, a))
+    assert not remainder(node(none, b))
+    assert remainder(node(b))
+    assert transposed(node(a))
+    assert not transposed(node(B.transpose(a)))
+    assert either(node(a))
+    assert not either(node(b))
+    with pytest.raises(KeyError):
+        assertions("ggml_is_round(a)", "", ["a"], 1, [])
+
+
+def test_a_broken_assertion_tells_what_came() -> None:
+    """The parameters that an assertion names, and all sources."""
+    a, b = B.new_tensor_2d(F32, 4, 2), B.new_tensor_2d(F32, 3, 2)
+    with pytest.raises(GraphError, match=r"GGML_ASSERT\(ggml_can_mul_mat\(a, b\)\) failed: src\[0\]=f32\[4, 2, 1, 1\]"):
+        B.mul_mat(a, b)

@@ -135,17 +135,18 @@ def _argument(a: Argument, names: dict[Tensor, str]) -> str:
         return names[a]
     if isinstance(a, GGMLType):
         return _type(a)
-    if isinstance(a, IntEnum):
-        return str(int(a)) if isinstance(a, ROPE_TYPE) else f"({c_enum(type(a))}) {int(a)}"  # a mode is an int in C
-    if isinstance(a, bool):
-        return "true" if a else "false"
-    if isinstance(a, float):
-        if math.isfinite(a):
-            return f"{a!r}f"
-        return "NAN" if math.isnan(a) else "INFINITY" if a > 0 else "-INFINITY"
     if isinstance(a, tuple):
         return f"std::vector<int>{{ {', '.join(map(str, a))} }}.data()"
-    return "nullptr" if a is None else str(a)
+    return "nullptr" if a is None else _number(a)
+
+
+def _number(a: float | str) -> str:
+    if isinstance(a, IntEnum):
+        return str(int(a)) if isinstance(a, ROPE_TYPE) else f"({c_enum(type(a))}) {int(a)}"  # a mode is an int in C
+    if isinstance(a, float):
+        infinite = "NAN" if math.isnan(a) else "INFINITY" if a > 0 else "-INFINITY"
+        return f"{a!r}f" if math.isfinite(a) else infinite
+    return str(a).lower()
 
 
 def _type(t: GGMLType) -> str:

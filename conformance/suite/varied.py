@@ -21,7 +21,7 @@ class Variation:
     """One node with one op_param changed."""
 
     name: str
-    """Op and op_param: `ROPE freq_base`."""
+    """Op and op_param: `SCALE s`."""
     node: Tensor
     """As it is."""
     changed: Tensor

@@ -272,14 +272,7 @@ class Attention:
 
     @FLASH_ATTN_EXT.constructor
     def flash_attn_ext(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        scale: float,
-        max_bias: float,
-        logit_softcap: float,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, max_bias: float, logit_softcap: float
     ) -> None:
         """Attention of `q` [dk, n, heads, s] over `k` [dk, n_kv, kv_heads, s] and `v` [dv, n_kv, kv_heads, s].
 

@@ -9,13 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.tensor import (
-    Tensor,
-    bits_f32,
-    can_repeat,
-    f32_bits,
-    is_contiguous_rows,
-)
+from conformance.ggml.tensor import Tensor, bits_f32, can_repeat, f32_bits, is_contiguous_rows
 from conformance.ggml.types import BF16, F16, F32, GGMLType
 
 from .names import GLU_OPS, UNARY_OPS
@@ -159,10 +153,7 @@ UNARY = op(
     layout=_unary,
     runs=_unary_runs,
     rounding=TABLES,
-    params=(
-        enum("op", UNARY_OPS, swap("TANH", "SILU"), always=True),
-        *map(f32, ("alpha_n", "alpha_p", "beta", "eps")),
-    ),
+    params=(enum("op", UNARY_OPS, swap("TANH", "SILU"), always=True), *map(f32, ("alpha_n", "alpha_p", "beta", "eps"))),
 )
 GLU = op(
     "GLU",
@@ -207,9 +198,7 @@ def _around(x: float) -> Iterator[float]:
 
 
 def _pair(name: str) -> tuple[Constructor[[Tensor]], Constructor[[Tensor]]]:
-    """The constructor of a unary op, and the one in place."""
-    constructor = UNARY.of_a(op=name)
-    return constructor, constructor.inplace
+    return UNARY.of_a(op=name).pair
 
 
 def _gated(name: str) -> tuple[Constructor[[Tensor]], Constructor[[Tensor]], Constructor[[Tensor, Tensor]]]:
@@ -220,26 +209,16 @@ def _gated(name: str) -> tuple[Constructor[[Tensor]], Constructor[[Tensor]], Con
 class Elementwise:
     """Constructors of the elementwise ops."""
 
-    add = ADD.of_a_b()
-    add_inplace = add.inplace
-    sub = SUB.of_a_b()
-    sub_inplace = sub.inplace
-    mul = MUL.of_a_b()
-    mul_inplace = mul.inplace
-    div = DIV.of_a_b()
-    div_inplace = div.inplace
-    add1 = ADD1.of_a_b()
-    add1_inplace = add1.inplace
-    sqr = SQR.of_a()
-    sqr_inplace = sqr.inplace
-    sqrt = SQRT.of_a()
-    sqrt_inplace = sqrt.inplace
-    log = LOG.of_a()
-    log_inplace = log.inplace
-    sin = SIN.of_a()
-    sin_inplace = sin.inplace
-    cos = COS.of_a()
-    cos_inplace = cos.inplace
+    add, add_inplace = ADD.of_a_b().pair
+    sub, sub_inplace = SUB.of_a_b().pair
+    mul, mul_inplace = MUL.of_a_b().pair
+    div, div_inplace = DIV.of_a_b().pair
+    add1, add1_inplace = ADD1.of_a_b().pair
+    sqr, sqr_inplace = SQR.of_a().pair
+    sqrt, sqrt_inplace = SQRT.of_a().pair
+    log, log_inplace = LOG.of_a().pair
+    sin, sin_inplace = SIN.of_a().pair
+    cos, cos_inplace = COS.of_a().pair
 
     abs, abs_inplace = _pair("ABS")
     sgn, sgn_inplace = _pair("SGN")

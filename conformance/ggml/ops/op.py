@@ -76,6 +76,11 @@ class Field:
     at: int = 0
     """Position of its first word."""
 
+    @property
+    def limited(self) -> bool:
+        """Whether some numbers are no value of it."""
+        return self.members is not None or self.read is bool or not self.name
+
     def of(self, words: tuple[int, ...]) -> Any:  # noqa: ANN401  # float, int, bool, str, enum or tuple
         """The value in all 16 words."""
         return self.read(*words[self.at : self.at + self.size])
@@ -142,6 +147,11 @@ HALF = times(0.5)
 def i32(name: str, vary: Vary | None = None, *, always: bool = False) -> Field:
     """An int32."""
     return Field(name, int, lambda v: (int(v),), always=always, vary=vary)
+
+
+def low32(name: str) -> Field:
+    """The low 32 bits of a `size_t`."""
+    return Field(name, int, lambda v: (int32(v),))
 
 
 def i32s(names: str) -> Iterator[Field]:
@@ -287,7 +297,8 @@ class Op:
         """
         for text, holds in self.asserts:
             if not holds(t):
-                raise violated(t, text, **{name: f.of(t.op_params) for f in self.fields if (name := f.name) in text})
+                words = re.findall(r"\w+", text)
+                raise violated(t, text, **{f.name: f.of(t.op_params) for f in self.fields if f.name in words})
         return self.rule(t)
 
     def field(self, name: str) -> Field | None:
@@ -403,12 +414,12 @@ def op(
     prepare: Callable[[dict[str, Any]], None] | None = None,
     after: Sequence[tuple[Any, ...]] = (),
 ) -> Op:
-    """Declare ops of these names; see `Op` for the rest.
+    """Declare ops of these names, the second the `_back` sibling of the first; the rest as in `Op`.
 
     Args:
-        names: in `names.OPS`; the second is the `_back` sibling, if there is one.
+        names: in `names.OPS`.
         src: ggml's names of the sources, those that may be absent with a question mark.
-        layout: the rule.
+        layout: `Op.rule`.
         asserts: assertions of ggml's constructor, as `assertions` reads them.
         let: names of C that `asserts` uses: `n_head = x->ne[1]; …`.
         rounding: the row of the tolerance table.
@@ -423,12 +434,13 @@ def op(
         fields.append(replace(f, at=at))
         at += f.size
     sources = src.split()
+    n_src = sum(not s.endswith("?") for s in sources)
     made = Op(
         names,
         tuple(s.rstrip("?") for s in sources),
-        sum(not s.endswith("?") for s in sources),
+        n_src,
         tuple(fields),
-        assertions(asserts, let, [s.rstrip("?") for s in sources], fields),
+        assertions(asserts, let, [s.rstrip("?") for s in sources], n_src, fields),
         layout,
         runs,
         rounding,
@@ -507,6 +519,11 @@ class Constructor(Generic[P]):
         return Constructor(self.op, self.arguments, self.fixed, doc, name=self._name, inplace=True)
 
     @property
+    def pair(self) -> tuple[Constructor[P], Constructor[P]]:
+        """Itself and its form in place."""
+        return self, self.inplace
+
+    @property
     def back(self) -> Constructor[P]:
         """Its form for the `_back` sibling of the op."""
         return Constructor(self.op, self.arguments, self.fixed, f"{self.__doc__} Backward.", name=self.op.names[1])
@@ -519,7 +536,7 @@ Assertion = tuple[str, Term]
 """The text of an assertion of ggml, and whether it holds for a node."""
 
 
-def assertions(text: str, let: str, src: Sequence[str], fields: Sequence[Field]) -> tuple[Assertion, ...]:
+def assertions(text: str, let: str, src: Sequence[str], n_src: int, fields: Sequence[Field]) -> tuple[Assertion, ...]:
     """Assertions in the words of `ggml.c`, separated by semicolons: `a->ne[0] == b->ne[0]; ggml_is_contiguous(a)`.
 
     They are the condition and the text of the error at once. One that names an absent source is not checked. A
@@ -529,7 +546,7 @@ def assertions(text: str, let: str, src: Sequence[str], fields: Sequence[Field])
     names |= {f.name: (lambda t, f=f: f.of(t.op_params)) for f in fields}  # type: ignore[misc]  # f is a Field
     for name, _, value in (part.partition(" = ") for part in filter(None, let.split("; "))):
         names[name] = _term(_parsed(value), names)
-    places = {name: i for i, name in enumerate(src)}
+    places = {s: i for i, s in enumerate(src) if i >= n_src}
     return tuple((a, _assertion(a, names, places)) for a in " ".join(text.split()).split("; ") if a)
 
 
@@ -539,7 +556,7 @@ def _assertion(text: str, names: Mapping[str, Term], places: Mapping[str, int]) 
 
     def holds(t: Tensor) -> bool:
         try:
-            return any(optional(t, i) is None for i in read) or bool(term(t))
+            return bool(term(t)) if not read else any(optional(t, i) is None for i in read) or bool(term(t))
         except ZeroDivisionError:
             return False
 
@@ -565,27 +582,33 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 def _term(e: ast.AST, names: Mapping[str, Term]) -> Term:
     """What an expression gives for a node."""
-    parts = [_term(p, names) for p in ast.iter_child_nodes(e) if isinstance(p, ast.expr)]
     match e:
         case ast.Constant(value):
             return lambda _: value
         case ast.Name(name):
             return names.get(name.rstrip("_")) or _constant(name)
-        case ast.Attribute(_, name):
-            return lambda t: getattr(parts[0](t), name)
-        case ast.Subscript():
-            return lambda t: parts[0](t)[parts[1](t)]
+        case ast.Attribute(of, name):
+            thing, get = _term(of, names), operator.attrgetter(name)
+            return lambda t: get(thing(t))
+        case ast.Subscript(of, ast.Constant(i)):
+            values = _term(of, names)
+            return lambda t: values(t)[i]
+    return _operation(e, [_term(p, names) for p in ast.iter_child_nodes(e) if isinstance(p, ast.expr)])
+
+
+def _operation(e: ast.AST, parts: list[Term]) -> Term:
+    match e:
         case ast.BoolOp(ast.And()):
             return lambda t: all(p(t) for p in parts)
-        case ast.BoolOp():
+        case ast.BoolOp(ast.Or()):
             return lambda t: any(p(t) for p in parts)
-        case ast.UnaryOp():
+        case ast.UnaryOp(ast.Not()):
             return lambda t: not parts[0](t)
         case ast.BinOp(_, sign, _) | ast.Compare(_, [sign], _):
-            f = _OPERATORS[type(sign)]
-            return lambda t: f(parts[0](t), parts[1](t))
+            f, (a, b) = _OPERATORS[type(sign)], parts
+            return lambda t: f(a(t), b(t))
         case ast.Call():
-            return lambda t: parts[0](t)(*(p(t) for p in parts[1:]))
+            return lambda t: parts[0](t)(*[p(t) for p in parts[1:]])
     raise ValueError(f"no assertion of ggml: {ast.dump(e)}")
 
 
@@ -676,7 +699,8 @@ def _check_counts(t: Tensor, declared: Op) -> None:
 
 
 def _check_fields(t: Tensor, declared: Op) -> None:
-    problem = next(filter(None, (f.problem(t.op_params) for f in declared.fields)), "")
+    words = t.op_params
+    problem = next(filter(None, [f.problem(words) for f in declared.fields if f.limited]), "")
     if problem:
         raise GraphError(problem)
 

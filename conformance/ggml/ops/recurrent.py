@@ -9,19 +9,7 @@ from conformance.ggml.tensor import Tensor, dims, is_contiguous, nelements, same
 from conformance.ggml.types import F32
 
 from .matmul import PRODUCT
-from .op import (
-    Layout,
-    Rounding,
-    all_f32,
-    check,
-    divides,
-    f32,
-    fresh,
-    i32,
-    op,
-    operand,
-    violated,
-)
+from .op import Layout, Rounding, all_f32, check, divides, f32, fresh, i32, op, operand, violated
 
 
 def _ssm_scan(t: Tensor) -> Layout:

@@ -142,20 +142,9 @@ class Rope:
 
     @ROPE.constructor
     def rope_ext(
-        self,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor | None,
-        n_dims: int,
-        mode: int,
-        n_ctx_orig: int,
-        freq_base: float,
-        freq_scale: float,
-        ext_factor: float,
-        attn_factor: float,
-        beta_fast: float,
-        beta_slow: float,
-    ) -> None:
+        self, a: Tensor, b: Tensor, c: Tensor | None, n_dims: int, mode: int, n_ctx_orig: int, freq_base: float,
+        freq_scale: float, ext_factor: float, attn_factor: float, beta_fast: float, beta_slow: float
+    ) -> None:  # fmt: skip
         """Rotate `a` [head, heads, tokens] by positions `b` (I32 [tokens]); `c` frequency factors (F32 [n_dims/2])."""
 
     rope_ext_inplace = rope_ext.inplace
@@ -163,21 +152,10 @@ class Rope:
 
     @ROPE.constructor
     def rope_multi(
-        self,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor | None,
-        n_dims: int,
-        sections: tuple[int, ...],
-        mode: int,
-        n_ctx_orig: int,
-        freq_base: float,
-        freq_scale: float,
-        ext_factor: float,
-        attn_factor: float,
-        beta_fast: float,
-        beta_slow: float,
-    ) -> None:
+        self, a: Tensor, b: Tensor, c: Tensor | None, n_dims: int, sections: tuple[int, ...], mode: int,
+        n_ctx_orig: int, freq_base: float, freq_scale: float, ext_factor: float, attn_factor: float,
+        beta_fast: float, beta_slow: float
+    ) -> None:  # fmt: skip
         """`rope_ext` with four positions per token (`b` I32 [4 * tokens]), shared out by four `sections`."""
 
     rope_multi_inplace = rope_multi.inplace

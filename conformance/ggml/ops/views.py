@@ -35,9 +35,8 @@ from .op import (
     flag,
     fresh,
     i32,
-    i32s,
-    int32,
     lay_out,
+    low32,
     op,
     operand,
     same_layout,
@@ -204,7 +203,7 @@ CPY = op("CPY", src="a b", layout=_cpy, rounding=STORES)
 DUP = op("DUP", src="a", layout=same_layout, rounding=STORES)
 CONCAT = op("CONCAT", src="a b", layout=_concat, params=(i32("dim", always=True),))
 REPEAT = op("REPEAT", src="a", layout=_repeat)
-_PART = (*i32s("nb1 nb2 nb3"), i32("offset", _elsewhere), flag("inplace"))
+_PART = (*map(low32, ("nb1", "nb2", "nb3")), i32("offset", _elsewhere), flag("inplace"))
 SET = op("SET", src="a b", layout=_set, asserts="ggml_nelements(a) >= ggml_nelements(b)", runs=_part_runs, params=_PART)
 ACC = op(
     "ACC",
@@ -371,15 +370,11 @@ class Views:
     def repeat_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> None:
         """`a` repeated to [ne0, ne1, ne2, ne3]."""
 
-    @SET.form()
-    def set(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
+    @SET.constructor
+    def set(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> None:
         """`a` with `b` in place of the part that these strides and this offset, in bytes, show."""
-        return SET.node(a, b, nb1=int32(nb1), nb2=int32(nb2), nb3=int32(nb3), offset=offset)
 
-    @SET.form()
-    def set_inplace(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
-        """`set` into `a`'s bytes."""
-        return SET.node(a, b, inplace=True, nb1=int32(nb1), nb2=int32(nb2), nb3=int32(nb3), offset=offset)
+    set_inplace = set.inplace  # noqa: A003  # the constructor above has ggml's name
 
     def set_1d(self, a: Tensor, b: Tensor, offset: int) -> Tensor:
         """`set` with `a`'s own strides."""
@@ -397,12 +392,8 @@ class Views:
         """`set_2d` into `a`'s bytes."""
         return self.set_inplace(a, b, nb1, *a.nb[2:], offset)
 
-    @ACC.form()
-    def acc(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
+    @ACC.constructor
+    def acc(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> None:
         """`a` with `b` added to the part that these strides and this offset, in bytes, show."""
-        return ACC.node(a, b, nb1=int32(nb1), nb2=int32(nb2), nb3=int32(nb3), offset=offset)
 
-    @ACC.form()
-    def acc_inplace(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
-        """`acc` into `a`'s bytes."""
-        return ACC.node(a, b, inplace=True, nb1=int32(nb1), nb2=int32(nb2), nb3=int32(nb3), offset=offset)
+    acc_inplace = acc.inplace

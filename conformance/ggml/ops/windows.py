@@ -9,22 +9,7 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import MAX_DIMS, Tensor, dims
 from conformance.ggml.types import F16, F32, GGMLType
 
-from .op import (
-    DOTS,
-    SUMS,
-    Layout,
-    check,
-    enum,
-    flag,
-    flip,
-    fresh,
-    i32s,
-    op,
-    operand,
-    swap,
-    vec,
-    violated,
-)
+from .op import DOTS, SUMS, Layout, check, enum, flag, flip, fresh, i32s, op, operand, swap, vec, violated
 
 OP_POOL = IntEnum("OP_POOL", {"MAX": 0, "AVG": 1})
 """`enum ggml_op_pool`."""
@@ -166,13 +151,7 @@ POOL_2D = op(
     rounding=replace(SUMS, terms=_window),
     params=(enum("op", OP_POOL, swap("MAX", "AVG"), always=True), *i32s("k0 k1 s0 s1 p0 p1")),
 )
-IM2COL = op(
-    "IM2COL",
-    src="a b",
-    layout=_im2col,
-    runs=_im2col_runs,
-    params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")),
-)
+IM2COL = op("IM2COL", src="a b", layout=_im2col, runs=_im2col_runs, params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")))
 SSM_CONV = op(
     "SSM_CONV",
     src="sx c",
@@ -206,18 +185,9 @@ class Windows:
 
     @IM2COL.constructor
     def im2col(
-        self,
-        a: Tensor,
-        b: Tensor,
-        s0: int,
-        s1: int,
-        p0: int,
-        p1: int,
-        d0: int,
-        d1: int,
-        is_2D: bool,
-        dst_type: GGMLType,
-    ) -> None:
+        self, a: Tensor, b: Tensor, s0: int, s1: int, p0: int, p1: int, d0: int, d1: int, is_2D: bool,
+        dst_type: GGMLType
+    ) -> None:  # fmt: skip
         """`b`'s windows of the size of kernel `a`, one a row."""
 
     @SSM_CONV.constructor
