@@ -283,7 +283,7 @@ from pathlib import Path
 from conformance.backend.interface import DeviceInfo
 from conformance.suite import FAMILIES
 from conformance.backend.registry import Spec
-from conformance.run import watchdog
+from conformance.run.isolation import watchdog
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from hostile_adapter import Hostile

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,27 +18,21 @@ class Side:
     """One build, and the unit that it measures at present."""
 
     def __init__(self, *, isolate: bool) -> None:
-        from conformance.run.isolation.isolate import Isolation  # noqa: PLC0415  # as above
-        from conformance.run.runner import Runner  # noqa: PLC0415  # as above
-
-        from .bench import Bench  # noqa: PLC0415  # the build's own; what it lacks is answered in words
-
-        self._runner = Runner()
+        # the build's own, by full name, as a script has no package; what it lacks is answered in words
+        bench = import_module("conformance.perf.bench")
+        isolation = import_module("conformance.run.isolation.isolate").Isolation(isolate=isolate or None)
+        self._runner = import_module("conformance.run.runner").Runner()
         # where memory lies differs between processes most
-        self._bench = Bench(self._runner, Isolation(isolate=isolate or None))
+        self._bench = bench.Bench(self._runner, isolation)
         self._measured: Any = None
 
     def open(self, level: str, unit: str, backend: str) -> dict[str, Any]:
         """Make a unit ready; gives its case and what became of it, and measures only after PASS."""
-        from conformance.run.session.select import parse_specs  # noqa: PLC0415  # as above
-
-        from .units import units  # noqa: PLC0415  # as above
-
         self.close()
-        found = [u for u in units(level) if u.name == unit]  # type: ignore[arg-type]  # checked by the other side
+        found = [u for u in import_module("conformance.perf.units").units(level) if u.name == unit]
         if not found:
             return {"missing": f"no unit {unit} at level {level}"}
-        (spec,) = parse_specs([backend])
+        (spec,) = import_module("conformance.run.session.select").parse_specs([backend])
         result = self._bench.result(found[0], spec)
         answer = {"case": found[0].case_id, "verdict": result.verdict.value, "detail": result.detail}
         if answer["verdict"] == "PASS":
