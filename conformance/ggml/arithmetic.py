@@ -37,8 +37,8 @@ class Arithmetic:
     """Sub-op of UNARY -> type of the lookup table for F32 and F16 arguments: argument and value are rounded to it. The
     GLU around the same function (GEGLU around GELU) uses the table too."""
     rope: str = "exact"
-    """How rotary embedding computes its angles: `exact`, or `float32` as `ggml_rope_cache_init`, which multiplies by theta_scale
-    once per pair and rounds each time."""
+    """How rotary embedding computes its angles: `exact`, or `float32` as `ggml_rope_cache_init`, which multiplies by
+    theta_scale once per pair and rounds each time."""
     weights: Mapping[str, str] = field(default_factory=dict)
     """Type of a weight that MUL_MAT or MUL_MAT_ID reads -> form of `requant.FORMS` that it is stored in first."""
     rows: Mapping[str, str] = field(default_factory=dict)
