@@ -24,8 +24,8 @@ from conformance.judge.asked import told as told_missing
 from conformance.judge.verdict import FAILURES, Result, Totals, Verdict
 from conformance.perf.bench import Bench
 from conformance.report.journal import Partial
-from conformance.report.record import check_writable, interrupts_wait, record, write_json
-from conformance.report.reproduce import command
+from conformance.report.runfile import check_writable, interrupts_wait, record, write_json
+from conformance.report.runs import command
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.isolation.memory import parse_size
 from conformance.run.runner import Runner

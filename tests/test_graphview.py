@@ -16,8 +16,7 @@ from conformance.ggml.ops.names import OPS
 from conformance.ggml.ops.rules import RULES
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, new_tensor
 from conformance.ggml.types import F32
-from conformance.report.graphlayout import layout
-from conformance.report.graphview import svg, table
+from conformance.report.graphview import layout, svg, table
 from conformance.report.params import PARAMS, params_text
 from conformance.suite.captured import FAMILY
 

@@ -19,13 +19,13 @@ from conformance.case.case import JSON
 from conformance.cli import main
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.perf.history.store import History
-from conformance.report.csv_ops import csv_ops
 from conformance.report.journal import Journal
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
+from conformance.report.matrix import csv_ops
 from conformance.report.page import page
-from conformance.report.record import header
 from conformance.report.runs import read_runs
+from conformance.run.session.environment import header
 
 ADD = "ops/ADD-f32+f32-a=4,b=4@0"
 DEEP: JSON = [[[[[[1]]]]]]

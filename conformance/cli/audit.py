@@ -14,11 +14,12 @@ from conformance.backend.registry import Spec
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.text import printable, shell
 from conformance.judge.waivers import Waivers
-from conformance.report.record import header, write_json
+from conformance.report.runfile import write_json
 from conformance.run import audit as auditing
 from conformance.run.audit import FAILING, Cell, Finding
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.session.environment import header
 from conformance.run.session.select import available, build, case_ids, parse_specs
 from conformance.run.session.waiving import Waiving, today
 from conformance.suite.family import Level

@@ -9,7 +9,7 @@ from typing import NoReturn
 import click
 
 from conformance.judge.verdict import FAILURES, Result, Totals
-from conformance.report.record import record, write_json
+from conformance.report.runfile import record, write_json
 from conformance.run import golden
 
 from .options import Group, json_option

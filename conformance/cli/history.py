@@ -15,7 +15,7 @@ from conformance.ggml.text import printable
 from conformance.perf.history.changes import FEWEST, Change, changes
 from conformance.perf.history.series import Kills, Run, kills, runs, series
 from conformance.perf.history.store import History
-from conformance.report.record import write_json
+from conformance.report.runfile import write_json
 from conformance.report.runs import read_runs
 
 from .options import File, Group, json_option

@@ -13,7 +13,7 @@ import click
 from conformance.backend import registry
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.text import printable
-from conformance.report.record import check_writable
+from conformance.report.runfile import check_writable
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.isolation.memory import parse_size
 from conformance.run.session import settings

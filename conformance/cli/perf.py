@@ -15,7 +15,7 @@ from conformance.perf.bench import Bench, Row
 from conformance.perf.document import COLUMNS, document, exit_code, table
 from conformance.perf.rounds import Rounds
 from conformance.perf.units import ROUNDS, units
-from conformance.report.record import write_json
+from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.stages import choose

@@ -32,9 +32,10 @@ from conformance.perf.trust import (
     trust,
 )
 from conformance.perf.units import units
-from conformance.report.record import header, write_json
+from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.session.environment import header
 from conformance.run.session.select import available, parse_specs
 from conformance.suite.family import Level
 

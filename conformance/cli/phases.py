@@ -13,8 +13,9 @@ from conformance.case.case import JSON, Case
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.perf.energy import Meter, meter
 from conformance.perf.phases import MODEL, Phase, generation, measure, prompt
-from conformance.report.record import header, write_json
+from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.session.environment import header
 from conformance.run.session.select import parse_specs
 
 from .options import backend_option, isolation, json_option

@@ -16,7 +16,8 @@ from conformance.ggml.text import printable
 from conformance.planted import campaign
 from conformance.planted.campaign import Hunt
 from conformance.planted.faults import FOLDER, Fault, control, read
-from conformance.report.record import header, write_json
+from conformance.report.runfile import write_json
+from conformance.run.session.environment import header
 from conformance.suite import FAMILIES
 from conformance.suite.family import Level
 

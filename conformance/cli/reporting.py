@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from conformance.ggml.errors import UsageError
-from conformance.report.csv_ops import csv_ops
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
+from conformance.report.matrix import csv_ops
 from conformance.report.page import page
 from conformance.report.page.stored import read_history
 from conformance.report.runs import read_runs

@@ -11,7 +11,7 @@ from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable
-from conformance.report.record import write_text
+from conformance.report.runfile import write_text
 from conformance.report.snippet import python
 from conformance.report.snippet_cpp import cpp
 from conformance.run.isolation.isolate import Isolation

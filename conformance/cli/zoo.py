@@ -17,7 +17,8 @@ from conformance.backend.registry import Spec, environment, resolve
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable
 from conformance.ggml.types import TYPES
-from conformance.report.record import header, write_json
+from conformance.report.runfile import write_json
+from conformance.run.session.environment import header
 from conformance.suite.zoo import family as zoo
 from conformance.suite.zoo import metadata
 from conformance.suite.zoo.play import PASSES, RUNS, Device, Played, play

@@ -25,7 +25,7 @@ from statistics import median
 
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Totals
-from conformance.report.record import header
+from conformance.run.session.environment import header
 
 from .bench import Row
 

@@ -13,33 +13,28 @@ import json
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from conformance.case import strictjson
 from conformance.case.case import JSON
-from conformance.case.strictjson import Memory
-from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.ggml.errors import UsageError
 from conformance.judge.asked import Asked
 from conformance.judge.verdict import Result, Verdict
+from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.seeds import new_seed
 
-from .record import SCHEMA, header
-from .schema import COUNT, HEADER, RESULT, check, one_of
+from .runfile import COUNT, HEADER, JOURNAL, JOURNAL_BEGINS, RESULT, check, one_of
 
-KIND = "journal"
 BESIDE = ".partial.jsonl"
 """What the name of a `Partial` has behind that of the file that its run writes at its end."""
-KILLED = "the run ended before it"
 PATIENCE = 10.0
 """Seconds to wait for a run that is about to end to let go of its journal."""
 _SAME = ("machine", "python", "packages")
 """What of the environment may not change within a run."""
-HEAD = {**HEADER, "kind": one_of(KIND), "seed": COUNT}
+HEAD = {**HEADER, "kind": one_of(JOURNAL), "seed": COUNT}
 """What the first line holds."""
-_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{KIND}", '.encode()
 
 
 class Journal:
@@ -109,22 +104,22 @@ class Journal:
         raw = self.path.read_bytes()
         whole, newline, torn = raw.rpartition(b"\n")
         if not newline:
-            begun = min(len(torn), len(_BEGINS))
-            if torn[:begun] != _BEGINS[:begun]:
+            begun = min(len(torn), len(JOURNAL_BEGINS))
+            if torn[:begun] != JOURNAL_BEGINS[:begun]:
                 raise self._error("no journal of a run")
             return self._begin(asked), []
         rows = [self._row(n, line) for n, line in enumerate(whole.split(b"\n"), 1)]
         head = rows[0]
-        if head.get("kind") != KIND or head.get("schema") != SCHEMA:
+        if head.get("kind") != JOURNAL or head.get("schema") != SCHEMA:
             raise self._error("no journal of a run")
         check(self.path, "line 1", head, HEAD)
         self._check("was asked for", head.get("asked"), asked, asked)
-        self._check("had", head.get("environment"), header(KIND)["environment"], _SAME)
+        self._check("had", head.get("environment"), header(JOURNAL)["environment"], _SAME)
         os.ftruncate(self._descriptor, len(raw) - len(torn))
         return head, rows[1:]
 
     def _begin(self, asked: dict[str, JSON]) -> dict[str, JSON]:
-        head = {**header(KIND), "asked": asked, "seed": new_seed()}
+        head = {**header(JOURNAL), "asked": asked, "seed": new_seed()}
         os.ftruncate(self._descriptor, 0)
         self._append([head])
         return head
@@ -197,7 +192,7 @@ class Partial:
                 os.close(self._descriptor)
                 raise UsageError(f"--json {target}: another run is about to write it; give this one a file of its own")
             self._put_aside(target)
-            _write(self._descriptor, [{**header(KIND), "asked": {"cases": asked.cases}, "seed": 0}])
+            _write(self._descriptor, [{**header(JOURNAL), "asked": {"cases": asked.cases}, "seed": 0}])
         except OSError as e:
             self._stop(e)
 
@@ -246,49 +241,6 @@ class Partial:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
-    """What a run left in such a file, as the document that it would have written; None where it is no such file.
-
-    Args:
-        raw: all of it; a last line that a kill tore is passed over.
-        memory: what reading it may take.
-
-    Raises:
-        CaseFileError: it is one, and broken within; says at which line.
-    """
-    if not raw.startswith(_BEGINS):
-        return None
-    lines = raw.split(b"\n")[:-1]
-    rows = [strictjson.parse(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
-    head = rows[0] if rows and isinstance(rows[0], dict) else {}
-    asked = _cases_asked(head)
-    found = [Result(r["case"], r["backend"], Verdict.PASS) for r in rows[1:] if _names_pair(r)]
-    return {
-        **{k: v for k, v in head.items() if k not in {"asked", "seed"}},
-        "kind": "conformance",
-        "asked": asked.to_json(),
-        "missing": [m.to_json() for m in asked.missing(found, KILLED)],
-        "results": rows[1:],
-    }
-
-
-def _cases_asked(head: Mapping[str, JSON]) -> Asked:
-    said = head.get("asked")
-    cases = said.get("cases") if isinstance(said, dict) else None
-    if not isinstance(cases, dict) or not all(
-        isinstance(ids, list) and all(isinstance(i, str) for i in ids) for ids in cases.values()
-    ):
-        raise CaseFileError(
-            "line 1", "what a run with --json was asked for expected (a journal of --journal is for the same "
-            "`conform run` again, which goes on from there and writes --json)"
-        )  # fmt: skip
-    return Asked(cases)
-
-
-def _names_pair(row: JSON) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("case"), str) and isinstance(row.get("backend"), str)
 
 
 def _write(descriptor: int, rows: Sequence[JSON]) -> None:

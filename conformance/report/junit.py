@@ -15,9 +15,8 @@ from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
 from .matrix import operation
-from .reproduce import command
 from .runfile import Document
-from .runs import Row, Runs
+from .runs import Row, Runs, command
 
 TAGS: dict[Verdict, str | None] = {
     Verdict.PASS: None,

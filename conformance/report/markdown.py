@@ -9,12 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
-from . import told
-from .causes import ORDER, Group, groups
-from .matrix import OPS, Matrix, matrix
-from .reproduce import command
-from .runs import Row, Runs
-from .words import budget_used, refusals
+from .matrix import OPS, ORDER, Group, Matrix, groups, matrix
+from .runs import Row, Runs, budget_used, command, refusals
 
 LIMIT = 50_000
 """Bytes of UTF-8: a summary is read, not searched; all of it is in the page and in the run files."""
@@ -119,9 +115,9 @@ def _others(runs: Runs) -> list[str]:
     words = []
     if runs.units:
         words.append(f"{sum(u.value['rate'] is not None for u in runs.units):,} of {len(runs.units):,} units timed")
-    if cells := told.zoo(runs):
+    if cells := runs.zoo():
         words.append(f"{sum(map(_fails, cells)):,} of {len(cells):,} zoo cells failed")
-    if phases := told.phases(runs):
+    if phases := runs.phases():
         words.append(f"{sum(p.value.get('tokens_per_second') is not None for p in phases):,} phases timed")
     if runs.hunts:
         names = {h.value["fault"] for h in runs.hunts if h.value["noticed"]} & {f.value["name"] for f in runs.faults}
@@ -150,7 +146,7 @@ def _sections(runs: Runs) -> Iterator[Section]:
     yield "Gates", *_table(["gate", "unit", "backend", "answer", "estimate", "interval", "limit", "why"], _gates(runs))
     yield "Speed", *_table(["unit", "backend", "rate", "rounds", "not timed because"], _units(runs))
     yield "Planted bugs", [], _planted(runs)
-    cells = told.zoo(runs)
+    cells = runs.zoo()
     columns = list(dict.fromkeys((str(c.value.get("backend")), str(c.value.get("run"))) for c in cells))
     yield "Zoo", *_table(["architecture", *(f"{_code(b)}, {_text(r)}" for b, r in columns)], _zoo(cells, columns))
     yield "Zoo cells that failed", [], [_cell(c) for c in cells if _fails(c)]
@@ -235,7 +231,7 @@ def _cell(cell: Row[Mapping[str, JSON]]) -> str:
 
 
 def _phases(runs: Runs) -> Iterator[Sequence[str]]:
-    for row in told.phases(runs):
+    for row in runs.phases():
         p = row.value
         figures = (p.get(k) for k in ("tokens_per_second", "watts", "joules_per_token", "splits"))
         said = [_number(v if isinstance(v, (int, float)) else None) for v in figures]
@@ -279,19 +275,15 @@ def _planted(runs: Runs) -> list[str]:
 
 
 def _audit(runs: Runs) -> list[str]:
-    found: list[str] = []
-    for d in runs.of("audit"):
-        backends = d.body.get("backends")
-        for name, cells in backends.items() if isinstance(backends, dict) else ():
-            rows = [c for c in cells if isinstance(c, dict)] if isinstance(cells, list) else []
-            counts = Counter(str(c.get("finding")) for c in rows)
-            found.append(f"- {_code(name)}: {', '.join(f'{n:,} {_text(w)}' for w, n in counts.items()) or 'nothing'}")
-            for c in rows:
-                if c.get("finding") != "agreed":
-                    where = f"{_code(str(c.get('weight') or 'the trajectory'))} in {_code(str(c.get('buffer')))}"
-                    told = f"{_text(str(c.get('detail') or ''))}, {_code(str(c.get('case')))}"
-                    found.append(f"  - **{_text(str(c.get('finding')))}** {where}: {told}")
-    return found
+    lines: list[str] = []
+    for _, backend, rows in runs.audits():
+        counts = Counter(str(r.value.get("finding")) for r in rows)
+        lines.append(f"- {_code(backend)}: {', '.join(f'{n:,} {_text(w)}' for w, n in counts.items()) or 'nothing'}")
+        for c in (r.value for r in rows if r.value.get("finding") != "agreed"):
+            where = f"{_code(str(c.get('weight') or 'the trajectory'))} in {_code(str(c.get('buffer')))}"
+            why = f"{_text(str(c.get('detail') or ''))}, {_code(str(c.get('case')))}"
+            lines.append(f"  - **{_text(str(c.get('finding')))}** {where}: {why}")
+    return lines
 
 
 def _not_run(runs: Runs) -> list[str]:

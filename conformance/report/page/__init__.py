@@ -14,31 +14,17 @@ from string import Template
 
 from conformance import __version__
 from conformance.case.case import JSON
-from conformance.report.runfile import Document
+from conformance.judge.verdict import FAILURES
+from conformance.report.matrix import ORDER, PASSED
+from conformance.report.runfile import WRITTEN, Document
 from conformance.report.runs import Row, Runs
-from conformance.report.schema import WRITTEN
-from conformance.report.told import unlisted
 
 from . import tables
-from .columns import embedded
 from .drawings import SECONDS, drawn_graphs
 from .stored import Stored
 
-SCRIPTS = (
-    "data",
-    "elements",
-    "query",
-    "grid",
-    "matrix",
-    "charts",
-    "speed",
-    "zoo",
-    "detail",
-    "status",
-    "sections",
-    "main",
-)
-"""Parts of the page's script, in the order in which they run."""
+SCRIPTS = ("data", "elements", "query", "grid", "matrix", "charts", "detail", "status", "sections", "main")
+"""Parts of the page's script in `static/`, in the order in which they run."""
 
 
 def page(
@@ -66,11 +52,13 @@ def page(
     data = {
         "made": now.astimezone(timezone.utc).strftime(WRITTEN),
         "version": __version__,
+        "failed": [str(v) for v in ORDER if v in FAILURES],
+        "passed": [str(v) for v in sorted(PASSED)],
         "documents": [_document(d) for d in documents],
         "unavailable": runs.unavailable(),
         "planned": {level: [[i, *tables.subject(i)] for i in ids] for level, ids in (planned or {}).items()},
         "superseded": len(runs.superseded),
-        "unlisted": [[d.path.name, backend, n] for d, backend, n in unlisted(runs)],
+        "unlisted": [[d.path.name, backend, n] for d, backend, n in runs.unlisted()],
         "tables": {
             "results": tables.results(runs),
             "faults": tables.faults(runs),
@@ -90,7 +78,7 @@ def page(
 
 def assemble(data: JSON) -> str:
     """The document around its data: markup, style and scripts inline, each named to the browser by its hash."""
-    folder = files(__package__)
+    folder = files(__package__).joinpath("static")
     style = folder.joinpath("page.css").read_text(encoding="utf-8")
     parts = [folder.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     script = '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n"
@@ -99,7 +87,7 @@ def assemble(data: JSON) -> str:
         f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
         style=style,
         script=script,
-        data=embedded(data),
+        data=tables.embedded(data),
     )
 
 

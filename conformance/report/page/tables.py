@@ -1,28 +1,32 @@
-"""The tables of the page, column by column, out of merged runs. Each row knows the run and the place it came from."""
+"""The tables of the page, column by column, from merged runs. Each row names its run and its place there.
+
+A column holds each word once: most of what 20,000 results take in a page is words that come again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.perf.history.rows import interval
-from conformance.report import told
-from conformance.report.causes import cause
-from conformance.report.matrix import OPS, Cell, operation
+from conformance.report.matrix import OPS, cause, counts, operation
 from conformance.report.runfile import Document
 from conformance.report.runs import Row, Runs
-
-from .columns import numbers, objects, words
 
 T = TypeVar("T")
 Fields = Mapping[str, JSON]
 
 TAKEN = ("refused", "begun, not finished", "finished")
-"""What a backend did with a case: said no; said yes and gave no answer; said yes and answered, right or wrong."""
+"""What a backend did with a case: refused it; accepted it and gave no answer; answered, right or wrong."""
 LOST = "missing"
-"""Where a verdict stands, of a case that a backend was asked for and that has no result; and what was done with it."""
+"""In place of verdict and `taken`: the case was requested of the backend and has no result."""
+LOST_COUNT = "lost"
+"""The count that such a row raises; those of results are `report.matrix.counts`."""
+NOTHING = -1
+"""In `at`: no value."""
 
 
 def subject(case_id: str) -> tuple[str, str, str]:
@@ -39,12 +43,16 @@ def subject(case_id: str) -> tuple[str, str, str]:
     return what.family, what.family, "-".join(parts[:first])
 
 
+def _taken(names: Sequence[str]) -> str:
+    return LOST if LOST_COUNT in names else TAKEN[("declared" in names) + ("executed" in names)]
+
+
 def _lost(pair: Mapping[str, JSON]) -> Result:
     return Result(pair["case"], pair["backend"], Verdict.FAIL, detail=pair["reason"])
 
 
 def results(runs: Runs) -> JSON:
-    """One row per case, backend and kind of machine: the newest; then those that were asked for and have no result."""
+    """One row per case, backend and kind of machine: the newest; then requested pairs without a result."""
     lost = [Row(_lost(m.value), m.document, m.place) for m in runs.missing]
     every = [*runs.results, *lost]
     rows = [r.value for r in every]
@@ -69,6 +77,7 @@ def results(runs: Runs) -> JSON:
         "steps": lambda r: r.steps,
     }
     ran = [r.value for r in runs.results]
+    raised = [*map(counts, ran), *([LOST_COUNT] for _ in lost)]
     return _table(
         every,
         runs.documents,
@@ -76,7 +85,8 @@ def results(runs: Runs) -> JSON:
             **{k: words(map(get, rows)) for k, get in texts.items()},
             **{k: numbers([*map(get, ran), *none]) for k, get in amounts.items()},
             "verdict": words([*(str(r.verdict) for r in ran), *(LOST for _ in lost)]),
-            "taken": words([*map(_taken, runs.results), *(LOST for _ in lost)]),
+            "counts": objects(raised),
+            "taken": words(_taken(names) for names in raised),
             "cause": words(
                 [*(cause(r) if r.verdict in FAILURES else None for r in ran), *(r.value.detail for r in lost)]
             ),
@@ -84,12 +94,6 @@ def results(runs: Runs) -> JSON:
             "first_divergence": objects(r.first_divergence for r in rows),
         },
     )
-
-
-def _taken(row: Row[Result]) -> str:
-    cell = Cell()
-    cell.add(row)
-    return TAKEN[cell.declared + cell.executed]
 
 
 def faults(runs: Runs) -> JSON:
@@ -133,16 +137,8 @@ def hunts(runs: Runs) -> JSON:
 
 def audit(runs: Runs) -> JSON:
     """One row per answer of a backend that was held against a run: the newest audit of each backend and machine."""
-    newest: dict[tuple[str, str], list[Row[Fields]]] = {}
-    for d in runs.of("audit"):
-        backends = d.body.get("backends")
-        for name, cells in backends.items() if isinstance(backends, dict) else ():
-            newest[d.machine, name] = [
-                Row({**c, "backend": name}, d, f"backends[{name!r}][{i}]")
-                for i, c in enumerate(cells if isinstance(cells, list) else ())
-                if isinstance(c, dict)
-            ]
-    rows = [r for cells in newest.values() for r in cells]
+    newest = {(d.machine, backend): (backend, findings) for d, backend, findings in runs.audits()}
+    rows = [Row({**r.value, "backend": name}, r.document, r.place) for name, cells in newest.values() for r in cells]
     texts = ("backend", "case", "subject", "name", "type", "buffer", "finding", "detail", "saved")
     return _table(
         rows,
@@ -200,7 +196,7 @@ def gates(runs: Runs) -> JSON:
 
 def zoo(runs: Runs) -> JSON:
     """One row per architecture, device and run of llama.cpp."""
-    rows = told.zoo(runs)
+    rows = runs.zoo()
     texts = ("architecture", "backend", "run", "verdict", "detail")
     return _table(
         rows,
@@ -214,7 +210,7 @@ def zoo(runs: Runs) -> JSON:
 
 def phases(runs: Runs) -> JSON:
     """One row per phase of a decoder on a backend; without a rate where it could not be had, and why."""
-    rows = told.phases(runs)
+    rows = runs.phases()
     texts = ("backend", "model", "name", "reason")
     return _table(
         rows,
@@ -262,3 +258,37 @@ def _number(row: Fields, key: str) -> float | None:
 
 def _shape(ne: JSON) -> str:
     return "×".join(map(str, ne)) if isinstance(ne, list) else ""
+
+
+def words(values: Iterable[str | None]) -> dict[str, JSON]:
+    """A column of texts: `{"words": [each once, in order of appearance], "at": [index or NOTHING per row]}`."""
+    known: dict[str, int] = {}
+    at = [NOTHING if v is None else known.setdefault(v, len(known)) for v in values]
+    return {"words": list(known), "at": at}
+
+
+def numbers(values: Iterable[float | None]) -> dict[str, JSON]:
+    """A column of numbers, exactly as they came: `{"numbers": [number or null per row]}`."""
+    return {"numbers": list(values)}
+
+
+def objects(values: Iterable[Mapping[str, JSON] | Sequence[JSON] | None]) -> dict[str, JSON]:
+    """A column of JSON objects or lists: `{"objects": [each once], "at": [index or NOTHING per row]}`."""
+    known: dict[str, int] = {}
+    kept: list[JSON] = []
+    at: list[int] = []
+    for v in values:
+        if v is None:
+            at.append(NOTHING)
+            continue
+        text = json.dumps(v, sort_keys=True)
+        if text not in known:
+            known[text] = len(kept)
+            kept.append(v)
+        at.append(known[text])
+    return {"objects": kept, "at": at}
+
+
+def embedded(document: JSON) -> str:
+    """JSON that can stand in a `<script type="application/json">`: ASCII, and without a `<` that could end it."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
