@@ -16,7 +16,7 @@ import backends
 import conformance
 from conformance.cli import main
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UsageError
-from conformance.perf import rounds
+from conformance.perf import measure
 from conformance.perf.compare import Build
 from conformance.process import worker_pid
 
@@ -79,7 +79,7 @@ def invoke(*args: str | Path) -> tuple[int, str]:
 
 def test_a_build_that_became_slower(base: Path, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that takes twice as long regressed; as base it makes the other one fine. Both sides' seconds are kept."""
-    monkeypatch.setattr(rounds, "LIFE", 0.02)
+    monkeypatch.setattr(measure, "LIFE", 0.02)
     out = tmp_path / "out.json"
     code, said = invoke(base, head, "--budget", "40", "--json", out)
     assert code == 1, said

@@ -15,6 +15,10 @@ else:
     import tomli as tomllib
 
 
+LONGEST = 200
+"""Characters of a value in a message."""
+
+
 def read(path: Path) -> str:
     """The text of a file.
 
@@ -37,6 +41,8 @@ def parse(text: str, where: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except ValueError as e:
         raise UsageError(f"{where}: {e}") from None
+    except RecursionError:
+        raise UsageError(f"{where}: TOML expected, found tables or arrays nested deeper than can be read") from None
 
 
 def expect(ok: bool, where: str, what: str, value: object) -> None:
@@ -46,8 +52,15 @@ def expect(ok: bool, where: str, what: str, value: object) -> None:
         UsageError: it is not.
     """
     if not ok:
-        found = "nothing" if value is None else repr(value)
-        raise UsageError(f"{where}: {what} expected, {found} found")
+        raise UsageError(f"{where}: {what} expected, {'nothing' if value is None else _short(value)} found")
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints; tables nested too deep
+        text = f"another {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def only(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:

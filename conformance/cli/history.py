@@ -12,8 +12,7 @@ import click
 from tabulate import tabulate
 
 from conformance.ggml.text import printable
-from conformance.perf.history.changes import FEWEST, Change, changes
-from conformance.perf.history.series import Kills, Run, kills, runs, series
+from conformance.perf.history.series import FEWEST, Change, Kills, Run, changes, kills, runs, series
 from conformance.perf.history.store import History
 from conformance.report.runfile import write_json
 from conformance.report.runs import read_runs

@@ -11,9 +11,8 @@ from tabulate import tabulate
 
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.text import printable
-from conformance.perf.bench import Bench, Row
-from conformance.perf.document import COLUMNS, document, exit_code, table
-from conformance.perf.rounds import Rounds
+from conformance.perf.bench import COLUMNS, Bench, Row, document, exit_code, table
+from conformance.perf.measure import Rounds
 from conformance.perf.units import ROUNDS, units
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation

@@ -13,18 +13,15 @@ from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.perf import gates as gating
-from conformance.perf.bench import Bench
+from conformance.perf.bench import Bench, document
 from conformance.perf.compare import BASE, HEAD, Pair, pair
-from conformance.perf.decide import FINE, REGRESSED, UNDECIDED
-from conformance.perf.document import document
-from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate
-from conformance.perf.judge import Judge, exit_code
+from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge, exit_code
+from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED
 from conformance.perf.trust import (
     MARGIN,
     SAME,
     SLOWDOWNS,
     TRIALS,
-    YARDSTICKS,
     Tally,
     Trust,
     record,
@@ -75,7 +72,7 @@ def gate(
     Exit codes: 0 no gate regressed, 1 one did or the case behind it failed, 2 bad input, 3 no gate was run.
     """
     asked = gating.load(path or gating.SHIPPED)
-    chosen = gating.matching(asked, globs)
+    chosen = asked.matching(globs)
     specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
     _, lacking = available(list(dict.fromkeys(specs)), isolation)
     runner = Runner(isolation=isolation)
@@ -256,13 +253,6 @@ def _show_trust(found: Sequence[Trust], limit: float, budget: float) -> None:
         "as recorded, A/A",
     )
     click.echo(tabulate([_line(t) for t in found], columns, disable_numparse=True))
-    click.echo("\npytest-benchmark --benchmark-compare-fail on the same rounds: how often it fails")
-    rows = [
-        (t.recording.unit, t.recording.backend, x, *(_percent(y.yardstick[x], y) for y in (t.same, *t.slower.values())))
-        for t in found
-        for x in YARDSTICKS
-    ]
-    click.echo(tabulate(rows, ("unit", "backend", "rule", "A/A", *slow), disable_numparse=True))
     click.echo("\nWhat the slowed ones really lost")
     lost = [(t.recording.unit, t.recording.backend, *(f"{x:.1%}" for x in t.recording.lost.values())) for t in found]
     click.echo(tabulate(lost, ("unit", "backend", *slow), disable_numparse=True))

@@ -11,8 +11,7 @@ from tabulate import tabulate
 from conformance.backend.interface import Backend, describe
 from conformance.case.case import JSON, Case
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
-from conformance.perf.energy import Meter, meter
-from conformance.perf.phases import MODEL, Phase, generation, measure, prompt
+from conformance.perf.phases import MODEL, Meter, Phase, generation, measure, meter, prompt
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.session.environment import header

@@ -17,8 +17,8 @@ from conformance.judge.verdict import FAILURES, Verdict
 from conformance.process import end_group, spawn_script
 from conformance.suite.family import Level
 
-from .decide import Decision, decide
-from .rounds import Rounds, Subject
+from .measure import Rounds, Subject
+from .statistics import Decision, decide
 from .units import Unit
 
 WORKER = Path(__file__).with_name("compare_worker.py")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError
-from conformance.perf.history.changes import changes
-from conformance.perf.history.series import Series, series
+from conformance.perf.history.series import Series, changes, series
 from conformance.perf.history.store import History
 from conformance.report.runfile import Document
 from conformance.report.runs import Row

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.perf.history.rows import interval
+from conformance.perf.statistics import median_interval
 from conformance.report.matrix import OPS, cause, counts, operation
 from conformance.report.runfile import Document
 from conformance.report.runs import Row, Runs
@@ -175,7 +175,7 @@ def units(rows: Sequence[Row[Fields]], documents: Sequence[Document]) -> JSON:
 def _rates(unit: Fields) -> tuple[float | None, float | None]:
     if "low" in unit:  # a history keeps the interval
         return _number(unit, "low"), _number(unit, "high")
-    short, long = interval(unit["seconds"])
+    short, long = median_interval(unit["seconds"])
     return unit["work"] / long if long else None, unit["work"] / short if short else None
 
 
