@@ -17,8 +17,8 @@ from random_cases import small_case
 
 from conformance.case import casefile
 from conformance.case.case import JSON
-from conformance.case.casefile_layout import KEYS, NO_SEAL, header_digest
-from conformance.case.gguf_header import crc32, read_header
+from conformance.case.casefile import KEYS, NO_SEAL, header_digest
+from conformance.case.gguf import crc32, read_header
 from conformance.ggml.errors import CaseFileError
 
 SECONDS = 10.0

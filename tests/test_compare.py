@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from conformance.ggml.quants import quants
+from conformance.ggml import quants
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I32, Q4_0, Q8_0
 from conformance.judge.budget import RAW, Budget

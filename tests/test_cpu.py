@@ -16,12 +16,12 @@ from backends.cpu import CpuBackend, rope, support, unary
 from backends.cpu.values import alibi_slopes, load, repeated, store, to_bf16
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case, Step
+from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
-from conformance.ggml.quants import quants
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, contiguous_nb, nbytes, new_tensor, strided
 from conformance.ggml.types import BF16, F16, F32, I32, I64, Q4_0, Q4_1, Q8_0, Q8_1, TYPES, GGMLType
 

@@ -18,10 +18,10 @@ from backends.cpu.values import load, store
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case, Step
+from conformance.ggml import quants
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
-from conformance.ggml.quants import quants
 from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb, nbytes, nelements, new_tensor, strided
 from conformance.ggml.types import (
     BF16,

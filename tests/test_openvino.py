@@ -24,7 +24,7 @@ from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import BackendError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.quants.quants import from_float
+from conformance.ggml.quants import from_float
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor, strided
 from conformance.ggml.types import BF16, F16, F32, I32, I64, IQ4_NL, Q4_0, Q4_K, Q8_0, TYPES, GGMLType
 from conformance.judge.judge import judge_step

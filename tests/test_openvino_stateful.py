@@ -17,7 +17,7 @@ from conformance.backend.interface import Backend, Witness
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.quants.quants import from_float
+from conformance.ggml.quants import from_float
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I64, Q8_0, GGMLType
 from conformance.judge.judge import judge_step

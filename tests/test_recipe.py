@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from conformance.case import casefile, codec
 from conformance.case.case import JSON, Case, Step
 from conformance.case.recipe import DRAWS, MAKEABLE, MAX_BYTES, Recipe, check, make
-from conformance.case.strictjson import Memory
+from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder

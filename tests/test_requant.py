@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from conformance.case.case import Case, Step
+from conformance.ggml import quants
 from conformance.ggml.arithmetic import EXACT, requantising
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.quants import quants
 from conformance.ggml.quants.requant import (
-    DISTANCE,
     FORMS,
     MODES,
     quantised,
-    requant_distance,
     requantised,
     weight_form,
 )
@@ -103,24 +101,29 @@ def test_unknown_names_are_refused() -> None:
         requantising("gpu")
 
 
+DISTANCE = {"q4_0x128": 0.14, "q8_0xrow": 5e-3, "int8xrow": 5e-3, "f16": 2e-7}
+"""Form -> NMSE allowed between products of the original and of the requantised weights.
+
+Four times the worst measured over ten block types and rows of 256 to 14,336 values, normal or Student's t of 4 degrees:
+`q4_0x128` 7e-3 to 1.2e-2 (t: up to 3.5e-2), `q8_0xrow` 4e-5 to 9e-5 (t: up to 1.3e-3, growing with the row as its
+largest value does), `f16` up to 4.5e-8.
+"""
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_mode_costs_is_within_what_is_allowed(mode: str) -> None:
     """The stated distance holds for products with normal weights of every type that the mode touches."""
     rng = np.random.default_rng(3)
-    for op, table in (("MUL_MAT", MODES[mode].weights), ("GET_ROWS", MODES[mode].rows)):
+    for table in (MODES[mode].weights, MODES[mode].rows):
         for name, form in table.items():
             type_ = type_named(name)
-            allowed = requant_distance(type_, mode, op)
-            assert allowed == DISTANCE[form]
             if type_ not in {Q4_0, Q8_0, Q4_K, Q5_K, Q6_K}:
                 continue
             w = quants.roundtrip(type_, rng.standard_normal((32, 1024)).astype(np.float32)).astype(np.float64)
             x = rng.standard_normal((1024, 16))
             exact, found = w @ x, requantised(form, w).astype(np.float64) @ x
             nmse = ((found - exact) ** 2).sum() / (exact**2).sum()
-            assert 0 < nmse < allowed / 3
-    assert requant_distance(Q4_0, "none") == 0
-    assert requant_distance(Q4_K, "channel8") == 0
+            assert 0 < nmse < DISTANCE[form] / 3
 
 
 def node_of(op: str, w: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from backends.xdna2.backend import ARITHMETIC
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
+from conformance.ggml import quants
 from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.quants import quants
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, Bytes, Tensor, new_tensor
 from conformance.ggml.types import F16, F32, Q4_0, Q6_K, Q8_0, GGMLType
 from conformance.judge.judge import judge_node

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.quants import quants
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16, F32, GGMLType, type_named
 

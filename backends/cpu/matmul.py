@@ -14,8 +14,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.quants import quants
 from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.quants.requant import requantised
 from conformance.ggml.tensor import Tensor

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from conformance.backend.kernel import Raw, Sources
+from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.quants import quants
 from conformance.ggml.quants.requant import requantised, weight_form
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, GGMLType

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from conformance.ggml.quants import quants
+from conformance.ggml import quants
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import BF16, F16, F32, I32, I64, IQ2_S, IQ3_S, IQ3_XXS, Q8_1, Q8_K, TYPES, GGMLType
+from conformance.ggml.types import BF16, F16, F32, I32, I64, Q8_1, Q8_K, TYPES, GGMLType
 
 Types = frozenset[GGMLType]
 
@@ -18,7 +18,7 @@ DOTS: Types = frozenset({Q8_1, Q8_K})
 BLOCK: Types = frozenset(t for t in TYPES.values() if t.is_quantized) - DOTS
 VALUES: Types = FLOAT | BLOCK
 WEIGHTS: Types = frozenset(quants.VEC_DOT_TYPE) - DOTS
-BLOCKS_STORED: Types = frozenset(quants.WRITE) - {IQ2_S, IQ3_S, IQ3_XXS}
+BLOCKS_STORED: Types = frozenset(quants.WRITE)
 """Block types that values can be stored into: ggml's CPU has no `from_float` for the others."""
 STORED: Types = FLOAT | BLOCKS_STORED | {I32}
 ONLY_F32: Types = frozenset({F32})

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.ggml import quants
 from conformance.ggml.errors import BackendError
-from conformance.ggml.quants import quants
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import BF16, F32, I32, GGMLType
 

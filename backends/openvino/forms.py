@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.ggml.quants import to_float
 from conformance.ggml.quants.blocks import BLOCK
-from conformance.ggml.quants.quants import to_float
 from conformance.ggml.tensor import Bytes, Tensor, strided
 from conformance.ggml.types import BF16, F16, F32, I32, I64, MXFP4, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, GGMLType
 

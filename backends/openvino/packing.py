@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.ggml.quants import to_float
 from conformance.ggml.quants.blocks import Blocks, as_blocks, as_bytes, k4_scales
-from conformance.ggml.quants.quants import to_float
 from conformance.ggml.quants.requant import Form, quantised
 from conformance.ggml.tensor import Bytes
 from conformance.ggml.types import Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, GGMLType

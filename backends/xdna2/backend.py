@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from conformance.backend.interface import BufferType, DeviceInfo, Support, Witness, no
 from conformance.backend.kernel import Kernel, KernelBackend, KernelSession, Raw, Sources
 from conformance.case.case import Case
+from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
-from conformance.ggml.quants import quants
 from conformance.ggml.quants.requant import FORMS, quantised, weight_form
 from conformance.ggml.tensor import Bytes, Tensor, is_contiguous, nrows
 from conformance.ggml.types import F32, TYPES

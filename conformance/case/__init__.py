@@ -1,1 +1,1 @@
-"""A case and its file: steps of graphs over living tensors, what it demands, where its values come from."""
+"""Cases and case files: steps of graphs over persistent tensors, with their data and demands."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
@@ -13,25 +12,25 @@ from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, nbytes, packed_nbyt
 from .demands import parse
 from .recipe import Recipe
 from .reference import Reference
+from .strict import JSON
 
-JSON = Any
-"""What `json` can hold: str, int, float, bool, None, lists and string-keyed dicts of them."""
+__all__ = ["JSON", "Case", "Step", "writes_in_place"]
 
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """One cgraph and what it runs on: a batch, in llama.cpp's words."""
+    """One cgraph and its inputs: a batch, in llama.cpp's words."""
 
     graph: Graph
     inputs: dict[Tensor, Bytes] = field(default_factory=dict)
     """Every leaf that is not persistent -> its bytes."""
     outputs: tuple[Tensor, ...] = ()
-    """Nodes whose values are checked; never a persistent tensor (caches are checked after every step anyway)."""
+    """Nodes whose values are checked; caches are checked after every step anyway."""
     expected: dict[Tensor, Bytes] = field(default_factory=dict)
-    """Recorded values, packed (gaps closed, `ne[0]` fastest): outputs, any other node as it was right after it ran,
-    and persistent tensors as they are after the step. May be empty: then an oracle computes them."""
+    """Recorded values, packed (gaps closed, `ne[0]` fastest): of nodes right after they ran, of persistent tensors
+    after the step. An oracle computes what is missing."""
     note: JSON = None
-    """What the recorder knows of the step, such as its tokens."""
+    """The recorder's own data, such as tokens."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,33 +46,33 @@ class Case:
     params: dict[str, JSON] = field(default_factory=dict)
     seed: int = 0
     generator: int = 1
-    """Version of the generator that made it: the same id of another version may have other bytes."""
+    """Version of the generator: the same id may have other bytes in another version."""
     tolerance: dict[str, float] = field(default_factory=dict)
-    """`{"nmse": x}`: the whole trajectory's own budget when run freely against `expected`."""
+    """`{"nmse": x}`: the budget of the whole trajectory when run freely against `expected`."""
     provenance: dict[str, JSON] = field(default_factory=dict)
     """Where recorded values come from."""
     recipes: dict[Tensor, Recipe] = field(default_factory=dict)
-    """Persistent tensor -> how its bytes are made; a file then has the recipe and a digest instead of the bytes."""
+    """Persistent tensor -> how to make its bytes; a case file stores the recipe and a digest instead of the bytes."""
     references: dict[Tensor, Reference] = field(default_factory=dict)
-    """Persistent tensor -> the model file that has its bytes; a case file then has a digest instead of the bytes."""
+    """Persistent tensor -> the model file with its bytes; a case file stores a digest instead of the bytes."""
     demands: dict[str, JSON] = field(default_factory=dict)
-    """What a witness must say, or the run is VACUOUS; the grammar is `cgraph.demands`."""
+    """What a witness must say, or the run is VACUOUS; `case.demands` has the grammar."""
     placement: dict[Tensor, Placement] = field(default_factory=dict)
-    """Persistent tensor -> where it should lie; those that are not listed lie where the backend puts them. A backend
-    with one kind of memory may ignore it; none may give other results for it."""
+    """Persistent tensor -> where it should lie, else the backend decides. A backend with one kind of memory may ignore
+    it; results never depend on it."""
 
     def caches(self) -> list[Tensor]:
-        """Persistent tensors that a step writes: roots of nodes that store through a view."""
+        """Persistent tensors that a step writes."""
         written = {n.view_src for s in self.steps for n in s.graph if writes_in_place(n)}
         return [t for t in self.persistent if t in written]
 
     def uses(self, tensor: Tensor) -> list[Tensor]:
-        """Every node of every step that reads a persistent tensor, whole or through a view; views are no uses."""
+        """Every computing node of every step that reads a persistent tensor, whole or through a view."""
         nodes = dict.fromkeys(n for s in self.steps for n in s.graph if n.op not in VIEW_OPS)
         return [n for n in nodes if any(s is not None and s.root is tensor for s in n.src)]
 
     def validate(self) -> None:
-        """Check every graph and demand, and that bytes are there for every leaf and of the right size.
+        """Check every graph and demand, and that every leaf has bytes of the right size.
 
         Raises:
             GraphError: names the step, the tensor and the rule.
@@ -81,37 +80,43 @@ class Case:
         parse(self.demands)
         for t, data in self.persistent.items():
             _check_bytes(t, data, nbytes(t), "persistent")
-            if t.op != "NONE" or t.view_src is not None:
+            if not _owns_bytes(t):
                 raise GraphError(f"persistent: {t} must be a leaf that owns its bytes")
         for t in self.placement:
             if t not in self.persistent:
                 raise GraphError(f"placement: {t} is no persistent tensor")
         for k, step in enumerate(self.steps):
-            where = f"steps[{k}]"
-            try:
-                step.graph.validate()
-            except GraphError as e:
-                raise GraphError(f"{where}: {e}") from None
-            tensors = set(step.graph.tensors())
-            for leaf in step.graph.leafs():
-                if leaf.view_src is None and leaf not in self.persistent and leaf not in step.inputs:
-                    raise GraphError(f"{where}: {leaf} is neither persistent nor an input, so nothing fills it")
-            for t, data in step.inputs.items():
-                if t not in tensors or t.op != "NONE" or t.view_src is not None or t in self.persistent:
-                    raise GraphError(f"{where}: input {t} must be a leaf of the graph that owns its bytes")
-                _check_bytes(t, data, nbytes(t), f"{where}: input")
-            for t in step.outputs:
-                if t not in tensors or t in step.inputs or t in self.persistent:
-                    raise GraphError(f"{where}: output {t} is no node of the graph")
-            for t, data in step.expected.items():
-                if t not in tensors and t not in self.persistent:
-                    raise GraphError(f"{where}: expected {t} is in no graph of the step")
-                _check_bytes(t, data, packed_nbytes(t), f"{where}: expected")
+            self._check_step(step, f"steps[{k}]")
+
+    def _check_step(self, step: Step, where: str) -> None:
+        try:
+            step.graph.validate()
+        except GraphError as e:
+            raise GraphError(f"{where}: {e}") from None
+        tensors = set(step.graph.tensors())
+        for leaf in step.graph.leafs():
+            if leaf.view_src is None and leaf not in self.persistent and leaf not in step.inputs:
+                raise GraphError(f"{where}: {leaf} is neither persistent nor an input, so nothing fills it")
+        for t, data in step.inputs.items():
+            if t not in tensors or not _owns_bytes(t) or t in self.persistent:
+                raise GraphError(f"{where}: input {t} must be a leaf of the graph that owns its bytes")
+            _check_bytes(t, data, nbytes(t), f"{where}: input")
+        for t in step.outputs:
+            if t not in tensors or t in step.inputs or t in self.persistent:
+                raise GraphError(f"{where}: output {t} is no node of the graph")
+        for t, data in step.expected.items():
+            if t not in tensors and t not in self.persistent:
+                raise GraphError(f"{where}: expected {t} is in no graph of the step")
+            _check_bytes(t, data, packed_nbytes(t), f"{where}: expected")
 
 
 def writes_in_place(node: Tensor) -> bool:
     """Whether `node` computes into bytes that another tensor owns (SET_ROWS, CPY into a view, `*_inplace`)."""
     return node.view_src is not None and node.op not in VIEW_OPS
+
+
+def _owns_bytes(t: Tensor) -> bool:
+    return t.op == "NONE" and t.view_src is None
 
 
 def _check_bytes(t: Tensor, data: Bytes, size: int, where: str) -> None:

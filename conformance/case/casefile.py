@@ -1,20 +1,19 @@
 """Case files: one `.gguf` file holds one case, or a bundle of many.
 
-Metadata: `general.architecture` and `general.type` say what it is, `conformance.ids` names the cases, and
-`conformance.cases` holds each as the JSON document of `codec`, one line for what belongs to the whole case and one per
-step, each with one field more: `blobs`, the name of a byte array -> the number of the tensor that holds it (null: it
-has no bytes). Tensors: weights, caches, inputs and expected values with their ggml types and `ne` in native blocks;
-equal bytes are stored once. A type that the `gguf` package does not know stands as I8; the document has its type.
+Metadata: `general.architecture` and `general.type` identify the format, `conformance.ids` names the cases, and
+`conformance.cases` holds one JSON document of `codec` per case: a line for the whole case and a line per step, each
+with one extra field `blobs`: name of a byte array -> index of the tensor that holds it (null: no bytes). Tensors:
+weights, caches, inputs and expected values with their ggml types and `ne` in native blocks; equal bytes are stored
+once. A type that the `gguf` package does not know is stored as I8; the document has its type. Weights of a model file
+that the user has may stay there (`reference`).
 
-Weights of a model file that the user has may stay there (`reference`).
+`conformance.seal` is the SHA-256 of the header with zeros in the seal's own place. The header holds the CRC-32 of each
+document and each tensor, and padding must be zero, so every bit of the file is guarded against accidents. Nothing is
+trusted, against malice: `gguf` checks the header (and says why not `gguf.GGUFReader`), `codec` each field,
+`Case.validate` each rule of ggml and each size.
 
-`conformance.seal` is the SHA-256 of the header with zeros in the seal's own place; the header holds the CRC-32 of each
-document and each tensor, and padding must be zero: so every bit of the file is guarded against accidents. Against
-malice nothing in it is trusted, seal or no seal: `gguf_header` walks it (and says why not `gguf.GGUFReader`), `codec`
-checks each field, `Case.validate` each rule of ggml and each size.
-
-Reading takes at most four times the file's size, or `FREE_MEMORY` where that is more; what would take more is refused
-before it is parsed. Bytes that recipes make count by themselves: at most `recipe.MAX_BYTES` of them.
+Reading takes at most four times the file's size, or `FREE_MEMORY` if that is more; what would take more is refused
+before it is parsed. Bytes that recipes make count separately: at most `recipe.MAX_BYTES`.
 """
 
 from __future__ import annotations
@@ -22,10 +21,14 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
+import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter
@@ -33,38 +36,47 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWrit
 from conformance.ggml.errors import CaseFileError
 from conformance.ggml.tensor import Bytes, Tensor
 
-from .case import JSON, Case
-from .casefile_layout import (
-    ARCHITECTURE,
-    CASES,
-    CASES_CRC,
-    IDS,
-    KEYS,
-    NO_SEAL,
-    SEAL,
-    TENSORS_CRC,
-    TYPE,
-    TYPE_KEY,
-    VERSION,
-    VERSION_KEY,
-    header_digest,
-)
-from .casefile_read import FREE_MEMORY, index, read, read_one, stream
-from .codec import dump
-from .gguf_header import MAX_TENSOR_NAME, crc32, read_header
+from .case import Case
+from .codec import check, dump, load_head, load_step
+from .gguf import MAX_TENSOR_NAME, Header, Kind, crc32, read_header
 from .leftover import prefix
-from .reference import Reference, dump_references, link_models
+from .recipe import MAX_BYTES
+from .reference import Reference, dump_references, link_models, load_references
+from .strict import JSON, Memory, parse_json, weigh
 
-__all__ = ["FREE_MEMORY", "index", "read", "read_one", "stream", "write"]
+ARCHITECTURE = "ggml-conformance"
+VERSION = 1
+"""Of the file's form; its documents have their own (`codec.VERSION`)."""
+TYPE = "conformance-cases"
+ARCHITECTURE_KEY, TYPE_KEY, VERSION_KEY = "general.architecture", "general.type", "conformance.version"
+IDS, CASES, SEAL = "conformance.ids", "conformance.cases", "conformance.seal"
+CASES_CRC, TENSORS_CRC = "conformance.cases.crc32", "conformance.tensors.crc32"
+KEYS = {
+    ARCHITECTURE_KEY: Kind.STRING,
+    TYPE_KEY: Kind.STRING,
+    VERSION_KEY: Kind.UINT32,
+    IDS: Kind.STRINGS,
+    CASES: Kind.STRINGS,
+    CASES_CRC: Kind.UINT32S,
+    TENSORS_CRC: Kind.UINT32S,  # left out where there are no tensors: the `gguf` package writes no empty array
+    SEAL: Kind.STRING,
+}
+NO_SEAL = b"0" * 64
+
+FREE_MEMORY = 16 << 20
+"""Bytes that reading may take however small the file is."""
+# What a case's objects take in CPython, rounded up.
+_TENSOR_COST, _BLOB_COST, _VIEW_COST, _STEP_COST, _CASE_COST = 400, 200, 200, 800, 1024
+_NEWLINE = re.compile(rb"\n")
 
 
 def write(path: str | os.PathLike[str], cases: Case | Iterable[Case]) -> None:
-    """Write one case, or a bundle, to `path`: whole or not at all, and the same cases to the same bytes.
+    """Write one case, or a bundle, to `path`, atomically; equal cases give equal bytes.
 
-    Where weights stay in a model file, a link to that stands beside `path` then.
+    Also puts links beside `path` to the model files that weights stay in.
 
     Raises:
-        CaseFileError: no case, two of one id, a field that JSON cannot hold, or a place that cannot be written to.
+        CaseFileError: no case, a duplicate id, a field that JSON cannot hold, or `path` cannot be written.
         GraphError: a graph that `codec.dump` refuses.
     """
     path = Path(path)
@@ -85,7 +97,7 @@ def write(path: str | os.PathLike[str], cases: Case | Iterable[Case]) -> None:
 
 
 class _Bundle:
-    """What is to be written: documents, and each distinct byte array once."""
+    """The content of a file to write: documents, and each distinct byte array once."""
 
     def __init__(self) -> None:
         self.ids: dict[str, None] = {}
@@ -158,7 +170,7 @@ class _Bundle:
 
 
 def _owners(case: Case) -> dict[str, Tensor]:
-    """Name of a byte array -> the tensor whose type and `ne` it is stored with."""
+    """Name of a byte array -> the tensor that gives its type and `ne`."""
     places = {t: i for i, t in enumerate(case.persistent)}
     owners = {f"p{i}": t for t, i in places.items()}
     for k, step in enumerate(case.steps):
@@ -177,3 +189,213 @@ def _seal(path: Path) -> None:
         header = read_header(buffer, KEYS)
         at = header.strings[SEAL].offsets[0]
         buffer[at : at + len(NO_SEAL)] = header_digest(buffer, header)
+
+
+def header_digest(buffer: memoryview, header: Header) -> bytes:
+    """SHA-256, in hexadecimal, of everything before the data, with `NO_SEAL` in place of the seal."""
+    at = header.strings[SEAL].offsets[0]
+    digest = sha256(buffer[:at])
+    digest.update(NO_SEAL)
+    digest.update(buffer[at + len(NO_SEAL) : header.end])
+    return digest.hexdigest().encode()
+
+
+def read(path: str | os.PathLike[str], models: Sequence[Path] = ()) -> list[Case]:
+    """Every case of the file, validated; byte arrays are read-only views of one copy of the file.
+
+    Args:
+        path: the case file.
+        models: folders to search for weights that are not in the file, before the file's own folder.
+
+    Raises:
+        CaseFileError: the file cannot be read or trusted; one line that names the field.
+    """
+    file = _open(path, models)
+    return [file.case(k) for k in range(len(file.ids))]
+
+
+def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: Sequence[Path] = ()) -> Case:
+    """The case `case_id` of the file (None: its only case), validated; `models` as in `read`.
+
+    Raises:
+        CaseFileError: as `read`; or there is no such case, or no id is given and there are several.
+    """
+    file = _open(path, models)
+    if case_id is None and len(file.ids) != 1:
+        raise CaseFileError(IDS, f"one case expected, {len(file.ids)} found: say which, such as {file.ids[0]!a}")
+    if case_id is not None and case_id not in file.ids:
+        raise CaseFileError(IDS, f"no case {case_id!a} in this file of {len(file.ids)}, such as {file.ids[0]!a}")
+    return file.case(0 if case_id is None else file.ids.index(case_id))
+
+
+def stream(path: str | os.PathLike[str]) -> Iterator[Case]:
+    """As `read`, one case at a time, for bundles too large to hold at once; raises at the faulty case."""
+    file = _open(path)
+    taken = file.memory.taken
+    for k in range(len(file.ids)):
+        yield file.case(k)
+        file.memory.taken = taken  # what recipes made is not given back: making it again and again takes time
+        file.views.clear()
+
+
+def index(path: str | os.PathLike[str]) -> list[str]:
+    """The ids of the file's cases; reads only its header. Raises as `read`."""
+    with _opened(path) as file:
+        buffer = np.memmap(file, np.uint8, "r").data
+    return _ids(buffer, _checked_header(buffer))
+
+
+def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+    try:
+        status = Path(path).stat()
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
+            raise CaseFileError("file", f"{os.fspath(path)} is empty or no regular file")
+        return Path(path).open("rb")
+    except (OSError, ValueError) as e:  # ValueError: a path with a NUL in it
+        raise CaseFileError("file", f"{os.fspath(path)} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+
+
+@dataclass(slots=True)
+class _File:
+    """A file whose header and CRCs have been checked."""
+
+    buffer: memoryview
+    header: Header
+    ids: list[str]
+    memory: Memory
+    folders: tuple[Path, ...]
+    """Where to search for model files."""
+    recipes: Memory = field(default_factory=lambda: Memory(MAX_BYTES, 0))
+    """What recipes may take, whatever the file's size."""
+    views: dict[int, Bytes] = field(default_factory=dict)
+    """Index of a tensor -> its bytes."""
+
+    def case(self, k: int) -> Case:
+        """Case `k`, validated; the field in a CaseFileError begins with `cases[k]`."""
+        where = f"cases[{k}]"
+        try:
+            case = self._case(k)
+        except CaseFileError as e:
+            raise CaseFileError(f"{where}.{e.field}", e.message) from None
+        if case.id != self.ids[k]:
+            raise CaseFileError(f"{where}.id", f"{self.ids[k]!a} expected, as {IDS} says, {case.id!a} found")
+        return case
+
+    def _case(self, k: int) -> Case:
+        documents = self.header.strings[CASES]
+        at, end = documents.offsets[k], documents.offsets[k] + documents.sizes[k]
+        self.memory.keep(_CASE_COST, "document")
+        case: Case | None = None
+        for line in self._lines(at, end):
+            where = "document" if case is None else f"steps[{len(case.steps)}]"
+            doc = parse_json(line, self.memory, where)
+            if not isinstance(doc, dict):
+                raise CaseFileError(where, "an object expected, something else found")
+            blobs = self._blobs(doc.pop("blobs", {}), where)
+            if case is None:
+                free = ("params", "tolerance", "provenance", "demands", "recipes", "references")
+                self.memory.keep(sum(weigh(doc.get(key), key) for key in free), where)
+                self._keep_tensors(doc.get("persistent"), where)
+                elsewhere, references = load_references(doc.pop("references", []), self.folders)
+                case = load_head(doc, {**blobs, **elsewhere}, self.recipes)
+                case.references = {t: references[i] for i, t in enumerate(case.persistent) if i in references}
+            else:
+                self.memory.keep(_STEP_COST + weigh(doc.get("note"), f"{where}.note"), where)
+                self._keep_tensors(doc.get("tensors"), where)
+                case.steps.append(load_step(len(case.steps), doc, case, blobs))
+        if case is None:
+            raise CaseFileError("document", "is empty")
+        check(case)
+        return case
+
+    def _lines(self, at: int, end: int) -> Iterator[memoryview]:
+        while at < end:
+            newline = _NEWLINE.search(self.buffer, at, end)
+            stop = end if newline is None else newline.start()
+            yield self.buffer[at:stop]
+            at = stop + 1
+
+    def _keep_tensors(self, tensors: JSON, where: str) -> None:
+        if isinstance(tensors, list):
+            self.memory.keep(_TENSOR_COST * len(tensors), where)
+
+    def _blobs(self, places: JSON, where: str) -> dict[str, Bytes]:
+        if not isinstance(places, dict):
+            raise CaseFileError(f"{where}.blobs", "an object expected: name of a byte array -> number of a tensor")
+        self.memory.keep(_BLOB_COST * len(places), f"{where}.blobs")
+        return {name: self._view(i, f"{where}.blobs.{name[:40]!a}") for name, i in places.items()}
+
+    def _view(self, i: JSON, where: str) -> Bytes:
+        if i is None:
+            return np.empty(0, np.uint8)
+        if type(i) is not int or not 0 <= i < len(self.header.offsets):
+            raise CaseFileError(where, f"null or the number of one of {len(self.header.offsets)} tensors expected")
+        if i not in self.views:
+            self.memory.keep(_VIEW_COST, where)
+            self.views[i] = np.frombuffer(self.buffer, np.uint8, self.header.sizes[i], self.header.offsets[i])
+        return self.views[i]
+
+
+def _open(path: str | os.PathLike[str], models: Sequence[Path] = ()) -> _File:
+    with _opened(path) as file:
+        buffer = memoryview(file.read())
+    header = _checked_header(buffer)
+    for i, crc in enumerate(header.numbers.get(TENSORS_CRC, ())):
+        if crc32(buffer, header.offsets[i], header.sizes[i]) != crc:
+            raise CaseFileError(f"tensors[{i}]", "its bytes are not those written (CRC-32 differs)")
+    taken = 3 * len(buffer) // 2  # the file's bytes, and what the header's tables take
+    memory = Memory(max(FREE_MEMORY, 4 * len(buffer)), taken)
+    return _File(buffer, header, _ids(buffer, header), memory, (*models, Path(path).parent))
+
+
+def _checked_header(buffer: memoryview) -> Header:
+    header = read_header(buffer, KEYS)
+    for key in KEYS:
+        if key not in header.strings and key not in header.numbers and key != TENSORS_CRC:
+            raise CaseFileError(key, "is missing")
+    _check_format(buffer, header)
+    _check_documents(buffer, header)
+    seal = header.strings[SEAL]
+    if seal.sizes[0] != len(NO_SEAL):
+        raise CaseFileError(SEAL, f"{len(NO_SEAL)} hexadecimal digits expected, {seal.sizes[0]} bytes found")
+    if bytes(buffer[seal.offsets[0] : seal.offsets[0] + len(NO_SEAL)]) != header_digest(buffer, header):
+        raise CaseFileError(SEAL, "the header is not the one written (SHA-256 differs)")
+    return header
+
+
+def _check_format(buffer: memoryview, header: Header) -> None:
+    for key, word in ((ARCHITECTURE_KEY, ARCHITECTURE), (TYPE_KEY, TYPE)):
+        value = header.strings[key]
+        text = bytes(buffer[value.offsets[0] : value.offsets[0] + min(value.sizes[0], 40)])
+        if text != word.encode():
+            raise CaseFileError(key, f"{word} expected, {text!r} found: not a case file")
+    version = header.numbers[VERSION_KEY][0]
+    if version != VERSION:
+        raise CaseFileError(VERSION_KEY, f"{VERSION} expected, {version} found: read it with the release it needs")
+
+
+def _check_documents(buffer: memoryview, header: Header) -> None:
+    documents, crcs = header.strings[CASES], header.numbers[CASES_CRC]
+    for key, count in ((IDS, len(header.strings[IDS])), (CASES_CRC, len(crcs))):
+        if count != len(documents):
+            raise CaseFileError(key, f"{len(documents)} entries expected, one per case, {count} found")
+    if len(header.numbers.get(TENSORS_CRC, ())) != len(header.offsets):
+        raise CaseFileError(TENSORS_CRC, f"{len(header.offsets)} entries expected, one per tensor")
+    for k, crc in enumerate(crcs):
+        if crc32(buffer, documents.offsets[k], documents.sizes[k]) != crc:
+            raise CaseFileError(f"cases[{k}]", "its document is not the one written (CRC-32 differs)")
+
+
+def _ids(buffer: memoryview, header: Header) -> list[str]:
+    texts = header.strings[IDS]
+    if not len(texts):
+        raise CaseFileError(IDS, "at least one case expected, none found")
+    ids = []
+    for k, (at, size) in enumerate(zip(texts.offsets, texts.sizes, strict=True)):
+        try:
+            ids.append(str(buffer[at : at + size], "utf-8"))
+        except UnicodeDecodeError:
+            raise CaseFileError(f"{IDS}[{k}]", "UTF-8 expected, other bytes found") from None
+    if len(set(ids)) != len(ids):
+        raise CaseFileError(IDS, "an id stands twice")
+    return ids

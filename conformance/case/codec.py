@@ -1,4 +1,4 @@
-"""A case as one JSON document and its named byte arrays: the form it has in a file and between processes.
+"""A case as one JSON document and named byte arrays: its form in a file and between processes.
 
 The document, defaults left out (`[a]` is a list, an index counts the list named beside it):
 
@@ -15,13 +15,13 @@ The document, defaults left out (`[a]` is a list, an index counts the list named
               "src": [tensors or null], "view_src": tensors, "view_offs": int, "flags": int, "name": str}
              or, in a step, {"persistent": index}
 
-`ne` leaves out trailing ones and `op_params` trailing zeros; `nb` stands only where the strides are not those of
-`ggml_new_tensor`; `nodes` only where it is not every tensor whose op is not NONE, in order. A tensor's `src` and
-`view_src` stand before it, so no document can describe a cycle; only a CPY may name itself, as `ggml_cast` does.
+`ne` omits trailing ones, `op_params` trailing zeros, `nb` the strides of `ggml_new_tensor`, and `nodes` the list of all
+tensors whose op is not NONE, in order. A tensor's `src` and `view_src` come before it, so no document can describe a
+cycle; only a CPY may name itself, as `ggml_cast` does.
 
-Byte arrays are named by where they belong: `p3` the bytes of persistent[3] before the first step, unless a recipe
-(`recipe.Recipe`) makes them, which must give bytes of that digest; and in step k of tensor j or persistent i
-`s{k}/i{j}` an input, `s{k}/e{j}` an expected value, `s{k}/c{i}` an expected cache.
+Names of byte arrays: `p3` for persistent[3] before the first step, unless a recipe (`recipe.Recipe`) makes its bytes;
+in step k, for tensor j or persistent i, `s{k}/i{j}` for an input, `s{k}/e{j}` for an expected value, `s{k}/c{i}` for
+an expected cache.
 """
 
 from __future__ import annotations
@@ -36,15 +36,14 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.names import OPS
 from conformance.ggml.placement import dump_placement, load_placement
 from conformance.ggml.tensor import MAX_DIMS, MAX_OP_PARAMS, MAX_SRC, ZERO_PARAMS, Bytes, Dims, Tensor, contiguous_nb
-from conformance.ggml.types import TYPES
+from conformance.ggml.types import TYPES, GGMLType
 
 from .case import JSON, Case, Step
-from .recipe import MAX_BYTES
-from .recipe_codec import dump_recipe, load_recipes
-from .strictjson import Memory
+from .recipe import MAX_BYTES, dump_recipe, load_recipes
+from .strict import Memory
 
 VERSION = 1
-"""Of the document's form. A reader refuses any other."""
+"""Of the document's form; a reader refuses any other."""
 
 _ONES = (1,) * MAX_DIMS
 _I32 = (-(2**31), 2**31 - 1)
@@ -63,7 +62,7 @@ _CASE: dict[str, tuple[type, Any]] = {
     "provenance": (dict, {}),
     "demands": (dict, {}),
 }
-"""Field of a case -> its JSON type and the default that a document leaves out."""
+"""Field of a case -> its JSON type and its default, which a document omits."""
 
 _HEAD = frozenset({*_CASE, "version", "persistent", "recipes", "placement"})
 
@@ -71,7 +70,7 @@ T = TypeVar("T")
 
 
 def dump(case: Case) -> tuple[JSON, dict[str, Bytes]]:
-    """`case` as a document and its byte arrays, which are the case's own, not copies.
+    """`case` as a document and byte arrays (the case's own, not copies).
 
     Raises:
         GraphError: a graph is cyclic, or an input, output or expected value is no tensor of its step.
@@ -104,13 +103,12 @@ def dump(case: Case) -> tuple[JSON, dict[str, Bytes]]:
 
 
 def load(doc: JSON, blobs: Mapping[str, Bytes], *, validate: bool = True) -> Case:
-    """The case that `dump` gave this form; each persistent tensor is one object in every step.
+    """The inverse of `dump`; each persistent tensor is one object in every step.
 
     Args:
-        doc: the document, as `json.loads` gives it; trusted in nothing.
+        doc: the document, as `json.loads` gives it; nothing in it is trusted.
         blobs: name -> one-dimensional uint8 array; the case keeps these arrays.
-        validate: also check every graph rule and every size (`Case.validate`); leave it out only where the sender is
-            this program.
+        validate: also run `Case.validate`; False only for documents of this program.
 
     Raises:
         CaseFileError: names the field and what is wrong with it.
@@ -125,16 +123,7 @@ def load(doc: JSON, blobs: Mapping[str, Bytes], *, validate: bool = True) -> Cas
 
 
 def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = None) -> Case:
-    """A case without its steps, from a document without `steps`; not validated.
-
-    Args:
-        doc: the document.
-        blobs: name -> bytes.
-        memory: what recipes may still take; `recipe.MAX_BYTES` where it is left out.
-
-    Raises:
-        CaseFileError: as `load`.
-    """
+    """A case from a document without `steps`, not validated; `memory` limits its recipes. Raises as `load`."""
     doc = _object(doc, "document")
     version = doc.get("version")
     if version != VERSION or isinstance(version, bool):
@@ -156,20 +145,16 @@ def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = Non
     entries = _list(doc.get("persistent", []), "persistent")
     tensors = [_load_tensor(entry, [], f"persistent[{i}]") for i, entry in enumerate(entries)]
     memory = Memory(MAX_BYTES, 0) if memory is None else memory
-    made = load_recipes(_list(doc.get("recipes", []), "recipes"), tensors, memory)
+    recipes = load_recipes(_list(doc.get("recipes", []), "recipes"), tensors, memory)
     persistent = {
-        t: made[t][1] if t in made else _blob(blobs, f"p{i}", f"persistent[{i}]") for i, t in enumerate(tensors)
+        t: recipes[t][1] if t in recipes else _blob(blobs, f"p{i}", f"persistent[{i}]") for i, t in enumerate(tensors)
     }
     head["placement"] = load_placement(_list(doc.get("placement", []), "placement"), tensors)
-    return Case(persistent=persistent, steps=[], recipes={t: recipe for t, (recipe, _) in made.items()}, **head)
+    return Case(persistent=persistent, steps=[], recipes={t: recipe for t, (recipe, _) in recipes.items()}, **head)
 
 
 def load_step(k: int, entry: JSON, case: Case, blobs: Mapping[str, Bytes]) -> Step:
-    """Step `k` of `case` from its entry in `steps`; not validated.
-
-    Raises:
-        CaseFileError: as `load`.
-    """
+    """Step `k` of `case` from its entry in `steps`, not validated; raises as `load`."""
     where = f"steps[{k}]"
     entry = _object(entry, where)
     _no_more(entry, _STEP, where)
@@ -190,65 +175,51 @@ def load_step(k: int, entry: JSON, case: Case, blobs: Mapping[str, Bytes]) -> St
 
 
 def check(case: Case) -> None:
-    """`Case.validate`, its errors as those of a case file.
-
-    Raises:
-        CaseFileError: names the step or the part of it, and the rule.
-    """
+    """`Case.validate`, but raising CaseFileError."""
     try:
         case.validate()
     except GraphError as e:
         where, _, message = str(e).partition(": ")  # every message of Case.validate opens with its field
-        # names are a stranger's: one printable line, of no more than a few
+        # it quotes untrusted names: keep it one printable line of bounded length
         raise CaseFileError(where, "".join(c if c.isprintable() else "\ufffd" for c in message[:1000])) from None
 
 
 def dump_graph(graph: Graph) -> JSON:
-    """A graph alone: `{"tensors": [tensor], "nodes": [index]}`, its leaves without bytes.
-
-    Raises:
-        GraphError: the graph is cyclic.
-    """
+    """A graph alone, without bytes: `{"tensors": [tensor], "nodes": [index]}`; GraphError if it is cyclic."""
     entry, _ = _dump_graph(graph, {})
     return entry
 
 
 def load_graph(doc: JSON) -> Graph:
-    """The graph that `dump_graph` gave this form, not validated.
-
-    Raises:
-        CaseFileError: names the field and what is wrong with it.
-    """
+    """The inverse of `dump_graph`, not validated; raises as `load`."""
     doc = _object(doc, "graph")
     _no_more(doc, {"tensors", "nodes"}, "graph")
     return _load_graph(doc, [], "")[0]
 
 
 def _dump_tensor(t: Tensor, index: Mapping[Tensor, int]) -> dict[str, JSON]:
-    ne = list(t.ne)
-    while len(ne) > 1 and ne[-1] == 1:
-        ne.pop()
-    out: dict[str, JSON] = {"type": t.type.name, "ne": ne}
-    if t.ne[0] % t.type.blck_size or t.nb != contiguous_nb(t.type, t.ne):
-        out["nb"] = list(t.nb)
-    if t.op != "NONE":
-        out["op"] = t.op
-    if t.op_params != ZERO_PARAMS:
-        params = list(t.op_params)
-        while params and params[-1] == 0:
-            params.pop()
-        out["op_params"] = params
-    if t.src:
-        out["src"] = [None if s is None else index[s] for s in t.src]
-    if t.view_src is not None:
-        out["view_src"] = index[t.view_src]
-    if t.view_offs:
-        out["view_offs"] = t.view_offs
-    if t.flags:
-        out["flags"] = t.flags
-    if t.name:
-        out["name"] = t.name
-    return out
+    plain = t.ne[0] % t.type.blck_size == 0 and t.nb == contiguous_nb(t.type, t.ne)
+    fields: dict[str, JSON] = {
+        "type": t.type.name,
+        "ne": [t.ne[0], *_trimmed(t.ne[1:], 1)],
+        "nb": None if plain else list(t.nb),
+        "op": None if t.op == "NONE" else t.op,
+        "op_params": _trimmed(t.op_params, 0) or None,
+        "src": [None if s is None else index[s] for s in t.src] or None,
+        "view_src": None if t.view_src is None else index[t.view_src],
+        "view_offs": t.view_offs or None,
+        "flags": t.flags or None,
+        "name": t.name or None,
+    }
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def _trimmed(values: Sequence[int], default: int) -> list[int]:
+    """`values` without trailing `default`s."""
+    n = len(values)
+    while n and values[n - 1] == default:
+        n -= 1
+    return list(values[:n])
 
 
 def _dump_graph(graph: Graph, places: Mapping[Tensor, int]) -> tuple[dict[str, JSON], dict[Tensor, int]]:
@@ -323,27 +294,12 @@ def _load_tensor(entry: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
     op = _OPS.get(name) if type(name) is str else None
     if op is None:
         raise CaseFileError(f"{where}.op", f"the name of a ggml op expected, {_shown(name)} found")
-    t = Tensor(type_, full, (0, 0, 0, 0), op)
-    if "nb" in entry:
-        t.nb = _ints(entry["nb"], MAX_DIMS, MAX_DIMS, _SIZE, where, "nb")  # type: ignore[assignment]  # four
-    elif full[0] % type_.blck_size:
-        raise CaseFileError(
-            f"{where}.ne", f"ne[0] must be a multiple of {type_}'s block of {type_.blck_size}: {full[0]}"
-        )
-    else:
-        t.nb = contiguous_nb(type_, full)
+    t = Tensor(type_, full, _load_strides(entry, type_, full, where), op)
     if "op_params" in entry:
         params = _ints(entry["op_params"], 0, MAX_OP_PARAMS, _I32, where, "op_params")
         t.op_params = (*params, *ZERO_PARAMS[len(params) :])
     if "src" in entry:
-        src = _list(entry["src"], f"{where}.src")
-        if len(src) > MAX_SRC:
-            raise CaseFileError(f"{where}.src", f"at most {MAX_SRC} expected, {len(src)} found")
-        own = len(earlier) if op == "CPY" else -1
-        t.src = tuple(
-            None if s is None else t if s == own and type(s) is int else _earlier(s, earlier, f"{where}.src[{i}]")
-            for i, s in enumerate(src)
-        )
+        t.src = _load_src(entry["src"], t, earlier, f"{where}.src")
     if "view_src" in entry:
         t.view_src = _earlier(entry["view_src"], earlier, f"{where}.view_src")
     if "view_offs" in entry:
@@ -355,8 +311,27 @@ def _load_tensor(entry: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
     return t
 
 
+def _load_strides(entry: Mapping[str, JSON], type_: GGMLType, ne: Dims, where: str) -> Dims:
+    if "nb" in entry:
+        return _ints(entry["nb"], MAX_DIMS, MAX_DIMS, _SIZE, where, "nb")  # type: ignore[return-value]  # four
+    if ne[0] % type_.blck_size:
+        raise CaseFileError(f"{where}.ne", f"ne[0] must be a multiple of {type_}'s block of {type_.blck_size}: {ne[0]}")
+    return contiguous_nb(type_, ne)
+
+
+def _load_src(value: JSON, t: Tensor, earlier: Sequence[Tensor], where: str) -> tuple[Tensor | None, ...]:
+    src = _list(value, where)
+    if len(src) > MAX_SRC:
+        raise CaseFileError(where, f"at most {MAX_SRC} expected, {len(src)} found")
+    own = len(earlier) if t.op == "CPY" else -1
+    return tuple(
+        None if s is None else t if s == own and type(s) is int else _earlier(s, earlier, f"{where}[{i}]")
+        for i, s in enumerate(src)
+    )
+
+
 def _shown(value: JSON) -> str:
-    """A stranger's value in a message: short, on one line, printable everywhere."""
+    """An untrusted value for a message: short, on one line, printable."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -388,7 +363,7 @@ def _list(value: JSON, where: str) -> list[JSON]:
 
 
 def _text(value: JSON, where: str) -> str:
-    """Text that UTF-8 can hold: JSON can smuggle in half of a surrogate pair."""
+    """Text that UTF-8 can hold: JSON allows half of a surrogate pair."""
     if type(value) is not str:
         raise CaseFileError(where, f"text expected, {_shown(value)} found")
     try:

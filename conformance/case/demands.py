@@ -1,16 +1,16 @@
-"""What a case may demand of a witness: the grammar. Whether a witness meets it is `run.demands`' business.
+"""The grammar of demands: what a case may require of a witness. `run.demands` checks a witness against them.
 
     {"compiles": "<=2", "kernels": ["RMS"], "state": "fused", "views": {"gather": 0}}
     {"openvino-*": {"compiles": "<=2"}, "ggml*": {"device": "CPU*"}}
 
-A key is a field of a witness, or a glob over backends (as the user names them, `name?option=value`) with demands of
-its own: those it does not match are not asked. Where several demands stand, all must be met.
+A key is a field of a witness, or a glob over backends (`name` or `name?option=value`) with demands for those backends
+only. All demands must be met.
 
 | field holds | a demand of it |
 |---|---|
 | a number | the number, or text `<=n`, `>=n`, `==n` |
 | text | the text, `*` and `?` as in a glob |
-| counts by name | a list of names that must be there, or an object name -> demand of a number (0 where it is absent) |
+| counts by name | a list of required names, or an object name -> demand of a number (an absent count is 0) |
 | lines | a list of globs, each of which some line must match |
 """
 
@@ -43,40 +43,36 @@ class Demand:
     """One demand of one field."""
 
     backends: str
-    """A glob over backends; `*` where the demand is of all."""
+    """A glob over backends."""
     field: str
     entry: str | None
-    """Which of the field's counts must be so; None for the field itself."""
+    """Which of the field's counts; None for the field itself."""
     what: Any
-    """A number, a text, or a list of them, as the table above says."""
+    """A number, a text, or a list of them, as in the table above."""
 
     def __str__(self) -> str:
-        asked = "with " + ", ".join(self.what) if isinstance(self.what, list) else f"{self.what}"
-        return f"{self.field}{'' if self.entry is None else f'[{self.entry}]'} {asked}"
+        what = "with " + ", ".join(self.what) if isinstance(self.what, list) else f"{self.what}"
+        return f"{self.field}{'' if self.entry is None else f'[{self.entry}]'} {what}"
 
 
 def parse(demands: Mapping[str, Any]) -> list[Demand]:
-    """Every single demand of a case's `demands`.
-
-    Raises:
-        GraphError: one has another form; the message opens with its field.
-    """
-    found: list[Demand] = []
+    """The demands of a case's `demands`; GraphError, which begins with the field, if one is malformed."""
+    out: list[Demand] = []
     for key, value in demands.items():
         if key in FIELDS:
-            found += _of_field("*", key, value, f"demands.{key}")
+            out += _of_field("*", key, value, f"demands.{key}")
         elif isinstance(value, dict) and 0 < len(key) <= _LONGEST:
             for name, inner in value.items():
                 where = f"demands.{_shown(key)}.{_shown(name)}"
                 if name not in FIELDS:
                     raise GraphError(f"{where}: a field of a witness expected, one of {', '.join(FIELDS)}")
-                found += _of_field(key, name, inner, where)
+                out += _of_field(key, name, inner, where)
         else:
             raise GraphError(
                 f"demands.{_shown(key)}: a field of a witness expected ({', '.join(FIELDS)}), "
                 "or a glob over backends with an object of such fields"
             )
-    return found
+    return out
 
 
 def _of_field(backends: str, name: str, value: Any, where: str) -> Iterator[Demand]:  # noqa: ANN401  # JSON
@@ -124,7 +120,7 @@ def _expect(ok: bool, where: str, kind: Kind, value: object) -> None:
 
 
 def _shown(value: object) -> str:
-    """A stranger's value in a message: short, printable, and without the separator of our messages."""
+    """An untrusted value for a message: short, printable, without `:`, which ends the field in our messages."""
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
     if isinstance(value, str):

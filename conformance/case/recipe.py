@@ -1,26 +1,27 @@
-"""How the bytes of a persistent tensor are made, where they are made and not measured: a seeded stream, no bytes.
+"""Recipes: a persistent tensor's bytes as a seeded stream instead of data.
 
-A case file with a recipe in place of a weight is small, and still exact: the stream is the same on any machine
-(`streams`), so is the rounding to the tensor's type (`quants`), and a digest beside the recipe proves it.
+A case file with recipes in place of weights is small, and still exact: the stream (`streams`) and the rounding to the
+tensor's type (`quants`) are the same on any machine, and a digest beside the recipe proves it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 
 import numpy as np
 
-from conformance.ggml.errors import UsageError
-from conformance.ggml.quants.quants import from_float
-from conformance.ggml.tensor import Bytes, Tensor, nelements
+from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.ggml.quants import from_float
+from conformance.ggml.tensor import Bytes, Tensor, nbytes, nelements
 
 from .streams import F32Array, Stream
+from .strict import JSON, Memory
 
 MAX_BYTES = 1 << 30
-"""Bytes of tensors, and of what making one of them takes on the way, that the recipes of one file may ask for."""
+"""Memory that the recipes of one file may take, in bytes: their tensors, and the making of one of them."""
 
 MAKEABLE = frozenset({"f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_K", "q5_K", "q6_K", "mxfp4"})
 """Types that a recipe's values are rounded to."""
@@ -53,11 +54,7 @@ DRAWS: dict[str, Callable[[Stream, int, float, float], F32Array]] = {
 
 
 def check(recipe: Recipe, t: Tensor) -> None:
-    """Whether `recipe` can make `t`.
-
-    Raises:
-        UsageError: says what does not fit.
-    """
+    """Raise UsageError if `recipe` cannot make `t`."""
     if recipe.draw not in DRAWS:
         raise UsageError(f"draw: one of {', '.join(DRAWS)} expected, {recipe.draw[:40]!a} found")
     if not all(math.isfinite(x) and abs(x) <= _LIMIT for x in (recipe.a, recipe.b)):
@@ -69,11 +66,7 @@ def check(recipe: Recipe, t: Tensor) -> None:
 
 
 def make(recipe: Recipe, t: Tensor) -> Bytes:
-    """The bytes of `t`.
-
-    Raises:
-        UsageError: the recipe does not fit `t`.
-    """
+    """The bytes of `t`; UsageError if the recipe does not fit it."""
     check(recipe, t)
     values = DRAWS[recipe.draw](Stream(recipe.stream, recipe.tensor), nelements(t), recipe.a, recipe.b)
     if recipe.shared:
@@ -84,11 +77,73 @@ def make(recipe: Recipe, t: Tensor) -> Bytes:
     return from_float(t.type, values).view(np.uint8).reshape(-1)
 
 
-def cost(t: Tensor) -> int:
-    """Bytes that making `t` takes on the way, beside its own."""
-    return 24 * nelements(t)
-
-
 def digest(data: Bytes) -> str:
-    """What stands beside a recipe: SHA-256 of the bytes it makes, in hexadecimal."""
+    """SHA-256 of the bytes that a recipe makes, in hexadecimal; a case file stores it beside the recipe."""
     return sha256(data.data).hexdigest()
+
+
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "persistent": (int,), "stream": (str,), "tensor": (str,), "draw": (str,), "a": (int, float), "b": (int, float),
+    "shared": (int,), "sha256": (str,),
+}  # fmt: skip
+"""Field -> JSON types."""
+_COST = 24
+"""Bytes per element that making a tensor takes beside its own."""
+_LONGEST = 1024
+
+
+def dump_recipe(recipe: Recipe, place: int, t: Tensor, data: Bytes) -> JSON:
+    """The document's entry for persistent tensor number `place`; None if the recipe does not give exactly `data`."""
+    try:
+        made = make(recipe, t)
+    except UsageError:
+        return None
+    if made.nbytes != data.nbytes or made.tobytes() != data.tobytes():
+        return None
+    return {"persistent": place, **asdict(recipe), "sha256": digest(data)}
+
+
+def load_recipes(
+    entries: Sequence[JSON], tensors: Sequence[Tensor], memory: Memory
+) -> dict[Tensor, tuple[Recipe, Bytes]]:
+    """Persistent tensor -> recipe and bytes, from a document's entries.
+
+    Raises:
+        CaseFileError: an entry is malformed, needs more than `memory` allows, or its bytes do not match its digest.
+    """
+    made: dict[Tensor, tuple[Recipe, Bytes]] = {}
+    for i, entry in enumerate(entries):
+        where = f"recipes[{i}]"
+        if not isinstance(entry, dict) or entry.keys() != _FIELDS.keys():
+            raise CaseFileError(where, f"an object of {', '.join(_FIELDS)} expected, something else found")
+        for key, kinds in _FIELDS.items():
+            if type(entry[key]) not in kinds or (type(entry[key]) is str and len(entry[key]) > _LONGEST):
+                words = " or ".join(kind.__name__ for kind in kinds)
+                raise CaseFileError(f"{where}.{key}", f"{words} of at most {_LONGEST} characters expected")
+        if not 0 <= entry["persistent"] < len(tensors):
+            raise CaseFileError(f"{where}.persistent", f"the number of one of {len(tensors)} tensors expected")
+        t = tensors[entry["persistent"]]
+        if t in made:
+            raise CaseFileError(f"{where}.persistent", f"persistent[{entry['persistent']}] has a recipe already")
+        recipe = _recipe(entry, t, where)
+        memory.check(nbytes(t) + _COST * nelements(t), where)
+        memory.keep(nbytes(t), where)
+        data = make(recipe, t)
+        if digest(data) != entry["sha256"]:
+            raise CaseFileError(f"{where}.sha256", f"the recipe of {t.name[:64]!a} makes other bytes than were saved")
+        made[t] = recipe, data
+    return made
+
+
+def _recipe(entry: dict[str, JSON], t: Tensor, where: str) -> Recipe:
+    try:
+        recipe = Recipe(
+            entry["stream"], entry["tensor"], entry["draw"], float(entry["a"]), float(entry["b"]), entry["shared"]
+        )
+        (entry["stream"] + entry["tensor"]).encode()
+        check(recipe, t)
+    except (OverflowError, UnicodeEncodeError) as e:
+        raise CaseFileError(where, f"finite numbers and text in Unicode expected: {type(e).__name__}") from None
+    except UsageError as e:
+        raise CaseFileError(where, str(e)) from None
+    return recipe

@@ -1,12 +1,12 @@
-"""Weights that stay in the model file they came from: a case file then names the file and has a digest of each.
+"""References: weights that stay in their model file; a case file then names the file and has a digest of each weight.
 
-`references` in a case's document, beside `blobs` and gone before `codec` sees it:
+`references` in a case's document, beside `blobs`; `codec` never sees it:
 
     [{"persistent": index, "file": name, "offset": int, "size": int, "sha256": str}]
 
-A stranger's case file may name a file, never a place: `name` has no folder in it, and is looked for beside the case
-file and in the folders that the user gives. Its bytes are used only where their digest is right, so that a case file
-learns nothing of a file it does not already know, and a model that has changed is an error, not another model.
+An untrusted case file may name a file, never a place: `name` has no folder in it, and is searched for beside the case
+file and in the user's folders. Its bytes are used only if their digest matches, so that a case file cannot read a file
+that it does not already know, and a changed model is an error.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ _LONGEST = 255
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where the bytes of a persistent tensor lie."""
+    """The place of a persistent tensor's bytes in a model file."""
 
     file: str
     """Name of the model file, without folders."""
     offset: int
-    """Of the first byte, from the start of the file."""
+    """From the start of the file, in bytes."""
     folder: Path | None = field(default=None, compare=False)
-    """Where the file was found on this machine; never written."""
+    """The file's folder on this machine; never written to a case file."""
 
 
 def link_models(references: Iterable[Reference], folder: Path) -> None:
-    """Put a symbolic link to each model beside a case file in `folder`, so that the case file can be read there.
+    """Put a symbolic link to each model into `folder`, beside the case file that needs it.
 
-    Where a file of that name is there already, or no link can be made, nothing is done: reading says what it lacks.
+    Does nothing if a file of that name exists or no link can be made: reading then says which file is missing.
     """
     for name, place in {r.file: r.folder for r in references if r.folder is not None}.items():
         link = folder / name
         if not link.exists():
             with suppress(OSError):
-                link.unlink(missing_ok=True)  # a link to what is gone
+                link.unlink(missing_ok=True)  # a dangling link
                 link.symlink_to((place / name).resolve())
 
 
 def dump_references(
     tensors: Iterable[Tensor], references: Mapping[Tensor, Reference], blobs: dict[str, Bytes]
 ) -> list[dict[str, Any]]:
-    """Entries for the persistent `tensors` that have a reference; their `p{i}` are taken out of `blobs`."""
+    """Entries for the persistent `tensors` that have a reference; removes their `p{i}` from `blobs`."""
     entries = []
     for i, t in enumerate(tensors):
         data = blobs.get(f"p{i}")
@@ -72,18 +72,18 @@ def dump_references(
 
 
 def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str, Bytes], dict[int, Reference]]:
-    """The bytes that `entries` name, as `p{i}` -> read-only views of mapped files, and the references by number.
+    """Resolve `entries`: `p{i}` -> a read-only view of a mapped file, and index -> reference.
 
     Args:
-        entries: of a case's document; trusted in nothing.
-        folders: where model files are looked for, first to last, before those of the environment.
+        entries: of a case's document; untrusted.
+        folders: searched for model files in this order, before those of the environment.
 
     Raises:
-        CaseFileError: an entry is malformed, a file is absent or too small, or holds other bytes than were saved.
+        CaseFileError: an entry is malformed, a file is missing or too small, or its bytes do not match the digest.
     """
     if not isinstance(entries, list):
         raise CaseFileError("references", "a list expected, something else found")
-    found: dict[str, Bytes] = {}
+    blobs: dict[str, Bytes] = {}
     references: dict[int, Reference] = {}
     files: dict[str, Bytes] = {}
     places: dict[str, Path] = {}
@@ -97,7 +97,7 @@ def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str,
         if name not in files:
             files[name], places[name] = _mapped(name, folders, f"{where}.file")
             left[name] = files[name].nbytes
-        left[name] -= size  # so that no file is read more than once
+        left[name] -= size  # bounds the total: no file is read more than once
         if offset + size > files[name].nbytes or left[name] < 0:
             raise CaseFileError(where, f"{size} bytes from {offset} on expected, {name!a} has {files[name].nbytes}")
         data = files[name][offset : offset + size]
@@ -105,8 +105,8 @@ def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str,
             raise CaseFileError(
                 f"{where}.sha256", f"{name!a} is not the model that was recorded: bytes from {offset} on are others"
             )
-        found[f"p{i}"], references[i] = data, Reference(name, offset, places[name])
-    return found, references
+        blobs[f"p{i}"], references[i] = data, Reference(name, offset, places[name])
+    return blobs, references
 
 
 def _check(entry: object, where: str) -> None:

@@ -1,8 +1,8 @@
-"""Random numbers that are the same bytes on any machine, Python and NumPy: one stream per (case id, tensor name).
+"""Random numbers with the same bytes on any machine, Python and NumPy: one stream per (case id, tensor name).
 
-A stream is SplitMix64 (Steele, Lea, Flood 2014: `mix(key + i * golden)`) keyed by BLAKE2b of the two texts. It is a
-function of a counter, so no state outlives a draw and no library's choice of algorithm enters. Everything above the
-64-bit words is integer arithmetic or one correctly rounded IEEE operation per step: no libm, no fused multiply-add.
+A stream is SplitMix64 (Steele, Lea, Flood 2014: `mix(key + i * golden)`) keyed by BLAKE2b of the two texts, so it does
+not depend on any library's algorithm. Everything above the 64-bit words is integer arithmetic or one correctly rounded
+IEEE operation per step: no libm, no fused multiply-add.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _IRWIN_HALL_UNIT = np.float32(1.0 / 37837.22537)
 
 
 class Stream:
-    """The random words of one tensor of one case; each draw goes on where the last one ended."""
+    """The random words of one tensor of one case; each draw continues after the last one."""
 
     __slots__ = ("_key",)
 
@@ -92,7 +92,7 @@ class Stream:
         return out
 
     def away_from_zero(self, n: int, lo: float, hi: float) -> F32Array:
-        """`n` float32 of either sign with magnitude in [lo, hi]: divisors."""
+        """`n` float32 of either sign with magnitude in [lo, hi], for divisors."""
         x = self.words32(n)
         out = (x >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
         out *= np.float32(hi - lo)
@@ -112,7 +112,7 @@ class Stream:
         return np.argsort(self.words(rows * n).reshape(rows, n), axis=1, kind="stable")
 
     def distinct(self, rows: int, n: int, lo: float, hi: float) -> F32Array:
-        """Shape (rows, n) float32 in [lo, hi), no two equal in a row: neighbours differ by at least half a step."""
+        """Float32 of shape (rows, n) in [lo, hi); values of a row differ by at least (hi - lo) / n / 2."""
         x = self.permutations(rows, n).astype(np.float32)
         x += self.unit(rows * n).reshape(rows, n) * np.float32(0.5)
         x *= np.float32((hi - lo) / n)
@@ -120,9 +120,9 @@ class Stream:
         return x
 
     def choice(self, rows: int, n: int, k: int) -> NDArray[np.int64]:
-        """Shape (rows, k): in each row `k` distinct numbers of 0..n-1 in random order."""
+        """Shape (rows, k): `k` distinct numbers of 0..n-1 in random order per row."""
         if k > n:
-            raise UsageError(f"choice: {k} distinct numbers out of {n} asked for")
+            raise UsageError(f"choice: at most {n} distinct numbers of 0..{n - 1} expected, {k} requested")
         return self.permutations(rows, n)[:, :k]
 
     def sprinkle(self, x: NDArray[Any], values: Sequence[float], every: int = 8) -> None:

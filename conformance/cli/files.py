@@ -10,7 +10,7 @@ import click
 
 from conformance.case import casefile
 from conformance.case.case import Case
-from conformance.case.casefile_layout import ARCHITECTURE
+from conformance.case.casefile import ARCHITECTURE
 from conformance.ggml.errors import CaseFileError, UsageError
 
 HEAD = 1 << 16

@@ -1,1 +1,1 @@
-"""ggml's vocabulary: types, tensors, graphs, ops, quantisation. Imports nothing else of ours."""
+"""ggml's vocabulary: types, tensors, graphs, ops, quantisation. Imports nothing outside this package."""

@@ -1,74 +1,75 @@
-"""How a device rounds on the way: declared by a backend, imitated by the reference, named by a recording."""
+"""How a device rounds: a backend declares it, the reference imitates it, a recording names it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from .quants.quants import VEC_DOT_TYPE
+from .quants import VEC_DOT_TYPE
 from .quants.requant import mode_named
 from .tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How a backend rounds before it multiplies and when it stores; the reference can compute the same way.
+    """How a backend rounds operands before it multiplies and values when it stores them.
 
-    What then remains between the two is rounding, so the budget stays tight. The empty one is exact.
+    The reference can compute the same way, so that only float32 rounding remains between the two and budgets stay
+    tight. The default is exact.
     """
 
     name: str = "exact"
     mul_mat: Mapping[str, str] = field(default_factory=dict)
-    """Type of `src[0]` of MUL_MAT and MUL_MAT_ID -> type that the activations are rounded to first, as
-    ggml's `vec_dot_type`. A type that is not listed multiplies exactly."""
+    """Type of `src[0]` of MUL_MAT and MUL_MAT_ID -> type that activations are rounded to first, as ggml's
+    `vec_dot_type`; other types multiply exactly."""
     flash_attn: Mapping[str, str] = field(default_factory=dict)
     """Type of K in FLASH_ATTN_EXT -> type that Q is rounded to first."""
     quantize: str = "reference"
     """How values are stored in block types: `reference` is `from_float_ref`; `simd` is ggml-cpu's x86 code for Q8_0
-    and Q8_1, which rounds to nearest even after multiplying with 127 / amax."""
+    and Q8_1, which multiplies by 127 / amax and rounds to nearest even."""
     flash_attn_sum: Mapping[str, str] = field(default_factory=dict)
-    """Type of V in FLASH_ATTN_EXT -> type that the sum over KV cells is rounded to after each cell; a type that is not
-    listed is summed exactly."""
+    """Type of V in FLASH_ATTN_EXT -> type that the sum over KV cells is rounded to after each cell; other types are
+    summed exactly."""
     flash_attn_tile: int = 0
-    """From this many tokens on, FLASH_ATTN_EXT with K and V both F32 or both F16 rounds neither Q nor its sums; 0 if
-    there is no such kernel."""
+    """From this many tokens on, FLASH_ATTN_EXT with K and V both F32 or both F16 rounds neither Q nor its sums; 0: no
+    such kernel."""
     tables: Mapping[str, str] = field(default_factory=dict)
-    """Sub-op of UNARY -> type of the table that F32 and F16 arguments are looked up in: argument and value are rounded
-    to it. The GLU around the same function (GEGLU around GELU) looks up too."""
+    """Sub-op of UNARY -> type of the lookup table for F32 and F16 arguments: argument and value are rounded to it. The
+    GLU around the same function (GEGLU around GELU) uses the table too."""
     rope: str = "exact"
-    """How ROPE finds its angles: `exact`, or `float32` as `ggml_rope_cache_init`, which multiplies by theta_scale once
-    per pair and rounds each time."""
+    """How ROPE computes its angles: `exact`, or `float32` as `ggml_rope_cache_init`, which multiplies by theta_scale
+    once per pair and rounds each time."""
     weights: Mapping[str, str] = field(default_factory=dict)
-    """Type of a weight that MUL_MAT or MUL_MAT_ID reads -> form of `requant.FORMS` it is stored in first."""
+    """Type of a weight that MUL_MAT or MUL_MAT_ID reads -> form of `requant.FORMS` that it is stored in first."""
     rows: Mapping[str, str] = field(default_factory=dict)
-    """Type of a weight that GET_ROWS reads -> form, likewise."""
+    """The same for weights that GET_ROWS reads."""
     products: str = "float32"
-    """Type that a device rounds both operands of every matrix product to: `float32`, or `f16` or `bf16` where it likes
-    speed better. Too varied to imitate (fused attention rounds in places of its own): a wider budget instead."""
+    """Type that a device rounds both operands of every matrix product to: `float32`, or `f16` or `bf16` for speed.
+    Devices vary too much to imitate (fused attention rounds in other places): this widens the budget instead."""
 
     def at(self, node: Tensor) -> Arithmetic:
-        """How `node` is computed; where several devices share a graph, as the one it runs on."""
+        """The arithmetic of `node`: that of its device, if several devices share a graph."""
         del node
         return self
 
     def copied(self, original: Mapping[Tensor, Tensor]) -> Arithmetic:
-        """The same for copies of nodes: `original` gives the node that each stands for."""
+        """The same arithmetic for copies of nodes: `original` maps each copy to its node."""
         del original
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class Mixed(Arithmetic):
-    """Several devices share a graph: each node rounds as the device it runs on, one that is not listed exactly."""
+    """Several devices share a graph: each node rounds as its device does, nodes not in `nodes` are exact."""
 
     nodes: Mapping[Tensor, Arithmetic] = field(default_factory=dict)
 
     def at(self, node: Tensor) -> Arithmetic:
-        """How the device of `node` rounds."""
+        """The arithmetic of `node`'s device."""
         return self.nodes.get(node, EXACT)
 
     def copied(self, original: Mapping[Tensor, Tensor]) -> Mixed:
-        """The same for copies of nodes, beside the nodes themselves."""
+        """The same arithmetic for the nodes and for copies of them."""
         return replace(self, nodes={**self.nodes, **{copy: self.at(node) for copy, node in original.items()}})
 
 
@@ -91,11 +92,7 @@ GGML_CPU = Arithmetic(
 
 
 def requantising(mode: str) -> Arithmetic:
-    """Exact but for the weights, which are requantised as `mode` of `requant.MODES` says.
-
-    Raises:
-        UsageError: there is no such mode.
-    """
+    """Exact except for weights, which `mode` of `requant.MODES` requantises; UsageError for an unknown mode."""
     tables = mode_named(mode)
     if mode == "none":
         return EXACT
@@ -103,4 +100,4 @@ def requantising(mode: str) -> Arithmetic:
 
 
 NAMED = {a.name: a for a in (EXACT, GGML_CPU)}
-"""What a recording can say of itself, by name."""
+"""The arithmetics that a recording can name."""

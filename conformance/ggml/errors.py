@@ -7,15 +7,15 @@ from __future__ import annotations
 
 
 class ConformanceError(Exception):
-    """Anything this project reports on purpose; the command line prints it as one line and exits with 2."""
+    """Base class; the command line prints it as one line and exits with 2."""
 
 
 class GraphError(ConformanceError):
-    """A tensor or graph that ggml would have refused; the message says which assertion it breaks."""
+    """A tensor or graph that ggml would refuse; the message names the assertion."""
 
 
 class CaseFileError(ConformanceError):
-    """A case file that cannot be trusted or read; the message names the file's field."""
+    """A case file that cannot be read or trusted; the message names the field."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -24,15 +24,15 @@ class CaseFileError(ConformanceError):
 
 
 class UsageError(ConformanceError):
-    """Wrong words from the user: an unknown backend, option, level, case."""
+    """Wrong input of the user: an unknown backend, option, level or case."""
 
 
 class UnavailableError(ConformanceError):
-    """A backend, device or package that this machine does not have; the message says how to get it."""
+    """A backend, device or package that this machine lacks; the message says how to get it."""
 
 
 class BackendError(ConformanceError):
-    """A backend failed at work it had accepted (a status other than success, a refused compile)."""
+    """A backend failed at work that it had accepted (an error status, a failed compilation)."""
 
 
 class BackendCrashError(BackendError):
@@ -40,8 +40,8 @@ class BackendCrashError(BackendError):
 
 
 class BackendTimeoutError(BackendError):
-    """The process that ran a backend did not answer in time and was ended."""
+    """The process that ran a backend did not answer in time and was killed."""
 
 
 class NotIndependentError(BackendError):
-    """What answered had the answers already: it loaded the reference or the golden values, so nothing was tested."""
+    """The backend loaded the reference or the golden values, so its answers test nothing."""

@@ -1,4 +1,4 @@
-"""`struct ggml_cgraph`: nodes in execution order over leaves, and what makes one legal."""
+"""`struct ggml_cgraph`: nodes in execution order over leaves, and the rules of a valid graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .tensor import MAX_NAME, MAX_OP_PARAMS, MAX_SRC, Tensor, contiguous_nb, nby
 
 
 class Graph:
-    """Nodes in the order they run. Leaves are whatever the nodes read that no node makes."""
+    """Nodes in execution order; leaves are the tensors that nodes read and no node makes."""
 
     __slots__ = ("__weakref__", "nodes")
 
@@ -24,7 +24,7 @@ class Graph:
         return iter(self.nodes)
 
     def leafs(self) -> list[Tensor]:
-        """Tensors that nodes read (through `src` or `view_src`) and none makes, in order of first use."""
+        """Tensors that nodes read (through `src` or `view_src`) and no node makes, in order of first use."""
         made = set(self.nodes)
         return [t for t in self.tensors() if t not in made]
 
@@ -40,11 +40,7 @@ class Graph:
         return list(seen)
 
     def validate(self) -> None:
-        """Check that ggml could have built and would run this graph.
-
-        Raises:
-            GraphError: names the first tensor that breaks a rule, and the rule.
-        """
+        """Check that ggml could build and run this graph; GraphError names the first bad tensor and the rule."""
         from .ops.rules import check_node  # noqa: PLC0415  # rules build on tensors and graphs
 
         made = set(self.nodes)
@@ -61,9 +57,9 @@ class Graph:
 
 
 def _visit(t: Tensor, seen: dict[Tensor, None], made: set[Tensor]) -> None:
-    """Depth first without recursion, so that a long or cyclic chain from a stranger's file is harmless.
+    """Add `t` and what it reads to `seen`, depth first; nodes (`made`) keep their place in execution order.
 
-    Nodes (`made`) are left to their place in execution order.
+    Not recursive, so that a long or cyclic chain from an untrusted file does no harm.
     """
     open_: set[Tensor] = set()
     stack: list[tuple[Tensor, bool]] = [(t, False)]
@@ -84,11 +80,7 @@ def _visit(t: Tensor, seen: dict[Tensor, None], made: set[Tensor]) -> None:
 
 
 def check_tensor(t: Tensor) -> None:
-    """The rules that hold for every tensor alone, whatever its op.
-
-    Raises:
-        GraphError: says which rule.
-    """
+    """Check the rules that hold for every tensor whatever its op; GraphError names the rule."""
     if t.op not in OPS:
         raise GraphError(f"{t.name or 'tensor'}: op {t.op!r} is none of ggml's")
     if any(n < 0 for n in t.ne):
@@ -99,22 +91,30 @@ def check_tensor(t: Tensor) -> None:
         raise GraphError(f"{t}: ne[0] must be a multiple of {t.type}'s block of {t.type.blck_size}")
     if t.type.blck_size > 1 and t.nb[0] != t.type.type_size:
         raise GraphError(f"{t}: nb[0] of a block type must be its type size {t.type.type_size}, {t.nb[0]} found")
+    _check_limits(t)
+    _check_bytes(t)
+
+
+def _check_limits(t: Tensor) -> None:
     if len(t.op_params) != MAX_OP_PARAMS or any(not -(2**31) <= p < 2**31 for p in t.op_params):
         raise GraphError(f"{t}: op_params must be {MAX_OP_PARAMS} int32")
     if len(t.src) > MAX_SRC:
         raise GraphError(f"{t}: {len(t.src)} src, ggml has room for {MAX_SRC}")
     if len(t.name.encode("utf-8", "surrogatepass")) >= MAX_NAME:
         raise GraphError(f"{t}: name is longer than {MAX_NAME - 1} bytes")
+
+
+def _check_bytes(t: Tensor) -> None:
     if t.view_src is None:
         if t.view_offs:
             raise GraphError(f"{t}: view_offs {t.view_offs} without a view_src")
         if t.nb != contiguous_nb(t.type, t.ne):
             raise GraphError(f"{t}: owns its bytes, so its strides must be {contiguous_nb(t.type, t.ne)}, {t.nb} found")
-    else:
-        if t.view_src.view_src is not None:
-            raise GraphError(f"{t}: view_src must be the tensor that owns the bytes, {t.view_src} is itself a view")
-        if t.view_offs < 0 or t.view_offs + nbytes(t) > nbytes(t.view_src):
-            raise GraphError(
-                f"{t}: GGML_ASSERT(data_size + view_offs <= ggml_nbytes(view_src)): "
-                f"bytes {t.view_offs} to {t.view_offs + nbytes(t)} of {nbytes(t.view_src)}"
-            )
+        return
+    if t.view_src.view_src is not None:
+        raise GraphError(f"{t}: view_src must be the tensor that owns the bytes, {t.view_src} is itself a view")
+    if t.view_offs < 0 or t.view_offs + nbytes(t) > nbytes(t.view_src):
+        raise GraphError(
+            f"{t}: GGML_ASSERT(data_size + view_offs <= ggml_nbytes(view_src)): "
+            f"bytes {t.view_offs} to {t.view_offs + nbytes(t)} of {nbytes(t.view_src)}"
+        )

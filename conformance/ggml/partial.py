@@ -1,15 +1,14 @@
-"""Partial graphs: any contiguous run of nodes as a graph by itself, as a scheduler needs that splits a cgraph.
+"""Partial graphs: a contiguous run of nodes as a graph of its own, for a scheduler that splits a cgraph.
 
-What the nodes read from outside becomes fresh leaves, roots only: a view of a root that an earlier part made is built
-again over its leaf. Persistent tensors stay the same objects, so the parts share a session's weights and caches. What a
-part changes and a later part reads travels as whole roots, as they are when the part ends.
+Roots that the nodes read from outside become fresh leaves; views of them are rebuilt. Persistent tensors stay the same
+objects, so the parts share a session's weights and caches. A root that a part changes and a later part reads is passed
+on whole, with its bytes at the end of the part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from .errors import GraphError
 from .graph import Graph
@@ -18,30 +17,25 @@ from .tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Tensor, computes
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Nodes `first` to `last` (not included) of a graph, as a graph of their own."""
+    """A contiguous run of a graph's nodes, as a graph of its own."""
 
     graph: Graph
-    """Copies of the nodes in their order, each after the view ops that it needs built again, and at the end a VIEW of
-    each root that is handed on and was written in place."""
+    """Copies of the nodes in order, each after the view ops that it needs, then a VIEW of each root in `handed` that
+    was written in place."""
     inputs: dict[Tensor, Tensor] = field(default_factory=dict)
-    """Leaf of the part -> the root in the whole graph that it stands for: an input of the whole, or what earlier parts
-    hand on. A root that no part hands on is read by nobody who computes; its bytes do not matter."""
+    """Leaf of the part -> the root of the whole graph that it stands for: an input, or in `handed` of an earlier part.
+    If neither, no computing node reads it and its bytes do not matter."""
     wanted: dict[Tensor, Tensor] = field(default_factory=dict)
-    """Node of the part -> the output of the whole graph that it is."""
+    """Node of the part -> the output of the whole graph that it computes."""
     handed: dict[Tensor, Tensor] = field(default_factory=dict)
-    """Node of the part -> the root in the whole graph whose bytes, as they are when the part ends, it holds."""
+    """Node of the part -> the root of the whole graph that it passes on, with its bytes at the end of the part."""
     copies: dict[Tensor, Tensor] = field(default_factory=dict)
-    """Tensor of the whole graph -> its copy in the part; persistent tensors are their own."""
+    """Tensor of the whole graph -> its copy in the part; persistent tensors are their own copies."""
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
-        """What to ask of a run of the part: `wanted`, then `handed`."""
+        """The outputs to request from a run of the part: `wanted`, then `handed`."""
         return tuple(dict.fromkeys((*self.wanted, *self.handed)))
-
-    @property
-    def originals(self) -> dict[Tensor, Tensor]:
-        """The other way: tensor of the part -> tensor of the whole graph; a VIEW that hands a root on has none."""
-        return {copy: t for t, copy in self.copies.items()}
 
 
 def partial(
@@ -52,54 +46,46 @@ def partial(
     persistent: Collection[Tensor] = (),
     outputs: Collection[Tensor] = (),
 ) -> Part:
-    """Nodes `first` to `last` (not included) of `graph` by themselves.
+    """Nodes `first` to `last` (exclusive) of `graph` as a `Part`; `graph` stays unchanged.
 
-    Run after the parts before it, with their `handed` bytes in its `inputs`, it computes what these nodes compute in
-    the whole graph, and leaves the same in persistent tensors.
+    Run after the parts before it, with their `handed` bytes as its `inputs`, it gives the same values as these nodes in
+    the whole graph, and leaves the same bytes in persistent tensors.
 
     Args:
-        graph: the whole; it stays as it is.
-        first: index of a node.
-        last: index after a node.
+        graph: the whole graph.
+        first: index of the first node.
+        last: index after the last node.
         persistent: leaves whose bytes live across graphs.
-        outputs: nodes of the whole graph that its caller asks for.
+        outputs: outputs of the whole graph.
 
     Raises:
-        GraphError: no such run of nodes, or a node computes in place on a view that is none of its src.
+        GraphError: a bad range, or a node computes in place on a view that is not one of its src.
     """
     if not 0 <= first <= last <= len(graph):
         raise GraphError(f"partial: 0 <= first <= last <= {len(graph)} expected, {first} and {last} given")
-    made = _Copying(graph, frozenset(persistent))
+    part = _Copying(graph, frozenset(persistent))
     nodes = graph.nodes[first:last]
     for node in nodes:
-        made.add(node)
+        part.add(node)
     later = _read_by(graph.nodes[last:], frozenset(outputs))
     last_change = {n.root: n for n in nodes if computes(n)}
     handed: dict[Tensor, Tensor] = {}
     for root, node in last_change.items():
-        if root not in later or root in made.persistent:
+        if root not in later or root in part.persistent:
             continue
         if node is root:
-            handed[made.copies[node]] = root
+            handed[part.copies[node]] = root
         else:
-            handed[made.hand_on(root)] = root
-    wanted = {made.copies[n]: n for n in nodes if n in outputs}
-    return Part(Graph(made.nodes), made.inputs, wanted, handed, made.copies)
-
-
-def split(
-    graph: Graph, cuts: Iterable[int], *, persistent: Collection[Tensor] = (), outputs: Collection[Tensor] = ()
-) -> list[Part]:
-    """The whole of `graph` as parts, cut before each node whose index is in `cuts`; other arguments as `partial`."""
-    places = sorted({0, *cuts, len(graph)})
-    return [partial(graph, a, b, persistent=persistent, outputs=outputs) for a, b in pairwise(places)]
+            handed[part.hand_on(root)] = root
+    wanted = {part.copies[n]: n for n in nodes if n in outputs}
+    return Part(Graph(part.nodes), part.inputs, wanted, handed, part.copies)
 
 
 def below(t: Tensor) -> Tensor | None:
-    """The tensor that `t` shows the bytes of, one step towards the root; None for a root.
+    """The tensor that `t` is a view of, one step towards the root; None for a root.
 
     Raises:
-        GraphError: `t` computes in place on a view that is none of its src.
+        GraphError: `t` computes in place on a view that is not one of its src.
     """
     if t.view_src is None:
         return None
@@ -112,12 +98,12 @@ def below(t: Tensor) -> Tensor | None:
 
 
 def like(t: Tensor, src: Sequence[Tensor | None], view_src: Tensor | None) -> Tensor:
-    """`t` over other tensors."""
+    """A copy of `t` that reads other tensors."""
     return Tensor(t.type, t.ne, t.nb, t.op, t.op_params, tuple(src), view_src, t.view_offs, t.flags, t.name)
 
 
 class _Copying:
-    """The part being made."""
+    """Copies the nodes of one part, and what they need."""
 
     def __init__(self, graph: Graph, persistent: frozenset[Tensor]) -> None:
         self.persistent = persistent
@@ -127,7 +113,7 @@ class _Copying:
         self._whole = frozenset(graph.nodes)
 
     def add(self, node: Tensor) -> None:
-        """A copy of `node`, after what it needs from outside."""
+        """Append a copy of `node`, after what it needs from outside."""
         view_src = None if node.view_src is None else self._copy(node.view_src)
         src = [None if s is None or s is node else self._copy(s) for s in node.src]
         copy = like(node, src, view_src)
@@ -137,7 +123,7 @@ class _Copying:
         self.copies[node] = copy
 
     def hand_on(self, root: Tensor) -> Tensor:
-        """A VIEW at the end that holds the whole of `root`."""
+        """Append a VIEW of the whole of `root`."""
         copy = self.copies[root]
         view = Tensor(root.type, root.ne, root.nb, "VIEW", src=(copy,), view_src=copy, flags=FLAG_COMPUTE)
         view.name = root.name
@@ -145,7 +131,7 @@ class _Copying:
         return view
 
     def _copy(self, t: Tensor) -> Tensor:
-        """The copy of `t`; where there is none yet, a leaf for its root and the view ops from there to `t`."""
+        """The copy of `t`; a new one starts with a leaf for its root and the view ops from there to `t`."""
         chain: list[Tensor] = []
         cur: Tensor | None = t
         while cur is not None and cur not in self.copies:
@@ -156,7 +142,7 @@ class _Copying:
             if under is None:
                 self.copies[c] = self._leaf(c)
             elif c.op not in VIEW_OPS:
-                self.copies[c] = self.copies[under]  # an earlier part wrote there; what is left of the node is the view
+                self.copies[c] = self.copies[under]  # an earlier part computed it in place: only the view remains
             else:
                 self.copies[c] = copy = like(c, (self.copies[under],) if c.src else (), self.copies[c.root])
                 if c.op != "NONE":
@@ -177,11 +163,11 @@ def _place(t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 
 
 def _read_by(nodes: Sequence[Tensor], outputs: frozenset[Tensor]) -> set[Tensor]:
-    """Roots whose bytes matter to `nodes`: one that computes reads them or keeps a part of them, or they are wanted."""
-    found: set[Tensor] = set()
+    """Roots whose bytes matter to `nodes`: those that computing nodes read, and those of outputs."""
+    roots: set[Tensor] = set()
     for n in nodes:
         if computes(n):
-            found.update(s.root for s in n.src if s is not None)  # what it writes in place is among them
+            roots.update(s.root for s in n.src if s is not None)  # includes what it writes in place
         if n in outputs:
-            found.add(n.root)
-    return found
+            roots.add(n.root)
+    return roots

@@ -1,4 +1,4 @@
-"""`struct ggml_tensor`: what it is, and the questions ggml asks of it. No data lives here."""
+"""`struct ggml_tensor` and ggml's functions of its layout. No data lives here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 
 @dataclass(eq=False, slots=True)
 class Tensor:
-    """One `ggml_tensor`. Compared by identity; two tensors may share a name, as in llama.cpp's graphs."""
+    """One `ggml_tensor`, compared by identity: two tensors of a llama.cpp graph may have the same name."""
 
     type: GGMLType
     ne: Dims
@@ -80,7 +80,7 @@ class Tensor:
 
 
 def f32_bits(x: float) -> int:
-    """The int32 that holds the bits of float32 `x`, as `ggml_set_op_params_f32` stores them; overflow is infinite."""
+    """The bits of float32 `x` as int32, as `ggml_set_op_params_f32` stores them; overflow gives infinity."""
     try:
         packed = struct.pack("<f", x)
     except OverflowError:
@@ -94,18 +94,14 @@ def dims(*ne: int) -> Dims:
 
 
 def row_size(type_: GGMLType, ne0: int) -> int:
-    """Bytes of a row of `ne0` elements: `ggml_row_size`.
-
-    Raises:
-        GraphError: `ne0` is no multiple of the block size.
-    """
+    """Bytes of a row of `ne0` elements: `ggml_row_size`; GraphError if `ne0` is no multiple of the block size."""
     if ne0 % type_.blck_size:
         raise GraphError(f"GGML_ASSERT(ne % ggml_blck_size(type) == 0): ne[0]={ne0}, {type_} has {type_.blck_size}")
     return ne0 // type_.blck_size * type_.type_size
 
 
 def contiguous_nb(type_: GGMLType, ne: Dims) -> Dims:
-    """The strides that `ggml_new_tensor` gives: rows of blocks, one after the other, in bytes."""
+    """The strides of `ggml_new_tensor`, in bytes."""
     nb1 = row_size(type_, ne[0])
     return (type_.type_size, nb1, nb1 * ne[1], nb1 * ne[1] * ne[2])
 
@@ -129,7 +125,7 @@ def nrows(t: Tensor) -> int:
 
 
 def nbytes(t: Tensor) -> int:
-    """Bytes from the first to the last element of `t`, gaps included: `ggml_nbytes`."""
+    """Bytes from the first to the last element of `t`, including gaps: `ggml_nbytes`."""
     if 0 in t.ne:
         return 0
     blck = t.type.blck_size
@@ -138,7 +134,7 @@ def nbytes(t: Tensor) -> int:
 
 
 def packed_nbytes(t: Tensor) -> int:
-    """Bytes of all elements of `t` without gaps: the size of a packed output."""
+    """Bytes of all elements of `t` without gaps: the size of its packed form."""
     return nelements(t) // t.type.blck_size * t.type.type_size
 
 
@@ -196,12 +192,12 @@ def can_repeat(a: Tensor, b: Tensor) -> bool:
 
 
 def strided(buffer: Bytes, t: Tensor, offset: int | None = None) -> NDArray[Any]:
-    """A zero-copy view of `t`'s elements in `buffer`, the bytes of its root; writable where `buffer` is.
+    """A zero-copy view of `t`'s elements in `buffer`, the bytes of its root; writable if `buffer` is.
 
     Args:
         buffer: the root's bytes.
-        t: the tensor; its `view_offs` is where it starts, unless `offset` says so.
-        offset: bytes from the start of `buffer`.
+        t: the tensor.
+        offset: where it starts in `buffer`, in bytes; `view_offs` by default.
 
     Returns:
         Scalar types: shape `ne[::-1]` of the type's dtype (BF16: its bits as uint16). Block types: shape
@@ -221,5 +217,5 @@ def strided(buffer: Bytes, t: Tensor, offset: int | None = None) -> NDArray[Any]
 
 
 def pack(buffer: Bytes, t: Tensor, offset: int | None = None) -> Bytes:
-    """`t`'s elements out of its root's bytes, gaps closed, `ne[0]` fastest: the form outputs travel in."""
+    """`t`'s elements from its root's bytes in packed form: without gaps, `ne[0]` fastest."""
     return np.ascontiguousarray(strided(buffer, t, offset)).reshape(-1).view(np.uint8)

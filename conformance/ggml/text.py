@@ -1,7 +1,7 @@
-"""Texts of others on their way to a terminal: what would move a cursor or forge a line is spelled out.
+"""Escape untrusted text for a terminal: characters that move the cursor or forge a line.
 
-Ordinary Unicode stays as it is. A text that is printed as data of a format with rules of its own (JSON, XML, a Python
-literal) goes there raw and is escaped by that format.
+Ordinary Unicode stays. Text that goes into a format with its own rules (JSON, XML, a Python literal) is not escaped
+here but by that format.
 """
 
 from __future__ import annotations
@@ -19,26 +19,24 @@ _UNPRINTABLE = re.compile(f"[{_CONTROL}{_BREAKS}{_BIDI}{_UNSEEN}{_SURROGATES}]")
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    r"""`text` as one line that a terminal shows as it stands: controls, line breaks, what turns the direction of text,
-    what is not seen, and halves of surrogate pairs become `\xNN`, `\uNNNN` or `\UNNNNNNNN`.
+    r"""`text` as one line for a terminal, at most `limit` characters long (a longer one ends with `…`).
 
-    Args:
-        text: from anywhere.
-        limit: characters of the result, at most; a longer one ends with `…`.
+    Controls, line breaks, bidirectional and invisible characters and halves of surrogate pairs become `\xNN`, `\uNNNN`
+    or `\UNNNNNNNN`.
     """
     shown = _UNPRINTABLE.sub(_escape, text if limit is None else text[: limit + 1])
     return shown if limit is None or len(shown) <= limit else f"{shown[: max(limit - 1, 0)]}…"
 
 
 def printable_lines(text: str) -> str:
-    """`printable` of each line: for a table or a text of ours that holds words of others."""
+    """`printable` for each line: for a table or text of ours that quotes untrusted text."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def shell(words: Iterable[str]) -> str:
-    r"""A command that can be typed, or copied from a terminal: each word quoted, `$'\x1b'` where it is not printable.
+    r"""A command line to type or copy: each word quoted, as `$'\x1b'` if it is not printable.
 
-    A NUL, which no word of a command can hold, becomes `?`: in a glob, any character.
+    A NUL, which no argument can hold, becomes `?`: any character, in a glob.
     """
     return " ".join(map(_word, words))
 
@@ -57,7 +55,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _octets(match: re.Match[str]) -> str:
-    """As bytes, which every shell that knows `$'…'` writes alike; a byte of a path that is no UTF-8 is that byte."""
+    """The bytes in hexadecimal, which all shells with `$'…'` read alike; a surrogate is one byte of a non-UTF-8 path."""
     c = match[0]
     data = bytes([ord(c) - 0xDC00]) if "\udc80" <= c <= "\udcff" else c.encode("utf-8", "surrogatepass")
     return "".join(f"\\x{byte:02x}" for byte in data)

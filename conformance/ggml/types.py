@@ -1,4 +1,4 @@
-"""Every ggml type: its GGUF id, block size (elements) and type size (bytes per block), as in ggml.c `type_traits`."""
+"""ggml's types: id, block size in elements and type size in bytes per block, as in ggml.c `type_traits`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class GGMLType:
     blck_size: int
     type_size: int
     dtype: np.dtype[Any] | None = None
-    """The NumPy type of one element, where NumPy has it; BF16 and block types have none."""
+    """NumPy's type of one element; None for BF16 and block types."""
 
     @property
     def is_quantized(self) -> bool:
-        """As `ggml_is_quantized`: stored in blocks that share scales."""
+        """`ggml_is_quantized`: stored in blocks that share scales."""
         return self.blck_size > 1
 
     def __str__(self) -> str:
@@ -81,15 +81,11 @@ TYPES: dict[str, GGMLType] = {t.name: t for t in (
     TQ1_0, TQ2_0, MXFP4, NVFP4, Q1_0, Q2_0,
 )}
 # fmt: on
-"""Every type by ggml's name, in the order of their ids."""
+"""ggml's name -> type, in the order of ids."""
 
 
 def type_named(name: str) -> GGMLType:
-    """The type that `ggml_type_name` calls `name`.
-
-    Raises:
-        GraphError: ggml has no type of that name.
-    """
+    """The type that `ggml_type_name` calls `name`; GraphError if there is none."""
     try:
         return TYPES[name]
     except KeyError:

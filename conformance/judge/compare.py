@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.ggml.quants import quants
+from conformance.ggml import quants
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.types import GGMLType
 

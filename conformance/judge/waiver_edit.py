@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from conformance.case.stricttoml import parse as parse_toml
+from conformance.case.strict import parse_toml
 from conformance.ggml.errors import UsageError
 
 from .waivers import Problem, Waivers, parse

@@ -22,8 +22,7 @@ from datetime import date, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
-from conformance.case.stricttoml import expect, only
-from conformance.case.stricttoml import parse as parse_toml
+from conformance.case.strict import expect, only, parse_toml
 
 from .verdict import FAILURES, Result, Verdict
 

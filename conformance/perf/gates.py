@@ -27,7 +27,7 @@ from typing import Any, Literal, cast
 from conformance import shipped
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
-from conformance.case.stricttoml import expect, only, parse, read
+from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.run.session.environment import environment
@@ -104,12 +104,12 @@ def load(path: Path) -> Gates:
     Raises:
         UsageError: it cannot be read, or a key is wrong; names the gate and the key.
     """
-    return loads(read(path), str(path))
+    return loads(read_text(path), str(path))
 
 
 def loads(text: str, where: str) -> Gates:
     """As `load`, from the text of the file `where`."""
-    table = parse(text, where)
+    table = parse_toml(text, where)
     only(table, ("level", "budget", "gate"), where)
     level, budget, entries = table.get("level"), table.get("budget", BUDGET), table.get("gate")
     expect(isinstance(level, str) and level in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", level)

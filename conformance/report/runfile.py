@@ -20,10 +20,10 @@ from itertools import chain
 from math import isfinite
 from pathlib import Path
 
-from conformance.case import strictjson
+from conformance.case import strict
 from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
-from conformance.case.strictjson import Memory
+from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.asked import Asked, Missing
 from conformance.judge.verdict import Result, Totals, Verdict
@@ -331,8 +331,8 @@ def _parse(path: Path, raw: bytes) -> JSON:
     try:
         body = partial_body(raw, Memory(MAX_MEMORY, 0))
         if body is None:
-            body = strictjson.parse(memoryview(raw), Memory(MAX_MEMORY, 0), "the file")
-        strictjson.weigh(body, "the file")  # no deeper than any reader can follow
+            body = strict.parse_json(memoryview(raw), Memory(MAX_MEMORY, 0), "the file")
+        strict.weigh(body, "the file")  # no deeper than any reader can follow
     except CaseFileError as e:
         raise UsageError(f"{path}: a run file (written with --json) expected: {e}") from None
     if b"\\ud" in raw.lower():
@@ -387,7 +387,7 @@ def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
     if not raw.startswith(JOURNAL_BEGINS):
         return None
     lines = raw.split(b"\n")[:-1]
-    rows = [strictjson.parse(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
+    rows = [strict.parse_json(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
     head = rows[0] if rows and isinstance(rows[0], dict) else {}
     asked = _requested_cases(head)
     results = [Result(r["case"], r["backend"], Verdict.PASS) for r in rows[1:] if _names_pair(r)]

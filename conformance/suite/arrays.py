@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from conformance.case.strictjson import Memory
+from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError
 from conformance.ggml.tensor import Bytes
 

@@ -21,7 +21,7 @@ from conformance import shipped
 from conformance.case import casefile
 from conformance.case.case import JSON, Case, Step
 from conformance.case.codec import VERSION, check, load_head, load_step
-from conformance.case.strictjson import Memory, parse, weigh
+from conformance.case.strict import Memory, parse_json, weigh
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.ggml.graph import Graph
@@ -74,7 +74,7 @@ def _document(path: Path, memory: Memory) -> dict[str, JSON]:
         raw = path.read_bytes()
     except OSError as e:
         raise CaseFileError("file", f"{path} cannot be read: {e.strerror or e}") from e
-    return _object(parse(memoryview(raw), memory, "document"), "document")
+    return _object(parse_json(memoryview(raw), memory, "document"), "document")
 
 
 def _head(name: str, doc: Mapping[str, JSON], arrays: Arrays) -> Case:

@@ -27,7 +27,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 import backends.openvino  # noqa: F401  # keeps openvino's telemetry from the network
 from backends.openvino.packing import ENCODINGS
 from backends.openvino.weights import packed_copies, stored
-from conformance.ggml.quants.quants import from_float
+from conformance.ggml.quants import from_float
 from conformance.ggml.quants.requant import FORMS
 from conformance.ggml.tensor import Bytes
 from conformance.ggml.types import GGMLType, type_named

@@ -19,7 +19,7 @@ from conformance.backend.translating.plan import Emitter
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
-from conformance.ggml.quants.quants import to_float
+from conformance.ggml.quants import to_float
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, strided
 
 from .chunks import Sized, again, chunks, collect, feeds, fingerprint, sized

@@ -1,43 +1,16 @@
-"""The bytes of one block of every block type: the C structs of ggml-common.h as NumPy structured types."""
+"""The blocks of every block type: the C structs of ggml-common.h as NumPy structured types, and random blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.ggml import types
 from conformance.ggml.errors import GraphError
-from conformance.ggml.types import (
-    IQ1_M,
-    IQ1_S,
-    IQ2_S,
-    IQ2_XS,
-    IQ2_XXS,
-    IQ3_S,
-    IQ3_XXS,
-    IQ4_NL,
-    IQ4_XS,
-    MXFP4,
-    NVFP4,
-    Q1_0,
-    Q2_0,
-    Q2_K,
-    Q3_K,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    Q8_1,
-    Q8_K,
-    TQ1_0,
-    TQ2_0,
-    GGMLType,
-)
+from conformance.ggml.types import GGMLType
 
 F32Array = NDArray[np.float32]
 Blocks = NDArray[Any]
@@ -48,33 +21,33 @@ QK_K = 256
 
 # fmt: off
 _FIELDS: dict[GGMLType, list[tuple[str, str, int]]] = {
-    Q1_0:    [("d", "<f2", 1), ("qs", "u1", 16)],
-    Q2_0:    [("d", "<f2", 1), ("qs", "u1", 16)],
-    Q4_0:    [("d", "<f2", 1), ("qs", "u1", 16)],
-    Q4_1:    [("d", "<f2", 1), ("m", "<f2", 1), ("qs", "u1", 16)],
-    Q5_0:    [("d", "<f2", 1), ("qh", "u1", 4), ("qs", "u1", 16)],
-    Q5_1:    [("d", "<f2", 1), ("m", "<f2", 1), ("qh", "u1", 4), ("qs", "u1", 16)],
-    Q8_0:    [("d", "<f2", 1), ("qs", "i1", 32)],
-    Q8_1:    [("d", "<f2", 1), ("s", "<f2", 1), ("qs", "i1", 32)],
-    MXFP4:   [("e", "u1", 1), ("qs", "u1", 16)],
-    NVFP4:   [("d", "u1", 4), ("qs", "u1", 32)],
-    Q2_K:    [("scales", "u1", 16), ("qs", "u1", 64), ("d", "<f2", 1), ("dmin", "<f2", 1)],
-    Q3_K:    [("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<f2", 1)],
-    Q4_K:    [("d", "<f2", 1), ("dmin", "<f2", 1), ("scales", "u1", 12), ("qs", "u1", 128)],
-    Q5_K:    [("d", "<f2", 1), ("dmin", "<f2", 1), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)],
-    Q6_K:    [("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2", 1)],
-    Q8_K:    [("d", "<f4", 1), ("qs", "i1", 256), ("bsums", "<i2", 16)],
-    TQ1_0:   [("qs", "u1", 48), ("qh", "u1", 4), ("d", "<f2", 1)],
-    TQ2_0:   [("qs", "u1", 64), ("d", "<f2", 1)],
-    IQ1_S:   [("d", "<f2", 1), ("qs", "u1", 32), ("qh", "<u2", 8)],
-    IQ1_M:   [("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)],
-    IQ2_XXS: [("d", "<f2", 1), ("qs", "<u2", 32)],
-    IQ2_XS:  [("d", "<f2", 1), ("qs", "<u2", 32), ("scales", "u1", 8)],
-    IQ2_S:   [("d", "<f2", 1), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)],
-    IQ3_XXS: [("d", "<f2", 1), ("qs", "u1", 64), ("scales_and_signs", "<u4", 8)],
-    IQ3_S:   [("d", "<f2", 1), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)],
-    IQ4_NL:  [("d", "<f2", 1), ("qs", "u1", 16)],
-    IQ4_XS:  [("d", "<f2", 1), ("scales_h", "<u2", 1), ("scales_l", "u1", 4), ("qs", "u1", 128)],
+    types.Q1_0:    [("d", "<f2", 1), ("qs", "u1", 16)],
+    types.Q2_0:    [("d", "<f2", 1), ("qs", "u1", 16)],
+    types.Q4_0:    [("d", "<f2", 1), ("qs", "u1", 16)],
+    types.Q4_1:    [("d", "<f2", 1), ("m", "<f2", 1), ("qs", "u1", 16)],
+    types.Q5_0:    [("d", "<f2", 1), ("qh", "u1", 4), ("qs", "u1", 16)],
+    types.Q5_1:    [("d", "<f2", 1), ("m", "<f2", 1), ("qh", "u1", 4), ("qs", "u1", 16)],
+    types.Q8_0:    [("d", "<f2", 1), ("qs", "i1", 32)],
+    types.Q8_1:    [("d", "<f2", 1), ("s", "<f2", 1), ("qs", "i1", 32)],
+    types.MXFP4:   [("e", "u1", 1), ("qs", "u1", 16)],
+    types.NVFP4:   [("d", "u1", 4), ("qs", "u1", 32)],
+    types.Q2_K:    [("scales", "u1", 16), ("qs", "u1", 64), ("d", "<f2", 1), ("dmin", "<f2", 1)],
+    types.Q3_K:    [("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), ("d", "<f2", 1)],
+    types.Q4_K:    [("d", "<f2", 1), ("dmin", "<f2", 1), ("scales", "u1", 12), ("qs", "u1", 128)],
+    types.Q5_K:    [("d", "<f2", 1), ("dmin", "<f2", 1), ("scales", "u1", 12), ("qh", "u1", 32), ("qs", "u1", 128)],
+    types.Q6_K:    [("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), ("d", "<f2", 1)],
+    types.Q8_K:    [("d", "<f4", 1), ("qs", "i1", 256), ("bsums", "<i2", 16)],
+    types.TQ1_0:   [("qs", "u1", 48), ("qh", "u1", 4), ("d", "<f2", 1)],
+    types.TQ2_0:   [("qs", "u1", 64), ("d", "<f2", 1)],
+    types.IQ1_S:   [("d", "<f2", 1), ("qs", "u1", 32), ("qh", "<u2", 8)],
+    types.IQ1_M:   [("qs", "u1", 32), ("qh", "u1", 16), ("scales", "<u2", 4)],
+    types.IQ2_XXS: [("d", "<f2", 1), ("qs", "<u2", 32)],
+    types.IQ2_XS:  [("d", "<f2", 1), ("qs", "<u2", 32), ("scales", "u1", 8)],
+    types.IQ2_S:   [("d", "<f2", 1), ("qs", "u1", 32), ("signs", "u1", 32), ("qh", "u1", 8), ("scales", "u1", 8)],
+    types.IQ3_XXS: [("d", "<f2", 1), ("qs", "u1", 64), ("scales_and_signs", "<u4", 8)],
+    types.IQ3_S:   [("d", "<f2", 1), ("qs", "u1", 64), ("qh", "u1", 8), ("signs", "u1", 32), ("scales", "u1", 4)],
+    types.IQ4_NL:  [("d", "<f2", 1), ("qs", "u1", 16)],
+    types.IQ4_XS:  [("d", "<f2", 1), ("scales_h", "<u2", 1), ("scales_l", "u1", 4), ("qs", "u1", 128)],
 }
 # fmt: on
 BLOCK: dict[GGMLType, np.dtype[Any]] = {
@@ -140,3 +113,130 @@ def k4_scales(packed: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.
     sc = np.concatenate([packed[:, :4] & 63, packed[:, 8:] & 15 | top[:, :4]], axis=1)
     m = np.concatenate([packed[:, 4:8] & 63, packed[:, 8:] >> 4 | top[:, 4:]], axis=1)
     return sc, m
+
+
+_SCALES = {
+    "q1_0 tq1_0 tq2_0": {"d": -1},
+    "q2_0": {"d": -2},
+    "q4_0 iq1_s": {"d": -4},
+    "q4_1": {"d": -4, "m": -1},
+    "q5_0": {"d": -5},
+    "q5_1": {"d": -5, "m": -1},
+    "q2_K": {"d": -6, "dmin": -6},
+    "iq2_xxs iq2_xs iq2_s": {"d": -7},
+    "q8_0 q8_1 iq4_nl q3_K": {"d": -8},
+    "iq3_xxs": {"d": -9},
+    "iq3_s": {"d": -10},
+    "q4_K": {"d": -11, "dmin": -8},
+    "q5_K": {"d": -12, "dmin": -8},
+    "q6_K iq4_xs": {"d": -13},
+}
+SCALES = {types.type_named(name): fields for names, fields in _SCALES.items() for name in names.split()}
+"""F16 fields and the exponent e of random ones: scales lie in [2**e, 2**(e + 1)), so that the largest values of a block
+are about 0.5 to 4."""
+_MINS = frozenset({"m", "dmin"})
+"""Offsets, with the sign that centres the values: ggml adds `m`, so it is negative; it subtracts `dmin`."""
+
+
+def _f16(random: NDArray[np.uint16], exponent: int) -> NDArray[np.float16]:
+    """`random` with its exponent replaced by 2**exponent."""
+    return (random & np.uint16(0x83FF) | np.uint16((15 + exponent) << 10)).view(np.float16)
+
+
+def _canonical_trits(q: NDArray[np.uint8], trits: int) -> NDArray[np.uint8]:
+    """Bytes that the quantiser can write: a number below 3**trits as a fraction of 243 in 256ths, rounded up."""
+    number = (q.astype(np.uint16) * np.uint16(3**trits) >> np.uint16(8)) * np.uint16(3 ** (5 - trits))
+    return ((number * np.uint16(256) + np.uint16(242)) // np.uint16(243)).astype(np.uint8)
+
+
+def _tq1_0(b: Blocks) -> None:
+    b["qs"], b["qh"] = _canonical_trits(b["qs"], 5), _canonical_trits(b["qh"], 4)
+
+
+def _tq2_0(b: Blocks) -> None:
+    both = b["qs"] >> 1 & b["qs"] & 0x55
+    b["qs"] ^= both << 1  # 3 is no trit
+
+
+def _mxfp4(b: Blocks) -> None:
+    b["e"] = 123 + (b["e"] & 3)
+
+
+def _nvfp4(b: Blocks) -> None:
+    b["d"] = 32 + (b["d"] & 31)  # exponents 4 to 7: scales from 1/16 to 1
+
+
+def _iq1_m(b: Blocks) -> None:
+    # the F16 scale is spread over the top nibbles: 2**-4, 8 mantissa bits random
+    b["scales"][:, 3] = b["scales"][:, 3] & 0x8FFF | 0x2000
+    b["scales"][:, 2] = b["scales"][:, 2] & 0x3FFF | 0xC000
+
+
+def _q8_0(b: Blocks) -> None:
+    # no quantiser writes -128, and vec_dot on x86 negates quants in 8 bits
+    b["qs"] = np.maximum(b["qs"], -127)
+
+
+def _q8_1(b: Blocks) -> None:
+    # 11 bits times 13 bits are exact in float32
+    b["s"] = (b["d"].astype(np.float32) * b["qs"].sum(axis=1, dtype=np.int32).astype(np.float32)).astype(np.float16)
+
+
+def _q8_k(b: Blocks) -> None:
+    bits = b["d"].view(np.uint32) if b["d"].flags.c_contiguous else b["d"].copy().view(np.uint32)
+    b["d"] = (bits & np.uint32(0x807FFFFF) | np.uint32((127 - 8) << 23)).view(np.float32)
+    b["bsums"] = b["qs"].reshape(-1, 16, 16).sum(axis=2, dtype=np.int16)
+
+
+_FIX: dict[GGMLType, Callable[[Blocks], None]] = {
+    types.TQ1_0: _tq1_0,
+    types.TQ2_0: _tq2_0,
+    types.MXFP4: _mxfp4,
+    types.NVFP4: _nvfp4,
+    types.IQ1_M: _iq1_m,
+    types.Q8_0: _q8_0,
+    types.Q8_1: _q8_1,
+    types.Q8_K: _q8_k,
+}
+
+
+def random_blocks(
+    type_: GGMLType, raw: NDArray[np.uint64] | Callable[[int], NDArray[np.uint64]], n_blocks: int
+) -> NDArray[np.uint8]:
+    """Valid blocks with random quants and moderate scales (values up to about 4).
+
+    Only integer and exact operations: the same words give the same bytes on every machine. A quantiser could have
+    written the blocks (sums of Q8_1 and Q8_K match the quants), and `ggml_validate_row_data` accepts them.
+
+    Args:
+        type_: any block type.
+        raw: at least `n_blocks * type_size / 8` random 64-bit words, or a function from a count to that many words.
+        n_blocks: how many.
+
+    Returns:
+        uint8 of shape (n_blocks, type_size).
+
+    Raises:
+        GraphError: a type without blocks, or too few words.
+    """
+    if type_ not in BLOCK:
+        raise GraphError(f"random_blocks: a block type expected, {type_} found: it has no blocks")
+    need = -(-n_blocks * type_.type_size // 8)
+    words = raw(need) if callable(raw) else raw
+    if words.dtype != np.uint64 or words.size < need:
+        raise GraphError(
+            f"random_blocks: {need} words of uint64 expected for {n_blocks} blocks of {type_},"
+            f" {words.size} of {words.dtype} found"
+        )
+    data = np.ascontiguousarray(words).reshape(-1).astype("<u8").view(np.uint8)[: n_blocks * type_.type_size]
+    b = data.copy().view(BLOCK[type_])
+    for field, exponent in SCALES.get(type_, {}).items():
+        bits = np.ascontiguousarray(b[field]).view(np.uint16)
+        if field in _MINS:
+            bits = bits & np.uint16(0x7FFF) | np.uint16(0x8000 if field == "m" else 0)
+        elif len(SCALES[type_]) > 1:
+            bits = bits & np.uint16(0x7FFF)
+        b[field] = _f16(bits, exponent)
+    if type_ in _FIX:
+        _FIX[type_](b)
+    return as_bytes(type_, b)

@@ -1,7 +1,7 @@
 """Block types to float32: `to_float` of ggml's type_traits, bit for bit.
 
-Each function takes n blocks (`quants_blocks.BLOCK`) and gives (n, blck_size). Products and sums keep the order of the C
-code, one float32 rounding each. The grids of the IQ1, IQ2 and IQ3 types come from the `gguf` package.
+Each function takes n blocks (`blocks.BLOCK`) and gives (n, blck_size). Products and sums keep the order of the C
+code, one float32 rounding each. The `gguf` package reads the IQ1, IQ2 and IQ3 types.
 """
 
 from __future__ import annotations
@@ -13,36 +13,8 @@ import gguf.quants
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.ggml.types import (
-    IQ1_M,
-    IQ1_S,
-    IQ2_S,
-    IQ2_XS,
-    IQ2_XXS,
-    IQ3_S,
-    IQ3_XXS,
-    IQ4_NL,
-    IQ4_XS,
-    MXFP4,
-    NVFP4,
-    Q1_0,
-    Q2_0,
-    Q2_K,
-    Q3_K,
-    Q4_0,
-    Q4_1,
-    Q4_K,
-    Q5_0,
-    Q5_1,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    Q8_1,
-    Q8_K,
-    TQ1_0,
-    TQ2_0,
-    GGMLType,
-)
+from conformance.ggml import types
+from conformance.ggml.types import GGMLType
 
 from .blocks import KVALUES_FP4, KVALUES_IQ4NL, UE4M3_HALF, Blocks, F32Array, as_bytes, e8m0_half, k4_scales, q3_scales
 
@@ -229,26 +201,29 @@ def _by_gguf(type_: GGMLType) -> Callable[[Blocks], F32Array]:
 
 
 READ: dict[GGMLType, Callable[[Blocks], F32Array]] = {
-    Q1_0: _q1_0,
-    Q2_0: _q2_0,
-    Q4_0: _q4_0,
-    Q4_1: _q4_1,
-    Q5_0: _q5_0,
-    Q5_1: _q5_1,
-    Q8_0: _q8,
-    Q8_1: _q8,
-    Q8_K: _q8,
-    MXFP4: _mxfp4,
-    NVFP4: _nvfp4,
-    Q2_K: _q2_k,
-    Q3_K: _q3_k,
-    Q4_K: _q4_k,
-    Q5_K: _q5_k,
-    Q6_K: _q6_k,
-    TQ1_0: _tq1_0,
-    TQ2_0: _tq2_0,
-    IQ4_NL: _iq4_nl,
-    IQ4_XS: _iq4_xs,
-    **{t: _by_gguf(t) for t in (IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S)},
+    types.Q1_0: _q1_0,
+    types.Q2_0: _q2_0,
+    types.Q4_0: _q4_0,
+    types.Q4_1: _q4_1,
+    types.Q5_0: _q5_0,
+    types.Q5_1: _q5_1,
+    types.Q8_0: _q8,
+    types.Q8_1: _q8,
+    types.Q8_K: _q8,
+    types.MXFP4: _mxfp4,
+    types.NVFP4: _nvfp4,
+    types.Q2_K: _q2_k,
+    types.Q3_K: _q3_k,
+    types.Q4_K: _q4_k,
+    types.Q5_K: _q5_k,
+    types.Q6_K: _q6_k,
+    types.TQ1_0: _tq1_0,
+    types.TQ2_0: _tq2_0,
+    types.IQ4_NL: _iq4_nl,
+    types.IQ4_XS: _iq4_xs,
+    **{
+        t: _by_gguf(t)
+        for t in (types.IQ1_S, types.IQ1_M, types.IQ2_XXS, types.IQ2_XS, types.IQ2_S, types.IQ3_XXS, types.IQ3_S)
+    },
 }
 """ggml's table has no `to_float` for Q8_1 and Q8_K (whose `dequantize_row_q8_K` does the same): quants times `d`."""

@@ -1,8 +1,8 @@
-"""Weights stored once more in another form, as ggml's OpenVINO backend does before it compiles: pure functions.
+"""Requantise weights as ggml's OpenVINO backend does before it compiles.
 
-A form is a symmetric grid with one scale per group of a row, or F16 itself. What a mode does to which type is a
-table; which nodes it touches is read off the graph, never off a name. Both the reference and a backend call this
-module, so that the two differ by rounding alone; how far a form is from the weights it replaces is `requant_distance`.
+A form is a symmetric grid with one scale per group of a row, or F16. A mode is a table from type to form; the graph
+decides which nodes it touches, never a name. The reference and the backends both call this module, so that they differ
+by rounding alone.
 """
 
 from __future__ import annotations
@@ -150,27 +150,3 @@ def requantised(name: str, x: NDArray[Any]) -> F32Array:
             return np.asarray(x, np.float32).astype(np.float16).astype(np.float32)
     q, d = quantised(form, np.asarray(x, np.float32))
     return np.asarray((q * d.astype(np.float32)).reshape(x.shape), np.float32)
-
-
-DISTANCE = {"q4_0x128": 0.14, "q8_0xrow": 5e-3, "int8xrow": 5e-3, "f16": 2e-7}
-"""Form -> NMSE that it may be away from the weights it replaces: see `requant_distance`."""
-
-
-def requant_distance(type_: GGMLType, mode: str, op: str = "MUL_MAT") -> float:
-    """NMSE allowed between a node on its own weights and on requantised ones; 0 where the mode leaves them alone.
-
-    Four times the worst that was measured over ten block types, rows of 256 to 14,336 values, normal or Student's t of
-    4 degrees: `q4_0x128` 7e-3 to 1.2e-2 (t: up to 3.5e-2), `q8_0xrow` 4e-5 to 9e-5 (t: up to 1.3e-3, growing with the
-    row as its largest value does), `f16` up to 4.5e-8.
-
-    Args:
-        type_: the weight's type.
-        mode: a key of `MODES`.
-        op: the op that reads the weight.
-
-    Raises:
-        UsageError: there is no such mode.
-    """
-    tables = mode_named(mode)
-    form = (tables.rows if op == "GET_ROWS" else tables.weights if op in _PRODUCTS else {}).get(type_.name)
-    return 0.0 if form is None else DISTANCE[form]

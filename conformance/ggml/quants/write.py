@@ -1,7 +1,7 @@
 """float32 to the types without super-blocks: `from_float_ref` of ggml's type_traits, bit for bit.
 
-Each function takes (n, blck_size) and gives n blocks (`quants_blocks.BLOCK`). Each step is one float32 operation in the
-order of the C code. Numbers that no integer holds become what x86 makes of them, on any machine: see `to_int`.
+Each function maps values (n, blck_size) to n blocks (`blocks.BLOCK`). Each step is one float32 operation, in the order
+of the C code. Numbers that no integer holds become what x86 makes of them, on any machine: see `to_int`.
 """
 
 from __future__ import annotations
@@ -12,22 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.ggml.types import (
-    MXFP4,
-    NVFP4,
-    Q1_0,
-    Q2_0,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q8_1,
-    Q8_K,
-    TQ1_0,
-    TQ2_0,
-    GGMLType,
-)
+from conformance.ggml import types
+from conformance.ggml.types import GGMLType
 
 from .blocks import BLOCK, KVALUES_FP4, UE4M3_HALF, Blocks, F32Array, e8m0_half
 
@@ -97,14 +83,14 @@ def _u8(a: NDArray[Any]) -> U8Array:
 
 
 def _q1_0(x: F32Array) -> Blocks:
-    y = empty(Q1_0, len(x))
+    y = empty(types.Q1_0, len(x))
     y["d"] = sum_in_order(np.abs(x).T) / np.float32(128)
     y["qs"] = np.packbits(x >= 0, axis=1, bitorder="little")
     return y
 
 
 def _q2_0(x: F32Array) -> Blocks:
-    y = empty(Q2_0, len(x))
+    y = empty(types.Q2_0, len(x))
     y["d"] = d = np.abs(x).max(axis=1)
     q = _u8(np.clip(to_int(roundf(x * inverse(d)[:, None])) + 1, 0, 3)).reshape(-1, 16, 4)
     y["qs"] = np.bitwise_or.reduce(q << np.array([0, 2, 4, 6], np.uint8), axis=2)
@@ -135,7 +121,7 @@ def nibbles(q: U8Array, group: int = 16) -> U8Array:
 
 
 def _q4_0(x: F32Array) -> Blocks:
-    y = empty(Q4_0, len(x))
+    y = empty(types.Q4_0, len(x))
     y["d"], q = _symmetric(x, 8)
     # a negative quant keeps its upper nibble in C, where the low one is stored unmasked
     y["qs"] = q[:, :16] | q[:, 16:] << 4
@@ -143,7 +129,7 @@ def _q4_0(x: F32Array) -> Blocks:
 
 
 def _q4_1(x: F32Array) -> Blocks:
-    y = empty(Q4_1, len(x))
+    y = empty(types.Q4_1, len(x))
     y["d"], y["m"], q = _affine(x, 15)
     q8 = _u8(np.minimum(q.astype(np.int8), 15))
     y["qs"] = q8[:, :16] | q8[:, 16:] << 4
@@ -157,13 +143,13 @@ def _five(y: Blocks, q: U8Array) -> Blocks:
 
 
 def _q5_0(x: F32Array) -> Blocks:
-    y = empty(Q5_0, len(x))
+    y = empty(types.Q5_0, len(x))
     y["d"], q = _symmetric(x, 16)
     return _five(y, q)
 
 
 def _q5_1(x: F32Array) -> Blocks:
-    y = empty(Q5_1, len(x))
+    y = empty(types.Q5_1, len(x))
     y["d"], y["m"], q = _affine(x, 31)
     return _five(y, _u8(q))
 
@@ -174,13 +160,13 @@ def _eight(x: F32Array) -> tuple[F32Array, NDArray[np.int8]]:
 
 
 def _q8_0(x: F32Array) -> Blocks:
-    y = empty(Q8_0, len(x))
+    y = empty(types.Q8_0, len(x))
     y["d"], y["qs"] = _eight(x)
     return y
 
 
 def _q8_1(x: F32Array) -> Blocks:
-    y = empty(Q8_1, len(x))
+    y = empty(types.Q8_1, len(x))
     d, q = _eight(x)
     y["d"], y["qs"], y["s"] = d, q, _f32(q.sum(axis=1, dtype=np.int32)) * d
     return y
@@ -195,19 +181,19 @@ def _eight_simd(x: F32Array) -> tuple[F32Array, NDArray[np.int8], F32Array]:
 
 
 def _q8_0_simd(x: F32Array) -> Blocks:
-    y = empty(Q8_0, len(x))
+    y = empty(types.Q8_0, len(x))
     y["d"], y["qs"], _ = _eight_simd(x)
     return y
 
 
 def _q8_1_simd(x: F32Array) -> Blocks:
-    y = empty(Q8_1, len(x))
+    y = empty(types.Q8_1, len(x))
     y["d"], y["qs"], y["s"] = _eight_simd(x)
     return y
 
 
 def _q8_k(x: F32Array) -> Blocks:
-    y = empty(Q8_K, len(x))
+    y = empty(types.Q8_K, len(x))
     amax, top = extreme(x)
     iscale = np.float32(-127) / top
     q = np.minimum(127, nearest_int(iscale[:, None] * x)).astype(np.int8)
@@ -225,7 +211,7 @@ def _trits(x: F32Array, d: F32Array) -> NDArray[np.int32]:
 
 
 def _tq1_0(x: F32Array) -> Blocks:
-    y = empty(TQ1_0, len(x))
+    y = empty(types.TQ1_0, len(x))
     y["d"] = d = np.abs(x).max(axis=1)
     t = _u8(_trits(x, d))
     packed = []
@@ -246,7 +232,7 @@ def crumbs(q: U8Array) -> U8Array:
 
 
 def _tq2_0(x: F32Array) -> Blocks:
-    y = empty(TQ2_0, len(x))
+    y = empty(types.TQ2_0, len(x))
     y["d"] = d = np.abs(x).max(axis=1)
     y["qs"] = crumbs(_u8(_trits(x, d)))
     return y
@@ -268,7 +254,7 @@ def _best_fp4(x: F32Array, d: F32Array) -> U8Array:
 
 
 def _mxfp4(x: F32Array) -> Blocks:
-    y = empty(MXFP4, len(x))
+    y = empty(types.MXFP4, len(x))
     amax = np.abs(x).max(axis=1)
     # log2f rounds to float32 before floor sees it: just below a power of two it is already the next integer
     log2 = np.floor(_f32(np.log2(amax.astype(np.float64))))
@@ -288,7 +274,7 @@ def _to_ue4m3(x: F32Array) -> U8Array:
 
 
 def _nvfp4(x: F32Array) -> Blocks:
-    y = empty(NVFP4, len(x))
+    y = empty(types.NVFP4, len(x))
     sub = x.reshape(-1, 16)
     ue = _to_ue4m3(np.abs(sub).max(axis=1) / np.float32(6))
     y["d"] = ue.reshape(-1, 4)
@@ -297,19 +283,19 @@ def _nvfp4(x: F32Array) -> Blocks:
 
 
 WRITE_32: dict[GGMLType, Callable[[F32Array], Blocks]] = {
-    Q1_0: _q1_0,
-    Q2_0: _q2_0,
-    Q4_0: _q4_0,
-    Q4_1: _q4_1,
-    Q5_0: _q5_0,
-    Q5_1: _q5_1,
-    Q8_0: _q8_0,
-    Q8_1: _q8_1,
-    Q8_K: _q8_k,
-    TQ1_0: _tq1_0,
-    TQ2_0: _tq2_0,
-    MXFP4: _mxfp4,
-    NVFP4: _nvfp4,
+    types.Q1_0: _q1_0,
+    types.Q2_0: _q2_0,
+    types.Q4_0: _q4_0,
+    types.Q4_1: _q4_1,
+    types.Q5_0: _q5_0,
+    types.Q5_1: _q5_1,
+    types.Q8_0: _q8_0,
+    types.Q8_1: _q8_1,
+    types.Q8_K: _q8_k,
+    types.TQ1_0: _tq1_0,
+    types.TQ2_0: _tq2_0,
+    types.MXFP4: _mxfp4,
+    types.NVFP4: _nvfp4,
 }
-WRITE_SIMD: dict[GGMLType, Callable[[F32Array], Blocks]] = {Q8_0: _q8_0_simd, Q8_1: _q8_1_simd}
+WRITE_SIMD: dict[GGMLType, Callable[[F32Array], Blocks]] = {types.Q8_0: _q8_0_simd, types.Q8_1: _q8_1_simd}
 """Where `quantize_row_*` of ggml-cpu's AVX2 code is no call of the reference."""

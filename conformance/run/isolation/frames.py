@@ -16,7 +16,7 @@ import numpy as np
 from conformance.backend.interface import Support
 from conformance.backend.strict import shortened
 from conformance.case.case import JSON
-from conformance.case.strictjson import Memory, parse
+from conformance.case.strict import Memory, parse_json
 from conformance.ggml import errors
 from conformance.ggml.errors import BackendError, CaseFileError, ConformanceError
 from conformance.ggml.tensor import Bytes
@@ -101,7 +101,7 @@ def receive(stream: Source | BinaryIO, sizes: Sequence[int] | None = None) -> tu
         raise Garbage
     raw = _exactly(stream, length)
     try:
-        header = json.loads(raw) if sizes is None else parse(memoryview(raw), Memory(_PARSED, 0), "header")
+        header = json.loads(raw) if sizes is None else parse_json(memoryview(raw), Memory(_PARSED, 0), "header")
         found = header["blobs"]
     except (ValueError, KeyError, TypeError, RecursionError, MemoryError, CaseFileError):
         raise Garbage from None

@@ -25,8 +25,8 @@ from typing import Any, cast
 from conformance import shipped
 from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
-from conformance.case import stricttoml
-from conformance.case.stricttoml import expect, only
+from conformance.case import strict
+from conformance.case.strict import expect, only
 from conformance.ggml.errors import UsageError
 from conformance.judge import waivers
 from conformance.judge.waivers import Waivers
@@ -78,7 +78,7 @@ def read_waivers(path: Path) -> Waivers:
     Raises:
         UsageError: it cannot be read, or is malformed.
     """
-    return waivers.parse(stricttoml.read(path), str(path))
+    return waivers.parse(strict.read_text(path), str(path))
 
 
 def load(path: Path | None) -> Settings:
@@ -94,7 +94,7 @@ def load(path: Path | None) -> Settings:
     if found is None:
         registry.define({})
         return Settings()
-    document = stricttoml.parse(stricttoml.read(found), str(found))
+    document = strict.parse_toml(strict.read_text(found), str(found))
     only(document, ("backend",), f"{found}:")
     tables = document.get("backend", {})
     expect(isinstance(tables, dict), f"{found}: [backend]", "tables [backend.NAME]", tables)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.case import Case
+from conformance.ggml import quants
 from conformance.ggml.errors import GraphError
-from conformance.ggml.quants import quants
 from conformance.ggml.tensor import Bytes, Tensor, nelements, strided
 from conformance.ggml.types import BF16, F16, F32, GGMLType
 from conformance.judge.verdict import Result

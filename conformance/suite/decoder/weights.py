@@ -8,9 +8,8 @@ import numpy as np
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
-from conformance.ggml.quants.blocks import BLOCK
-from conformance.ggml.quants.quants import from_float, random_blocks
-from conformance.ggml.quants.random_blocks import SCALES
+from conformance.ggml.quants import from_float, random_blocks
+from conformance.ggml.quants.blocks import BLOCK, SCALES
 from conformance.ggml.tensor import Bytes, Tensor, nelements
 from conformance.ggml.types import MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, GGMLType
 

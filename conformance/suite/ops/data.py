@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
-from conformance.ggml.quants.quants import from_float, random_blocks
+from conformance.ggml.quants import from_float, random_blocks
 from conformance.ggml.tensor import Bytes, Dims
 from conformance.ggml.types import F32, I32, I64, GGMLType
 

@@ -17,7 +17,7 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.build_graph import Expansion
-from conformance.ggml.quants.quants import vec_dot_type
+from conformance.ggml.quants import vec_dot_type
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_tensor
 from conformance.ggml.types import F32, I32, I64, TYPES, GGMLType
 from conformance.suite.decoder.weights import random_bytes

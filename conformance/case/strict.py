@@ -1,48 +1,55 @@
-"""JSON that may come from a stranger, parsed within a given amount of memory."""
+"""Parse untrusted JSON within a memory limit, and TOML of users with one-line errors."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import NoReturn
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
 
-from conformance.ggml.errors import CaseFileError
+from conformance.ggml.errors import CaseFileError, UsageError
 
-from .case import JSON
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+JSON = Any
+"""What `json` can hold: str, int, float, bool, None, lists and string-keyed dicts of them."""
 
 MAX_DEPTH = 64
-"""Of lists and objects in each other; a case needs six, and what a note holds is the recorder's."""
+"""Nesting of lists and objects; a case needs six, a recorder's note may need more."""
+LONGEST = 200
+"""Characters of a value in a message."""
 
 
 class Memory:
-    """A tally of what reading a file takes, kept before it is taken. Costs are CPython's, rounded up."""
+    """A limit of memory for reading one file, charged before each allocation. Costs are CPython's, rounded up."""
 
     def __init__(self, limit: int, taken: int) -> None:
         self.limit = limit
         self.taken = taken
 
     def check(self, more: int, field: str) -> None:
-        """Refuse to take `more` bytes over the limit.
-
-        Raises:
-            CaseFileError: it would be over.
-        """
+        """Raise CaseFileError if `more` bytes would exceed the limit."""
         if self.taken + more > self.limit:
             raise CaseFileError(
                 field, f"would take more than the {self.limit} bytes of memory that a file of this size may take"
             )
 
     def keep(self, more: int, field: str) -> None:
-        """Take `more` bytes for as long as the file's content is held."""
+        """Charge `more` bytes, which stay taken while the file's content is in use."""
         self.check(more, field)
         self.taken += more
 
 
-def parse(raw: memoryview, memory: Memory, field: str) -> JSON:
-    """JSON in ASCII: no NaN, no number that a float64 cannot hold, no key twice.
+def parse_json(raw: memoryview, memory: Memory, field: str) -> JSON:
+    """Parse JSON in ASCII without NaN, numbers beyond float64 or duplicate keys.
 
     Raises:
-        CaseFileError: names `field` and says which of these, or where it is no JSON.
+        CaseFileError: it is something else; the message names `field`.
     """
     memory.check(5 * len(raw), field)
     try:
@@ -65,11 +72,7 @@ def parse(raw: memoryview, memory: Memory, field: str) -> JSON:
 
 
 def weigh(value: JSON, field: str) -> int:
-    """Bytes of memory that parsed JSON holds, about.
-
-    Raises:
-        CaseFileError: it is deeper than `MAX_DEPTH`.
-    """
+    """Roughly how many bytes of memory parsed JSON takes; CaseFileError if it is deeper than `MAX_DEPTH`."""
     total = 0
     level = [value]
     for _ in range(MAX_DEPTH + 1):
@@ -90,7 +93,7 @@ def weigh(value: JSON, field: str) -> int:
 
 
 def _cost(text: str) -> int:
-    """An upper bound of the memory that parsing takes, the text itself included."""
+    """An upper bound of the memory that parsing takes, including the text."""
     lists, objects, entries = text.count("["), text.count("{"), text.count(":")
     values = text.count(",") + lists + objects
     texts = max(0, text.count('"') // 2 - entries)
@@ -99,14 +102,14 @@ def _cost(text: str) -> int:
 
 
 def _object(pairs: list[tuple[str, JSON]]) -> dict[str, JSON]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    out = dict(pairs)
+    if len(out) != len(pairs):
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
                 raise CaseFileError("", f"key {key[:40]!a} stands twice in an object")
             seen.add(key)
-    return found
+    return out
 
 
 def _constant(name: str) -> NoReturn:
@@ -118,3 +121,43 @@ def _float(text: str) -> float:
     if not math.isfinite(value):
         raise CaseFileError("", f"a number that float64 can hold expected, {text[:40]} found")
     return value
+
+
+def read_text(path: Path) -> str:
+    """The UTF-8 text of a file; UsageError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise UsageError(f"{path}: {e.strerror if isinstance(e, OSError) else e}") from None
+
+
+def parse_toml(text: str, where: str) -> dict[str, Any]:
+    """Parse a TOML document; UsageError if it is none."""
+    try:
+        return tomllib.loads(text)
+    except ValueError as e:
+        raise UsageError(f"{where}: {e}") from None
+    except RecursionError:
+        raise UsageError(f"{where}: TOML expected, found tables or arrays nested deeper than can be read") from None
+
+
+def expect(ok: bool, where: str, what: str, value: object) -> None:
+    """Raise UsageError unless `ok`: `value`, at `where`, should be `what`."""
+    if not ok:
+        raise UsageError(f"{where}: {what} expected, {'nothing' if value is None else _short(value)} found")
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints; tables nested too deep
+        text = f"another {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def only(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Raise UsageError for the first key of `table` that is not `known`."""
+    names = tuple(known)
+    unknown = sorted(table.keys() - set(names))
+    if unknown:
+        raise UsageError(f"{where} {unknown[0]}: is unknown; known: {', '.join(names)}")

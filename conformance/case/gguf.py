@@ -1,12 +1,11 @@
-"""A strict walk over the header of a GGUF file that may come from a stranger.
+"""A strict reader for the header of an untrusted GGUF file.
 
-The `gguf` package's own reader trusts every count it meets: it builds one array object per element in Python loops,
-clips reads that run over the end and multiplies dimensions without an overflow check. So a case file is written with
-that package and read by this walk, which allocates nothing that the file has not paid for: 16 bytes per string,
-24 bytes per tensor.
+The reader of the `gguf` package trusts every count: it builds one array object per element in Python loops, clips reads
+past the end and multiplies dimensions without an overflow check. So that package writes case files and this module
+reads them; it allocates 16 bytes per string and 24 per tensor, never more than the file's size justifies.
 
-It takes less than GGUF allows: version 3, little endian, the caller's keys with values of their `Kind` alone, tensors
-in the order of their offsets with no gap but the padding to 32 bytes, nothing behind the last one.
+It accepts less than GGUF allows: version 3, little endian, only the caller's keys with values of their `Kind`, tensors
+in the order of their offsets without gaps except padding to 32 bytes, and nothing after the last one.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _ARRAY = 9
 
 
 class Kind(Enum):
-    """The kinds of value in a case file, by GGUF's number (an array: that and its elements')."""
+    """Kinds of values in a case file: GGUF's type id (for an array also that of its elements)."""
 
     UINT32 = (4,)
     STRING = (8,)
@@ -44,7 +43,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """A GGUF string, or an array of them: where each lies in the file."""
+    """A GGUF string, or an array of them: the place of each in the file."""
 
     offsets: array[int]
     sizes: array[int]
@@ -55,20 +54,20 @@ class Strings:
 
 @dataclass(slots=True)
 class Header:
-    """What stands before the data: values by key, and where each tensor's bytes lie."""
+    """Values by key, and the place of each tensor's bytes."""
 
     strings: dict[str, Strings] = field(default_factory=dict)
     numbers: dict[str, array[int]] = field(default_factory=dict)
     offsets: array[int] = field(default_factory=lambda: array("q"))
-    """Byte of the file where tensor i begins."""
+    """Offset of tensor i from the start of the file."""
     sizes: array[int] = field(default_factory=lambda: array("q"))
-    """Its bytes."""
+    """Size of tensor i in bytes."""
     end: int = 0
-    """Byte after the last tensor's info: what a seal of the header covers."""
+    """Offset of the byte after the last tensor's info; a seal covers everything before it."""
 
 
 class _Walk:
-    """A place in the buffer that never passes its end."""
+    """A position in the buffer that never passes its end."""
 
     __slots__ = ("_u32", "_u64", "at", "buffer", "size")
 
@@ -80,7 +79,7 @@ class _Walk:
         self._u64 = struct.Struct("<Q").unpack_from
 
     def take(self, n: int, field: str) -> int:
-        """Step over `n` bytes and give where they began."""
+        """Skip `n` bytes and return the offset of the first."""
         at = self.at
         if n > self.size - at:
             raise CaseFileError(field, f"{n} bytes at {at} expected, the file ends at {self.size}: it is truncated")
@@ -94,7 +93,7 @@ class _Walk:
         return int(self._u64(self.buffer, self.take(8, field))[0])
 
     def count(self, least: int, field: str) -> int:
-        """How many things of at least `least` bytes each follow."""
+        """Read the number of entries of at least `least` bytes each that follow."""
         n = self.u64(field)
         if n > (self.size - self.at) // least:
             raise CaseFileError(field, f"{n} entries expected, {self.size - self.at} bytes follow: it is truncated")
@@ -112,20 +111,20 @@ class _Walk:
 
 
 def _strings(walk: _Walk, field: str, n: int) -> Strings:
-    found = Strings(array("q"), array("q"))
+    strings = Strings(array("q"), array("q"))
     for _ in range(n):
         size = walk.u64(field)
-        found.offsets.append(walk.take(size, field))
-        found.sizes.append(size)
-    return found
+        strings.offsets.append(walk.take(size, field))
+        strings.sizes.append(size)
+    return strings
 
 
 def _read_value(walk: _Walk, key: str, kind: Kind, header: Header) -> None:
-    found: tuple[int, ...] = (walk.u32(key),)
-    if found == (_ARRAY,):
-        found = (_ARRAY, walk.u32(key))
-    if found != kind.value:
-        raise CaseFileError(key, f"a {kind.name} expected, a value of kind {'/'.join(map(str, found))} found")
+    ids: tuple[int, ...] = (walk.u32(key),)
+    if ids == (_ARRAY,):
+        ids = (_ARRAY, walk.u32(key))
+    if ids != kind.value:
+        raise CaseFileError(key, f"a {kind.name} expected, a value of kind {'/'.join(map(str, ids))} found")
     if kind is Kind.STRING:
         header.strings[key] = _strings(walk, key, 1)
     elif kind is Kind.STRINGS:
@@ -137,11 +136,11 @@ def _read_value(walk: _Walk, key: str, kind: Kind, header: Header) -> None:
 
 
 def read_header(buffer: memoryview, keys: Mapping[str, Kind]) -> Header:
-    """The header of the GGUF file in `buffer`, every count, size and offset checked against the file's own size.
+    """Read the header of a GGUF file, checking every count, size and offset against the file's size.
 
     Args:
         buffer: the whole file.
-        keys: every key that may stand in it, and the kind of its value.
+        keys: allowed keys, and the kind of their values.
 
     Raises:
         CaseFileError: names the part of the file and what is wrong with it.
@@ -232,5 +231,5 @@ def _padded(n: int) -> int:
 
 
 def crc32(buffer: memoryview, offset: int, size: int) -> int:
-    """CRC-32 of a stretch of the file, without a copy."""
+    """CRC-32 of a part of the file, without a copy."""
     return zlib.crc32(buffer[offset : offset + size])

@@ -1,4 +1,4 @@
-"""float32 to the K types: `quantize_row_q2_K_ref` to `quantize_row_q6_K_ref`, bit for bit.
+"""float32 to Q2_K to Q6_K, IQ4_NL and IQ4_XS, bit for bit as ggml's `quantize_row_*_ref`.
 
 Work is done on sub-blocks of 16 or 32 elements side by side: arrays are (element, [step of a search,] sub-block), so
 that a sum over elements in the order of the C loop adds rows. Every product and sum is one float32 rounding.
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.ggml.types import Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, GGMLType
+from conformance.ggml import types
+from conformance.ggml.types import GGMLType
 
-from .blocks import QK_K, Blocks, F32Array, k4_scales, q3_scales
-from .write import GROUP_MAX_EPS, ONE, crumbs, empty, extreme, nearest_int, nibbles, sum_in_order
+from .blocks import KVALUES_IQ4NL, QK_K, Blocks, F32Array, k4_scales, q3_scales
+from .write import GROUP_MAX_EPS, ONE, crumbs, empty, extreme, inverse, nearest_int, nibbles, sum_in_order
 
 I32Array = NDArray[np.int32]
 U8Array = NDArray[np.uint8]
@@ -113,7 +114,7 @@ def _back(q: NDArray[Any]) -> U8Array:
 
 
 def _q2_k(x: F32Array) -> Blocks:
-    y = empty(Q2_K, len(x))
+    y = empty(types.Q2_K, len(x))
     xs = sub_blocks(x, 16)
     scale, minus, q = _search_affine(xs, np.abs(xs), 3, _steps(3, -0.5, 15), use_mad=True)
     scale, minus = scale.reshape(-1, 16), minus.reshape(-1, 16)
@@ -158,7 +159,7 @@ def _search_3(x: F32Array) -> tuple[F32Array, I32Array]:
 
 
 def _q3_k(x: F32Array) -> Blocks:
-    y = empty(Q3_K, len(x))
+    y = empty(types.Q3_K, len(x))
     xs = sub_blocks(x, 16)
     scale, q = _search_3(xs)
     scale = scale.reshape(-1, 16)
@@ -199,13 +200,13 @@ def _affine_4(type_: GGMLType, x: F32Array, nmax: int, steps: F32Array) -> tuple
 
 
 def _q4_k(x: F32Array) -> Blocks:
-    y, q = _affine_4(Q4_K, x, 15, _steps(15, -1.0, 20))
+    y, q = _affine_4(types.Q4_K, x, 15, _steps(15, -1.0, 20))
     y["qs"] = nibbles(q, 32)
     return y
 
 
 def _q5_k(x: F32Array) -> Blocks:
-    y, q = _affine_4(Q5_K, x, 31, _steps(31, -0.5, 15))
+    y, q = _affine_4(types.Q5_K, x, 31, _steps(31, -0.5, 15))
     y["qs"] = nibbles(q, 32)
     y["qh"] = np.packbits((q > 15).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
     return y
@@ -237,7 +238,7 @@ def _search_6(x: F32Array) -> tuple[F32Array, I32Array]:
 
 
 def _q6_k(x: F32Array) -> Blocks:
-    y = empty(Q6_K, len(x))
+    y = empty(types.Q6_K, len(x))
     xs = sub_blocks(x, 16)
     scale, q = _search_6(xs)
     scale = scale.reshape(-1, 16)
@@ -253,7 +254,78 @@ def _q6_k(x: F32Array) -> Blocks:
     return y
 
 
-def chunked(write: Callable[[F32Array], Blocks]) -> Callable[[F32Array], Blocks]:
+def _nearest_iq4nl() -> U8Array:
+    """By floor(2 x) + 254 the index of the nearest of `kvalues_iq4nl`, the upper one of a tie: borders are halves."""
+    twice = np.arange(-254, 227)
+    border = KVALUES_IQ4NL[:-1] + KVALUES_IQ4NL[1:]
+    return np.searchsorted(border, twice, side="right").astype(np.uint8)
+
+
+_NEAREST_IQ4NL = _nearest_iq4nl()
+
+
+def _best_iq4nl(x: F32Array) -> U8Array:
+    """`best_index_int8` over `kvalues_iq4nl`; NaN is beyond the largest, as its comparisons make it."""
+    cell = np.floor(np.maximum(np.fmin(x + x, np.float32(226)), np.float32(-254)))
+    index: U8Array = _NEAREST_IQ4NL[(cell + np.float32(254)).astype(np.intp)]
+    return index
+
+
+def _fit(x: F32Array, w: F32Array, iscale: F32Array) -> tuple[F32Array, F32Array]:
+    """Sums w q x and w q q over the elements, q the nearest number to x * iscale."""
+    q = KVALUES_IQ4NL[_best_iq4nl(iscale * x)]
+    wq = w * q
+    return sum_in_order(wq * x), sum_in_order(wq * q)
+
+
+def _iq4_nl(x: F32Array) -> Blocks:
+    """`quantize_row_iq4_nl_impl` with ntry -1.
+
+    In a block of zeros (below 1e-15) ggml leaves whatever quants the block before it had; here they are those of 0.
+    """
+    y = empty(types.IQ4_NL, len(x))
+    amax, top = extreme(x)
+    iscale = ONE / (top / KVALUES_IQ4NL[0])
+    xs = np.ascontiguousarray(x.T)
+    sumqx, sumq2 = _fit(xs, xs * xs, iscale)
+    something = amax >= GROUP_MAX_EPS
+    y["d"] = np.where(something & (sumq2 > 0), sumqx / sumq2, ZERO)
+    y["qs"] = nibbles(_best_iq4nl(x * np.where(something, iscale, ZERO)[:, None]))
+    return y
+
+
+_TRIES = np.arange(-7, 8, dtype=np.float32)[:, None] + KVALUES_IQ4NL[0]
+
+
+def _iq4_xs(x: F32Array) -> Blocks:
+    """`quantize_row_iq4_nl_impl` with ntry 7 over super-blocks."""
+    y = empty(types.IQ4_XS, len(x))
+    xs = sub_blocks(x, 32)
+    w = xs * xs
+    amax, top = extreme(xs.T)
+    sumqx, sumq2 = _fit(xs, w, ONE / (-top / KVALUES_IQ4NL[0]))
+    d = np.where(sumq2 > 0, sumqx / sumq2, ZERO)
+    best = d * sumqx
+    for sx, s2 in zip(*_fit(xs[:, None], w[:, None], _TRIES / top), strict=True):
+        wins = (s2 > 0) & (sx * sx > best * s2)
+        d = np.where(wins, sx / s2, d)
+        best = np.where(wins, d * sx, best)
+    scale = np.where(amax >= GROUP_MAX_EPS, d, ZERO).reshape(-1, 8)
+    _, top_scale = extreme(scale)
+    d = -top_scale / np.float32(32)
+    y["d"] = d
+    level = np.clip(nearest_int(inverse(d)[:, None] * scale), -32, 31)
+    dl = d[:, None] * level.astype(np.float32)
+    q = _best_iq4nl(x.reshape(-1, 8, 32) * inverse(dl)[:, :, None])
+    y["qs"] = nibbles(q.reshape(-1, 256))
+    level += 32
+    low = (level & 15).astype(np.uint8).reshape(-1, 4, 2)
+    y["scales_l"] = low[:, :, 0] | low[:, :, 1] << 4
+    y["scales_h"] = np.bitwise_or.reduce((level >> 4).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16), axis=1)
+    return y
+
+
+def _chunked(write: Callable[[F32Array], Blocks]) -> Callable[[F32Array], Blocks]:
     """`write`, some super-blocks at a time."""
 
     def chunks(x: F32Array) -> Blocks:
@@ -265,5 +337,11 @@ def chunked(write: Callable[[F32Array], Blocks]) -> Callable[[F32Array], Blocks]
 
 
 WRITE_K: dict[GGMLType, Callable[[F32Array], Blocks]] = {
-    t: chunked(write) for t, write in ((Q2_K, _q2_k), (Q3_K, _q3_k), (Q4_K, _q4_k), (Q5_K, _q5_k), (Q6_K, _q6_k))
+    types.Q2_K: _chunked(_q2_k),
+    types.Q3_K: _chunked(_q3_k),
+    types.Q4_K: _chunked(_q4_k),
+    types.Q5_K: _chunked(_q5_k),
+    types.Q6_K: _chunked(_q6_k),
+    types.IQ4_NL: _iq4_nl,
+    types.IQ4_XS: _chunked(_iq4_xs),
 }
