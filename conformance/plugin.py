@@ -23,11 +23,11 @@ from conformance.judge.asked import INTERRUPTED, STOPPED, Asked, Missing
 from conformance.judge.asked import told as told_missing
 from conformance.judge.verdict import FAILURES, Result, Totals, Verdict
 from conformance.perf.bench import Bench
+from conformance.process.memory import parse_size
 from conformance.report.journal import Partial
 from conformance.report.runfile import check_writable, interrupts_wait, record, write_json
 from conformance.report.runs import command
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.isolation.memory import parse_size
 from conformance.run.runner import Runner
 from conformance.run.session import settings, writeahead
 from conformance.run.session.seeds import FOLDER, fresh_ids, new_seed, reseeded

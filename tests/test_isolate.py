@@ -36,9 +36,11 @@ from conformance.ggml.errors import (
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32, I32
+from conformance.process import service
 from conformance.process.launcher.launch import children
-from conformance.run.isolation import frames
+from conformance.process.worker import ERRORS, unpack_error
 from conformance.run.isolation.isolate import IsolatedBackend, open_backend
+from conformance.run.isolation.worker import pack_error
 
 ADAPTER = '''
 import ctypes, os, signal, sys, time
@@ -228,9 +230,7 @@ def test_no_answer_in_time() -> None:
         backend.close()
 
 
-@pytest.mark.parametrize(
-    "name", [n for n in sorted(frames.ERRORS) if not n.startswith(("BackendCrash", "BackendTime"))]
-)
+@pytest.mark.parametrize("name", [n for n in sorted(ERRORS) if not n.startswith(("BackendCrash", "BackendTime"))])
 def test_errors_arrive_as_the_same_class(backend: IsolatedBackend, name: str) -> None:
     """Every error of the family travels by class and message, and ends neither process nor session."""
     with pytest.raises(getattr(errors, name)) as found:
@@ -368,27 +368,27 @@ def test_frames_round_trip(head: dict[str, object], blobs: list[bytes], big: boo
     """Any header and blobs come out as they went in, whatever follows them on the wire."""
     arrays = [np.frombuffer(b, np.uint8) for b in blobs] + [np.arange(100_000, dtype=np.uint8)] * big
     stream = io.BytesIO()
-    frames.send(stream, dict(head), arrays)
-    frames.send(stream, {"next": 1})
+    service.send(stream, dict(head), arrays)
+    service.send(stream, {"next": 1})
     stream.seek(0)
-    found, data = frames.receive(stream)
-    assert {k: v for k, v in found.items() if k != "blobs"} == head
+    found, data = service.receive(stream)
+    assert found == head
     assert [d.tobytes() for d in data] == [a.tobytes() for a in arrays]
-    assert frames.receive(stream)[0]["next"] == 1
+    assert service.receive(stream)[0]["next"] == 1
 
 
 @given(st.integers(min_value=0))
 def test_a_cut_wire_is_closed(at: int) -> None:
     """A stream that ends early ends in `Closed`, wherever it ends."""
     stream = io.BytesIO()
-    frames.send(stream, {"a": [1, 2]}, [np.arange(9, dtype=np.uint8)])
+    service.send(stream, {"a": [1, 2]}, [np.arange(9, dtype=np.uint8)])
     whole = stream.getvalue()
-    with pytest.raises(frames.Closed):
-        frames.receive(io.BytesIO(whole[: at % len(whole)]))
+    with pytest.raises(service.Closed):
+        service.receive(io.BytesIO(whole[: at % len(whole)]))
 
 
 def test_case_file_errors_keep_their_field() -> None:
     """The field of a `CaseFileError` is still apart on the other side."""
-    again = frames.unpack_error(frames.pack_error(CaseFileError("steps[0].ne", "four expected")))
+    again = unpack_error(pack_error(CaseFileError("steps[0].ne", "four expected")))
     assert isinstance(again, CaseFileError)
     assert (again.field, str(again)) == ("steps[0].ne", "steps[0].ne: four expected")

@@ -18,7 +18,6 @@ from conformance.cli import main
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UsageError
 from conformance.perf import measure
 from conformance.perf.compare import Build
-from conformance.process import worker_pid
 
 SCHEME = "venv" if "venv" in sysconfig.get_scheme_names() else sysconfig.get_default_scheme()
 """How a virtual environment is laid out; Python 3.10 has no name for it."""
@@ -122,14 +121,12 @@ def test_what_a_build_lacks(base: Path) -> None:
 def test_a_build_that_dies(base: Path) -> None:
     """A process that ended, or that does not answer, is an error that says so."""
     build = Build(base)
-    worker = worker_pid(build._process)
-    assert worker is not None
-    os.kill(worker, 9)
-    with pytest.raises(BackendCrashError, match="its process ended"):
+    os.kill(build._worker.pid, 9)
+    with pytest.raises(BackendCrashError, match=r"its process died \(SIGKILL"):
         build.ask("run")
     build.close()
     build = Build(base)
-    build._time_limit = 0.0
+    build._worker.time_limit = 0.0
     with pytest.raises(BackendTimeoutError, match="no answer within 0 s"):
         build.ask("open", **OPEN)
     build.close()

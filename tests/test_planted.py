@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from night_script import lives, until
 
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
@@ -75,25 +76,27 @@ def test_a_crash_and_a_hang_are_noticed_and_cost_nothing_else() -> None:
     ]
 
 
-def test_a_hunt_ends_with_its_campaign(tmp_path: Path) -> None:
+def test_a_hunt_ends_with_its_campaign() -> None:
     """Once the campaign is gone, killed at that, a worker that hangs in a fault ends."""
     if os.name != "posix":
         pytest.skip("ended by its keeper, which is POSIX")
     request = {"faults": [asdict(HANGS)], "level": "smoke", "done": [], "start": {}}
-    path = tmp_path / "request.json"
-    path.write_text(json.dumps(request), encoding="utf-8")
     code = (
-        "import sys, time\n"
-        "from conformance.process import spawn\n"
-        "child = spawn('conformance.planted.worker', [sys.argv[1]])\n"
+        "import json, sys, time\n"
+        "from conformance.process import Worker\n"
+        "worker = Worker('conformance.planted.worker', time_limit=600)\n"
+        "event, _ = worker.ask(json.loads(sys.argv[1]))\n"
+        "while event['event'] != 'runs':\n"
+        "    event, _ = worker.receive()\n"
+        "print(worker.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) as campaign:
+    with subprocess.Popen([sys.executable, "-c", code, json.dumps(request)], stdout=subprocess.PIPE) as campaign:
         assert campaign.stdout is not None
-        while b'"runs"' not in campaign.stdout.readline():
-            pass
+        worker = int(campaign.stdout.readline())
+        assert lives(worker)
         campaign.kill()
-        assert b"survived" not in campaign.stdout.read(), "comes to its end when the worker is gone"
+    until(lambda: not lives(worker))
 
 
 @pytest.mark.parametrize(

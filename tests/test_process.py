@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,17 @@ from pathlib import Path
 import pytest
 from night_script import POSIX, lives, until
 
-from conformance.process import end_group, run, spawn, spawn_command, spawn_script, wire, worker_pid
+from conformance.ggml.errors import BackendError, ConformanceError, UsageError
+from conformance.process import (
+    Worker,
+    WorkerDiedError,
+    WorkerTimeoutError,
+    end_group,
+    spawn_command,
+    spawn_script,
+    wire,
+    worker_pid,
+)
 from conformance.process.spawn import environment
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux finds what has left its group")
@@ -42,6 +53,27 @@ while len(os.listdir(here)) < 5:
 print("ready", flush=True)
 """
 HANGS = LEAVES + "import ctypes; ctypes.PyDLL(None).sleep(600)  # in C code that holds the lock of the interpreter\n"
+SERVICE = """
+import os, sys, time
+from conformance.process.service import Service
+service = Service()
+def answer(header, blobs):
+    what = header["do"]
+    print("said before", file=sys.stderr, flush=True)
+    if what in ("hang", "exit", "abort"):
+        if os.fork() == 0:
+            time.sleep(600)
+        {"hang": lambda: time.sleep(600), "exit": lambda: os._exit(3), "abort": os.abort}[what]()
+    if what == "close":
+        os.closerange(3, 64)
+        time.sleep(600)
+    if what == "raise":
+        return {"error": header["class"], "message": "the message"}, ()
+    if what == "twice":
+        service.send(header)
+    return header, [bytes(n) for n in header.get("sizes", ())]
+service.serve(answer)
+"""
 
 
 @pytest.fixture
@@ -60,28 +92,27 @@ def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("module", "words"),
+    ("module", "args", "request_", "reply"),
     [
-        ("conformance.run.isolation.worker", b'"info"'),
-        ("conformance.planted.worker", b"IndexError"),
-        ("conformance.suite.zoo.worker", b"JSONDecodeError"),
-        ("conformance.suite.zoo.play_worker", b"JSONDecodeError"),
+        ("conformance.run.isolation.worker", ["cpu"], None, "'info'"),
+        ("conformance.planted.worker", [], {"faults": [], "level": "smoke", "done": [], "start": {}}, "'end'"),
+        ("conformance.suite.zoo.worker", [], {}, "its process died .*TypeError: "),
+        ("conformance.suite.zoo.play_worker", [], {}, "its process died .*KeyError: 'request'"),
     ],
 )
 @pytest.mark.usefixtures("bad")
-def test_nothing_of_the_current_directory_runs_in_a_module(module: str, words: bytes) -> None:
+def test_nothing_of_the_current_directory_runs_in_a_module(
+    module: str, args: list[str], request_: dict[str, object] | None, reply: str
+) -> None:
     """Each worker is loaded as it is, though modules of every name it imports lie where it is started."""
-    with spawn(
-        module,
-        ["cpu"] if module == "conformance.run.isolation.worker" else [],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as popen:
-        assert popen.stdout is not None
-        said = popen.stdout.read()
-        end_group(popen, 30)
-    assert words in said, said
+    worker = Worker(module, args, time_limit=60)
+    try:
+        said = str(worker.receive()[0] if request_ is None else worker.ask(request_)[0])
+    except WorkerDiedError as e:
+        said = str(e)
+    finally:
+        worker.close()
+    assert re.search(reply, said), said
 
 
 @pytest.mark.usefixtures("bad")
@@ -193,13 +224,57 @@ def _below(pid: int) -> list[int]:
     return found if len(found) > 1 else []
 
 
-@POSIX
-def test_a_late_child_is_ended_with_what_it_had_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`run` comes back at its limit, with what was written until then, though a grandchild holds the streams."""
-    (tmp_path / "sleeps.py").write_text("import os, time; print('said', flush=True); os.fork(); time.sleep(600)")
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A service that does what a request asks for."""
+    (tmp_path / "service_of_test.py").write_text(SERVICE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
-    done = run("sleeps", b"", 5.0)
-    assert (done.late, done.out) == (True, b"said\n")
+    return "service_of_test"
+
+
+@POSIX
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        ({"do": "hang"}, WorkerTimeoutError, "no answer within 3 s, its process was ended: said before"),
+        ({"do": "abort"}, WorkerDiedError, r"its process died \(SIGABRT\): said before"),
+        ({"do": "exit"}, WorkerDiedError, r"its process died \(exit status 3 in the middle of it\): said before"),
+        ({"do": "close"}, WorkerDiedError, "its wire was closed while it lived"),
+        ({"do": "raise", "class": "UsageError"}, UsageError, "^the message$"),
+        ({"do": "raise", "class": "TypeError"}, BackendError, "^the message$"),
+        ({"do": "blobs", "sizes": [3]}, WorkerDiedError, "someone wrote on its wire"),
+    ],
+)
+def test_what_becomes_of_a_worker_is_an_error(
+    service: str, request_: dict[str, object], error: type[ConformanceError], words: str
+) -> None:
+    """A worker that hangs, dies, closes its wire or sends other sizes is an error with its last words; an exception of
+    ours travels as the same class. A grandchild that holds its streams keeps nobody waiting.
+    """
+    worker = Worker(service, time_limit=3.0 if request_["do"] == "hang" else 60.0, patience=0.1)
+    try:
+        with pytest.raises(error, match=words) as found:
+            worker.ask(request_)
+        assert type(found.value) is error
+        if issubclass(error, WorkerDiedError):
+            with pytest.raises(WorkerDiedError):
+                worker.ask({"do": "echo"})
+        else:
+            assert worker.ask({"do": "echo"})[0] == {"do": "echo"}
+    finally:
+        worker.close()
+
+
+@POSIX
+def test_a_worker_answers_with_header_and_bytes(service: str) -> None:
+    """Headers and blobs go both ways; a service may send several replies to one request."""
+    worker = Worker(service, time_limit=60, patience=0.1)
+    try:
+        reply, blobs = worker.ask({"do": "blobs", "sizes": [2, 0, 100_000]}, sizes=[2, 0, 100_000])
+        assert (reply["do"], [bytes(b[:1]) for b in blobs]) == ("blobs", [b"\0", b"", b"\0"])
+        assert worker.ask({"do": "twice"})[0] == worker.receive()[0] == {"do": "twice"}
+    finally:
+        worker.close()
 
 
 @pytest.mark.parametrize("polls", [True, False])

@@ -13,9 +13,9 @@ import click
 from conformance.backend import registry
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.text import printable
+from conformance.process.memory import parse_size
 from conformance.report.runfile import check_writable
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.isolation.memory import parse_size
 from conformance.run.session import settings
 from conformance.run.session.seeds import fresh_ids, new_seed
 from conformance.run.session.select import lacking

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO, cast
 
-from conformance.process import interrupt, spawn_command
+from conformance.process import Tail, interrupt, spawn_command
 
 GRACE = 5.0
 """Seconds that a command has after SIGINT to write down what it has."""
-KEPT = 4096
-"""Bytes of the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +55,8 @@ def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         pass_fds=(lock,),
     )
-    tail = bytearray()
-    listener = threading.Thread(target=_listen, args=(popen.stdout, log, tail), daemon=True)
-    listener.start()
+    stream = cast("BinaryIO", popen.stdout)
+    tail = Tail(stream, partial(_append, log))
     timed_out = False
     try:
         popen.wait(limit)
@@ -67,16 +64,12 @@ def run(command: Sequence[str], log: Path, limit: float, lock: int) -> Ended:
         timed_out = True
     finally:
         interrupt(popen, GRACE)  # first as a user would, so that it can write down what it has
-        listener.join(GRACE)
+        tail.join(GRACE)
+        stream.close()
     code = popen.returncode
-    text = bytes(tail[-KEPT:]).decode(errors="replace")
-    return Ended(code if code >= 0 else 128 - code, time.monotonic() - began, timed_out, text)
+    return Ended(code if code >= 0 else 128 - code, time.monotonic() - began, timed_out, tail.text)
 
 
-def _listen(stream: IO[bytes], log: Path, tail: bytearray) -> None:
-    while chunk := os.read(stream.fileno(), 65536):
-        tail += chunk
-        del tail[:-KEPT]
-        with suppress(OSError), log.open("ab") as f:
-            f.write(chunk)
-    stream.close()
+def _append(log: Path, data: bytes) -> None:
+    with suppress(OSError), log.open("ab") as f:
+        f.write(data)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import Event, Timer
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError, UsageError
 from conformance.judge.verdict import FAILURES, Verdict
-from conformance.process import end_group, spawn_script
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.suite.family import Level
 
 from .measure import Rounds, Subject
@@ -52,18 +49,18 @@ class Build:
     """
 
     def __init__(self, venv: Path, *, isolate: bool = True, time_limit: float = TIME_LIMIT) -> None:
-        self.venv, self._time_limit = venv, time_limit
+        self.venv = venv
         python = next((venv / p for p in PYTHONS if (venv / p).is_file()), None)
         if python is None:
             raise UsageError(f"{venv}: a virtual environment expected, no {' or '.join(PYTHONS)} found in it")
         # -I and a folder of its own: neither where we are nor PYTHONPATH may give it another build than its own
-        self._process = spawn_script(
+        self._worker = Worker(
             WORKER,
             ["--isolate"] if isolate else [],
+            time_limit=time_limit,
             python=python.absolute(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
             cwd=venv,
+            patience=CLOSING,
         )
         try:
             self.about = self._answer("starting")
@@ -82,42 +79,19 @@ class Build:
             BackendCrashError: its process ended.
             BackendTimeoutError: it did not answer in time and was ended.
         """
-        assert self._process.stdin is not None  # a pipe
-        with suppress(BrokenPipeError):  # the answer says that it ended
-            self._process.stdin.write(json.dumps({"do": do, **request}).encode() + b"\n")
-            self._process.stdin.flush()
-        return self._answer(do)
+        return self._answer(do, {"do": do, **request})
 
     def close(self) -> None:
         """End the process and all that it started."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with suppress(BrokenPipeError):
-                    stream.close()
-        end_group(self._process, CLOSING)
+        self._worker.close()
 
-    def _answer(self, doing: str) -> Mapping[str, JSON]:
-        assert self._process.stdout is not None  # a pipe
-        late = Event()
-
-        def end() -> None:
-            late.set()
-            end_group(self._process)
-
-        timer = Timer(self._time_limit, end)
-        timer.start()
+    def _answer(self, doing: str, request: dict[str, JSON] | None = None) -> Mapping[str, JSON]:
         try:
-            line = self._process.stdout.readline()
-        finally:
-            timer.cancel()
-        if not line and late.is_set():
-            raise BackendTimeoutError(f"{self.venv}: {doing}: no answer within {self._time_limit:g} s, ended")
-        if not line:
-            raise BackendCrashError(f"{self.venv}: {doing}: its process ended with exit code {self._process.wait()}")
-        answer: Mapping[str, JSON] = json.loads(line)
-        if "error" in answer:
-            raise BackendError(str(answer["error"]))
-        return answer
+            return (self._worker.receive() if request is None else self._worker.ask(request))[0]
+        except WorkerTimeoutError as e:
+            raise BackendTimeoutError(f"{self.venv}: {doing}: {e}") from None
+        except WorkerDiedError as e:
+            raise BackendCrashError(f"{self.venv}: {doing}: {e}") from None
 
 
 class Pair:

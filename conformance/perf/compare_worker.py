@@ -1,16 +1,15 @@
-"""The process that measures one of two installed builds: run by path, by the Python of either build's environment.
+"""The service that measures one of two installed builds: a script, run by the Python of either build's environment.
 
-It is a script, the same for both sides, and needs of the build only what `conformance.perf` has in public: `units`,
-`Bench`, `Measured`. Requests and answers are lines of JSON on what was stdin and stdout; what libraries print goes to
-stderr.
+It is the same for both sides, so it finds `process/service.py` beside itself and not in the build. Of the build it
+needs what `conformance.perf` has in public, `units`, `Bench` and `Measured`, and a `Runner`.
 """
 
 from __future__ import annotations
 
-import json
-import os
+import runpy
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 
@@ -18,10 +17,9 @@ class Side:
     """One build, and the unit that it measures at present."""
 
     def __init__(self, *, isolate: bool) -> None:
+        from conformance.perf.bench import Bench  # noqa: PLC0415  # the build's own; what it lacks is answered in words
         from conformance.run.isolation.isolate import Isolation  # noqa: PLC0415  # as above
         from conformance.run.runner import Runner  # noqa: PLC0415  # as above
-
-        from .bench import Bench  # noqa: PLC0415  # the build's own; what it lacks is answered in words
 
         self._runner = Runner()
         # where memory lies differs between processes most
@@ -30,9 +28,8 @@ class Side:
 
     def open(self, level: str, unit: str, backend: str) -> dict[str, Any]:
         """Make a unit ready; gives its case and what became of it, and measures only after PASS."""
+        from conformance.perf.units import units  # noqa: PLC0415  # as above
         from conformance.run.session.select import parse_specs  # noqa: PLC0415  # as above
-
-        from .units import units  # noqa: PLC0415  # as above
 
         self.close()
         found = [u for u in units(level) if u.name == unit]  # type: ignore[arg-type]  # checked by the other side
@@ -70,30 +67,26 @@ class Side:
 
 def main() -> None:
     """Answer requests until there are no more."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    requests = os.fdopen(os.dup(0), encoding="utf-8")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-
-    def reply(answer: dict[str, Any]) -> None:
-        replies.write(json.dumps(answer) + "\n")
-        replies.flush()
-
+    service = runpy.run_path(str(Path(__file__).parents[1] / "process" / "service.py"))["Service"]()
     try:
         side = Side(isolate="--isolate" in sys.argv)
-        reply({"version": version("ggml-conformance"), "python": sys.version.split()[0]})
     except Exception as e:  # noqa: BLE001  # the other side says it in words
-        reply({"error": f"{type(e).__name__}: {e}"})
+        service.send(_failed(e))
         return
-    for line in requests:
-        request = json.loads(line)
-        do = request.pop("do")
+    service.send({"version": version("ggml-conformance"), "python": sys.version.split()[0]})
+
+    def answer(request: dict[str, Any], _: object) -> tuple[dict[str, Any], tuple[()]]:
         try:
-            reply(getattr(side, do)(**request))
+            return getattr(side, request.pop("do"))(**request), ()
         except Exception as e:  # noqa: BLE001  # as above
-            reply({"error": f"{type(e).__name__}: {e}"})
+            return _failed(e), ()
+
+    service.serve(answer)
     side.end()
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    return {"error": "BackendError", "message": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":

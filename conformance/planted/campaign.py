@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Verdict
-from conformance.process import Child, end_group, spawn
+from conformance.process import Worker, WorkerDiedError
 from conformance.suite.family import Level
 
 from .faults import Fault
@@ -44,8 +39,6 @@ class _State:
 
     def take(self, event: JSON) -> Hunt | None:
         kind = event["event"]
-        if kind == "error":
-            raise UsageError(event["message"])
         if kind == "end":
             self.ended = True
         elif kind == "cases":
@@ -87,37 +80,19 @@ def run(
 def _one_worker(
     faults: Sequence[Fault], level: Level, state: _State, progress: Callable[[Hunt], None], limit: float
 ) -> str:
+    """Hunt until the end ("") or until the worker dies: how it died."""
     request = {"faults": [asdict(f) for f in faults], "level": level, "done": list(state.done), "start": state.start}
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as words:
-        path = Path(folder) / "request.json"
-        path.write_text(json.dumps(request), encoding="utf-8")
-        worker = spawn(
-            "conformance.planted.worker", [str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=words
-        )
-        try:
-            _listen(worker, state, progress, limit)
-        finally:
-            end_group(worker)
-            if worker.stdout:
-                worker.stdout.close()
-        words.seek(0, 2)
-        words.seek(max(0, words.tell() - 400))
-        said = " ".join(words.read().decode(errors="replace").split())
-    return f"its process died (exit status {worker.returncode}): {said}"
-
-
-def _listen(worker: Child, state: _State, progress: Callable[[Hunt], None], limit: float) -> None:
-    if worker.stdout is None:
-        return
-    late = threading.Timer(limit, end_group, [worker])
-    late.start()
+    worker = Worker("conformance.planted.worker", time_limit=limit)
     try:
-        for line in worker.stdout:
-            late.cancel()
-            late = threading.Timer(limit, end_group, [worker])
-            late.start()
-            hunt = state.take(json.loads(line))
+        event, _ = worker.ask(request)
+        while True:
+            hunt = state.take(event)
             if hunt is not None:
                 progress(hunt)
+            if state.ended:
+                return ""
+            event, _ = worker.receive()
+    except WorkerDiedError as e:
+        return str(e)
     finally:
-        late.cancel()
+        worker.close()

@@ -1,22 +1,19 @@
-"""Hunts planted faults: the module `conformance.planted.worker REQUEST.json`; each event is a line of JSON.
+"""A service that hunts planted faults: one request, and a reply for each event.
 
 Cases are the outer loop and faults the inner one, so what a case should give is computed once for all of them.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import IO
+from contextlib import suppress
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
-from conformance.ggml.errors import ConformanceError
+from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.verdict import FAILURES, Result
+from conformance.process.service import Closed, Service, failure
 from conformance.run.runner import Runner
 from conformance.suite import FAMILIES
 
@@ -89,21 +86,20 @@ def _noticed(fault: Fault, family: str, wrong: Result) -> JSON:
     }
 
 
-def main(path: str, out: IO[str]) -> int:
-    """Answer one request."""
-    request = json.loads(Path(path).read_text(encoding="utf-8"))
-    faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
-    try:
-        for event in hunt(faults, request["level"], {(f, n) for f, n in request["done"]}, request["start"]):
-            print(json.dumps(event), file=out, flush=True)
-    except ConformanceError as e:
-        print(json.dumps({"event": "error", "message": str(e)}), file=out, flush=True)
-        return 2
-    print(json.dumps({"event": "end"}), file=out, flush=True)
-    return 0
+def main() -> None:
+    """Answer one request with all its events."""
+    service = Service()
+    with suppress(Closed):
+        request, _ = service.receive()
+        faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
+        try:
+            for event in hunt(faults, request["level"], {(f, n) for f, n in request["done"]}, request["start"]):
+                service.send(event)
+        except ConformanceError as e:
+            service.send(*failure(e, UsageError.__name__))
+        else:
+            service.send({"event": "end"})
 
 
 if __name__ == "__main__":
-    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints must not come between events
-    sys.exit(main(sys.argv[1], events))
+    main()

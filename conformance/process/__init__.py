@@ -1,22 +1,25 @@
-"""How child processes of our own are started and ended: `spawn` and its like, and `end_group`.
+"""Child processes: `spawn` and its like start one, `end_group` ends it, a `Worker` answers requests in one.
 
-Whatever of this project runs in a process of its own starts here. Such a process
+Every process of this project starts here. Such a process
 
-- cannot be reached through the current directory, which is never on its `sys.path`;
+- never has the current directory on its `sys.path`;
 - leads a process group, and ending it ends all that it started;
-- ends with whoever started it, whatever became of them, `kill -9` included.
+- ends when the process that started it ends, even by `kill -9`.
 
-`wire` is what two of them talk over without ever waiting for longer than they may.
+`service` is the child's side of a `Worker`, `wire` reads and writes its pipes under deadlines.
 """
 
-from .spawn import Child, Done, end_group, interrupt, run, spawn, spawn_command, spawn_script, words, worker_pid
+from .spawn import Child, end_group, interrupt, spawn, spawn_command, spawn_script, words, worker_pid
+from .worker import Tail, Worker, WorkerDiedError, WorkerTimeoutError
 
 __all__ = [
     "Child",
-    "Done",
+    "Tail",
+    "Worker",
+    "WorkerDiedError",
+    "WorkerTimeoutError",
     "end_group",
     "interrupt",
-    "run",
     "spawn",
     "spawn_command",
     "spawn_script",

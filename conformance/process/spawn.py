@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
@@ -24,16 +23,13 @@ ROOT: Final = str(Path(LAUNCHER).parents[3])
 POSIX: Final = hasattr(os, "fork")
 PATIENCE = 2 * launch.PATIENCE
 """Seconds a keeper gets to end what it keeps."""
-REST = 5.0
-"""Seconds in which what a child that was ended had written is read."""
 Stream = int | IO[Any] | None
 
 
 class Child(subprocess.Popen[bytes]):
-    """A process as `subprocess.Popen` shows it: its exit code, its streams. Its number is its keeper's (`launcher`).
+    """A process with `subprocess.Popen`'s exit code and streams. `pid` is its keeper's (`launcher`).
 
-    Every one is ended by `end_group`. One that nobody holds any more, and each when this process ends, is ended by its
-    lifeline.
+    `end_group` ends it; so does its lifeline, when nobody holds the object any more or this process ends.
     """
 
     def __init__(
@@ -60,19 +56,18 @@ class Child(subprocess.Popen[bytes]):
 
     @property
     def ours(self) -> bool:
-        """Whether this very process started it, and no fork of this process asks."""
+        """False in a fork of the process that started it."""
         return self._owner == os.getpid()
 
     def release(self) -> None:
-        """Close its lifeline: it ends if it has not ended."""
+        """Close its lifeline, which ends it."""
         self._finalizer()
 
 
-def _job(popen: subprocess.Popen[bytes]) -> Any:  # noqa: ANN401  # a callable; windows has no types elsewhere
+def _job(popen: subprocess.Popen[bytes]) -> Callable[[], None]:
+    """What ends a child with all that it started on Windows, which has no fork."""
     if sys.platform == "win32":
-        from .windows import job  # noqa: PLC0415  # that system's alone
-
-        return job(popen)
+        return _win32_job(popen)
     raise UnavailableError(f"{sys.platform} has neither fork nor job objects, so nothing would end a child with us")
 
 
@@ -138,7 +133,7 @@ def spawn_command(
 
 
 def words(module: str) -> list[str]:
-    """A command that runs a module of ours as `spawn` does; whoever starts it also ends it."""
+    """A command line that runs a module of ours as `spawn` does, without a keeper."""
     return [sys.executable, LAUNCHER, "", ROOT, "module", module]
 
 
@@ -179,42 +174,6 @@ def _ended(popen: Child, patience: float) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """How a child that was given all its input at once ended."""
-
-    code: int
-    out: bytes
-    err: bytes
-    late: bool
-    """Whether it was ended because its time was over."""
-
-
-def run(module: str, given: bytes, seconds: float, env: Mapping[str, str] | None = None) -> Done:
-    """Give a module of ours its standard input, wait for its end for so long, and then end what is left of it."""
-    pipe = subprocess.PIPE
-    popen = spawn(module, env=env, stdin=pipe, stdout=pipe, stderr=pipe)
-    late = False
-    with popen:
-        try:
-            try:
-                out, err = popen.communicate(given, seconds)
-            except subprocess.TimeoutExpired:
-                late = True
-                end_group(popen)
-                out, err = _rest(popen)
-        finally:
-            end_group(popen)
-    return Done(popen.returncode, out, err, late)
-
-
-def _rest(popen: Child) -> tuple[bytes, bytes]:
-    try:
-        return popen.communicate(timeout=REST)
-    except subprocess.TimeoutExpired as e:  # what left its group on a system that cannot find it holds a stream
-        return e.stdout or b"", e.stderr or b""
-
-
 def interrupt(popen: Child, patience: float) -> None:
     """SIGINT to its group, as Ctrl-C does, and `end_group` where that did not end it after `patience` seconds."""
     if POSIX:
@@ -226,7 +185,7 @@ def interrupt(popen: Child, patience: float) -> None:
 
 
 def worker_pid(popen: Child) -> int | None:
-    """The number of the process that does the work, below its keeper; None where the system does not tell."""
+    """The process that does the work, below its keeper; None where the system does not say."""
     if not POSIX:
         return popen.pid
     return next(iter(launch.children(popen.pid)), None)
@@ -234,10 +193,60 @@ def worker_pid(popen: Child) -> int | None:
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """`env`, its PYTHONPATH without entries that mean the current directory."""
-    kept = dict(env)
-    if "PYTHONPATH" in kept:
-        entries = [e for e in kept["PYTHONPATH"].split(os.pathsep) if e and os.path.normpath(e) != os.curdir]
-        kept["PYTHONPATH"] = os.pathsep.join(entries)
-        if not entries:
-            del kept["PYTHONPATH"]
-    return kept
+    out = dict(env)
+    entries = [e for e in out.pop("PYTHONPATH", "").split(os.pathsep) if e and os.path.normpath(e) != os.curdir]
+    if entries:
+        out["PYTHONPATH"] = os.pathsep.join(entries)
+    return out
+
+
+# -- Windows: the system ends all processes of a job object when its last handle is closed --------------------------
+
+if sys.platform == "win32":
+    import ctypes
+    from ctypes import wintypes
+
+    _KILL_ON_JOB_CLOSE = 0x2000
+    _EXTENDED_LIMIT = 9
+
+    class _Basic(ctypes.Structure):
+        _fields_ = (
+            ("PerProcessUserTimeLimit", wintypes.LARGE_INTEGER),
+            ("PerJobUserTimeLimit", wintypes.LARGE_INTEGER),
+            ("LimitFlags", wintypes.DWORD),
+            ("MinimumWorkingSetSize", ctypes.c_size_t),
+            ("MaximumWorkingSetSize", ctypes.c_size_t),
+            ("ActiveProcessLimit", wintypes.DWORD),
+            ("Affinity", ctypes.c_size_t),
+            ("PriorityClass", wintypes.DWORD),
+            ("SchedulingClass", wintypes.DWORD),
+        )
+
+    class _Extended(ctypes.Structure):
+        _fields_ = (
+            ("Basic", _Basic),
+            ("IoInfo", ctypes.c_ulonglong * 6),
+            ("ProcessMemoryLimit", ctypes.c_size_t),
+            ("JobMemoryLimit", ctypes.c_size_t),
+            ("PeakProcessMemoryUsed", ctypes.c_size_t),
+            ("PeakJobMemoryUsed", ctypes.c_size_t),
+        )
+
+    def _win32_job(popen: subprocess.Popen[bytes]) -> Callable[[], None]:
+        """Put a new process into a job object of its own; returns what ends it with all that it started."""
+        kernel = ctypes.WinDLL("kernel32", use_last_error=True)
+        kernel.CreateJobObjectW.restype = wintypes.HANDLE
+        kernel.CreateJobObjectW.argtypes = (ctypes.c_void_p, wintypes.LPCWSTR)
+        kernel.SetInformationJobObject.argtypes = (wintypes.HANDLE, ctypes.c_int, ctypes.c_void_p, wintypes.DWORD)
+        kernel.AssignProcessToJobObject.argtypes = (wintypes.HANDLE, wintypes.HANDLE)
+        kernel.CloseHandle.argtypes = (wintypes.HANDLE,)
+        handle = kernel.CreateJobObjectW(None, None)
+        limits = _Extended()
+        limits.Basic.LimitFlags = _KILL_ON_JOB_CLOSE
+        kernel.SetInformationJobObject(handle, _EXTENDED_LIMIT, ctypes.byref(limits), ctypes.sizeof(limits))
+        kernel.AssignProcessToJobObject(handle, int(popen._handle))  # type: ignore[attr-defined]  # noqa: SLF001  # there is no other way to it
+
+        def close() -> None:
+            kernel.CloseHandle(handle)
+
+        return close

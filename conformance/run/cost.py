@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from conformance.case.case import Case, Step
 from conformance.ggml.tensor import Tensor, computes, nbytes, nelements, packed_nbytes
-
-from .isolation.memory import physical
+from conformance.process.memory import physical
 
 RATE = 1e9
 """Operations in a second: one pass over one element of an array, as NumPy makes it on one core."""

@@ -13,8 +13,6 @@ from conformance.case.case import JSON
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError
 
-from .frames import unpack_support
-
 R = TypeVar("R", DeviceInfo, Arithmetic, BufferType, Witness)
 Reply = Mapping[str, JSON]
 
@@ -69,7 +67,7 @@ def supports(reply: Reply, wanted: int) -> list[Support]:
     found = _field(reply, "supports", lambda v: type(v) is list, "a list")
     if len(found) != wanted or not all(v is None or type(v) is str for v in found):
         raise BackendError(f"supports: yes or a reason for each of {wanted} nodes expected, others found")
-    return unpack_support([plain(v, "supports") for v in found])
+    return [Support(True) if v is None else Support(False, plain(v, "supports")) for v in found]
 
 
 def seconds(reply: Reply) -> float:

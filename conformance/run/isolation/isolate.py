@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
+from urllib.parse import urlencode
+
+import numpy as np
 
 from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
-from conformance.backend.registry import Spec, adapter, create, environment, provide, resolve, third_party
+from conformance.backend.registry import Spec, adapter, create, defined, environment, provide, resolve, third_party
 from conformance.case import codec
 from conformance.case.case import JSON, Case, Step
+from conformance.case.strict import Memory, parse_json
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.errors import BackendCrashError, BackendError, GraphError
+from conformance.ggml.errors import (
+    BackendCrashError,
+    BackendError,
+    BackendTimeoutError,
+    CaseFileError,
+    ConformanceError,
+    GraphError,
+)
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.process.memory import physical
 from conformance.run.scheduler.backend import NAME as SCHED
 from conformance.run.scheduler.backend import SchedBackend
 
 from . import answers
-from .memory import physical
-from .process import Process
 from .watchdog import Watchdog
 
 
@@ -39,6 +54,8 @@ class Isolation:
 
 
 MEMORY_SHARE = 0.75
+_PARSED = 1 << 28
+"""Bytes of memory that parsing a reply's header may take."""
 provide(SCHED, SchedBackend)
 
 
@@ -81,6 +98,81 @@ def open_backend(
     return create(spec) if watchdog is None else watchdog.run(f"{spec}: opening", create, spec)
 
 
+class _Process:
+    """The worker process of one backend: its death is a crash of the backend, or a timeout."""
+
+    def __init__(self, spec: Spec, time_limit: float, memory_limit: int | None = None) -> None:
+        self._name = str(spec)
+        text = spec.name + ("?" + urlencode(spec.options) if spec.options else "")
+        names = {n: [d.adapter, d.options, d.environment, d.where] for n, d in defined().items()}
+        self._worker = Worker(
+            "conformance.run.isolation.worker",
+            [text, *([json.dumps(names)] if names else [])],
+            time_limit=time_limit,
+            memory_limit=memory_limit,
+            env=_environment(spec),
+            parse=_parse,
+        )
+        try:
+            self.hello, _ = self.ask(None, (), "opening the backend")
+        except ConformanceError:
+            self.end()
+            raise
+
+    @property
+    def dead(self) -> bool:
+        return bool(self._worker.death)
+
+    def ask(
+        self, header: dict[str, JSON] | None, blobs: Sequence[Bytes], doing: str, sizes: Sequence[int] = ()
+    ) -> tuple[dict[str, JSON], list[Bytes]]:
+        """Send a request, if there is one, and wait for the reply, whose byte arrays must have `sizes`.
+
+        Raises:
+            ConformanceError: the one that the adapter raised.
+            BackendCrashError: the process died, now or before.
+            BackendTimeoutError: no answer in time; the process is ended.
+        """
+        try:
+            if header is None:
+                reply, found = self._worker.receive(sizes)
+            else:
+                reply, found = self._worker.ask(header, blobs, sizes=sizes)
+        except WorkerTimeoutError as e:
+            raise BackendTimeoutError(f"{self._name}: {doing}: {e}") from None
+        except WorkerDiedError as e:
+            raise BackendCrashError(f"{self._name}: {doing}: {e}") from None
+        return reply, [np.frombuffer(b, np.uint8) for b in found]
+
+    def settle(self, turn: int) -> None:
+        """Keep its main thread on the `turn`-th processor, counted round and round, where the system can."""
+        if sys.platform == "linux":
+            processors = sorted(os.sched_getaffinity(0))
+            with suppress(OSError):  # it has died, or may not: then it stays where it is
+                os.sched_setaffinity(self._worker.pid, {processors[turn % len(processors)]})
+
+    def end(self) -> None:
+        """Close the wire and wait for the process."""
+        self._worker.close()
+
+
+def _environment(spec: Spec) -> dict[str, str] | None:
+    """This process's, with what `spec` sets and without what it must not have; None is this process's as it is."""
+    changes = environment(spec)
+    if not changes:
+        return None
+    unchanged = {k: v for k, v in os.environ.items() if k not in changes}
+    return {**unchanged, **{k: v for k, v in changes.items() if v is not None}}
+
+
+def _parse(raw: bytearray) -> Any:  # noqa: ANN401  # JSON
+    """The header of a reply, within bounds: its writer may be anyone."""
+    try:
+        return parse_json(memoryview(raw), Memory(_PARSED, 0), "header")
+    except CaseFileError as e:
+        raise ValueError(str(e)) from None
+
+
 class IsolatedBackend(Backend):
     """The backend behind `spec`, run by `isolation.worker`. A process that died is replaced at the next use.
 
@@ -103,7 +195,7 @@ class IsolatedBackend(Backend):
         default = None if whole is None else int(MEMORY_SHARE * whole)
         self._memory_limit = default if memory_limit is None else memory_limit
         self._ids = itertools.count()
-        self._process: Process | None = None
+        self._process: _Process | None = None
         self._closed = False
         process = self._alive()
         try:
@@ -191,11 +283,11 @@ class IsolatedBackend(Backend):
         self._closed = True
         self.renew()
 
-    def _alive(self) -> Process:
+    def _alive(self) -> _Process:
         if self._closed:
             raise BackendCrashError(f"{self._spec}: the backend is closed")
-        if self._process is None or self._process.death:
-            self._process = Process(self._spec, self._time_limit, self._memory_limit)
+        if self._process is None or self._process.dead:
+            self._process = _Process(self._spec, self._time_limit, self._memory_limit)
         return self._process
 
 
@@ -206,7 +298,7 @@ def _without_expected(case: Case) -> Case:
 class IsolatedSession(Session):
     """A session in another process. Graphs are known by identity: `compute` takes those of the opened case only."""
 
-    def __init__(self, process: Process, number: int, case: Case) -> None:
+    def __init__(self, process: _Process, number: int, case: Case) -> None:
         self._process = process
         self._number = number
         self._case = case
@@ -283,7 +375,7 @@ class IsolatedSession(Session):
 
     def close(self) -> None:
         """Close the session over there, if there is still a there."""
-        if not self._process.death:
+        if not self._process.dead:
             self._ask({"do": "close"}, (), "closing")
 
     def _index(self, tensor: Tensor) -> int:

@@ -1,37 +1,31 @@
-"""The process that runs a backend for `IsolatedBackend`: `python -m conformance.run.isolation.worker SPEC [NAMES]`.
-
-Frames come on what was stdin and leave on what was stdout. Both descriptors are taken away before the backend is
-loaded, so nothing that a library prints can come between them: prints go to stderr, reading finds the end.
-"""
+"""The service of `IsolatedBackend`, one backend in its own process: the module with arguments `SPEC [NAMES]`."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 import json
-import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import BinaryIO
 
 import numpy as np
 
 from conformance.backend.interface import Backend, Session, Support, describe
 from conformance.backend.measure import Peak
-from conformance.backend.registry import Spec, create
-from conformance.backend.strict import plain
+from conformance.backend.registry import Named, Spec, create, define
+from conformance.backend.strict import plain, shortened
 from conformance.case import codec
 from conformance.case.case import JSON, Case
-from conformance.ggml.errors import BackendError
+from conformance.ggml.errors import BackendError, CaseFileError, ConformanceError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
+from conformance.process.service import LONGEST_REPLY, Service
+from conformance.process.worker import ERRORS
 
-from .definitions import take
-from .frames import LONGEST_REPLY, Closed, pack_error, pack_support, receive, send
 from .independence import Independence
 
-Reply = tuple[dict[str, JSON], list[Bytes]]
+Reply = tuple[dict[str, JSON], Sequence[Bytes]]
 
 
 class _Open:
@@ -88,7 +82,19 @@ def _supports(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
 def _answered(supports: Sequence[Support], wanted: int) -> dict[str, JSON]:
     if len(supports) != wanted:
         raise BackendError(f"supports: an answer for each of {wanted} nodes expected, {len(supports)} found")
-    return {"supports": pack_support(supports)}
+    return {"supports": _pack_support(supports)}
+
+
+def _pack_support(supports: Sequence[Support]) -> list[JSON]:
+    """Each yes as null, each no as its reason.
+
+    Raises:
+        BackendError: an answer is none.
+    """
+    for s in supports:
+        if not isinstance(s, Support):
+            raise BackendError(f"supports: yes or no with a reason expected, {s!r:.80} found")
+    return [None if s.ok else shortened(str(s.reason)) for s in supports]
 
 
 def _supports_placed(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
@@ -111,7 +117,7 @@ def _open(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
 
 def _supports_case(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
     case = codec.load(header["case"], dict(zip(header["names"], blobs, strict=True)), validate=False)
-    return {"supports": pack_support([worker.backend.supports_case(case)])}, []
+    return {"supports": _pack_support([worker.backend.supports_case(case)])}, []
 
 
 def _close(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
@@ -193,15 +199,6 @@ REQUESTS: dict[str, Callable[[Worker, dict[str, JSON], list[Bytes]], Reply]] = {
 """What `do` in a request's header may say -> what answers it."""
 
 
-def _take_wire() -> tuple[BinaryIO, BinaryIO]:
-    wire = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    return wire
-
-
 def _no_core_files() -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource  # noqa: PLC0415  # POSIX only
@@ -222,45 +219,72 @@ def _hello(backend: Backend) -> dict[str, JSON]:
     }
 
 
-def _reply(stream: BinaryIO, reply: dict[str, JSON], blobs: Sequence[Bytes] = ()) -> None:
-    """Send an answer, or that it is too long for one."""
+def _bounded(reply: dict[str, JSON], blobs: Sequence[Bytes] = ()) -> Reply:
+    """A reply, or the error that it is too long for one."""
     size = len(json.dumps(reply)) if "supports" in reply or "witness" in reply else 0
     if size > LONGEST_REPLY // 2:
-        reply, blobs = (
-            pack_error(BackendError(f"an answer of {LONGEST_REPLY >> 21} MiB at most expected, it is longer")),
-            (),
-        )
-    send(stream, reply, blobs)
+        text = f"an answer of {LONGEST_REPLY >> 21} MiB at most expected, it is longer"
+        return pack_error(BackendError(text)), []
+    return reply, blobs
+
+
+def pack_error(error: BaseException) -> dict[str, JSON]:
+    """An exception as a reply: one of our family by name and message, any other as a `BackendError` that names it."""
+    name, message = type(error).__name__, shortened(_message(error))
+    if isinstance(error, CaseFileError):
+        message = message.removeprefix(f"{error.field}: ")
+        return {"error": name, "message": message, "field": shortened(str(error.field))}
+    if isinstance(error, ConformanceError):
+        return {"error": name if name in ERRORS else BackendError.__name__, "message": message}
+    if isinstance(error, SystemExit):
+        return {"error": BackendError.__name__, "message": f"the adapter called sys.exit({error.code!r:.80})"}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})" if trace is not None else ""
+    return {"error": BackendError.__name__, "message": f"the adapter raised {name}: {message}{where}"}
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as e:  # noqa: BLE001  # an adapter's exception may have a fault of its own
+        return f"(it cannot be shown: {type(e).__name__})"
+
+
+def _define(arguments: Sequence[str]) -> None:
+    """Know the names of the user's settings that the parent process knows."""
+    for text in arguments:
+        pairs = json.loads(text).items()
+        define({n: Named(a, tuple(map(tuple, o)), tuple(map(tuple, e)), where) for n, (a, o, e, where) in pairs})
 
 
 def main(spec: str, *names: str) -> int:
     """Serve until the other side closes the wire."""
-    incoming, outgoing = _take_wire()
+    service = Service()
     _no_core_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side decides what an interrupt ends
-    with incoming, outgoing:
+    try:
+        _define(names)
+        independence = Independence(Spec.parse(spec))
+        backend = create(Spec.parse(spec))
+        hello = _hello(backend)
+    except BaseException as error:  # noqa: BLE001  # whatever it is, sys.exit too, the other side reports it
+        service.send(pack_error(error))
+        return 0
+    service.send(*_bounded(hello))
+    worker = Worker(backend)
+
+    def answer(header: dict[str, JSON], blobs: Sequence[memoryview]) -> Reply:
         try:
-            take(names)
-            independence = Independence(Spec.parse(spec))
-            backend = create(Spec.parse(spec))
-            hello = _hello(backend)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, sys.exit too, the other side reports it
-            send(outgoing, pack_error(error))
-            return 0
-        _reply(outgoing, hello)
-        worker = Worker(backend)
-        while True:
-            try:
-                header, blobs = receive(incoming)
-            except Closed:
-                break
-            try:
-                reply, arrays = REQUESTS[header["do"]](worker, header, blobs)
-                independence.check()
-            except BaseException as error:  # noqa: BLE001  # as above
-                reply, arrays = pack_error(error), []
-            _reply(outgoing, reply, arrays)
-        worker.close()
+            reply, arrays = REQUESTS[header["do"]](worker, header, [np.frombuffer(b, np.uint8) for b in blobs])
+            independence.check()
+        except BaseException as error:  # noqa: BLE001  # as above
+            return pack_error(error), []
+        return _bounded(reply, arrays)
+
+    service.serve(answer)
+    worker.close()
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
@@ -13,8 +12,8 @@ from typing import Any
 
 from conformance.case import casefile
 from conformance.case.case import Case
-from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
-from conformance.process import run
+from conformance.ggml.errors import UsageError
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 
 from . import metadata
 from .metadata import Value
@@ -24,7 +23,8 @@ from .request import Request
 _MISSING = re.compile(r"missing tensor '([^']+)'|tensor '([^']+)' not found")
 TIME_LIMIT = 120.0
 """Seconds that one recording may take."""
-_ERRORS: dict[str, type[ConformanceError]] = {"UnavailableError": UnavailableError}
+ENVIRONMENT = {"GGML_NO_BACKTRACE": "1"}
+"""What the processes of llama.cpp have beside our own environment."""
 
 
 def capture(request: Request, arch: str, keys: Mapping[str, Value]) -> Case:
@@ -103,14 +103,12 @@ def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
     Raises:
         ConformanceError: the one that the worker met; or it died or was too slow.
     """
-    asked = json.dumps(asdict(request)).encode()
-    done = run("conformance.suite.zoo.worker", asked, time_limit, {**os.environ, "GGML_NO_BACKTRACE": "1"})
-    if done.late:
-        raise UsageError(f"llama.cpp gave no answer within {time_limit:g} s")
-    if done.code or not done.out:
-        lines = [line.strip() for line in done.err.decode(errors="replace").splitlines() if line.strip()]
-        raise UsageError(f"llama.cpp ended its process: {' / '.join(lines[-3:]) or f'exit status {done.code}'}")
-    reply: dict[str, Any] = json.loads(done.out)
-    if "error" in reply:
-        raise _ERRORS.get(reply["kind"], UsageError)(reply["error"])
-    return reply
+    worker = Worker("conformance.suite.zoo.worker", time_limit=time_limit, env={**os.environ, **ENVIRONMENT})
+    try:
+        return worker.ask(asdict(request))[0]
+    except WorkerTimeoutError:
+        raise UsageError(f"llama.cpp gave no answer within {time_limit:g} s") from None
+    except WorkerDiedError as e:
+        raise UsageError(f"llama.cpp ended its process: {' / '.join(e.lines[-3:]) or e.how}") from None
+    finally:
+        worker.close()

@@ -6,10 +6,9 @@ the others go on in a new one.
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
@@ -19,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.ggml.errors import ConformanceError, UsageError
-from conformance.process import run
+from conformance.ggml.errors import ConformanceError
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 
 from . import choices, metadata
-from .capture import ask, make_model
+from .capture import ENVIRONMENT, ask, make_model
 from .family import read
 from .model_file import chosen_types
 from .request import Request
@@ -249,52 +248,43 @@ def _run(
     time_limit: float,
     watch: Mapping[str, Any] | None = None,
 ) -> dict[str, Played]:
-    names = list(runs)
     found: dict[str, Played] = {}
-    while len(found) < len(names):
-        left = [(i, dict(runs[n])) for i, n in enumerate(names) if n not in found]
-        asked = {
-            "request": asdict(request),
-            "device": device.device,
-            "runs": left,
-            "folder": str(folder),
-            "watch": watch,
-        }
-        lines, death = _process(asked, device.environment, time_limit * len(left))
-        for line in lines:
-            reply = json.loads(line)
-            if "run" not in reply:
-                return {n: Played("ERROR", reply["error"]) for n in names}
-            name = names[reply["run"]]
-            if "error" in reply:
-                words = " / ".join(reply["said"])
-                found[name] = Played("ERROR", words or reply["error"], notes=reply["notes"])
-            else:
-                with np.load(folder / f"{reply['run']}.npz") as file:
-                    found[name] = Played("PASS", notes=reply["notes"], results=[file[k] for k in file.files])
-                found[name].spoilt = reply["spoilt"]
-                found[name].choices = folder / f"choices-{reply['run']}.npz" if watch else None
-        if death is not None:
-            lost = next((names[i] for i, _ in left if names[i] not in found), None)
-            if lost is not None:
-                found[lost] = death
-        elif len(lines) < len(left):
-            raise UsageError(f"{request.id}: its process answered {len(lines)} of {len(left)} runs")
+    while left := [n for n in runs if n not in found]:
+        variables = {**os.environ, **ENVIRONMENT, **device.environment}
+        env = {k: v for k, v in variables.items() if v is not None}
+        deadline = time.monotonic() + time_limit * len(left)
+        worker = Worker("conformance.suite.zoo.play_worker", time_limit=time_limit * len(left), env=env)
+        try:
+            try:
+                worker.ask({"request": asdict(request), "device": device.device})
+            except WorkerDiedError:
+                raise
+            except ConformanceError as e:
+                return {n: Played("ERROR", str(e)) for n in runs}
+            for name in left:
+                i = list(runs).index(name)
+                header = {"run": i, "changes": dict(runs[name]), "folder": str(folder), "watch": watch}
+                reply, _ = worker.ask(header, seconds=max(0.0, deadline - time.monotonic()))
+                found[name] = _played(reply, folder, i, watched=watch is not None)
+        except WorkerTimeoutError:
+            found[next(n for n in left if n not in found)] = Played(
+                "TIMEOUT", f"no answer within {time_limit * len(left):g} s"
+            )
+        except WorkerDiedError as e:
+            words = " / ".join(e.lines)[-LAST_WORDS:]
+            found[next(n for n in left if n not in found)] = Played("CRASH", f"{e.how}: {words}")
+        finally:
+            worker.close()
     return found
 
 
-def _process(
-    asked: dict[str, Any], environment: Mapping[str, str | None], time_limit: float
-) -> tuple[list[str], Played | None]:
-    """The lines that a worker wrote, and how it died, where it did."""
-    variables = {**os.environ, "GGML_NO_BACKTRACE": "1", **environment}
-    env = {k: v for k, v in variables.items() if v is not None}
-    done = run("conformance.suite.zoo.play_worker", json.dumps(asked).encode(), time_limit, env)
-    death: Played | None = None
-    if done.late:
-        death = Played("TIMEOUT", f"no answer within {time_limit:g} s")
-    elif done.code:
-        how = signal.Signals(-done.code).name if done.code < 0 else f"exit status {done.code}"
-        words = " / ".join(line.strip() for line in done.err.decode(errors="replace").splitlines() if line.strip())
-        death = Played("CRASH", f"{how}: {words[-LAST_WORDS:]}")
-    return done.out.decode().splitlines(), death
+def _played(reply: Mapping[str, Any], folder: Path, number: int, *, watched: bool) -> Played:
+    """What a worker replied of run `number`, with the results that it left in `folder`."""
+    if "failed" in reply:
+        words = " / ".join(reply["complaints"])
+        return Played("ERROR", words or reply["failed"], notes=reply["notes"])
+    with np.load(folder / f"{number}.npz") as file:
+        played = Played("PASS", notes=reply["notes"], results=[file[k] for k in file.files])
+    played.spoilt = reply["spoilt"]
+    played.choices = folder / f"choices-{number}.npz" if watched else None
+    return played

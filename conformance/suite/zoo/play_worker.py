@@ -1,21 +1,22 @@
-"""One model on one device in a process of its own, as a user runs it: `python -m conformance.suite.zoo.play_worker`.
+"""A service that runs one model on one device, as a user runs it.
 
 Nothing is recorded and no callback is set, so graphs run whole, on the devices that llama.cpp chose; but where `watch`
-is asked for, `choices.Watch` looks at what the run chooses. Standard input has one JSON object: `request` (`Request`'s
-fields), `device` ("" for the CPU alone), `runs` (a list of what differs from the request), `folder`, and `watch`: null,
-or `{"forced": file or null, "values": bool}`; choices are then written to `folder/choices-i.npz`. Each run is answered
-with a line of JSON: `{"run": i, "batches": n, "notes": {…}, "spoilt": text}` beside `folder/i.npz` (one array of
-results per batch), or `{"run": i, "error": text}`.
+is given, `choices.Watch` looks at what the run chooses.
+
+The first request has `request` (`Request`'s fields) and `device` ("" for the CPU alone). Each later one is a run: `run`
+(its number i), `changes` (what differs from the request), `folder`, and `watch`: null, or
+`{"forced": file or null, "values": bool}`. Its reply `{"batches": n, "notes": {…}, "spoilt": text}` comes with
+`folder/i.npz` (an array of results per batch) and, where watched, `folder/choices-i.npz`; or it is
+`{"failed": text, "complaints": […], "notes": {…}}`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import os
 import re
-import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from conformance.case.recipe import make
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import TYPES
+from conformance.process.service import Closed, Service, failure
 
 from . import choices, weights
 from .drive import Drive, Tokens
@@ -47,24 +49,18 @@ F32 = NDArray[np.float32]
 
 
 def main() -> None:
-    """Answer on what was standard output; whatever a library prints goes to standard error."""
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    asked = json.loads(sys.stdin.read())
-    request, folder = Request(**asked["request"]), Path(asked["folder"])
-    try:
-        player = Player(request, asked["device"])
-    except ConformanceError as e:
-        answer.write(json.dumps({"error": str(e)}) + "\n")
-        answer.flush()
-        os._exit(0)
-    for i, changes in asked["runs"]:
+    """Answer requests to their end."""
+    service = Service()
+    with suppress(Closed):
+        header, _ = service.receive()
+        request = Request(**header["request"])
         try:
-            reply = player.play(replace(request, **changes), folder, i, asked.get("watch"))
+            player = Player(request, header["device"])
         except ConformanceError as e:
-            reply = {"error": str(e), "said": player.complaints(), "notes": player.notes}
-        answer.write(json.dumps({"run": i, **reply}) + "\n")
-        answer.flush()
+            service.send(*failure(e))
+        else:
+            service.send({})
+            service.serve(lambda run, _: (player.reply(request, run), ()))
     os._exit(0)  # a library's own clean-up proves nothing
 
 
@@ -113,6 +109,13 @@ class Player:
         t = Tensor(self.library.types[raw[0]], raw[2:6], raw[6:10], name=name)
         data = make(weights.recipe(self._request.stream, t), t)
         self.library.c.ggml_backend_tensor_set(pointer, data.ctypes.data, 0, data.nbytes)
+
+    def reply(self, request: Request, run: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to the request for a run."""
+        try:
+            return self.play(replace(request, **run["changes"]), Path(run["folder"]), run["run"], run["watch"])
+        except ConformanceError as e:
+            return {"failed": str(e), "complaints": self.complaints(), "notes": self.notes}
 
     def play(self, request: Request, folder: Path, number: int, watch: dict[str, Any] | None) -> dict[str, Any]:
         """Play the request's plan on a context of its own and write what each batch gave, as run `number`.
@@ -170,8 +173,8 @@ class Player:
 
     def complaints(self) -> list[str]:
         """What the libraries last said went wrong, without what llama.cpp says of every failure."""
-        told = [" ".join(text.split()) for text in self.library.log]
-        return [t[:LONGEST] for t in told if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
+        lines = [" ".join(text.split()) for text in self.library.log]
+        return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
 
     def _results(self, context: int, batch: Tokens, request: Request) -> F32:
         """Logits, or embeddings, of every token that wants them, in order: `[tokens, n]`."""
@@ -191,5 +194,4 @@ class Player:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        main()
+    main()

@@ -1,17 +1,12 @@
-"""One recording in a process of its own, because a wrong metadata key ends the process: `python -m …zoo.worker`.
+"""A service that records one case with llama.cpp: a wrong metadata key ends its process.
 
-Standard input has the request, one JSON object (`Request` says its fields); the case is written to the file it names.
-Standard output has the answer, one JSON object: `{}`, or `{"error": text}`. What ggml says when it aborts goes to
-standard error.
+The request has the fields of `Request`; the case is written to the file that it names.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +16,10 @@ from conformance.case import casefile
 from conformance.case.case import Case, Step
 from conformance.case.recipe import MAKEABLE, make
 from conformance.ggml.arithmetic import GGML_CPU
-from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import TYPES
+from conformance.process.service import Frame, Service, failure
 
 from . import weights
 from .drive import Drive, Tokens
@@ -38,18 +34,19 @@ TOLERANCE = {"nmse": 5e-4}
 
 
 def main() -> None:
-    """Answer the request on standard input."""
-    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints is no answer
-    request = Request(**json.loads(sys.stdin.read()))
-    reply: dict[str, Any] = {}
-    try:
-        reply = record(request)
-    except ConformanceError as e:
-        reply = {"error": str(e), "kind": type(e).__name__}
-    answer.write(json.dumps(reply))
-    answer.flush()
+    """Answer one request."""
+    service = Service()
+    service.serve(_answer)
     os._exit(0)  # llama.cpp's own clean-up has nothing to save
+
+
+def _answer(header: dict[str, Any], _: object) -> Frame:
+    try:
+        return record(Request(**header)), ()
+    except UnavailableError as e:
+        return failure(e)
+    except ConformanceError as e:
+        return failure(e, UsageError.__name__)
 
 
 def record(request: Request) -> dict[str, Any]:
@@ -189,5 +186,4 @@ def said(library: Library) -> str:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        main()
+    main()

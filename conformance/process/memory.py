@@ -1,5 +1,7 @@
-"""How much memory processes hold, and how much a machine has. A limit on what is resident, for there is no other:
-RLIMIT_AS counts what a JIT or a GPU driver maps and never touches, RLIMIT_DATA still counts reserved heaps.
+"""How much memory processes hold, and how much a machine has.
+
+A limit counts resident memory: RLIMIT_AS counts what a JIT or a GPU driver maps and never touches, RLIMIT_DATA still
+counts reserved heaps.
 """
 
 from __future__ import annotations
@@ -10,14 +12,15 @@ import subprocess
 from pathlib import Path
 
 from conformance.ggml.errors import UsageError
-from conformance.process.launcher.launch import descendants
+
+from .launcher.launch import descendants
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 
 def resident(pid: int) -> int | None:
-    """Bytes of physical memory that process `pid` holds: from /proc, elsewhere from `ps`; None where nobody tells."""
+    """Bytes of physical memory of a process, from /proc or else `ps`; None where neither says."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -32,20 +35,20 @@ def resident(pid: int) -> int | None:
 
 
 def held_below(pid: int, enough: int) -> int | None:
-    """Bytes that all processes below `pid`, the keeper of a child, hold; None where nobody tells.
+    """Bytes that all processes below `pid`, the keeper of a child, hold; None where the system does not say.
 
-    Pages that several of them share are counted once, as far as it matters: that takes the system longer to say, so it
-    is asked only where what each holds comes to more than `enough`.
+    Above `enough`, pages that several of them share count once. The system takes longer to say that, so it is not asked
+    below.
     """
     pids = descendants(pid)
     if not pids:
-        return _listed(pid)
+        return _held_by_ps(pid)
     held = sum(resident(p) or 0 for p in pids)
-    return held if len(pids) == 1 or held <= enough else sum(_share(p) for p in pids)
+    return held if len(pids) == 1 or held <= enough else sum(_proportional(p) for p in pids)
 
 
-def _share(pid: int) -> int:
-    """Bytes that a process holds, those it shares with n others counted as an n-th."""
+def _proportional(pid: int) -> int:
+    """Bytes that a process holds; a page that n processes share counts as an n-th."""
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
             if line.startswith(b"Pss:"):
@@ -55,8 +58,8 @@ def _share(pid: int) -> int:
     return resident(pid) or 0
 
 
-def _listed(pid: int) -> int | None:
-    """As `held_below`, from `ps`, for a system without /proc."""
+def _held_by_ps(pid: int) -> int | None:
+    """As `held_below`, for a system without /proc."""
     if Path("/proc/self/statm").exists():
         return None
     try:
@@ -73,7 +76,7 @@ def _listed(pid: int) -> int | None:
 
 
 def physical() -> int | None:
-    """Bytes of memory that the machine has; None where nobody tells."""
+    """Bytes of memory of this machine; None where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -84,7 +87,7 @@ def parse_size(text: str) -> int:
     """Bytes of `4G`, `512 MiB`, `1000000`; units are powers of 1024.
 
     Raises:
-        UsageError: the text has another form, or says nothing at all.
+        UsageError: the text has another form, or is 0.
     """
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * (1 << _UNITS[match[2].lower()])) if match else 0

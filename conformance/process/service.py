@@ -1,0 +1,158 @@
+"""The child's side of a `Worker`, and the frames that both sides exchange. It imports the standard library alone.
+
+A frame is `<u4` length of the header, the header (JSON in UTF-8), then its blobs; `blobs` in the header gives their
+sizes in bytes. No pickle. A reply with `error` (a class of `ggml.errors`) and `message` is an exception for the caller.
+`perf/compare_worker.py` loads this file by path, under the Python of another build of this package.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, BinaryIO, Protocol
+
+_LENGTH = struct.Struct("<I")
+_JOIN = 1 << 16
+"""Blobs up to this size are copied together first; a write for each would cost more."""
+_LONGEST_REQUEST = 1 << 28
+LONGEST_REPLY = 1 << 24
+"""Bytes of a reply's header; a longer one is no reply of ours."""
+
+Header = dict[str, Any]
+Frame = tuple[Header, Sequence[Any]]
+"""A header and its blobs: one-dimensional buffers of bytes."""
+
+
+class Closed(Exception):  # noqa: N818  # an end, not an error of its own
+    """The other side is gone."""
+
+
+class Garbage(Exception):  # noqa: N818  # as above
+    """The bytes are no frame, or not the reply: someone else wrote between ours."""
+
+
+class Source(Protocol):
+    """What frames are read from: a stream, or a wire with a deadline."""
+
+    def readinto(self, view: memoryview, /) -> int:
+        """Read at least one byte; 0 at the end."""
+
+
+class Sink(Protocol):
+    """What frames are written to."""
+
+    def write(self, data: bytearray | memoryview, /) -> object:
+        """Write all of `data`."""
+
+    def flush(self) -> None:
+        """Hand everything on."""
+
+
+def send(stream: Sink, header: Header, blobs: Sequence[Any] = ()) -> None:
+    """Write one frame and flush it.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    views = [memoryview(b) for b in blobs]
+    text = json.dumps({**header, "blobs": [v.nbytes for v in views]}, separators=(",", ":")).encode()
+    pending = bytearray(_LENGTH.pack(len(text)))
+    pending += text
+    for view in views:
+        if view.nbytes <= _JOIN:
+            pending += view if view.c_contiguous else view.tobytes()
+            continue
+        stream.write(pending)
+        stream.write(view if view.c_contiguous else memoryview(view.tobytes()))
+        pending = bytearray()
+    stream.write(pending)
+    stream.flush()
+
+
+def receive(
+    stream: Source | BinaryIO, sizes: Sequence[int] | None = None, parse: Callable[[bytearray], Any] = json.loads
+) -> tuple[Header, list[memoryview]]:
+    """Read one frame; the blobs share one writable buffer of their own.
+
+    Args:
+        stream: where it comes from.
+        sizes: of a reply, which is not trusted: how many bytes each of its blobs must have; an error has none. None for
+            a request, which is this program's own.
+        parse: reads the header's JSON; raises ValueError for what is none.
+
+    Raises:
+        Closed: the stream ended.
+        Garbage: what came is no frame, or not the reply.
+    """
+    (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
+    if length > (_LONGEST_REQUEST if sizes is None else LONGEST_REPLY):
+        raise Garbage
+    raw = _exactly(stream, length)
+    try:
+        header: Header = parse(raw)
+        found = header.pop("blobs")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError):
+        raise Garbage from None
+    if sizes is not None and found != ([] if "error" in header else list(sizes)):
+        raise Garbage  # before anything of that size is allocated
+    data = memoryview(_exactly(stream, sum(found)))
+    blobs: list[memoryview] = []
+    at = 0
+    for size in found:
+        blobs.append(data[at : at + size])
+        at += size
+    return header, blobs
+
+
+def _exactly(stream: Source | BinaryIO, size: int) -> bytearray:
+    out = bytearray(size)
+    view = memoryview(out)
+    got = 0
+    while got < size:
+        n = stream.readinto(view[got:])  # type: ignore[union-attr]  # every buffered reader has it
+        if not n:
+            raise Closed
+        got += n
+    return out
+
+
+def failure(error: Exception, kind: str = "") -> Frame:
+    """The reply that raises `error` at the caller, as the class of `ggml.errors` that `kind` names, or as its own."""
+    return {"error": kind or type(error).__name__, "message": str(error)}, ()
+
+
+class Service:
+    """The wire of a worker process: what were its stdin and stdout.
+
+    Both descriptors are taken away, so that nothing that a library prints comes between frames: prints go to stderr,
+    and reading stdin finds its end. Create it before any other library is loaded.
+    """
+
+    def __init__(self) -> None:
+        self._incoming, self._outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        os.dup2(2, 1)
+
+    def receive(self) -> tuple[Header, list[memoryview]]:
+        """The next request.
+
+        Raises:
+            Closed: there will be no more.
+        """
+        return receive(self._incoming)
+
+    def send(self, header: Header, blobs: Sequence[Any] = ()) -> None:
+        """Send a reply; a caller that is gone gets none."""
+        with suppress(BrokenPipeError):
+            send(self._outgoing, header, blobs)
+
+    def serve(self, answer: Callable[[Header, list[memoryview]], Frame]) -> None:
+        """Answer one request after the other until the caller closes the wire."""
+        with suppress(Closed):
+            while True:
+                self.send(*answer(*self.receive()))
