@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -39,9 +40,9 @@ def environment(folder: Path, *, package: bool = True) -> Path:
     here = {"base": str(folder), "platbase": str(folder)}
     site = Path(sysconfig.get_path("purelib", SCHEME, vars=here))
     if package:
-        (site / "here.pth").write_text(
-            f"{sysconfig.get_path('purelib')}\n{Path(conformance.__file__).parents[1]}\n", encoding="utf-8"
-        )
+        # dependencies may lie in an environment that ours builds on
+        packages = [p for p in sys.path if Path(p).name in {"site-packages", "dist-packages"}]
+        (site / "here.pth").write_text("\n".join([*packages, str(Path(conformance.__file__).parents[1])]) + "\n")
     return folder
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,30 @@ CLOSING = 10.0
 """Seconds that it gets to give back what it holds."""
 PYTHONS = ("bin/python", "Scripts/python.exe")
 BASE, HEAD = "base", "head"
+
+
+def _is_text(value: JSON) -> bool:
+    return isinstance(value, str)
+
+
+def _is_number(value: JSON) -> bool:
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond float64
+        return False
+
+
+def _is_verdict(value: JSON) -> bool:
+    return isinstance(value, str) and value in {v.value for v in Verdict}
+
+
+REPLIES: dict[str, dict[str, tuple[str, Callable[[JSON], bool]]]] = {
+    "starting": {"version": ("text", _is_text), "python": ("text", _is_text)},
+    "open": {"case": ("text", _is_text), "verdict": ("a verdict", _is_verdict), "detail": ("text", _is_text)},
+    "missing": {"missing": ("text", _is_text)},
+    "run": {"seconds": ("a finite number", _is_number)},
+}
+"""Request -> what its reply holds; `missing` is a reply to `open`. The other build may be of any version."""
 
 
 class UncomparableError(UnavailableError):
@@ -64,6 +89,9 @@ class Build:
         )
         try:
             self.about = self._answer("starting")
+        except UsageError:
+            self.close()
+            raise
         except BackendError as e:
             self.close()
             raise UsageError(
@@ -78,6 +106,7 @@ class Build:
             BackendError: the build says that it failed.
             BackendCrashError: its process ended.
             BackendTimeoutError: it did not answer in time and was ended.
+            UsageError: its reply lacks a field or has another type; names the field.
         """
         return self._answer(do, {"do": do, **request})
 
@@ -87,11 +116,16 @@ class Build:
 
     def _answer(self, doing: str, request: dict[str, JSON] | None = None) -> Mapping[str, JSON]:
         try:
-            return (self._worker.receive() if request is None else self._worker.ask(request))[0]
+            reply, _ = self._worker.receive() if request is None else self._worker.ask(request)
         except WorkerTimeoutError as e:
             raise BackendTimeoutError(f"{self.venv}: {doing}: {e}") from None
         except WorkerDiedError as e:
             raise BackendCrashError(f"{self.venv}: {doing}: {e}") from None
+        for name, (what, ok) in REPLIES.get("missing" if "missing" in reply else doing, {}).items():
+            if not ok(reply.get(name)):
+                found = ascii(reply[name])[:60] if name in reply else "nothing"
+                raise UsageError(f"{self.venv}: {doing}: {name}: {what} expected, {found} found")
+        return reply
 
 
 class Pair:

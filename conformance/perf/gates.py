@@ -323,6 +323,8 @@ class Judge:
             return judge_time(gate, self.pair.decide(gate.unit, gate.backend, gate.limit, self.budget))
         except UncomparableError as e:
             return Answer(gate, NOT_RUN, str(e), broke=e.broke)
+        except UsageError:  # a build that does not speak our protocol measures nothing
+            raise
         except ConformanceError as e:
             return Answer(gate, NOT_RUN, f"it failed while it was measured: {e}", broke=True)
 
