@@ -1,4 +1,4 @@
-"""Base against head: two installed builds of this package, each in a long-lived process of its own environment."""
+"""Compare two installed builds of this package, each in a long-lived process of its own environment."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .units import Unit
 
 WORKER = Path(__file__).with_name("compare_worker.py")
 TIME_LIMIT = 600.0
-"""Seconds that a request may take; the first of a unit has its case checked."""
+"""Seconds that a request may take; the first one of a unit also runs its case."""
 CLOSING = 10.0
-"""Seconds that it gets to give back what it holds."""
+"""Seconds that a build gets to end by itself."""
 PYTHONS = ("bin/python", "Scripts/python.exe")
 BASE, HEAD = "base", "head"
 
@@ -53,7 +53,7 @@ REPLIES: dict[str, dict[str, tuple[str, Callable[[JSON], bool]]]] = {
 
 
 class UncomparableError(UnavailableError):
-    """A unit that cannot be compared: one of the builds lacks it, has another case behind it, or does not pass it."""
+    """A unit that cannot be compared: a build lacks it, has another case for it, or does not pass it."""
 
     def __init__(self, message: str, *, broke: bool = False) -> None:
         super().__init__(message)
@@ -66,11 +66,11 @@ class Build:
 
     Args:
         venv: the folder of its virtual environment.
-        isolate: whether every life of a backend has a process of its own; otherwise those that need it.
+        isolate: whether every backend gets a process of its own for each life; otherwise only those that need one.
         time_limit: seconds that one request may take.
 
     Raises:
-        UsageError: there is no Python in it, or this package is not installed there, or is too old to be measured.
+        UsageError: it has no Python, or this package is not installed there or too old.
     """
 
     def __init__(self, venv: Path, *, isolate: bool = True, time_limit: float = TIME_LIMIT) -> None:
@@ -78,7 +78,7 @@ class Build:
         python = next((venv / p for p in PYTHONS if (venv / p).is_file()), None)
         if python is None:
             raise UsageError(f"{venv}: a virtual environment expected, no {' or '.join(PYTHONS)} found in it")
-        # -I and a folder of its own: neither where we are nor PYTHONPATH may give it another build than its own
+        # neither the current directory nor PYTHONPATH may give it another build than its own
         self._worker = Worker(
             WORKER,
             ["--isolate"] if isolate else [],
@@ -100,12 +100,12 @@ class Build:
             ) from None
 
     def ask(self, do: str, **request: JSON) -> Mapping[str, JSON]:
-        """One request and its answer.
+        """One request and its reply.
 
         Raises:
             BackendError: the build says that it failed.
             BackendCrashError: its process ended.
-            BackendTimeoutError: it did not answer in time and was ended.
+            BackendTimeoutError: it did not answer in time.
             UsageError: its reply lacks a field or has another type; names the field.
         """
         return self._answer(do, {"do": do, **request})
@@ -135,10 +135,10 @@ class Pair:
         self.builds = {BASE: base, HEAD: head}
         self.level = level
         self.seconds: dict[tuple[Unit, Spec], dict[str, list[float]]] = {}
-        """What was measured: of a unit on a backend, base's and head's seconds, one per round."""
+        """Of a unit on a backend: base's and head's seconds, one per round."""
 
     def decide(self, unit: Unit, backend: Spec, limit: float, budget: float) -> Decision:
-        """Whether head's time is at most `limit` times base's; arguments as in `decide.decide`.
+        """Whether head's time is at most `limit` times base's; arguments as in `statistics.decide`.
 
         Raises:
             UncomparableError: a build lacks the unit or does not pass its case, or the cases differ.
@@ -154,7 +154,7 @@ class Pair:
             decision = decide(rounds, HEAD, BASE, limit, budget)
         finally:
             for build in self.builds.values():
-                with suppress(BackendError):  # it ended; what was asked of it said so
+                with suppress(BackendError):  # it ended, and an earlier request said so
                     build.ask("close")
         self.seconds[unit, backend] = {side: list(s) for side, s in rounds.seconds.items()}
         return decision
@@ -166,11 +166,7 @@ class Pair:
 
 
 def pair(base: Path, head: Path, level: Level, *, isolate: bool = True) -> Pair:
-    """Both builds, started; `isolate` as in `Build`.
-
-    Raises:
-        UsageError: one of them is no environment with this package.
-    """
+    """Start both builds; `isolate` and errors as of `Build`."""
     first = Build(base, isolate=isolate)
     try:
         return Pair(first, Build(head, isolate=isolate), level)

@@ -22,24 +22,24 @@ class Side:
         from conformance.run.runner import Runner  # noqa: PLC0415  # as above
 
         self._runner = Runner()
-        # where memory lies differs between processes most
+        # memory placement differs most between processes
         self._bench = Bench(self._runner, Isolation(isolate=isolate or None))
         self._measured: Any = None
 
     def open(self, level: str, unit: str, backend: str) -> dict[str, Any]:
-        """Make a unit ready; gives its case and what became of it, and measures only after PASS."""
+        """Prepare a unit; return its case and result. Only after PASS can it be measured."""
         from conformance.perf.units import units  # noqa: PLC0415  # as above
         from conformance.run.session.select import parse_specs  # noqa: PLC0415  # as above
 
         self.close()
-        found = [u for u in units(level) if u.name == unit]  # type: ignore[arg-type]  # checked by the other side
-        if not found:
+        match = [u for u in units(level) if u.name == unit]  # type: ignore[arg-type]  # checked by the other side
+        if not match:
             return {"missing": f"no unit {unit} at level {level}"}
         (spec,) = parse_specs([backend])
-        result = self._bench.result(found[0], spec)
-        answer = {"case": found[0].case_id, "verdict": result.verdict.value, "detail": result.detail}
+        result = self._bench.result(match[0], spec)
+        answer = {"case": match[0].case_id, "verdict": result.verdict.value, "detail": result.detail}
         if answer["verdict"] == "PASS":
-            self._measured = self._bench.measured(found[0], spec)
+            self._measured = self._bench.measured(match[0], spec)
         return answer
 
     def run(self) -> dict[str, Any]:
@@ -47,20 +47,20 @@ class Side:
         return {"seconds": self._measured.run()}
 
     def renew(self) -> dict[str, Any]:
-        """Start the unit over."""
+        """Restart the unit."""
         if self._measured.subject.renew is not None:
             self._measured.subject.renew()
         return {}
 
     def close(self) -> dict[str, Any]:
-        """Give back what `open` took."""
+        """Close what `open` opened."""
         measured, self._measured = self._measured, None
         if measured is not None:
             measured.close()
         return {}
 
     def end(self) -> None:
-        """Give back everything."""
+        """Close everything."""
         self.close()
         self._runner.close()
 

@@ -1,4 +1,4 @@
-"""A graph for people: as a table like ggml's own dump, and as a drawing that needs nothing but a browser."""
+"""A graph as a table, like ggml's own dump, and as an SVG drawing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _KINDS = {
 }
 BOX_WIDTH, BOX_HEIGHT = 184, 54
 _PADDING = 7
-"""Between a box's border and its words, at least."""
+"""Least space between a box's border and its words."""
 _HEAD_SIZE, _SIZE = 11, 10
 """Of letters, in pixels."""
 _ARROW = 6
@@ -48,7 +48,7 @@ _MARKER = (
     f'<marker id="arrow" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="{_ARROW}" markerHeight="{_ARROW}" '
     'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5z" fill="#7a8090"/></marker>'
 )
-# Widths of letters, in parts of their size, of the widest font that a browser takes for sans-serif (DejaVu Sans).
+# Widths of letters relative to their size, in the widest font that browsers use for sans-serif (DejaVu Sans).
 _WIDE = {
     **dict.fromkeys(" .,:;'|!iljI[]()`", 0.41),
     **dict.fromkeys('frt/\\-_"J', 0.50),
@@ -93,7 +93,7 @@ def table(graph: Graph) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One tensor of a drawing: where the middle of its upper edge is, in pixels, and its words."""
+    """One tensor of a drawing: the middle of its upper edge, in pixels, and its words."""
 
     tensor: Tensor
     x: float
@@ -116,9 +116,9 @@ class Drawing:
 
 
 def svg(graph: Graph) -> str:
-    """A drawing from the top down: a layer per depth, a colour per kind, a tooltip with everything on each box.
+    """A drawing from the top down: a layer per depth, a colour per kind, a tooltip with every detail of a box.
 
-    No script, no outside reference, no font to load.
+    It has no script, no outside reference and no font to load.
     """
     drawing = draw(graph)
     edges = [f'<path class="e" d="{path}"/>' for path in drawing.edges]
@@ -128,8 +128,8 @@ def svg(graph: Graph) -> str:
 def draw(graph: Graph) -> Drawing:
     """Lay a graph out.
 
-    Leafs are drawn anew beside each of their readers, so that a mask or a table of positions does not tie the whole
-    picture together; graphs without a connection stand side by side.
+    A leaf is drawn once per reader, so that a mask or the positions do not connect the whole picture; unconnected parts
+    stand side by side.
     """
     tensors = graph.tensors()
     number = {t: j for j, t in enumerate(tensors)}
@@ -169,8 +169,8 @@ def draw(graph: Graph) -> Drawing:
 
 
 def _kinds(graph: Graph) -> dict[Tensor, str]:
-    """Tensor -> key of `_KINDS`. A graph alone knows no persistent tensors: a leaf without FLAG_INPUT is a weight,
-    unless a node writes into it or it is called a cache.
+    """Tensor -> key of `_KINDS`. A graph does not say which tensors are persistent: a leaf without FLAG_INPUT is a
+    weight, unless a node writes into it or its name says cache.
     """
     nodes = set(graph.nodes)
     written = {n.view_src for n in graph if writes_in_place(n)}
@@ -186,7 +186,7 @@ def _kinds(graph: Graph) -> dict[Tensor, str]:
 
 
 def _arranged(parts: list[Part]) -> list[tuple[Part, float, float]]:
-    """Parts on shelves about as wide as the picture is high, with their left and top in pixels."""
+    """Parts on shelves, in a picture about as wide as high, with their left and top in pixels."""
     area = sum((p.width * _UNIT + _GAP) * (len(p.layers) * _LAYER_H + _GAP) for p in parts)
     shelf = max([1.4 * area**0.5, *(p.width * _UNIT for p in parts)])
     left, top, lowest = float(_MARGIN), 60.0, 60.0
@@ -233,7 +233,7 @@ def _words(t: Tensor, kind: str) -> tuple[str, str, str]:
 
 
 def elided(text: str, size: float, room: float = BOX_WIDTH - 2 * _PADDING) -> str:
-    """As much of a text as a box has room for in letters of a size, whatever the reader's font; the rest as `…`."""
+    """`text` cut to the room of a box in letters of a size, whatever the reader's font."""
     text = "".join(c if c.isprintable() else "\ufffd" for c in text[:1000])
     ends = list(accumulate(_WIDE.get(c, 1.0) * size for c in text))
     if not ends or ends[-1] <= room:
@@ -309,17 +309,17 @@ def _short(text: str, width: int = _NAME_WIDTH) -> str:
 
 
 def _text(text: str) -> str:
-    """Text of an XML document: escaped, and without characters that XML cannot hold."""
+    """Text for XML: escaped, and without characters that XML cannot hold."""
     return escape(text.translate(_NOT_XML))
 
 
 # The layout: layers by depth, neighbours near each other, connected parts side by side.
 
 Item = int
-"""A box, by number; a negative one is a bend of an edge that crosses its layer."""
+"""The number of a box; a negative one is a bend of an edge that crosses a layer."""
 
 SWEEPS = 12
-"""Passes over the layers that order and place boxes; more change nothing visible on decoder graphs."""
+"""Passes over the layers that order and place boxes; more make no visible difference on decoder graphs."""
 
 
 @dataclass(slots=True)
@@ -338,10 +338,10 @@ class Part:
 
 
 def layout(count: int, edges: Sequence[tuple[Item, Item]]) -> list[Part]:
-    """Parts of a graph of `count` boxes, numbered so that every edge goes from a smaller number to a larger.
+    """Lay out `count` boxes, numbered so that every edge goes from a smaller to a larger number.
 
-    A box stands one below the lowest that leads to it; but one that nothing leads to, or a chain that starts with such
-    a box (the views of a cache), right above the first that it leads to. `x` starts at 0 in every part.
+    A box stands one layer below the lowest of its sources. One without sources, or a chain that starts with such a box
+    (the views of a cache), stands right above its first reader. `x` starts at 0 in every connected part.
     """
     below: dict[Item, list[Item]] = {i: [] for i in range(count)}
     above: dict[Item, list[Item]] = {i: [] for i in range(count)}
@@ -418,7 +418,7 @@ def _mean(item: Item, near: Mapping[Item, Sequence[Item]], x: Mapping[Item, floa
 
 
 def _order(layer: list[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item, float]) -> None:
-    """Sort a layer by where its neighbours stand, and number it."""
+    """Sort a layer by the places of its neighbours."""
     wanted = {i: _mean(i, near, x, x.get(i, float(k))) for k, i in enumerate(layer)}
     layer.sort(key=wanted.__getitem__)
     at = 0.0
@@ -429,9 +429,9 @@ def _order(layer: list[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item,
 
 
 def _place(layer: Sequence[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item, float]) -> None:
-    """Move a layer's boxes to where their neighbours are, in their order and without touching.
+    """Move a layer's boxes towards their neighbours, in order and without overlap.
 
-    Boxes that would touch move as one block, to the mean of what its boxes want (pool adjacent violators).
+    Boxes that would overlap move as one block, to the mean of their wanted places (pool adjacent violators).
     """
     blocks: list[tuple[list[Item], float, float]] = []  # boxes, sum of wanted starts, width
     for i in layer:

@@ -1,4 +1,4 @@
-"""A summary in Markdown, short enough for a job summary of GitHub, whatever the run."""
+"""A summary in Markdown of bounded size, for a job summary of GitHub."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from .matrix import OPS, ORDER, Group, Matrix, groups, matrix
 from .runs import Row, Runs, budget_used, command, refusals
 
 LIMIT = 50_000
-"""Bytes of UTF-8: a summary is read, not searched; all of it is in the page and in the run files."""
+"""Bytes of UTF-8; the page and the run files have the rest."""
 FIRST = 3
-"""Cases that are shown of each group of failures."""
+"""Cases shown of each group of failures."""
 NAMES = 8
-"""Ops and backends that are named of each."""
+"""Ops and backends named of each group."""
 DOCUMENTS = 12
-"""Run files that are named."""
+"""Run files named."""
 LONGEST = 600
-"""Characters of one text: an abort text may have pages."""
+"""Characters of one text; an abort may print pages."""
 RESERVE = 8_000
-"""Bytes kept for what says what was left out, in all sections together."""
+"""Bytes for the notes on what is left out, in all sections together."""
 SHARE = 0.6
-"""Of what is left, what one section may take, so that none crowds out those behind it."""
+"""The part of the remaining bytes that one section may take, so that it leaves room for those after it."""
 
 FINE = ("PASS", "NO REFERENCE")
-"""Verdicts of a zoo's cell that speak against no device (`PASSES` of `cases/zoo/play.py`)."""
+"""Verdicts of a zoo cell that are no failure (`PASSES` of `suite/zoo/play.py`)."""
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _MEANS_ITSELF = str.maketrans({**{c: f"\\{c}" for c in "\\`*_{}[]#|~@!"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 Section = tuple[str, Sequence[str], Sequence[str]]
-"""A heading, the lines above its items, and the items, one block of text each; without items it is no section."""
+"""Heading, lines above the items, and the items, one block of text each; without items it is left out."""
 
 
 def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT) -> str:
     """Verdicts per backend, failures with what reproduces them, gates, speed, planted bugs, and what did not run.
 
     Args:
-        runs: what it tells.
-        where: where all of it can be seen, for sections that are cut; the run files where it is empty.
-        limit: bytes that the text has at most. What is left out is counted, and where it stands is said.
+        runs: to summarise.
+        where: names the full report, for sections that are cut; default: the run files.
+        limit: of bytes. Items beyond it are counted.
     """
     place = _text(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)), 200)
     text = "\n".join(_head(runs)) + "\n"
@@ -54,7 +54,7 @@ def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT) -> str:
 
 
 def _cut(text: str, place: str, limit: int) -> str:
-    """The text, or its first lines where names as long as no one has would take it over the limit."""
+    """The text, cut after a line if extremely long names take it over the limit."""
     if len(text.encode()) <= limit:
         return text
     said = f"\n\n**The rest is left out here; all of it: {place}**\n"
@@ -63,7 +63,7 @@ def _cut(text: str, place: str, limit: int) -> str:
 
 
 def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: str, room: int) -> str:
-    """As many of the items as there is room for, and what became of the others."""
+    """As many items as there is room for, and how many are left out."""
     begun = "\n".join(["", f"## {heading}", "", *lines, ""])
     room -= len(begun.encode())
     if room < 0:
@@ -103,7 +103,7 @@ def _head(runs: Runs) -> Iterator[str]:
 
 
 def _origin(environment: Mapping[str, JSON]) -> str:
-    """Commit, branch and CI job, as far as the run file says them."""
+    """Commit, branch and CI job, if the run file has them."""
     commit, branch, ci = (str(environment.get(k) or "") for k in ("commit", "branch", "ci"))
     said = f"commit {_code(commit[:12], 12)}" if commit else ""
     said += f" of {_code(branch, 80)}" if branch else ""
@@ -111,7 +111,7 @@ def _origin(environment: Mapping[str, JSON]) -> str:
 
 
 def _others(runs: Runs) -> list[str]:
-    """What there is besides cases and gates, in a few words each."""
+    """Phrases on everything besides cases and gates."""
     words = []
     if runs.units:
         words.append(f"{sum(u.value['rate'] is not None for u in runs.units):,} of {len(runs.units):,} units timed")
@@ -186,7 +186,7 @@ def _failure(row: Row[Result]) -> str:
 
 
 def _group(group: Group) -> str:
-    """One failure; or what several have in common, which ops and backends they are of, and the first of them."""
+    """One failure; or the cause of several, their ops and backends, and the first of them."""
     first, n = group.rows[:FIRST], len(group.rows)
     if n == 1:
         return _failure(group.rows[0])
@@ -199,14 +199,14 @@ def _group(group: Group) -> str:
 
 
 def _named(counts: Counter[str]) -> str:
-    """The most frequent names with their counts, and how many others there are."""
+    """The most frequent names with their counts, and the number of others."""
     words = [f"{_code(name, 120)} {n:,}" for name, n in counts.most_common(NAMES)]
     more = len(counts) - NAMES
     return ", ".join([*words, *([f"{more:,} others"] if more > 0 else [])])
 
 
 def _zoo(cells: Sequence[Row[Mapping[str, JSON]]], columns: Sequence[tuple[str, str]]) -> Iterator[Sequence[str]]:
-    """A row for each architecture, those with a failure first."""
+    """A row per architecture, those with a failure first."""
     found: dict[str, dict[tuple[str, str], Row[Mapping[str, JSON]]]] = {}
     for c in cells:
         here = found.setdefault(str(c.value.get("architecture")), {})
@@ -305,7 +305,7 @@ def _matrix(m: Matrix) -> Iterator[Sequence[str]]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """What stands above the rows, and the rows."""
+    """The header lines, and the rows."""
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"], [f"| {' | '.join(row)} |" for row in rows]
 
 
@@ -319,11 +319,11 @@ def _short(text: str, most: int) -> str:
 
 
 def _text(text: str, most: int = LONGEST) -> str:
-    """Text that means itself: no markup, no HTML, one line."""
+    """One line of text without markup or HTML."""
     return _short(text, most).translate(_MEANS_ITSELF)
 
 
 def _code(text: str, most: int = LONGEST) -> str:
-    """A code span of one line that may stand in a table; a backtick in it would end it."""
+    """A code span of one line, also for tables; a backtick would end it, so it becomes an apostrophe."""
     inside = _short(text, most).replace("`", "'").replace("|", "\\|")
     return f"`{inside or ' '}`"

@@ -1,6 +1,6 @@
-"""One HTML file that shows runs: everything is in it. Its figures are made in the browser, from rows.
+"""The report as one self-contained HTML file: rows as JSON, column by column, and a script that counts and shows them.
 
-The rows stand in the file as JSON, column by column; what the page says is set as text, never as markup.
+Texts of runs are set as text, never as markup.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def page(
 
     Args:
         runs: what it shows.
-        now: when it is made, aware; ages count from here.
-        planned: level -> case ids that belong to it, to show which of them never ran.
-        stored: what a history adds.
+        now: aware; ages count from here.
+        planned: level -> its case ids, to show which of them never ran.
+        stored: from a history.
         drawing: seconds to spend on drawing graphs.
     """
     stored = stored or Stored()
@@ -59,16 +59,7 @@ def page(
         "planned": {level: [[i, *tables.subject(i)] for i in ids] for level, ids in (planned or {}).items()},
         "superseded": len(runs.superseded),
         "unlisted": [[d.path.name, backend, n] for d, backend, n in runs.unlisted()],
-        "tables": {
-            "results": tables.results(runs),
-            "faults": tables.faults(runs),
-            "hunts": tables.hunts(runs),
-            "audit": tables.audit(runs),
-            "units": tables.units([*timed, *older], documents),
-            "gates": tables.gates(runs),
-            "cells": tables.zoo(runs),
-            "phases": tables.phases(runs),
-        },
+        "tables": tables.tables(runs, [*timed, *older], documents),
         "changes": list(stored.changes),
         "unasked": stored.unasked,
         "drawings": drawn_graphs(runs, seconds=drawing),
