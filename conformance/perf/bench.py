@@ -214,10 +214,10 @@ def document(
         unavailable: backend that is not available -> why.
         gates: entries that judge the rows.
     """
-    begun = header("perf")
+    head = header("perf")
     return {
-        **begun,
-        "environment": {**begun["environment"], "unavailable": dict(unavailable or {})},
+        **head,
+        "environment": {**head["environment"], "unavailable": dict(unavailable or {})},
         "level": level,
         "units": [r.to_json() for r in rows],
         "gates": list(gates),

@@ -296,20 +296,20 @@ class Measured:
         return seconds
 
     def _opened(self, backend: Backend, values: Values) -> tuple[Session, float]:
-        opened: list[Session] = []
+        sessions: list[Session] = []
 
         def work() -> None:
-            opened.append(backend.open(self._case))
+            sessions.append(backend.open(self._case))
             if self.unit.steps:
-                self._repeat(opened[0], values)
+                self._repeat(sessions[0], values)
 
         try:
             elapsed = _elapsed(work)
         except BaseException:
-            for session in opened:
+            for session in sessions:
                 session.close()
             raise
-        return opened[0], self._charged(elapsed, opened[0].clock())
+        return sessions[0], self._charged(elapsed, sessions[0].clock())
 
     def _repeat(self, session: Session, values: Values) -> None:
         for _ in range(self.unit.repeat):

@@ -87,10 +87,10 @@ def of_logs(logs: NDArray[np.float64], lives: Sequence[int], error: float) -> In
         return Interval(estimate, 0.0, math.inf, math.inf)
     centre, deviation = (float(x[0]) for x in trimmed(values[None]))
     reach = _reach(values, centre, error) if deviation else 0.0
-    seen = (reach + NormalDist().inv_cdf(POWER)) * deviation
+    effect = (reach + NormalDist().inv_cdf(POWER)) * deviation
     half = reach * deviation
     with np.errstate(over="ignore"):  # beyond float64's range it is infinite
-        estimate, low, high, more = (float(np.exp(x)) for x in (centre, centre - half, centre + half, seen))
+        estimate, low, high, more = (float(np.exp(x)) for x in (centre, centre - half, centre + half, effect))
     return Interval(estimate, low, high, more - 1)
 
 

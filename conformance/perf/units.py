@@ -189,9 +189,9 @@ def units(level: Level, globs: Sequence[str] = ()) -> list[Unit]:
     Raises:
         UsageError: a glob matches nothing; lists the names.
     """
-    listed = UNITS[level]
+    every = UNITS[level]
     for g in globs:
-        if not any(fnmatchcase(u.name, g) for u in listed):
-            names = ", ".join(u.name for u in listed)
+        if not any(fnmatchcase(u.name, g) for u in every):
+            names = ", ".join(u.name for u in every)
             raise UsageError(f"no unit of level {level} matches {g!r}; there are {names}")
-    return [u for u in listed if not globs or any(fnmatchcase(u.name, g) for g in globs)]
+    return [u for u in every if not globs or any(fnmatchcase(u.name, g) for g in globs)]

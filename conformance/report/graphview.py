@@ -135,7 +135,7 @@ def draw(graph: Graph) -> Drawing:
     number = {t: j for j, t in enumerate(tensors)}
     nodes = set(graph.nodes)
     kinds = _kinds(graph)
-    shown: list[Tensor] = []
+    items: list[Tensor] = []
     edges: list[tuple[Item, Item]] = []
     of: dict[Tensor, Item] = {}
     for t in tensors:
@@ -147,12 +147,12 @@ def draw(graph: Graph) -> Drawing:
             if s in of:
                 ends.append(of[s])
             else:
-                ends.append(len(shown))
-                shown.append(s)
-        of[t] = len(shown)
-        shown.append(t)
+                ends.append(len(items))
+                items.append(s)
+        of[t] = len(items)
+        items.append(t)
         edges += [(end, of[t]) for end in ends]
-    parts = _arranged(layout(len(shown), edges))
+    parts = _arranged(layout(len(items), edges))
     paths: list[str] = []
     boxes: list[Box] = []
     for part, left, top in parts:
@@ -160,7 +160,7 @@ def draw(graph: Graph) -> Drawing:
         for k, layer in enumerate(part.layers):
             for i in layer:
                 if i >= 0:
-                    t = shown[i]
+                    t = items[i]
                     x, y = _point(part, i, k, left, top)
                     boxes.append(Box(t, x, y, kinds[t], *_words(t, kinds[t]), _title(t, number, t in nodes)))
     width = max((left + part.width * _UNIT for part, left, _ in parts), default=0.0) + _MARGIN
@@ -190,15 +190,15 @@ def _arranged(parts: list[Part]) -> list[tuple[Part, float, float]]:
     area = sum((p.width * _UNIT + _GAP) * (len(p.layers) * _LAYER_H + _GAP) for p in parts)
     shelf = max([1.4 * area**0.5, *(p.width * _UNIT for p in parts)])
     left, top, lowest = float(_MARGIN), 60.0, 60.0
-    placed = []
+    places = []
     for part in parts:
         width = part.width * _UNIT
         if left > _MARGIN and left + width > shelf + _MARGIN:
             left, top = float(_MARGIN), lowest + _GAP
-        placed.append((part, left, top))
+        places.append((part, left, top))
         lowest = max(lowest, top + len(part.layers) * _LAYER_H)
         left += width + _GAP
-    return placed
+    return places
 
 
 def _runs(part: Part) -> list[list[tuple[int, Item]]]:
@@ -363,17 +363,17 @@ def layout(count: int, edges: Sequence[tuple[Item, Item]]) -> list[Part]:
 def _connected(
     count: int, below: Mapping[Item, Sequence[Item]], above: Mapping[Item, Sequence[Item]]
 ) -> Iterable[list[Item]]:
-    seen: set[Item] = set()
+    visited: set[Item] = set()
     for first in range(count):
-        if first in seen:
+        if first in visited:
             continue
-        seen.add(first)
+        visited.add(first)
         members, todo = [first], [first]
         while todo:
             cur = todo.pop()
             for n in (*below[cur], *above[cur]):
-                if n not in seen:
-                    seen.add(n)
+                if n not in visited:
+                    visited.add(n)
                     members.append(n)
                     todo.append(n)
         yield sorted(members)
@@ -419,10 +419,10 @@ def _mean(item: Item, near: Mapping[Item, Sequence[Item]], x: Mapping[Item, floa
 
 def _order(layer: list[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item, float]) -> None:
     """Sort a layer by the places of its neighbours."""
-    wanted = {i: _mean(i, near, x, x.get(i, float(k))) for k, i in enumerate(layer)}
-    layer.sort(key=wanted.__getitem__)
+    targets = {i: _mean(i, near, x, x.get(i, float(k))) for k, i in enumerate(layer)}
+    layer.sort(key=targets.__getitem__)
     at = 0.0
-    start = sum(wanted.values()) / len(wanted) - sum(map(_width, layer)) / 2 if layer else 0.0
+    start = sum(targets.values()) / len(targets) - sum(map(_width, layer)) / 2 if layer else 0.0
     for i in layer:
         x[i] = start + at
         at += _width(i)

@@ -10,7 +10,7 @@ from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
 from .matrix import OPS, ORDER, Group, Matrix, groups, matrix
-from .runs import Row, Runs, budget_used, command, refusals
+from .runs import Fields, Row, Runs, budget_used, command, refusals
 
 LIMIT = 50_000
 """Bytes of UTF-8; the page and the run files have the rest."""
@@ -57,9 +57,9 @@ def _cut(text: str, place: str, limit: int) -> str:
     """The text, cut after a line if extremely long names take it over the limit."""
     if len(text.encode()) <= limit:
         return text
-    said = f"\n\n**The rest is left out here; all of it: {place}**\n"
-    kept = text.encode()[: max(0, limit - len(said.encode()))].decode(errors="ignore")
-    return kept.rpartition("\n")[0] + said
+    note = f"\n\n**The rest is left out here; all of it: {place}**\n"
+    start = text.encode()[: max(0, limit - len(note.encode()))].decode(errors="ignore")
+    return start.rpartition("\n")[0] + note
 
 
 def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: str, room: int) -> str:
@@ -75,8 +75,8 @@ def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: st
             break
         taken += 1
     left = len(items) - taken
-    said = f"\n\n**{left:,} more of {len(items):,} are left out here; all of them: {place}**" if left else ""
-    return begun + "\n".join(items[:taken]) + said + "\n"
+    note = f"\n\n**{left:,} more of {len(items):,} are left out here; all of them: {place}**" if left else ""
+    return begun + "\n".join(items[:taken]) + note + "\n"
 
 
 def _head(runs: Runs) -> Iterator[str]:
@@ -105,9 +105,9 @@ def _head(runs: Runs) -> Iterator[str]:
 def _origin(environment: Mapping[str, JSON]) -> str:
     """Commit, branch and CI job, if the run file has them."""
     commit, branch, ci = (str(environment.get(k) or "") for k in ("commit", "branch", "ci"))
-    said = f"commit {_code(commit[:12], 12)}" if commit else ""
-    said += f" of {_code(branch, 80)}" if branch else ""
-    return "".join(f", {word.strip()}" for word in (said, f"CI {_code(ci, 300)}" if ci else "") if word)
+    note = f"commit {_code(commit[:12], 12)}" if commit else ""
+    note += f" of {_code(branch, 80)}" if branch else ""
+    return "".join(f", {word.strip()}" for word in (note, f"CI {_code(ci, 300)}" if ci else "") if word)
 
 
 def _others(runs: Runs) -> list[str]:
@@ -126,7 +126,7 @@ def _others(runs: Runs) -> list[str]:
     return words
 
 
-def _fails(cell: Row[Mapping[str, JSON]]) -> bool:
+def _fails(cell: Row[Fields]) -> bool:
     return cell.value.get("verdict") not in FINE
 
 
@@ -181,8 +181,8 @@ def _verdicts(runs: Runs, verdicts: Sequence[Verdict]) -> Iterator[Sequence[str]
 
 def _failure(row: Row[Result]) -> str:
     r = row.value
-    said = f"- **{r.verdict}** {_code(r.case)} on {_code(r.backend)}: {_text(r.detail or 'no detail')}"
-    return f"{said}\n  {_code(command(r))}"
+    note = f"- **{r.verdict}** {_code(r.case)} on {_code(r.backend)}: {_text(r.detail or 'no detail')}"
+    return f"{note}\n  {_code(command(r))}"
 
 
 def _group(group: Group) -> str:
@@ -205,17 +205,17 @@ def _named(counts: Counter[str]) -> str:
     return ", ".join([*words, *([f"{more:,} others"] if more > 0 else [])])
 
 
-def _zoo(cells: Sequence[Row[Mapping[str, JSON]]], columns: Sequence[tuple[str, str]]) -> Iterator[Sequence[str]]:
+def _zoo(cells: Sequence[Row[Fields]], columns: Sequence[tuple[str, str]]) -> Iterator[Sequence[str]]:
     """A row per architecture, those with a failure first."""
-    found: dict[str, dict[tuple[str, str], Row[Mapping[str, JSON]]]] = {}
+    found: dict[str, dict[tuple[str, str], Row[Fields]]] = {}
     for c in cells:
         here = found.setdefault(str(c.value.get("architecture")), {})
         here[str(c.value.get("backend")), str(c.value.get("run"))] = c
     for name, here in sorted(found.items(), key=lambda item: (not any(map(_fails, item[1].values())), item[0])):
-        yield _text(name, 80), *(_said(here.get(c)) for c in columns)
+        yield _text(name, 80), *(_cell_text(here.get(c)) for c in columns)
 
 
-def _said(cell: Row[Mapping[str, JSON]] | None) -> str:
+def _cell_text(cell: Row[Fields] | None) -> str:
     if cell is None:
         return "not run"
     word, nmse = _text(str(cell.value.get("verdict")), 40), cell.value.get("nmse")
@@ -223,7 +223,7 @@ def _said(cell: Row[Mapping[str, JSON]] | None) -> str:
     return f"**{word}**{figure}" if _fails(cell) else f"{word}{figure}"
 
 
-def _cell(cell: Row[Mapping[str, JSON]]) -> str:
+def _cell(cell: Row[Fields]) -> str:
     c = cell.value
     where = f"{_code(str(c.get('backend')), 120)}, {_text(str(c.get('run')), 80)}"
     named = f"{_code(str(c.get('architecture')), 80)} on {where}"
@@ -234,8 +234,8 @@ def _phases(runs: Runs) -> Iterator[Sequence[str]]:
     for row in runs.phases():
         p = row.value
         figures = (p.get(k) for k in ("tokens_per_second", "watts", "joules_per_token", "splits"))
-        said = [_number(v if isinstance(v, (int, float)) else None) for v in figures]
-        yield _code(str(p["backend"])), _text(str(p.get("name") or "–")), *said, _text(str(p.get("reason") or ""))
+        words = [_number(v if isinstance(v, (int, float)) else None) for v in figures]
+        yield _code(str(p["backend"])), _text(str(p.get("name") or "–")), *words, _text(str(p.get("reason") or ""))
 
 
 def _gates(runs: Runs) -> Iterator[Sequence[str]]:
@@ -298,10 +298,10 @@ def _not_run(runs: Runs) -> list[str]:
 def _matrix(m: Matrix) -> Iterator[Sequence[str]]:
     for what in m.rows:
         cells = [m.cells.get((what, b)) for b in m.backends]
-        said = [
+        words = [
             "not run" if c is None else f"{c.passed} of {c.declared}" if c.declared else "unsupported" for c in cells
         ]
-        yield _text(what.name), _text(what.types), *said
+        yield _text(what.name), _text(what.types), *words
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[list[str], list[str]]:

@@ -154,15 +154,15 @@ def changes(every: Iterable[Series], least: float = 0.0) -> list[Change]:
     """
     long = [s for s in every if len(s.points) >= FEWEST]
     otava = _otava() if long else None
-    listed: list[Change] = []
+    all_changes: list[Change] = []
     for one in long:
         assert otava is not None
         points, _ = otava.compute_change_points([p.rate for p in one.points], WINDOW, MAX_P, least)
         for c in points:
             s, at = c.stats, c.index
             means = float(s.mean_1), float(s.mean_2)
-            listed.append(Change(one, one.points[at], one.points[at - 1], *means, float(s.pvalue)))
-    return listed
+            all_changes.append(Change(one, one.points[at], one.points[at - 1], *means, float(s.pvalue)))
+    return all_changes
 
 
 def _otava() -> _Otava:

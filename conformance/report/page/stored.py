@@ -12,14 +12,14 @@ from conformance.ggml.errors import UnavailableError
 from conformance.perf.history.series import Series, changes, series
 from conformance.perf.history.store import History
 from conformance.report.runfile import Document
-from conformance.report.runs import Row
+from conformance.report.runs import Fields, Row
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
     """The part of a page that comes from a history."""
 
-    units: Sequence[Row[Mapping[str, JSON]]] = ()
+    units: Sequence[Row[Fields]] = ()
     """One per point of each series: `unit`, `model`, `backend`, `of`, `rate`, `low`, `high`, `rounds`."""
     changes: Sequence[Mapping[str, JSON]] = ()
     """Change points of nightly series: series, first run of the new rate, rates before and after."""
@@ -56,9 +56,9 @@ def read_history(path: Path) -> Stored:
     return Stored(units, points)
 
 
-def _units(path: Path, every: Sequence[Series]) -> list[Row[Mapping[str, JSON]]]:
+def _units(path: Path, every: Sequence[Series]) -> list[Row[Fields]]:
     documents: dict[str, Document] = {}
-    rows: list[Row[Mapping[str, JSON]]] = []
+    rows: list[Row[Fields]] = []
     for one in every:
         for p in one.points:
             if p.run not in documents:

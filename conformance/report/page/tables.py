@@ -126,17 +126,17 @@ def _result(r: Result) -> dict[str, JSON]:
 
 def _faults(runs: Runs) -> list[Row[Fields]]:
     """One row per planted fault: whether any of its families noticed it."""
-    seen: dict[str, list[str]] = {}
+    families: dict[str, list[str]] = {}
     hunted = {h.value["fault"] for h in runs.hunts}
     for h in runs.hunts:
         if h.value["noticed"]:
-            seen.setdefault(h.value["fault"], []).append(h.value["family"])
+            families.setdefault(h.value["fault"], []).append(h.value["family"])
 
     def noticed(name: str) -> str:
-        return "noticed" if name in seen else "not noticed" if name in hunted else "not hunted"
+        return "noticed" if name in families else "not noticed" if name in hunted else "not hunted"
 
     return [
-        _with(f, noticed=noticed(f.value["name"]), by=", ".join(seen.get(f.value["name"], ()))) for f in runs.faults
+        _with(f, noticed=noticed(f.value["name"]), by=", ".join(families.get(f.value["name"], ()))) for f in runs.faults
     ]
 
 
