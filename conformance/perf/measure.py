@@ -14,7 +14,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -174,7 +175,7 @@ class Measured:
         """The failure that ended a measurement."""
         self._clocks: list[tuple[float, float]] = []
         """Of each measurement: seconds charged, and seconds that passed in this process."""
-        self.subject = Subject(name, self._guarded, None if unit.fresh else self._renew)
+        self.subject = Subject(name, self.run, None if unit.fresh else self._renew)
         self._case, self._opener = case, opener
         self._before, self._timed = case.steps[: unit.first], case.steps[unit.first :]
         self._total: dict[str, JSON] = {}
@@ -193,7 +194,8 @@ class Measured:
         Raises:
             BackendError: the backend failed, or its clock says more than passed.
         """
-        return self._measure()
+        with self._noting_errors():
+            return self._measure()
 
     def counters(self) -> dict[str, JSON]:
         """The witness's counters; independent of the number of rounds, but for `changed`.
@@ -240,16 +242,14 @@ class Measured:
 
     def _renew(self) -> None:
         """Begin another life: a new backend, warmed up as the first was."""
-        try:
+        with self._noting_errors():
             self.close()
             self._begin()
-        except Exception as e:
-            self.error = e
-            raise
 
-    def _guarded(self) -> float:
+    @contextmanager
+    def _noting_errors(self) -> Iterator[None]:
         try:
-            return self.run()
+            yield
         except Exception as e:
             self.error = e
             raise

@@ -7,7 +7,7 @@ Jenkins publishes (xunit-plugin, junit-10.xsd). What did not run is `skipped` wi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TypeVar
@@ -136,11 +136,10 @@ def _unavailable(runs: Runs) -> Iterator[Suite]:
 
 
 def _gates(runs: Runs) -> Iterator[Suite]:
-    yield from _grouped(runs.gates, "performance gates", _gate)
+    yield from _grouped("performance gates", [(row, _gate(row.value)) for row in runs.gates])
 
 
-def _gate(row: Row[Fields]) -> Test:
-    g = row.value
+def _gate(g: Fields) -> Test:
     tag = GATES[g["answer"]]
     message = f"{g['answer']}: {g.get('reason') or 'no reason given'}"
     name = f"{g['gate']}: {g['unit']} on {g['backend']}"
@@ -148,37 +147,27 @@ def _gate(row: Row[Fields]) -> Test:
 
 
 def _planted(runs: Runs) -> Iterator[Suite]:
-    noticed: dict[tuple[str, str], set[str]] = {}
-    for h in runs.hunts:
-        if h.value["noticed"]:
-            noticed.setdefault((h.document.machine, h.value["fault"]), set()).add(h.value["family"])
-    hunted = {(h.document.machine, h.value["fault"]) for h in runs.hunts}
-
-    def test(row: Row[Fields]) -> Test:
-        f, key = row.value, (row.document.machine, row.value["name"])
-        tag = None if noticed.get(key) else "failure" if key in hunted else "skipped"
-        why = "planted, and noticed by no family" if key in hunted else "was not planted"
-        return Test(f"planted.{f['of']}".replace("?", "_"), f["name"], 0.0, tag, "", f"{why}: {f['says']}", why)
-
-    yield from _grouped(runs.faults, "planted bugs", test)
-    names = {f.value["name"] for f in runs.faults}
-    controls = {h.value["fault"]: h for h in runs.hunts if h.value["fault"] not in names}
-
-    def alarm(row: Row[Fields]) -> Test:
-        fault = row.value["fault"]
-        families = noticed.get((row.document.machine, fault))
-        why = f"a false alarm of {', '.join(sorted(families))}" if families else ""
-        return Test("planted.control", fault, 0.0, "failure" if families else None, "", why, why)
-
-    yield from _grouped(list(controls.values()), "nothing planted", alarm)
+    yield from _grouped("planted bugs", [(row, _fault(row.value, families)) for row, families in runs.faults_noticed()])
+    yield from _grouped("nothing planted", [(row, _control(row.value, alarms)) for row, alarms in runs.controls()])
 
 
-def _grouped(rows: Sequence[Row[Fields]], name: str, test: Callable[[Row[Fields]], Test]) -> Iterator[Suite]:
+def _fault(f: Fields, families: list[str] | None) -> Test:
+    tag = "skipped" if families is None else None if families else "failure"
+    why = "was not planted" if families is None else "planted, and noticed by no family"
+    return Test(f"planted.{f['of']}".replace("?", "_"), f["name"], 0.0, tag, "", f"{why}: {f['says']}", why)
+
+
+def _control(hunt: Fields, alarms: list[str]) -> Test:
+    why = f"a false alarm of {', '.join(sorted(alarms))}" if alarms else ""
+    return Test("planted.control", hunt["fault"], 0.0, "failure" if alarms else None, "", why, why)
+
+
+def _grouped(name: str, tests: Sequence[tuple[Row[Fields], Test]]) -> Iterator[Suite]:
     """A suite per kind of machine, which its name has only where there are several."""
-    machines = dict.fromkeys(r.document.machine for r in rows)
+    machines = dict.fromkeys(row.document.machine for row, _ in tests)
     for machine in machines:
-        here = [r for r in rows if r.document.machine == machine]
-        yield _suite_of(name if len(machines) == 1 else f"{name} on {machine}", here, [test(r) for r in here])
+        rows, here = zip(*((r, t) for r, t in tests if r.document.machine == machine), strict=True)
+        yield _suite_of(name if len(machines) == 1 else f"{name} on {machine}", rows, list(here))
 
 
 def _properties(d: Document) -> dict[str, str]:

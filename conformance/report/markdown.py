@@ -260,18 +260,18 @@ def _units(runs: Runs) -> Iterator[Sequence[str]]:
 def _planted(runs: Runs) -> list[str]:
     if not runs.hunts:
         return []
-    noticed = {(h.document.machine, h.value["fault"]) for h in runs.hunts if h.value["noticed"]}
-    hunted = {(h.document.machine, h.value["fault"]) for h in runs.hunts}
-    faults = {(f.document.machine, f.value["name"]): f.value for f in runs.faults}
-    asked = [k for k in faults if k in hunted]
-    missed = [k for k in asked if k not in noticed]
-    rate = f" ({100 * (1 - len(missed) / len(asked)):.1f} %)" if asked else ""
-    alarms = [fault for machine, fault in noticed if (machine, fault) not in faults]
-    lines = [f"{len(asked) - len(missed)} of {len(asked)} planted bugs noticed{rate}; {len(alarms)} false alarms.", ""]
-    lines += [f"- not noticed: {_code(k[1])} in {_code(faults[k]['of'])}: {_text(faults[k]['says'])}" for k in missed]
-    lines += [f"- false alarm: {_code(fault)}" for fault in sorted(alarms)]
-    lines += [f"- not planted: {_code(k[1])}" for k in faults if k not in hunted]
-    return lines
+    faults = runs.faults_noticed()
+    hunted = [(f.value, names) for f, names in faults if names is not None]
+    missed = [f for f, names in hunted if not names]
+    rate = f" ({100 * (1 - len(missed) / len(hunted)):.1f} %)" if hunted else ""
+    alarms = sorted(h.value["fault"] for h, names in runs.controls() if names)
+    return [
+        f"{len(hunted) - len(missed)} of {len(hunted)} planted bugs noticed{rate}; {len(alarms)} false alarms.",
+        "",
+        *(f"- not noticed: {_code(f['name'])} in {_code(f['of'])}: {_text(f['says'])}" for f in missed),
+        *(f"- false alarm: {_code(fault)}" for fault in alarms),
+        *(f"- not planted: {_code(f.value['name'])}" for f, names in faults if names is None),
+    ]
 
 
 def _audit(runs: Runs) -> list[str]:

@@ -82,14 +82,30 @@ class Runs:
         """Documents that requested more of a backend than they list as results and missing, and by how many."""
         lacking = []
         for d in self.of("conformance"):
-            asked = d.body.get("asked")
-            listed = Counter(
-                _text(v.get("backend")) for k in ("results", "missing") for _, v in _objects(d.body.get(k))
-            )
-            for backend, n in asked.items() if isinstance(asked, dict) else ():
-                if n > listed[backend]:
-                    lacking.append((d, backend, n - listed[backend]))
+            listed = Counter(row["backend"] for name in ("results", "missing") for row in d.body.get(name, ()))
+            requested = d.body.get("asked", {}).items()
+            lacking += [(d, backend, n - listed[backend]) for backend, n in requested if n > listed[backend]]
         return lacking
+
+    def faults_noticed(self) -> list[tuple[Row[Fields], list[str] | None]]:
+        """Each planted fault and the families that noticed it on its kind of machine; None where it was not hunted."""
+        families = self._families()
+        return [(f, families.get((f.document.machine, f.value["name"]))) for f in self.faults]
+
+    def controls(self) -> list[tuple[Row[Fields], list[str]]]:
+        """Each unchanged adapter that was hunted in, and the families that raised a false alarm."""
+        families = self._families()
+        names = {f.value["name"] for f in self.faults}
+        rows = {(h.document.machine, h.value["fault"]): h for h in self.hunts if h.value["fault"] not in names}
+        return [(h, families[key]) for key, h in rows.items()]
+
+    def _families(self) -> dict[tuple[str, str], list[str]]:
+        """Machine and hunted fault -> families that noticed it."""
+        families: dict[tuple[str, str], list[str]] = {}
+        for h in self.hunts:
+            seen = families.setdefault((h.document.machine, h.value["fault"]), [])
+            seen += [h.value["family"]] if h.value["noticed"] else []
+        return families
 
     def zoo(self) -> list[Row[Fields]]:
         """Architecture × device × run of `conform zoo`: the newest of each kind of machine."""

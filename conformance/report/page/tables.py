@@ -126,17 +126,10 @@ def _result(r: Result) -> dict[str, JSON]:
 
 def _faults(runs: Runs) -> list[Row[Fields]]:
     """One row per planted fault: whether any of its families noticed it."""
-    families: dict[str, list[str]] = {}
-    hunted = {h.value["fault"] for h in runs.hunts}
-    for h in runs.hunts:
-        if h.value["noticed"]:
-            families.setdefault(h.value["fault"], []).append(h.value["family"])
-
-    def noticed(name: str) -> str:
-        return "noticed" if name in families else "not noticed" if name in hunted else "not hunted"
-
+    words = {None: "not hunted", False: "not noticed", True: "noticed"}
     return [
-        _with(f, noticed=noticed(f.value["name"]), by=", ".join(families.get(f.value["name"], ()))) for f in runs.faults
+        _with(f, noticed=words[None if names is None else bool(names)], by=", ".join(names or ()))
+        for f, names in runs.faults_noticed()
     ]
 
 
