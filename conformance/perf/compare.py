@@ -10,6 +10,7 @@ from pathlib import Path
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
+from conformance.case.strict import expect
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError, UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
@@ -32,7 +33,8 @@ def _is_text(value: JSON) -> bool:
     return isinstance(value, str)
 
 
-def _is_number(value: JSON) -> bool:
+def is_number(value: JSON) -> bool:
+    """Whether it is a number that float64 can hold."""
     try:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond float64
@@ -47,7 +49,7 @@ REPLIES: dict[str, dict[str, tuple[str, Callable[[JSON], bool]]]] = {
     "starting": {"version": ("text", _is_text), "python": ("text", _is_text)},
     "open": {"case": ("text", _is_text), "verdict": ("a verdict", _is_verdict), "detail": ("text", _is_text)},
     "missing": {"missing": ("text", _is_text)},
-    "run": {"seconds": ("a finite number", _is_number)},
+    "run": {"seconds": ("a finite number", is_number)},
 }
 """Request -> what its reply holds; `missing` is a reply to `open`. The other build may be of any version."""
 
@@ -122,9 +124,7 @@ class Build:
         except WorkerDiedError as e:
             raise BackendCrashError(f"{self.venv}: {doing}: {e}") from None
         for name, (what, ok) in REPLIES.get("missing" if "missing" in reply else doing, {}).items():
-            if not ok(reply.get(name)):
-                found = ascii(reply[name])[:60] if name in reply else "nothing"
-                raise UsageError(f"{self.venv}: {doing}: {name}: {what} expected, {found} found")
+            expect(ok(reply.get(name)), f"{self.venv}: {doing}: {name}", what, reply.get(name))
         return reply
 
 

@@ -35,7 +35,7 @@ from conformance.run.session.select import parse_specs
 from conformance.suite.family import LEVELS, Level
 
 from .bench import Bench, Row
-from .compare import Pair, UncomparableError
+from .compare import Pair, UncomparableError, is_number
 from .measure import Rounds
 from .statistics import FINE, REGRESSED, Decision, decide
 from .units import Unit, units
@@ -113,7 +113,7 @@ def loads(text: str, where: str) -> Gates:
     only(table, ("level", "budget", "gate"), where)
     level, budget, entries = table.get("level"), table.get("budget", BUDGET), table.get("gate")
     expect(isinstance(level, str) and level in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", level)
-    expect(_number(budget), f"{where} budget", "seconds above 0", budget)
+    expect(is_number(budget) and budget > 0, f"{where} budget", "seconds above 0", budget)
     expect(isinstance(entries, list) and bool(entries), f"{where} gate", "at least one [[gate]]", entries)
     gates: dict[str, Gate] = {}
     for i, entry in enumerate(cast("list[Any]", entries)):
@@ -146,7 +146,9 @@ def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
         return Gate(
             **common, backend=backend, counter=words["counter"], relation=words["relation"], limit=int(words["limit"])
         )
-    expect(_number(entry.get("limit")), f"{where} limit", "a number above 0", entry.get("limit"))
+    expect(
+        is_number(entry.get("limit")) and entry["limit"] > 0, f"{where} limit", "a number above 0", entry.get("limit")
+    )
     expect(unit.timed, f"{where} unit", "a unit with something to time", unit.name)
     limit = float(entry["limit"])
     if kind == "absolute":
@@ -157,15 +159,6 @@ def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
     against = _spec(entry["against"], f"{where} against")
     expect(against != backend, f"{where} against", f'another backend, or "{BASELINE}"', entry["against"])
     return Gate(**common, backend=backend, against=against, limit=limit)
-
-
-def _number(value: object) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value) and value > 0
-    except OverflowError:  # an integer beyond float64
-        return False
 
 
 def _unit(name: str, level: Level, where: str) -> Unit:
