@@ -30,11 +30,9 @@ from conformance.report.runs import command
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import settings, writeahead
-from conformance.run.session.seeds import FOLDER, fresh_ids, new_seed, reseeded
-from conformance.run.session.select import build, case_ids, lacking
+from conformance.run.session.select import FOLDER, build, case_ids, fresh_ids, lacking, new_seed, reseeded
+from conformance.run.session.settings import Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, parse
-from conformance.run.session.waiving import Waiving, in_force, report, today
-from conformance.run.session.waiving import told as told_settings
 from conformance.run.stages import choose
 from conformance.suite.family import LEVELS, Level
 
@@ -405,7 +403,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Totals per backend, what is in force, every backend that is not here, and what is wrong with the run."""
     suite = config.stash[SUITE]
     terminalreporter.section("conformance")
-    for line in told_settings(suite.in_force):
+    for line in lines_of(suite.in_force):
         terminalreporter.line(line)
     for spec in suite.specs:
         totals = Totals()

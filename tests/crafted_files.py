@@ -25,7 +25,7 @@ from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session import seen
+from conformance.run.session import failures
 from conformance.run.session.select import build
 
 LIMITS = Isolation(time_limit=5.0, memory_limit=1 << 30)
@@ -187,7 +187,7 @@ class Harness:
                 if "\n" in result.sentence() or "\x1b" in result.sentence():
                     self.wrong.append(f"{seed}: a sentence of more than a line")
         if seed % 8 == 0:
-            named = [] if all(map(seen.seen, cases)) else ["--backend", "cpu"]
+            named = [] if all(map(failures.record_of, cases)) else ["--backend", "cpu"]
             self._command(seed, ["repro", str(path), *named, "--time-limit", "5", "--memory-limit", "1G"])
 
     def _command(self, seed: int, words: list[str]) -> None:

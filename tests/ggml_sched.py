@@ -16,8 +16,7 @@ from backends.ggml.context import Context, Store
 from backends.ggml.library import Library
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Tensor
-from conformance.run.scheduler.assign import Home
-from conformance.run.scheduler.devices import Memory
+from conformance.run.scheduler.assign import Home, Memory
 
 _P = ctypes.c_void_p
 _WORD = ctypes.sizeof(_P)

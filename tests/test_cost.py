@@ -99,11 +99,21 @@ def test_the_same_from_a_file(tmp_path: Path) -> None:
 
 def test_many_that_are_allowed_are_not_computed_at_once() -> None:
     """Cases that share a graph share its limit: together they are computed one by one where it would be too much."""
-    cases = [repeated(4_000_000) for _ in range(8)]
-    runner = Runner(isolation=Isolation(memory_limit=1 << 30))
+    cases = [repeated(4_000_000) for _ in range(40)]
+    runner = Runner(isolation=Isolation(memory_limit=1 << 29))
     assert not runner.too_costly(cases[:1])
     assert runner.too_costly(cases)
     runner.close()
+
+
+def test_a_batch_is_compared_one_case_at_a_time() -> None:
+    """Merged cases hold their buffers together, but only one of them is compared at a time: that part is no sum."""
+    b = Builder()
+    x = new_tensor(F32, 1 << 20, name="x")
+    one = _case(x, nodes=[b.neg(x)])
+    need, eight = cost.of([one]), cost.of([one] * 8)
+    assert need.bytes < eight.bytes < 4 * need.bytes
+    assert eight.operations == 8 * need.operations
 
 
 @pytest.mark.parametrize("case_id", LARGE)

@@ -23,7 +23,7 @@ from conformance.case.demands import FIELDS, parse
 from conformance.cli import main
 from conformance.ggml.errors import CaseFileError, GraphError
 from conformance.judge.verdict import Verdict
-from conformance.run.demands import unmet
+from conformance.run.judgement import unmet
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from conformance.cli import main
 from conformance.judge.verdict import Result, Totals, Verdict
-from conformance.run.session.seeds import fresh_ids, reseeded
-from conformance.run.session.select import build
+from conformance.run.session.select import build, fresh_ids, reseeded
 from conformance.suite import FAMILIES
 from conformance.suite.strategies import case_ids
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planted_adapter import planted_adapter
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, create
@@ -105,14 +106,10 @@ class Fake(Backend):
 
 
 @pytest.fixture(autouse=True)
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An adapter called `fake` that worker processes find by its entry point."""
-    (tmp_path / "fake_adapter.py").write_text(ADAPTER)
-    info = tmp_path / "fake_adapter-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-adapter\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\nfake = fake_adapter:Fake\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
+def fake(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The adapter, called `fake`."""
+    with planted_adapter(tmp_path_factory.mktemp("fake"), monkeypatch, "fake", ADAPTER, "Fake"):
+        yield
 
 
 @pytest.fixture
@@ -238,6 +235,15 @@ def test_errors_arrive_as_the_same_class(backend: IsolatedBackend, name: str) ->
     assert type(found.value).__name__ == name
     assert str(found.value) == ("field: message" if name == "CaseFileError" else "message")
     assert run(backend, add()) == [11.0]
+
+
+def test_a_bound_ends_a_request_before_the_time_limit(backend: IsolatedBackend) -> None:
+    """While a bound is set, a request that takes longer is a timeout; without it the limit holds again."""
+    backend.bound = 0.2
+    with pytest.raises(BackendTimeoutError, match=r"no answer within 0\.2 s"):
+        run(backend, add("sleep 600"))
+    backend.bound = 600.0
+    assert run(backend, add("sleep 0.5")) == [11.0]
 
 
 def test_a_bug_in_an_adapter_is_a_backend_error(backend: IsolatedBackend) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planted_adapter import planted_adapter
 
-from conformance.backend.registry import Spec, adapter
+from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.build import Builder
@@ -93,18 +94,10 @@ SPEC = Spec("evil")
 
 
 @pytest.fixture(autouse=True)
-def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An adapter called `evil`, found by its entry point here and in workers."""
-    (tmp_path / "evil_adapter.py").write_text(ADAPTER)
-    info = tmp_path / "evil_adapter-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: evil-adapter\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\nevil = evil_adapter:Evil\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
-    monkeypatch.syspath_prepend(tmp_path)
-    adapter.cache_clear()
-    yield
-    adapter.cache_clear()
+def evil(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The adapter, called `evil`."""
+    with planted_adapter(tmp_path_factory.mktemp("evil"), monkeypatch, "evil", ADAPTER, "Evil"):
+        yield
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 from collections.abc import Iterator
@@ -11,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from night_script import lives, until
+from planted_adapter import planted_adapter
 
 from conformance.backend.interface import Witness, describe
-from conformance.backend.registry import Spec, adapter
+from conformance.backend.registry import Spec
 from conformance.backend.strict import MAX_TEXT
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError
@@ -151,18 +151,9 @@ class Evil(KernelBackend):
 
 @pytest.fixture(autouse=True)
 def evil(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An adapter called `evil`, found by its entry point here and in workers."""
-    folder = tmp_path_factory.mktemp("evil")
-    (folder / "evil_adapter.py").write_text(ADAPTER)
-    info = folder / "evil_adapter-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: evil-adapter\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[conformance.backends]\nevil = evil_adapter:Evil\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
-    monkeypatch.syspath_prepend(folder)
-    adapter.cache_clear()
-    yield
-    adapter.cache_clear()
+    """The adapter, called `evil`."""
+    with planted_adapter(tmp_path_factory.mktemp("evil"), monkeypatch, "evil", ADAPTER, "Evil"):
+        yield
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from conformance.ggml.tensor import f32_bits, strided
 from conformance.judge.chain import Chain
 from conformance.judge.judge import Judged, judge_trajectory
 from conformance.judge.verdict import Result, Verdict
-from conformance.run import stepwise
+from conformance.run import judgement
 from conformance.run.execute import Execution, StepValues, execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
@@ -247,13 +247,13 @@ def test_a_step_is_judged_from_the_caches_it_found() -> None:
     case = _case(_TINY, "at254.d4")
     backend = _imitating()
     found = execute(backend, _faulty(case, 1, FAULTS["K one row late"])).steps
-    wanted = list(stepwise.expected(backend, case, found))
+    wanted = list(judgement.expected_steps(backend, case, found))
     pairs = zip(wanted, found, strict=True)
     equal = [all(np.array_equal(w.caches[t], f.caches[t]) for t in case.caches()) for w, f in pairs]
     assert equal == [True, False, True, True]
     result = Result(case.id, "", Verdict.PASS)
     ran = Execution(found, backend.open(case).witness(), 0.0)
-    stepwise.judge(result, backend, case, ran, GGML_CPU)
+    judgement.judge_each_step(result, backend, case, ran, GGML_CPU)
     assert result.verdict is Verdict.FAIL
     assert result.detail.startswith("step 1: ")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from conformance.ggml.partial import Part, partial
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, is_empty, nbytes, new_tensor
 from conformance.ggml.types import F16, F32, I32, I64, Q8_0
 from conformance.judge.compare import compare
-from conformance.run.parts import compute_parts
 from conformance.suite.captured import GOLDEN
 
 CAPTURES = sorted(GOLDEN.glob("*.gguf"))
@@ -97,6 +96,34 @@ def _trajectory(backend: Backend, case: Case, steps: Sequence[int], every: int) 
                 [*cuts, [n // 3 + k, 2 * n // 3]],
                 0.0 if backend is CPU else ROUNDED,
             )
+
+
+def compute_parts(session: Session, parts: Sequence[Part], inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
+    """Run `parts`, the whole of one graph in order, and give what `Session.compute` of the whole would.
+
+    Args:
+        session: opened with the case of the whole graph.
+        parts: as `ggml.partial.split` gives them.
+        inputs: leaf of the whole graph -> its bytes.
+
+    Returns:
+        Output of the whole graph -> its packed bytes.
+
+    Raises:
+        BackendError: the backend failed.
+    """
+    held: dict[Tensor, Bytes] = dict(inputs)
+    found: dict[Tensor, Bytes] = {}
+    for part in parts:
+        if not part.graph.nodes:
+            continue
+        fed = {
+            leaf: held[root] if root in held else np.zeros(nbytes(root), np.uint8) for leaf, root in part.inputs.items()
+        }
+        values = session.compute(part.graph, fed, part.outputs)
+        found.update((whole, values[node]) for node, whole in part.wanted.items())
+        held.update((root, values[node]) for node, root in part.handed.items())
+    return found
 
 
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda p: p.stem)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness, no
+from conformance.backend.kernel import KernelBackend, KernelSession, Raw, Sources
 from conformance.backend.registry import Spec, create
 from conformance.case import casefile
 from conformance.case.case import Case, Step
@@ -20,7 +22,9 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.ggml.types import F32, I64
 from conformance.judge.verdict import Result, Totals, Verdict
-from conformance.run.runner import Runner, _file_name
+from conformance.run.runner import Runner
+from conformance.run.session.failures import file_name
+from conformance.run.session.select import build
 
 Tamper = Callable[[Graph, dict[Tensor, Bytes]], None]
 SPEC = Spec("faulty")
@@ -217,6 +221,75 @@ def test_right_node_by_node_blames_fusion_or_state(runner: Runner) -> None:
     assert "fusion or state is at fault" in result.detail
 
 
+ATTENTION = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,run=p3.d1.d1@0"
+
+
+class NanSession(FaultySession):
+    """Puts a NaN into a masked cell of every cache: before the first step (-1), or behind the back of a step."""
+
+    def __init__(self, inner: Session, case: Case, step: int) -> None:
+        super().__init__(inner, _right)
+        self._case, self._step, self._k = case, step, -1
+        self._spoil()
+
+    def _spoil(self) -> None:
+        for t in self._case.caches() if self._k == self._step and self._case.family == "kv_growth" else ():
+            data = self._inner.read(t).copy()
+            data.view("<u2")[-1] = 0x7E00
+            self._inner.write(t, data)
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """As the reference."""
+        found = super().compute(graph, inputs, outputs)
+        self._k += 1
+        self._spoil()
+        return found
+
+
+@pytest.mark.parametrize(
+    ("step", "at", "cause"), [(-1, 0, "it held NaN before the first step"), (1, 1, "no node of the step wrote it")]
+)
+def test_a_nan_in_a_cache_is_traced_to_where_it_began(runner: Runner, step: int, at: int, cause: str) -> None:
+    """What reads a cache with NaN is right by itself: the cache and the step that first held it are named instead."""
+    case = build(ATTENTION)
+
+    class Spoils(FaultyBackend):
+        def open(self, case: Case) -> Session:
+            return NanSession(self._inner.open(case), case, step)
+
+    (result,) = _run(runner, Spoils(_right), case)
+    assert result.verdict is Verdict.FAIL
+    assert result.first_divergence is not None
+    first = result.first_divergence
+    assert (first["step"], first["op"], first["kind"], first["node"]) == (at, "NONE", "graph", None), result.detail
+    assert "the first NaN: " in result.detail
+    assert result.detail.endswith(cause)
+
+
+def test_a_node_that_writes_nan_into_a_cache_is_the_first_divergence(runner: Runner) -> None:
+    """It is named with its step, not the attention of a later step that reads the cell."""
+    inner = create(Spec("cpu"))
+    assert isinstance(inner, KernelBackend)
+    right = inner.kernels()
+    writes = count()
+
+    def set_rows(node: Tensor, dst: Raw, src: Sources) -> None:
+        right["SET_ROWS"](node, dst, src)
+        if next(writes) % 6 == 3:  # K and V of 3 steps: V of the second
+            dst.reshape(-1)[-1:] = np.nan
+
+    class Writes(FaultyBackend):
+        def open(self, case: Case) -> Session:
+            return KernelSession("faulty", {**right, "SET_ROWS": set_rows}, case)
+
+    (result,) = _run(runner, Writes(_right), build(ATTENTION))
+    assert result.first_divergence is not None
+    first = result.first_divergence
+    assert (first["step"], first["op"], first["kind"]) == (1, "SET_ROWS", "node"), result.detail
+
+
 def test_a_no_is_unsupported_with_its_reason(runner: Runner) -> None:
     """A refusal keeps the backend's words and is neither a pass nor a failure, and nothing is executed."""
     backend = FaultyBackend(_right, lambda n: no("no MUL here") if n.op == "MUL" else YES)
@@ -308,7 +381,7 @@ def test_stale_caches_are_seen() -> None:
 @pytest.mark.parametrize("body", ["ops/X-a=1", "zoo/" + "x" * 300, "s/\u202e*?|" * 40])
 def test_saved_names_are_bounded_and_one_for_each_id(body: str) -> None:
     """At most 99 characters, none that a file system refuses; ids that differ anywhere have files of their own."""
-    names = {_file_name(f"{body}{middle}{'y' * 200}@1_ggml") for middle in ("a", "b", "*", "?")}
+    names = {file_name(f"{body}{middle}{'y' * 200}@1_ggml") for middle in ("a", "b", "*", "?")}
     assert len(names) == 4
     assert all(len(n) < 100 and re.fullmatch(r"[A-Za-z0-9_.=@-]+", n) for n in names)
-    assert _file_name("ops/ADD-f32+f32-a=4,b=1@1_ggml") == "ops_ADD-f32_f32-a=4_b=1@1_ggml.gguf"
+    assert file_name("ops/ADD-f32+f32-a=4,b=1@1_ggml") == "ops_ADD-f32_f32-a=4_b=1@1_ggml.gguf"

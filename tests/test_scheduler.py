@@ -27,9 +27,16 @@ from conformance.run.execute import computed_nodes, execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.run.scheduler import SchedBackend
-from conformance.run.scheduler.assign import Home, Supports, UnassignedError, assign
-from conformance.run.scheduler.devices import Memory, labels, read_devices
-from conformance.run.scheduler.place import place
+from conformance.run.scheduler.assign import (
+    Home,
+    Memory,
+    Supports,
+    UnassignedError,
+    assign,
+    labels,
+    place,
+    read_devices,
+)
 from conformance.run.session.select import build, case_ids
 
 FAMILIES = ("kv_growth", "gqa", "multi_sequence", "captured", "zoo", "random")

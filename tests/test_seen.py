@@ -18,7 +18,7 @@ from conformance.case import casefile
 from conformance.case.case import JSON
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
-from conformance.run.session import seen
+from conformance.run.session import failures
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES
 
@@ -56,7 +56,7 @@ def unsaid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )  # fmt: skip
 def test_plain_options_are_taken(text: str) -> None:
     """Adapters with words and numbers, a scheduler of such, and the user's own names."""
-    assert seen.backend_of({"backend": text}, "repro", FILE) == registry.Spec.parse(text)
+    assert failures.backend_of({"backend": text}, "repro", FILE) == registry.Spec.parse(text)
 
 
 @pytest.mark.usefixtures("unsaid")
@@ -73,7 +73,7 @@ def test_plain_options_are_taken(text: str) -> None:
 def test_places_are_refused(text: str) -> None:
     """Nothing that names a place is taken; the refusal has the command that asks for it, quoted for a shell."""
     with pytest.raises(UsageError) as e:
-        seen.backend_of({"backend": text}, "repro", FILE)
+        failures.backend_of({"backend": text}, "repro", FILE)
     command = str(e.value).partition("If you want it: ")[2]
     assert shlex.split(command.replace("$'", "'"))[:4] == ["conform", "repro", str(FILE), "--backend"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 
 import numpy as np
@@ -18,8 +19,7 @@ from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.types import F32, I64
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
-from conformance.run.shrink import Shrunk, _Search, measure, shrink
-from conformance.run.shrink.signature import signature_of
+from conformance.run.shrink import Shrunk, _Search, measure, shrink, signature_of
 from conformance.suite.decoder import make
 
 SPEC = Spec("planted")
@@ -204,6 +204,47 @@ def test_the_first_run_counts(runner: Runner) -> None:
     runner._backends[SPEC] = Planted("wrong KV head")
     found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=60, clock=lambda: next(now))
     assert (found.tried, found.finished) == (0, False)
+
+
+def test_what_is_left_bounds_each_run(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No candidate may take longer than the budget has left when it starts; one that comes too late is not taken."""
+    bounds: list[float] = []
+    within = Runner.within
+
+    def watched(self: Runner, seconds: float) -> AbstractContextManager[None]:
+        bounds.append(seconds)
+        return within(self, seconds)
+
+    monkeypatch.setattr(Runner, "within", watched)
+    ticks = iter(range(10_000))
+    runner._backends[SPEC] = Planted("wrong KV head")
+    found = shrink(runner, SPEC, make(TRAJECTORY), time_budget=50, clock=lambda: float(next(ticks)))
+    assert len(bounds) == found.tried > 0
+    assert all(0 <= later < earlier <= 50 for earlier, later in pairwise(bounds))
+
+
+def test_a_run_that_hangs_does_not_outlast_the_budget(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate that hangs is ended with the budget, a hundred times earlier than by the limit of a request."""
+    planted = Planted("wrong KV head")
+    runner._backends[SPEC] = planted
+    case = make(TRAJECTORY)
+    (first,) = runner.run(SPEC, [case])
+    kernels = planted.kernels()
+
+    def hang(*_: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(planted, "kernels", lambda: dict.fromkeys(kernels, hang))
+    monkeypatch.setattr(runner, "run", _once_then(runner, first))
+    found = shrink(runner, SPEC, case, time_budget=1.0)
+    assert (found.tried, found.finished, found.result) == (1, False, first)
+
+
+def _once_then(runner: Runner, first: Result) -> Callable[[Spec, Sequence[Case]], list[Result]]:
+    """`Runner.run` whose first result is known."""
+    run, results = runner.run, iter([[first]])
+    return lambda spec, cases: next(results, None) or run(spec, cases)
 
 
 def test_each_pass_is_said_before_it_is_tried(runner: Runner) -> None:

@@ -1,4 +1,4 @@
-"""The grammar of demands: what a case may require of a witness. `run.demands` checks a witness against them.
+"""The grammar of demands: what a case may require of a witness. `run.judgement` checks a witness against them.
 
     {"compiles": "<=2", "kernels": ["RMS"], "state": "fused", "views": {"gather": 0}}
     {"openvino-*": {"compiles": "<=2"}, "ggml*": {"device": "CPU*"}}

@@ -21,7 +21,7 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.environment import header
 from conformance.run.session.select import available, build, case_ids, parse_specs
-from conformance.run.session.waiving import Waiving, today
+from conformance.run.session.settings import Waiving, today
 from conformance.suite.family import Level
 
 from .options import (

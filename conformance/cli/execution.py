@@ -26,10 +26,9 @@ from conformance.report.runfile import interrupts_wait, record, write_json
 from conformance.report.runs import budget_used, command, refusals
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session import seen, waiving, writeahead
+from conformance.run.session import failures, settings, writeahead
 from conformance.run.session.select import build
-from conformance.run.session.settings import Settings
-from conformance.run.session.waiving import Waiving
+from conformance.run.session.settings import Settings, Waiving
 
 from .options import fail
 from .output import end, fault, say, sentence
@@ -121,7 +120,7 @@ class Execution:
         self._failures = 0
         self._missing: list[Missing] = []
         self._problems: tuple[list[str], list[str]] = [], []
-        self._settings = waiving.in_force(plan.settings, plan.waiving)
+        self._settings = settings.in_force(plan.settings, plan.waiving)
         self._progress = Progress()
         self._steps = Steps("", 0)
 
@@ -211,9 +210,9 @@ class Execution:
     def _say(self, case: Case, result: Result) -> None:
         shown = self._plan.shown
         lines = [sentence(result)] if shown.verbose or result.verdict in FAILURES else []
-        was = seen.seen(case)
+        was = failures.record_of(case)
         if shown.verbose and was and was["backend"] == result.backend:
-            differences = seen.differences(was, result)
+            differences = failures.differences(was, result)
             lines.append(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved")
         elif result.saved and not shown.quiet:
             lines.append(f"  reproduce: {command(result)}")
@@ -267,14 +266,14 @@ class Execution:
     def _tell(self) -> None:
         """What is in force, the totals, and last what is wrong with the run as a whole."""
         plan, results = self._plan, self._results
-        lines = [] if plan.shown.quiet else waiving.told(self._settings)
+        lines = [] if plan.shown.quiet else settings.lines_of(self._settings)
         lines.append(_lines_of_totals(results) if plan.shown.quiet else _table(results, plan.lacking))
         for r in results:
             if r.fresh and r.verdict in FAILURES:
                 lines.append(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
         if plan.shown.reasons:
             lines += _reasons(results)
-        lines += waiving.report(*self._problems)
+        lines += settings.report(*self._problems)
         lines += asking.told(self._missing, sum(map(len, self._asked.cases.values())))
         lines += self._asked.unproven(results, self._missing).values()
         if not results:

@@ -15,8 +15,7 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.text import printable
 from conformance.report import graphview
 from conformance.report.runfile import write_json, write_text
-from conformance.run.session.seeds import reseeded
-from conformance.run.session.select import build, case_ids, parse_specs, probe
+from conformance.run.session.select import build, case_ids, parse_specs, probe, reseeded
 from conformance.suite.family import Level
 
 from .files import read_cases

@@ -17,8 +17,7 @@ from conformance.process.memory import parse_size
 from conformance.report.runfile import check_writable
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session import settings
-from conformance.run.session.seeds import fresh_ids, new_seed
-from conformance.run.session.select import lacking
+from conformance.run.session.select import fresh_ids, lacking, new_seed
 from conformance.run.session.settings import Settings
 from conformance.run.session.shard import Shard, parse
 from conformance.suite import FAMILIES

@@ -11,11 +11,10 @@ import click
 from conformance.case.case import JSON
 from conformance.report.journal import Journal
 from conformance.run.isolation.isolate import Isolation
-from conformance.run.session import seen
-from conformance.run.session.seeds import FOLDER, reseeded
-from conformance.run.session.select import case_ids
+from conformance.run.session import failures
+from conformance.run.session.select import FOLDER, case_ids, reseeded
+from conformance.run.session.settings import Waiving, today
 from conformance.run.session.shard import WHOLE, Shard
-from conformance.run.session.waiving import Waiving, today
 from conformance.run.stages import choose
 from conformance.suite.family import Level
 
@@ -148,9 +147,9 @@ def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Pat
     cases = read_cases(file)
     named = bool(backends)
     if not named:
-        records = [r for r in map(seen.seen, cases) if r]
+        records = [r for r in map(failures.record_of, cases) if r]
         for r in records:
-            seen.backend_of(r, "repro", file)  # a file may not choose any
+            failures.backend_of(r, "repro", file)  # a file may not choose any
         backends = list(dict.fromkeys(r["backend"] for r in records))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
     plan = Plan(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named,

@@ -16,7 +16,7 @@ from conformance.report.snippet import python
 from conformance.report.snippet_cpp import cpp
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session import seen, waiving
+from conformance.run.session import failures, settings
 from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
 
@@ -41,12 +41,12 @@ def shrink(
     tests/test-backend-ops.cpp (.cpp).
     """
     case = read_case(file, case_id)
-    for line in waiving.told(waiving.in_force(settings_here())):
+    for line in settings.lines_of(settings.in_force(settings_here())):
         click.echo(line)
-    was = seen.seen(case)
+    was = failures.record_of(case)
     if backend is None and was is None:
         raise UsageError(f"{file}: was saved for no backend; name one with --backend")
-    spec = seen.backend_of(was, "shrink", file) if backend is None and was else Spec.parse(str(backend))
+    spec = failures.backend_of(was, "shrink", file) if backend is None and was else Spec.parse(str(backend))
     output = output or file.with_name(f"{file.stem}-small.gguf")
     alone = isolation.isolate is not False  # a fault that kills ends a worker, not the search
     runner = Runner(isolation=replace(isolation, isolate=alone))
@@ -56,7 +56,7 @@ def shrink(
         )
     finally:
         runner.close()
-    casefile.write(output, [seen.kept(found.case, found.result)])
+    casefile.write(output, [failures.with_result(found.case, found.result)])
     write_text(output.with_suffix(".py"), python(found.case), "-o")
     write_text(output.with_suffix(".cpp"), cpp(found.case), "-o")
     if not found.finished:

@@ -11,7 +11,7 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.scheduler import SchedBackend
-from conformance.run.scheduler.table import HEADER, rows
+from conformance.run.scheduler.plan import HEADER, rows
 from conformance.run.session.select import build, parse_specs
 
 from .options import backend_option

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.process import words
-from conformance.run.session.seeds import LARGEST
+from conformance.run.session.select import LARGEST
 from conformance.run.session.shard import WHOLE, Shard
 
 CONFORM = tuple(words("conformance.cli"))

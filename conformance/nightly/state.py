@@ -14,7 +14,7 @@ from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.ggml.errors import UsageError
 from conformance.run.session.environment import header
-from conformance.run.session.seeds import new_seed
+from conformance.run.session.select import new_seed
 
 FILE = "nightly.state"
 """JSON; by its name no report takes it for a document of results."""

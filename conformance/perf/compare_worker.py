@@ -17,9 +17,10 @@ class Side:
     """One build, and the unit that it measures at present."""
 
     def __init__(self, *, isolate: bool) -> None:
-        from conformance.perf.bench import Bench  # noqa: PLC0415  # the build's own; what it lacks is answered in words
         from conformance.run.isolation.isolate import Isolation  # noqa: PLC0415  # as above
         from conformance.run.runner import Runner  # noqa: PLC0415  # as above
+
+        from .bench import Bench  # noqa: PLC0415  # the build's own; what it lacks is answered in words
 
         self._runner = Runner()
         # memory placement differs most between processes
@@ -28,8 +29,9 @@ class Side:
 
     def open(self, level: str, unit: str, backend: str) -> dict[str, Any]:
         """Prepare a unit; return its case and result. Only after PASS can it be measured."""
-        from conformance.perf.units import units  # noqa: PLC0415  # as above
         from conformance.run.session.select import parse_specs  # noqa: PLC0415  # as above
+
+        from .units import units  # noqa: PLC0415  # as above
 
         self.close()
         match = [u for u in units(level) if u.name == unit]  # type: ignore[arg-type]  # checked by the other side

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
-from conformance.case.case import JSON, Case
+from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.verdict import FAILURES, Result
 from conformance.process.service import Closed, Service, failure
@@ -27,6 +27,8 @@ TOGETHER = {"ops": 128}
 class Hunter(Runner):
     """A runner that asks whether something is wrong, and not where."""
 
+    locates = False
+
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__()
         self._faults = {f.spec.name: f for f in faults}
@@ -35,12 +37,6 @@ class Hunter(Runner):
         """A faulty backend once more, where a relation wants a second one."""
         fault = self._faults.get(spec.name)
         return super()._open(spec, isolate) if fault is None else load(fault, dict(spec.options))
-
-    def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
-        return self._run_here(spec, backend, case)
-
-    def _locate(self, *_: object) -> None:
-        """Where it is wrong is known."""
 
 
 def hunt(faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start: dict[str, int]) -> Iterator[JSON]:

@@ -23,7 +23,7 @@ from conformance.ggml.errors import UsageError
 from conformance.judge.asked import Asked
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.session.environment import SCHEMA, header
-from conformance.run.session.seeds import new_seed
+from conformance.run.session.select import new_seed
 
 from .runfile import COUNT, HEADER, JOURNAL, JOURNAL_BEGINS, RESULT, check, one_of
 

@@ -1,15 +1,15 @@
-"""What computing a case takes, known from its shapes, types and parameters before anything is computed.
+"""Estimates what computing a case takes, from its shapes, types and parameters, before anything is computed.
 
 A case file of a few hundred bytes can ask for more than a machine has: REPEAT makes any size, and some kernels loop as
 often as a parameter says. The figures are those of the reference `cpu`: a step's nodes stay until the step ends, a
 kernel works on float64 copies of its operands, and outputs and caches of every step stay until they are compared, which
 happens in float64 too. Where they differ, all nodes of a step are compared, each alone.
-They are upper bounds within a small factor, no measurements.
+They are upper bounds within a small factor, not measurements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from conformance.case.case import Case, Step
@@ -43,13 +43,18 @@ class Cost:
     """Of the step that takes the most."""
 
 
-def of(cases: Iterable[Case]) -> Cost:
-    """What computing `cases` together takes, those of one step in one graph."""
-    found = [_of(c) for c in cases]
-    return Cost(sum(c.bytes for c in found), sum(c.operations for c in found))
+def of(cases: Sequence[Case]) -> Cost:
+    """What computing `cases` together takes, those of one step in one graph.
+
+    Of a graph of many, buffers, outputs and caches of all are held at once; kernels run and values are compared one
+    after the other.
+    """
+    single = [(c, c.steps[0]) for c in cases if len(c.steps) == 1]
+    costs = [_of(c) for c in cases if len(c.steps) != 1] + ([_of_graph(single)] if single else [])
+    return Cost(max((c.bytes for c in costs), default=0), max((c.operations for c in costs), default=0))
 
 
-def refusal(cases: Iterable[Case], *, memory_limit: int | None, time_limit: float) -> str:
+def refusal(cases: Sequence[Case], *, memory_limit: int | None, time_limit: float) -> str:
     """Why `cases` are not computed, in words; empty where they may be.
 
     Args:
@@ -77,17 +82,43 @@ def _size(n: int) -> str:
 
 def _of(case: Case) -> Cost:
     held = sum(map(nbytes, case.persistent))
-    caches = sum(map(packed_nbytes, case.caches()))
     peak, kept, operations = held, 0, 0
     for step in case.steps:
-        nodes = [n for n in step.graph if computes(n)]
-        kept += caches + sum(map(packed_nbytes, step.outputs))
-        here = _buffers(case, step) + max(map(_beside, nodes), default=0)
-        values = sum(map(packed_nbytes, nodes))
-        judged = 2 * values + _F64 * _COMPARED * max(map(nelements, nodes), default=0)
-        peak = max(peak, held + 3 * kept + max(here, judged))  # exact, in the backend's arithmetic, and its own
-        operations = max(operations, sum(map(_operations, nodes)))
+        kept += _kept(case, step)
+        peak = max(peak, held + 3 * kept + max(_computing(case, step), _comparing(step)))
+        operations = max(operations, sum(map(_operations, _nodes(step))))
     return Cost(peak, operations)
+
+
+def _of_graph(single: Sequence[tuple[Case, Step]]) -> Cost:
+    """Cases of one step each, merged into one graph."""
+    held = sum(sum(map(nbytes, c.persistent)) + 3 * _kept(c, s) for c, s in single)
+    computing = sum(_buffers(c, s) for c, s in single) + max(_kernel(s) for _, s in single)
+    comparing = max(_comparing(s) for _, s in single)
+    operations = sum(_operations(n) for _, s in single for n in _nodes(s))
+    return Cost(held + max(computing, comparing), operations)
+
+
+def _nodes(step: Step) -> list[Tensor]:
+    return [n for n in step.graph if computes(n)]
+
+
+def _kept(case: Case, step: Step) -> int:
+    """Outputs and caches of a step, once: they are held exact, in the backend's arithmetic, and as its own."""
+    return sum(map(packed_nbytes, case.caches())) + sum(map(packed_nbytes, step.outputs))
+
+
+def _computing(case: Case, step: Step) -> int:
+    return _buffers(case, step) + _kernel(step)
+
+
+def _kernel(step: Step) -> int:
+    return max(map(_beside, _nodes(step)), default=0)
+
+
+def _comparing(step: Step) -> int:
+    nodes = _nodes(step)
+    return 2 * sum(map(packed_nbytes, nodes)) + _F64 * _COMPARED * max(map(nelements, nodes), default=0)
 
 
 def _buffers(case: Case, step: Step) -> int:

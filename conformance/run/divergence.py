@@ -1,17 +1,34 @@
-"""The first divergent node: a failing case is run again with every intermediate value, and each node is judged from
-the values that the backend itself fed it, so that one wrong node is named and not all that follow from it.
+"""Where a failing case goes wrong: its first divergent node, or the choice of experts that explains the rest.
+
+The case runs again with every intermediate value, and each node is judged from the values that the backend itself fed
+it, so that one wrong node is named and not all that follow from it.
+
+Two right backends may take different experts where two scores of a router are closer than they round. What follows is
+then other values altogether, and no budget of the free run holds. It is no fault if the first thing that differs is the
+choice, its scores are within their budget, the margin is within what they differ by, and each node by itself is right.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from math import isnan
+
+import numpy as np
+
 from conformance.backend.interface import Backend
 from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Bytes, Tensor, computes, pack
+from conformance.judge.budget import RAW
+from conformance.judge.chain import Chain
+from conformance.judge.compare import Difference, compare, values
 from conformance.judge.judge import Judged, judge_node
+from conformance.judge.verdict import Result, Verdict
 from conformance.suite.isolated import isolated_nodes
 
-from .execute import execute
+from .execute import Execution, StepValues, computed_nodes, execute
+from .oracle import Expectation, judge_steps
 
 NODE, GRAPH = "node", "graph"
 """Kinds of divergence: a node that is wrong by itself; a value that is wrong though each node by itself is right."""
@@ -45,12 +62,53 @@ def sentence(judged: Judged, case: Case) -> str:
     return f"{where}{what}{name} {t.type}{list(t.ne)} diverges {judged.difference}, {budget}"
 
 
-def first_divergent(backend: Backend, reference: Backend, case: Case, upto: int) -> Judged | None:
-    """The first node of steps 0 to `upto` that `backend` computes wrongly from its own sources.
+def locate(
+    result: Result, backend: Backend, reference: Backend, case: Case, expectation: Expectation, execution: Execution
+) -> None:
+    """Name the first wrong node of a failing free run in `result`, or say that no node alone is wrong.
 
     Args:
+        result: a FAIL; becomes a PASS where a choice of experts at a near-tie explains it.
         backend: the one that failed.
         reference: computes in the arithmetic that `backend` declares.
+        case: what it ran.
+        expectation: what it was held against.
+        execution: its free run.
+
+    Raises:
+        BackendError: either backend failed.
+    """
+    judged, beside = expectation.judge(case, execution)
+    wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
+    if wrong is None:  # right when run freely: what failed was a step run from recorded caches
+        return
+    if execution.opaque:  # a device that keeps its caches to itself computes no node by itself either
+        result.first_divergence = describe(wrong, case, GRAPH)
+        return
+    ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
+    found = first_divergent(ran, reference, case, wrong.step)
+    if found is None and (flip := _flip(backend, reference, case, execution)):
+        result.verdict, result.detail = Verdict.PASS, f"{flip}; each node alone is right; what follows is not judged"
+        result.budget_used = max((j.used for j in (*judged, *beside) if j.step < wrong.step), default=0.0)
+        return
+    if found is None:
+        result.first_divergence = describe(wrong, case, GRAPH)
+        result.detail += "; each node alone is right, so fusion or state is at fault"
+    else:
+        result.first_divergence = describe(found, case)
+        result.detail = sentence(found, case) + "; everything before it agrees"
+    if isnan((found or wrong).difference.found):
+        origin = first_nan(backend, ran, reference, case, wrong.step)
+        if origin is not None and (found is None or (origin[0].step, origin[0].tensor) != (found.step, found.tensor)):
+            _blame_nan(result, case, *origin)
+
+
+def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Judged | None:
+    """The first node of steps 0 to `upto` that a backend computes wrongly from its own sources.
+
+    Args:
+        ran: every computed node of these steps, in a free run of the backend that failed.
+        reference: computes in the arithmetic that the backend declares.
         case: failed freely at step `upto`.
         upto: index of the first step with a wrong output or cache.
 
@@ -59,11 +117,10 @@ def first_divergent(backend: Backend, reference: Backend, case: Case, upto: int)
         state that a fresh run does not have).
 
     Raises:
-        BackendError: either backend failed.
+        BackendError: the reference failed.
     """
-    ran = execute(backend, case, every_node=range(upto + 1))
     arithmetic = reference.arithmetic()
-    recorded = _recorded(case, [{**v.outputs, **v.caches} for v in ran.steps[: upto + 1]])
+    recorded = _recorded(case, [{**v.outputs, **v.caches} for v in ran[: upto + 1]])
     for k in range(upto + 1):
         found = recorded.steps[k].expected
         right = run_isolated(reference, recorded, k, arithmetic)
@@ -93,3 +150,138 @@ def run_isolated(reference: Backend, recorded: Case, k: int, arithmetic: Arithme
     each = arithmetic.copied(original)
     ran = execute(reference if each is arithmetic else reference.computing_in(each), alone).steps[0].outputs
     return {node: ran[copy] for copy, node in original.items()}
+
+
+# -- NaN --------------------------------------------------------------------------------------------------------------
+
+
+def first_nan(
+    backend: Backend, ran: Sequence[StepValues], reference: Backend, case: Case, upto: int
+) -> tuple[Judged, str] | None:
+    """The first value with a NaN where the reference has none, and where it comes from, in words.
+
+    A NaN that a cache holds reaches every node that reads the cache, and alone, fed with it, each of them is right: so
+    nodes and caches are looked at in the order in which they got their values, the caches before the first step too.
+
+    Args:
+        backend: opens the case once more, for what its caches hold before the first step.
+        ran: as in `first_divergent`.
+        reference: as there.
+        case: as there.
+        upto: as there.
+
+    Raises:
+        BackendError: either backend failed.
+    """
+    arithmetic, caches = reference.arithmetic(), case.caches()
+    right = execute(reference, case, every_node=range(upto + 1)).steps
+    with backend.open(case) as session:
+        start = {t: pack(session.read(t), t, 0) for t in caches}
+    for t in caches:
+        want = pack(case.persistent[t], t, 0)
+        if _has_nan(t, want, start[t]):
+            return Judged(0, t, compare(t, want, start[t]), RAW), "it held NaN before the first step"
+    for k, (mine, wanted) in enumerate(zip(ran[: upto + 1], right, strict=False)):
+        for n in computed_nodes(case.steps[k]):
+            if _has_nan(n, wanted.outputs[n], mine.outputs[n]):
+                judged = judge_node(n, wanted.outputs[n], mine.outputs[n], arithmetic, step=k)
+                return judged, "nothing that it reads held NaN"
+        for t in caches:
+            if _has_nan(t, wanted.caches[t], mine.caches[t]):
+                return Judged(k, t, compare(t, wanted.caches[t], mine.caches[t]), RAW), "no node of the step wrote it"
+    return None
+
+
+def _has_nan(t: Tensor, expected: Bytes, found: Bytes) -> bool:
+    return bool((np.isnan(values(t, found)) & ~np.isnan(values(t, expected))).any())
+
+
+def _blame_nan(result: Result, case: Case, judged: Judged, cause: str) -> None:
+    node = judged.tensor in case.steps[judged.step].graph.nodes
+    result.first_divergence = describe(judged, case, NODE if node else GRAPH)
+    result.detail += f"; the first NaN: {sentence(judged, case)}; {cause}"
+
+
+# -- near-ties --------------------------------------------------------------------------------------------------------
+
+OPS = frozenset({"ARGSORT", "TOP_K"})
+
+
+def near_tie(
+    case: Case, found: Sequence[Mapping[Tensor, Bytes]], right: Sequence[Mapping[Tensor, Bytes]], arithmetic: Arithmetic
+) -> str:
+    """The first choice that differs, with its margin; empty where something else differs first, or no tie explains it.
+
+    Args:
+        case: has a choice.
+        found: every computed node of each step, in a backend's free run.
+        right: the same in the reference's.
+        arithmetic: in which both compute.
+    """
+    chain = Chain(arithmetic)
+    for k, (step, mine, wanted) in enumerate(zip(case.steps, found, right, strict=False)):
+        chain.enter(step.graph)
+        for node in filter(computes, step.graph):
+            if node.op in OPS:
+                flips = _flips(step.graph, node, mine, wanted)
+                if flips is None or (flips and chain.budget(_scores(node)).used(_apart(node, mine, wanted)) > 1):
+                    return ""
+                if flips:
+                    more = f" and {len(flips) - 1} more" if len(flips) > 1 else ""
+                    return f"step {k}: {flips[0]}{more}"
+            elif chain.budget(node).used(compare(node, wanted[node], mine[node])) > 1:
+                return ""
+    return ""
+
+
+def _scores(node: Tensor) -> Tensor:
+    scores = node.src[0]
+    if scores is None:
+        raise ValueError(f"{node} has no scores")
+    return scores
+
+
+def _apart(node: Tensor, mine: Mapping[Tensor, Bytes], right: Mapping[Tensor, Bytes]) -> Difference:
+    return compare(_scores(node), right[_scores(node)], mine[_scores(node)])
+
+
+def _flips(graph: Graph, node: Tensor, mine: Mapping[Tensor, Bytes], right: Mapping[Tensor, Bytes]) -> list[str] | None:
+    """What tokens chose otherwise, in words; None where one did by more than its scores differ."""
+    scores = _scores(node)
+    if scores not in mine:
+        return []
+    used = [n.ne[0] for n in graph if n.op == "VIEW" and n.view_src is node]
+    k = max(used, default=node.ne[0])
+    chosen, wanted = (values(node, v[node]).reshape(-1, node.ne[0])[:, :k] for v in (mine, right))
+    a, b = (values(scores, v[scores]).reshape(-1, scores.ne[0]) for v in (mine, right))
+    if node.op == "ARGSORT" and not node.op_params[0]:  # ascending
+        a, b = -a, -b
+    said = []
+    for row, (got, want) in enumerate(zip(chosen.tolist(), wanted.tolist(), strict=True)):
+        taken, left = sorted(set(got) - set(want)), sorted(set(want) - set(got))
+        if not taken:
+            continue
+        margin = float(b[row, left].max() - b[row, taken].min())
+        apart = float(np.abs(a[row] - b[row]).max())
+        if not margin <= 2 * apart:
+            return None
+        one, other = (" and ".join(map(str, e)) for e in (taken, left))
+        said.append(
+            f"expert {one} for {other} at {node.name}, token {row}: margin {margin:.2g}, scores differ by {apart:.2g}"
+        )
+    return said
+
+
+def _flip(backend: Backend, reference: Backend, case: Case, execution: Execution) -> str:
+    """The choice of experts at a near-tie that explains all that is wrong; empty where none does."""
+    if not any(n.op in OPS for s in case.steps for n in s.graph):
+        return ""
+    every = range(len(case.steps))
+    ran, right = (execute(b, case, every_node=every).steps for b in (backend, reference))
+    arithmetic = reference.arithmetic()
+    flip = near_tie(case, [v.outputs for v in ran], [v.outputs for v in right], arithmetic)
+    whole = [StepValues({t: v.outputs[t] for t in s.outputs}, v.caches) for s, v in zip(case.steps, ran, strict=True)]
+    same = all(j.used <= 1 for j in judge_steps(case, whole, execution, arithmetic))
+    if not flip or not same or first_divergent(ran, reference, case, every[-1]) is not None:
+        return ""
+    return flip

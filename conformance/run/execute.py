@@ -1,4 +1,4 @@
-"""Running one case on one backend and keeping what came out; no judging here."""
+"""Runs one case on one backend and returns what came out: freely, in reused memory, or with its state restored."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 from conformance.backend.interface import Backend, Witness
 from conformance.case.case import Case, Step
+from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes, pack
+from conformance.ggml.types import F32
 
 
 @dataclass(slots=True)
 class StepValues:
-    """What a step left behind, packed."""
+    """The values after a step, packed."""
 
     outputs: dict[Tensor, Bytes] = field(default_factory=dict)
     caches: dict[Tensor, Bytes] = field(default_factory=dict)
@@ -21,13 +23,13 @@ class StepValues:
 
 @dataclass(slots=True)
 class Execution:
-    """A whole case's run."""
+    """The run of a whole case."""
 
     steps: list[StepValues]
     witness: Witness
     seconds: float
     opaque: frozenset[Tensor] = frozenset()
-    """Caches that the backend cannot show: no step's values have them."""
+    """Caches that the backend cannot read; no step's values have them."""
 
 
 def computed_nodes(step: Step) -> list[Tensor]:
@@ -56,10 +58,90 @@ def execute(backend: Backend, case: Case, *, every_node: Sequence[int] = ()) -> 
         for k, step in enumerate(case.steps):
             outputs = computed_nodes(step) if k in wanted else step.outputs
             for data in step.inputs.values():
-                data.flags.writeable = False  # a backend that writes there would change what others are given
+                data.flags.writeable = False  # a backend that writes there would change the inputs of others
             found = session.compute(step.graph, step.inputs, outputs)
             steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in caches}))
         witness = session.witness()
     if any(p.buffer for p in case.placement.values()) and len(backend.buffer_types()) == 1:
         witness.notes.append("one buffer type, so nothing is placed elsewhere")
+    return Execution(steps, witness, time.perf_counter() - start, opaque)
+
+
+class Memory:
+    """Tensors that are filled again and again; persistent ones stay what they are."""
+
+    def __init__(self, case: Case) -> None:
+        self.graph = Graph([])
+        self._persistent = frozenset(case.persistent)
+        self._tensors: list[Tensor] = []
+
+    def rebuild(self, graph: Graph) -> dict[Tensor, Tensor]:
+        """Fill the memory with `graph`; every tensor of it -> the one that stands for it now."""
+        now = {t: t for t in self._persistent}
+        made = [t for t in graph.tensors() if t not in self._persistent]
+        while len(self._tensors) < len(made):
+            self._tensors.append(Tensor(F32, (0, 1, 1, 1), (4, 0, 0, 0)))
+        now.update(zip(made, self._tensors, strict=False))
+        for t in made:
+            into = now[t]
+            into.type, into.ne, into.nb = t.type, t.ne, t.nb
+            into.op, into.op_params, into.flags, into.name = t.op, t.op_params, t.flags, t.name
+            into.src = tuple([None if s is None else now[s] for s in t.src])
+            into.view_src = None if t.view_src is None else now[t.view_src]
+            into.view_offs = t.view_offs
+        self.graph.nodes[:] = [now[n] for n in graph]
+        return now
+
+
+def execute_overwritten(backend: Backend, case: Case) -> Execution:
+    """As `execute`, every step in the memory of the one before.
+
+    Args:
+        backend: in this process.
+        case: validated.
+
+    Raises:
+        BackendError: the backend failed.
+    """
+    memory, caches = Memory(case), case.caches()
+    steps: list[StepValues] = []
+    start = time.perf_counter()
+    with backend.open(case) as session:
+        for step in case.steps:
+            now = memory.rebuild(step.graph)
+            inputs = {now[t]: data for t, data in step.inputs.items()}
+            found = session.compute(memory.graph, inputs, [now[t] for t in step.outputs])
+            outputs = {t: found[now[t]] for t in step.outputs}
+            steps.append(StepValues(outputs, {t: pack(session.read(t), t, 0) for t in caches}))
+        witness = session.witness()
+    return Execution(steps, witness, time.perf_counter() - start)
+
+
+def execute_restored(backend: Backend, case: Case) -> Execution:
+    """As `execute`, with the state of the first step once more after the second.
+
+    Args:
+        backend: runs it; where it has opaque caches nothing is run.
+        case: validated.
+
+    Raises:
+        BackendError: the backend failed.
+    """
+    caches = case.caches()
+    steps: list[StepValues] = []
+    start = time.perf_counter()
+    with backend.open(case) as session:
+        opaque = session.opaque().intersection(caches)
+        saved = {}
+        for k, step in enumerate(() if opaque else case.steps):
+            for data in step.inputs.values():
+                data.flags.writeable = False  # as in `execute`
+            found = session.compute(step.graph, step.inputs, step.outputs)
+            steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in caches}))
+            if k == 0:
+                saved = {t: session.read(t) for t in caches}
+            elif k == 1:
+                for t, data in saved.items():
+                    session.write(t, data)
+        witness = session.witness()
     return Execution(steps, witness, time.perf_counter() - start, opaque)

@@ -1,7 +1,7 @@
 """Golden outputs: expected values of a pinned corpus, accepted only where the reference and the real ggml agree.
 
-`ops.gguf` in `conformance/golden` holds the smoke level of the `ops` family with its expected values; `captured/` there
-holds trajectories recorded by llama.cpp. `verify` computes all of them again.
+`ops.gguf` in `conformance/golden` holds the smoke level of family `ops` with its expected values; `captured/` there
+holds trajectories that llama.cpp recorded. `verify` computes all of them again.
 """
 
 from __future__ import annotations

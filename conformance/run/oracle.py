@@ -1,4 +1,4 @@
-"""Where expected values come from. A backend is never its own oracle.
+"""Computes expected values. A backend is never its own oracle.
 
 The reference computes every expected value in the arithmetic that the tested backend declares. The reference itself is
 tested against the second opinion, the real ggml, by computing in *its* arithmetic.
@@ -6,7 +6,7 @@ tested against the second opinion, the real ggml, by computing in *its* arithmet
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from conformance.backend.interface import Backend
@@ -16,17 +16,18 @@ from conformance.ggml.arithmetic import EXACT, Arithmetic, Mixed
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.graph import Graph
 from conformance.judge.arithmetic import touches
+from conformance.judge.judge import Judged, judge_trajectory
 from conformance.suite.batch import merge
 
-from .execute import StepValues, execute
+from .execute import Execution, StepValues, execute
 from .isolation.isolate import open_backend
 
 REFERENCE = "cpu"
 SECOND_OPINION = "ggml"
 KEEP = 1024
-"""Cases that are kept, with their expected values, so that the next backend need not make them again."""
+"""Cases whose expected values are cached for the next backend."""
 KEEP_BYTES = 1 << 29
-"""What those values may take: a trajectory has its caches in them once per step."""
+"""Bytes of those values; a trajectory has its caches in them once per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,22 @@ class Expectation:
     """In which `steps` were computed."""
     source: str
 
+    def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
+        """Judge a free run by the expected values, and by further ones where the kind of expectation has any."""
+        return list(judge_steps(case, self.steps, execution, self.arithmetic)), []
+
+
+def judge_steps(
+    case: Case, expected: Sequence[StepValues], execution: Execution, arithmetic: Arithmetic
+) -> Iterator[Judged]:
+    """Outputs and caches of a free run, but caches that the backend cannot show."""
+    opaque = execution.opaque
+    want = [{**v.outputs, **{t: x for t, x in v.caches.items() if t not in opaque}} for v in expected]
+    yield from judge_trajectory(case, want, [{**v.outputs, **v.caches} for v in execution.steps], arithmetic)
+
 
 class Oracle:
-    """Computes expected values and remembers the last of them."""
+    """Computes expected values and caches the latest."""
 
     def __init__(self) -> None:
         self._reference = open_backend(Spec(REFERENCE))
@@ -64,7 +78,7 @@ class Oracle:
         return self._imitating[name]
 
     def _name(self, arithmetic: Arithmetic) -> str:
-        """One name for one arithmetic: an adapter may give its own the name of another's."""
+        """A unique name: two adapters may give different arithmetics one name."""
         if isinstance(arithmetic, Mixed):  # one case's own
             return arithmetic.name
         held = self._declared.setdefault(arithmetic.name, [])
@@ -77,7 +91,7 @@ class Oracle:
         """The real ggml.
 
         Raises:
-            UnavailableError: it cannot be had here.
+            UnavailableError: this machine lacks it.
         """
         if self._second is None and not self._second_reason:
             try:

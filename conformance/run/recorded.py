@@ -47,6 +47,23 @@ class Recording(Expectation):
     reference: list[StepValues] | None
     """The reference in the arithmetic that the backend declares; None where it is the one under test."""
 
+    def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
+        """A free run held against the recording, and against the reference in the arithmetic that the backend declares.
+
+        Caches that the backend cannot show are left out.
+        """
+        found = [{**v.outputs, **v.caches} for v in execution.steps]
+
+        def visible(values: Iterable[StepValues]) -> list[dict[Tensor, Bytes]]:
+            return [{t: x for t, x in {**v.outputs, **v.caches}.items() if t not in execution.opaque} for v in values]
+
+        by_record = list(judge_trajectory(case, visible(self.steps), found, self.arithmetic, self.worth))
+        if self.reference is None:
+            return by_record, []
+        plain = replace(case, tolerance={})
+        want = visible(self.reference)
+        return by_record, list(judge_trajectory(plain, want, found, self.declared, by_nodes=True))
+
 
 def is_free_running(case: Case) -> bool:
     """Whether the case is judged by its own recording."""
@@ -125,24 +142,6 @@ def _worth(
     return found
 
 
-def judge(case: Case, expected: Recording, execution: Execution) -> tuple[list[Judged], list[Judged]]:
-    """A free run held against the recording, and against the reference in the arithmetic that the backend declares.
-
-    Caches that the backend cannot show are left out.
-    """
-    found = [{**v.outputs, **v.caches} for v in execution.steps]
-
-    def shown(values: Iterable[StepValues]) -> list[dict[Tensor, Bytes]]:
-        return [{t: x for t, x in {**v.outputs, **v.caches}.items() if t not in execution.opaque} for v in values]
-
-    by_record = list(judge_trajectory(case, shown(expected.steps), found, expected.arithmetic, expected.worth))
-    if expected.reference is None:
-        return by_record, []
-    plain = replace(case, tolerance={})
-    want = shown(expected.reference)
-    return by_record, list(judge_trajectory(plain, want, found, expected.declared, by_nodes=True))
-
-
 def arithmetic_of(case: Case) -> Arithmetic | None:
     """The arithmetic that made the recording, where the case says so."""
     said = case.provenance.get("arithmetic")
@@ -189,9 +188,9 @@ def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, ca
         equal = equal and same
         _take(result, judged, case)
     for why, at in missed.items():
-        say(result, f"node by node: not judged at step{'s' * (len(at) > 1)} {', '.join(map(str, at))}: {why}")
+        add_note(result, f"node by node: not judged at step{'s' * (len(at) > 1)} {', '.join(map(str, at))}: {why}")
     if equal and not missed and has_nodes(case):
-        say(result, "equal to the recording to the bit, freely and node by node")
+        add_note(result, "equal to the recording to the bit, freely and node by node")
 
 
 def reason(error: BaseException) -> str:
@@ -199,7 +198,7 @@ def reason(error: BaseException) -> str:
     return str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
 
 
-def say(result: Result, note: str) -> None:
+def add_note(result: Result, note: str) -> None:
     """Put a note behind what the detail says already."""
     result.detail = f"{result.detail}; {note}" if result.detail else note
 

@@ -40,11 +40,9 @@ from conformance.suite.relations.claim import (
 )
 
 from . import divergence
-from .execute import Execution, execute
+from .execute import Execution, execute, execute_overwritten, execute_restored
 from .isolation.guard import Guarded
 from .isolation.isolate import IsolatedBackend
-from .overwrite import execute_overwritten
-from .restore import execute_restored
 from .scheduler import SchedBackend
 
 

@@ -1,20 +1,17 @@
-"""Cases on backends: ask, run, judge, and where something is wrong find the first wrong node and keep the case."""
+"""Runs cases on backends and judges them; a failing case gets its first wrong node and is saved as a file."""
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from hashlib import sha256
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from math import inf
 from pathlib import Path
 
-from conformance.backend.interface import Backend, Support, describe
+from conformance.backend.interface import Backend, Support
 from conformance.backend.registry import Spec, resolve, third_party
 from conformance.backend.strict import clip, said
-from conformance.case import casefile
 from conformance.case.case import Case
-from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.errors import (
     BackendCrashError,
     BackendError,
@@ -25,31 +22,29 @@ from conformance.ggml.errors import (
     UsageError,
 )
 from conformance.ggml.graph import Graph
-from conformance.judge.judge import Judged, judge_trajectory
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
 
-from . import choices, cost, divergence, recorded, relate, stages, stepwise
-from .demands import unmet
-from .execute import Execution, StepValues, execute
-from .isolation.guard import STRANGER, Guarded, caught, guarded
+from . import cost, divergence, judgement, recorded, relate, stages
+from .execute import Execution, execute
+from .isolation.guard import STRANGER, Guarded, call_guarded, guard
 from .isolation.isolate import IsolatedBackend, Isolation, open_backend
 from .isolation.seal import CaseSeal, freeze
 from .isolation.watchdog import Watchdog
 from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
 from .scheduler.backend import SchedBackend
-from .session import seen
+from .session import failures
 from .session.select import build
-from .session.waiving import Waiving
+from .session.settings import Waiving
 from .session.writeahead import Ahead
-
-_STEM = 94
-"""Characters of a saved file's name before its suffix."""
 
 
 class Runner:
     """Holds the backends of a run and the oracle they share."""
+
+    locates = True
+    """Whether a failing case is looked at more closely, for its first wrong node and its stage."""
 
     def __init__(
         self,
@@ -127,7 +122,7 @@ class Runner:
         return self._guards[spec]
 
     def _guard(self, spec: Spec, backend: Backend) -> Guarded:
-        found = guarded(backend, str(spec), self._watchdog)
+        found = guard(backend, str(spec), self._watchdog)
         if found.shared and third_party(spec):
             found.note = STRANGER
             sys.stderr.write(f"{spec}: {STRANGER}\n")
@@ -168,7 +163,7 @@ class Runner:
     def _end(self, name: str, it: Backend | Oracle) -> None:
         limited = isinstance(it, (IsolatedBackend, SchedBackend, Oracle))
         try:
-            caught(f"{name}: close", None if limited else self._watchdog, it.close)
+            call_guarded(f"{name}: close", None if limited else self._watchdog, it.close)
         except ConformanceError as e:
             self.problems.append(str(e))
             sys.stderr.write(f"{e}; nothing is lost by it\n")
@@ -203,9 +198,24 @@ class Runner:
             self._seal(cases)
         try:
             with self._ahead.batch(spec, cases) if self._ahead else nullcontext():
-                return self._run(spec, backend, cases)
+                results = self._results(spec, backend, cases)
+                return [self._finished(spec, c, results[c]) for c in cases]
         finally:
             self._watchdog.rest()
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """While this lasts, no request to a backend may take longer than this; a limit that is shorter holds."""
+        backends = [d for b in self._backends.values() for d in (b.devices if isinstance(b, SchedBackend) else [b])]
+        isolated = [b for b in backends if isinstance(b, IsolatedBackend)]
+        bounded: list[Watchdog | IsolatedBackend] = [self._watchdog, *isolated]
+        for it in bounded:
+            it.bound = seconds
+        try:
+            yield
+        finally:
+            for it in bounded:
+                it.bound = inf
 
     def _seal(self, cases: Sequence[Case]) -> None:
         for case in cases:
@@ -214,7 +224,7 @@ class Runner:
         while len(self._seals) > max(KEEP, len(cases)):
             del self._seals[next(iter(self._seals))]
 
-    def _run(self, spec: Spec, backend: Guarded, cases: Sequence[Case]) -> list[Result]:
+    def _results(self, spec: Spec, backend: Guarded, cases: Sequence[Case]) -> dict[Case, Result]:
         results: dict[Case, Result] = {}
         able: list[Case] = []
         for case, refusal in zip(cases, self._refusals(backend, cases), strict=True):
@@ -224,14 +234,19 @@ class Runner:
             else:
                 results[case] = found
         for group in _groups(able, backend.batch):
-            results.update(zip(group, self._run_group(spec, backend, group), strict=True))
-        return [self._finished(spec, c, results[c]) for c in cases]
+            results.update(zip(group, self._run_batch(spec, backend, group), strict=True))
+        return results
 
     def _finished(self, spec: Spec, case: Case, result: Result) -> Result:
         result.case, result.backend = case.id, str(spec)
         if self._waiving is not None:
             self._waiving.apply(spec, result)
-        self._keep(result, case)
+        if result.verdict not in _HARMLESS:
+            folder = self._save
+            if folder is None and self._ahead is not None and not self._ahead.by_id(case):
+                folder = self._ahead.folder
+            if folder is not None:
+                result.saved = failures.save(folder, case, result)
         return result
 
     def _refusals(self, backend: Backend, cases: Sequence[Case]) -> list[Result | None]:
@@ -268,7 +283,7 @@ class Runner:
         why = self.too_costly([case])
         return Result("", "", Verdict.VACUOUS, detail=f"nothing to check it against: {why}") if why else None
 
-    def _run_group(self, spec: Spec, backend: Backend, group: Sequence[Case]) -> list[Result]:
+    def _run_batch(self, spec: Spec, backend: Backend, group: Sequence[Case]) -> list[Result]:
         if len(group) == 1 or self.too_costly(group):
             return [self._run_alone(spec, backend, c) for c in group]
         try:
@@ -279,7 +294,7 @@ class Runner:
         results = []
         for case, expectation in zip(group, expectations, strict=True):
             share = Execution([part(merged.steps[0], case)], merged.witness, merged.seconds / len(group))
-            result = self._judge(spec, case, expectation, share)
+            result = judgement.judge(spec, case, expectation, share)
             if result.verdict is not Verdict.PASS:
                 alone = self._run_alone(spec, backend, case)
                 if alone.verdict is Verdict.PASS:
@@ -291,24 +306,21 @@ class Runner:
 
     def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
         with self._ahead.one(spec, case) if self._ahead else nullcontext():
-            return self._run_told(spec, backend, case)
+            result = self._execute_and_judge(spec, backend, case)
+            translation = stages.translation_of(spec, backend, result.verdict) if self.locates else None
+            if translation is not None:
+                result.detail += "; " + stages.stage_hint(result.verdict, self._run_at_stage(translation, case))
+            return result
 
-    def _run_told(self, spec: Spec, backend: Backend, case: Case) -> Result:
-        result = self._run_here(spec, backend, case)
-        translation = stages.translation_of(spec, backend, result.verdict)
-        if translation is not None:
-            result.detail += "; " + stages.told_apart(result.verdict, self._run_stage(translation, case))
-        return result
-
-    def _run_stage(self, spec: Spec, case: Case) -> Result:
+    def _run_at_stage(self, spec: Spec, case: Case) -> Result:
         try:
             backend = self._guarded(spec)
         except ConformanceError as e:
             return Result(case.id, str(spec), Verdict.UNSUPPORTED, detail=str(e))
         (refusal,) = self._refusals(backend, [case])
-        return refusal or self._run_here(spec, backend, case)
+        return refusal or self._execute_and_judge(spec, backend, case)
 
-    def _run_here(self, spec: Spec, backend: Backend, case: Case) -> Result:
+    def _execute_and_judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
         if claim.applies(case):
             return self._relate(spec, backend, case)
         try:
@@ -323,7 +335,7 @@ class Runner:
             return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {said(e)}")
         try:
             execution = execute(tested, case)
-            result = self._judge(spec, case, expectation, execution)
+            result = judgement.judge(spec, case, expectation, execution)
             self._look_closer(spec, tested, case, expectation, execution, result)
         except ConformanceError as e:
             result = _failed(e)
@@ -337,19 +349,22 @@ class Runner:
         """Judge node by node and step by step, and name the first wrong node: nothing here may cost the verdict."""
         if isinstance(expectation, recorded.Recording) or recorded.has_nodes(case):
             if execution.opaque:
-                recorded.say(result, "node by node: not judged: its caches cannot be read or set")
+                recorded.add_note(result, "node by node: not judged: its caches cannot be read or set")
             else:
                 recorded.judge_nodes(result, spec, backend, self.oracle, case)
-        if result.verdict is Verdict.PASS and stepwise.applies(case) and not execution.opaque:
+        if result.verdict is Verdict.PASS and judgement.steps_apply(case) and not execution.opaque:
             try:
-                stepwise.judge(result, self._other(spec, backend, case), case, execution, expectation.arithmetic)
+                judgement.judge_each_step(
+                    result, self._other(spec, backend, case), case, execution, expectation.arithmetic
+                )
             except Exception as e:  # noqa: BLE001  # whatever an adapter raises: the free run has its verdict
-                recorded.say(result, f"step by step: not judged: {recorded.reason(e)}")
-        if result.verdict is Verdict.FAIL and result.first_divergence is None:
+                recorded.add_note(result, f"step by step: not judged: {recorded.reason(e)}")
+        if self.locates and result.verdict is Verdict.FAIL and result.first_divergence is None:
             try:
-                self._locate(result, backend, case, expectation, execution)
+                reference = self.oracle.reference_in(backend.arithmetic_in(case))
+                divergence.locate(result, backend, reference, case, expectation, execution)
             except Exception as e:  # noqa: BLE001  # as above
-                recorded.say(result, f"the first wrong node was not found: {recorded.reason(e)}")
+                recorded.add_note(result, f"the first wrong node was not found: {recorded.reason(e)}")
 
     def _relate(self, spec: Spec, backend: Backend, case: Case) -> Result:
         try:
@@ -374,108 +389,9 @@ class Runner:
             return self.oracle.second_opinion()
         return self.oracle.reference_in(backend.arithmetic_in(case))
 
-    def _judge(self, spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
-        judged, beside = _judged_all(case, expectation, execution)
-        result = Result("", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps))
-        result.witness = describe(execution.witness)
-        if not judged:
-            result.verdict, result.detail = Verdict.VACUOUS, "it has no output and no cache to check"
-            if execution.opaque:
-                result.detail = f"it has no output to check; {_unread(execution)}"
-            return result
-        result.budget_used = max(j.used for j in (*judged, *beside))
-        result.nmse = max(j.difference.nmse for j in judged)
-        if expectation.exact is not expectation.steps:
-            exact = _judged(case, expectation.exact, execution, EXACT)
-            result.nmse_exact = max(j.difference.nmse for j in exact)
-        wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
-        if wrong is not None:
-            result.verdict = Verdict.FAIL
-            result.detail = divergence.sentence(wrong, case)
-            if sum(len(s.graph) for s in case.steps) == 1:
-                result.first_divergence = divergence.describe(wrong, case)
-        elif case.demands and stages.stage_of(spec) != stages.RUN:
-            result.detail = f"its demands are of a run, not of stage {stages.stage_of(spec)}"
-        elif missing := unmet(case, spec, execution.witness):
-            result.verdict, result.detail = Verdict.VACUOUS, missing
-        if execution.opaque:
-            result.detail = "; ".join(filter(None, (result.detail, _unread(execution))))
-        return result
 
-    def _locate(
-        self, result: Result, backend: Backend, case: Case, expectation: Expectation, execution: Execution
-    ) -> None:
-        judged, beside = _judged_all(case, expectation, execution)
-        wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
-        if wrong is None:  # right when run freely: what failed was a step run from recorded caches
-            return
-        if execution.opaque:  # a device that keeps its caches to itself computes no node by itself either
-            result.first_divergence = divergence.describe(wrong, case, divergence.GRAPH)
-            return
-        reference = self.oracle.reference_in(backend.arithmetic_in(case))
-        found = divergence.first_divergent(backend, reference, case, wrong.step)
-        if found is None and (flip := self._flip(backend, reference, case, execution)):
-            result.verdict, result.detail = (
-                Verdict.PASS,
-                f"{flip}; each node alone is right; what follows is not judged",
-            )
-            result.budget_used = max((j.used for j in (*judged, *beside) if j.step < wrong.step), default=0.0)
-        elif found is None:
-            result.first_divergence = divergence.describe(wrong, case, divergence.GRAPH)
-            result.detail += "; each node alone is right, so fusion or state is at fault"
-        else:
-            result.first_divergence = divergence.describe(found, case)
-            result.detail = divergence.sentence(found, case) + "; everything before it agrees"
-
-    @staticmethod
-    def _flip(backend: Backend, reference: Backend, case: Case, execution: Execution) -> str:
-        """The choice of experts at a near-tie that explains all that is wrong; empty where none does."""
-        if not any(n.op in choices.OPS for s in case.steps for n in s.graph):
-            return ""
-        every = range(len(case.steps))
-        ran, right = (execute(b, case, every_node=every).steps for b in (backend, reference))
-        arithmetic = reference.arithmetic()
-        flip = choices.near_tie(case, [v.outputs for v in ran], [v.outputs for v in right], arithmetic)
-        whole = [
-            StepValues({t: v.outputs[t] for t in s.outputs}, v.caches) for s, v in zip(case.steps, ran, strict=True)
-        ]
-        same = all(j.used <= 1 for j in _judged(case, whole, execution, arithmetic))
-        if not flip or not same or divergence.first_divergent(backend, reference, case, every[-1]) is not None:
-            return ""
-        return flip
-
-    def _keep(self, result: Result, case: Case) -> None:
-        if result.verdict in {Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.XPASS}:
-            return
-        folder = self._save
-        if folder is None and self._ahead is not None and not self._ahead.by_id(case):
-            folder = self._ahead.folder
-        if folder is None:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / _file_name(f"{case.id}_{result.backend}")
-        casefile.write(path, [seen.kept(case, result)])
-        result.saved = str(path)
-
-
-def _judged_all(case: Case, expectation: Expectation, execution: Execution) -> tuple[list[Judged], list[Judged]]:
-    """What is judged by what is expected, and of a recording by what the reference knows beside it."""
-    if isinstance(expectation, recorded.Recording):
-        return recorded.judge(case, expectation, execution)
-    return list(_judged(case, expectation.steps, execution, expectation.arithmetic)), []
-
-
-def _judged(
-    case: Case, expected: Sequence[StepValues], execution: Execution, arithmetic: Arithmetic
-) -> Iterable[Judged]:
-    """What can be judged: caches that the backend cannot show are left out."""
-    opaque = execution.opaque
-    want = [{**v.outputs, **{t: x for t, x in v.caches.items() if t not in opaque}} for v in expected]
-    return judge_trajectory(case, want, [{**v.outputs, **v.caches} for v in execution.steps], arithmetic)
-
-
-def _unread(execution: Execution) -> str:
-    return f"{len(execution.opaque)} caches cannot be read here: outputs only are judged"
+_HARMLESS = frozenset({Verdict.PASS, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.XPASS})
+"""Verdicts of which no case is saved."""
 
 
 def _groups(cases: Sequence[Case], size: int) -> Iterable[list[Case]]:
@@ -519,13 +435,3 @@ def _failed(error: ConformanceError) -> Result:
 def _unjudged(error: Exception) -> Result:
     """What an adapter raises comes as a `ConformanceError`, so this is the suite's own."""
     return Result("", "", Verdict.VACUOUS, detail=f"the suite itself could not judge it: {said(error)}")
-
-
-def _file_name(case_id: str) -> str:
-    """A name of at most 99 characters, safe everywhere; with a digest where it would say less than the id does."""
-    name = re.sub(r"[^A-Za-z0-9_.=@-]+", "_", case_id)
-    if len(name) > _STEM or not re.fullmatch(r"[A-Za-z0-9_.=@/+,?&-]*", case_id):
-        digest = sha256(case_id.encode(errors="surrogatepass")).hexdigest()[:8]
-        half = (_STEM - 10) // 2
-        name = f"{name}-{digest}" if len(name) <= _STEM - 9 else f"{name[:half]}-{digest}-{name[-half:]}"
-    return f"{name}.gguf"

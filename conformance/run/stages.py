@@ -1,8 +1,8 @@
-"""Stages: points on a backend's way at which values can be had, so that a failure says where it began.
+"""Stages: points in a backend at which it can return values, so that a failure says where it began.
 
-A translating backend may give the values of its translation before anything is compiled (`translate`) beside those of
-the compiled program (`run`). A stage is an option of the backend, `name?stage=translate`, so a result, a saved failure
-and `conform repro` name it as they name any other option.
+A translating backend may return the values of its translation, before anything is compiled (`translate`), beside those
+of the compiled program (`run`). A stage is an option of the backend, `name?stage=translate`, so a result, a saved
+failure and `conform repro` name it as any other option.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BLAMED: dict[Verdict, str] = {
     Verdict.CRASH: "the compiler or the device is at fault",
     Verdict.TIMEOUT: "the compiler or the device is at fault",
 }
-"""Verdict of a run -> who is to blame where its translation is right."""
+"""Verdict of a run -> what is to blame where its translation is right."""
 
 
 def stage_of(spec: Spec) -> str:
@@ -43,14 +43,14 @@ def staged(spec: Spec, stage: str) -> Spec:
 
 
 def translation_of(spec: Spec, backend: Backend, verdict: Verdict) -> Spec | None:
-    """What to run again to tell a wrong translation from a wrong kernel; None where there is nothing to tell."""
+    """The backend that tells a wrong translation from a wrong kernel; None where none is needed or there is none."""
     if verdict not in BLAMED or stage_of(spec) != RUN or TRANSLATE not in backend.stages:
         return None
     return staged(spec, TRANSLATE)
 
 
-def told_apart(verdict: Verdict, translation: Result) -> str:
-    """What the same case at stage `translate` says about a run that ended in `verdict`, in words."""
+def stage_hint(verdict: Verdict, translation: Result) -> str:
+    """Which half is at fault in a run that ended in `verdict`, by the result of its translation."""
     if translation.verdict is Verdict.PASS:
         return f"the translation is right, so {BLAMED[verdict]}"
     if translation.verdict is Verdict.FAIL:
@@ -63,12 +63,12 @@ def told_apart(verdict: Verdict, translation: Result) -> str:
 def choose(
     texts: Sequence[str], stage: str | None, isolation: Isolation | None = None
 ) -> tuple[list[Spec], dict[Spec, str]]:
-    """The backends of a run that this machine can have, and why it cannot have the others.
+    """The backends of a run that this machine has, and why it lacks the others.
 
     Args:
         texts: as the user named them; all installed ones where none is named.
         stage: for all of them; None leaves each at the stage it names.
-        isolation: of the run: they are asked in the kind of process in which they will run.
+        isolation: of the run: they are opened in the kind of process in which they will run.
 
     Raises:
         UsageError: an unknown name, option or stage, or a named backend that does not have the stage.

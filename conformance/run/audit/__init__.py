@@ -16,8 +16,7 @@ from conformance.ggml.errors import UsageError
 from conformance.run.runner import Runner
 from conformance.suite.uses import work
 
-from .ask import Asked, ask, weights
-from .cells import FAILING, FOUND, Cell, Finding
+from .cells import FAILING, FOUND, Answers, Cell, Finding, ask, weights
 from .judge import MOST_HUNG, Bench, Judge
 
 __all__ = ["CASES", "FAILING", "FOUND", "Cell", "Finding", "audit", "strict"]
@@ -52,10 +51,10 @@ def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None =
     """
     bench = Bench(runner, spec, save)
     bare = [replace(c, placement={}) for c in cases]
-    asked = {c: list(_ask(bench, c)) for c in bare}
-    equal = {(a.buffer, work(n, a.weight)): n for each in asked.values() for a in each for n in a.taken}
+    answers = {c: list(_ask(bench, c)) for c in bare}
+    equal = {(a.buffer, work(n, a.weight)): n for each in answers.values() for a in each for n in a.taken}
     known: dict[str, Cell | None] = {}
-    for case, each in asked.items():
+    for case, each in answers.items():
         judge = Judge(bench, case, equal)
         yield judge.whole()
         yield from map(judge.weight, each)
@@ -81,12 +80,12 @@ def strict(runner: Runner, spec: Spec) -> Spec:
     return Spec(spec.name, (*spec.options, *more))
 
 
-def _ask(bench: Bench, case: Case) -> Iterator[Asked]:
+def _ask(bench: Bench, case: Case) -> Iterator[Answers]:
     for weight in weights(case):
         for buffer in range(len(bench.types)):
             if bench.hung[buffer] >= MOST_HUNG:
-                yield Asked(case, weight, buffer, error=f"not asked: {MOST_HUNG} before it did not answer in time")
+                yield Answers(case, weight, buffer, error=f"not asked: {MOST_HUNG} before it did not answer in time")
                 continue
-            asked = ask(bench.backend, case, weight, buffer)
-            bench.hung[buffer] += asked.hung
-            yield asked
+            answers = ask(bench.backend, case, weight, buffer)
+            bench.hung[buffer] += answers.hung
+            yield answers

@@ -1,11 +1,19 @@
-"""What an audit finds: one cell per weight and buffer type, per op_param, and per trajectory."""
+"""What an audit asks and finds: a backend's answers about a weight, nodes as cases by themselves, the cells."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 
-from conformance.case.case import JSON
+from conformance.backend.interface import Backend, Support
+from conformance.case.case import JSON, Case, Step
+from conformance.ggml.errors import BackendTimeoutError, ConformanceError
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor
+from conformance.run.execute import execute
+from conformance.suite.isolated import isolated_nodes
+from conformance.suite.uses import kind, made_up, spell, work
 
 
 class Finding(str, enum.Enum):
@@ -61,3 +69,128 @@ class Cell:
     def to_json(self) -> dict[str, JSON]:
         """The record as JSON."""
         return {f.name: str(v) if isinstance(v := getattr(self, f.name), Finding) else v for f in fields(self)}
+
+
+Equal = Mapping[tuple[int, Hashable], Tensor]
+"""Buffer and work -> a use that is taken there."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """The backend's answers for one cell."""
+
+    case: Case
+    weight: Tensor
+    buffer: int
+    said: dict[Tensor, Support] = field(default_factory=dict)
+    """Use -> answer."""
+    made: dict[Tensor, Support] = field(default_factory=dict)
+    """llama.cpp's made-up use -> answer."""
+    error: str = ""
+    """What happened instead of an answer."""
+    hung: bool = False
+
+    @property
+    def taken(self) -> list[Tensor]:
+        """Uses to which it says yes."""
+        return [n for n, s in self.said.items() if s]
+
+    @property
+    def refused(self) -> list[Tensor]:
+        """Uses to which it says no."""
+        return [n for n, s in self.said.items() if not s]
+
+
+def weights(case: Case) -> list[Tensor]:
+    """Persistent tensors that some node reads and none writes."""
+    caches = frozenset(case.caches())
+    return [t for t in case.persistent if t not in caches and case.uses(t)]
+
+
+def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Answers:
+    """Every use of `weight`, and llama.cpp's made-up one of each kind."""
+    answers = Answers(case, weight, buffer)
+    uses = case.uses(weight)
+    made = made_up(weight, uses)
+    whole = Graph(dict.fromkeys(n for s in case.steps for n in s.graph))
+
+    def fill() -> None:
+        said = dict(zip(whole, backend.supports_placed(whole, weight, buffer), strict=True))
+        answers.said = {n: said[n] for n in uses}
+        if made:
+            answers.made = dict(zip(made, backend.supports_placed(Graph(made), weight, buffer), strict=True))
+
+    answers.error, answers.hung = attempt(fill)
+    return answers
+
+
+def attempt(do: Callable[[], None]) -> tuple[str, bool]:
+    """What went wrong, in words, empty where nothing did; and whether it was that nobody answered in time."""
+    try:
+        do()
+    except ConformanceError as e:
+        return str(e), isinstance(e, BackendTimeoutError)
+    except Exception as e:  # noqa: BLE001  # an adapter's own fault must cost one cell, not the table
+        return f"the adapter raised {type(e).__name__}: {e}", False
+    return "", False
+
+
+def consistent(answers: Answers, equal: Equal) -> tuple[Finding, str]:
+    """Whether the answers go together: over batch dimensions, and with what is taken elsewhere in that buffer type."""
+    first: dict[Hashable, tuple[Tensor, Support]] = {}
+    for node, support in (*answers.said.items(), *answers.made.items()):
+        other, said = first.setdefault(kind(node, answers.weight), (node, support))
+        if bool(said) != bool(support):
+            yes, refused, why = (other, node, support) if said else (node, other, said)
+            return Finding.UNSOUND, f"takes {spell(yes)}, not {spell(refused)}: {why.reason}"
+    for node in answers.refused:
+        taken = equal.get((answers.buffer, work(node, answers.weight)))
+        if taken is not None:
+            why = answers.said[node]
+            return Finding.UNDERCLAIM, f"refuses {spell(node)} and takes {spell(taken)}: {why.reason}"
+    return Finding.AGREED, answers.said[answers.refused[0]].reason if answers.refused else ""
+
+
+def with_values(case: Case, reference: Backend) -> Case:
+    """`case` with every node's value and every cache's as `reference` computes them.
+
+    Raises:
+        BackendError: the reference cannot run it.
+    """
+    values = execute(reference, case, every_node=range(len(case.steps))).steps
+    steps = [
+        Step(s.graph, s.inputs, s.outputs, {**v.outputs, **v.caches}) for s, v in zip(case.steps, values, strict=True)
+    ]
+    return replace(case, steps=steps)
+
+
+def nodes_alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, dict[Tensor, Tensor]]]:
+    """Per step with any of the nodes `wanted` a case of these alone, without expected values; and copy -> original.
+
+    Args:
+        case: as `with_values` gives it.
+        wanted: computed nodes.
+
+    Raises:
+        GraphError: a value that is needed was not recorded.
+    """
+    wanted = frozenset(wanted)
+    for k, step in enumerate(case.steps):
+        if wanted.isdisjoint(step.graph):
+            continue
+        made, original = isolated_nodes(case, k)
+        copies = {copy: node for copy, node in original.items() if node in wanted}
+        if copies:
+            yield cut_to(made, tuple(copies)), copies
+
+
+def cut_to(case: Case, outputs: tuple[Tensor, ...], nodes: Iterable[Tensor] | None = None) -> Case:
+    """A case of one step cut down to what `outputs` need; of `nodes`, if they are not those of the case."""
+    (step,) = case.steps
+    needed = frozenset(Graph(outputs).tensors())
+    graph = Graph(n for n in (step.graph if nodes is None else nodes) if n in needed)
+    inputs = {t: data for t, data in step.inputs.items() if t in needed}
+    held = {t: data for t, data in case.persistent.items() if t in needed}
+    placement = {t: p for t, p in case.placement.items() if t in held}
+    steps = [Step(graph, inputs, outputs)]
+    return replace(case, persistent=held, steps=steps, placement=placement, provenance={})

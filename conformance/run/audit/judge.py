@@ -21,13 +21,11 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import IsolatedBackend
 from conformance.run.runner import Runner
-from conformance.run.session import seen
+from conformance.run.session import failures
 from conformance.suite.uses import spell
 from conformance.suite.varied import Variation, variations
 
-from .alone import alone, only, recorded
-from .ask import Asked, Equal, caught, consistent
-from .cells import FOUND, Cell, Finding
+from .cells import FOUND, Answers, Cell, Equal, Finding, attempt, consistent, cut_to, nodes_alone, with_values
 
 MOST_HUNG = 2
 """Cells that may hang in one buffer type; then nothing is run there any more, since each costs the time limit."""
@@ -71,7 +69,7 @@ class Bench:
         (result,) = self.runner.run(self.spec, [case])
         if result.verdict is Verdict.PASS:
             damage: list[str] = []
-            error, _ = caught(lambda: damage.extend(_damaged(self.backend, case)))
+            error, _ = attempt(lambda: damage.extend(_damaged(self.backend, case)))
             if error or damage:
                 result.verdict, result.detail = Verdict.FAIL, error or f"computing changed {', '.join(damage)}"
         return result
@@ -85,7 +83,7 @@ class Bench:
         name = re.sub(r"[^A-Za-z0-9_.=@#-]+", "_", f"{case.id}_{self.spec}")
         path = self.save / f"{name[-150:]}.gguf"
         told = replace(case, provenance={**case.provenance, "audit": cell.to_json()})
-        error, _ = caught(lambda: casefile.write(path, [seen.kept(told, result)]))
+        error, _ = attempt(lambda: casefile.write(path, [failures.with_result(told, result)]))
         cell.saved = None if error else str(path)
         cell.detail += f"; its case could not be saved: {error}" if error else ""
         return cell
@@ -112,7 +110,7 @@ class Judge:
     @cached_property
     def _recorded(self) -> Case:
         arithmetic = self._bench.backend.arithmetic_in(self._case)
-        return recorded(self._case, self._bench.runner.oracle.reference_in(arithmetic))
+        return with_values(self._case, self._bench.runner.oracle.reference_in(arithmetic))
 
     def whole(self) -> Cell:
         """The trajectory with nothing placed."""
@@ -126,40 +124,40 @@ class Judge:
             cell.ran = 0 if self._plain.verdict is Verdict.VACUOUS else nodes
         return self._bench.kept(cell, self._case, self._plain)
 
-    def weight(self, asked: Asked) -> Cell:
+    def weight(self, answers: Answers) -> Cell:
         """One weight in one buffer type."""
-        w, bench = asked.weight, self._bench
-        cell = self._cell("weight", w.name, bench.types[asked.buffer].name, len(self._case.uses(w)))
-        cell.type, cell.ne, cell.taken = str(w.type), list(w.ne), len(asked.taken)
-        place = {w: Placement(asked.buffer, must=True)}
+        w, bench = answers.weight, self._bench
+        cell = self._cell("weight", w.name, bench.types[answers.buffer].name, len(self._case.uses(w)))
+        cell.type, cell.ne, cell.taken = str(w.type), list(w.ne), len(answers.taken)
+        place = {w: Placement(answers.buffer, must=True)}
         placed = replace(self._case, id=f"{self._case.id}#{w.name}.in.{cell.buffer}", placement=place)
         ran, result = placed, None
-        if asked.error:
-            cell.finding, cell.detail = Finding.OVERCLAIM, f"when asked: {asked.error}"
-        elif asked.taken and bench.hung[asked.buffer] >= MOST_HUNG:
+        if answers.error:
+            cell.finding, cell.detail = Finding.OVERCLAIM, f"when asked: {answers.error}"
+        elif answers.taken and bench.hung[answers.buffer] >= MOST_HUNG:
             cell.finding = Finding.UNRUN
             cell.detail = f"not run: {MOST_HUNG} before it in this buffer type did not answer in time"
-        elif asked.taken:
-            ran, result, cell.ran = self._run_placed(asked, placed)
+        elif answers.taken:
+            ran, result, cell.ran = self._run_placed(answers, placed)
             cell.finding, cell.detail = _read(result)
         if cell.finding in {Finding.AGREED, Finding.UNRUN}:
-            finding, detail = consistent(asked, self._equal)
+            finding, detail = consistent(answers, self._equal)
             cell.detail = cell.detail or detail
             if finding is not Finding.AGREED:  # no use by itself shows it: the whole trajectory is what fails later
                 cell.finding, cell.detail, ran, result = finding, detail, placed, None
-        return bench.kept(cell, ran, result, asked.buffer)
+        return bench.kept(cell, ran, result, answers.buffer)
 
-    def _run_placed(self, asked: Asked, placed: Case) -> tuple[Case, Result, int]:
+    def _run_placed(self, answers: Answers, placed: Case) -> tuple[Case, Result, int]:
         """Run the trajectory; where the backend takes a part of the uses only, or cannot run it anyway, each of them by
         itself: what ran last, which is the first that is wrong, and how many uses ran.
         """
-        if self._plain.verdict is Verdict.PASS and not asked.refused:
-            return placed, self._bench.run(placed, asked.buffer), len(asked.taken)
+        if self._plain.verdict is Verdict.PASS and not answers.refused:
+            return placed, self._bench.run(placed, answers.buffer), len(answers.taken)
         result, case, ran = Result("", "", Verdict.VACUOUS, detail="no use computes anything"), placed, 0
         try:
-            for made, copies in alone(replace(self._recorded, placement=placed.placement), asked.taken):
+            for made, copies in nodes_alone(replace(self._recorded, placement=placed.placement), answers.taken):
                 case = replace(made, id=f"{placed.id}{made.id.removeprefix(self._case.id)}")
-                result = self._bench.run(case, asked.buffer)
+                result = self._bench.run(case, answers.buffer)
                 ran += len(copies) if result.verdict not in _UNRUN else 0
                 if result.verdict is not Verdict.PASS:
                     break
@@ -174,7 +172,7 @@ class Judge:
             known: op and op_param -> None where it was judged, its cell where changing it has changed nothing so far.
         """
         made: list[_Changed] = []
-        error, _ = caught(lambda: made.extend(self._changed(known)))
+        error, _ = attempt(lambda: made.extend(self._changed(known)))
         if error:
             cell = self._cell("op_param", "", self._bench.types[0].name, 0)
             cell.finding, cell.detail = Finding.UNRUN, f"nothing to check op_params against: {error}"
@@ -189,13 +187,13 @@ class Judge:
 
     def _changed(self, known: Mapping[str, Cell | None]) -> Iterator[_Changed]:
         here: set[str] = set()
-        for step, copies in alone(self._recorded, [n for s in self._case.steps for n in s.graph]):
+        for step, copies in nodes_alone(self._recorded, [n for s in self._case.steps for n in s.graph]):
             for v in variations(n for n in step.steps[0].graph if n in copies):
                 if v.name not in here and known.get(v.name, _NEW) is not None:
                     here.add(v.name)
                     case = replace(step, id=f"{self._case.id}#{v.name.replace(' ', '.')}")
                     graph = [v.changed if n is v.node else n for n in step.steps[0].graph]
-                    yield _Changed(v, only(case, (v.node,)), only(case, (v.changed,), graph))
+                    yield _Changed(v, cut_to(case, (v.node,)), cut_to(case, (v.changed,), graph))
 
     def _op_param(self, c: _Changed) -> Cell:
         bench, node = self._bench, c.variation.changed
@@ -207,7 +205,7 @@ class Judge:
             return cell
         reference = bench.runner.oracle.reference_in(bench.backend.arithmetic_in(c.case))
         right: list[Bytes] = []
-        error, _ = caught(lambda: right.extend((_value(reference, c.unchanged), _value(reference, c.case))))
+        error, _ = attempt(lambda: right.extend((_value(reference, c.unchanged), _value(reference, c.case))))
         if error:
             cell.finding, cell.detail = Finding.UNRUN, f"{what}: nothing to check it against: {error}"
             return cell
@@ -222,7 +220,7 @@ class Judge:
             cell.taken = cell.ran = 1
         if result.verdict is Verdict.FAIL:
             own: list[Bytes] = []
-            caught(lambda: own.extend(_value(bench.backend, case) for case in (c.unchanged, c.case)))
+            attempt(lambda: own.extend(_value(bench.backend, case) for case in (c.unchanged, c.case)))
             name = c.variation.name.rpartition(" ")[2]
             ignored = len(own) == 2 and self._same(c.case, *own)
             said = f"gives what it gives without the change, so {name} is ignored" if ignored else "is wrong"

@@ -1,4 +1,7 @@
-"""What a worker says, looked at before it is believed: its process may be anyone's."""
+"""Checks what a worker replies before it is used: its process may be anyone's.
+
+Every function raises `BackendError` for a field that is missing or of another type.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Reply = Mapping[str, JSON]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a backend is, as it said when it was opened."""
+    """How a backend describes itself when it is opened."""
 
     info: DeviceInfo
     arithmetic: Arithmetic
@@ -27,18 +30,14 @@ class Hello:
     batch: int
     threads: int | None
     whole: bool
-    """Whether it judges whole cases."""
+    """Whether its class overrides `supports_case`."""
     stages: tuple[str, ...]
     options: tuple[str, ...]
-    """Names of what its constructor takes."""
+    """Parameters of its constructor."""
 
 
 def hello(reply: Reply) -> Hello:
-    """The first thing that a worker says.
-
-    Raises:
-        BackendError: something in it is of another type, or missing.
-    """
+    """The first reply of a worker."""
     buffers = _field(reply, "buffer_types", _is_list, "a list")
     stages = _field(reply, "stages", _texts, "a list of texts")
     if "run" not in stages[-1:]:
@@ -59,11 +58,7 @@ def hello(reply: Reply) -> Hello:
 
 
 def supports(reply: Reply, wanted: int) -> list[Support]:
-    """An answer per node.
-
-    Raises:
-        BackendError: as `hello`.
-    """
+    """One answer for each of `wanted` nodes."""
     found = _field(reply, "supports", lambda v: type(v) is list, "a list")
     if len(found) != wanted or not all(v is None or type(v) is str for v in found):
         raise BackendError(f"supports: yes or a reason for each of {wanted} nodes expected, others found")
@@ -71,20 +66,12 @@ def supports(reply: Reply, wanted: int) -> list[Support]:
 
 
 def seconds(reply: Reply) -> float:
-    """A clock.
-
-    Raises:
-        BackendError: as `hello`.
-    """
+    """Seconds of a session's clock."""
     return float(_field(reply, "seconds", _finite, "a finite number"))
 
 
 def opaque(reply: Reply, count: int) -> frozenset[int]:
-    """Which of `count` persistent tensors cannot be seen.
-
-    Raises:
-        BackendError: as `hello`.
-    """
+    """Indices of those of `count` persistent tensors that cannot be read."""
 
     def indices(v: JSON) -> bool:
         return type(v) is list and all(_count(i) and i < count for i in v)
@@ -93,20 +80,12 @@ def opaque(reply: Reply, count: int) -> frozenset[int]:
 
 
 def witness(reply: Reply) -> Witness:
-    """What ran.
-
-    Raises:
-        BackendError: as `hello`.
-    """
+    """The witness of a session."""
     return _record(Witness, reply.get("witness"), "witness")
 
 
 def peak(reply: Reply) -> int | None:
-    """How much memory.
-
-    Raises:
-        BackendError: as `hello`.
-    """
+    """Bytes by which memory rose."""
     found: int | None = _field(reply, "peak", lambda v: v is None or _count(v), "a whole number or nothing")
     return found
 
@@ -166,4 +145,4 @@ _TYPES: dict[str, tuple[str, Callable[[JSON], bool]]] = {
     "dict[str, float]": ("numbers by name", _of(_finite)),
     "Mapping[str, str]": ("texts by name", _of(_text)),
 }
-"""Type of a record's field, as it is written there -> how it is called, and what it takes."""
+"""Annotation of a record's field -> its name in messages, and the check of a value."""

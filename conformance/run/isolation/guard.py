@@ -1,7 +1,7 @@
-"""A backend as the suite meets it: whatever its adapter raises or returns is a `BackendError` of the case in hand.
+"""Guards the suite against an adapter: what it raises, or returns of a wrong type or size, is a `BackendError`.
 
-An adapter that runs in this process is also held to a time limit, and gets each case read-only: one that changes it is
-found when it returns, and the next backend gets the case as it was.
+An adapter in this process also has a time limit, and gets each case read-only: a change is found when the adapter
+returns, and the next backend gets the case as it was.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.run.scheduler.backend import SchedBackend
 
 from .isolate import IsolatedBackend
-from .seal import CaseSeal, GraphSeal, freeze
+from .seal import CaseSeal, GraphSeal, Notes, freeze
 from .watchdog import Watchdog
 
 P = ParamSpec("P")
@@ -42,37 +42,33 @@ MOST = 1 << 20
 """Cases that a backend may ask for in one graph."""
 
 
-def caught(doing: str, watchdog: Watchdog | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call an adapter's `function`; what it raises is of our family.
-
-    Args:
-        doing: names the backend and what is asked of it.
-        watchdog: of this process; None where another limit holds.
-        function: the adapter's.
-        *args: its own.
-        **kwargs: its own.
+def call_guarded(
+    request: str, watchdog: Watchdog | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Call an adapter's `function`, under the watchdog of this process where no other limit holds.
 
     Raises:
-        ConformanceError: the adapter's own, or a `BackendError` that says what it raised.
+        ConformanceError: the adapter's own, or a `BackendError` that says what it raised; `request` names the backend
+            and the method.
     """
     try:
         if watchdog is None:
             return function(*args, **kwargs)
-        return watchdog.run(doing, function, *args, **kwargs)
+        return watchdog.run(request, function, *args, **kwargs)
     except (ConformanceError, KeyboardInterrupt):
         raise
     except BaseException as e:  # sys.exit and the like must cost a case and not the run
-        raise BackendError(f"{doing} raised {said(e)}") from e
+        raise BackendError(f"{request} raised {said(e)}") from e
 
 
 class Guarded(Backend):
-    """`inner`, whatever it is: no method raises anything but a `ConformanceError`, nor returns what it must not.
+    """A backend whose methods raise `ConformanceError` only and return what the interface says.
 
     Args:
         inner: the backend.
         name: as the user named it, for messages.
         watchdog: of this process; None for a backend that has limits of its own.
-        note: what each witness says beside the adapter's own words.
+        note: added to each witness.
 
     Raises:
         BackendError: a class attribute of it is of no use.
@@ -83,17 +79,19 @@ class Guarded(Backend):
         self.name = name
         self.note = note
         self.shared = not isinstance(inner, IsolatedBackend)
-        """Whether it is given our own objects."""
+        """Whether it gets our own objects, and no copies in another process."""
         self._watchdog = watchdog if self.shared and not isinstance(inner, SchedBackend) else None
-        if isinstance(inner, SchedBackend):  # it waits for devices, of which each has a limit
+        if isinstance(inner, SchedBackend):  # it waits for its devices, and each of them has a limit
             named = zip(inner.devices, inner.labels, strict=True)
-            inner.devices[:] = [guarded(d, f"{name}: {label}", watchdog) for d, label in named]
+            inner.devices[:] = [guard(d, f"{name}: {label}", watchdog) for d, label in named]
         self.batch = self._whole("batch", 1)  # type: ignore[misc]  # the adapter's
         self.stages = self._named_stages()  # type: ignore[misc]  # as above
         self.threads = inner.threads
         self._judges_cases = self._overrides("supports_case")
         self._knows_cases = self._overrides("arithmetic_in")
         self._declared: tuple[Case | None, Arithmetic] | None = None
+        self._notes: Notes = {}
+        """Of the last graph of `supports`: its cases are opened next, and need not be noted again."""
 
     def _overrides(self, method: str) -> bool:
         return getattr(type(self.inner), method, None) is not getattr(Backend, method)
@@ -110,13 +108,17 @@ class Guarded(Backend):
             raise self._wrong("stages", "a tuple of texts", value)
         return tuple(value)
 
-    def call(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a method of the adapter; what it raises is of our family.
+    def call(self, method: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method of the adapter, as `call_guarded`."""
+        return call_guarded(f"{self.name}: {method}", self._watchdog, function, *args, **kwargs)
 
-        Raises:
-            ConformanceError: the adapter's own, or a `BackendError` that says what it raised.
-        """
-        return caught(f"{self.name}: {doing}", self._watchdog, function, *args, **kwargs)
+    def _call_with(self, method: str, function: Callable[[Case], object], case: Case) -> object:
+        """Call a method with a case, which must be as it was when the method returns."""
+        seal, request = self._sealed(case), f"{method} of {case.id}"
+        try:
+            return self.call(request, function, case)
+        finally:
+            self._check(seal, request)
 
     def _wrong(self, method: str, wanted: str, found: object) -> BackendError:
         return BackendError(f"{self.name}: {method} returned {kind(found)}; it must return {wanted}")
@@ -147,28 +149,24 @@ class Guarded(Backend):
         return found
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
-        """As declared; asked once for a case."""
-        asked = case if self._knows_cases else None
-        if self._declared is None or self._declared[0] is not asked:
-            self._declared = asked, self.arithmetic() if asked is None else self._arithmetic_in(asked)
+        """As declared; the adapter answers once for a case."""
+        key = case if self._knows_cases else None
+        if self._declared is None or self._declared[0] is not key:
+            self._declared = key, self.arithmetic() if key is None else self._arithmetic_in(key)
         return self._declared[1]
 
     def _arithmetic_in(self, case: Case) -> Arithmetic:
-        seal = self._sealed(case)
-        try:
-            found: object = self.call(f"arithmetic_in of {case.id}", self.inner.arithmetic_in, case)
-        finally:
-            self._check(seal, f"arithmetic_in of {case.id}")
+        found = self._call_with("arithmetic_in", self.inner.arithmetic_in, case)
         if not isinstance(found, Arithmetic):
             raise self._wrong("arithmetic_in", "an Arithmetic", found)
         return found
 
     def computing_in(self, arithmetic: Arithmetic) -> Backend:
-        """The inner one's, as it is: only a reference of ours can."""
+        """Not guarded: only our own reference has it."""
         return self.inner.computing_in(arithmetic)
 
     def supports_op(self, node: Tensor) -> Support:
-        """As `supports`."""
+        """`supports` of one node."""
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
@@ -181,6 +179,8 @@ class Guarded(Backend):
 
     def _answers(self, method: str, graph: Graph, ask: Callable[[], object]) -> list[Support]:
         seal = GraphSeal([graph]) if self.shared else None
+        if seal is not None:
+            self._notes = seal.notes()
         try:
             found = self.call(method, ask)
         finally:
@@ -197,15 +197,10 @@ class Guarded(Backend):
         return YES if answer.ok else Support(False, clip(answer.reason))
 
     def supports_case(self, case: Case) -> Support:
-        """Asked only of adapters that judge cases."""
+        """Yes without a call where the adapter does not override it."""
         if not self._judges_cases:
             return YES
-        seal = self._sealed(case)
-        try:
-            found: object = self.call(f"supports_case of {case.id}", self.inner.supports_case, case)
-        finally:
-            self._check(seal, f"supports_case of {case.id}")
-        return self._answer("supports_case", found)
+        return self._answer("supports_case", self._call_with("supports_case", self.inner.supports_case, case))
 
     def open(self, case: Case) -> GuardedSession:
         """A session under the same guard."""
@@ -228,17 +223,17 @@ class Guarded(Backend):
         if not self.shared:
             return None
         freeze(case)
-        return CaseSeal(case)
+        return CaseSeal(case, self._notes)
 
-    def _check(self, seal: CaseSeal | GraphSeal | None, doing: str) -> None:
-        """Undo what was done to what is sealed, and blame it; without words for `doing` undo it only."""
+    def _check(self, seal: CaseSeal | GraphSeal | None, request: str) -> None:
+        """Undo changes to what is sealed and raise for them; without `request` only undo them."""
         broken = "" if seal is None else seal.broken()
-        if broken and doing:
-            raise self.changed(doing, broken)
+        if broken and request:
+            raise self.changed(request, broken)
 
-    def changed(self, doing: str, broken: str) -> BackendError:
-        """What to say of an adapter that changed what it was given."""
-        return BackendError(f"{self.name}: {doing} changed {broken}: a case is the suite's and may not be written to")
+    def changed(self, request: str, broken: str) -> BackendError:
+        """The error for an adapter that changed a case."""
+        return BackendError(f"{self.name}: {request} changed {broken}: a case is the suite's and may not be written to")
 
 
 class GuardedSession(Session):
@@ -320,10 +315,6 @@ class GuardedSession(Session):
         return BackendError(f"{self._backend.name}: {method} of {self._case.id} gave {what}")
 
 
-def guarded(backend: Backend, name: str, watchdog: Watchdog | None, note: str = "") -> Guarded:
-    """`backend` under guard, once.
-
-    Raises:
-        BackendError: a class attribute of it is of no use.
-    """
+def guard(backend: Backend, name: str, watchdog: Watchdog | None, note: str = "") -> Guarded:
+    """`backend` as a `Guarded`, which it may already be."""
     return backend if isinstance(backend, Guarded) else Guarded(backend, name, watchdog, note)

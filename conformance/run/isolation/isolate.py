@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -43,10 +44,10 @@ from .watchdog import Watchdog
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Who runs in a process of its own, and what that process may take."""
+    """Which backends run in a process of their own, and the limits of that process."""
 
     isolate: bool | None = None
-    """All (True), none (False), or who needs it: `needs`."""
+    """All (True), none (False), or those that need it: `needs`."""
     time_limit: float = 120.0
     """Seconds that one request may take."""
     memory_limit: int | None = None
@@ -60,8 +61,10 @@ provide(SCHED, SchedBackend)
 
 
 def needs(spec: Spec) -> bool:
-    """Whether a backend must have its own process: it did not come with this distribution, an option names a file that
-    it loads, it has an environment, or its class says so. Nothing of a third party is imported here.
+    """Whether a backend needs its own process. Nothing of a third party is imported here.
+
+    It does where it did not come with this distribution, an option names a file that it loads, it has an environment,
+    or its class says so.
     """
     if third_party(spec) or environment(spec):
         return True
@@ -76,19 +79,19 @@ def open_backend(
     memory_limit: int | None = None,
     watchdog: Watchdog | None = None,
 ) -> Backend:
-    """The backend behind `spec`, in this process or in one of its own. A scheduler stays here, its devices go there.
+    """Open the backend behind `spec`, here or in a process of its own. A scheduler stays here, its devices go there.
 
     Args:
         spec: name and options.
-        isolate: whether it gets its own process; what `needs` says if None. One with an environment always does.
-        time_limit: seconds after which an isolated backend that does not answer is ended.
-        memory_limit: bytes above which its process is ended; `MEMORY_SHARE` of the machine's memory if None.
-        watchdog: under which one that stays here is opened.
+        isolate: whether it gets its own process; as `needs` says if None. One with an environment always does.
+        time_limit: seconds that a request to an isolated backend may take.
+        memory_limit: bytes that its process may hold; `MEMORY_SHARE` of the machine's memory if None.
+        watchdog: for opening a backend in this process.
 
     Raises:
         UsageError: unknown name or option.
         UnavailableError: the machine lacks what it needs.
-        BackendError: it did not open in time, or says what cannot be.
+        BackendError: it did not open in time, or describes itself in wrong types.
     """
     opener = partial(open_backend, isolate=isolate, time_limit=time_limit, memory_limit=memory_limit, watchdog=watchdog)
     if resolve(spec).name == SCHED:
@@ -144,11 +147,15 @@ class _Process:
             raise BackendCrashError(f"{self._name}: {doing}: {e}") from None
         return reply, [np.frombuffer(b, np.uint8) for b in found]
 
+    def limit(self, seconds: float) -> None:
+        """Seconds that a request may take from now on."""
+        self._worker.time_limit = seconds
+
     def settle(self, turn: int) -> None:
-        """Keep its main thread on the `turn`-th processor, counted round and round, where the system can."""
+        """Keep its main thread on the `turn`-th processor, modulo their number, where the system can."""
         if sys.platform == "linux":
             processors = sorted(os.sched_getaffinity(0))
-            with suppress(OSError):  # it has died, or may not: then it stays where it is
+            with suppress(OSError):  # it has died, or the system forbids it
                 os.sched_setaffinity(self._worker.pid, {processors[turn % len(processors)]})
 
     def end(self) -> None:
@@ -157,7 +164,7 @@ class _Process:
 
 
 def _environment(spec: Spec) -> dict[str, str] | None:
-    """This process's, with what `spec` sets and without what it must not have; None is this process's as it is."""
+    """The environment that `spec` asks for; None for this process's own."""
     changes = environment(spec)
     if not changes:
         return None
@@ -174,7 +181,7 @@ def _parse(raw: bytearray) -> Any:  # noqa: ANN401  # JSON
 
 
 class IsolatedBackend(Backend):
-    """The backend behind `spec`, run by `isolation.worker`. A process that died is replaced at the next use.
+    """The backend behind `spec`, run by `isolation.worker`. A process that died is replaced at the next request.
 
     Args:
         spec: name and options.
@@ -191,6 +198,8 @@ class IsolatedBackend(Backend):
     def __init__(self, spec: Spec, *, time_limit: float = 120.0, memory_limit: int | None = None) -> None:
         self._spec = spec
         self._time_limit = time_limit
+        self.bound = inf
+        """Seconds that one request may take, where they are fewer than `time_limit`."""
         whole = physical()
         default = None if whole is None else int(MEMORY_SHARE * whole)
         self._memory_limit = default if memory_limit is None else memory_limit
@@ -225,7 +234,7 @@ class IsolatedBackend(Backend):
         return self._buffer_types
 
     def supports_op(self, node: Tensor) -> Support:
-        """One round trip; `supports` asks about a whole graph in one."""
+        """One round trip; `supports` needs one for a whole graph."""
         return self.supports(Graph([node]))[0]
 
     def supports(self, graph: Graph) -> list[Support]:
@@ -243,13 +252,13 @@ class IsolatedBackend(Backend):
         return answers.supports(reply, len(graph))
 
     def renew(self) -> None:
-        """Go on in a fresh process: what a fault may have left in this one is lost with it, and so are its sessions."""
+        """End the process; the next request starts a fresh one. Its sessions are lost, and so is what a fault left."""
         if self._process is not None:
             self._process.end()
             self._process = None
 
     def supports_case(self, case: Case) -> Support:
-        """One round trip, where the adapter judges cases at all."""
+        """One round trip, where the adapter overrides it."""
         if not self._whole:
             return super().supports_case(case)
         doc, blobs = codec.dump(_without_expected(case))
@@ -258,24 +267,24 @@ class IsolatedBackend(Backend):
         return answers.supports(reply, 1)[0]
 
     def open(self, case: Case) -> Session:
-        """Open `case` over there: its graphs, weights, caches and inputs travel once, expected values never."""
+        """Open `case` in the worker: graphs, weights, caches and inputs travel once, expected values never."""
         return IsolatedSession(self._alive(), next(self._ids), case)
 
     def settle(self, turn: int) -> None:
-        """Keep a backend of one thread on one processor, the `turn`-th of those there are, counted round and round.
+        """Keep a backend of one thread on the `turn`-th processor, modulo their number, where the system can.
 
-        Processors of a machine that others share are not equally fast. Where the system cannot, nothing happens.
+        Processors of a machine that others share are not equally fast.
         """
         if self.threads == 1:
             self._alive().settle(turn)
 
     def watch(self) -> None:
-        """From when the next case is opened, see how its process's resident memory rises: `peak` says it."""
-        self._alive().ask({"do": "watch"}, (), "asking for its memory")
+        """Measure from the next `open` how the resident memory of the process rises, for `peak`."""
+        self._alive().ask({"do": "watch"}, (), "measuring its memory")
 
     def peak(self) -> int | None:
-        """By how many bytes it rose at most; None where its system does not tell. Once after each `watch`."""
-        reply, _ = self._alive().ask({"do": "peak"}, (), "asking for its memory")
+        """By how many bytes it rose at most; None where the system does not say. Once after each `watch`."""
+        reply, _ = self._alive().ask({"do": "peak"}, (), "measuring its memory")
         return answers.peak(reply)
 
     def close(self) -> None:
@@ -287,7 +296,8 @@ class IsolatedBackend(Backend):
         if self._closed:
             raise BackendCrashError(f"{self._spec}: the backend is closed")
         if self._process is None or self._process.dead:
-            self._process = _Process(self._spec, self._time_limit, self._memory_limit)
+            self._process = _Process(self._spec, min(self._time_limit, self.bound), self._memory_limit)
+        self._process.limit(min(self._time_limit, self.bound))
         return self._process
 
 
@@ -296,7 +306,7 @@ def _without_expected(case: Case) -> Case:
 
 
 class IsolatedSession(Session):
-    """A session in another process. Graphs are known by identity: `compute` takes those of the opened case only."""
+    """A session in another process. `compute` takes the graphs of the opened case only, by identity."""
 
     def __init__(self, process: _Process, number: int, case: Case) -> None:
         self._process = process
@@ -315,7 +325,7 @@ class IsolatedSession(Session):
         self._opaque = frozenset(t for t, i in self._persistent.items() if i in opaque)
 
     def clock(self) -> float:
-        """Seconds spent over there, by the session's own clock if it has one: what travels is not in them."""
+        """Seconds spent in the worker, by the session's own clock if it has one, without the transfer."""
         return self._seconds
 
     def opaque(self) -> frozenset[Tensor]:
@@ -339,9 +349,7 @@ class IsolatedSession(Session):
 
         Raises:
             GraphError: `graph` is no graph of the opened case, or an input or output is not in it.
-            BackendCrashError: the process died; the message has its last words.
-            BackendTimeoutError: it did not answer in time.
-            BackendError: the backend failed.
+            BackendError: the backend failed, its process died, or it did not answer in time.
         """
         k = self._steps.get(graph)
         if k is None:
@@ -369,12 +377,12 @@ class IsolatedSession(Session):
         return dict(zip(outputs, blobs, strict=True))
 
     def witness(self) -> Witness:
-        """What ran so far."""
-        reply, _ = self._ask({"do": "witness"}, (), "asking for the witness of")
+        """The witness of the worker's session."""
+        reply, _ = self._ask({"do": "witness"}, (), "reading the witness of")
         return answers.witness(reply)
 
     def close(self) -> None:
-        """Close the session over there, if there is still a there."""
+        """Close the worker's session, where the worker lives."""
         if not self._process.dead:
             self._ask({"do": "close"}, (), "closing")
 

@@ -1,7 +1,7 @@
-"""A case as it was when it was handed out: whoever changes it is found, and the next one gets it as it was.
+"""Finds changes that an adapter made to a case, and undoes them.
 
-Bytes are handed out through read-only views, which nobody turns back; the graph, which adapters compare by identity
-and so must see itself, is compared with what was noted of it.
+Bytes are handed out through read-only views that nobody can make writable. Adapters compare graphs by identity, so they
+get the graph itself, and notes of it tell whether it changed.
 """
 
 from __future__ import annotations
@@ -31,21 +31,37 @@ def read_only(data: Bytes) -> Bytes:
 
 
 def freeze(case: Case) -> None:
-    """Put read-only views in place of the arrays of `case`: its caches and weights, inputs, and recorded values."""
+    """Replace the arrays of `case` by read-only views: caches, weights, inputs, recorded values."""
     for values in (case.persistent, *(v for s in case.steps for v in (s.inputs, s.expected))):
         for t, data in values.items():
             values[t] = read_only(data)
 
 
-class GraphSeal:
-    """What was noted of some tensors, all that they reach included, and of the graphs' lists of nodes."""
+Notes = dict[Tensor, _Noted]
+"""What was noted of tensors when they were first handed out."""
 
-    def __init__(self, graphs: Iterable[Graph], more: Iterable[Tensor] = ()) -> None:
+
+class GraphSeal:
+    """Notes of some tensors, all that they reach included, and of the graphs' lists of nodes.
+
+    Args:
+        graphs: whose nodes.
+        more: tensors beside them.
+        known: notes that an earlier seal took and found unbroken; they are not taken again.
+    """
+
+    def __init__(self, graphs: Iterable[Graph], more: Iterable[Tensor] = (), known: Notes | None = None) -> None:
+        known = {} if known is None else known
         self._graphs = [(g, list(g.nodes)) for g in graphs]
-        self._tensors = [(t, _note(t)) for t in _reached([t for _, nodes in self._graphs for t in nodes], more)]
+        reached = _reached([t for _, nodes in self._graphs for t in nodes], more)
+        self._tensors = [(t, known[t] if t in known else _note(t)) for t in reached]
+
+    def notes(self) -> Notes:
+        """All of them, for another seal of the same tensors."""
+        return dict(self._tensors)
 
     def broken(self) -> str:
-        """What is no longer as it was, in words, and made as it was again; empty where all is."""
+        """Undo every change; the name of the first, or empty."""
         found = ""
         for t, noted in self._tensors:
             at = next((i for i, (a, b) in enumerate(zip(_note(t), noted, strict=True)) if a is not b), None)
@@ -61,9 +77,9 @@ class GraphSeal:
 
 
 class CaseSeal:
-    """What was noted of a whole case."""
+    """What was noted of a whole case; `known` as of `GraphSeal`."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, known: Notes | None = None) -> None:
         self._case = case
         self._head = [(n, getattr(case, n)) for n in _HEAD]
         self._steps = list(case.steps)
@@ -72,10 +88,10 @@ class CaseSeal:
         self._empty = [(n, getattr(case, n)) for n in _JSON if not getattr(case, n)]
         self._noted = [(s, s.graph, s.outputs, (s.inputs, dict(s.inputs)), (s.expected, dict(s.expected)))
                        for s in self._steps]  # fmt: skip
-        self._graph = GraphSeal(dict.fromkeys(s.graph for s in self._steps), case.persistent)
+        self._graph = GraphSeal(dict.fromkeys(s.graph for s in self._steps), case.persistent, known)
 
     def broken(self) -> str:
-        """What is no longer as it was, in words, and made as it was again; empty where all is."""
+        """Undo every change; the name of the first, or empty."""
         found = [self._graph.broken(), self._head_broken(), self._json_broken(), self._steps_broken()]
         return next((f for f in found if f), "")
 

@@ -1,10 +1,9 @@
-"""A time limit for a backend in this process, where nobody can be ended but all.
+"""A time limit for a backend in this process.
 
-One thread looks now and then. A request of the main thread that is late is interrupted, on POSIX by a signal whose
-handler raises in the Python code that runs, so that a loop costs its case and the run goes on. Where C code does not
-come back to Python, or the request is another thread's, the process is ended after a further grace: what it was doing
-is said, what the run has is written, and the exit code is `HUNG`. C code that keeps Python's lock keeps this thread out
-too.
+One thread checks the time. It interrupts a late request of the main thread, on POSIX by a signal whose handler raises
+in the running Python code, so that a loop costs its case and the run goes on. Where C code does not return to Python,
+or the request is another thread's, it ends the process after a further grace: it says what the process was doing, lets
+the run write what it has, and exits with `HUNG`. C code that never releases the GIL stops this thread too.
 """
 
 from __future__ import annotations
@@ -16,15 +15,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from conformance.ggml.errors import BackendTimeoutError
 
 HUNG = 4
-"""Exit code of a process that was ended because a backend in it did not come back."""
+"""Exit code of a process whose backend did not return."""
 GRACE = 10.0
-"""Seconds, at least, that C code gets after its time limit to come back to Python."""
+"""Seconds, at least, that C code gets after its time limit to return to Python."""
 LOOK = 1.0
 """Seconds, at most, between two looks; an interrupt is repeated at each, as an adapter may catch it."""
 P = ParamSpec("P")
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Watchdog:
-    """Watches one request at a time; those made within one are part of it.
+    """Watches one request at a time; a request within another is part of it.
 
     Args:
         seconds: that a request may take.
@@ -41,8 +41,12 @@ class Watchdog:
 
     def __init__(self, seconds: float, on_hang: Callable[[str], None] | None = None) -> None:
         self._seconds = seconds
+        self.bound = inf
+        """Seconds after which a request is interrupted, where they are fewer."""
         self._on_hang = on_hang
         self._doing = ""
+        self._limit = seconds
+        """Of the present request."""
         self._deadline: float | None = None
         self._watched: int | None = None
         """The thread of the request, where a signal reaches it."""
@@ -53,13 +57,7 @@ class Watchdog:
         self._installed = False
 
     def run(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call `function` within the limit.
-
-        Args:
-            doing: names the backend and the request.
-            function: a backend's.
-            *args: its own.
-            **kwargs: its own.
+        """Call a backend's `function` within the limit; `doing` names the backend and the request.
 
         Raises:
             BackendTimeoutError: it took longer.
@@ -71,14 +69,15 @@ class Watchdog:
             self._thread.start()
         if not self._installed:
             self._install()
-        self._doing, self._deadline = doing, time.monotonic() + self._seconds
+        self._limit = min(self._seconds, self.bound)
+        self._doing, self._deadline = doing, time.monotonic() + self._limit
         try:
             return function(*args, **kwargs)
         finally:
             self._deadline, self._doing = None, ""
 
     def rest(self) -> None:
-        """Nothing is asked for now: signals are again whose they were."""
+        """Give the signal back to its former handler until the next request."""
         if self._installed and threading.current_thread() is threading.main_thread():
             self._installed, self._watched = False, None
             if signal.getsignal(signal.SIGALRM) == self._ring:
@@ -105,7 +104,7 @@ class Watchdog:
             return
         self._knocked = False
         if self._late(0.0):
-            raise BackendTimeoutError(f"{self._doing}: no answer within {self._seconds:g} s")
+            raise BackendTimeoutError(f"{self._doing}: no answer within {self._limit:g} s")
 
     def _late(self, grace: float) -> bool:
         deadline = self._deadline
@@ -113,7 +112,7 @@ class Watchdog:
 
     def _look(self) -> None:
         while not self._over.wait(min(self._seconds / 4, LOOK)):
-            if self._late(max(self._seconds, GRACE)):
+            if self._late(self._seconds - self._limit + max(self._seconds, GRACE)):  # a bound ends no process earlier
                 self._end()
             elif self._late(0.0) and self._watched is not None:
                 self._knocked = True

@@ -1,35 +1,87 @@
-"""The service of `IsolatedBackend`, one backend in its own process: the module with arguments `SPEC [NAMES]`."""
+"""The service of `IsolatedBackend`, one backend in its own process: the module with arguments `SPEC [NAMES]`.
+
+An adapter that did not come with this distribution must compute by itself: the worker notes when it loads the reference
+or the golden values, by import or by file. That finds open copying; it is no sandbox.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import inspect
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from conformance import shipped
 from conformance.backend.interface import Backend, Session, Support, describe
 from conformance.backend.measure import Peak
-from conformance.backend.registry import Named, Spec, create, define
+from conformance.backend.registry import Named, Spec, create, define, third_party
 from conformance.backend.strict import plain, shortened
 from conformance.case import codec
 from conformance.case.case import JSON, Case
-from conformance.ggml.errors import BackendError, CaseFileError, ConformanceError
+from conformance.ggml.errors import BackendError, CaseFileError, ConformanceError, NotIndependentError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process.service import LONGEST_REPLY, Service
 from conformance.process.worker import ERRORS
 
-from .independence import Independence
+REFERENCE = "backends.cpu"
+GOLDEN = ("golden",)
+"""Folders of golden values, beside `conformance` in a checkout and within it in a wheel."""
+
+
+class Independence:
+    """Watches what the adapter of `spec` loads, which is not imported yet; one of our own is not watched."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._found = ""
+        self._watched = third_party(spec)
+        if self._watched:
+            self._folders = _folders()
+            sys.addaudithook(self._hear)
+
+    def check(self) -> None:
+        """Refuse to answer once the adapter has loaded expected values.
+
+        Raises:
+            NotIndependentError: says what the adapter loaded.
+        """
+        if not self._watched:
+            return
+        if REFERENCE in sys.modules:
+            self._found = f"the adapter loaded the reference ({REFERENCE})"
+        if self._found:
+            raise NotIndependentError(f"{self._found}, so nothing independent was tested")
+
+    def _hear(self, event: str, args: tuple[object, ...]) -> None:
+        if event != "open" or self._found or not isinstance(args[0], (str, bytes)):
+            return
+        path = os.path.abspath(os.fsdecode(args[0]))  # noqa: PTH100  # called for every file that is opened
+        for folder, what in self._folders:
+            if path.startswith(folder):
+                self._found = f"the adapter loaded {what}"
+
+
+def _folders() -> list[tuple[str, str]]:
+    package = shipped.path().resolve()
+    found = [(base / name, "the golden values") for base in (package, package.parent) for name in GOLDEN]
+    spec = importlib.util.find_spec(REFERENCE)
+    places = (spec.submodule_search_locations if spec else None) or ()
+    found += [(Path(place), f"the reference ({REFERENCE})") for place in places]
+    return [(f"{folder}{os.sep}", what) for folder, what in found]
+
 
 Reply = tuple[dict[str, JSON], Sequence[Bytes]]
 
 
 class _Open:
-    """An opened case, its tensors in the order in which the other side counts them."""
+    """An open case; tensors go by their index in `Graph.tensors` and `Case.persistent`."""
 
     def __init__(self, backend: Backend, case: Case) -> None:
         self.case = case
@@ -51,13 +103,13 @@ class _Open:
         return values
 
     def seconds(self) -> JSON:
-        """The session's own clock, or this one: neither counts what travels."""
+        """The session's own clock, or ours: neither counts the transfer."""
         own = self.session.clock()
         return plain(self._spent if own is None else own, "clock")
 
 
 class Worker:
-    """One backend and its open cases, by the numbers that the other side gave them."""
+    """One backend and its open cases by number; the caller numbers them."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -86,11 +138,7 @@ def _answered(supports: Sequence[Support], wanted: int) -> dict[str, JSON]:
 
 
 def _pack_support(supports: Sequence[Support]) -> list[JSON]:
-    """Each yes as null, each no as its reason.
-
-    Raises:
-        BackendError: an answer is none.
-    """
+    """Each yes as null, each no as its reason."""
     for s in supports:
         if not isinstance(s, Support):
             raise BackendError(f"supports: yes or no with a reason expected, {s!r:.80} found")
@@ -105,7 +153,7 @@ def _supports_placed(worker: Worker, header: dict[str, JSON], _: list[Bytes]) ->
 
 def _open(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
     named = dict(zip(header["names"], blobs, strict=True))
-    # Sent by this program, which validates every case that comes from elsewhere.
+    # Sent by this program, which validates every case that it reads.
     case = codec.load(header["case"], named, validate=False)
     if worker.watched:
         worker.watched, worker.peak = False, Peak().__enter__()
@@ -138,11 +186,7 @@ def _read(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
 
 
 def _bytes(data: object, size: int, where: str) -> Bytes:
-    """What an adapter gave as the bytes of a tensor, if that is what they are.
-
-    Raises:
-        BackendError: they are not.
-    """
+    """`data` of an adapter, if it is `size` bytes; else raise BackendError."""
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1:
         found = f"{data.dtype}{list(data.shape)}" if isinstance(data, np.ndarray) else type(data).__name__
         raise BackendError(f"{where}: {size} bytes as a uint8 array expected, {found} found")
@@ -196,7 +240,7 @@ REQUESTS: dict[str, Callable[[Worker, dict[str, JSON], list[Bytes]], Reply]] = {
     "watch": _watch,
     "peak": _peak,
 }
-"""What `do` in a request's header may say -> what answers it."""
+"""`do` in a request's header -> its handler."""
 
 
 def _no_core_files() -> None:
@@ -229,7 +273,7 @@ def _bounded(reply: dict[str, JSON], blobs: Sequence[Bytes] = ()) -> Reply:
 
 
 def pack_error(error: BaseException) -> dict[str, JSON]:
-    """An exception as a reply: one of our family by name and message, any other as a `BackendError` that names it."""
+    """An exception as a reply: one of our family as it is, any other as a `BackendError` that names it."""
     name, message = type(error).__name__, shortened(_message(error))
     if isinstance(error, CaseFileError):
         message = message.removeprefix(f"{error.field}: ")
@@ -260,16 +304,16 @@ def _define(arguments: Sequence[str]) -> None:
 
 
 def main(spec: str, *names: str) -> int:
-    """Serve until the other side closes the wire."""
+    """Serve until the caller closes the wire."""
     service = Service()
     _no_core_files()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other side decides what an interrupt ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what an interrupt ends
     try:
         _define(names)
         independence = Independence(Spec.parse(spec))
         backend = create(Spec.parse(spec))
         hello = _hello(backend)
-    except BaseException as error:  # noqa: BLE001  # whatever it is, sys.exit too, the other side reports it
+    except BaseException as error:  # noqa: BLE001  # sys.exit too: the caller reports it
         service.send(pack_error(error))
         return 0
     service.send(*_bounded(hello))

@@ -1,18 +1,84 @@
 """Which device computes which node, and where the graph is cut: the passes of `ggml_backend_sched_split_graph`.
 
-Nothing here knows a backend: support is a table of yes and no, memory a table of who reads whose. Devices are numbers,
-0 the first in priority; the last takes inputs and is not expanded, as ggml does with the CPU.
+Assigning knows no backend: support is a table of yes and no, memory a table of who reads whose. Devices are numbers, 0
+the first in priority; the last takes inputs and is not expanded, as ggml does with the CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec
+from conformance.case.case import Case, writes_in_place
+from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Tensor
 
-from .devices import Memory
+MAX_DEVICES = 16
+"""`GGML_SCHED_MAX_BACKENDS`."""
+
+DECLARED, APART = "declared", "apart"
+MEMORIES = (DECLARED, APART)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Buffer types as the scheduler sees them; device b's own default buffer type goes by its index."""
+
+    reads: tuple[tuple[bool, ...], ...]
+    """`reads[b][a]`: device b can use tensors in the buffer type of a (`ggml_backend_supports_buft`)."""
+    same: tuple[tuple[bool, ...], ...]
+    """`same[b][a]`: both have one and the same buffer type."""
+
+
+def memory_of(backends: Sequence[Backend], how: str) -> Memory:
+    """What the backends say of their default buffer types.
+
+    Args:
+        backends: in order of priority.
+        how: `declared`: two devices whose default buffer types are host memory share it, as a BLAS or NPU backend on
+            host pointers does with the CPU; `apart`: each has memory of its own.
+
+    Raises:
+        UsageError: another word.
+    """
+    if how not in MEMORIES:
+        raise UsageError(f"sched: buffers: one of {', '.join(MEMORIES)} expected, {how!r} found")
+    host = [how == DECLARED and b.buffer_types()[0].is_host for b in backends]
+    n = range(len(backends))
+    shared = tuple(tuple(a == b or (host[a] and host[b]) for a in n) for b in n)
+    return Memory(shared, shared)
+
+
+def read_devices(text: str) -> list[Spec]:
+    """Specs of `xdna2:k=64+128:max_n=1,cpu`: devices joined by commas, the options of each behind colons.
+
+    A comma, colon or percent sign within a value is written as a percent escape (once more escaped on a command line,
+    where the whole spec is one escaped text already: `%252C`).
+
+    Raises:
+        UsageError: another form, no device, or too many.
+    """
+    specs = []
+    for part in text.split(","):
+        name, *options = part.split(":")
+        pairs = [option.partition("=") for option in options]
+        if not name or any(not key or not sign for key, sign, _ in pairs):
+            raise UsageError(f"sched: devices: NAME[:KEY=VALUE…],NAME… expected, {text!r} found")
+        specs.append(Spec(unquote(name), tuple((unquote(k), unquote(v)) for k, _, v in pairs)))
+    if len(specs) > MAX_DEVICES:
+        raise UsageError(f"sched: devices: at most {MAX_DEVICES} expected, {len(specs)} found")
+    return specs
+
+
+def labels(specs: Sequence[Spec]) -> list[str]:
+    """A short name for each device: its adapter's, numbered where it stands there more than once."""
+    names = [s.name for s in specs]
+    return [n if names.count(n) == 1 else f"{n}#{names[: i + 1].count(n)}" for i, n in enumerate(names)]
+
 
 NOBODY = -1
 _NOT_BY_WEIGHTS = frozenset({"ROPE", "FLASH_ATTN_EXT"})
@@ -199,3 +265,35 @@ class _Passes:
 
     def _brings_weight(self, node: Tensor, b: int) -> bool:
         return any(s is not None and s in self._home.weights and self._foreign(s, b) for s in node.src)
+
+
+def place(case: Case, n: int, supports: Supports) -> Home:
+    """Homes of the persistent tensors of `case`.
+
+    A weight goes to the first device that takes every node that reads it; a cache to the first that takes every node
+    that reads or writes it, or else to the first that takes every writer. What no device takes whole goes to the last,
+    from where it is copied as ggml copies weights.
+
+    Args:
+        case: all its steps.
+        n: number of devices.
+        supports: whether a device takes a node.
+    """
+    uses: dict[Tensor, list[Tensor]] = {t: [] for t in case.persistent}
+    for step in case.steps:
+        for node in step.graph:
+            if node.op not in VIEW_OPS:  # one that is not computed is placed all the same
+                for root in {s.root for s in (*node.src, node.view_src) if s is not None} & uses.keys():
+                    uses[root].append(node)
+    caches = frozenset(case.caches())
+
+    def first(nodes: Sequence[Tensor]) -> int | None:
+        return next((b for b in range(n) if all(supports(b, node) for node in nodes)), None)
+
+    of: dict[Tensor, int] = {}
+    for t, nodes in uses.items():
+        b = first(nodes)
+        if b is None and t in caches:
+            b = first([node for node in nodes if writes_in_place(node) and node.root is t])
+        of[t] = n - 1 if b is None else b
+    return Home(of, frozenset(t for t in uses if t not in caches))

@@ -12,7 +12,7 @@ from conformance.ggml.errors import UnavailableError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Tensor
 
-from .devices import DECLARED, labels, memory_of, read_devices
+from .assign import DECLARED, labels, memory_of, read_devices
 from .plan import Plan, ask, plan, refusal
 from .session import SchedSession
 

@@ -1,4 +1,4 @@
-"""A case shared out: every step's splits as parts, and for each device a case of its own that holds its parts."""
+"""A case shared out: the splits of every step as parts, and for each device a case of its own that holds its parts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from conformance.ggml.arithmetic import Arithmetic, Mixed
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.graph import Graph
 from conformance.ggml.partial import Part, partial
-from conformance.ggml.tensor import Bytes, Tensor, computes, nbytes
+from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, nbytes
 
-from .assign import NOBODY, Assignment, Home, UnassignedError, assign
-from .devices import Memory
-from .place import place
+from .assign import NOBODY, Assignment, Home, Memory, UnassignedError, assign, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +158,31 @@ def _arithmetic(backends: Sequence[Backend], labels: Sequence[str], graphs: Mapp
     spelled = " and ".join(f"{label} ({a.name})" for label, a in zip(labels, each, strict=True))
     order = bytes(b + 1 for g in graphs.values() for b in g.assignment.device.values())
     return Mixed(f"sched of {spelled}, shared out as {zlib.crc32(order):08x}", nodes=nodes)
+
+
+HEADER = ("split", "device", "node", "op", "name", "shape", "copied before the split")
+
+
+def rows(graph: Graph, shared: Shared, labels: Sequence[str]) -> list[tuple[str, ...]]:
+    """One row per node that computes: its split and device, and with the first of a split what is copied there."""
+    out: list[tuple[str, ...]] = []
+    for k, split in enumerate(shared.assignment.splits):
+        copied = ", ".join(t.name or t.op for t in split.inputs)
+        for i in range(split.first, split.last):
+            node = graph.nodes[i]
+            if node.op in VIEW_OPS:
+                continue
+            shape = f"{node.type}{list(node.ne)}"
+            out.append((str(k), labels[split.device], str(i), node.op, node.name, shape, copied))
+            copied = ""
+    return out
+
+
+def summary(shared: Shared, labels: Sequence[str]) -> str:
+    """`cpu 0-4, xdna2 5, cpu 6-11`: the nodes of each split by their place in the graph."""
+    parts = []
+    for split in shared.assignment.splits:
+        last = split.last - 1
+        where = f"{split.first}-{last}" if last > split.first else f"{split.first}"
+        parts.append(f"{labels[split.device]} {where}")
+    return ", ".join(parts)

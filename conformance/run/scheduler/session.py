@@ -12,8 +12,7 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
-from .plan import Plan, Share, Shared, zeros
-from .table import summary
+from .plan import Plan, Share, Shared, summary, zeros
 
 
 class SchedSession(Session):

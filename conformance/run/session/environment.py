@@ -1,18 +1,24 @@
-"""The environment recorded beside every result: versions and the kind of machine, nothing that names its owner."""
+"""What a record says of where a run took place: versions and the kind of machine, commit, branch and CI page.
+
+It names nobody. Git is not started: it would start what a stranger's `.git/config` names (a file system monitor, a
+filter). Its files are read instead, with a bound on each, and what they do not say plainly is left out.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import platform
+import re
+import stat
 import uuid
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from conformance.case.case import JSON
-
-from .checkout import source
 
 SCHEMA = 1
 """Version of the run documents."""
@@ -64,3 +70,111 @@ def _cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or "unknown"
+
+
+MOST = 8 << 20
+"""Bytes of one of git's files; a larger one is not read."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?", re.ASCII)
+_REF = re.compile(r"refs/(?!.*\.\.)[!-~][ -~]{0,250}", re.ASCII)
+_LINK = re.compile(r"https://[A-Za-z0-9][A-Za-z0-9.-]{0,250}(:[0-9]{1,5})?(/[A-Za-z0-9/._~%+,;=&?#()!$*-]*)?", re.ASCII)
+_LONGEST_LINK = 1000
+_LINKS = (
+    "CI_JOB_URL", "BUILD_URL", "CIRCLE_BUILD_URL", "BUILDKITE_BUILD_URL", "TRAVIS_JOB_WEB_URL", "DRONE_BUILD_LINK"
+)  # fmt: skip
+_BRANCHES = (
+    "GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "BRANCH_NAME", "CIRCLE_BRANCH", "BUILDKITE_BRANCH"
+)  # fmt: skip
+
+
+class _Unknown(Exception):  # noqa: N818  # no error: git's files do not say it plainly
+    """The answer is not there."""
+
+
+def source(folder: Path | None = None, variables: Mapping[str, str] | None = None) -> dict[str, JSON]:
+    """`commit`, `branch` and `ci` of a run, those that are known.
+
+    `branch` is the CI's where the checkout is on none. It never fails: a checkout that cannot be read counts as none.
+
+    Args:
+        folder: in the checkout, or in none; default: the current directory.
+        variables: the environment's; default: this process's.
+    """
+    variables = os.environ if variables is None else variables
+    found: dict[str, JSON] = {}
+    with suppress(_Unknown, OSError, ValueError, RuntimeError):
+        found = _checkout(Path.cwd() if folder is None else folder)
+    if "branch" not in found and (branch := next((b for k in _BRANCHES if (b := variables.get(k))), "")):
+        found["branch"] = _one_line(branch)
+    if link := ci_link(variables):
+        found["ci"] = link
+    return found
+
+
+def ci_link(variables: Mapping[str, str]) -> str | None:
+    """The page of this CI job, by the variables that CI systems set; None elsewhere, or if it is no link.
+
+    Only `https` without a user name: people click on it in reports.
+    """
+    server, project, run = (variables.get(f"GITHUB_{k}", "") for k in ("SERVER_URL", "REPOSITORY", "RUN_ID"))
+    links = [f"{server}/{project}/actions/runs/{run}"] if server and project and run else []
+    links += [variables[k] for k in _LINKS if variables.get(k)]
+    return next((link for link in links if len(link) <= _LONGEST_LINK and _LINK.fullmatch(link)), None)
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)[:250]
+
+
+def _checkout(folder: Path) -> dict[str, JSON]:
+    own, common = _places(folder.resolve())
+    head = _text(own / "HEAD").strip()
+    found: dict[str, JSON] = {}
+    if head.startswith("ref:"):
+        name = head.removeprefix("ref:").strip()
+        if not _REF.fullmatch(name):
+            raise _Unknown
+        found["branch"] = _one_line(name.removeprefix("refs/heads/"))
+        head = _resolved(name, own, common)
+    return {"commit": head, **found} if _COMMIT.fullmatch(head) else found
+
+
+def _places(folder: Path) -> tuple[Path, Path]:
+    """The git folder of the checkout around a folder, and the one that all checkouts of the repository share."""
+    for root in (folder, *folder.parents):
+        own = root / ".git"
+        if own.is_file():
+            named = _text(own).strip()
+            if not named.startswith("gitdir: "):
+                raise _Unknown
+            own = root / named.removeprefix("gitdir: ")
+        if own.is_dir():
+            shared = own / "commondir"
+            return own, own / _text(shared).strip() if shared.is_file() else own
+    raise _Unknown
+
+
+def _resolved(name: str, own: Path, common: Path) -> str:
+    for place in dict.fromkeys((own, common)):
+        with suppress(OSError):
+            return _text(place / name).strip()
+    with suppress(OSError):
+        for line in _text(common / "packed-refs").splitlines():
+            commit, _, packed = line.partition(" ")
+            if packed == name:
+                return commit
+    return ""
+
+
+def _text(path: Path) -> str:
+    """A plain file's text; a pipe or a device is not waited for.
+
+    Raises:
+        _Unknown: it is no plain file, or larger than `MOST`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(descriptor, "rb") as f:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST:
+            raise _Unknown
+        return f.read(MOST).decode("utf-8")

@@ -1,7 +1,9 @@
-"""Which cases and backends a run takes: families, globs, levels, specs. Shared by pytest and the command line."""
+"""Which cases and backends a run takes: families, globs, levels, specs, seeds. pytest and the command line share it."""
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,8 +13,9 @@ from conformance.backend import registry
 from conformance.backend.interface import Backend, BufferType, DeviceInfo
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import Case
+from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
-from conformance.run.isolation.guard import caught, guarded
+from conformance.run.isolation.guard import call_guarded, guard
 from conformance.run.isolation.isolate import IsolatedBackend, Isolation, open_backend
 from conformance.run.isolation.watchdog import Watchdog
 from conformance.suite import FAMILIES
@@ -85,7 +88,7 @@ def parse_specs(texts: Sequence[str]) -> list[Spec]:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a backend says of itself when it is opened."""
+    """How a backend describes itself when it is opened."""
 
     info: DeviceInfo
     buffer_types: Sequence[BufferType]
@@ -93,7 +96,7 @@ class Probe:
 
 
 def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
-    """Open `spec` as a run would, ask what it is, and close it.
+    """Open `spec` as a run would, read how it describes itself, and close it.
 
     Args:
         spec: name and options.
@@ -101,7 +104,7 @@ def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
 
     Raises:
         UsageError: an unknown name, or an option that it does not take.
-        UnavailableError: this machine cannot have it, or the adapter is broken; the message says why.
+        UnavailableError: this machine lacks it, or the adapter is broken; the message says why.
     """
     i = isolation or Isolation()
     watchdog = Watchdog(i.time_limit)
@@ -109,34 +112,34 @@ def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
         opened = open_backend(
             spec, isolate=i.isolate, time_limit=i.time_limit, memory_limit=i.memory_limit, watchdog=watchdog
         )
-        return _asked(opened, spec, watchdog)
+        return _probe(opened, spec, watchdog)
     except UnavailableError:
         raise
     except UsageError as e:
         if spec.options or resolve(spec) != spec or spec.name not in registry.names():
             raise
-        raise UnavailableError(f"could not be started: {e}") from e  # not the user's words: there are none
+        raise UnavailableError(f"could not be started: {e}") from e  # the user named no option that could be wrong
     except ConformanceError as e:
         raise UnavailableError(f"could not be started: {e}") from e
     finally:
         watchdog.close()
 
 
-def _asked(opened: Backend, spec: Spec, watchdog: Watchdog) -> Probe:
+def _probe(opened: Backend, spec: Spec, watchdog: Watchdog) -> Probe:
     try:
-        backend = guarded(opened, str(spec), watchdog)
+        backend = guard(opened, str(spec), watchdog)
         return Probe(backend.info(), backend.buffer_types(), backend.stages)
     finally:
-        with suppress(ConformanceError):  # of a run's own closing it is said
-            caught(f"{spec}: close", None if isinstance(opened, IsolatedBackend) else watchdog, opened.close)
+        with suppress(ConformanceError):  # a run reports it when it closes the backend
+            call_guarded(f"{spec}: close", None if isinstance(opened, IsolatedBackend) else watchdog, opened.close)
 
 
 def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tuple[list[Spec], dict[Spec, str]]:
-    """Those backends that this machine can have, and why it cannot have the others.
+    """The backends that this machine has, and why it lacks the others.
 
     Args:
         specs: names and options.
-        isolation: in which kind of process they will run: they are asked there.
+        isolation: the kind of process in which they will run; they are opened there.
 
     Raises:
         UsageError: an unknown name or option.
@@ -151,3 +154,52 @@ def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tupl
         else:
             have.append(spec)
     return have, lack
+
+
+LARGEST = 10**9
+"""Fresh seeds are below."""
+FOLDER = "failures"
+"""Default folder of fresh cases that fail."""
+
+
+def new_seed() -> int:
+    """A seed that nobody could know before."""
+    return secrets.randbelow(LARGEST)
+
+
+def reseeded(case_id: str, seed: int | None) -> str:
+    """The id with this seed; unchanged where there is none, or the family generates nothing from a seed."""
+    body, at, own = case_id.rpartition("@")
+    if seed is None or not at or not re.fullmatch(r"[0-9]+", own, re.ASCII):
+        return case_id
+    family = FAMILIES.get(case_id.partition("/")[0])
+    return case_id if family is None or not family.seeded else f"{body}@{seed}"
+
+
+def fresh_ids(families: Sequence[str], globs: Sequence[str], level: Level, n: int, seed: int) -> list[str]:
+    """`n` cases that no level lists: what the chosen families have at `level`, in turn, each with a seed of its own.
+
+    Args:
+        families: names; every family that has seeds where none is given.
+        globs: only ids that match one of these, but for their seeds; all where there is none.
+        level: what to choose from.
+        n: how many.
+        seed: the same seed gives the same cases.
+
+    Raises:
+        UsageError: an unknown family, or nothing to choose from.
+    """
+    if n < 1:
+        return []
+    chosen = [f for f in (map(family_named, families) if families else FAMILIES.values()) if f.seeded and not f.lacks()]
+    listed = [[i for i in f.ids(level) if not globs or any(fnmatchcase(i, g) for g in globs)] for f in chosen]
+    listed = [ids for ids in listed if ids]
+    if not listed:
+        raise UsageError("--fresh: none of the chosen cases has a seed")
+    stream = Stream("fresh", str(seed))
+    found: dict[str, None] = {}
+    while len(found) < n:
+        ids = listed[len(found) % len(listed)]
+        at, own = int(stream.integers(1, 0, len(ids))[0]), int(stream.integers(1, 0, LARGEST)[0])
+        found[reseeded(ids[at], own)] = None
+    return list(found)

@@ -17,8 +17,9 @@ no library: that is done only for a backend that the user names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,24 +27,30 @@ from conformance import shipped
 from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
 from conformance.case import strict
+from conformance.case.case import JSON
 from conformance.case.strict import expect, only
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge import waivers
-from conformance.judge.waivers import Waivers
+from conformance.judge.verdict import Result
+from conformance.judge.waiver_edit import proposal
+from conformance.judge.waivers import Waivers, problems, waive
+from conformance.suite import FAMILIES
 from conformance.suite.family import LEVELS, Level
+
+from .select import build
 
 FILE = "conformance.toml"
 """Its name in the working directory."""
 OWN = ("level", "waivers")
-"""What any name can be given."""
+"""Keys of any name."""
 KEYS = ("adapter", "options", "environment", *OWN)
-"""What a name of the user's own can be given."""
+"""Keys of a name of the user's own."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a file says, names of backends aside, which the registry knows."""
+    """The content of a settings file, but for the names of backends, which the registry has."""
 
     path: Path | None = None
     levels: Mapping[str, Level] = field(default_factory=dict)
@@ -150,3 +157,84 @@ def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 def _located(value: str, folder: Path) -> str:
     """A path of the file, absolute: a library without a folder would be looked for in the system's."""
     return str((folder / value).resolve()) if value.startswith(("./", "../")) else value
+
+
+class Waiving:
+    """The waivers of a run's backends, on one day."""
+
+    def __init__(self, waivers: Mapping[Spec, Waivers], today: date) -> None:
+        self._waivers = waivers
+        self._today = today
+
+    def to_json(self) -> dict[str, JSON]:
+        """Backend -> its file of waivers, and how many failures that knows."""
+        return {str(s): {"file": w.path, "known": len(w.entries)} for s, w in self._waivers.items()}
+
+    def apply(self, spec: Spec, result: Result) -> None:
+        """XFAIL or XPASS where a waiver of `spec` speaks of the case."""
+        if spec in self._waivers:
+            waive(self._waivers[spec], result, self._today)
+
+    def problems(self, results: Iterable[Result]) -> tuple[list[str], list[str]]:
+        """A sentence per waiver that fails the run, and a unified diff per file that would mend it."""
+        kept = list(results)
+        sentences: list[str] = []
+        edits: list[str] = []
+        for spec, own in self._waivers.items():
+            mine = [r for r in kept if r.backend == str(spec)]
+            found = problems(own, mine, self._today, _listed, _exists)
+            sentences += [p.sentence for p in found]
+            edits += filter(None, [proposal(own, found) if found else ""])
+        return sentences, edits
+
+
+def in_force(settings: Settings, waiving: Waiving | None = None) -> dict[str, JSON] | None:
+    """What files of settings and waivers change in a run, for its record; None where none was read."""
+    known = {} if waiving is None else waiving.to_json()
+    if settings.path is None and not known:
+        return None
+    return {
+        "file": None if settings.path is None else str(settings.path.absolute()),
+        "names": sorted(registry.defined()),
+        "levels": dict(settings.levels),
+        "waivers": known,
+    }
+
+
+def lines_of(found: dict[str, JSON] | None) -> list[str]:
+    """`in_force` as a line for people; none where nothing is."""
+    if found is None:
+        return []
+    said = [f"names: {', '.join(found['names'])}"] if found["names"] else []
+    said += [f"level of {name}: {level}" for name, level in found["levels"].items()]
+    said += [
+        f"waivers of {name}: {w['file']}: {w['known']} known failure{'s' * (w['known'] != 1)}"
+        for name, w in found["waivers"].items()
+    ]
+    return [f"settings: {found['file'] or 'no file'} ({'; '.join(said)})"] if said else []
+
+
+def today() -> date:
+    """This machine's date. A verdict depends on no other clock, and on this one by a waiver's last day only."""
+    return datetime.now().astimezone().date()
+
+
+def report(sentences: Sequence[str], edits: Sequence[str]) -> list[str]:
+    """The result of `problems`, as lines for people."""
+    lines = [f"waivers fail this run: {sentence}" for sentence in sentences]
+    if edits:
+        lines += ["proposed, for a person to make (as a patch, `git apply` or `patch -p0` takes it):", *edits]
+    return lines
+
+
+def _listed(family: str) -> Sequence[str]:
+    """Every id of a level; a case from a file may be of no family."""
+    return FAMILIES[family].ids("full") if family in FAMILIES else ()
+
+
+def _exists(case_id: str) -> bool:
+    try:
+        build(case_id)
+    except ConformanceError:
+        return False
+    return True

@@ -1,8 +1,8 @@
-"""One of N shards of a run: which cases it takes, so that machines share a run without asking each other.
+"""One of N shards of a run: which cases it takes, so that machines share a run without talking to each other.
 
-Each family's cases are dealt out like cards, in the order of a hash of their ids: every shard gets as many of each
-family as any other, give or take one, and neighbours in a table, which cost alike, are spread. Whoever has the same
-cases deals alike; `whole` names those cases, so that a merger sees which shards belong together and which is missing.
+The cases of each family are dealt out like cards, in the order of a hash of their ids: all shards get equally many of
+each family, give or take one, and neighbours in a table, which cost alike, are spread. The same cases are always dealt
+alike; `whole` names those cases, so that a merge sees which shards belong together and which is missing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What is about to run is on disk before a backend sees it, so that not even a kill of the whole run loses it.
+"""Writes each case to disk before it runs, so that a killed run can be recovered.
 
-A run has a folder of its own, which it holds locked as long as it lives. Before a case runs, a file in there says so: a
-trajectory, or any case that no id makes again, as a case file; one-step cases that ids make again by these ids, because
-a file for each would take longer than running them. The file goes when the case has run, whatever came of it:
-results are the run's to report. A folder that nobody holds is what a run left that was killed: `recover` makes case
-files of it.
+A run has a folder of its own, and holds a lock in it as long as it lives. A trajectory, or a case that no id makes
+again, is written as a case file; one-step cases are written by their ids, because a file for each would take longer
+than running it. The file is removed when the case has run, whatever the result. A folder without a lock is what a
+killed run left: `recover` makes case files of it.
 """
 
 from __future__ import annotations
@@ -30,17 +29,24 @@ from conformance.case.case import JSON, Case
 from conformance.ggml.errors import CaseFileError, ConformanceError
 from conformance.ggml.text import printable, shell
 
+try:
+    import fcntl
+
+    LOCKS = True
+except ImportError:  # POSIX only
+    LOCKS = False
+
 RUNNING = "running-"
 LEFT = "interrupted"
 LOCK = "lock"
-MAX_SAID = 1 << 20
-"""Bytes of what a run said of a batch; a hundred ids take a tenth of it."""
+MAX_IDS = 1 << 20
+"""Bytes of the ids of a batch; a hundred ids take a tenth of it."""
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """What a run was doing when it was killed."""
+    """What a killed run was doing."""
 
     backend: str
     path: Path
@@ -55,10 +61,10 @@ class Interrupted:
 
 
 def default_folder() -> Path:
-    """Where runs keep their folders unless told otherwise: one of the user's under the system's temporary folder.
+    """The default parent of the folders of runs: a folder of the user's in the system's temporary one.
 
-    Others can make files there, too. A folder of that name that is another's, a link, or open to others is not used:
-    then a new one is made for this process, and said.
+    Others can create files there too. A folder of that name that is another's, a link, or open to others is not used:
+    this process then makes a new one, and says so.
     """
     try:
         user = getpass.getuser()
@@ -71,7 +77,7 @@ def default_folder() -> Path:
 
 
 def is_own(folder: Path) -> bool:
-    """Whether `folder` is a folder of this user, no link to one, that nobody else can write to."""
+    """Whether `folder` is a folder of this user, not a link, and nobody else can write to it."""
     try:
         found = folder.lstat()
     except OSError:
@@ -96,11 +102,11 @@ def _removed_if_empty(folder: Path) -> None:
 
 
 class Ahead:
-    """The folder of a run under `folder`, made at first use.
+    """The folder of a run under `folder`, created at first use.
 
     Args:
         folder: shared by all runs.
-        known: whether an id makes this very case again.
+        known: whether an id makes this case again.
     """
 
     def __init__(self, folder: Path, known: Callable[[Case], bool]) -> None:
@@ -112,7 +118,7 @@ class Ahead:
 
     @contextmanager
     def batch(self, spec: Spec, cases: Sequence[Case]) -> Iterator[None]:
-        """While this lasts, the ids of `cases` that ids make again are on disk, with the name of their backend.
+        """Keep the ids of `cases`, of those that ids make again, and the name of their backend on disk.
 
         Raises:
             CaseFileError: the folder cannot be written to.
@@ -122,7 +128,7 @@ class Ahead:
 
     @contextmanager
     def one(self, spec: Spec, case: Case) -> Iterator[None]:
-        """While this lasts, `case` is on disk: as a file, or by its id where that is enough.
+        """Keep `case` on disk: as a file, or by its id where that is enough.
 
         Raises:
             CaseFileError: the folder cannot be written to.
@@ -144,7 +150,7 @@ class Ahead:
             self._own = None
 
     def by_id(self, case: Case) -> bool:
-        """Whether the id is all there is to write down."""
+        """Whether writing the id is enough."""
         return len(case.steps) == 1 and self._known(case)
 
     @contextmanager
@@ -180,7 +186,7 @@ class Ahead:
 
 
 def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
-    """Turn what killed runs left in `folder` into case files; each is told once.
+    """Make case files of what killed runs left in `folder`; each is returned once.
 
     Args:
         folder: as given to `Ahead`.
@@ -189,9 +195,9 @@ def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
     found: list[Interrupted] = []
     for own in sorted(folder.glob(f"{RUNNING}*")):
         if not is_own(own):
-            continue  # of somebody else, or a link: neither read nor removed
+            continue  # another user's, or a link: neither read nor removed
         with _alone_in(folder):
-            lock = _taken(own / LOCK)
+            lock = _take(own / LOCK)
         if lock is None:
             continue
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, ConformanceError):
@@ -207,13 +213,13 @@ def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
 def _rescued(to: Path, said: Path, build: Callable[[str], Case]) -> Interrupted:
     descriptor = os.open(said, os.O_RDONLY | _NO_LINK)
     with os.fdopen(descriptor, "rb") as file:
-        document: dict[str, JSON] = json.loads(file.read(MAX_SAID))
+        document: dict[str, JSON] = json.loads(file.read(MAX_IDS))
     backend, ids = document["backend"], document["ids"]
     if not (isinstance(backend, str) and all(isinstance(i, str) for i, _ in ids)):
-        raise ValueError("texts expected")  # as of any file that no run of ours left: nothing to tell
+        raise ValueError("texts expected")  # no run of ours left this file: nothing to report
     with suppress(FileExistsError):
         to.mkdir(mode=0o700)
-    if not is_own(to):  # a link, or a folder that others write to: what was left is not put there, and not lost
+    if not is_own(to):  # a link, or open to others: keep what was left elsewhere
         to = Path(tempfile.mkdtemp(prefix=f"{LEFT}-", dir=to.parent))
     path = to / f"{said.parent.name.removeprefix(RUNNING)}-{said.stem}.gguf"
     whole = said.with_suffix(".gguf")
@@ -229,10 +235,8 @@ def _rescued(to: Path, said: Path, build: Callable[[str], Case]) -> Interrupted:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """While this lasts, nobody else makes or takes a folder of a run in `folder`."""
-    try:
-        import fcntl  # noqa: PLC0415  # POSIX only
-    except ImportError:
+    """While this lasts, no other process makes or takes a folder of a run in `folder`."""
+    if not LOCKS:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -245,20 +249,17 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _hold(descriptor: int) -> None:
-    with suppress(ImportError, OSError):
-        import fcntl  # noqa: PLC0415  # POSIX only; elsewhere an open file cannot be removed
+    if LOCKS:  # elsewhere an open file cannot be removed
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
+def _take(lock: Path) -> int | None:
+    """Take the lock of a run that ended: its descriptor, -1 where there is nothing to hold, None while the run lives.
 
-def _taken(lock: Path) -> int | None:
-    """The descriptor of a lock that nobody held, now held by us, -1 where there is none to hold; None where it is held.
-
-    Held until the folder is gone, so that two recoveries do not tell of the same run.
+    The caller holds it until the folder is gone, so that two recoveries do not report the same run.
     """
-    try:
-        import fcntl  # noqa: PLC0415  # POSIX only
-    except ImportError:
+    if not LOCKS:
         try:
             lock.unlink(missing_ok=True)
         except PermissionError:

@@ -1,13 +1,14 @@
 """Shrinking a failing case: the smallest case that fails in the same way.
 
-Each pass proposes smaller cases, boldest first; one that fails with the same signature takes the place of the case, and
-all begins again, until no pass knows a smaller one. A candidate need not mean what the case meant: whatever it is, it
-is legal, the reference knows what it should give, and the backend gives something else.
+Each pass proposes smaller cases, boldest first. One that fails with the same signature replaces the case, and all
+passes start again, until none knows a smaller one. A candidate need not mean what the case meant: it is legal, the
+reference knows what it should give, and the backend gives something else.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,12 +18,58 @@ from conformance.backend.registry import Spec
 from conformance.case import codec
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, GraphError, UsageError
-from conformance.judge.verdict import Result
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.run.divergence import GRAPH, NODE
 from conformance.run.runner import Runner
 
-from . import cuts, simplify, sizes
-from .keep import Recorded, record
-from .signature import Signature, signature_of
+from . import cuts, simplify
+from .cuts import Recorded, record
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
+_QUOTED = re.compile(r"\S+/\S+@[0-9]+(?:#[0-9]+)?")
+_TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.IGNORECASE)
+_KEPT = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The part of a result that stays while everything around the fault goes."""
+
+    verdict: Verdict
+    op: str = ""
+    """Of the first wrong node; empty where no single node is wrong by itself, or nothing ran to the end."""
+    kind: str = ""
+    """`node` or `graph`, with `not finite` where a number became none; of a crash how it died and its last words, of
+    other failures the reason: without numbers, names of cases and what else changes as a case gets smaller."""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.verdict.value, self.op, self.kind)))
+
+
+def signature_of(result: Result) -> Signature | None:
+    """The signature of a failure; None where `result` is no failure."""
+    if result.verdict not in FAILURES:
+        return None
+    first = result.first_divergence
+    if result.verdict is not Verdict.FAIL:
+        return Signature(result.verdict, kind=_essence(result.detail))
+    if first is None:  # every node and the free run are right; a step from the backend's own caches is not
+        return Signature(Verdict.FAIL, kind="state")
+    broken = first["found"] is not None and first["found"] != first["found"]  # NaN
+    broken = broken or first["found"] in (float("inf"), float("-inf"))
+    kind = str(first.get("kind", NODE)) + (", not finite" if broken else "")
+    return Signature(Verdict.FAIL, first["op"] if first.get("kind") != GRAPH else "", kind)
+
+
+def _essence(detail: str) -> str:
+    """The telling part of a reason: how a process died and the assertion among its last words, or all of it."""
+    text = _QUOTED.sub("case", detail)
+    head, _, words = text.partition("): ")
+    if "its process died (" in head:
+        lines = [line for line in words.split(" / ") if _TELLING.search(line)] or words.split(" / ")[-1:]
+        text = f"{head[head.index('its process died') :]}): {lines[0]}"
+    return _NUMBER.sub("#", text)[:_KEPT]
+
 
 Pass = Callable[[Recorded, Result], Iterator[Case]]
 
@@ -30,9 +77,9 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("without its recording", cuts.plain),
     ("fewer steps", cuts.steps),
     ("fewer nodes", cuts.nodes),
-    ("fewer views", sizes.shapes),
+    ("fewer views", simplify.shapes),
     ("fewer outputs", cuts.outputs),
-    ("smaller", sizes.dims),
+    ("smaller", simplify.dims),
     ("simpler types", simplify.types),
     ("simpler values", simplify.values),
 )
@@ -69,7 +116,8 @@ def shrink(
         runner: runs the candidates.
         spec: the backend.
         case: fails on it.
-        time_budget: seconds after which the smallest case so far is the answer.
+        time_budget: seconds after which the smallest case so far is the answer. What is left of them bounds each run
+            but the first, without which there is no answer.
         progress: gets a line for each success.
         clock: tells the seconds.
 
@@ -83,7 +131,7 @@ def shrink(
     signature = signature_of(result)
     if signature is None:
         raise UsageError(f"{case.id} does not fail on {spec}: {result.verdict}; there is nothing to shrink")
-    search = _Search(runner, spec, signature, case, result, lambda: clock() - start > time_budget)
+    search = _Search(runner, spec, signature, case, result, lambda: time_budget - (clock() - start))
     progress(f"{signature}: {size(case)}")
     finished = search.run(progress)
     return Shrunk(search.case, search.result, signature, search.tried, clock() - start, finished)
@@ -92,18 +140,18 @@ def shrink(
 def size(case: Case) -> str:
     """How large a case is, in words."""
     n = sum(len(s.graph) for s in case.steps)
-    return f"{len(case.steps)} step(s), {n} node(s), {sizes.elements(case):,} elements in leaves"
+    return f"{len(case.steps)} step(s), {n} node(s), {simplify.elements(case):,} elements in leaves"
 
 
 class _Search:
     """The smallest case so far."""
 
     def __init__(
-        self, runner: Runner, spec: Spec, signature: Signature, case: Case, result: Result, late: Callable[[], bool]
+        self, runner: Runner, spec: Spec, signature: Signature, case: Case, result: Result, left: Callable[[], float]
     ) -> None:
         self.case, self.result = case, result
         self.tried = 0
-        self._runner, self._spec, self._signature, self._late = runner, spec, signature, late
+        self._runner, self._spec, self._signature, self._left = runner, spec, signature, left
         self._seen: set[bytes] = set()
 
     def run(self, progress: Callable[[str], None]) -> bool:
@@ -119,6 +167,9 @@ class _Search:
                     again = True
                     progress(f"{words}: {size(self.case)}")
         return not self._late()
+
+    def _late(self) -> bool:
+        return self._left() < 0
 
     def _step(self, candidates: Pass) -> bool:
         if self._late():
@@ -141,12 +192,16 @@ class _Search:
             candidate.validate()
         except GraphError:
             return False
+        left = self._left()
+        if left < 0:
+            return False
         self.tried += 1
         try:
-            (result,) = self._runner.run(self._spec, [candidate])
+            with self._runner.within(left):
+                (result,) = self._runner.run(self._spec, [candidate])
         except ConformanceError:
             return False
-        if signature_of(result) != self._signature:
+        if self._late() or signature_of(result) != self._signature:  # late: the bound may have ended it
             return False
         self.case, self.result = candidate, result
         return True
@@ -161,7 +216,7 @@ def measure(case: Case) -> tuple[int, ...]:
         len(case.steps),
         sum(len(s.graph) for s in case.steps),
         sum(len(s.outputs) for s in case.steps),
-        sizes.elements(case),
+        simplify.elements(case),
         sum(simplify.rank(t.type) for t in leaves),
         sum(simplify.plainness(t, data) for t, data in leaves.items()),
     )

@@ -18,7 +18,7 @@ from conformance.ggml.partial import below
 from conformance.ggml.tensor import MAX_DIMS, VIEW_OPS, Bytes, Dims, Tensor, contiguous_nb, nelements, row_size, strided
 from conformance.ggml.types import F32, I32, I64, GGMLType
 
-from .keep import renamed, same_place
+from .cuts import renamed, same_place
 
 SHAPED_BY_CALLER = frozenset({"VIEW", "RESHAPE", "CONT", "REPEAT", "TOP_K"})
 """Ops whose constructor is told the shape of its result."""

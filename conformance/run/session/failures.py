@@ -1,63 +1,89 @@
-"""What was seen when a failure was saved: it stands in the case file, so that `conform repro` can say "the same"."""
+"""Failing cases as files. A file holds the result, so that `conform repro` can say whether a new run gives the same."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from conformance.backend import registry
 from conformance.backend.registry import Spec
+from conformance.case import casefile
 from conformance.case.case import JSON, Case
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable, shell
 from conformance.judge.verdict import Result
+from conformance.run.scheduler.assign import read_devices
 from conformance.run.scheduler.backend import NAME as SCHED
-from conformance.run.scheduler.devices import read_devices
 
 from .environment import environment
 
-SEEN = "seen"
-"""Its place in a case's provenance."""
+RECORD = "seen"
+"""Where the record stands in a case's provenance."""
+_STEM = 94
+"""Characters of a file's name before its suffix."""
 NUMBERS = ("budget_used", "nmse", "nmse_exact")
 CLOSE = 1e-6
-"""Relative difference of two numbers that are called the same: an accelerator's may differ in the last bits from run to
-run. What is equal to the bit is said to be."""
+"""Relative difference of two numbers that count as the same: an accelerator's may differ in the last bits from run to
+run."""
 
 LONGEST = 300
-"""Characters of what a file says that a line shows."""
+"""Characters of a file's text that a line shows."""
 _VALUE = re.compile(r"[A-Za-z0-9_+ -]{1,64}(\.[0-9]{1,5})?")
-"""What an option may hold that a file names: a word, a number, words joined by +. No path, no URL, no library."""
+"""A value of an option that a file may choose: a word, a number, words joined by +. No path, URL or library."""
 _LARGE = re.compile(r"[0-9]{6}")
 _PLACES = frozenset(
     ("lib", "library", "plugin", "path", "paths", "file", "files", "dir", "folder", "cache", "model", "out", "output",
      "log", "trace", "dump", "config", "url", "uri", "host", "server", "address", "port", "command", "cmd", "exec")
 )  # fmt: skip
-"""Words in the name of an option that speak of a place, where an adapter does not say which of its options do."""
+"""Words in the name of an option that names a place, where an adapter does not declare its `places`."""
 
 
-def kept(case: Case, result: Result) -> Case:
-    """`case` with what `result` says of it, and where."""
-    said = result.to_json()
+def save(folder: Path, case: Case, result: Result) -> str:
+    """Write a failing case with its result into `folder`; the path of its file.
+
+    Raises:
+        CaseFileError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(f"{case.id}_{result.backend}")
+    casefile.write(path, [with_result(case, result)])
+    return str(path)
+
+
+def file_name(stem: str) -> str:
+    """A name of at most 99 characters, safe everywhere; with a digest where it would say less than `stem` does."""
+    name = re.sub(r"[^A-Za-z0-9_.=@-]+", "_", stem)
+    if len(name) > _STEM or not re.fullmatch(r"[A-Za-z0-9_.=@/+,?&-]*", stem):
+        digest = sha256(stem.encode(errors="surrogatepass")).hexdigest()[:8]
+        half = (_STEM - 10) // 2
+        name = f"{name}-{digest}" if len(name) <= _STEM - 9 else f"{name[:half]}-{digest}-{name[-half:]}"
+    return f"{name}.gguf"
+
+
+def with_result(case: Case, result: Result) -> Case:
+    """`case` with what `result` says of it, and where it ran."""
+    whole = result.to_json()
     fields = ("backend", "verdict", *NUMBERS, "first_divergence", "detail")
-    record = {k: said[k] for k in fields} | {"environment": environment()}
-    return replace(case, provenance={**case.provenance, SEEN: record})
+    record = {k: whole[k] for k in fields} | {"environment": environment()}
+    return replace(case, provenance={**case.provenance, RECORD: record})
 
 
-def seen(case: Case) -> dict[str, JSON] | None:
+def record_of(case: Case) -> dict[str, JSON] | None:
     """The record in a saved case; None where there is none."""
-    record = case.provenance.get(SEEN)
+    record = case.provenance.get(RECORD)
     return record if isinstance(record, dict) and isinstance(record.get("backend"), str) else None
 
 
 def backend_of(record: dict[str, JSON], command: str, file: Path) -> Spec:
-    """The backend that a case was saved for, as far as a file may choose one: its writer may be a stranger.
+    """The backend that a case was saved for, as far as a file may choose one: a stranger may have written it.
 
-    An installed adapter with options of plain words and numbers, none of which names a file, a folder, a library or a
-    place in a network; or a name of the user's own settings as it is.
+    That is an installed adapter with options of plain words and numbers, none of which names a file, a folder, a
+    library or a network address; or a name of the user's own settings without options.
 
     Args:
-        record: what `seen` gave.
+        record: of the file, by `record_of`.
         command: `repro` or `shrink`, for the message.
         file: where the record stands, for the message.
 
@@ -111,7 +137,7 @@ def _refusal_of_option(key: str, value: str, places: frozenset[str] | None) -> s
 
 
 def differences(record: dict[str, JSON], result: Result) -> list[str]:
-    """What is not as it was when the case was saved, in words: verdict, numbers and the place of first divergence."""
+    """What differs from the saved record, in words: verdict, numbers, place of the first divergence."""
     now = result.to_json()
     found = [_differs("verdict", record.get("verdict"), now["verdict"])]
     found += [_differs(k, record.get(k), now[k]) for k in NUMBERS if not _close(record.get(k), now[k])]

@@ -1,0 +1,155 @@
+"""Judges what a backend gave for a case: the free run, the demands on its witness, and each step by itself.
+
+Run freely, errors feed back through the caches, and a rounding that once went the other way stays there. Step by step
+the reference starts each step from the backend's own caches, so what is left is the error of one step. The grammar of
+demands is `case.demands`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from conformance.backend.interface import Backend, Witness, describe
+from conformance.backend.registry import Spec, resolve
+from conformance.case.case import Case
+from conformance.case.demands import COMPARISON, Demand, parse
+from conformance.ggml.arithmetic import EXACT, Arithmetic
+from conformance.ggml.tensor import pack
+from conformance.judge.judge import judge_step
+from conformance.judge.verdict import Result, Verdict
+
+from . import divergence, stages
+from .execute import Execution, StepValues
+from .oracle import Expectation, judge_steps
+
+COMPARE: dict[str, Callable[[float, float], bool]] = {
+    "<=": lambda a, b: a <= b,
+    ">=": lambda a, b: a >= b,
+    "==": lambda a, b: a == b,
+}
+
+
+def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
+    """The result of a free run: PASS, FAIL, or VACUOUS where it has nothing to check or does not meet a demand."""
+    judged, beside = expectation.judge(case, execution)
+    result = Result("", "", Verdict.PASS, seconds=execution.seconds, steps=len(execution.steps))
+    result.witness = describe(execution.witness)
+    if not judged:
+        result.verdict, result.detail = Verdict.VACUOUS, "it has no output and no cache to check"
+        if execution.opaque:
+            result.detail = f"it has no output to check; {_unread(execution)}"
+        return result
+    result.budget_used = max(j.used for j in (*judged, *beside))
+    result.nmse = max(j.difference.nmse for j in judged)
+    if expectation.exact is not expectation.steps:
+        exact = judge_steps(case, expectation.exact, execution, EXACT)
+        result.nmse_exact = max(j.difference.nmse for j in exact)
+    wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
+    if wrong is not None:
+        result.verdict = Verdict.FAIL
+        result.detail = divergence.sentence(wrong, case)
+        if sum(len(s.graph) for s in case.steps) == 1:
+            result.first_divergence = divergence.describe(wrong, case)
+    elif case.demands and stages.stage_of(spec) != stages.RUN:
+        result.detail = f"its demands are of a run, not of stage {stages.stage_of(spec)}"
+    elif missing := unmet(case, spec, execution.witness):
+        result.verdict, result.detail = Verdict.VACUOUS, missing
+    if execution.opaque:
+        result.detail = "; ".join(filter(None, (result.detail, _unread(execution))))
+    return result
+
+
+def _unread(execution: Execution) -> str:
+    return f"{len(execution.opaque)} caches cannot be read here: outputs only are judged"
+
+
+# -- demands ----------------------------------------------------------------------------------------------------------
+
+
+def unmet(case: Case, spec: Spec, witness: Witness) -> str:
+    """The first demand on `spec` that the witness does not meet, in words; empty where all are met.
+
+    Raises:
+        GraphError: the case's demands are malformed.
+    """
+    said = describe(witness)
+    for demand in parse(case.demands):
+        if not _concerns(demand, spec):
+            continue
+        have = said[demand.field]
+        if demand.entry is not None:
+            have = have.get(demand.entry, 0)
+        if not _meets(have, demand.what):
+            return f"the case demands {demand}; the witness has {'no answer' if have in (None, '') else have}"
+    return ""
+
+
+def _concerns(demand: Demand, spec: Spec) -> bool:
+    return any(fnmatchcase(t, demand.backends) for s in (spec, resolve(spec)) for t in (s.name, str(s)))
+
+
+def _meets(have: Any, what: Any) -> bool:  # noqa: ANN401  # JSON
+    if isinstance(what, list):
+        return all(any(fnmatchcase(line, glob) for line in have) for glob in what)
+    if have is None:
+        return False
+    if isinstance(have, str):
+        return fnmatchcase(have, what)
+    m = COMPARISON.fullmatch(str(what))
+    return COMPARE[m[1]](have, int(m[2])) if m else bool(have == what)
+
+
+# -- step by step -----------------------------------------------------------------------------------------------------
+
+
+def steps_apply(case: Case) -> bool:
+    """Whether a step of `case` starts from state that an earlier one left, and no recording says more."""
+    return len(case.steps) > 1 and bool(case.caches()) and not any(s.expected for s in case.steps)
+
+
+def expected_steps(reference: Backend, case: Case, found: Sequence[StepValues]) -> Iterator[StepValues]:
+    """What each step should give, started from the caches that `found` holds after the step before.
+
+    Args:
+        reference: runs the steps.
+        case: not judged by a recording.
+        found: what the tested backend left behind, step by step.
+
+    Raises:
+        BackendError: the reference failed.
+    """
+    caches = case.caches()
+    with reference.open(case) as session:
+        for k, step in enumerate(case.steps):
+            for t in caches if k else ():
+                session.write(t, found[k - 1].caches[t])
+            outputs = session.compute(step.graph, step.inputs, step.outputs)
+            yield StepValues(dict(outputs), {t: pack(session.read(t), t, 0) for t in caches})
+
+
+def judge_each_step(
+    result: Result, reference: Backend, case: Case, execution: Execution, arithmetic: Arithmetic
+) -> None:
+    """Judge each step within what its own nodes may err by, and put the worst into `result`.
+
+    Args:
+        result: a PASS of the free run; becomes FAIL where a step is wrong.
+        reference: not the backend under test.
+        case: one to which `steps_apply`.
+        execution: the free run of the backend under test.
+        arithmetic: in which both compute.
+
+    Raises:
+        BackendError: the reference failed.
+    """
+    wanted = expected_steps(reference, case, execution.steps)
+    for k, (want, got) in enumerate(zip(wanted, execution.steps, strict=True)):
+        right, have = ({**v.outputs, **v.caches} for v in (want, got))
+        for judged in judge_step(case, k, right, have, arithmetic):
+            result.budget_used = max(result.budget_used or 0.0, judged.used)
+            if judged.used > 1:
+                result.verdict = Verdict.FAIL
+                result.detail = divergence.sentence(judged, case) + "; started from its own caches"
+                return
