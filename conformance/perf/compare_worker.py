@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,27 +18,22 @@ class Side:
     """One build, and the unit that it measures at present."""
 
     def __init__(self, *, isolate: bool) -> None:
-        from conformance.run.isolation.isolate import Isolation  # noqa: PLC0415  # as above
-        from conformance.run.runner import Runner  # noqa: PLC0415  # as above
-
-        from .bench import Bench  # noqa: PLC0415  # the build's own; what it lacks is answered in words
-
-        self._runner = Runner()
+        # by name: a script has no package, and what this build lacks is answered in words
+        bench = import_module("conformance.perf.bench")
+        isolation = import_module("conformance.run.isolation.isolate")
+        self._runner = import_module("conformance.run.runner").Runner()
         # memory placement differs most between processes
-        self._bench = Bench(self._runner, Isolation(isolate=isolate or None))
+        self._bench = bench.Bench(self._runner, isolation.Isolation(isolate=isolate or None))
         self._measured: Any = None
 
     def open(self, level: str, unit: str, backend: str) -> dict[str, Any]:
         """Prepare a unit; return its case and result. Only after PASS can it be measured."""
-        from conformance.run.session.select import parse_specs  # noqa: PLC0415  # as above
-
-        from .units import units  # noqa: PLC0415  # as above
-
         self.close()
-        match = [u for u in units(level) if u.name == unit]  # type: ignore[arg-type]  # checked by the other side
+        units = import_module("conformance.perf.units").units(level)
+        match = [u for u in units if u.name == unit]
         if not match:
             return {"missing": f"no unit {unit} at level {level}"}
-        (spec,) = parse_specs([backend])
+        (spec,) = import_module("conformance.run.session.select").parse_specs([backend])
         result = self._bench.result(match[0], spec)
         answer = {"case": match[0].case_id, "verdict": result.verdict.value, "detail": result.detail}
         if answer["verdict"] == "PASS":
