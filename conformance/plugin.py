@@ -33,8 +33,8 @@ from conformance.judge.verdict import (
 )
 from conformance.perf.bench import Bench
 from conformance.report.journal import Partial
-from conformance.report.record import interrupts_wait, record, write_json
-from conformance.report.reproduce import command
+from conformance.report.runfile import interrupts_wait, record, write_json
+from conformance.report.runs import command
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import settings, writeahead

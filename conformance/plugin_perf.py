@@ -17,11 +17,9 @@ from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
-from conformance.perf.bench import Bench, Row
-from conformance.perf.document import document, entry
-from conformance.perf.rounds import Rounds
+from conformance.perf.bench import Bench, Row, document
+from conformance.perf.measure import Rounds
 from conformance.perf.units import ROUNDS, Unit, units
-from conformance.perf.yardstick import extra_info
 from conformance.run.session.environment import environment
 from conformance.run.session.shard import WHOLE, parse
 from conformance.suite.family import Level
@@ -145,7 +143,8 @@ def replay(row: Row, clock: Clock, benchmark: BenchmarkFixture, check: Callable[
         assert not row.broke, row.reason
         clock.now += next(seconds)
 
-    benchmark.extra_info.update(extra_info(entry(row)))
+    apart = {"unit", "backend", "seconds", "elapsed"}  # the benchmark's name and data have these
+    benchmark.extra_info.update({k: v for k, v in row.to_json().items() if k not in apart})
     pedantic: Any = benchmark.pedantic
     pedantic(target, rounds=len(row.seconds) or 1)
 

@@ -24,7 +24,7 @@ def write(verdict="PASS", kind="conformance"):
 WORK = f"""
 from conformance.judge.verdict import Result, Verdict
 from conformance.report.journal import Journal
-from conformance.report.record import record, write_json
+from conformance.report.runfile import record, write_json
 from conformance.run.session.shard import Shard
 kept = Journal(journal, {{}})
 ids = [f"f/{{n}}@1" for n in range({CASES})]
@@ -60,7 +60,7 @@ with (folder / "imported").open("a") as f:
 """
 LACKS = """
 from conformance.judge.verdict import Request
-from conformance.report.record import record, write_json
+from conformance.report.runfile import record, write_json
 asked = Request({"fake": ["f/a@1", "f/b@1"]})
 write_json(document, record([], asked=asked, missing=asked.missing([], "its worker died")))
 sys.exit(1)

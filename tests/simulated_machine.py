@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conformance.perf.rounds import Rounds, Subject
+from conformance.perf.measure import Rounds, Subject
 
 
 @dataclass(frozen=True)

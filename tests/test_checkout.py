@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.report.record import header
-from conformance.run.session.environment import ci_link, source
+from conformance.run.session.environment import ci_link, header, source
 
 GIT = shutil.which("git")
 WHO = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

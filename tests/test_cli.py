@@ -18,7 +18,7 @@ from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import Result as Record
 from conformance.judge.verdict import Verdict
 from conformance.report.progress import Progress, Steps
-from conformance.report.words import budget_used
+from conformance.report.runs import budget_used
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_files import document, result, written_to
 
-from conformance.report.csv_ops import COLUMNS, csv_ops
+from conformance.report.matrix import CSV_COLUMNS, csv_ops
 from conformance.report.runs import Row, Runs, read_runs
 
 HEAD = '"backend_name","op_name","op_params","test_mode","supported","error_message","backend_reg_name"'
@@ -35,7 +35,7 @@ def test_format(tmp_path: Path) -> None:
         _runs(tmp_path, ("ops/UNARY.GELU-f16-ne=32x4,x=1@3", "x", "PASS"), ("gqa/llama@1", "x", "PASS")).results
     )
     assert text == f'{HEAD}\n"x","GELU","type=f16,ne=32x4,x=1","support","1","yes","x"\n'
-    assert ",".join(f'"{c}"' for c in COLUMNS) == HEAD
+    assert ",".join(f'"{c}"' for c in CSV_COLUMNS) == HEAD
 
 
 def test_supported_is_what_the_backend_said(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from run_files import document, gate, perf, planted, result, unit, written_to
 
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.perf.history import changes as changing
-from conformance.perf.history import schema as history_schema
-from conformance.perf.history.rows import interval
+from conformance.perf.history import series as changing
+from conformance.perf.history import store
 from conformance.perf.history.series import Point, Series, kills, runs, series
 from conformance.perf.history.store import History
+from conformance.perf.statistics import median_interval
 
 A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
 
@@ -187,8 +187,8 @@ def test_closed_is_one_file(tmp_path: Path) -> None:
 def test_older_version_is_brought_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store made by version 1 opens under a version 2 with its rows kept and the new step done once."""
     path = _store(tmp_path / "h.sqlite", document([(A, "x", "PASS")]))
-    steps = (*history_schema.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT 'none'",))
-    monkeypatch.setattr("conformance.perf.history.MIGRATIONS", steps)
+    steps = (*store.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT 'none'",))
+    monkeypatch.setattr("conformance.perf.history.store.MIGRATIONS", steps)
     for _ in range(2):
         with closing(History(path)) as h:
             assert h.query("SELECT note, machine FROM runs") == [("none", "m1")]
@@ -252,9 +252,9 @@ def test_damaged_store_is_one_error(tmp_path: Path, seed: int) -> None:
 
 def test_interval_of_a_median() -> None:
     """The exact binomial interval: of 6 values the extremes, of 20 the 6th from either end; none under 6."""
-    assert interval([5, 1, 2, 3, 4]) == (None, None)
-    assert interval([5, 1, 2, 3, 4, 6]) == (1, 6)
-    assert interval(list(range(1, 21))) == (6, 15)
+    assert median_interval([5, 1, 2, 3, 4]) == (None, None)
+    assert median_interval([5, 1, 2, 3, 4, 6]) == (1, 6)
+    assert median_interval(list(range(1, 21))) == (6, 15)
 
 
 def _nights(rates: list[float]) -> Series:

@@ -31,7 +31,7 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.types import F32
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.process.memory import resident
-from conformance.report.record import record
+from conformance.report.runfile import record
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.oracle import Oracle
 from conformance.run.runner import Runner

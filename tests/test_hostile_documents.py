@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,14 +19,19 @@ from run_files import document, gate, perf, planted, result, unit
 from conformance.case.case import JSON
 from conformance.cli import main
 from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.perf import compare, measure
+from conformance.perf.bench import Bench
+from conformance.perf.gates import Judge, judge_count, loads
 from conformance.perf.history.store import History
-from conformance.report.csv_ops import csv_ops
+from conformance.perf.units import units
 from conformance.report.journal import Journal
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
+from conformance.report.matrix import csv_ops
 from conformance.report.page import page
-from conformance.report.record import header
 from conformance.report.runs import read_runs
+from conformance.run.runner import Runner
+from conformance.run.session.environment import header
 
 ADD = "ops/ADD-f32+f32-a=4,b=4@0"
 DEEP: JSON = [[[[[[1]]]]]]
@@ -162,3 +168,114 @@ def test_no_cell_is_a_formula(tmp_path: Path) -> None:
         for line in text.splitlines()
         for cell in line.strip('"').split('","')
     )
+
+
+TOML_VALUES = ["true", "-1", "0", "nan", "inf", "-inf", "1e308", "1e999", "0x" + "f" * 6000, "9" * 6000, '""', '"x"',
+               '"a\\nb"', '"\\u202e"', "[]", "{}", '["smoke"]', "{a = 1}", "1979-05-27", "[" * 90 + "]" * 90,
+               "[" * 5000 + "]" * 5000, "{a = " * 400 + "1" + "}" * 400, '"compiles <= ' + "9" * 5000 + '"',
+               '"no unit"', '"ggml?x=\\u0000"', "'"]  # fmt: skip
+GATES: list[dict[str, str]] = [
+    {"name": '"c"', "kind": '"counter"', "unit": '"load"', "backend": '"cpu"', "expect": '"compiles <= 2"'},
+    {"name": '"r"', "kind": '"ratio"', "unit": '"load"', "backend": '"cpu"', "against": '"baseline"', "limit": "1.02"},
+    {"name": '"a"', "kind": '"absolute"', "unit": '"load"', "backend": '"cpu"', "machine": '"0123456789ab"',
+     "limit": "0.02", "why": '"w"'},
+]  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(-2, len(TOML_VALUES) - 1)), min_size=1,
+             max_size=3)
+)  # fmt: skip
+def test_changed_gates_are_read_or_refused(changes: list[tuple[int, int, int]]) -> None:
+    """Keys left out (-1), given twice (-2) or of any value: gates that can be judged, or a line with the file."""
+    tables = [{"level": '"smoke"', "budget": "90"}, *(dict(g) for g in GATES)]
+    twice: list[tuple[int, str]] = []
+    for table, key, value in changes:
+        name = list(tables[table])[key % len(tables[table])] if tables[table] else "name"
+        if value == -2:
+            twice.append((table, name))
+        elif value == -1:
+            tables[table].pop(name, None)
+        else:
+            tables[table][name] = TOML_VALUES[value]
+    lines = []
+    for i, table_ in enumerate(tables):
+        lines += ["[[gate]]"] if i else []
+        lines += [f"{k} = {v}" for k, v in table_.items() for _ in range(1 + twice.count((i, k)))]
+    try:
+        gates = loads("\n".join(lines), "gates.toml")
+    except UsageError as e:
+        assert "gates.toml" in str(e)  # noqa: PT017  # raised for some only
+        assert len(str(e)) < 2000  # noqa: PT017  # as above
+        return
+    for g in gates.gates:
+        counters: dict[str, JSON] = {"compiles": 1}
+        json.dumps(judge_count(replace(g, relation=g.relation or "<="), counters).to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize("value", TOML_VALUES, ids=lambda v: ascii(v[:12]))
+def test_a_wrong_limit_is_one_line(tmp_path: Path, value: str) -> None:
+    """`conform perf gate FILE`: one line that names file, gate and key, and exit code 2."""
+    path = tmp_path / "g.toml"
+    table = {**GATES[2], "limit": value}
+    path.write_text('level = "smoke"\n[[gate]]\n' + "".join(f"{k} = {v}\n" for k, v in table.items()))
+    if value == "1e308":
+        assert loads(path.read_text(), "g").gates[0].limit == 1e308
+        return
+    done = CliRunner().invoke(main, ["perf", "gate", str(path)])
+    assert (done.exit_code, len(done.output.splitlines())) == (2, 1), done.output
+    assert "g.toml" in done.output
+
+
+REPLY_VALUES: list[JSON] = [*VALUES, float("nan"), float("inf"), "PASS", "FAIL", "no verdict"]
+
+
+class _Replies:
+    """In place of the process of a build: replies with whatever is given."""
+
+    def __init__(self, replies: dict[str, dict[str, JSON]]) -> None:
+        self._replies = replies
+
+    def receive(self) -> tuple[dict[str, JSON], list[bytes]]:
+        return self._replies["starting"], []
+
+    def ask(self, request: dict[str, JSON]) -> tuple[dict[str, JSON], list[bytes]]:
+        return self._replies.get(request["do"], {}), []
+
+    def close(self) -> None:
+        pass
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["starting", "open", "missing", "run"]), st.integers(0, 3), st.sampled_from([None, *REPLY_VALUES])
+)
+def test_replies_of_another_build_are_judged_or_refused(tmp_path: Path, do: str, key: int, value: JSON) -> None:
+    """A field of a build's reply left out (None) or of any value: an answer, or a line that names build and field."""
+    (unit_,) = units("smoke", ["load"])
+    replies: dict[str, dict[str, JSON]] = {
+        "starting": {"version": "1", "python": "3.11"},
+        "open": {"case": unit_.case_id, "verdict": "PASS", "detail": ""},
+        "run": {"seconds": 0.1},
+    }
+    reply = replies["open" if do == "missing" else do]
+    name = "missing" if do == "missing" else list(reply)[key % len(reply)]
+    reply[name] = value
+    if value is None:
+        del reply[name]
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    (tmp_path / "bin" / "python").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "Worker", lambda *_, **__: _Replies(replies))
+        patch.setattr(measure, "LIFE", 0.0)
+        try:
+            pair = compare.pair(tmp_path, tmp_path, "smoke")
+            judge = Judge(Bench(Runner()), 0.001, pair=pair)
+            gate_ = loads('level = "smoke"\n[[gate]]\n' + "".join(f"{k} = {v}\n" for k, v in GATES[1].items()), "g")
+            answer = judge.answer(gate_.gates[0])
+        except UsageError as e:
+            assert f"{tmp_path}: " in str(e)  # noqa: PT017  # raised for some only
+            assert f" {name}: " in str(e)  # noqa: PT017  # as above
+            return
+    json.dumps(answer.to_json(), allow_nan=False)

@@ -18,7 +18,7 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Result, Totals, Verdict
 from conformance.process.memory import parse_size, physical, resident
-from conformance.report.record import record
+from conformance.report.runfile import record
 from conformance.run.isolation.isolate import Isolation, needs
 from conformance.run.runner import Runner
 

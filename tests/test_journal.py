@@ -21,8 +21,8 @@ from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.report import journal as journals
 from conformance.report.journal import Journal
-from conformance.report.record import header
 from conformance.run.runner import Runner
+from conformance.run.session.environment import header
 from conformance.run.session.select import build, case_ids
 
 ASKED: dict[str, JSON] = {"levels": {"cpu": "smoke"}, "seed": None}

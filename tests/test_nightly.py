@@ -22,7 +22,7 @@ from conformance.nightly.night import exit_code, run
 from conformance.nightly.parts import PARTS, Options, Paths, shown
 from conformance.nightly.state import Answer, Done, State, begin, hold, read
 from conformance.nightly.summary import Failure
-from conformance.report.record import record
+from conformance.report.runfile import record
 from conformance.run.session.shard import Shard
 
 pytestmark = POSIX

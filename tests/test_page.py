@@ -21,9 +21,9 @@ from conformance.cli import main
 from conformance.judge.verdict import FAILURES
 from conformance.perf.history.store import History
 from conformance.report.page import page, tables
-from conformance.report.page.columns import NOTHING, embedded, numbers, objects, words
 from conformance.report.page.drawings import drawn_graphs
 from conformance.report.page.stored import read_history
+from conformance.report.page.tables import NOTHING, embedded, numbers, objects, words
 from conformance.report.runs import Runs, read_runs
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)

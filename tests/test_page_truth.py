@@ -19,11 +19,10 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, new_tensor
 from conformance.ggml.types import F32
-from conformance.report.causes import ORDER
 from conformance.report.graphview import BOX_HEIGHT, BOX_WIDTH, svg
+from conformance.report.matrix import ORDER
 from conformance.report.page import page
 from conformance.report.runs import Runs, read_runs
-from conformance.report.told import unlisted
 
 pytest_plugins = ("page_fixtures",)
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'\u202eevil"
@@ -109,7 +108,7 @@ def test_asked_for_and_not_named_is_missing_too(opened: Open, browser: Driver, t
     assert kind == "bad"
     assert "1,227 cases are missing" in ask(browser, "return document.querySelector('.banner').innerText")
     assert "y has no result" in text
-    assert [n for _, _, n in unlisted(read_runs([written_to(tmp_path / "u.json", made)]))] == [1222, 5]
+    assert [n for _, _, n in read_runs([written_to(tmp_path / "u.json", made)]).unlisted()] == [1222, 5]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +176,7 @@ def test_failures_come_first_everywhere(at: Driver) -> None:
 
 def test_the_order_of_verdicts_is_one() -> None:
     """The page's order of verdicts is that of the other reports, and `missing` stands right before the known ones."""
-    script = Path(page.__code__.co_filename).with_name("data.js").read_text(encoding="utf-8")
+    script = Path(page.__code__.co_filename).with_name("static").joinpath("data.js").read_text(encoding="utf-8")
     ranks = json.loads(script.partition("const RANKS = ")[2].partition(";")[0])
     assert [w for w in ranks if w in {str(v) for v in ORDER}] == [str(v) for v in ORDER]
     assert ranks.index("XPASS") < ranks.index("missing") < ranks.index("XFAIL")
@@ -250,7 +249,7 @@ def test_no_label_leaves_its_box(at: Driver, runs: Runs) -> None:
     )  # fmt: skip
     assert drawn[0] > 50
     assert drawn[1:] == [0, 0]
-    script = Path(page.__code__.co_filename).with_name("detail.js").read_text(encoding="utf-8")
+    script = Path(page.__code__.co_filename).with_name("static").joinpath("detail.js").read_text(encoding="utf-8")
     assert f"const BOX = {{ width: {BOX_WIDTH}, height: {BOX_HEIGHT}," in script
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from conformance.perf import bootstrap
-from conformance.perf.bootstrap import FEWEST, Interval, ratio, told, trimmed, typical
+from conformance.perf import statistics
+from conformance.perf.statistics import FEWEST, Interval, life_values, ratio, trimmed, typical
 
 times = st.lists(st.tuples(st.floats(1e-6, 10), st.floats(1e-6, 10)), min_size=4 * FEWEST, max_size=200)
 
@@ -78,7 +78,7 @@ def test_being_first_costs_nobody() -> None:
 def test_a_life_is_one_witness() -> None:
     """Rounds of one life are told as one number, and lives without a round of each order as none."""
     logs = np.array([1.0, 3.0, 1.0, 3.0, 7.0, 0.0, 0.0])
-    assert told(logs, [0, 4, 5]).tolist() == [2.0, 0.0]
+    assert life_values(logs, [0, 4, 5]).tolist() == [2.0, 0.0]
 
 
 def test_a_spoilt_life_moves_little() -> None:
@@ -94,7 +94,7 @@ def test_a_spoilt_life_moves_little() -> None:
 def yuen(values: NDArray[np.float64]) -> tuple[float, float]:
     """The trimmed mean and its standard error by the book, one value at a time."""
     ordered, n = sorted(values.tolist()), len(values)
-    cut = int(bootstrap.TRIM * n)
+    cut = int(statistics.TRIM * n)
     kept = ordered[cut : n - cut]
     winsorised = [kept[0]] * cut + kept + [kept[-1]] * cut
     mean = sum(winsorised) / n
@@ -116,7 +116,7 @@ def test_coverage(n: int, *, heavy: bool) -> None:
     rng, above, below = np.random.default_rng(n), 0, 0
     for _ in range(600):
         values = rng.standard_t(2, n) if heavy else rng.normal(0, 1, n)
-        i = bootstrap.of_logs(0.01 * np.repeat(values, 2), lives(2 * n, 2), 0.01)
+        i = statistics.of_logs(0.01 * np.repeat(values, 2), lives(2 * n, 2), 0.01)
         above += i.high < 1
         below += i.low > 1
     # 6 of 600 are expected; more than 15 come up in one of 2,000 such tests

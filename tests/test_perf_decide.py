@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from simulated_machine import CALM, WORST, Machine, Noise
 
-from conformance.perf import decide as decide_module
-from conformance.perf.bootstrap import Interval
-from conformance.perf.decide import ERROR, FINE, REGRESSED, UNDECIDED, Decision, decide, measured
+from conformance.perf import statistics
+from conformance.perf.statistics import ERROR, FINE, REGRESSED, UNDECIDED, Decision, Interval, decide
 
 
 def decided(seed: int, noise: Noise, head: float, limit: float, budget: float = 30.0) -> Decision:
@@ -72,11 +71,13 @@ def test_looks_share_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The errors of all looks add up to what a gate may err."""
     spent: list[float] = []
 
-    def spy(rounds: decide_module.Measured, subject: str, against: str | None, error: float) -> Interval:
-        spent.append(error)
-        return measured(rounds, subject, against, error)
+    real = statistics.interval_of
 
-    monkeypatch.setattr(decide_module, "measured", spy)
+    def spy(rounds: statistics.Measurements, subject: str, against: str | None, error: float) -> Interval:
+        spent.append(error)
+        return real(rounds, subject, against, error)
+
+    monkeypatch.setattr(statistics, "interval_of", spy)
     decide(Machine(3).rounds(), "head", "base", 1.0, 90.0)
     assert len(spent) > 2
     assert sum(spent) == pytest.approx(ERROR)

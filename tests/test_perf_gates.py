@@ -14,9 +14,19 @@ from simulated_machine import Machine
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.perf.bench import Bench
-from conformance.perf.decide import FINE, REGRESSED, UNDECIDED, decide
-from conformance.perf.gates import NOT_RUN, SHIPPED, Answer, Gate, counted, decided, load, loads, matching
-from conformance.perf.judge import Judge, exit_code
+from conformance.perf.gates import (
+    NOT_RUN,
+    SHIPPED,
+    Answer,
+    Gate,
+    Judge,
+    exit_code,
+    judge_count,
+    judge_time,
+    load,
+    loads,
+)
+from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED, decide
 from conformance.run.runner import Runner
 from conformance.run.session.select import parse_specs
 
@@ -42,9 +52,9 @@ def test_a_file() -> None:
     assert (c.counter, c.relation, c.limit, c.against) == ("compiles", "<=", 2, None)
     assert (str(r.backend), str(r.against), r.limit, r.unit.name) == ("cpu", "ggml", 0.5, "load")
     assert (a.machine, a.limit, a.against) == ("0123456789ab", 2.0, None)
-    assert matching(gates, ["[cr]"]) == [c, r]
+    assert gates.matching(["[cr]"]) == [c, r]
     with pytest.raises(UsageError, match=r"no gate matches 'x'; there are c, r, a"):
-        matching(gates, ["x"])
+        gates.matching(["x"])
 
 
 def test_the_gates_of_this_project() -> None:
@@ -128,7 +138,7 @@ COUNTERS = {"compiles": 2, "timed": {"compiles": 0}, "kernels": {"RMS": 5}, "byt
 )
 def test_counters_are_exact(expect: str, answer: str, count: int | None) -> None:
     """A counter is held against its bound exactly; a kernel not listed ran 0 times; what nobody counted was not run."""
-    found = counted(one(COUNTER.replace("compiles <= 2", expect)), COUNTERS)
+    found = judge_count(one(COUNTER.replace("compiles <= 2", expect)), COUNTERS)
     assert (found.answer, found.count) == (answer, count)
     assert found.to_json()["estimate"] == count
 
@@ -137,12 +147,12 @@ def test_entries_of_a_document() -> None:
     """A decision's figures stand in its entry; what is not known is null, and never infinite."""
     gate = one(RATIO)
     machine = Machine(1)
-    answer = decided(gate, decide(machine.rounds(0.4), "head", "base", 0.5, 20.0))
+    answer = judge_time(gate, decide(machine.rounds(0.4), "head", "base", 0.5, 20.0))
     entry = answer.to_json()
     assert (entry["answer"], entry["kind"], entry["against"]) == (FINE, "ratio", "ggml")
     assert entry["low"] < 0.4 < entry["high"] < entry["limit"]
     assert f"{entry['rounds']} rounds" in entry["reason"]
-    nothing = decided(gate, decide(Machine(opening=9.0).rounds(), "head", "base", 0.5, 5.0))
+    nothing = judge_time(gate, decide(Machine(opening=9.0).rounds(), "head", "base", 0.5, 5.0))
     assert nothing.answer == UNDECIDED
     assert nothing.reason.endswith("nothing can be seen with so many")
     assert nothing.to_json()["high"] is None

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from simulated_machine import Machine, Noise
 
 from conformance.ggml.errors import BackendError, UsageError
-from conformance.perf.bootstrap import told
-from conformance.perf.rounds import LIFE, LIFE_ROUNDS, Rounds, Subject, order
+from conformance.perf.measure import LIFE, LIFE_ROUNDS, Rounds, Subject, order
+from conformance.perf.statistics import life_values
 
 
 def log(names: str) -> tuple[list[str], Rounds]:
@@ -113,5 +113,5 @@ def test_following_oneself_favours_nobody() -> None:
         rounds.live()
         rounds.more(2)
     logs = np.log(np.array(rounds.seconds["head"]) / np.array(rounds.seconds["base"]))
-    assert told(logs, rounds.lives) == pytest.approx(np.zeros(9))
-    assert told(logs[:2], [0]) == pytest.approx([0.0])
+    assert life_values(logs, rounds.lives) == pytest.approx(np.zeros(9))
+    assert life_values(logs[:2], [0]) == pytest.approx([0.0])

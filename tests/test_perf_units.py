@@ -28,11 +28,9 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import Verdict
 from conformance.perf import units as table
-from conformance.perf.bench import Bench, Row
-from conformance.perf.document import document, entry, exit_code, spread
-from conformance.perf.rounds import Rounds
+from conformance.perf.bench import Bench, Row, document, exit_code, spread
+from conformance.perf.measure import Rounds
 from conformance.perf.units import UNITS, Unit, units
-from conformance.perf.yardstick import benchmark_json, regressed
 from conformance.report.runs import read_runs
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
@@ -195,7 +193,7 @@ def test_a_case_that_fails_is_not_timed(bench: Bench) -> None:
     """It stands in the document with its verdict and the reason, and its session is opened for no measurement."""
     wrong, right = _rows(bench, OP, "wrong", "")
     assert (wrong.result.verdict, right.result.verdict) == (Verdict.FAIL, Verdict.PASS)
-    said = entry(wrong)
+    said = wrong.to_json()
     assert (said["seconds"], said["rate"], said["rounds"], said["counters"]) == ([], None, 0, {})
     assert said["verdict"] == "FAIL"
     assert said["reason"].startswith("FAIL: ")
@@ -322,32 +320,6 @@ def test_spread_is_the_middle_half() -> None:
     """Of nine rounds from 1 to 9: from 3 to 7, by 5. Too few rounds have none."""
     assert spread([9, 1, 8, 2, 7, 3, 6, 4, 5]) == pytest.approx(4 / 5)
     assert spread([1.0, 2.0, 3.0]) is None
-
-
-def test_the_yardstick_is_pytest_benchmarks_own() -> None:
-    """Its check fails beyond its limit and not below, on the field it names."""
-    base = [1.0, 1.1, 0.9, 1.0, 5.0]
-    assert regressed("median:10%", [1.12] * 5, base)
-    assert not regressed("median:10%", [1.08] * 5, base)
-    assert not regressed("mean:10%", [1.12] * 5, base)
-    assert regressed("min:0.1", [1.12] * 5, base)
-    for bad in ("median", "p99:5%"):
-        with pytest.raises(UsageError, match="FIELD:N%"):
-            regressed(bad, base, base)
-    with pytest.raises(UsageError, match="at least one round"):
-        regressed("min:5%", [], base)
-
-
-def test_pytest_benchmark_compares_the_same_data(bench: Bench, tmp_path: Path) -> None:
-    """Its command reads what `benchmark_json` writes, with the seconds that were measured."""
-    written = benchmark_json(document(_rows(bench, OP, "", "wrong"), "smoke"))
-    assert [b["param"] for b in written["benchmarks"]] == [f"{OP.name}-{_spec()}"]
-    paths = [tmp_path / f"{n}.json" for n in ("base", "head")]
-    for path in paths:
-        path.write_text(json.dumps(written), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest_benchmark", "compare", *map(str, paths)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True)
-    assert f"test_time[{OP.name}-{_spec()}]" in done.stdout
 
 
 def test_the_command_measures_and_says_what_it_did_not(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
-from conformance.perf import energy
+from conformance.perf import phases
 from conformance.perf.phases import MODEL, generation, measure, prompt
 from conformance.run.scheduler import SchedBackend
 
@@ -40,7 +40,7 @@ def test_packages_are_counted_once_and_over_their_turn(tmp_path: Path) -> None:
     _zone(tmp_path, "intel-rapl:0:0", "core", now="5")
     _zone(tmp_path, "intel-rapl:1", "psys", now="5")
     second = _zone(tmp_path, "intel-rapl:2", "package-1", now="10")
-    meter = energy.meter(tmp_path)
+    meter = phases.meter(tmp_path)
     before = meter.read()
     assert set(before) == {first, second}
     first.write_text("100000\n", encoding="ascii")
@@ -51,13 +51,13 @@ def test_packages_are_counted_once_and_over_their_turn(tmp_path: Path) -> None:
 def test_absent_or_closed_counters_are_said(tmp_path: Path) -> None:
     """No folder, no zone of a package, a file that may not be read: the reason in words, never a number."""
     with pytest.raises(UnavailableError, match=r"no RAPL counters in .*nothing"):
-        energy.meter(tmp_path / "nothing")
+        phases.meter(tmp_path / "nothing")
     _zone(tmp_path, "intel-rapl:0", "psys")
     with pytest.raises(UnavailableError, match="no RAPL counters"):
-        energy.meter(tmp_path)
+        phases.meter(tmp_path)
     _zone(tmp_path, "intel-rapl:1", "package-0").unlink()
     with pytest.raises(UnavailableError, match=r"intel-rapl:1/energy_uj cannot be read"):
-        energy.meter(tmp_path)
+        phases.meter(tmp_path)
 
 
 class _Watched(KernelSession):
@@ -128,7 +128,7 @@ def test_energy_is_of_the_timed_steps(tmp_path: Path) -> None:
             session.compute = burn  # type: ignore[method-assign,assignment]  # counts its own energy
             return session
 
-    phase = measure(Burning(), generation(TINY, 4), "tg4", 4, energy.meter(tmp_path))
+    phase = measure(Burning(), generation(TINY, 4), "tg4", 4, phases.meter(tmp_path))
     assert phase.joules == 4.0
     assert phase.joules_per_token == 1.0
     assert phase.watts == pytest.approx(4.0 / phase.seconds)
@@ -159,7 +159,7 @@ def test_the_default_model_fits_its_context() -> None:
 
 def test_the_command_prints_and_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row per size and backend; without counters every energy is said to be missing, with the reason."""
-    monkeypatch.setattr(energy.meter, "__defaults__", (tmp_path / "nothing",))
+    monkeypatch.setattr(phases.meter, "__defaults__", (tmp_path / "nothing",))
     out = tmp_path / "phases.json"
     specs = ["--backend", "sched?devices=xdna2:k=32,cpu", "--backend", "xdna2"]
     done = CliRunner().invoke(main, ["phases", *specs, "--model", TINY, "--pp", "8", "--tg", "2", "--json", str(out)])

@@ -15,7 +15,7 @@ from run_files import document, gate, head, perf, planted, result, unit, written
 
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
-from conformance.report.record import record, write_json
+from conformance.report.runfile import record, write_json
 from conformance.report.runs import read_runs
 
 A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
@@ -26,7 +26,10 @@ def test_what_a_run_writes_is_read_back(tmp_path: Path) -> None:
     results = [Result(A, "x", Verdict.PASS, 0.5, 1e-9, None, 0.1, 1, {"device": "CPU"}), Result(B, "x", Verdict.FAIL)]
     runs = read_runs([written_to(tmp_path / "a.json", record(results, {"y": "not here"}))])
     assert results == [r.value for r in runs.results]
-    assert [r.where for r in runs.results] == ["a.json: results[0]", "a.json: results[1]"]
+    assert [(r.document.path.name, r.place) for r in runs.results] == [
+        ("a.json", "results[0]"),
+        ("a.json", "results[1]"),
+    ]
     assert runs.unavailable() == {"y": "not here"}
 
 

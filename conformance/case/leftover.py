@@ -1,10 +1,12 @@
-"""Temporary names for atomic writes, and the removal of files that killed processes left under such names."""
+"""Write a file whole or not at all, under a temporary name beside it; remove what killed processes left there."""
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -14,21 +16,47 @@ _NAME = re.compile(re.escape(_PREFIX) + r"([0-9]{1,9})-.*")
 
 
 def prefix(folder: Path) -> str:
-    """The prefix of temporary names in `folder`; it contains this process's id.
+    """The prefix of temporary names in `folder`: it holds our process id, so that a later process knows whose it was.
 
-    The first call for a folder removes what dead processes left there.
+    The first call of a process for a folder removes what dead processes left in it.
     """
     _sweep(folder.absolute(), os.getpid())
     return f"{_PREFIX}{os.getpid()}-"
 
 
+def write_whole(path: Path, text: str | Iterable[str]) -> None:
+    """Write a text, or its parts, so that after any crash or loss of power `path` holds all of it or what it held.
+
+    Args:
+        path: a new file, or one to replace; a device or pipe is written to as it is.
+        text: UTF-8.
+
+    Raises:
+        OSError: `path` cannot be written; nothing is left behind.
+    """
+    parts = [text] if isinstance(text, str) else text
+    if path.exists() and not path.is_file():
+        path.write_text("".join(parts), encoding="utf-8")
+        return
+    temporary = path.with_name(f"{prefix(path.parent)}{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("x", encoding="utf-8") as f:
+            f.writelines(parts)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 @cache
 def _sweep(folder: Path, pid: int) -> None:
-    del pid  # part of the cache key: a fork sweeps again
+    del pid  # part of the cache's key: a forked child sweeps for itself
     with suppress(OSError):
         for path in folder.iterdir():
-            match = _NAME.fullmatch(path.name)
-            if match and not _lives(int(match[1])):
+            found = _NAME.fullmatch(path.name)
+            if found and not _lives(int(found[1])):
                 with suppress(OSError):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 

@@ -21,6 +21,8 @@ JSON = Any
 
 MAX_DEPTH = 64
 """Nesting of lists and objects; a case needs six, a recorder's note may need more."""
+LONGEST = 200
+"""Characters of a value in a message."""
 
 
 class Memory:
@@ -135,13 +137,22 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except ValueError as e:
         raise UsageError(f"{where}: {e}") from None
+    except RecursionError:
+        raise UsageError(f"{where}: TOML expected, found tables or arrays nested deeper than can be read") from None
 
 
 def expect(ok: bool, where: str, what: str, value: object) -> None:
     """Raise UsageError unless `ok`: `value`, at `where`, should be `what`."""
     if not ok:
-        found = "nothing" if value is None else repr(value)
-        raise UsageError(f"{where}: {what} expected, {found} found")
+        raise UsageError(f"{where}: {what} expected, {'nothing' if value is None else _short(value)} found")
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python prints; tables nested too deep
+        text = f"another {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 def only(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:

@@ -18,7 +18,7 @@ from conformance.case.case import JSON, Case
 from conformance.case.casefile import ARCHITECTURE
 from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
 from conformance.report import graphview
-from conformance.report.record import write_json, write_text
+from conformance.report.runfile import write_json, write_text
 from conformance.report.snippet import python
 from conformance.report.snippet_cpp import cpp
 from conformance.run.isolation.isolate import Isolation, open_backend

@@ -19,12 +19,13 @@ from conformance.judge.waivers import Waivers
 from conformance.planted import campaign
 from conformance.planted.campaign import Hunt
 from conformance.planted.faults import FOLDER, Fault, control, read
-from conformance.report.record import header, record, write_json
+from conformance.report.runfile import record, write_json
 from conformance.run import audit as auditing
 from conformance.run import golden as corpus
 from conformance.run.audit import FAILING, Cell, Finding
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.run.session.environment import header
 from conformance.run.session.select import build, case_ids
 from conformance.run.session.settings import Waiving, today
 from conformance.suite import FAMILIES

@@ -21,7 +21,8 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable
 from conformance.ggml.types import TYPES
 from conformance.report.progress import Progress, since
-from conformance.report.record import header, write_json
+from conformance.report.runfile import write_json
+from conformance.run.session.environment import header
 from conformance.suite import captured
 from conformance.suite.decoder import layout as layouts
 from conformance.suite.zoo import capture as recording

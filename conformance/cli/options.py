@@ -15,7 +15,7 @@ from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.process.memory import parse_size
-from conformance.report.record import check_writable
+from conformance.report.runfile import check_writable
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session import settings
 from conformance.run.session.select import available, fresh_ids, lacking, new_seed, parse_specs

@@ -18,23 +18,19 @@ from conformance.case.case import JSON, Case
 from conformance.ggml.errors import BackendError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable
 from conformance.perf import gates as gating
-from conformance.perf.bench import Bench, Row
+from conformance.perf.bench import COLUMNS, Bench, Row, document
+from conformance.perf.bench import exit_code as units_exit_code
+from conformance.perf.bench import table as unit_rows
 from conformance.perf.compare import BASE, HEAD, Pair, pair
-from conformance.perf.decide import FINE, REGRESSED, UNDECIDED
-from conformance.perf.document import COLUMNS, document
-from conformance.perf.document import exit_code as units_exit_code
-from conformance.perf.document import table as unit_rows
-from conformance.perf.energy import Meter, meter
-from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate
-from conformance.perf.judge import Judge, exit_code
-from conformance.perf.phases import MODEL, Phase, generation, measure, prompt
-from conformance.perf.rounds import Rounds
+from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge, exit_code
+from conformance.perf.measure import Rounds
+from conformance.perf.phases import MODEL, Meter, Phase, generation, measure, meter, prompt
+from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED
 from conformance.perf.trust import (
     MARGIN,
     SAME,
     SLOWDOWNS,
     TRIALS,
-    YARDSTICKS,
     Tally,
     Trust,
     record,
@@ -42,9 +38,10 @@ from conformance.perf.trust import (
     trust,
 )
 from conformance.perf.units import ROUNDS, units
-from conformance.report.record import header, write_json
+from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
+from conformance.run.session.environment import header
 from conformance.run.session.select import available, parse_specs
 from conformance.suite.family import Level
 
@@ -150,7 +147,7 @@ def gate(
     Exit codes: 0 no gate regressed, 1 one did or the case behind it failed, 2 bad input, 3 no gate was run.
     """
     request = gating.load(path or gating.SHIPPED)
-    chosen = gating.matching(request, gate_globs)
+    chosen = request.matching(gate_globs)
     specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
     _, lacking = available(list(dict.fromkeys(specs)), isolation)
     runner = Runner(isolation=isolation)
@@ -312,14 +309,6 @@ def _show_trust(trusts: Sequence[Trust], limit: float, budget: float) -> None:
     line(f"Gates that allow {limit:g} × the time, in at most {budget:g} s of measuring: how often they say regressed")
     columns = ["lives", "A/A", *slow, "A/A undecided", "s per A/A", "95 % found from", "as recorded, A/A"]
     table([(*name, *_line(t)) for t, name in names], ["unit", "backend", *columns], disable_numparse=True)
-    line("")
-    line("pytest-benchmark --benchmark-compare-fail on the same rounds: how often it fails")
-    rows = [
-        (*name, x, *(_percent(y.yardstick[x], y) for y in (t.same, *t.slower.values())))
-        for t, name in names
-        for x in YARDSTICKS
-    ]
-    table(rows, ["unit", "backend", "rule", "A/A", *slow], disable_numparse=True)
     line("")
     line("What the slowed ones really lost")
     lost = [(*name, *(f"{x:.1%}" for x in t.recording.lost.values())) for t, name in names]

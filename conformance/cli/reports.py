@@ -15,15 +15,14 @@ import click
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Verdict
 from conformance.nightly.summary import unproven
-from conformance.perf.history.changes import FEWEST, Change, changes
-from conformance.perf.history.series import Kills, Run, kills, runs, series
+from conformance.perf.history.series import FEWEST, Change, Kills, Run, changes, kills, runs, series
 from conformance.perf.history.store import History
-from conformance.report.csv_ops import csv_ops
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
+from conformance.report.matrix import csv_ops
 from conformance.report.page import page
 from conformance.report.page.stored import read_history
-from conformance.report.record import write_json
+from conformance.report.runfile import write_json
 from conformance.report.runs import Runs, read_runs
 from conformance.run.session.select import case_ids
 from conformance.suite.family import LEVELS, Level

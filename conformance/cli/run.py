@@ -21,9 +21,8 @@ from conformance.judge.verdict import FAILURES, STOPPED, Missing, Request, Resul
 from conformance.judge.verdict import INTERRUPTED as WHY_INTERRUPTED
 from conformance.report.journal import Journal, Partial
 from conformance.report.progress import Progress, Steps
-from conformance.report.record import interrupts_wait, record, write_json
-from conformance.report.reproduce import command
-from conformance.report.words import budget_used, refusals
+from conformance.report.runfile import interrupts_wait, record, write_json
+from conformance.report.runs import budget_used, command, refusals
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import failures, writeahead

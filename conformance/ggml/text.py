@@ -55,9 +55,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _octets(match: re.Match[str]) -> str:
-    """The bytes in hexadecimal, which all shells with `$'…'` read alike; a surrogate is one byte of a non-UTF-8
-    path.
-    """
+    """The bytes in hexadecimal, as all shells with `$'…'` read it; a surrogate is one byte of a non-UTF-8 path."""
     c = match[0]
     data = bytes([ord(c) - 0xDC00]) if "\udc80" <= c <= "\udcff" else c.encode("utf-8", "surrogatepass")
     return "".join(f"\\x{byte:02x}" for byte in data)

@@ -16,6 +16,7 @@ import click
 from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
+from conformance.case.leftover import write_whole
 from conformance.cli.options import BACKEND, FAMILY, LEVEL, SEED, SHARD, File, Folder
 from conformance.cli.output import line
 from conformance.ggml.errors import ConformanceError, UsageError
@@ -29,7 +30,7 @@ from . import summary
 from .night import Night, exit_code
 from .parts import PARTS, Options, Part
 from .state import FILE as STATE
-from .state import State, begin, hold, read, unfinished, write
+from .state import State, begin, hold, read, unfinished
 
 FOLDER = Path("nightly")
 """Where nights are kept unless told otherwise, one folder each."""
@@ -253,7 +254,7 @@ def _sum_up(night: Night, states: Sequence[State], names: Sequence[str], lacking
 
 def _written(path: Path, text: str) -> None:
     try:
-        write(path, text)
+        write_whole(path, text)
     except OSError as e:
         _say(f"{path} cannot be written: {e.strerror}")
 

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from conformance.case.case import JSON
+from conformance.case.leftover import write_whole
 from conformance.ggml.errors import UsageError
-from conformance.report.record import header
+from conformance.run.session.environment import header
 from conformance.run.session.select import new_seed
 
 FILE = "nightly.state"
@@ -101,29 +102,11 @@ class State:
             "exit": self.exit_code,
         }
         try:
-            write(self.folder / FILE, json.dumps(document, indent=1) + "\n")
+            write_whole(self.folder / FILE, json.dumps(document, indent=1) + "\n")
         except OSError as e:
             self.unwritten = f"{self.folder / FILE} cannot be written: {e.strerror}"
         else:
             self.unwritten = ""
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all; nobody else writes it meanwhile, so a kill leaves at most one `.tmp`.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def read(folder: Path) -> State:

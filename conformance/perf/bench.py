@@ -1,57 +1,96 @@
-"""Units on backends: each case must PASS through the `Runner` first; those that do are measured in turns."""
+"""Units on backends: each case must PASS through the `Runner` before it is timed; and the document of a perf run.
+
+    {…header("perf")…, "level": "smoke", "units": [{
+        "unit": "decode@past=512", "model": "llama-l=2,…", "case": "kv_growth/…@1", "backend": "ggml",
+        "verdict": "PASS", "work": 8, "of": "tokens", "seconds": [one per round], "elapsed": [likewise], "rounds": 10,
+        "rate": 512.0,
+        "counters": {
+            "compiles": 2, "hits": 6, "splits": 0, "copies": 0, "nodes": 568, "bytes": {…}, "kernels": {…},
+            "timed": {"compiles": 0, "hits": 8, "splits": 0, "copies": 0, "nodes": 568}, "changed": 0},
+        "memory": {"weights": 1234, "peak": null}, "reason": ""}], "gates": []}
+
+A unit that was not timed has `seconds: []`, `rate: null` and the reason; it is never left out. `elapsed` and the
+counters are those of `measure.Measured`, `rate` is `work` by the median of `seconds`. One series is one `unit`, `model`
+and `backend`: levels differ in models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UsageError
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import FAILURES, Result, Totals, Verdict
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
+from conformance.run.session.environment import header
 
-from .measure import Measured, Opener, memory, rate
-from .rounds import Rounds
+from .measure import Measured, Opener, Rounds, memory
 from .units import Unit
+
+COLUMNS = ("unit", "backend", "rounds", "rate", "of", "spread", "not charged", "compiles", "hits", "MiB",
+           "why not timed")  # fmt: skip
+_MIB = 2**20
 
 
 @dataclass(slots=True)
 class Row:
-    """A unit on a backend: what a document has of it."""
+    """A unit on a backend."""
 
     unit: Unit
     backend: Spec
     result: Result
     """Of the unit's case."""
     seconds: list[float] = field(default_factory=list)
-    """One for each round, warm-up apart."""
+    """One per round, without warm-up."""
     elapsed: list[float] = field(default_factory=list)
-    """The same measurements by the clock of this process; `seconds` where a session has no other."""
+    """The same measurements by this process's clock; `seconds` where a session has no other."""
     counters: dict[str, JSON] = field(default_factory=dict)
     weights: int | None = None
-    """Bytes that the session holds its weights in; this and `peak` of the unit `memory` alone."""
+    """Bytes that the session holds its weights in; this and `peak` only of the unit `memory`."""
     peak: int | None = None
     reason: str = ""
-    """Why it was not timed, if it was not."""
+    """Why it was not timed."""
     broke: bool = False
-    """Whether it was not timed because measuring it failed: it had PASSed before."""
+    """Whether measuring it failed after its case had PASSed."""
 
     @property
     def rate(self) -> float | None:
         """Work per second of the median round."""
-        return rate(self.unit.work, self.seconds)
+        return self.unit.work / median(self.seconds) if self.seconds else None
+
+    def to_json(self) -> dict[str, JSON]:
+        """Its entry in the document."""
+        u = self.unit
+        return {
+            "unit": u.name,
+            "model": u.model,
+            "case": u.case_id,
+            "backend": str(self.backend),
+            "verdict": self.result.verdict.value,
+            "work": u.work,
+            "of": u.of,
+            "seconds": list(self.seconds),
+            "elapsed": list(self.elapsed),
+            "rounds": len(self.seconds),
+            "rate": self.rate,
+            "counters": dict(self.counters),
+            "memory": {"weights": self.weights, "peak": self.peak},
+            "reason": self.reason,
+        }
 
 
 class Bench:
-    """Hands out what may be measured.
+    """Measures units whose cases pass.
 
     Args:
-        runner: through which cases must pass; whoever made it closes it.
-        isolation: who runs in a process of its own.
+        runner: runs the cases; whoever made it closes it.
+        isolation: which backends run in a process of their own.
     """
 
     def __init__(self, runner: Runner, isolation: Isolation | None = None) -> None:
@@ -60,20 +99,20 @@ class Bench:
         self._results: dict[tuple[Spec, str], Result] = {}
 
     def result(self, unit: Unit, spec: Spec) -> Result:
-        """Of the unit's case on a backend, run once however many units share it."""
+        """The result of the unit's case on a backend; several units that share a case run it once."""
         key = spec, unit.case_id
         if key not in self._results:
             (self._results[key],) = self._runner.run(spec, [self._runner.case(unit.case_id)])
         return self._results[key]
 
     def opener(self, spec: Spec, *, isolate: bool | None = None) -> Opener:
-        """What starts a backend of its own for a measurement."""
+        """Starts a backend of its own for a measurement."""
         i = self._isolation
         chosen = i.isolate if isolate is None else isolate
         return partial(open_backend, spec, isolate=chosen, time_limit=i.time_limit, memory_limit=i.memory_limit)
 
     def measured(self, unit: Unit, spec: Spec, name: str = "") -> Measured:
-        """A unit on a backend, ready to be measured under `name`, its spec by default; whoever asked closes it.
+        """A unit on a backend, ready to be measured under `name` (default: its spec); the caller closes it.
 
         Raises:
             UsageError: there is nothing to time in it, or its case did not PASS here.
@@ -87,12 +126,12 @@ class Bench:
     def rows(self, unit: Unit, specs: Sequence[Spec], buy: Callable[[Rounds], None]) -> list[Row]:
         """Measure a unit on all backends in turns.
 
-        One whose case did not PASS, or that fails while it is measured, stands there with the reason; the others are
-        then measured anew, so that all have the same rounds.
+        A backend whose case did not PASS, or that fails while it is measured, gets a row with the reason; the others
+        are then measured anew, so that all have the same rounds.
 
         Args:
-            unit: what.
-            specs: where, each once.
+            unit: to be measured.
+            specs: backends, each once.
             buy: asks `Rounds` for as many as it needs.
         """
         rows = {s: Row(unit, s, self.result(unit, s)) for s in specs}
@@ -112,7 +151,7 @@ class Bench:
     def _contest(
         self, unit: Unit, specs: Sequence[Spec], rows: dict[Spec, Row], buy: Callable[[Rounds], None]
     ) -> set[Spec]:
-        """Measure; gives those that failed, and why stands in their rows."""
+        """Measure; return the backends that failed, with the reason in their rows."""
         with ExitStack() as stack:
             ready: dict[Spec, Measured] = {}
             for spec in specs:
@@ -121,7 +160,7 @@ class Bench:
                 except Exception as e:  # noqa: BLE001  # an adapter's own fault costs one unit, not the run
                     _broke(rows[spec], e)
                     return {spec}
-                stack.callback(_quietly, ready[spec].close)
+                stack.callback(_close, ready[spec])
             rounds = Rounds([m.subject for m in ready.values()])
             try:
                 buy(rounds)
@@ -140,11 +179,11 @@ class Bench:
     def _memory(self, row: Row) -> None:
         try:
             opener = self.opener(row.backend, isolate=True)
-            row.counters, found = memory(self._runner.case(row.unit.case_id), opener)
+            row.counters, sizes = memory(self._runner.case(row.unit.case_id), opener)
         except Exception as e:  # noqa: BLE001  # as above
             _broke(row, e)
             return
-        row.weights, row.peak = found["weights"], found["peak"]
+        row.weights, row.peak = sizes["weights"], sizes["peak"]
         row.reason = "nothing is timed in it: it is about memory"
 
 
@@ -159,9 +198,81 @@ def _why(result: Result) -> str:
     return f"{result.verdict}: {result.detail}" if result.detail else str(result.verdict)
 
 
-def _quietly(close: Callable[[], None]) -> None:
-    """A backend that died while it was measured has nothing more to say."""
-    try:
-        close()
-    except ConformanceError:
-        return
+def _close(measured: Measured) -> None:
+    with suppress(ConformanceError):  # a backend that died while it was measured was reported then
+        measured.close()
+
+
+def document(
+    rows: Sequence[Row], level: str, unavailable: Mapping[str, str] | None = None, gates: Sequence[JSON] = ()
+) -> dict[str, JSON]:
+    """The document of a perf run.
+
+    Args:
+        rows: in the order measured.
+        level: of the units.
+        unavailable: backend that is not available -> why.
+        gates: entries that judge the rows.
+    """
+    head = header("perf")
+    return {
+        **head,
+        "environment": {**head["environment"], "unavailable": dict(unavailable or {})},
+        "level": level,
+        "units": [r.to_json() for r in rows],
+        "gates": list(gates),
+    }
+
+
+def exit_code(rows: Sequence[Row]) -> int:
+    """As `conform run`: 1 where a case failed, or measuring it after it passed; 3 where nothing was executed."""
+    totals = Totals()
+    for r in rows:
+        totals.add(r.result)
+    if any(r.broke or r.result.verdict in FAILURES for r in rows):
+        return 1
+    return totals.exit_code()
+
+
+def spread(seconds: Sequence[float]) -> float | None:
+    """The middle half of the rounds as a fraction of their median; None for fewer than four."""
+    if len(seconds) < 4:
+        return None
+    ordered = sorted(seconds)
+    n = len(ordered)
+    return (ordered[(3 * (n - 1) + 2) // 4] - ordered[(n - 1) // 4]) / median(ordered)
+
+
+def table(rows: Sequence[Row]) -> list[Sequence[str]]:
+    """Rows under `COLUMNS`; an unknown number is a dash, never a 0."""
+    return [_line(r) for r in rows]
+
+
+def _line(row: Row) -> Sequence[str]:
+    wide = spread(row.seconds)
+    apart = [1 - s / e for s, e in zip(row.seconds, row.elapsed, strict=True)]
+    return (
+        row.unit.name,
+        str(row.backend),
+        str(len(row.seconds)),
+        "–" if row.rate is None else f"{row.rate:.4g}",
+        f"{row.unit.of}/s" if row.unit.timed else "",
+        "–" if wide is None else f"{100 * wide:.1f} %",
+        f"{100 * median(apart):.0f} %" if apart and any(apart) else "",
+        _counter(row.counters, "compiles"),
+        _counter(row.counters, "hits"),
+        "" if row.unit.timed else f"{_mib(row.weights)}, at most {_mib(row.peak)}",
+        row.reason,
+    )
+
+
+def _mib(n: int | None) -> str:
+    return "–" if n is None else f"{n / _MIB:.1f}"
+
+
+def _counter(counters: Mapping[str, JSON], name: str) -> str:
+    """Of the first playing, and what a measurement adds."""
+    if name not in counters:
+        return "–"
+    timed = counters.get("timed", {}).get(name)
+    return f"{counters[name]}" if timed is None else f"{counters[name]} (+{timed})"

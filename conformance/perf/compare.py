@@ -1,34 +1,61 @@
-"""Base against head: two installed builds of this package, each in a long-lived process of its own environment."""
+"""Compare two installed builds of this package, each in a long-lived process of its own environment."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
+from conformance.case.strict import expect
 from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError, UnavailableError, UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 from conformance.suite.family import Level
 
-from .decide import Decision, decide
-from .rounds import Rounds, Subject
+from .measure import Rounds, Subject
+from .statistics import Decision, decide
 from .units import Unit
 
 WORKER = Path(__file__).with_name("compare_worker.py")
 TIME_LIMIT = 600.0
-"""Seconds that a request may take; the first of a unit has its case checked."""
+"""Seconds that a request may take; the first one of a unit also runs its case."""
 CLOSING = 10.0
-"""Seconds that it gets to give back what it holds."""
+"""Seconds that a build gets to end by itself."""
 PYTHONS = ("bin/python", "Scripts/python.exe")
 BASE, HEAD = "base", "head"
 
 
+def _is_text(value: JSON) -> bool:
+    return isinstance(value, str)
+
+
+def is_number(value: JSON) -> bool:
+    """Whether it is a number that float64 can hold."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond float64
+        return False
+
+
+def _is_verdict(value: JSON) -> bool:
+    return isinstance(value, str) and value in {v.value for v in Verdict}
+
+
+REPLIES: dict[str, dict[str, tuple[str, Callable[[JSON], bool]]]] = {
+    "starting": {"version": ("text", _is_text), "python": ("text", _is_text)},
+    "open": {"case": ("text", _is_text), "verdict": ("a verdict", _is_verdict), "detail": ("text", _is_text)},
+    "missing": {"missing": ("text", _is_text)},
+    "run": {"seconds": ("a finite number", is_number)},
+}
+"""Request -> what its reply holds; `missing` is a reply to `open`. The other build may be of any version."""
+
+
 class UncomparableError(UnavailableError):
-    """A unit that cannot be compared: one of the builds lacks it, has another case behind it, or does not pass it."""
+    """A unit that cannot be compared: a build lacks it, has another case for it, or does not pass it."""
 
     def __init__(self, message: str, *, broke: bool = False) -> None:
         super().__init__(message)
@@ -41,11 +68,11 @@ class Build:
 
     Args:
         venv: the folder of its virtual environment.
-        isolate: whether every life of a backend has a process of its own; otherwise those that need it.
+        isolate: whether every backend gets a process of its own for each life; otherwise only those that need one.
         time_limit: seconds that one request may take.
 
     Raises:
-        UsageError: there is no Python in it, or this package is not installed there, or is too old to be measured.
+        UsageError: it has no Python, or this package is not installed there or too old.
     """
 
     def __init__(self, venv: Path, *, isolate: bool = True, time_limit: float = TIME_LIMIT) -> None:
@@ -53,7 +80,7 @@ class Build:
         python = next((venv / p for p in PYTHONS if (venv / p).is_file()), None)
         if python is None:
             raise UsageError(f"{venv}: a virtual environment expected, no {' or '.join(PYTHONS)} found in it")
-        # -I and a folder of its own: neither where we are nor PYTHONPATH may give it another build than its own
+        # neither the current directory nor PYTHONPATH may give it another build than its own
         self._worker = Worker(
             WORKER,
             ["--isolate"] if isolate else [],
@@ -64,6 +91,9 @@ class Build:
         )
         try:
             self.about = self._answer("starting")
+        except UsageError:
+            self.close()
+            raise
         except BackendError as e:
             self.close()
             raise UsageError(
@@ -72,12 +102,13 @@ class Build:
             ) from None
 
     def ask(self, do: str, **request: JSON) -> Mapping[str, JSON]:
-        """One request and its answer.
+        """One request and its reply.
 
         Raises:
             BackendError: the build says that it failed.
             BackendCrashError: its process ended.
-            BackendTimeoutError: it did not answer in time and was ended.
+            BackendTimeoutError: it did not answer in time.
+            UsageError: its reply lacks a field or has another type; names the field.
         """
         return self._answer(do, {"do": do, **request})
 
@@ -87,11 +118,14 @@ class Build:
 
     def _answer(self, doing: str, request: dict[str, JSON] | None = None) -> Mapping[str, JSON]:
         try:
-            return (self._worker.receive() if request is None else self._worker.ask(request))[0]
+            reply, _ = self._worker.receive() if request is None else self._worker.ask(request)
         except WorkerTimeoutError as e:
             raise BackendTimeoutError(f"{self.venv}: {doing}: {e}") from None
         except WorkerDiedError as e:
             raise BackendCrashError(f"{self.venv}: {doing}: {e}") from None
+        for name, (what, ok) in REPLIES.get("missing" if "missing" in reply else doing, {}).items():
+            expect(ok(reply.get(name)), f"{self.venv}: {doing}: {name}", what, reply.get(name))
+        return reply
 
 
 class Pair:
@@ -101,10 +135,10 @@ class Pair:
         self.builds = {BASE: base, HEAD: head}
         self.level = level
         self.seconds: dict[tuple[Unit, Spec], dict[str, list[float]]] = {}
-        """What was measured: of a unit on a backend, base's and head's seconds, one per round."""
+        """Of a unit on a backend: base's and head's seconds, one per round."""
 
     def decide(self, unit: Unit, backend: Spec, limit: float, budget: float) -> Decision:
-        """Whether head's time is at most `limit` times base's; arguments as in `decide.decide`.
+        """Whether head's time is at most `limit` times base's; arguments as in `statistics.decide`.
 
         Raises:
             UncomparableError: a build lacks the unit or does not pass its case, or the cases differ.
@@ -120,7 +154,7 @@ class Pair:
             decision = decide(rounds, HEAD, BASE, limit, budget)
         finally:
             for build in self.builds.values():
-                with suppress(BackendError):  # it ended; what was asked of it said so
+                with suppress(BackendError):  # it ended, and an earlier request said so
                     build.ask("close")
         self.seconds[unit, backend] = {side: list(s) for side, s in rounds.seconds.items()}
         return decision
@@ -132,11 +166,7 @@ class Pair:
 
 
 def pair(base: Path, head: Path, level: Level, *, isolate: bool = True) -> Pair:
-    """Both builds, started; `isolate` as in `Build`.
-
-    Raises:
-        UsageError: one of them is no environment with this package.
-    """
+    """Start both builds; `isolate` and errors as of `Build`."""
     first = Build(base, isolate=isolate)
     try:
         return Pair(first, Build(head, isolate=isolate), level)

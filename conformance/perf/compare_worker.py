@@ -18,25 +18,26 @@ class Side:
     """One build, and the unit that it measures at present."""
 
     def __init__(self, *, isolate: bool) -> None:
-        # the build's own, by full name, as a script has no package; what it lacks is answered in words
+        # by name: a script has no package, and what this build lacks is answered in words
         bench = import_module("conformance.perf.bench")
-        isolation = import_module("conformance.run.isolation.isolate").Isolation(isolate=isolate or None)
+        isolation = import_module("conformance.run.isolation.isolate")
         self._runner = import_module("conformance.run.runner").Runner()
-        # where memory lies differs between processes most
-        self._bench = bench.Bench(self._runner, isolation)
+        # memory placement differs most between processes
+        self._bench = bench.Bench(self._runner, isolation.Isolation(isolate=isolate or None))
         self._measured: Any = None
 
     def open(self, level: str, unit: str, backend: str) -> dict[str, Any]:
-        """Make a unit ready; gives its case and what became of it, and measures only after PASS."""
+        """Prepare a unit; return its case and result. Only after PASS can it be measured."""
         self.close()
-        found = [u for u in import_module("conformance.perf.units").units(level) if u.name == unit]
-        if not found:
+        units = import_module("conformance.perf.units").units(level)
+        match = [u for u in units if u.name == unit]
+        if not match:
             return {"missing": f"no unit {unit} at level {level}"}
         (spec,) = import_module("conformance.run.session.select").parse_specs([backend])
-        result = self._bench.result(found[0], spec)
-        answer = {"case": found[0].case_id, "verdict": result.verdict.value, "detail": result.detail}
+        result = self._bench.result(match[0], spec)
+        answer = {"case": match[0].case_id, "verdict": result.verdict.value, "detail": result.detail}
         if answer["verdict"] == "PASS":
-            self._measured = self._bench.measured(found[0], spec)
+            self._measured = self._bench.measured(match[0], spec)
         return answer
 
     def run(self) -> dict[str, Any]:
@@ -44,20 +45,20 @@ class Side:
         return {"seconds": self._measured.run()}
 
     def renew(self) -> dict[str, Any]:
-        """Start the unit over."""
+        """Restart the unit."""
         if self._measured.subject.renew is not None:
             self._measured.subject.renew()
         return {}
 
     def close(self) -> dict[str, Any]:
-        """Give back what `open` took."""
+        """Close what `open` opened."""
         measured, self._measured = self._measured, None
         if measured is not None:
             measured.close()
         return {}
 
     def end(self) -> None:
-        """Give back everything."""
+        """Close everything."""
         self.close()
         self._runner.close()
 

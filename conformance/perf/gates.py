@@ -1,33 +1,16 @@
-"""Gates: what must be true of how fast a backend is, written down in a file, and whether it is.
+"""Gates: demands on a backend's speed, written in a TOML file (docs/perf.md, thresholds.toml), and their answers.
 
-    level = "smoke"          # of the work units
-    budget = 90              # seconds of measuring that one gate may take
+level = "smoke"          # of the work units
+budget = 90              # seconds of measuring that one gate may take
 
-    [[gate]]
-    name = "a growing cache compiles nothing anew"
-    kind = "counter"         # exact, no clock: a counter of the unit and what it must be
-    unit = "cross@256"
-    backend = "openvino-stateless"
-    expect = "timed.compiles <= 1"
-
-    [[gate]]
-    name = "the fused state pays"
-    kind = "ratio"           # of two backends' times, or of this build's to another's: against = "baseline"
-    unit = "decode@past=512"
-    backend = "openvino-stateful"
-    against = "openvino-stateless"
-    limit = 0.9
-
-    [[gate]]
-    name = "fast enough for what it is sold for"
-    kind = "absolute"        # seconds of one measurement, on machines of one kind only
-    unit = "decode@past=512"
-    backend = "ggml"
-    machine = "0123456789ab" # as every report names it in its environment
-    limit = 0.02
-
-Each gate may say `why`. An answer is `fine`, `regressed`, `undecided` (the budget did not suffice to tell) or
-`not run`, which is never fine. How a clock is believed: `perf.bootstrap` and `perf.decide`.
+[[gate]]
+name = "the fused state pays"
+kind = "ratio"           # or "counter": exact, no clock; or "absolute": seconds, on one kind of machine
+unit = "decode@past=512"
+backend = "openvino-stateful"
+against = "openvino-stateless" # or "baseline": this build's time over that of another one
+limit = 0.9
+why = "optional"
 """
 
 from __future__ import annotations
@@ -36,7 +19,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -46,29 +29,35 @@ from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.judge.verdict import FAILURES, Verdict
+from conformance.run.session.environment import environment
 from conformance.run.session.select import parse_specs
 from conformance.suite.family import LEVELS, Level
 
-from .decide import FINE, REGRESSED, Decision
+from .bench import Bench, Row
+from .compare import Pair, UncomparableError, is_number
+from .measure import Rounds
+from .statistics import FINE, REGRESSED, Decision, decide
 from .units import Unit, units
 
 Kind = Literal["counter", "ratio", "absolute"]
 NOT_RUN = "not run"
 BASELINE = "baseline"
-"""`against` of a gate that holds this build against another one's."""
+"""`against` of a gate that compares this build with another one."""
 BUDGET = 90.0
 SHIPPED = shipped.path("perf", "thresholds.toml")
-"""The gates that come along."""
 
 KEYS: dict[str, tuple[str, ...]] = {
     "counter": ("expect",),
     "ratio": ("against", "limit"),
     "absolute": ("machine", "limit"),
 }
-"""What a gate of each kind must have beside name, kind, unit and backend."""
+"""Kind -> required keys beside name, kind, unit and backend."""
 _COMMON = ("name", "kind", "unit", "backend")
-_EXPECT = re.compile(r"(?P<counter>[A-Za-z][\w.: -]*?) *(?P<relation><=|>=|==) *(?P<limit>\d+)")
+_EXPECT = re.compile(r"(?P<counter>[A-Za-z][\w.: -]*?) *(?P<relation><=|>=|==) *(?P<limit>\d+)", re.ASCII)
 _MACHINE = re.compile(r"[0-9a-f]{12}")
+_LONGEST_COUNT = 15
+"""Digits: a counter of a document stays below 2**53."""
 RELATIONS: dict[str, Callable[[int, int], bool]] = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
 
 
@@ -81,7 +70,7 @@ class Gate:
     unit: Unit
     backend: Spec
     limit: float
-    """A ratio, seconds, or what a counter is held against."""
+    """A ratio, seconds, or a counter's limit."""
     against: Spec | Literal["baseline"] | None = None
     machine: str = ""
     counter: str = ""
@@ -91,50 +80,50 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """A file of them."""
+    """The content of a file."""
 
     level: Level
     budget: float
     gates: tuple[Gate, ...]
+
+    def matching(self, globs: Sequence[str]) -> list[Gate]:
+        """The gates whose name matches any of `globs`; all, where there is none.
+
+        Raises:
+            UsageError: a glob matches nothing.
+        """
+        for glob in globs:
+            if not any(fnmatchcase(g.name, glob) for g in self.gates):
+                raise UsageError(f"no gate matches {glob!r}; there are {', '.join(g.name for g in self.gates)}")
+        return [g for g in self.gates if not globs or any(fnmatchcase(g.name, x) for x in globs)]
 
 
 def load(path: Path) -> Gates:
     """The gates in a file.
 
     Raises:
-        UsageError: it cannot be read, or is none; the message names the gate and the key.
+        UsageError: it cannot be read, or a key is wrong; names the gate and the key.
     """
     return loads(read_text(path), str(path))
 
 
 def loads(text: str, where: str) -> Gates:
-    """As `load`, from the text of the file called `where`."""
+    """As `load`, from the text of the file `where`."""
     table = parse_toml(text, where)
     only(table, ("level", "budget", "gate"), where)
-    level, budget, listed = table.get("level"), table.get("budget", BUDGET), table.get("gate")
-    expect(level in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", level)
-    expect(_number(budget), f"{where} budget", "seconds above 0", budget)
-    expect(isinstance(listed, list) and bool(listed), f"{where} gate", "at least one [[gate]]", listed)
-    found: dict[str, Gate] = {}
-    for i, entry in enumerate(cast("list[Any]", listed)):
+    level, budget, entries = table.get("level"), table.get("budget", BUDGET), table.get("gate")
+    expect(isinstance(level, str) and level in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", level)
+    expect(is_number(budget) and budget > 0, f"{where} budget", "seconds above 0", budget)
+    expect(isinstance(entries, list) and bool(entries), f"{where} gate", "at least one [[gate]]", entries)
+    gates: dict[str, Gate] = {}
+    for i, entry in enumerate(cast("list[Any]", entries)):
         expect(isinstance(entry, dict), f"{where} gate {i}", "a table", entry)
-        named = f"{where} gate {entry.get('name', i)}"
-        gate = _gate(entry, cast("Level", level), named)
-        expect(gate.name not in found, f"{named} name", "a name that no other gate has", gate.name)
-        found[gate.name] = gate
-    return Gates(cast("Level", level), float(budget), tuple(found.values()))
-
-
-def matching(gates: Gates, globs: Sequence[str]) -> list[Gate]:
-    """The gates whose name matches any of `globs`; all, where there is none.
-
-    Raises:
-        UsageError: a glob matches nothing.
-    """
-    for glob in globs:
-        if not any(fnmatchcase(g.name, glob) for g in gates.gates):
-            raise UsageError(f"no gate matches {glob!r}; there are {', '.join(g.name for g in gates.gates)}")
-    return [g for g in gates.gates if not globs or any(fnmatchcase(g.name, x) for x in globs)]
+        name = entry.get("name")
+        place = f"{where} gate {name if isinstance(name, str) and name else i}"
+        gate = _gate(entry, cast("Level", level), place)
+        expect(gate.name not in gates, f"{place} name", "a name that no other gate has", gate.name)
+        gates[gate.name] = gate
+    return Gates(cast("Level", level), float(budget), tuple(gates.values()))
 
 
 def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
@@ -151,12 +140,15 @@ def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
     backend = _spec(entry["backend"], f"{where} backend")
     if kind == "counter":
         match = _EXPECT.fullmatch(entry["expect"])
-        expect(match is not None, f"{where} expect", "COUNTER <=, == or >= NUMBER", entry["expect"])
-        said = cast("re.Match[str]", match)
+        ok = match is not None and len(match["limit"]) <= _LONGEST_COUNT
+        expect(ok, f"{where} expect", "COUNTER <=, == or >= NUMBER", entry["expect"])
+        words = cast("re.Match[str]", match)
         return Gate(
-            **common, backend=backend, counter=said["counter"], relation=said["relation"], limit=int(said["limit"])
+            **common, backend=backend, counter=words["counter"], relation=words["relation"], limit=int(words["limit"])
         )
-    expect(_number(entry.get("limit")), f"{where} limit", "a number above 0", entry.get("limit"))
+    expect(
+        is_number(entry.get("limit")) and entry["limit"] > 0, f"{where} limit", "a number above 0", entry.get("limit")
+    )
     expect(unit.timed, f"{where} unit", "a unit with something to time", unit.name)
     limit = float(entry["limit"])
     if kind == "absolute":
@@ -167,10 +159,6 @@ def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
     against = _spec(entry["against"], f"{where} against")
     expect(against != backend, f"{where} against", f'another backend, or "{BASELINE}"', entry["against"])
     return Gate(**common, backend=backend, against=against, limit=limit)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def _unit(name: str, level: Level, where: str) -> Unit:
@@ -189,11 +177,11 @@ def _spec(text: str, where: str) -> Spec:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was found at a gate."""
+    """The answer to a gate."""
 
     gate: Gate
     answer: str
-    """`fine`, `regressed`, `undecided` or `not run`."""
+    """`fine`, `regressed`, `undecided` (the budget did not suffice) or `not run`."""
     reason: str
     """One sentence."""
     decision: Decision | None = None
@@ -203,7 +191,7 @@ class Answer:
     """Whether it was not run because a case failed."""
 
     def to_json(self) -> dict[str, JSON]:
-        """As a document has it; what is not known is null."""
+        """As a document has it; null for what is not known."""
         g, d = self.gate, self.decision
         known = d.interval if d else None
         return {
@@ -228,8 +216,8 @@ def _finite(x: float) -> float | None:
     return x if math.isfinite(x) else None
 
 
-def counted(gate: Gate, counters: Mapping[str, JSON]) -> Answer:
-    """Hold a counter against what it must be; a counter that the backend does not have was not run."""
+def judge_count(gate: Gate, counters: Mapping[str, JSON]) -> Answer:
+    """Hold a counter against its limit; `not run` where the backend does not count it."""
     value = _counter(counters, gate.counter)
     if value is None:
         known = ", ".join(_names(counters)) or "nothing"
@@ -245,7 +233,7 @@ def _counter(counters: Mapping[str, JSON], path: str) -> int | None:
     if key:
         if not isinstance(value, dict) or not value:
             return None
-        # a backend that lists the kernels it ran and not this one did not run it
+        # a backend that lists the kernels it ran did not run the others
         value = value.get(key, 0 if name == "kernels" else None)
     return value if isinstance(value, int) else None
 
@@ -258,15 +246,89 @@ def _names(counters: Mapping[str, JSON]) -> list[str]:
     ]
 
 
-def decided(gate: Gate, decision: Decision) -> Answer:
-    """What a gate on a clock answers, in a sentence."""
+def judge_time(gate: Gate, decision: Decision) -> Answer:
+    """The answer to a gate on a clock, in a sentence."""
     i = decision.interval
-    found = f"{i.estimate:.4g} {'s' if gate.against is None else f'× {gate.against}'}"
+    measured = f"{i.estimate:.4g} {'s' if gate.against is None else f'× {gate.against}'}"
     if math.isfinite(i.high):
-        found += f" (between {i.low:.4g} and {i.high:.4g})"
-    reason = f"{found}, at most {gate.limit:g} allowed, after {decision.rounds} rounds in {decision.seconds:.0f} s"
+        measured += f" (between {i.low:.4g} and {i.high:.4g})"
+    reason = f"{measured}, at most {gate.limit:g} allowed, after {decision.rounds} rounds in {decision.seconds:.0f} s"
     if decision.answer not in {FINE, REGRESSED}:
         known = math.isfinite(i.detectable)
         effect = f"{100 * i.detectable:.2g} % beyond the limit would have been seen" if known else "nothing can be seen"
         reason += f"; {effect} with so many"
     return Answer(gate, decision.answer, reason, decision)
+
+
+@dataclass(slots=True)
+class Judge:
+    """Answers gates one after the other and keeps what it measured."""
+
+    bench: Bench
+    budget: float
+    """Seconds of measuring for each gate."""
+    lacking: Mapping[Spec, str] = field(default_factory=dict)
+    """Backend that this machine does not have -> why."""
+    pair: Pair | None = None
+    """This build and the baseline."""
+    machine: str = field(default_factory=lambda: str(environment()["machine"]))
+    rows: dict[tuple[Unit, Spec], Row] = field(default_factory=dict)
+    """Of each unit and backend measured the row with most rounds."""
+
+    def answer(self, gate: Gate) -> Answer:
+        """Measure and judge; whatever prevents that makes the gate `not run`, with the reason."""
+        if gate.machine and gate.machine != self.machine:
+            return Answer(gate, NOT_RUN, f"it is about machine {gate.machine}, and this is {self.machine}")
+        if gate.against == BASELINE:
+            return self._against_baseline(gate)
+        specs = [gate.backend, *([gate.against] if isinstance(gate.against, Spec) else [])]
+        for spec in specs:
+            if spec in self.lacking:
+                return Answer(gate, NOT_RUN, f"{spec}: not available: {self.lacking[spec]}")
+        return self._measured(gate, specs)
+
+    def _measured(self, gate: Gate, specs: list[Spec]) -> Answer:
+        decisions: list[Decision] = []
+        against = None if gate.against is None else str(gate.against)
+
+        def buy(rounds: Rounds) -> None:
+            if gate.kind == "counter":
+                rounds.more(1)  # a counter is the same in each
+            elif len(rounds.seconds) == len(specs):
+                decisions.append(decide(rounds, str(gate.backend), against, gate.limit, self.budget))
+
+        rows = self.bench.rows(gate.unit, specs, buy)
+        for row in rows:
+            self._keep(row)
+        for row in rows:
+            if row.broke or row.result.verdict is not Verdict.PASS:
+                broke = row.broke or row.result.verdict in FAILURES
+                return Answer(gate, NOT_RUN, f"{row.backend}: {row.reason}", broke=broke)
+        if gate.kind == "counter":
+            memory = {"weights": rows[0].weights, "peak": rows[0].peak}
+            return judge_count(gate, {**rows[0].counters, "memory": memory})
+        return judge_time(gate, decisions[-1])
+
+    def _against_baseline(self, gate: Gate) -> Answer:
+        if self.pair is None:
+            return Answer(gate, NOT_RUN, "no baseline was given: --base names a virtual environment that has one")
+        try:
+            return judge_time(gate, self.pair.decide(gate.unit, gate.backend, gate.limit, self.budget))
+        except UncomparableError as e:
+            return Answer(gate, NOT_RUN, str(e), broke=e.broke)
+        except UsageError:  # a build that does not speak our protocol measures nothing
+            raise
+        except ConformanceError as e:
+            return Answer(gate, NOT_RUN, f"it failed while it was measured: {e}", broke=True)
+
+    def _keep(self, row: Row) -> None:
+        key = row.unit, row.backend
+        if key not in self.rows or len(row.seconds) >= len(self.rows[key].seconds):
+            self.rows[key] = row
+
+
+def exit_code(answers: list[Answer]) -> int:
+    """1 where a gate regressed or a case behind one failed, 3 where no gate was run at all."""
+    if any(a.answer == REGRESSED or a.broke for a in answers):
+        return 1
+    return 3 if all(a.answer == NOT_RUN for a in answers) else 0

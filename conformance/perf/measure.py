@@ -1,69 +1,187 @@
-"""Measuring a work unit on a backend: seconds of what counts and nothing else, and what the witness counted meanwhile.
+"""Measure work units: interleaved rounds of several subjects, and the seconds of a unit on a backend.
 
-Whose clock: a session may have its own (`Session.clock`). A backend in a worker process is timed over there, around
-`compute`, so that the pipe is not in its figures; graphs, weights and inputs travel once, when the session is opened.
-ggml's session also leaves out that its graphs are rebuilt through ctypes, as llama.cpp uses one again where nothing but
-inputs changed. Every other session in this process is timed from outside, all that `compute` does included. A scheduler
-stays in this process, so the way to its devices counts. `Measured.elapsed` has the seconds that passed outside, so what
-was left out can be seen: of a small decoder's 8 tokens behind 512, 1.9 ms are charged in a worker as in this process,
-while 6.4 ms pass outside the worker and 5.3 ms here.
+A session may have a clock of its own (`Session.clock`): a backend in a worker process is timed there, around `compute`,
+so the pipe is not in its figures; graphs, weights and inputs travel once, when the session is opened. ggml's session
+leaves out rebuilding its graphs through ctypes, since llama.cpp reuses a graph where nothing but inputs changed. Any
+other session in this process is timed from outside. A scheduler stays in this process, so the way to its devices
+counts. `Measured.elapsed` has the seconds that passed outside, so what was left out can be seen: of 8 tokens of a small
+decoder behind 512 others, 1.9 ms are charged in a worker as in this process, while 6.4 ms pass outside the worker and
+5.3 ms here.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from statistics import median
 
 from conformance.backend.interface import Backend, Session, Witness
 from conformance.case.case import JSON, Case, Step
-from conformance.ggml.errors import BackendError
+from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.run.isolation.isolate import IsolatedBackend
 
-from .rounds import Subject
 from .units import Unit
 
+LIFE = 0.5
+"""Least seconds of rounds in a life; a life also lasts as long as its start, so that half of all time measures."""
+LIFE_ROUNDS = 4
+"""Least rounds in a life."""
 Opener = Callable[[], Backend]
-"""Gives a backend just started; whoever asked closes it."""
+"""Starts a backend; the caller closes it."""
 Values = list[Mapping[Tensor, Bytes]]
 """The outputs of each timed step."""
 COUNTED = {"compiles": "compiles", "hits": "cache_hits", "splits": "splits", "copies": "copies", "nodes": "nodes"}
-"""Counter in a document -> what a witness calls it."""
+"""Counter in a document -> field of `Witness`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Something that can be measured again and again."""
+
+    name: str
+    run: Callable[[], float]
+    """One measurement, in seconds, timed by the subject itself."""
+    renew: Callable[[], None] | None = None
+    """Restarts the subject, in other memory; None where every measurement does."""
+
+
+class Rounds:
+    """Interleaved measurements of several subjects.
+
+    Every second round reverses the order of the one before it, so of any two subjects each is first equally often.
+    After such a pair of rounds the order begins two subjects later, so that no subject keeps its neighbours.
+    """
+
+    def __init__(
+        self, subjects: Sequence[Subject], warmup: int = 1, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Nothing is measured yet.
+
+        Args:
+            subjects: at least one, of different names.
+            warmup: rounds at the beginning of each life that do not count.
+            clock: measures `spent`, in seconds.
+
+        Raises:
+            UsageError: no subjects, or two of one name.
+        """
+        names = [s.name for s in subjects]
+        if not names or len(set(names)) < len(names):
+            raise UsageError(f"rounds: subjects of different names expected, {names} found")
+        self.seconds: dict[str, list[float]] = {n: [] for n in names}
+        """Subject -> seconds, one per round; the lists are of one length."""
+        self.lives: list[int] = []
+        """The first round of each life."""
+        self.spent = 0.0
+        """Seconds that measuring took, with restarts, warm-up and everything else untimed."""
+        self._subjects = tuple(subjects)
+        self._warmup = warmup
+        self._clock = clock
+
+    def __len__(self) -> int:
+        """Rounds so far."""
+        return len(self.seconds[self._subjects[0].name])
+
+    def more(self, n: int = 1) -> None:
+        """Measure `n` more rounds; a round in which a subject fails does not count.
+
+        Raises:
+            BackendError: a subject's time is not above 0, or whatever the subject raises.
+        """
+        start = self._clock()
+        try:
+            if not self.lives:
+                self._begin()
+            for _ in range(n):
+                for name, seconds in self._round(len(self)).items():
+                    self.seconds[name].append(seconds)
+        finally:
+            self.spent += self._clock() - start
+
+    def live(self) -> None:
+        """Measure one life: restart all subjects (but for the first life) and measure an even number of rounds.
+
+        Where every measurement restarts its subject anyway, each round of either order is a life.
+
+        Raises:
+            BackendError: as `more` does.
+        """
+        if not any(s.renew for s in self._subjects):
+            if self.lives:
+                self.lives.append(len(self))
+            self.more(2)
+            return
+        start = self._clock()
+        if self.lives:
+            for subject in self._subjects:
+                if subject.renew:
+                    subject.renew()
+            self._begin()
+        opening = self._clock() - start
+        self.spent += opening
+        first, until = len(self), self.spent + max(opening, LIFE)
+        while self.spent < until or len(self) < first + LIFE_ROUNDS:
+            self.more(2)
+
+    def _begin(self) -> None:
+        for _ in range(self._warmup):
+            # in the order of the round before, so that the first one that counts finds the same as all others
+            self._round(len(self) - 1)
+        self.lives.append(len(self))
+
+    def _round(self, r: int) -> dict[str, float]:
+        measured = {}
+        for i in order(r, len(self._subjects)):
+            subject = self._subjects[i]
+            seconds = subject.run()
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise BackendError(f"{subject.name}: a time above 0 s expected, {seconds} s measured")
+            measured[subject.name] = seconds
+        return measured
+
+
+def order(r: int, n: int) -> list[int]:
+    """The order in which `n` subjects are measured in round `r`."""
+    first = 2 * (r // 2)
+    turn = [(first + i) % n for i in range(n)]
+    return turn[::-1] if r % 2 else turn
 
 
 class Measured:
     """A unit on a backend of its own, so that nothing is warm but what it warmed up itself.
 
-    `subject` is what `Rounds` takes. The session of a unit that is not `fresh` plays its case once before anything is
-    timed, and all its caches are put back before each measurement.
+    `subject` is for `Rounds`. Unless the unit is `fresh`, its session plays the case once before anything is timed, and
+    all caches are restored before each measurement.
 
     Args:
-        unit: that is timed.
+        unit: to be timed.
         case: of the unit; it has PASSed on this backend.
         name: of the backend.
         opener: starts the backend.
 
     Raises:
         BackendError: the backend failed.
-        UnavailableError: it is not there any more.
+        UnavailableError: it is not available any more.
     """
 
     def __init__(self, unit: Unit, case: Case, name: str, opener: Opener) -> None:
         self.unit, self.name = unit, name
         self.error: Exception | None = None
-        """What ended a measurement."""
+        """The failure that ended a measurement."""
         self._clocks: list[tuple[float, float]] = []
-        """Seconds charged, and those that passed here, of each measurement."""
-        self.subject = Subject(name, self._guarded, None if unit.fresh else self._renew)
+        """Of each measurement: seconds charged, and seconds that passed in this process."""
+        self.subject = Subject(name, self.run, None if unit.fresh else self._renew)
         self._case, self._opener = case, opener
         self._before, self._timed = case.steps[: unit.first], case.steps[unit.first :]
         self._total: dict[str, JSON] = {}
         self._during: dict[str, int] = {}
         self._changed = self._lives = 0
-        self._seen: Values | None = None
+        self._expected: Values | None = None
         self._backend: Backend | None = None
         self._session: Session | None = None
         self._measure = self._once if unit.fresh or unit.opens else self._again
@@ -71,20 +189,21 @@ class Measured:
             self._begin()
 
     def run(self) -> float:
-        """One measurement, in seconds. The state that it starts from is the same each time.
+        """One measurement, in seconds, always from the same state.
 
         Raises:
             BackendError: the backend failed, or its clock says more than passed.
         """
-        return self._measure()
+        with self._noting_errors():
+            return self._measure()
 
     def counters(self) -> dict[str, JSON]:
-        """What the witness counted.
+        """The witness's counters; independent of the number of rounds, but for `changed`.
 
         Returns:
-            `compiles`, `hits`, `splits`, `copies`, `nodes` and `bytes` and `kernels` by name, once the case was played
-            for the first time. `timed`: by how much the first five rose in the timed part of a measurement, at most.
-            Neither depends on the number of rounds. `changed`: in how many measurements outputs were not the first's.
+            `compiles`, `hits`, `splits`, `copies`, `nodes`, and `bytes` and `kernels` by name, after the first playing
+            of the case. `timed`: the largest rise of the first five in the timed part of a measurement. `changed`: in
+            how many measurements outputs differed from the first's.
         """
         return {**self._total, "timed": dict(self._during), "changed": self._changed}
 
@@ -94,7 +213,7 @@ class Measured:
         return [next(passed for charged, passed in clocks if charged == s) for s in seconds]
 
     def close(self) -> None:
-        """Give the session and the backend back."""
+        """Close the session and the backend."""
         session, self._session = self._session, None
         backend, self._backend = self._backend, None
         try:
@@ -107,7 +226,7 @@ class Measured:
     def _start(self) -> Backend:
         backend = self._opener()
         if isinstance(backend, IsolatedBackend):
-            # the same for all subjects of a round: one may be slower by half for as long as a life lasts
+            # the same processor for all subjects of a life: one may be slower by half for minutes
             backend.settle(self._lives)
         self._lives += 1
         return backend
@@ -122,17 +241,15 @@ class Measured:
             raise
 
     def _renew(self) -> None:
-        """Another life: the backend started anew, and warmed up as the first was."""
-        try:
+        """Begin another life: a new backend, warmed up as the first was."""
+        with self._noting_errors():
             self.close()
             self._begin()
-        except Exception as e:
-            self.error = e
-            raise
 
-    def _guarded(self) -> float:
+    @contextmanager
+    def _noting_errors(self) -> Iterator[None]:
         try:
-            return self.run()
+            yield
         except Exception as e:
             self.error = e
             raise
@@ -149,54 +266,54 @@ class Measured:
         self._restore(session)
         _play(session, self._before)
         earlier = _counts(session.witness())
-        found: Values = []
-        seconds = self._clocked(session, partial(self._repeat, session, found))
+        values: Values = []
+        seconds = self._clocked(session, partial(self._repeat, session, values))
         self._count(earlier, session.witness())
-        self._compare(found)
+        self._compare(values)
         return seconds
 
     def _once(self) -> float:
-        """A session that lives for one measurement, on a backend that does, where the unit is `fresh`."""
+        """Measure a session that lives for one measurement; where the unit is `fresh`, so does its backend."""
         backend = self._backend or self._start()
-        found: Values = []
+        values: Values = []
         try:
             if self.unit.opens:
-                session, seconds = self._opened(backend, found)
+                session, seconds = self._opened(backend, values)
             else:
                 session = backend.open(self._case)
             with session:
                 _play(session, self._before)
                 earlier = dict.fromkeys(COUNTED, 0) if self.unit.opens else _counts(session.witness())
                 if not self.unit.opens:
-                    seconds = self._clocked(session, partial(self._repeat, session, found))
+                    seconds = self._clocked(session, partial(self._repeat, session, values))
                 witness = session.witness()
                 self._count(earlier, witness)
                 self._look(witness)
         finally:
             if backend is not self._backend:
                 backend.close()
-        self._compare(found)
+        self._compare(values)
         return seconds
 
-    def _opened(self, backend: Backend, found: Values) -> tuple[Session, float]:
-        opened: list[Session] = []
+    def _opened(self, backend: Backend, values: Values) -> tuple[Session, float]:
+        sessions: list[Session] = []
 
         def work() -> None:
-            opened.append(backend.open(self._case))
+            sessions.append(backend.open(self._case))
             if self.unit.steps:
-                self._repeat(opened[0], found)
+                self._repeat(sessions[0], values)
 
         try:
             elapsed = _elapsed(work)
         except BaseException:
-            for session in opened:
+            for session in sessions:
                 session.close()
             raise
-        return opened[0], self._charged(elapsed, opened[0].clock())
+        return sessions[0], self._charged(elapsed, sessions[0].clock())
 
-    def _repeat(self, session: Session, found: Values) -> None:
+    def _repeat(self, session: Session, values: Values) -> None:
         for _ in range(self.unit.repeat):
-            found[:] = _play(session, self._timed)
+            values[:] = _play(session, self._timed)
 
     def _clocked(self, session: Session, work: Callable[[], None]) -> float:
         before = session.clock()
@@ -219,42 +336,42 @@ class Measured:
 
     def _look(self, witness: Witness) -> None:
         if not self._total:
-            self._total = {**_counts(witness), "bytes": dict(witness.bytes), "kernels": dict(witness.kernels)}
+            self._total = _totals(witness)
 
     def _count(self, earlier: Mapping[str, int], witness: Witness) -> None:
         for name, n in _counts(witness).items():
             self._during[name] = max(self._during.get(name, 0), n - earlier[name])
 
-    def _compare(self, found: Values) -> None:
-        if self._seen is None:
-            self._seen = found
-        elif not _equal(self._seen, found):
+    def _compare(self, values: Values) -> None:
+        if self._expected is None:
+            self._expected = values
+        elif not _equal(self._expected, values):
             self._changed += 1
 
 
 def weights(witness: Witness, case: Case) -> int | None:
-    """Bytes that a session holds its case's weights in, of all that its witness lists; None where it lists nothing.
+    """Bytes that a session holds its case's weights in, by its witness; None where that lists no bytes.
 
-    OpenVINO's `constants` are counted once per program that reads them, so `weights`, what they share, goes before
-    them; kernels may keep `packed copies` beside. A ggml buffer has weights and caches: what caches take is known.
+    OpenVINO's `constants` count once per program that reads them, so `weights`, which programs share, goes before them;
+    kernels may keep `packed copies` beside. A ggml buffer holds weights and caches: the caches' size is known.
     """
     held: dict[str, int] = {}
     for name, n in witness.bytes.items():
-        kind = name.rpartition(": ")[2]  # of a device of a scheduler
+        kind = name.rpartition(": ")[2]  # a scheduler prefixes the device
         held[kind] = held.get(kind, 0) + n
     if not held:
         return None
     if "weights" in held or "constants" in held:
         return (held.get("weights", 0) or held.get("constants", 0)) + held.get("packed copies", 0)
-    kept = sum(n for kind, n in held.items() if not kind.startswith(("compute", "copied")))
-    return max(0, kept - sum(nbytes(t) for t in case.caches()))
+    rest = sum(n for kind, n in held.items() if not kind.startswith(("compute", "copied")))
+    return max(0, rest - sum(nbytes(t) for t in case.caches()))
 
 
 def memory(case: Case, opener: Opener) -> tuple[dict[str, JSON], dict[str, int | None]]:
-    """The counters, and the bytes of weights held and by how much resident memory rose at most while the case ran.
+    """The counters of playing `case`, and bytes: of its `weights`, and the `peak` rise of resident memory meanwhile.
 
-    The rise is of a worker process, the case's own bytes there not counted; None for a backend that is in this one,
-    where nobody can tell it from the rest.
+    `peak` is a worker process's, without the case's own bytes there; None for a backend in this process, whose memory
+    cannot be told from the rest.
 
     Raises:
         BackendError: the backend failed.
@@ -268,15 +385,9 @@ def memory(case: Case, opener: Opener) -> tuple[dict[str, JSON], dict[str, int |
             if isinstance(backend, IsolatedBackend):
                 peak = backend.peak()
             witness = session.witness()
-            counters = {**_counts(witness), "bytes": dict(witness.bytes), "kernels": dict(witness.kernels)}
     finally:
         backend.close()
-    return counters, {"weights": weights(witness, case), "peak": peak}
-
-
-def rate(work: int, seconds: Sequence[float]) -> float | None:
-    """The median measurement's work per second; None without a measurement."""
-    return work / median(seconds) if seconds else None
+    return _totals(witness), {"weights": weights(witness, case), "peak": peak}
 
 
 def _play(session: Session, steps: list[Step]) -> Values:
@@ -284,7 +395,7 @@ def _play(session: Session, steps: list[Step]) -> Values:
 
 
 def _elapsed(work: Callable[[], None]) -> float:
-    """Seconds that `work` takes, Python's garbage collector held back meanwhile."""
+    """Seconds that `work` takes, without Python's garbage collector."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -298,6 +409,10 @@ def _elapsed(work: Callable[[], None]) -> float:
 
 def _counts(witness: Witness) -> dict[str, int]:
     return {name: getattr(witness, field) for name, field in COUNTED.items()}
+
+
+def _totals(witness: Witness) -> dict[str, JSON]:
+    return {**_counts(witness), "bytes": dict(witness.bytes), "kernels": dict(witness.kernels)}
 
 
 def _equal(a: Values, b: Values) -> bool:

@@ -1,22 +1,65 @@
-"""Prefill and decode by themselves: tokens per second, energy per token, and which device did which share."""
+"""Prefill and decode by themselves: tokens per second, energy per token, and each device's share of the time."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from conformance.backend.interface import Backend
 from conformance.case.case import Case
 from conformance.ggml.errors import UnavailableError
 from conformance.suite.decoder import make
 
-from .energy import Meter
-
 MODEL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
-"""A decoder that is through in minutes anywhere; any other is said in the same words (docs/models.md)."""
+"""A decoder that takes minutes anywhere; docs/models.md has the grammar for others."""
 _CELLS = 256
 """A KV cache has a multiple of this."""
+POWERCAP = Path("/sys/class/powercap")
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """RAPL counters of all processor packages, through Linux's powercap files. They count whatever runs there."""
+
+    ranges: Mapping[Path, int]
+    """`energy_uj` of a package -> microjoules at which it wraps to 0."""
+
+    def read(self) -> dict[Path, int]:
+        """Microjoules of each package now."""
+        return {path: int(path.read_text(encoding="ascii")) for path in self.ranges}
+
+    def joules(self, before: Mapping[Path, int], after: Mapping[Path, int]) -> float:
+        """Energy between two readings, which are less than one wrap of a counter apart."""
+        return sum((after[p] - before[p]) % turn for p, turn in self.ranges.items()) / 1e6
+
+
+def meter(folder: Path = POWERCAP) -> Meter:
+    """The machine's packages: zones `intel-rapl:N` (AMD's too), without their subzones.
+
+    Raises:
+        UnavailableError: there are none, or this user may not read them.
+    """
+    zones = sorted(folder.glob("intel-rapl:*")) if folder.is_dir() else []
+    packages = [z for z in zones if z.name.count(":") == 1 and _text(z / "name").startswith("package")]
+    if not packages:
+        raise UnavailableError(f"no RAPL counters in {folder}")
+    ranges = {}
+    for zone in packages:
+        counter = zone / "energy_uj"
+        turn, now = _text(zone / "max_energy_range_uj"), _text(counter)
+        if not turn.isdecimal() or not now.isdecimal():
+            raise UnavailableError(f"{counter} cannot be read here; it is root's unless the machine's owner opened it")
+        ranges[counter] = int(turn)
+    return Meter(ranges)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +76,7 @@ class Phase:
     splits: int = 0
     """Splits per graph, at most."""
     joules: float | None = None
-    """None where the machine shows no counters."""
+    """None without a meter."""
 
     @property
     def rate(self) -> float:
@@ -74,14 +117,14 @@ def _with(model: str, n: int) -> str:
 
 
 def measure(backend: Backend, case: Case, name: str, tokens: int, meter: Meter | None) -> Phase:
-    """Run `case` once, after its first step was run to warm up, and time the rest of nothing but its steps.
+    """Run the first step of `case` to warm up, restore its caches, and time all of its steps.
 
     Args:
         backend: runs it.
         case: a prompt or a generation.
         name: of the row.
         tokens: that the case computes.
-        meter: counts energy, where the machine can.
+        meter: counts energy; None where the machine cannot.
 
     Raises:
         UnavailableError: the backend refuses a node or the case; its reason.

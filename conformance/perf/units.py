@@ -1,19 +1,19 @@
-"""What is timed: a table of work units per level. Each is a case that any backend can run, and which part of it counts.
+"""Work units per level: a unit is a case that any backend can run, and the part of it that is timed.
 
 | unit | a measurement is |
 |---|---|
-| `op/OP@n=N` | one op of a decoder, `repeat` times; `n` are tokens |
+| `op/OP@n=N` | one op of a decoder for `n` tokens, `repeat` times |
 | `prefill@n=N` | a prompt of N tokens on an empty cache, in batches of at most 512: llama-bench's pp |
 | `decode@past=N` | tokens one by one, each in a graph of its own, while the cache already holds N: llama-bench's tg |
-| `cross@256` | the step that is the first to read a second block of 256 cells, on a backend just started |
-| `cross@512` | the step that reads a third block, the backend having met such a step before |
+| `cross@256` | the first step that reads a second block of 256 cells, on a new backend |
+| `cross@512` | the step that reads a third block, on a backend that ran such a step before |
 | `load` | opening a session: weights and caches allocated and filled |
-| `first-token@n=N` | opening a session on a backend just started, and a prompt of N tokens |
-| `compile` | a prompt and a token on a backend just started, opening apart: what is translated and compiled is in it |
-| `memory` | nothing is timed: bytes of weights held, and by how much resident memory rose at most |
+| `first-token@n=N` | opening a session on a new backend, and a prompt of N tokens |
+| `compile` | a prompt and a token on a new backend, without opening: includes translating and compiling |
+| `memory` | no time: bytes of weights, and the peak rise of resident memory |
 
-Work that a warm backend repeats is measured in one session, whose caches are put back before each measurement. Units
-that are `fresh` start the backend anew each time, for what it compiled and kept would answer the second time.
+A warm backend is measured in one session, whose caches are restored before each measurement. Units that are `fresh`
+start a new backend each time, since one that ran before has compiled already.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from conformance.suite.family import Level
 
 Of = Literal["tokens", "cases", "steps"]
 BLOCK = 256
-"""llama.cpp reads so many cells of a KV cache more at a time, and a cache has a multiple of it."""
+"""Cells: llama.cpp reads and allocates a KV cache in multiples of it."""
 TOKENS = 8
-"""Decoded in one measurement; no multiple of them crosses a block."""
+"""Decoded in one measurement; divides `BLOCK`."""
 SMALL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
 MEDIUM = "llama-l=2,embd=1024,heads=16,kv=4,head=64,ff=2816,vocab=2048,w=q4_0"
-"""Two layers as wide as those of half a billion parameters: the reference checks 4096 tokens in half a minute."""
+"""Two layers as wide as those of a model of half a billion parameters: the reference checks 4096 tokens in 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,48 +42,48 @@ class Unit:
 
     name: str
     model: str
-    """What runs, as it stands in the case's id: a decoder without its plan, or an op."""
+    """The decoder without its plan, or the op, as in the case's id."""
     case_id: str
-    """What must PASS before anything of it is timed."""
+    """The case that must PASS before the unit is timed."""
     work: int
-    """Done in one measurement."""
+    """Of one measurement, in `of`."""
     of: Of
     repeat: int = 1
-    """How often the timed steps are run in one measurement, so that the clock has something to tell."""
+    """How often one measurement runs the timed steps, so that it lasts long enough for the clock."""
     first: int = 0
-    """The first step that counts; those before it run untimed."""
+    """The first timed step; those before it run untimed."""
     fresh: bool = False
-    """Whether each measurement starts the backend anew."""
+    """Whether each measurement starts a new backend."""
     opens: bool = False
-    """Whether opening the session counts."""
+    """Whether opening the session is timed."""
     steps: bool = True
-    """Whether running the case's steps counts; they are not run where it does not and opening does."""
+    """Whether the steps are timed; if only opening is, they do not run."""
 
     @property
     def timed(self) -> bool:
-        """Whether there is anything to time; if not, memory is measured."""
+        """Whether it measures time, and not memory."""
         return self.opens or self.steps
 
 
 def prefill(model: str, n: int) -> Unit:
-    """A prompt of `n` tokens, as `conform phases` has it."""
+    """A prompt of `n` tokens, as in `conform phases`."""
     return Unit(f"prefill@n={n}", model, _case(model, n, f"p{n}"), n, "tokens")
 
 
 def decode(model: str, past: int) -> Unit:
-    """`TOKENS` tokens one by one behind `past` others."""
+    """`TOKENS` tokens one by one after `past` others."""
     plan = f"at{past}.d{TOKENS}" if past else f"d{TOKENS}"
     return Unit(f"decode@past={past}", model, _case(model, past + TOKENS, plan), TOKENS, "tokens")
 
 
 def cross(model: str) -> Unit:
-    """The token in cell 256, the one before it having been decoded untimed."""
+    """The token in cell 256; the one before it is decoded untimed."""
     case_id = _case(model, BLOCK + 1, f"at{BLOCK - 1}.d2")
     return Unit(f"cross@{BLOCK}", model, case_id, 1, "steps", first=1, fresh=True)
 
 
 def cross_again(model: str) -> Unit:
-    """The token in cell 512: untimed are one in cell 255, a prompt from 256, and the one in 511."""
+    """The token in cell 512, after an untimed one in cell 255, a prompt from 256 and one in 511."""
     at = 2 * BLOCK
     case_id = _case(model, at + 1, f"at{BLOCK - 1}.d1.p{BLOCK - 1}.d2")
     return Unit(f"cross@{at}", model, case_id, 1, "steps", first=3)
@@ -110,11 +110,11 @@ def memory(model: str) -> Unit:
 
 
 def op(body: str, n: int, repeat: int) -> Unit:
-    """One op over and over.
+    """One op, repeated.
 
     Args:
-        body: of an id of the family `ops`, without its seed.
-        n: tokens that it is for.
+        body: an id of the family `ops` without `ops/` and seed.
+        n: tokens.
         repeat: how often a measurement runs it.
     """
     name, types, _ = body.split("-", 2)
@@ -123,7 +123,7 @@ def op(body: str, n: int, repeat: int) -> Unit:
 
 
 _TYPED = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "SET_ROWS", "GET_ROWS"})
-"""Ops of which several types are measured: their first operand's stands in the name."""
+"""Ops measured in several types, so that their first operand's type is part of the name."""
 
 
 def _case(model: str, tokens: int, plan: str) -> str:
@@ -159,14 +159,14 @@ _OPS_FULL = (
 )
 
 
-def _model(m: str, prompts: Sequence[int], pasts: Sequence[int], asked: int = 32) -> tuple[Unit, ...]:
+def _model(m: str, prompts: Sequence[int], pasts: Sequence[int], first: int = 32) -> tuple[Unit, ...]:
     return (
         *(prefill(m, n) for n in prompts),
         *(decode(m, n) for n in pasts),
         cross(m),
         cross_again(m),
         load(m),
-        first_token(m, asked),
+        first_token(m, first),
         compiling(m),
         memory(m),
     )
@@ -177,21 +177,21 @@ UNITS: dict[Level, tuple[Unit, ...]] = {
     "standard": (*_OPS, *_model(MEDIUM, (32, 128, 512), (0, 512, 1024))),
     "full": (*_OPS, *_OPS_FULL, *_model(MEDIUM, (32, 64, 128, 256, 512, 1024, 2048), (0, 512, 1024, 4096))),
 }
-"""Level -> its units, of different names. The decoder of `smoke` is a smaller one."""
+"""Level -> units with different names; `smoke` uses the smaller decoder."""
 
 ROUNDS: dict[Level, int] = {"smoke": 5, "standard": 10, "full": 10}
-"""How often a level measures each unit unless told otherwise, warm-up apart."""
+"""Level -> default rounds, without warm-up."""
 
 
 def units(level: Level, globs: Sequence[str] = ()) -> list[Unit]:
-    """The units of `level`, those whose name matches any of `globs` (all, where there is none).
+    """The units of `level` whose name matches any of `globs`; all, where there is none.
 
     Raises:
-        UsageError: a glob matches nothing; lists what there is.
+        UsageError: a glob matches nothing; lists the names.
     """
-    listed = UNITS[level]
+    every = UNITS[level]
     for g in globs:
-        if not any(fnmatchcase(u.name, g) for u in listed):
-            names = ", ".join(u.name for u in listed)
+        if not any(fnmatchcase(u.name, g) for u in every):
+            names = ", ".join(u.name for u in every)
             raise UsageError(f"no unit of level {level} matches {g!r}; there are {names}")
-    return [u for u in listed if not globs or any(fnmatchcase(u.name, g) for g in globs)]
+    return [u for u in every if not globs or any(fnmatchcase(u.name, g) for g in globs)]

@@ -1,12 +1,13 @@
-"""A graph for people: as a table like ggml's own dump, and as a drawing that needs nothing but a browser."""
+"""A graph as a table, like ggml's own dump, and as an SVG drawing."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from tabulate import tabulate
 
@@ -14,8 +15,6 @@ from conformance.case.case import writes_in_place
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import params_text
 from conformance.ggml.tensor import VIEW_OPS, Tensor, is_contiguous
-
-from .graphlayout import Item, Part, layout
 
 _FLAGS = ((1, "input"), (2, "output"), (4, "param"), (8, "loss"))
 _COMPUTE = 16
@@ -32,7 +31,7 @@ _KINDS = {
 }
 BOX_WIDTH, BOX_HEIGHT = 184, 54
 _PADDING = 7
-"""Between a box's border and its words, at least."""
+"""Least space between a box's border and its words."""
 _HEAD_SIZE, _SIZE = 11, 10
 """Of letters, in pixels."""
 _ARROW = 6
@@ -48,7 +47,7 @@ _MARKER = (
     f'<marker id="arrow" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="{_ARROW}" markerHeight="{_ARROW}" '
     'markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0.5L8 4L0 7.5z" fill="#7a8090"/></marker>'
 )
-# Widths of letters, in parts of their size, of the widest font that a browser takes for sans-serif (DejaVu Sans).
+# Widths of letters relative to their size, in the widest font that browsers use for sans-serif (DejaVu Sans).
 _WIDE = {
     **dict.fromkeys(" .,:;'|!iljI[]()`", 0.41),
     **dict.fromkeys('frt/\\-_"J', 0.50),
@@ -93,7 +92,7 @@ def table(graph: Graph) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One tensor of a drawing: where the middle of its upper edge is, in pixels, and its words."""
+    """One tensor of a drawing: the middle of its upper edge, in pixels, and its words."""
 
     tensor: Tensor
     x: float
@@ -116,9 +115,9 @@ class Drawing:
 
 
 def svg(graph: Graph) -> str:
-    """A drawing from the top down: a layer per depth, a colour per kind, a tooltip with everything on each box.
+    """A drawing from the top down: a layer per depth, a colour per kind, a tooltip with every detail of a box.
 
-    No script, no outside reference, no font to load.
+    It has no script, no outside reference and no font to load.
     """
     drawing = draw(graph)
     edges = [f'<path class="e" d="{path}"/>' for path in drawing.edges]
@@ -128,14 +127,14 @@ def svg(graph: Graph) -> str:
 def draw(graph: Graph) -> Drawing:
     """Lay a graph out.
 
-    Leafs are drawn anew beside each of their readers, so that a mask or a table of positions does not tie the whole
-    picture together; graphs without a connection stand side by side.
+    A leaf is drawn once per reader, so that a mask or the positions do not connect the whole picture; unconnected parts
+    stand side by side.
     """
     tensors = graph.tensors()
     number = {t: j for j, t in enumerate(tensors)}
     nodes = set(graph.nodes)
     kinds = _kinds(graph)
-    shown: list[Tensor] = []
+    items: list[Tensor] = []
     edges: list[tuple[Item, Item]] = []
     of: dict[Tensor, Item] = {}
     for t in tensors:
@@ -147,12 +146,12 @@ def draw(graph: Graph) -> Drawing:
             if s in of:
                 ends.append(of[s])
             else:
-                ends.append(len(shown))
-                shown.append(s)
-        of[t] = len(shown)
-        shown.append(t)
+                ends.append(len(items))
+                items.append(s)
+        of[t] = len(items)
+        items.append(t)
         edges += [(end, of[t]) for end in ends]
-    parts = _arranged(layout(len(shown), edges))
+    parts = _arranged(layout(len(items), edges))
     paths: list[str] = []
     boxes: list[Box] = []
     for part, left, top in parts:
@@ -160,7 +159,7 @@ def draw(graph: Graph) -> Drawing:
         for k, layer in enumerate(part.layers):
             for i in layer:
                 if i >= 0:
-                    t = shown[i]
+                    t = items[i]
                     x, y = _point(part, i, k, left, top)
                     boxes.append(Box(t, x, y, kinds[t], *_words(t, kinds[t]), _title(t, number, t in nodes)))
     width = max((left + part.width * _UNIT for part, left, _ in parts), default=0.0) + _MARGIN
@@ -169,8 +168,8 @@ def draw(graph: Graph) -> Drawing:
 
 
 def _kinds(graph: Graph) -> dict[Tensor, str]:
-    """Tensor -> key of `_KINDS`. A graph alone knows no persistent tensors: a leaf without FLAG_INPUT is a weight,
-    unless a node writes into it or it is called a cache.
+    """Tensor -> key of `_KINDS`. A graph does not say which tensors are persistent: a leaf without FLAG_INPUT is a
+    weight, unless a node writes into it or its name says cache.
     """
     nodes = set(graph.nodes)
     written = {n.view_src for n in graph if writes_in_place(n)}
@@ -186,19 +185,19 @@ def _kinds(graph: Graph) -> dict[Tensor, str]:
 
 
 def _arranged(parts: list[Part]) -> list[tuple[Part, float, float]]:
-    """Parts on shelves about as wide as the picture is high, with their left and top in pixels."""
+    """Parts on shelves, in a picture about as wide as high, with their left and top in pixels."""
     area = sum((p.width * _UNIT + _GAP) * (len(p.layers) * _LAYER_H + _GAP) for p in parts)
     shelf = max([1.4 * area**0.5, *(p.width * _UNIT for p in parts)])
     left, top, lowest = float(_MARGIN), 60.0, 60.0
-    placed = []
+    places = []
     for part in parts:
         width = part.width * _UNIT
         if left > _MARGIN and left + width > shelf + _MARGIN:
             left, top = float(_MARGIN), lowest + _GAP
-        placed.append((part, left, top))
+        places.append((part, left, top))
         lowest = max(lowest, top + len(part.layers) * _LAYER_H)
         left += width + _GAP
-    return placed
+    return places
 
 
 def _runs(part: Part) -> list[list[tuple[int, Item]]]:
@@ -233,7 +232,7 @@ def _words(t: Tensor, kind: str) -> tuple[str, str, str]:
 
 
 def elided(text: str, size: float, room: float = BOX_WIDTH - 2 * _PADDING) -> str:
-    """As much of a text as a box has room for in letters of a size, whatever the reader's font; the rest as `…`."""
+    """`text` cut to the room of a box in letters of a size, whatever the reader's font."""
     text = "".join(c if c.isprintable() else "\ufffd" for c in text[:1000])
     ends = list(accumulate(_WIDE.get(c, 1.0) * size for c in text))
     if not ends or ends[-1] <= room:
@@ -309,5 +308,145 @@ def _short(text: str, width: int = _NAME_WIDTH) -> str:
 
 
 def _text(text: str) -> str:
-    """Text of an XML document: escaped, and without characters that XML cannot hold."""
+    """Text for XML: escaped, and without characters that XML cannot hold."""
     return escape(text.translate(_NOT_XML))
+
+
+# The layout: layers by depth, neighbours near each other, connected parts side by side.
+
+Item = int
+"""The number of a box; a negative one is a bend of an edge that crosses a layer."""
+
+SWEEPS = 12
+"""Passes over the layers that order and place boxes; more make no visible difference on decoder graphs."""
+
+
+@dataclass(slots=True)
+class Part:
+    """A connected part of the graph, in units of one box's width and one layer's height."""
+
+    layers: list[list[Item]]
+    x: dict[Item, float] = field(default_factory=dict)
+    chains: dict[tuple[Item, Item], list[Item]] = field(default_factory=dict)
+    """Edge -> the boxes and bends it runs through, its ends included."""
+
+    @property
+    def width(self) -> float:
+        """From the left edge of the leftmost box to the right edge of the rightmost."""
+        return max(self.x.values(), default=0.0) + 1.0
+
+
+def layout(count: int, edges: Sequence[tuple[Item, Item]]) -> list[Part]:
+    """Lay out `count` boxes, numbered so that every edge goes from a smaller to a larger number.
+
+    A box stands one layer below the lowest of its sources. One without sources, or a chain that starts with such a box
+    (the views of a cache), stands right above its first reader. `x` starts at 0 in every connected part.
+    """
+    below: dict[Item, list[Item]] = {i: [] for i in range(count)}
+    above: dict[Item, list[Item]] = {i: [] for i in range(count)}
+    for a, b in dict.fromkeys(edges):
+        below[a].append(b)
+        above[b].append(a)
+    depth = [0] * count
+    for i in range(count):
+        depth[i] = max((depth[a] + 1 for a in above[i]), default=0)
+    loose = [True] * count
+    for i in range(count):
+        loose[i] = not above[i] or (len(above[i]) == 1 and loose[above[i][0]])
+    for i in reversed(range(count)):
+        if loose[i] and below[i]:
+            depth[i] = min(depth[b] for b in below[i]) - 1
+    return [_part(members, depth, below) for members in _connected(count, below, above)]
+
+
+def _connected(
+    count: int, below: Mapping[Item, Sequence[Item]], above: Mapping[Item, Sequence[Item]]
+) -> Iterable[list[Item]]:
+    visited: set[Item] = set()
+    for first in range(count):
+        if first in visited:
+            continue
+        visited.add(first)
+        members, todo = [first], [first]
+        while todo:
+            cur = todo.pop()
+            for n in (*below[cur], *above[cur]):
+                if n not in visited:
+                    visited.add(n)
+                    members.append(n)
+                    todo.append(n)
+        yield sorted(members)
+
+
+def _part(members: Sequence[Item], depth: Sequence[int], below: Mapping[Item, Sequence[Item]]) -> Part:
+    top = min(depth[i] for i in members)
+    part = Part([[] for _ in range(max(depth[i] for i in members) - top + 1)])
+    up: dict[Item, list[Item]] = {}
+    down: dict[Item, list[Item]] = {}
+    for i in members:
+        part.layers[depth[i] - top].append(i)
+    bend = 0
+    for a in members:
+        for b in below[a]:
+            chain = [a]
+            for level in range(depth[a] - top + 1, depth[b] - top):
+                bend -= 1
+                chain.append(bend)
+                part.layers[level].append(bend)
+            chain.append(b)
+            part.chains[a, b] = chain
+            for p, q in pairwise(chain):
+                down.setdefault(p, []).append(q)
+                up.setdefault(q, []).append(p)
+    for sweep in range(SWEEPS):
+        near, layers = (up, part.layers) if sweep % 2 == 0 else (down, part.layers[::-1])
+        for layer in layers:
+            _order(layer, near, part.x)
+    for sweep in range(SWEEPS):
+        near, layers = (up, part.layers) if sweep % 2 == 0 else (down, part.layers[::-1])
+        for layer in layers:
+            _place(layer, {i: [*up.get(i, ()), *down.get(i, ())] for i in layer} if sweep > 3 else near, part.x)
+    left = min(part.x.values())
+    part.x = {i: x - left for i, x in part.x.items()}
+    return part
+
+
+def _mean(item: Item, near: Mapping[Item, Sequence[Item]], x: Mapping[Item, float], default: float) -> float:
+    places = [x[n] for n in near.get(item, ()) if n in x]
+    return sum(places) / len(places) if places else default
+
+
+def _order(layer: list[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item, float]) -> None:
+    """Sort a layer by the places of its neighbours."""
+    targets = {i: _mean(i, near, x, x.get(i, float(k))) for k, i in enumerate(layer)}
+    layer.sort(key=targets.__getitem__)
+    at = 0.0
+    start = sum(targets.values()) / len(targets) - sum(map(_width, layer)) / 2 if layer else 0.0
+    for i in layer:
+        x[i] = start + at
+        at += _width(i)
+
+
+def _place(layer: Sequence[Item], near: Mapping[Item, Sequence[Item]], x: dict[Item, float]) -> None:
+    """Move a layer's boxes towards their neighbours, in order and without overlap.
+
+    Boxes that would overlap move as one block, to the mean of their wanted places (pool adjacent violators).
+    """
+    blocks: list[tuple[list[Item], float, float]] = []  # boxes, sum of wanted starts, width
+    for i in layer:
+        boxes, total, width = [i], _mean(i, near, x, x[i]), _width(i)
+        while blocks and blocks[-1][1] / len(blocks[-1][0]) + blocks[-1][2] > total / len(boxes):
+            before, before_total, before_width = blocks.pop()
+            total = before_total + total - before_width * len(boxes)
+            boxes = before + boxes
+            width += before_width
+        blocks.append((boxes, total, width))
+    for boxes, total, _ in blocks:
+        at = total / len(boxes)
+        for i in boxes:
+            x[i] = at
+            at += _width(i)
+
+
+def _width(item: Item) -> float:
+    return 1.15 if item >= 0 else 0.3

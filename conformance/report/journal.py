@@ -1,9 +1,9 @@
-"""The journal of a run: each result on disk as soon as it is there, so that a second start goes on where a kill came.
+"""Journals: each result of a run on disk as soon as it is known, so that a killed run loses none.
 
-`Journal` is the user's, kept for the next start; `Partial` lies beside the file of `--json` until that is written.
-
-One line of JSON each. The first says whose results these are: what was asked for, where, and the seed of fresh cases.
-Lines are only ever appended, whole; the last one may be torn by a kill and is then dropped, and its case runs again.
+`Journal` is the user's (`--journal`) and continues at the next start; `Partial` lies beside the file of `--json` until
+that is written. Both hold one JSON document a line. The first is a header with what was requested and the seed of
+fresh cases, each other one a result. Lines are appended whole; a last line without its newline, torn by a kill, is
+dropped, and its case runs again.
 """
 
 from __future__ import annotations
@@ -13,53 +13,48 @@ import json
 import os
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from conformance.case import strict
 from conformance.case.case import JSON
-from conformance.case.strict import Memory
-from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Request, Result, Verdict
+from conformance.run.session.environment import SCHEMA, header
 from conformance.run.session.select import new_seed
 
-from .record import SCHEMA, header
-from .schema import COUNT, HEADER, RESULT, check, one_of
+from .runfile import COUNT, HEADER, JOURNAL, JOURNAL_BEGINS, RESULT, check, one_of
 
-KIND = "journal"
 BESIDE = ".partial.jsonl"
-"""What the name of a `Partial` has behind that of the file that its run writes at its end."""
-KILLED = "the run ended before it"
+"""Suffix of a `Partial`, after the name of the file that its run writes at its end."""
 PATIENCE = 10.0
-"""Seconds to wait for a run that is about to end to let go of its journal."""
+"""Seconds to wait for the lock of a run that is about to end."""
 _SAME = ("machine", "python", "packages")
-"""What of the environment may not change within a run."""
-HEAD = {**HEADER, "kind": one_of(KIND), "seed": COUNT}
-"""What the first line holds."""
-_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{KIND}", '.encode()
+"""Parts of the environment that may not change between the starts of a run."""
+HEAD = {**HEADER, "kind": one_of(JOURNAL), "seed": COUNT}
+"""Fields of the first line."""
 
 
 class Journal:
-    """The journal in a file, begun or gone on with; nobody else writes to it as long as it is open."""
+    """A journal, new or continued, and locked while it is open."""
 
     def __init__(self, path: Path, asked: dict[str, JSON]) -> None:
-        """Read what an earlier start left.
+        """Read what earlier starts left.
 
         Args:
-            path: made where it is not there.
-            asked: what decides which cases run and how; JSON.
+            path: made if it does not exist.
+            asked: the options that decide which cases run and how.
 
         Raises:
-            UsageError: the file is none of these, cannot be written, is in use, or is of a run that was asked for
-                something else or had other packages.
+            UsageError: the file is no journal, cannot be written, is in use, or is of a run with other options or
+                packages.
         """
         self.path = path
         self._descriptor = self._open()
         try:
             self._head, rows = self._read(asked)
-            self._kept = self._results(rows)
+            self._earlier = self._results(rows)
         except BaseException:
             self.close()
             raise
@@ -75,25 +70,25 @@ class Journal:
         return int(self._head["seed"])
 
     def take(self, backend: str, case: str) -> Result | None:
-        """What an earlier start found of a case, once for each time it ran; None where it has to run."""
-        kept = self._kept.get((backend, case))
-        return kept.popleft() if kept else None
+        """An earlier start's result of a case, once for each time it ran; None where it has to run."""
+        earlier = self._earlier.get((backend, case))
+        return earlier.popleft() if earlier else None
 
     def add(self, results: Sequence[Result]) -> None:
-        """Write down what just ran.
+        """Append results.
 
         Raises:
-            UsageError: the file cannot be written to any more.
+            UsageError: the file cannot be written any more.
         """
         self._append([r.to_json() for r in results])
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close and unlock the file."""
         os.close(self._descriptor)
 
     def _open(self) -> int:
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            descriptor = _open(self.path)
         except OSError as e:
             raise self._error(f"cannot be written: {e.strerror}") from e
         deadline = time.monotonic() + PATIENCE
@@ -108,25 +103,22 @@ class Journal:
         raw = self.path.read_bytes()
         whole, newline, torn = raw.rpartition(b"\n")
         if not newline:
-            begun = min(len(torn), len(_BEGINS))
-            if torn[:begun] != _BEGINS[:begun]:
+            begun = min(len(torn), len(JOURNAL_BEGINS))
+            if torn[:begun] != JOURNAL_BEGINS[:begun]:
                 raise self._error("no journal of a run")
-            return self._begin(asked), []
+            head: dict[str, JSON] = {**header(JOURNAL), "asked": asked, "seed": new_seed()}
+            os.ftruncate(self._descriptor, 0)
+            self._append([head])
+            return head, []
         rows = [self._row(n, line) for n, line in enumerate(whole.split(b"\n"), 1)]
         head = rows[0]
-        if head.get("kind") != KIND or head.get("schema") != SCHEMA:
+        if head.get("kind") != JOURNAL or head.get("schema") != SCHEMA:
             raise self._error("no journal of a run")
         check(self.path, "line 1", head, HEAD)
         self._check("was asked for", head.get("asked"), asked, asked)
-        self._check("had", head.get("environment"), header(KIND)["environment"], _SAME)
+        self._check("had", head.get("environment"), header(JOURNAL)["environment"], _SAME)
         os.ftruncate(self._descriptor, len(raw) - len(torn))
         return head, rows[1:]
-
-    def _begin(self, asked: dict[str, JSON]) -> dict[str, JSON]:
-        head = {**header(KIND), "asked": asked, "seed": new_seed()}
-        os.ftruncate(self._descriptor, 0)
-        self._append([head])
-        return head
 
     def _row(self, n: int, line: bytes) -> dict[str, JSON]:
         try:
@@ -137,7 +129,7 @@ class Journal:
             raise self._error(f"line {n}: one line of JSON expected; if the file is yours, remove it to begin anew")
         return row
 
-    def _check(self, word: str, was: JSON, now: dict[str, JSON], keys: Sequence[str] | dict[str, JSON]) -> None:
+    def _check(self, word: str, was: JSON, now: Mapping[str, JSON], keys: Iterable[str]) -> None:
         if not isinstance(was, dict):
             raise self._error("no journal of a run")
         for k in keys:
@@ -147,61 +139,59 @@ class Journal:
                 )
 
     def _results(self, rows: Sequence[dict[str, JSON]]) -> dict[tuple[str, str], deque[Result]]:
-        kept: dict[tuple[str, str], deque[Result]] = defaultdict(deque)
+        results: dict[tuple[str, str], deque[Result]] = defaultdict(deque)
         for n, row in enumerate(rows, 2):
             check(self.path, f"line {n}", row, RESULT)
             try:
                 result = Result(**{**row, "verdict": Verdict(row["verdict"])})
             except TypeError:  # a field that no result has
                 raise self._error(f"line {n}: the result of a case expected") from None
-            kept[result.backend, result.case].append(result)
-        return kept
+            results[result.backend, result.case].append(result)
+        return results
 
     def _append(self, rows: Sequence[JSON]) -> None:
-        if not rows:
-            return
         try:
             _write(self._descriptor, rows)
         except OSError as e:
             raise self._error(f"cannot be written: {e.strerror}") from e
 
-    def _error(self, says: str) -> UsageError:
-        return UsageError(f"--journal {self.path}: {says}")
+    def _error(self, message: str) -> UsageError:
+        return UsageError(f"--journal {self.path}: {message}")
 
 
 class Partial:
-    """The results of a run as they come, in a file beside the one that it writes at its end and then removes this."""
+    """The results of a run so far, in a file beside the one that the run writes at its end."""
 
     def __init__(self, target: Path, asked: Request) -> None:
-        """Begin the file; what an earlier run that was killed left in it is put aside, never overwritten.
+        """Begin the file; rename what an earlier, killed run left in it.
 
         Args:
-            target: what the run writes at its end; a device or a pipe has nothing beside it.
-            asked: all that the run is to do.
+            target: written at the end of the run; a device or a pipe gets no file beside it.
+            asked: the requested cases.
 
         Raises:
-            UsageError: another run, which is not at its end, writes to it.
+            UsageError: another run is writing to the file.
         """
         self.path = target.with_name(f"{target.name}{BESIDE}")
         self.left = ""
-        """What an earlier run left, as a sentence."""
+        """A sentence on what an earlier run left."""
         self.fault = ""
-        """Why results are not kept on disk; empty where they are."""
+        """Why results are not written as they come; empty where they are."""
         self._descriptor: int | None = None
         if target.exists() and not target.is_file():
             return
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._descriptor = _open(self.path)
             if not _locked(self._descriptor):
                 os.close(self._descriptor)
                 raise UsageError(f"--json {target}: another run is about to write it; give this one a file of its own")
             self._put_aside(target)
-            _write(self._descriptor, [{**header(KIND), "asked": {"cases": asked.cases}, "seed": 0}])
+            _write(self._descriptor, [{**header(JOURNAL), "asked": {"cases": asked.cases}, "seed": 0}])
         except OSError as e:
             self._stop(e)
 
     def add(self, results: Sequence[Result]) -> None:
-        """Write down what just ran; a disk that is full is noted, and the run goes on."""
+        """Append results; a full disk sets `fault`, and the run goes on."""
         if self._descriptor is not None:
             try:
                 _write(self._descriptor, [r.to_json() for r in results])
@@ -209,11 +199,7 @@ class Partial:
                 self._stop(e)
 
     def close(self, *, written: bool) -> str:
-        """Let go of the file: it goes where `written`, and else stays; then a sentence says where.
-
-        Args:
-            written: whether all of it stands elsewhere now.
-        """
+        """Close the file. Remove it if the run's own file is `written`; otherwise return a sentence on where it is."""
         if self._descriptor is None:
             return "" if written else self.fault
         if written:
@@ -237,7 +223,7 @@ class Partial:
             "which `conform report` reads"
         )
         os.close(self._descriptor)
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+        self._descriptor = _open(self.path, os.O_EXCL)
         _locked(self._descriptor)
 
     def _stop(self, e: OSError) -> None:
@@ -247,47 +233,8 @@ class Partial:
             self._descriptor = None
 
 
-def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
-    """What a run left in such a file, as the document that it would have written; None where it is no such file.
-
-    Args:
-        raw: all of it; a last line that a kill tore is passed over.
-        memory: what reading it may take.
-
-    Raises:
-        CaseFileError: it is one, and broken within; says at which line.
-    """
-    if not raw.startswith(_BEGINS):
-        return None
-    lines = raw.split(b"\n")[:-1]
-    rows = [strict.parse_json(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
-    head = rows[0] if rows and isinstance(rows[0], dict) else {}
-    asked = _cases_asked(head)
-    found = [Result(r["case"], r["backend"], Verdict.PASS) for r in rows[1:] if _names_pair(r)]
-    return {
-        **{k: v for k, v in head.items() if k not in {"asked", "seed"}},
-        "kind": "conformance",
-        "asked": asked.to_json(),
-        "missing": [m.to_json() for m in asked.missing(found, KILLED)],
-        "results": rows[1:],
-    }
-
-
-def _cases_asked(head: Mapping[str, JSON]) -> Request:
-    said = head.get("asked")
-    cases = said.get("cases") if isinstance(said, dict) else None
-    if not isinstance(cases, dict) or not all(
-        isinstance(ids, list) and all(isinstance(i, str) for i in ids) for ids in cases.values()
-    ):
-        raise CaseFileError(
-            "line 1", "what a run with --json was asked for expected (a journal of --journal is for the same "
-            "`conform run` again, which goes on from there and writes --json)"
-        )  # fmt: skip
-    return Request(cases)
-
-
-def _names_pair(row: JSON) -> bool:
-    return isinstance(row, dict) and isinstance(row.get("case"), str) and isinstance(row.get("backend"), str)
+def _open(path: Path, flags: int = 0) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | flags, 0o666)
 
 
 def _write(descriptor: int, rows: Sequence[JSON]) -> None:
@@ -297,7 +244,7 @@ def _write(descriptor: int, rows: Sequence[JSON]) -> None:
 
 
 def _constant(name: str) -> NoReturn:
-    raise ValueError(name)  # what no result is written with
+    raise ValueError(name)  # NaN and infinities: no result is written with them
 
 
 def _short(value: JSON) -> str:

@@ -1,36 +1,32 @@
 """JUnit XML, as Jenkins, GitLab and the GitHub actions that show test reports read it.
 
 A suite per backend and kind of machine, one for gates and one for planted bugs; the rules are those of the XSD that
-Jenkins publishes (xunit-plugin, junit-10.xsd). What did not run is `skipped` with its reason, and is in the counts.
+Jenkins publishes (xunit-plugin, junit-10.xsd). What did not run is `skipped` with its reason, and counted.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import TypeVar
 
-from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
 from .matrix import operation
-from .reproduce import command
 from .runfile import Document
-from .runs import Row, Runs
+from .runs import Fields, Row, Runs, command
+
+T = TypeVar("T")
 
 TAGS: dict[Verdict, str | None] = {
     Verdict.PASS: None,
-    Verdict.FAIL: "failure",
-    Verdict.OVERCLAIM: "failure",
-    Verdict.VACUOUS: "failure",
-    Verdict.XPASS: "failure",
-    Verdict.CRASH: "error",
-    Verdict.TIMEOUT: "error",
-    Verdict.UNSUPPORTED: "skipped",
-    Verdict.XFAIL: "skipped",
+    **dict.fromkeys((Verdict.FAIL, Verdict.OVERCLAIM, Verdict.VACUOUS, Verdict.XPASS), "failure"),
+    **dict.fromkeys((Verdict.CRASH, Verdict.TIMEOUT), "error"),
+    **dict.fromkeys((Verdict.UNSUPPORTED, Verdict.XFAIL), "skipped"),
 }
-"""Verdict -> the element that says it; none where all is well."""
+"""Verdict -> its element; None for a test that passed."""
 GATES: dict[str, str | None] = {"fine": None, "regressed": "failure", "undecided": "skipped", "not run": "skipped"}
 
 ERRORS = 1000
@@ -64,7 +60,7 @@ class Suite:
     tests: list[Test] = field(default_factory=list)
 
     def count(self, tag: str) -> int:
-        """Tests that say `tag`."""
+        """Tests with element `tag`."""
         return sum(t.tag == tag for t in self.tests)
 
 
@@ -83,6 +79,11 @@ def plain(text: str) -> str:
     return _ILLEGAL.sub(lambda m: f"\\x{ord(m[0]):02x}" if ord(m[0]) < 256 else f"\\u{ord(m[0]):04x}", text)
 
 
+def _suite_of(name: str, rows: Sequence[Row[T]], tests: list[Test]) -> Suite:
+    newest = max((r.document for r in rows), key=lambda d: d.written)
+    return Suite(name, newest.written, _properties(newest), tests)
+
+
 def _results(runs: Runs) -> Iterator[Suite]:
     groups: dict[tuple[str, str], list[Row[Result]]] = {}
     for row in runs.results:
@@ -90,42 +91,43 @@ def _results(runs: Runs) -> Iterator[Suite]:
     machines = {machine for _, machine in groups}
     for (backend, machine), rows in groups.items():
         name = backend if len(machines) == 1 else f"{backend} on {machine}"
-        newest = max((r.document for r in rows), key=lambda d: d.written)
-        yield Suite(name, newest.written, _properties(newest), [_test(r.value, name) for r in rows])
+        yield _suite_of(name, rows, [_test(r.value, name) for r in rows])
+
+
+def _classname(suite: str, case_id: str) -> str:
+    """The dots of a class name make a tree in Jenkins: backend, family, op."""
+    what = operation(case_id)
+    return ".".join(w.replace(".", "_") for w in (suite, what.family, what.op) if w)
 
 
 def _test(r: Result, suite: str) -> Test:
-    what = operation(r.case)
-    # the dots of a class name make a tree in Jenkins: backend, family, op
-    classname = ".".join(w.replace(".", "_") for w in (suite, what.family, what.op) if w)
+    classname = _classname(suite, r.case)
     tag = TAGS[r.verdict]
     if tag is None:
         return Test(classname, r.case, r.seconds)
     if r.verdict not in FAILURES:
         return Test(classname, r.case, r.seconds, tag, str(r.verdict), f"{r.verdict}: {r.detail or 'no reason given'}")
-    again = f"{r.sentence()}\nReproduce: {command(r)}\n"
-    if r.fresh:  # of a seed that nobody knew: it is filed, and fails no run
+    if r.fresh:  # its seed is new: it is filed, and fails no run
         return Test(classname, r.case, r.seconds, "skipped", "filed", f"filed, a fresh case: {r.sentence()}")
+    again = f"{r.sentence()}\nReproduce: {command(r)}\n"
     return Test(classname, r.case, r.seconds, tag, str(r.verdict), r.detail or str(r.verdict), again)
 
 
 def _missing(runs: Runs) -> Iterator[Suite]:
     """An error for each pair that has no result, `ERRORS` at most of each backend, and one that counts the others."""
-    groups: dict[str, list[Row[Mapping[str, JSON]]]] = {}
+    groups: dict[str, list[Row[Fields]]] = {}
     for row in runs.missing:
         groups.setdefault(row.value["backend"], []).append(row)
     for backend, rows in groups.items():
-        tests = [_unanswered(backend, r.value["case"], r.value["reason"]) for r in rows[:ERRORS]]
+        tests = [_no_result(backend, r.value["case"], r.value["reason"]) for r in rows[:ERRORS]]
         if (more := len(rows) - ERRORS) > 0:
-            tests.append(_unanswered(backend, f"{more} more", f"{len(rows)} in all"))
-        newest = max((r.document for r in rows), key=lambda d: d.written)
-        yield Suite(f"{backend}: asked for, and without a result", newest.written, _properties(newest), tests)
+            tests.append(_no_result(backend, f"{more} more", f"{len(rows)} in all"))
+        yield _suite_of(f"{backend}: asked for, and without a result", rows, tests)
 
 
-def _unanswered(backend: str, case: str, why: str) -> Test:
-    what = operation(case)
-    classname = ".".join(w.replace(".", "_") for w in (backend, what.family, what.op) if w)
-    return Test(classname, case, 0.0, "error", "missing", f"asked for, and without a result: {why}")
+def _no_result(backend: str, case: str, why: str) -> Test:
+    message = f"asked for, and without a result: {why}"
+    return Test(_classname(backend, case), case, 0.0, "error", "missing", message)
 
 
 def _unavailable(runs: Runs) -> Iterator[Suite]:
@@ -134,60 +136,45 @@ def _unavailable(runs: Runs) -> Iterator[Suite]:
 
 
 def _gates(runs: Runs) -> Iterator[Suite]:
-    yield from _grouped(runs.gates, "performance gates", _gate)
+    yield from _grouped("performance gates", [(row, _gate(row.value)) for row in runs.gates])
 
 
-def _gate(row: Row[Mapping[str, JSON]]) -> Test:
-    g = row.value
+def _gate(g: Fields) -> Test:
     tag = GATES[g["answer"]]
-    said = f"{g['answer']}: {g.get('reason') or 'no reason given'}"
+    message = f"{g['answer']}: {g.get('reason') or 'no reason given'}"
     name = f"{g['gate']}: {g['unit']} on {g['backend']}"
-    return Test(f"gates.{g['kind']}", name, g.get("seconds") or 0.0, tag, g["answer"] if tag else "", said, said)
+    return Test(f"gates.{g['kind']}", name, g.get("seconds") or 0.0, tag, g["answer"] if tag else "", message, message)
 
 
 def _planted(runs: Runs) -> Iterator[Suite]:
-    noticed: dict[tuple[str, str], set[str]] = {}
-    for h in runs.hunts:
-        if h.value["noticed"]:
-            noticed.setdefault((h.document.machine, h.value["fault"]), set()).add(h.value["family"])
-    asked = {(h.document.machine, h.value["fault"]) for h in runs.hunts}
-
-    def test(row: Row[Mapping[str, JSON]]) -> Test:
-        f, key = row.value, (row.document.machine, row.value["name"])
-        tag = None if noticed.get(key) else "failure" if key in asked else "skipped"
-        said = "planted, and noticed by no family" if key in asked else "was not planted"
-        return Test(f"planted.{f['of']}".replace("?", "_"), f["name"], 0.0, tag, "", f"{said}: {f['says']}", said)
-
-    yield from _grouped(runs.faults, "planted bugs", test)
-    names = {f.value["name"] for f in runs.faults}
-    controls = {h.value["fault"]: h for h in runs.hunts if h.value["fault"] not in names}
-
-    def alarm(row: Row[Mapping[str, JSON]]) -> Test:
-        fault = row.value["fault"]
-        seen = noticed.get((row.document.machine, fault))
-        said = f"a false alarm of {', '.join(sorted(seen))}" if seen else ""
-        return Test("planted.control", fault, 0.0, "failure" if seen else None, "", said, said)
-
-    yield from _grouped(list(controls.values()), "nothing planted", alarm)
+    yield from _grouped("planted bugs", [(row, _fault(row.value, families)) for row, families in runs.faults_noticed()])
+    yield from _grouped("nothing planted", [(row, _control(row.value, alarms)) for row, alarms in runs.controls()])
 
 
-def _grouped(
-    rows: Sequence[Row[Mapping[str, JSON]]], name: str, test: Callable[[Row[Mapping[str, JSON]]], Test]
-) -> Iterator[Suite]:
-    """A suite per kind of machine, its name only said where there are several."""
-    machines = dict.fromkeys(r.document.machine for r in rows)
+def _fault(f: Fields, families: list[str] | None) -> Test:
+    tag = "skipped" if families is None else None if families else "failure"
+    why = "was not planted" if families is None else "planted, and noticed by no family"
+    return Test(f"planted.{f['of']}".replace("?", "_"), f["name"], 0.0, tag, "", f"{why}: {f['says']}", why)
+
+
+def _control(hunt: Fields, alarms: list[str]) -> Test:
+    why = f"a false alarm of {', '.join(sorted(alarms))}" if alarms else ""
+    return Test("planted.control", hunt["fault"], 0.0, "failure" if alarms else None, "", why, why)
+
+
+def _grouped(name: str, tests: Sequence[tuple[Row[Fields], Test]]) -> Iterator[Suite]:
+    """A suite per kind of machine, which its name has only where there are several."""
+    machines = dict.fromkeys(row.document.machine for row, _ in tests)
     for machine in machines:
-        here = [r for r in rows if r.document.machine == machine]
-        newest = max((r.document for r in here), key=lambda d: d.written)
-        called = name if len(machines) == 1 else f"{name} on {machine}"
-        yield Suite(called, newest.written, _properties(newest), [test(r) for r in here])
+        rows, here = zip(*((r, t) for r, t in tests if r.document.machine == machine), strict=True)
+        yield _suite_of(name if len(machines) == 1 else f"{name} on {machine}", rows, list(here))
 
 
 def _properties(d: Document) -> dict[str, str]:
     env = d.environment
-    found = {"run": d.run, **{k: env.get(k) for k in ("machine", "system", "cpu", "cores", "python")}}
+    facts = {"run": d.run, **{k: env.get(k) for k in ("machine", "system", "cpu", "cores", "python")}}
     packages = env.get("packages") or {}
-    return {k: str(v) for k, v in {**found, **packages}.items() if v is not None}
+    return {k: str(v) for k, v in {**facts, **packages}.items() if v is not None}
 
 
 def _totals(suites: Sequence[Suite]) -> dict[str, str]:
@@ -209,27 +196,23 @@ def _suite(s: Suite) -> Iterator[str]:
         yield from (f"<property{_attributes({'name': k, 'value': v})}/>" for k, v in s.properties.items())
         yield "</properties>"
     for t in s.tests:
-        said = _attributes({"classname": t.classname, "name": t.name, "time": _seconds(t.seconds)})
+        own = _attributes({"classname": t.classname, "name": t.name, "time": f"{t.seconds:.6f}"})
         if t.tag is None:
-            yield f"<testcase{said}/>"
+            yield f"<testcase{own}/>"
             continue
         attributes = _attributes({"message": " ".join(t.message.split()), **({"type": t.type} if t.type else {})})
         text = escape(plain(t.text), quote=False)
-        yield f"<testcase{said}><{t.tag}{attributes}>{text}</{t.tag}></testcase>"
+        yield f"<testcase{own}><{t.tag}{attributes}>{text}</{t.tag}></testcase>"
     yield "</testsuite>"
 
 
-def _attributes(found: Mapping[str, str]) -> str:
-    return "".join(f' {k}="{_attribute(v)}"' for k, v in found.items())
+def _attributes(values: Mapping[str, str]) -> str:
+    return "".join(f' {k}="{_attribute(v)}"' for k, v in values.items())
 
 
 def _attribute(text: str) -> str:
-    # a parser makes blanks of line ends in an attribute; written as references they stay
+    # a parser turns line ends in an attribute into blanks; references keep them
     return re.sub("[\t\n\r]", lambda m: f"&#{ord(m[0])};", escape(plain(text)))
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.6f}"
 
 
 def _sum(tests: Iterable[Test]) -> str:

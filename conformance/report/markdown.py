@@ -1,4 +1,4 @@
-"""A summary in Markdown, short enough for a job summary of GitHub, whatever the run."""
+"""A summary in Markdown of bounded size, for a job summary of GitHub."""
 
 from __future__ import annotations
 
@@ -9,45 +9,41 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
-from . import told
-from .causes import ORDER, Group, groups
-from .matrix import OPS, Matrix, matrix
-from .reproduce import command
-from .runs import Row, Runs
-from .words import budget_used, refusals
+from .matrix import OPS, ORDER, Group, Matrix, groups, matrix
+from .runs import Fields, Row, Runs, budget_used, command, refusals
 
 LIMIT = 50_000
-"""Bytes of UTF-8: a summary is read, not searched; all of it is in the page and in the run files."""
+"""Bytes of UTF-8; the page and the run files have the rest."""
 FIRST = 3
-"""Cases that are shown of each group of failures."""
+"""Cases shown of each group of failures."""
 NAMES = 8
-"""Ops and backends that are named of each."""
+"""Ops and backends named of each group."""
 DOCUMENTS = 12
-"""Run files that are named."""
+"""Run files named."""
 LONGEST = 600
-"""Characters of one text: an abort text may have pages."""
+"""Characters of one text; an abort may print pages."""
 RESERVE = 8_000
-"""Bytes kept for what says what was left out, in all sections together."""
+"""Bytes for the notes on what is left out, in all sections together."""
 SHARE = 0.6
-"""Of what is left, what one section may take, so that none crowds out those behind it."""
+"""The part of the remaining bytes that one section may take, so that it leaves room for those after it."""
 
 FINE = ("PASS", "NO REFERENCE")
-"""Verdicts of a zoo's cell that speak against no device (`PASSES` of `cases/zoo/play.py`)."""
+"""Verdicts of a zoo cell that are no failure (`PASSES` of `suite/zoo/play.py`)."""
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _MEANS_ITSELF = str.maketrans({**{c: f"\\{c}" for c in "\\`*_{}[]#|~@!"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"})
 
 Section = tuple[str, Sequence[str], Sequence[str]]
-"""A heading, the lines above its items, and the items, one block of text each; without items it is no section."""
+"""Heading, lines above the items, and the items, one block of text each; without items it is left out."""
 
 
 def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT) -> str:
     """Verdicts per backend, failures with what reproduces them, gates, speed, planted bugs, and what did not run.
 
     Args:
-        runs: what it tells.
-        where: where all of it can be seen, for sections that are cut; the run files where it is empty.
-        limit: bytes that the text has at most. What is left out is counted, and where it stands is said.
+        runs: to summarise.
+        where: names the full report, for sections that are cut; default: the run files.
+        limit: of bytes. Items beyond it are counted.
     """
     place = _text(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)), 200)
     text = "\n".join(_head(runs)) + "\n"
@@ -58,16 +54,16 @@ def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT) -> str:
 
 
 def _cut(text: str, place: str, limit: int) -> str:
-    """The text, or its first lines where names as long as no one has would take it over the limit."""
+    """The text, cut after a line if extremely long names take it over the limit."""
     if len(text.encode()) <= limit:
         return text
-    said = f"\n\n**The rest is left out here; all of it: {place}**\n"
-    kept = text.encode()[: max(0, limit - len(said.encode()))].decode(errors="ignore")
-    return kept.rpartition("\n")[0] + said
+    note = f"\n\n**The rest is left out here; all of it: {place}**\n"
+    start = text.encode()[: max(0, limit - len(note.encode()))].decode(errors="ignore")
+    return start.rpartition("\n")[0] + note
 
 
 def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: str, room: int) -> str:
-    """As many of the items as there is room for, and what became of the others."""
+    """As many items as there is room for, and how many are left out."""
     begun = "\n".join(["", f"## {heading}", "", *lines, ""])
     room -= len(begun.encode())
     if room < 0:
@@ -79,8 +75,8 @@ def _section(heading: str, lines: Sequence[str], items: Sequence[str], place: st
             break
         taken += 1
     left = len(items) - taken
-    said = f"\n\n**{left:,} more of {len(items):,} are left out here; all of them: {place}**" if left else ""
-    return begun + "\n".join(items[:taken]) + said + "\n"
+    note = f"\n\n**{left:,} more of {len(items):,} are left out here; all of them: {place}**" if left else ""
+    return begun + "\n".join(items[:taken]) + note + "\n"
 
 
 def _head(runs: Runs) -> Iterator[str]:
@@ -107,21 +103,21 @@ def _head(runs: Runs) -> Iterator[str]:
 
 
 def _origin(environment: Mapping[str, JSON]) -> str:
-    """Commit, branch and CI job, as far as the run file says them."""
+    """Commit, branch and CI job, if the run file has them."""
     commit, branch, ci = (str(environment.get(k) or "") for k in ("commit", "branch", "ci"))
-    said = f"commit {_code(commit[:12], 12)}" if commit else ""
-    said += f" of {_code(branch, 80)}" if branch else ""
-    return "".join(f", {word.strip()}" for word in (said, f"CI {_code(ci, 300)}" if ci else "") if word)
+    note = f"commit {_code(commit[:12], 12)}" if commit else ""
+    note += f" of {_code(branch, 80)}" if branch else ""
+    return "".join(f", {word.strip()}" for word in (note, f"CI {_code(ci, 300)}" if ci else "") if word)
 
 
 def _others(runs: Runs) -> list[str]:
-    """What there is besides cases and gates, in a few words each."""
+    """Phrases on everything besides cases and gates."""
     words = []
     if runs.units:
         words.append(f"{sum(u.value['rate'] is not None for u in runs.units):,} of {len(runs.units):,} units timed")
-    if cells := told.zoo(runs):
+    if cells := runs.zoo():
         words.append(f"{sum(map(_fails, cells)):,} of {len(cells):,} zoo cells failed")
-    if phases := told.phases(runs):
+    if phases := runs.phases():
         words.append(f"{sum(p.value.get('tokens_per_second') is not None for p in phases):,} phases timed")
     if runs.hunts:
         names = {h.value["fault"] for h in runs.hunts if h.value["noticed"]} & {f.value["name"] for f in runs.faults}
@@ -130,12 +126,12 @@ def _others(runs: Runs) -> list[str]:
     return words
 
 
-def _fails(cell: Row[Mapping[str, JSON]]) -> bool:
+def _fails(cell: Row[Fields]) -> bool:
     return cell.value.get("verdict") not in FINE
 
 
 def _sections(runs: Runs) -> Iterator[Section]:
-    yield f"Asked for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
+    yield f"Request for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
     verdicts = [v for v in ORDER if any(r.value.verdict is v for r in runs.results)]
     yield "Verdicts", *_table(["backend", *map(str, verdicts), "budget used, at most"], _verdicts(runs, verdicts))
     failed = [r for r in runs.results if r.value.verdict in FAILURES]
@@ -150,7 +146,7 @@ def _sections(runs: Runs) -> Iterator[Section]:
     yield "Gates", *_table(["gate", "unit", "backend", "answer", "estimate", "interval", "limit", "why"], _gates(runs))
     yield "Speed", *_table(["unit", "backend", "rate", "rounds", "not timed because"], _units(runs))
     yield "Planted bugs", [], _planted(runs)
-    cells = told.zoo(runs)
+    cells = runs.zoo()
     columns = list(dict.fromkeys((str(c.value.get("backend")), str(c.value.get("run"))) for c in cells))
     yield "Zoo", *_table(["architecture", *(f"{_code(b)}, {_text(r)}" for b, r in columns)], _zoo(cells, columns))
     yield "Zoo cells that failed", [], [_cell(c) for c in cells if _fails(c)]
@@ -185,12 +181,12 @@ def _verdicts(runs: Runs, verdicts: Sequence[Verdict]) -> Iterator[Sequence[str]
 
 def _failure(row: Row[Result]) -> str:
     r = row.value
-    said = f"- **{r.verdict}** {_code(r.case)} on {_code(r.backend)}: {_text(r.detail or 'no detail')}"
-    return f"{said}\n  {_code(command(r))}"
+    note = f"- **{r.verdict}** {_code(r.case)} on {_code(r.backend)}: {_text(r.detail or 'no detail')}"
+    return f"{note}\n  {_code(command(r))}"
 
 
 def _group(group: Group) -> str:
-    """One failure; or what several have in common, which ops and backends they are of, and the first of them."""
+    """One failure; or the cause of several, their ops and backends, and the first of them."""
     first, n = group.rows[:FIRST], len(group.rows)
     if n == 1:
         return _failure(group.rows[0])
@@ -203,23 +199,23 @@ def _group(group: Group) -> str:
 
 
 def _named(counts: Counter[str]) -> str:
-    """The most frequent names with their counts, and how many others there are."""
+    """The most frequent names with their counts, and the number of others."""
     words = [f"{_code(name, 120)} {n:,}" for name, n in counts.most_common(NAMES)]
     more = len(counts) - NAMES
     return ", ".join([*words, *([f"{more:,} others"] if more > 0 else [])])
 
 
-def _zoo(cells: Sequence[Row[Mapping[str, JSON]]], columns: Sequence[tuple[str, str]]) -> Iterator[Sequence[str]]:
-    """A row for each architecture, those with a failure first."""
-    found: dict[str, dict[tuple[str, str], Row[Mapping[str, JSON]]]] = {}
+def _zoo(cells: Sequence[Row[Fields]], columns: Sequence[tuple[str, str]]) -> Iterator[Sequence[str]]:
+    """A row per architecture, those with a failure first."""
+    found: dict[str, dict[tuple[str, str], Row[Fields]]] = {}
     for c in cells:
         here = found.setdefault(str(c.value.get("architecture")), {})
         here[str(c.value.get("backend")), str(c.value.get("run"))] = c
     for name, here in sorted(found.items(), key=lambda item: (not any(map(_fails, item[1].values())), item[0])):
-        yield _text(name, 80), *(_said(here.get(c)) for c in columns)
+        yield _text(name, 80), *(_cell_text(here.get(c)) for c in columns)
 
 
-def _said(cell: Row[Mapping[str, JSON]] | None) -> str:
+def _cell_text(cell: Row[Fields] | None) -> str:
     if cell is None:
         return "not run"
     word, nmse = _text(str(cell.value.get("verdict")), 40), cell.value.get("nmse")
@@ -227,7 +223,7 @@ def _said(cell: Row[Mapping[str, JSON]] | None) -> str:
     return f"**{word}**{figure}" if _fails(cell) else f"{word}{figure}"
 
 
-def _cell(cell: Row[Mapping[str, JSON]]) -> str:
+def _cell(cell: Row[Fields]) -> str:
     c = cell.value
     where = f"{_code(str(c.get('backend')), 120)}, {_text(str(c.get('run')), 80)}"
     named = f"{_code(str(c.get('architecture')), 80)} on {where}"
@@ -235,11 +231,11 @@ def _cell(cell: Row[Mapping[str, JSON]]) -> str:
 
 
 def _phases(runs: Runs) -> Iterator[Sequence[str]]:
-    for row in told.phases(runs):
+    for row in runs.phases():
         p = row.value
         figures = (p.get(k) for k in ("tokens_per_second", "watts", "joules_per_token", "splits"))
-        said = [_number(v if isinstance(v, (int, float)) else None) for v in figures]
-        yield _code(str(p["backend"])), _text(str(p.get("name") or "–")), *said, _text(str(p.get("reason") or ""))
+        words = [_number(v if isinstance(v, (int, float)) else None) for v in figures]
+        yield _code(str(p["backend"])), _text(str(p.get("name") or "–")), *words, _text(str(p.get("reason") or ""))
 
 
 def _gates(runs: Runs) -> Iterator[Sequence[str]]:
@@ -264,34 +260,30 @@ def _units(runs: Runs) -> Iterator[Sequence[str]]:
 def _planted(runs: Runs) -> list[str]:
     if not runs.hunts:
         return []
-    noticed = {(h.document.machine, h.value["fault"]) for h in runs.hunts if h.value["noticed"]}
-    hunted = {(h.document.machine, h.value["fault"]) for h in runs.hunts}
-    faults = {(f.document.machine, f.value["name"]): f.value for f in runs.faults}
-    asked = [k for k in faults if k in hunted]
-    missed = [k for k in asked if k not in noticed]
-    rate = f" ({100 * (1 - len(missed) / len(asked)):.1f} %)" if asked else ""
-    alarms = [fault for machine, fault in noticed if (machine, fault) not in faults]
-    lines = [f"{len(asked) - len(missed)} of {len(asked)} planted bugs noticed{rate}; {len(alarms)} false alarms.", ""]
-    lines += [f"- not noticed: {_code(k[1])} in {_code(faults[k]['of'])}: {_text(faults[k]['says'])}" for k in missed]
-    lines += [f"- false alarm: {_code(fault)}" for fault in sorted(alarms)]
-    lines += [f"- not planted: {_code(k[1])}" for k in faults if k not in hunted]
-    return lines
+    faults = runs.faults_noticed()
+    hunted = [(f.value, names) for f, names in faults if names is not None]
+    missed = [f for f, names in hunted if not names]
+    rate = f" ({100 * (1 - len(missed) / len(hunted)):.1f} %)" if hunted else ""
+    alarms = sorted(h.value["fault"] for h, names in runs.controls() if names)
+    return [
+        f"{len(hunted) - len(missed)} of {len(hunted)} planted bugs noticed{rate}; {len(alarms)} false alarms.",
+        "",
+        *(f"- not noticed: {_code(f['name'])} in {_code(f['of'])}: {_text(f['says'])}" for f in missed),
+        *(f"- false alarm: {_code(fault)}" for fault in alarms),
+        *(f"- not planted: {_code(f.value['name'])}" for f, names in faults if names is None),
+    ]
 
 
 def _audit(runs: Runs) -> list[str]:
-    found: list[str] = []
-    for d in runs.of("audit"):
-        backends = d.body.get("backends")
-        for name, cells in backends.items() if isinstance(backends, dict) else ():
-            rows = [c for c in cells if isinstance(c, dict)] if isinstance(cells, list) else []
-            counts = Counter(str(c.get("finding")) for c in rows)
-            found.append(f"- {_code(name)}: {', '.join(f'{n:,} {_text(w)}' for w, n in counts.items()) or 'nothing'}")
-            for c in rows:
-                if c.get("finding") != "agreed":
-                    where = f"{_code(str(c.get('weight') or 'the trajectory'))} in {_code(str(c.get('buffer')))}"
-                    told = f"{_text(str(c.get('detail') or ''))}, {_code(str(c.get('case')))}"
-                    found.append(f"  - **{_text(str(c.get('finding')))}** {where}: {told}")
-    return found
+    lines: list[str] = []
+    for _, backend, rows in runs.audits():
+        counts = Counter(str(r.value.get("finding")) for r in rows)
+        lines.append(f"- {_code(backend)}: {', '.join(f'{n:,} {_text(w)}' for w, n in counts.items()) or 'nothing'}")
+        for c in (r.value for r in rows if r.value.get("finding") != "agreed"):
+            where = f"{_code(str(c.get('weight') or 'the trajectory'))} in {_code(str(c.get('buffer')))}"
+            why = f"{_text(str(c.get('detail') or ''))}, {_code(str(c.get('case')))}"
+            lines.append(f"  - **{_text(str(c.get('finding')))}** {where}: {why}")
+    return lines
 
 
 def _not_run(runs: Runs) -> list[str]:
@@ -306,14 +298,14 @@ def _not_run(runs: Runs) -> list[str]:
 def _matrix(m: Matrix) -> Iterator[Sequence[str]]:
     for what in m.rows:
         cells = [m.cells.get((what, b)) for b in m.backends]
-        said = [
+        words = [
             "not run" if c is None else f"{c.passed} of {c.declared}" if c.declared else "unsupported" for c in cells
         ]
-        yield _text(what.name), _text(what.types), *said
+        yield _text(what.name), _text(what.types), *words
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[list[str], list[str]]:
-    """What stands above the rows, and the rows."""
+    """The header lines, and the rows."""
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"], [f"| {' | '.join(row)} |" for row in rows]
 
 
@@ -327,11 +319,11 @@ def _short(text: str, most: int) -> str:
 
 
 def _text(text: str, most: int = LONGEST) -> str:
-    """Text that means itself: no markup, no HTML, one line."""
+    """One line of text without markup or HTML."""
     return _short(text, most).translate(_MEANS_ITSELF)
 
 
 def _code(text: str, most: int = LONGEST) -> str:
-    """A code span of one line that may stand in a table; a backtick in it would end it."""
+    """A code span of one line, also for tables; a backtick would end it, so it becomes an apostrophe."""
     inside = _short(text, most).replace("`", "'").replace("|", "\\|")
     return f"`{inside or ' '}`"

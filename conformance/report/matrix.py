@@ -1,29 +1,45 @@
-"""The support matrix, op × types × backend: what the backend declared, what ran, what passed, how old that is."""
+"""Results counted: the support matrix (op × types × backend), groups by cause, and llama.cpp's CSV of ops."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from functools import lru_cache
 
+from conformance.ggml.text import printable
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
 from .runs import Row
-from .schema import WRITTEN
 
 OPS = "ops"
-"""The family whose cases are single ops (`cases/ops/grammar.py`)."""
+"""The family whose cases are single ops (`suite/ops/grammar.py`)."""
 _OP_ID = re.compile(r"ops/(?P<op>[A-Z0-9_]+(?:\.[A-Z0-9_]+)?)-(?P<types>[A-Za-z0-9_+]*)(?:-(?P<params>.*))?@[0-9]+")
 
 UNFINISHED = frozenset({Verdict.OVERCLAIM, Verdict.CRASH, Verdict.TIMEOUT})
-"""Verdicts of what was begun and gave no answer; also those that a waiver made XFAIL."""
+"""Verdicts of a case that began and gave no answer; also where a waiver makes them XFAIL."""
 PASSED = frozenset({Verdict.PASS, Verdict.XPASS})
+ORDER: tuple[Verdict, ...] = (
+    Verdict.FAIL, Verdict.CRASH, Verdict.TIMEOUT, Verdict.OVERCLAIM, Verdict.VACUOUS, Verdict.XPASS,
+    Verdict.XFAIL, Verdict.UNSUPPORTED, Verdict.PASS,
+)  # fmt: skip
+"""The order of verdicts in reports: what needs a look first."""
+LONGEST = 300
+"""Characters of a cause."""
+_READ = 4000
+"""Characters of a detail that a cause is made of: a detail may hold pages of stderr."""
+CSV_COLUMNS = ("backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name")
+"""In the order of llama.cpp's docs/ops (`csv_printer` in tests/test-backend-ops.cpp)."""
+_FORMULA = ("=", "+", "-", "@")
+"""Spreadsheets compute a cell that starts so; `printable` spells out a leading tab or carriage return."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Operation:
-    """What a case is a case of: a row of the matrix."""
+    """What a case tests: a row of the matrix."""
 
     family: str
     op: str = ""
@@ -35,25 +51,25 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """As `ggml_op_desc` says it, and llama.cpp's ops.md: `GELU`, `MUL_MAT`; the family where it is no single op."""
+        """As `ggml_op_desc` and llama.cpp's ops.md name it (`GELU`, `MUL_MAT`); the family of other cases."""
         return self.op.rpartition(".")[2] or self.family
 
 
 def operation(case_id: str) -> Operation:
-    """Op and types from an id's text, whether or not this version knows the op; the family alone for other cases."""
-    found = _OP_ID.fullmatch(case_id)
-    if found is None:
+    """Op and types from an id's text, also of ops that this version does not know; the family alone of other cases."""
+    match = _OP_ID.fullmatch(case_id)
+    if match is None:
         return Operation(case_id.partition("/")[0])
-    return Operation(OPS, found["op"], found["types"], found["params"] or "")
+    return Operation(OPS, match["op"], match["types"], match["params"] or "")
 
 
 @dataclass(slots=True)
 class Cell:
-    """What became of one operation's cases on one backend. Every count is a number of `rows`."""
+    """The results of one operation's cases on one backend. Every count is a number of `rows`."""
 
     rows: list[Row[Result]] = field(default_factory=list)
     declared: int = 0
-    """The backend said through supports_op that it takes them."""
+    """The backend accepts them through supports_op."""
     executed: int = 0
     """They ran to the end: `declared` less OVERCLAIM, CRASH and TIMEOUT."""
     passed: int = 0
@@ -62,25 +78,35 @@ class Cell:
     waived: int = 0
     """XFAIL: they failed as a waiver says."""
     last: str | None = None
-    """When the newest of those that ran was written; None where none ran."""
+    """When the newest declared one was written; None where there is none."""
 
     @property
     def cases(self) -> int:
-        """All of them, those included that the backend does not take."""
+        """All of them, also those that the backend refuses."""
         return len(self.rows)
 
     def add(self, row: Row[Result]) -> None:
         """Count one result."""
-        verdict = row.value.verdict
         self.rows.append(row)
-        self.failed += verdict in FAILURES
-        self.waived += verdict is Verdict.XFAIL
-        self.passed += verdict in PASSED
-        if verdict is Verdict.UNSUPPORTED:
-            return
-        self.declared += 1
-        self.executed += _finished(row.value)
-        self.last = max(self.last or "", row.document.written)
+        names = counts(row.value)
+        for name in names:
+            setattr(self, name, getattr(self, name) + 1)
+        if "declared" in names:
+            self.last = max(self.last or "", row.document.written)
+
+
+def counts(result: Result) -> list[str]:
+    """The counts of a `Cell` that a result raises by one. The page's script adds these up."""
+    verdict = result.verdict
+    declared = verdict is not Verdict.UNSUPPORTED
+    raises = {
+        "declared": declared,
+        "executed": declared and _finished(result),
+        "passed": verdict in PASSED,
+        "failed": verdict in FAILURES,
+        "waived": verdict is Verdict.XFAIL,
+    }
+    return [name for name, raised in raises.items() if raised]
 
 
 def _finished(result: Result) -> bool:
@@ -90,7 +116,7 @@ def _finished(result: Result) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows, columns and cells. A row and a backend without a cell: no case of it was given to that backend: not run."""
+    """Rows, columns and cells; an operation without a cell on a backend did not run there."""
 
     rows: tuple[Operation, ...]
     """Single ops first, by name; then a row for each other family."""
@@ -99,7 +125,7 @@ class Matrix:
 
 
 def matrix(results: Iterable[Row[Result]]) -> Matrix:
-    """The matrix of results, as `Runs.results` has them."""
+    """The matrix of `Runs.results`."""
     cells: dict[tuple[Operation, str], Cell] = {}
     backends: dict[str, None] = {}
     for row in results:
@@ -110,7 +136,85 @@ def matrix(results: Iterable[Row[Result]]) -> Matrix:
     return Matrix(tuple(rows), tuple(backends), cells)
 
 
-def age(written: str, now: datetime) -> float:
-    """Days from `written` (a document's) to `now` (aware); never below 0."""
-    then = datetime.strptime(written, WRITTEN).replace(tzinfo=timezone.utc)
-    return max(0.0, (now - then).total_seconds() / 86400)
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Results of one verdict and one cause."""
+
+    verdict: Verdict
+    cause: str
+    rows: Sequence[Row[Result]]
+
+    @property
+    def backends(self) -> Counter[str]:
+        """Backend -> how many results."""
+        return Counter(r.value.backend for r in self.rows)
+
+    @property
+    def ops(self) -> Counter[str]:
+        """Op, or family of cases that are no single op -> how many results."""
+        return Counter(operation(r.value.case).name for r in self.rows)
+
+
+def groups(rows: Iterable[Row[Result]]) -> list[Group]:
+    """Rows by verdict and cause: verdicts in `ORDER`, the largest groups of each first."""
+    members: dict[tuple[Verdict, str], list[Row[Result]]] = {}
+    for row in rows:
+        members.setdefault((row.value.verdict, cause(row.value)), []).append(row)
+    listed = [Group(verdict, why, of) for (verdict, why), of in members.items()]
+    return sorted(listed, key=lambda g: (ORDER.index(g.verdict), -len(g.rows)))
+
+
+def cause(result: Result) -> str:
+    """The reason of a result without what differs from case to case: ids, nodes, shapes, steps and numbers.
+
+    The line of a source file (`ops.cpp:3564`) and ggml's name of the op stay.
+    """
+    text = " ".join(result.detail[:_READ].split())
+    text = _word(result.backend).sub("…", text.replace(result.case or "\0", "…"))
+    text = _BRACKETS.sub("[…]", _STEP.sub("", text))
+    text = _NUMBER.sub("#", _HEX.sub("#", _NODE.sub(r"\1_#", text)))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+_STEP = re.compile(r"^(?:steps?\[?\d+\]?: |computing steps\[\d+\] of )")
+_BRACKETS = re.compile(r"\[[^\[\]]*\d[^\[\]]*\]")
+_NODE = re.compile(r"\b(node|leaf)_\d+")
+_HEX = re.compile(r"\b0x[0-9a-fA-F]+\b")
+_NUMBER = re.compile(r"(?<![\w.:])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
+
+
+@lru_cache(maxsize=256)
+def _word(text: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![\w/.?=-]){re.escape(text or chr(0))}(?![\w/.?=-])")
+
+
+def csv_ops(results: Iterable[Row[Result]], *, passed: bool = False) -> str:
+    """Results as `test-backend-ops support --output csv` prints them: llama.cpp's docs/ops/*.csv, from which its
+    scripts/create_ops_docs.py makes ops.md, with a column of each backend (its spec). llama.cpp keeps a file per
+    backend: filter `results` for one.
+
+    Args:
+        results: `Runs.results`; cases that are no single op are left out.
+        passed: write as supported only what passed; by default what the backend says through supports_op, as upstream.
+    """
+    lines: dict[tuple[str, ...], None] = {}
+    for row in results:
+        what = operation(row.value.case)
+        if what.family != OPS or not what.op:
+            continue
+        yes = row.value.verdict in PASSED if passed else row.value.verdict is not Verdict.UNSUPPORTED
+        params = ",".join(p for p in (f"type={what.types}" if what.types else "", what.params) if p)
+        backend = row.value.backend
+        words = (backend, what.name, params, "support", "1" if yes else "0", "yes" if yes else "no", backend)
+        lines[tuple(map(_csv_cell, words))] = None
+    out = io.StringIO()
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _csv_cell(text: str) -> str:
+    """One line of text, with an apostrophe before what a spreadsheet would take for a formula."""
+    text = printable(text)
+    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -1,4 +1,4 @@
-"""What a run is at, in one line of a terminal that stays up to date while a case takes its time."""
+"""A progress line on the terminal, updated while a case runs."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from contextlib import contextmanager
 from typing import TextIO
 
 PERIOD = 1.0
-"""Seconds between two looks."""
+"""Seconds between updates."""
 
 
 class Progress:
-    """A line on `stream` where that is a terminal; nothing at all where it is none."""
+    """A line on `stream` if that is a terminal; nothing otherwise."""
 
     def __init__(self, stream: TextIO | None = None, period: float = PERIOD) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._period = period
         self._lock = threading.Lock()
         self._shown = False
-        self._say: Callable[[], str] = str
+        self._text: Callable[[], str] = str
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
     @contextmanager
-    def of(self, says: Callable[[], str]) -> Iterator[None]:
-        """While this lasts, the line holds what `says` gives, looked up once a second."""
+    def of(self, text: Callable[[], str]) -> Iterator[None]:
+        """Show `text()` inside the block, updated once a second."""
         if not self._stream.isatty():
             yield
             return
-        self._say = says
+        self._text = text
         self._end.clear()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -44,15 +44,15 @@ class Progress:
             self.clear()
 
     def show(self) -> None:
-        """Bring the line up to date now."""
+        """Update the line now."""
         with self._lock:
             if self._thread is not None and not self._end.is_set():
                 width = shutil.get_terminal_size().columns - 1
-                self._write(f"\r\x1b[K{_plain(self._say())[:width]}")
+                self._write(f"\r\x1b[K{_plain(self._text())[:width]}")
                 self._shown = True
 
     def clear(self) -> None:
-        """Take the line away, for what is printed next."""
+        """Erase the line, so that something else can be printed."""
         with self._lock:
             if self._shown:
                 self._write("\r\x1b[K")
@@ -71,13 +71,13 @@ class Progress:
 
 
 def since(what: str, clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
-    """Says `what`, and for how many seconds from now."""
+    """A text: `what`, and the seconds since this call."""
     began = clock()
     return lambda: f"{what}: {clock() - began:.0f} s"
 
 
 class Steps:
-    """How far a backend is: its cases done, and the one that it is at since when."""
+    """Progress of a backend as text: cases done, and the current case with its seconds."""
 
     def __init__(self, label: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._label, self._total, self._clock = label, total, clock
@@ -85,7 +85,7 @@ class Steps:
         self._case, self._since = "", clock()
 
     def at(self, case: str) -> None:
-        """It begins with `case`."""
+        """Set the current case."""
         self._case, self._since = case, self._clock()
 
     def __str__(self) -> str:

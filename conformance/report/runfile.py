@@ -1,27 +1,283 @@
-"""One run file, read and checked: it may come from another machine or from a stranger.
+"""Run files, the JSON that `--json` writes: written whole, and read with every field checked.
 
-Every field that anything reads is held against a rule, and the one error names the file, the field and what was found.
+A file may come from another machine, from a newer version or from a stranger. What is wrong with it is one error that
+names the file, the field, what was expected and what came.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain
+from math import isfinite
 from pathlib import Path
 
 from conformance.case import strict
 from conformance.case.case import JSON
+from conformance.case.leftover import write_whole
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.judge.verdict import Missing, Request, Result, Totals, Verdict
+from conformance.run.session.environment import SCHEMA, header
 
-from .journal import partial_body
-from .schema import BODY, ENVIRONMENT, HEADER, KINDS, LIST, OPTIONAL, OPTIONAL_LISTS, ROWS, check, shown
-
+KINDS = ("conformance", "perf", "planted", "audit", "phases", "zoo")
+JOURNAL = "journal"
+"""Kind of the first line of a journal (`report.journal`), which holds one JSON document a line."""
+JOURNAL_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{JOURNAL}", '.encode()
+KILLED = "the run ended before it"
+WRITTEN = "%Y-%m-%dT%H:%M:%SZ"
 MAX_BYTES = 256 << 20
 """Of one file; 20,000 results with their witnesses take a tenth of it."""
 MAX_MEMORY = 4 << 30
-"""What reading one may take."""
+"""Bytes that reading one file may take."""
+_COUNT = 2**53
+"""Beyond, JSON readers disagree on integers."""
+
+
+def record(
+    results: Sequence[Result],
+    unavailable: dict[str, str] | None = None,
+    waivers: Sequence[str] = (),
+    *,
+    asked: Request | None = None,
+    missing: Sequence[Missing] = (),
+    settings: JSON = None,
+) -> dict[str, JSON]:
+    """The document of a conformance run: `header`, `asked`, `missing`, `results` and `totals`.
+
+    Args:
+        results: of the run.
+        unavailable: backend -> why it is not available; stands in the environment.
+        waivers: what is wrong with waivers, where that fails the run.
+        asked: the cases requested of each backend; None for those of `results`.
+        missing: requested pairs without a result.
+        settings: the part of `conformance.toml` in force.
+    """
+    totals = Totals()
+    for r in results:
+        totals.add(r)
+    begun = header("conformance")
+    more = {} if settings is None else {"settings": settings}
+    return {
+        **begun,
+        "environment": {**begun["environment"], "unavailable": unavailable or {}, **more},
+        "asked": dict(Counter(r.backend for r in results)) if asked is None else asked.to_json(),
+        "missing": [m.to_json() for m in missing],
+        "results": [r.to_json() for r in results],
+        "totals": totals.to_json(),
+        **({"waivers": list(waivers)} if waivers else {}),
+    }
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a path that cannot be written, before the run starts.
+
+    Raises:
+        UsageError: the folder does not exist or takes no files.
+    """
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"--json {path}: a file in a folder that exists and can be written expected")
+
+
+def write_json(path: Path, document: JSON) -> None:
+    """Write `document` whole or not at all; Ctrl-C waits until it is written.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    encoded = json.JSONEncoder(indent=1, allow_nan=False, default=str).iterencode(document)
+    with interrupts_wait():
+        write_text(path, chain(encoded, ["\n"]))
+
+
+def write_text(path: Path, text: str | Iterable[str], option: str = "--json") -> None:
+    """`case.leftover.write_whole`, with errors that name the command-line `option`.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        write_whole(path, text)
+    except OSError as e:
+        raise UsageError(f"{option} {path}: cannot be written: {e.strerror or e}") from e
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Hold back SIGINT inside the block, and raise it at the end."""
+    pending: list[int] = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda number, _: pending.append(number))
+    except ValueError:  # not the main thread, where no signal arrives
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pending and before is not signal.SIG_IGN:
+        raise KeyboardInterrupt
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a field may hold, in words and as a test."""
+
+    what: str
+    ok: Callable[[JSON], bool]
+    required: bool = True
+
+    def optional(self) -> Rule:
+        """The same, or null, or left out."""
+        return Rule(f"{self.what} or null", lambda v: v is None or self.ok(v), required=False)
+
+    def nullable(self) -> Rule:
+        """The same, or null; never left out."""
+        return Rule(f"{self.what} or null", lambda v: v is None or self.ok(v))
+
+
+def _number(v: JSON) -> bool:
+    if isinstance(v, int):
+        return not isinstance(v, bool) and abs(v) < _COUNT
+    return isinstance(v, float) and isfinite(v)
+
+
+def _whole(v: JSON) -> bool:
+    return isinstance(v, int) and not isinstance(v, bool) and 0 <= v < _COUNT
+
+
+def _countable(v: JSON) -> bool:
+    if isinstance(v, dict):
+        return all(map(_countable, v.values()))
+    return v is None or isinstance(v, (str, bool)) or _number(v)
+
+
+def one_of(*words: str) -> Rule:
+    """One of these words."""
+    return Rule(f"one of {', '.join(words)}", lambda v: isinstance(v, str) and v in words)
+
+
+def _time(v: JSON) -> bool:
+    try:
+        return bool(datetime.strptime(v, WRITTEN))  # noqa: DTZ007  # Z is part of the format
+    except (TypeError, ValueError):
+        return False
+
+
+def _list_of(what: str, ok: Callable[[JSON], bool]) -> Rule:
+    return Rule(f"a list of {what}", lambda v: isinstance(v, list) and all(map(ok, v)))
+
+
+def _object_of(what: str, ok: Callable[[JSON], bool]) -> Rule:
+    return Rule(f"an object of {what}", lambda v: isinstance(v, dict) and all(map(ok, v.values())))
+
+
+TEXT = Rule("text", lambda v: isinstance(v, str))
+FLAG = Rule("true or false", lambda v: isinstance(v, bool))
+NUMBER = Rule("a finite number", _number)
+AMOUNT = Rule("a finite number from 0", lambda v: _number(v) and v >= 0)
+COUNT = Rule("a whole number from 0", _whole)
+OBJECT = Rule("an object", lambda v: isinstance(v, dict))
+COUNTERS = _object_of("numbers", _countable)
+LIST = Rule("a list", lambda v: isinstance(v, list))
+TEXTS = _object_of("texts", TEXT.ok)
+AMOUNTS = _list_of("finite numbers from 0", AMOUNT.ok)
+MEMORY = _object_of("whole numbers or null", lambda v: v is None or _whole(v))
+VERDICT = one_of(*map(str, Verdict))
+
+
+def _fields(rule: Rule, *names: str) -> dict[str, Rule]:
+    return dict.fromkeys(names, rule)
+
+
+HEADER: dict[str, Rule] = {
+    "schema": Rule(f"{SCHEMA} (a newer version of this program wrote a newer one)", lambda v: v == SCHEMA),
+    "kind": one_of(*KINDS),
+    "run": Rule("32 hex digits", lambda v: isinstance(v, str) and bool(re.fullmatch("[0-9a-f]{32}", v, re.ASCII))),
+    "written": Rule("a time like 2026-01-31T12:00:00Z", _time),
+    "environment": OBJECT,
+}
+BODY: dict[str, Rule] = {"totals": OBJECT.optional(), "waivers": _list_of("texts", TEXT.ok).optional()}
+"""What any document may hold beside its rows."""
+ENVIRONMENT: dict[str, Rule] = {
+    "machine": TEXT,
+    **_fields(TEXT.optional(), "system", "cpu", "python", "commit", "branch", "ci"),
+    "cores": COUNT.optional(),
+    **_fields(OBJECT.optional(), "packages", "settings"),
+    "unavailable": TEXTS.optional(),
+}
+RESULT: dict[str, Rule] = {
+    **_fields(TEXT, "case", "backend", "detail"),
+    "verdict": VERDICT,
+    **_fields(AMOUNT.optional(), "budget_used", "nmse", "nmse_exact"),
+    "seconds": AMOUNT,
+    "steps": COUNT,
+    **_fields(OBJECT.optional(), "witness", "first_divergence"),
+    "saved": TEXT.optional(),
+    "fresh": FLAG,
+    "waived": VERDICT.optional(),
+}
+UNIT: dict[str, Rule] = {
+    **_fields(TEXT, "unit", "model", "case", "backend", "of", "reason"),
+    "verdict": VERDICT,
+    "work": AMOUNT,
+    "seconds": AMOUNTS,
+    "rounds": COUNT,
+    "rate": AMOUNT.nullable(),
+    "counters": COUNTERS,
+    "memory": MEMORY,
+}
+GATE: dict[str, Rule] = {
+    **_fields(TEXT, "gate", "unit", "backend"),
+    "kind": one_of("counter", "ratio", "absolute"),
+    "answer": one_of("fine", "regressed", "undecided", "not run"),
+    **_fields(TEXT.optional(), "against", "reason"),
+    **_fields(NUMBER.optional(), "limit", "estimate", "low", "high", "detectable"),
+    "rounds": COUNT.optional(),
+    "seconds": AMOUNT.optional(),
+}
+ROWS: dict[str, dict[str, dict[str, Rule]]] = {
+    "conformance": {"results": RESULT, "missing": _fields(TEXT, "backend", "case", "reason")},
+    "perf": {"units": UNIT, "gates": GATE},
+    "planted": {
+        "faults": _fields(TEXT, "name", "says", "of"),
+        "hunts": {**_fields(TEXT, "fault", "family", "case", "verdict", "detail"), "noticed": FLAG},
+    },
+}
+"""Kind -> list in its document -> the fields of each row. Other fields are kept as they are."""
+OPTIONAL_LISTS = frozenset({"gates", "missing"})
+_REQUESTED = _object_of("whole numbers", _whole)
+ASKED: dict[str, Rule] = {"asked": Rule(_REQUESTED.what, _REQUESTED.ok, required=False)}
+"""Of conformance runs: how many cases were requested of each backend."""
+
+
+def check(path: Path, place: str, fields: Mapping[str, JSON], rules: Mapping[str, Rule]) -> None:
+    """Hold the fields of one object against their rules.
+
+    Raises:
+        UsageError: names file, place and field, what was expected and what came.
+    """
+    for name, rule in rules.items():
+        if name not in fields:
+            if rule.required:
+                raise UsageError(f"{path}: {place}{place and '.'}{name}: {rule.what} expected, the field is missing")
+        elif not rule.ok(fields[name]):
+            raise UsageError(
+                f"{path}: {place}{place and '.'}{name}: {rule.what} expected, {_short(fields[name])} found"
+            )
+
+
+def _short(value: JSON) -> str:
+    text = ascii(value) if not isinstance(value, (dict, list)) else f"{type(value).__name__} of {len(value)}"
+    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,12 +287,12 @@ class Document:
     path: Path
     kind: str
     run: str
-    """32 hex digits: the same run in two files is one run."""
+    """32 hex digits; two files with the same name hold the same run."""
     written: str
     """UTC, like `2026-01-31T12:00:00Z`: sorts as text."""
     environment: Mapping[str, JSON]
     body: Mapping[str, JSON]
-    """All of it."""
+    """The whole document."""
     digest: str
     """Of its bytes: two copies of a file are one document."""
 
@@ -47,10 +303,10 @@ class Document:
 
 
 def read_document(path: Path, *, named: bool = True) -> Document | None:
-    """The run file at `path`; None where it is JSON of no kind of run and nobody `named` it.
+    """The run file at `path`; None for JSON of no kind of run that the user did not name.
 
     Raises:
-        UsageError: it cannot be read or trusted; says which field is wrong, what was expected and what came.
+        UsageError: it cannot be read or a field is wrong; names the field, what was expected and what came.
     """
     raw = _bytes(path)
     body = _parse(path, raw)
@@ -84,7 +340,7 @@ def _parse(path: Path, raw: bytes) -> JSON:
 
 
 def _check_unicode(path: Path, value: JSON, place: str) -> None:
-    """Refuse half of a surrogate pair: no file, page or store could hold it."""
+    """Refuse half of a surrogate pair: no file, page or store can hold it."""
     if isinstance(value, dict):
         for k, v in value.items():
             _check_unicode(path, k, f"a key of {place or 'the file'}")
@@ -99,17 +355,60 @@ def _check_unicode(path: Path, value: JSON, place: str) -> None:
 def _document(path: Path, body: JSON, digest: str) -> Document:
     if not isinstance(body, dict):
         raise UsageError(f"{path}: a run file (written with --json) expected, JSON of another kind found")
-    check(path, "", body, HEADER)
-    check(path, "", body, BODY)
+    check(path, "", body, {**HEADER, **BODY})
     check(path, "environment", body["environment"], ENVIRONMENT)
     if body["kind"] == "conformance":
-        check(path, "", body, OPTIONAL)
+        check(path, "", body, ASKED)
     for name, rules in ROWS.get(body["kind"], {}).items():
         if name in OPTIONAL_LISTS and name not in body:
             continue
         check(path, "", body, {name: LIST})
         for i, row in enumerate(body[name]):
             if not isinstance(row, dict):
-                raise UsageError(f"{path}: {name}[{i}]: an object expected, {shown(row)} found")
+                raise UsageError(f"{path}: {name}[{i}]: an object expected, {_short(row)} found")
             check(path, f"{name}[{i}]", row, rules)
     return Document(path, body["kind"], body["run"], body["written"], body["environment"], body, digest)
+
+
+def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:
+    """The journal that a killed run left (`journal.Partial`), as the document that it would have written.
+
+    Args:
+        raw: the whole file; a last line without its newline is ignored.
+        memory: what reading it may take.
+
+    Returns:
+        None where `raw` is no such journal.
+
+    Raises:
+        CaseFileError: it is damaged; names the line.
+    """
+    if not raw.startswith(JOURNAL_BEGINS):
+        return None
+    lines = raw.split(b"\n")[:-1]
+    rows = [strict.parse_json(memoryview(line), memory, f"line {n}") for n, line in enumerate(lines, 1)]
+    head = rows[0] if rows and isinstance(rows[0], dict) else {}
+    asked = _requested_cases(head)
+    results = [Result(r["case"], r["backend"], Verdict.PASS) for r in rows[1:] if _names_pair(r)]
+    return {
+        **{k: v for k, v in head.items() if k not in {"asked", "seed"}},
+        "kind": "conformance",
+        "asked": asked.to_json(),
+        "missing": [m.to_json() for m in asked.missing(results, KILLED)],
+        "results": rows[1:],
+    }
+
+
+def _requested_cases(head: Mapping[str, JSON]) -> Request:
+    asked = head.get("asked")
+    cases = asked.get("cases") if isinstance(asked, dict) else None
+    if not isinstance(cases, dict) or not all(map(_list_of("texts", TEXT.ok).ok, cases.values())):
+        raise CaseFileError(
+            "line 1", "what a run with --json was asked for expected (a journal of --journal is for the same "
+            "`conform run` again, which goes on from there and writes --json)"
+        )  # fmt: skip
+    return Request(cases)
+
+
+def _names_pair(row: JSON) -> bool:
+    return isinstance(row, dict) and isinstance(row.get("case"), str) and isinstance(row.get("backend"), str)

@@ -1,20 +1,24 @@
-"""Run files merged: what every report is made of."""
+"""Run files merged, the source of every report; and the words in which reports speak of results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
+from conformance.ggml.text import shell
 from conformance.judge.verdict import Result, Verdict
 
-from .runfile import Document, read_document
-from .schema import ROWS
+from .runfile import ROWS, Document, read_document
 
 T = TypeVar("T")
+Fields = Mapping[str, JSON]
 
 KEYS: dict[str, tuple[str, ...]] = {
     "results": ("case", "backend"),
@@ -24,65 +28,126 @@ KEYS: dict[str, tuple[str, ...]] = {
     "faults": ("name",),
     "hunts": ("fault", "family"),
 }
-"""List -> the fields by which two rows of one machine are of one thing: the newer one stays."""
+"""List -> the fields that identify a row on one kind of machine: of two rows the newer one stays."""
+MUCH = 1000
+"""Times an error budget: beyond, no digit says more."""
+_NODE = re.compile(r"^(?:step \d+: )?[A-Z0-9_]+ [^:]*: (?=.)")
+"""The node at the start of a reason; reasons are counted without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[T]):
-    """One row of a document's list, and where it stands there."""
+    """One row of a document's list, and its place there."""
 
     value: T
     document: Document
     place: str
     """`results[17]`."""
 
-    @property
-    def where(self) -> str:
-        """File and place, for whoever wants to see the number in its source."""
-        return f"{self.document.path.name}: {self.place}"
-
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """All that some run files hold, each thing once.
+    """The content of several run files, each thing once.
 
-    Of one thing on one kind of machine (`KEYS`) the newest row stays; what machines of two kinds say both stays.
+    Of rows with equal `KEYS` on one kind of machine the newest stays; rows of two kinds of machine both stay.
     """
 
     documents: tuple[Document, ...]
-    """Oldest first; a run that stands in two files is here as both where they differ."""
+    """Oldest first; of a run in two different files both are here."""
     results: tuple[Row[Result], ...]
-    missing: tuple[Row[Mapping[str, JSON]], ...]
-    """Pairs that a run was asked for and has no result of, unless a newer run has; each fails its run."""
-    units: tuple[Row[Mapping[str, JSON]], ...]
-    gates: tuple[Row[Mapping[str, JSON]], ...]
-    faults: tuple[Row[Mapping[str, JSON]], ...]
-    hunts: tuple[Row[Mapping[str, JSON]], ...]
+    missing: tuple[Row[Fields], ...]
+    """Pairs that were requested and have no result here or in a newer run; each fails its run."""
+    units: tuple[Row[Fields], ...]
+    gates: tuple[Row[Fields], ...]
+    faults: tuple[Row[Fields], ...]
+    hunts: tuple[Row[Fields], ...]
     superseded: tuple[Row[Result], ...]
     """Results of which a newer one is in `results`."""
     passed_over: tuple[Path, ...]
-    """JSON files found in a folder that are no run files."""
+    """JSON files of a folder that are no run files."""
 
     def of(self, kind: str) -> list[Document]:
         """The documents of one kind, oldest first."""
         return [d for d in self.documents if d.kind == kind]
 
     def unavailable(self) -> dict[str, str]:
-        """Backends that no machine had, and why the last one that asked did not."""
-        found: dict[str, str] = {}
+        """Backends that no machine had -> the newest reason."""
+        reasons: dict[str, str] = {}
         for d in self.documents:
-            found.update(d.environment.get("unavailable") or {})
+            reasons.update(d.environment.get("unavailable") or {})
         ran = {r.value.backend for r in self.results}
-        return {name: why for name, why in found.items() if name not in ran}
+        return {name: why for name, why in reasons.items() if name not in ran}
+
+    def unlisted(self) -> list[tuple[Document, str, int]]:
+        """Documents that requested more of a backend than they list as results and missing, and by how many."""
+        lacking = []
+        for d in self.of("conformance"):
+            listed = Counter(row["backend"] for name in ("results", "missing") for row in d.body.get(name, ()))
+            requested = d.body.get("asked", {}).items()
+            lacking += [(d, backend, n - listed[backend]) for backend, n in requested if n > listed[backend]]
+        return lacking
+
+    def faults_noticed(self) -> list[tuple[Row[Fields], list[str] | None]]:
+        """Each planted fault and the families that noticed it on its kind of machine; None where it was not hunted."""
+        families = self._families()
+        return [(f, families.get((f.document.machine, f.value["name"]))) for f in self.faults]
+
+    def controls(self) -> list[tuple[Row[Fields], list[str]]]:
+        """Each unchanged adapter that was hunted in, and the families that raised a false alarm."""
+        families = self._families()
+        names = {f.value["name"] for f in self.faults}
+        rows = {(h.document.machine, h.value["fault"]): h for h in self.hunts if h.value["fault"] not in names}
+        return [(h, families[key]) for key, h in rows.items()]
+
+    def _families(self) -> dict[tuple[str, str], list[str]]:
+        """Machine and hunted fault -> families that noticed it."""
+        families: dict[tuple[str, str], list[str]] = {}
+        for h in self.hunts:
+            seen = families.setdefault((h.document.machine, h.value["fault"]), [])
+            seen += [h.value["family"]] if h.value["noticed"] else []
+        return families
+
+    def zoo(self) -> list[Row[Fields]]:
+        """Architecture × device × run of `conform zoo`: the newest of each kind of machine."""
+        newest: dict[tuple[str, ...], Row[Fields]] = {}
+        for d in self.of("zoo"):
+            for i, value in _objects(d.body.get("results")):
+                key = (d.machine, *(_text(value.get(k)) for k in ("architecture", "backend", "run")))
+                newest[key] = Row(value, d, f"results[{i}]")
+        return list(newest.values())
+
+    def phases(self) -> list[Row[Fields]]:
+        """Phases of `conform phases`, each with its `backend` and `model`; the newest of each kind of machine."""
+        newest: dict[tuple[str, ...], Row[Fields]] = {}
+        for d in self.of("phases"):
+            model = _text(d.body.get("model"))
+            for name, entry in _members(d.body.get("backends")):
+                if not isinstance(entry, dict):
+                    continue
+                place = f"backends[{name!r}]"
+                own = [(f"{place}.phases[{i}]", v) for i, v in _objects(entry.get("phases"))]
+                unavailable: Fields = {"name": "", "available": False, "reason": entry.get("reason")}
+                for where, value in own or [(place, unavailable)]:
+                    key = (d.machine, name, model, _text(value.get("name")))
+                    newest[key] = Row({**value, "backend": name, "model": model}, d, where)
+        return list(newest.values())
+
+    def audits(self) -> list[tuple[Document, str, list[Row[Fields]]]]:
+        """Every audit of a backend, oldest first: its document, the backend, its findings."""
+        return [
+            (d, name, [Row(v, d, f"backends[{name!r}][{i}]") for i, v in _objects(findings)])
+            for d in self.of("audit")
+            for name, findings in _members(d.body.get("backends"))
+        ]
 
 
 def read_runs(paths: Sequence[Path]) -> Runs:
-    """Read run files, and those in folders (and folders in them), and merge them.
+    """Read run files, and those in folders (recursively), and merge them.
 
-    A JSON file in a folder whose `kind` is no kind of run is passed over; one that is named must be a run file.
+    A JSON file in a folder whose `kind` is no kind of run is passed over; one named in `paths` must be a run file.
 
     Raises:
-        UsageError: a file that cannot be read or trusted, named with the field; or no run file at all.
+        UsageError: a file that cannot be read or has a wrong field, or no run file at all.
     """
     documents: dict[str, Document] = {}
     passed_over: list[Path] = []
@@ -112,25 +177,23 @@ def read_runs(paths: Sequence[Path]) -> Runs:
 
 
 def _files(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Each file once, and whether it was named rather than found in a folder."""
+    """Each file once, and whether `paths` names it itself."""
     seen: set[Path] = set()
     for path in paths:
-        found = sorted(path.rglob("*.json")) if path.is_dir() else [path]
-        for f in found:
+        candidates = sorted(path.rglob("*.json")) if path.is_dir() else [path]
+        for f in candidates:
             if (real := f.resolve()) not in seen and (f is path or f.is_file()):
                 seen.add(real)
                 yield f, f is path
 
 
-def _merge(
-    documents: Sequence[Document], name: str
-) -> tuple[list[Row[Mapping[str, JSON]]], list[Row[Mapping[str, JSON]]]]:
-    """The newest row of each thing, in the order in which the things first came; and the older ones.
+def _merge(documents: Sequence[Document], name: str) -> tuple[list[Row[Fields]], list[Row[Fields]]]:
+    """The newest row of each thing, in the order in which the things first came; and the older rows.
 
-    Rows of one thing in one document, as of a case that was run from a file too, all stay.
+    Equal rows of one document, as of a case that also ran from a file, all stay.
     """
-    newest: dict[tuple[JSON, ...], list[Row[Mapping[str, JSON]]]] = {}
-    older: list[Row[Mapping[str, JSON]]] = []
+    newest: dict[tuple[JSON, ...], list[Row[Fields]]] = {}
+    older: list[Row[Fields]] = []
     for d in documents:
         if name not in ROWS.get(d.kind, {}):
             continue
@@ -143,13 +206,68 @@ def _merge(
     return [r for rows in newest.values() for r in rows], older
 
 
-def _pair(row: Row[Mapping[str, JSON]]) -> tuple[JSON, ...]:
+def _pair(row: Row[Fields]) -> tuple[JSON, ...]:
     return row.document.machine, *(row.value.get(k) for k in KEYS["missing"])
 
 
 _RESULT_FIELDS = tuple(f.name for f in fields(Result))
 
 
-def _result(row: Row[Mapping[str, JSON]]) -> Row[Result]:
+def _result(row: Row[Fields]) -> Row[Result]:
     known = {k: row.value[k] for k in _RESULT_FIELDS if k in row.value}
     return Row(Result(**{**known, "verdict": Verdict(known["verdict"])}), row.document, row.place)
+
+
+# Of documents other than `ROWS` describes nothing is checked: what is not of the expected type is passed over.
+
+
+def _objects(value: JSON) -> Iterator[tuple[int, Fields]]:
+    for i, v in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(v, dict):
+            yield i, v
+
+
+def _members(value: JSON) -> Iterable[tuple[str, JSON]]:
+    return value.items() if isinstance(value, dict) else ()
+
+
+def _text(value: JSON) -> str:
+    return "" if value is None else str(value)
+
+
+def command(result: Result) -> str:
+    """The shell command that runs a result's case again; an id or path from a stranger's file stays one word of it."""
+    if result.saved:
+        return shell(["conform", "repro", result.saved, "--backend", result.backend])
+    return shell(["conform", "run", "--case", result.case, "--backend", result.backend])
+
+
+def budget_used(results: Iterable[Result], unchecked: str = "–") -> str:
+    """The largest share of an error budget that any of them used; `unchecked` where none was compared."""
+    used = [u for r in results if (u := _used(r)) is not None]
+    return share(max(used)) if used else unchecked
+
+
+def share(used: float) -> str:
+    """A share of an error budget in words."""
+    if used == inf:
+        return "no budget allows it"
+    if used > MUCH:
+        return f"> {MUCH}×"
+    return f"{used:.3g}×" if used > 1 else f"{100 * used:.3g} %"
+
+
+def _used(r: Result) -> float | None:
+    """JSON has no infinity: in a FAIL with a first divergence, null means infinity."""
+    if r.budget_used is None and r.verdict is Verdict.FAIL and r.first_divergence:
+        return inf
+    return r.budget_used
+
+
+def refusals(results: Iterable[Result]) -> dict[str, Counter[str]]:
+    """Backend -> its reasons for UNSUPPORTED without their nodes, and the number of cases of each."""
+    reasons: dict[str, Counter[str]] = {}
+    for r in results:
+        if r.verdict is Verdict.UNSUPPORTED:
+            reasons.setdefault(r.backend, Counter())[_NODE.sub("", r.detail, count=1)] += 1
+    return reasons

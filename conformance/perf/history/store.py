@@ -1,7 +1,7 @@
-"""The history: what many runs on many machines found, in one SQLite file.
+"""The history: the content of many run files, of many machines, in one SQLite file.
 
-Each run is stored under its own name once, however often and from wherever it is imported. A run goes in whole or not
-at all; writers wait for each other, readers wait for nobody.
+A run is stored once under its own name, however often it is imported, and whole or not at all. Writers wait for each
+other, readers for nobody.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,32 +19,159 @@ from typing import Any, final
 from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import FAILURES
+from conformance.perf.statistics import median_interval
 
-from .rows import Cells, rows
-from .schema import APPLICATION, MIGRATIONS, NAMED
+APPLICATION = 0x67676D6C
+"""SQLite's `application_id`, which identifies the file: "ggml"."""
 
+_KEY = "run INTEGER NOT NULL REFERENCES runs (id)"
+_NAME = "INTEGER NOT NULL REFERENCES names (id)"
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE names (id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE)""",
+        """CREATE TABLE runs (
+            id INTEGER PRIMARY KEY, run TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, written TEXT NOT NULL,
+            nightly INTEGER NOT NULL, machine TEXT NOT NULL, system TEXT NOT NULL, cpu TEXT NOT NULL, cores INTEGER,
+            python TEXT, packages TEXT NOT NULL)""",
+        f"""CREATE TABLE results (
+            {_KEY}, backend {_NAME}, case_id {_NAME}, verdict TEXT NOT NULL, budget_used REAL, nmse REAL,
+            nmse_exact REAL, seconds REAL NOT NULL, steps INTEGER NOT NULL, fresh INTEGER NOT NULL, waived TEXT,
+            detail TEXT NOT NULL, PRIMARY KEY (run, backend, case_id)) WITHOUT ROWID""",
+        f"""CREATE TABLE timings (
+            {_KEY}, unit {_NAME}, model {_NAME}, backend {_NAME}, case_id {_NAME}, verdict TEXT NOT NULL,
+            work REAL NOT NULL, work_of TEXT NOT NULL, rounds INTEGER NOT NULL, seconds TEXT NOT NULL, rate REAL,
+            low REAL, high REAL, weights INTEGER, peak INTEGER, reason TEXT NOT NULL,
+            PRIMARY KEY (run, unit, model, backend, case_id)) WITHOUT ROWID""",
+        f"""CREATE TABLE counters (
+            {_KEY}, unit {_NAME}, model {_NAME}, backend {_NAME}, case_id {_NAME}, counter {_NAME}, value REAL NOT NULL,
+            PRIMARY KEY (run, unit, model, backend, case_id, counter)) WITHOUT ROWID""",
+        f"""CREATE TABLE gates (
+            {_KEY}, gate {_NAME}, unit {_NAME}, backend {_NAME}, against {_NAME}, kind TEXT NOT NULL, bound REAL,
+            answer TEXT NOT NULL, estimate REAL, low REAL, high REAL, rounds INTEGER, detectable REAL, seconds REAL,
+            reason TEXT, PRIMARY KEY (run, gate, unit, backend, against)) WITHOUT ROWID""",
+        f"""CREATE TABLE hunts (
+            {_KEY}, fault {_NAME}, family {_NAME}, level TEXT NOT NULL, adapter {_NAME}, control INTEGER NOT NULL,
+            noticed INTEGER NOT NULL, case_id {_NAME}, verdict TEXT NOT NULL, PRIMARY KEY (run, fault, family))
+            WITHOUT ROWID""",
+    ),
+)
+"""Statements that make version 1 from nothing, 2 from 1, and so on. A released step is never changed.
+
+Repeated texts (cases, backends, units, faults) are stored once in `names`; a column with an id of one `REFERENCES
+names`. `control` is 1 where a hunt ran on an unchanged adapter, to see that nothing is noticed there.
+"""
+
+NAMED = frozenset({"case_id", "backend", "unit", "model", "counter", "gate", "against", "fault", "family", "adapter"})
+"""Columns that hold ids of `names`."""
+
+COUNTED: dict[str, str] = {
+    "results": "verdict",
+    "timings": "verdict",
+    "gates": "answer",
+    "hunts": "CASE WHEN noticed THEN 'noticed' ELSE 'not noticed' END",
+}
+"""Table -> the SQL expression by which its rows are counted."""
+
+Cells = dict[str, JSON]
+Document = Mapping[str, JSON]
+
+_RESULT = ("backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "fresh", "waived", "detail")
+_TIMING = ("unit", "model", "backend", "verdict", "work", "rounds", "rate", "reason")
+_GATE = ("gate", "unit", "backend", "kind", "answer", "estimate", "low", "high", "rounds", "detectable", "seconds",
+         "reason")  # fmt: skip
+_HUNT = ("fault", "family", "noticed", "verdict")
 PATIENCE = 60.0
-"""Seconds that a writer waits for the others."""
+"""Seconds that a writer waits for others."""
+
+
+def _pick(row: Mapping[str, JSON], columns: Sequence[str]) -> Cells:
+    return {c: row.get(c) for c in columns}
+
+
+def _results(document: Document) -> Iterator[Cells]:
+    # a case that ran twice in a run (also from a file) is one row: the failure
+    unique = {(r["case"], r["backend"]): r for r in sorted(document["results"], key=lambda r: r["verdict"] in FAILURES)}
+    for r in unique.values():
+        yield {**_pick(r, _RESULT), "case_id": r["case"]}
+
+
+def _timings(document: Document) -> Iterator[Cells]:
+    for u in document["units"]:
+        low, high = median_interval(u["seconds"])
+        yield {
+            **_pick(u, _TIMING),
+            "case_id": u["case"],
+            "work_of": u["of"],
+            "seconds": json.dumps(u["seconds"]),
+            "low": u["work"] / high if high else None,
+            "high": u["work"] / low if low else None,
+            "weights": u["memory"].get("weights"),
+            "peak": u["memory"].get("peak"),
+        }
+
+
+def _counters(document: Document) -> Iterator[Cells]:
+    for u in document["units"]:
+        for name, value in _numbers(u["counters"], ""):
+            yield {**_pick(u, ("unit", "model", "backend")), "case_id": u["case"], "counter": name, "value": value}
+
+
+def _gates(document: Document) -> Iterator[Cells]:
+    for g in document.get("gates", ()):
+        yield {**_pick(g, _GATE), "against": g.get("against") or "", "bound": g.get("limit")}
+
+
+def _hunts(document: Document) -> Iterator[Cells]:
+    of = {f["name"]: f["of"] for f in document["faults"]}
+    for h in document["hunts"]:
+        fault = h["fault"]
+        control = fault not in of
+        adapter = of.get(fault) or fault.partition("-")[2]  # a control is called control-ADAPTER
+        more = {"adapter": adapter, "control": control, "level": str(document.get("level", "")), "case_id": h["case"]}
+        yield {**_pick(h, _HUNT), **more}
+
+
+TABLES: dict[str, dict[str, Callable[[Document], Iterator[Cells]]]] = {
+    "conformance": {"results": _results},
+    "perf": {"timings": _timings, "counters": _counters, "gates": _gates},
+    "planted": {"hunts": _hunts},
+}
+"""Kind of document -> the tables it fills. Of other kinds (audit, phases, zoo) only the run itself is stored."""
+
+
+def rows(document: Document) -> dict[str, list[Cells]]:
+    """A document as rows: table -> mappings of columns, without `run`."""
+    return {table: list(make(document)) for table, make in TABLES.get(document["kind"], {}).items()}
+
+
+def _numbers(value: JSON, name: str) -> Iterator[tuple[str, float]]:
+    """Every number of nested objects: `kernels.RMS`."""
+    if isinstance(value, dict):
+        for k, v in value.items():
+            yield from _numbers(v, f"{name}.{k}" if name else k)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield name, float(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What became of one document."""
+    """The outcome of importing one document."""
 
     run: str
     kind: str
     new: int
-    """Rows that were not there before."""
+    """Rows that the store did not have."""
     known: int
-    """Rows that were."""
+    """Rows that it had."""
 
 
 @final
 class History:
-    """An open store. Every error of its file is one `UsageError` that says what to do; none loses what was stored."""
+    """An open store. Every error of its file is one `UsageError` that says what to do; none loses stored rows."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Open the store at `path`, bring an older one up to date, and with `create` make one where none is.
+        """Open the store at `path`, migrate an older one, and with `create` make one where there is none.
 
         Raises:
             UsageError: there is none, it is damaged, no history, or of a newer version.
@@ -52,13 +179,13 @@ class History:
         self.path = path
         if not create and not path.is_file():
             raise UsageError(f"{path}: a history (made by `conform history import`) expected, no such file")
-        with self._said():
+        with self._errors():
             mode = "rwc" if create else "rw"
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE, isolation_level=None
             )
         try:
-            with self._said():
+            with self._errors():
                 self._begin_use(create=create)
         except BaseException:
             self._db.close()
@@ -73,65 +200,65 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Close the file; the last to close leaves one file."""
+        """Close the file; the last process to close it leaves one file."""
         self._db.close()
 
     def add(self, document: Mapping[str, JSON], *, nightly: bool = False) -> Added:
-        """Store one run file's content, as `report.runs` reads it, whole or not at all.
+        """Store one run file's content, whole or not at all.
 
-        A row that is there stays, unless this document is of the same run and was written later. A failing result takes
-        the place of one that does not fail and keeps it, whatever their clocks say: one set back hides nothing.
+        A stored row stays, unless this document of the same run was written later. But a failing result always replaces
+        one that does not fail and is never replaced by one: a clock that was set back hides no failure.
 
         Args:
             document: checked already (`report.runfile.read_document`).
-            nightly: whether its timings belong to the series in which change points are looked for.
+            nightly: whether its timings belong to the series in which change points are sought.
 
         Raises:
             UsageError: the store is damaged or the disk is full; nothing of the document was stored.
         """
-        with self._said(), self._transaction():
+        with self._errors(), self._transaction():
             key, later = self._run(document, nightly)
-            found = rows(document)
-            before = self._count(key, found)
-            for table, content in found.items():
+            tables = rows(document)
+            before = self._count(key, tables)
+            for table, content in tables.items():
                 self._insert(table, key, content, replace=later)
-            new, total = self._count(key, found) - before, sum(map(len, found.values()))
+            new, total = self._count(key, tables) - before, sum(map(len, tables.values()))
             return Added(document["run"], document["kind"], new, total - new)
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows that a SELECT gives; several see one moment in a `snapshot`.
+        """The rows of a SELECT; inside a `snapshot` several see the same moment.
 
         Raises:
             UsageError: the store is damaged.
         """
-        with self._said():
+        with self._errors():
             return self._db.execute(sql, parameters).fetchall()
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """What is read inside is all as of the first of it, whoever writes meanwhile."""
-        with self._said(), self._transaction("DEFERRED"):
+        """All reads inside see the store as of the first one, whoever writes meanwhile."""
+        with self._errors(), self._transaction("DEFERRED"):
             yield
 
     def _begin_use(self, *, create: bool) -> None:
         db = self._db
-        with self._transaction("DEFERRED"):  # another may be making it: all of these as of one moment
-            found, ours = self._pragma("user_version"), self._pragma("application_id") == APPLICATION
+        with self._transaction("DEFERRED"):  # another process may be making it: read these at one moment
+            version, ours = self._pragma("user_version"), self._pragma("application_id") == APPLICATION
             tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if tables and not ours:
             raise UsageError(f"{self.path}: a history expected, a SQLite file of something else found; nothing changed")
-        if found > len(MIGRATIONS):
+        if version > len(MIGRATIONS):
             raise UsageError(
-                f"{self.path}: a history of version {len(MIGRATIONS)} or older expected, version {found} found: "
+                f"{self.path}: a history of version {len(MIGRATIONS)} or older expected, version {version} found: "
                 "a newer ggml-conformance made it; update this one. Nothing was changed"
             )
-        if create and found and (damage := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-            raise UsageError(f"{self.path}: {_advice('')} ({damage})")  # more would only be lost with it
+        if create and version and (damage := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise UsageError(f"{self.path}: {_advice('')} ({damage})")  # rows added to it would be lost too
         self._log_ahead()
-        db.execute("PRAGMA synchronous = FULL")  # what is committed stays, through a loss of power too
+        db.execute("PRAGMA synchronous = FULL")  # a commit survives a loss of power
         db.execute("PRAGMA foreign_keys = ON")
-        if found < len(MIGRATIONS):
-            with self._transaction():  # another may have done it meanwhile: the version is read again inside
+        if version < len(MIGRATIONS):
+            with self._transaction():  # another process may have migrated it meanwhile: read the version again
                 for step in MIGRATIONS[self._pragma("user_version") :]:
                     for statement in step:
                         db.execute(statement)
@@ -139,8 +266,8 @@ class History:
                 db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
     def _log_ahead(self) -> None:
-        """Write-ahead logging, so that readers and a writer do not wait for each other. SQLite does not wait for locks
-        here, so this does; where a file system cannot have it, SQLite keeps the journal that it has.
+        """Turn write-ahead logging on, so that readers and a writer do not wait for each other. SQLite itself does not
+        wait for locks here; on a file system without shared memory it keeps its rollback journal.
         """
         end = time.monotonic() + PATIENCE
         while True:
@@ -168,25 +295,25 @@ class History:
             raise
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
+    def _errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as e:
             raise UsageError(f"{self.path}: {_advice(str(e))} (SQLite: {e})") from e
 
     def _run(self, document: Mapping[str, JSON], nightly: bool) -> tuple[int, bool]:
-        """The run's row, made or brought up to date; and whether the document is newer than what is there of it."""
+        """Insert or update the run's row; return its id and whether the document is newer than what is stored of it."""
         env = document["environment"]
         packages = json.dumps(env.get("packages") or {}, sort_keys=True)
         facts = [env["machine"], env.get("system") or "", env.get("cpu") or "", env.get("cores"), env.get("python")]
         before = self._db.execute("SELECT id, written FROM runs WHERE run = ?", (document["run"],)).fetchone()
         if before is None:
-            made = self._db.execute(
+            cursor = self._db.execute(
                 """INSERT INTO runs (run, kind, written, nightly, machine, system, cpu, cores, python, packages)
                    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)""",
                 (document["run"], document["kind"], document["written"], int(nightly), *facts, packages),
             )
-            return int(made.lastrowid or 0), False
+            return int(cursor.lastrowid or 0), False
         key, written = before
         self._db.execute(
             "UPDATE runs SET written = max(written, ?), nightly = max(nightly, ?) WHERE id = ?",
@@ -195,19 +322,19 @@ class History:
         return key, document["written"] > written
 
     def _insert(self, table: str, key: int, content: Sequence[Cells], *, replace: bool) -> None:
-        """Rows of one table, texts as ids of `names`. What the statement names is ours, never a file's."""
+        """Insert rows of one table, texts as ids of `names`. Table and column names are ours, never a file's."""
         if not content:
             return
         columns = tuple(content[0])
         texts = sorted({row[c] for row in content for c in columns if c in NAMED})
         self._db.executemany("INSERT INTO names (text) VALUES (?) ON CONFLICT DO NOTHING", [(t,) for t in texts])
         places = ", ".join("(SELECT id FROM names WHERE text = ?)" if c in NAMED else "?" for c in columns)
-        # not OR IGNORE, which would drop a row that lacks something as silently as one that is there
+        # not OR IGNORE, which would also silently drop a row that violates NOT NULL
         verb, otherwise = ("REPLACE", "") if replace else ("INSERT", "ON CONFLICT DO NOTHING")
         if table == "results":
             verb, otherwise = "INSERT", _worse(columns, replace=replace)
         self._db.executemany(
-            f"{verb} INTO {table} (run, {', '.join(columns)}) VALUES (?, {places}) {otherwise}",  # as said
+            f"{verb} INTO {table} (run, {', '.join(columns)}) VALUES (?, {places}) {otherwise}",
             ((key, *(row[c] for c in columns)) for row in content),
         )
 
@@ -217,7 +344,7 @@ class History:
 
 
 def _worse(columns: Sequence[str], *, replace: bool) -> str:
-    """What becomes of a result that is there already: a failure is never replaced by what is none."""
+    """The clause for a result that is stored already: only a failure replaces a failure."""
     failing = f"IN ({', '.join(repr(str(v)) for v in sorted(FAILURES))})"
     cells = ", ".join(f"{c} = excluded.{c}" for c in columns)
     wins = f"excluded.verdict {failing} {'OR' if replace else 'AND'} results.verdict NOT {failing}"
@@ -232,7 +359,7 @@ ADVICE: dict[str, str] = {
     "": "the history is damaged and nothing was changed. Keep the file: SQLite's `.recover` reads what is left of it, "
     "or import the run files into a new one",
 }
-"""Word in SQLite's message -> what it means for the user; the last for all that remain."""
+"""Word in SQLite's message -> advice to the user; the last fits every message."""
 
 
 def _advice(error: str) -> str:

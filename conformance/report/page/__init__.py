@@ -1,6 +1,6 @@
-"""One HTML file that shows runs: everything is in it. Its figures are made in the browser, from rows.
+"""The report as one self-contained HTML file: rows as JSON, column by column, and a script that counts and shows them.
 
-The rows stand in the file as JSON, column by column; what the page says is set as text, never as markup.
+Texts of runs are set as text, never as markup.
 """
 
 from __future__ import annotations
@@ -14,31 +14,17 @@ from string import Template
 
 from conformance import __version__
 from conformance.case.case import JSON
-from conformance.report.runfile import Document
+from conformance.judge.verdict import FAILURES
+from conformance.report.matrix import ORDER, PASSED
+from conformance.report.runfile import WRITTEN, Document
 from conformance.report.runs import Row, Runs
-from conformance.report.schema import WRITTEN
-from conformance.report.told import unlisted
 
 from . import tables
-from .columns import embedded
 from .drawings import SECONDS, drawn_graphs
 from .stored import Stored
 
-SCRIPTS = (
-    "data",
-    "elements",
-    "query",
-    "grid",
-    "matrix",
-    "charts",
-    "speed",
-    "zoo",
-    "detail",
-    "status",
-    "sections",
-    "main",
-)
-"""Parts of the page's script, in the order in which they run."""
+SCRIPTS = ("data", "elements", "query", "grid", "matrix", "charts", "detail", "status", "sections", "main")
+"""Parts of the page's script in `static/`, in the order in which they run."""
 
 
 def page(
@@ -53,9 +39,9 @@ def page(
 
     Args:
         runs: what it shows.
-        now: when it is made, aware; ages count from here.
-        planned: level -> case ids that belong to it, to show which of them never ran.
-        stored: what a history adds.
+        now: aware; ages count from here.
+        planned: level -> its case ids, to show which of them never ran.
+        stored: from a history.
         drawing: seconds to spend on drawing graphs.
     """
     stored = stored or Stored()
@@ -66,21 +52,14 @@ def page(
     data = {
         "made": now.astimezone(timezone.utc).strftime(WRITTEN),
         "version": __version__,
+        "failed": [str(v) for v in ORDER if v in FAILURES],
+        "passed": [str(v) for v in sorted(PASSED)],
         "documents": [_document(d) for d in documents],
         "unavailable": runs.unavailable(),
         "planned": {level: [[i, *tables.subject(i)] for i in ids] for level, ids in (planned or {}).items()},
         "superseded": len(runs.superseded),
-        "unlisted": [[d.path.name, backend, n] for d, backend, n in unlisted(runs)],
-        "tables": {
-            "results": tables.results(runs),
-            "faults": tables.faults(runs),
-            "hunts": tables.hunts(runs),
-            "audit": tables.audit(runs),
-            "units": tables.units([*timed, *older], documents),
-            "gates": tables.gates(runs),
-            "cells": tables.zoo(runs),
-            "phases": tables.phases(runs),
-        },
+        "unlisted": [[d.path.name, backend, n] for d, backend, n in runs.unlisted()],
+        "tables": tables.tables(runs, [*timed, *older], documents),
         "changes": list(stored.changes),
         "unasked": stored.unasked,
         "drawings": drawn_graphs(runs, seconds=drawing),
@@ -90,7 +69,7 @@ def page(
 
 def assemble(data: JSON) -> str:
     """The document around its data: markup, style and scripts inline, each named to the browser by its hash."""
-    folder = files(__package__)
+    folder = files(__package__).joinpath("static")
     style = folder.joinpath("page.css").read_text(encoding="utf-8")
     parts = [folder.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]
     script = '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();\n"
@@ -99,7 +78,7 @@ def assemble(data: JSON) -> str:
         f"script-src '{_hash(script)}'; style-src '{_hash(style)}'",
         style=style,
         script=script,
-        data=embedded(data),
+        data=tables.embedded(data),
     )
 
 

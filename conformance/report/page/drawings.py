@@ -1,4 +1,4 @@
-"""Which graphs the page can draw, as boxes and paths: all 20,000 would be too many, so those that are looked at."""
+"""The graphs that the page draws, as boxes and paths: failures and one of each op, within bounds of size and time."""
 
 from __future__ import annotations
 
@@ -21,27 +21,26 @@ from .tables import subject
 BOXES = 12_000
 """Of all drawings together: about 3 MB."""
 CASES = 400
-"""Drawn at most, each rebuilt from its id or read from the file that was saved of it."""
+"""Cases drawn at most, each built from its id or read from its saved file."""
 SECONDS = 6.0
-"""After which no further case is built: some ids make llama.cpp itself lay a graph out, which takes a second each."""
+"""After them no further case is built: some ids run llama.cpp's own graph builder, which takes a second each."""
 
 
 def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds: float = SECONDS) -> dict[str, JSON]:
     """Case id -> `{"step", "width", "height", "boxes": [[node, x, y, kind, *lines, title]], "edges": [path]}`.
 
-    Cases that failed come first, in the order of the results, each drawn at the step where it diverges; then one case
-    of each op. A case whose graph would go over the budget is left out, and so is one that neither its id nor its saved
-    file makes here. `node` is the index in the graph's nodes, None for a leaf; x and y are whole pixels, the middle of
-    a box's upper edge.
+    Failed cases come first, in the order of the results, each at the step where it diverges; then one case of each op.
+    A case is left out if its graph exceeds the budget, or if neither its id nor its saved file builds it here. `node`
+    is the index in the graph's nodes, None for a leaf; x and y are whole pixels, the middle of a box's upper edge.
     """
-    found: dict[str, JSON] = {}
+    drawings: dict[str, JSON] = {}
     left = boxes
     end = time.monotonic() + seconds
     for row in _wanted(runs.results):
         result = row.value
-        if result.case in found:
+        if result.case in drawings:
             continue
-        if len(found) >= cases or time.monotonic() > end:
+        if len(drawings) >= cases or time.monotonic() > end:
             break
         case = _case(row)
         if case is None or not case.steps:
@@ -52,12 +51,12 @@ def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds:
         drawn = _drawn(case, step)
         if len(drawn["boxes"]) <= left:
             left -= len(drawn["boxes"])
-            found[result.case] = drawn
-    return found
+            drawings[result.case] = drawn
+    return drawings
 
 
 def _wanted(results: Sequence[Row[Result]]) -> Iterator[Row[Result]]:
-    """Failures, known ones last of them; then the first case of each op."""
+    """Failures, then waived ones, then the first case of each op."""
     yield from (r for r in results if r.value.verdict in FAILURES)
     yield from (r for r in results if r.value.verdict is Verdict.XFAIL)
     known: set[str] = set()
@@ -69,13 +68,13 @@ def _wanted(results: Sequence[Row[Result]]) -> Iterator[Row[Result]]:
 
 
 def _step(result: Result, count: int) -> int:
-    """The step that diverges, the first where none does."""
+    """The step that diverges, or the first."""
     step = (result.first_divergence or {}).get("step")
     return step if isinstance(step, int) and 0 <= step < count else 0
 
 
 def _case(row: Row[Result]) -> Case | None:
-    """The case as it ran: by its id, or where that makes it no more from its file, which may lie beside the run's."""
+    """The case by its id, or from its saved file, which may lie beside the run file."""
     result = row.value
     with suppress(ConformanceError):
         return build(result.case)

@@ -1,4 +1,4 @@
-"""Timings of other nights: rows out of a history, as if they stood in run files, and where their series changed."""
+"""Timings of a history, as rows of run files, and the change points of their series."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from pathlib import Path
 
 from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError
-from conformance.perf.history.changes import changes
-from conformance.perf.history.series import Series, series
+from conformance.perf.history.series import Series, changes, series
 from conformance.perf.history.store import History
 from conformance.report.runfile import Document
-from conformance.report.runs import Row
+from conformance.report.runs import Fields, Row
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a history adds to a page."""
+    """The part of a page that comes from a history."""
 
-    units: Sequence[Row[Mapping[str, JSON]]] = ()
+    units: Sequence[Row[Fields]] = ()
     """One per point of each series: `unit`, `model`, `backend`, `of`, `rate`, `low`, `high`, `rounds`."""
     changes: Sequence[Mapping[str, JSON]] = ()
-    """Change points of nightly series: the series, the first run of the new rate, rates before and after."""
+    """Change points of nightly series: series, first run of the new rate, rates before and after."""
     unasked: str = ""
-    """Why no change points were sought, where none were."""
+    """Why no change points were sought; empty where they were."""
 
 
 def read_history(path: Path) -> Stored:
-    """The timings of a history, and its change points where the library that finds them is here.
+    """The timings of a history, and its change points if Apache Otava is installed.
 
     Raises:
         UsageError: no history, or one that cannot be read.
@@ -41,7 +40,7 @@ def read_history(path: Path) -> Stored:
         found = changes(nightly)
     except UnavailableError as e:
         return Stored(units, unasked=str(e))
-    told = [
+    points = [
         {
             **_named(c.series),
             "run": c.at.run,
@@ -54,12 +53,12 @@ def read_history(path: Path) -> Stored:
         }
         for c in found
     ]
-    return Stored(units, told)
+    return Stored(units, points)
 
 
-def _units(path: Path, every: Sequence[Series]) -> list[Row[Mapping[str, JSON]]]:
+def _units(path: Path, every: Sequence[Series]) -> list[Row[Fields]]:
     documents: dict[str, Document] = {}
-    rows: list[Row[Mapping[str, JSON]]] = []
+    rows: list[Row[Fields]] = []
     for one in every:
         for p in one.points:
             if p.run not in documents:

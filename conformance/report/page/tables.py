@@ -1,28 +1,77 @@
-"""The tables of the page, column by column, out of merged runs. Each row knows the run and the place it came from."""
+"""The tables of the page, column by column, from merged runs. Each row names its run and its place there.
+
+A column holds each word once: most of what 20,000 results take in a page is words that come again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from conformance.case.case import JSON
-from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.perf.history.rows import interval
-from conformance.report import told
-from conformance.report.causes import cause
-from conformance.report.matrix import OPS, Cell, operation
+from conformance.judge.verdict import FAILURES, Result
+from conformance.perf.statistics import median_interval
+from conformance.report.matrix import OPS, cause, counts, operation
 from conformance.report.runfile import Document
 from conformance.report.runs import Row, Runs
-
-from .columns import numbers, objects, words
 
 T = TypeVar("T")
 Fields = Mapping[str, JSON]
 
+COLUMNS: dict[str, tuple[str, str, str]] = {
+    "results": (
+        "case family op type backend verdict taken cause waived fresh detail saved",
+        "budget_used nmse nmse_exact seconds steps",
+        "counts witness first_divergence",
+    ),
+    "faults": ("noticed by name of says file old new", "", ""),
+    "hunts": ("fault family case verdict detail planted noticed of says", "", ""),
+    "audit": ("backend case subject name type buffer finding detail saved ne", "uses taken ran", ""),
+    "units": (
+        "unit model case backend verdict of reason timed", "work rounds rate low high", "seconds counters memory"
+    ),
+    "gates": (
+        "gate kind unit backend against answer reason", "limit estimate low high rounds detectable seconds", ""
+    ),
+    "cells": ("architecture backend run verdict detail", "nmse batch nodes splits", ""),
+    "phases": (
+        "backend model name reason timed", "tokens tokens_per_second seconds watts joules_per_token splits", "shares"
+    ),
+}  # fmt: skip
+"""Table -> its columns of texts, of numbers and of objects; a field that is missing or of another type is empty."""
 TAKEN = ("refused", "begun, not finished", "finished")
-"""What a backend did with a case: said no; said yes and gave no answer; said yes and answered, right or wrong."""
+"""What a backend did with a case: refused it; accepted it and gave no answer; answered, right or wrong."""
 LOST = "missing"
-"""Where a verdict stands, of a case that a backend was asked for and that has no result; and what was done with it."""
+"""In place of verdict and `taken`: the case was requested of the backend and has no result."""
+LOST_COUNT = "lost"
+"""The count that such a row raises; those of results are `report.matrix.counts`."""
+NOTHING = -1
+"""In `at`: no value."""
+_RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
+           "first_divergence")  # fmt: skip
+
+
+def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Document]) -> dict[str, JSON]:
+    """All tables of the page.
+
+    Args:
+        runs: merged.
+        timed: units of all runs and of a history: the points of series.
+        documents: those of `runs`, then those that only `timed` names.
+    """
+    rows: dict[str, Sequence[Row[Fields]]] = {
+        "results": _results(runs),
+        "faults": _faults(runs),
+        "hunts": _hunts(runs),
+        "audit": _audit(runs),
+        "units": [_with(r, **_rates(r.value)) for r in timed],
+        "gates": runs.gates,
+        "cells": [_with(r, **{k: _text(r.value, k) or "" for k in COLUMNS["cells"][0].split()}) for r in runs.zoo()],
+        "phases": [_with(r, timed=_timed(_number(r.value, "tokens_per_second") or None)) for r in runs.phases()],
+    }
+    index = {d.digest: i for i, d in enumerate(documents)}
+    return {name: _table(name, own, index) for name, own in rows.items()}
 
 
 def subject(case_id: str) -> tuple[str, str, str]:
@@ -39,213 +88,100 @@ def subject(case_id: str) -> tuple[str, str, str]:
     return what.family, what.family, "-".join(parts[:first])
 
 
-def _lost(pair: Mapping[str, JSON]) -> Result:
-    return Result(pair["case"], pair["backend"], Verdict.FAIL, detail=pair["reason"])
+def _with(row: Row[Fields], **more: JSON) -> Row[Fields]:
+    return Row({**row.value, **more}, row.document, row.place)
 
 
-def results(runs: Runs) -> JSON:
-    """One row per case, backend and kind of machine: the newest; then those that were asked for and have no result."""
-    lost = [Row(_lost(m.value), m.document, m.place) for m in runs.missing]
-    every = [*runs.results, *lost]
-    rows = [r.value for r in every]
-    none = [None] * len(lost)
-    subjects = {r.case: subject(r.case) for r in rows}
-    texts: dict[str, Callable[[Result], str | None]] = {
-        "case": lambda r: r.case,
-        "family": lambda r: subjects[r.case][0],
-        "op": lambda r: subjects[r.case][1],
-        "type": lambda r: subjects[r.case][2],
-        "backend": lambda r: r.backend,
-        "waived": lambda r: None if r.waived is None else str(r.waived),
-        "fresh": lambda r: "fresh" if r.fresh else None,
-        "detail": lambda r: r.detail,
-        "saved": lambda r: r.saved,
+def _results(runs: Runs) -> list[Row[Fields]]:
+    """One row per case, backend and kind of machine: the newest; then requested pairs without a result."""
+    subjects: dict[str, Fields] = {}
+
+    def about(case_id: str) -> Fields:
+        if case_id not in subjects:
+            subjects[case_id] = dict(zip(("family", "op", "type"), subject(case_id), strict=True))
+        return subjects[case_id]
+
+    rows: list[Row[Fields]] = [
+        Row({**_result(r.value), **about(r.value.case)}, r.document, r.place) for r in runs.results
+    ]
+    for m in runs.missing:
+        why = m.value["reason"]
+        lost = {"verdict": LOST, "taken": LOST, "counts": [LOST_COUNT], "detail": why, "cause": why}
+        rows.append(_with(m, **about(m.value["case"]), **lost))
+    return rows
+
+
+def _result(r: Result) -> dict[str, JSON]:
+    raised = counts(r)
+    return {
+        **{k: getattr(r, k) for k in _RESULT},
+        "verdict": str(r.verdict),
+        "waived": None if r.waived is None else str(r.waived),
+        "fresh": "fresh" if r.fresh else None,
+        "counts": raised,
+        "taken": TAKEN[("declared" in raised) + ("executed" in raised)],
+        "cause": cause(r) if r.verdict in FAILURES else None,
     }
-    amounts: dict[str, Callable[[Result], float | None]] = {
-        "budget_used": lambda r: r.budget_used,
-        "nmse": lambda r: r.nmse,
-        "nmse_exact": lambda r: r.nmse_exact,
-        "seconds": lambda r: r.seconds,
-        "steps": lambda r: r.steps,
-    }
-    ran = [r.value for r in runs.results]
-    return _table(
-        every,
-        runs.documents,
-        {
-            **{k: words(map(get, rows)) for k, get in texts.items()},
-            **{k: numbers([*map(get, ran), *none]) for k, get in amounts.items()},
-            "verdict": words([*(str(r.verdict) for r in ran), *(LOST for _ in lost)]),
-            "taken": words([*map(_taken, runs.results), *(LOST for _ in lost)]),
-            "cause": words(
-                [*(cause(r) if r.verdict in FAILURES else None for r in ran), *(r.value.detail for r in lost)]
-            ),
-            "witness": objects(r.witness for r in rows),
-            "first_divergence": objects(r.first_divergence for r in rows),
-        },
-    )
 
 
-def _taken(row: Row[Result]) -> str:
-    cell = Cell()
-    cell.add(row)
-    return TAKEN[cell.declared + cell.executed]
-
-
-def faults(runs: Runs) -> JSON:
+def _faults(runs: Runs) -> list[Row[Fields]]:
     """One row per planted fault: whether any of its families noticed it."""
-    rows = [r.value for r in runs.faults]
-    seen: dict[str, list[str]] = {}
-    hunted = {h.value["fault"] for h in runs.hunts}
-    for h in runs.hunts:
-        if h.value["noticed"]:
-            seen.setdefault(h.value["fault"], []).append(h.value["family"])
-
-    def said(name: str) -> str:
-        return "noticed" if name in seen else "not noticed" if name in hunted else "not hunted"
-
-    return _table(
-        runs.faults,
-        runs.documents,
-        {
-            "noticed": words(said(f["name"]) for f in rows),
-            "by": words(", ".join(seen.get(f["name"], ())) for f in rows),
-            **{k: words(_text(f, k) for f in rows) for k in ("name", "of", "says", "file", "old", "new")},
-        },
-    )
+    words = {None: "not hunted", False: "not noticed", True: "noticed"}
+    return [
+        _with(f, noticed=words[None if names is None else bool(names)], by=", ".join(names or ()))
+        for f, names in runs.faults_noticed()
+    ]
 
 
-def hunts(runs: Runs) -> JSON:
-    """One row per family that hunted a fault, or an adapter as it is."""
-    rows = [r.value for r in runs.hunts]
+def _hunts(runs: Runs) -> list[Row[Fields]]:
+    """One row per family that hunted a fault, or ran an unchanged adapter."""
     planted = {f.value["name"]: f.value for f in runs.faults}
-    return _table(
-        runs.hunts,
-        runs.documents,
-        {
-            **{k: words(h[k] for h in rows) for k in ("fault", "family", "case", "verdict", "detail")},
-            "planted": words("a fault" if h["fault"] in planted else "nothing" for h in rows),
-            "noticed": words("noticed" if h["noticed"] else "not noticed" for h in rows),
-            **{k: words(_text(planted.get(h["fault"], {}), k) for h in rows) for k in ("of", "says")},
-        },
-    )
+    rows = []
+    for h in runs.hunts:
+        fault = planted.get(h.value["fault"], {})
+        words = {"planted": "a fault" if fault else "nothing", "of": fault.get("of"), "says": fault.get("says")}
+        rows.append(_with(h, noticed="noticed" if h.value["noticed"] else "not noticed", **words))
+    return rows
 
 
-def audit(runs: Runs) -> JSON:
-    """One row per answer of a backend that was held against a run: the newest audit of each backend and machine."""
-    newest: dict[tuple[str, str], list[Row[Fields]]] = {}
-    for d in runs.of("audit"):
-        backends = d.body.get("backends")
-        for name, cells in backends.items() if isinstance(backends, dict) else ():
-            newest[d.machine, name] = [
-                Row({**c, "backend": name}, d, f"backends[{name!r}][{i}]")
-                for i, c in enumerate(cells if isinstance(cells, list) else ())
-                if isinstance(c, dict)
-            ]
-    rows = [r for cells in newest.values() for r in cells]
-    texts = ("backend", "case", "subject", "name", "type", "buffer", "finding", "detail", "saved")
-    return _table(
-        rows,
-        runs.documents,
-        {
-            **{k: words(_text(r.value, k) for r in rows) for k in texts},
-            "ne": words(_shape(r.value.get("ne")) for r in rows),
-            **{k: numbers(_number(r.value, k) for r in rows) for k in ("uses", "taken", "ran")},
-        },
-    )
+def _audit(runs: Runs) -> list[Row[Fields]]:
+    """One row per audited answer of a backend, of the newest audit of each backend and kind of machine."""
+    newest = {(d.machine, backend): (backend, rows) for d, backend, rows in runs.audits()}
+    return [_with(r, backend=name, ne=_shape(r.value.get("ne"))) for name, rows in newest.values() for r in rows]
 
 
-def units(rows: Sequence[Row[Fields]], documents: Sequence[Document]) -> JSON:
-    """One row per unit, backend and run: of all runs, for a series is made of them.
-
-    `low` and `high` are the rates between which the true median lies with 95 %, None under 6 rounds.
-    """
-    texts = ("unit", "model", "case", "backend", "verdict", "of", "reason")
-    rates = [_rates(r.value) for r in rows]
-    return _table(
-        rows,
-        documents,
-        {
-            **{k: words(_text(r.value, k) for r in rows) for k in texts},
-            "timed": words("not timed" if r.value.get("rate") is None else "timed" for r in rows),
-            **{k: numbers(_number(r.value, k) for r in rows) for k in ("work", "rounds", "rate")},
-            "low": numbers(low for low, _ in rates),
-            "high": numbers(high for _, high in rates),
-            **{k: objects(r.value.get(k) for r in rows) for k in ("seconds", "counters", "memory")},
-        },
-    )
+def _rates(unit: Fields) -> dict[str, JSON]:
+    """`low` and `high`, the 95 % interval of the median rate (None under 6 rounds), and whether it was timed."""
+    low, high = unit.get("low"), unit.get("high")
+    if "low" not in unit:  # a run file; a history stores the interval
+        short, long = median_interval(unit["seconds"])
+        low, high = unit["work"] / long if long else None, unit["work"] / short if short else None
+    return {"low": low, "high": high, "timed": _timed(unit.get("rate"))}
 
 
-def _rates(unit: Fields) -> tuple[float | None, float | None]:
-    if "low" in unit:  # a history keeps the interval
-        return _number(unit, "low"), _number(unit, "high")
-    short, long = interval(unit["seconds"])
-    return unit["work"] / long if long else None, unit["work"] / short if short else None
+def _timed(rate: JSON) -> str:
+    return "timed" if rate is not None else "not timed"
 
 
-def gates(runs: Runs) -> JSON:
-    """One row per gate, unit and backend."""
-    rows = [r.value for r in runs.gates]
-    texts = ("gate", "kind", "unit", "backend", "against", "answer", "reason")
-    amounts = ("limit", "estimate", "low", "high", "rounds", "detectable", "seconds")
-    return _table(
-        runs.gates,
-        runs.documents,
-        {
-            **{k: words(_text(g, k) for g in rows) for k in texts},
-            **{k: numbers(_number(g, k) for g in rows) for k in amounts},
-        },
-    )
-
-
-def zoo(runs: Runs) -> JSON:
-    """One row per architecture, device and run of llama.cpp."""
-    rows = told.zoo(runs)
-    texts = ("architecture", "backend", "run", "verdict", "detail")
-    return _table(
-        rows,
-        runs.documents,
-        {
-            **{k: words(_text(r.value, k) or "" for r in rows) for k in texts},
-            **{k: numbers(_number(r.value, k) for r in rows) for k in ("nmse", "batch", "nodes", "splits")},
-        },
-    )
-
-
-def phases(runs: Runs) -> JSON:
-    """One row per phase of a decoder on a backend; without a rate where it could not be had, and why."""
-    rows = told.phases(runs)
-    texts = ("backend", "model", "name", "reason")
-    return _table(
-        rows,
-        runs.documents,
-        {
-            **{k: words(_text(r.value, k) for r in rows) for k in texts},
-            "timed": words("timed" if _number(r.value, "tokens_per_second") else "not timed" for r in rows),
-            **{k: numbers(_number(r.value, k) for r in rows)
-               for k in ("tokens", "tokens_per_second", "seconds", "watts", "joules_per_token", "splits")},
-            "shares": objects(v if isinstance(v := r.value.get("shares"), dict) else None for r in rows),
-        },
-    )  # fmt: skip
-
-
-def _table(rows: Sequence[Row[T]], documents: Sequence[Document], columns: Mapping[str, JSON]) -> JSON:
+def _table(name: str, rows: Sequence[Row[Fields]], index: Mapping[str, int]) -> JSON:
     """`count`, `columns`, and per row the index of its document and its place there: `results` and 17."""
-    index = {d.digest: i for i, d in enumerate(documents)}
+    texts, amounts, others = (names.split() for names in COLUMNS[name])
     places = [_place(r.place) for r in rows]
     return {
         "count": len(rows),
         "columns": {
-            **columns,
+            **{k: words(_text(r.value, k) for r in rows) for k in texts},
+            **{k: numbers(_number(r.value, k) for r in rows) for k in amounts},
+            **{k: objects(_object(r.value, k) for r in rows) for k in others},
             "document": numbers(index[r.document.digest] for r in rows),
-            "list": words(name for name, _ in places),
+            "list": words(place for place, _ in places),
             "row": numbers(row for _, row in places),
         },
     }
 
 
 def _place(place: str) -> tuple[str, int | None]:
-    """`results[17]` taken apart; a place without a number, as a history has it, is a name only."""
+    """`results[17]` as (`results`, 17); a place without a number, as a history has it, is a name only."""
     name, bracket, row = place.removesuffix("]").rpartition("[")
     return (name, int(row)) if bracket and row.isdecimal() else (place, None)
 
@@ -260,5 +196,44 @@ def _number(row: Fields, key: str) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
+def _object(row: Fields, key: str) -> JSON:
+    value = row.get(key)
+    return value if isinstance(value, (dict, list)) else None
+
+
 def _shape(ne: JSON) -> str:
     return "×".join(map(str, ne)) if isinstance(ne, list) else ""
+
+
+def words(values: Iterable[str | None]) -> dict[str, JSON]:
+    """A column of texts: `{"words": [each once, in order of appearance], "at": [index or NOTHING per row]}`."""
+    known: dict[str, int] = {}
+    at = [NOTHING if v is None else known.setdefault(v, len(known)) for v in values]
+    return {"words": list(known), "at": at}
+
+
+def numbers(values: Iterable[float | None]) -> dict[str, JSON]:
+    """A column of numbers, unrounded: `{"numbers": [number or null per row]}`."""
+    return {"numbers": list(values)}
+
+
+def objects(values: Iterable[JSON]) -> dict[str, JSON]:
+    """A column of JSON objects or lists: `{"objects": [each once], "at": [index or NOTHING per row]}`."""
+    known: dict[str, int] = {}
+    unique: list[JSON] = []
+    at: list[int] = []
+    for v in values:
+        if v is None:
+            at.append(NOTHING)
+            continue
+        text = json.dumps(v, sort_keys=True)
+        if text not in known:
+            known[text] = len(unique)
+            unique.append(v)
+        at.append(known[text])
+    return {"objects": unique, "at": at}
+
+
+def embedded(document: JSON) -> str:
+    """JSON that can stand in a `<script type="application/json">`: ASCII, and without a `<` that could end it."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -11,14 +11,31 @@ import os
 import platform
 import re
 import stat
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from conformance.case.case import JSON
 
+SCHEMA = 1
+"""Version of the run documents."""
 _PACKAGES = ("ggml-conformance", "numpy", "gguf", "openvino", "xllamacpp", "pytest", "hypothesis")
+
+
+def header(kind: str) -> dict[str, JSON]:
+    """The first fields of every run document: `{"schema", "kind", "run", "written", "environment"}`.
+
+    `run` is a random name of 32 hex digits, which identifies the document wherever it is merged; `written` is in UTC.
+
+    Args:
+        kind: `conformance`, `perf`, `planted`, `audit`, `phases` or `zoo`.
+    """
+    written = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    where = {**environment(), **source()}
+    return {"schema": SCHEMA, "kind": kind, "run": uuid.uuid4().hex, "written": written, "environment": where}
 
 
 def environment() -> dict[str, JSON]:

@@ -1,9 +1,9 @@
 // The rows behind everything: tables of columns, each word or object stored once.
 
-// Verdicts that fail a run, and those of a passed case: as in conformance/judge/verdict.py and report/matrix.py.
-const FAILED = ["FAIL", "CRASH", "TIMEOUT", "OVERCLAIM", "VACUOUS", "XPASS"];
-const PASSED = ["PASS", "XPASS"];
-// Stands where a verdict would, of a case that a backend was asked for and that has no result.
+const report = JSON.parse(document.getElementById("data").textContent);
+// Verdicts that fail a run, and those of a passed case.
+const FAILED = report.failed, PASSED = report.passed;
+// In place of a verdict: the case was requested of the backend and has no result.
 const LOST = "missing";
 const BAD = [...FAILED, LOST];
 // Everything that a row can come to, in the order in which people want to know of it.
@@ -63,7 +63,6 @@ class Table {
   }
 }
 
-const report = JSON.parse(document.getElementById("data").textContent);
 const tables = Object.fromEntries(Object.entries(report.tables).map(([name, raw]) => [name, new Table(name, raw)]));
 const made = Date.parse(report.made);
 

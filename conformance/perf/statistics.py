@@ -1,0 +1,206 @@
+"""How sure a measured time or ratio is, and whether that settles a limit.
+
+Three disturbances lie between a round and the truth; each is handled before the rest counts as noise:
+
+1. Bursts, modes and drift of the machine: only times of one round are compared, as the logarithm of their ratio.
+2. Order: a subject that follows itself finds its data in the cache, worth several percent. The medians of the rounds of
+   either order are averaged.
+3. Luck of a life: memory placement at start can cost one of two equal subjects several percent for as long as it lives.
+   So subjects are restarted again and again, and each life yields one value. Rounds of one life are not independent;
+   lives are.
+
+The estimate is the 20 % trimmed mean over lives. Its interval is a studentised bootstrap over whole lives, with Yuen's
+standard error of the winsorised variance (bootstrap-t for trimmed means: Wilcox, Introduction to Robust Estimation and
+Hypothesis Testing, chapter 4), symmetric because swapping the two sides must give the reciprocal interval. The
+resamples of n lives are always the same ones, so results are deterministic.
+
+`decide` looks several times while lives accumulate. Stopping at the first alarm would exceed the allowed error, so each
+look spends as much of it as it took of the budget (alpha spending, linear in time): the sum stays at most `ERROR`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+FEWEST = 8
+"""Lives below which there is no interval."""
+RESAMPLES = 4000
+SEED = 20_260_801
+TRIM = 0.2
+POWER = 0.95
+"""A detectable effect is found this often."""
+
+LOOKS = (0.125, 0.25, 0.5, 1.0)
+"""Parts of the budget after which `decide` looks."""
+ERROR = 0.01
+"""How often a gate may answer regressed, and how often fine, when the truth is exactly at its limit."""
+FINE = "fine"
+REGRESSED = "regressed"
+UNDECIDED = "undecided"
+
+CONFIDENCE = 0.95
+"""Of `median_interval`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Where a time or ratio lies."""
+
+    estimate: float
+    low: float
+    high: float
+    """`low` is 0 and `high` infinite where there are too few lives."""
+    detectable: float
+    """The relative change from a limit that such rounds find in 95 of 100 tries: 0.03 is 3 %; may be infinite."""
+
+
+def ratio(seconds: Sequence[float], against: Sequence[float], lives: Sequence[int], error: float) -> Interval:
+    """The ratio `seconds / against` of paired rounds.
+
+    Args:
+        seconds: per round.
+        against: of the same rounds; every second round in the other order.
+        lives: the first round of each life.
+        error: the probability that the truth lies above the interval, and the same below.
+    """
+    return of_logs(np.log(np.asarray(seconds) / np.asarray(against)), lives, error)
+
+
+def typical(seconds: Sequence[float], lives: Sequence[int], error: float) -> Interval:
+    """The typical time of rounds, in seconds; `lives` and `error` as in `ratio`."""
+    return of_logs(np.log(np.asarray(seconds)), lives, error)
+
+
+def of_logs(logs: NDArray[np.float64], lives: Sequence[int], error: float) -> Interval:
+    """The exponential of the typical value of `logs`, one per round; `lives` and `error` as in `ratio`."""
+    values = life_values(logs, lives)
+    if len(values) < FEWEST:
+        estimate = float(np.exp(np.median(logs))) if len(logs) else math.nan
+        return Interval(estimate, 0.0, math.inf, math.inf)
+    centre, deviation = (float(x[0]) for x in trimmed(values[None]))
+    reach = _reach(values, centre, error) if deviation else 0.0
+    effect = (reach + NormalDist().inv_cdf(POWER)) * deviation
+    half = reach * deviation
+    with np.errstate(over="ignore"):  # beyond float64's range it is infinite
+        estimate, low, high, more = (float(np.exp(x)) for x in (centre, centre - half, centre + half, effect))
+    return Interval(estimate, low, high, more - 1)
+
+
+def life_values(logs: NDArray[np.float64], lives: Sequence[int]) -> NDArray[np.float64]:
+    """One value for each life that has rounds of either order."""
+    parts = np.split(logs, lives[1:])
+    return np.array([(np.median(p[::2]) + np.median(p[1::2])) / 2 for p in parts if len(p) > 1])
+
+
+def trimmed(rows: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The trimmed mean of each row, and its standard error."""
+    n = rows.shape[1]
+    cut = int(TRIM * n)
+    rows = np.sort(rows, axis=1)
+    means = rows[:, cut : n - cut].mean(axis=1)
+    rows[:, :cut] = rows[:, cut, None]
+    rows[:, n - cut :] = rows[:, n - cut - 1, None]
+    return means, rows.std(axis=1, ddof=1) / ((1 - 2 * cut / n) * math.sqrt(n))
+
+
+def _reach(values: NDArray[np.float64], centre: float, error: float) -> float:
+    """How many standard errors the interval reaches to either side."""
+    means, deviations = trimmed(values[_resamples(len(values))])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        distances = np.abs(means - centre) / deviations
+    # a resample of one value only has no deviation: 0/0 is exactly right, x/0 infinitely wrong
+    distances[np.isnan(distances)] = 0.0
+    return float(np.quantile(distances, 1 - 2 * error, method="higher"))
+
+
+@lru_cache(maxsize=256)
+def _resamples(n: int) -> NDArray[np.int16]:
+    return np.random.default_rng(SEED + n).integers(n, size=(RESAMPLES, n), dtype=np.int16)
+
+
+class Measurements(Protocol):
+    """Times that grow on demand: `measure.Rounds`, or a replay of recorded ones."""
+
+    @property
+    def seconds(self) -> dict[str, list[float]]:
+        """Subject -> seconds, one per round."""
+
+    @property
+    def lives(self) -> list[int]:
+        """The first round of each life."""
+
+    @property
+    def spent(self) -> float:
+        """Seconds that measuring took so far."""
+
+    def live(self) -> None:
+        """Measure the rounds of one more life."""
+
+    def __len__(self) -> int:
+        """Rounds so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An answer and its grounds."""
+
+    answer: str
+    """FINE, REGRESSED or UNDECIDED."""
+    interval: Interval
+    rounds: int
+    seconds: float
+    """Time spent measuring."""
+
+
+def decide(rounds: Measurements, subject: str, against: str | None, limit: float, budget: float) -> Decision:
+    """Measure lives until it is clear on which side of `limit` a subject is, or the budget is spent.
+
+    Args:
+        rounds: measures both subjects.
+        subject: whose time is judged.
+        against: divides by this subject's time; None judges the time itself, in seconds.
+        limit: the largest ratio (or time) that is fine.
+        budget: seconds of measuring.
+    """
+    paid = 0.0
+    for look in LOOKS:
+        while rounds.spent < budget and (rounds.spent < look * budget or len(rounds.lives) < FEWEST):
+            rounds.live()
+        now = min(rounds.spent / budget, 1.0)
+        if now <= paid:
+            continue
+        interval = interval_of(rounds, subject, against, ERROR * (now - paid))
+        paid = now
+        if interval.low > limit or interval.high <= limit or now == 1.0:
+            break
+    answer = REGRESSED if interval.low > limit else FINE if interval.high <= limit else UNDECIDED
+    return Decision(answer, interval, len(rounds), rounds.spent)
+
+
+def interval_of(rounds: Measurements, subject: str, against: str | None, error: float) -> Interval:
+    """The interval from all rounds so far; arguments as in `decide` and `ratio`."""
+    own, lives = rounds.seconds[subject], rounds.lives
+    return typical(own, lives, error) if against is None else ratio(own, rounds.seconds[against], lives, error)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """The two `values` between which the median of their distribution lies with 95 % (order statistics, exact).
+
+    Assumes that the values are independent, and nothing of the distribution's shape; None under 6 values, which cannot
+    be that sure.
+    """
+    n, ordered = len(values), sorted(values)
+    tail, k, ways = 0.0, 0, 1  # comb(n, k) from the one before it: a stranger's list may be long
+    while k < n // 2 and 2 * (tail + ways / 2**n) <= 1 - CONFIDENCE:
+        tail += ways / 2**n
+        ways = ways * (n - k) // (k + 1)
+        k += 1
+    return (ordered[k - 1], ordered[n - k]) if k else (None, None)
