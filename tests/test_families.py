@@ -22,7 +22,7 @@ from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.suite import FAMILIES, LEVELS, weight_placement, zoo
 from conformance.suite.blocks.cut import Block, block_of
-from conformance.suite.decoder.listed import elements
+from conformance.suite.decoder import elements
 
 NAMES = ("gqa", "multi_sequence", "weight_placement", "blocks")
 _PLACED = "weight_placement/parts-w=q4_0,buffer=1@100"

@@ -19,11 +19,10 @@ from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
 from conformance.ggml.ops.rules import RULES
 from conformance.ggml.tensor import FLAG_INPUT, Tensor, contiguous_nb, nbytes, new_tensor, strided
 from conformance.ggml.types import F16, F32, Q8_0
-from conformance.suite.family import LEVELS
+from conformance.suite.data import blind, causal
+from conformance.suite.family import LEVELS, expand
 from conformance.suite.ops import KNOWN, build, ids
-from conformance.suite.ops.bench import Bench
-from conformance.suite.ops.data import blind, causal
-from conformance.suite.ops.grammar import OpId, expand, parse
+from conformance.suite.ops.bench import Bench, OpId, parse
 
 STANDARD = ids("standard")
 
@@ -293,7 +292,7 @@ def test_masks_leave_each_query_its_own_key(n: int, past: int, heads: int, dead:
 
 
 def _layout(layout: str, ne: tuple[int, int, int, int], *, quantized: bool = False) -> tuple[Tensor, Bench]:
-    bench = Bench(OpId("ops/X@1", "X", (), {}))
+    bench = Bench(OpId("ops/X@1", "X", (), {}, {}, 1))
     type_ = Q8_0 if quantized else F16
     return bench.operand("a", type_, ne, lambda s, m: s.normal(m[0] * m[1] * m[2] * m[3]), layout), bench
 
@@ -346,7 +345,7 @@ def test_other_numbers_work_as_well(ne0: int, ne1: int, ne2: int, seed: int) -> 
 
 def test_patterns_expand_as_in_a_shell() -> None:
     """Braces stand for each of their parts in turn, an empty part included."""
-    assert list(expand("{A|B}-x{|,y=1}")) == ["A-x", "A-x,y=1", "B-x", "B-x,y=1"]
+    assert list(expand("[A|B]-x[|,y=1]")) == ["A-x", "A-x,y=1", "B-x", "B-x,y=1"]
     assert list(expand("plain")) == ["plain"]
 
 

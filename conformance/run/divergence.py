@@ -9,7 +9,7 @@ from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.judge import Judged, judge_node
-from conformance.suite.isolated import isolated_nodes
+from conformance.suite.batch import isolated_nodes
 
 from .execute import execute
 

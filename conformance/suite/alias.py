@@ -7,11 +7,7 @@ of (names, shapes, op order) runs A where B is asked for.
 
 from __future__ import annotations
 
-import re
-import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -24,10 +20,8 @@ from conformance.ggml.ops.rules_model import ROPE_TYPE
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nbytes, nelements, new_tensor
 from conformance.ggml.types import F16, F32, I32, I64, Q4_0, Q8_0, GGMLType
 
-from .decoder.weights import random_bytes
-from .family import LEVELS, Family, Level
-from .ops.data import Fill, chosen, encode, integers, normal
-from .ops.grammar import Key, count, expand, read_keys, word
+from .data import Fill, chosen, encode, integers, normal, random_bytes
+from .family import Family, Table, ids_of, keys, read_keys, split_id, with_seed
 
 NAME = "alias"
 GENERATOR = 1
@@ -98,7 +92,7 @@ DIFFERS: dict[str, Traits] = {
 }
 """What B differs in from A -> B's traits."""
 
-KEYS: dict[str, Key] = {"differs": word(*DIFFERS), "tokens": count(3), "order": word("abab", "ab", "ba", "aab")}
+KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +112,11 @@ def read(case_id: str, family: str = NAME) -> Read:
     Raises:
         UsageError: says what may stand there.
     """
-    head, _, seed = case_id.rpartition("@")
-    name, _, body = head.partition("/")
-    if name != family or not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
-        raise UsageError(f"case {case_id!r}: {family}/differs=WHAT,key=value@seed expected")
+    body, seed = split_id(case_id, family, "differs=WHAT,key=value")
     values, given = read_keys(case_id, body, KEYS)
     if not 1 <= values["tokens"] <= 16:
         raise UsageError(f"case {case_id!r}: tokens: 1 to 16 expected, {values['tokens']} found")
-    return Read(values["differs"], values["tokens"], values["order"], given, int(seed))
+    return Read(values["differs"], values["tokens"], values["order"], given, seed)
 
 
 def build(case_id: str) -> Case:
@@ -234,23 +225,17 @@ def _named(t: Tensor, name: str) -> Tensor:
     return _B.set_name(t, name)
 
 
-TABLE: dict[Level, tuple[str, ...]] = {
-    "smoke": tuple(f"differs={what}" for what in DIFFERS),
-    "standard": ("differs={" + "|".join(DIFFERS) + "},tokens={1|5},order={abab|aab}",),
-    "full": ("differs={" + "|".join(DIFFERS) + "},tokens={2|7},order={ab|ba}",),
+_EACH = f"differs=[{'|'.join(DIFFERS)}]"
+TABLE: Table = {
+    "smoke": (_EACH,),
+    "standard": (f"{_EACH},tokens=[1|5],order=[abab|aab]",),
+    "full": (f"{_EACH},tokens=[2|7],order=[ab|ba]",),
 }
-"""Level -> ids without family and seed that it adds; `{a|b}` stands for both."""
 
 
-def ids(level: Level) -> Sequence[str]:
-    """Case ids of a level and those below it."""
-    return _ids(level)
-
-
-@cache
-def _ids(level: Level) -> tuple[str, ...]:
-    bodies = [b for name in LEVELS[: LEVELS.index(level) + 1] for row in TABLE[name] for b in expand(row)]
-    return tuple(f"{NAME}/{b}@{zlib.crc32(b.encode()) % 1000}" for b in bodies)
-
-
-FAMILY = Family(NAME, "two graphs of the same names that differ in one thing, run in turn", ids, build)
+FAMILY = Family(
+    NAME,
+    "two graphs of the same names that differ in one thing, run in turn",
+    ids_of(TABLE, lambda body: with_seed(NAME, body)),
+    build,
+)

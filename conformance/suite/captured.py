@@ -10,6 +10,10 @@ without FLAG_COMPUTE was not computed; what the recorder found in its memory mea
 
 from __future__ import annotations
 
+import re
+import struct
+import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -27,7 +31,6 @@ from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_OUTPUT, Bytes, Tensor, computes, nbytes, pack
 
-from .arrays import Arrays
 from .family import Family, Level
 
 MAX_MEMORY = 4 << 30
@@ -40,6 +43,15 @@ GOLDEN = shipped.path("golden", "captured")
 ARITHMETIC = {"xllamacpp ggml 0.26.0": GGML_CPU.name}
 """`source` of a capture -> how the recorder's ggml rounded: the reference can then be held against the recording in the
 same arithmetic."""
+
+_NPY_HEADER = 4096  # bytes at most; NumPy writes 128
+# NumPy's own reader tokenises and evaluates the header; all that a capture holds has this one.
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '\|u1', 'fortran_order': (?:False|True), 'shape': \((\d{1,18}),\), \} *\n",
+    re.DOTALL,
+)
+_BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError, MemoryError)
+# RuntimeError: encrypted; its subclass NotImplementedError: a method of compression that zipfile does not know.
 
 _FIELDS = ("type", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "flags", "name")
 
@@ -154,6 +166,54 @@ def _list(value: JSON, where: str) -> list[JSON]:
     if not isinstance(value, list):
         raise CaseFileError(where, "a list expected, something else found")
     return value
+
+
+class Arrays:
+    """One-dimensional uint8 arrays by name, each of the size the reader asks for: checked before it is inflated."""
+
+    def __init__(self, path: Path, memory: Memory) -> None:
+        self.memory = memory
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except FileNotFoundError:
+            raise CaseFileError("npz", f"{path} expected beside the capture's JSON, not found") from None
+        except _BROKEN as e:
+            raise CaseFileError("npz", f"{path} cannot be read: {e}") from None
+        self._members = {m.filename.removesuffix(".npy"): m for m in self._zip.infolist()}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._zip.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def read(self, name: str, size: int) -> Bytes:
+        """The array called `name`, which must have `size` bytes.
+
+        Raises:
+            CaseFileError: it is missing, of another size or form, or broken.
+        """
+        member = self._members.get(name)
+        field = f"npz.{name}"
+        if member is None:
+            raise CaseFileError(field, "is missing")
+        if not size < member.file_size <= size + _NPY_HEADER:
+            raise CaseFileError(
+                field, f"{size} bytes and a header expected, as its tensor takes; {member.file_size} in all found"
+            )
+        self.memory.keep(member.file_size, field)
+        try:
+            raw = self._zip.read(member)
+        except _BROKEN as e:
+            raise CaseFileError(field, f"cannot be read: {e}") from None
+        head = _NPY.match(raw)
+        if head is None:
+            raise CaseFileError(field, "a .npy array of one dimension and uint8 expected, something else found")
+        at = 10 + int.from_bytes(raw[8:10], "little")
+        if int(head[1]) != size or len(raw) - at != size:
+            raise CaseFileError(field, f"{size} bytes expected, an array of {int(head[1])} in {len(raw) - at} found")
+        return np.frombuffer(raw, np.uint8, size, at)
 
 
 def _ids(_: Level) -> Sequence[str]:

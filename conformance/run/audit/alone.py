@@ -10,7 +10,7 @@ from conformance.case.case import Case, Step
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Tensor
 from conformance.run.execute import execute
-from conformance.suite.isolated import isolated_nodes
+from conformance.suite.batch import isolated_nodes
 
 
 def recorded(case: Case, reference: Backend) -> Case:

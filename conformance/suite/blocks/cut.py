@@ -15,7 +15,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.partial import Part, partial
 from conformance.ggml.tensor import Bytes, Tensor, nelements
 from conformance.ggml.types import F32
-from conformance.suite.decoder.weights import random_bytes
+from conformance.suite.data import random_bytes
 
 _OWNER = re.compile(r"(?:(?:enc|dec)\.)?blk\.(?P<layer>[0-9]+)\.(?P<role>.+?)(?:\.(?:weight|bias|scale))?", re.ASCII)
 _CACHE = re.compile(r"cache_(?P<role>[kvrs])_l(?P<layer>[0-9]+)", re.ASCII)

@@ -11,8 +11,8 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Tensor, nelements, new_tensor, row_size
 from conformance.ggml.types import F32
 
-from .cells import Slots
 from .config import Cparams, Hparams
+from .memory import Slots
 
 _B = Builder()
 

@@ -15,14 +15,13 @@ from gguf import GGMLQuantizationType
 
 from conformance.case.case import Case, Step
 from conformance.ggml.tensor import Tensor
-from conformance.suite.ops.grammar import read_keys
+from conformance.suite.family import read_keys
 from conformance.suite.zoo.capture import record_model
 from conformance.suite.zoo.metadata import Value, open_writer
 from conformance.suite.zoo.request import Request
 
-from . import weights
+from . import keys_of, trajectory_of, weights
 from .config import Hparams
-from .grammar import keys_of, trajectory_of
 from .trajectory import Trajectory
 
 _COMMON = (

@@ -13,10 +13,9 @@ from conformance.ggml.ops.rules_model import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import GGMLType
 
-from .cells import Ubatch
 from .config import Cparams, Hparams
 from .kv import Cache
-from .memory import Place
+from .memory import Place, Ubatch
 
 B = Builder()
 
@@ -102,3 +101,8 @@ def inverse(x: float) -> float:
 def root(x: float) -> float:
     """`sqrtf`."""
     return float(np.sqrt(np.float32(x)))
+
+
+def keyed(name: str, *, swa: bool) -> str:
+    """How `Sketch.inputs` calls an input that full and sliding-window attention each have."""
+    return f"{name}_swa" if swa else name

@@ -16,17 +16,16 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor, row_size
 from conformance.ggml.types import BF16
+from conformance.suite.data import hadamard
 from conformance.suite.plan import Part as Verb
 from conformance.suite.plan import parse
 
 from . import weights
-from .cells import Cells, Ubatch
 from .config import Cparams, Hparams, n_rot
-from .decoder import Decode, build
+from .decoder import Decode, build, build_shift
 from .kv import Cache
-from .memory import Memory, Part, Place
-from .shift import build_shift
-from .tensors import weight_shapes
+from .memory import Cells, Memory, Part, Place, Ubatch
+from .weights import weight_shapes
 
 GENERATOR = 1
 """Raise it when any id's bytes change."""
@@ -214,14 +213,6 @@ class Trajectory:
             "attn_inp_k_rot": lambda: hadamard(rot_k),
             "attn_inp_v_rot": lambda: hadamard(rot_v),
         }
-
-
-def hadamard(n: int) -> NDArray[np.float32]:
-    """The orthonormal Walsh-Hadamard matrix [n, n], `n` a power of 2: `ggml_gen_hadamard`."""
-    h = np.array([[np.float32(1.0) / np.sqrt(np.float32(n))]], np.float32)
-    while len(h) < n:
-        h = np.block([[h, h], [h, -h]])
-    return h
 
 
 def _encode(t: Tensor, values: NDArray[Any]) -> Bytes:

@@ -1,28 +1,96 @@
-"""Bytes of weights and caches: seeded streams, scaled as a real model's so that activations stay of order 1."""
+"""Every weight of a decoder, and the bytes of weights and caches.
+
+Bytes come from seeded streams, scaled as a real model's so that activations stay of order 1.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from conformance.case.streams import Stream
-from conformance.ggml.errors import UsageError
-from conformance.ggml.quants.blocks import BLOCK
-from conformance.ggml.quants.quants import from_float, random_blocks
-from conformance.ggml.quants.random_blocks import SCALES
-from conformance.ggml.tensor import Bytes, Tensor, nelements
-from conformance.ggml.types import MXFP4, Q2_K, Q3_K, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0, GGMLType
+from conformance.ggml.tensor import Bytes, Dims, Tensor, dims, nelements
+from conformance.ggml.types import F32, GGMLType
+from conformance.suite.data import random_bytes
 
 from .config import Hparams
 
-# fmt: off
-_STD: dict[GGMLType, float] = {
-    Q4_0: 0.44, Q4_1: 0.48, Q5_0: 0.44, Q5_1: 0.49, Q8_0: 0.44, MXFP4: 0.84, Q2_K: 0.32, Q3_K: 0.26, Q4_K: 0.20,
-    Q5_K: 0.20, Q6_K: 0.25,
-}
-# fmt: on
-"""Block type -> root mean square of what `random_blocks` gives, measured."""
+Spec = tuple[GGMLType, Dims]
+
+
+def weight_shapes(h: Hparams) -> dict[str, Spec]:
+    """Every weight by llama.cpp's name -> its type and `ne`."""
+    shapes = {"token_embd.weight": (h.type_of("token_embd"), dims(h.n_embd, h.n_vocab))}
+    if h.rope_freqs:
+        shapes["rope_freqs.weight"] = (F32, dims(h.n_embd_head // 2))
+    for il in range(h.n_layer):
+        shapes |= {f"blk.{il}.{name}": spec for name, spec in _layer(h, il)}
+    shapes |= dict(_norm(h, "output_norm"))
+    if not h.tied:
+        shapes["output.weight"] = (h.type_of("output"), dims(h.n_embd, h.n_vocab))
+    return shapes
+
+
+def _layer(h: Hparams, il: int) -> Iterator[tuple[str, Spec]]:
+    yield from _norm(h, "attn_norm")
+    yield from _norm(h, "ffn_norm")
+    yield from _shortconv(h) if h.is_recr(il) else _attention(h)
+    yield from _experts(h) if h.n_expert else _ffn(h)
+    if h.post_norm:
+        yield from _norm(h, "post_attention_norm")
+        yield from _norm(h, "post_ffw_norm")
+
+
+def _attention(h: Hparams) -> Iterator[tuple[str, Spec]]:
+    sizes = {"attn_q": h.n_head * h.n_embd_head, "attn_k": h.n_embd_gqa, "attn_v": h.n_embd_v_gqa}
+    if h.fused_qkv:
+        sizes = {"attn_qkv": sum(sizes.values())}
+    for role, n in sizes.items():
+        yield from _matrix(h, role, dims(h.n_embd, n), bias=h.qkv_bias)
+    yield from _matrix(h, "attn_output", dims(h.n_head * h.head_v, h.n_embd), bias=h.out_bias)
+    if h.qk_norm:
+        yield "attn_q_norm.weight", (F32, dims(h.n_embd_head))
+        yield "attn_k_norm.weight", (F32, dims(h.n_embd_head))
+    if h.sinks:
+        yield "attn_sinks.weight", (F32, dims(h.n_head))
+
+
+def _shortconv(h: Hparams) -> Iterator[tuple[str, Spec]]:
+    yield "shortconv.conv.weight", (F32, dims(h.n_shortconv, h.n_embd))
+    yield "shortconv.in_proj.weight", (h.type_of("in_proj"), dims(h.n_embd, 3 * h.n_embd))
+    yield "shortconv.out_proj.weight", (h.type_of("out_proj"), dims(h.n_embd, h.n_embd))
+
+
+def _ffn(h: Hparams) -> Iterator[tuple[str, Spec]]:
+    for role in ("ffn_gate", "ffn_up") if h.ffn != "gelu" else ("ffn_up",):
+        yield from _matrix(h, role, dims(h.n_embd, h.n_ff), bias=h.ffn_bias)
+    yield from _matrix(h, "ffn_down", dims(h.n_ff, h.n_embd), bias=h.ffn_bias)
+
+
+def _experts(h: Hparams) -> Iterator[tuple[str, Spec]]:
+    yield from _matrix(h, "ffn_gate_inp", dims(h.n_embd, h.n_expert), bias=h.ffn_bias)
+    if h.probs_bias:
+        yield "exp_probs_b.bias", (F32, dims(h.n_expert))
+    for role in ("ffn_gate_exps", "ffn_up_exps") if h.ffn != "gelu" else ("ffn_up_exps",):
+        yield from _matrix(h, role, dims(h.n_embd, h.n_ff, h.n_expert), bias=h.ffn_bias)
+    yield from _matrix(h, "ffn_down_exps", dims(h.n_ff, h.n_embd, h.n_expert), bias=h.ffn_bias)
+
+
+def _matrix(h: Hparams, role: str, ne: Dims, *, bias: bool) -> Iterator[tuple[str, Spec]]:
+    """A matrix, or one per expert, and its bias: one element per row."""
+    yield f"{role}.weight", (h.type_of(role), ne)
+    if bias:
+        yield f"{role}.bias", (F32, dims(*ne[1:]))
+
+
+def _norm(h: Hparams, role: str) -> Iterator[tuple[str, Spec]]:
+    name = h.tensors.get(role, role)
+    yield f"{name}.weight", (F32, dims(h.n_embd))
+    if h.norm == "layer":
+        yield f"{name}.bias", (F32, dims(h.n_embd))
+
 
 _SELECTIVE = 1.5
 """Standard deviation of the elements of Q and K: logits then have 2.25, so that few cells get most of the attention."""
@@ -75,22 +143,3 @@ def cached(case: str, t: Tensor) -> tuple[Bytes, Bytes]:
     std = _SELECTIVE if t.name.startswith("cache_k") else 1.0
     used, junk = Stream(case, t.name), Stream(case, f"{t.name} unused")
     return random_bytes(t.type, used, nelements(t), std), random_bytes(t.type, junk, nelements(t), _JUNK * std)
-
-
-def random_bytes(type_: GGMLType, stream: Stream, n: int, std: float) -> Bytes:
-    """`n` values of about that standard deviation; of a block type random blocks, their scales shifted by a power of 2.
-
-    Raises:
-        UsageError: a block type whose scale is no F16 field.
-    """
-    if not type_.is_quantized:
-        return from_float(type_, stream.normal(n, std)).view(np.uint8).reshape(-1)
-    if type_ not in _STD:
-        raise UsageError(f"weights of {type_} are not generated; known: {', '.join(t.name for t in _STD)}")
-    blocks = random_blocks(type_, stream.words, n // type_.blck_size).view(BLOCK[type_])
-    shift = round(math.log2(std / _STD[type_]))
-    if type_ is MXFP4:
-        blocks["e"] += np.uint8(shift % 256)
-    for name in SCALES.get(type_, {}):
-        blocks[name] = np.ldexp(blocks[name], shift)
-    return blocks.view(np.uint8).reshape(-1)

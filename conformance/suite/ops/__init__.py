@@ -1,6 +1,6 @@
 """The family `ops`: single ops over types, shapes, strides and parameters, generated from tables, one line a case.
 
-A module per topic holds its tables (`OpCases`); `grammar.py` says how an id reads, `bench.py` how a case is made.
+A module per topic, as in `ggml/ops`, holds the tables (`OpCases`); `bench.py` reads an id and builds its case.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from conformance.case.case import Case
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32
-from conformance.suite.family import Family, Level
+from conformance.suite.family import Family, Level, expand, with_seed
 
-from . import attention, elementwise, matmul, matrices, memory, plain, recurrent, rope, rows, views
-from .bench import Bench
-from .grammar import FAMILY_NAME, OpCases, OpId, expand, parse, with_seed
+from . import attention, elementwise, matmul, recurrent, rope, rows, sparse, unary, views, windows
+from .bench import NAME, Bench, OpCases, OpId, parse
 
 __all__ = ["FAMILY", "build", "ids"]
 
-TOPICS = (elementwise, rows, views, memory, matmul, attention, rope, recurrent, matrices, plain)
+TOPICS = (elementwise, unary, rows, views, matmul, attention, rope, recurrent, windows, sparse)
 KNOWN: dict[str, OpCases] = {op: cases for topic in TOPICS for cases in topic.CASES for op in cases.ops}
 """Op, with its sub-op -> its cases."""
 ENOUGH = 64
@@ -94,7 +93,7 @@ def _table(level: Level) -> tuple[str, ...]:
 
 
 def _listed(patterns: Iterable[str]) -> set[str]:
-    return {with_seed(body) for pattern in patterns for body in expand(pattern)}
+    return {with_seed(NAME, body) for pattern in patterns for body in expand(pattern)}
 
 
 def _by_size(case_ids: Iterable[str]) -> tuple[str, ...]:
@@ -121,4 +120,4 @@ def build(case_id: str) -> Case:
     return bench.case((outputs,) if isinstance(outputs, Tensor) else outputs)
 
 
-FAMILY = Family(FAMILY_NAME, "single ops over types, shapes, strides and parameters", ids, build)
+FAMILY = Family(NAME, "single ops over types, shapes, strides and parameters", ids, build)

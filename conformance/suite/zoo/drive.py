@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
-from conformance.suite.decoder.cells import Ubatch, split
+from conformance.suite.decoder.memory import Ubatch, split
 from conformance.suite.plan import Part, parse
 
 from .layout import Batch

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
+from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.quants.quants import from_float, random_blocks
+from conformance.ggml.quants.random_blocks import SCALES
 from conformance.ggml.tensor import Bytes, Dims
-from conformance.ggml.types import F32, I32, I64, GGMLType
+from conformance.ggml.types import F32, I32, I64, MXFP4, GGMLType
 
 Fill = Callable[[Stream, Dims], NDArray[Any]]
 """Values of a leaf of shape `ne`, `ne[0]` fastest: float32 for float types, int64 for integers."""
@@ -71,17 +74,25 @@ def chosen(n: int) -> Fill:
     return lambda s, ne: s.choice(ne[1] * ne[2] * ne[3], n, ne[0])
 
 
-def fixed(values: NDArray[Any]) -> Fill:
-    """These values, the same for every seed."""
-    return lambda _s, _ne: values
+_INF, _TINY = math.inf, 1e-40
+"""`_TINY`: subnormal in F32, zero in F16."""
+EDGES: dict[str, tuple[float, ...]] = {
+    "": (),
+    "edge": (0.0, -0.0, _INF, -_INF, _TINY, -_TINY, 0.5, -0.5, 1.0, -1.0, 2.5, -2.5),
+    "nan": (0.0, -0.0, _INF, -_INF, math.nan),
+    "half": (0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 0.49999997, -0.49999997),
+}
+"""Kind of special values -> the values."""
 
 
-def with_edges(fill: Fill, edges: Sequence[float]) -> Fill:
-    """As `fill`, with one in eight elements replaced by each of `edges` in turn."""
+def with_edges(fill: Fill, kind: str) -> Fill:
+    """As `fill`, with one in eight elements replaced by each of `EDGES[kind]` in turn."""
+    if not kind:
+        return fill
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         x = fill(s, ne)
-        s.sprinkle(x, edges)
+        s.sprinkle(x, EDGES[kind])
         return x
 
     return filled
@@ -124,3 +135,37 @@ def blind(mask: Fill) -> Fill:
         return x
 
     return filled
+
+
+def hadamard(n: int) -> NDArray[np.float32]:
+    """The orthonormal Walsh-Hadamard matrix [n, n], `n` a power of 2: `ggml_gen_hadamard`."""
+    h = np.array([[np.float32(1.0) / np.sqrt(np.float32(n))]], np.float32)
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return h
+
+
+_STD = {
+    "q4_0": 0.44, "q4_1": 0.48, "q5_0": 0.44, "q5_1": 0.49, "q8_0": 0.44, "mxfp4": 0.84, "q2_K": 0.32, "q3_K": 0.26,
+    "q4_K": 0.20, "q5_K": 0.20, "q6_K": 0.25,
+}  # fmt: skip
+"""Block type -> root mean square of what `random_blocks` gives, measured."""
+
+
+def random_bytes(type_: GGMLType, stream: Stream, n: int, std: float) -> Bytes:
+    """`n` values of about that standard deviation; of a block type random blocks, their scales shifted by a power of 2.
+
+    Raises:
+        UsageError: a block type whose scale is no F16 field.
+    """
+    if not type_.is_quantized:
+        return from_float(type_, stream.normal(n, std)).view(np.uint8).reshape(-1)
+    if type_.name not in _STD:
+        raise UsageError(f"weights of {type_} are not generated; known: {', '.join(_STD)}")
+    blocks = random_blocks(type_, stream.words, n // type_.blck_size).view(BLOCK[type_])
+    shift = round(math.log2(std / _STD[type_.name]))
+    if type_ is MXFP4:
+        blocks["e"] += np.uint8(shift % 256)
+    for name in SCALES.get(type_, {}):
+        blocks[name] = np.ldexp(blocks[name], shift)
+    return blocks.view(np.uint8).reshape(-1)
