@@ -10,7 +10,8 @@ import build_programs_recurrent as recurrent
 from build_program import FLOATS, USED, Program, RefusedError
 from ggml_ctypes import CONSTRUCTORS, Json, run_programs
 
-from conformance.ggml.ops.rules_model import PREC, ROPE_TYPE
+from conformance.ggml.ops.matmul import PREC
+from conformance.ggml.ops.rope import ROPE_TYPE
 
 
 def _map(p: Program, f: str) -> None:
@@ -178,7 +179,7 @@ def _sinks(p: Program, f: str, node: int, heads: int) -> None:
 def _rope(p: Program, f: str) -> None:
     a = p.any(layouts="ccgp")
     ne0, _, ne2, _ = p.shape(a)
-    mode = p.rng.choice(tuple(ROPE_TYPE.values()) if p.often() else (1, 3, 4, -1, -2))
+    mode = p.rng.choice(tuple(map(int, ROPE_TYPE)) if p.often() else (1, 3, 4, -1, -2))
     n_dims = p.near(ne0 // 2 * 2)
     b = p.tensor(p.type("i32"), p.near(ne2 * (4 if mode & 8 else 1)), p.near(1))
     if f in {"rope", "rope_inplace"}:
@@ -212,9 +213,9 @@ def _options(p: Program, t: int, setters: tuple[str, ...]) -> None:
         if p.often(0.3):
             target = t if p.often() else p.tensor("f32", 3)
             if f == "prec_set_src":
-                p(f, target, p.rng.choice(tuple(PREC.values())), p.rng.choice((0, 1, 1, 9, 10, -1)))
+                p(f, target, p.rng.choice(tuple(map(int, PREC))), p.rng.choice((0, 1, 1, 9, 10, -1)))
             else:
-                p(f, target, p.rng.choice((*PREC.values(), 1, -1)))
+                p(f, target, p.rng.choice((*map(int, PREC), 1, -1)))
 
 
 def _matrix(p: Program, f: str) -> None:

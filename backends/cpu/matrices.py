@@ -10,7 +10,9 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
-from conformance.ggml.ops.rules_matrix import OP_POOL, TRI_TYPE, part
+from conformance.ggml.ops.matmul import TRI_TYPE
+from conformance.ggml.ops.rules_matrix import part
+from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
 
 from .values import Values, in_float64, operand

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,34 @@ FLAG_COMPUTE = 16
 
 VIEW_OPS = frozenset({"NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE"})
 """Ops that compute nothing: `ggml_op_is_empty`."""
+
+
+FIELDS: dict[str, Mapping[str, Callable[[tuple[int, ...]], Any]]] = {}
+"""Op -> parameter by ggml's name -> how to read it from `op_params`; the declarations in `ops` fill it."""
+
+
+class Params:
+    """The `op_params` of one node by ggml's names: `node.params.freq_base`.
+
+    A float, an int, a member of an enumeration, a bool or a tuple, as the op declares it. An enumeration's value that
+    ggml does not know stays an int.
+    """
+
+    __slots__ = ("_op", "_words")
+
+    def __init__(self, op: str, words: tuple[int, ...]) -> None:
+        self._op = op
+        self._words = words
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  # as many types as there are parameters
+        fields = FIELDS.get(self._op, {})
+        if name not in fields:
+            names = f"its parameters are {', '.join(fields)}" if fields else "it has no parameters"
+            raise AttributeError(f"{self._op} has no parameter {name!r}; {names}")
+        return fields[name](self._words)
+
+    def __dir__(self) -> list[str]:
+        return list(FIELDS.get(self._op, ()))
 
 
 @dataclass(eq=False, slots=True)
@@ -70,13 +99,23 @@ class Tensor:
         """The NumPy shape: `ne` reversed."""
         return self.ne[::-1]
 
+    @property
+    def params(self) -> Params:
+        """Its `op_params` by name."""
+        return Params(self.op, self.op_params)
+
     def param_i32(self, i: int) -> int:
         """`op_params[i]` as int32: `ggml_get_op_params_i32`."""
         return self.op_params[i]
 
     def param_f32(self, i: int) -> float:
         """`op_params[i]` as float: `ggml_get_op_params_f32`."""
-        return float(struct.unpack("<f", struct.pack("<i", self.op_params[i]))[0])
+        return bits_f32(self.op_params[i])
+
+
+def bits_f32(bits: int) -> float:
+    """The float32 whose bits the int32 `bits` holds."""
+    return float(struct.unpack("<f", struct.pack("<i", bits))[0])
 
 
 def f32_bits(x: float) -> int:

@@ -10,8 +10,8 @@ from conformance.case.case import writes_in_place
 from conformance.ggml.errors import GraphError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.ops.rules_layout import view_offset
-from conformance.ggml.ops.rules_model import ROPE_TYPE
 from conformance.ggml.tensor import MAX_DIMS, Tensor
 from conformance.ggml.types import GGMLType
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from conformance.case.case import writes_in_place
 from conformance.ggml.errors import GraphError
 from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.ops.rope import ROPE_TYPE
+from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.ops.rules import check_node
-from conformance.ggml.ops.rules_model import ROPE_TYPE, SORT_ORDER
 from conformance.ggml.partial import like
 from conformance.ggml.tensor import Tensor, f32_bits
 

@@ -13,7 +13,9 @@ from backends.openvino.sources import optional, src
 from backends.openvino.views import Region, read, write
 from backends.openvino.walk import Walk
 from conformance.backend.translating.plan import Emitter
-from conformance.ggml.ops.rules_matrix import OP_POOL, TRI_TYPE, part
+from conformance.ggml.ops.matmul import TRI_TYPE
+from conformance.ggml.ops.rules_matrix import part
+from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
 
 from .matmul import grouped

@@ -15,8 +15,8 @@ from .build_math import MathOps
 from .build_matrix import MatrixOps
 from .build_model import ModelOps
 from .build_recurrent import RecurrentOps
+from .rows import SORT_ORDER
 from .rules_base import failed
-from .rules_model import SORT_ORDER
 
 __all__ = ["Builder", "build_forward_expand"]
 
@@ -31,7 +31,7 @@ class Builder(LayoutOps, MathOps, ModelOps, RecurrentOps, MatrixOps):
         """I32 [k, …]: indices of each row's `k` largest, largest first; a view of an ARGSORT."""
         if a.ne[0] < k:
             raise failed("a->ne[0] >= k", (a,), k=k)
-        t = self.argsort(a, SORT_ORDER["DESC"])
+        t = self.argsort(a, SORT_ORDER.DESC)
         return self.view_4d(t, k, *t.ne[1:], *t.nb[1:], 0)
 
     def conv_1d(self, a: Tensor, b: Tensor, s0: int, p0: int, d0: int) -> Tensor:

@@ -68,7 +68,7 @@ def pad_params(params: tuple[int, ...]) -> tuple[int, ...]:
 
 def set_param(t: Tensor, i: int, value: int) -> None:
     """`ggml_set_op_params_i32`."""
-    t.op_params = (*t.op_params[:i], value, *t.op_params[i + 1 :])
+    t.op_params = (*t.op_params[:i], int(value), *t.op_params[i + 1 :])
 
 
 def fit_name(name: str) -> str:

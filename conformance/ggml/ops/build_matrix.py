@@ -50,7 +50,7 @@ class MatrixOps:
 
     def tri(self, a: Tensor, type_: int) -> Tensor:
         """One triangle of `a`'s square matrices; `type_` is one of `rules_matrix.TRI_TYPE`."""
-        return node("TRI", (a,), (type_,))
+        return node("TRI", (a,), (int(type_),))
 
     def diag(self, a: Tensor) -> Tensor:
         """Rows `a` [n, 1, …] on the diagonals of [n, n, …]."""
@@ -71,7 +71,7 @@ class MatrixOps:
         self, a: Tensor, op: int, k0: int, k1: int, s0: int, s1: int, p0: float, p1: float
     ) -> Tensor:  # fmt: skip
         """The largest or the mean of each window; `op` is one of `rules_matrix.OP_POOL`, padding whole."""
-        return node("POOL_2D", (a,), (op, k0, k1, s0, s1, int(p0), int(p1)))
+        return node("POOL_2D", (a,), (int(op), k0, k1, s0, s1, int(p0), int(p1)))
 
     def im2col(
         self,

@@ -6,8 +6,9 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import MAX_SRC, Tensor, f32_bits
 
 from .build_base import node, set_param
+from .rope import ROPE_TYPE
 from .rules_base import failed
-from .rules_model import MROPE_SECTIONS, ROPE_TYPE, check_sinks
+from .rules_model import MROPE_SECTIONS, check_sinks
 
 _PREC_ACC = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "FLASH_ATTN_EXT": 3}
 """Op -> which of its `op_params` holds the precision of accumulation."""
@@ -262,7 +263,7 @@ class ModelOps:
 
     def argsort(self, a: Tensor, order: int) -> Tensor:
         """I32 indices that sort each row; `order` is `SORT_ORDER["ASC"]` or `["DESC"]`."""
-        return node("ARGSORT", (a,), (order,))
+        return node("ARGSORT", (a,), (int(order),))
 
     def top_k(self, a: Tensor, k: int) -> Tensor:
         """I32 [k, …]: indices of each row's `k` largest, in no order."""
@@ -293,7 +294,7 @@ def _rope(
     if sections and len(sections) != MROPE_SECTIONS:
         raise GraphError(f"sections: {MROPE_SECTIONS} numbers expected, {list(sections)} found")
     kept = sections if mode & ROPE_TYPE["MROPE"] else ()
-    params = (0, n_dims, mode, 0, n_ctx_orig, *map(f32_bits, floats), *kept)
+    params = (0, n_dims, int(mode), 0, n_ctx_orig, *map(f32_bits, floats), *kept)
     return node(op, (a, b, c), params, inplace=inplace)
 
 

@@ -6,13 +6,9 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import Dims, Tensor, dims, is_contiguous, is_transposed, nbytes, nelements
 from conformance.ggml.types import F16, F32, I32
 
+from .matmul import TRI_TYPE
 from .rules_base import Layout, Rule, all_f32, check, divides, dup_or_inplace, fresh, operand, violated
-
-TRI_TYPE = {"UPPER_DIAG": 0, "UPPER": 1, "LOWER_DIAG": 2, "LOWER": 3}
-"""`enum ggml_tri_type`: what is kept."""
-
-OP_POOL = {"MAX": 0, "AVG": 1}
-"""`enum ggml_op_pool`."""
+from .windows import OP_POOL
 
 MAX_OFFSET = 1 << 30
 
@@ -106,7 +102,7 @@ def _tri(t: Tensor) -> Layout:
 
 
 def _tri_runs(t: Tensor) -> None:
-    if t.op_params[0] not in TRI_TYPE.values():
+    if t.op_params[0] not in list(TRI_TYPE):
         raise GraphError(f"op_params[0]={t.op_params[0]} is no ggml_tri_type")
 
 
@@ -159,7 +155,7 @@ def _pool_2d_runs(t: Tensor) -> None:
     check(
         t,
         (
-            (op in OP_POOL.values(), "op is a ggml_op_pool"),
+            (op in list(OP_POOL), "op is a ggml_op_pool"),
             (a.type is F32 or a.type is F16, "src->type == GGML_TYPE_F32 || src->type == GGML_TYPE_F16"),
             (a.nb[0] == a.type.type_size, "nb00 == ggml_type_size(src->type)"),
             (a.nb[3] == a.ne[2] * a.nb[2], "src->nb[3] == src->ne[2]*src->nb[2]"),

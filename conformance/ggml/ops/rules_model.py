@@ -6,6 +6,9 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import Tensor, is_contiguous, is_transposed
 from conformance.ggml.types import F16, F32, I32
 
+from .matmul import OP_HINT, PREC
+from .rope import ROPE_TYPE
+from .rows import SORT_ORDER
 from .rules_base import (
     INT32_MAX,
     Layout,
@@ -19,18 +22,6 @@ from .rules_base import (
     optional,
     violated,
 )
-
-PREC = {"UNDEFINED": 0, "DEFAULT": 0, "F32": 10, "BF16": 15, "F16": 20, "Q8": 30, "Q4": 40}
-"""`enum ggml_prec`."""
-
-OP_HINT = {"NONE": 0, "SRC0_IS_HADAMARD": 1}
-"""`enum ggml_op_hint`."""
-
-SORT_ORDER = {"ASC": 0, "DESC": 1}
-"""`enum ggml_sort_order`."""
-
-ROPE_TYPE = {"NORMAL": 0, "NEOX": 2, "MROPE": 8, "VISION": 24, "IMROPE": 40}
-"""`GGML_ROPE_TYPE_*`."""
 
 MROPE_SECTIONS = 4
 
@@ -70,9 +61,9 @@ def _mul_mat_id(t: Tensor) -> Layout:
 
 def _mul_mat_runs(t: Tensor) -> None:
     acc, hint, prec0, prec1 = t.op_params[:4]
-    if acc not in PREC.values() or prec1 not in PREC.values() or prec0:
+    if acc not in list(PREC) or prec1 not in list(PREC) or prec0:
         raise GraphError(f"op_params[0] and [3] must be a ggml_prec and [2] 0, {list(t.op_params[:4])} found")
-    if hint not in OP_HINT.values() or (hint and t.op != "MUL_MAT"):
+    if hint not in list(OP_HINT) or (hint and t.op != "MUL_MAT"):
         raise GraphError(f"op_params[1]={hint} is no ggml_op_hint of {t.op}")
     n, rows = operand(t).ne[:2]
     if hint == OP_HINT["SRC0_IS_HADAMARD"] and (n != rows or n & (n - 1)):
@@ -145,7 +136,7 @@ def _rope_runs(t: Tensor) -> None:
     n_dims, mode, sections, n_offs = t.op_params[1], t.op_params[2], t.op_params[11:15], t.op_params[15]
     ne0 = t.ne[0]
     for holds, assertion in (
-        (mode in ROPE_TYPE.values(), "mode is a GGML_ROPE_TYPE"),
+        (mode in list(ROPE_TYPE), "mode is a GGML_ROPE_TYPE"),
         (0 <= n_dims <= ne0, "n_dims <= ne0"),
         (n_dims % 2 == 0, "n_dims % 2 == 0"),
         (n_offs >= 0, "n_offs >= 0"),
@@ -201,7 +192,7 @@ def _flash_attn_ext_runs(t: Tensor) -> None:
         raise violated(t, "q->ne[2] % v->ne[2] == 0")
     if mask is not None and (mask.ne[0] < k.ne[1] or mask.ne[1] < q.ne[1]):
         raise violated(t, "mask->ne[0] >= k->ne[1] && mask->ne[1] >= q->ne[1]")
-    if t.op_params[3] not in PREC.values():
+    if t.op_params[3] not in list(PREC):
         raise GraphError(f"op_params[3]={t.op_params[3]} is no ggml_prec")
     if t.op_params[4] < 0:
         raise violated(t, "n_kv_max >= 0", n_kv_max=t.op_params[4])
@@ -216,7 +207,7 @@ def _argsort(t: Tensor) -> Layout:
 
 
 def _argsort_runs(t: Tensor) -> None:
-    if t.op_params[0] not in SORT_ORDER.values():
+    if t.op_params[0] not in list(SORT_ORDER):
         raise GraphError(f"op_params[0]={t.op_params[0]} is no ggml_sort_order")
 
 

@@ -11,8 +11,8 @@ from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build_base import lay_out
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.ops.rules_layout import view_offset
-from conformance.ggml.ops.rules_model import ROPE_TYPE
 from conformance.ggml.partial import below
 from conformance.ggml.quants import quants
 from conformance.ggml.tensor import MAX_DIMS, VIEW_OPS, Bytes, Dims, Tensor, contiguous_nb, nelements, row_size, strided

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from conformance.ggml.errors import UsageError
-from conformance.ggml.ops.rules_model import OP_HINT, PREC
+from conformance.ggml.ops.matmul import OP_HINT, PREC
 from conformance.ggml.tensor import Tensor, is_contiguous, nelements, row_size
 from conformance.ggml.types import F16, F32
 

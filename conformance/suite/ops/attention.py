@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
-from conformance.ggml.ops.rules_model import PREC
+from conformance.ggml.ops.matmul import PREC
 from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F16, F32, type_named
 from conformance.suite.data import Fill, biased, blind, causal, normal, uniform

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
-from conformance.ggml.ops.rules_matrix import TRI_TYPE
-from conformance.ggml.ops.rules_model import OP_HINT, PREC
+from conformance.ggml.ops.matmul import OP_HINT, PREC, TRI_TYPE
 from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import hadamard, normal
@@ -155,7 +154,7 @@ def _tri(bench: Bench) -> Tensor:
 
 TRI = OpCases(
     ops=("TRI",),
-    keys=keys(f"ne=SHAPE vne= keep={'|'.join(TRI_TYPE)}"),
+    keys=keys(f"ne=SHAPE vne= keep={'|'.join(TRI_TYPE.__members__)}"),
     make=_tri,
     standard=(
         "TRI-f32-ne=[2x2|7x7x3|64x64x2x2],keep=[UPPER_DIAG|UPPER|LOWER_DIAG|LOWER]",

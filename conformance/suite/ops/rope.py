@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.ggml.ops.rules_model import ROPE_TYPE
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import integers, normal, uniform
@@ -46,7 +46,7 @@ _TYPE = "[f32|f16]"
 ROPE = OpCases(
     ops=("ROPE", "ROPE_BACK"),
     keys=keys(
-        f"ne=SHAPE mode={'|'.join(ROPE_TYPE)} n_dims=0 offs=0 sections=NUMBERS vne= {INPLACE} ff=0 from=0 to=256 "
+        f"ne=SHAPE mode={'|'.join(ROPE_TYPE.__members__)} n_dims=0 offs=0 sections=NUMBERS vne= {INPLACE} ff=0 from=0 to=256 "
         "n_ctx_orig=0 freq_base=10000.0 freq_scale=1.0 ext_factor=0.0 attn_factor=1.0 beta_fast=32.0 "
         "beta_slow=1.0"
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.ggml.ops.rules_model import SORT_ORDER
+from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor, dims
 from conformance.ggml.types import I32
 from conformance.suite.data import distinct, integers, normal, values

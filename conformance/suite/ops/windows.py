@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conformance.ggml.ops.rules_matrix import OP_POOL
+from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
 from conformance.suite.data import normal
 from conformance.suite.family import keys
@@ -19,7 +19,7 @@ def _pool_2d(bench: Bench) -> Tensor:
 
 POOL_2D = OpCases(
     ops=("POOL_2D",),
-    keys=keys(f"ne=SHAPE vne= op={'|'.join(OP_POOL)} k=NUMBERS"),
+    keys=keys(f"ne=SHAPE vne= op={'|'.join(OP_POOL.__members__)} k=NUMBERS"),
     make=_pool_2d,
     standard=(
         "POOL_2D-[f32|f16]-ne=24x9x3x2,op=[MAX|AVG],k=[4x1x4x1x0x0|3x3x2x2x1x1|2x3x1x2x0x1|5x9x1x1x0x0]",

@@ -19,8 +19,8 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import check_tensor
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.build_graph import Expansion
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.ops.rules import check_node
-from conformance.ggml.ops.rules_model import ROPE_TYPE
 from conformance.ggml.tensor import (
     FLAG_INPUT,
     Bytes,
