@@ -86,8 +86,6 @@ _FLAGS = {
 }  # fmt: skip
 """Key -> field of `Hparams`: its value, or whether it is 1."""
 
-_LONGEST_FIRST = sorted(PRESETS, key=len, reverse=True)
-
 
 @cache
 def keys_of(arch: str) -> dict[str, Key]:
@@ -118,9 +116,9 @@ def make(case_id: str) -> Case:
 
 
 def split_arch(body: str) -> tuple[str, str]:
-    """`ARCH-key=value,key=value` as `ARCH`, "" if it is unknown, and what comes after it."""
-    arch = next((a for a in _LONGEST_FIRST if body == a or body.startswith(f"{a}-")), "")
-    return arch, body[len(arch) + 1 :]
+    """`ARCH-key=value,key=value` as `ARCH`, "" if it is unknown, and the keys' text."""
+    arch = body.partition("=")[0].rpartition("-")[0] if "=" in body else body  # a name may have dashes too
+    return (arch, body[len(arch) + 1 :]) if arch in PRESETS else ("", body)
 
 
 def trajectory_of(case_id: str, arch: str, values: Mapping[str, Any]) -> Trajectory:

@@ -101,8 +101,13 @@ _GAIN = {
 """Role -> standard deviation of what the weight makes of normalised activations; 1 for all others."""
 _BIAS = 0.5
 """Standard deviation of a bias: enough to show, beside activations of 1."""
-_SINKS = (1.0, 5.0)
-"""Where sinks lie: among the largest logits of a row, so that they take a good part of its attention."""
+_UNIFORM = {
+    "attn_sinks": (1.0, 5.0),  # among the largest logits of a row, so that they take a good part of its attention
+    "attn_q_norm": (_SELECTIVE - 0.5, _SELECTIVE + 0.5),
+    "attn_k_norm": (_SELECTIVE - 0.5, _SELECTIVE + 0.5),
+    "rope_freqs": (1.0, 8.0),
+}
+"""Role -> range that its elements are spread over; 0.5 to 1.5 for other norms."""
 _SCALED = 3.0
 """Standard deviation of embeddings that the model scales: tied logits then come near their softcap, and not over it."""
 _JUNK = 2.0
@@ -117,14 +122,8 @@ def weight(case: str, h: Hparams, t: Tensor) -> Bytes:
     n = nelements(t)
     if t.name.endswith(".bias"):
         return stream.normal(n, _BIAS).astype(np.float32).view(np.uint8)
-    if role == "attn_sinks":
-        return stream.uniform(n, *_SINKS).view(np.uint8)
-    if role in {"attn_q_norm", "attn_k_norm"}:
-        return stream.uniform(n, _SELECTIVE - 0.5, _SELECTIVE + 0.5).view(np.uint8)
-    if role.endswith("norm"):
-        return stream.uniform(n, 0.5, 1.5).view(np.uint8)
-    if role == "rope_freqs":
-        return stream.uniform(n, 1.0, 8.0).view(np.uint8)
+    if role in _UNIFORM or role.endswith("norm"):
+        return stream.uniform(n, *_UNIFORM.get(role, (0.5, 1.5))).view(np.uint8)
     if role == "token_embd":
         return _embeddings(t, stream, _SCALED / h.embd_scale if h.embd_scale else 1.0)
     return random_bytes(t.type, stream, n, _GAIN.get(role, 1.0) / math.sqrt(t.ne[0]))

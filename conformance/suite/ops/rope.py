@@ -46,8 +46,8 @@ _TYPE = "[f32|f16]"
 ROPE = OpCases(
     ops=("ROPE", "ROPE_BACK"),
     keys=keys(
-        f"ne=SHAPE mode={'|'.join(ROPE_TYPE.__members__)} n_dims=0 offs=0 sections=NUMBERS vne= {INPLACE} ff=0 from=0 to=256 "
-        "n_ctx_orig=0 freq_base=10000.0 freq_scale=1.0 ext_factor=0.0 attn_factor=1.0 beta_fast=32.0 "
+        f"ne=SHAPE mode={'|'.join(ROPE_TYPE.__members__)} n_dims=0 offs=0 sections=NUMBERS vne= {INPLACE} ff=0 "
+        "from=0 to=256 n_ctx_orig=0 freq_base=10000.0 freq_scale=1.0 ext_factor=0.0 attn_factor=1.0 beta_fast=32.0 "
         "beta_slow=1.0"
     ),
     make=_rope,
