@@ -14,11 +14,11 @@ from conformance.backend.registry import Spec, adapter, resolve
 from conformance.case.case import Case
 from conformance.ggml.errors import UsageError
 from conformance.run.runner import Runner
-from conformance.suite.uses import work
 
 from .ask import Asked, ask, weights
 from .cells import FAILING, FOUND, Cell, Finding
 from .judge import MOST_HUNG, Bench, Judge
+from .uses import work
 
 __all__ = ["CASES", "FAILING", "FOUND", "Cell", "Finding", "audit", "strict"]
 

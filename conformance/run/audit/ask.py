@@ -10,9 +10,9 @@ from conformance.case.case import Case
 from conformance.ggml.errors import BackendTimeoutError, ConformanceError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Tensor
-from conformance.suite.uses import kind, made_up, spell, work
 
 from .cells import Finding
+from .uses import kind, made_up, spell, work
 
 Equal = Mapping[tuple[int, Hashable], Tensor]
 """Buffer and work -> a use that is taken there."""

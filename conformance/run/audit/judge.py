@@ -22,12 +22,12 @@ from conformance.run.execute import execute
 from conformance.run.isolation.isolate import IsolatedBackend
 from conformance.run.runner import Runner
 from conformance.run.session import seen
-from conformance.suite.uses import spell
 from conformance.suite.varied import Variation, variations
 
 from .alone import alone, only, recorded
 from .ask import Asked, Equal, caught, consistent
 from .cells import FOUND, Cell, Finding
+from .uses import spell
 
 MOST_HUNG = 2
 """Cells that may hang in one buffer type; then nothing is run there any more, since each costs the time limit."""

@@ -26,9 +26,7 @@ def _binary(bench: Bench) -> Sequence[Tensor]:
 
 
 _FLOATS2 = "[f32+f32|f16+f16|bf16+bf16|f16+f32|bf16+f32]"
-
 _QUANTS = f"[{BLOCKS}]"
-
 _ARITHMETIC = "[ADD|SUB|MUL|DIV]"
 
 BINARY = OpCases(
@@ -169,6 +167,5 @@ ARANGE = OpCases(
     make=_arange,
     standard=("ARANGE-f32-stop=[1.0|16.0|4096.0]", "ARANGE-f32-start=[0.5|-3.0],stop=20.0,step=[0.75|0.1|3.0]"),
 )
-
 
 CASES = (BINARY, SCALE, CLAMP, ADD_ID, SCALARS, ARANGE)

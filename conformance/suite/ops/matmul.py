@@ -52,7 +52,6 @@ def _check_hadamard(bench: Bench) -> None:
 
 
 _ANY32 = f"[{FLOATS}|{BLOCKS_32}]"
-
 _ANY = f"[{FLOATS}|{BLOCKS}]"
 
 MUL_MAT = OpCases(
@@ -199,6 +198,5 @@ SOLVE_TRI = OpCases(
     standard=("SOLVE_TRI-f32-ne=[1x3|8x1|11x7x3|32x64x2x2]", "SOLVE_TRI-f32-ne=12x5x2,vb=[off|flat]"),
     full=("SOLVE_TRI-f32-ne=64x128x32",),
 )
-
 
 CASES = (MUL_MAT, MUL_MAT_ID, OUT_PROD, TRI, DIAG, SOLVE_TRI)

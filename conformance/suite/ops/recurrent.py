@@ -152,5 +152,4 @@ SSM_CONV = OpCases(
     full=("SSM_CONV-f32+f32-out=[1536x33x4|2048x1x16],d_conv=[3|4]",),
 )
 
-
 CASES = (SSM_SCAN, WKV, GATED_DELTA_NET, SSM_CONV)

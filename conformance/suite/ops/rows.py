@@ -29,7 +29,6 @@ SUMS = OpCases(
     full=("[SUM_ROWS|MEAN]-f32-ne=[65536x3|4096x129]",),
 )
 
-
 _NORMAL = normal(1.5, 0.5)
 
 
@@ -94,7 +93,6 @@ ARGSORT = OpCases(
     ),
     full=("ARGSORT-f32-ne=[8192x17|2x4097|2048x2x1x3],order=[ASC|DESC]",),
 )
-
 
 TOP_K = OpCases(
     ops=("TOP_K",),
@@ -177,6 +175,5 @@ SET_ROWS = OpCases(
     ),
     full=(f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=1024x4096,n=512",),
 )
-
 
 CASES = (SUMS, NORMS, GROUP_NORM, ARGSORT, TOP_K, ARGMAX, GET_ROWS, SET_ROWS)

@@ -97,5 +97,4 @@ HC_POST = OpCases(
     ),
 )
 
-
 CASES = (LIGHTNING_INDEXER, HC_COMB, HC_PRE, HC_POST)

@@ -37,13 +37,9 @@ def _unary(bench: Bench) -> Sequence[Tensor]:
 
 
 _FLOATS = f"[{FLOATS}]"
-
 _SMOOTH = "[" + "|".join(f"UNARY.{op}" for op in UNARY_OPS if op != "XIELU") + "]"
-
 _DEFINED = "[UNARY.ABS|UNARY.NEG|UNARY.SGN|UNARY.STEP|UNARY.RELU|UNARY.FLOOR|UNARY.CEIL|UNARY.TRUNC|UNARY.TANH|SQR]"
-
 _ROUNDING = "[UNARY.FLOOR|UNARY.CEIL|UNARY.ROUND|UNARY.TRUNC]"
-
 _KEYS = f"ne=SHAPE vne= {INPLACE} special=|edge|nan|half"
 
 UNARY = OpCases(
@@ -66,7 +62,6 @@ UNARY = OpCases(
     ),
     full=(f"{_SMOOTH}-{_FLOATS}-ne=[4096x9|1023x31x3]", f"[SQR|SQRT]-{_FLOATS}-ne=4096x9"),
 )
-
 
 XIELU = OpCases(
     ops=("UNARY.XIELU",),
@@ -95,7 +90,6 @@ def _glu(bench: Bench) -> Tensor:
 
 
 _GATED = "[GLU.REGLU|GLU.GEGLU|GLU.SWIGLU|GLU.GEGLU_ERF|GLU.GEGLU_QUICK]"
-
 _LIMITED = "[GLU.SWIGLU_OAI-f32|GLU.SWIGLU_CLAMP-f32|GLU.SWIGLU_CLAMP-f16]"
 
 GLU = OpCases(
@@ -115,7 +109,6 @@ GLU = OpCases(
     ),
     full=(f"{_GATED}-{_FLOATS}-ne=2816x9[|,form=split]",),
 )
-
 
 _DOMAIN = {"LOG": uniform(0.05, 20.0), "SIN": uniform(-7.0, 7.0), "COS": uniform(-7.0, 7.0)}
 
@@ -140,6 +133,5 @@ MAPS = OpCases(
     ),
     full=("[LOG|SIN|COS|SUM|CUMSUM]-f32-ne=4096x129",),
 )
-
 
 CASES = (UNARY, XIELU, GLU, MAPS)

@@ -15,7 +15,6 @@ from conformance.suite.family import keys
 from .bench import BLOCKS, BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, Bench, OpCases
 
 _EVERY = f"[{FLOATS}|i32|i64|{BLOCKS}]"
-
 _ELEMENTS = f"[{FLOATS}|i32|i64]"
 
 
@@ -103,7 +102,6 @@ _PAIRS = (
 )
 
 _ALL_BLOCKS = f"[{BLOCKS}]"
-
 _SAME_BLOCKS = "[" + "|".join(f"{t}+{t}" for t in BLOCKS.split("|")) + "]"
 
 CPY = OpCases(
@@ -256,6 +254,5 @@ ROLL = OpCases(
     make=_roll,
     standard=("ROLL-f32-ne=10x5x4x3,by=[3|0x2|1x-2x3x1|-9x4x0x-1]", "ROLL-f32-ne=10x5x4x3,by=2x1,vne=[pad|p0213]"),
 )
-
 
 CASES = (VIEWS, CPY, CONT, PARTS, REPEAT, CONCAT, PAD, ROLL)

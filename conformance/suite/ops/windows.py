@@ -50,5 +50,4 @@ IM2COL = OpCases(
     full=("IM2COL-f16+f32+f16-a=7x512x16,b=60x512,k=1x0x3x0x1x0",),
 )
 
-
 CASES = (POOL_2D, IM2COL)
