@@ -65,141 +65,57 @@ TABLE: Table = {
     ),
     "full": (f"llama-{_TINY},w=[q4_0|q8_0|f16],{_RUN},block=[feedforward|attention|head]",),
 }
-"""Level -> ids without family and seed that it adds, of architectures that the builder knows."""
+"""Architectures that the builder knows."""
 
-ZOO_TABLE: Table = {
-    "smoke": (
-        f"mamba-{_TWO},block=recurrent",
-        f"gptneox-{_TWO},set=rope.dimension_count:64,block=attention",
+
+def _recorded(blocks: str) -> tuple[str, ...]:
+    """Patterns from `ARCH:BLOCK|BLOCK`, or `ARCH/LAYER:BLOCK|BLOCK` where the layer is not the first."""
+    patterns = []
+    for item in blocks.split():
+        where, _, names = item.partition(":")
+        arch, slash, layer = where.partition("/")
+        patterns.append(f"{arch}-{_TWO}{f',layer={layer}' if slash else ''},block=[{names}]")
+    return tuple(patterns)
+
+
+RECORDED: Table = {
+    "smoke": (*_recorded("mamba:recurrent"), f"gptneox-{_TWO},set=rope.dimension_count:64,block=attention"),
+    "standard": _recorded(
+        "modern-bert:attention|feedforward bert:attention|feedforward bloom:attention dbrx:attention|feedforward "
+        "mpt:attention|feedforward qwen2moe:feedforward t5:attention|feedforward gptneox:attention "
+        "hunyuan-moe:feedforward bitnet:attention|feedforward falcon:attention granite:attention|feedforward "
+        "llama4:attention phi2:attention|feedforward jina-bert-v2:attention|feedforward olmo2:attention "
+        "stablelm:attention command-r:attention gemma3:attention minicpm3:attention|feedforward "
+        "olmo:attention|feedforward deepseek2:attention grok:attention|feedforward cohere2:attention mamba:recurrent "
+        "mamba2:recurrent plamo2:attention plamo2/1:recurrent qwen3next:attention kimi-linear:attention "
+        "kimi-linear/1:attention falcon-h1:attention|feedforward rwkv7:feedforward|recurrent rwkv7/1:recurrent "
+        "rwkv6:recurrent rwkv6/1:recurrent"
     ),
-    "standard": (
-        f"modern-bert-{_TWO},block=[attention|feedforward]",
-        f"bert-{_TWO},block=[attention|feedforward]",
-        f"bloom-{_TWO},block=attention",
-        f"dbrx-{_TWO},block=[attention|feedforward]",
-        f"mpt-{_TWO},block=[attention|feedforward]",
-        f"qwen2moe-{_TWO},block=feedforward",
-        f"t5-{_TWO},block=[attention|feedforward]",
-        f"gptneox-{_TWO},block=attention",
-        f"hunyuan-moe-{_TWO},block=feedforward",
-        f"bitnet-{_TWO},block=[attention|feedforward]",
-        f"falcon-{_TWO},block=attention",
-        f"granite-{_TWO},block=[attention|feedforward]",
-        f"llama4-{_TWO},block=attention",
-        f"phi2-{_TWO},block=[attention|feedforward]",
-        f"jina-bert-v2-{_TWO},block=[attention|feedforward]",
-        f"olmo2-{_TWO},block=attention",
-        f"stablelm-{_TWO},block=attention",
-        f"command-r-{_TWO},block=attention",
-        f"gemma3-{_TWO},block=attention",
-        f"minicpm3-{_TWO},block=[attention|feedforward]",
-        f"olmo-{_TWO},block=[attention|feedforward]",
-        f"deepseek2-{_TWO},block=attention",
-        f"grok-{_TWO},block=[attention|feedforward]",
-        f"cohere2-{_TWO},block=attention",
-        f"mamba-{_TWO},block=recurrent",
-        f"mamba2-{_TWO},block=recurrent",
-        f"plamo2-{_TWO},block=attention",
-        f"plamo2-{_TWO},layer=1,block=recurrent",
-        f"qwen3next-{_TWO},block=attention",
-        f"kimi-linear-{_TWO},block=attention",
-        f"kimi-linear-{_TWO},layer=1,block=attention",
-        f"falcon-h1-{_TWO},block=[attention|feedforward]",
-        f"rwkv7-{_TWO},block=[feedforward|recurrent]",
-        f"rwkv7-{_TWO},layer=1,block=recurrent",
-        f"rwkv6-{_TWO},block=recurrent",
-        f"rwkv6-{_TWO},layer=1,block=recurrent",
-    ),
-    "full": (
-        f"chatglm-{_TWO},block=feedforward",
-        f"exaone4-{_TWO},block=post_attention_norm",
-        f"qwen2-{_TWO},block=head",
-        f"wavtokenizer-dec-{_TWO},block=head",
-        f"jais2-{_TWO},block=feedforward",
-        f"neo-bert-{_TWO},layer=1,block=feedforward",
-        f"phimoe-{_TWO},block=[ffn_norm|head]",
-        f"deci-{_TWO},block=feedforward",
-        f"llama-embed-{_TWO},block=feedforward",
-        f"nomic-bert-moe-{_TWO},layer=1,block=feedforward",
-        f"bailingmoe-{_TWO},block=feedforward",
-        f"cogvlm-{_TWO},block=attention",
-        f"bert-{_TWO},block=attn_output_norm",
-        f"bloom-{_TWO},block=head",
-        f"dbrx-{_TWO},block=head",
-        f"dream-{_TWO},block=attention",
-        f"mimo2-{_TWO},block=[attention|feedforward]",
-        f"qwen-{_TWO},block=attention",
-        f"t5-{_TWO},block=[attn_norm|ffn_norm]",
-        f"t5-{_TWO},layer=1,block=feedforward",
-        f"t5encoder-{_TWO},block=attention",
-        f"t5encoder-{_TWO},layer=1,block=feedforward",
-        f"jina-bert-v3-{_TWO},block=attention",
-        f"ernie4_5-moe-{_TWO},layer=1,block=feedforward",
-        f"lfm2moe-{_TWO},block=head",
-        f"lfm2moe-{_TWO},layer=1,block=[feedforward|recurrent]",
-        f"plamo3-{_TWO},block=attention",
-        f"bailingmoe2-{_TWO},block=attention",
-        f"bailingmoe2-{_TWO},layer=1,block=feedforward",
-        f"openelm-{_TWO},block=attention",
-        f"baichuan-{_TWO},block=attention",
-        f"llada-moe-{_TWO},block=[attention|feedforward]",
-        f"gemma-embedding-{_TWO},block=attention",
-        f"nemotron_h-{_TWO},block=attention",
-        f"nemotron_h-{_TWO},layer=2,block=feedforward",
-        f"arcee-{_TWO},block=[attention|feedforward]",
-        f"codeshell-{_TWO},block=[attention|attn_norm]",
-        f"gemma-{_TWO},block=[attention|feedforward]",
-        f"gemma4-{_TWO},block=[attention|feedforward|post_ffw_norm]",
-        f"gemma4-{_TWO},layer=1,block=post_ffw_norm",
-        f"granite-{_TWO},block=head",
-        f"llama4-{_TWO},layer=1,block=feedforward",
-        f"llama4-{_TWO},layer=3,block=attention",
-        f"phi2-{_TWO},block=head",
-        f"qwen3moe-{_TWO},block=feedforward",
-        f"dots1-{_TWO},block=attention",
-        f"exaone-moe-{_TWO},block=attention",
-        f"exaone-moe-{_TWO},layer=1,block=attention",
-        f"hunyuan-dense-{_TWO},block=attention",
-        f"minimax-m2-{_TWO},block=attention",
-        f"apertus-{_TWO},block=[attention|feedforward]",
-        f"minicpm3-{_TWO},block=head",
-        f"nemotron_h_moe-{_TWO},layer=2,block=feedforward",
-        f"olmo-{_TWO},block=head",
-        f"plamo-{_TWO},block=attention",
-        f"chameleon-{_TWO},block=[attention|head]",
-        f"qwen35moe-{_TWO},block=feedforward",
-        f"afmoe-{_TWO},block=[attention|attn_norm|feedforward|ffn_norm|head]",
-        f"afmoe-{_TWO},layer=1,block=feedforward",
-        f"deepseek2-{_TWO},layer=1,block=feedforward",
-        f"cohere2-{_TWO},block=[attn_norm|head]",
-        f"cohere2-{_TWO},layer=1,block=[attention|attn_norm]",
-        f"step35-{_TWO},block=attention",
-        f"grovemoe-{_TWO},block=feedforward",
-        f"mamba-{_TWO},block=attn_norm",
-        f"mamba-{_TWO},layer=1,block=attn_norm",
-        f"gemma3n-{_TWO},block=[attention|attn_norm|feedforward|head|post_attention_norm|post_ffw_norm]",
-        f"gemma3n-{_TWO},layer=1,block=post_ffw_norm",
-        f"granitehybrid-{_TWO},layer=1,block=recurrent",
-        f"smallthinker-{_TWO},block=attention",
-        f"smallthinker-{_TWO},layer=1,block=attention",
-        f"jamba-{_TWO},layer=1,block=[attn_norm|recurrent]",
-        f"arctic-{_TWO},block=attention",
-        f"qwen3next-{_TWO},layer=1,block=attention",
-        f"qwen35-{_TWO},block=[attention|head|post_attention_norm]",
-        f"qwen35-{_TWO},layer=1,block=attention",
-        f"glm-dsa-{_TWO},block=[attention|feedforward]",
-        f"glm-dsa-{_TWO},layer=1,block=feedforward",
-        f"kimi-linear-{_TWO},layer=1,block=[attn_norm|feedforward]",
-        f"falcon-h1-{_TWO},layer=1,block=attention",
-        f"arwkv7-{_TWO},block=[attn_norm|feedforward|ffn_norm|recurrent]",
-        f"arwkv7-{_TWO},layer=1,block=recurrent",
-        f"rwkv7-{_TWO},block=attn_norm",
-        f"rwkv7-{_TWO},layer=1,block=feedforward",
-        f"rwkv6-{_TWO},layer=1,block=feedforward",
-        f"rwkv6qwen2-{_TWO},block=recurrent",
+    "full": _recorded(
+        "chatglm:feedforward exaone4:post_attention_norm qwen2:head wavtokenizer-dec:head jais2:feedforward "
+        "neo-bert/1:feedforward phimoe:ffn_norm|head deci:feedforward llama-embed:feedforward "
+        "nomic-bert-moe/1:feedforward bailingmoe:feedforward cogvlm:attention bert:attn_output_norm bloom:head "
+        "dbrx:head dream:attention mimo2:attention|feedforward qwen:attention t5:attn_norm|ffn_norm t5/1:feedforward "
+        "t5encoder:attention t5encoder/1:feedforward jina-bert-v3:attention ernie4_5-moe/1:feedforward lfm2moe:head "
+        "lfm2moe/1:feedforward|recurrent plamo3:attention bailingmoe2:attention bailingmoe2/1:feedforward "
+        "openelm:attention baichuan:attention llada-moe:attention|feedforward gemma-embedding:attention "
+        "nemotron_h:attention nemotron_h/2:feedforward arcee:attention|feedforward codeshell:attention|attn_norm "
+        "gemma:attention|feedforward gemma4:attention|feedforward|post_ffw_norm gemma4/1:post_ffw_norm granite:head "
+        "llama4/1:feedforward llama4/3:attention phi2:head qwen3moe:feedforward dots1:attention exaone-moe:attention "
+        "exaone-moe/1:attention hunyuan-dense:attention minimax-m2:attention apertus:attention|feedforward "
+        "minicpm3:head nemotron_h_moe/2:feedforward olmo:head plamo:attention chameleon:attention|head "
+        "qwen35moe:feedforward afmoe:attention|attn_norm|feedforward|ffn_norm|head afmoe/1:feedforward "
+        "deepseek2/1:feedforward cohere2:attn_norm|head cohere2/1:attention|attn_norm step35:attention "
+        "grovemoe:feedforward mamba:attn_norm mamba/1:attn_norm "
+        "gemma3n:attention|attn_norm|feedforward|head|post_attention_norm|post_ffw_norm gemma3n/1:post_ffw_norm "
+        "granitehybrid/1:recurrent smallthinker:attention smallthinker/1:attention jamba/1:attn_norm|recurrent "
+        "arctic:attention qwen3next/1:attention qwen35:attention|head|post_attention_norm qwen35/1:attention "
+        "glm-dsa:attention|feedforward glm-dsa/1:feedforward kimi-linear/1:attn_norm|feedforward "
+        "falcon-h1/1:attention arwkv7:attn_norm|feedforward|ffn_norm|recurrent arwkv7/1:recurrent rwkv7:attn_norm "
+        "rwkv7/1:feedforward rwkv6/1:feedforward rwkv6qwen2:recurrent"
     ),
 }
-"""The same, of architectures that llama.cpp records; smallest first."""
+"""Recordings, smallest first: one architecture per distinct op sequence."""
 
 
 def _with_seed(body: str) -> str:
@@ -208,7 +124,7 @@ def _with_seed(body: str) -> str:
 
 
 _ids = ids_of(TABLE, _with_seed)
-_ids_with_recordings = ids_of({level: (*TABLE[level], *ZOO_TABLE[level]) for level in LEVELS}, _with_seed)
+_ids_with_recordings = ids_of({level: (*TABLE[level], *RECORDED[level]) for level in LEVELS}, _with_seed)
 
 
 def ids(level: Level) -> Sequence[str]:
