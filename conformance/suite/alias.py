@@ -135,8 +135,8 @@ def build(case_id: str) -> Case:
 def alone(case_id: str, traits: Traits, tokens: int, steps: int = 2) -> Case:
     """One of the two graphs by itself, `steps` times."""
     side = Side(case_id, traits, tokens)
-    made = [side.step(k) for k in range(steps)]
-    return Case(case_id, side.persistent, made, family=NAME, generator=GENERATOR)
+    graph_steps = [side.step(k) for k in range(steps)]
+    return Case(case_id, side.persistent, graph_steps, family=NAME, generator=GENERATOR)
 
 
 class Side:

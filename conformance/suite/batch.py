@@ -66,24 +66,24 @@ def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
     Raises:
         GraphError: a recorded value that is needed is missing.
     """
-    made = _Isolation(case, step)
+    isolation = _Isolation(case, step)
     for node in case.steps[step].graph:
         if computes(node):
-            made.add(node)
-    recorded = case.steps[step].expected
-    expected = {copy: recorded[node] for copy, node in made.original.items() if node in recorded}
+            isolation.add(node)
+    record = case.steps[step].expected
+    expected = {copy: record[node] for copy, node in isolation.original.items() if node in record}
     alone = Case(
         f"{case.id}#{step}",
-        made.persistent,
-        [Step(Graph(made.nodes), made.inputs, tuple(made.original), expected)],
+        isolation.persistent,
+        [Step(Graph(isolation.nodes), isolation.inputs, tuple(isolation.original), expected)],
         family=case.family,
         params={**case.params, "isolated": step},
         seed=case.seed,
         generator=case.generator,
         provenance=case.provenance,
-        placement={made.leaves[t]: p for t, p in case.placement.items() if t in made.leaves},
+        placement={isolation.leaves[t]: p for t, p in case.placement.items() if t in isolation.leaves},
     )
-    return alone, made.original
+    return alone, isolation.original
 
 
 def _before(case: Case, k: int, cache: Tensor) -> Bytes:
@@ -107,11 +107,11 @@ class _Isolation:
         self.original: dict[Tensor, Tensor] = {}
         self.leaves: dict[Tensor, Tensor] = {}
         """Root -> the last leaf made for it; a weight has but one."""
-        self._kept = frozenset(case.persistent)
-        self._recorded = case.steps[k].expected
-        self._held: dict[Tensor, Bytes] = {**case.persistent, **case.steps[k].inputs}
+        self._persistent = frozenset(case.persistent)
+        self._record = case.steps[k].expected
+        self._bytes: dict[Tensor, Bytes] = {**case.persistent, **case.steps[k].inputs}
         self._shared: dict[Tensor, Tensor] = {}
-        self._held.update((t, _before(case, k, t)) for t in case.caches())
+        self._bytes.update((t, _before(case, k, t)) for t in case.caches())
 
     def add(self, node: Tensor) -> None:
         """A copy of `node`, then what the record says it left behind."""
@@ -128,16 +128,16 @@ class _Isolation:
         self.nodes.append(copy)
         self.original[copy] = node
         if target is None:
-            if node in self._recorded:
-                self._held[node] = self._recorded[node]
+            if node in self._record:
+                self._bytes[node] = self._record[node]
             return
-        if node in self._recorded:
+        if node in self._record:
             data = self._root(target).copy()
-            held = strided(data, node)
-            held[...] = self._recorded[node].view(held.dtype).reshape(held.shape)
-            self._held[target] = data
+            place = strided(data, node)
+            place[...] = self._record[node].view(place.dtype).reshape(place.shape)
+            self._bytes[target] = data
         else:
-            self._held.pop(target, None)  # what it holds from here on is not known
+            self._bytes.pop(target, None)  # what it holds from here on is not known
         self._shared = {t: c for t, c in self._shared.items() if t.root is not target}
 
     def _copy(self, t: Tensor, copies: dict[Tensor, Tensor]) -> Tensor:
@@ -160,13 +160,13 @@ class _Isolation:
         return copies[t]
 
     def _leaf(self, root: Tensor) -> Tensor:
-        leaf = Tensor(root.type, root.ne, root.nb, flags=0 if root in self._kept else FLAG_INPUT, name=root.name)
+        leaf = Tensor(root.type, root.ne, root.nb, flags=0 if root in self._persistent else FLAG_INPUT, name=root.name)
         self.leaves[root] = leaf
-        (self.persistent if root in self._kept else self.inputs)[leaf] = self._root(root)
+        (self.persistent if root in self._persistent else self.inputs)[leaf] = self._root(root)
         return leaf
 
     def _root(self, root: Tensor) -> Bytes:
-        found = self._held.get(root)
-        if found is None and nbytes(root):
+        data = self._bytes.get(root)
+        if data is None and nbytes(root):
             raise GraphError(f"no recorded value of {root}, which a later node reads")
-        return np.empty(0, np.uint8) if found is None else found
+        return np.empty(0, np.uint8) if data is None else data

@@ -22,10 +22,10 @@ def case_ids(family: str, level: Level = "standard") -> st.SearchStrategy[str]:
         return _random()
     if family == alias.NAME:
         return _alias()
-    listed = st.sampled_from(list(FAMILIES[family].ids(level)))
+    ids = st.sampled_from(list(FAMILIES[family].ids(level)))
     if not FAMILIES[family].seeded:
-        return listed
-    return listed | st.builds(lambda i, seed: f"{i.rpartition('@')[0]}@{seed}", listed, SEEDS)
+        return ids
+    return ids | st.builds(lambda i, seed: f"{i.rpartition('@')[0]}@{seed}", ids, SEEDS)
 
 
 def _random() -> st.SearchStrategy[str]:

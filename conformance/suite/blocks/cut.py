@@ -130,16 +130,16 @@ def alone(case_id: str, whole: Case, block: Block) -> Case:
     known: dict[Block, None] = {}
     for k, step in enumerate(whole.steps):
         graph = states_last(step.graph, whole.persistent)
-        found = blocks(graph, whole.persistent)
-        known |= dict.fromkeys(found)
-        if block in found:
-            first, last = found[block]
+        spans_of = blocks(graph, whole.persistent)
+        known |= dict.fromkeys(spans_of)
+        if block in spans_of:
+            first, last = spans_of[block]
             part = partial(graph, first, last, persistent=whole.persistent, outputs=step.outputs)
             if part.outputs:
                 steps.append(Step(part.graph, _inputs(case_id, k, step, part), part.outputs, note=step.note))
     if not steps:
-        listed = ", ".join(f"{b.name} of layer {b.layer}" for b in sorted(known))
-        raise UsageError(f"case {case_id!r}: it has no {block.name} of layer {block.layer}; it has {listed}")
+        names = ", ".join(f"{b.name} of layer {b.layer}" for b in sorted(known))
+        raise UsageError(f"case {case_id!r}: it has no {block.name} of layer {block.layer}; it has {names}")
     used = {t for step in steps for t in step.graph.tensors()}
     persistent = {t: data for t, data in whole.persistent.items() if t in used}
     recipes = {t: recipe for t, recipe in whole.recipes.items() if t in used}
@@ -155,9 +155,9 @@ def _inputs(case_id: str, k: int, step: Step, part: Part) -> dict[Tensor, Bytes]
     for i, (leaf, root) in enumerate(part.inputs.items()):
         if leaf not in used:
             continue
-        recorded = step.inputs.get(root, step.expected.get(root))
-        if root in step.inputs or (recorded is not None and not _is_plain(root, recorded)):
-            inputs[leaf] = np.asarray(recorded)
+        record = step.inputs.get(root, step.expected.get(root))
+        if root in step.inputs or (record is not None and not _is_plain(root, record)):
+            inputs[leaf] = np.asarray(record)
         elif root.type is F32:
             inputs[leaf] = random_bytes(F32, Stream(case_id, f"step {k} input {i}"), nelements(root), 1.0)
         else:

@@ -43,18 +43,7 @@ from .sketch import root
 from .trajectory import Trajectory
 from .weights import weight_shapes
 
-__all__ = [
-    "Cparams",
-    "Hparams",
-    "Trajectory",
-    "cparams_of",
-    "elements",
-    "hparams_of",
-    "keys_of",
-    "make",
-    "split_arch",
-    "trajectory_of",
-]
+__all__ = ["Cparams", "Hparams", "Trajectory", "make"]
 
 _TYPES = "|".join(TYPES)
 KEYS: dict[str, Key] = {

@@ -154,11 +154,11 @@ def build_shift(h: Hparams, c: Cparams, weights: Mapping[str, Tensor], caches: S
         inputs["attn_inp_k_rot"] = new_tensor(F32, size, size, name="attn_inp_k_rot")
     for t in inputs.values():
         B.set_input(t)
-    gf, shifted = Expansion(), []
+    gf, results = Expansion(), []
     for cache in caches:
-        shifted.append(_shift(h, weights, cache, inputs["k_shift"], inputs.get("attn_inp_k_rot")))
-        gf.expand(shifted[-1])
-    return Decode(gf.graph(), inputs, tuple(shifted))
+        results.append(_shift(h, weights, cache, inputs["k_shift"], inputs.get("attn_inp_k_rot")))
+        gf.expand(results[-1])
+    return Decode(gf.graph(), inputs, tuple(results))
 
 
 def _shift(h: Hparams, weights: Mapping[str, Tensor], cache: Tensor, k_shift: Tensor, rot: Tensor | None) -> Tensor:
@@ -167,10 +167,10 @@ def _shift(h: Hparams, weights: Mapping[str, Tensor], cache: Tensor, k_shift: Te
     k = B.view_3d(cache, h.n_embd_head, h.n_head_kv, cache.ne[1] * cache.ne[2], nb1, nb2, 0)
     if not cache.type.is_quantized:
         return rope(h, weights, k, k_shift, inplace=True)
-    turned = B.cast(k, F32)
+    k_f32 = B.cast(k, F32)
     if rot is not None:
-        turned = hadamard(turned, rot)
-    turned = rope(h, weights, turned, k_shift)
+        k_f32 = hadamard(k_f32, rot)
+    k_f32 = rope(h, weights, k_f32, k_shift)
     if rot is not None:
-        turned = hadamard(turned, rot)
-    return B.cpy(turned, k)
+        k_f32 = hadamard(k_f32, rot)
+    return B.cpy(k_f32, k)

@@ -104,9 +104,9 @@ def hadamard(cur: Tensor, rot: Tensor) -> Tensor:
     """`llama_mul_mat_hadamard`."""
     n = rot.ne[0]
     flat = B.reshape_2d if is_contiguous(cur) else B.cont_2d
-    turned = B.mul_mat(rot, flat(cur, n, nelements(cur) // n))
-    B.mul_mat_set_hint(turned, OP_HINT["SRC0_IS_HADAMARD"])
-    return B.reshape_4d(turned, *cur.ne)
+    product = B.mul_mat(rot, flat(cur, n, nelements(cur) // n))
+    B.mul_mat_set_hint(product, OP_HINT["SRC0_IS_HADAMARD"])
+    return B.reshape_4d(product, *cur.ne)
 
 
 OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
@@ -227,8 +227,8 @@ def shortconv(g: Sketch, cur: Tensor, il: int) -> Tensor:
     b, c, x = (B.view_3d(bcx, n_embd, n, n_seqs, *bcx.nb[1:3], i * n_embd * bcx.nb[0]) for i in range(3))
     bx = B.transpose(B.mul(b, x))
     state = g.cache.r[il]
-    held = B.reshape_3d(_states(g, state, rows, n_seqs), d_conv, n_embd, n_seqs)
-    bx = B.concat(held, bx, 0)
+    before = B.reshape_3d(_states(g, state, rows, n_seqs), d_conv, n_embd, n_seqs)
+    bx = B.concat(before, bx, 0)
     last = B.view_3d(bx, d_conv, *bx.ne[1:3], *bx.nb[1:3], (bx.ne[0] - d_conv) * bx.nb[0])
     g.gf.expand(B.cpy(last, B.view_2d(state, d_conv * n_embd, n_seqs, state.nb[1], rows.head * state.nb[1])))
     conv = g.cb(B.ssm_conv(bx, g.w(f"blk.{il}.shortconv.conv")), _LABEL.format("conv"), il)
@@ -248,6 +248,6 @@ def _states(g: Sketch, state: Tensor, rows: Range, n_seqs: int) -> Tensor:
     g.gf.expand(output)
     n_rs = len(rows.s_copy)
     extra = B.view_2d(gathered, size, n_rs - n_seqs, gathered.nb[1], n_seqs * gathered.nb[1])
-    kept = B.view_2d(state, size, n_rs - n_seqs, state.nb[1], (rows.head + n_seqs) * state.nb[1])
-    g.gf.expand(B.cpy(extra, kept))
+    rest = B.view_2d(state, size, n_rs - n_seqs, state.nb[1], (rows.head + n_seqs) * state.nb[1])
+    g.gf.expand(B.cpy(extra, rest))
     return output

@@ -125,7 +125,7 @@ def metadata(arch: str, h: Hparams) -> dict[str, Value]:
     """The GGUF keys that make llama.cpp build this model."""
     recr = [h.is_recr(il) for il in range(h.n_layer)]
     kv: Value = [0 if r else h.n_head_kv for r in recr] if any(recr) else h.n_head_kv
-    found: dict[str, Value] = {
+    values: dict[str, Value] = {
         "vocab_size": h.n_vocab,
         "context_length": h.n_ctx_orig,
         "embedding_length": h.n_embd,
@@ -148,8 +148,8 @@ def metadata(arch: str, h: Hparams) -> dict[str, Value]:
         "expert_feed_forward_length": (h.n_expert > 0, h.n_ff),
         "shortconv.l_cache": (h.n_shortconv > 0, h.n_shortconv),
     }
-    found |= {key: value for key, (there, value) in optional.items() if there}
-    return {"tokenizer.ggml.model": "none", **{f"{arch}.{key}": value for key, value in found.items()}}
+    values |= {key: value for key, (there, value) in optional.items() if there}
+    return {"tokenizer.ggml.model": "none", **{f"{arch}.{key}": value for key, value in values.items()}}
 
 
 def moved(theirs: Case, ours: Case) -> Iterator[Moved]:

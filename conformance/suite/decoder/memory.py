@@ -111,9 +111,9 @@ class Cells:
         self.pos[s][moved] += shift
         self.shift[s][moved] += shift
         self.has_shift |= bool(moved.any())
-        gone = moved & (self.pos[s] < 0)
-        self.pos[s][gone], self.seq[s][gone], self.shift[s][gone] = -1, 0, 0
-        self._head[s] = int(np.argmax(gone))
+        below_zero = moved & (self.pos[s] < 0)
+        self.pos[s][below_zero], self.seq[s][below_zero], self.shift[s][below_zero] = -1, 0, 0
+        self._head[s] = int(np.argmax(below_zero))
 
     def reset_shift(self) -> None:
         """K is rotated to where its tokens now are."""
@@ -133,19 +133,13 @@ class Cells:
         self.seq[s][shared] |= 1 << dst
 
     def _has(self, s: int, seq: int) -> BoolArray:
-        held: BoolArray = (self.seq[s] >> seq & 1).astype(np.bool_)
-        return held
+        positions: BoolArray = (self.seq[s] >> seq & 1).astype(np.bool_)
+        return positions
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position of a sequence, -1 where it has none."""
         s = self.stream_of(seq)
         return int(np.max(self.pos[s], where=self._has(s, seq), initial=-1))
-
-    def seq_pos_min(self, seq: int) -> int:
-        """The first position of a sequence that a cell still holds, -1 where there is none."""
-        s = self.stream_of(seq)
-        held = self.pos[s][self._has(s, seq)]
-        return int(held.min()) if held.size else -1
 
     def prepare(self, ubatches: Sequence[Ubatch]) -> list[Slots]:
         """Slots for all ubatches of a batch, one after the other; what they overwrite stands again afterwards.
@@ -155,18 +149,18 @@ class Cells:
         Raises:
             UsageError: the cache is too small.
         """
-        found, before = [], []
+        result, before = [], []
         heads = list(self._head)
         for ubatch in ubatches:
             slots = self.find_slot(ubatch)
             at = (np.array(slots.streams)[:, None], slots.idxs)
-            found.append(slots)
+            result.append(slots)
             before.append((at, self.pos[at], self.seq[at]))
             self.apply(ubatch, slots)
         for at, pos, seq in reversed(before):
             self.pos[at], self.seq[at] = pos, seq
         self._head = heads
-        return found
+        return result
 
     def find_slot(self, ubatch: Ubatch) -> Slots:
         """A cell for each token, from the head of its stream on; cells need not be neighbours.
@@ -188,10 +182,10 @@ class Cells:
         if head > int(np.count_nonzero(~empty)) + 2 * n:
             head = 0
         order = np.r_[head : self.n_ctx, 0:head]
-        found: I64Array = order[(empty | self._passed(s))[order]][:n]
-        if len(found) < n:
+        result: I64Array = order[(empty | self._passed(s))[order]][:n]
+        if len(result) < n:
             raise UsageError(f"stream {s}: no {n} free cells of {self.n_ctx}; take a larger n_ctx")
-        return found
+        return result
 
     def _passed(self, s: int) -> BoolArray:
         """Cells of one sequence that its next token's window does not reach."""
@@ -245,8 +239,8 @@ class Cells:
         seen &= ago >= 0
         if self.n_swa:
             seen &= ago < self.n_swa
-        shown = (-ago).astype(np.float32) if alibi else np.float32(0)
-        return np.where(seen, shown, np.float32(-np.inf))
+        bias = (-ago).astype(np.float32) if alibi else np.float32(0)
+        return np.where(seen, bias, np.float32(-np.inf))
 
 
 def split(batch: Ubatch, n_ubatch: int, *, unified: bool, equal: bool = False) -> list[Ubatch]:
@@ -493,10 +487,10 @@ class Memory:
         Raises:
             UsageError: a cache is too small.
         """
-        found = [(cells, cells.prepare(ubatches)) for cells in self.all_cells()]
+        result = [(cells, cells.prepare(ubatches)) for cells in self.all_cells()]
         for k, ubatch in enumerate(ubatches):
             parts = []
-            for cells, slots in found:
+            for cells, slots in result:
                 cells.apply(ubatch, slots[k])
                 parts.append(Part(cells, slots[k], cells.n_kv(slots[k])))
             recr = None if self.recr is None else self.recr.place(ubatch)

@@ -68,31 +68,31 @@ def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
     """Few cases that together show every trait: in the order of rank and size, each one that shows something new; then
     less all those whose every trait another one shows too.
     """
-    kept: dict[str, set[tuple[str, ...]]] = {}
-    shown: Counter[tuple[str, ...]] = Counter()
+    choice: dict[str, set[tuple[str, ...]]] = {}
+    counts: Counter[tuple[str, ...]] = Counter()
     for case_id in sorted(case_ids, key=_rank):
         traits = set(_traits(parse(case_id, KNOWN)))
-        if not traits <= shown.keys():
-            kept[case_id] = traits
-            shown.update(traits)
-    for case_id, traits in list(kept.items()):
-        if all(shown[trait] > 1 for trait in traits):
-            shown.subtract(traits)
-            del kept[case_id]
-    return tuple(case_id for case_id in case_ids if case_id in kept)
+        if not traits <= counts.keys():
+            choice[case_id] = traits
+            counts.update(traits)
+    for case_id, traits in list(choice.items()):
+        if all(counts[trait] > 1 for trait in traits):
+            counts.subtract(traits)
+            del choice[case_id]
+    return tuple(case_id for case_id in case_ids if case_id in choice)
 
 
 @cache
 def _table(level: Level) -> tuple[str, ...]:
     every = [cases for topic in TOPICS for cases in topic.CASES]
-    always = _listed(pattern for cases in every for pattern in cases.smoke)
-    standard = _listed(pattern for cases in every for pattern in cases.standard)
+    always = _ids(pattern for cases in every for pattern in cases.smoke)
+    standard = _ids(pattern for cases in every for pattern in cases.standard)
     if level == "smoke":
         return _by_size(always | set(_cross_section(_by_size(standard))))
-    return _by_size(always | standard | (_listed(p for c in every for p in c.full) if level == "full" else set()))
+    return _by_size(always | standard | (_ids(p for c in every for p in c.full) if level == "full" else set()))
 
 
-def _listed(patterns: Iterable[str]) -> set[str]:
+def _ids(patterns: Iterable[str]) -> set[str]:
     return {with_seed(NAME, body) for pattern in patterns for body in expand(pattern)}
 
 

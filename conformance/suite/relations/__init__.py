@@ -32,21 +32,13 @@ _OWN: dict[str, dict[str, Key]] = {
     "renamed": keys("how=other|none|one|swapped"),
 }
 """Relation -> keys of its own."""
-_DECODERS: dict[str, Callable[[pairs.Request], Case]] = {
-    "chunked": pairs.chunked,
-    "batch": pairs.batch,
-    "permuted": pairs.permuted,
-    "reset": pairs.reset,
-    "rewound": pairs.rewound,
-    "exact_n_kv": pairs.exact_n_kv,
-}
 _SAME: dict[str, Callable[[str, Case, int], Case]] = {
     "memory": pairs.memory,
     "warm": pairs.warm,
     "buffers": pairs.buffers,
     "restored": pairs.restored,
 }
-NAMES = (*_DECODERS, "renamed", *_SAME, "after")
+NAMES = (*pairs.DECODERS, "renamed", *_SAME, "after")
 _ARCH = {"arch": word(*PRESETS)}
 _GRAPH = keys("graph=decoder|random")
 
@@ -65,10 +57,10 @@ def build(case_id: str) -> Case:
     if name == "after":
         return pairs.after(case_id, alias.read(f"{alias.NAME}/{rest}@{seed}"))
     try:
-        if name in _DECODERS:
+        if name in pairs.DECODERS:
             arch = _split(case_id, rest, _ARCH)[0]["arch"]
             values, given = read_keys(case_id, rest, {**_ARCH, **keys_of(arch), **_OWN.get(name, {})})
-            return _DECODERS[name](pairs.Request(case_id, arch, values, given, seed))
+            return pairs.relate(pairs.Request(case_id, name, arch, values, given, seed))
         return _of_itself(case_id, name, rest, seed)
     except (GraphError, UsageError) as e:
         raise UsageError(f"case {case_id!r}: {e}") from None

@@ -40,28 +40,24 @@ class Side:
     names: Mapping[int, int] = field(default_factory=dict)
     """Sequence of this run -> sequence of the run on the left; itself where it is not listed."""
 
-    def tokens(self) -> Iterator[tuple[int, int, int, Token, bool]]:
-        """Step, row in the step, row among its outputs, whose token it is, and whether it has logits."""
-        for k, step in enumerate(self.trajectory.steps):
-            out = 0
-            for i, (_, pos, seq, wanted) in enumerate(_token_rows(step)):
-                yield k, i, out, (self.names.get(seq, seq), pos), bool(wanted)
-                out += wanted
-
     def logits(self) -> dict[Token, tuple[int, int]]:
         """Step and row of each token's logits, of its last if a position was used again."""
-        return {token: (k, out) for k, _, out, token, wanted in self.tokens() if wanted}
+        places: dict[Token, tuple[int, int]] = {}
+        for k, step in enumerate(self.trajectory.steps):
+            rows = [row for row in _token_rows(step) if row[3]]
+            places |= {(self.names.get(seq, seq), pos): (k, i) for i, (_, pos, seq, _) in enumerate(rows)}
+        return places
 
     def cells(self) -> dict[Token, int]:
         """Row in all streams' rows of each token that is in the cache at the end."""
         cells = self.trajectory.memory.base
-        found: dict[Token, int] = {}
+        rows: dict[Token, int] = {}
         for s in range(cells.n_stream):
             for i in np.flatnonzero(cells.pos[s] >= 0).tolist():
                 for seq in range(self.trajectory.c.n_seq_max):
                     if int(cells.seq[s, i]) >> seq & 1:
-                        found[self.names.get(seq, seq), int(cells.pos[s, i])] = s * cells.n_ctx + i
-        return found
+                        rows[self.names.get(seq, seq), int(cells.pos[s, i])] = s * cells.n_ctx + i
+        return rows
 
     def set_tokens(self, case_id: str) -> None:
         """Draw every token anew, from its sequence, position and life of the sequence: alike in every run."""
@@ -80,13 +76,13 @@ class Side:
     def _lives(self) -> dict[tuple[int, int], int]:
         """Step and row -> how many times the sequence starts again at position 0 after that."""
         count: dict[int, int] = {}
-        found: dict[tuple[int, int], int] = {}
+        lives: dict[tuple[int, int], int] = {}
         rows = [(k, i, row) for k, s in enumerate(self.trajectory.steps) for i, row in enumerate(_token_rows(s))]
         for k, i, (_, pos, seq, _) in reversed(rows):
-            found[k, i] = count.get(seq, 0)
+            lives[k, i] = count.get(seq, 0)
             if pos == 0:
                 count[seq] = count.get(seq, 0) + 1
-        return found
+        return lives
 
 
 def _token_rows(step: Step) -> list[list[int]]:
@@ -95,25 +91,25 @@ def _token_rows(step: Step) -> list[list[int]]:
     return rows
 
 
-def _relate(case_id: str, name: str, says: str, sides: Sequence[Side], params: Mapping[str, Any], seed: int) -> Case:
+def relate(request: Request) -> Case:
     """The relation that every token of the first side has the same logits and K and V on the others.
 
     Raises:
         UsageError: no token has logits on both sides.
     """
-    for side in sides:
-        side.set_tokens(case_id)
+    says, make = DECODERS[request.name]
+    sides = make(request)
     runs: list[Run] = []
-    first = 0
     for side in sides:
+        side.set_tokens(request.id)
+        first = runs[-1].last if runs else 0
         runs.append(Run(side.what, first, first + len(side.trajectory.steps)))
-        first += len(side.trajectory.steps)
     links = [*_logits(sides), *_caches(sides)]
     if not links:
-        raise UsageError(f"case {case_id!r}: no token has logits in both runs")
-    cases = [side.trajectory.case(name, params, seed) for side in sides]
-    claim = Claim(name, says, BUDGET, tuple(runs), links=tuple(links))
-    return combine(case_id, claim, cases, params, seed)
+        raise UsageError(f"case {request.id!r}: no token has logits in both runs")
+    cases = [side.trajectory.case(request.name, request.params, request.seed) for side in sides]
+    claim = Claim(request.name, says, BUDGET, tuple(runs), links=tuple(links))
+    return combine(request.id, claim, cases, request.params, request.seed)
 
 
 def _logits(sides: Sequence[Side]) -> Iterator[Link]:
@@ -153,8 +149,8 @@ def _persistent(side: Side) -> int:
 def _rows(side: Side) -> list[int]:
     """Places, among the persistent tensors, of caches whose rows are tokens in the cells of full attention."""
     t = side.trajectory
-    kept = [*t.cache.k.items(), *(() if t.c.v_trans else t.cache.v.items())]
-    whole = {tensor for il, tensor in kept if not t.h.is_swa(il)}
+    caches = [*t.cache.k.items(), *(() if t.c.v_trans else t.cache.v.items())]
+    whole = {tensor for il, tensor in caches if not t.h.is_swa(il)}
     return [len(t.weights) + i for i, tensor in enumerate(t.cache.tensors()) if tensor in whole]
 
 
@@ -163,9 +159,11 @@ class Request:
     """What an id says: a model, a context and a plan."""
 
     id: str
+    name: str
+    """Of the relation."""
     arch: str
     values: Mapping[str, Any]
-    """Keys of `models.grammar` and of the relation."""
+    """Keys of a decoder's id and of the relation."""
     params: Mapping[str, Any]
     seed: int
 
@@ -175,85 +173,77 @@ class Request:
 
     def side(self, what: str, run: str, **values: Any) -> Side:  # noqa: ANN401  # as above
         """A run of a plan."""
-        made = self.trajectory(**values)
-        made.run(run)
-        return Side(what, made)
+        trajectory = self.trajectory(**values)
+        trajectory.run(run)
+        return Side(what, trajectory)
 
 
-def _follow(request: Request, left: Side, what: str, chosen: Mapping[int, int], **values: Any) -> Side:  # noqa: ANN401  # keys of an id
+def _follow(request: Request, left: Side, what: str, ids: Mapping[int, int], **values: Any) -> Side:  # noqa: ANN401  # keys of an id
     """The tokens of some sequences of `left`, step by step as there, under other sequence ids.
 
     Args:
         request: the id.
         left: the run to follow.
         what: the new run, in words.
-        chosen: sequence of `left` -> its id in the new run; the others take no part.
+        ids: sequence of `left` -> its id in the new run; the others take no part.
         values: keys of the id that are others in the new run.
     """
-    made = request.trajectory(**values)
+    trajectory = request.trajectory(**values)
     for step in left.trajectory.steps:
-        rows = [(chosen[row[2]], *row) for row in _token_rows(step) if row[2] in chosen]
+        rows = [(ids[row[2]], *row) for row in _token_rows(step) if row[2] in ids]
         if not rows:
             continue
         rows.sort(key=lambda row: (row[0], row[2]))
         for seq in {row[0] for row in rows}:
             start = min(row[2] for row in rows if row[0] == seq)
-            if start <= made.memory.seq_pos_max(seq):
-                made.memory.seq_rm(seq, start)
-        ids, tokens, pos, _, outputs = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-        made.decode(Ubatch(tokens, pos, ids, outputs.astype(np.bool_)))
-    return Side(what, made, {theirs: ours for ours, theirs in chosen.items()})
+            if start <= trajectory.memory.seq_pos_max(seq):
+                trajectory.memory.seq_rm(seq, start)
+        seqs, tokens, pos, _, outputs = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+        trajectory.decode(Ubatch(tokens, pos, seqs, outputs.astype(np.bool_)))
+    return Side(what, trajectory, {theirs: ours for ours, theirs in ids.items()})
 
 
-def chunked(request: Request) -> Case:
-    """A prompt in one piece, and in pieces."""
-    sides = [request.side("whole", request.values["run"]), request.side("in chunks", request.values["to"])]
-    return _relate(request.id, "chunked", "whole prefill = chunked prefill", sides, request.params, request.seed)
+def _chunked(request: Request) -> list[Side]:
+    return [request.side("whole", request.values["run"]), request.side("in chunks", request.values["to"])]
 
 
-def batch(request: Request) -> Case:
-    """Sequences together, and each alone."""
+def _batch(request: Request) -> list[Side]:
     left = request.side("the batch", request.values["run"])
-    alone = {"seqs": 1, "unified": "0"}
-    sides = [
-        _follow(request, left, f"sequence {seq} alone", {seq: 0}, **alone) for seq in range(request.values["seqs"])
-    ]
-    says = "batch of N sequences = N single runs"
-    return _relate(request.id, "batch", says, [left, *sides], request.params, request.seed)
+    seqs, alone = range(request.values["seqs"]), {"seqs": 1, "unified": "0"}
+    return [left, *(_follow(request, left, f"sequence {seq} alone", {seq: 0}, **alone) for seq in seqs)]
 
 
-def permuted(request: Request) -> Case:
-    """Sequences under their ids, and under each other's."""
+def _permuted(request: Request) -> list[Side]:
     left = request.side("the sequences as they are", request.values["run"])
     n = request.values["seqs"]
-    turned = {seq: (seq + 1) % n for seq in range(n)}
-    sides = [left, _follow(request, left, "the sequences under other ids", turned)]
-    return _relate(request.id, "permuted", "permuted sequence ids = same result", sides, request.params, request.seed)
+    return [left, _follow(request, left, "the sequences under other ids", {seq: (seq + 1) % n for seq in range(n)})]
 
 
-def reset(request: Request) -> Case:
-    """A context that is emptied, and one that is new."""
+def _reset(request: Request) -> list[Side]:
     run = request.values["run"]
-    sides = [request.side("after a reset", f"{request.values['before']}.reset.{run}"), request.side("fresh", run)]
-    return _relate(request.id, "reset", "reset = fresh", sides, request.params, request.seed)
+    return [request.side("after a reset", f"{request.values['before']}.reset.{run}"), request.side("fresh", run)]
 
 
-def rewound(request: Request) -> Case:
-    """Tokens forgotten and decoded again, and decoded once."""
+def _rewound(request: Request) -> list[Side]:
     n, run = request.values["back"], request.values["run"]
-    sides = [request.side("rewound and decoded again", f"{run}.back{n}.p{n}"), request.side("decoded once", run)]
-    return _relate(
-        request.id, "rewound", "rewound and decoded again = decoded once", sides, request.params, request.seed
-    )
+    return [request.side("rewound and decoded again", f"{run}.back{n}.p{n}"), request.side("decoded once", run)]
 
 
-def exact_n_kv(request: Request) -> Case:
-    """n_kv padded to a multiple of 256, and as many cells as there are tokens."""
+def _exact_n_kv(request: Request) -> list[Side]:
     left = request.side("padded n_kv", request.values["run"])
     cells = max(len(np.flatnonzero(row >= 0)) for row in left.trajectory.memory.base.pos)
-    sides = [left, request.side("exact n_kv", request.values["run"], ctx=cells)]
-    return _relate(request.id, "exact_n_kv", "padded n_kv = exact n_kv", sides, request.params, request.seed)
+    return [left, request.side("exact n_kv", request.values["run"], ctx=cells)]
 
+
+DECODERS: dict[str, tuple[str, Callable[[Request], list[Side]]]] = {
+    "chunked": ("whole prefill = chunked prefill", _chunked),
+    "batch": ("batch of N sequences = N single runs", _batch),
+    "permuted": ("permuted sequence ids = same result", _permuted),
+    "reset": ("reset = fresh", _reset),
+    "rewound": ("rewound and decoded again = decoded once", _rewound),
+    "exact_n_kv": ("padded n_kv = exact n_kv", _exact_n_kv),
+}
+"""Relation between trajectories of one decoder -> its claim in words, and what makes its runs."""
 
 NAMINGS: dict[str, Callable[[int, int], str]] = {
     "other": lambda i, _n: f"t{i}",
@@ -296,12 +286,12 @@ def memory(case_id: str, case: Case, seed: int) -> Case:
 
 def warm(case_id: str, case: Case, seed: int) -> Case:
     """What a backend keeps says nothing: in its memory, or, where it has `cache_dir`, on disk for another process."""
-    n, kept = len(case.steps), {"cache_dir": FOLDER}
+    n, options = len(case.steps), {"cache_dir": FOLDER}
     runs = (
-        Run("the first run", 0, n, opening=1, options=kept),
-        Run("the second run on the same backend", 0, n, opening=1, options=kept),
-        Run("a run of the same tensors made anew", n, 2 * n, opening=1, options=kept),
-        Run("a run in a new process", 0, n, opening=2, how=PROCESS, options=kept),
+        Run("the first run", 0, n, opening=1, options=options),
+        Run("the second run on the same backend", 0, n, opening=1, options=options),
+        Run("a run of the same tensors made anew", n, 2 * n, opening=1, options=options),
+        Run("a run in a new process", 0, n, opening=2, how=PROCESS, options=options),
     )
     claim = Claim("warm", "cold = warm = new process", BUDGET, runs, ((0, 1), (0, 2), (0, 3)))
     return combine(case_id, claim, [case, _copy(case)], case.params, seed)
