@@ -1,8 +1,8 @@
 """The family `alias`: two graphs whose tensors have the same names and that differ in one thing, run in turn.
 
 `alias/differs=eps,tokens=3@7` runs A, B, A, B: a sublayer of a decoder, over weights, caches and inputs that A and B
-each have for themselves under the same names. A backend that knows a compiled graph again by less than all it was made
-of (names, shapes, op order) runs A where B is asked for.
+each have for themselves under the same names. A backend whose key of a compiled graph lacks a part of the graph (only
+names, shapes, op order) runs A instead of B.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EMBD, _HEAD, _HEADS, _CELLS = 64, 16, 4, 32
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a graph of this family may differ in from another."""
+    """The properties in which two graphs of this family may differ."""
 
     eps: float = 1e-5
     scale: float = 0.25
@@ -43,29 +43,29 @@ class Traits:
     middle: str = "mul"
     """Op in the middle of the graph."""
     edge: str = "gate"
-    """Which of two like values a node reads."""
+    """Which of two alike values a node reads."""
     swapped: bool = False
-    """Operands of a difference in the other order."""
+    """Whether SUB's operands are swapped."""
     axes: tuple[int, int, int, int] = (0, 2, 1, 3)
     offset: int = 0
     """Rows of the cache before the first that is read."""
     stride: int = 1
-    """Every how manieth row of the cache is read."""
+    """Every `stride`-th row of the cache is read."""
     n_kv: int = 8
     tokens: int = 0
-    """More tokens than the id says."""
+    """Tokens on top of the id's."""
     type_: GGMLType = Q8_0
     """Of one weight."""
     branch: int = 0
-    """Which of two branches is computed: they differ in FLAG_COMPUTE alone."""
+    """Which of two branches is computed; only FLAG_COMPUTE differs."""
     weight: int = 0
     """1: one byte of one weight is another."""
     norm: int = 0
     """1: one byte of the norm's weight is another."""
     cache: int = 0
-    """1: the cache held other rows before."""
+    """1: the cache starts with other rows."""
     sinks: bool = False
-    """A source more."""
+    """One more source."""
 
 
 DIFFERS: dict[str, Traits] = {
@@ -90,7 +90,7 @@ DIFFERS: dict[str, Traits] = {
     "cache": Traits(cache=1),
     "src": Traits(sinks=True),
 }
-"""What B differs in from A -> B's traits."""
+"""Difference between A and B -> B's traits."""
 
 KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab")
 
@@ -140,7 +140,7 @@ def alone(case_id: str, traits: Traits, tokens: int, steps: int = 2) -> Case:
 
 
 class Side:
-    """A or B: its weights and cache, under the names that the other has too."""
+    """A or B: its weights and cache; the other has the same names."""
 
     def __init__(self, case_id: str, traits: Traits, tokens: int) -> None:
         self.id, self.t, self.n = case_id, traits, tokens + traits.tokens
@@ -173,7 +173,7 @@ class Side:
         self.persistent[t] = data
 
     def step(self, k: int) -> Step:
-        """The graph once more, new tensors under the same names, on inputs of its own."""
+        """The graph once more: new tensors under the same names, with other inputs."""
         self.used = True
         inputs: dict[Tensor, Bytes] = {}
 

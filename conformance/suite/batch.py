@@ -47,12 +47,12 @@ def merge(cases: Sequence[Case]) -> Case:
 
 
 def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
-    """A case of one step whose graph holds a copy of every computed node of `step`, none reading another's result.
+    """A one-step case with a copy of every computed node of `step`, none of which reads another's result.
 
-    A copy reads leaves that hold what the roots of its sources held, by the record, right before the node ran; the view
-    ops between root and node are rebuilt on top. Weights, caches and inputs stay what they are and keep their names, as
-    backends tell them by; what a node had computed becomes an input. Nodes that read the same bytes share a leaf; one
-    that writes in place has its own. So a single compute judges every node alone.
+    A copy reads leaves with the recorded bytes that its sources had right before the node ran; the view ops in between
+    are rebuilt. Weights, caches and inputs keep their kind and name, by which backends know them; the result of an
+    earlier node becomes an input. Nodes that read the same bytes share a leaf; one that writes in place has its own. So
+    one compute judges every node by itself.
 
     Args:
         case: holds in `expected` of `step` a value for every node that a later one reads, and, unless `step` is the
@@ -87,7 +87,7 @@ def isolated_nodes(case: Case, step: int) -> tuple[Case, dict[Tensor, Tensor]]:
 
 
 def _before(case: Case, k: int, cache: Tensor) -> Bytes:
-    """What `cache` holds before step `k`: as recorded, or as it was where no step in between writes it."""
+    """The bytes of `cache` before step `k`: recorded, or unchanged where no step in between writes it."""
     for j in range(k - 1, -1, -1):
         step = case.steps[j]
         if cache in step.expected:
@@ -98,7 +98,7 @@ def _before(case: Case, k: int, cache: Tensor) -> Bytes:
 
 
 class _Isolation:
-    """What every root holds as the step goes on, and the case being built."""
+    """Builds the isolated case; follows the bytes of every root through the step."""
 
     def __init__(self, case: Case, k: int) -> None:
         self.persistent: dict[Tensor, Bytes] = {}
@@ -106,7 +106,7 @@ class _Isolation:
         self.nodes: list[Tensor] = []
         self.original: dict[Tensor, Tensor] = {}
         self.leaves: dict[Tensor, Tensor] = {}
-        """Root -> the last leaf made for it; a weight has but one."""
+        """Root -> its latest leaf; a weight has only one."""
         self._persistent = frozenset(case.persistent)
         self._record = case.steps[k].expected
         self._bytes: dict[Tensor, Bytes] = {**case.persistent, **case.steps[k].inputs}
@@ -114,7 +114,7 @@ class _Isolation:
         self._bytes.update((t, _before(case, k, t)) for t in case.caches())
 
     def add(self, node: Tensor) -> None:
-        """A copy of `node`, then what the record says it left behind."""
+        """Add a copy of `node`, then take its recorded result."""
         own: dict[Tensor, Tensor] = {}
         target = node.view_src
         places = [self._shared if s is None or s.root is not target else own for s in node.src]
@@ -137,11 +137,11 @@ class _Isolation:
             place[...] = self._record[node].view(place.dtype).reshape(place.shape)
             self._bytes[target] = data
         else:
-            self._bytes.pop(target, None)  # what it holds from here on is not known
+            self._bytes.pop(target, None)  # its bytes are unknown from here on
         self._shared = {t: c for t, c in self._shared.items() if t.root is not target}
 
     def _copy(self, t: Tensor, copies: dict[Tensor, Tensor]) -> Tensor:
-        """A leaf for the root of `t`, and the view ops from there to `t`, as far as `copies` has none."""
+        """The copy of `t` in `copies`; makes a leaf for its root and the view ops in between where they are missing."""
         chain: list[Tensor] = []
         cur: Tensor | None = t
         while cur is not None and cur not in copies:

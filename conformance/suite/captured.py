@@ -5,7 +5,7 @@ rows `[token, position, sequence, wants_logits]`; `steps[k].tensors`: fields of 
 `src` and `view_src`, with `node` (is in the graph's list of nodes), `input` (a leaf filled for the step) and
 `persistent` (the name of the one it is). Arrays, raw uint8 laid out by `nb`: `p{i}` persistent[i] before the first
 step; in step k `s{k}_i{j}` input j, `s{k}_o{j}` node j right after it ran, `s{k}_c{i}` cache i after the step. A node
-without FLAG_COMPUTE was not computed; what the recorder found in its memory means nothing.
+without FLAG_COMPUTE was not computed; its recorded bytes mean nothing.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ from .family import Family, Level
 MAX_MEMORY = 4 << 30
 """Bytes that reading one capture may take."""
 TOLERANCE = {"nmse": 5e-4}
-"""What a free run may differ by from a recording in ggml's quantised arithmetic."""
+"""How far a free run may be from a recording in ggml's quantised arithmetic."""
 GOLDEN = shipped.path("golden", "captured")
-"""Where the captures that come along lie."""
+"""The folder of the captures that come along."""
 
 ARITHMETIC = {"xllamacpp ggml 0.26.0": GGML_CPU.name}
-"""`source` of a capture -> how the recorder's ggml rounded: the reference can then be held against the recording in the
-same arithmetic."""
+"""`source` of a capture -> the rounding of the recorder's ggml, in which the reference can be compared with it."""
 
 _NPY_HEADER = 4096  # bytes at most; NumPy writes 128
-# NumPy's own reader tokenises and evaluates the header; all that a capture holds has this one.
+# NumPy's own reader evaluates the header; every array of a capture has this one.
 _NPY = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '\|u1', 'fortran_order': (?:False|True), 'shape': \((\d{1,18}),\), \} *\n",
     re.DOTALL,
@@ -134,7 +133,7 @@ def _step(k: int, entry: JSON, case: Case, names: Mapping[str, int], arrays: Arr
 
 
 def _tensor(entry: JSON, names: Mapping[str, int], where: str) -> dict[str, JSON]:
-    """A tensor of a capture in the words of `codec`; what it holds is checked there."""
+    """A tensor of a capture as `codec` expects it, which checks it."""
     entry = _object(entry, where)
     name = entry.get("persistent")
     if name is None or not where.startswith("steps"):
@@ -152,7 +151,7 @@ def _results(graph: Graph, recorded: Mapping[Tensor, Bytes]) -> tuple[Tensor, ..
 
 
 def _nothing() -> defaultdict[str, Bytes]:
-    """Byte arrays whose sizes are known only once the tensors are."""
+    """Empty byte arrays: the tensors come first, then their sizes are known."""
     return defaultdict(lambda: np.empty(0, np.uint8))
 
 
@@ -169,7 +168,7 @@ def _list(value: JSON, where: str) -> list[JSON]:
 
 
 class Arrays:
-    """One-dimensional uint8 arrays by name, each of the size the reader asks for: checked before it is inflated."""
+    """Raw byte arrays of an `.npz` that may come from a stranger; sizes are checked before anything is inflated."""
 
     def __init__(self, path: Path, memory: Memory) -> None:
         self.memory = memory

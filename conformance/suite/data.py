@@ -22,7 +22,7 @@ Fill = Callable[[Stream, Dims], NDArray[Any]]
 
 
 def encode(type_: GGMLType, stream: Stream, ne: Dims, fill: Fill) -> Bytes:
-    """The bytes of a leaf. Block types hold random blocks whatever the fill: any bits that a quantiser could write."""
+    """The bytes of a leaf. Block types get random blocks whatever the fill: any bits that a quantiser could write."""
     if type_.blck_size > 1:
         return random_blocks(type_, stream.words, math.prod(ne) // type_.blck_size).reshape(-1)
     values = fill(stream, ne).reshape(-1)
@@ -38,12 +38,12 @@ def encode(type_: GGMLType, stream: Stream, ne: Dims, fill: Fill) -> Bytes:
 
 
 def normal(scale: float = 1.0, mean: float = 0.0) -> Fill:
-    """Bell-shaped values."""
+    """Normally distributed values."""
     return lambda s, ne: s.normal(math.prod(ne), scale, mean)
 
 
 def uniform(lo: float, hi: float) -> Fill:
-    """Values spread evenly in [lo, hi]."""
+    """Uniformly distributed values in [lo, hi]."""
     return lambda s, ne: s.uniform(math.prod(ne), lo, hi)
 
 
@@ -53,7 +53,7 @@ def away_from_zero(lo: float, hi: float) -> Fill:
 
 
 def distinct(lo: float, hi: float) -> Fill:
-    """Values no two of which are equal in a row of the leaf."""
+    """Values that differ from each other within each row."""
     return lambda s, ne: s.distinct(ne[1] * ne[2] * ne[3], ne[0], lo, hi)
 
 
@@ -63,7 +63,7 @@ def integers(lo: int, hi: int) -> Fill:
 
 
 def values(type_: GGMLType) -> Fill:
-    """Whole numbers of the full range for integer types, bell-shaped values for the rest."""
+    """Whole numbers of the full range for integer types, normally distributed values for the rest."""
     if type_ is I64:
         return lambda s, ne: s.words(math.prod(ne)).view("<i8")
     return integers(-(2**31), 2**31) if type_ is I32 else normal()
@@ -99,7 +99,7 @@ def with_edges(fill: Fill, kind: str) -> Fill:
 
 
 def causal(n_past: int, *, dead: float = 0.0) -> Fill:
-    """An attention mask [n_kv, n_q, ...]: query i sees keys 0..n_past + i, of which a share `dead` is hidden as well.
+    """An attention mask [n_kv, n_q, ...]: query i sees keys 0..n_past + i, a share `dead` of which is hidden too.
 
     Seen entries are 0, hidden ones -inf; a query's own key is always seen.
     """
@@ -118,7 +118,7 @@ def causal(n_past: int, *, dead: float = 0.0) -> Fill:
 
 
 def biased(mask: Fill, scale: float) -> Fill:
-    """`mask` with bell-shaped values where it was zero."""
+    """`mask` with normally distributed values in place of zeros."""
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         return mask(s, ne).reshape(-1) + s.normal(math.prod(ne), scale)
@@ -153,7 +153,7 @@ _STD = {
 
 
 def random_bytes(type_: GGMLType, stream: Stream, n: int, std: float) -> Bytes:
-    """`n` values of about that standard deviation; of a block type random blocks, their scales shifted by a power of 2.
+    """`n` values of about that standard deviation; for a block type random blocks, scaled by a power of 2.
 
     Raises:
         UsageError: a block type whose scale is no F16 field.

@@ -59,7 +59,7 @@ class Family:
 def ids_of(
     table: Table, with_seed: Callable[[str], str], size: Callable[[str], int] = lambda _: 0
 ) -> Callable[[Level], Sequence[str]]:
-    """`Family.ids` from a table; within what a level adds, ordered by `size`.
+    """`Family.ids` from a table; what a level adds is ordered by `size`.
 
     Args:
         table: the patterns.
@@ -96,7 +96,7 @@ def split_id(case_id: str, family: str, form: str) -> tuple[str, int]:
 
     Args:
         case_id: the id.
-        family: whose it must be.
+        family: the family it must be of.
         form: what is expected between family and seed, for the error.
 
     Raises:
@@ -160,7 +160,7 @@ def text(default: str = "", what: str = "text") -> Key:
 
 
 def keys(declared: str) -> dict[str, Key]:
-    """The keys of a declaration (see above), which blanks part."""
+    """The keys of a declaration, separated by blanks."""
     return {name: _key(default) for name, _, default in (item.partition("=") for item in declared.split())}
 
 
@@ -207,7 +207,7 @@ def read_keys(case_id: str, keys_text: str, keys: Mapping[str, Key]) -> tuple[di
 
 
 def without(body: str, keys: Container[str]) -> tuple[str, str]:
-    """`WHAT-key=value,key=value` without the `keys`, and these: for ids that are another family's, and more."""
+    """Split `WHAT-key=value,key=value` into the id without `keys`, and these: for ids that extend another family's."""
     what, dash, first = body.partition("=")[0].rpartition("-")  # an architecture's name may have dashes too
     items = body[len(what) + 1 :].split(",") if dash and first else []
     if not items:

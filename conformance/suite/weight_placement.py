@@ -35,7 +35,7 @@ GENERATOR = 1
 """Raise it when any small graph's bytes change."""
 
 KEYS = {**keys(f"buffer=0 usage={'|'.join(USAGES)}"), "weights": text("all", "roles like attn_q joined by +")}
-"""Where weights lie."""
+"""Placement."""
 _GRAPH_KEYS = keys(f"w=q4_0|{'|'.join(TYPES)} d=64 n=3")
 
 _DECODER = "llama-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64"
@@ -82,7 +82,7 @@ _B = Builder()
 
 @dataclass(slots=True)
 class _Bench:
-    """A case in the making."""
+    """Builds a case step by step."""
 
     id: str
     w: GGMLType
@@ -101,7 +101,7 @@ class _Bench:
         return self.persistent[name]
 
     def w0(self) -> Tensor:
-        """The weight in question."""
+        """The weight under test."""
         return self.weight("w.weight", self.w, self.d, _ROWS)
 
     def input(self, name: str, type_: GGMLType, *ne: int) -> Tensor:
@@ -118,7 +118,7 @@ class _Bench:
         return t
 
     def stream(self, name: str) -> Stream:
-        """Of an input of this step."""
+        """The stream of an input of this step."""
         return Stream(self.id, f"{name} {self.k}")
 
     def x(self) -> Tensor:
@@ -145,42 +145,42 @@ def _parts(b: _Bench) -> Tensor:
 
 
 def _both(b: _Bench) -> Tensor:
-    """A weight whose rows are looked up and that multiplies, as a tied embedding."""
+    """A weight that is read by GET_ROWS and by MUL_MAT, as a tied embedding is."""
     rows = _B.get_rows(b.w0(), b.rows("ids", I32, _ROWS, b.n))
     return _B.mul_mat(b.w0(), _B.add(rows, b.x()))
 
 
 def _input(b: _Bench) -> Tensor:
-    """What looks like a weight is handed in anew for each graph."""
+    """A tensor that looks like a weight is an input of each step."""
     return _B.mul_mat(b.input("w", b.w, b.d, _ROWS), b.x())
 
 
 def _computed(b: _Bench) -> Tensor:
-    """What looks like a weight is made by the graph."""
+    """A tensor that looks like a weight is computed by the graph."""
     made = _B.cast(b.input("made", F32, b.d, _ROWS), b.w)
     return _B.mul_mat(made, b.x())
 
 
 def _activations(b: _Bench) -> Tensor:
-    """Activations of the type that the weight's products are made in."""
+    """Activations of the weight's `vec_dot_type`."""
     return _B.mul_mat(b.w0(), _B.cast(b.x(), vec_dot_type(b.w)))
 
 
 def _cache(b: _Bench) -> Tensor:
-    """A quantised tensor that lives across graphs and is written: no weight."""
+    """A persistent quantised tensor that is written: no weight."""
     cache = b.weight("cache_k_l0", b.w, b.d, _ROWS)
     b.gf.expand(_B.set_rows(cache, b.input("new", F32, b.d, b.n), b.rows("idxs", I64, _ROWS, b.n)))
     return _B.mul_mat(_B.view_2d(cache, b.d, 32, cache.nb[1], 0), b.x())
 
 
 def _experts(b: _Bench) -> Tensor:
-    """A matrix of each expert in one weight."""
+    """One weight with a matrix per expert."""
     w = b.weight("w_exps.weight", b.w, b.d, 32, _EXPERTS)
     return _B.mul_mat_id(w, _B.reshape_3d(b.x(), b.d, 1, b.n), b.rows("ids", I32, _EXPERTS, 2, b.n))
 
 
 def _added(b: _Bench) -> Tensor:
-    """Weights of no product: a norm's and a bias."""
+    """Weights that no matrix product reads: a norm's and a bias."""
     cur = _B.mul(_B.rms_norm(b.x(), 1e-5), b.weight("w_norm.weight", b.w, b.d))
     return _B.add(cur, b.weight("w.bias", b.w, b.d))
 

@@ -1,4 +1,4 @@
-"""Where a sublayer begins and ends in a decoder's graph: by the weights and caches that its nodes read."""
+"""Cuts a sublayer out of a decoder's graph, by the weights and caches that its nodes read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Block:
 
 
 def block_of(name: str) -> Block | None:
-    """The block that a weight or cache belongs to; None for what belongs to none, such as an embedding."""
+    """The block of a weight or cache; None for one without, such as an embedding."""
     cache, owner = _CACHE.fullmatch(name), _OWNER.fullmatch(name)
     if cache is not None:
         return Block(int(cache["layer"]), "recurrent" if cache["role"] in "rs" else "attention")
@@ -57,9 +57,9 @@ def block_of(name: str) -> Block | None:
 def blocks(graph: Graph, persistent: Collection[Tensor]) -> dict[Block, tuple[int, int]]:
     """Every block of a graph -> its first node's index, and that after its last node.
 
-    A block's span is from the first to the last node that reads what is its own, and then up to where another begins.
-    The norm op before a norm's weight and the sum before that, the residual, belong to the norm. Blocks whose nodes are
-    mixed, as where attention and a recurrence run side by side, are one, called as the first of them that is no norm.
+    A block reaches from the first to the last node that reads its weights or caches, and on to where the next begins.
+    The norm op before a norm's weight and the sum before that, the residual, belong to the norm. Blocks whose nodes
+    mix, such as attention and a recurrence side by side, are one, named after the first of them that is no norm.
     """
     own = frozenset(persistent)
     spans: dict[Block, tuple[int, int]] = {}
@@ -81,9 +81,9 @@ def blocks(graph: Graph, persistent: Collection[Tensor]) -> dict[Block, tuple[in
 
 
 def states_last(graph: Graph, persistent: Collection[Tensor]) -> Graph:
-    """The same nodes, those that fetch a layer's recurrent state right before the first node that needs it.
+    """The same nodes; those that fetch a layer's recurrent state stand right before the first node that needs it.
 
-    llama.cpp has them where a layer's building begins, which may be among the nodes of the layer before.
+    llama.cpp puts them where it begins to build a layer, which may be among the nodes of the layer before.
     """
     own = frozenset(persistent)
     layer: dict[Tensor, int] = {}
@@ -119,9 +119,9 @@ def _start(graph: Graph, first: int) -> int:
 
 
 def alone(case_id: str, whole: Case, block: Block) -> Case:
-    """The block of every step of `whole` that has it; what it reads from outside is drawn anew, of order 1.
+    """The block in every step of `whole` that has it. Values from outside the block are drawn anew, of order 1.
 
-    Inputs of the whole keep their bytes, and so do values that are no numbers of order 1: indices, masks.
+    Inputs of the whole keep their bytes, and so do recorded values that are no plain numbers: indices, masks.
 
     Raises:
         UsageError: no step has this block, or one reads what must have been recorded and was not.
@@ -130,10 +130,10 @@ def alone(case_id: str, whole: Case, block: Block) -> Case:
     known: dict[Block, None] = {}
     for k, step in enumerate(whole.steps):
         graph = states_last(step.graph, whole.persistent)
-        spans_of = blocks(graph, whole.persistent)
-        known |= dict.fromkeys(spans_of)
-        if block in spans_of:
-            first, last = spans_of[block]
+        spans = blocks(graph, whole.persistent)
+        known |= dict.fromkeys(spans)
+        if block in spans:
+            first, last = spans[block]
             part = partial(graph, first, last, persistent=whole.persistent, outputs=step.outputs)
             if part.outputs:
                 steps.append(Step(part.graph, _inputs(case_id, k, step, part), part.outputs, note=step.note))
@@ -166,5 +166,5 @@ def _inputs(case_id: str, k: int, step: Step, part: Part) -> dict[Tensor, Bytes]
 
 
 def _is_plain(t: Tensor, data: Bytes) -> bool:
-    """Whether what was recorded is numbers that others may stand for."""
+    """Whether the record is plain numbers, which others may replace."""
     return t.type is F32 and bool(np.isfinite(data.view(np.float32)).all())

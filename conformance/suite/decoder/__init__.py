@@ -160,7 +160,7 @@ def cparams_of(v: Mapping[str, Any]) -> Cparams:
 
 
 def elements(body: str) -> int:
-    """How many elements weights and caches have together.
+    """Elements of weights and caches together.
 
     Raises:
         UsageError: as `make`.

@@ -77,7 +77,7 @@ def build(
     logits = _head(g, cur)
     g.gf.expand(logits)
     graph = g.gf.graph()
-    read = frozenset(graph.leafs())  # without attention nobody asks for positions
+    read = frozenset(graph.leafs())  # without attention no node reads the positions
     return Decode(graph, {k: t for k, t in g.inputs.items() if t in read}, (logits,))
 
 
@@ -96,7 +96,7 @@ def _head(g: Sketch, cur: Tensor) -> Tensor:
 
 
 def _inp_embd(g: Sketch) -> Tensor:
-    """`build_inp_embd`: rows of the embedding; beside them the branch of a mixed batch, not computed."""
+    """`build_inp_embd`: rows of the embedding, and the branch of a mixed batch, which is not computed."""
     tok_embd = g.w("token_embd")
     n = g.n_tokens
     embd = B.get_rows(tok_embd, g.input("inp_tokens", I32, n))
@@ -143,10 +143,9 @@ def _inp_rs(g: Sketch) -> None:
 
 
 def build_shift(h: Hparams, c: Cparams, weights: Mapping[str, Tensor], caches: Sequence[Tensor]) -> Decode:
-    """The graph that rotates the K caches `caches`, of as many cells each.
+    """The graph that rotates K caches with the same number of cells.
 
-    Its inputs: `k_shift`, by how much the position of each cell of all streams moved; `attn_inp_k_rot`, where K is
-    rotated by a Hadamard matrix.
+    Inputs: `k_shift`, the shift of each cell of all streams; `attn_inp_k_rot`, where K is rotated by a Hadamard matrix.
     """
     inputs = {"k_shift": new_tensor(I32, caches[0].ne[1] * caches[0].ne[2])}
     size = n_rot(h, c)[0]
@@ -162,7 +161,7 @@ def build_shift(h: Hparams, c: Cparams, weights: Mapping[str, Tensor], caches: S
 
 
 def _shift(h: Hparams, weights: Mapping[str, Tensor], cache: Tensor, k_shift: Tensor, rot: Tensor | None) -> Tensor:
-    """`build_rope_shift`; a quantised cache whose heads no Hadamard matrix fits is one llama.cpp cannot shift."""
+    """`build_rope_shift`. llama.cpp cannot shift a quantised cache whose heads no Hadamard matrix fits."""
     nb1, nb2 = row_size(cache.type, h.n_embd_head), row_size(cache.type, h.n_embd_gqa)
     k = B.view_3d(cache, h.n_embd_head, h.n_head_kv, cache.ne[1] * cache.ne[2], nb1, nb2, 0)
     if not cache.type.is_quantized:

@@ -19,7 +19,7 @@ from .sketch import B, Sketch, inverse, keyed, root
 
 
 def attention(g: Sketch, cur: Tensor, il: int) -> Tensor:
-    """One layer's attention: [n_embd, n_tokens] to the same."""
+    """`build_attn` over the cache."""
     h, swa = g.h, g.h.is_swa(il)
     q, k, v = _qkv(g, cur, il)
     if h.qk_norm:
@@ -110,18 +110,18 @@ def hadamard(cur: Tensor, rot: Tensor) -> Tensor:
 
 
 OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
-"""Of gpt-oss's SwiGLU."""
+"""Constants of gpt-oss's SwiGLU."""
 
 GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "swiglu": B.swiglu_split,
     "geglu": B.geglu_split,
     "swiglu_oai": lambda gate, up: B.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT),
 }
-"""What becomes of gate and up, by the feed-forward's name."""
+"""Name of a feed-forward -> its function of gate and up."""
 
 
 def ffn(g: Sketch, cur: Tensor, il: int) -> Tensor:
-    """[n_embd, n] to the same."""
+    """`build_ffn`."""
     up = g.mul_mat(f"blk.{il}.ffn_up", cur, "ffn_up", il, "ffn_up_b")
     if g.h.ffn in GATED:
         gate = g.mul_mat(f"blk.{il}.ffn_gate", cur, "ffn_gate", il, "ffn_gate_b")
@@ -140,7 +140,7 @@ _LEAST_SUM = 6.103515625e-5
 
 
 def experts(g: Sketch, cur: Tensor, il: int) -> Tensor:
-    """[n_embd, n] to the same."""
+    """`build_moe_ffn`."""
     h, n = g.h, cur.ne[1]
     logits = g.mul_mat(f"blk.{il}.ffn_gate_inp", cur, "ffn_moe_logits", il, "ffn_moe_logits_biased")
     chosen, probs = _choose(g, logits, il)
@@ -211,11 +211,11 @@ def _mul_mat_id(g: Sketch, weight: str, cur: Tensor, ids: Tensor, name: str, il:
 
 
 _LABEL = "model.layers.{{}}.conv.{}"
-"""llama.cpp leaves the braces in."""
+"""llama.cpp does not fill in the braces."""
 
 
 def shortconv(g: Sketch, cur: Tensor, il: int) -> Tensor:
-    """[n_embd, n_tokens] to the same; `in_proj` gives B, C and x, the convolution runs over B * x."""
+    """LFM2's short convolution (`build_rs`): `in_proj` gives B, C and x, the convolution runs over B * x."""
     h, rows = g.h, g.place.recr
     if rows is None:
         raise UsageError("decoder: a short convolution without states")
@@ -237,7 +237,7 @@ def shortconv(g: Sketch, cur: Tensor, il: int) -> Tensor:
 
 
 def _states(g: Sketch, state: Tensor, rows: Range, n_seqs: int) -> Tensor:
-    """[n_embd_r, n_seqs]: one row is made zero, the ubatch's are gathered, those between are moved on."""
+    """The states [n_embd_r, n_seqs]: zero one row, gather those of the ubatch, copy those in between."""
     size = g.h.n_embd_r
     states = B.reshape_2d(state, size, state.ne[1])
     clears = rows.zero >= 0

@@ -36,7 +36,7 @@ class Ubatch:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens."""
+        """The number of tokens."""
         return len(self.tokens)
 
     @property
@@ -66,7 +66,7 @@ class Slots:
 
 
 class Cells:
-    """The cells of every stream, as steps go by."""
+    """The cells of every stream: the position and the sequences that each one holds."""
 
     def __init__(self, n_ctx: int, n_stream: int, n_swa: int = 0) -> None:
         self.n_ctx = n_ctx
@@ -87,7 +87,7 @@ class Cells:
         return seq if self.n_stream > 1 else 0
 
     def clear(self) -> None:
-        """Forget all tokens; what the cells hold stays as it is (`llama_memory_clear` without data)."""
+        """Forget all tokens, but keep the bytes (`llama_memory_clear` without data)."""
         self.pos[:], self.seq[:] = -1, 0
         self.reset_shift()
         self._head = [0] * self.n_stream
@@ -116,7 +116,7 @@ class Cells:
         self._head[s] = int(np.argmax(below_zero))
 
     def reset_shift(self) -> None:
-        """K is rotated to where its tokens now are."""
+        """Note that K was rotated to the new positions."""
         self.shift[:] = 0
         self.has_shift = False
 
@@ -124,7 +124,7 @@ class Cells:
         """Let `dst` have positions p0 to p1 of `src` too: `llama_memory_seq_cp` within one stream.
 
         Raises:
-            UsageError: the two are in different streams, where llama.cpp copies the bytes of the cache.
+            UsageError: the two have a stream each; llama.cpp then copies the bytes of the cache.
         """
         s = self.stream_of(src)
         if s != self.stream_of(dst):
@@ -142,9 +142,9 @@ class Cells:
         return int(np.max(self.pos[s], where=self._has(s, seq), initial=-1))
 
     def prepare(self, ubatches: Sequence[Ubatch]) -> list[Slots]:
-        """Slots for all ubatches of a batch, one after the other; what they overwrite stands again afterwards.
+        """Slots for all ubatches of a batch; the cells are restored afterwards.
 
-        As in llama.cpp, positions that a window has left behind and that filling a slot purges stay purged.
+        As in llama.cpp, positions that lie before a window and are purged while a slot is filled stay purged.
 
         Raises:
             UsageError: the cache is too small.
@@ -165,7 +165,7 @@ class Cells:
     def find_slot(self, ubatch: Ubatch) -> Slots:
         """A cell for each token, from the head of its stream on; cells need not be neighbours.
 
-        A cell is free that is empty, or whose one sequence has moved its window past it.
+        A cell is free if it is empty, or if its only sequence has moved its window past it.
 
         Raises:
             UsageError: the cache is too small.
@@ -197,7 +197,7 @@ class Cells:
         return passed
 
     def apply(self, ubatch: Ubatch, slots: Slots) -> None:
-        """Put the tokens into their cells: `apply_ubatch`. Of what a sequence loses, it loses all that is older."""
+        """Put the tokens into their cells: `apply_ubatch`. A sequence that loses a token loses every older one too."""
         shape = slots.idxs.shape
         for s, idxs, pos, seq in zip(
             slots.streams, slots.idxs, ubatch.pos.reshape(shape), ubatch.seqs.reshape(shape), strict=True
@@ -286,13 +286,16 @@ class Range:
 
     head: int
     s_copy: tuple[int, ...]
-    """Where each of them is read from."""
+    """The row that each is read from."""
     zero: int
-    """The row that is made zero before, -1 for none."""
+    """The row that is zeroed first, -1 for none."""
 
 
 class States:
-    """The rows, as steps go by."""
+    """The rows of recurrent states. Each sequence has one; a graph works on a range of rows.
+
+    A sequence that is new in a graph starts from a row of zeros, one that shared its row from a copy of that row.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -314,7 +317,7 @@ class States:
         """Forget positions p0 to p1 of a sequence: all, or none.
 
         Raises:
-            UsageError: only its last ones, of which the state cannot be rid.
+            UsageError: only its last ones: a state cannot go back.
         """
         pos = self.seq_pos(seq)
         if pos < p0 or (p1 is not None and p1 <= pos):
@@ -417,7 +420,7 @@ class Place:
 
 
 class Memory:
-    """The books of a context."""
+    """All that a context remembers: cells of full and of sliding-window attention, states of convolutions."""
 
     def __init__(self, h: Hparams, c: Cparams) -> None:
         self.c = c

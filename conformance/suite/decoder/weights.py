@@ -98,9 +98,9 @@ _GAIN = {
     "attn_q": _SELECTIVE, "attn_k": _SELECTIVE, "attn_output": 2.0, "ffn_down": 1.5,
     "attn_qkv": _SELECTIVE, "ffn_down_exps": 1.5, "out_proj": 2.0, "conv": 1.0, "ffn_gate_inp": 2.0,
 }  # fmt: skip
-"""Role -> standard deviation of what the weight makes of normalised activations; 1 for all others."""
+"""Role -> standard deviation of the product with normalised activations; 1 for all others."""
 _BIAS = 0.5
-"""Standard deviation of a bias: enough to show, beside activations of 1."""
+"""Standard deviation of a bias: visible beside activations of 1."""
 _UNIFORM = {
     "attn_sinks": (1.0, 5.0),  # among the largest logits of a row, so that they take a good part of its attention
     "attn_q_norm": (_SELECTIVE - 0.5, _SELECTIVE + 0.5),
@@ -109,15 +109,15 @@ _UNIFORM = {
 }
 """Role -> range that its elements are spread over; 0.5 to 1.5 for other norms."""
 _SCALED = 3.0
-"""Standard deviation of embeddings that the model scales: tied logits then come near their softcap, and not over it."""
+"""Standard deviation of embeddings that the model scales: tied logits come near their softcap, not over it."""
 _JUNK = 2.0
-"""How much larger than K and V is what an unused cell holds."""
+"""How much larger than K and V the content of an unused cell is."""
 
 
 def weight(case: str, h: Hparams, t: Tensor) -> Bytes:
     """The bytes of weight `t` of a model, from the stream of its name."""
     role = t.name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2]
-    # the first head of K turns alike into alike: a head that looks at its own token and those just before
+    # K has Q's stream, so its first head attends to its own token and those just before
     stream = Stream(case, t.name.replace("attn_k.weight", "attn_q.weight"))
     n = nelements(t)
     if t.name.endswith(".bias"):
@@ -130,7 +130,7 @@ def weight(case: str, h: Hparams, t: Tensor) -> Bytes:
 
 
 def _embeddings(t: Tensor, stream: Stream, std: float) -> Bytes:
-    """Rows of that order whose first halves (whole blocks) are the same for all tokens, so that positions matter."""
+    """Rows whose first halves (whole blocks) are the same for all tokens, so that positions matter."""
     rows = random_bytes(t.type, stream, nelements(t), std).reshape(t.ne[1], -1)
     common = t.ne[0] // t.type.blck_size // 2 * t.type.type_size
     rows[:, :common] = rows[0, :common]
@@ -138,7 +138,7 @@ def _embeddings(t: Tensor, stream: Stream, std: float) -> Bytes:
 
 
 def cached(case: str, t: Tensor) -> tuple[Bytes, Bytes]:
-    """Bytes for a whole cache tensor: such as K, or V, leaves there, and what cells out of use may hold."""
+    """Bytes for a whole cache tensor: those of K or V in used cells, and larger ones for unused cells."""
     std = _SELECTIVE if t.name.startswith("cache_k") else 1.0
     used, junk = Stream(case, t.name), Stream(case, f"{t.name} unused")
     return random_bytes(t.type, used, nelements(t), std), random_bytes(t.type, junk, nelements(t), _JUNK * std)

@@ -33,15 +33,15 @@ MAX_POS = 4096
 
 @dataclass(slots=True)
 class Side:
-    """One run: a trajectory, and whose tokens its sequences are."""
+    """One run: a trajectory, and the names of its sequences."""
 
     what: str
     trajectory: Trajectory
     names: Mapping[int, int] = field(default_factory=dict)
-    """Sequence of this run -> sequence of the run on the left; itself where it is not listed."""
+    """Sequence of this run -> sequence of the first run; itself where it is missing."""
 
     def logits(self) -> dict[Token, tuple[int, int]]:
-        """Step and row of each token's logits, of its last if a position was used again."""
+        """Step and row of each token's logits; of the last one where a position was used again."""
         places: dict[Token, tuple[int, int]] = {}
         for k, step in enumerate(self.trajectory.steps):
             rows = [row for row in _token_rows(step) if row[3]]
@@ -49,7 +49,7 @@ class Side:
         return places
 
     def cells(self) -> dict[Token, int]:
-        """Row in all streams' rows of each token that is in the cache at the end."""
+        """Row, counted through all streams, of each token that is in the cache at the end."""
         cells = self.trajectory.memory.base
         rows: dict[Token, int] = {}
         for s in range(cells.n_stream):
@@ -60,7 +60,7 @@ class Side:
         return rows
 
     def set_tokens(self, case_id: str) -> None:
-        """Draw every token anew, from its sequence, position and life of the sequence: alike in every run."""
+        """Draw every token from its sequence, position and life of the sequence, so that all runs have the same ones."""
         lives = self._lives()
         for k, step in enumerate(self.trajectory.steps):
             rows = _token_rows(step)
@@ -74,7 +74,7 @@ class Side:
             step.inputs[leaf] = np.array([row[0] for row in rows], "<i4").view(np.uint8)
 
     def _lives(self) -> dict[tuple[int, int], int]:
-        """Step and row -> how many times the sequence starts again at position 0 after that."""
+        """Step and row -> how often the sequence starts again at position 0 after that."""
         count: dict[int, int] = {}
         lives: dict[tuple[int, int], int] = {}
         rows = [(k, i, row) for k, s in enumerate(self.trajectory.steps) for i, row in enumerate(_token_rows(s))]
@@ -86,16 +86,16 @@ class Side:
 
 
 def _token_rows(step: Step) -> list[list[int]]:
-    """Token, position, sequence and whether logits are wanted, of each token of a step; a shift has none."""
+    """`[token, position, sequence, has logits]` of each token of a step; a shift has none."""
     rows: list[list[int]] = step.note.get("tokens", [])
     return rows
 
 
 def relate(request: Request) -> Case:
-    """The relation that every token of the first side has the same logits and K and V on the others.
+    """The relation: every token of the first run has the same logits, K and V in the others.
 
     Raises:
-        UsageError: no token has logits on both sides.
+        UsageError: no token has logits in both runs.
     """
     says, make = DECODERS[request.name]
     sides = make(request)
@@ -147,7 +147,7 @@ def _persistent(side: Side) -> int:
 
 
 def _rows(side: Side) -> list[int]:
-    """Places, among the persistent tensors, of caches whose rows are tokens in the cells of full attention."""
+    """Indices, among the persistent tensors, of caches whose rows are tokens of full attention."""
     t = side.trajectory
     caches = [*t.cache.k.items(), *(() if t.c.v_trans else t.cache.v.items())]
     whole = {tensor for il, tensor in caches if not t.h.is_swa(il)}
@@ -156,7 +156,7 @@ def _rows(side: Side) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What an id says: a model, a context and a plan."""
+    """A relation's id, read: a model, a context and a plan."""
 
     id: str
     name: str
@@ -168,26 +168,18 @@ class Request:
     seed: int
 
     def trajectory(self, **values: Any) -> Trajectory:  # noqa: ANN401  # keys of an id
-        """An empty one in the model and context that the id says, but for `values`."""
+        """An empty trajectory of the id's model and context, with `values` in place of some keys."""
         return trajectory_of(self.id, self.arch, {**self.values, **values})
 
     def side(self, what: str, run: str, **values: Any) -> Side:  # noqa: ANN401  # as above
-        """A run of a plan."""
+        """The run of a plan."""
         trajectory = self.trajectory(**values)
         trajectory.run(run)
         return Side(what, trajectory)
 
 
-def _follow(request: Request, left: Side, what: str, ids: Mapping[int, int], **values: Any) -> Side:  # noqa: ANN401  # keys of an id
-    """The tokens of some sequences of `left`, step by step as there, under other sequence ids.
-
-    Args:
-        request: the id.
-        left: the run to follow.
-        what: the new run, in words.
-        ids: sequence of `left` -> its id in the new run; the others take no part.
-        values: keys of the id that are others in the new run.
-    """
+def _follow(request: Request, left: Side, what: str, ids: Mapping[int, int], **values: Any) -> Side:  # noqa: ANN401  # as above
+    """A run with the tokens of some sequences of `left`, step by step as there; `ids` maps a sequence to its new id."""
     trajectory = request.trajectory(**values)
     for step in left.trajectory.steps:
         rows = [(ids[row[2]], *row) for row in _token_rows(step) if row[2] in ids]
@@ -250,16 +242,16 @@ NAMINGS: dict[str, Callable[[int, int], str]] = {
     "none": lambda _i, _n: "",
     "one": lambda _i, _n: "x",
 }
-"""What tensors are called instead -> name of the i-th of n; `swapped`, beside these, gives each the name of another."""
+"""Way of naming -> name of the i-th of n tensors; `swapped`, beside these, gives each the name of another."""
 
 
 def _copy(case: Case) -> Case:
-    """The same case of other tensors."""
+    """The same case with new tensors."""
     return codec.load(*codec.dump(case))
 
 
 def renamed(case_id: str, case: Case, how: str, seed: int) -> Case:
-    """Names say nothing: the case, and the same with other names, all alike, none, or each other's."""
+    """Names do not matter: the case, and the same with other names, one name, none, or each other's."""
     other = _copy(case)
     tensors: dict[Tensor, None] = dict.fromkeys(other.persistent)
     for step in other.steps:
@@ -274,7 +266,7 @@ def renamed(case_id: str, case: Case, how: str, seed: int) -> Case:
 
 
 def memory(case_id: str, case: Case, seed: int) -> Case:
-    """Addresses say nothing."""
+    """Addresses do not matter."""
     n = len(case.steps)
     runs = (
         Run("each graph at addresses of its own", 0, n, opening=1, options={"memory": "fresh"}),
@@ -285,7 +277,7 @@ def memory(case_id: str, case: Case, seed: int) -> Case:
 
 
 def warm(case_id: str, case: Case, seed: int) -> Case:
-    """What a backend keeps says nothing: in its memory, or, where it has `cache_dir`, on disk for another process."""
+    """State that a backend keeps does not matter: in memory, or, where it has `cache_dir`, on disk for another process."""
     n, options = len(case.steps), {"cache_dir": FOLDER}
     runs = (
         Run("the first run", 0, n, opening=1, options=options),
@@ -298,7 +290,7 @@ def warm(case_id: str, case: Case, seed: int) -> Case:
 
 
 def buffers(case_id: str, case: Case, seed: int) -> Case:
-    """Where weights lie says nothing."""
+    """The buffer type of weights does not matter."""
     n = len(case.steps)
     runs = (
         Run("weights in the default buffer type", 0, n),
@@ -309,7 +301,7 @@ def buffers(case_id: str, case: Case, seed: int) -> Case:
 
 
 def restored(case_id: str, case: Case, seed: int) -> Case:
-    """A state that was saved is the state: another prompt in the same cells between saving and writing back."""
+    """Caches may be saved, overwritten by another prompt, and written back."""
     first, *rest = case.steps
     tokens = {t: np.roll(d.view("<i4"), 1).view(np.uint8) for t, d in first.inputs.items() if t.name == "inp_tokens"}
     if not rest or not tokens:
@@ -334,7 +326,7 @@ def restored(case_id: str, case: Case, seed: int) -> Case:
 
 
 def after(case_id: str, read: alias.Read) -> Case:
-    """What ran before says nothing: B alone, and B after an A whose tensors have the same names."""
+    """Earlier graphs do not matter: B alone, and B after an A whose tensors have the same names."""
     b = alias.alone(case_id, alias.DIFFERS[read.differs], read.tokens)
     a = alias.alone(case_id, alias.Traits(), read.tokens)
     n = len(b.steps)
