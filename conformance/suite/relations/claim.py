@@ -1,7 +1,7 @@
 """What a relation claims: its runs, and which of their values must be equal. Pure data, stored in the case itself.
 
-A relation is a case with the steps of all its runs, one run after the other; `params["relation"]` says where each begins
-and what is compared. So it is saved, read, shown and repeated like any other case. Nothing runs here.
+A relation is a case with the steps of all its runs, one run after the other; `params["relation"]` says where each
+begins and what is compared. So it is saved, read, shown and repeated like any other case. Nothing runs here.
 
     {"name": "chunked", "says": "whole prefill = chunked prefill", "equal": "budget",
      "runs": [{"what": "whole", "first": 0, "last": 2}, {"what": "chunks", "first": 2, "last": 5}],
@@ -48,8 +48,8 @@ class Run:
     """Runs with the same number share an open backend; 0 is the one that the suite uses anyway."""
     how: str = PLAIN
     options: Mapping[str, str] = field(default_factory=dict)
-    """Options of the backend of this opening, as far as its adapter has them; FOLDER stands for a folder, empty at first,
-    that all openings of the relation share."""
+    """Options of the backend of this opening, as far as its adapter has them; FOLDER stands for a folder that all
+    openings of the relation share, empty at first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ class Side:
         return rows
 
     def set_tokens(self, case_id: str) -> None:
-        """Draw every token from its sequence, position and life of the sequence, so that all runs have the same ones."""
+        """Draw every token from its sequence, position and life of the sequence: the same one in all runs."""
         lives = self._lives()
         for k, step in enumerate(self.trajectory.steps):
             rows = _token_rows(step)
@@ -277,7 +277,7 @@ def memory(case_id: str, case: Case, seed: int) -> Case:
 
 
 def warm(case_id: str, case: Case, seed: int) -> Case:
-    """State that a backend keeps does not matter: in memory, or, where it has `cache_dir`, on disk for another process."""
+    """State between runs does not matter: in memory, or, with `cache_dir`, on disk for another process."""
     n, options = len(case.steps), {"cache_dir": FOLDER}
     runs = (
         Run("the first run", 0, n, opening=1, options=options),
