@@ -17,13 +17,13 @@ from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32
 from conformance.suite.family import Family, Level, expand, with_seed
 
-from . import attention, elementwise, matmul, recurrent, rope, rows, sparse, unary, views, windows
-from .bench import NAME, Bench, OpCases, OpId, parse
+# importing a topic declares its cases
+from . import attention, elementwise, matmul, recurrent, rope, rows, sparse, unary, views, windows  # noqa: F401
+from .bench import NAME, TABLES, Bench, OpCases, OpId, parse
 
 __all__ = ["FAMILY", "build", "ids"]
 
-TOPICS = (elementwise, unary, rows, views, matmul, attention, rope, recurrent, windows, sparse)
-KNOWN: dict[str, OpCases] = {op: cases for topic in TOPICS for cases in topic.CASES for op in cases.ops}
+KNOWN: dict[str, OpCases] = {op: table for table in TABLES for op in table.ops}
 """Op, with its sub-op -> its cases."""
 ENOUGH = 64
 """Elements that show most faults: of fewer, a smoke test takes only what larger cases do not show."""
@@ -84,12 +84,11 @@ def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
 
 @cache
 def _table(level: Level) -> tuple[str, ...]:
-    every = [cases for topic in TOPICS for cases in topic.CASES]
-    always = _ids(pattern for cases in every for pattern in cases.smoke)
-    standard = _ids(pattern for cases in every for pattern in cases.standard)
+    always = _ids(pattern for table in TABLES for pattern in table.smoke)
+    standard = _ids(pattern for table in TABLES for pattern in table.standard)
     if level == "smoke":
         return _by_size(always | set(_cross_section(_by_size(standard))))
-    return _by_size(always | standard | (_ids(p for c in every for p in c.full) if level == "full" else set()))
+    return _by_size(always | standard | (_ids(p for t in TABLES for p in t.full) if level == "full" else set()))
 
 
 def _ids(patterns: Iterable[str]) -> set[str]:

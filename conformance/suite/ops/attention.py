@@ -14,9 +14,8 @@ from conformance.ggml.ops.matmul import PREC
 from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F16, F32, type_named
 from conformance.suite.data import Fill, biased, blind, causal, normal, uniform
-from conformance.suite.family import keys
 
-from .bench import INPLACE, Bench, OpCases
+from .bench import INPLACE, Bench, cases
 
 _HIDE = "hide=causal|holes|bias|blind|junk|seen"
 """Key: what a mask hides. `causal`: the future. `holes`: a third of the past too. `bias`: the same, finite values
@@ -58,6 +57,24 @@ def _infinite(fill: Fill) -> Fill:
     return filled
 
 
+_BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|ne=17x1x3,mask=17x4]"
+
+
+@cases(
+    "SOFT_MAX",
+    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0",
+    standard=(
+        "SOFT_MAX-f32-ne=[2x1|9x5x3x2|32x4|67x3x2|256x5|1023x2],[scale=1.0|scale=0.125|scale=2.5]",
+        "SOFT_MAX-f32-ne=32x6x4x2,mask=[32x6|32x6x4|32x6x1x2|32x6x4x2|32x6x2|32x9],mt=[f16|f32],scale=0.5",
+        "SOFT_MAX-f32-ne=32x6x4x2,mask=32x6,mt=[f16|f32],hide=[holes|bias],scale=0.5",
+        f"SOFT_MAX-f32-{_BIASED},hide=bias,max_bias=[8.0|2.0],scale=0.5[|,sinks=1]",
+        "SOFT_MAX-f32-ne=[33x5x4|64x1x8x2],sinks=1,scale=[0.125|1.0]",
+        "SOFT_MAX-f32-ne=40x5x4x2,mask=[40x5|40x8x4],mt=[f16|f32],hide=holes,sinks=1",
+        "SOFT_MAX-f32-ne=24x5x3,vne=[off|flat][|,mask=24x5]",
+        "SOFT_MAX-f32-ne=24x5x3,inplace=[leaf|mid|input][|,mask=24x5,scale=0.3]",
+    ),
+    full=("SOFT_MAX-f32-ne=[4096x32x2|2048x1x32x4|16384x3]", "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883"),
+)
 def _soft_max(bench: Bench) -> Sequence[Tensor]:
     v, b = bench.v, bench.b
     a = bench.first("a", "ne", normal(3.0))
@@ -71,63 +88,18 @@ def _soft_max(bench: Bench) -> Sequence[Tensor]:
     return bench.outputs(a, out)
 
 
-_BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|ne=17x1x3,mask=17x4]"
-
-SOFT_MAX = OpCases(
-    ops=("SOFT_MAX",),
-    keys=keys(f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0"),
-    make=_soft_max,
-    standard=(
-        "SOFT_MAX-f32-ne=[2x1|9x5x3x2|32x4|67x3x2|256x5|1023x2],[scale=1.0|scale=0.125|scale=2.5]",
-        "SOFT_MAX-f32-ne=32x6x4x2,mask=[32x6|32x6x4|32x6x1x2|32x6x4x2|32x6x2|32x9],mt=[f16|f32],scale=0.5",
-        "SOFT_MAX-f32-ne=32x6x4x2,mask=32x6,mt=[f16|f32],hide=[holes|bias],scale=0.5",
-        f"SOFT_MAX-f32-{_BIASED},hide=bias,max_bias=[8.0|2.0],scale=0.5[|,sinks=1]",
-        "SOFT_MAX-f32-ne=[33x5x4|64x1x8x2],sinks=1,scale=[0.125|1.0]",
-        "SOFT_MAX-f32-ne=40x5x4x2,mask=[40x5|40x8x4],mt=[f16|f32],hide=holes,sinks=1",
-        "SOFT_MAX-f32-ne=24x5x3,vne=[off|flat][|,mask=24x5]",
-        "SOFT_MAX-f32-ne=24x5x3,inplace=[leaf|mid|input][|,mask=24x5,scale=0.3]",
-    ),
-    full=("SOFT_MAX-f32-ne=[4096x32x2|2048x1x32x4|16384x3]", "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883"),
-)
-
-
-def _flash_attn(bench: Bench) -> Tensor:
-    v, b, (type_k, type_v) = bench.v, bench.b, bench.types
-    dk, n, heads, n_seq = v["q"]
-    _, n_kv, heads_kv, _ = v["k"]
-    dv = v["dv"] or dk
-    cells = _junk(normal()) if v["hide"] == "junk" else normal()
-    cells_v = _infinite(normal()) if v["hide"] == "seen" else cells
-    q = bench.operand("Qcur-0", F32, v["q"], normal(1.5), v["vq"])
-    k = bench.operand("cache_k_l0", type_k, v["k"], cells, v["vk"], keep=True)
-    if v["mla"]:
-        vv = b.view_4d(k, dv, *k.ne[1:], *k.nb[1:], 0)
-    else:
-        vv = bench.operand("cache_v_l0", type_v, (dv, n_kv, heads_kv, n_seq), cells_v, v["vv"], keep=True)
-    mask = None
-    if v["mask"]:
-        mask = bench.leaf("KQ_mask", F16, v["mask"], _mask_fill(v["hide"], n_kv, n))
-    scale = v["scale"] or 1.0 / math.sqrt(dk)
-    out = b.flash_attn_ext(q, k, vv, mask, scale, v["max_bias"], v["softcap"])
-    if v["sinks"]:
-        b.flash_attn_ext_add_sinks(out, bench.leaf("attn_sinks", F32, (heads, 1, 1, 1), uniform(-1.0, 4.0), keep=True))
-    if v["prec"]:
-        b.flash_attn_ext_set_prec(out, PREC[v["prec"]])
-    return out
-
-
 _CACHE = "[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q4_1+q4_1|q5_0+q5_0|q5_1+q5_1|q8_0+q8_0|mxfp4+mxfp4]"
 _FEW = "[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q8_0+q8_0]"
 _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
 
-FLASH_ATTN_EXT = OpCases(
-    ops=("FLASH_ATTN_EXT",),
-    types=("k", "v"),
-    keys=keys(
+
+@cases(
+    "FLASH_ATTN_EXT",
+    keys=(
         f"q=SHAPE k=SHAPE dv=0 mask=SHAPE? {_HIDE} scale=0.0 max_bias=0.0 softcap=0.0 sinks=0 prec=|F32 mla=0 vq= "
         "vk= vv="
     ),
-    make=_flash_attn,
+    types="k v",
     standard=(
         f"FLASH_ATTN_EXT-{_CACHE}-q=32x[1|3]x4,k=32x24[x4|x2|]",
         f"FLASH_ATTN_EXT-{_CACHE}-q=64x3x4x2,k=64x32x2x2,mask=32x[3|8|3x1x2|3x4x2]",
@@ -154,5 +126,26 @@ FLASH_ATTN_EXT = OpCases(
         "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=128x1x64x4,k=128x512x8x4,mask=512x1x1x4",
     ),
 )
-
-CASES = (SOFT_MAX, FLASH_ATTN_EXT)
+def _flash_attn(bench: Bench) -> Tensor:
+    v, b, (type_k, type_v) = bench.v, bench.b, bench.types
+    dk, n, heads, n_seq = v["q"]
+    _, n_kv, heads_kv, _ = v["k"]
+    dv = v["dv"] or dk
+    cells = _junk(normal()) if v["hide"] == "junk" else normal()
+    cells_v = _infinite(normal()) if v["hide"] == "seen" else cells
+    q = bench.operand("Qcur-0", F32, v["q"], normal(1.5), v["vq"])
+    k = bench.operand("cache_k_l0", type_k, v["k"], cells, v["vk"], keep=True)
+    if v["mla"]:
+        vv = b.view_4d(k, dv, *k.ne[1:], *k.nb[1:], 0)
+    else:
+        vv = bench.operand("cache_v_l0", type_v, (dv, n_kv, heads_kv, n_seq), cells_v, v["vv"], keep=True)
+    mask = None
+    if v["mask"]:
+        mask = bench.leaf("KQ_mask", F16, v["mask"], _mask_fill(v["hide"], n_kv, n))
+    scale = v["scale"] or 1.0 / math.sqrt(dk)
+    out = b.flash_attn_ext(q, k, vv, mask, scale, v["max_bias"], v["softcap"])
+    if v["sinks"]:
+        b.flash_attn_ext_add_sinks(out, bench.leaf("attn_sinks", F32, (heads, 1, 1, 1), uniform(-1.0, 4.0), keep=True))
+    if v["prec"]:
+        b.flash_attn_ext_set_prec(out, PREC[v["prec"]])
+    return out

@@ -20,6 +20,7 @@ from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_
 from conformance.ggml.types import TYPES, GGMLType
 from conformance.suite.data import Fill, chosen, encode
 from conformance.suite.family import Key, read_keys, split_id
+from conformance.suite.family import keys as declared
 
 NAME = "ops"
 GENERATOR = 1
@@ -35,25 +36,6 @@ INPLACE = "inplace=|leaf|mid|input"
 """Key: `leaf` overwrites a persistent tensor, `mid` the result of the node before, `input` an input."""
 
 LAYOUTS = "pad, off, rows, slab, part, flat or nothing; then permutes like p0213, joined by dots"
-
-
-@dataclass(frozen=True, slots=True)
-class OpCases:
-    """The cases of one op, or of a group alike: what their ids may say, how a case is made, and which ones run."""
-
-    ops: tuple[str, ...]
-    """Names that stand first in the id; `UNARY.GELU` for a sub-op."""
-    keys: Mapping[str, Key]
-    make: Callable[[Bench], Tensor | Sequence[Tensor]]
-    """Builds the graph on a bench; returns the tensor, or tensors, to check."""
-    standard: Sequence[str]
-    """Patterns of ids without family and seed."""
-    types: tuple[str, ...] = ("a",)
-    """What the types in the id are the types of."""
-    full: Sequence[str] = ()
-    """Further ones of level `full`: large."""
-    smoke: Sequence[str] = ()
-    """Those of `standard` that `smoke` always has: where few backends take what the others are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +170,51 @@ class Bench:
         params = {"op": self.id.op, "types": [t.name for t in self.types], **self.id.given}
         seed = self.id.seed
         return Case(self.id.id, self.persistent, [step], family=NAME, params=params, seed=seed, generator=GENERATOR)
+
+
+Make = Callable[[Bench], Tensor | Sequence[Tensor]]
+"""Builds the graph on a bench; returns the tensor, or tensors, to check."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCases:
+    """The cases of one op, or of a group alike: what their ids may say, how a case is built, and which ones run."""
+
+    ops: tuple[str, ...]
+    """Names that stand first in the id; `UNARY.GELU` for a sub-op."""
+    types: tuple[str, ...]
+    """The operands whose types the id names."""
+    keys: Mapping[str, Key]
+    make: Make
+    standard: Sequence[str]
+    """Patterns of ids without family and seed."""
+    full: Sequence[str]
+    """Further ones of level `full`: large."""
+    smoke: Sequence[str]
+    """Those of `standard` that `smoke` always has: where few backends take what the others are."""
+
+
+TABLES: list[OpCases] = []
+"""The cases of all topics, in the order of their declaration."""
+
+
+def cases(
+    ops: str,
+    *,
+    keys: str,
+    standard: Sequence[str],
+    types: str = "a",
+    full: Sequence[str] = (),
+    smoke: Sequence[str] = (),
+) -> Callable[[Make], Make]:
+    """Declare the cases that a function builds: the fields of `OpCases`; `ops` and `types` separated by blanks."""
+
+    def declare(make: Make) -> Make:
+        table = OpCases(tuple(ops.split()), tuple(types.split()), declared(keys), make, standard, full, smoke)
+        TABLES.append(table)
+        return make
+
+    return declare
 
 
 @cache

@@ -8,32 +8,19 @@ from conformance.case.streams import Stream
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, I32, type_named
 from conformance.suite.data import away_from_zero, integers, normal, uniform, with_edges
-from conformance.suite.family import keys
 
-from .bench import BLOCKS, INPLACE, Bench, OpCases
+from .bench import BLOCKS, INPLACE, Bench, cases
 
 _DIVISOR = away_from_zero(0.25, 4.0)
-
-
-def _binary(bench: Bench) -> Sequence[Tensor]:
-    v, op = bench.v, bench.id.op.lower()
-    a = bench.first("a", "a", with_edges(normal(), v["special"]))
-    fill_b = _DIVISOR if op == "div" else normal(1.5)
-    b = bench.operand("b", bench.types[1], v["b"] or v["a"], with_edges(fill_b, v["special"]), v["vb"])
-    if v["cast"]:
-        return (bench.b.add_cast(a, b, type_named(v["cast"])),)
-    return bench.outputs(a, bench.build(op)(a, b))
-
-
 _FLOATS2 = "[f32+f32|f16+f16|bf16+bf16|f16+f32|bf16+f32]"
 _QUANTS = f"[{BLOCKS}]"
 _ARITHMETIC = "[ADD|SUB|MUL|DIV]"
 
-BINARY = OpCases(
-    ops=("ADD", "SUB", "MUL", "DIV"),
-    types=("a", "b"),
-    keys=keys(f"a=SHAPE b=SHAPE? va= vb= {INPLACE} cast=|f32 special=|edge|nan"),
-    make=_binary,
+
+@cases(
+    "ADD SUB MUL DIV",
+    keys=f"a=SHAPE b=SHAPE? va= vb= {INPLACE} cast=|f32 special=|edge|nan",
+    types="a b",
     standard=(
         f"{_ARITHMETIC}-{_FLOATS2}-a=13x5x3x2",
         f"{_ARITHMETIC}-{_FLOATS2}-a=13x5x3x2,b=[1|13|13x5|1x5x3x2|13x1x3|1x5x1x2]",
@@ -54,19 +41,19 @@ BINARY = OpCases(
     ),
     full=(f"{_ARITHMETIC}-{_FLOATS2}-[a=4096x33,b=4096|a=511x65x4|a=128x64x8x3,b=128x1x8x3,va=pad.p0213]",),
 )
+def _binary(bench: Bench) -> Sequence[Tensor]:
+    v, op = bench.v, bench.id.op.lower()
+    a = bench.first("a", "a", with_edges(normal(), v["special"]))
+    fill_b = _DIVISOR if op == "div" else normal(1.5)
+    b = bench.operand("b", bench.types[1], v["b"] or v["a"], with_edges(fill_b, v["special"]), v["vb"])
+    if v["cast"]:
+        return (bench.b.add_cast(a, b, type_named(v["cast"])),)
+    return bench.outputs(a, bench.build(op)(a, b))
 
 
-def _scale(bench: Bench) -> Sequence[Tensor]:
-    v = bench.v
-    a = bench.first("a", "ne", normal())
-    out = bench.build("scale_bias")(a, v["s"], v["b"]) if v["b"] else bench.build("scale")(a, v["s"])
-    return bench.outputs(a, out)
-
-
-SCALE = OpCases(
-    ops=("SCALE",),
-    keys=keys(f"ne=SHAPE vne= {INPLACE} s=1.0 b=0.0"),
-    make=_scale,
+@cases(
+    "SCALE",
+    keys=f"ne=SHAPE vne= {INPLACE} s=1.0 b=0.0",
     standard=(
         "SCALE-[f32|bf16]-ne=[7x5x3x2|67x4|256x5],[s=2.0|s=-0.3|s=0.125,b=-1.5|s=1.0,b=0.75|s=0.2,b=2.0]",
         "SCALE-[f32|bf16]-ne=18x6x3,vne=[off|flat],[s=-1.5|s=0.5,b=0.25]",
@@ -76,18 +63,16 @@ SCALE = OpCases(
     ),
     full=("SCALE-[f32|bf16]-ne=4096x9,s=0.0883883",),
 )
-
-
-def _clamp(bench: Bench) -> Sequence[Tensor]:
+def _scale(bench: Bench) -> Sequence[Tensor]:
     v = bench.v
-    a = bench.first("a", "ne", normal(2.0))
-    return bench.outputs(a, bench.build("clamp")(a, v["min"], v["max"]))
+    a = bench.first("a", "ne", normal())
+    out = bench.build("scale_bias")(a, v["s"], v["b"]) if v["b"] else bench.build("scale")(a, v["s"])
+    return bench.outputs(a, out)
 
 
-CLAMP = OpCases(
-    ops=("CLAMP",),
-    keys=keys(f"ne=SHAPE vne= {INPLACE} min=-1.0 max=1.0"),
-    make=_clamp,
+@cases(
+    "CLAMP",
+    keys=f"ne=SHAPE vne= {INPLACE} min=-1.0 max=1.0",
     standard=(
         "CLAMP-[f32|f16]-ne=[7x5x3x2|67x4|256x5],[min=-0.5,max=0.5|min=0.0,max=6.0|min=-inf,max=1.25|min=-2.0,max=inf]",
         "CLAMP-[f32|f16]-ne=18x6x3x2,vne=[pad|rows|p0213|off],min=-1.5,max=0.25",
@@ -95,8 +80,22 @@ CLAMP = OpCases(
     ),
     full=("CLAMP-[f32|f16]-ne=4096x9,min=-1.0,max=1.0",),
 )
+def _clamp(bench: Bench) -> Sequence[Tensor]:
+    v = bench.v
+    a = bench.first("a", "ne", normal(2.0))
+    return bench.outputs(a, bench.build("clamp")(a, v["min"], v["max"]))
 
 
+@cases(
+    "ADD_ID",
+    keys="a=SHAPE n_expert=4 va= vids=",
+    types="a b",
+    standard=(
+        "ADD_ID-f32+f32-a=[33x2x5|64x4x1|130x1x7|256x4x9],n_expert=[4|8|32]",
+        "ADD_ID-f32+f32-a=33x3x5,n_expert=8,[va=pad|va=rows|vids=rows|vids=pad|vids=p1023|va=p0213,vids=off]",
+    ),
+    full=("ADD_ID-f32+f32-a=2880x4x33,n_expert=128",),
+)
 def _add_id(bench: Bench) -> Tensor:
     v = bench.v
     n, n_used, n_tokens, _ = v["a"]
@@ -106,24 +105,24 @@ def _add_id(bench: Bench) -> Tensor:
     return bench.b.add_id(a, b, ids)
 
 
-ADD_ID = OpCases(
-    ops=("ADD_ID",),
-    types=("a", "b"),
-    keys=keys("a=SHAPE n_expert=4 va= vids="),
-    make=_add_id,
-    standard=(
-        "ADD_ID-f32+f32-a=[33x2x5|64x4x1|130x1x7|256x4x9],n_expert=[4|8|32]",
-        "ADD_ID-f32+f32-a=33x3x5,n_expert=8,[va=pad|va=rows|vids=rows|vids=pad|vids=p1023|va=p0213,vids=off]",
-    ),
-    full=("ADD_ID-f32+f32-a=2880x4x33,n_expert=128",),
-)
-
-
 def _by_seed(bench: Bench) -> float:
     """A number from the case's stream, in 64ths: without it an op without leaves has one result for all seeds."""
     return float(Stream(bench.id.id, "shift").integers(1, 1, 640)[0]) / 64
 
 
+@cases(
+    "ADD1 LEAKY_RELU FILL DIAG_MASK_INF DIAG_MASK_ZERO",
+    keys=f"ne=SHAPE vne= {INPLACE} c=0.0",
+    standard=(
+        "[ADD1|LEAKY_RELU|FILL]-f32-ne=[17x5x3x2|256x3],c=[0.1|-2.5]",
+        "[ADD1|LEAKY_RELU|FILL]-f32-ne=18x6x3,inplace=[leaf|mid],c=0.3",
+        "FILL-f16-ne=17x5x3,c=0.1",
+        "FILL-f32-ne=17x5x3,vne=off,c=-9.5",
+        "[DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=[9x9|20x6x3x2],c=[0|3]",
+        "[DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=20x6x3,inplace=[leaf|mid],c=2",
+    ),
+    full=("FILL-f32-ne=4096x129,c=1.5",),
+)
 def _scalars(bench: Bench) -> Sequence[Tensor]:
     v, op = bench.v, bench.id.op
     a = bench.first("a", "ne", normal())
@@ -137,35 +136,14 @@ def _scalars(bench: Bench) -> Sequence[Tensor]:
     return bench.outputs(a, bench.build(op.lower())(a, other))
 
 
-SCALARS = OpCases(
-    ops=("ADD1", "LEAKY_RELU", "FILL", "DIAG_MASK_INF", "DIAG_MASK_ZERO"),
-    keys=keys(f"ne=SHAPE vne= {INPLACE} c=0.0"),
-    make=_scalars,
-    standard=(
-        "[ADD1|LEAKY_RELU|FILL]-f32-ne=[17x5x3x2|256x3],c=[0.1|-2.5]",
-        "[ADD1|LEAKY_RELU|FILL]-f32-ne=18x6x3,inplace=[leaf|mid],c=0.3",
-        "FILL-f16-ne=17x5x3,c=0.1",
-        "FILL-f32-ne=17x5x3,vne=off,c=-9.5",
-        "[DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=[9x9|20x6x3x2],c=[0|3]",
-        "[DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=20x6x3,inplace=[leaf|mid],c=2",
-    ),
-    full=("FILL-f32-ne=4096x129,c=1.5",),
+@cases(
+    "ARANGE",
+    keys="start=0.0 stop=8.0 step=1.0",
+    types="out",
+    standard=("ARANGE-f32-stop=[1.0|16.0|4096.0]", "ARANGE-f32-start=[0.5|-3.0],stop=20.0,step=[0.75|0.1|3.0]"),
 )
-
-
 def _arange(bench: Bench) -> Tensor:
     """A sum with a leaf, because a graph without a leaf has no place to run."""
     v, b, shift = bench.v, bench.b, _by_seed(bench)
     x = b.arange(v["start"] + shift, v["stop"] + shift, v["step"])
     return b.add(x, bench.leaf("zero", F32, (1, 1, 1, 1), uniform(0.0, 0.0)))
-
-
-ARANGE = OpCases(
-    ops=("ARANGE",),
-    types=("out",),
-    keys=keys("start=0.0 stop=8.0 step=1.0"),
-    make=_arange,
-    standard=("ARANGE-f32-stop=[1.0|16.0|4096.0]", "ARANGE-f32-start=[0.5|-3.0],stop=20.0,step=[0.75|0.1|3.0]"),
-)
-
-CASES = (BINARY, SCALE, CLAMP, ADD_ID, SCALARS, ARANGE)

@@ -13,52 +13,17 @@ from conformance.ggml.ops.matmul import OP_HINT, PREC, TRI_TYPE
 from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import hadamard, normal
-from conformance.suite.family import keys
 
-from .bench import BLOCKS, BLOCKS_32, FLOATS, Bench, OpCases
-
-
-def _mul_mat(bench: Bench) -> Tensor:
-    v, (type_a, type_b) = bench.v, bench.types
-    is_hadamard = v["hint"] == "SRC0_IS_HADAMARD"
-    alone = v["a"][1] * v["b"][1] * v["b"][2] * v["b"][3] == 1
-    values = normal(mean=2.0) if alone else normal()  # a lone sum that cancels has no scale to judge an error by
-    if is_hadamard:
-        _check_hadamard(bench)
-    fill = _hadamard if is_hadamard else values
-    a = bench.operand("blk.0.weight", type_a, v["a"], fill, v["va"], keep=True)
-    b = bench.operand("b", type_b, v["b"], values, v["vb"])
-    out = bench.b.mul_mat(a, b)
-    if v["prec"]:
-        bench.b.prec_set_acc(out, PREC[v["prec"]])
-    if is_hadamard:
-        bench.b.mul_mat_set_hint(out, OP_HINT[v["hint"]])
-    return out
-
-
-def _hadamard(_: Stream, ne: Dims) -> NDArray[np.float32]:
-    """The Walsh-Hadamard matrix of order `ne[0]`, a power of two, in each matrix."""
-    return np.broadcast_to(hadamard(ne[0]), (ne[3], ne[2], ne[0], ne[0]))
-
-
-def _check_hadamard(bench: Bench) -> None:
-    """Ggml computes `b`'s transform and ignores `a`, so every element of `a` must be what the hint says."""
-    n, rows, _, _ = bench.v["a"]
-    if n != rows or n & (n - 1) or bench.types[0] is not F32 or bench.v["va"]:
-        raise UsageError(
-            f"case {bench.id.id!r}: with hint=SRC0_IS_HADAMARD a is of f32, contiguous, and its matrices are square "
-            "of an order that is a power of two, such as a=64x64x2"
-        )
-
+from .bench import BLOCKS, BLOCKS_32, FLOATS, Bench, cases
 
 _ANY32 = f"[{FLOATS}|{BLOCKS_32}]"
 _ANY = f"[{FLOATS}|{BLOCKS}]"
 
-MUL_MAT = OpCases(
-    ops=("MUL_MAT",),
-    types=("a", "b"),
-    keys=keys("a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD"),
-    make=_mul_mat,
+
+@cases(
+    "MUL_MAT",
+    keys="a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD",
+    types="a b",
     standard=(
         f"MUL_MAT-{_ANY}+f32-a=256x16,b=256x[1|2|4|7|16]",
         f"MUL_MAT-{_ANY}+f32-[a=256x1,b=256x5|a=256x17,b=256x1]",
@@ -95,22 +60,43 @@ MUL_MAT = OpCases(
         "MUL_MAT-[f16|f32]+f32-[a=128x1024x8x2,b=128x1x32x2|a=1024x128x8x2,b=1024x1x32x2],va=p0213",
     ),
 )
+def _mul_mat(bench: Bench) -> Tensor:
+    v, (type_a, type_b) = bench.v, bench.types
+    is_hadamard = v["hint"] == "SRC0_IS_HADAMARD"
+    alone = v["a"][1] * v["b"][1] * v["b"][2] * v["b"][3] == 1
+    values = normal(mean=2.0) if alone else normal()  # a lone sum that cancels has no scale to judge an error by
+    if is_hadamard:
+        _check_hadamard(bench)
+    fill = _hadamard if is_hadamard else values
+    a = bench.operand("blk.0.weight", type_a, v["a"], fill, v["va"], keep=True)
+    b = bench.operand("b", type_b, v["b"], values, v["vb"])
+    out = bench.b.mul_mat(a, b)
+    if v["prec"]:
+        bench.b.prec_set_acc(out, PREC[v["prec"]])
+    if is_hadamard:
+        bench.b.mul_mat_set_hint(out, OP_HINT[v["hint"]])
+    return out
 
 
-def _mul_mat_id(bench: Bench) -> Tensor:
-    v = bench.v
-    k, _, n_expert, _ = v["as"]
-    as_ = bench.operand("blk.0.ffn_exps.weight", bench.types[0], v["as"], normal(), v["vas"], keep=True)
-    b = bench.operand("b", bench.types[1], (k, v["n_b"] or v["n_used"], v["n_tokens"], 1), normal(), v["vb"])
-    ids = bench.lists("ids", I32, (v["n_used"], v["n_tokens"], 1, 1), n_expert, v["vids"])
-    return bench.b.mul_mat_id(as_, b, ids)
+def _hadamard(_: Stream, ne: Dims) -> NDArray[np.float32]:
+    """The Walsh-Hadamard matrix of order `ne[0]`, a power of two, in each matrix."""
+    return np.broadcast_to(hadamard(ne[0]), (ne[3], ne[2], ne[0], ne[0]))
 
 
-MUL_MAT_ID = OpCases(
-    ops=("MUL_MAT_ID",),
-    types=("as", "b"),
-    keys=keys("as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids="),
-    make=_mul_mat_id,
+def _check_hadamard(bench: Bench) -> None:
+    """Ggml computes `b`'s transform and ignores `a`, so every element of `a` must be what the hint says."""
+    n, rows, _, _ = bench.v["a"]
+    if n != rows or n & (n - 1) or bench.types[0] is not F32 or bench.v["va"]:
+        raise UsageError(
+            f"case {bench.id.id!r}: with hint=SRC0_IS_HADAMARD a is of f32, contiguous, and its matrices are square "
+            "of an order that is a power of two, such as a=64x64x2"
+        )
+
+
+@cases(
+    "MUL_MAT_ID",
+    keys="as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids=",
+    types="as b",
     standard=(
         f"MUL_MAT_ID-{_ANY}+f32-as=256x5x4,[n_used=1,n_tokens=7|n_used=2,n_tokens=1|n_used=4,n_tokens=5]",
         f"MUL_MAT_ID-{_ANY}+f32-as=256x5x8,n_used=2,n_tokens=[1|9],n_b=1",
@@ -122,20 +108,19 @@ MUL_MAT_ID = OpCases(
         "MUL_MAT_ID-[q4_0|mxfp4|q4_K|f16]+f32-as=2048x768x16,n_used=8,n_tokens=[1|16],n_b=1",
     ),
 )
+def _mul_mat_id(bench: Bench) -> Tensor:
+    v = bench.v
+    k, _, n_expert, _ = v["as"]
+    as_ = bench.operand("blk.0.ffn_exps.weight", bench.types[0], v["as"], normal(), v["vas"], keep=True)
+    b = bench.operand("b", bench.types[1], (k, v["n_b"] or v["n_used"], v["n_tokens"], 1), normal(), v["vb"])
+    ids = bench.lists("ids", I32, (v["n_used"], v["n_tokens"], 1, 1), n_expert, v["vids"])
+    return bench.b.mul_mat_id(as_, b, ids)
 
 
-def _out_prod(bench: Bench) -> Tensor:
-    v, (type_a, type_b) = bench.v, bench.types
-    a = bench.operand("a", type_a, v["a"], normal(mean=1.0), v["va"], keep=True)
-    b = bench.operand("b", type_b, v["b"], normal(mean=1.0), v["vb"])
-    return bench.b.out_prod(a, b)
-
-
-OUT_PROD = OpCases(
-    ops=("OUT_PROD",),
-    types=("a", "b"),
-    keys=keys("a=SHAPE b=SHAPE va= vb="),
-    make=_out_prod,
+@cases(
+    "OUT_PROD",
+    keys="a=SHAPE b=SHAPE va= vb=",
+    types="a b",
     standard=(
         "OUT_PROD-[f32|f16|q4_0|q8_0|q4_1|q6_K]+f32-[a=256x1,b=7x1|a=256x5,b=7x5|a=256x33,b=7x33]",
         "OUT_PROD-f32+f32-[a=17x5,b=3x5|a=8x40x2,b=5x40x6|a=8x4x2x1,b=5x4x2x3|a=1x9,b=1x9]",
@@ -144,36 +129,35 @@ OUT_PROD = OpCases(
     ),
     full=("OUT_PROD-f32+f32-a=512x256,b=128x256",),
 )
+def _out_prod(bench: Bench) -> Tensor:
+    v, (type_a, type_b) = bench.v, bench.types
+    a = bench.operand("a", type_a, v["a"], normal(mean=1.0), v["va"], keep=True)
+    b = bench.operand("b", type_b, v["b"], normal(mean=1.0), v["vb"])
+    return bench.b.out_prod(a, b)
 
 
-def _tri(bench: Bench) -> Tensor:
-    a = bench.first("a", "ne", normal())
-    return bench.b.tri(a, TRI_TYPE[bench.v["keep"]])
-
-
-TRI = OpCases(
-    ops=("TRI",),
-    keys=keys(f"ne=SHAPE vne= keep={'|'.join(TRI_TYPE.__members__)}"),
-    make=_tri,
+@cases(
+    "TRI",
+    keys=f"ne=SHAPE vne= keep={'|'.join(TRI_TYPE.__members__)}",
     standard=(
         "TRI-f32-ne=[2x2|7x7x3|64x64x2x2],keep=[UPPER_DIAG|UPPER|LOWER_DIAG|LOWER]",
         "TRI-f32-ne=9x9x2,vne=[off|flat],keep=[UPPER|LOWER_DIAG]",
     ),
     full=("TRI-f32-ne=256x256x32,keep=[UPPER_DIAG|LOWER]",),
 )
+def _tri(bench: Bench) -> Tensor:
+    a = bench.first("a", "ne", normal())
+    return bench.b.tri(a, TRI_TYPE[bench.v["keep"]])
 
 
-def _diag(bench: Bench) -> Tensor:
-    return bench.b.diag(bench.first("a", "ne", normal()))
-
-
-DIAG = OpCases(
-    ops=("DIAG",),
-    keys=keys("ne=SHAPE vne="),
-    make=_diag,
+@cases(
+    "DIAG",
+    keys="ne=SHAPE vne=",
     standard=("DIAG-f32-ne=[5|64x1x3|17x1x2x3]", "DIAG-f32-ne=12x1x3x2,vne=[off|pad|p0132|slab]"),
     full=("DIAG-f32-ne=512x1x16",),
 )
+def _diag(bench: Bench) -> Tensor:
+    return bench.b.diag(bench.first("a", "ne", normal()))
 
 
 def _lower(s: Stream, ne: Dims) -> NDArray[np.float32]:
@@ -184,19 +168,14 @@ def _lower(s: Stream, ne: Dims) -> NDArray[np.float32]:
     return x
 
 
+@cases(
+    "SOLVE_TRI",
+    keys="ne=SHAPE vb=",
+    standard=("SOLVE_TRI-f32-ne=[1x3|8x1|11x7x3|32x64x2x2]", "SOLVE_TRI-f32-ne=12x5x2,vb=[off|flat]"),
+    full=("SOLVE_TRI-f32-ne=64x128x32",),
+)
 def _solve_tri(bench: Bench) -> Tensor:
     v = bench.v
     n, k, n2, n3 = v["ne"]
     a = bench.leaf("a", F32, (n, n, n2, n3), _lower)
     return bench.b.solve_tri(a, bench.operand("b", F32, (k, n, n2, n3), normal(), v["vb"]), True, True, False)
-
-
-SOLVE_TRI = OpCases(
-    ops=("SOLVE_TRI",),
-    keys=keys("ne=SHAPE vb="),
-    make=_solve_tri,
-    standard=("SOLVE_TRI-f32-ne=[1x3|8x1|11x7x3|32x64x2x2]", "SOLVE_TRI-f32-ne=12x5x2,vb=[off|flat]"),
-    full=("SOLVE_TRI-f32-ne=64x128x32",),
-)
-
-CASES = (MUL_MAT, MUL_MAT_ID, OUT_PROD, TRI, DIAG, SOLVE_TRI)

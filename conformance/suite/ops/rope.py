@@ -8,31 +8,8 @@ from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import integers, normal, uniform
-from conformance.suite.family import keys
 
-from .bench import INPLACE, Bench, OpCases
-
-
-def _rope(bench: Bench) -> Sequence[Tensor]:
-    v = bench.v
-    d, _, n_tokens, _ = v["ne"]
-    mode = ROPE_TYPE[v["mode"]]
-    multi = bool(mode & ROPE_TYPE["MROPE"])
-    n_dims = v["n_dims"] or (d // 2 if v["mode"] == "VISION" else d)
-    a = bench.first("Qcur-0", "ne", normal())
-    n_pos = n_tokens * 4 if multi else n_tokens
-    pos = bench.leaf("inp_pos", I32, (n_pos, 1, 1, 1), integers(v["from"], v["to"]))
-    factors = bench.leaf("rope_freqs.weight", F32, (d // 2, 1, 1, 1), uniform(0.9, 8.0), keep=True) if v["ff"] else None
-    floats = (v["freq_base"], v["freq_scale"], v["ext_factor"], v["attn_factor"], v["beta_fast"], v["beta_slow"])
-    back = "_back" if bench.id.op == "ROPE_BACK" else ""
-    if multi:
-        out = bench.build(f"rope_multi{back}")(a, pos, factors, n_dims, v["sections"], mode, v["n_ctx_orig"], *floats)
-    else:
-        out = bench.build(f"rope_ext{back}")(a, pos, factors, n_dims, mode, v["n_ctx_orig"], *floats)
-    if v["offs"]:
-        bench.b.rope_set_offset(out, v["offs"])
-    return bench.outputs(a, out)
-
+from .bench import INPLACE, Bench, cases
 
 _PLAIN = "[mode=NORMAL|mode=NEOX]"
 _MULTI = (
@@ -43,14 +20,14 @@ _YARN = "freq_scale=0.25,ext_factor=1.0,attn_factor=1.1,beta_fast=32.0,beta_slow
 _MIXED = "ext_factor=0.7465,attn_factor=1.4245,beta_fast=1.0"
 _TYPE = "[f32|f16]"
 
-ROPE = OpCases(
-    ops=("ROPE", "ROPE_BACK"),
-    keys=keys(
+
+@cases(
+    "ROPE ROPE_BACK",
+    keys=(
         f"ne=SHAPE mode={'|'.join(ROPE_TYPE.__members__)} n_dims=0 offs=0 sections=NUMBERS vne= {INPLACE} ff=0 "
         "from=0 to=256 n_ctx_orig=0 freq_base=10000.0 freq_scale=1.0 ext_factor=0.0 attn_factor=1.0 beta_fast=32.0 "
         "beta_slow=1.0"
     ),
-    make=_rope,
     standard=(
         f"ROPE-{_TYPE}-ne=[32x4x3|64x2x1|64x3x5x2|128x2x2],{_PLAIN}[|,ff=1]",
         f"ROPE-{_TYPE}-ne=64x3x4,n_dims=[32|20|2],{_PLAIN}[|,ff=1]",
@@ -78,5 +55,22 @@ ROPE = OpCases(
         f"ROPE-{_TYPE}-ne=80x16x128,mode=VISION,sections=20x20x0x0",
     ),
 )
-
-CASES = (ROPE,)
+def _rope(bench: Bench) -> Sequence[Tensor]:
+    v = bench.v
+    d, _, n_tokens, _ = v["ne"]
+    mode = ROPE_TYPE[v["mode"]]
+    multi = bool(mode & ROPE_TYPE["MROPE"])
+    n_dims = v["n_dims"] or (d // 2 if v["mode"] == "VISION" else d)
+    a = bench.first("Qcur-0", "ne", normal())
+    n_pos = n_tokens * 4 if multi else n_tokens
+    pos = bench.leaf("inp_pos", I32, (n_pos, 1, 1, 1), integers(v["from"], v["to"]))
+    factors = bench.leaf("rope_freqs.weight", F32, (d // 2, 1, 1, 1), uniform(0.9, 8.0), keep=True) if v["ff"] else None
+    floats = (v["freq_base"], v["freq_scale"], v["ext_factor"], v["attn_factor"], v["beta_fast"], v["beta_slow"])
+    back = "_back" if bench.id.op == "ROPE_BACK" else ""
+    if multi:
+        out = bench.build(f"rope_multi{back}")(a, pos, factors, n_dims, v["sections"], mode, v["n_ctx_orig"], *floats)
+    else:
+        out = bench.build(f"rope_ext{back}")(a, pos, factors, n_dims, mode, v["n_ctx_orig"], *floats)
+    if v["offs"]:
+        bench.b.rope_set_offset(out, v["offs"])
+    return bench.outputs(a, out)

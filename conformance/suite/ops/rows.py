@@ -8,39 +8,30 @@ from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor, dims
 from conformance.ggml.types import I32
 from conformance.suite.data import distinct, integers, normal, values
-from conformance.suite.family import keys
 
-from .bench import BLOCKS, FLOATS, INPLACE, Bench, OpCases
-
-
-def _sum(bench: Bench) -> Tensor:
-    a = bench.first("a", "ne", normal(1.0, 0.25))
-    return bench.b.sum_rows(a) if bench.id.op == "SUM_ROWS" else bench.b.mean(a)
+from .bench import BLOCKS, FLOATS, INPLACE, Bench, cases
 
 
-SUMS = OpCases(
-    ops=("SUM_ROWS", "MEAN"),
-    keys=keys("ne=SHAPE vne="),
-    make=_sum,
+@cases(
+    "SUM_ROWS MEAN",
+    keys="ne=SHAPE vne=",
     standard=(
         "[SUM_ROWS|MEAN]-f32-ne=[1x7|2x5x3x2|33x5x3x2|67x4|256x5|1025x3|4096x2]",
         "[SUM_ROWS|MEAN]-f32-ne=35x6x3x2,vne=[pad|rows|off|slab|p0213|p0321|pad.p0213|flat]",
     ),
     full=("[SUM_ROWS|MEAN]-f32-ne=[65536x3|4096x129]",),
 )
+def _sum(bench: Bench) -> Tensor:
+    a = bench.first("a", "ne", normal(1.0, 0.25))
+    return bench.b.sum_rows(a) if bench.id.op == "SUM_ROWS" else bench.b.mean(a)
+
 
 _NORMAL = normal(1.5, 0.5)
 
 
-def _norm(bench: Bench) -> Sequence[Tensor]:
-    a = bench.first("a", "ne", _NORMAL)
-    return bench.outputs(a, bench.build(bench.id.op.lower())(a, bench.v["eps"]))
-
-
-NORMS = OpCases(
-    ops=("NORM", "RMS_NORM", "L2_NORM"),
-    keys=keys(f"ne=SHAPE vne= {INPLACE} eps=1e-5"),
-    make=_norm,
+@cases(
+    "NORM RMS_NORM L2_NORM",
+    keys=f"ne=SHAPE vne= {INPLACE} eps=1e-5",
     standard=(
         "[NORM|RMS_NORM|L2_NORM]-f32-ne=[7x5x3x2|64x6|67x4|257x3x2|2048x2]",
         "[NORM|RMS_NORM|L2_NORM]-f32-ne=[64x5x2|33x4],eps=[0.0|1e-6|0.1|10.0]",
@@ -52,17 +43,14 @@ NORMS = OpCases(
     ),
     full=("[NORM|RMS_NORM|L2_NORM]-f32-ne=[4096x65|16384x3]",),
 )
-
-
-def _group_norm(bench: Bench) -> Sequence[Tensor]:
+def _norm(bench: Bench) -> Sequence[Tensor]:
     a = bench.first("a", "ne", _NORMAL)
-    return bench.outputs(a, bench.build("group_norm")(a, bench.v["groups"], bench.v["eps"]))
+    return bench.outputs(a, bench.build(bench.id.op.lower())(a, bench.v["eps"]))
 
 
-GROUP_NORM = OpCases(
-    ops=("GROUP_NORM",),
-    keys=keys(f"ne=SHAPE vne= {INPLACE} groups=1 eps=1e-5"),
-    make=_group_norm,
+@cases(
+    "GROUP_NORM",
+    keys=f"ne=SHAPE vne= {INPLACE} groups=1 eps=1e-5",
     standard=(
         "GROUP_NORM-f32-ne=9x5x12x2,groups=[1|3|5|12]",
         "GROUP_NORM-f32-ne=64x1x32,groups=4,eps=[0.1|1e-6]",
@@ -70,8 +58,34 @@ GROUP_NORM = OpCases(
     ),
     full=("GROUP_NORM-f32-ne=64x33x320,groups=32",),
 )
+def _group_norm(bench: Bench) -> Sequence[Tensor]:
+    a = bench.first("a", "ne", _NORMAL)
+    return bench.outputs(a, bench.build("group_norm")(a, bench.v["groups"], bench.v["eps"]))
 
 
+_SORTED = "[3x3|2x3|16x10|60x10|7x5x3x2|128x4x2|513x3|1024x2]"
+
+
+@cases(
+    "ARGSORT",
+    keys="ne=SHAPE vne= order=ASC|DESC",
+    standard=(
+        f"ARGSORT-f32-ne={_SORTED},order=[ASC|DESC]",
+        "ARGSORT-f32-ne=24x6x3,vne=[pad|off|flat],order=[ASC|DESC]",
+        "ARGSORT-f32-ne=24x6,vne=rows,order=[ASC|DESC]",
+    ),
+    full=("ARGSORT-f32-ne=[8192x17|2x4097|2048x2x1x3],order=[ASC|DESC]",),
+)
+@cases(
+    "TOP_K",
+    keys="ne=SHAPE vne= k=1",
+    standard=(
+        "TOP_K-f32-ne=[16x10|60x5x3|128x4x2|513x3|1024x2],k=[1|2|3|8|15]",
+        "TOP_K-f32-ne=8x5,k=[1|2|7]",
+        "TOP_K-f32-ne=24x6x3,vne=[pad|off],k=[4|23]",
+    ),
+    full=("TOP_K-f32-ne=[8192x17|151936x2],k=[1|40|100]",),
+)
 def _sort(bench: Bench) -> Tensor:
     v = bench.v
     a = bench.first("a", "ne", distinct(-8.0, 8.0))
@@ -80,59 +94,20 @@ def _sort(bench: Bench) -> Tensor:
     return bench.b.argsort(a, SORT_ORDER[v["order"]])
 
 
-_SORTED = "[3x3|2x3|16x10|60x10|7x5x3x2|128x4x2|513x3|1024x2]"
-
-ARGSORT = OpCases(
-    ops=("ARGSORT",),
-    keys=keys("ne=SHAPE vne= order=ASC|DESC"),
-    make=_sort,
-    standard=(
-        f"ARGSORT-f32-ne={_SORTED},order=[ASC|DESC]",
-        "ARGSORT-f32-ne=24x6x3,vne=[pad|off|flat],order=[ASC|DESC]",
-        "ARGSORT-f32-ne=24x6,vne=rows,order=[ASC|DESC]",
-    ),
-    full=("ARGSORT-f32-ne=[8192x17|2x4097|2048x2x1x3],order=[ASC|DESC]",),
+@cases(
+    "ARGMAX",
+    keys="ne=SHAPE vne=",
+    standard=("ARGMAX-f32-ne=[9x6|17x5|1025x3]", "ARGMAX-f32-ne=33x6,vne=[pad|rows|off]"),
+    full=("ARGMAX-f32-ne=151936x2",),
 )
-
-TOP_K = OpCases(
-    ops=("TOP_K",),
-    keys=keys("ne=SHAPE vne= k=1"),
-    make=_sort,
-    standard=(
-        "TOP_K-f32-ne=[16x10|60x5x3|128x4x2|513x3|1024x2],k=[1|2|3|8|15]",
-        "TOP_K-f32-ne=8x5,k=[1|2|7]",
-        "TOP_K-f32-ne=24x6x3,vne=[pad|off],k=[4|23]",
-    ),
-    full=("TOP_K-f32-ne=[8192x17|151936x2],k=[1|40|100]",),
-)
-
-
 def _argmax(bench: Bench) -> Tensor:
     return bench.b.argmax(bench.first("a", "ne", distinct(-8.0, 8.0)))
 
 
-ARGMAX = OpCases(
-    ops=("ARGMAX",),
-    keys=keys("ne=SHAPE vne="),
-    make=_argmax,
-    standard=("ARGMAX-f32-ne=[9x6|17x5|1025x3]", "ARGMAX-f32-ne=33x6,vne=[pad|rows|off]"),
-    full=("ARGMAX-f32-ne=151936x2",),
-)
-
-
-def _get_rows(bench: Bench) -> Tensor:
-    v = bench.v
-    _, n, n2, n3 = v["a"]
-    a = bench.operand("token_embd.weight", bench.types[0], v["a"], values(bench.types[0]), v["va"], keep=True)
-    ids = bench.operand("ids", bench.types[1], (v["n"], n2, n3, 1), integers(0, n), v["vids"])
-    return bench.b.get_rows(a, ids)
-
-
-GET_ROWS = OpCases(
-    ops=("GET_ROWS",),
-    types=("a", "ids"),
-    keys=keys("a=SHAPE n=1 va= vids="),
-    make=_get_rows,
+@cases(
+    "GET_ROWS",
+    keys="a=SHAPE n=1 va= vids=",
+    types="a ids",
     standard=(
         f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x5,n=[1|9]",
         f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x6x3x2,n=4",
@@ -141,26 +116,21 @@ GET_ROWS = OpCases(
     ),
     full=(f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=4096x1000,n=64",),
 )
-
-
-def _set_rows(bench: Bench) -> Tensor:
-    v, (type_a, type_b, type_ids) = bench.v, bench.types
-    n0, n1, n2, n3 = v["a"]
-    n = v["n"]
-    ids_ne = dims(n, *v["ids"])
-    a = bench.operand("cache_k_l0", type_a, v["a"], values(type_a), v["va"], keep=True)
-    b = bench.operand("b", type_b, (n0, n, n2, n3), normal(300.0) if type_a is I32 else normal(), v["vb"])
-    ids = bench.lists("ids", type_ids, ids_ne, n1, v["vids"])
-    return bench.b.set_rows(a, b, ids)
+def _get_rows(bench: Bench) -> Tensor:
+    v = bench.v
+    _, n, n2, n3 = v["a"]
+    a = bench.operand("token_embd.weight", bench.types[0], v["a"], values(bench.types[0]), v["va"], keep=True)
+    ids = bench.operand("ids", bench.types[1], (v["n"], n2, n3, 1), integers(0, n), v["vids"])
+    return bench.b.get_rows(a, ids)
 
 
 _DESTINATIONS = f"[{FLOATS}|{BLOCKS}]"
 
-SET_ROWS = OpCases(
-    ops=("SET_ROWS",),
-    types=("a", "b", "ids"),
-    keys=keys("a=SHAPE n=1 ids=NUMBERS va= vb= vids="),
-    make=_set_rows,
+
+@cases(
+    "SET_ROWS",
+    keys="a=SHAPE n=1 ids=NUMBERS va= vb= vids=",
+    types="a b ids",
     standard=(
         f"SET_ROWS-{_DESTINATIONS}+[f32+i64|f32+i32|f16+i64|f16+i32]-a=256x7,n=4",
         f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=256x7,n=1",
@@ -175,5 +145,12 @@ SET_ROWS = OpCases(
     ),
     full=(f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=1024x4096,n=512",),
 )
-
-CASES = (SUMS, NORMS, GROUP_NORM, ARGSORT, TOP_K, ARGMAX, GET_ROWS, SET_ROWS)
+def _set_rows(bench: Bench) -> Tensor:
+    v, (type_a, type_b, type_ids) = bench.v, bench.types
+    n0, n1, n2, n3 = v["a"]
+    n = v["n"]
+    ids_ne = dims(n, *v["ids"])
+    a = bench.operand("cache_k_l0", type_a, v["a"], values(type_a), v["va"], keep=True)
+    b = bench.operand("b", type_b, (n0, n, n2, n3), normal(300.0) if type_a is I32 else normal(), v["vb"])
+    ids = bench.lists("ids", type_ids, ids_ne, n1, v["vids"])
+    return bench.b.set_rows(a, b, ids)

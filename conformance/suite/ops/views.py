@@ -10,9 +10,8 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Tensor, dims
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import normal, values
-from conformance.suite.family import keys
 
-from .bench import BLOCKS, BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, Bench, OpCases
+from .bench import BLOCKS, BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, Bench, cases
 
 _EVERY = f"[{FLOATS}|i32|i64|{BLOCKS}]"
 _ELEMENTS = f"[{FLOATS}|i32|i64]"
@@ -27,6 +26,29 @@ def _read_through(bench: Bench, t: Tensor) -> Tensor:
     return bench.b.add(other, t) if use == "add" else bench.b.mul(t, other)
 
 
+@cases(
+    "NONE VIEW RESHAPE PERMUTE TRANSPOSE",
+    keys="a=SHAPE ne=SHAPE? at=NUMBERS rank=4|3|2|1 axes=NUMBERS va= use=cont|add|mul",
+    standard=(
+        f"NONE-{_EVERY}-a=256x3x2",
+        f"NONE-[{FLOATS}]-a=17x3x2,use=[add|mul]",
+        f"VIEW-{_EVERY}-a=512x5x4x2,ne=256x3x2x1,at=256x1x2x1",
+        f"VIEW-{_EVERY}-a=256x6x3,[ne=256x2x3,at=0x3x0,rank=3|ne=256x4,at=0x1x1,rank=2|ne=512,at=0x2x1,rank=1]",
+        f"VIEW-[{FLOATS}]-a=20x6x4x2,ne=7x3x2x2,at=9x2x1x0,use=[add|mul]",
+        f"VIEW-{_ELEMENTS}-a=20x6x4x2,ne=7x3x2x2,at=9x2x1x0,va=[p0213|pad|p0321]",
+        f"RESHAPE-{_EVERY}-a=256x6x4,ne=[512x3x4|256x2x3x4|6144]",
+        f"RESHAPE-[{FLOATS}]-a=18x6x4,ne=[6x9x8|432],use=[add|mul]",
+        f"RESHAPE-{_EVERY}-a=256x6x4,ne=768x8,va=off",
+        f"PERMUTE-{_EVERY}-a=256x3x4x2,axes=[0x2x1x3|0x3x1x2]",
+        f"PERMUTE-{_ELEMENTS}-a=10x3x4x2,axes=[1x0x2x3|2x0x1x3|3x2x1x0|1x2x3x0|2x3x0x1|0x1x2x3]",
+        f"PERMUTE-{_ELEMENTS}-a=10x3x4x2,axes=[1x0x2x3|2x0x3x1],va=[pad|slab|p0213]",
+        f"PERMUTE-[{FLOATS}]-a=10x3x4x2,axes=0x2x1x3,use=[add|mul]",
+        f"TRANSPOSE-{_ELEMENTS}-a=[10x3|1x7|9x4x3|5x4x3x2]",
+        f"TRANSPOSE-{_ELEMENTS}-a=9x4x3,va=[pad|rows|off|p0213]",
+        f"TRANSPOSE-[{FLOATS}]-a=9x4x3,use=add",
+    ),
+    full=(f"TRANSPOSE-{_ELEMENTS}-a=512x129x3", f"PERMUTE-{_EVERY}-a=256x64x32,axes=0x2x1x3"),
+)
 def _view(bench: Bench) -> Sequence[Tensor]:
     v, b, (type_,) = bench.v, bench.b, bench.types
     a = bench.first("a", "a", values(type_))
@@ -60,55 +82,17 @@ _VIEWS: dict[str, Callable[[Builder, Tensor, Mapping[str, Any]], Tensor]] = {
     "PERMUTE": _permute,
     "TRANSPOSE": lambda b, a, _v: b.transpose(a),
 }
-
-VIEWS = OpCases(
-    ops=tuple(_VIEWS),
-    keys=keys("a=SHAPE ne=SHAPE? at=NUMBERS rank=4|3|2|1 axes=NUMBERS va= use=cont|add|mul"),
-    make=_view,
-    standard=(
-        f"NONE-{_EVERY}-a=256x3x2",
-        f"NONE-[{FLOATS}]-a=17x3x2,use=[add|mul]",
-        f"VIEW-{_EVERY}-a=512x5x4x2,ne=256x3x2x1,at=256x1x2x1",
-        f"VIEW-{_EVERY}-a=256x6x3,[ne=256x2x3,at=0x3x0,rank=3|ne=256x4,at=0x1x1,rank=2|ne=512,at=0x2x1,rank=1]",
-        f"VIEW-[{FLOATS}]-a=20x6x4x2,ne=7x3x2x2,at=9x2x1x0,use=[add|mul]",
-        f"VIEW-{_ELEMENTS}-a=20x6x4x2,ne=7x3x2x2,at=9x2x1x0,va=[p0213|pad|p0321]",
-        f"RESHAPE-{_EVERY}-a=256x6x4,ne=[512x3x4|256x2x3x4|6144]",
-        f"RESHAPE-[{FLOATS}]-a=18x6x4,ne=[6x9x8|432],use=[add|mul]",
-        f"RESHAPE-{_EVERY}-a=256x6x4,ne=768x8,va=off",
-        f"PERMUTE-{_EVERY}-a=256x3x4x2,axes=[0x2x1x3|0x3x1x2]",
-        f"PERMUTE-{_ELEMENTS}-a=10x3x4x2,axes=[1x0x2x3|2x0x1x3|3x2x1x0|1x2x3x0|2x3x0x1|0x1x2x3]",
-        f"PERMUTE-{_ELEMENTS}-a=10x3x4x2,axes=[1x0x2x3|2x0x3x1],va=[pad|slab|p0213]",
-        f"PERMUTE-[{FLOATS}]-a=10x3x4x2,axes=0x2x1x3,use=[add|mul]",
-        f"TRANSPOSE-{_ELEMENTS}-a=[10x3|1x7|9x4x3|5x4x3x2]",
-        f"TRANSPOSE-{_ELEMENTS}-a=9x4x3,va=[pad|rows|off|p0213]",
-        f"TRANSPOSE-[{FLOATS}]-a=9x4x3,use=add",
-    ),
-    full=(f"TRANSPOSE-{_ELEMENTS}-a=512x129x3", f"PERMUTE-{_EVERY}-a=256x64x32,axes=0x2x1x3"),
-)
-
-
-def _cpy(bench: Bench) -> Tensor:
-    v, (type_a, type_b) = bench.v, bench.types
-    fill = normal(300.0) if type_a is F32 and type_b is I32 else values(type_a)
-    a = bench.operand("a", type_a, v["a"], fill, v["va"])
-    if v["form"] == "cast":
-        return bench.b.cast(a, type_b)
-    b = bench.operand("cache_v_l0", type_b, v["b"] or v["a"], values(type_b), v["vb"], keep=True)
-    return bench.b.cpy(a, b)
-
-
 _PAIRS = (
     "[f32+f32|f32+f16|f32+bf16|f32+i32|f16+f32|f16+f16|f16+bf16|bf16+f32|bf16+f16|bf16+bf16|i32+f32|i32+i32|i64+i64]"
 )
-
 _ALL_BLOCKS = f"[{BLOCKS}]"
 _SAME_BLOCKS = "[" + "|".join(f"{t}+{t}" for t in BLOCKS.split("|")) + "]"
 
-CPY = OpCases(
-    ops=("CPY",),
-    types=("a", "b"),
-    keys=keys("a=SHAPE b=SHAPE? va= vb= form=|cast"),
-    make=_cpy,
+
+@cases(
+    "CPY",
+    keys="a=SHAPE b=SHAPE? va= vb= form=|cast",
+    types="a b",
     standard=(
         f"CPY-{_PAIRS}-a=12x5x3x2[|,form=cast]",
         f"CPY-{_PAIRS}-a=12x5x4x2,va=[pad|p0213|p1023|p3210]",
@@ -123,20 +107,19 @@ CPY = OpCases(
     ),
     full=(f"CPY-{_PAIRS}-a=1024x64x9,va=p1023", f"CPY-f32+{_ALL_BLOCKS}-a=1024x512"),
 )
+def _cpy(bench: Bench) -> Tensor:
+    v, (type_a, type_b) = bench.v, bench.types
+    fill = normal(300.0) if type_a is F32 and type_b is I32 else values(type_a)
+    a = bench.operand("a", type_a, v["a"], fill, v["va"])
+    if v["form"] == "cast":
+        return bench.b.cast(a, type_b)
+    b = bench.operand("cache_v_l0", type_b, v["b"] or v["a"], values(type_b), v["vb"], keep=True)
+    return bench.b.cpy(a, b)
 
 
-def _cont(bench: Bench) -> Tensor:
-    v, (type_,) = bench.v, bench.types
-    a = bench.operand("a", type_, v["ne"], values(type_), v["vne"], keep=v["form"] == "inplace")
-    if bench.id.op == "DUP":
-        return bench.b.dup_inplace(a) if v["form"] == "inplace" else bench.b.dup(a)
-    return bench.b.cont(a) if v["to"] is None else bench.b.cont_4d(a, *v["to"])
-
-
-CONT = OpCases(
-    ops=("CONT", "DUP"),
-    keys=keys("ne=SHAPE vne= to=SHAPE? form=|inplace"),
-    make=_cont,
+@cases(
+    "CONT DUP",
+    keys="ne=SHAPE vne= to=SHAPE? form=|inplace",
     standard=(
         f"CONT-{_EVERY}-ne=256x3x2[|,vne=pad|,vne=p0213|,vne=rows]",
         f"CONT-{_ELEMENTS}-ne=10x6x4x2,vne=[p1023|p3210|pad.p2103|off|slab.p1203|p0321]",
@@ -147,24 +130,17 @@ CONT = OpCases(
     ),
     full=(f"CONT-{_ELEMENTS}-ne=256x64x9,vne=p1023",),
 )
-
-
-def _part(bench: Bench) -> Sequence[Tensor]:
-    """`b` into (or onto) the part of `a` that starts at element `at`, with `a`'s strides."""
+def _cont(bench: Bench) -> Tensor:
     v, (type_,) = bench.v, bench.types
-    a = bench.first("a", "a", values(type_))
-    other = bench.operand("b", type_, v["b"], values(type_), v["vb"])
-    at = (*v["at"], 0, 0, 0, 0)
-    offset = sum(i * nb for i, nb in zip(at[:4], a.nb, strict=True))
-    nb1, nb2, nb3 = a.nb[1:]
-    out = bench.build(bench.id.op.lower())(a, other, nb1 * v["every"], nb2, nb3, offset)
-    return bench.outputs(a, out)
+    a = bench.operand("a", type_, v["ne"], values(type_), v["vne"], keep=v["form"] == "inplace")
+    if bench.id.op == "DUP":
+        return bench.b.dup_inplace(a) if v["form"] == "inplace" else bench.b.dup(a)
+    return bench.b.cont(a) if v["to"] is None else bench.b.cont_4d(a, *v["to"])
 
 
-PARTS = OpCases(
-    ops=("SET", "ACC"),
-    keys=keys(f"a=SHAPE b=SHAPE at=NUMBERS every=1 va= vb= {INPLACE}"),
-    make=_part,
+@cases(
+    "SET ACC",
+    keys=f"a=SHAPE b=SHAPE at=NUMBERS every=1 va= vb= {INPLACE}",
     standard=(
         "[SET|ACC]-f32-a=10x6x4x3,[b=4x2x2x2,at=3x1x1x0|b=10x6x4x2,at=0x0x0x1|b=10x3x1x1,at=0x2x3x2|b=10x6x4x3]",
         "[SET|ACC]-f32-a=10x6x4x3,b=5x3x2x2,at=1x0x1x1,every=2",
@@ -177,18 +153,21 @@ PARTS = OpCases(
     ),
     full=("[SET|ACC]-f32-a=128x64x32x2,b=128x64x1x2,at=0x0x7,inplace=leaf",),
 )
+def _part(bench: Bench) -> Sequence[Tensor]:
+    """`b` into (or onto) the part of `a` that starts at element `at`, with `a`'s strides."""
+    v, (type_,) = bench.v, bench.types
+    a = bench.first("a", "a", values(type_))
+    other = bench.operand("b", type_, v["b"], values(type_), v["vb"])
+    at = (*v["at"], 0, 0, 0, 0)
+    offset = sum(i * nb for i, nb in zip(at[:4], a.nb, strict=True))
+    nb1, nb2, nb3 = a.nb[1:]
+    out = bench.build(bench.id.op.lower())(a, other, nb1 * v["every"], nb2, nb3, offset)
+    return bench.outputs(a, out)
 
 
-def _repeat(bench: Bench) -> Tensor:
-    v = bench.v
-    a = bench.first("a", "a", values(bench.types[0]))
-    return bench.b.repeat_4d(a, *v["to"])
-
-
-REPEAT = OpCases(
-    ops=("REPEAT",),
-    keys=keys("a=SHAPE to=SHAPE va="),
-    make=_repeat,
+@cases(
+    "REPEAT",
+    keys="a=SHAPE to=SHAPE va=",
     standard=(
         "REPEAT-[f32|f16|bf16|i32]-a=9x5x3x2,to=[9x5x3x2|18x5x3x2|9x15x3x2|9x5x6x2|9x5x3x8|27x10x6x4]",
         "REPEAT-[f32|f16|bf16|i32]-a=[1|17|1x5|1x1x3],to=17x5x3x2",
@@ -196,21 +175,15 @@ REPEAT = OpCases(
     ),
     full=("REPEAT-[f32|f16|bf16|i32]-a=128x1x8x3,to=128x4x8x96",),
 )
-
-
-def _concat(bench: Bench) -> Tensor:
-    v, dim, (type_,) = bench.v, bench.v["dim"], bench.types
-    ne_b = list(v["a"])
-    ne_b[dim] = v["n"]
+def _repeat(bench: Bench) -> Tensor:
+    v = bench.v
     a = bench.first("a", "a", values(bench.types[0]))
-    b = bench.operand("b", type_, dims(*ne_b), values(bench.types[0]), v["vb"])
-    return bench.b.concat(a, b, dim)
+    return bench.b.repeat_4d(a, *v["to"])
 
 
-CONCAT = OpCases(
-    ops=("CONCAT",),
-    keys=keys("a=SHAPE n=1 dim=0 va= vb="),
-    make=_concat,
+@cases(
+    "CONCAT",
+    keys="a=SHAPE n=1 dim=0 va= vb=",
     standard=(
         "CONCAT-[f32|f16|bf16|i32|i64]-a=11x5x3x2,[n=11,dim=0|n=4,dim=1|n=5,dim=2|n=1,dim=3]",
         "CONCAT-[f32|f16|bf16|i32]-a=12x6x4x2,dim=[0|1|2|3],n=7,[va=p1023|vb=p2103|va=pad,vb=p0213|va=rows,vb=off]",
@@ -221,8 +194,24 @@ CONCAT = OpCases(
     ),
     full=("CONCAT-[f32|f16]-a=128x256x8x2,n=128,dim=0",),
 )
+def _concat(bench: Bench) -> Tensor:
+    v, dim, (type_,) = bench.v, bench.v["dim"], bench.types
+    ne_b = list(v["a"])
+    ne_b[dim] = v["n"]
+    a = bench.first("a", "a", values(bench.types[0]))
+    b = bench.operand("b", type_, dims(*ne_b), values(bench.types[0]), v["vb"])
+    return bench.b.concat(a, b, dim)
 
 
+@cases(
+    "PAD",
+    keys="ne=SHAPE vne= by=NUMBERS",
+    standard=(
+        "PAD-f32-ne=10x5x4x3,by=[0x3|0x0x0x2|3x0|1x2x3x4x0x1x2x0|0x0x0x0x0x0x0x1]",
+        "PAD-f32-ne=10x5x4x3,by=0x3x1x0,vne=[pad|off|p0213]",
+    ),
+    full=("PAD-f32-ne=1000x65x16,by=0x24x0x63",),
+)
 def _pad(bench: Bench) -> Tensor:
     v, b = bench.v, bench.b
     a = bench.first("a", "ne", values(bench.types[0]))
@@ -230,29 +219,12 @@ def _pad(bench: Bench) -> Tensor:
     return b.pad_ext(a, *widths)
 
 
-PAD = OpCases(
-    ops=("PAD",),
-    keys=keys("ne=SHAPE vne= by=NUMBERS"),
-    make=_pad,
-    standard=(
-        "PAD-f32-ne=10x5x4x3,by=[0x3|0x0x0x2|3x0|1x2x3x4x0x1x2x0|0x0x0x0x0x0x0x1]",
-        "PAD-f32-ne=10x5x4x3,by=0x3x1x0,vne=[pad|off|p0213]",
-    ),
-    full=("PAD-f32-ne=1000x65x16,by=0x24x0x63",),
+@cases(
+    "ROLL",
+    keys="ne=SHAPE vne= by=NUMBERS",
+    standard=("ROLL-f32-ne=10x5x4x3,by=[3|0x2|1x-2x3x1|-9x4x0x-1]", "ROLL-f32-ne=10x5x4x3,by=2x1,vne=[pad|p0213]"),
 )
-
-
 def _roll(bench: Bench) -> Tensor:
     v = bench.v
     a = bench.first("a", "ne", normal())
     return bench.b.roll(a, *(*v["by"], 0, 0, 0, 0)[:4])
-
-
-ROLL = OpCases(
-    ops=("ROLL",),
-    keys=keys("ne=SHAPE vne= by=NUMBERS"),
-    make=_roll,
-    standard=("ROLL-f32-ne=10x5x4x3,by=[3|0x2|1x-2x3x1|-9x4x0x-1]", "ROLL-f32-ne=10x5x4x3,by=2x1,vne=[pad|p0213]"),
-)
-
-CASES = (VIEWS, CPY, CONT, PARTS, REPEAT, CONCAT, PAD, ROLL)
