@@ -113,10 +113,10 @@ def _head(name: str, doc: Mapping[str, JSON], arrays: Arrays) -> Case:
 def _step(k: int, entry: JSON, case: Case, names: Mapping[str, int], arrays: Arrays) -> Step:
     where = f"steps[{k}]"
     entry = _object(entry, where)
-    listed = _list(entry.get("tensors"), f"{where}.tensors")
-    tensors = [_tensor(t, names, f"{where}.tensors[{j}]") for j, t in enumerate(listed)]
-    nodes = [j for j, t in enumerate(listed) if t.get("node") is True]
-    inputs = [j for j, t in enumerate(listed) if t.get("input") is True]
+    entries = _list(entry.get("tensors"), f"{where}.tensors")
+    tensors = [_tensor(t, names, f"{where}.tensors[{j}]") for j, t in enumerate(entries)]
+    nodes = [j for j, t in enumerate(entries) if t.get("node") is True]
+    inputs = [j for j, t in enumerate(entries) if t.get("input") is True]
     note = {"tokens": entry.get("tokens")}
     arrays.memory.keep(weigh(note, f"{where}.tokens"), f"{where}.tokens")
     doc = {"tensors": tensors, "nodes": nodes, "inputs": inputs, "note": note}
@@ -125,9 +125,9 @@ def _step(k: int, entry: JSON, case: Case, names: Mapping[str, int], arrays: Arr
     step.inputs = {
         t: arrays.read(f"s{k}_i{j}", nbytes(t)) for j, t in zip(inputs, step.inputs, strict=True) if t in used
     }
-    recorded = [(f"s{k}_o{j}", n) for j, n in zip(nodes, step.graph, strict=True) if computes(n)]
-    recorded += [(f"s{k}_c{i}", t) for i, t in enumerate(case.persistent)]
-    step.expected = {t: pack(arrays.read(name, nbytes(t)), t, 0) for name, t in recorded if name in arrays}
+    arrays_of = [(f"s{k}_o{j}", n) for j, n in zip(nodes, step.graph, strict=True) if computes(n)]
+    arrays_of += [(f"s{k}_c{i}", t) for i, t in enumerate(case.persistent)]
+    step.expected = {t: pack(arrays.read(name, nbytes(t)), t, 0) for name, t in arrays_of if name in arrays}
     step.outputs = _results(step.graph, step.expected)
     return step
 

@@ -113,8 +113,8 @@ class _Bench:
     def rows(self, name: str, type_: GGMLType, below: int, *ne: int) -> Tensor:
         """A leaf of distinct row numbers in each of its rows."""
         t = new_tensor(type_, *ne, name=name, flags=FLAG_INPUT)
-        drawn = self.stream(name).choice(nelements(t) // t.ne[0], below, t.ne[0])
-        self.inputs[t] = np.ascontiguousarray(drawn.astype(type_.dtype)).view(np.uint8).reshape(-1)
+        numbers = self.stream(name).choice(nelements(t) // t.ne[0], below, t.ne[0])
+        self.inputs[t] = np.ascontiguousarray(numbers.astype(type_.dtype)).view(np.uint8).reshape(-1)
         return t
 
     def stream(self, name: str) -> Stream:
@@ -157,8 +157,8 @@ def _input(b: _Bench) -> Tensor:
 
 def _computed(b: _Bench) -> Tensor:
     """A tensor that looks like a weight is computed by the graph."""
-    made = _B.cast(b.input("made", F32, b.d, _ROWS), b.w)
-    return _B.mul_mat(made, b.x())
+    weight_values = _B.cast(b.input("made", F32, b.d, _ROWS), b.w)
+    return _B.mul_mat(weight_values, b.x())
 
 
 def _activations(b: _Bench) -> Tensor:

@@ -45,14 +45,14 @@ CELLS = 32
 TRIES = 40
 """Moves that may fail in a row before a plain one is taken."""
 FEW = 8
-"""Elements of a value at least: one alone may be nearly zero, and its error is measured against it."""
+"""Elements of a value at least: a single one may be nearly zero, and errors are relative."""
 SIZE = 1 << 13
-"""Elements of a value at most: small graphs find as much, sooner."""
+"""Elements of a value at most: small graphs find as many faults, sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a value's elements."""
+    """Rough facts about a value's elements."""
 
     std: float = 1.0
     """Root mean square, roughly."""
@@ -63,13 +63,13 @@ class Facts:
     nearly equal numbers."""
 
     def times(self, factor: float) -> Facts:
-        """Of the elements multiplied by `factor`."""
+        """The facts of the elements times `factor`."""
         return replace(self, std=self.std * abs(factor), peak=self.peak * abs(factor))
 
 
 @dataclass(slots=True)
 class Value:
-    """One tensor in every step, and what is known of it."""
+    """One tensor in every step, and its facts."""
 
     at: list[Tensor]
     """Step -> the tensor."""
@@ -88,7 +88,7 @@ Make = Callable[[int], Tensor]
 
 
 class Growth:
-    """The case in the making."""
+    """Builds the case."""
 
     def __init__(self, case_id: str, steps: int, row: int, weights: GGMLType, caches: GGMLType) -> None:
         self.id = case_id
@@ -116,7 +116,7 @@ class Growth:
         return items[self.below(len(items))]
 
     def recent(self, accept: Callable[[Value], bool]) -> Value | None:
-        """A value that `accept` takes, sooner a late one than an early one."""
+        """A value that `accept` takes, more likely a late one than an early one."""
         fit = [v for v in self.values if accept(v)]
         return fit[max(self.below(len(fit)), self.below(len(fit)))] if fit else None
 
@@ -165,27 +165,27 @@ class Growth:
 
         Args:
             make: gives the node.
-            facts: what is known of it.
+            facts: of its elements.
             keep: whether later nodes may read it.
         """
         try:
-            made = [make(k) for k in range(len(self.tokens))]
-            for t in made:
+            tensors = [make(k) for k in range(len(self.tokens))]
+            for t in tensors:
                 check_tensor(t)
                 check_node(t)
         except GraphError:
             return None
-        if any(not (FEW if t.type is F32 else 1) <= nelements(t) <= SIZE for t in made):
+        if any(not (FEW if t.type is F32 else 1) <= nelements(t) <= SIZE for t in tensors):
             return None
-        for t, e in zip(made, self._expansions, strict=True):
+        for t, e in zip(tensors, self._expansions, strict=True):
             e.expand(t)
-        value = Value(made, facts or Facts())
+        value = Value(tensors, facts or Facts())
         if keep:
             self.values.append(value)
         return value
 
     def overwritten(self, old: Value, facts: Facts) -> None:
-        """All that shows the bytes of `old` holds other elements now."""
+        """Give new facts to every value that shares the bytes of `old`."""
         for v in self.values:
             if v.at[0].root is old.at[0].root:
                 v.facts = facts
@@ -196,7 +196,7 @@ class Growth:
         return len(self._expansions[0].nodes)
 
     def grow(self, moves: Mapping[Callable[[Growth], Any], int], nodes: int) -> None:
-        """Go on to exactly `nodes` nodes, by moves of these weights that add one to three nodes each."""
+        """Grow to exactly `nodes` nodes by moves, drawn by their weights, that add one to three nodes each."""
         lots = [m for m, weight in moves.items() for _ in range(weight)]
         failed = 0
         while self.nodes < nodes:
@@ -217,7 +217,7 @@ class Growth:
     # the case
 
     def case(self, family: str, params: dict[str, Any], seed: int, generator: int) -> Case:
-        """The finished case; what no node reads is left out."""
+        """The finished case, without leaves that no node reads."""
         steps = []
         used: set[Tensor] = set()
         for k, e in enumerate(self._expansions):
@@ -230,22 +230,22 @@ class Growth:
         return Case(self.id, persistent, steps, family=family, params=params, seed=seed, generator=generator)
 
     def _outputs(self, nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What no node reads, and every fifth of the others; results that lie in a cache are checked there."""
+        """Nodes that no other reads, and every fifth of the rest; results in a cache are checked there."""
         read = {s for n in nodes for s in n.src if s is not None and s is not n}
         able = [(i, n) for i, n in enumerate(nodes) if n.root not in self.persistent]
-        wanted = [n for i, n in able if n not in read or (i % 5 == 0 and computes(n))]
-        return tuple(wanted)
+        outputs = [n for i, n in able if n not in read or (i % 5 == 0 and computes(n))]
+        return tuple(outputs)
 
 
 def after(a: Facts, b: Facts) -> Facts:
-    """Of a sum."""
+    """The facts of a sum."""
     return Facts(math.hypot(a.std, b.std), a.peak + b.peak, a.spread or b.spread)
 
 
 HIGHEST = 30.0
 """No element may be larger."""
 LOWEST = 0.05
-"""No value may be smaller as a whole: errors are measured against it."""
+"""No root mean square may be smaller: errors are relative."""
 
 
 def _whole(v: Value) -> bool:
@@ -282,7 +282,7 @@ _UNARY = {
     "silu": 0.6, "gelu": 0.6, "gelu_quick": 0.6, "gelu_erf": 0.6, "tanh": 0.6, "sigmoid": 0.5, "relu": 0.7, "elu": 0.8,
     "softplus": 1.0, "neg": 1.0, "abs": 1.0, "hardswish": 0.6, "hardsigmoid": 0.5,
 }  # fmt: skip
-"""Constructor -> what it leaves of the root mean square."""
+"""Constructor -> factor of the root mean square."""
 _INPLACE = ("silu", "gelu", "tanh", "sigmoid", "relu", "neg", "abs")
 
 
@@ -471,9 +471,9 @@ def _product(g: Growth) -> None:
         return
     n = max(t.ne[0] for t in a.at)
     std = a.facts.std * b.facts.std * math.sqrt(n)
-    made = g.add(lambda k: B.mul_mat(a.at[k], b.at[k]), Facts(std, 5 * std), keep=False)
-    if made is not None:
-        g.add(lambda k: B.scale(made.at[k], 1 / std), Facts(1.0, 5.0))
+    scores = g.add(lambda k: B.mul_mat(a.at[k], b.at[k]), Facts(std, 5 * std), keep=False)
+    if scores is not None:
+        g.add(lambda k: B.scale(scores.at[k], 1 / std), Facts(1.0, 5.0))
 
 
 def _rope(g: Growth) -> None:
@@ -597,8 +597,8 @@ def _cast(g: Growth) -> None:
 def _cache(g: Growth) -> Tensor:
     known = list(g.stored)
     if known and g.below(2):
-        found: Tensor = g.choice(known)
-        return found
+        cache: Tensor = g.choice(known)
+        return cache
     return g.cache(g.row)
 
 
@@ -644,4 +644,4 @@ MOVES: dict[Move, int] = {
 }  # fmt: skip
 """Move -> how often it is tried, relative to the others."""
 RARE: dict[Move, int] = {_leaky_relu: 3, _wave: 3, _argmax: 2}
-"""Ops that language models hardly have and few backends take: only in graphs that ask for them."""
+"""Ops that language models rarely have and few backends take: only with `rare=1`."""
