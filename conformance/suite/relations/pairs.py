@@ -237,12 +237,8 @@ DECODERS: dict[str, tuple[str, Callable[[Request], list[Side]]]] = {
 }
 """Relation between trajectories of one decoder -> its claim in words, and what makes its runs."""
 
-NAMINGS: dict[str, Callable[[int, int], str]] = {
-    "other": lambda i, _n: f"t{i}",
-    "none": lambda _i, _n: "",
-    "one": lambda _i, _n: "x",
-}
-"""Way of naming -> name of the i-th of n tensors; `swapped`, beside these, gives each the name of another."""
+NAMINGS = {"other": "t{}", "none": "", "one": "x"}
+"""Way of naming -> name of the i-th tensor; `swapped`, beside these, gives each the name of another."""
 
 
 def _copy(case: Case) -> Case:
@@ -258,7 +254,7 @@ def renamed(case_id: str, case: Case, how: str, seed: int) -> Case:
         tensors |= dict.fromkeys(step.graph.tensors())
     names = [t.name for t in tensors]
     for i, t in enumerate(tensors):
-        t.name = names[-1 - i] if how == "swapped" else NAMINGS[how](i, len(names))
+        t.name = names[-1 - i] if how == "swapped" else NAMINGS[how].format(i)
     n = len(case.steps)
     runs = (Run("the case as it is", 0, n, opening=1), Run("the case with other names", n, 2 * n, opening=2))
     claim = Claim("renamed", "renamed tensors = same result", BITS, runs, ((0, 1),))
