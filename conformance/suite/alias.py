@@ -106,13 +106,13 @@ class Read:
     seed: int
 
 
-def read(case_id: str, family: str = NAME) -> Read:
+def read(case_id: str) -> Read:
     """The parts of an id.
 
     Raises:
         UsageError: says what may stand there.
     """
-    body, seed = split_id(case_id, family, "differs=WHAT,key=value")
+    body, seed = split_id(case_id, NAME, "differs=WHAT,key=value")
     values, given = read_keys(case_id, body, KEYS)
     if not 1 <= values["tokens"] <= 16:
         raise UsageError(f"case {case_id!r}: tokens: 1 to 16 expected, {values['tokens']} found")
@@ -132,11 +132,10 @@ def build(case_id: str) -> Case:
     return Case(case_id, persistent, steps, family=NAME, params=dict(r.params), seed=r.seed, generator=GENERATOR)
 
 
-def alone(case_id: str, traits: Traits, tokens: int, steps: int = 2) -> Case:
-    """One of the two graphs by itself, `steps` times."""
+def alone(case_id: str, traits: Traits, tokens: int) -> Case:
+    """One of the two graphs by itself, twice."""
     side = Side(case_id, traits, tokens)
-    graph_steps = [side.step(k) for k in range(steps)]
-    return Case(case_id, side.persistent, graph_steps, family=NAME, generator=GENERATOR)
+    return Case(case_id, side.persistent, [side.step(0), side.step(1)], family=NAME, generator=GENERATOR)
 
 
 class Side:

@@ -77,6 +77,7 @@ TABLE: Table = {
 _ROWS = 48
 """Rows of the weight."""
 _EXPERTS = 4
+_STEPS = 2
 _B = Builder()
 
 
@@ -227,7 +228,7 @@ def _is_graph(body: str) -> bool:
     return body.partition("-")[0] in KINDS
 
 
-def _graph(case_id: str, steps: int = 2) -> Case:
+def _graph(case_id: str) -> Case:
     """The case of a small graph's id, without placement."""
     body, seed = split_id(case_id, NAME, f"{'|'.join(KINDS)}-key=value,key=value")
     kind, _, keys_text = body.partition("-")
@@ -235,7 +236,7 @@ def _graph(case_id: str, steps: int = 2) -> Case:
     b = _Bench(case_id, TYPES[values["w"]], values["d"], values["n"])
     graph_steps: list[Step] = []
     try:
-        for b.k in range(steps):
+        for b.k in range(_STEPS):
             b.inputs, b.gf = {}, Expansion()
             out = KINDS[kind](b)
             b.gf.expand(out)
