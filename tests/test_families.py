@@ -21,7 +21,7 @@ from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.suite import FAMILIES, LEVELS, weight_placement, zoo
-from conformance.suite.blocks.cut import Block, block_of
+from conformance.suite.blocks import Block, block_of
 from conformance.suite.decoder import elements, split_arch
 
 NAMES = ("gqa", "multi_sequence", "weight_placement", "blocks")
