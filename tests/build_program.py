@@ -9,8 +9,7 @@ from ggml_ctypes import CONSTRUCTORS, SETTERS, Json
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.build_graph import Expansion
+from conformance.ggml.ops.build import Builder, Expansion
 from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import TYPES, GGMLType, type_named

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -12,13 +13,11 @@ from random_cases import random_cases, small_case
 from conformance.case.case import Case
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.names import OPS
-from conformance.ggml.ops.rules import RULES
+from conformance.ggml.ops.op import DECLARATIONS, params_text
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, new_tensor
 from conformance.ggml.types import F32
 from conformance.report.graphlayout import layout
 from conformance.report.graphview import svg, table
-from conformance.report.params import PARAMS, params_text
 from conformance.suite.captured import FAMILY
 
 B = Builder()
@@ -58,12 +57,14 @@ def test_offsets_and_absent_sources_are_shown() -> None:
 
 
 def test_every_op_with_params_is_known() -> None:
-    """Each op whose rule has op_params shows them by name, but for those nothing has a word for."""
-    named = {op for op, rule in RULES.items() if rule.n_params}
-    assert named - {"PAD"} <= set(PARAMS)
-    assert set(PARAMS) <= set(OPS)
+    """Each declared op shows its op_params by name; an op that is not declared by position."""
+    for op, declared in DECLARATIONS.items():
+        t = Tensor(F32, (1, 1, 1, 1), (4, 4, 4, 4), op, tuple(range(1, 17)))
+        for f in declared.fields:
+            assert op == "VIEW" or not f.name or f.text(t.op_params) in params_text(t)
     t = Tensor(F32, (1, 1, 1, 1), (4, 4, 4, 4), "PAD", (0, 0, 5, *(0,) * 13))
-    assert params_text(t) == "[2]=5"
+    assert params_text(t) == "padding=0,0,5,0,0,0,0,0"
+    assert params_text(replace(t, op="CONV_2D")) == "[2]=5"
 
 
 def test_drawing_is_whole(decoder: Graph) -> None:

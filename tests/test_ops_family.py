@@ -16,7 +16,7 @@ from conformance.case.case import Case
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
-from conformance.ggml.ops.rules import RULES
+from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_INPUT, Tensor, contiguous_nb, nbytes, new_tensor, strided
 from conformance.ggml.types import F16, F32, Q8_0
 from conformance.suite.data import blind, causal
@@ -26,7 +26,7 @@ from conformance.suite.ops.bench import Bench, OpId, parse
 
 STANDARD = ids("standard")
 
-OPS = {*RULES, *(f"UNARY.{op}" for op in UNARY_OPS), *(f"GLU.{op}" for op in GLU_OPS)} - {"UNARY", "GLU"}
+OPS = {*DECLARATIONS, *(f"UNARY.{op}" for op in UNARY_OPS), *(f"GLU.{op}" for op in GLU_OPS)} - {"UNARY", "GLU"}
 """Every op that has a rule, the two with a sub-op by each of theirs."""
 FLOATS = ("f32", "f16", "bf16")
 BLOCKS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "q2_K", "q3_K", "q4_K", "q5_K", "q6_K")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.ggml.ops.matmul import TRI_TYPE
-from conformance.ggml.ops.rules_matrix import part
+from conformance.ggml.ops.views import part
 from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
 

@@ -31,7 +31,7 @@ KERNELS: dict[str, Kernel] = {
     "MUL_MAT": kernel(
         lambda _, w, x: x @ w.repeat(x.shape[0] // len(w), 0).repeat(x.shape[1] // w.shape[1], 1).swapaxes(-1, -2)
     ),
-    "RMS_NORM": kernel(lambda node, x: x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(node.param_f32(0)))),
+    "RMS_NORM": kernel(lambda node, x: x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(node.params.eps))),
 }
 
 

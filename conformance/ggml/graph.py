@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from .errors import GraphError
 from .ops.names import OPS
+from .ops.op import check_node
 from .tensor import MAX_NAME, MAX_OP_PARAMS, MAX_SRC, Tensor, contiguous_nb, nbytes
 
 
@@ -45,8 +46,6 @@ class Graph:
         Raises:
             GraphError: names the first tensor that breaks a rule, and the rule.
         """
-        from .ops.rules import check_node  # noqa: PLC0415  # rules build on tensors and graphs
-
         made = set(self.nodes)
         if len(made) != len(self.nodes):
             raise GraphError("a node stands twice in the graph")

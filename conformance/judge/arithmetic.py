@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, Arithmetic
-from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
+from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.quants.requant import weight_form
 from conformance.ggml.tensor import Tensor
 
@@ -33,11 +33,7 @@ def _attends(node: Tensor, a: Arithmetic) -> bool:
 
 
 def _looks_up(node: Tensor, a: Arithmetic) -> bool:
-    return UNARY_OPS[node.op_params[0]] in a.tables
-
-
-def _looks_up_gate(node: Tensor, a: Arithmetic) -> bool:
-    return GLU_OPS[node.op_params[0]].replace("GEGLU", "GELU") in a.tables
+    return str(node.params.op).replace("GEGLU", "GELU") in a.tables
 
 
 def _turns(_: Tensor, a: Arithmetic) -> bool:
@@ -45,19 +41,20 @@ def _turns(_: Tensor, a: Arithmetic) -> bool:
 
 
 _CHANGES: dict[str, Callable[[Tensor, Arithmetic], bool]] = {
-    **dict.fromkeys(("CPY", "DUP", "CONT", "SET_ROWS", "ADD"), _stores),
-    **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID"), _multiplies),
-    "GET_ROWS": _requantises,
-    "FLASH_ATTN_EXT": _attends,
-    "UNARY": _looks_up,
-    "GLU": _looks_up_gate,
-    **dict.fromkeys(("ROPE", "ROPE_BACK"), _turns),
+    "quantize": _stores,
+    "mul_mat": _multiplies,
+    "rows": _requantises,
+    "flash_attn": _attends,
+    "tables": _looks_up,
+    "rope": _turns,
 }
+"""`Rounding.by` -> whether a node of such an op is computed in another way."""
 
 
 def changes(node: Tensor, arithmetic: Arithmetic) -> bool:
     """Whether `node`'s value in `arithmetic` may differ from the exact one by more than rounding."""
-    rule = _CHANGES.get(node.op)
+    declared = DECLARATIONS.get(node.op)
+    rule = _CHANGES.get(declared.rounding.by) if declared is not None else None
     return rule is not None and rule(node, arithmetic.at(node))
 
 

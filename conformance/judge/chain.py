@@ -15,10 +15,11 @@ from math import inf, sqrt
 from conformance.case.case import writes_in_place
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Tensor, computes
 
 from .arithmetic import changes
-from .budget import PEAK, PRODUCTS, RAW, ROUNDED, Budget, budget_of, free_running, stored
+from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, free_running, stored
 
 _ACCUMULATE = 16.0
 """By how much a chain of nodes may amplify the sum of its own float32 roundings."""
@@ -182,7 +183,7 @@ def _noise_of(node: Tensor, arithmetic: Arithmetic, *, fed: bool) -> Noise:
 
 
 def _operands(node: Tensor, arithmetic: Arithmetic) -> float:
-    if node.op not in PRODUCTS or arithmetic.products not in _OPERANDS:
+    if not DECLARATIONS[node.op].rounding.products or arithmetic.products not in _OPERANDS:
         return 0.0
     weights = node.src[0] if node.op in {"MUL_MAT", "MUL_MAT_ID"} else None
     return _OPERANDS[arithmetic.products] + (_DYNAMIC if weights is not None and weights.type.is_quantized else 0.0)

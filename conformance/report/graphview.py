@@ -12,10 +12,10 @@ from tabulate import tabulate
 
 from conformance.case.case import writes_in_place
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import params_text
 from conformance.ggml.tensor import VIEW_OPS, Tensor, is_contiguous
 
 from .graphlayout import Item, Part, layout
-from .params import params_text
 
 _FLAGS = ((1, "input"), (2, "output"), (4, "param"), (8, "loss"))
 _COMPUTE = 16

@@ -11,12 +11,13 @@ import math
 import textwrap
 import zlib
 from collections.abc import Iterator
+from enum import IntEnum
 
 import numpy as np
 
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import UsageError
-from conformance.ggml.tensor import ZERO_PARAMS, Bytes, Tensor, nelements
+from conformance.ggml.tensor import Bytes, Tensor, nelements
 from conformance.ggml.types import GGMLType
 
 from .calls import Argument, call_of
@@ -33,11 +34,10 @@ import zlib
 import numpy as np
 
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.build_base import node
 from conformance.case.case import Case, Step
 from conformance.ggml.graph import Graph
 from conformance.ggml.placement import Placement
-from conformance.ggml.tensor import new_tensor
+from conformance.ggml.tensor import Tensor, new_tensor
 from conformance.ggml.types import TYPES
 
 
@@ -108,9 +108,9 @@ def _made(t: Tensor, names: dict[Tensor, str]) -> str:
     if t in t.src:
         raise UsageError(f"{t}: a node that is its own src can only be a cast")
     src = "".join(("None" if s is None else names[s]) + ", " for s in t.src)
-    params = f"params={t.op_params}, " if t.op_params != ZERO_PARAMS else ""
-    shape = f"type_=TYPES[{t.type.name!r}], ne={t.ne}, nb={t.nb}, inplace={t.view_src is not None}"
-    return f"node({t.op!r}, ({src.rstrip(' ')}), {params}{shape})"
+    view = f", {names[t.view_src]}, {t.view_offs}" if t.view_src is not None else ""
+    fields = f"TYPES[{t.type.name!r}], {t.ne}, {t.nb}, {t.op!r}, {t.op_params}, ({src.rstrip(' ')}){view}"
+    return f"Tensor({fields})"
 
 
 def _arguments(args: tuple[Argument, ...], names: dict[Tensor, str]) -> str:
@@ -124,7 +124,7 @@ def _argument(a: Argument, names: dict[Tensor, str]) -> str:
         return f"TYPES[{a.name!r}]"
     if isinstance(a, float) and not math.isfinite(a):
         return f'float("{a}")'
-    return ascii(a)
+    return ascii(int(a) if isinstance(a, IntEnum) else a)
 
 
 def _leaf(t: Tensor) -> str:

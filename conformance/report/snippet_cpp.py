@@ -9,26 +9,21 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator
+from enum import IntEnum
 
 from conformance.case.case import Case
+from conformance.ggml.ops.op import c_enum
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import ZERO_PARAMS, Bytes, Tensor, computes
 from conformance.ggml.types import F32, GGMLType
 
-from .calls import Argument, Call, call_of
+from .calls import Argument, call_of
 
 MOST_DATA = 1 << 18
 """Bytes of leaves that a source file can take; beyond, values are drawn."""
 
 LONGEST = 400
 """Characters of an id or a name that are kept."""
-
-ENUMS: dict[tuple[str, int], str] = {
-    ("prec_set_acc", 1): "ggml_prec",
-    ("prec_set_src", 1): "ggml_prec",
-    ("mul_mat_set_hint", 1): "ggml_op_hint",
-    ("argsort", 1): "ggml_sort_order",
-}
-"""Constructor and place of an argument -> the enum it must be in C++."""
 
 
 def cpp(case: Case, name: str = "test_shrunk") -> str:
@@ -113,9 +108,9 @@ def _made(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
     if call is None:
         yield from _by_hand(t, names)
         return
-    yield f"ggml_tensor * {names[t]} = ggml_{call.name}({_arguments(call, names)});"
+    yield f"ggml_tensor * {names[t]} = ggml_{call.name}({', '.join(['ctx', *_words(t, call.args, names)])});"
     for name, args in call.after:
-        yield f"ggml_{name}({', '.join([names[t], *_words(name, args, names, 1)])});"
+        yield f"ggml_{name}({', '.join([names[t], *_words(t, args, names)])});"
 
 
 def _by_hand(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
@@ -131,14 +126,8 @@ def _by_hand(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
         yield f"{{ const int32_t params[] = {{ {params} }}; memcpy({names[t]}->op_params, params, sizeof(params)); }}"
 
 
-def _arguments(call: Call, names: dict[Tensor, str]) -> str:
-    return ", ".join(["ctx", *_words(call.name, call.args, names)])
-
-
-def _words(name: str, args: tuple[Argument, ...], names: dict[Tensor, str], start: int = 0) -> Iterator[str]:
-    for i, a in enumerate(args):
-        enum = ENUMS.get((name, i + start))
-        yield f"({enum}) {a}" if enum else _argument(a, names)
+def _words(t: Tensor, args: tuple[Argument, ...], names: dict[Tensor, str]) -> Iterator[str]:
+    return (f"GGML_{t.op}_OP_{a}" if isinstance(a, str) else _argument(a, names) for a in args)
 
 
 def _argument(a: Argument, names: dict[Tensor, str]) -> str:
@@ -146,6 +135,8 @@ def _argument(a: Argument, names: dict[Tensor, str]) -> str:
         return names[a]
     if isinstance(a, GGMLType):
         return _type(a)
+    if isinstance(a, IntEnum):
+        return str(int(a)) if isinstance(a, ROPE_TYPE) else f"({c_enum(type(a))}) {int(a)}"  # a mode is an int in C
     if isinstance(a, bool):
         return "true" if a else "false"
     if isinstance(a, float):

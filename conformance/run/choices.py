@@ -14,6 +14,7 @@ import numpy as np
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Bytes, Tensor, computes
 from conformance.judge.chain import Chain
 from conformance.judge.compare import Difference, compare, values
@@ -68,7 +69,7 @@ def _flips(graph: Graph, node: Tensor, mine: Mapping[Tensor, Bytes], right: Mapp
     k = max(used, default=node.ne[0])
     chosen, wanted = (values(node, v[node]).reshape(-1, node.ne[0])[:, :k] for v in (mine, right))
     a, b = (values(scores, v[scores]).reshape(-1, scores.ne[0]) for v in (mine, right))
-    if node.op == "ARGSORT" and not node.op_params[0]:  # ascending
+    if node.op == "ARGSORT" and node.params.order == SORT_ORDER.ASC:
         a, b = -a, -b
     said = []
     for row, (got, want) in enumerate(zip(chosen.tolist(), wanted.tolist(), strict=True)):

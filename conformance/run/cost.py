@@ -160,23 +160,23 @@ def _padded(ne: int, before: int, windows: int, stride: int, reach: int) -> int:
 
 def _pooled(node: Tensor) -> int:
     """Elements of the padded operand."""
-    a, (_, k0, k1, s0, s1, p0, p1) = _first(node), node.op_params[:7]
-    wide = _padded(a.ne[0], p0, node.ne[0], s0, k0)
-    return wide * _padded(a.ne[1], p1, node.ne[1], s1, k1) * a.ne[2] * a.ne[3]
+    a, p = _first(node), node.params
+    wide = _padded(a.ne[0], p.p0, node.ne[0], p.s0, p.k0)
+    return wide * _padded(a.ne[1], p.p1, node.ne[1], p.s1, p.k1) * a.ne[2] * a.ne[3]
 
 
 def _windows(node: Tensor) -> int:
     """Elements of the padded operand of IM2COL."""
-    a, b, (s0, s1, p0, p1, d0, d1, is_2d) = _first(node), _first(node, 1), node.op_params[:7]
-    wide = _padded(b.ne[0], p0, node.ne[1], s0, abs(a.ne[0] * d0) + 1)
-    if not is_2d:
+    a, b, p = _first(node), _first(node, 1), node.params
+    wide = _padded(b.ne[0], p.p0, node.ne[1], p.s0, abs(a.ne[0] * p.d0) + 1)
+    if not p.is_2D:
         return wide * b.ne[1] * b.ne[2]
-    return wide * _padded(b.ne[1], p1, node.ne[2], s1, abs(a.ne[1] * d1) + 1) * b.ne[2] * b.ne[3]
+    return wide * _padded(b.ne[1], p.p1, node.ne[2], p.s1, abs(a.ne[1] * p.d1) + 1) * b.ne[2] * b.ne[3]
 
 
 def _kernel_size(node: Tensor) -> int:
     a = _first(node)
-    return a.ne[0] * (a.ne[1] if node.op_params[6] else 1)
+    return a.ne[0] * (a.ne[1] if node.params.is_2D else 1)
 
 
 def _state(node: Tensor, i: int) -> int:
@@ -238,12 +238,12 @@ _OPERATIONS: dict[str, Callable[[Tensor], int]] = {
     "GATED_LINEAR_ATTN": lambda n: _turns(n, _first(n).ne[2], _state(n, 4)),
     "LIGHTNING_INDEXER": lambda n: _indexed(n) * (PASSES + 2 * _first(n).ne[0] // PRODUCTS),
     "SOLVE_TRI": lambda n: nelements(n) * _first(n).ne[0] + LOOP * n.ne[1],
-    "POOL_2D": lambda n: n.op_params[1] * n.op_params[2] * (LOOP + 2 * nelements(n)) + PASSES * _pooled(n),
+    "POOL_2D": lambda n: n.params.k0 * n.params.k1 * (LOOP + 2 * nelements(n)) + PASSES * _pooled(n),
     "IM2COL": lambda n: _kernel_size(n) * LOOP + PASSES * _windows(n),
     "SSM_CONV": lambda n: 2 * nelements(n) * _first(n, 1).ne[0],
-    "DSV4_HC_COMB": lambda n: n.param_i32(1) * (10 * LOOP + PASSES * nelements(n)),
+    "DSV4_HC_COMB": lambda n: n.params.n_iter * (10 * LOOP + PASSES * nelements(n)),
     "DSV4_HC_POST": lambda n: 2 * nelements(n) * _first(n, 1).ne[1],
-    "GROUP_NORM": lambda n: LOOP * max(1, min(n.param_i32(0), n.ne[2])),
+    "GROUP_NORM": lambda n: LOOP * max(1, min(n.params.n_groups, n.ne[2])),
     "ROPE": lambda n: LOOP * n.ne[0],
     "ROPE_BACK": lambda n: LOOP * n.ne[0],
     "ARGSORT": _sorted,

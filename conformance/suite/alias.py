@@ -14,8 +14,7 @@ import numpy as np
 from conformance.case.case import Case, Step
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
-from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.build_graph import Expansion
+from conformance.ggml.ops.build import Builder, Expansion
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nbytes, nelements, new_tensor
 from conformance.ggml.types import F16, F32, I32, I64, Q4_0, Q8_0, GGMLType

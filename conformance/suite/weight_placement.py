@@ -19,8 +19,7 @@ import numpy as np
 from conformance.case.case import Case, Step
 from conformance.case.streams import Stream
 from conformance.ggml.errors import GraphError, UsageError
-from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.build_graph import Expansion
+from conformance.ggml.ops.build import Builder, Expansion
 from conformance.ggml.placement import MAX_BUFFER, USAGES, Placement
 from conformance.ggml.quants.quants import vec_dot_type
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_tensor

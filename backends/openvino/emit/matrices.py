@@ -14,7 +14,7 @@ from backends.openvino.views import Region, read, write
 from backends.openvino.walk import Walk
 from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.matmul import TRI_TYPE
-from conformance.ggml.ops.rules_matrix import part
+from conformance.ggml.ops.views import part
 from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
 

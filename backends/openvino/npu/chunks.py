@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.rules import RULES
+from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Bytes, Dims, Tensor, contiguous_nb, packed_nbytes, row_size, strided
 
 from .spans import NONE, Axes, Axis, FixedError, Spans
@@ -93,7 +93,7 @@ def sized(graph: Graph, spans: Spans) -> Sized:
         if t.op == "NONE":
             continue
         try:
-            layout = RULES[t.op].layout(new)
+            layout = DECLARATIONS[t.op].layout(new)
         except GraphError as e:
             raise FixedError(f"{t}: at {new.ne}: {e}") from None
         if layout[:2] != (t.type, new.ne):

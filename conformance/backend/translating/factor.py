@@ -15,7 +15,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.ops.rules import RULES
+from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import MAX_DIMS, Dims, Tensor
 
 from .learn import Learner
@@ -87,7 +87,7 @@ class Factoring:
             t.ne = _dims(self.symbols.free(SLOTS * i + d, f"tensors[{i}].ne[{d}]") for d in range(MAX_DIMS))
         elif t.op == "TOP_K" or (t.op == "NONE" and i not in self._inputs):
             t.ne = _dims(self._moving(i, d) for d in range(MAX_DIMS))
-        if t.op != "VIEW" and t.op in RULES:
+        if t.op != "VIEW" and t.op in DECLARATIONS:
             self._derive(t)
         self._settle(i, t)
 
@@ -101,7 +101,7 @@ class Factoring:
 
     def _derive(self, t: Tensor) -> None:
         """The layout that the op's rule gives; and what it asserts on the way."""
-        rule = RULES[t.op]
+        rule = DECLARATIONS[t.op]
         with assumptions() as found:
             try:
                 _, t.ne, t.nb, _, t.view_offs = rule.layout(t)

@@ -16,7 +16,7 @@ from operator import itemgetter
 
 from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.rules_layout import view_offset
+from conformance.ggml.ops.views import view_offset
 from conformance.ggml.tensor import MAX_DIMS, Dims, Tensor, nelements
 
 from .factor import factor

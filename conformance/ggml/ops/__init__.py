@@ -1,3 +1,5 @@
-"""Every op of ggml: what its constructors make and assert."""
+"""Every op of ggml: what its constructors make and assert. Importing this package declares them all."""
 
-from . import params as params  # its declarations make `Tensor.params` work
+from . import attention, elementwise, matmul, recurrent, rope, rows, views, windows
+
+__all__ = ["attention", "elementwise", "matmul", "recurrent", "rope", "rows", "views", "windows"]

@@ -1,8 +1,28 @@
-"""Enumerations of matmul."""
+"""Products of matrices, triangles and diagonals, and the precision a device may multiply in."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import IntEnum
+
+from conformance.ggml.errors import GraphError
+from conformance.ggml.tensor import FIELDS, MAX_SRC, Tensor
+from conformance.ggml.types import F32
+
+from .op import (
+    DOTS,
+    GAP,
+    Layout,
+    Rounding,
+    all_f32,
+    enum,
+    failed,
+    fresh,
+    op,
+    operand,
+    set_param,
+    violated,
+)
 
 PREC = IntEnum("PREC", {"DEFAULT": 0, "UNDEFINED": 0, "F32": 10, "BF16": 15, "F16": 20, "Q8": 30, "Q4": 40})
 """`enum ggml_prec`."""
@@ -12,3 +32,187 @@ OP_HINT = IntEnum("OP_HINT", {"NONE": 0, "SRC0_IS_HADAMARD": 1})
 
 TRI_TYPE = IntEnum("TRI_TYPE", {"UPPER_DIAG": 0, "UPPER": 1, "LOWER_DIAG": 2, "LOWER": 3})
 """`enum ggml_tri_type`: what is kept."""
+
+PRODUCT = 64.0
+"""`Rounding.products` of one matrix product."""
+
+
+def _mul_mat(t: Tensor) -> Layout:
+    """`a` [k, n, s2, s3] and `b` [k, m, r*s2, q*s3] to F32 [n, m, r*s2, q*s3]."""
+    b = operand(t, 1)
+    return fresh(F32, (operand(t).ne[1], b.ne[1], b.ne[2], b.ne[3]))
+
+
+def _mul_mat_id(t: Tensor) -> Layout:
+    """`ggml_mul_mat_id`: [k, n, n_expert] x [k, r, n_tokens], ids [n_used, n_tokens] -> [n, n_used, n_tokens]."""
+    return fresh(F32, (operand(t).ne[1], operand(t, 2).ne[0], operand(t, 1).ne[2], 1))
+
+
+def _mul_mat_runs(t: Tensor) -> None:
+    if t.params.hint == OP_HINT.NONE:
+        return
+    if t.op != "MUL_MAT":
+        raise GraphError(f"only MUL_MAT has a ggml_op_hint, {t.params.hint} found")
+    n, rows = operand(t).ne[:2]
+    if n != rows or n & (n - 1):
+        raise GraphError(
+            f"op_params[1]={t.op_params[1]} is no ggml_op_hint of a src[0] of {n} x {rows}: ggml transforms rows in "
+            "place, so a square matrix is expected whose order is a power of two"
+        )
+
+
+def _out_prod(t: Tensor) -> Layout:
+    """`a` [m, k, s2, s3] and `b` [n, k, r*s2, q*s3] to F32 [m, n, r*s2, q*s3], the sum over k."""
+    b = operand(t, 1)
+    return fresh(F32, (operand(t).ne[0], b.ne[0], b.ne[2], b.ne[3]))
+
+
+def _out_prod_runs(t: Tensor) -> None:
+    a, b = operand(t), operand(t, 1)
+    if b.type is not F32:
+        raise violated(t, "src1->type == GGML_TYPE_F32")
+    if a.nb[0] != a.type.type_size:
+        raise violated(t, "nb00 == ggml_type_size(src0->type)")
+
+
+def _tri(t: Tensor) -> Layout:
+    """`ggml_tri`: one triangle of each square matrix, zero elsewhere."""
+    return fresh(F32, operand(t).ne)
+
+
+def _diag(t: Tensor) -> Layout:
+    """Rows `a` [n, 1, …] on the diagonals of [n, n, …]."""
+    a = operand(t)
+    return fresh(a.type, (a.ne[0], a.ne[0], a.ne[2], a.ne[3]))
+
+
+def _diag_runs(t: Tensor) -> None:
+    all_f32(t, 1)
+    if operand(t).nb[0] != F32.type_size:
+        raise violated(t, "nb00 == sizeof(float)")
+
+
+def _solve_tri(t: Tensor) -> Layout:
+    """`ggml_solve_tri`: x of `a` x = `b`, `a` [n, n, …] lower triangular, `b` and x [k, n, …]."""
+    return fresh(F32, operand(t, 1).ne)
+
+
+def _columns(t: Tensor) -> int:
+    return operand(t).ne[1]
+
+
+_PREC = enum(
+    "prec", PREC
+)  # accumulation; no value changes the numbers beyond rounding, so an audit has nothing to vary
+_PARAMS = (_PREC, enum("hint", OP_HINT), GAP, enum("prec_src1", PREC))
+_AFTER = (("prec_set_acc", "prec"), ("prec_set_src", "prec_src1", 1))
+_PRODUCTS = replace(DOTS, products=PRODUCT, by="mul_mat")
+MUL_MAT = op(
+    "MUL_MAT",
+    src="a b",
+    layout=_mul_mat,
+    asserts="ggml_can_mul_mat(a, b); !ggml_is_transposed(a)",
+    runs=_mul_mat_runs,
+    rounding=_PRODUCTS,
+    params=_PARAMS,
+    after=(*_AFTER, ("mul_mat_set_hint", "hint")),
+)
+MUL_MAT_ID = op(
+    "MUL_MAT_ID",
+    src="as b ids",
+    layout=_mul_mat_id,
+    asserts="""
+        !ggml_is_transposed(as); ids->type == GGML_TYPE_I32; as->ne[3] == 1; b->ne[3] == 1;
+        ids->ne[2] == 1 && ids->ne[3] == 1; ids->ne[1] == b->ne[2]; as->ne[0] == b->ne[0]; ids->ne[0] % b->ne[1] == 0
+    """,
+    runs=_mul_mat_runs,
+    rounding=_PRODUCTS,
+    params=_PARAMS,
+    after=_AFTER,
+)
+OUT_PROD = op(
+    "OUT_PROD",
+    src="a b",
+    layout=_out_prod,
+    asserts="ggml_can_out_prod(a, b); !ggml_is_transposed(a)",
+    runs=_out_prod_runs,
+    rounding=replace(DOTS, terms=_columns, products=PRODUCT),
+)
+SOLVE_TRI = op(
+    "SOLVE_TRI",
+    src="a b",
+    layout=_solve_tri,
+    asserts="""
+        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; a->ne[0] == a->ne[1]; a->ne[1] == b->ne[1];
+        a->ne[2] == b->ne[2]; a->ne[3] == b->ne[3]; ggml_is_contiguous(a); ggml_is_contiguous(b)
+    """,
+    rounding=Rounding(
+        64, 1, "float32 sums of up to K products, each row from those before", terms=_columns, products=PRODUCT
+    ),
+)
+TRI = op(
+    "TRI",
+    src="a",
+    layout=_tri,
+    asserts="a->type == GGML_TYPE_F32; ggml_is_contiguous(a); a->ne[0] == a->ne[1]",
+    params=(enum("type", TRI_TYPE, lambda _, kept: TRI_TYPE(kept ^ 1), always=True),),  # with the diagonal or without
+)
+DIAG = op("DIAG", src="a", layout=_diag, asserts="a->ne[1] == 1", runs=_diag_runs)
+
+
+class MatMul:
+    """Constructors of the products, and setters of their options; `prec` and `hint` are of `PREC` and `OP_HINT`."""
+
+    mul_mat = MUL_MAT.of_a_b()
+
+    def mul_mat_set_prec(self, a: Tensor, prec: int) -> None:
+        """Precision of accumulation of a MUL_MAT."""
+        expect(a, "MUL_MAT")
+        set_param(a, "prec", prec)
+
+    def mul_mat_set_hint(self, a: Tensor, hint: int) -> None:
+        """What a MUL_MAT may know of its operands."""
+        expect(a, "MUL_MAT")
+        set_param(a, "hint", hint)
+
+    def prec_set_acc(self, a: Tensor, prec: int) -> bool:
+        """Precision of accumulation; False where the op has none."""
+        if "prec" not in FIELDS[a.op]:
+            return False
+        set_param(a, "prec", prec)
+        return True
+
+    def prec_set_src(self, a: Tensor, prec: int, idx: int) -> bool:
+        """The least precision `src[idx]` may be converted to; False where the op has none for it."""
+        if not 0 <= idx < MAX_SRC:
+            raise failed("idx >= 0 && idx < GGML_MAX_SRC", (a,), op=a.op, idx=idx)
+        if f"prec_src{idx}" not in FIELDS[a.op]:
+            return False
+        set_param(a, f"prec_src{idx}", prec)
+        return True
+
+    @MUL_MAT_ID.constructor
+    def mul_mat_id(self, as_: Tensor, b: Tensor, ids: Tensor) -> None:
+        """`as_` [k, n, n_expert], `b` [k, r, n_tokens], `ids` I32 [n_used, n_tokens] to F32 [n, n_used, n_tokens]."""
+
+    out_prod = OUT_PROD.of_a_b()
+
+    @TRI.constructor
+    def tri(self, a: Tensor, type_: int) -> None:
+        """One triangle of `a`'s square matrices; `type_` is of `TRI_TYPE`."""
+
+    diag = DIAG.of_a()
+
+    @SOLVE_TRI.form(left=lambda _: True, lower=lambda _: True, uni=lambda _: False)
+    def solve_tri(self, a: Tensor, b: Tensor, left: bool, lower: bool, uni: bool) -> Tensor:
+        """The x of `a` x = `b`, `a` lower triangular: ggml has no other variant."""
+        t = SOLVE_TRI.node(a, b)
+        if not (lower and left and not uni):
+            raise failed("lower && left && !uni", (a, b), left=left, lower=lower, uni=uni)
+        return t
+
+
+def expect(a: Tensor, op: str) -> None:
+    """Raise what a setter of ggml asserts: `a` is a node of `op`."""
+    if a.op != op:
+        raise failed(f"a->op == GGML_OP_{op}", (a,), op=a.op)

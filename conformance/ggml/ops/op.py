@@ -3,20 +3,57 @@
 A declaration (`op`) names an op's sources and parameters, what ggml's constructor makes and asserts, and its typed
 constructors. From it follow reading and packing `op_params` by name, the check of nodes from files, the `Builder`,
 the texts of reports, the calls of snippets, what an audit varies and the row of the tolerance table.
+
+Rules and assertions also run on symbolic sizes (`backend/translating`): they only compare and calculate with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+import ast
+import inspect
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from operator import itemgetter
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from conformance.ggml.tensor import FIELDS, Tensor, bits_f32, f32_bits
+from conformance.ggml.errors import GraphError
+from conformance.ggml.tensor import (
+    FIELDS,
+    MAX_NAME,
+    ZERO_PARAMS,
+    Dims,
+    Tensor,
+    bits_f32,
+    can_repeat,
+    contiguous_nb,
+    f32_bits,
+    is_contiguous,
+    is_contiguous_rows,
+    is_transposed,
+    nbytes,
+    nelements,
+    row_size,
+    same_shape,
+)
+from conformance.ggml.types import F32, TYPES, GGMLType
+
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
+
+Layout = tuple[GGMLType, Dims, Dims, Tensor | None, int]
+"""What a constructor decides of its result: type, ne, nb, view_src, view_offs."""
 
 Vary = Callable[[Tensor, Any], Any]
 """Node and a parameter's value -> another value that changes the node's numbers but not its shape."""
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+# --- parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,34 +61,38 @@ class Field:
     """One parameter: where it stands in `op_params`, and how its words are read and written."""
 
     name: str
-    """ggml's name of the constructor's argument; empty for a gap."""
+    """ggml's name of the constructor's argument; empty for a gap, which stays 0."""
     read: Callable[..., Any]
-    """`size` words -> the value."""
+    """Its words -> the value."""
     write: Callable[[Any], tuple[int, ...]]
     size: int = 1
     each: tuple[str, ...] = ()
     """Names of the elements, where the constructor takes them one by one."""
-    enum: type[IntEnum] | tuple[str, ...] | None = None
-    ctype: str = ""
-    """The C enum that the constructor takes."""
-    bare: bool = False
-    """Reports show the value without its name, and also where it is 0."""
+    members: type[IntEnum] | tuple[str, ...] | None = None
+    """Of an enumeration."""
+    always: bool = False
+    """Reports show it where it is 0, too; an enumeration of names without its own name."""
     vary: Vary | None = None
     at: int = 0
     """Position of its first word."""
 
     def of(self, words: tuple[int, ...]) -> Any:  # noqa: ANN401  # float, int, bool, str, enum or tuple
-        """The value that all 16 words hold."""
+        """The value in all 16 words."""
         return self.read(*words[self.at : self.at + self.size])
 
-    def legal(self, words: tuple[int, ...]) -> bool:
-        """Whether an enumeration's value is one of its members, a flag 0 or 1, a gap 0."""
+    def problem(self, words: tuple[int, ...]) -> str:
+        """What no constructor stores: no member of the enumeration, a flag beyond 1, a gap that is not 0."""
+        word = words[self.at]
         if not self.name:
-            return not any(words[self.at : self.at + self.size])
-        if self.enum is None:
-            return self.read is not bool or words[self.at] in (0, 1)
-        value = words[self.at]
-        return 0 <= value < len(self.enum) if isinstance(self.enum, tuple) else value in list(self.enum)
+            return f"op_params[{self.at}] must be 0, {word} found" if word else ""
+        if self.read is bool and word not in (0, 1):
+            return f"{self.name} must be 0 or 1, {word} found"
+        if isinstance(self.members, tuple) and not 0 <= word < len(self.members):
+            return f"{self.name}={word} is none of the {len(self.members)} sub-ops"
+        if isinstance(self.members, type) and word not in list(self.members):
+            legal = ", ".join(f"{m.name}={m.value}" for m in self.members)
+            return f"{self.name}={word} is no {c_enum(self.members)} ({legal})"
+        return ""
 
     def text(self, words: tuple[int, ...]) -> str:
         """The value as reports show it."""
@@ -65,14 +106,9 @@ class Field:
         return str(int(value) if isinstance(value, bool) else value)
 
 
-def i32(name: str, vary: Vary | None = None) -> Field:
-    """An int32."""
-    return Field(name, int, lambda v: (int(v),), vary=vary)
-
-
-def flag(name: str, vary: Vary | None = None) -> Field:
-    """An int32 that is 0 or 1."""
-    return Field(name, bool, lambda v: (int(v),), vary=vary)
+def c_enum(members: type[IntEnum]) -> str:
+    """The name of an enumeration in `ggml.h`."""
+    return f"ggml_{members.__name__.lower()}"
 
 
 def times(factor: float) -> Vary:
@@ -95,10 +131,30 @@ def swap(first: str, second: str) -> Vary:
     return lambda _, value: second if first == (value.name if isinstance(value, IntEnum) else value) else first
 
 
-_HALF = times(0.5)
+def flip(_: Tensor, value: bool) -> bool:
+    """Vary a flag."""
+    return not value
 
 
-def f32(name: str, vary: Vary | None = _HALF) -> Field:
+HALF = times(0.5)
+
+
+def i32(name: str, vary: Vary | None = None, *, always: bool = False) -> Field:
+    """An int32."""
+    return Field(name, int, lambda v: (int(v),), always=always, vary=vary)
+
+
+def i32s(names: str) -> Iterator[Field]:
+    """Several int32 of these names."""
+    return map(i32, names.split())
+
+
+def flag(name: str, vary: Vary | None = None) -> Field:
+    """An int32 that is 0 or 1."""
+    return Field(name, bool, lambda v: (int(v),), vary=vary)
+
+
+def f32(name: str, vary: Vary | None = HALF) -> Field:
     """A float32, stored by its bits."""
     return Field(name, bits_f32, lambda v: (f32_bits(v),), vary=vary)
 
@@ -113,14 +169,9 @@ def u64(name: str) -> Field:
 
 
 def enum(
-    name: str,
-    members: type[IntEnum] | tuple[str, ...],
-    ctype: str = "",
-    *,
-    bare: bool = False,
-    vary: Vary | None = None,
+    name: str, members: type[IntEnum] | tuple[str, ...], vary: Vary | None = None, *, always: bool = False
 ) -> Field:
-    """A member of `members`; of a tuple of names its position, read as the name."""
+    """A member of `members`; where that is a tuple of names, the position of one, read as the name."""
 
     def read(word: int) -> int | str:
         if isinstance(members, tuple):
@@ -128,44 +179,691 @@ def enum(
         return members(word) if word in list(members) else word
 
     def write(value: int | str) -> tuple[int]:
-        if isinstance(members, tuple):
-            return (members.index(value) if isinstance(value, str) else int(value),)
-        return (int(members[value] if isinstance(value, str) else value),)
+        names = members if isinstance(members, tuple) else tuple(members.__members__)
+        if isinstance(value, int):
+            return (int(value),)
+        if value not in names:
+            raise GraphError(f"{name}: one of {', '.join(names)} expected, {value!r} found")
+        return (members.index(value) if isinstance(members, tuple) else int(members[value]),)
 
-    return Field(name, read, write, enum=members, ctype=ctype, bare=bare, vary=vary)
+    return Field(name, read, write, members=members, always=always, vary=vary)
 
 
-def vec(name: str, elements: int | str, vary: Vary | None = None) -> Field:
-    """Several int32: a tuple of so many for the constructor, or one argument for each of these names."""
+def vec(name: str, elements: int | str, vary: Vary | None = None, *, always: bool = False) -> Field:
+    """Several int32: one argument that is a tuple of so many, or one argument for each of these names."""
     each = tuple(elements.split()) if isinstance(elements, str) else ()
     size = elements if isinstance(elements, int) else len(each)
-    return Field(name, lambda *words: words, lambda v: tuple(map(int, v)), size, each, vary=vary)
+    return Field(
+        name, lambda *words: words, lambda v: (*map(int, v), *(0,) * (size - len(v))), size, each, None, always, vary
+    )
 
 
 GAP = i32("")
 """A word that stays 0."""
 
 
-def placed(fields: tuple[Field, ...]) -> Iterator[Field]:
-    """`fields` with their positions in `op_params`."""
-    at = 0
-    for f in fields:
-        yield replace(f, at=at)
-        at += f.size
-
-
-def declare_fields(op: str, fields: tuple[Field, ...]) -> None:
-    """Make `node.params` of `op` read `fields`, which are placed."""
-    readers: dict[str, Callable[[tuple[int, ...]], Any]] = {}
-    for f in fields:
-        if f.name:
-            readers[f.name] = f.of
-        for i, name in enumerate(f.each):
-            readers[name] = itemgetter(f.at + i)
-    FIELDS[op] = readers
-
-
 def int32(bits: int) -> int:
     """The low 32 bits as a signed int."""
     low = bits & 0xFFFFFFFF
     return low - 2**32 if low >= 2**31 else low
+
+
+# --- declarations
+
+
+def row_length(t: Tensor) -> int:
+    """`ne[0]` of the first source."""
+    return operand(t).ne[0] if t.src else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """The op's row of the tolerance table: NMSE `(base + per_k * K) * u^2`, u float32's unit roundoff."""
+
+    base: float
+    per_k: float = 0.0
+    why: str = ""
+    terms: Callable[[Tensor], int] = row_length
+    """K: how many terms one element of the result is the sum of."""
+    products: float = 0.0
+    """How many times the squared roundoff of its operands a device may be off that rounds them first; 0: it rounds
+    none of this op. A product has two operands, products that nearly cancel, and activations in 8 bits beside
+    compressed weights."""
+    by: str = ""
+    """The field of `Arithmetic` that says how a device computes this op in its own way."""
+
+
+MOVES = Rounding(0, why="moves values; only a change of type rounds, and rounds as ggml's reference does")
+ROUNDS = Rounding(4, why="one or two float32 roundings")
+SUMS = Rounding(16, 1, "float32 sum of K")
+DOTS = Rounding(64, 1, "float32 sum of K products")
+NORMS = Rounding(64, 1, "float32 sum of K squares, a root, a product")
+EXPS = Rounding(256, why="float32 exp, tanh or erf of a few ulp, and the products around it")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One constructor of `ggml.h`, as far as a call of it can be written from the node that it made."""
+
+    name: str
+    arguments: tuple[str, ...]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters that it sets itself."""
+    recover: Mapping[str, Callable[[Tensor], Any]] = field(default_factory=dict)
+    """Arguments that do not have the name of a source or parameter -> their value for a node."""
+
+
+@dataclass(eq=False, slots=True)
+class Op:
+    """What is declared of one op of ggml, or of several that differ in name only."""
+
+    names: tuple[str, ...]
+    src: tuple[str, ...]
+    """ggml's names of the sources."""
+    n_src: int
+    """The first so many must be there."""
+    fields: tuple[Field, ...]
+    asserts: tuple[Assertion, ...]
+    """What ggml asserts when it constructs a node, in its own words."""
+    rule: Callable[[Tensor], Layout]
+    """From a tensor's op, `src` and `op_params` (and its proposed type, ne, nb and view_src, where the constructor
+    leaves these to the caller) to the layout ggml would give it; raises what `asserts` cannot say."""
+    runs: Callable[[Tensor], None] | None
+    """What ggml asserts only when it computes the node, so that a constructed node may still break it."""
+    rounding: Rounding
+    suffix: str
+    """What ggml appends to the name of `src[0]`."""
+    prepare: Callable[[dict[str, Any]], None] | None
+    """Changes the parameters a constructor was given into those that it stores."""
+    after: tuple[tuple[str, str, tuple[Any, ...]], ...]
+    """Setters of a made node: name, the source or parameter that the second argument is, further arguments."""
+    forms: list[Form] = field(default_factory=list)
+
+    def layout(self, t: Tensor) -> Layout:
+        """The layout that ggml gives `t`, which is over the right number of sources.
+
+        Raises:
+            GraphError: with the assertion of ggml that `t` breaks.
+        """
+        for text, holds in self.asserts:
+            if not holds(t):
+                raise violated(t, text, **{name: f.of(t.op_params) for f in self.fields if (name := f.name) in text})
+        return self.rule(t)
+
+    def field(self, name: str) -> Field | None:
+        """The parameter of this name."""
+        return next((f for f in self.fields if f.name == name), None)
+
+    def pack(self, values: Mapping[str, Any]) -> tuple[int, ...]:
+        """All 16 `op_params` that hold `values`; parameters without one are 0."""
+        if not self.fields:
+            return ZERO_PARAMS
+        words = list(ZERO_PARAMS)
+        for f in self.fields:
+            if f.each and f.name not in values:
+                words[f.at : f.at + f.size] = [int(values.get(e, 0)) for e in f.each]
+            elif f.name in values:
+                words[f.at : f.at + f.size] = f.write(values[f.name])
+        return tuple(words)
+
+    def node(
+        self,
+        *src: Tensor | None,
+        name: str = "",
+        type_: GGMLType | None = None,
+        ne: Dims | None = None,
+        nb: Dims | None = None,
+        inplace: bool = False,
+        **params: Any,  # noqa: ANN401  # what the fields take
+    ) -> Tensor:
+        """A node over `src`, whose trailing None are dropped, with the layout that the rule decides.
+
+        Args:
+            src: its sources.
+            name: which of `names`; the first if empty.
+            type_: proposed where the caller chooses it (`cast`).
+            ne: proposed where the caller chooses it (views, `cont_4d`, `repeat`, `top_k`).
+            nb: proposed where the caller chooses it (views).
+            inplace: store into `src[0]`'s bytes, as an `*_inplace` constructor.
+            params: parameters by name.
+
+        Raises:
+            GraphError: with the assertion of ggml that the arguments break.
+        """
+        while src and src[-1] is None:
+            src = src[:-1]
+        if self.prepare is not None:
+            self.prepare(params)
+        if inplace and self.field("inplace"):
+            params["inplace"] = True
+        a = src[0] if src else Tensor(F32, (0, 1, 1, 1), (4, 0, 0, 0))
+        if a is None:
+            raise TypeError(f"{self.names[0]}: src[0] must be a Tensor")
+        t = Tensor(
+            type_ or a.type,
+            ne or a.ne,
+            nb or a.nb,
+            name or self.names[0],
+            self.pack(params),
+            src,
+            a if inplace else None,
+        )
+        lay_out(t)
+        suffix = "(view)" if inplace else self.suffix
+        if suffix:
+            t.name = fit_name(f"{a.name} {suffix}")
+        return t
+
+    def constructor(self, f: Callable[Concatenate[Any, P], None]) -> Constructor[P]:
+        """A constructor whose arguments have the names of sources, of parameters, or of what `node` proposes."""
+        return self.variant()(f)
+
+    def variant(
+        self, **fixed: Any  # noqa: ANN401  # what the fields take
+    ) -> Callable[[Callable[Concatenate[Any, P], None]], Constructor[P]]:  # fmt: skip
+        """`constructor` of one that sets some parameters itself."""
+        return lambda f: Constructor(self, _arguments(f), fixed, f.__doc__)
+
+    def of_a(self, **fixed: Any) -> Constructor[[Tensor]]:  # noqa: ANN401  # what the fields take
+        """The constructor that takes one tensor."""
+        return Constructor(self, ("a",), fixed, self.rule.__doc__)
+
+    def of_a_b(self, **fixed: Any) -> Constructor[[Tensor, Tensor]]:  # noqa: ANN401  # what the fields take
+        """The constructor that takes two tensors."""
+        return Constructor(self, ("a", "b"), fixed, self.rule.__doc__)
+
+    def form(self, **recover: Callable[[Tensor], Any]) -> Callable[[F], F]:
+        """A constructor with a body of its own.
+
+        Args:
+            recover: as `Form.recover`.
+        """
+
+        def register(f: F) -> F:
+            self.forms.append(Form(f.__name__, _arguments(f), recover=recover))
+            return f
+
+        return register
+
+
+DECLARATIONS: dict[str, Op] = {}
+"""Op -> its declaration; complete once `conformance.ggml.ops` is imported."""
+
+
+def op(
+    *names: str,
+    src: str,
+    layout: Callable[[Tensor], Layout],
+    asserts: str = "",
+    let: str = "",
+    rounding: Rounding = MOVES,
+    params: Sequence[Field] = (),
+    runs: Callable[[Tensor], None] | None = None,
+    suffix: str = "",
+    prepare: Callable[[dict[str, Any]], None] | None = None,
+    after: Sequence[tuple[Any, ...]] = (),
+) -> Op:
+    """Declare ops of these names; see `Op` for the rest.
+
+    Args:
+        names: in `names.OPS`; the second is the `_back` sibling, if there is one.
+        src: ggml's names of the sources, those that may be absent with a question mark.
+        layout: the rule.
+        asserts: assertions of ggml's constructor, as `assertions` reads them.
+        let: names of C that `asserts` uses: `n_head = x->ne[1]; …`.
+        rounding: the row of the tolerance table.
+        params: in the order of `op_params`.
+        runs: what is asserted at compute time.
+        suffix: of the result's name.
+        prepare: changes parameters before they are stored.
+        after: setters: name, field or source, further arguments.
+    """
+    at, fields = 0, []
+    for f in params:
+        fields.append(replace(f, at=at))
+        at += f.size
+    sources = src.split()
+    made = Op(
+        names,
+        tuple(s.rstrip("?") for s in sources),
+        sum(not s.endswith("?") for s in sources),
+        tuple(fields),
+        assertions(asserts, let, [s.rstrip("?") for s in sources], fields),
+        layout,
+        runs,
+        rounding,
+        suffix,
+        prepare,
+        tuple((setter, of, tuple(rest)) for setter, of, *rest in after),
+    )
+    readers: dict[str, Callable[[tuple[int, ...]], Any]] = {}
+    for f in fields:
+        readers |= {f.name: f.of} if f.name else {}
+        readers |= {name: itemgetter(f.at + i) for i, name in enumerate(f.each)}
+    for name in names:
+        DECLARATIONS[name] = made
+        FIELDS[name] = readers
+    return made
+
+
+def _arguments(f: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(f).parameters)[1:]
+
+
+class Constructor(Generic[P]):
+    """A constructor that its op's declaration carries out; an attribute of the `Builder`, called like a method."""
+
+    def __init__(
+        self,
+        op: Op,
+        arguments: tuple[str, ...],
+        fixed: Mapping[str, Any],
+        doc: str | None,
+        *,
+        name: str = "",
+        inplace: bool = False,
+    ) -> None:
+        self.op = op
+        self.arguments = arguments
+        self.fixed = fixed
+        self.__doc__ = doc
+        self._name = name or op.names[0]
+        self._inplace = inplace
+        self._keys = [a.rstrip("_") for a in arguments]
+        params = {n for f in op.fields for n in (f.name, *f.each)}
+        self._params = [k for k in self._keys if k in params]
+        self._type = next((k for k in ("type", "dst_type") if k in self._keys and k not in params), "")
+        self._ne = "ne0" in self._keys
+        self._nb = "nb1" in self._keys and "nb1" not in params
+
+    def __set_name__(self, _: object, name: str) -> None:
+        self.op.forms.append(Form(name, self.arguments, self.fixed))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        """Make a node.
+
+        Raises:
+            GraphError: with the assertion of ggml that the arguments break.
+        """
+        given = dict(zip(self._keys, args, strict=False), **{k.rstrip("_"): v for k, v in kwargs.items()})
+        if len(given) != len(self.arguments) or len(args) + len(kwargs) != len(self.arguments):
+            raise TypeError(f"arguments {', '.join(self.arguments)} expected, {len(args) + len(kwargs)} found")
+        get: Callable[..., Any] = given.get
+        return self.op.node(
+            *[get(s) for s in self.op.src],
+            name=self._name,
+            type_=get(self._type),
+            ne=(get("ne0"), get("ne1", 1), get("ne2", 1), get("ne3", 1)) if self._ne else None,
+            nb=(0, get("nb1"), get("nb2"), get("nb3")) if self._nb else None,
+            inplace=self._inplace or bool(get("inplace")),
+            **self.fixed,
+            **{k: given[k] for k in self._params},
+        )
+
+    @property
+    def inplace(self) -> Constructor[P]:
+        """Its form that stores into `src[0]`'s bytes."""
+        doc = f"{self.__doc__} Into `a`'s bytes."
+        return Constructor(self.op, self.arguments, self.fixed, doc, name=self._name, inplace=True)
+
+    @property
+    def back(self) -> Constructor[P]:
+        """Its form for the `_back` sibling of the op."""
+        return Constructor(self.op, self.arguments, self.fixed, f"{self.__doc__} Backward.", name=self.op.names[1])
+
+
+# --- assertions
+
+Term = Callable[[Tensor], Any]
+Assertion = tuple[str, Term]
+"""The text of an assertion of ggml, and whether it holds for a node."""
+
+
+def assertions(text: str, let: str, src: Sequence[str], fields: Sequence[Field]) -> tuple[Assertion, ...]:
+    """Assertions in the words of `ggml.c`, separated by semicolons: `a->ne[0] == b->ne[0]; ggml_is_contiguous(a)`.
+
+    They are the condition and the text of the error at once. One that names an absent source is not checked. A
+    remainder by 0, where ggml would die, is none.
+    """
+    names: dict[str, Term] = {s: lambda t, i=i: operand(t, i) for i, s in enumerate(src)}  # type: ignore[misc]  # i is an int
+    names |= {f.name: (lambda t, f=f: f.of(t.op_params)) for f in fields}  # type: ignore[misc]  # f is a Field
+    for name, _, value in (part.partition(" = ") for part in filter(None, let.split("; "))):
+        names[name] = _term(_parsed(value), names)
+    places = {name: i for i, name in enumerate(src)}
+    return tuple((a, _assertion(a, names, places)) for a in " ".join(text.split()).split("; ") if a)
+
+
+def _assertion(text: str, names: Mapping[str, Term], places: Mapping[str, int]) -> Term:
+    term = _term(_parsed(text), names)
+    read = [places[n] for n in re.findall(r"\w+", text) if n in places]
+
+    def holds(t: Tensor) -> bool:
+        try:
+            return any(optional(t, i) is None for i in read) or bool(term(t))
+        except ZeroDivisionError:
+            return False
+
+    return holds
+
+
+def _parsed(text: str) -> ast.expr:
+    for c, python in ((r"->", "."), (r"&&", " and "), (r"\|\|", " or "), (r"!(?!=)", " not "), (r"\bas\b", "as_")):
+        text = re.sub(c, python, text)
+    return ast.parse(text.strip(), mode="eval").body
+
+
+_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+}
+
+
+def _term(e: ast.AST, names: Mapping[str, Term]) -> Term:
+    """What an expression gives for a node."""
+    parts = [_term(p, names) for p in ast.iter_child_nodes(e) if isinstance(p, ast.expr)]
+    match e:
+        case ast.Constant(value):
+            return lambda _: value
+        case ast.Name(name):
+            return names.get(name.rstrip("_")) or _constant(name)
+        case ast.Attribute(_, name):
+            return lambda t: getattr(parts[0](t), name)
+        case ast.Subscript():
+            return lambda t: parts[0](t)[parts[1](t)]
+        case ast.BoolOp(ast.And()):
+            return lambda t: all(p(t) for p in parts)
+        case ast.BoolOp():
+            return lambda t: any(p(t) for p in parts)
+        case ast.UnaryOp():
+            return lambda t: not parts[0](t)
+        case ast.BinOp(_, sign, _) | ast.Compare(_, [sign], _):
+            f = _OPERATORS[type(sign)]
+            return lambda t: f(parts[0](t), parts[1](t))
+        case ast.Call():
+            return lambda t: parts[0](t)(*(p(t) for p in parts[1:]))
+    raise ValueError(f"no assertion of ggml: {ast.dump(e)}")
+
+
+def _constant(name: str) -> Term:
+    kind = name.removeprefix("GGML_TYPE_")
+    value = {t.name.upper(): t for t in TYPES.values()}[kind] if kind != name else _CONSTANTS[name]
+    return lambda _: value
+
+
+# --- nodes
+
+
+def lay_out(t: Tensor) -> None:
+    """Give `t` the type, shape, strides and view that its op's rule decides.
+
+    Raises:
+        GraphError: with the assertion of ggml that `t` breaks.
+    """
+    try:
+        t.type, t.ne, t.nb, t.view_src, t.view_offs = DECLARATIONS[t.op].layout(t)
+    except GraphError as e:
+        raise GraphError(f"{t.op}: {e}") from None
+
+
+def set_param(t: Tensor, name: str, value: object) -> None:
+    """Store another value of a parameter."""
+    f = DECLARATIONS[t.op].field(name)
+    if f is None:
+        raise AttributeError(f"{t.op} has no parameter {name!r}")
+    t.op_params = (*t.op_params[: f.at], *f.write(value), *t.op_params[f.at + f.size :])
+
+
+def fit_name(name: str) -> str:
+    """`name` cut to what `ggml_tensor.name` holds: 63 bytes and never half a character."""
+    if len(name) * 4 < MAX_NAME:
+        return name
+    raw = name.encode()
+    return name if len(raw) < MAX_NAME else raw[: MAX_NAME - 1].decode(errors="ignore")
+
+
+def params_text(t: Tensor) -> str:
+    """`t`'s parameters as `name=value`, without zeros that say nothing."""
+    declared = DECLARATIONS.get(t.op)
+    if declared is None:
+        return " ".join(f"[{i}]={p}" for i, p in enumerate(t.op_params) if p)
+    words = t.op_params
+    shown = [f for f in declared.fields if f.name and (f.always or any(words[f.at : f.at + f.size]))]
+    return " ".join(
+        f.text(words) if isinstance(f.members, tuple) else f"{f.name}={f.text(words)}"
+        for f in shown
+        if t.op != "VIEW"  # its offset stands in view_offs
+    )
+
+
+def check_node(t: Tensor) -> None:
+    """Check that a constructor of ggml could have made `t` from its `src` and `op_params`, and that ggml would run it.
+
+    Raises:
+        GraphError: an op that is not declared; a source too few or too many; an assertion of ggml that breaks; or a
+            type, shape, stride, view or parameter other than the constructor's.
+    """
+    declared = DECLARATIONS.get(t.op)
+    if declared is None:
+        raise GraphError(f"{t}: the framework does not support {t.op} yet; it knows {', '.join(DECLARATIONS)}")
+    try:
+        _check_counts(t, declared)
+        layout = declared.layout(t)
+        if layout != (t.type, t.ne, t.nb, t.view_src, t.view_offs):
+            raise _differs(t, layout)
+        _check_fields(t, declared)
+        if declared.runs is not None:
+            declared.runs(t)
+    except GraphError as e:
+        raise GraphError(f"{t}: {e}") from None
+
+
+def _check_counts(t: Tensor, declared: Op) -> None:
+    src, n, least = t.src, len(declared.src), declared.n_src
+    if len(src) > n and any(s is not None for s in src[n:]):
+        raise GraphError(f"{t.op} takes at most {n} src, {len(src)} found")
+    if len(src) < least or None in src[:least]:
+        raise GraphError(f"{t.op} needs {least} src, {sum(s is not None for s in src)} found")
+    if t in src and (t.op != "CPY" or t is src[0]):
+        raise GraphError("only ggml_cast makes a node its own src, and only the second")
+    n_params = sum(f.size for f in declared.fields)
+    if any(t.op_params[n_params:]):
+        raise GraphError(f"{t.op} has {n_params} op_params, so the rest must be 0: {list(t.op_params)}")
+
+
+def _check_fields(t: Tensor, declared: Op) -> None:
+    problem = next(filter(None, (f.problem(t.op_params) for f in declared.fields)), "")
+    if problem:
+        raise GraphError(problem)
+
+
+def _differs(t: Tensor, layout: Layout) -> GraphError:
+    names = ("type", "ne", "nb", "view_src", "view_offs")
+    found = (t.type, t.ne, t.nb, t.view_src, t.view_offs)
+    k = next(k for k, (a, b) in enumerate(zip(layout, found, strict=True)) if a != b)
+    return GraphError(f"ggml gives this node {names[k]} {layout[k]}, {found[k]} found")
+
+
+# --- what rules are made of
+
+
+def violated(t: Tensor, assertion: str, **values: object) -> GraphError:
+    """The error for an assertion of ggml that `t` breaks: which, and the values that came."""
+    return failed(assertion, t.src, **values)
+
+
+def failed(assertion: str, src: Sequence[Tensor | None], **values: object) -> GraphError:
+    """The error for an assertion of ggml that these sources or values break."""
+    came = [f"{k}={v}" for k, v in values.items()]
+    came += [f"src[{i}]={s.type}{list(s.ne)} nb{list(s.nb)}" for i, s in enumerate(src) if s is not None]
+    return GraphError(f"GGML_ASSERT({assertion}) failed: {', '.join(came)}")
+
+
+def check(t: Tensor, *rows: tuple[bool, str], **values: object) -> None:
+    """Raise for the first row whose condition does not hold.
+
+    Raises:
+        GraphError: with the assertion.
+    """
+    for holds, assertion in rows:
+        if not holds:
+            raise violated(t, assertion, **values)
+
+
+def operand(t: Tensor, i: int = 0) -> Tensor:
+    """`t.src[i]`, which the op requires.
+
+    Raises:
+        GraphError: it is absent.
+    """
+    s = t.src[i] if i < len(t.src) else None
+    if s is None:
+        raise GraphError(f"src[{i}] is absent, but {t.op} needs it")
+    return s
+
+
+def optional(t: Tensor, i: int) -> Tensor | None:
+    """`t.src[i]`, or None where it is absent."""
+    return t.src[i] if i < len(t.src) else None
+
+
+def divides(d: int, n: int) -> bool:
+    """Whether `n % d == 0`; False for `d == 0`, where ggml would die of a division by zero."""
+    return d != 0 and n % d == 0
+
+
+def fresh(type_: GGMLType, ne: Dims) -> Layout:
+    """A tensor that owns its bytes: `ggml_new_tensor`.
+
+    Raises:
+        GraphError: a negative dimension, a broken block, or more elements than an int64 counts.
+    """
+    check_size(type_, ne)
+    return type_, ne, contiguous_nb(type_, ne), None, 0
+
+
+def check_size(type_: GGMLType, ne: Dims) -> int:
+    """Bytes that `ne` elements of `type_` take without gaps.
+
+    Raises:
+        GraphError: as `fresh`. Negative dimensions and a byte count that overflows pass ggml's own constructor and give
+            a tensor without sense; here they are errors.
+    """
+    if min(ne) < 0:
+        raise GraphError(f"ne must not be negative: {list(ne)}")
+    if max(ne) > INT64_MAX:
+        raise GraphError(f"ne must be int64: {list(ne)}")
+    n = ne[0]
+    for m in ne[1:]:
+        if m > 1:
+            if INT64_MAX // m <= n:
+                raise failed("INT64_MAX / ne[i] > current_nelements", (), ne=list(ne))
+            n *= m
+    size = row_size(type_, ne[0]) * ne[1] * ne[2] * ne[3]
+    if size > INT64_MAX:
+        raise GraphError(f"{type_}{list(ne)} would take {size} bytes, more than a machine can address")
+    return size
+
+
+def view(t: Tensor, a: Tensor, ne: Dims, nb: Dims, offset: int = 0) -> Layout:
+    """A tensor over `a`'s bytes from `offset` on: `ggml_new_tensor_impl` with a view_src.
+
+    Raises:
+        GraphError: `ne` elements without gaps do not fit the bytes of the tensor that owns them. As in ggml, `nb` is
+            not looked at here; `graph.check_tensor` does that.
+    """
+    size = check_size(a.type, ne)
+    root = a.root
+    offs = a.view_offs + offset
+    if size and size + offs > nbytes(root):
+        raise violated(
+            t,
+            "view_src == NULL || data_size == 0 || data_size + view_offs <= ggml_nbytes(view_src)",
+            data_size=size,
+            view_offs=offs,
+            nbytes=nbytes(root),
+        )
+    return a.type, ne, nb, root, offs
+
+
+def view_tensor(t: Tensor, a: Tensor) -> Layout:
+    """All of `a` again: `ggml_view_tensor`."""
+    return view(t, a, a.ne, a.nb)
+
+
+def dup_or_inplace(t: Tensor, a: Tensor) -> Layout:
+    """`a`'s type and shape: in `a`'s own bytes for an `*_inplace` constructor, contiguous otherwise."""
+    return fresh(a.type, a.ne) if t.view_src is None else view_tensor(t, a)
+
+
+def same_layout(t: Tensor) -> Layout:
+    """`a`'s type and shape; nothing asserted."""
+    return dup_or_inplace(t, operand(t))
+
+
+def fresh_like(t: Tensor) -> Layout:
+    """`a`'s type and shape in bytes of its own."""
+    a = operand(t)
+    return fresh(a.type, a.ne)
+
+
+def is_padded_1d(t: Tensor) -> bool:
+    """`ggml_is_padded_1d`: only rows may have gaps between them."""
+    return t.nb[0] == t.type.type_size and t.nb[2] == t.nb[1] * t.ne[1] and t.nb[3] == t.nb[2] * t.ne[2]
+
+
+def is_matrix(t: Tensor) -> bool:
+    """`ggml_is_matrix`."""
+    return t.ne[2] == 1 and t.ne[3] == 1
+
+
+def is_vector(t: Tensor) -> bool:
+    """`ggml_is_vector`."""
+    return t.ne[1] == 1 and t.ne[2] == 1 and t.ne[3] == 1
+
+
+def all_f32(t: Tensor, n: int) -> None:
+    """The first `n` src hold float32: ggml reads them so whatever they are.
+
+    Raises:
+        GraphError: one does not.
+    """
+    for i in range(n):
+        if operand(t, i).type is not F32:
+            raise violated(t, f"src[{i}]->type == GGML_TYPE_F32")
+
+
+def can_mul_mat(a: Tensor, b: Tensor) -> bool:
+    """`ggml_can_mul_mat`: rows of one length, and a whole number of `a`'s matrices in `b`."""
+    return a.ne[0] == b.ne[0] and divides(a.ne[2], b.ne[2]) and divides(a.ne[3], b.ne[3])
+
+
+def can_out_prod(a: Tensor, b: Tensor) -> bool:
+    """`ggml_can_out_prod`: columns of one length, and a whole number of `a`'s matrices in `b`."""
+    return a.ne[1] == b.ne[1] and divides(a.ne[2], b.ne[2]) and divides(a.ne[3], b.ne[3])
+
+
+_CONSTANTS: dict[str, Any] = {
+    "INT32_MAX": INT32_MAX,
+    "ggml_is_contiguous": is_contiguous,
+    "ggml_is_contiguous_1": lambda t: is_contiguous(t, 1),
+    "ggml_is_contiguous_rows": is_contiguous_rows,
+    "ggml_is_padded_1d": is_padded_1d,
+    "ggml_is_transposed": is_transposed,
+    "ggml_is_scalar": lambda t: t.ne == (1, 1, 1, 1),
+    "ggml_is_vector": is_vector,
+    "ggml_is_matrix": is_matrix,
+    "ggml_is_3d": lambda t: t.ne[3] == 1,
+    "ggml_is_quantized": lambda type_: type_.is_quantized,
+    "ggml_are_same_shape": same_shape,
+    "ggml_can_repeat": can_repeat,
+    "ggml_can_mul_mat": can_mul_mat,
+    "ggml_can_out_prod": can_out_prod,
+    "ggml_nelements": nelements,
+    "ggml_type_size": lambda type_: type_.type_size,
+}
+"""What assertions name."""

@@ -1,8 +1,225 @@
-"""Enumerations of windows."""
+"""Ops over windows: convolution, pooling, padding, rolling."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import IntEnum
+
+from conformance.ggml.errors import GraphError
+from conformance.ggml.tensor import MAX_DIMS, Tensor, dims
+from conformance.ggml.types import F16, F32, GGMLType
+
+from .op import (
+    DOTS,
+    SUMS,
+    Layout,
+    check,
+    enum,
+    flag,
+    flip,
+    fresh,
+    i32s,
+    op,
+    operand,
+    swap,
+    vec,
+    violated,
+)
 
 OP_POOL = IntEnum("OP_POOL", {"MAX": 0, "AVG": 1})
 """`enum ggml_op_pool`."""
+
+
+def _pad(t: Tensor) -> Layout:
+    """`ggml_pad_ext`: so many elements before and after each dimension; `circular` is `ggml_pad_ext_circular`'s."""
+    a, p = operand(t), t.params.padding
+    ne = [a.ne[i] + p[2 * i] + p[2 * i + 1] for i in range(MAX_DIMS)]
+    return fresh(a.type, (ne[0], ne[1], ne[2], ne[3]))
+
+
+def _pad_runs(t: Tensor) -> None:
+    if min(t.params.padding) < 0:
+        raise GraphError(f"padding must not be negative: {list(t.params.padding)}")
+
+
+def _pool_2d(t: Tensor) -> Layout:
+    """`ggml_pool_2d`: windows of [k0, k1]."""
+    a, p = operand(t), t.params
+    k0, k1, s0, s1, p0, p1 = p.k0, p.k1, p.s0, p.s1, p.p0, p.p1
+    if s0 < 1 or s1 < 1:
+        raise GraphError(f"strides must be positive, {s0} and {s1} found")
+    n0, n1 = ((n + 2 * p - k) // s + 1 for n, k, s, p in ((a.ne[0], k0, s0, p0), (a.ne[1], k1, s1, p1)))
+    check(t, (n0 > 0, "ne[0] > 0"), (n1 > 0, "ne[1] > 0"), kernel=[k0, k1])
+    return fresh(F32, (n0, n1, a.ne[2], a.ne[3]))
+
+
+def _pool_2d_runs(t: Tensor) -> None:
+    """As `ggml_compute_forward_pool_2d`, which steps through planes by `nb[2]` and through rows by element."""
+    a, k0, k1 = operand(t), t.params.k0, t.params.k1
+    check(
+        t,
+        (a.type is F32 or a.type is F16, "src->type == GGML_TYPE_F32 || src->type == GGML_TYPE_F16"),
+        (a.nb[0] == a.type.type_size, "nb00 == ggml_type_size(src->type)"),
+        (a.nb[3] == a.ne[2] * a.nb[2], "src->nb[3] == src->ne[2]*src->nb[2]"),
+        (k0 > 0 and k1 > 0, "k0 > 0 && k1 > 0"),
+    )
+
+
+def _im2col(t: Tensor) -> Layout:
+    """`ggml_im2col`: `b`'s windows of the size of kernel `a`, one a row.
+
+    2D: a [KW, KH, IC], b [IW, IH, IC, N] to [IC * KH * KW, OW, OH, N]; 1D: a [K, IC], b [IW, IC, N] to [IC * K, OW, N].
+    The type, F16 or F32, is the caller's.
+    """
+    a, b = operand(t), operand(t, 1)
+    p = t.params
+    s0, s1, is_2d = p.s0, p.s1, p.is_2D
+    if is_2d:
+        check(t, (a.ne[2] == b.ne[2], "a->ne[2] == b->ne[2]"))
+    else:
+        check(t, (b.ne[1] == a.ne[1], "b->ne[1] == a->ne[1]"), (b.ne[3] == 1, "b->ne[3] == 1"))
+    if s0 < 1 or (is_2d and s1 < 1):
+        raise GraphError(f"strides must be positive, {s0} and {s1} found")
+    oh = _windows(b.ne[1], a.ne[1], s1, p.p1, p.d1) if is_2d else 1
+    ow = _windows(b.ne[0], a.ne[0], s0, p.p0, p.d0)
+    check(
+        t,
+        (oh > 0, '(!is_2D || OH > 0) && "b too small compared to a"'),
+        (ow > 0, '(OW > 0) && "b too small compared to a"'),
+        OW=ow,
+        OH=oh,
+    )
+    if is_2d:
+        return fresh(t.type, (a.ne[2] * a.ne[1] * a.ne[0], ow, oh, b.ne[3]))
+    return fresh(t.type, dims(a.ne[1] * a.ne[0], ow, b.ne[2]))
+
+
+def _windows(n: int, k: int, stride: int, padding: int, dilation: int) -> int:
+    """`ggml_calc_conv_output_size`; C divides toward zero."""
+    left = n + 2 * padding - dilation * (k - 1) - 1
+    return left // stride + 1 if left >= 0 else 1 - (-left) // stride
+
+
+def _im2col_runs(t: Tensor) -> None:
+    a, b = operand(t), operand(t, 1)
+    check(
+        t,
+        (t.type is F16 or t.type is F32, "dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32"),
+        (t.type is not F16 or a.type is F16, "src0->type == GGML_TYPE_F16"),
+        (b.type is F32, "src1->type == GGML_TYPE_F32"),
+        (b.nb[0] == F32.type_size, "nb10 == sizeof(float)"),
+        (b.nb[1] == b.ne[0] * b.nb[0] or not t.params.is_2D, "src1's rows follow one another"),
+    )
+
+
+def _roll(t: Tensor) -> Layout:
+    """`ggml_roll`: element i of dimension d moves to `(i + shifts[d]) % ne[d]`."""
+    a = operand(t)
+    if a.nb[0] != a.type.type_size:
+        raise violated(t, "a->nb[0] == ggml_type_size(a->type)")
+    for d, shift in enumerate(t.params.shifts):
+        if not abs(shift) < a.ne[d]:
+            raise violated(t, f"abs(shift{d}) < a->ne[{d}]", shift=shift)
+    return fresh(a.type, a.ne)
+
+
+def _ssm_conv(t: Tensor) -> Layout:
+    """`ggml_ssm_conv(sx, c)`: [d_conv - 1 + n_t, d_inner, n_s] and [d_conv, d_inner] -> [d_inner, n_t, n_s]."""
+    sx, c = operand(t), operand(t, 1)
+    n_t = sx.ne[0] - c.ne[0] + 1
+    if n_t < 0:
+        raise violated(t, "n_t >= 0", n_t=n_t)
+    return fresh(F32, (c.ne[1], n_t, sx.ne[2], 1))
+
+
+def _window(t: Tensor) -> int:
+    n: int = t.params.k0 * t.params.k1
+    return n
+
+
+def _kernel(t: Tensor) -> int:
+    return operand(t, 1).ne[0]
+
+
+def _swapped(_: Tensor, padding: tuple[int, ...]) -> tuple[int, ...]:
+    """Before and after exchanged."""
+    return tuple(padding[i ^ 1] for i in range(len(padding)))
+
+
+def _other_shifts(t: Tensor, shifts: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(s - 1 if s > 0 else s + (n > 1 - s) for s, n in zip(shifts, t.ne, strict=True))
+
+
+PAD = op(
+    "PAD",
+    src="a",
+    layout=_pad,
+    runs=_pad_runs,
+    params=(vec("padding", "lp0 rp0 lp1 rp1 lp2 rp2 lp3 rp3", _swapped), flag("circular", flip)),
+)
+ROLL = op("ROLL", src="a", layout=_roll, params=(vec("shifts", "shift0 shift1 shift2 shift3", _other_shifts),))
+POOL_2D = op(
+    "POOL_2D",
+    src="a",
+    layout=_pool_2d,
+    runs=_pool_2d_runs,
+    rounding=replace(SUMS, terms=_window),
+    params=(enum("op", OP_POOL, swap("MAX", "AVG"), always=True), *i32s("k0 k1 s0 s1 p0 p1")),
+)
+IM2COL = op(
+    "IM2COL",
+    src="a b",
+    layout=_im2col,
+    runs=_im2col_runs,
+    params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")),
+)
+SSM_CONV = op(
+    "SSM_CONV",
+    src="sx c",
+    layout=_ssm_conv,
+    asserts="ggml_is_3d(sx); ggml_is_matrix(c); sx->ne[1] == d_inner",
+    let="d_inner = c->ne[1]",
+    rounding=replace(DOTS, terms=_kernel),
+)
+
+
+class Windows:
+    """Constructors of the ops over windows."""
+
+    @PAD.constructor
+    def pad_ext(
+        self, a: Tensor, lp0: int, rp0: int, lp1: int, rp1: int, lp2: int, rp2: int, lp3: int, rp3: int
+    ) -> None:
+        """`lp_i` zeros before and `rp_i` after dimension i."""
+
+    def pad(self, a: Tensor, p0: int, p1: int, p2: int, p3: int) -> Tensor:
+        """`p_i` zeros after dimension i."""
+        return self.pad_ext(a, 0, p0, 0, p1, 0, p2, 0, p3)
+
+    @ROLL.constructor
+    def roll(self, a: Tensor, shift0: int, shift1: int, shift2: int, shift3: int) -> None:
+        """Each dimension shifted around."""
+
+    @POOL_2D.constructor
+    def pool_2d(self, a: Tensor, op: int, k0: int, k1: int, s0: int, s1: int, p0: float, p1: float) -> None:
+        """The largest or the mean of each window, by `OP_POOL`; padding is whole."""
+
+    @IM2COL.constructor
+    def im2col(
+        self,
+        a: Tensor,
+        b: Tensor,
+        s0: int,
+        s1: int,
+        p0: int,
+        p1: int,
+        d0: int,
+        d1: int,
+        is_2D: bool,
+        dst_type: GGMLType,
+    ) -> None:
+        """`b`'s windows of the size of kernel `a`, one a row."""
+
+    @SSM_CONV.constructor
+    def ssm_conv(self, sx: Tensor, c: Tensor) -> None:
+        """`sx` [d_conv - 1 + n_t, d_inner, n_s] and `c` [d_conv, d_inner] to F32 [d_inner, n_t, n_s]."""

@@ -9,7 +9,7 @@ from conformance.backend.interface import Backend
 from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml.errors import ConformanceError, GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.build_base import lay_out
+from conformance.ggml.ops.op import lay_out
 from conformance.ggml.partial import below
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
 

@@ -10,9 +10,9 @@ import numpy as np
 from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.build_base import lay_out
-from conformance.ggml.ops.rope import ROPE_TYPE
-from conformance.ggml.ops.rules_layout import view_offset
+from conformance.ggml.ops.op import lay_out, set_param
+from conformance.ggml.ops.rope import ROPE, ROPE_TYPE
+from conformance.ggml.ops.views import view_offset
 from conformance.ggml.partial import below
 from conformance.ggml.quants import quants
 from conformance.ggml.tensor import MAX_DIMS, VIEW_OPS, Bytes, Dims, Tensor, contiguous_nb, nelements, row_size, strided
@@ -111,7 +111,7 @@ def _node(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Tensor:
         copy.src = tuple(copy if s is t else c for s, c in zip(t.src, src, strict=True))
     if t.op == "VIEW":
         _place(t, copy)
-    if t.op == "ROPE":
+    if t.op in ROPE.names:
         _turn_all(t, copy)
     lay_out(copy)
     return copy
@@ -149,18 +149,17 @@ def _place(t: Tensor, copy: Tensor) -> None:
         index, rest = divmod(rest, old.nb[j]) if old.nb[j] else (0, rest)
         offset += min(index, max(now.ne[j] - 1, 0)) * now.nb[j]
     offset += rest
-    low, high = (((offset >> shift) + 2**31) % 2**32 - 2**31 for shift in (0, 32))
-    copy.op_params = (low, high, *t.op_params[2:])
+    set_param(copy, "offset", offset)
 
 
 def _turn_all(t: Tensor, copy: Tensor) -> None:
-    """A ROPE that turned whole rows turns whole rows."""
+    """If rotation covered whole rows, let it cover whole rows again."""
     old, now = t.src[0], copy.src[0]
     assert old is not None
     assert now is not None
-    share = 2 if t.op_params[2] == ROPE_TYPE["VISION"] else 1
-    n_dims = now.ne[0] // share if t.op_params[1] == old.ne[0] // share else t.op_params[1]
-    copy.op_params = (t.op_params[0], n_dims, *t.op_params[2:])
+    share = 2 if t.params.mode == ROPE_TYPE.VISION else 1
+    if t.params.n_dims == old.ne[0] // share:
+        set_param(copy, "n_dims", now.ne[0] // share)
 
 
 def _fit_indices(node: Tensor, inputs: dict[Tensor, Bytes]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.build_graph import Expansion
+from conformance.ggml.ops.build import Expansion
 from conformance.ggml.tensor import Tensor, new_tensor, row_size
 from conformance.ggml.types import F16, F32, I32, I64
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.build_graph import Expansion
+from conformance.ggml.ops.build import Builder, Expansion
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import GGMLType

@@ -18,7 +18,7 @@ from conformance.ggml.types import F32
 from conformance.suite.family import Family, Level, expand, with_seed
 
 # importing a topic declares its cases
-from . import attention, elementwise, matmul, recurrent, rope, rows, sparse, unary, views, windows  # noqa: F401
+from . import attention, elementwise, matmul, recurrent, rope, rows, views, windows  # noqa: F401
 from .bench import NAME, TABLES, Bench, OpCases, OpId, parse
 
 __all__ = ["FAMILY", "build", "ids"]

@@ -1,4 +1,4 @@
-"""Ops with a state: convolutions, selective scans and linear attention over heads, sequences and tokens."""
+"""Ops with a state: selective scans and linear attention over heads, sequences and tokens."""
 
 from __future__ import annotations
 
@@ -121,21 +121,3 @@ def _gated_delta_net(bench: Bench) -> Sequence[Tensor]:
     state = bench.operand("cache_s_l0", F32, (size, size, heads, n_s), normal(), v["vs"], keep=True)
     out = b.gated_delta_net(q, k, vv, g, beta, state, v["K"])
     return _both(bench, out, v["ne"], min(v["K"], n_t) * size * size * heads * n_s)
-
-
-@cases(
-    "SSM_CONV",
-    keys="out=SHAPE d_conv=4 vsx=",
-    types="sx c",
-    standard=(
-        "SSM_CONV-f32+f32-out=[16x1|16x7|33x5x3|64x1x4|128x12x2],d_conv=[3|4|9]",
-        "SSM_CONV-f32+f32-out=32x5x3,d_conv=[2|4],vsx=[off|slab|flat]",
-    ),
-    full=("SSM_CONV-f32+f32-out=[1536x33x4|2048x1x16],d_conv=[3|4]",),
-)
-def _ssm_conv(bench: Bench) -> Tensor:
-    v = bench.v
-    d_inner, n_t, n_s, _ = v["out"]
-    sx = bench.operand("sx", bench.types[0], (v["d_conv"] - 1 + n_t, d_inner, n_s, 1), normal(), v["vsx"])
-    c = bench.leaf("ssm_conv1d.weight", F32, (v["d_conv"], d_inner, 1, 1), normal(), keep=True)
-    return bench.b.ssm_conv(sx, c)

@@ -201,30 +201,3 @@ def _concat(bench: Bench) -> Tensor:
     a = bench.first("a", "a", values(bench.types[0]))
     b = bench.operand("b", type_, dims(*ne_b), values(bench.types[0]), v["vb"])
     return bench.b.concat(a, b, dim)
-
-
-@cases(
-    "PAD",
-    keys="ne=SHAPE vne= by=NUMBERS",
-    standard=(
-        "PAD-f32-ne=10x5x4x3,by=[0x3|0x0x0x2|3x0|1x2x3x4x0x1x2x0|0x0x0x0x0x0x0x1]",
-        "PAD-f32-ne=10x5x4x3,by=0x3x1x0,vne=[pad|off|p0213]",
-    ),
-    full=("PAD-f32-ne=1000x65x16,by=0x24x0x63",),
-)
-def _pad(bench: Bench) -> Tensor:
-    v, b = bench.v, bench.b
-    a = bench.first("a", "ne", values(bench.types[0]))
-    widths = (*v["by"], *(0,) * 8)[:8]
-    return b.pad_ext(a, *widths)
-
-
-@cases(
-    "ROLL",
-    keys="ne=SHAPE vne= by=NUMBERS",
-    standard=("ROLL-f32-ne=10x5x4x3,by=[3|0x2|1x-2x3x1|-9x4x0x-1]", "ROLL-f32-ne=10x5x4x3,by=2x1,vne=[pad|p0213]"),
-)
-def _roll(bench: Bench) -> Tensor:
-    v = bench.v
-    a = bench.first("a", "ne", normal())
-    return bench.b.roll(a, *(*v["by"], 0, 0, 0, 0)[:4])

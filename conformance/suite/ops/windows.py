@@ -1,12 +1,40 @@
-"""Ops that slide a window over a matrix: POOL_2D, IM2COL."""
+"""Ops that pad, shift or slide a window: PAD, ROLL, POOL_2D, IM2COL, SSM_CONV."""
 
 from __future__ import annotations
 
 from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
-from conformance.suite.data import normal
+from conformance.ggml.types import F32
+from conformance.suite.data import normal, values
 
 from .bench import Bench, cases
+
+
+@cases(
+    "PAD",
+    keys="ne=SHAPE vne= by=NUMBERS",
+    standard=(
+        "PAD-f32-ne=10x5x4x3,by=[0x3|0x0x0x2|3x0|1x2x3x4x0x1x2x0|0x0x0x0x0x0x0x1]",
+        "PAD-f32-ne=10x5x4x3,by=0x3x1x0,vne=[pad|off|p0213]",
+    ),
+    full=("PAD-f32-ne=1000x65x16,by=0x24x0x63",),
+)
+def _pad(bench: Bench) -> Tensor:
+    v, b = bench.v, bench.b
+    a = bench.first("a", "ne", values(bench.types[0]))
+    widths = (*v["by"], *(0,) * 8)[:8]
+    return b.pad_ext(a, *widths)
+
+
+@cases(
+    "ROLL",
+    keys="ne=SHAPE vne= by=NUMBERS",
+    standard=("ROLL-f32-ne=10x5x4x3,by=[3|0x2|1x-2x3x1|-9x4x0x-1]", "ROLL-f32-ne=10x5x4x3,by=2x1,vne=[pad|p0213]"),
+)
+def _roll(bench: Bench) -> Tensor:
+    v = bench.v
+    a = bench.first("a", "ne", normal())
+    return bench.b.roll(a, *(*v["by"], 0, 0, 0, 0)[:4])
 
 
 @cases(
@@ -42,3 +70,21 @@ def _im2col(bench: Bench) -> Tensor:
     b = bench.operand("b", type_b, v["b"], normal(), v["vb"])
     s0, s1, p0, p1, d0, d1 = v["k"]
     return bench.b.im2col(a, b, s0, s1, p0, p1, d0, d1, bool(v["is_2D"]), to)
+
+
+@cases(
+    "SSM_CONV",
+    keys="out=SHAPE d_conv=4 vsx=",
+    types="sx c",
+    standard=(
+        "SSM_CONV-f32+f32-out=[16x1|16x7|33x5x3|64x1x4|128x12x2],d_conv=[3|4|9]",
+        "SSM_CONV-f32+f32-out=32x5x3,d_conv=[2|4],vsx=[off|slab|flat]",
+    ),
+    full=("SSM_CONV-f32+f32-out=[1536x33x4|2048x1x16],d_conv=[3|4]",),
+)
+def _ssm_conv(bench: Bench) -> Tensor:
+    v = bench.v
+    d_inner, n_t, n_s, _ = v["out"]
+    sx = bench.operand("sx", bench.types[0], (v["d_conv"] - 1 + n_t, d_inner, n_s, 1), normal(), v["vsx"])
+    c = bench.leaf("ssm_conv1d.weight", F32, (v["d_conv"], d_inner, 1, 1), normal(), keep=True)
+    return bench.b.ssm_conv(sx, c)

@@ -17,10 +17,9 @@ from conformance.case.case import Case, Step
 from conformance.case.streams import Stream
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import check_tensor
-from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.build_graph import Expansion
+from conformance.ggml.ops.build import Builder, Expansion
+from conformance.ggml.ops.op import check_node
 from conformance.ggml.ops.rope import ROPE_TYPE
-from conformance.ggml.ops.rules import check_node
 from conformance.ggml.tensor import (
     FLAG_INPUT,
     Bytes,

@@ -1,0 +1,335 @@
+"""Softmax and attention with their masks and sinks; DeepSeek's indexer of sparse attention and hyper-connections."""
+
+from __future__ import annotations
+
+from conformance.ggml.tensor import Tensor, dims
+from conformance.ggml.types import F32
+
+from .matmul import PREC, PRODUCT, expect
+from .op import (
+    Layout,
+    Rounding,
+    check,
+    divides,
+    dup_or_inplace,
+    enum,
+    f32,
+    failed,
+    flag,
+    fresh,
+    i32,
+    op,
+    operand,
+    optional,
+    plus,
+    same_layout,
+    set_param,
+    to,
+    violated,
+)
+
+
+def _soft_max(t: Tensor) -> Layout:
+    """`ggml_soft_max_ext`, `ggml_soft_max_add_sinks`."""
+    _check_bias(t, optional(t, 1), optional(t, 2))
+    return dup_or_inplace(t, operand(t))
+
+
+def _check_bias(t: Tensor, mask: Tensor | None, sinks: Tensor | None) -> None:
+    """Slopes of ALiBi multiply a mask; sinks are what their setter asserts."""
+    if mask is None and t.params.max_bias > 0:
+        raise violated(t, "mask", max_bias=t.params.max_bias)
+    if sinks is not None:
+        _check_sinks(t, sinks)
+
+
+def _check_sinks(t: Tensor, sinks: Tensor) -> None:
+    """What `ggml_soft_max_add_sinks` and `ggml_flash_attn_ext_add_sinks` assert of `sinks`: F32, one per head."""
+    if operand(t).ne[2] != sinks.ne[0]:
+        raise violated(t, "a->src[0]->ne[2] == sinks->ne[0]", sinks=list(sinks.ne))
+    if sinks.type is not F32:
+        raise violated(t, "sinks->type == GGML_TYPE_F32", sinks=sinks.type)
+
+
+def _flash_attn_ext(t: Tensor) -> Layout:
+    """`ggml_flash_attn_ext`: q [dk, n, heads, s], k [dk, n_kv, kv_heads, s], v [dv, n_kv, kv_heads, s], mask, sinks.
+
+    Result: F32 [dv, heads, n, s].
+    """
+    q, v = operand(t), operand(t, 2)
+    _check_bias(t, optional(t, 3), optional(t, 4))
+    return fresh(F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]))
+
+
+def _flash_attn_ext_runs(t: Tensor) -> None:
+    """What `ggml_compute_forward_flash_attn_ext` takes for granted: it would read past the end otherwise."""
+    q, k, v, mask = operand(t), operand(t, 1), operand(t, 2), optional(t, 3)
+    if k.ne[1] != v.ne[1]:
+        raise violated(t, "k->ne[1] == v->ne[1]")
+    if not divides(v.ne[2], q.ne[2]):
+        raise violated(t, "q->ne[2] % v->ne[2] == 0")
+    if mask is not None and (mask.ne[0] < k.ne[1] or mask.ne[1] < q.ne[1]):
+        raise violated(t, "mask->ne[0] >= k->ne[1] && mask->ne[1] >= q->ne[1]")
+    if t.params.n_kv_max < 0:
+        raise violated(t, "n_kv_max >= 0", n_kv_max=t.params.n_kv_max)
+
+
+def _head_and_keys(t: Tensor) -> int:
+    return operand(t).ne[0] + operand(t, 1).ne[1]
+
+
+def _lightning_indexer(t: Tensor) -> Layout:
+    """`ggml_lightning_indexer`: q [n, heads, n_t, s], k [n, 1, n_kv, s], weights [heads, n_t, 1, s], mask F16.
+
+    Result: F32 [n_kv, n_t, 1, s], the sum over heads of relu(q k) weights, plus the mask [n_kv, n_t, 1, …].
+    """
+    q, k = operand(t), operand(t, 1)
+    return fresh(F32, (k.ne[2], q.ne[2], 1, q.ne[3]))
+
+
+def _lightning_indexer_runs(t: Tensor) -> None:
+    for i, name in enumerate(("q", "k", "w", "m")):
+        s = operand(t, i)
+        if s.nb[0] != s.type.type_size:
+            raise violated(t, f"nb{name}0 == ggml_type_size({name}->type)")
+
+
+HC = 4
+"""Streams of a hyper-connection: all that `ggml_dsv4_hc_comb` takes."""
+
+
+def _hc_comb(t: Tensor) -> Layout:
+    """`ggml_dsv4_hc_comb`: mixes [(2 + hc) * hc, n_tokens], scale [3], base [(2 + hc) * hc] to [hc, hc, n_tokens]."""
+    mixes, scale, base = (operand(t, i) for i in range(3))
+    n, n_iter = mixes.ne[0], t.params.n_iter
+    hc = next((i for i in range(1, n + 1) if i * i + 2 * i >= n), 0)
+    check(
+        t,
+        (mixes.type is F32, "mixes->type == GGML_TYPE_F32"),
+        (scale.type is F32, "scale->type == GGML_TYPE_F32"),
+        (base.type is F32, "base->type == GGML_TYPE_F32"),
+        (n_iter > 0, "n_iter > 0"),
+        ((2 + hc) * hc == n and hc > 0, "hc > 0"),
+        (hc == HC, "hc == 4"),
+        (mixes.ne[2] == 1, "mixes->ne[2] == 1"),
+        (mixes.ne[3] == 1, "mixes->ne[3] == 1"),
+        (scale.ne[0] >= 3, "scale->ne[0] >= 3"),  # one each for pre, post and comb
+        (scale.ne[1] == 1, "scale->ne[1] == 1"),
+        (scale.ne[2] == 1, "scale->ne[2] == 1"),
+        (scale.ne[3] == 1, "scale->ne[3] == 1"),
+        (base.ne[0] == n, "base->ne[0] == hc_mix_dim"),
+        (base.ne[1] == 1, "base->ne[1] == 1"),
+        (base.ne[2] == 1, "base->ne[2] == 1"),
+        (base.ne[3] == 1, "base->ne[3] == 1"),
+        n_iter=n_iter,
+    )
+    return fresh(F32, dims(hc, hc, mixes.ne[1]))
+
+
+def _hc_pre(t: Tensor) -> Layout:
+    """`ggml_dsv4_hc_pre`: x [n_embd, hc, n_tokens], weights [hc, n_tokens] to F32 [n_embd, n_tokens].
+
+    `ggml_dsv4_hc_pre_gated`: weights [n_embd, hc, n_tokens], of which the sigmoid counts.
+    """
+    x, w = operand(t), operand(t, 1)
+    if t.params.gated:
+        check(
+            t,
+            (w.ne[0] == x.ne[0], "weights->ne[0] == n_embd"),
+            (w.ne[1] == x.ne[1], "weights->ne[1] == hc"),
+            (w.ne[2] == x.ne[2], "weights->ne[2] == n_tokens"),
+        )
+    else:
+        check(
+            t,
+            (w.ne[0] == x.ne[1], "weights->ne[0] == hc"),
+            (w.ne[1] == x.ne[2], "weights->ne[1] == n_tokens"),
+            (w.ne[2] == 1, "weights->ne[2] == 1"),
+        )
+    if w.ne[3] != 1:
+        raise violated(t, "weights->ne[3] == 1")
+    return fresh(F32, dims(x.ne[0], x.ne[2]))
+
+
+def _hc_post(t: Tensor) -> Layout:
+    """`ggml_dsv4_hc_post`: x [n_embd, n_tokens], residual [n_embd, hc, n_tokens], post [hc, n_tokens], comb or None.
+
+    comb [hc, hc, n_tokens]; result F32 [n_embd, hc, n_tokens].
+    """
+    return fresh(F32, operand(t, 1).ne)
+
+
+_MASK = (i32("n_past", plus(1)),)
+_SCALES = (f32("scale"), f32("max_bias", plus(4)))
+DIAG_MASK_INF = op("DIAG_MASK_INF", src="a", layout=same_layout, params=_MASK)
+DIAG_MASK_ZERO = op("DIAG_MASK_ZERO", src="a", layout=same_layout, params=_MASK)
+SOFT_MAX = op(
+    "SOFT_MAX",
+    src="a mask? sinks?",
+    layout=_soft_max,
+    asserts="""
+        ggml_is_contiguous(a); mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32; ggml_is_contiguous(mask);
+        mask->ne[0] == a->ne[0]; mask->ne[1] >= a->ne[1]; a->ne[2]%mask->ne[2] == 0; a->ne[3]%mask->ne[3] == 0
+    """,
+    rounding=Rounding(1024, 1, "exp of differences, their sum, a quotient"),
+    params=_SCALES,
+    after=(("soft_max_add_sinks", "sinks"),),
+)
+FLASH_ATTN_EXT = op(
+    "FLASH_ATTN_EXT",
+    src="q k v mask? sinks?",
+    layout=_flash_attn_ext,
+    asserts="""
+        ggml_can_mul_mat(k, q); q->ne[3] == k->ne[3]; q->ne[3] == v->ne[3];
+        mask->type == GGML_TYPE_F16; ggml_is_contiguous(mask); q->ne[2] % mask->ne[2] == 0; q->ne[3] % mask->ne[3] == 0
+    """,
+    runs=_flash_attn_ext_runs,
+    rounding=Rounding(
+        4096, 1, "two products with a softmax between", terms=_head_and_keys, products=2 * PRODUCT, by="flash_attn"
+    ),
+    params=(*_SCALES, f32("logit_softcap", plus(0.5)), enum("prec", PREC), i32("n_kv_max")),
+    after=(
+        ("prec_set_acc", "prec"),
+        ("flash_attn_ext_set_n_kv_max", "n_kv_max"),
+        ("flash_attn_ext_add_sinks", "sinks"),
+    ),
+)
+LIGHTNING_INDEXER = op(
+    "LIGHTNING_INDEXER",
+    src="q k weights mask",
+    layout=_lightning_indexer,
+    asserts="""
+        q->type == GGML_TYPE_F32; weights->type == GGML_TYPE_F32; mask->type == GGML_TYPE_F16;
+        q->ne[0] == k->ne[0]; mask->ne[0] == k->ne[2]; q->ne[1] == weights->ne[0]; k->ne[1] == 1;
+        mask->ne[1] == q->ne[2]; q->ne[2] == weights->ne[1]; weights->ne[2] == 1; mask->ne[2] == 1;
+        q->ne[3] == k->ne[3]; k->ne[3] == weights->ne[3]; weights->ne[3] % mask->ne[3] == 0
+    """,
+    runs=_lightning_indexer_runs,
+    rounding=Rounding(64, 1, "float32 sum of K products, then one over heads", products=2 * PRODUCT),
+)
+DSV4_HC_COMB = op(
+    "DSV4_HC_COMB",
+    src="mixes scale base",
+    layout=_hc_comb,
+    rounding=Rounding(256, why="exp, and sums of four made one over and over"),
+    params=(f32("eps", to(0.5)), i32("n_iter", plus(1))),
+)
+_STREAMS = "a float32 sum over the streams, a sigmoid"
+DSV4_HC_PRE = op(
+    "DSV4_HC_PRE",
+    src="x weights",
+    layout=_hc_pre,
+    asserts="x->type == GGML_TYPE_F32; weights->type == GGML_TYPE_F32; hc > 0; x->ne[3] == 1",
+    let="hc = x->ne[1]",
+    rounding=Rounding(64, why=_STREAMS),
+    params=(f32("scale"), flag("gated")),
+)
+DSV4_HC_POST = op(
+    "DSV4_HC_POST",
+    src="x residual post comb?",
+    layout=_hc_post,
+    asserts="""
+        x->type == GGML_TYPE_F32; residual->type == GGML_TYPE_F32; post->type == GGML_TYPE_F32; hc > 0; x->ne[2] == 1;
+        x->ne[3] == 1; residual->ne[0] == n_embd; residual->ne[2] == n_tokens; residual->ne[3] == 1; post->ne[0] == hc;
+        post->ne[1] == n_tokens; post->ne[2] == 1; post->ne[3] == 1; comb->type == GGML_TYPE_F32; comb->ne[0] == hc;
+        comb->ne[1] == hc; comb->ne[2] == n_tokens; comb->ne[3] == 1
+    """,
+    let="n_embd = x->ne[0]; n_tokens = x->ne[1]; hc = residual->ne[1]",
+    rounding=Rounding(64, why=_STREAMS, products=PRODUCT),
+)
+
+
+class Attention:
+    """Constructors of softmax and attention, and setters of what they take besides. Shapes are ggml's `ne`."""
+
+    @DIAG_MASK_INF.constructor
+    def diag_mask_inf(self, a: Tensor, n_past: int) -> None:
+        """`a` with -inf right of diagonal `n_past`."""
+
+    diag_mask_inf_inplace = diag_mask_inf.inplace
+
+    @DIAG_MASK_ZERO.constructor
+    def diag_mask_zero(self, a: Tensor, n_past: int) -> None:
+        """`a` with 0 right of diagonal `n_past`."""
+
+    diag_mask_zero_inplace = diag_mask_zero.inplace
+
+    @SOFT_MAX.variant(scale=1.0)
+    def soft_max(self, a: Tensor) -> None:
+        """Softmax over rows."""
+
+    soft_max_inplace = soft_max.inplace
+
+    @SOFT_MAX.constructor
+    def soft_max_ext(self, a: Tensor, mask: Tensor | None, scale: float, max_bias: float) -> None:
+        """Softmax of `a * scale + mask * slope`; ALiBi slopes from `max_bias`, 1 where it is 0."""
+
+    soft_max_ext_inplace = soft_max_ext.inplace
+
+    def soft_max_add_sinks(self, a: Tensor, sinks: Tensor | None) -> None:
+        """Give a SOFT_MAX one sink logit per head (F32 [heads]), or take it away."""
+        _add_sinks(a, sinks, "SOFT_MAX", 2)
+
+    @FLASH_ATTN_EXT.constructor
+    def flash_attn_ext(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        max_bias: float,
+        logit_softcap: float,
+    ) -> None:
+        """Attention of `q` [dk, n, heads, s] over `k` [dk, n_kv, kv_heads, s] and `v` [dv, n_kv, kv_heads, s].
+
+        `mask`: F16 [n_kv, at least n, …]. Result: F32 [dv, heads, n, s], heads and tokens swapped.
+        """
+
+    def flash_attn_ext_set_prec(self, a: Tensor, prec: int) -> None:
+        """Precision of accumulation of a FLASH_ATTN_EXT."""
+        expect(a, "FLASH_ATTN_EXT")
+        set_param(a, "prec", prec)
+
+    def flash_attn_ext_set_n_kv_max(self, a: Tensor, n_kv_max: int) -> None:
+        """How many keys the longest sequence can attend to; 0: unknown."""
+        expect(a, "FLASH_ATTN_EXT")
+        if n_kv_max < 0:
+            raise failed("n_kv_max >= 0", (a,), op=a.op, n_kv_max=n_kv_max)
+        set_param(a, "n_kv_max", n_kv_max)
+
+    def flash_attn_ext_add_sinks(self, a: Tensor, sinks: Tensor | None) -> None:
+        """Give a FLASH_ATTN_EXT one sink logit per head (F32 [heads]), or take it away."""
+        _add_sinks(a, sinks, "FLASH_ATTN_EXT", 4)
+
+    @LIGHTNING_INDEXER.constructor
+    def lightning_indexer(self, q: Tensor, k: Tensor, weights: Tensor, mask: Tensor) -> None:
+        """Scores of keys: relu(q k) summed over heads with `weights`, plus `mask`."""
+
+    @DSV4_HC_COMB.constructor
+    def dsv4_hc_comb(self, mixes: Tensor, scale: Tensor, base: Tensor, eps: float, n_iter: int) -> None:
+        """How streams mix: softmax of rows, then columns and rows in turn made to sum to one."""
+
+    @DSV4_HC_PRE.variant(scale=1.0)
+    def dsv4_hc_pre(self, x: Tensor, weights: Tensor) -> None:
+        """Streams [n_embd, hc, n_tokens] summed with `weights` [hc, n_tokens]."""
+
+    @DSV4_HC_PRE.form(gate=lambda t: t.src[1])
+    def dsv4_hc_pre_gated(self, x: Tensor, gate: Tensor, scale: float) -> Tensor:
+        """Streams summed with sigmoid(`gate`) per element, times `scale`."""
+        return DSV4_HC_PRE.node(x, gate, scale=scale, gated=True)
+
+    @DSV4_HC_POST.constructor
+    def dsv4_hc_post(self, x: Tensor, residual: Tensor, post: Tensor, comb: Tensor | None) -> None:
+        """`x` given out to streams by `post`, onto the residual streams mixed by `comb`."""
+
+
+def _add_sinks(a: Tensor, sinks: Tensor | None, op: str, i: int) -> None:
+    if sinks is None:
+        a.src = a.src[:i]
+        return
+    expect(a, op)
+    if len(a.src) > i:
+        raise failed(f"a->src[{i}] == NULL", (a,), op=a.op)
+    _check_sinks(a, sinks)
+    a.src = (*a.src, *(None,) * (i - len(a.src)), sinks)

@@ -1,0 +1,342 @@
+"""Arithmetic with broadcast (`b` repeats to `a`), unary and gated functions by name, scaling, ranges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from conformance.ggml.errors import GraphError
+from conformance.ggml.tensor import (
+    Tensor,
+    bits_f32,
+    can_repeat,
+    f32_bits,
+    is_contiguous_rows,
+)
+from conformance.ggml.types import BF16, F16, F32, GGMLType
+
+from .names import GLU_OPS, UNARY_OPS
+from .op import (
+    EXPS,
+    MOVES,
+    ROUNDS,
+    Constructor,
+    Layout,
+    dup_or_inplace,
+    enum,
+    f32,
+    failed,
+    flag,
+    flip,
+    fresh,
+    fresh_like,
+    op,
+    operand,
+    optional,
+    plus,
+    same_layout,
+    swap,
+    times,
+    violated,
+)
+
+TABLES = replace(EXPS, by="tables")
+XIELU = UNARY_OPS.index("XIELU")
+
+
+def _can_add_cast(a: Tensor, b: Tensor) -> None:
+    """What `ggml_add_cast` asserts."""
+    if not (a.ne[0] == b.ne[0] and can_repeat(b, a)):
+        raise failed("ggml_can_repeat_rows(b, a)", (a, b))
+    if not (a.type.is_quantized or a.type is F16 or a.type is BF16):
+        assertion = "ggml_is_quantized(a->type) || a->type == GGML_TYPE_F16 || a->type == GGML_TYPE_BF16"
+        raise failed(assertion, (a, b))
+
+
+def _add(t: Tensor) -> Layout:
+    """`a + b` in `a`'s type and shape; `b` repeats to `a`. A result of another type is `ggml_add_cast`'s."""
+    a = operand(t)
+    if t.view_src is None and t.type is not a.type:
+        _can_add_cast(a, operand(t, 1))
+        return fresh(t.type, a.ne)
+    if not can_repeat(operand(t, 1), a):
+        raise violated(t, "ggml_can_repeat(b, a)")
+    return dup_or_inplace(t, a)
+
+
+def _arange(t: Tensor) -> Layout:
+    """`ggml_arange`; the count is taken in float32, as C takes it."""
+    p = t.params
+    start, stop, step = np.float32(p.start), np.float32(p.stop), np.float32(p.step)
+    if not stop > start:
+        raise violated(t, "stop > start", start=start, stop=stop)
+    if not (np.isfinite(stop - start) and step > 0):
+        raise GraphError(f"arange({start}, {stop}, {step}) has no end; the step must be positive")
+    return fresh(F32, (int(np.ceil((stop - start) / step)), 1, 1, 1))
+
+
+def _unary(t: Tensor) -> Layout:
+    """A function of each element; `ggml_xielu` asserts nothing."""
+    a = operand(t)
+    if t.op_params[0] != XIELU and not is_contiguous_rows(a):
+        raise violated(t, "ggml_is_contiguous_rows(a)")
+    return dup_or_inplace(t, a)
+
+
+def _unary_runs(t: Tensor) -> None:
+    if t.op_params[0] != XIELU and any(t.op_params[1:]):
+        raise GraphError(f"only XIELU has parameters, {list(t.op_params[1:5])} found")
+
+
+def _glu(t: Tensor) -> Layout:
+    """A gate's function times a value: the halves of `a`'s rows, [2n, …] -> [n, …]; or gate `a` and value `b`."""
+    a = operand(t)
+    return fresh(a.type, a.ne if optional(t, 1) is not None else (a.ne[0] // 2, *a.ne[1:]))
+
+
+GLU_PARAMS = {"SWIGLU_OAI": ("alpha", "limit"), "SWIGLU_CLAMP": ("limit",)}
+"""Which parameters beyond `op` and `swapped` a GLU has."""
+
+
+def _glu_runs(t: Tensor) -> None:
+    p = t.params
+    if p.swapped and optional(t, 1) is not None:
+        raise GraphError("swapped is 0 with two src, 1 found")
+    for name, bits in (("alpha", t.op_params[2]), ("limit", t.op_params[3])):
+        if bits and name not in GLU_PARAMS.get(p.op, ()):
+            raise GraphError(f"{p.op} has no op_params {name}, {bits} found")
+
+
+ADD = op("ADD", src="a b", layout=_add, rounding=replace(ROUNDS, by="quantize"))
+REPEATS = "ggml_can_repeat(b, a)"
+SUB = op("SUB", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
+MUL = op("MUL", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
+DIV = op("DIV", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
+ADD1 = op("ADD1", src="a b", layout=same_layout, asserts="ggml_is_scalar(b); ggml_is_padded_1d(a)", rounding=ROUNDS)
+ADD_ID = op(
+    "ADD_ID",
+    src="a b ids",
+    layout=fresh_like,
+    asserts="a->ne[0] == b->ne[0]; a->ne[1] == ids->ne[0]; a->ne[2] == ids->ne[1]; ids->type == GGML_TYPE_I32",
+    rounding=ROUNDS,
+)
+SQR = op("SQR", src="a", layout=same_layout, rounding=ROUNDS)
+SQRT = op("SQRT", src="a", layout=same_layout, rounding=ROUNDS)
+LOG = op("LOG", src="a", layout=same_layout, rounding=EXPS)
+SIN = op("SIN", src="a", layout=same_layout, rounding=EXPS)
+COS = op("COS", src="a", layout=same_layout, rounding=EXPS)
+SCALE = op(
+    "SCALE",
+    src="a",
+    layout=same_layout,
+    asserts="ggml_is_padded_1d(a)",
+    rounding=ROUNDS,
+    params=(f32("s"), f32("b", plus(0.5))),
+)
+CLAMP = op("CLAMP", src="a", layout=same_layout, rounding=ROUNDS, params=(f32("min"), f32("max")))
+LEAKY_RELU = op("LEAKY_RELU", src="a", layout=same_layout, rounding=ROUNDS, params=(f32("negative_slope"),))
+FILL = op(
+    "FILL",
+    src="a",
+    layout=same_layout,
+    asserts="a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; ggml_is_contiguous(a)",
+    rounding=MOVES,
+    params=(f32("c", plus(0.5)),),
+)
+ARANGE = op(
+    "ARANGE",
+    src="",
+    layout=_arange,
+    rounding=ROUNDS,
+    params=(f32("start", plus(0.25)), f32("stop", None), f32("step", times(1.01))),  # the stop decides the shape only
+)
+UNARY = op(
+    "UNARY",
+    src="a",
+    layout=_unary,
+    runs=_unary_runs,
+    rounding=TABLES,
+    params=(
+        enum("op", UNARY_OPS, swap("TANH", "SILU"), always=True),
+        *map(f32, ("alpha_n", "alpha_p", "beta", "eps")),
+    ),
+)
+GLU = op(
+    "GLU",
+    src="a b?",
+    layout=_glu,
+    asserts="ggml_is_contiguous_1(a); ggml_is_contiguous_1(b); ggml_are_same_shape(a, b); a->type == b->type",
+    runs=_glu_runs,
+    rounding=TABLES,
+    params=(
+        enum("op", GLU_OPS, swap("SWIGLU", "GEGLU"), always=True),
+        flag("swapped", flip),
+        f32("alpha"),
+        f32("limit", times(0.01)),
+    ),
+)
+
+
+def _f32(x: float) -> float:
+    """`x` rounded to float32."""
+    return bits_f32(f32_bits(x))
+
+
+def _softplus(x: float) -> float:
+    """`ggml_compute_softplus_f32`, rounded to float32 where C does."""
+    x = _f32(x)
+    return x if x > 20 else _f32(math.log(_f32(1 + _f32(math.exp(x)))))
+
+
+def _inverse(y: float, term: float = 0.0) -> float:
+    """An x for which `term + _softplus(x)` is the float32 `y`, or one beside it where there is none."""
+    first = y - term if y - term > 20 else math.log(math.expm1(y - term)) if y > term else -math.inf
+    return next((x for x in _around(first) if _f32(term + _softplus(x)) == y), first)
+
+
+def _around(x: float) -> Iterator[float]:
+    """Float32 values by distance from `x`."""
+    low = high = np.float32(x)
+    for _ in range(64):
+        yield float(low)
+        yield float(high)
+        low, high = np.nextafter(low, np.float32(-np.inf)), np.nextafter(high, np.float32(np.inf))
+
+
+def _pair(name: str) -> tuple[Constructor[[Tensor]], Constructor[[Tensor]]]:
+    """The constructor of a unary op, and the one in place."""
+    constructor = UNARY.of_a(op=name)
+    return constructor, constructor.inplace
+
+
+def _gated(name: str) -> tuple[Constructor[[Tensor]], Constructor[[Tensor]], Constructor[[Tensor, Tensor]]]:
+    """The constructors of a gated op: of both halves of a row, of the halves swapped, of two tensors."""
+    return GLU.of_a(op=name), GLU.of_a(op=name, swapped=True), GLU.of_a_b(op=name)
+
+
+class Elementwise:
+    """Constructors of the elementwise ops."""
+
+    add = ADD.of_a_b()
+    add_inplace = add.inplace
+    sub = SUB.of_a_b()
+    sub_inplace = sub.inplace
+    mul = MUL.of_a_b()
+    mul_inplace = mul.inplace
+    div = DIV.of_a_b()
+    div_inplace = div.inplace
+    add1 = ADD1.of_a_b()
+    add1_inplace = add1.inplace
+    sqr = SQR.of_a()
+    sqr_inplace = sqr.inplace
+    sqrt = SQRT.of_a()
+    sqrt_inplace = sqrt.inplace
+    log = LOG.of_a()
+    log_inplace = log.inplace
+    sin = SIN.of_a()
+    sin_inplace = sin.inplace
+    cos = COS.of_a()
+    cos_inplace = cos.inplace
+
+    abs, abs_inplace = _pair("ABS")
+    sgn, sgn_inplace = _pair("SGN")
+    neg, neg_inplace = _pair("NEG")
+    step, step_inplace = _pair("STEP")
+    tanh, tanh_inplace = _pair("TANH")
+    elu, elu_inplace = _pair("ELU")
+    relu, relu_inplace = _pair("RELU")
+    sigmoid, sigmoid_inplace = _pair("SIGMOID")
+    gelu, gelu_inplace = _pair("GELU")
+    gelu_quick, gelu_quick_inplace = _pair("GELU_QUICK")
+    gelu_erf, gelu_erf_inplace = _pair("GELU_ERF")
+    silu, silu_inplace = _pair("SILU")
+    hardswish = UNARY.of_a(op="HARDSWISH")
+    hardsigmoid = UNARY.of_a(op="HARDSIGMOID")
+    exp, exp_inplace = _pair("EXP")
+    expm1, expm1_inplace = _pair("EXPM1")
+    softplus, softplus_inplace = _pair("SOFTPLUS")
+    floor, floor_inplace = _pair("FLOOR")
+    ceil, ceil_inplace = _pair("CEIL")
+    round, round_inplace = _pair("ROUND")
+    trunc, trunc_inplace = _pair("TRUNC")
+
+    reglu, reglu_swapped, reglu_split = _gated("REGLU")
+    geglu, geglu_swapped, geglu_split = _gated("GEGLU")
+    swiglu, swiglu_swapped, swiglu_split = _gated("SWIGLU")
+    geglu_erf, geglu_erf_swapped, geglu_erf_split = _gated("GEGLU_ERF")
+    geglu_quick, geglu_quick_swapped, geglu_quick_split = _gated("GEGLU_QUICK")
+
+    @UNARY.constructor
+    def unary(self, a: Tensor, op: str) -> None:
+        """`op` of `names.UNARY_OPS`, elementwise."""
+
+    unary_inplace = unary.inplace
+
+    @UNARY.form(
+        alpha_n=lambda t: _inverse(t.params.alpha_n, t.params.beta), alpha_p=lambda t: _inverse(t.params.alpha_p)
+    )
+    def xielu(self, a: Tensor, alpha_n: float, alpha_p: float, beta: float, eps: float) -> Tensor:
+        """xIELU; `op_params` hold beta + softplus(alpha_n), softplus(alpha_p), beta, eps."""
+        n = _f32(_f32(beta) + _softplus(alpha_n))
+        return UNARY.node(a, op="XIELU", alpha_n=n, alpha_p=_softplus(alpha_p), beta=beta, eps=eps)
+
+    @GLU.variant(op="SWIGLU_OAI")
+    def swiglu_oai(self, a: Tensor, b: Tensor | None, alpha: float, limit: float) -> None:
+        """SwiGLU as in gpt-oss."""
+
+    @GLU.variant(op="SWIGLU_CLAMP")
+    def swiglu_clamp(self, a: Tensor, b: Tensor | None, limit: float) -> None:
+        """SwiGLU of clamped inputs."""
+
+    @GLU.constructor
+    def glu(self, a: Tensor, op: str, swapped: bool) -> None:
+        """`op` of `names.GLU_OPS` over the two halves of `a`'s rows: [2n, …] -> [n, …]."""
+
+    @GLU.constructor
+    def glu_split(self, a: Tensor, b: Tensor, op: str) -> None:
+        """`op` of `names.GLU_OPS` of gate `a` and value `b`."""
+
+    @ADD.form()
+    def add_cast(self, a: Tensor, b: Tensor, type_: GGMLType) -> Tensor:
+        """`a + b` as `type_`; `a` is quantised, F16 or BF16."""
+        _can_add_cast(a, b)
+        return ADD.node(a, b, type_=type_)
+
+    @ADD_ID.constructor
+    def add_id(self, a: Tensor, b: Tensor, ids: Tensor) -> None:
+        """`a[:, i, j] + b[:, ids[i, j]]`."""
+
+    @SCALE.constructor
+    def scale(self, a: Tensor, s: float) -> None:
+        """`a * s`."""
+
+    scale_inplace = scale.inplace
+
+    @SCALE.constructor
+    def scale_bias(self, a: Tensor, s: float, b: float) -> None:
+        """`a * s + b`."""
+
+    scale_bias_inplace = scale_bias.inplace
+
+    @CLAMP.constructor
+    def clamp(self, a: Tensor, min_: float, max_: float) -> None:
+        """`a` held between `min_` and `max_`."""
+
+    clamp_inplace = clamp.inplace
+
+    @LEAKY_RELU.constructor
+    def leaky_relu(self, a: Tensor, negative_slope: float, inplace: bool) -> None:
+        """`a` where positive, `negative_slope * a` elsewhere."""
+
+    @ARANGE.constructor
+    def arange(self, start: float, stop: float, step: float) -> None:
+        """F32 [n]: `start`, `start + step`, … below `stop`."""
+
+    @FILL.constructor
+    def fill(self, a: Tensor, c: float) -> None:
+        """`c` everywhere, in `a`'s shape."""
+
+    fill_inplace = fill.inplace

@@ -1,0 +1,408 @@
+"""Leaves, views, copies, concatenation, and parts of a tensor. `ne` in elements, `nb` and offsets in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+from conformance.ggml.errors import GraphError
+from conformance.ggml.tensor import (
+    FLAG_INPUT,
+    FLAG_OUTPUT,
+    MAX_DIMS,
+    Dims,
+    Tensor,
+    can_repeat,
+    contiguous_nb,
+    is_contiguous,
+    is_empty,
+    nbytes,
+    nelements,
+    row_size,
+)
+from conformance.ggml.types import F32, I32, GGMLType
+
+from .op import (
+    MOVES,
+    ROUNDS,
+    Layout,
+    check,
+    check_size,
+    divides,
+    dup_or_inplace,
+    failed,
+    fit_name,
+    flag,
+    fresh,
+    i32,
+    i32s,
+    int32,
+    lay_out,
+    op,
+    operand,
+    same_layout,
+    u64,
+    vec,
+    view,
+    view_tensor,
+    violated,
+)
+
+STORES = replace(MOVES, by="quantize")
+
+
+def _none(t: Tensor) -> Layout:
+    """A leaf, or `ggml_view_tensor` of one."""
+    return (t.type, t.ne, t.nb, t.view_src, t.view_offs) if t.view_src is not None else fresh(t.type, t.ne)
+
+
+def view_offset(t: Tensor) -> int:
+    """`params.offset` of a VIEW, in bytes from the start of `src[0]`; asked of every node of every bound graph."""
+    return (t.op_params[0] & 0xFFFFFFFF) | (t.op_params[1] & 0xFFFFFFFF) << 32
+
+
+def _view(t: Tensor) -> Layout:
+    """`ggml_view_1d` to `ggml_view_4d`: `ne` and `nb[1:]` are the caller's."""
+    a = operand(t)
+    return view(t, a, t.ne, (a.type.type_size, *t.nb[1:]), view_offset(t))
+
+
+def _reshape(t: Tensor) -> Layout:
+    """`ggml_reshape*`: `ne` is the caller's."""
+    a = operand(t)
+    if not is_contiguous(a):
+        raise violated(t, "ggml_is_contiguous(a)")
+    check_size(a.type, t.ne)
+    if nelements(a) != nelements(t):
+        raise violated(t, "ggml_nelements(a) == ne0*ne1*ne2*ne3", ne=list(t.ne))
+    return view(t, a, t.ne, contiguous_nb(a.type, t.ne))
+
+
+def _permute(t: Tensor) -> Layout:
+    """`ggml_permute`: dimension i of `a` becomes dimension `axes[i]`."""
+    a, axes = operand(t), t.params.axes
+    if sorted(axes) != [0, 1, 2, 3]:
+        raise _axes_violated(t, axes)
+    type_, ne, nb, root, offs = view_tensor(t, a)
+    return type_, _scatter(ne, axes), _scatter(nb, axes), root, offs
+
+
+def _axes_violated(t: Tensor, axes: tuple[int, ...]) -> GraphError:
+    """The first assertion of `ggml_permute` that `axes`, no permutation, break."""
+    broken = [f"axis{i} >= 0 && axis{i} < GGML_MAX_DIMS" for i, x in enumerate(axes) if not 0 <= x < MAX_DIMS]
+    broken += [f"axis{i} != axis{j}" for i, j in combinations(range(MAX_DIMS), 2) if axes[i] == axes[j]]
+    return violated(t, broken[0], axes=list(axes))
+
+
+def _scatter(values: Dims, axes: tuple[int, ...]) -> Dims:
+    out = [0] * MAX_DIMS
+    for axis, value in zip(axes, values, strict=True):
+        out[axis] = value
+    return (out[0], out[1], out[2], out[3])
+
+
+def _transpose(t: Tensor) -> Layout:
+    """Dimensions 0 and 1 swapped."""
+    type_, ne, nb, root, offs = view_tensor(t, operand(t))
+    return type_, (ne[1], ne[0], ne[2], ne[3]), (nb[1], nb[0], nb[2], nb[3]), root, offs
+
+
+def _cont(t: Tensor) -> Layout:
+    """`a` with its gaps closed; `ggml_cont_1d` to `ggml_cont_4d`: `ne` is the caller's."""
+    a = operand(t)
+    check_size(a.type, t.ne)
+    if nelements(a) != nelements(t):
+        raise violated(t, "ggml_nelements(a) == (ne0*ne1*ne2*ne3)", ne=list(t.ne))
+    return fresh(a.type, t.ne)
+
+
+def _cpy(t: Tensor) -> Layout:
+    """`ggml_cpy` into `src[1]`; or `ggml_cast`, whose `src[1]` is the result itself and whose type is the caller's."""
+    a, b = operand(t), operand(t, 1)
+    if b is t:
+        return fresh(t.type, a.ne)
+    if nelements(a) != nelements(b):
+        raise violated(t, "ggml_nelements(a) == ggml_nelements(b)")
+    return view_tensor(t, b)
+
+
+def _concat(t: Tensor) -> Layout:
+    """`ggml_concat`: along `dim`."""
+    a, b, dim = operand(t), operand(t, 1), t.params.dim
+    if not 0 <= dim < MAX_DIMS:
+        raise violated(t, "dim >= 0 && dim < GGML_MAX_DIMS", dim=dim)
+    if a.type is not b.type:
+        raise violated(t, "a->type == b->type")
+    ne = list(a.ne)
+    for d in range(MAX_DIMS):
+        if d == dim:
+            ne[d] += b.ne[d]
+        elif a.ne[d] != b.ne[d]:
+            raise violated(t, "a->ne[d] == b->ne[d]", d=d, dim=dim)
+    return fresh(a.type, (ne[0], ne[1], ne[2], ne[3]))
+
+
+def _repeat(t: Tensor) -> Layout:
+    """`ggml_repeat`, `ggml_repeat_4d`: `ne` is the caller's."""
+    a = operand(t)
+    if not is_empty(a) and not all(divides(n, m) for n, m in zip(a.ne, t.ne, strict=True)):
+        raise violated(t, "ggml_can_repeat(a, b)", ne=list(t.ne))
+    return fresh(a.type, t.ne)
+
+
+MAX_OFFSET = 1 << 30
+
+
+def _set(t: Tensor) -> Layout:
+    """`ggml_set`, `ggml_acc` and their `_inplace`: `b` into or onto a part of `a`."""
+    if not 0 <= t.params.offset < MAX_OFFSET:
+        raise violated(t, "offset < (size_t)(1 << 30)", offset=t.params.offset)
+    return dup_or_inplace(t, operand(t))
+
+
+def part(t: Tensor) -> tuple[Dims, Dims, int]:
+    """Which part of `src[0]` a SET or ACC replaces: ne, nb and offset in bytes."""
+    p = t.params
+    return operand(t, 1).ne, (operand(t).type.type_size, p.nb1, p.nb2, p.nb3), p.offset
+
+
+def _part_runs(t: Tensor) -> None:
+    """As `ggml_compute_forward_set_f32` and `ggml_compute_forward_acc_f32`."""
+    a, b = operand(t), operand(t, 1)
+    ne, nb, offset = part(t)
+    last = offset + sum((n - 1) * s for n, s in zip(ne, nb, strict=True) if n)
+    check(
+        t,
+        (is_contiguous(a), "ggml_is_contiguous(src0)"),
+        (a.type is F32 or a.type is I32, "src0->type == GGML_TYPE_F32 || src0->type == GGML_TYPE_I32"),
+        (b.type is a.type, "src1->type == src0->type"),
+        (b.nb[0] == b.type.type_size, "nb10 == sizeof(float)"),
+        (min(nb) >= 0 and last + nb[0] <= nbytes(a), "offset + (ne1 - 1)*nb <= ggml_nbytes(dst)"),
+        (t.params.inplace == (t.view_src is not None), "op_params[4] says whether the result is a view"),
+        part=[ne, nb, offset],
+    )
+
+
+def _elsewhere(t: Tensor, offset: int) -> int:
+    """Another place for the part of a SET or ACC: the start, or one element on."""
+    return 0 if offset else operand(t).type.type_size
+
+
+NONE = op("NONE", src="", layout=_none)
+VIEW = op("VIEW", src="a", layout=_view, params=(u64("offset"),), suffix="(view)")
+RESHAPE = op("RESHAPE", src="a", layout=_reshape, suffix="(reshaped)")
+PERMUTE = op(
+    "PERMUTE",
+    src="a",
+    layout=_permute,
+    params=(vec("axes", "axis0 axis1 axis2 axis3", always=True),),
+    suffix="(permuted)",
+)
+TRANSPOSE = op("TRANSPOSE", src="a", layout=_transpose, suffix="(transposed)")
+CONT = op("CONT", src="a", layout=_cont, rounding=STORES, suffix="(cont)")
+CPY = op("CPY", src="a b", layout=_cpy, rounding=STORES)
+DUP = op("DUP", src="a", layout=same_layout, rounding=STORES)
+CONCAT = op("CONCAT", src="a b", layout=_concat, params=(i32("dim", always=True),))
+REPEAT = op("REPEAT", src="a", layout=_repeat)
+_PART = (*i32s("nb1 nb2 nb3"), i32("offset", _elsewhere), flag("inplace"))
+SET = op("SET", src="a b", layout=_set, asserts="ggml_nelements(a) >= ggml_nelements(b)", runs=_part_runs, params=_PART)
+ACC = op(
+    "ACC",
+    src="a b",
+    layout=_set,
+    asserts="""
+        ggml_nelements(b) <= ggml_nelements(a); ggml_is_contiguous(a);
+        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32
+    """,
+    runs=_part_runs,
+    rounding=ROUNDS,
+    params=_PART,
+)
+
+
+class Views:
+    """Constructors of leaves and of the ops that move or reinterpret elements."""
+
+    def new_tensor_1d(self, type_: GGMLType, ne0: int) -> Tensor:
+        """A leaf of [ne0]."""
+        return self.new_tensor_4d(type_, ne0, 1, 1, 1)
+
+    def new_tensor_2d(self, type_: GGMLType, ne0: int, ne1: int) -> Tensor:
+        """A leaf of [ne0, ne1]."""
+        return self.new_tensor_4d(type_, ne0, ne1, 1, 1)
+
+    def new_tensor_3d(self, type_: GGMLType, ne0: int, ne1: int, ne2: int) -> Tensor:
+        """A leaf of [ne0, ne1, ne2]."""
+        return self.new_tensor_4d(type_, ne0, ne1, ne2, 1)
+
+    def new_tensor_4d(self, type_: GGMLType, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
+        """A leaf of [ne0, ne1, ne2, ne3].
+
+        Raises:
+            GraphError: ne0 is no multiple of the block, a dimension is negative, or the elements overflow an int64.
+        """
+        type_, ne, nb, _, _ = fresh(type_, (ne0, ne1, ne2, ne3))
+        return Tensor(type_, ne, nb)
+
+    def dup_tensor(self, src: Tensor) -> Tensor:
+        """A leaf of `src`'s type and shape."""
+        return self.new_tensor_4d(src.type, *src.ne)
+
+    def view_tensor(self, src: Tensor) -> Tensor:
+        """A NONE tensor over all of `src`, its strides kept."""
+        t = Tensor(src.type, src.ne, src.nb, name=fit_name(f"{src.name} (view)"))
+        t.view_src, t.view_offs = src.root, src.view_offs
+        return t
+
+    def set_name(self, tensor: Tensor, name: str) -> Tensor:
+        """Name `tensor`, cut to 63 bytes; gives it back."""
+        tensor.name = fit_name(name)
+        return tensor
+
+    def set_input(self, tensor: Tensor) -> None:
+        """Flag a leaf as filled per run: `ggml_set_input`."""
+        if tensor.op != "NONE":
+            raise failed("tensor->op == GGML_OP_NONE", (tensor,), op=tensor.op)
+        tensor.flags |= FLAG_INPUT
+
+    def set_output(self, tensor: Tensor) -> None:
+        """Flag `tensor` and the owner of its bytes as never overwritten: `ggml_set_output`."""
+        tensor.flags |= FLAG_OUTPUT
+        tensor.root.flags |= FLAG_OUTPUT
+
+    dup = DUP.of_a()
+    dup_inplace = dup.inplace
+    cont = CONT.of_a()
+
+    @CONT.constructor
+    def cont_1d(self, a: Tensor, ne0: int) -> None:
+        """`cont` of another shape of as many elements."""
+
+    @CONT.constructor
+    def cont_2d(self, a: Tensor, ne0: int, ne1: int) -> None:
+        """`cont` of another shape of as many elements."""
+
+    @CONT.constructor
+    def cont_3d(self, a: Tensor, ne0: int, ne1: int, ne2: int) -> None:
+        """`cont` of another shape of as many elements."""
+
+    @CONT.constructor
+    def cont_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> None:
+        """`cont` of another shape of as many elements."""
+
+    @CPY.form()
+    def cpy(self, a: Tensor, b: Tensor) -> Tensor:
+        """Store `a` into `b`'s bytes, converting to its type; a view of `b`."""
+        t = CPY.node(a, b)
+        t.name = fit_name(f"{b.name} (copy of {a.name})" if b.name else f"{a.name} (copy)")
+        return t
+
+    @CPY.form()
+    def cast(self, a: Tensor, type_: GGMLType) -> Tensor:
+        """`a` as another type: a CPY whose `src[1]` is itself, as in ggml."""
+        t = Tensor(type_, a.ne, a.nb, "CPY", name=fit_name(f"{a.name} (copy)"))
+        t.src = (a, t)
+        lay_out(t)
+        return t
+
+    def reshape(self, a: Tensor, b: Tensor) -> Tensor:
+        """`a` in the shape of `b`."""
+        return self.reshape_4d(a, *b.ne)
+
+    @RESHAPE.constructor
+    def reshape_1d(self, a: Tensor, ne0: int) -> None:
+        """`a`, contiguous, as [ne0]."""
+
+    @RESHAPE.constructor
+    def reshape_2d(self, a: Tensor, ne0: int, ne1: int) -> None:
+        """`a`, contiguous, as [ne0, ne1]."""
+
+    @RESHAPE.constructor
+    def reshape_3d(self, a: Tensor, ne0: int, ne1: int, ne2: int) -> None:
+        """`a`, contiguous, as [ne0, ne1, ne2]."""
+
+    @RESHAPE.constructor
+    def reshape_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> None:
+        """`a`, contiguous, as [ne0, ne1, ne2, ne3]."""
+
+    @VIEW.form()
+    def view_1d(self, a: Tensor, ne0: int, offset: int) -> Tensor:
+        """`ne0` elements of `a` from `offset` on."""
+        nb1 = row_size(a.type, ne0)
+        return self.view_4d(a, ne0, 1, 1, 1, nb1, nb1, nb1, offset)
+
+    @VIEW.form()
+    def view_2d(self, a: Tensor, ne0: int, ne1: int, nb1: int, offset: int) -> Tensor:
+        """[ne0, ne1] of `a` from `offset` on, rows `nb1` apart."""
+        return self.view_4d(a, ne0, ne1, 1, 1, nb1, nb1 * ne1, nb1 * ne1, offset)
+
+    @VIEW.form()
+    def view_3d(self, a: Tensor, ne0: int, ne1: int, ne2: int, nb1: int, nb2: int, offset: int) -> Tensor:
+        """[ne0, ne1, ne2] of `a` from `offset` on, with these strides."""
+        return self.view_4d(a, ne0, ne1, ne2, 1, nb1, nb2, nb2 * ne2, offset)
+
+    @VIEW.constructor
+    def view_4d(
+        self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int, nb1: int, nb2: int, nb3: int, offset: int
+    ) -> None:
+        """[ne0, ne1, ne2, ne3] of `a` from `offset` on, with these strides.
+
+        An error where so many elements do not fit behind the offset. As in ggml the strides are not looked at; that a
+        view stays inside its buffer is `Graph.validate`'s to see.
+        """
+
+    @PERMUTE.constructor
+    def permute(self, a: Tensor, axis0: int, axis1: int, axis2: int, axis3: int) -> None:
+        """Dimension i of `a` becomes dimension axis_i."""
+
+    transpose = TRANSPOSE.of_a()
+
+    @CONCAT.constructor
+    def concat(self, a: Tensor, b: Tensor, dim: int) -> None:
+        """`b` after `a` along `dim`."""
+
+    def repeat(self, a: Tensor, b: Tensor) -> Tensor:
+        """`a` repeated to the shape of `b`."""
+        if not can_repeat(a, b):
+            raise failed("ggml_can_repeat(a, b)", (a, b))
+        return self.repeat_4d(a, *b.ne)
+
+    @REPEAT.constructor
+    def repeat_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> None:
+        """`a` repeated to [ne0, ne1, ne2, ne3]."""
+
+    @SET.form()
+    def set(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
+        """`a` with `b` in place of the part that these strides and this offset, in bytes, show."""
+        return SET.node(a, b, nb1=int32(nb1), nb2=int32(nb2), nb3=int32(nb3), offset=offset)
+
+    @SET.form()
+    def set_inplace(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
+        """`set` into `a`'s bytes."""
+        return SET.node(a, b, inplace=True, nb1=int32(nb1), nb2=int32(nb2), nb3=int32(nb3), offset=offset)
+
+    def set_1d(self, a: Tensor, b: Tensor, offset: int) -> Tensor:
+        """`set` with `a`'s own strides."""
+        return self.set(a, b, *a.nb[1:], offset)
+
+    def set_1d_inplace(self, a: Tensor, b: Tensor, offset: int) -> Tensor:
+        """`set_1d` into `a`'s bytes."""
+        return self.set_inplace(a, b, *a.nb[1:], offset)
+
+    def set_2d(self, a: Tensor, b: Tensor, nb1: int, offset: int) -> Tensor:
+        """`set` with `a`'s own strides but for the rows'."""
+        return self.set(a, b, nb1, *a.nb[2:], offset)
+
+    def set_2d_inplace(self, a: Tensor, b: Tensor, nb1: int, offset: int) -> Tensor:
+        """`set_2d` into `a`'s bytes."""
+        return self.set_inplace(a, b, nb1, *a.nb[2:], offset)
+
+    @ACC.form()
+    def acc(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
+        """`a` with `b` added to the part that these strides and this offset, in bytes, show."""
+        return ACC.node(a, b, nb1=int32(nb1), nb2=int32(nb2), nb3=int32(nb3), offset=offset)
+
+    @ACC.form()
+    def acc_inplace(self, a: Tensor, b: Tensor, nb1: int, nb2: int, nb3: int, offset: int) -> Tensor:
+        """`acc` into `a`'s bytes."""
+        return ACC.node(a, b, inplace=True, nb1=int32(nb1), nb2=int32(nb2), nb3=int32(nb3), offset=offset)
