@@ -24,8 +24,8 @@ from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbyte
 from conformance.ggml.types import F16, F32, I64
 from conformance.run.session.select import case_ids, lacking
 from conformance.suite import captured
+from conformance.suite.batch import isolated_nodes
 from conformance.suite.captured import FAMILY, import_capture
-from conformance.suite.isolated import isolated_nodes
 
 B = Builder()
 

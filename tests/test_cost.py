@@ -141,8 +141,6 @@ def test_every_case_of_the_suite_is_allowed() -> None:
     for family in FAMILIES.values():
         ids = family.ids("full")
         for case_id in ids[:: max(1, len(ids) // 12)]:
-            if family.name == "blocks" and "-embed-" in case_id:
-                continue
             assert not cost.refusal([build(case_id)], memory_limit=4 << 30, time_limit=Isolation().time_limit), case_id
 
 

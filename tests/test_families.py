@@ -21,8 +21,8 @@ from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.suite import FAMILIES, LEVELS, weight_placement, zoo
-from conformance.suite.blocks.cut import Block, block_of
-from conformance.suite.decoder.listed import elements
+from conformance.suite.blocks import Block, block_of
+from conformance.suite.decoder import elements, split_arch
 
 NAMES = ("gqa", "multi_sequence", "weight_placement", "blocks")
 _PLACED = "weight_placement/parts-w=q4_0,buffer=1@100"
@@ -137,6 +137,16 @@ def test_blocks_are_told_by_names() -> None:
     assert block_of("cache_k_l1") == Block(1, "attention")
     assert block_of("output_norm.weight") == Block(0, "head")
     assert block_of("token_embd.weight") is None
+
+
+def test_a_name_that_begins_like_a_presets_is_an_architecture_of_its_own() -> None:
+    """`llama-embed` is recorded, `llama-3.2-1b` built, and neither is `llama` with strange keys."""
+    assert split_arch("llama-embed-seqs=2,run=p3") == ("", "llama-embed-seqs=2,run=p3")
+    assert split_arch("llama-3.2-1b-l=1") == ("llama-3.2-1b", "l=1")
+    assert split_arch("gpt-oss") == ("gpt-oss", "")
+    if not zoo.family.available():
+        (case_id,) = (i for i in FAMILIES["blocks"].ids("full") if "llama-embed" in i)
+        assert FAMILIES["blocks"].build(case_id).params["arch"] == "llama-embed"
 
 
 def test_an_unknown_block_names_those_there_are() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,6 +47,17 @@ def test_strategies_give_ids_that_build(data: st.DataObject) -> None:
     family = data.draw(st.sampled_from(OFFERED))
     case = build(data.draw(case_ids(family, "smoke")))
     case.validate()
+
+
+def test_the_property_test_of_the_guide_passes(tmp_path: Path) -> None:
+    """The example of docs/adding-a-backend.md is complete, and ggml passes it."""
+    page = (Path(__file__).parents[1] / "docs" / "adding-a-backend.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    test = tmp_path / "test_my_npu.py"
+    test.write_text(example.replace("my-npu", "ggml"), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(test)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_fresh_failures_do_not_fail_a_run() -> None:

@@ -21,7 +21,7 @@ from conformance.run.execute import Execution, StepValues, execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.suite import LEVELS
-from conformance.suite.kv_growth import FAMILY
+from conformance.suite.decoders import KV_GROWTH as FAMILY
 
 _TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
 

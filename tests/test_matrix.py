@@ -14,7 +14,7 @@ from conformance.report.matrix import Operation, matrix, operation
 from conformance.report.runs import read_runs
 from conformance.suite import FAMILIES
 from conformance.suite.ops import KNOWN
-from conformance.suite.ops.grammar import parse
+from conformance.suite.ops.bench import parse
 
 
 def test_operation_of_every_op_case_is_what_the_family_reads() -> None:

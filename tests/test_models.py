@@ -21,9 +21,8 @@ from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.suite.captured import GOLDEN
 from conformance.suite.decoder import Cparams, Hparams, Trajectory, make
-from conformance.suite.decoder.cells import Cells, Ubatch, split
-from conformance.suite.decoder.presets import PRESETS
-from conformance.suite.decoder.states import States
+from conformance.suite.decoder.config import PRESETS
+from conformance.suite.decoder.memory import Cells, States, Ubatch, split
 
 CAPTURED = {"llama-fa-1seq": 1, "llama-fa-4seq-streams": 4}
 """Capture -> its number of sequences."""

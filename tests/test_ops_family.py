@@ -19,11 +19,10 @@ from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_INPUT, Tensor, contiguous_nb, nbytes, new_tensor, strided
 from conformance.ggml.types import F16, F32, Q8_0
-from conformance.suite.family import LEVELS
+from conformance.suite.data import blind, causal
+from conformance.suite.family import LEVELS, expand, keys, read_keys
 from conformance.suite.ops import KNOWN, build, ids
-from conformance.suite.ops.bench import Bench
-from conformance.suite.ops.data import blind, causal
-from conformance.suite.ops.grammar import OpId, expand, parse
+from conformance.suite.ops.bench import Bench, OpId, parse
 
 STANDARD = ids("standard")
 
@@ -293,7 +292,7 @@ def test_masks_leave_each_query_its_own_key(n: int, past: int, heads: int, dead:
 
 
 def _layout(layout: str, ne: tuple[int, int, int, int], *, quantized: bool = False) -> tuple[Tensor, Bench]:
-    bench = Bench(OpId("ops/X@1", "X", (), {}))
+    bench = Bench(OpId("ops/X@1", "X", (), {}, {}, 1))
     type_ = Q8_0 if quantized else F16
     return bench.operand("a", type_, ne, lambda s, m: s.normal(m[0] * m[1] * m[2] * m[3]), layout), bench
 
@@ -344,10 +343,22 @@ def test_other_numbers_work_as_well(ne0: int, ne1: int, ne2: int, seed: int) -> 
     assert _digest(case) == _digest(build(case_id))
 
 
-def test_patterns_expand_as_in_a_shell() -> None:
-    """Braces stand for each of their parts in turn, an empty part included."""
-    assert list(expand("{A|B}-x{|,y=1}")) == ["A-x", "A-x,y=1", "B-x", "B-x,y=1"]
+def test_patterns_stand_for_each_of_their_parts() -> None:
+    """Brackets stand for each of their parts in turn, an empty part included."""
+    assert list(expand("[A|B]-x[|,y=1]")) == ["A-x", "A-x,y=1", "B-x", "B-x,y=1"]
     assert list(expand("plain")) == ["plain"]
+
+
+def test_keys_are_declared_as_they_stand_in_an_id() -> None:
+    """The default says what a key takes: shape, integers, integer, number, one of some words, or text."""
+    declared = keys("ne=SHAPE b=SHAPE? by=NUMBERS n=4 eps=1e-5 hide=causal|bias cast=|f32 va=")
+    values, given = read_keys("x@1", "ne=16x4,by=1x-2,cast=f32", declared)
+    defaults = {"b": None, "n": 4, "eps": 1e-5, "hide": "causal", "va": ""}
+    assert values == {"ne": (16, 4, 1, 1), "by": (1, -2), "cast": "f32", **defaults}
+    assert given == {"ne": "16x4", "by": "1x-2", "cast": "f32"}
+    for wrong in ("", "ne=0", "ne=1,n=x", "ne=1,n=4294967296", "ne=1,hide=no", "ne=1,eps=", "ne=1,what=1", "ne=1,ne=1"):
+        with pytest.raises(UsageError, match="case 'x@1'"):
+            read_keys("x@1", wrong, declared)
 
 
 @pytest.mark.parametrize(

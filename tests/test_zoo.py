@@ -26,7 +26,7 @@ from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
 from conformance.run.runner import Runner
-from conformance.suite.decoder.grammar import make as build
+from conformance.suite.decoder import make as build
 from conformance.suite.plan import parse
 from conformance.suite.zoo import family, model
 from conformance.suite.zoo.capture import Request, ask

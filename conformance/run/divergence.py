@@ -25,7 +25,7 @@ from conformance.judge.budget import RAW
 from conformance.judge.compare import Difference, compare, values
 from conformance.judge.judge import Chain, Judged, judge_node
 from conformance.judge.verdict import Result, Verdict
-from conformance.suite.isolated import isolated_nodes
+from conformance.suite.batch import isolated_nodes
 
 from .execute import Execution, StepValues, computed_nodes, execute
 from .oracle import Expectation, judge_steps

@@ -23,7 +23,7 @@ from conformance.ggml.tensor import Bytes, Tensor, packed_nbytes
 from conformance.judge.compare import compare
 from conformance.judge.judge import Judged, judge_node, judge_trajectory
 from conformance.judge.verdict import Result, Verdict
-from conformance.suite.isolated import isolated_nodes
+from conformance.suite.batch import isolated_nodes
 
 from . import divergence
 from .execute import Execution, StepValues, computed_nodes, execute

@@ -5,10 +5,8 @@ from __future__ import annotations
 from .alias import FAMILY as ALIAS
 from .blocks import FAMILY as BLOCKS
 from .captured import FAMILY as CAPTURED
+from .decoders import GQA, KV_GROWTH, MULTI_SEQUENCE
 from .family import LEVELS, Family, Level
-from .gqa import FAMILY as GQA
-from .kv_growth import FAMILY as KV_GROWTH
-from .multi_sequence import FAMILY as MULTI_SEQUENCE
 from .ops import FAMILY as OPS
 from .random_graphs import FAMILY as RANDOM
 from .relations import FAMILY as RELATIONS

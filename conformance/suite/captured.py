@@ -5,11 +5,15 @@ rows `[token, position, sequence, wants_logits]`; `steps[k].tensors`: fields of 
 `src` and `view_src`, with `node` (is in the graph's list of nodes), `input` (a leaf filled for the step) and
 `persistent` (the name of the one it is). Arrays, raw uint8 laid out by `nb`: `p{i}` persistent[i] before the first
 step; in step k `s{k}_i{j}` input j, `s{k}_o{j}` node j right after it ran, `s{k}_c{i}` cache i after the step. A node
-without FLAG_COMPUTE was not computed; what the recorder found in its memory means nothing.
+without FLAG_COMPUTE was not computed; its recorded bytes mean nothing.
 """
 
 from __future__ import annotations
 
+import re
+import struct
+import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -27,19 +31,26 @@ from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import FLAG_OUTPUT, Bytes, Tensor, computes, nbytes, pack
 
-from .arrays import Arrays
 from .family import Family, Level
 
 MAX_MEMORY = 4 << 30
 """Bytes that reading one capture may take."""
 TOLERANCE = {"nmse": 5e-4}
-"""What a free run may differ by from a recording in ggml's quantised arithmetic."""
+"""How far a free run may be from a recording in ggml's quantised arithmetic."""
 GOLDEN = shipped.path("golden", "captured")
-"""Where the captures that come along lie."""
+"""The folder of the captures that come along."""
 
 ARITHMETIC = {"xllamacpp ggml 0.26.0": GGML_CPU.name}
-"""`source` of a capture -> how the recorder's ggml rounded: the reference can then be held against the recording in the
-same arithmetic."""
+"""`source` of a capture -> the rounding of the recorder's ggml, in which the reference can be compared with it."""
+
+_NPY_HEADER = 4096  # bytes at most; NumPy writes 128
+# NumPy's own reader evaluates the header; every array of a capture has this one.
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '\|u1', 'fortran_order': (?:False|True), 'shape': \((\d{1,18}),\), \} *\n",
+    re.DOTALL,
+)
+_BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, ValueError, RuntimeError, MemoryError)
+# RuntimeError: encrypted; its subclass NotImplementedError: a method of compression that zipfile does not know.
 
 _FIELDS = ("type", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "flags", "name")
 
@@ -102,10 +113,10 @@ def _head(name: str, doc: Mapping[str, JSON], arrays: Arrays) -> Case:
 def _step(k: int, entry: JSON, case: Case, names: Mapping[str, int], arrays: Arrays) -> Step:
     where = f"steps[{k}]"
     entry = _object(entry, where)
-    listed = _list(entry.get("tensors"), f"{where}.tensors")
-    tensors = [_tensor(t, names, f"{where}.tensors[{j}]") for j, t in enumerate(listed)]
-    nodes = [j for j, t in enumerate(listed) if t.get("node") is True]
-    inputs = [j for j, t in enumerate(listed) if t.get("input") is True]
+    entries = _list(entry.get("tensors"), f"{where}.tensors")
+    tensors = [_tensor(t, names, f"{where}.tensors[{j}]") for j, t in enumerate(entries)]
+    nodes = [j for j, t in enumerate(entries) if t.get("node") is True]
+    inputs = [j for j, t in enumerate(entries) if t.get("input") is True]
     note = {"tokens": entry.get("tokens")}
     arrays.memory.keep(weigh(note, f"{where}.tokens"), f"{where}.tokens")
     doc = {"tensors": tensors, "nodes": nodes, "inputs": inputs, "note": note}
@@ -114,15 +125,15 @@ def _step(k: int, entry: JSON, case: Case, names: Mapping[str, int], arrays: Arr
     step.inputs = {
         t: arrays.read(f"s{k}_i{j}", nbytes(t)) for j, t in zip(inputs, step.inputs, strict=True) if t in used
     }
-    recorded = [(f"s{k}_o{j}", n) for j, n in zip(nodes, step.graph, strict=True) if computes(n)]
-    recorded += [(f"s{k}_c{i}", t) for i, t in enumerate(case.persistent)]
-    step.expected = {t: pack(arrays.read(name, nbytes(t)), t, 0) for name, t in recorded if name in arrays}
+    arrays_of = [(f"s{k}_o{j}", n) for j, n in zip(nodes, step.graph, strict=True) if computes(n)]
+    arrays_of += [(f"s{k}_c{i}", t) for i, t in enumerate(case.persistent)]
+    step.expected = {t: pack(arrays.read(name, nbytes(t)), t, 0) for name, t in arrays_of if name in arrays}
     step.outputs = _results(step.graph, step.expected)
     return step
 
 
 def _tensor(entry: JSON, names: Mapping[str, int], where: str) -> dict[str, JSON]:
-    """A tensor of a capture in the words of `codec`; what it holds is checked there."""
+    """A tensor of a capture as `codec` expects it, which checks it."""
     entry = _object(entry, where)
     name = entry.get("persistent")
     if name is None or not where.startswith("steps"):
@@ -140,7 +151,7 @@ def _results(graph: Graph, recorded: Mapping[Tensor, Bytes]) -> tuple[Tensor, ..
 
 
 def _nothing() -> defaultdict[str, Bytes]:
-    """Byte arrays whose sizes are known only once the tensors are."""
+    """Empty byte arrays: the tensors come first, then their sizes are known."""
     return defaultdict(lambda: np.empty(0, np.uint8))
 
 
@@ -154,6 +165,54 @@ def _list(value: JSON, where: str) -> list[JSON]:
     if not isinstance(value, list):
         raise CaseFileError(where, "a list expected, something else found")
     return value
+
+
+class Arrays:
+    """Raw byte arrays of an `.npz` that may come from a stranger; sizes are checked before anything is inflated."""
+
+    def __init__(self, path: Path, memory: Memory) -> None:
+        self.memory = memory
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except FileNotFoundError:
+            raise CaseFileError("npz", f"{path} expected beside the capture's JSON, not found") from None
+        except _BROKEN as e:
+            raise CaseFileError("npz", f"{path} cannot be read: {e}") from None
+        self._members = {m.filename.removesuffix(".npy"): m for m in self._zip.infolist()}
+
+    def close(self) -> None:
+        """Close the file."""
+        self._zip.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def read(self, name: str, size: int) -> Bytes:
+        """The array called `name`, which must have `size` bytes.
+
+        Raises:
+            CaseFileError: it is missing, of another size or form, or broken.
+        """
+        member = self._members.get(name)
+        field = f"npz.{name}"
+        if member is None:
+            raise CaseFileError(field, "is missing")
+        if not size < member.file_size <= size + _NPY_HEADER:
+            raise CaseFileError(
+                field, f"{size} bytes and a header expected, as its tensor takes; {member.file_size} in all found"
+            )
+        self.memory.keep(member.file_size, field)
+        try:
+            raw = self._zip.read(member)
+        except _BROKEN as e:
+            raise CaseFileError(field, f"cannot be read: {e}") from None
+        head = _NPY.match(raw)
+        if head is None:
+            raise CaseFileError(field, "a .npy array of one dimension and uint8 expected, something else found")
+        at = 10 + int.from_bytes(raw[8:10], "little")
+        if int(head[1]) != size or len(raw) - at != size:
+            raise CaseFileError(field, f"{size} bytes expected, an array of {int(head[1])} in {len(raw) - at} found")
+        return np.frombuffer(raw, np.uint8, size, at)
 
 
 def _ids(_: Level) -> Sequence[str]:

@@ -32,7 +32,7 @@ _SEVERAL = frozenset({"p", "o"})
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part: its verb and its numbers; one number, but for `reset` none, and for `p` and `o` one or more."""
+    """One part: its verb and its numbers: none for `reset`, one or more for `p` and `o`, one for all others."""
 
     verb: str
     numbers: tuple[int, ...]
@@ -47,7 +47,7 @@ class Part:
 
 
 def parse(plan: str) -> list[Part]:
-    """The parts of a plan, repetitions written out.
+    """The parts of a plan, with repetitions written out.
 
     Raises:
         UsageError: names the part that cannot be read.

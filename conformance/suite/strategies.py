@@ -1,11 +1,7 @@
-"""Hypothesis strategies of every family, and the profiles under which they run."""
+"""Hypothesis strategies of case ids, for property tests of an adapter."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from . import FAMILIES, alias, random_graphs
@@ -15,20 +11,21 @@ SEEDS = st.integers(0, 10**9)
 
 
 def case_ids(family: str, level: Level = "standard") -> st.SearchStrategy[str]:
-    """Ids of a family: those of a level and, where it has seeds, the same with others; shrinking goes to small ones.
+    """Ids of a family: those of a level and, where it has seeds, the same with others; shrinks towards small cases.
 
-    `random` and `alias` draw every key of their ids by itself.
+    Of `random` and `alias` every key is drawn by itself.
 
     Raises:
         KeyError: there is no such family.
     """
-    if family in _OWN:
-        return _OWN[family]()
-    known = FAMILIES[family]
-    listed = st.sampled_from(list(known.ids(level)))
-    if not known.seeded:
-        return listed
-    return listed | st.builds(lambda i, seed: f"{i.rpartition('@')[0]}@{seed}", listed, SEEDS)
+    if family == random_graphs.NAME:
+        return _random()
+    if family == alias.NAME:
+        return _alias()
+    ids = st.sampled_from(list(FAMILIES[family].ids(level)))
+    if not FAMILIES[family].seeded:
+        return ids
+    return ids | st.builds(lambda i, seed: f"{i.rpartition('@')[0]}@{seed}", ids, SEEDS)
 
 
 def _random() -> st.SearchStrategy[str]:
@@ -55,19 +52,3 @@ def _alias() -> st.SearchStrategy[str]:
         st.sampled_from(("abab", "ab", "ba", "aab")),
         SEEDS,
     )
-
-
-_OWN: dict[str, Callable[[], st.SearchStrategy[str]]] = {random_graphs.NAME: _random, alias.NAME: _alias}
-
-
-def register_profiles() -> None:
-    """`local` searches on, with the example database; `ci`, loaded where CI is set, always takes the same examples.
-
-    Both print what reproduces a failure.
-    """
-    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
-    settings.register_profile("local", print_blob=True, deadline=None, suppress_health_check=slow)
-    settings.register_profile(
-        "ci", print_blob=True, deadline=None, derandomize=True, database=None, suppress_health_check=slow
-    )
-    settings.load_profile("ci" if os.environ.get("CI") else "local")

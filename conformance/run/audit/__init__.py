@@ -14,10 +14,10 @@ from conformance.backend.registry import Spec, adapter, resolve
 from conformance.case.case import Case
 from conformance.ggml.errors import UsageError
 from conformance.run.runner import Runner
-from conformance.suite.uses import work
 
 from .cells import FAILING, FOUND, Answers, Cell, Finding, ask, weights
 from .judge import MOST_HUNG, Bench, Judge
+from .uses import work
 
 __all__ = ["CASES", "FAILING", "FOUND", "Cell", "Finding", "audit", "strict"]
 

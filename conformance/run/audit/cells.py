@@ -11,9 +11,9 @@ from conformance.case.case import JSON, Case, Step
 from conformance.ggml.errors import BackendTimeoutError, ConformanceError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Tensor
+from conformance.run.audit.uses import kind, made_up, spell, work
 from conformance.run.execute import execute
-from conformance.suite.isolated import isolated_nodes
-from conformance.suite.uses import kind, made_up, spell, work
+from conformance.suite.batch import isolated_nodes
 
 
 class Finding(str, enum.Enum):

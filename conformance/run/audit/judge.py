@@ -21,10 +21,10 @@ from conformance.run.execute import execute
 from conformance.run.isolation.isolate import IsolatedBackend
 from conformance.run.runner import Runner
 from conformance.run.session import failures
-from conformance.suite.uses import spell
 from conformance.suite.varied import Variation, variations
 
 from .cells import FOUND, Answers, Cell, Equal, Finding, attempt, consistent, cut_to, nodes_alone, with_values
+from .uses import spell
 
 MOST_HUNG = 2
 """Cells that may hang in one buffer type; then nothing is run there any more, since each costs the time limit."""

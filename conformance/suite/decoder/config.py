@@ -1,4 +1,4 @@
-"""What a decoder is (llama.cpp's `hparams`) and how its context runs it (llama.cpp's `cparams`)."""
+"""What a decoder is (llama.cpp's `hparams`), how its context runs it (`cparams`), and the architectures there are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NORMS = ("rms", "layer")
 FFNS = ("swiglu", "geglu", "swiglu_oai", "gelu")
 """Feed-forwards: three with a gate beside `up`, one without."""
 GATINGS = ("softmax", "sigmoid", "softmax_weight")
-"""What makes weights of a router's logits: before the choice of experts, or (the last) after it."""
+"""How a router's logits become weights: before the choice of experts, or (the last) after it."""
 
 
 LLAMA_LABELS: Mapping[str, str | None] = {"Qcur_rope": "Qcur", "Kcur_rope": "Kcur"}
@@ -90,7 +90,7 @@ class Hparams:
     expert_norm: bool = True
     """The chosen experts' weights are made to sum to 1."""
     expert_scale: float = 0.0
-    """What those weights are multiplied by; 0 for nothing."""
+    """Factor of those weights; 0 for none."""
     probs_bias: bool = False
     """`exp_probs_b`: added for the choice of experts, not for their weights."""
 
@@ -99,7 +99,7 @@ class Hparams:
     residual_first: bool = False
     """`residual + block` instead of `block + residual`."""
     embd_scale: float = 0.0
-    """What embeddings are multiplied by; 0 for nothing."""
+    """Factor of the embeddings; 0 for none."""
     final_softcap: float = 0.0
     keeps_hidden: bool = False
     """The last layer's result is an output too (`t_h_nextn`)."""
@@ -165,7 +165,7 @@ class Hparams:
 
 @dataclass(frozen=True, slots=True)
 class Cparams:
-    """How a context runs: its caches, and which of llama.cpp's ways to attend and to store."""
+    """How a context runs: its caches, and how it attends and stores."""
 
     n_ctx: int = 512
     """Cells of one stream (`kv_size`)."""
@@ -183,7 +183,7 @@ class Cparams:
     rotate: bool = True
     """Rotate heads of a multiple of 64 by a Hadamard matrix before they go into a quantised cache."""
     mixed: bool = True
-    """llama.cpp's branch for batches that mix tokens and embeddings, present and not computed."""
+    """Has llama.cpp's branch for batches that mix tokens and embeddings, which is not computed."""
     swa_full: bool = False
     """Sliding-window layers keep every token, as the others do."""
 
@@ -194,7 +194,7 @@ class Cparams:
 
     @property
     def v_trans(self) -> bool:
-        """Whether V is kept with a token's elements a whole cache apart."""
+        """Whether V is stored transposed: a token's elements are a whole cache apart."""
         return not self.flash_attn
 
     def n_ctx_swa(self, hparams: Hparams) -> int:
@@ -233,3 +233,53 @@ def n_rot(hparams: Hparams, cparams: Cparams) -> tuple[int, int]:
 
 def _but_each(period: int, il: int) -> bool:
     return period == 0 or il % period < period - 1
+
+
+_LFM2 = "model.layers.{}."
+"""llama.cpp does not fill in the braces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """An architecture: keys that differ from Llama's, and its names of nodes and weights."""
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str | None] = field(default_factory=lambda: LLAMA_LABELS)
+    tensors: Mapping[str, str] = field(default_factory=dict)
+
+
+PRESETS: dict[str, Preset] = {
+    "llama": Preset(),
+    "qwen3": Preset({"rope": "neox", "qknorm": "1"}, {**LLAMA_LABELS, "attn_out": None}),
+    "gemma2": Preset(
+        {
+            "rope": "neox", "ffn": "geglu", "tied": "1", "postnorm": "1", "scaledq": "1", "embdscale": "sqrt",
+            "softcap": "10", "logitcap": "20", "swa": "32",
+        },
+        {**LLAMA_LABELS, "attn_out": None, "ffn_inp": "sa_out"},
+    ),
+    "gpt-oss": Preset(
+        {
+            "rope": "neox", "qkvbias": "1", "outbias": "1", "ffnbias": "1", "sinks": "1", "swa": "32", "experts": "4",
+            "used": "2", "gating": "softmax_weight", "expertnorm": "0", "ffn": "swiglu_oai", "hidden": "1",
+        },
+        {**LLAMA_LABELS, "ffn_norm": "attn_post_norm"},
+        {"ffn_norm": "post_attention_norm"},
+    ),
+    "lfm2": Preset(
+        {"rope": "neox", "qknorm": "1", "conv": "3", "tied": "1", "residualfirst": "1", "swaperiod": "0"},
+        {
+            "embd": "model.embed_tokens", "attn_norm": f"{_LFM2}operator_norm", "Qcur_rope": None, "Kcur_rope": None,
+            "Qcur_normed": f"{_LFM2}self_attn.q_layernorm", "Kcur_normed": f"{_LFM2}self_attn.k_layernorm",
+            "attn_out": f"{_LFM2}self_attn.out_proj", "ffn_inp": None, "ffn_norm": f"{_LFM2}ffn_out", "ffn_out": None,
+        },
+        {"output_norm": "token_embd_norm"},
+    ),
+    "llama-3.2-1b": Preset(
+        {
+            "l": "16", "embd": "2048", "heads": "32", "kv": "8", "head": "64", "ff": "8192", "vocab": "128256",
+            "freqs": "1", "base": "500000", "tied": "1",
+        },
+    ),
+}  # fmt: skip
+"""Name in an id -> preset. Sizes are small; `llama-3.2-1b` has the real ones."""

@@ -1,24 +1,23 @@
-"""The graph of one ubatch, node for node as llama.cpp builds it (`models/*.cpp`, `llama-graph.cpp`)."""
+"""The graphs that a context computes, node for node as llama.cpp builds them: one ubatch, or a shift of positions.
+
+Of `models/*.cpp`, `llama-graph.cpp` and, for the shift, `llama_kv_cache::build_graph_shift`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import I32
+from conformance.ggml.ops.build import Expansion
+from conformance.ggml.tensor import Tensor, new_tensor, row_size
+from conformance.ggml.types import F16, F32, I32, I64
 
-from .attention import attention
-from .cells import Ubatch
-from .config import Cparams, Hparams
-from .experts import experts
-from .ffn import ffn
-from .inputs import inp_attn, inp_embd, inp_rs
+from .config import Cparams, Hparams, n_rot
 from .kv import Cache
-from .memory import Place
-from .shortconv import shortconv
-from .sketch import B, Sketch, inverse
+from .layers import attention, experts, ffn, hadamard, shortconv
+from .memory import Place, Ubatch
+from .sketch import B, Sketch, inverse, keyed, rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +50,11 @@ def build(
     """
     h = hparams
     g = Sketch(h, cparams, weights, cache, ubatch, place)
-    cur = inp_embd(g)
-    inp_rs(g)
+    cur = _inp_embd(g)
+    _inp_rs(g)
     if h.rope != "NONE":
         g.input("inp_pos", I32, g.n_tokens)
-    inp_attn(g)
+    _inp_attn(g)
     out_ids = g.input("out_ids", I32, int(ubatch.outputs.sum()))
     for il in range(h.n_layer):
         residual = cur
@@ -78,7 +77,7 @@ def build(
     logits = _head(g, cur)
     g.gf.expand(logits)
     graph = g.gf.graph()
-    read = frozenset(graph.leafs())  # without attention nobody asks for positions
+    read = frozenset(graph.leafs())  # without attention no node reads the positions
     return Decode(graph, {k: t for k, t in g.inputs.items() if t in read}, (logits,))
 
 
@@ -94,3 +93,83 @@ def _head(g: Sketch, cur: Tensor) -> Tensor:
     g.cb(logits, "result_output", -1)
     B.set_output(logits)
     return logits
+
+
+def _inp_embd(g: Sketch) -> Tensor:
+    """`build_inp_embd`: rows of the embedding, and the branch of a mixed batch, which is not computed."""
+    tok_embd = g.w("token_embd")
+    n = g.n_tokens
+    embd = B.get_rows(tok_embd, g.input("inp_tokens", I32, n))
+    g.gf.expand(embd, compute=False)
+    branches: tuple[Tensor, ...] = (embd,)
+    if g.c.mixed:
+        rows = B.get_rows(tok_embd, g.input("inp_mixed_tokens", I32, n))
+        g.gf.expand(rows, compute=False)
+        copy = B.dup(g.input("inp_mixed_embd", F32, g.h.n_embd, n))
+        branches += (B.set_rows(copy, rows, g.input("inp_mixed_slots", I64, n)),)
+    cur = g.cb(g.gf.select(branches, 0), "embd", -1)
+    if g.h.embd_scale:
+        cur = g.cb(B.scale(cur, g.h.embd_scale), "inp_scaled", -1)
+    return cur
+
+
+def _inp_attn(g: Sketch) -> None:
+    """`build_attn_inp_kv`, or `build_attn_inp_kv_iswa`: for each kind of layer that the model has."""
+    kinds = {g.h.is_swa(il) for il in range(g.h.n_layer) if not g.h.is_recr(il)}
+    for swa in sorted(kinds):
+        _inp_cells(g, swa=swa)
+    for swa in sorted(kinds):
+        for name, size in zip(("attn_inp_k_rot", "attn_inp_v_rot"), n_rot(g.h, g.c), strict=True):
+            if size:
+                g.input(name, F32, size, size, key=keyed(name, swa=swa))
+
+
+def _inp_cells(g: Sketch, *, swa: bool) -> None:
+    part, n = g.place.part(swa=swa), g.n_tokens
+    if g.c.write == "set_rows":
+        g.input("attn_inp_k_idxs", I64, n, key=keyed("attn_inp_k_idxs", swa=swa))
+        n_v = n * g.h.n_embd_v_gqa if g.c.v_trans else n
+        g.input("attn_inp_v_idxs", I64, n_v, key=keyed("attn_inp_v_idxs", swa=swa))
+    n_stream = 1 if g.c.kv_unified else len(part.slots.streams)
+    type_ = F16 if g.c.flash_attn else F32
+    key = keyed("attn_inp_kq_mask", swa=swa)
+    g.input("attn_inp_kq_mask", type_, part.n_kv, n // n_stream, 1, n_stream, key=key)
+
+
+def _inp_rs(g: Sketch) -> None:
+    """`build_rs_inp`: from which row each state is read."""
+    if g.place.recr is not None:
+        g.input("rs_s_copy", I32, len(g.place.recr.s_copy))
+
+
+def build_shift(h: Hparams, c: Cparams, weights: Mapping[str, Tensor], caches: Sequence[Tensor]) -> Decode:
+    """The graph that rotates K caches with the same number of cells.
+
+    Inputs: `k_shift`, the shift of each cell of all streams; `attn_inp_k_rot`, where K is rotated by a Hadamard matrix.
+    """
+    inputs = {"k_shift": new_tensor(I32, caches[0].ne[1] * caches[0].ne[2])}
+    size = n_rot(h, c)[0]
+    if size:
+        inputs["attn_inp_k_rot"] = new_tensor(F32, size, size, name="attn_inp_k_rot")
+    for t in inputs.values():
+        B.set_input(t)
+    gf, results = Expansion(), []
+    for cache in caches:
+        results.append(_shift(h, weights, cache, inputs["k_shift"], inputs.get("attn_inp_k_rot")))
+        gf.expand(results[-1])
+    return Decode(gf.graph(), inputs, tuple(results))
+
+
+def _shift(h: Hparams, weights: Mapping[str, Tensor], cache: Tensor, k_shift: Tensor, rot: Tensor | None) -> Tensor:
+    """`build_rope_shift`. llama.cpp cannot shift a quantised cache whose heads no Hadamard matrix fits."""
+    nb1, nb2 = row_size(cache.type, h.n_embd_head), row_size(cache.type, h.n_embd_gqa)
+    k = B.view_3d(cache, h.n_embd_head, h.n_head_kv, cache.ne[1] * cache.ne[2], nb1, nb2, 0)
+    if not cache.type.is_quantized:
+        return rope(h, weights, k, k_shift, inplace=True)
+    k_f32 = B.cast(k, F32)
+    if rot is not None:
+        k_f32 = hadamard(k_f32, rot)
+    k_f32 = rope(h, weights, k_f32, k_shift)
+    if rot is not None:
+        k_f32 = hadamard(k_f32, rot)
+    return B.cpy(k_f32, k)

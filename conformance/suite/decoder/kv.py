@@ -11,16 +11,17 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Tensor, nelements, new_tensor, row_size
 from conformance.ggml.types import F32
 
-from .cells import Slots
 from .config import Cparams, Hparams
+from .memory import Slots
 
 _B = Builder()
 
 
 class Cache:
-    """What each layer keeps: `cache_k_l*` and `cache_v_l*` of attention, `cache_r_l*` of a short convolution.
+    """The caches of each layer: `cache_k_l*` and `cache_v_l*` of attention, `cache_r_l*` of a short convolution.
 
-    K and V: [n_embd_gqa, n_ctx, n_stream], V with its elements a cache apart if transposed. R: [n_embd_r, n_seq_max].
+    K and V: [n_embd_gqa, n_ctx, n_stream], in a transposed V a token's elements are a cache apart.
+    R: [n_embd_r, n_seq_max].
     """
 
     def __init__(self, hparams: Hparams, cparams: Cparams) -> None:
@@ -38,7 +39,7 @@ class Cache:
                 self.v[il] = new_tensor(c.type_v, h.n_embd_v_gqa, n_ctx, c.n_stream, name=f"cache_v_l{il}")
 
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """All caches."""
         return [*self.k.values(), *self.v.values(), *self.r.values()]
 
     def get_k(self, il: int, n_kv: int, slots: Slots) -> Tensor:

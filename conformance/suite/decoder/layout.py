@@ -1,4 +1,4 @@
-"""llama.cpp's graphs against the builder's, node for node, and in words what moved where they differ."""
+"""Compares llama.cpp's graphs with the builder's, node for node, and says in words where they differ."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from gguf import GGMLQuantizationType
 
 from conformance.case.case import Case, Step
 from conformance.ggml.tensor import Tensor
-from conformance.suite.ops.grammar import read_keys
+from conformance.suite.family import read_keys
 from conformance.suite.zoo.capture import Request, record_model
 from conformance.suite.zoo.model import Value, open_writer
 
-from . import weights
+from . import keys_of, trajectory_of, weights
 from .config import Hparams
-from .grammar import keys_of, trajectory_of
 from .trajectory import Trajectory
 
 _COMMON = (
@@ -59,18 +58,18 @@ SETTINGS: dict[str, tuple[str, ...]] = {
 """Architecture -> what of it is compared: keys of an id."""
 
 UNSET = frozenset({"inp_mixed_tokens", "inp_mixed_embd", "inp_mixed_slots"})
-"""Inputs of the branch that is not computed: llama.cpp leaves in them what the memory held."""
+"""Inputs of the branch that is not computed: llama.cpp leaves them uninitialised."""
 
 _NUMBERED = re.compile(r"(node|leaf)_[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Something that llama.cpp lays out otherwise."""
+    """A difference between llama.cpp's graph and ours."""
 
     step: int
     place: int
-    """Of the tensor among the graph's, leaves counted, in llama.cpp's graph."""
+    """Index of the tensor in llama.cpp's graph, leaves included."""
     what: str
 
     def __str__(self) -> str:
@@ -78,7 +77,7 @@ class Moved:
 
 
 def pair(arch: str, keys_text: str, lib: str = "") -> tuple[Case, Case]:
-    """The same plan played by llama.cpp and by the builder, over the same weights: its case and ours.
+    """llama.cpp and the builder play the same plan over the same weights: its case and ours.
 
     Args:
         arch: one of `SETTINGS`.
@@ -125,7 +124,7 @@ def metadata(arch: str, h: Hparams) -> dict[str, Value]:
     """The GGUF keys that make llama.cpp build this model."""
     recr = [h.is_recr(il) for il in range(h.n_layer)]
     kv: Value = [0 if r else h.n_head_kv for r in recr] if any(recr) else h.n_head_kv
-    found: dict[str, Value] = {
+    values: dict[str, Value] = {
         "vocab_size": h.n_vocab,
         "context_length": h.n_ctx_orig,
         "embedding_length": h.n_embd,
@@ -148,12 +147,12 @@ def metadata(arch: str, h: Hparams) -> dict[str, Value]:
         "expert_feed_forward_length": (h.n_expert > 0, h.n_ff),
         "shortconv.l_cache": (h.n_shortconv > 0, h.n_shortconv),
     }
-    found |= {key: value for key, (there, value) in optional.items() if there}
-    return {"tokenizer.ggml.model": "none", **{f"{arch}.{key}": value for key, value in found.items()}}
+    values |= {key: value for key, (there, value) in optional.items() if there}
+    return {"tokenizer.ggml.model": "none", **{f"{arch}.{key}": value for key, value in values.items()}}
 
 
 def moved(theirs: Case, ours: Case) -> Iterator[Moved]:
-    """What llama.cpp lays out otherwise, in order: tensors that only one has, and those that differ."""
+    """The differences in order: tensors that only one graph has, and those that differ."""
     for k, (want, got) in enumerate(zip_longest(theirs.steps, ours.steps)):
         if want is None or got is None:
             yield Moved(k, 0, f"llama.cpp computes {len(theirs.steps)} graphs, the builder {len(ours.steps)}")
@@ -163,7 +162,7 @@ def moved(theirs: Case, ours: Case) -> Iterator[Moved]:
 
 def _moved(k: int, want: Step, got: Step) -> Iterator[Moved]:
     a, b = want.graph.tensors(), got.graph.tensors()
-    # a node more or less changes the numbers of all unnamed ones behind it, which is not worth a line each
+    # one node more changes the numbers of all unnamed ones behind it: not worth a line each
     a_keys, b_keys = ([(t.op, _NUMBERED.sub(r"\1", t.name)) for t in ts] for ts in (a, b))
     partner: dict[Tensor, Tensor] = {}
     for verdict, i0, i1, j0, j1 in SequenceMatcher(None, a_keys, b_keys, autojunk=False).get_opcodes():
@@ -185,7 +184,7 @@ def _moved(k: int, want: Step, got: Step) -> Iterator[Moved]:
 
 
 def _fields(a: Tensor, b: Tensor, partner: Mapping[Tensor, Tensor]) -> Iterator[tuple[str, object, object]]:
-    """Name of a field, llama.cpp's value, ours; tensors by their names, and ours in both where they are the same."""
+    """Name of a field, llama.cpp's value and ours; tensors by name."""
     yield "type", str(a.type), str(b.type)
     for what in ("ne", "nb", "op_params", "flags", "view_offs"):
         yield what, getattr(a, what), getattr(b, what)

@@ -1,4 +1,4 @@
-"""One graph in the making (`llm_graph_context`): what every sublayer needs, and the small builds they share."""
+"""A graph under construction (`llm_graph_context`), and the small builds that sublayers share."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import GGMLType
 
-from .cells import Ubatch
 from .config import Cparams, Hparams
 from .kv import Cache
-from .memory import Place
+from .memory import Place, Ubatch
 
 B = Builder()
 
 
 @dataclass(slots=True)
 class Sketch:
-    """A graph, what it is of and what it may read."""
+    """A graph under construction: its model, context, ubatch, weights and caches."""
 
     h: Hparams
     c: Cparams
@@ -50,7 +49,7 @@ class Sketch:
         return self.weights.get(f"{head}{dot}{self.h.tensors.get(role, role)}.bias")
 
     def input(self, name: str, type_: GGMLType, *ne: int, key: str = "") -> Tensor:
-        """A leaf that is filled for each graph."""
+        """A leaf with new bytes in each graph."""
         ne0, ne1, ne2, ne3 = (*ne, *(1,) * (4 - len(ne)))
         t = B.set_name(B.new_tensor_4d(type_, ne0, ne1, ne2, ne3), name)
         B.set_input(t)
@@ -81,12 +80,12 @@ class Sketch:
         return cur if bias is None else self.cb(B.add(cur, bias), biased or name, il)
 
     def rope(self, cur: Tensor, pos: Tensor) -> Tensor:
-        """`ggml_rope_ext` with what the model says."""
+        """`ggml_rope_ext` with the model's parameters."""
         return rope(self.h, self.weights, cur, pos)
 
 
 def rope(h: Hparams, weights: Mapping[str, Tensor], cur: Tensor, pos: Tensor, *, inplace: bool = False) -> Tensor:
-    """`ggml_rope_ext`, or `ggml_rope_ext_inplace`, with what the model says."""
+    """`ggml_rope_ext`, or `ggml_rope_ext_inplace`, with the model's parameters."""
     turn = B.rope_ext_inplace if inplace else B.rope_ext
     freqs = weights.get("rope_freqs.weight")
     mode = ROPE_TYPE[h.rope]
@@ -101,3 +100,8 @@ def inverse(x: float) -> float:
 def root(x: float) -> float:
     """`sqrtf`."""
     return float(np.sqrt(np.float32(x)))
+
+
+def keyed(name: str, *, swa: bool) -> str:
+    """Key in `Sketch.inputs` of an input that full and sliding-window attention each have."""
+    return f"{name}_swa" if swa else name

@@ -1,7 +1,4 @@
-"""A decoder's trajectory as a case: a plan of prompts, decodes and removals (`cases/plan.py`) becomes its steps.
-
-Each ubatch is a step. What llama.cpp computes before a batch because positions were shifted is a step too.
-"""
+"""A case from a plan (`suite/plan.py`): each ubatch is a step, and so is each shift of positions."""
 
 from __future__ import annotations
 
@@ -16,17 +13,16 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor, row_size
 from conformance.ggml.types import BF16
+from conformance.suite.data import hadamard
 from conformance.suite.plan import Part as Verb
 from conformance.suite.plan import parse
 
 from . import weights
-from .cells import Cells, Ubatch
 from .config import Cparams, Hparams, n_rot
-from .decoder import Decode, build
+from .decoder import Decode, build, build_shift
 from .kv import Cache
-from .memory import Memory, Part, Place
-from .shift import build_shift
-from .tensors import weight_shapes
+from .memory import Cells, Memory, Part, Place, Ubatch
+from .weights import weight_shapes
 
 GENERATOR = 1
 """Raise it when any id's bytes change."""
@@ -54,29 +50,29 @@ class Trajectory:
         """Do all parts of a plan.
 
         Raises:
-            UsageError: names the part that cannot be read or done.
+            UsageError: a part cannot be read or done.
         """
         for part in parse(plan):
             _VERBS[part.verb](self, part)
 
     def start(self, n_past: int) -> None:
-        """Every sequence has `n_past` tokens already; their cells hold random K and V, all others large numbers."""
+        """Give every sequence `n_past` tokens: random K and V in their cells, large numbers in all others."""
         for _ in self.memory.place(self.memory.split(self._batch([n_past] * len(self.active)))):
             pass
         for t in self.cache.tensors():
-            self._start[t] = self._filled(t)
+            self._start[t] = self._cache_bytes(t)
 
-    def _filled(self, t: Tensor) -> Bytes:
-        """What a cache holds: what its tokens left there, and junk where there are none."""
-        held, junk = weights.cached(self.id, t)
+    def _cache_bytes(self, t: Tensor) -> Bytes:
+        """The bytes of a cache: K and V in cells with a token, junk in the others."""
+        values, junk = weights.cached(self.id, t)
         if t in self.cache.r.values():
-            return held
+            return values
         swa = self.h.is_swa(int(t.name.rpartition("_l")[2]))
         used = self.memory.cells(swa=swa).pos >= 0
         transposed = self.c.v_trans and t in self.cache.v.values()
         shape = (t.ne[2], t.ne[0], t.ne[1], -1) if transposed else (t.ne[2], t.ne[1], row_size(t.type, t.ne[0]))
         where = used[:, None, :, None] if transposed else used[:, :, None]
-        return np.where(where, held.reshape(shape), junk.reshape(shape)).reshape(-1)
+        return np.where(where, values.reshape(shape), junk.reshape(shape)).reshape(-1)
 
     def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
         """Decode new tokens of the active sequences: one number for all, or one each."""
@@ -94,10 +90,10 @@ class Trajectory:
         for ubatch, place in self.memory.place(self.memory.split(batch)):
             if not ubatch.outputs.any():
                 ubatch.outputs[-1] = True  # a step without a result would have nothing but caches to check
-            made = build(self.h, self.c, self.weights, self.cache, ubatch, place)
+            graph = build(self.h, self.c, self.weights, self.cache, ubatch, place)
             rows = [ubatch.tokens, ubatch.pos, ubatch.seqs, ubatch.outputs]
             note = {"tokens": np.stack(rows, axis=1).astype(np.int64).tolist()}
-            self._add(made, self._values(ubatch, place), note)
+            self._add(graph, self._values(ubatch, place), note)
 
     def _shift(self, cells: Cells) -> None:
         """The step that rotates K to its new positions, before the next batch: `llama_kv_cache::update`."""
@@ -112,15 +108,15 @@ class Trajectory:
         cells.reset_shift()
 
     def back(self, n: int) -> None:
-        """Every sequence forgets its last `n` tokens."""
+        """Let every sequence forget its last `n` tokens."""
         for seq in self.active:
             self.memory.seq_rm(seq, max(0, self.memory.seq_pos_max(seq) + 1 - n))
 
     def shift(self, n: int) -> None:
-        """Every sequence forgets its first `n` tokens, and the others move up.
+        """Let every sequence forget its first `n` tokens and move the others up.
 
         Raises:
-            UsageError: K is BF16, which ggml does not rotate: llama.cpp's process ends there.
+            UsageError: K is BF16, which ggml cannot rotate: llama.cpp aborts there.
         """
         if self.c.type_k is BF16:
             raise UsageError("shift: K in a BF16 cache cannot be rotated; cache=f16, f32 or a quantised one expected")
@@ -129,7 +125,7 @@ class Trajectory:
             self.memory.seq_add(seq, n, -n)
 
     def remove(self, seq: int) -> None:
-        """A sequence is forgotten and takes no part any more."""
+        """Forget a sequence and leave it out of later batches."""
         self._known(seq)
         self.memory.seq_rm(seq, 0)
         self.active = [s for s in self.active if s != seq]
@@ -137,13 +133,13 @@ class Trajectory:
             raise UsageError(f"run: rm{seq} leaves no sequence")
 
     def add(self, seq: int) -> None:
-        """A sequence takes part (again), from position 0."""
+        """Let a sequence take part (again), from position 0."""
         self._known(seq)
         self.memory.seq_rm(seq, 0)
         self.active = sorted({*self.active, seq})
 
     def share(self, seq: int) -> None:
-        """The other active sequences give up what they have for `seq`'s tokens."""
+        """Give the other active sequences `seq`'s tokens in place of theirs."""
         self._known(seq)
         for other in self.active:
             if other != seq:
@@ -154,7 +150,7 @@ class Trajectory:
         """The finished case.
 
         Raises:
-            UsageError: no step was made.
+            UsageError: it has no step.
         """
         if not self.steps:
             raise UsageError(f"case {self.id!r}: run: at least one p, o or d expected")
@@ -180,14 +176,14 @@ class Trajectory:
         outputs[[i for i, n in zip(last, n_tokens, strict=True) if n]] = True
         return Ubatch(self._tokens.integers(len(seqs), 0, self.h.n_vocab), pos, seqs, outputs)
 
-    def _add(self, made: Decode, values: Mapping[str, Callable[[], NDArray[Any]]], note: dict[str, Any]) -> None:
+    def _add(self, decode: Decode, values: Mapping[str, Callable[[], NDArray[Any]]], note: dict[str, Any]) -> None:
         if len(self.steps) == MAX_STEPS:
             raise UsageError(f"run: more than {MAX_STEPS} steps")
-        inputs = {t: _encode(t, values[key]()) for key, t in made.inputs.items()}
-        self.steps.append(Step(made.graph, inputs, made.outputs, note=note))
+        inputs = {t: _encode(t, values[key]()) for key, t in decode.inputs.items()}
+        self.steps.append(Step(decode.graph, inputs, decode.outputs, note=note))
 
     def _values(self, ubatch: Ubatch, place: Place) -> dict[str, Callable[[], NDArray[Any]]]:
-        """What each input holds, by its key."""
+        """Key of an input -> its values."""
         n = ubatch.n_tokens
         values: dict[str, Callable[[], NDArray[Any]]] = {
             "inp_tokens": lambda: ubatch.tokens,
@@ -214,14 +210,6 @@ class Trajectory:
             "attn_inp_k_rot": lambda: hadamard(rot_k),
             "attn_inp_v_rot": lambda: hadamard(rot_v),
         }
-
-
-def hadamard(n: int) -> NDArray[np.float32]:
-    """The orthonormal Walsh-Hadamard matrix [n, n], `n` a power of 2: `ggml_gen_hadamard`."""
-    h = np.array([[np.float32(1.0) / np.sqrt(np.float32(n))]], np.float32)
-    while len(h) < n:
-        h = np.block([[h, h], [h, -h]])
-    return h
 
 
 def _encode(t: Tensor, values: NDArray[Any]) -> Bytes:

@@ -1,6 +1,6 @@
 """The family `ops`: single ops over types, shapes, strides and parameters, generated from tables, one line a case.
 
-A module per topic holds its tables (`OpCases`); `grammar.py` says how an id reads, `bench.py` how a case is made.
+A module per topic, as in `ggml/ops`, declares the cases (`@cases`); `bench.py` reads an id and builds its case.
 """
 
 from __future__ import annotations
@@ -15,36 +15,33 @@ from conformance.case.case import Case
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32
-from conformance.suite.family import Family, Level
+from conformance.suite.family import Family, Level, expand, with_seed
 
-from . import attention, elementwise, matmul, matrices, memory, plain, recurrent, rope, rows, views
-from .bench import Bench
-from .grammar import FAMILY_NAME, OpCases, OpId, expand, parse, with_seed
+# importing a topic declares its cases
+from . import attention, elementwise, matmul, recurrent, rope, rows, views, windows  # noqa: F401
+from .bench import NAME, TABLES, Bench, OpCases, OpId, parse
 
 __all__ = ["FAMILY", "build", "ids"]
 
-TOPICS = (elementwise, rows, views, memory, matmul, attention, rope, recurrent, matrices, plain)
-KNOWN: dict[str, OpCases] = {op: cases for topic in TOPICS for cases in topic.CASES for op in cases.ops}
+KNOWN: dict[str, OpCases] = {op: table for table in TABLES for op in table.ops}
 """Op, with its sub-op -> its cases."""
 ENOUGH = 64
-"""Elements that show most faults: of fewer, a smoke test takes only what larger cases do not show."""
-
-
+"""Elements that show most faults: smoke takes a smaller case only for a trait that no larger one shows."""
 LONG = 2048
-"""Elements of a row from which kernels work in pieces, and accelerators begin to take it."""
+"""Elements of a row from which kernels split it, and accelerators take it."""
 
 
 def _size(op_id: OpId) -> int:
-    """Elements in all shapes that the id names: what size order goes by."""
+    """Elements in all shapes that the id names; cases are ordered by it."""
     keys = KNOWN[op_id.op].keys
     return sum(math.prod(value) for name, value in op_id.values.items() if value and keys[name].is_shape)
 
 
 def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
-    """What a case shows that another may not: its op, each operand's type among ops made alike, each key and each word.
+    """The traits of a case: its op, the type of each operand in its group of ops, each key and each word.
 
-    Of numbers only the key counts, of a shape also whether its rows are long and whether it holds several matrices,
-    with views and without, of a layout each part, of a permute only whether rows stay rows.
+    A number counts as its key alone; a shape also by long rows and by several matrices, with views and without; a
+    layout by each of its parts; a permute only by whether rows stay rows.
     """
     yield (op_id.op,)
     alike, group, keys = KNOWN[op_id.op].ops[0], op_id.op.partition(".")[0], KNOWN[op_id.op].keys
@@ -60,41 +57,41 @@ def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
 
 
 def _rank(case_id: str) -> tuple[bool, bool]:
-    """Large enough first, and of F32 first: coarser types hide errors as large as their rounding."""
+    """Large cases first, and F32 first: coarser types hide errors as large as their rounding."""
     op_id = parse(case_id, KNOWN)
     return _size(op_id) < ENOUGH, any(t is not F32 for t in op_id.types[:1])
 
 
 def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
-    """Few cases that together show every trait: in the order of rank and size, each one that shows something new; then
-    less all those whose every trait another one shows too.
+    """Few cases that together show every trait.
+
+    Takes, by rank and size, each case with a new trait; then drops every case whose traits the others show too.
     """
-    kept: dict[str, set[tuple[str, ...]]] = {}
-    shown: Counter[tuple[str, ...]] = Counter()
+    selection: dict[str, set[tuple[str, ...]]] = {}
+    counts: Counter[tuple[str, ...]] = Counter()
     for case_id in sorted(case_ids, key=_rank):
         traits = set(_traits(parse(case_id, KNOWN)))
-        if not traits <= shown.keys():
-            kept[case_id] = traits
-            shown.update(traits)
-    for case_id, traits in list(kept.items()):
-        if all(shown[trait] > 1 for trait in traits):
-            shown.subtract(traits)
-            del kept[case_id]
-    return tuple(case_id for case_id in case_ids if case_id in kept)
+        if not traits <= counts.keys():
+            selection[case_id] = traits
+            counts.update(traits)
+    for case_id, traits in list(selection.items()):
+        if all(counts[trait] > 1 for trait in traits):
+            counts.subtract(traits)
+            del selection[case_id]
+    return tuple(case_id for case_id in case_ids if case_id in selection)
 
 
 @cache
 def _table(level: Level) -> tuple[str, ...]:
-    every = [cases for topic in TOPICS for cases in topic.CASES]
-    always = _listed(pattern for cases in every for pattern in cases.smoke)
-    standard = _listed(pattern for cases in every for pattern in cases.standard)
+    always = _ids(pattern for table in TABLES for pattern in table.smoke)
+    standard = _ids(pattern for table in TABLES for pattern in table.standard)
     if level == "smoke":
         return _by_size(always | set(_cross_section(_by_size(standard))))
-    return _by_size(always | standard | (_listed(p for c in every for p in c.full) if level == "full" else set()))
+    return _by_size(always | standard | (_ids(p for t in TABLES for p in t.full) if level == "full" else set()))
 
 
-def _listed(patterns: Iterable[str]) -> set[str]:
-    return {with_seed(body) for pattern in patterns for body in expand(pattern)}
+def _ids(patterns: Iterable[str]) -> set[str]:
+    return {with_seed(NAME, body) for pattern in patterns for body in expand(pattern)}
 
 
 def _by_size(case_ids: Iterable[str]) -> tuple[str, ...]:
@@ -121,4 +118,4 @@ def build(case_id: str) -> Case:
     return bench.case((outputs,) if isinstance(outputs, Tensor) else outputs)
 
 
-FAMILY = Family(FAMILY_NAME, "single ops over types, shapes, strides and parameters", ids, build)
+FAMILY = Family(NAME, "single ops over types, shapes, strides and parameters", ids, build)

@@ -1,4 +1,7 @@
-"""SOFT_MAX and FLASH_ATTN_EXT: masks, ALiBi, softcap, sinks, groups of heads, caches of any type and layout."""
+"""SOFT_MAX and FLASH_ATTN_EXT; the indexer of sparse attention, and hyper-connections.
+
+Masks, ALiBi, softcap, sinks, groups of heads, caches of any type and layout.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,25 @@ from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
 from conformance.ggml.ops.matmul import PREC
-from conformance.ggml.tensor import Dims, Tensor
+from conformance.ggml.tensor import Dims, Tensor, dims
 from conformance.ggml.types import F16, F32, type_named
+from conformance.suite.data import Fill, biased, blind, causal, normal, uniform
 
-from .bench import INPLACE, Bench
-from .data import Fill, biased, blind, causal, normal, uniform
-from .grammar import OpCases, count, opt_shape, real, shape, text, word
+from .bench import INPLACE, Bench, cases
 
-MASKS = word("causal", "holes", "bias", "blind", "junk", "seen")
-"""What a mask hides: the future; the future and a third of the past; the same with finite values elsewhere; all that a
-whole row has; the last cells from every row, where K and V then hold NaN and infinities; the future, where every row
-sees one infinity of V."""
-JUNK = 5
-"""How many cells those are."""
+_HIDE = "hide=causal|holes|bias|blind|junk|seen"
+"""Key: what a mask hides. `causal`: the future. `holes`: a third of the past too. `bias`: the same, finite values
+elsewhere. `blind`: all of one row. `junk`: the last cells from every row, where K and V hold NaN and infinities.
+`seen`: the future; every row sees one infinity of V."""
+_JUNK = 5
+"""Cells that `junk` hides."""
 
 
 def _mask_fill(kind: str, n_kv: int, n: int) -> Fill:
     if kind == "causal":
         return causal(n_kv - n)
     holes = causal(n_kv - n, dead=0.3)
-    unseen = causal(n_kv - n - JUNK, dead=0.3)
+    unseen = causal(n_kv - n - _JUNK, dead=0.3)
     return {
         "holes": holes, "bias": biased(holes, 1.0), "blind": blind(holes), "junk": unseen, "seen": causal(n_kv - n)
     }[kind]  # fmt: skip
@@ -41,7 +43,7 @@ def _junk(fill: Fill) -> Fill:
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         x = fill(s, ne).reshape(ne[::-1]).copy()
-        x[:, :, -JUNK:] = np.resize(np.array([np.nan, np.inf, -np.inf], np.float32), ne[0])
+        x[:, :, -_JUNK:] = np.resize(np.array([np.nan, np.inf, -np.inf], np.float32), ne[0])
         return x
 
     return filled
@@ -58,51 +60,75 @@ def _infinite(fill: Fill) -> Fill:
     return filled
 
 
+_BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|ne=17x1x3,mask=17x4]"
+
+
+@cases(
+    "SOFT_MAX",
+    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0",
+    standard=(
+        "SOFT_MAX-f32-ne=[2x1|9x5x3x2|32x4|67x3x2|256x5|1023x2],[scale=1.0|scale=0.125|scale=2.5]",
+        "SOFT_MAX-f32-ne=32x6x4x2,mask=[32x6|32x6x4|32x6x1x2|32x6x4x2|32x6x2|32x9],mt=[f16|f32],scale=0.5",
+        "SOFT_MAX-f32-ne=32x6x4x2,mask=32x6,mt=[f16|f32],hide=[holes|bias],scale=0.5",
+        f"SOFT_MAX-f32-{_BIASED},hide=bias,max_bias=[8.0|2.0],scale=0.5[|,sinks=1]",
+        "SOFT_MAX-f32-ne=[33x5x4|64x1x8x2],sinks=1,scale=[0.125|1.0]",
+        "SOFT_MAX-f32-ne=40x5x4x2,mask=[40x5|40x8x4],mt=[f16|f32],hide=holes,sinks=1",
+        "SOFT_MAX-f32-ne=24x5x3,vne=[off|flat][|,mask=24x5]",
+        "SOFT_MAX-f32-ne=24x5x3,inplace=[leaf|mid|input][|,mask=24x5,scale=0.3]",
+    ),
+    full=("SOFT_MAX-f32-ne=[4096x32x2|2048x1x32x4|16384x3]", "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883"),
+)
 def _soft_max(bench: Bench) -> Sequence[Tensor]:
     v, b = bench.v, bench.b
-    a = bench.destination("a", "ne", normal(3.0))
+    a = bench.first("a", "ne", normal(3.0))
     n_kv, n, heads, _ = v["ne"]
     mask = None
     if v["mask"]:
         mask = bench.leaf("kq_mask", type_named(v["mt"]), v["mask"], _mask_fill(v["hide"], n_kv, n))
-    make = b.soft_max_ext_inplace if v["inplace"] else b.soft_max_ext
-    out = make(a, mask, v["scale"], v["max_bias"])
+    out = bench.build("soft_max_ext")(a, mask, v["scale"], v["max_bias"])
     if v["sinks"]:
         b.soft_max_add_sinks(out, bench.leaf("attn_sinks", F32, (heads, 1, 1, 1), uniform(-1.0, 4.0), keep=True))
     return bench.outputs(a, out)
 
 
-_BIASED = "{ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|ne=17x1x3,mask=17x4}"
+_CACHE = "[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q4_1+q4_1|q5_0+q5_0|q5_1+q5_1|q8_0+q8_0|mxfp4+mxfp4]"
+_FEW = "[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q8_0+q8_0]"
+_MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
 
-SOFT_MAX = OpCases(
-    ops=("SOFT_MAX",),
-    types=("a",),
-    keys={
-        "ne": shape(),
-        "vne": text(),
-        "inplace": INPLACE,
-        "mask": opt_shape(),
-        "mt": word("f16", "f32"),
-        "hide": MASKS,
-        "scale": real(1.0),
-        "max_bias": real(0.0),
-        "sinks": count(0),
-    },
-    make=_soft_max,
-    standard=(
-        "SOFT_MAX-f32-ne={2x1|9x5x3x2|32x4|67x3x2|256x5|1023x2},{scale=1.0|scale=0.125|scale=2.5}",
-        "SOFT_MAX-f32-ne=32x6x4x2,mask={32x6|32x6x4|32x6x1x2|32x6x4x2|32x6x2|32x9},mt={f16|f32},scale=0.5",
-        "SOFT_MAX-f32-ne=32x6x4x2,mask=32x6,mt={f16|f32},hide={holes|bias},scale=0.5",
-        f"SOFT_MAX-f32-{_BIASED},hide=bias,max_bias={{8.0|2.0}},scale=0.5{{|,sinks=1}}",
-        "SOFT_MAX-f32-ne={33x5x4|64x1x8x2},sinks=1,scale={0.125|1.0}",
-        "SOFT_MAX-f32-ne=40x5x4x2,mask={40x5|40x8x4},mt={f16|f32},hide=holes,sinks=1",
-        "SOFT_MAX-f32-ne=24x5x3,vne={off|flat}{|,mask=24x5}",
-        "SOFT_MAX-f32-ne=24x5x3,inplace={leaf|mid|input}{|,mask=24x5,scale=0.3}",
+
+@cases(
+    "FLASH_ATTN_EXT",
+    keys=(
+        f"q=SHAPE k=SHAPE dv=0 mask=SHAPE? {_HIDE} scale=0.0 max_bias=0.0 softcap=0.0 sinks=0 prec=|F32 mla=0 vq= "
+        "vk= vv="
     ),
-    full=("SOFT_MAX-f32-ne={4096x32x2|2048x1x32x4|16384x3}", "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883"),
+    types="k v",
+    standard=(
+        f"FLASH_ATTN_EXT-{_CACHE}-q=32x[1|3]x4,k=32x24[x4|x2|]",
+        f"FLASH_ATTN_EXT-{_CACHE}-q=64x3x4x2,k=64x32x2x2,mask=32x[3|8|3x1x2|3x4x2]",
+        f"FLASH_ATTN_EXT-{_FEW}-q=64x5x4,k=64x32x2,mask=32x5,[hide=holes|hide=bias|sinks=1|softcap=10.0|hide=bias,max_bias=8.0|hide=bias,max_bias=8.0,softcap=5.0,sinks=1]",
+        f"FLASH_ATTN_EXT-{_CACHE}-q=64x4x6x2,k=64x16x2x2,mask=16x4x1x2,vq=p0213,vk=p0213,vv=p0213",
+        f"FLASH_ATTN_EXT-{_FEW}-q=64x2x4,k=64x32x2,mask=32x2,[vk=part.p0213,vv=part.p0213|vk=slab,vv=pad|vk=off.p0213,vv=rows,vq=pad.p0213]",
+        f"FLASH_ATTN_EXT-{_MIXED}-q=64x3x4,k=64x32x2,mask=32x3[|,vk=p0213,vv=p0213]",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32]-[q=40x3x4,k=40x16x4|q=72x3x2,k=72x16x2|q=80x3x2,k=80x16x1],mask=16x3",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-[q=96x3x2,k=96x16x1|q=128x3x4,k=128x16x2|q=256x3x2,k=256x16x2],mask=16x3",
+        "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=192x2x4,dv=128,k=192x16x2,mask=16x2",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=576x2x4,dv=512,k=576x16x1,mask=16x2,mla=1",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=64x2x12,k=64x16x3,mask=16x2,hide=bias,max_bias=8.0,sinks=1",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32]-[q=64x64x2,k=64x80x2,mask=80x64|q=64x75x2,k=64x131x2,mask=131x75],hide=holes",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=64x1x8,k=64x[256|512|777]x2[|,sinks=1]",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=64x1x8,k=64x512x2,mask=512x4,hide=holes",
+        "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=64x3x4,k=64x32x2,mask=32x3,[prec=F32|scale=0.5|scale=0.01]",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=32x4x2,k=32x16x2,mask=16x4,hide=blind[|,sinks=1]",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16]-[q=64x1x4,k=64x40x2,mask=40x1|q=32x3x4,k=32x16x2,mask=16x3],hide=junk[|,max_bias=8.0|,sinks=1]",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16]-q=32x3x4,k=32x16x2,mask=16x3,hide=seen[|,sinks=1]",
+    ),
+    full=(
+        f"FLASH_ATTN_EXT-{_CACHE}-q=128x[1|32]x32,k=128x1024x8,vk=p0213,vv=p0213",
+        "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=64x[1|256]x32,k=64x2048x8,mask=2048x256,hide=holes",
+        "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=128x1x64x4,k=128x512x8x4,mask=512x1x1x4",
+    ),
 )
-
-
 def _flash_attn(bench: Bench) -> Tensor:
     v, b, (type_k, type_v) = bench.v, bench.b, bench.types
     dk, n, heads, n_seq = v["q"]
@@ -128,55 +154,77 @@ def _flash_attn(bench: Bench) -> Tensor:
     return out
 
 
-_CACHE = "{f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q4_1+q4_1|q5_0+q5_0|q5_1+q5_1|q8_0+q8_0|mxfp4+mxfp4}"
-_FEW = "{f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q8_0+q8_0}"
-_MIXED = "{q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16}"
-
-FLASH_ATTN_EXT = OpCases(
-    ops=("FLASH_ATTN_EXT",),
-    types=("k", "v"),
-    keys={
-        "q": shape(),
-        "k": shape(),
-        "dv": count(0),
-        "mask": opt_shape(),
-        "hide": MASKS,
-        "scale": real(0.0),
-        "max_bias": real(0.0),
-        "softcap": real(0.0),
-        "sinks": count(0),
-        "prec": word("", "F32"),
-        "mla": count(0),
-        "vq": text(),
-        "vk": text(),
-        "vv": text(),
-    },
-    make=_flash_attn,
+@cases(
+    "LIGHTNING_INDEXER",
+    keys="q=SHAPE n_kv=16 masks=0 hide=causal|holes|bias vq= vk=",
+    types="k",
     standard=(
-        f"FLASH_ATTN_EXT-{_CACHE}-q=32x{{1|3}}x4,k=32x24{{x4|x2|}}",
-        f"FLASH_ATTN_EXT-{_CACHE}-q=64x3x4x2,k=64x32x2x2,mask=32x{{3|8|3x1x2|3x4x2}}",
-        f"FLASH_ATTN_EXT-{_FEW}-q=64x5x4,k=64x32x2,mask=32x5,{{hide=holes|hide=bias|sinks=1|softcap=10.0|hide=bias,max_bias=8.0|hide=bias,max_bias=8.0,softcap=5.0,sinks=1}}",
-        f"FLASH_ATTN_EXT-{_CACHE}-q=64x4x6x2,k=64x16x2x2,mask=16x4x1x2,vq=p0213,vk=p0213,vv=p0213",
-        f"FLASH_ATTN_EXT-{_FEW}-q=64x2x4,k=64x32x2,mask=32x2,{{vk=part.p0213,vv=part.p0213|vk=slab,vv=pad|vk=off.p0213,vv=rows,vq=pad.p0213}}",
-        f"FLASH_ATTN_EXT-{_MIXED}-q=64x3x4,k=64x32x2,mask=32x3{{|,vk=p0213,vv=p0213}}",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32}-{q=40x3x4,k=40x16x4|q=72x3x2,k=72x16x2|q=80x3x2,k=80x16x1},mask=16x3",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-{q=96x3x2,k=96x16x1|q=128x3x4,k=128x16x2|q=256x3x2,k=256x16x2},mask=16x3",
-        "FLASH_ATTN_EXT-{f16+f16|q8_0+q8_0}-q=192x2x4,dv=128,k=192x16x2,mask=16x2",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=576x2x4,dv=512,k=576x16x1,mask=16x2,mla=1",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=64x2x12,k=64x16x3,mask=16x2,hide=bias,max_bias=8.0,sinks=1",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32}-{q=64x64x2,k=64x80x2,mask=80x64|q=64x75x2,k=64x131x2,mask=131x75},hide=holes",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=64x1x8,k=64x{256|512|777}x2{|,sinks=1}",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=64x1x8,k=64x512x2,mask=512x4,hide=holes",
-        "FLASH_ATTN_EXT-{f16+f16|q8_0+q8_0}-q=64x3x4,k=64x32x2,mask=32x3,{prec=F32|scale=0.5|scale=0.01}",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32|q8_0+q8_0}-q=32x4x2,k=32x16x2,mask=16x4,hide=blind{|,sinks=1}",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32|bf16+bf16}-{q=64x1x4,k=64x40x2,mask=40x1|q=32x3x4,k=32x16x2,mask=16x3},hide=junk{|,max_bias=8.0|,sinks=1}",
-        "FLASH_ATTN_EXT-{f16+f16|f32+f32|bf16+bf16}-q=32x3x4,k=32x16x2,mask=16x3,hide=seen{|,sinks=1}",
+        "LIGHTNING_INDEXER-[f32|f16|bf16|q8_0|q4_0]-q=64x[1|4]x[1|3],n_kv=[16|33],hide=[causal|bias]",
+        "LIGHTNING_INDEXER-[f32|f16]-q=64x4x3x2,n_kv=32,[hide=holes|masks=1|vq=p0213|vk=slab|vk=part|vk=p0213]",
     ),
-    full=(
-        f"FLASH_ATTN_EXT-{_CACHE}-q=128x{{1|32}}x32,k=128x1024x8,vk=p0213,vv=p0213",
-        "FLASH_ATTN_EXT-{f16+f16|q8_0+q8_0}-q=64x{1|256}x32,k=64x2048x8,mask=2048x256,hide=holes",
-        "FLASH_ATTN_EXT-{f16+f16|q8_0+q8_0}-q=128x1x64x4,k=128x512x8x4,mask=512x1x1x4",
+    full=("LIGHTNING_INDEXER-[f16|q8_0]-q=128x64x[1|16],n_kv=2048,hide=holes",),
+)
+def _lightning_indexer(bench: Bench) -> Tensor:
+    v = bench.v
+    n, heads, n_t, n_s = v["q"]
+    q = bench.operand("q", F32, v["q"], normal(), v["vq"])
+    k = bench.operand("cache_k_l0", bench.types[0], (n, 1, v["n_kv"], n_s), normal(), v["vk"], keep=True)
+    weights = bench.leaf("weights", F32, (heads, n_t, 1, n_s), uniform(0.0, 1.0))
+    holes = causal(v["n_kv"] - n_t, dead=0.3)
+    hidden = {"causal": causal(v["n_kv"] - n_t), "holes": holes, "bias": biased(holes, 1.0)}[v["hide"]]
+    mask = bench.leaf("KQ_mask", F16, (v["n_kv"], n_t, 1, v["masks"] or n_s), hidden)
+    return bench.b.lightning_indexer(q, k, weights, mask)
+
+
+@cases(
+    "DSV4_HC_COMB",
+    keys="n=1 vmixes= eps=1e-6 n_iter=20",
+    types="mixes",
+    standard=(
+        "DSV4_HC_COMB-f32-n=[1|5|33],n_iter=[1|2|20]",
+        "DSV4_HC_COMB-f32-n=7,[eps=0.01|eps=0.0|vmixes=pad|vmixes=rows]",
     ),
 )
+def _hc_comb(bench: Bench) -> Tensor:
+    v = bench.v
+    mixes = bench.operand("mixes", F32, (24, v["n"], 1, 1), normal(), v["vmixes"])
+    scale = bench.leaf("scale", F32, (3, 1, 1, 1), uniform(0.3, 2.0), keep=True)
+    base = bench.leaf("base", F32, (24, 1, 1, 1), normal(), keep=True)
+    return bench.b.dsv4_hc_comb(mixes, scale, base, v["eps"], v["n_iter"])
 
-CASES = (SOFT_MAX, FLASH_ATTN_EXT)
+
+@cases(
+    "DSV4_HC_PRE",
+    keys="x=SHAPE vx= vw= gated=0 scale=1.0",
+    types="x",
+    standard=(
+        "DSV4_HC_PRE-f32-x=[64x4|33x4x7|16x2x3][|,gated=1,scale=0.5]",
+        "DSV4_HC_PRE-f32-x=20x4x5[|,gated=1],[vx=pad|vx=p0213|vw=pad|vw=off]",
+    ),
+)
+def _hc_pre(bench: Bench) -> Tensor:
+    v, b = bench.v, bench.b
+    _, hc, n, _ = v["x"]
+    x = bench.operand("x", F32, v["x"], normal(), v["vx"])
+    if v["gated"]:
+        return b.dsv4_hc_pre_gated(x, bench.operand("gate", F32, v["x"], normal(2.0), v["vw"]), v["scale"])
+    return b.dsv4_hc_pre(x, bench.operand("weights", F32, dims(hc, n), normal(), v["vw"]))
+
+
+@cases(
+    "DSV4_HC_POST",
+    keys="ne=SHAPE vx= vr= vc= comb=1",
+    types="x",
+    standard=(
+        "DSV4_HC_POST-f32-ne=[64x4|33x4x7|16x2x3],comb=[0|1]",
+        "DSV4_HC_POST-f32-ne=20x4x5,[vx=pad|vr=p0213|vr=pad|vc=p1023|vc=off]",
+    ),
+)
+def _hc_post(bench: Bench) -> Tensor:
+    v = bench.v
+    n_embd, hc, n, _ = v["ne"]
+    x = bench.operand("x", F32, dims(n_embd, n), normal(), v["vx"])
+    residual = bench.operand("residual", F32, v["ne"], normal(), v["vr"])
+    post = bench.leaf("post", F32, dims(hc, n), normal())
+    comb = bench.operand("comb", F32, dims(hc, hc, n), normal(), v["vc"]) if v["comb"] else None
+    return bench.b.dsv4_hc_post(x, residual, post, comb)

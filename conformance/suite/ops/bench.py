@@ -1,32 +1,80 @@
-"""The bench an op case is made on: leaves with their bytes, operands of any layout over them, and the finished case."""
+"""How an op case is made: its id `ops/OP-types-key=value,key=value@seed`, and the bench that its graph is built on.
+
+`OP` is ggml's name, with its sub-op after a dot (`UNARY.GELU`, `GLU.SWIGLU`); `types` are the operands' types joined by
+`+`; `OpCases` says which keys an op has.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from conformance.case.case import Case, Step
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor
-from conformance.ggml.types import GGMLType
+from conformance.ggml.types import TYPES, GGMLType
+from conformance.suite.data import Fill, chosen, encode
+from conformance.suite.family import Key, read_keys, split_id
+from conformance.suite.family import keys as declared
 
-from .data import Fill, chosen, encode
-from .grammar import FAMILY_NAME, OpId, word
-
+NAME = "ops"
 GENERATOR = 1
 """Raise it when any id's bytes change."""
 
-INPLACE = word("", "leaf", "mid", "input")
-"""Key `inplace`: `leaf` overwrites a persistent tensor, `mid` the result of the node before, `input` an input."""
+FLOATS = "f32|f16|bf16"
+BLOCKS_32 = "q4_0|q4_1|q5_0|q5_1|q8_0|mxfp4"
+BLOCKS_256 = "q2_K|q3_K|q4_K|q5_K|q6_K"
+BLOCKS = f"{BLOCKS_32}|{BLOCKS_256}"
+"""Types for the brackets of a pattern."""
+
+INPLACE = "inplace=|leaf|mid|input"
+"""Key: `leaf` overwrites a persistent tensor, `mid` the result of the node before, `input` an input."""
 
 LAYOUTS = "pad, off, rows, slab, part, flat or nothing; then permutes like p0213, joined by dots"
 
 
+@dataclass(frozen=True, slots=True)
+class OpId:
+    """An id, read."""
+
+    id: str
+    op: str
+    types: tuple[GGMLType, ...]
+    values: Mapping[str, Any]
+    given: Mapping[str, str]
+    """The keys that the text itself has, as text."""
+    seed: int
+
+
+def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
+    """Read an id.
+
+    Raises:
+        UsageError: says which part is wrong and what may stand there.
+    """
+    body, seed = split_id(case_id, NAME, "OP-types-key=value,key=value")
+    op, _, rest = body.partition("-")
+    types_text, _, keys_text = rest.partition("-")
+    cases = known.get(op)
+    if cases is None:
+        raise UsageError(f"case {case_id!r}: op {op!r} is unknown; known: {', '.join(known)}")
+    names = types_text.split("+")
+    if len(names) != len(cases.types) or any(n not in TYPES for n in names):
+        raise UsageError(
+            f"case {case_id!r}: types of {', '.join(cases.types)} joined by + expected, {types_text!r} found; "
+            f"types: {', '.join(TYPES)}"
+        )
+    values, given = read_keys(case_id, keys_text, cases.keys)
+    return OpId(case_id, op, tuple(TYPES[n] for n in names), values, given, seed)
+
+
 class Bench:
-    """One case in the making. Weights and caches are persistent (`keep`), everything else is an input of the step."""
+    """Builds one case. Weights and caches are persistent (`keep`), everything else is an input of the step."""
 
     __slots__ = ("b", "id", "inputs", "persistent", "types", "v")
 
@@ -55,7 +103,7 @@ class Bench:
         `ggml_permute(0, 2, 1, 3)`.
 
         Raises:
-            UsageError: another word stands in the layout.
+            UsageError: the layout has another word.
         """
         if not layout:
             return self.leaf(name, type_, ne, fill, keep=keep)
@@ -100,13 +148,19 @@ class Bench:
             raise UsageError(f"{name}: a layout whose permutes keep axis 0 expected, {layout!r} found")
         return self.operand(name, type_, ne, chosen(n), layout)
 
-    def destination(self, name: str, key: str, fill: Fill) -> Tensor:
-        """The first operand, of the shape under `key` and the layout under `v` + `key`; `inplace` says who owns it."""
-        a = self.operand(name, self.types[0], self.v[key], fill, self.v["v" + key], keep=self.v["inplace"] == "leaf")
-        return self.b.neg(a) if self.v["inplace"] == "mid" else a
+    def first(self, name: str, key: str, fill: Fill) -> Tensor:
+        """The first operand: its shape stands under `key`, its layout under `v` + `key`, its owner under `inplace`."""
+        inplace = self.v.get("inplace")
+        a = self.operand(name, self.types[0], self.v[key], fill, self.v["v" + key], keep=inplace == "leaf")
+        return self.b.neg(a) if inplace == "mid" else a
+
+    def build(self, name: str) -> Callable[..., Tensor]:
+        """The constructor `name`, or its form in place where the key `inplace` says so."""
+        constructor: Callable[..., Tensor] = getattr(self.b, f"{name}_inplace" if self.v["inplace"] else name)
+        return constructor
 
     def outputs(self, a: Tensor, out: Tensor) -> Sequence[Tensor]:
-        """What to check: with `mid` also the node before, as it was until `out` overwrote it."""
+        """The tensors to check: with `mid` also the node before, as it was until `out` overwrote it."""
         return (a, out) if self.v["inplace"] == "mid" else (out,)
 
     def case(self, outputs: Sequence[Tensor]) -> Case:
@@ -114,15 +168,53 @@ class Bench:
         graph = self.b.build_forward_expand(*outputs)
         step = Step(graph, self.inputs, tuple(outputs))
         params = {"op": self.id.op, "types": [t.name for t in self.types], **self.id.given}
-        return Case(
-            self.id.id,
-            self.persistent,
-            [step],
-            family=FAMILY_NAME,
-            params=params,
-            seed=self.id.seed,
-            generator=GENERATOR,
-        )
+        seed = self.id.seed
+        return Case(self.id.id, self.persistent, [step], family=NAME, params=params, seed=seed, generator=GENERATOR)
+
+
+Make = Callable[[Bench], Tensor | Sequence[Tensor]]
+"""Builds the graph on a bench; returns the tensor, or tensors, to check."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpCases:
+    """The cases of one op, or of a group alike: what their ids may say, how a case is built, and which ones run."""
+
+    ops: tuple[str, ...]
+    """Names that stand first in the id; `UNARY.GELU` for a sub-op."""
+    types: tuple[str, ...]
+    """The operands whose types the id names."""
+    keys: Mapping[str, Key]
+    make: Make
+    standard: Sequence[str]
+    """Patterns of ids without family and seed."""
+    full: Sequence[str]
+    """Further ones of level `full`: large."""
+    smoke: Sequence[str]
+    """Those of `standard` that `smoke` always has: where few backends take what the others are."""
+
+
+TABLES: list[OpCases] = []
+"""The cases of all topics, in the order of their declaration."""
+
+
+def cases(
+    ops: str,
+    *,
+    keys: str,
+    standard: Sequence[str],
+    types: str = "a",
+    full: Sequence[str] = (),
+    smoke: Sequence[str] = (),
+) -> Callable[[Make], Make]:
+    """Declare the cases that a function builds: the fields of `OpCases`; `ops` and `types` separated by blanks."""
+
+    def declare(make: Make) -> Make:
+        table = OpCases(tuple(ops.split()), tuple(types.split()), declared(keys), make, standard, full, smoke)
+        TABLES.append(table)
+        return make
+
+    return declare
 
 
 @cache

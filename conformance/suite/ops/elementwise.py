@@ -1,84 +1,153 @@
-"""Ops that work element by element: arithmetic with broadcasting, UNARY, SQR, SQRT, SCALE, CLAMP, GLU, ADD_ID."""
+"""Ops element by element: arithmetic with broadcasting, SCALE, CLAMP, FILL, masks, ARANGE, UNARY, gated units GLU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conformance.case.streams import Stream
 from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import I32, type_named
+from conformance.ggml.types import F32, I32, type_named
+from conformance.suite.data import Fill, away_from_zero, integers, normal, uniform, with_edges
 
-from .bench import INPLACE, Bench
-from .data import Fill, away_from_zero, integers, normal, uniform, with_edges
-from .grammar import BLOCKS, FLOATS, OpCases, count, opt_shape, real, shape, text, word
-
-INF, NAN = float("inf"), float("nan")
-TINY = 1e-40
-"""Subnormal in F32, zero in F16."""
-
-EDGES: dict[str, tuple[float, ...]] = {
-    "edge": (0.0, -0.0, INF, -INF, TINY, -TINY, 0.5, -0.5, 1.0, -1.0, 2.5, -2.5),
-    "nan": (0.0, -0.0, INF, -INF, NAN),
-    "half": (0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 0.49999997, -0.49999997),
-}
-"""Value of the key `special` -> what is sprinkled among ordinary values."""
-
-
-def _special(fill: Fill, special: str) -> Fill:
-    return with_edges(fill, EDGES[special]) if special else fill
-
+from .bench import BLOCKS, FLOATS, INPLACE, Bench, cases
 
 _DIVISOR = away_from_zero(0.25, 4.0)
+_FLOATS2 = "[f32+f32|f16+f16|bf16+bf16|f16+f32|bf16+f32]"
+_QUANTS = f"[{BLOCKS}]"
+_ARITHMETIC = "[ADD|SUB|MUL|DIV]"
 
 
-def _binary(bench: Bench) -> Sequence[Tensor]:
-    v, op = bench.v, bench.id.op.lower()
-    a = bench.destination("a", "a", _special(normal(), v["special"]))
-    fill_b = _DIVISOR if op == "div" else normal(1.5)
-    b = bench.operand("b", bench.types[1], v["b"] or v["a"], _special(fill_b, v["special"]), v["vb"])
-    if v["cast"]:
-        return (bench.b.add_cast(a, b, type_named(v["cast"])),)
-    make = getattr(bench.b, op + ("_inplace" if v["inplace"] else ""))
-    return bench.outputs(a, make(a, b))
-
-
-_FLOATS2 = "{f32+f32|f16+f16|bf16+bf16|f16+f32|bf16+f32}"
-_QUANTS = f"{{{BLOCKS}}}"
-_ARITHMETIC = "{ADD|SUB|MUL|DIV}"
-
-BINARY = OpCases(
-    ops=("ADD", "SUB", "MUL", "DIV"),
-    types=("a", "b"),
-    keys={
-        "a": shape(),
-        "b": opt_shape(),
-        "va": text(),
-        "vb": text(),
-        "inplace": INPLACE,
-        "cast": word("", "f32"),
-        "special": word("", "edge", "nan"),
-    },
-    make=_binary,
+@cases(
+    "ADD SUB MUL DIV",
+    keys=f"a=SHAPE b=SHAPE? va= vb= {INPLACE} cast=|f32 special=|edge|nan",
+    types="a b",
     standard=(
         f"{_ARITHMETIC}-{_FLOATS2}-a=13x5x3x2",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=13x5x3x2,b={{1|13|13x5|1x5x3x2|13x1x3|1x5x1x2}}",
+        f"{_ARITHMETIC}-{_FLOATS2}-a=13x5x3x2,b=[1|13|13x5|1x5x3x2|13x1x3|1x5x1x2]",
         f"{_ARITHMETIC}-{_FLOATS2}-a=16x10x4x2,b=8x5x2x1",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=16x6x4x2,va={{pad|off|slab.p0213}}",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=16x6x4x2,vb={{rows|p0213|p1023|pad.p2013}}",
+        f"{_ARITHMETIC}-{_FLOATS2}-a=16x6x4x2,va=[pad|off|slab.p0213]",
+        f"{_ARITHMETIC}-{_FLOATS2}-a=16x6x4x2,vb=[rows|p0213|p1023|pad.p2013]",
         f"{_ARITHMETIC}-{_FLOATS2}-a=16x6x4x2,b=16x1x4,va=p0213,vb=pad",
-        f"{_ARITHMETIC}-{_FLOATS2}-a=24x5x2,inplace={{leaf|mid}}",
+        f"{_ARITHMETIC}-{_FLOATS2}-a=24x5x2,inplace=[leaf|mid]",
         f"{_ARITHMETIC}-{_FLOATS2}-a=24x6x2,b=24,va=slab,inplace=leaf",
-        "{ADD|MUL}-f32+f32-a=24x5x2,inplace=input",
-        f"{_ARITHMETIC}-{{f32+f32|f16+f16|bf16+bf16}}-a=32x4,special={{edge|nan}}",
-        f"{_ARITHMETIC}-f32+f32-{{a=1|a=1x17|a=2049|a=257x3,b=257}}",
+        "[ADD|MUL]-f32+f32-a=24x5x2,inplace=input",
+        f"{_ARITHMETIC}-[f32+f32|f16+f16|bf16+bf16]-a=32x4,special=[edge|nan]",
+        f"{_ARITHMETIC}-f32+f32-[a=1|a=1x17|a=2049|a=257x3,b=257]",
         f"ADD-{_QUANTS}+f32-a=256x3x2",
         f"ADD-{_QUANTS}+f32-a=256x3,cast=f32",
-        "ADD-{q4_0|q8_0|q6_K}+f32-a=256x3x2,va=pad,vb=rows",
-        "ADD-{f16|bf16}+f32-a=33x3x2,cast=f32",
-        "ADD-{f16|bf16}+f32-a=33x3x2,b=33,cast=f32",
+        "ADD-[q4_0|q8_0|q6_K]+f32-a=256x3x2,va=pad,vb=rows",
+        "ADD-[f16|bf16]+f32-a=33x3x2,cast=f32",
+        "ADD-[f16|bf16]+f32-a=33x3x2,b=33,cast=f32",
     ),
-    full=(f"{_ARITHMETIC}-{_FLOATS2}-{{a=4096x33,b=4096|a=511x65x4|a=128x64x8x3,b=128x1x8x3,va=pad.p0213}}",),
+    full=(f"{_ARITHMETIC}-{_FLOATS2}-[a=4096x33,b=4096|a=511x65x4|a=128x64x8x3,b=128x1x8x3,va=pad.p0213]",),
 )
+def _binary(bench: Bench) -> Sequence[Tensor]:
+    v, op = bench.v, bench.id.op.lower()
+    a = bench.first("a", "a", with_edges(normal(), v["special"]))
+    fill_b = _DIVISOR if op == "div" else normal(1.5)
+    b = bench.operand("b", bench.types[1], v["b"] or v["a"], with_edges(fill_b, v["special"]), v["vb"])
+    if v["cast"]:
+        return (bench.b.add_cast(a, b, type_named(v["cast"])),)
+    return bench.outputs(a, bench.build(op)(a, b))
+
+
+@cases(
+    "SCALE",
+    keys=f"ne=SHAPE vne= {INPLACE} s=1.0 b=0.0",
+    standard=(
+        "SCALE-[f32|bf16]-ne=[7x5x3x2|67x4|256x5],[s=2.0|s=-0.3|s=0.125,b=-1.5|s=1.0,b=0.75|s=0.2,b=2.0]",
+        "SCALE-[f32|bf16]-ne=18x6x3,vne=[off|flat],[s=-1.5|s=0.5,b=0.25]",
+        "SCALE-[f32|bf16]-ne=40x5,inplace=leaf,[s=0.7|s=3.0,b=-0.5]",
+        "SCALE-f32-ne=40x5,inplace=mid,[s=0.7|s=3.0,b=-0.5]",
+        "SCALE-f32-ne=24x6x2,vne=off,inplace=leaf,s=1.25",
+    ),
+    full=("SCALE-[f32|bf16]-ne=4096x9,s=0.0883883",),
+)
+def _scale(bench: Bench) -> Sequence[Tensor]:
+    v = bench.v
+    a = bench.first("a", "ne", normal())
+    out = bench.build("scale_bias")(a, v["s"], v["b"]) if v["b"] else bench.build("scale")(a, v["s"])
+    return bench.outputs(a, out)
+
+
+@cases(
+    "CLAMP",
+    keys=f"ne=SHAPE vne= {INPLACE} min=-1.0 max=1.0",
+    standard=(
+        "CLAMP-[f32|f16]-ne=[7x5x3x2|67x4|256x5],[min=-0.5,max=0.5|min=0.0,max=6.0|min=-inf,max=1.25|min=-2.0,max=inf]",
+        "CLAMP-[f32|f16]-ne=18x6x3x2,vne=[pad|rows|p0213|off],min=-1.5,max=0.25",
+        "CLAMP-[f32|f16]-ne=40x5,inplace=[leaf|mid|input],min=-0.75,max=1.5",
+    ),
+    full=("CLAMP-[f32|f16]-ne=4096x9,min=-1.0,max=1.0",),
+)
+def _clamp(bench: Bench) -> Sequence[Tensor]:
+    v = bench.v
+    a = bench.first("a", "ne", normal(2.0))
+    return bench.outputs(a, bench.build("clamp")(a, v["min"], v["max"]))
+
+
+@cases(
+    "ADD_ID",
+    keys="a=SHAPE n_expert=4 va= vids=",
+    types="a b",
+    standard=(
+        "ADD_ID-f32+f32-a=[33x2x5|64x4x1|130x1x7|256x4x9],n_expert=[4|8|32]",
+        "ADD_ID-f32+f32-a=33x3x5,n_expert=8,[va=pad|va=rows|vids=rows|vids=pad|vids=p1023|va=p0213,vids=off]",
+    ),
+    full=("ADD_ID-f32+f32-a=2880x4x33,n_expert=128",),
+)
+def _add_id(bench: Bench) -> Tensor:
+    v = bench.v
+    n, n_used, n_tokens, _ = v["a"]
+    a = bench.first("a", "a", normal())
+    b = bench.leaf("b", bench.types[1], (n, v["n_expert"], 1, 1), normal(2.0), keep=True)
+    ids = bench.operand("ids", I32, (n_used, n_tokens, 1, 1), integers(0, v["n_expert"]), v["vids"])
+    return bench.b.add_id(a, b, ids)
+
+
+def _by_seed(bench: Bench) -> float:
+    """A number from the case's stream, in 64ths: without it an op without leaves has one result for all seeds."""
+    return float(Stream(bench.id.id, "shift").integers(1, 1, 640)[0]) / 64
+
+
+@cases(
+    "ADD1 LEAKY_RELU FILL DIAG_MASK_INF DIAG_MASK_ZERO",
+    keys=f"ne=SHAPE vne= {INPLACE} c=0.0",
+    standard=(
+        "[ADD1|LEAKY_RELU|FILL]-f32-ne=[17x5x3x2|256x3],c=[0.1|-2.5]",
+        "[ADD1|LEAKY_RELU|FILL]-f32-ne=18x6x3,inplace=[leaf|mid],c=0.3",
+        "FILL-f16-ne=17x5x3,c=0.1",
+        "FILL-f32-ne=17x5x3,vne=off,c=-9.5",
+        "[DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=[9x9|20x6x3x2],c=[0|3]",
+        "[DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=20x6x3,inplace=[leaf|mid],c=2",
+    ),
+    full=("FILL-f32-ne=4096x129,c=1.5",),
+)
+def _scalars(bench: Bench) -> Sequence[Tensor]:
+    v, op = bench.v, bench.id.op
+    a = bench.first("a", "ne", normal())
+    if op == "LEAKY_RELU":
+        return bench.outputs(a, bench.b.leaky_relu(a, v["c"], bool(v["inplace"])))
+    other: Tensor | float = int(v["c"])
+    if op == "ADD1":
+        other = bench.leaf("one", F32, (1, 1, 1, 1), normal(mean=2.0))
+    elif op == "FILL":
+        other = v["c"] + _by_seed(bench)
+    return bench.outputs(a, bench.build(op.lower())(a, other))
+
+
+@cases(
+    "ARANGE",
+    keys="start=0.0 stop=8.0 step=1.0",
+    types="out",
+    standard=("ARANGE-f32-stop=[1.0|16.0|4096.0]", "ARANGE-f32-start=[0.5|-3.0],stop=20.0,step=[0.75|0.1|3.0]"),
+)
+def _arange(bench: Bench) -> Tensor:
+    """A sum with a leaf, because a graph without a leaf has no place to run."""
+    v, b, shift = bench.v, bench.b, _by_seed(bench)
+    x = b.arange(v["start"] + shift, v["stop"] + shift, v["step"])
+    return b.add(x, bench.leaf("zero", F32, (1, 1, 1, 1), uniform(0.0, 0.0)))
 
 
 _POSITIVE = uniform(0.01, 20.0)
@@ -95,106 +164,71 @@ _PROBES: dict[str, Fill] = {
     "TRUNC": normal(9.0),
 }
 """Op -> where its curve bends; the rest bends within a few units of zero."""
+_FLOATS = f"[{FLOATS}]"
+_UNARY = [f"UNARY.{op}" for op in UNARY_OPS if op != "XIELU"]
+_SMOOTH = f"[{'|'.join(_UNARY)}]"
+_DEFINED = "[UNARY.ABS|UNARY.NEG|UNARY.SGN|UNARY.STEP|UNARY.RELU|UNARY.FLOOR|UNARY.CEIL|UNARY.TRUNC|UNARY.TANH|SQR]"
+_ROUNDING = "[UNARY.FLOOR|UNARY.CEIL|UNARY.ROUND|UNARY.TRUNC]"
+_KEYS = f"ne=SHAPE vne= {INPLACE} special=|edge|nan|half"
 
 
-def _unary(bench: Bench) -> Sequence[Tensor]:
-    v, op = bench.v, bench.id.op.removeprefix("UNARY.")
-    a = bench.destination("a", "ne", _special(_PROBES.get(op, normal(2.0)), v["special"]))
-    if op == "XIELU":
-        return bench.outputs(a, bench.b.xielu(a, v["alpha_n"], v["alpha_p"], v["beta"], v["eps"]))
-    inplace = bool(v["inplace"])
-    if op in UNARY_OPS:
-        return bench.outputs(a, bench.b.unary_inplace(a, op) if inplace else bench.b.unary(a, op))
-    return bench.outputs(a, getattr(bench.b, op.lower() + ("_inplace" if inplace else ""))(a))
-
-
-_FLOATS = f"{{{FLOATS}}}"
-_SMOOTH = "{" + "|".join(f"UNARY.{op}" for op in UNARY_OPS if op != "XIELU") + "}"
-_DEFINED = "{UNARY.ABS|UNARY.NEG|UNARY.SGN|UNARY.STEP|UNARY.RELU|UNARY.FLOOR|UNARY.CEIL|UNARY.TRUNC|UNARY.TANH|SQR}"
-_ROUNDING = "{UNARY.FLOOR|UNARY.CEIL|UNARY.ROUND|UNARY.TRUNC}"
-_UNARY_KEYS = {"ne": shape(), "vne": text(), "inplace": INPLACE, "special": word("", "edge", "nan", "half")}
-
-UNARY = OpCases(
-    ops=("SQR", "SQRT", *(f"UNARY.{op}" for op in UNARY_OPS if op != "XIELU")),
-    types=("a",),
-    keys=_UNARY_KEYS,
-    make=_unary,
+@cases(
+    " ".join(("SQR", "SQRT", *_UNARY)),
+    keys=_KEYS,
     standard=(
-        f"{_SMOOTH}-{_FLOATS}-ne={{7x5x3x2|67x4}}",
+        f"{_SMOOTH}-{_FLOATS}-ne=[7x5x3x2|67x4]",
         f"{_SMOOTH}-f32-ne=256x5x2",
-        f"{_SMOOTH}-{{f32|f16}}-ne=18x6x3x2,vne={{pad|p0213}}",
-        f"{_SMOOTH}-{{f32-ne=18x6x3x2,vne=off|bf16-ne=18x6x3x2,vne=rows}}",
+        f"{_SMOOTH}-[f32|f16]-ne=18x6x3x2,vne=[pad|p0213]",
+        f"{_SMOOTH}-[f32-ne=18x6x3x2,vne=off|bf16-ne=18x6x3x2,vne=rows]",
         f"{_SMOOTH}-{_FLOATS}-ne=40x5,inplace=leaf",
         f"{_SMOOTH}-f32-ne=40x5,inplace=mid",
-        f"{{SQR|SQRT}}-{_FLOATS}-ne={{7x5x3x2|67x4|256x5x2}}",
-        f"{{SQR|SQRT}}-{_FLOATS}-ne=18x6x3x2,vne={{pad|rows|p0213|off}}",
-        f"{{SQR|SQRT}}-{_FLOATS}-ne=40x5,inplace=leaf",
+        f"[SQR|SQRT]-{_FLOATS}-ne=[7x5x3x2|67x4|256x5x2]",
+        f"[SQR|SQRT]-{_FLOATS}-ne=18x6x3x2,vne=[pad|rows|p0213|off]",
+        f"[SQR|SQRT]-{_FLOATS}-ne=40x5,inplace=leaf",
         f"{_DEFINED}-{_FLOATS}-ne=32x5,special=edge",
         f"{_ROUNDING}-f32-ne=32x5,special=half",
-        f"{{UNARY.ABS|UNARY.NEG|SQR}}-{_FLOATS}-ne=32x5,special=nan",
+        f"[UNARY.ABS|UNARY.NEG|SQR]-{_FLOATS}-ne=32x5,special=nan",
     ),
-    full=(f"{_SMOOTH}-{_FLOATS}-ne={{4096x9|1023x31x3}}", f"{{SQR|SQRT}}-{_FLOATS}-ne=4096x9"),
+    full=(f"{_SMOOTH}-{_FLOATS}-ne=[4096x9|1023x31x3]", f"[SQR|SQRT]-{_FLOATS}-ne=4096x9"),
 )
-
-XIELU = OpCases(
-    ops=("UNARY.XIELU",),
-    types=("a",),
-    keys={**_UNARY_KEYS, "alpha_n": real(0.8), "alpha_p": real(0.8), "beta": real(0.5), "eps": real(-1e-6)},
-    make=_unary,
+@cases(
+    "UNARY.XIELU",
+    keys=f"{_KEYS} alpha_n=0.8 alpha_p=0.8 beta=0.5 eps=-1e-6",
     standard=(
-        f"UNARY.XIELU-{_FLOATS}-ne={{7x5x3x2|67x4|256x5x2}}",
-        f"UNARY.XIELU-{_FLOATS}-ne=18x6x3x2,vne={{pad|off}}",
-        f"UNARY.XIELU-{_FLOATS}-ne=33x4,{{alpha_n=4.0,alpha_p=20.5|alpha_n=-3.0|beta=1.5,alpha_p=0.1|eps=-0.5}}",
+        f"UNARY.XIELU-{_FLOATS}-ne=[7x5x3x2|67x4|256x5x2]",
+        f"UNARY.XIELU-{_FLOATS}-ne=18x6x3x2,vne=[pad|off]",
+        f"UNARY.XIELU-{_FLOATS}-ne=33x4,[alpha_n=4.0,alpha_p=20.5|alpha_n=-3.0|beta=1.5,alpha_p=0.1|eps=-0.5]",
     ),
     full=(f"UNARY.XIELU-{_FLOATS}-ne=4096x9",),
 )
+def _unary(bench: Bench) -> Sequence[Tensor]:
+    v, op = bench.v, bench.id.op.removeprefix("UNARY.")
+    a = bench.first("a", "ne", with_edges(_PROBES.get(op, normal(2.0)), v["special"]))
+    if op == "XIELU":
+        return bench.outputs(a, bench.b.xielu(a, v["alpha_n"], v["alpha_p"], v["beta"], v["eps"]))
+    return bench.outputs(a, bench.build("unary")(a, op) if op in UNARY_OPS else bench.build(op.lower())(a))
 
 
-def _scale(bench: Bench) -> Sequence[Tensor]:
-    v = bench.v
-    a = bench.destination("a", "ne", normal())
-    inplace = "_inplace" if v["inplace"] else ""
-    if v["b"]:
-        return bench.outputs(a, getattr(bench.b, "scale_bias" + inplace)(a, v["s"], v["b"]))
-    return bench.outputs(a, getattr(bench.b, "scale" + inplace)(a, v["s"]))
+_GATED = "[GLU.REGLU|GLU.GEGLU|GLU.SWIGLU|GLU.GEGLU_ERF|GLU.GEGLU_QUICK]"
+_LIMITED = "[GLU.SWIGLU_OAI-f32|GLU.SWIGLU_CLAMP-f32|GLU.SWIGLU_CLAMP-f16]"
 
 
-SCALE = OpCases(
-    ops=("SCALE",),
-    types=("a",),
-    keys={"ne": shape(), "vne": text(), "inplace": INPLACE, "s": real(1.0), "b": real(0.0)},
-    make=_scale,
+@cases(
+    " ".join(f"GLU.{op}" for op in GLU_OPS),
+    keys="ne=SHAPE va= vb= form=|swapped|split alpha=1.702 limit=7.0",
     standard=(
-        "SCALE-{f32|bf16}-ne={7x5x3x2|67x4|256x5},{s=2.0|s=-0.3|s=0.125,b=-1.5|s=1.0,b=0.75|s=0.2,b=2.0}",
-        "SCALE-{f32|bf16}-ne=18x6x3,vne={off|flat},{s=-1.5|s=0.5,b=0.25}",
-        "SCALE-{f32|bf16}-ne=40x5,inplace=leaf,{s=0.7|s=3.0,b=-0.5}",
-        "SCALE-f32-ne=40x5,inplace=mid,{s=0.7|s=3.0,b=-0.5}",
-        "SCALE-f32-ne=24x6x2,vne=off,inplace=leaf,s=1.25",
+        f"{_GATED}-{_FLOATS}-ne=[14x5x3x2|134x4][|,form=swapped|,form=split]",
+        f"{_GATED}-{_FLOATS}-ne=36x6x3,[va=pad|va=off,form=swapped]",
+        f"{_GATED}-{_FLOATS}-ne=18x6x3,va=pad,vb=rows,form=split",
+        f"{_LIMITED}-ne=[14x5x3x2|67x4],form=split",
+        f"{_LIMITED}-ne=33x4,form=split,[limit=0.5|limit=3.0,alpha=1.0|limit=2.0,alpha=0.5]",
+        f"{_LIMITED}-ne=18x6x3,va=pad,vb=rows,form=split",
+        f"{_GATED}-{_FLOATS}-ne=[15x5x3x2|135x4][|,form=swapped]",
+        f"{_GATED}-f32-ne=37x6x3,[va=pad|va=off,form=swapped]",
+        f"{_LIMITED}-ne=[14x5x3x2|135x4],limit=2.0",
     ),
-    full=("SCALE-{f32|bf16}-ne=4096x9,s=0.0883883",),
+    full=(f"{_GATED}-{_FLOATS}-ne=2816x9[|,form=split]",),
 )
-
-
-def _clamp(bench: Bench) -> Sequence[Tensor]:
-    v = bench.v
-    a = bench.destination("a", "ne", normal(2.0))
-    return bench.outputs(a, getattr(bench.b, "clamp_inplace" if v["inplace"] else "clamp")(a, v["min"], v["max"]))
-
-
-CLAMP = OpCases(
-    ops=("CLAMP",),
-    types=("a",),
-    keys={"ne": shape(), "vne": text(), "inplace": INPLACE, "min": real(-1.0), "max": real(1.0)},
-    make=_clamp,
-    standard=(
-        "CLAMP-{f32|f16}-ne={7x5x3x2|67x4|256x5},{min=-0.5,max=0.5|min=0.0,max=6.0|min=-inf,max=1.25|min=-2.0,max=inf}",
-        "CLAMP-{f32|f16}-ne=18x6x3x2,vne={pad|rows|p0213|off},min=-1.5,max=0.25",
-        "CLAMP-{f32|f16}-ne=40x5,inplace={leaf|mid|input},min=-0.75,max=1.5",
-    ),
-    full=("CLAMP-{f32|f16}-ne=4096x9,min=-1.0,max=1.0",),
-)
-
-
 def _glu(bench: Bench) -> Tensor:
     v, op = bench.v, bench.id.op.removeprefix("GLU.")
     a = bench.operand("a", bench.types[0], v["ne"], normal(2.0), v["va"])
@@ -208,55 +242,23 @@ def _glu(bench: Bench) -> Tensor:
     return bench.b.glu(a, op, False) if b is None else bench.b.glu_split(a, b, op)
 
 
-_GATED = "{GLU.REGLU|GLU.GEGLU|GLU.SWIGLU|GLU.GEGLU_ERF|GLU.GEGLU_QUICK}"
-_LIMITED = "{GLU.SWIGLU_OAI-f32|GLU.SWIGLU_CLAMP-f32|GLU.SWIGLU_CLAMP-f16}"
+_DOMAIN = {"LOG": uniform(0.05, 20.0), "SIN": uniform(-7.0, 7.0), "COS": uniform(-7.0, 7.0)}
 
-GLU = OpCases(
-    ops=tuple(f"GLU.{op}" for op in GLU_OPS),
-    types=("a",),
-    keys={
-        "ne": shape(),
-        "va": text(),
-        "vb": text(),
-        "form": word("", "swapped", "split"),
-        "alpha": real(1.702),
-        "limit": real(7.0),
-    },
-    make=_glu,
+
+@cases(
+    "LOG SIN COS SUM CUMSUM",
+    keys=f"ne=SHAPE vne= {INPLACE}",
     standard=(
-        f"{_GATED}-{_FLOATS}-ne={{14x5x3x2|134x4}}{{|,form=swapped|,form=split}}",
-        f"{_GATED}-{_FLOATS}-ne=36x6x3,{{va=pad|va=off,form=swapped}}",
-        f"{_GATED}-{_FLOATS}-ne=18x6x3,va=pad,vb=rows,form=split",
-        f"{_LIMITED}-ne={{14x5x3x2|67x4}},form=split",
-        f"{_LIMITED}-ne=33x4,form=split,{{limit=0.5|limit=3.0,alpha=1.0|limit=2.0,alpha=0.5}}",
-        f"{_LIMITED}-ne=18x6x3,va=pad,vb=rows,form=split",
-        f"{_GATED}-{_FLOATS}-ne={{15x5x3x2|135x4}}{{|,form=swapped}}",
-        f"{_GATED}-f32-ne=37x6x3,{{va=pad|va=off,form=swapped}}",
-        f"{_LIMITED}-ne={{14x5x3x2|135x4}},limit=2.0",
+        "[LOG|SIN|COS]-[f32|f16]-ne=[17x5x3x2|256x3]",
+        "[LOG|SIN|COS]-f32-ne=18x6x3x2,[vne=pad|vne=off|vne=p0213|inplace=leaf]",
+        "[SIN|COS]-f32-ne=18x6x3x2,inplace=mid",
+        "[SUM|CUMSUM]-f32-ne=[1x7|33x5x3x2|1025x3]",
+        "[SUM|CUMSUM]-f32-ne=18x6x3x2,vne=[pad|rows|p0213|off]",
     ),
-    full=(f"{_GATED}-{_FLOATS}-ne=2816x9{{|,form=split}}",),
+    full=("[LOG|SIN|COS|SUM|CUMSUM]-f32-ne=4096x129",),
 )
-
-
-def _add_id(bench: Bench) -> Tensor:
-    v = bench.v
-    n, n_used, n_tokens, _ = v["a"]
-    a = bench.operand("a", bench.types[0], v["a"], normal(), v["va"])
-    b = bench.leaf("b", bench.types[1], (n, v["n_expert"], 1, 1), normal(2.0), keep=True)
-    ids = bench.operand("ids", I32, (n_used, n_tokens, 1, 1), integers(0, v["n_expert"]), v["vids"])
-    return bench.b.add_id(a, b, ids)
-
-
-ADD_ID = OpCases(
-    ops=("ADD_ID",),
-    types=("a", "b"),
-    keys={"a": shape(), "n_expert": count(4), "va": text(), "vids": text()},
-    make=_add_id,
-    standard=(
-        "ADD_ID-f32+f32-a={33x2x5|64x4x1|130x1x7|256x4x9},n_expert={4|8|32}",
-        "ADD_ID-f32+f32-a=33x3x5,n_expert=8,{va=pad|va=rows|vids=rows|vids=pad|vids=p1023|va=p0213,vids=off}",
-    ),
-    full=("ADD_ID-f32+f32-a=2880x4x33,n_expert=128",),
-)
-
-CASES = (BINARY, UNARY, XIELU, SCALE, CLAMP, GLU, ADD_ID)
+def _map(bench: Bench) -> Sequence[Tensor]:
+    """`CUMSUM` and `SUM` have no form in place."""
+    op = bench.id.op
+    a = bench.first("a", "ne", _DOMAIN.get(op, normal(1.0, 0.25)))
+    return bench.outputs(a, bench.build(op.lower())(a))

@@ -1,30 +1,65 @@
-"""MUL_MAT and MUL_MAT_ID: weights of every type, activations of every layout, groups of heads, experts."""
+"""MUL_MAT and MUL_MAT_ID: weights of every type, activations of every layout, groups of heads, experts; triangles."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
-from conformance.ggml.ops.matmul import OP_HINT, PREC
+from conformance.ggml.ops.matmul import OP_HINT, PREC, TRI_TYPE
 from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F32, I32
+from conformance.suite.data import hadamard, normal
 
-from .bench import Bench
-from .data import normal
-from .grammar import BLOCKS, BLOCKS_32, FLOATS, OpCases, count, shape, text, word
+from .bench import BLOCKS, BLOCKS_32, FLOATS, Bench, cases
 
-
-def hadamard(_: Stream, ne: Dims) -> NDArray[np.float32]:
-    """In each matrix the Walsh-Hadamard matrix of order `ne[0]`, a power of two, scaled to be orthogonal."""
-    h: NDArray[np.float32] = np.ones((1, 1), np.float32)
-    while h.shape[0] < ne[0]:
-        h = np.block([[h, h], [h, -h]])
-    h *= np.float32(1.0) / np.sqrt(np.float32(ne[0]))
-    return np.broadcast_to(h, (ne[3], ne[2], *h.shape))
+_ANY32 = f"[{FLOATS}|{BLOCKS_32}]"
+_ANY = f"[{FLOATS}|{BLOCKS}]"
 
 
+@cases(
+    "MUL_MAT",
+    keys="a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD",
+    types="a b",
+    standard=(
+        f"MUL_MAT-{_ANY}+f32-a=256x16,b=256x[1|2|4|7|16]",
+        f"MUL_MAT-{_ANY}+f32-[a=256x1,b=256x5|a=256x17,b=256x1]",
+        f"MUL_MAT-{_ANY32}+f32-a=32x7,b=32x3",
+        f"MUL_MAT-{_ANY32}+f32-a=96x33,b=96x[1|6|33]",
+        f"MUL_MAT-{_ANY}+f32-a=512x8x2x2,b=512x3x2x2",
+        f"MUL_MAT-{_ANY}+f32-[a=256x5x2,b=256x3x6|a=256x5x1x2,b=256x3x2x4|a=256x6x2,b=256x1x4x3]",
+        f"MUL_MAT-{_ANY}+f32-a=256x6x2,b=256x5x4,[va=pad|va=p0213|vb=pad|va=p0213,vb=p0213]",
+        "MUL_MAT-[f32|f16|bf16|q4_0|q8_0|q4_K]+f32-a=256x6x2x2,b=256x3x2x2,[va=part.p0213,vb=off|va=slab,vb=rows|vb=p0321]",
+        f"MUL_MAT-{_ANY}+f32-a=256x6,b=256x1x4",
+        "MUL_MAT-[f32|f16|bf16]+f32-[a=1x5,b=1x3|a=3x4,b=3x2|a=7x9,b=7x5|a=31x5,b=31x1|a=33x16,b=33x4|a=65x3,b=65x7]",
+        "MUL_MAT-[f16+f16|bf16+bf16|f32+bf16]-a=64x[1|16|33],b=64x[1|5|16]",
+        "MUL_MAT-[f16+f16|bf16+bf16|f32+bf16]-a=64x6x2,b=64x5x4,[vb=pad|va=p0213,vb=p0213]",
+        "MUL_MAT-[q4_0|q5_0|q8_0|mxfp4]+q8_0-a=64x9,b=64x[1|4]",
+        "MUL_MAT-[f32|f16|bf16|q4_0|q8_0|q4_K]+f32-a=256x16,b=256x5,prec=F32",
+        "MUL_MAT-f32+[f32|f16]-[a=64x64,b=64x3x2|a=128x128,b=128x5],hint=SRC0_IS_HADAMARD",
+        "MUL_MAT-f32+f32-[a=64x64x2,b=64x3x4|a=32x32x2x2,b=32x20x2x4|a=128x128x3,b=128x1x3|a=1x1,b=1x5|a=2x2,b=2x3],hint=SRC0_IS_HADAMARD",
+        "MUL_MAT-f32+f32-a=64x64x2,b=64x3x4,[vb=pad|vb=p0213|vb=rows],hint=SRC0_IS_HADAMARD",
+        "MUL_MAT-[f32|f16]+f32-[a=64x37x2,b=64x1x8|a=37x64x2,b=37x1x8],[va=p0213,vb=p0213|va=pad]",
+        "MUL_MAT-[q4_0|q8_0|f16|q4_K|q6_K]+f32-[a=2048x16,b=2048x2|a=4096x16,b=4096x1|a=5632x16,b=5632x1|a=14336x16,b=14336x1]",
+        "MUL_MAT-[f32|f16|bf16|q4_0|q8_0|q4_K|q6_K]+f32-a=2048x4,b=2048x[1|3|16|17|64|65|256|300]",
+        "MUL_MAT-[q4_0|q8_0|f16]+f32-[a=4096x4,b=4096x17|a=5632x4,b=5632x3|a=5632x4,b=5632x65|a=14336x4,b=14336x1|a=14336x4,b=14336x3]",
+    ),
+    smoke=(
+        "MUL_MAT-[f16+f32-a=2048x16,b=2048x2|f32+f32-a=2048x4,b=2048x1|f32+f32-a=2048x4,b=2048x17]",
+        "MUL_MAT-[bf16+f32-a=2048x4,b=2048x3|q4_0+f32-a=2048x4,b=2048x16|q8_0+f32-a=2048x4,b=2048x64]",
+        "MUL_MAT-[q4_K+f32-a=2048x4,b=2048x65|q6_K+f32-a=2048x4,b=2048x3|f16+f32-a=2048x4,b=2048x1]",
+        "MUL_MAT-[q8_0+f32-a=4096x4,b=4096x17|q4_0+f32-a=5632x4,b=5632x3|f16+f32-a=14336x4,b=14336x1]",
+    ),
+    full=(
+        f"MUL_MAT-{_ANY}+f32-a=4096x128,b=4096x[1|4|64]",
+        f"MUL_MAT-{_ANY}+f32-a=2048x2048,b=2048x[1|16]",
+        "MUL_MAT-[q4_0|q8_0|f16|q4_K|q6_K]+f32-[a=5632x2048,b=5632x3|a=14336x512,b=14336x2|a=4096x4096,b=4096x1]",
+        "MUL_MAT-[f16|f32]+f32-[a=128x1024x8x2,b=128x1x32x2|a=1024x128x8x2,b=1024x1x32x2],va=p0213",
+    ),
+)
 def _mul_mat(bench: Bench) -> Tensor:
     v, (type_a, type_b) = bench.v, bench.types
     is_hadamard = v["hint"] == "SRC0_IS_HADAMARD"
@@ -32,7 +67,7 @@ def _mul_mat(bench: Bench) -> Tensor:
     values = normal(mean=2.0) if alone else normal()  # a lone sum that cancels has no scale to judge an error by
     if is_hadamard:
         _check_hadamard(bench)
-    fill = hadamard if is_hadamard else values
+    fill = _hadamard if is_hadamard else values
     a = bench.operand("blk.0.weight", type_a, v["a"], fill, v["va"], keep=True)
     b = bench.operand("b", type_b, v["b"], values, v["vb"])
     out = bench.b.mul_mat(a, b)
@@ -43,8 +78,13 @@ def _mul_mat(bench: Bench) -> Tensor:
     return out
 
 
+def _hadamard(_: Stream, ne: Dims) -> NDArray[np.float32]:
+    """The Walsh-Hadamard matrix of order `ne[0]`, a power of two, in each matrix."""
+    return np.broadcast_to(hadamard(ne[0]), (ne[3], ne[2], ne[0], ne[0]))
+
+
 def _check_hadamard(bench: Bench) -> None:
-    """Ggml computes `b`'s transform without a look at `a`, so `a` must be what the hint says, in every element."""
+    """Ggml computes `b`'s transform and ignores `a`, so every element of `a` must be what the hint says."""
     n, rows, _, _ = bench.v["a"]
     if n != rows or n & (n - 1) or bench.types[0] is not F32 or bench.v["va"]:
         raise UsageError(
@@ -53,59 +93,21 @@ def _check_hadamard(bench: Bench) -> None:
         )
 
 
-_ANY32 = f"{{{FLOATS}|{BLOCKS_32}}}"
-_ANY = f"{{{FLOATS}|{BLOCKS}}}"
-
-MUL_MAT = OpCases(
-    ops=("MUL_MAT",),
-    types=("a", "b"),
-    keys={
-        "a": shape(),
-        "b": shape(),
-        "va": text(),
-        "vb": text(),
-        "prec": word("", "F32", "DEFAULT"),
-        "hint": word("", "SRC0_IS_HADAMARD"),
-    },
-    make=_mul_mat,
+@cases(
+    "MUL_MAT_ID",
+    keys="as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids=",
+    types="as b",
     standard=(
-        f"MUL_MAT-{_ANY}+f32-a=256x16,b=256x{{1|2|4|7|16}}",
-        f"MUL_MAT-{_ANY}+f32-{{a=256x1,b=256x5|a=256x17,b=256x1}}",
-        f"MUL_MAT-{_ANY32}+f32-a=32x7,b=32x3",
-        f"MUL_MAT-{_ANY32}+f32-a=96x33,b=96x{{1|6|33}}",
-        f"MUL_MAT-{_ANY}+f32-a=512x8x2x2,b=512x3x2x2",
-        f"MUL_MAT-{_ANY}+f32-{{a=256x5x2,b=256x3x6|a=256x5x1x2,b=256x3x2x4|a=256x6x2,b=256x1x4x3}}",
-        f"MUL_MAT-{_ANY}+f32-a=256x6x2,b=256x5x4,{{va=pad|va=p0213|vb=pad|va=p0213,vb=p0213}}",
-        "MUL_MAT-{f32|f16|bf16|q4_0|q8_0|q4_K}+f32-a=256x6x2x2,b=256x3x2x2,{va=part.p0213,vb=off|va=slab,vb=rows|vb=p0321}",
-        f"MUL_MAT-{_ANY}+f32-a=256x6,b=256x1x4",
-        "MUL_MAT-{f32|f16|bf16}+f32-{a=1x5,b=1x3|a=3x4,b=3x2|a=7x9,b=7x5|a=31x5,b=31x1|a=33x16,b=33x4|a=65x3,b=65x7}",
-        "MUL_MAT-{f16+f16|bf16+bf16|f32+bf16}-a=64x{1|16|33},b=64x{1|5|16}",
-        "MUL_MAT-{f16+f16|bf16+bf16|f32+bf16}-a=64x6x2,b=64x5x4,{vb=pad|va=p0213,vb=p0213}",
-        "MUL_MAT-{q4_0|q5_0|q8_0|mxfp4}+q8_0-a=64x9,b=64x{1|4}",
-        "MUL_MAT-{f32|f16|bf16|q4_0|q8_0|q4_K}+f32-a=256x16,b=256x5,prec=F32",
-        "MUL_MAT-f32+{f32|f16}-{a=64x64,b=64x3x2|a=128x128,b=128x5},hint=SRC0_IS_HADAMARD",
-        "MUL_MAT-f32+f32-{a=64x64x2,b=64x3x4|a=32x32x2x2,b=32x20x2x4|a=128x128x3,b=128x1x3|a=1x1,b=1x5|a=2x2,b=2x3},hint=SRC0_IS_HADAMARD",
-        "MUL_MAT-f32+f32-a=64x64x2,b=64x3x4,{vb=pad|vb=p0213|vb=rows},hint=SRC0_IS_HADAMARD",
-        "MUL_MAT-{f32|f16}+f32-{a=64x37x2,b=64x1x8|a=37x64x2,b=37x1x8},{va=p0213,vb=p0213|va=pad}",
-        "MUL_MAT-{q4_0|q8_0|f16|q4_K|q6_K}+f32-{a=2048x16,b=2048x2|a=4096x16,b=4096x1|a=5632x16,b=5632x1|a=14336x16,b=14336x1}",
-        "MUL_MAT-{f32|f16|bf16|q4_0|q8_0|q4_K|q6_K}+f32-a=2048x4,b=2048x{1|3|16|17|64|65|256|300}",
-        "MUL_MAT-{q4_0|q8_0|f16}+f32-{a=4096x4,b=4096x17|a=5632x4,b=5632x3|a=5632x4,b=5632x65|a=14336x4,b=14336x1|a=14336x4,b=14336x3}",
-    ),
-    smoke=(
-        "MUL_MAT-{f16+f32-a=2048x16,b=2048x2|f32+f32-a=2048x4,b=2048x1|f32+f32-a=2048x4,b=2048x17}",
-        "MUL_MAT-{bf16+f32-a=2048x4,b=2048x3|q4_0+f32-a=2048x4,b=2048x16|q8_0+f32-a=2048x4,b=2048x64}",
-        "MUL_MAT-{q4_K+f32-a=2048x4,b=2048x65|q6_K+f32-a=2048x4,b=2048x3|f16+f32-a=2048x4,b=2048x1}",
-        "MUL_MAT-{q8_0+f32-a=4096x4,b=4096x17|q4_0+f32-a=5632x4,b=5632x3|f16+f32-a=14336x4,b=14336x1}",
+        f"MUL_MAT_ID-{_ANY}+f32-as=256x5x4,[n_used=1,n_tokens=7|n_used=2,n_tokens=1|n_used=4,n_tokens=5]",
+        f"MUL_MAT_ID-{_ANY}+f32-as=256x5x8,n_used=2,n_tokens=[1|9],n_b=1",
+        f"MUL_MAT_ID-{_ANY}+f32-as=256x6x8,n_used=2,n_tokens=5,[vids=pad|vb=pad|vb=p0213,n_b=1|vas=pad]",
+        f"MUL_MAT_ID-{_ANY32}+f32-as=64x33x8,n_used=4,n_tokens=[1|33]",
     ),
     full=(
-        f"MUL_MAT-{_ANY}+f32-a=4096x128,b=4096x{{1|4|64}}",
-        f"MUL_MAT-{_ANY}+f32-a=2048x2048,b=2048x{{1|16}}",
-        "MUL_MAT-{q4_0|q8_0|f16|q4_K|q6_K}+f32-{a=5632x2048,b=5632x3|a=14336x512,b=14336x2|a=4096x4096,b=4096x1}",
-        "MUL_MAT-{f16|f32}+f32-{a=128x1024x8x2,b=128x1x32x2|a=1024x128x8x2,b=1024x1x32x2},va=p0213",
+        f"MUL_MAT_ID-{_ANY}+f32-as=512x256x32,n_used=4,n_tokens=[1|32|129]",
+        "MUL_MAT_ID-[q4_0|mxfp4|q4_K|f16]+f32-as=2048x768x16,n_used=8,n_tokens=[1|16],n_b=1",
     ),
 )
-
-
 def _mul_mat_id(bench: Bench) -> Tensor:
     v = bench.v
     k, _, n_expert, _ = v["as"]
@@ -115,29 +117,65 @@ def _mul_mat_id(bench: Bench) -> Tensor:
     return bench.b.mul_mat_id(as_, b, ids)
 
 
-MUL_MAT_ID = OpCases(
-    ops=("MUL_MAT_ID",),
-    types=("as", "b"),
-    keys={
-        "as": shape(),
-        "n_used": count(2),
-        "n_tokens": count(1),
-        "n_b": count(0),
-        "vas": text(),
-        "vb": text(),
-        "vids": text(),
-    },
-    make=_mul_mat_id,
+@cases(
+    "OUT_PROD",
+    keys="a=SHAPE b=SHAPE va= vb=",
+    types="a b",
     standard=(
-        f"MUL_MAT_ID-{_ANY}+f32-as=256x5x4,{{n_used=1,n_tokens=7|n_used=2,n_tokens=1|n_used=4,n_tokens=5}}",
-        f"MUL_MAT_ID-{_ANY}+f32-as=256x5x8,n_used=2,n_tokens={{1|9}},n_b=1",
-        f"MUL_MAT_ID-{_ANY}+f32-as=256x6x8,n_used=2,n_tokens=5,{{vids=pad|vb=pad|vb=p0213,n_b=1|vas=pad}}",
-        f"MUL_MAT_ID-{_ANY32}+f32-as=64x33x8,n_used=4,n_tokens={{1|33}}",
+        "OUT_PROD-[f32|f16|q4_0|q8_0|q4_1|q6_K]+f32-[a=256x1,b=7x1|a=256x5,b=7x5|a=256x33,b=7x33]",
+        "OUT_PROD-f32+f32-[a=17x5,b=3x5|a=8x40x2,b=5x40x6|a=8x4x2x1,b=5x4x2x3|a=1x9,b=1x9]",
+        "OUT_PROD-[f16|q8_0]+f32-a=64x9x3x2,b=5x9x3x2",
+        "OUT_PROD-f32+f32-a=24x6x3x2,b=7x6x3x2,[va=pad|va=off|vb=p1023|vb=p0213|vb=pad]",
     ),
-    full=(
-        f"MUL_MAT_ID-{_ANY}+f32-as=512x256x32,n_used=4,n_tokens={{1|32|129}}",
-        "MUL_MAT_ID-{q4_0|mxfp4|q4_K|f16}+f32-as=2048x768x16,n_used=8,n_tokens={1|16},n_b=1",
-    ),
+    full=("OUT_PROD-f32+f32-a=512x256,b=128x256",),
 )
+def _out_prod(bench: Bench) -> Tensor:
+    v, (type_a, type_b) = bench.v, bench.types
+    a = bench.operand("a", type_a, v["a"], normal(mean=1.0), v["va"], keep=True)
+    b = bench.operand("b", type_b, v["b"], normal(mean=1.0), v["vb"])
+    return bench.b.out_prod(a, b)
 
-CASES = (MUL_MAT, MUL_MAT_ID)
+
+@cases(
+    "TRI",
+    keys=f"ne=SHAPE vne= keep={'|'.join(TRI_TYPE.__members__)}",
+    standard=(
+        "TRI-f32-ne=[2x2|7x7x3|64x64x2x2],keep=[UPPER_DIAG|UPPER|LOWER_DIAG|LOWER]",
+        "TRI-f32-ne=9x9x2,vne=[off|flat],keep=[UPPER|LOWER_DIAG]",
+    ),
+    full=("TRI-f32-ne=256x256x32,keep=[UPPER_DIAG|LOWER]",),
+)
+def _tri(bench: Bench) -> Tensor:
+    a = bench.first("a", "ne", normal())
+    return bench.b.tri(a, TRI_TYPE[bench.v["keep"]])
+
+
+@cases(
+    "DIAG",
+    keys="ne=SHAPE vne=",
+    standard=("DIAG-f32-ne=[5|64x1x3|17x1x2x3]", "DIAG-f32-ne=12x1x3x2,vne=[off|pad|p0132|slab]"),
+    full=("DIAG-f32-ne=512x1x16",),
+)
+def _diag(bench: Bench) -> Tensor:
+    return bench.b.diag(bench.first("a", "ne", normal()))
+
+
+def _lower(s: Stream, ne: Dims) -> NDArray[np.float32]:
+    """Triangles as chunked delta rules have them: ones (or near) on the diagonal, little below; anything above."""
+    n = ne[0]
+    x = s.normal(math.prod(ne), 0.3).reshape(-1, n, n)
+    x[:, np.arange(n), np.arange(n)] = s.uniform(x.shape[0] * n, 0.8, 1.25).reshape(-1, n)
+    return x
+
+
+@cases(
+    "SOLVE_TRI",
+    keys="ne=SHAPE vb=",
+    standard=("SOLVE_TRI-f32-ne=[1x3|8x1|11x7x3|32x64x2x2]", "SOLVE_TRI-f32-ne=12x5x2,vb=[off|flat]"),
+    full=("SOLVE_TRI-f32-ne=64x128x32",),
+)
+def _solve_tri(bench: Bench) -> Tensor:
+    v = bench.v
+    n, k, n2, n3 = v["ne"]
+    a = bench.leaf("a", F32, (n, n, n2, n3), _lower)
+    return bench.b.solve_tri(a, bench.operand("b", F32, (k, n, n2, n3), normal(), v["vb"]), True, True, False)

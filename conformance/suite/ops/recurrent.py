@@ -1,4 +1,4 @@
-"""Ops with a state: selective scans and linear attention over heads, sequences and tokens, from states of a cache."""
+"""Ops with a state: selective scans and linear attention over heads, sequences and tokens."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from conformance.ggml.tensor import Dims, Tensor, nelements
 from conformance.ggml.types import F32, I32
+from conformance.suite.data import Fill, normal, uniform
 
-from .bench import Bench
-from .data import Fill, normal, uniform
-from .grammar import OpCases, count, real, shape, text, word
+from .bench import Bench, cases
 
 
 def _both(bench: Bench, out: Tensor, ne: Dims, n_states: int) -> Sequence[Tensor]:
@@ -24,6 +23,22 @@ def _both(bench: Bench, out: Tensor, ne: Dims, n_states: int) -> Sequence[Tensor
     return (out, *apart) if n + n_states == nelements(out) else apart
 
 
+@cases(
+    "SSM_SCAN",
+    keys="x=SHAPE d_state=16 a=0 n_group=1 K=1 spare=2 dt=mid|large|small vs= vx= vb=",
+    types="s",
+    standard=(
+        "SSM_SCAN-f32-x=1x[8|33]x[1|5],d_state=[16|7][|,spare=0]",
+        "SSM_SCAN-f32-x=1x16x[1|4]x3,d_state=16",
+        "SSM_SCAN-f32-x=[16x4|64x6]x[1|7],d_state=[32|128|20],a=1,n_group=[1|2]",
+        "SSM_SCAN-f32-x=32x4x[1|6]x3,d_state=64,a=1,n_group=[1|4]",
+        "SSM_SCAN-f32-x=16x4x5x2,d_state=32,a=1,n_group=2,[vx=slab|vx=part|vb=part|vs=off]",
+        "SSM_SCAN-f32-x=1x12x5x2,[vx=part|vb=part|vs=off|dt=large|dt=small]",
+        "SSM_SCAN-f32-x=16x4x5x2,d_state=32,a=1,[K=3|K=5|K=8|dt=large|dt=small]",
+        "SSM_SCAN-f32-x=16x4x1,d_state=32,a=1,K=4",
+    ),
+    full=("SSM_SCAN-f32-x=1x1536x[1|33]x2,d_state=16", "SSM_SCAN-f32-x=64x48x[1|33]x2,d_state=128,a=1,n_group=8"),
+)
 def _ssm_scan(bench: Bench) -> Sequence[Tensor]:
     v, b = bench.v, bench.b
     head_dim, n_head, n_t, n_s = v["x"]
@@ -42,41 +57,25 @@ def _ssm_scan(bench: Bench) -> Sequence[Tensor]:
 _STEPS = {"mid": (-4.0, 3.0), "large": (15.0, 25.0), "small": (-12.0, -6.0)}
 """Ranges of dt before the softplus: as trained models have them, on both sides of its bend at 20, and near zero."""
 
-SSM_SCAN = OpCases(
-    ops=("SSM_SCAN",),
-    types=("s",),
-    keys={
-        "x": shape(),
-        "d_state": count(16),
-        "a": count(0),
-        "n_group": count(1),
-        "K": count(1),
-        "spare": count(2),
-        "dt": word("mid", "large", "small"),
-        "vs": text(),
-        "vx": text(),
-        "vb": text(),
-    },
-    make=_ssm_scan,
-    standard=(
-        "SSM_SCAN-f32-x=1x{8|33}x{1|5},d_state={16|7}{|,spare=0}",
-        "SSM_SCAN-f32-x=1x16x{1|4}x3,d_state=16",
-        "SSM_SCAN-f32-x={16x4|64x6}x{1|7},d_state={32|128|20},a=1,n_group={1|2}",
-        "SSM_SCAN-f32-x=32x4x{1|6}x3,d_state=64,a=1,n_group={1|4}",
-        "SSM_SCAN-f32-x=16x4x5x2,d_state=32,a=1,n_group=2,{vx=slab|vx=part|vb=part|vs=off}",
-        "SSM_SCAN-f32-x=1x12x5x2,{vx=part|vb=part|vs=off|dt=large|dt=small}",
-        "SSM_SCAN-f32-x=16x4x5x2,d_state=32,a=1,{K=3|K=5|K=8|dt=large|dt=small}",
-        "SSM_SCAN-f32-x=16x4x1,d_state=32,a=1,K=4",
-    ),
-    full=("SSM_SCAN-f32-x=1x1536x{1|33}x2,d_state=16", "SSM_SCAN-f32-x=64x48x{1|33}x2,d_state=128,a=1,n_group=8"),
-)
-
 
 def _unit(size: int) -> Fill:
     """Keys about as long as models normalise them to: one."""
     return normal(1.0 / math.sqrt(size))
 
 
+@cases(
+    "RWKV_WKV6 RWKV_WKV7 GATED_LINEAR_ATTN",
+    keys="ne=SHAPE scale=0.125 v= vs=",
+    types="state",
+    standard=(
+        "[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=[32|64]x[1|3]x[1|5|17]",
+        "[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=32x3x[1|4]x[2|3]",
+        "[RWKV_WKV6|GATED_LINEAR_ATTN]-f32-ne=[20|16]x2x3x2",
+        "[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=32x2x5,[v=off|vs=off|v=flat]",
+        "GATED_LINEAR_ATTN-f32-ne=32x2x3,scale=[1.0|0.3]",
+    ),
+    full=("[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=64x32x[1|33]x2",),
+)
 def _wkv(bench: Bench) -> Sequence[Tensor]:
     v, b, op = bench.v, bench.b, bench.id.op
     size, heads, n_t, n_s = v["ne"]
@@ -96,22 +95,20 @@ def _wkv(bench: Bench) -> Sequence[Tensor]:
     return _both(bench, out, ne, size * size * heads * n_s)
 
 
-WKV = OpCases(
-    ops=("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN"),
-    types=("state",),
-    keys={"ne": shape(), "scale": real(0.125), "v": text(), "vs": text()},
-    make=_wkv,
+@cases(
+    "GATED_DELTA_NET",
+    keys="ne=SHAPE k_heads=0 k_seqs=0 kda=0 K=1 vk= vv= vs=",
+    types="state",
     standard=(
-        "{RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN}-f32-ne={32|64}x{1|3}x{1|5|17}",
-        "{RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN}-f32-ne=32x3x{1|4}x{2|3}",
-        "{RWKV_WKV6|GATED_LINEAR_ATTN}-f32-ne={20|16}x2x3x2",
-        "{RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN}-f32-ne=32x2x5,{v=off|vs=off|v=flat}",
-        "GATED_LINEAR_ATTN-f32-ne=32x2x3,scale={1.0|0.3}",
+        "GATED_DELTA_NET-f32-ne=[16|32|64|20]x[1|4]x[1|6][|,kda=1]",
+        "GATED_DELTA_NET-f32-ne=32x4x[1|5]x3[|,kda=1],k_heads=[1|2|4]",
+        "GATED_DELTA_NET-f32-ne=32x4x3x4,k_heads=2,k_seqs=[1|2]",
+        "GATED_DELTA_NET-f32-ne=32x4x5x2[|,kda=1],[vk=pad|vv=p0213|vk=p0213,vv=pad|vs=off|vk=slab,vv=part]",
+        "GATED_DELTA_NET-f32-ne=16x2x5x2[|,kda=1],K=[2|5|8]",
+        "GATED_DELTA_NET-f32-ne=16x2x1x2,K=4",
     ),
-    full=("{RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN}-f32-ne=64x32x{1|33}x2",),
+    full=("GATED_DELTA_NET-f32-ne=128x32x[1|33]x2[|,k_heads=16|,kda=1]",),
 )
-
-
 def _gated_delta_net(bench: Bench) -> Sequence[Tensor]:
     v, b = bench.v, bench.b
     size, heads, n_t, n_s = v["ne"]
@@ -124,31 +121,3 @@ def _gated_delta_net(bench: Bench) -> Sequence[Tensor]:
     state = bench.operand("cache_s_l0", F32, (size, size, heads, n_s), normal(), v["vs"], keep=True)
     out = b.gated_delta_net(q, k, vv, g, beta, state, v["K"])
     return _both(bench, out, v["ne"], min(v["K"], n_t) * size * size * heads * n_s)
-
-
-GATED_DELTA_NET = OpCases(
-    ops=("GATED_DELTA_NET",),
-    types=("state",),
-    keys={
-        "ne": shape(),
-        "k_heads": count(0),
-        "k_seqs": count(0),
-        "kda": count(0),
-        "K": count(1),
-        "vk": text(),
-        "vv": text(),
-        "vs": text(),
-    },
-    make=_gated_delta_net,
-    standard=(
-        "GATED_DELTA_NET-f32-ne={16|32|64|20}x{1|4}x{1|6}{|,kda=1}",
-        "GATED_DELTA_NET-f32-ne=32x4x{1|5}x3{|,kda=1},k_heads={1|2|4}",
-        "GATED_DELTA_NET-f32-ne=32x4x3x4,k_heads=2,k_seqs={1|2}",
-        "GATED_DELTA_NET-f32-ne=32x4x5x2{|,kda=1},{vk=pad|vv=p0213|vk=p0213,vv=pad|vs=off|vk=slab,vv=part}",
-        "GATED_DELTA_NET-f32-ne=16x2x5x2{|,kda=1},K={2|5|8}",
-        "GATED_DELTA_NET-f32-ne=16x2x1x2,K=4",
-    ),
-    full=("GATED_DELTA_NET-f32-ne=128x32x{1|33}x2{|,k_heads=16|,kda=1}",),
-)
-
-CASES = (SSM_SCAN, WKV, GATED_DELTA_NET)

@@ -7,97 +7,70 @@ from collections.abc import Sequence
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, I32
+from conformance.suite.data import integers, normal, uniform
 
-from .bench import INPLACE, Bench
-from .data import integers, normal, uniform
-from .grammar import OpCases, count, numbers, real, shape, text, word
+from .bench import INPLACE, Bench, cases
 
-
-def _rope(bench: Bench) -> Sequence[Tensor]:
-    v, b = bench.v, bench.b
-    d, _, n_tokens, _ = v["ne"]
-    mode = ROPE_TYPE[v["mode"]]
-    multi = bool(mode & ROPE_TYPE["MROPE"])
-    n_dims = v["n_dims"] or (d // 2 if v["mode"] == "VISION" else d)
-    a = bench.destination("Qcur-0", "ne", normal())
-    n_pos = n_tokens * 4 if multi else n_tokens
-    pos = bench.leaf("inp_pos", I32, (n_pos, 1, 1, 1), integers(v["from"], v["to"]))
-    factors = bench.leaf("rope_freqs.weight", F32, (d // 2, 1, 1, 1), uniform(0.9, 8.0), keep=True) if v["ff"] else None
-    floats = (v["freq_base"], v["freq_scale"], v["ext_factor"], v["attn_factor"], v["beta_fast"], v["beta_slow"])
-    if bench.id.op == "ROPE_BACK":
-        if multi:
-            return (b.rope_multi_back(a, pos, factors, n_dims, v["sections"], mode, v["n_ctx_orig"], *floats),)
-        return (b.rope_ext_back(a, pos, factors, n_dims, mode, v["n_ctx_orig"], *floats),)
-    if multi:
-        make_multi = b.rope_multi_inplace if v["inplace"] else b.rope_multi
-        out = make_multi(a, pos, factors, n_dims, v["sections"], mode, v["n_ctx_orig"], *floats)
-    else:
-        make = b.rope_ext_inplace if v["inplace"] else b.rope_ext
-        out = make(a, pos, factors, n_dims, mode, v["n_ctx_orig"], *floats)
-    if v["offs"]:
-        b.rope_set_offset(out, v["offs"])
-    return bench.outputs(a, out)
-
-
-_PLAIN = "{mode=NORMAL|mode=NEOX}"
+_PLAIN = "[mode=NORMAL|mode=NEOX]"
 _MULTI = (
-    "{mode=MROPE,sections=8x4x4x0|mode=MROPE,sections=4x4x4x4|"
-    "mode=IMROPE,sections=6x5x5x0|mode=IMROPE,sections=8x4x4x0}"
+    "mode=MROPE,sections=8x4x4x0|mode=MROPE,sections=4x4x4x4|mode=IMROPE,sections=6x5x5x0|mode=IMROPE,sections=8x4x4x0"
 )
-_VISION = "{mode=VISION,sections=8x8x0x0|mode=VISION,sections=4x4x4x4}"
+_VISION = "mode=VISION,sections=8x8x0x0|mode=VISION,sections=4x4x4x4"
 _YARN = "freq_scale=0.25,ext_factor=1.0,attn_factor=1.1,beta_fast=32.0,beta_slow=1.0,n_ctx_orig=128"
 _MIXED = "ext_factor=0.7465,attn_factor=1.4245,beta_fast=1.0"
-_TYPE = "{f32|f16}"
+_TYPE = "[f32|f16]"
 
-ROPE = OpCases(
-    ops=("ROPE", "ROPE_BACK"),
-    types=("a",),
-    keys={
-        "ne": shape(),
-        "mode": word(*ROPE_TYPE.__members__),
-        "n_dims": count(0),
-        "offs": count(0),
-        "sections": numbers(),
-        "vne": text(),
-        "inplace": INPLACE,
-        "ff": count(0),
-        "from": count(0),
-        "to": count(256),
-        "n_ctx_orig": count(0),
-        "freq_base": real(10000.0),
-        "freq_scale": real(1.0),
-        "ext_factor": real(0.0),
-        "attn_factor": real(1.0),
-        "beta_fast": real(32.0),
-        "beta_slow": real(1.0),
-    },
-    make=_rope,
+
+@cases(
+    "ROPE ROPE_BACK",
+    keys=(
+        f"ne=SHAPE mode={'|'.join(ROPE_TYPE.__members__)} n_dims=0 offs=0 sections=NUMBERS vne= {INPLACE} ff=0 "
+        "from=0 to=256 n_ctx_orig=0 freq_base=10000.0 freq_scale=1.0 ext_factor=0.0 attn_factor=1.0 beta_fast=32.0 "
+        "beta_slow=1.0"
+    ),
     standard=(
-        f"ROPE-{_TYPE}-ne={{32x4x3|64x2x1|64x3x5x2|128x2x2}},{_PLAIN}{{|,ff=1}}",
-        f"ROPE-{_TYPE}-ne=64x3x4,n_dims={{32|20|2}},{_PLAIN}{{|,ff=1}}",
-        f"ROPE-{_TYPE}-ne=64x3x4,n_dims=32,offs={{16|32}},{_PLAIN}",
-        f"ROPE-{_TYPE}-ne=64x3x4,{_PLAIN},{{freq_scale=0.5|freq_base=500000.0|attn_factor=1.3|{_YARN}|{_YARN},n_dims=32|{_YARN},ff=1}}",
-        f"ROPE-{_TYPE}-ne=64x3x4,{_PLAIN},{{ext_factor=0.7,freq_scale=0.5,n_ctx_orig=512,beta_fast=24.0,beta_slow=2.0|from=-300,to=0|from=4000,to=32768}}",
-        f"ROPE-{_TYPE}-ne=48x4x5x2,{_PLAIN},vne={{pad|rows|off|slab|p0213|p0321|pad.p0213}}",
-        f"ROPE-{_TYPE}-ne=32x3x4,{_PLAIN},inplace={{leaf|mid}}",
-        f"ROPE-{_TYPE}-ne=32x3x4,{_PLAIN},vne={{off|p0213}},inplace=leaf",
-        f"ROPE-{_TYPE}-ne={{32x3x4|32x2x3x2}},{_MULTI}{{|,ff=1}}",
-        f"ROPE-{_TYPE}-ne=48x3x4,n_dims=32,{_MULTI}{{|,freq_base=1000000.0|,{_YARN}}}",
-        f"ROPE-{_TYPE}-ne=32x3x4,{_MULTI},{{vne=pad|vne=p0213|inplace=leaf|from=2000,to=9000}}",
-        f"ROPE-{_TYPE}-ne={{32x3x4|32x2x3x2}},{_VISION}{{|,ff=1}}",
-        f"ROPE-{_TYPE}-ne=32x3x4,{_VISION},{{vne=pad|vne=p0213|freq_scale=0.5}}",
-        f"ROPE-{_TYPE}-ne=128x4x9,{_PLAIN},to=512,freq_scale=1.4245,{_MIXED}{{|,n_ctx_orig=512|,n_ctx_orig=512,ff=1}}",
-        f"ROPE-{_TYPE}-ne=128x4x9,{_PLAIN},to=32768,freq_scale={{1.0|0.4245}},n_ctx_orig=4096,ext_factor=0.7465,beta_fast={{1.0|32.0}}",
-        f"ROPE-f32-ne=48x4x9,{_MULTI},to=8192,freq_scale=1.4245,{_MIXED}",
+        f"ROPE-{_TYPE}-ne=[32x4x3|64x2x1|64x3x5x2|128x2x2],{_PLAIN}[|,ff=1]",
+        f"ROPE-{_TYPE}-ne=64x3x4,n_dims=[32|20|2],{_PLAIN}[|,ff=1]",
+        f"ROPE-{_TYPE}-ne=64x3x4,n_dims=32,offs=[16|32],{_PLAIN}",
+        f"ROPE-{_TYPE}-ne=64x3x4,{_PLAIN},[freq_scale=0.5|freq_base=500000.0|attn_factor=1.3|{_YARN}|{_YARN},n_dims=32|{_YARN},ff=1]",
+        f"ROPE-{_TYPE}-ne=64x3x4,{_PLAIN},[ext_factor=0.7,freq_scale=0.5,n_ctx_orig=512,beta_fast=24.0,beta_slow=2.0|from=-300,to=0|from=4000,to=32768]",
+        f"ROPE-{_TYPE}-ne=48x4x5x2,{_PLAIN},vne=[pad|rows|off|slab|p0213|p0321|pad.p0213]",
+        f"ROPE-{_TYPE}-ne=32x3x4,{_PLAIN},inplace=[leaf|mid]",
+        f"ROPE-{_TYPE}-ne=32x3x4,{_PLAIN},vne=[off|p0213],inplace=leaf",
+        f"ROPE-{_TYPE}-ne=[32x3x4|32x2x3x2],[{_MULTI}][|,ff=1]",
+        f"ROPE-{_TYPE}-ne=48x3x4,n_dims=32,[{_MULTI}][|,freq_base=1000000.0|,{_YARN}]",
+        f"ROPE-{_TYPE}-ne=32x3x4,[{_MULTI}],[vne=pad|vne=p0213|inplace=leaf|from=2000,to=9000]",
+        f"ROPE-{_TYPE}-ne=[32x3x4|32x2x3x2],[{_VISION}][|,ff=1]",
+        f"ROPE-{_TYPE}-ne=32x3x4,[{_VISION}],[vne=pad|vne=p0213|freq_scale=0.5]",
+        f"ROPE-{_TYPE}-ne=128x4x9,{_PLAIN},to=512,freq_scale=1.4245,{_MIXED}[|,n_ctx_orig=512|,n_ctx_orig=512,ff=1]",
+        f"ROPE-{_TYPE}-ne=128x4x9,{_PLAIN},to=32768,freq_scale=[1.0|0.4245],n_ctx_orig=4096,ext_factor=0.7465,beta_fast=[1.0|32.0]",
+        f"ROPE-f32-ne=48x4x9,[{_MULTI}],to=8192,freq_scale=1.4245,{_MIXED}",
         f"ROPE_BACK-f32-ne=128x4x9,{_PLAIN},to=512,freq_scale=1.4245,{_MIXED}",
-        f"ROPE_BACK-{_TYPE}-ne=64x3x4,{_PLAIN},{{n_dims=32|ff=1|vne=p0213|{_YARN}}}",
-        f"ROPE_BACK-{_TYPE}-ne=32x3x4,{{{_MULTI[1:-1]}|{_VISION[1:-1]}}}",
+        f"ROPE_BACK-{_TYPE}-ne=64x3x4,{_PLAIN},[n_dims=32|ff=1|vne=p0213|{_YARN}]",
+        f"ROPE_BACK-{_TYPE}-ne=32x3x4,[{_MULTI}|{_VISION}]",
     ),
     full=(
-        f"ROPE-{_TYPE}-ne=128x32x{{1|65}},{_PLAIN}",
+        f"ROPE-{_TYPE}-ne=128x32x[1|65],{_PLAIN}",
         f"ROPE-{_TYPE}-ne=128x32x65,mode=MROPE,sections=16x24x24x0",
         f"ROPE-{_TYPE}-ne=80x16x128,mode=VISION,sections=20x20x0x0",
     ),
 )
-
-CASES = (ROPE,)
+def _rope(bench: Bench) -> Sequence[Tensor]:
+    v = bench.v
+    d, _, n_tokens, _ = v["ne"]
+    mode = ROPE_TYPE[v["mode"]]
+    multi = bool(mode & ROPE_TYPE["MROPE"])
+    n_dims = v["n_dims"] or (d // 2 if v["mode"] == "VISION" else d)
+    a = bench.first("Qcur-0", "ne", normal())
+    n_pos = n_tokens * 4 if multi else n_tokens
+    pos = bench.leaf("inp_pos", I32, (n_pos, 1, 1, 1), integers(v["from"], v["to"]))
+    factors = bench.leaf("rope_freqs.weight", F32, (d // 2, 1, 1, 1), uniform(0.9, 8.0), keep=True) if v["ff"] else None
+    floats = (v["freq_base"], v["freq_scale"], v["ext_factor"], v["attn_factor"], v["beta_fast"], v["beta_slow"])
+    back = "_back" if bench.id.op == "ROPE_BACK" else ""
+    if multi:
+        out = bench.build(f"rope_multi{back}")(a, pos, factors, n_dims, v["sections"], mode, v["n_ctx_orig"], *floats)
+    else:
+        out = bench.build(f"rope_ext{back}")(a, pos, factors, n_dims, mode, v["n_ctx_orig"], *floats)
+    if v["offs"]:
+        bench.b.rope_set_offset(out, v["offs"])
+    return bench.outputs(a, out)

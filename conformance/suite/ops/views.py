@@ -1,4 +1,4 @@
-"""The ops that only rename bytes, NONE VIEW RESHAPE PERMUTE TRANSPOSE: seen through an op that reads the view."""
+"""Ops that rename, copy or move bytes. NONE VIEW RESHAPE PERMUTE TRANSPOSE are seen through an op that reads them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.tensor import Tensor
+from conformance.ggml.tensor import Tensor, dims
+from conformance.ggml.types import F32, I32
+from conformance.suite.data import normal, values
 
-from .bench import Bench
-from .data import normal, values
-from .grammar import FLOATS, Key, OpCases, numbers, opt_shape, shape, text, word
-from .memory import ELEMENTS, EVERY
+from .bench import BLOCKS, BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, Bench, cases
+
+_EVERY = f"[{FLOATS}|i32|i64|{BLOCKS}]"
+_ELEMENTS = f"[{FLOATS}|i32|i64]"
 
 
 def _read_through(bench: Bench, t: Tensor) -> Tensor:
@@ -24,9 +26,32 @@ def _read_through(bench: Bench, t: Tensor) -> Tensor:
     return bench.b.add(other, t) if use == "add" else bench.b.mul(t, other)
 
 
+@cases(
+    "NONE VIEW RESHAPE PERMUTE TRANSPOSE",
+    keys="a=SHAPE ne=SHAPE? at=NUMBERS rank=4|3|2|1 axes=NUMBERS va= use=cont|add|mul",
+    standard=(
+        f"NONE-{_EVERY}-a=256x3x2",
+        f"NONE-[{FLOATS}]-a=17x3x2,use=[add|mul]",
+        f"VIEW-{_EVERY}-a=512x5x4x2,ne=256x3x2x1,at=256x1x2x1",
+        f"VIEW-{_EVERY}-a=256x6x3,[ne=256x2x3,at=0x3x0,rank=3|ne=256x4,at=0x1x1,rank=2|ne=512,at=0x2x1,rank=1]",
+        f"VIEW-[{FLOATS}]-a=20x6x4x2,ne=7x3x2x2,at=9x2x1x0,use=[add|mul]",
+        f"VIEW-{_ELEMENTS}-a=20x6x4x2,ne=7x3x2x2,at=9x2x1x0,va=[p0213|pad|p0321]",
+        f"RESHAPE-{_EVERY}-a=256x6x4,ne=[512x3x4|256x2x3x4|6144]",
+        f"RESHAPE-[{FLOATS}]-a=18x6x4,ne=[6x9x8|432],use=[add|mul]",
+        f"RESHAPE-{_EVERY}-a=256x6x4,ne=768x8,va=off",
+        f"PERMUTE-{_EVERY}-a=256x3x4x2,axes=[0x2x1x3|0x3x1x2]",
+        f"PERMUTE-{_ELEMENTS}-a=10x3x4x2,axes=[1x0x2x3|2x0x1x3|3x2x1x0|1x2x3x0|2x3x0x1|0x1x2x3]",
+        f"PERMUTE-{_ELEMENTS}-a=10x3x4x2,axes=[1x0x2x3|2x0x3x1],va=[pad|slab|p0213]",
+        f"PERMUTE-[{FLOATS}]-a=10x3x4x2,axes=0x2x1x3,use=[add|mul]",
+        f"TRANSPOSE-{_ELEMENTS}-a=[10x3|1x7|9x4x3|5x4x3x2]",
+        f"TRANSPOSE-{_ELEMENTS}-a=9x4x3,va=[pad|rows|off|p0213]",
+        f"TRANSPOSE-[{FLOATS}]-a=9x4x3,use=add",
+    ),
+    full=(f"TRANSPOSE-{_ELEMENTS}-a=512x129x3", f"PERMUTE-{_EVERY}-a=256x64x32,axes=0x2x1x3"),
+)
 def _view(bench: Bench) -> Sequence[Tensor]:
     v, b, (type_,) = bench.v, bench.b, bench.types
-    a = bench.operand("a", type_, v["a"], values(type_), v["va"])
+    a = bench.first("a", "a", values(type_))
     out = _read_through(bench, _VIEWS[bench.id.op](b, a, v))
     # ggml's allocator must meet the tensor behind a view as a src too, which a NONE view does not name
     return (b.cont(a), out) if bench.id.op == "NONE" else (out,)
@@ -57,41 +82,122 @@ _VIEWS: dict[str, Callable[[Builder, Tensor, Mapping[str, Any]], Tensor]] = {
     "PERMUTE": _permute,
     "TRANSPOSE": lambda b, a, _v: b.transpose(a),
 }
-
-_VIEW_KEYS: dict[str, Key] = {
-    "a": shape(),
-    "ne": opt_shape(),
-    "at": numbers(),
-    "rank": word("4", "3", "2", "1"),
-    "axes": numbers(),
-    "va": text(),
-    "use": word("cont", "add", "mul"),
-}
-
-VIEWS = OpCases(
-    ops=tuple(_VIEWS),
-    types=("a",),
-    keys=_VIEW_KEYS,
-    make=_view,
-    standard=(
-        f"NONE-{EVERY}-a=256x3x2",
-        f"NONE-{{{FLOATS}}}-a=17x3x2,use={{add|mul}}",
-        f"VIEW-{EVERY}-a=512x5x4x2,ne=256x3x2x1,at=256x1x2x1",
-        f"VIEW-{EVERY}-a=256x6x3,{{ne=256x2x3,at=0x3x0,rank=3|ne=256x4,at=0x1x1,rank=2|ne=512,at=0x2x1,rank=1}}",
-        f"VIEW-{{{FLOATS}}}-a=20x6x4x2,ne=7x3x2x2,at=9x2x1x0,use={{add|mul}}",
-        f"VIEW-{ELEMENTS}-a=20x6x4x2,ne=7x3x2x2,at=9x2x1x0,va={{p0213|pad|p0321}}",
-        f"RESHAPE-{EVERY}-a=256x6x4,ne={{512x3x4|256x2x3x4|6144}}",
-        f"RESHAPE-{{{FLOATS}}}-a=18x6x4,ne={{6x9x8|432}},use={{add|mul}}",
-        f"RESHAPE-{EVERY}-a=256x6x4,ne=768x8,va=off",
-        f"PERMUTE-{EVERY}-a=256x3x4x2,axes={{0x2x1x3|0x3x1x2}}",
-        f"PERMUTE-{ELEMENTS}-a=10x3x4x2,axes={{1x0x2x3|2x0x1x3|3x2x1x0|1x2x3x0|2x3x0x1|0x1x2x3}}",
-        f"PERMUTE-{ELEMENTS}-a=10x3x4x2,axes={{1x0x2x3|2x0x3x1}},va={{pad|slab|p0213}}",
-        f"PERMUTE-{{{FLOATS}}}-a=10x3x4x2,axes=0x2x1x3,use={{add|mul}}",
-        f"TRANSPOSE-{ELEMENTS}-a={{10x3|1x7|9x4x3|5x4x3x2}}",
-        f"TRANSPOSE-{ELEMENTS}-a=9x4x3,va={{pad|rows|off|p0213}}",
-        f"TRANSPOSE-{{{FLOATS}}}-a=9x4x3,use=add",
-    ),
-    full=(f"TRANSPOSE-{ELEMENTS}-a=512x129x3", f"PERMUTE-{EVERY}-a=256x64x32,axes=0x2x1x3"),
+_PAIRS = (
+    "[f32+f32|f32+f16|f32+bf16|f32+i32|f16+f32|f16+f16|f16+bf16|bf16+f32|bf16+f16|bf16+bf16|i32+f32|i32+i32|i64+i64]"
 )
+_ALL_BLOCKS = f"[{BLOCKS}]"
+_SAME_BLOCKS = "[" + "|".join(f"{t}+{t}" for t in BLOCKS.split("|")) + "]"
 
-CASES = (VIEWS,)
+
+@cases(
+    "CPY",
+    keys="a=SHAPE b=SHAPE? va= vb= form=|cast",
+    types="a b",
+    standard=(
+        f"CPY-{_PAIRS}-a=12x5x3x2[|,form=cast]",
+        f"CPY-{_PAIRS}-a=12x5x4x2,va=[pad|p0213|p1023|p3210]",
+        f"CPY-{_PAIRS}-a=12x5x4x2,vb=[pad|off|p0213|p1023]",
+        f"CPY-{_PAIRS}-a=12x5x4x2,va=p1023,vb=rows",
+        f"CPY-{_PAIRS}-a=12x6x4,b=[24x12|288|6x2x24]",
+        f"CPY-{_PAIRS}-a=12x6x4,b=6x48,va=p2013",
+        f"CPY-f32+{_ALL_BLOCKS}-a=256x3x2[|,va=pad|,va=p0213|,vb=off|,form=cast]",
+        f"CPY-[f16|bf16]+{_ALL_BLOCKS}-a=256x3x2[|,va=pad]",
+        f"CPY-{_ALL_BLOCKS}+f32-a=256x3x2[|,va=p0213|,vb=pad|,b=256x6|,form=cast]",
+        f"CPY-{_SAME_BLOCKS}-a=256x4x3[|,va=p0213|,vb=slab]",
+    ),
+    full=(f"CPY-{_PAIRS}-a=1024x64x9,va=p1023", f"CPY-f32+{_ALL_BLOCKS}-a=1024x512"),
+)
+def _cpy(bench: Bench) -> Tensor:
+    v, (type_a, type_b) = bench.v, bench.types
+    fill = normal(300.0) if type_a is F32 and type_b is I32 else values(type_a)
+    a = bench.operand("a", type_a, v["a"], fill, v["va"])
+    if v["form"] == "cast":
+        return bench.b.cast(a, type_b)
+    b = bench.operand("cache_v_l0", type_b, v["b"] or v["a"], values(type_b), v["vb"], keep=True)
+    return bench.b.cpy(a, b)
+
+
+@cases(
+    "CONT DUP",
+    keys="ne=SHAPE vne= to=SHAPE? form=|inplace",
+    standard=(
+        f"CONT-{_EVERY}-ne=256x3x2[|,vne=pad|,vne=p0213|,vne=rows]",
+        f"CONT-{_ELEMENTS}-ne=10x6x4x2,vne=[p1023|p3210|pad.p2103|off|slab.p1203|p0321]",
+        f"DUP-{_EVERY}-ne=256x3x2[|,vne=p0213]",
+        f"DUP-{_ELEMENTS}-ne=10x6x4x2,vne=[p1023|pad|off]",
+        f"CONT-{_ELEMENTS}-ne=10x6x4x2,to=[60x8|480|10x2x3x8],vne=[p1023|pad]",
+        "DUP-[f32|f16|q8_0]-ne=256x3,form=inplace",
+    ),
+    full=(f"CONT-{_ELEMENTS}-ne=256x64x9,vne=p1023",),
+)
+def _cont(bench: Bench) -> Tensor:
+    v, (type_,) = bench.v, bench.types
+    a = bench.operand("a", type_, v["ne"], values(type_), v["vne"], keep=v["form"] == "inplace")
+    if bench.id.op == "DUP":
+        return bench.b.dup_inplace(a) if v["form"] == "inplace" else bench.b.dup(a)
+    return bench.b.cont(a) if v["to"] is None else bench.b.cont_4d(a, *v["to"])
+
+
+@cases(
+    "SET ACC",
+    keys=f"a=SHAPE b=SHAPE at=NUMBERS every=1 va= vb= {INPLACE}",
+    standard=(
+        "[SET|ACC]-f32-a=10x6x4x3,[b=4x2x2x2,at=3x1x1x0|b=10x6x4x2,at=0x0x0x1|b=10x3x1x1,at=0x2x3x2|b=10x6x4x3]",
+        "[SET|ACC]-f32-a=10x6x4x3,b=5x3x2x2,at=1x0x1x1,every=2",
+        "[SET|ACC]-f32-a=96,b=17,at=40",
+        "[SET|ACC]-f32-a=10x6x4x2,b=10x2x4x2,at=0x3,[vb=pad|vb=p0213|vb=rows|vb=off|va=off|va=flat]",
+        "[SET|ACC]-f32-a=10x6x4x2,b=4x6x4x2,at=5,inplace=[leaf|mid]",
+        "[SET|ACC]-f32-a=10x6x4x2,b=10x1x4x2,at=0x4,inplace=leaf,va=off",
+        "SET-i32-a=10x6x4x2,b=4x2x3,at=3x1x1x1",
+        "SET-i32-a=10x6x4x2,b=10x2x3,at=0x1,inplace=leaf",
+    ),
+    full=("[SET|ACC]-f32-a=128x64x32x2,b=128x64x1x2,at=0x0x7,inplace=leaf",),
+)
+def _part(bench: Bench) -> Sequence[Tensor]:
+    """`b` into (or onto) the part of `a` that starts at element `at`, with `a`'s strides."""
+    v, (type_,) = bench.v, bench.types
+    a = bench.first("a", "a", values(type_))
+    other = bench.operand("b", type_, v["b"], values(type_), v["vb"])
+    at = (*v["at"], 0, 0, 0, 0)
+    offset = sum(i * nb for i, nb in zip(at[:4], a.nb, strict=True))
+    nb1, nb2, nb3 = a.nb[1:]
+    out = bench.build(bench.id.op.lower())(a, other, nb1 * v["every"], nb2, nb3, offset)
+    return bench.outputs(a, out)
+
+
+@cases(
+    "REPEAT",
+    keys="a=SHAPE to=SHAPE va=",
+    standard=(
+        "REPEAT-[f32|f16|bf16|i32]-a=9x5x3x2,to=[9x5x3x2|18x5x3x2|9x15x3x2|9x5x6x2|9x5x3x8|27x10x6x4]",
+        "REPEAT-[f32|f16|bf16|i32]-a=[1|17|1x5|1x1x3],to=17x5x3x2",
+        "REPEAT-[f32|f16|bf16|i32]-a=8x6x3x2,to=16x6x6x4,va=[pad|rows|off|slab|p0213|p0321]",
+    ),
+    full=("REPEAT-[f32|f16|bf16|i32]-a=128x1x8x3,to=128x4x8x96",),
+)
+def _repeat(bench: Bench) -> Tensor:
+    v = bench.v
+    a = bench.first("a", "a", values(bench.types[0]))
+    return bench.b.repeat_4d(a, *v["to"])
+
+
+@cases(
+    "CONCAT",
+    keys="a=SHAPE n=1 dim=0 va= vb=",
+    standard=(
+        "CONCAT-[f32|f16|bf16|i32|i64]-a=11x5x3x2,[n=11,dim=0|n=4,dim=1|n=5,dim=2|n=1,dim=3]",
+        "CONCAT-[f32|f16|bf16|i32]-a=12x6x4x2,dim=[0|1|2|3],n=7,[va=p1023|vb=p2103|va=pad,vb=p0213|va=rows,vb=off]",
+        "CONCAT-i64-a=12x6x4x2,dim=[0|2],n=7,[va=pad,vb=p0213|va=rows,vb=off]",
+        f"CONCAT-[{BLOCKS_32}]-a=64x5x3x2,[n=32,dim=0|n=4,dim=1|n=2,dim=2|n=1,dim=3]",
+        f"CONCAT-[{BLOCKS_256}]-a=256x3x2,[n=512,dim=0|n=4,dim=1|n=1,dim=2]",
+        "CONCAT-[q4_0|q8_0|q4_K]-a=256x4x3,dim=[0|1],n=256,va=pad,vb=rows",
+    ),
+    full=("CONCAT-[f32|f16]-a=128x256x8x2,n=128,dim=0",),
+)
+def _concat(bench: Bench) -> Tensor:
+    v, dim, (type_,) = bench.v, bench.v["dim"], bench.types
+    ne_b = list(v["a"])
+    ne_b[dim] = v["n"]
+    a = bench.first("a", "a", values(bench.types[0]))
+    b = bench.operand("b", type_, dims(*ne_b), values(bench.types[0]), v["vb"])
+    return bench.b.concat(a, b, dim)

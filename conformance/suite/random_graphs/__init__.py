@@ -7,19 +7,15 @@ together are the graph: another seed grows another.
 
 from __future__ import annotations
 
-import re
-import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 
 from conformance.case.case import Case
 from conformance.ggml.errors import UsageError
 from conformance.ggml.types import TYPES
-from conformance.suite.family import LEVELS, Family, Level
-from conformance.suite.ops.grammar import Key, count, read_keys, word
+from conformance.suite.family import LEVELS, Family, Level, keys, read_keys, split_id, with_seed
 
-from .grow import Growth
-from .moves import MOVES, RARE
+from .moves import MOVES, RARE, Growth
 
 NAME = "random"
 GENERATOR = 1
@@ -31,14 +27,7 @@ ROWS = (8, 16, 32, 64)
 WEIGHTS = ("f32", "f16", "bf16", "q8_0", "q4_0")
 CACHES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 
-KEYS: dict[str, Key] = {
-    "nodes": count(12),
-    "steps": count(3),
-    "d": word("32", *map(str, ROWS)),
-    "w": word(*WEIGHTS),
-    "cache": word(*CACHES),
-    "rare": word("0", "1"),
-}
+KEYS = keys(f"nodes=12 steps=3 d=32|{'|'.join(map(str, ROWS))} w={'|'.join(WEIGHTS)} cache={'|'.join(CACHES)} rare=0|1")
 
 
 def build(case_id: str) -> Case:
@@ -47,10 +36,7 @@ def build(case_id: str) -> Case:
     Raises:
         UsageError: the id cannot be read.
     """
-    head, _, seed = case_id.rpartition("@")
-    family, _, body = head.partition("/")
-    if family != NAME or not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
-        raise UsageError(f"case {case_id!r}: {NAME}/key=value,key=value@seed expected")
+    body, seed = split_id(case_id, NAME, "key=value,key=value")
     values, given = read_keys(case_id, body, KEYS)
     for key, (low, high) in (("nodes", NODES), ("steps", STEPS)):
         if not low <= values[key] <= high:
@@ -58,7 +44,7 @@ def build(case_id: str) -> Case:
     row = int(values["d"])
     growth = Growth(case_id, values["steps"], row, TYPES[values["w"]], TYPES[values["cache"]])
     growth.grow({**MOVES, **RARE} if values["rare"] == "1" else MOVES, values["nodes"])
-    return growth.case(NAME, dict(given), int(seed), GENERATOR)
+    return growth.case(NAME, given, seed, GENERATOR)
 
 
 def _rows() -> Iterator[str]:
@@ -79,12 +65,12 @@ COUNTS: dict[Level, int] = {"smoke": 12, "standard": 150, "full": 600}
 
 @cache
 def _table(level: Level) -> tuple[str, ...]:
-    listed: list[str] = []
+    rows_so_far: list[str] = []
     for name in LEVELS[: LEVELS.index(level) + 1]:
         rows = _rows()
         everything = [next(rows) for _ in range(COUNTS[name])]
-        listed += sorted(everything[len(listed) :], key=lambda row: int(row.split(",")[0].split("=")[1]))
-    return tuple(f"{NAME}/{row}@{zlib.crc32(f'{i} {row}'.encode()) % 1000}" for i, row in enumerate(listed))
+        rows_so_far += sorted(everything[len(rows_so_far) :], key=lambda row: int(row.split(",")[0].split("=")[1]))
+    return tuple(with_seed(NAME, row, f"{i} {row}") for i, row in enumerate(rows_so_far))
 
 
 def ids(level: Level) -> Sequence[str]:

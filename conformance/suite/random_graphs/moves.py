@@ -1,29 +1,253 @@
-"""The moves by which a graph grows: each draws its choices once, then adds the same node(s) to every step.
+"""A graph that grows in all steps of a trajectory at once, and the moves by which it grows.
 
-What a move may do to a value is bounded by its `Facts`, so that no chain of moves blows up, nor subtracts nearly equal
-numbers and divides by what is left: a right backend's rounding must not become a wrong answer.
+A move draws its choices once, then adds the same nodes to every step, or to none. `Facts` say roughly how large a
+value's elements are and what may be done with them; they bound the moves, so that no chain of them blows up, nor
+subtracts nearly equal numbers and divides by what is left: a right backend's rounding must not become a wrong answer.
+Nothing here looks at values: the bytes are never computed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from conformance.case.case import Case, Step
+from conformance.case.streams import Stream
+from conformance.ggml.errors import GraphError
+from conformance.ggml.graph import check_tensor
+from conformance.ggml.ops.build import Builder, Expansion
+from conformance.ggml.ops.op import check_node
 from conformance.ggml.ops.rope import ROPE_TYPE
-from conformance.ggml.tensor import Tensor, can_repeat, dims, is_contiguous, nelements
-from conformance.ggml.types import BF16, F16, F32, I32, I64
-from conformance.suite.ops.data import away_from_zero, chosen, distinct, integers
+from conformance.ggml.tensor import (
+    FLAG_INPUT,
+    Bytes,
+    Dims,
+    Tensor,
+    can_repeat,
+    computes,
+    dims,
+    is_contiguous,
+    nelements,
+    new_tensor,
+)
+from conformance.ggml.types import BF16, F16, F32, I32, I64, GGMLType
+from conformance.suite.data import Fill, away_from_zero, chosen, distinct, encode, integers, normal, random_bytes
 
-from .grow import CELLS, B, Facts, Growth, Value, after
+B = Builder()
+
+TOKENS = (3, 5, 1, 1, 7, 2, 1, 4)
+"""Rows of the inputs, step by step: a prompt, decodes, another prompt."""
+CELLS = 32
+"""Rows of a cache."""
+TRIES = 40
+"""Moves that may fail in a row before a plain one is taken."""
+FEW = 8
+"""Elements of a value at least: a single one may be nearly zero, and errors are relative."""
+SIZE = 1 << 13
+"""Elements of a value at most: small graphs find as many faults, sooner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Rough facts about a value's elements."""
+
+    std: float = 1.0
+    """Root mean square, roughly."""
+    peak: float = 3.5
+    """No element is larger, roughly."""
+    spread: bool = True
+    """Elements of a row, and of a column, differ from each other as random ones do: a variance is no difference of
+    nearly equal numbers."""
+
+    def times(self, factor: float) -> Facts:
+        """The facts of the elements times `factor`."""
+        return replace(self, std=self.std * abs(factor), peak=self.peak * abs(factor))
+
+
+@dataclass(slots=True)
+class Value:
+    """One tensor in every step, and its facts."""
+
+    at: list[Tensor]
+    """Step -> the tensor."""
+    facts: Facts = field(default_factory=Facts)
+    kind: str = "node"
+    """`node`, `input`, `weight` or `cache`."""
+
+    @property
+    def type(self) -> GGMLType:
+        """The same in every step."""
+        return self.at[0].type
+
+
+Make = Callable[[int], Tensor]
+"""Step -> the tensor there; `GraphError` where ggml would refuse it."""
+
+
+class Growth:
+    """Builds the case."""
+
+    def __init__(self, case_id: str, steps: int, row: int, weights: GGMLType, caches: GGMLType) -> None:
+        self.id = case_id
+        self.row, self.weights, self.caches = row, weights, caches
+        self.tokens = [TOKENS[k % len(TOKENS)] for k in range(steps)]
+        self.values: list[Value] = []
+        self.persistent: dict[Tensor, Bytes] = {}
+        self.inputs: list[dict[Tensor, Bytes]] = [{} for _ in range(steps)]
+        self.stored: dict[Tensor, int] = {}
+        """Cache -> rows that steps have written of it so far, per step alike."""
+        self._stream = Stream(case_id, "graph")
+        self._expansions = [Expansion() for _ in range(steps)]
+        self._count = 0
+        self.input("x", lambda k: dims(row, self.tokens[k]))
+        self.input("y", lambda k: dims(row, self.tokens[k]))
+
+    # choices, each drawn once for all steps
+
+    def below(self, n: int) -> int:
+        """A number of 0..n-1."""
+        return int(self._stream.integers(1, 0, n)[0])
+
+    def choice(self, items: Sequence[Any]) -> Any:  # noqa: ANN401  # an item
+        """One of `items`."""
+        return items[self.below(len(items))]
+
+    def recent(self, accept: Callable[[Value], bool]) -> Value | None:
+        """A value that `accept` takes, more likely a late one than an early one."""
+        fit = [v for v in self.values if accept(v)]
+        return fit[max(self.below(len(fit)), self.below(len(fit)))] if fit else None
+
+    def some(self, accept: Callable[[Value], bool]) -> Value:
+        """As `recent`, where the inputs `x` and `y` fit."""
+        value = self.recent(accept)
+        assert value is not None
+        return value
+
+    # leaves
+
+    def input(self, name: str, ne: Callable[[int], Dims], fill: Fill | None = None, type_: GGMLType = F32) -> Value:
+        """An input of each step, with other bytes in each."""
+        leaves = []
+        for k in range(len(self.tokens)):
+            t = new_tensor(type_, *ne(k), name=name, flags=FLAG_INPUT)
+            self.inputs[k][t] = encode(type_, Stream(self.id, f"{name} {k}"), t.ne, fill or normal())
+            leaves.append(t)
+        value = Value(leaves, kind="input")
+        if type_ is F32 and fill is None:
+            self.values.append(value)
+        return value
+
+    def name(self, kind: str) -> str:
+        """A name that no leaf has yet."""
+        self._count += 1
+        return f"{kind}{self._count}"
+
+    def weight(self, type_: GGMLType, *ne: int, std: float) -> Tensor:
+        """A weight, shared by all steps."""
+        t = new_tensor(type_, *ne, name=self.name("w"))
+        self.persistent[t] = random_bytes(type_, Stream(self.id, t.name), nelements(t), std)
+        return t
+
+    def cache(self, row: int) -> Tensor:
+        """A cache [row, CELLS] that holds random rows already."""
+        t = new_tensor(self.caches, row, CELLS, name=self.name("cache"))
+        self.persistent[t] = random_bytes(self.caches, Stream(self.id, t.name), nelements(t), 1.0)
+        self.stored[t] = 0
+        return t
+
+    # nodes
+
+    def add(self, make: Make, facts: Facts | None = None, *, keep: bool = True) -> Value | None:
+        """Add a node to every step, or to none where one refuses it, or it is too large.
+
+        Args:
+            make: gives the node.
+            facts: of its elements.
+            keep: whether later nodes may read it.
+        """
+        try:
+            tensors = [make(k) for k in range(len(self.tokens))]
+            for t in tensors:
+                check_tensor(t)
+                check_node(t)
+        except GraphError:
+            return None
+        if any(not (FEW if t.type is F32 else 1) <= nelements(t) <= SIZE for t in tensors):
+            return None
+        for t, e in zip(tensors, self._expansions, strict=True):
+            e.expand(t)
+        value = Value(tensors, facts or Facts())
+        if keep:
+            self.values.append(value)
+        return value
+
+    def overwritten(self, old: Value, facts: Facts) -> None:
+        """Give new facts to every value that shares the bytes of `old`."""
+        for v in self.values:
+            if v.at[0].root is old.at[0].root:
+                v.facts = facts
+
+    @property
+    def nodes(self) -> int:
+        """Nodes so far, of each step."""
+        return len(self._expansions[0].nodes)
+
+    def grow(self, moves: Mapping[Callable[[Growth], Any], int], nodes: int) -> None:
+        """Grow to exactly `nodes` nodes by moves, drawn by their weights, that add one to three nodes each."""
+        lots = [m for m, weight in moves.items() for _ in range(weight)]
+        failed = 0
+        while self.nodes < nodes:
+            before = self.nodes
+            move = self.choice(lots)
+            if nodes - before >= 4:
+                move(self)
+            failed = 0 if self.nodes > before else failed + 1
+            if nodes - before < 4 or failed > TRIES:
+                self._go_on()
+                failed = 0
+
+    def _go_on(self) -> None:
+        """A move that never fails."""
+        last = self.some(_whole)
+        self.add(lambda k: B.scale(last.at[k], 0.75), last.facts.times(0.75))
+
+    # the case
+
+    def case(self, family: str, params: dict[str, Any], seed: int, generator: int) -> Case:
+        """The finished case, without leaves that no node reads."""
+        steps = []
+        used: set[Tensor] = set()
+        for k, e in enumerate(self._expansions):
+            graph = e.graph()
+            tensors = set(graph.tensors())
+            used |= tensors
+            inputs = {t: d for t, d in self.inputs[k].items() if t in tensors}
+            steps.append(Step(graph, inputs, self._outputs(graph.nodes)))
+        persistent = {t: d for t, d in self.persistent.items() if t in used}
+        return Case(self.id, persistent, steps, family=family, params=params, seed=seed, generator=generator)
+
+    def _outputs(self, nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Nodes that no other reads, and every fifth of the rest; results in a cache are checked there."""
+        read = {s for n in nodes for s in n.src if s is not None and s is not n}
+        able = [(i, n) for i, n in enumerate(nodes) if n.root not in self.persistent]
+        outputs = [n for i, n in able if n not in read or (i % 5 == 0 and computes(n))]
+        return tuple(outputs)
+
+
+def after(a: Facts, b: Facts) -> Facts:
+    """The facts of a sum."""
+    return Facts(math.hypot(a.std, b.std), a.peak + b.peak, a.spread or b.spread)
+
 
 HIGHEST = 30.0
 """No element may be larger."""
 LOWEST = 0.05
-"""No value may be smaller as a whole: errors are measured against it."""
+"""No root mean square may be smaller: errors are relative."""
 
 
-def whole(v: Value) -> bool:
+def _whole(v: Value) -> bool:
     """Whether it has no gaps, as SCALE asserts."""
     return v.type is F32 and all(is_contiguous(t) for t in v.at)
 
@@ -57,22 +281,19 @@ _UNARY = {
     "silu": 0.6, "gelu": 0.6, "gelu_quick": 0.6, "gelu_erf": 0.6, "tanh": 0.6, "sigmoid": 0.5, "relu": 0.7, "elu": 0.8,
     "softplus": 1.0, "neg": 1.0, "abs": 1.0, "hardswish": 0.6, "hardsigmoid": 0.5,
 }  # fmt: skip
-"""Constructor -> what it leaves of the root mean square."""
+"""Constructor -> factor of the root mean square."""
 _INPLACE = ("silu", "gelu", "tanh", "sigmoid", "relu", "neg", "abs")
 
 
-def unary(g: Growth) -> None:
-    """A function of one element."""
-    a = g.recent(_plain)
+def _unary(g: Growth) -> None:
+    a = g.some(_plain)
     name = g.choice(tuple(_UNARY))
-    if a is None:
-        return
     facts = Facts(a.facts.std * _UNARY[name], max(1.0, a.facts.peak + 0.7), a.facts.spread)
     if _sane(facts):
         g.add(lambda k: getattr(B, name)(a.at[k]), facts)
 
 
-def unary_inplace(g: Growth) -> None:
+def _unary_inplace(g: Growth) -> None:
     """The same into the operand's bytes; views of it, old ones too, show the new elements."""
     a = g.recent(_own)
     name = g.choice(_INPLACE)
@@ -83,11 +304,10 @@ def unary_inplace(g: Growth) -> None:
         g.overwritten(a, facts)
 
 
-def scale(g: Growth) -> None:
-    """Multiplied, and moved a little."""
-    a = g.recent(whole)
+def _scale(g: Growth) -> None:
+    a = g.some(_whole)
     s, b = g.choice((0.5, -1.5, 2.0, 0.7)), g.choice((0.0, 0.0, 0.25))
-    if a is None or not _sane(facts := replace(a.facts.times(s), peak=a.facts.peak * abs(s) + b)):
+    if not _sane(facts := replace(a.facts.times(s), peak=a.facts.peak * abs(s) + b)):
         return
     if g.below(3) or a.kind != "node":
         g.add(lambda k: B.scale_bias(a.at[k], s, b), facts)
@@ -95,25 +315,21 @@ def scale(g: Growth) -> None:
         g.overwritten(a, facts)
 
 
-def clamp(g: Growth) -> None:
-    """Held between two numbers."""
-    a = g.recent(_plain)
-    if a is not None:
-        g.add(lambda k: B.clamp(a.at[k], -1.25, 2.0), replace(a.facts, peak=min(2.0, a.facts.peak)))
+def _clamp(g: Growth) -> None:
+    a = g.some(_plain)
+    g.add(lambda k: B.clamp(a.at[k], -1.25, 2.0), replace(a.facts, peak=min(2.0, a.facts.peak)))
 
 
-def leaky_relu(g: Growth) -> None:
-    """Bent at zero."""
+def _leaky_relu(g: Growth) -> None:
     a = g.recent(_own)  # of others ggml's CPU takes row i at i * nb[1], whatever nb[2] is
     if a is not None:
         g.add(lambda k: B.leaky_relu(a.at[k], 0.1, inplace=False), replace(a.facts, std=a.facts.std * 0.7))
 
 
-def wave(g: Growth) -> None:
-    """A sine or cosine."""
-    a = g.recent(_plain)
+def _wave(g: Growth) -> None:
+    a = g.some(_plain)
     name = g.choice(("sin", "cos"))
-    if a is not None and a.facts.std >= 0.25:
+    if a.facts.std >= 0.25:
         g.add(lambda k: getattr(B, name)(a.at[k]), Facts(0.6, 1.0, a.facts.spread))
 
 
@@ -123,12 +339,12 @@ def _partner(g: Growth, a: Value) -> Value | None:
     )
 
 
-def binary(g: Growth) -> None:
+def _binary(g: Growth) -> None:
     """A sum, difference or product, the second operand repeated to the first."""
-    a = g.recent(_plain)
-    b = None if a is None else _partner(g, a)
+    a = g.some(_plain)
+    b = _partner(g, a)
     op = g.choice(("add", "add", "sub", "mul"))
-    if a is None or b is None:
+    if b is None:
         return
     related = op == "sub" and a.at[0].root is b.at[0].root
     product = Facts(a.facts.std * b.facts.std, a.facts.peak * b.facts.peak, a.facts.spread and b.facts.spread)
@@ -137,7 +353,7 @@ def binary(g: Growth) -> None:
         g.add(lambda k: getattr(B, op)(a.at[k], b.at[k]), facts)
 
 
-def binary_inplace(g: Growth) -> None:
+def _binary_inplace(g: Growth) -> None:
     """A sum or product into the first operand's bytes."""
     a = g.recent(_own)
     b = None if a is None else _partner(g, a)
@@ -150,10 +366,10 @@ def binary_inplace(g: Growth) -> None:
         g.overwritten(a, facts)
 
 
-def div(g: Growth) -> None:
+def _div(g: Growth) -> None:
     """Divided by an input that is nowhere near zero."""
-    a = g.recent(_plain)
-    if a is None or not _sane(facts := a.facts.times(2.0)):
+    a = g.some(_plain)
+    if not _sane(facts := a.facts.times(2.0)):
         return
     row = a.at[0].ne[0]
     if any(t.ne[0] != row for t in a.at):
@@ -162,12 +378,10 @@ def div(g: Growth) -> None:
     g.add(lambda k: B.div(a.at[k], by.at[k]), facts)
 
 
-def glu(g: Growth) -> None:
+def _glu(g: Growth) -> None:
     """A gated unit: of two values, or of the halves of one's rows."""
     name = g.choice(("swiglu", "geglu", "reglu", "geglu_quick", "geglu_erf"))
-    a = g.recent(_plain)
-    if a is None:
-        return
+    a = g.some(_plain)
     if g.below(2):
         b = g.recent(lambda v: _plain(v) and v is not a and all(s.ne == t.ne for s, t in zip(v.at, a.at, strict=True)))
         if b is not None and _sane(f := Facts(a.facts.std * b.facts.std, a.facts.peak * b.facts.peak)):
@@ -179,11 +393,10 @@ def glu(g: Growth) -> None:
 # rows
 
 
-def norm(g: Growth) -> None:
-    """Rows made alike."""
-    a = g.recent(_large)
+def _norm(g: Growth) -> None:
+    a = g.some(_large)
     name = g.choice(("rms_norm", "rms_norm", "norm", "l2_norm"))
-    if a is None or (name == "norm" and not a.facts.spread):
+    if name == "norm" and not a.facts.spread:
         return
     row = max(t.ne[0] for t in a.at)
     facts = Facts(1.0, math.sqrt(row), a.facts.spread and name != "norm")  # whose rows sum to nothing but rounding
@@ -198,11 +411,9 @@ def norm(g: Growth) -> None:
         g.add(lambda k: getattr(B, name)(a.at[k], 1e-5), facts)
 
 
-def soft_max(g: Growth) -> None:
+def _soft_max(g: Growth) -> None:
     """Rows that sum to one, then of order one again."""
-    a = g.recent(lambda v: _plain(v) and v.facts.peak <= 12.0)
-    if a is None:
-        return
+    a = g.some(lambda v: _plain(v) and v.facts.peak <= 12.0)
     row = min(t.ne[0] for t in a.at)
     p = g.add(lambda k: B.soft_max_ext(a.at[k], None, 0.5, 0.0), Facts(1.5 / row, 1.0, False), keep=False)
     if p is not None:
@@ -210,11 +421,8 @@ def soft_max(g: Growth) -> None:
         g.add(lambda k: B.scale(p.at[k], factor), Facts(1.5 * factor / row, factor, False))
 
 
-def sums(g: Growth) -> None:
-    """One element per row."""
-    a = g.recent(_plain)
-    if a is None:
-        return
+def _sums(g: Growth) -> None:
+    a = g.some(_plain)
     row = max(t.ne[0] for t in a.at)
     if g.below(2):
         facts = Facts(a.facts.std / math.sqrt(row), a.facts.peak, False)
@@ -226,14 +434,14 @@ def sums(g: Growth) -> None:
             g.add(lambda k: B.sum_rows(a.at[k]), facts)
 
 
-def argsort(g: Growth) -> None:
+def _argsort(g: Growth) -> None:
     """The order of a fresh input's rows: its elements are far apart."""
     row, order = g.choice((8, 16)), g.below(2)
     a = g.input(g.name("scores"), lambda k: dims(row, g.tokens[k]), distinct(-2.0, 2.0))
     g.add(lambda k: B.argsort(a.at[k], order), keep=False)
 
 
-def argmax(g: Growth) -> None:
+def _argmax(g: Growth) -> None:
     """The largest of each row of a fresh input."""
     a = g.input(g.name("scores"), lambda k: dims(16, g.tokens[k]), distinct(-2.0, 2.0))
     g.add(lambda k: B.argmax(a.at[k]), keep=False)
@@ -242,10 +450,9 @@ def argmax(g: Growth) -> None:
 # products
 
 
-def mul_mat(g: Growth) -> None:
-    """A weight times rows."""
-    a = g.recent(lambda v: _plain(v) and min(t.ne[0] for t in v.at) >= 4)
-    if a is None or any(t.ne[0] != a.at[0].ne[0] for t in a.at):
+def _mul_mat(g: Growth) -> None:
+    a = g.some(lambda v: _plain(v) and min(t.ne[0] for t in v.at) >= 4)
+    if any(t.ne[0] != a.at[0].ne[0] for t in a.at):
         return
     n, m = a.at[0].ne[0], g.choice((8, 16, 32, g.row, g.row))
     type_ = g.weights if n % g.weights.blck_size == 0 else F32
@@ -255,20 +462,20 @@ def mul_mat(g: Growth) -> None:
         del g.persistent[w]
 
 
-def product(g: Growth) -> None:
+def _product(g: Growth) -> None:
     """Two results multiplied, as scores are, and brought back to order one."""
-    a = g.recent(lambda v: _plain(v) and min(t.ne[0] for t in v.at) >= 4)
-    b = None if a is None else g.recent(lambda v: _plain(v) and v is not a and v.at[0].ne[0] == a.at[0].ne[0])
-    if a is None or b is None or not (a.facts.spread and b.facts.spread):
+    a = g.some(lambda v: _plain(v) and min(t.ne[0] for t in v.at) >= 4)
+    b = g.recent(lambda v: _plain(v) and v is not a and v.at[0].ne[0] == a.at[0].ne[0])
+    if b is None or not (a.facts.spread and b.facts.spread):
         return
     n = max(t.ne[0] for t in a.at)
     std = a.facts.std * b.facts.std * math.sqrt(n)
-    made = g.add(lambda k: B.mul_mat(a.at[k], b.at[k]), Facts(std, 5 * std), keep=False)
-    if made is not None:
-        g.add(lambda k: B.scale(made.at[k], 1 / std), Facts(1.0, 5.0))
+    scores = g.add(lambda k: B.mul_mat(a.at[k], b.at[k]), Facts(std, 5 * std), keep=False)
+    if scores is not None:
+        g.add(lambda k: B.scale(scores.at[k], 1 / std), Facts(1.0, 5.0))
 
 
-def rope(g: Growth) -> None:
+def _rope(g: Growth) -> None:
     """Rows of a three-dimensional value turned by their positions."""
     a = g.recent(lambda v: _plain(v) and all(t.ne[3] == 1 and t.ne[0] % 2 == 0 and t.ne[2] > 1 for t in v.at))
     if a is None:
@@ -280,7 +487,7 @@ def rope(g: Growth) -> None:
         g.add(lambda k: B.rope(a.at[k], pos.at[k], a.at[k].ne[0], mode), facts)
 
 
-def embed(g: Growth) -> None:
+def _embed(g: Growth) -> None:
     """Rows of a table, or of a value, by indices."""
     if g.below(2):
         type_ = g.weights if g.row % g.weights.blck_size == 0 else F32
@@ -289,22 +496,19 @@ def embed(g: Growth) -> None:
         if g.add(lambda k: B.get_rows(table, ids.at[k]), Facts(spread=False)) is None:
             del g.persistent[table]
         return
-    a = g.recent(lambda v: _plain(v) and all(t.ne[2] == t.ne[3] == 1 for t in v.at))
-    if a is not None:
-        rows = min(t.ne[1] for t in a.at)
-        ids = g.input(g.name("ids"), lambda _: dims(min(rows, 4)), chosen(rows), I32)
-        g.add(lambda k: B.get_rows(a.at[k], ids.at[k]), a.facts)
+    a = g.some(lambda v: _plain(v) and all(t.ne[2] == t.ne[3] == 1 for t in v.at))
+    rows = min(t.ne[1] for t in a.at)
+    ids = g.input(g.name("ids"), lambda _: dims(min(rows, 4)), chosen(rows), I32)
+    g.add(lambda k: B.get_rows(a.at[k], ids.at[k]), a.facts)
 
 
 # layout
 
 
-def view(g: Growth) -> None:
+def _view(g: Growth) -> None:
     """A part of each row, some of the rows, or every second one."""
-    a = g.recent(lambda v: v.type is F32 and all(t.ne[2] == t.ne[3] == 1 for t in v.at))
+    a = g.some(lambda v: v.type is F32 and all(t.ne[2] == t.ne[3] == 1 for t in v.at))
     how, at = g.choice(("half", "rows", "second", "flat")), g.below(2)
-    if a is None:
-        return
 
     def make(k: int) -> Tensor:
         t = a.at[k]
@@ -324,31 +528,25 @@ def view(g: Growth) -> None:
 _AXES = ((1, 0, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 3, 2), (1, 2, 0, 3), (3, 0, 1, 2))
 
 
-def permute(g: Growth) -> None:
-    """Dimensions in another order."""
-    a = g.recent(_any)
+def _permute(g: Growth) -> None:
+    a = g.some(_any)
     axes = g.choice(_AXES)
-    if a is None:
-        return
     if axes == _AXES[0] and g.below(2):
         g.add(lambda k: B.transpose(a.at[k]), a.facts)
     else:
         g.add(lambda k: B.permute(a.at[k], *axes), a.facts)
 
 
-def cont(g: Growth) -> None:
-    """Gaps closed, order made plain."""
+def _cont(g: Growth) -> None:
     a = g.recent(lambda v: v.type is F32 and not all(is_contiguous(t) for t in v.at))
     if a is not None:
         g.add(lambda k: B.cont(a.at[k]), a.facts)
 
 
-def reshape(g: Growth) -> None:
+def _reshape(g: Growth) -> None:
     """The same bytes in another shape: heads, one row, or as many dimensions as there are."""
-    a = g.recent(lambda v: v.type is F32 and all(is_contiguous(t) for t in v.at))
+    a = g.some(_whole)
     how = g.choice(("heads", "heads", "flat", "split"))
-    if a is None:
-        return
 
     def make(k: int) -> Tensor:
         t = a.at[k]
@@ -362,12 +560,9 @@ def reshape(g: Growth) -> None:
     g.add(make, a.facts)
 
 
-def concat(g: Growth) -> None:
-    """One after the other."""
-    a = g.recent(_plain)
+def _concat(g: Growth) -> None:
+    a = g.some(_plain)
     dim = g.below(3)
-    if a is None:
-        return
     b = g.recent(lambda v: _plain(v) and all(_alike(s, t, dim) for s, t in zip(v.at, a.at, strict=True)))
     if b is not None:
         peak, low = max(a.facts.peak, b.facts.peak), min(a.facts.std, b.facts.std)
@@ -380,21 +575,16 @@ def _alike(s: Tensor, t: Tensor, dim: int) -> bool:
     return all(m == n for i, (m, n) in enumerate(zip(s.ne, t.ne, strict=True)) if i != dim)
 
 
-def repeat(g: Growth) -> None:
-    """As often again."""
-    a = g.recent(_plain)
+def _repeat(g: Growth) -> None:
+    a = g.some(_plain)
     by = g.choice(((2, 1, 1), (1, 2, 1), (1, 1, 3)))
-    if a is not None:
-        facts = replace(a.facts, spread=False)
-        g.add(lambda k: B.repeat_4d(a.at[k], *(n * m for n, m in zip(a.at[k].ne, (*by, 1), strict=True))), facts)
+    facts = replace(a.facts, spread=False)
+    g.add(lambda k: B.repeat_4d(a.at[k], *(n * m for n, m in zip(a.at[k].ne, (*by, 1), strict=True))), facts)
 
 
-def cast(g: Growth) -> None:
-    """To a narrow float and back."""
-    a = g.recent(_any)
+def _cast(g: Growth) -> None:
+    a = g.some(_any)
     type_ = g.choice((F16, F16, BF16))
-    if a is None:
-        return
     narrow = g.add(lambda k: B.cast(a.at[k], type_), a.facts, keep=False)
     if narrow is not None:
         g.add(lambda k: B.cast(narrow.at[k], F32), a.facts)
@@ -406,12 +596,12 @@ def cast(g: Growth) -> None:
 def _cache(g: Growth) -> Tensor:
     known = list(g.stored)
     if known and g.below(2):
-        found: Tensor = g.choice(known)
-        return found
+        cache: Tensor = g.choice(known)
+        return cache
     return g.cache(g.row)
 
 
-def store_rows(g: Growth) -> None:
+def _store_rows(g: Growth) -> None:
     """Rows into a cache at indices, and what the cache then holds read through a view."""
     cache = _cache(g)
     a = g.recent(lambda v: _plain(v) and all(t.ne == (*cache.ne[:1], t.ne[1], 1, 1) for t in v.at))
@@ -422,7 +612,7 @@ def store_rows(g: Growth) -> None:
         _read(g, cache)
 
 
-def store_copy(g: Growth) -> None:
+def _store_copy(g: Growth) -> None:
     """Rows into a cache by a copy into a view that moves on from step to step, as llama.cpp did; then read."""
     cache = _cache(g)
     if cache.type.is_quantized:
@@ -447,10 +637,10 @@ def _read(g: Growth, cache: Tensor) -> None:
 Move = Callable[[Growth], None]
 
 MOVES: dict[Move, int] = {
-    unary: 4, unary_inplace: 2, scale: 2, clamp: 1, binary: 6, binary_inplace: 2, div: 1, glu: 2, norm: 3, soft_max: 1,
-    sums: 1, argsort: 1, mul_mat: 5, product: 2, rope: 2, embed: 2, view: 4, permute: 4, cont: 4, reshape: 4, concat: 2,
-    repeat: 1, cast: 1, store_rows: 3, store_copy: 3,
+    _unary: 4, _unary_inplace: 2, _scale: 2, _clamp: 1, _binary: 6, _binary_inplace: 2, _div: 1, _glu: 2, _norm: 3,
+    _soft_max: 1, _sums: 1, _argsort: 1, _mul_mat: 5, _product: 2, _rope: 2, _embed: 2, _view: 4, _permute: 4, _cont: 4,
+    _reshape: 4, _concat: 2, _repeat: 1, _cast: 1, _store_rows: 3, _store_copy: 3,
 }  # fmt: skip
 """Move -> how often it is tried, relative to the others."""
-RARE: dict[Move, int] = {leaky_relu: 3, wave: 3, argmax: 2}
-"""Ops that language models hardly have and few backends take: only in graphs that ask for them."""
+RARE: dict[Move, int] = {_leaky_relu: 3, _wave: 3, _argmax: 2}
+"""Ops that language models rarely have and few backends take: only with `rare=1`."""

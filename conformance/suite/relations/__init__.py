@@ -1,58 +1,46 @@
 """The family `relations`: pairs of runs that must give the same, whatever the right numbers are.
 
 `relations/chunked-run=p40.d2,to=p7.p33.d2,fa=0@5`: name of the relation, then what its two runs are made of. A decoder
-(`arch`, and keys of `models.grammar`), or for `renamed`, `memory`, `warm` and `buffers` with `graph=random` a random
+(`arch`, and keys of a decoder), or for `renamed`, `memory`, `warm` and `buffers` with `graph=random` a random
 graph (keys of the family `random`); `after` takes the keys of the family `alias`. What each claims: docs/relations.md.
 """
 
 from __future__ import annotations
 
-import re
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from conformance.case.case import Case
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.suite import alias, random_graphs
-from conformance.suite.decoder.grammar import keys_of, make
-from conformance.suite.decoder.presets import PRESETS
-from conformance.suite.family import LEVELS, Family, Level
-from conformance.suite.ops.grammar import Key, count, expand, read_keys, text, word
+from conformance.suite.decoder import keys_of, make
+from conformance.suite.decoder.config import PRESETS
+from conformance.suite.family import Family, Key, Table, ids_of, keys, read_keys, split_id, text, with_seed, word
 
-from . import decoders, same
+from . import pairs
 from .claim import applies, read
 
-__all__ = ["FAMILY", "applies", "build", "ids", "read"]
+__all__ = ["FAMILY", "applies", "build", "read"]
 
 NAME = "relations"
 
 _OWN: dict[str, dict[str, Key]] = {
     "chunked": {"to": text("p1", "a plan like p7.p33")},
     "reset": {"before": text("p9.d2", "a plan like p9.d2")},
-    "rewound": {"back": count(3)},
-    "renamed": {"how": word("other", "none", "one", "swapped")},
+    "rewound": keys("back=3"),
+    "renamed": keys("how=other|none|one|swapped"),
 }
 """Relation -> keys of its own."""
-_DECODERS: dict[str, Callable[[decoders.Told], Case]] = {
-    "chunked": decoders.chunked,
-    "batch": decoders.batch,
-    "permuted": decoders.permuted,
-    "reset": decoders.reset,
-    "rewound": decoders.rewound,
-    "exact_n_kv": decoders.exact_n_kv,
-}
 _SAME: dict[str, Callable[[str, Case, int], Case]] = {
-    "memory": same.memory,
-    "warm": same.warm,
-    "buffers": same.buffers,
-    "restored": same.restored,
+    "memory": pairs.memory,
+    "warm": pairs.warm,
+    "buffers": pairs.buffers,
+    "restored": pairs.restored,
 }
-NAMES = (*_DECODERS, "renamed", *_SAME, "after")
-_ARCH = {"arch": word("llama", *(a for a in PRESETS if a != "llama"))}
-_GRAPH = {"graph": word("decoder", "random")}
+NAMES = (*pairs.DECODERS, "renamed", *_SAME, "after")
+_ARCH = {"arch": word(*PRESETS)}
+_GRAPH = keys("graph=decoder|random")
 
 
 def build(case_id: str) -> Case:
@@ -61,24 +49,24 @@ def build(case_id: str) -> Case:
     Raises:
         UsageError: the id cannot be read, or says what no graph can be built from.
     """
-    head, _, seed = case_id.rpartition("@")
-    family, _, body = head.partition("/")
+    form = f"{'|'.join(NAMES)}-key=value,key=value"
+    body, seed = split_id(case_id, NAME, form)
     name, _, rest = body.partition("-")
-    if family != NAME or name not in NAMES or not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
-        raise UsageError(f"case {case_id!r}: {NAME}/NAME-key=value,key=value@seed expected; NAME: {', '.join(NAMES)}")
+    if name not in NAMES:
+        raise UsageError(f"case {case_id!r}: {NAME}/{form}@seed expected")
     if name == "after":
-        return same.after(case_id, alias.read(f"{alias.NAME}/{rest}@{seed}"))
+        return pairs.after(case_id, alias.read(f"{alias.NAME}/{rest}@{seed}"))
     try:
-        if name in _DECODERS:
+        if name in pairs.DECODERS:
             arch = _split(case_id, rest, _ARCH)[0]["arch"]
             values, given = read_keys(case_id, rest, {**_ARCH, **keys_of(arch), **_OWN.get(name, {})})
-            return _DECODERS[name](decoders.Told(case_id, arch, values, given, int(seed)))
+            return pairs.relate(pairs.Request(case_id, name, arch, values, given, seed))
         return _of_itself(case_id, name, rest, seed)
     except (GraphError, UsageError) as e:
         raise UsageError(f"case {case_id!r}: {e}") from None
 
 
-def _of_itself(case_id: str, name: str, rest: str, seed: str) -> Case:
+def _of_itself(case_id: str, name: str, rest: str, seed: int) -> Case:
     values, others = _split(case_id, rest, {**_GRAPH, **_ARCH, **_OWN.get(name, {})})
     if values["graph"] == "random":
         base = random_graphs.build(f"{random_graphs.NAME}/{others}@{seed}")
@@ -86,8 +74,8 @@ def _of_itself(case_id: str, name: str, rest: str, seed: str) -> Case:
         base = make(f"{NAME}/{values['arch']}{'-' if others else ''}{others}@{seed}")
     base = replace(base, params={"graph": values["graph"], **base.params})
     if name == "renamed":
-        return same.renamed(case_id, base, values["how"], int(seed))
-    return _SAME[name](case_id, base, int(seed))
+        return pairs.renamed(case_id, base, values["how"], seed)
+    return _SAME[name](case_id, base, seed)
 
 
 def _split(case_id: str, rest: str, own: Mapping[str, Key]) -> tuple[dict[str, Any], str]:
@@ -98,9 +86,9 @@ def _split(case_id: str, rest: str, own: Mapping[str, Key]) -> tuple[dict[str, A
 
 
 _TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
-_RANDOM = "graph=random,nodes={18|40},steps=3,d=32,w={f32|q8_0}"
+_RANDOM = "graph=random,nodes=[18|40],steps=3,d=32,w=[f32|q8_0]"
 
-TABLE: dict[Level, tuple[str, ...]] = {
+TABLE: Table = {
     "smoke": (
         f"chunked-{_TINY},run=o24.d1,to=o7.o1.o16.d1",
         f"batch-{_TINY},seqs=3,run=p5+9+2.d2",
@@ -112,61 +100,54 @@ TABLE: dict[Level, tuple[str, ...]] = {
         f"memory-{_TINY},run=p9.d3",
         f"warm-{_TINY},run=p9.d2",
         "buffers-l=1,embd=64,ff=64,w=q4_0,run=p9.d2",
-        "after-differs={eps|edge|weight|type}",
+        "after-differs=[eps|edge|weight|type]",
         f"restored-{_TINY},run=p9.d2",
     ),
     "standard": (
-        "chunked-{fa=0|fa=1},{cache=f16|cache=f32|cache=bf16},run=o40.d2,to=o7.o32.o1.d2",
-        "chunked-{cache=q8_0,head=32|cache=q4_0,head=32},run=o40.d2,to=o7.o32.o1.d2",
-        "chunked-{fa=0|fa=1},ctx=768,run=p300.o4,to=p100.p156.p44.o3.o1",
-        "chunked-w={q4_0|q8_0},write=cpy,run=o33.d2,to=o32.o1.d2",
-        "batch-seqs={2|4},{unified=0|unified=1},{fa=0|fa=1},run=p7.d2",
-        "batch-seqs=3,{unified=0|unified=1},{fa=0|fa=1},run=p5+9+2.d2.rm1.d2.add1.p3+6+1.d1",
+        "chunked-[fa=0|fa=1],[cache=f16|cache=f32|cache=bf16],run=o40.d2,to=o7.o32.o1.d2",
+        "chunked-[cache=q8_0,head=32|cache=q4_0,head=32],run=o40.d2,to=o7.o32.o1.d2",
+        "chunked-[fa=0|fa=1],ctx=768,run=p300.o4,to=p100.p156.p44.o3.o1",
+        "chunked-w=[q4_0|q8_0],write=cpy,run=o33.d2,to=o32.o1.d2",
+        "batch-seqs=[2|4],[unified=0|unified=1],[fa=0|fa=1],run=p7.d2",
+        "batch-seqs=3,[unified=0|unified=1],[fa=0|fa=1],run=p5+9+2.d2.rm1.d2.add1.p3+6+1.d1",
         "batch-seqs=3,unified=0,cache=q8_0,head=32,run=p6.d3",
-        "permuted-seqs={2|4},{unified=0|unified=1},{fa=0|fa=1},run=p6.d3",
-        "permuted-seqs=3,{unified=0|unified=1},run=p5+9+2.d2",
-        "reset-{fa=0|fa=1},{cache=f16|cache=f32},{run=p9.d3|run=o17.p250},before=p250.d8",
-        "rewound-{fa=0|fa=1},{write=set_rows|write=cpy},run=p254.d4,back={3|9}",
-        "exact_n_kv-{fa=0|fa=1},{run=p30.d3|run=p254.d5|run=p37.d1},ctx=768",
-        "{chunked-to=o7.o9.d2|exact_n_kv-ctx=512|rewound-back=2},arch={qwen3|gemma2|gpt-oss},run=o16.d2",
-        "batch-seqs=3,{unified=0|unified=1},arch={gemma2|lfm2},run=p5.d2",
-        "exact_n_kv-seqs=2,{unified=0|unified=1},{fa=0|fa=1},run=p30.d3",
-        "renamed-{fa=0|fa=1},seqs=2,run=p9.d2,how={other|none|one|swapped}",
-        f"renamed-{_RANDOM},how={{none|swapped}}",
-        "memory-{fa=0|fa=1},{write=set_rows|write=cpy},run=p254.d4.back2.p3.d1",
+        "permuted-seqs=[2|4],[unified=0|unified=1],[fa=0|fa=1],run=p6.d3",
+        "permuted-seqs=3,[unified=0|unified=1],run=p5+9+2.d2",
+        "reset-[fa=0|fa=1],[cache=f16|cache=f32],[run=p9.d3|run=o17.p250],before=p250.d8",
+        "rewound-[fa=0|fa=1],[write=set_rows|write=cpy],run=p254.d4,back=[3|9]",
+        "exact_n_kv-[fa=0|fa=1],[run=p30.d3|run=p254.d5|run=p37.d1],ctx=768",
+        "[chunked-to=o7.o9.d2|exact_n_kv-ctx=512|rewound-back=2],arch=[qwen3|gemma2|gpt-oss],run=o16.d2",
+        "batch-seqs=3,[unified=0|unified=1],arch=[gemma2|lfm2],run=p5.d2",
+        "exact_n_kv-seqs=2,[unified=0|unified=1],[fa=0|fa=1],run=p30.d3",
+        "renamed-[fa=0|fa=1],seqs=2,run=p9.d2,how=[other|none|one|swapped]",
+        f"renamed-{_RANDOM},how=[none|swapped]",
+        "memory-[fa=0|fa=1],[write=set_rows|write=cpy],run=p254.d4.back2.p3.d1",
         "memory-seqs=3,run=p5+9+2.d2.rm1.d2",
         f"memory-{_TINY},run=p9.d3",
         f"memory-{_RANDOM}",
-        "warm-{fa=0|fa=1},run=p250.d8",
-        "warm-graph=random,nodes={18|40},steps=3,d=32,w={f32|q8_0}",
-        "buffers-w={f32|f16|q4_0|q8_0},run=p30.d3",
-        "buffers-w={q4_K|q6_K},embd=256,heads=4,kv=2,head=64,ff=256,run=p9.d2",
+        "warm-[fa=0|fa=1],run=p250.d8",
+        "warm-graph=random,nodes=[18|40],steps=3,d=32,w=[f32|q8_0]",
+        "buffers-w=[f32|f16|q4_0|q8_0],run=p30.d3",
+        "buffers-w=[q4_K|q6_K],embd=256,heads=4,kv=2,head=64,ff=256,run=p9.d2",
         "buffers-w=q4_0,tied=1,run=p30.d3",
-        "after-differs={" + "|".join(alias.DIFFERS) + "}",
-        "restored-{fa=0|fa=1},{write=set_rows|write=cpy},run=p30.d2",
-        "restored-{cache=f32|cache=bf16|cache=q8_0,head=32},run=p9.p4.d2",
-        "restored-seqs=3,{unified=0|unified=1},run=p5+9+2.d2.rm1.d2",
-        "restored-arch={gemma2|gpt-oss|lfm2},run=p9.d2",
+        f"after-differs=[{'|'.join(alias.DIFFERS)}]",
+        "restored-[fa=0|fa=1],[write=set_rows|write=cpy],run=p30.d2",
+        "restored-[cache=f32|cache=bf16|cache=q8_0,head=32],run=p9.p4.d2",
+        "restored-seqs=3,[unified=0|unified=1],run=p5+9+2.d2.rm1.d2",
+        "restored-arch=[gemma2|gpt-oss|lfm2],run=p9.d2",
     ),
     "full": (
-        "chunked-{fa=0|fa=1},ctx=2048,run=p510.o4,to=p255.p200.p55.o4",
-        "batch-seqs=8,{unified=0|unified=1},run=p250.d8",
-        "renamed-graph=random,nodes={7|30|55},steps=4,how=swapped",
-        "memory-graph=random,nodes={7|30|55},steps=8",
+        "chunked-[fa=0|fa=1],ctx=2048,run=p510.o4,to=p255.p200.p55.o4",
+        "batch-seqs=8,[unified=0|unified=1],run=p250.d8",
+        "renamed-graph=random,nodes=[7|30|55],steps=4,how=swapped",
+        "memory-graph=random,nodes=[7|30|55],steps=8",
     ),
 }
-"""Level -> ids without family and seed that it adds; `{a|b}` stands for both."""
 
 
-def ids(level: Level) -> Sequence[str]:
-    """Case ids of a level and those below it."""
-    return _ids(level)
-
-
-@cache
-def _ids(level: Level) -> tuple[str, ...]:
-    bodies = [b for name in LEVELS[: LEVELS.index(level) + 1] for row in TABLE[name] for b in expand(row)]
-    return tuple(f"{NAME}/{b}@{zlib.crc32(b.encode()) % 1000}" for b in dict.fromkeys(bodies))
-
-
-FAMILY = Family(NAME, "two runs that must give the same: a backend against itself", ids, build)
+FAMILY = Family(
+    NAME,
+    "two runs that must give the same: a backend against itself",
+    ids_of(TABLE, lambda body: with_seed(NAME, body)),
+    build,
+)

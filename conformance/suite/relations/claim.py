@@ -1,7 +1,7 @@
-"""What a relation claims: runs, and which values of one must be those of another. Pure data, kept in the case itself.
+"""What a relation claims: its runs, and which of their values must be equal. Pure data, stored in the case itself.
 
-A relation is a case whose steps are those of all its runs, one run after the other; `params["relation"]` says where
-each begins and what is compared. So it is saved, read, shown and repeated like any other case. Nothing runs here.
+A relation is a case with the steps of all its runs, one run after the other; `params["relation"]` says where each
+begins and what is compared. So it is saved, read, shown and repeated like any other case. Nothing runs here.
 
     {"name": "chunked", "says": "whole prefill = chunked prefill", "equal": "budget",
      "runs": [{"what": "whole", "first": 0, "last": 2}, {"what": "chunks", "first": 2, "last": 5}],
@@ -29,7 +29,7 @@ HOW: dict[str, str] = {
     PROCESS: "in a process of its own",
     RESTORED: "caches saved after the first step, and written back after the second, as llama_state_set_data does",
 }
-"""How a run is run."""
+"""Ways to run."""
 
 FOLDER = "{folder}"
 BITS, BUDGET = "bits", "budget"
@@ -40,16 +40,16 @@ class Run:
     """One trajectory, alone in a session."""
 
     what: str
-    """In words, for the sentence that tells two runs apart."""
+    """In words, for messages."""
     first: int
     last: int
     """Its steps: `steps[first:last]` of the case."""
     opening: int = 0
-    """Runs of one number share a backend that is opened for them; 0 is the one that the suite uses anyway."""
+    """Runs with the same number share an open backend; 0 is the one that the suite uses anyway."""
     how: str = PLAIN
     options: Mapping[str, str] = field(default_factory=dict)
-    """What the backend of this opening is opened with, as far as its adapter has such options; FOLDER stands for a
-    folder that the openings of the relation share, empty at first."""
+    """Options of the backend of this opening, as far as its adapter has them; FOLDER stands for a folder that all
+    openings of the relation share, empty at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Place:
     """Rows of `ne[0]` elements; None for all."""
 
     def tensor(self, case: Case, claim: Claim) -> Tensor:
-        """The tensor it is in."""
+        """Its tensor."""
         if self.kind == "cache":
             return list(case.persistent)[self.index]
         return case.steps[claim.runs[self.run].first + self.step].outputs[self.index]
@@ -75,7 +75,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Values that must be the same: the places of each side, joined in their order."""
+    """Values that must be equal: the places of each side, concatenated."""
 
     left: tuple[Place, ...]
     right: tuple[Place, ...]
@@ -89,14 +89,14 @@ class Claim:
     says: str
     """The sentence: `whole prefill = chunked prefill`."""
     equal: str
-    """`bits`, or `budget`: each side may be off by what a right backend may be off by."""
+    """`bits`, or `budget`: each side may be off by its budget."""
     runs: tuple[Run, ...]
     whole: tuple[tuple[int, int], ...] = ()
-    """Runs whose every output and cache must be the same, step by step."""
+    """Pairs of runs whose every output and cache must be equal, step by step."""
     links: tuple[Link, ...] = ()
 
     def to_json(self) -> JSON:
-        """As it stands in a case."""
+        """As a case stores it."""
         runs = [{f: getattr(r, f) for f in Run.__slots__} | {"options": dict(r.options)} for r in self.runs]
         links = [{"left": [_place(p) for p in k.left], "right": [_place(p) for p in k.right]} for k in self.links]
         whole = [list(pair) for pair in self.whole]
@@ -146,7 +146,7 @@ def read(case: Case) -> Claim:
     """The claim that `case` makes.
 
     Raises:
-        GraphError: it is no relation, or a malformed one, as a stranger's file may hold.
+        GraphError: it is no relation, or a malformed one from a stranger's file.
     """
     doc: Any = case.params.get(KEY)
     try:
@@ -192,7 +192,7 @@ def _check(case: Case, claim: Claim) -> None:
 
 
 def cases_of(case: Case) -> list[Case]:
-    """What `case` runs by itself: its runs if it is a relation.
+    """The cases of a relation's runs; `case` itself if it is none.
 
     Raises:
         GraphError: the claim is malformed.

@@ -17,7 +17,7 @@ from conformance.ggml.lib.layout import SET_TENSOR_DATA, Batch, GgufInitParams
 from conformance.ggml.lib.llama import Llama
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import TYPES
-from conformance.suite.decoder.cells import Ubatch, split
+from conformance.suite.decoder.memory import Ubatch, split
 from conformance.suite.plan import Part, parse
 
 from .capture import Request

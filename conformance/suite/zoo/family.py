@@ -18,8 +18,7 @@ from conformance.case.case import Case
 from conformance.case.recipe import MAKEABLE
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.types import TYPES
-from conformance.suite.family import LEVELS, Family, Level
-from conformance.suite.ops.grammar import Key, count, expand, read_keys, text, word
+from conformance.suite.family import LEVELS, Family, Key, Level, expand, keys, read_keys, text
 
 from . import model
 from .capture import Request, capture
@@ -33,17 +32,9 @@ _CACHES = tuple(t for t in ("f16", *TYPES))
 _WEIGHTS = ("f32", *(t for t in TYPES if t in MAKEABLE - {"f32"}))
 
 KEYS: dict[str, Key] = {
-    "seqs": count(1),
-    "unified": word("", "0", "1"),
-    "fa": word("", "0", "1"),
-    "swa": word("full", "window"),
-    "cache": word(*_CACHES),
-    "cache_v": word("", *_CACHES),
-    "ctx": count(256),
-    "ubatch": count(512),
-    "w": word(*_WEIGHTS),
-    "real": word("0", "1"),
-    "nodes": count(0),
+    **keys("seqs=1 unified=|0|1 fa=|0|1 swa=full|window"),
+    **keys(f"cache={'|'.join(_CACHES)} cache_v=|{'|'.join(_CACHES)} ctx=256 ubatch=512 w={'|'.join(_WEIGHTS)}"),
+    **keys("real=0|1 nodes=0"),
     "set": text("", "KEY:VALUE joined by +"),
     "run": text("p5.d4", "a plan like p5.d4"),
 }
@@ -61,14 +52,14 @@ TABLE: dict[Level, tuple[str, ...]] = {
     ),
     "standard": (),
     "full": (
-        "{llama|qwen3|gemma2|gpt-oss|falcon|deepseek2|lfm2|bloom|grok}-seqs=2,fa=0",
-        "{llama|gemma2|gpt-oss|qwen3next}-seqs=3,{unified=0|unified=1},run=p5+3+7.d2.rm1.d2.add1.p2.d1",
-        "{llama|gemma3|phi3}-seqs=2,{cache=q8_0|cache=f32|cache=bf16}",
-        "{llama|qwen2|olmo2|gpt-oss|command-r}-seqs=2,w={q4_0|q8_0}",
-        "{llama|qwen3|gemma2|gpt-oss|lfm2}-seqs=2,real=1",
-        "{llama|gemma2|phi2|qwen2moe}-run=p20.d2.shift5.d2.back2.p4.d1",
-        "{llama|mamba|qwen3next|t5}-run=p7.d1.reset.p9.d2",
-        "{llama|gpt-oss|mamba2|rwkv6}-seqs=2,ubatch=16,run=p20.d2",
+        "[llama|qwen3|gemma2|gpt-oss|falcon|deepseek2|lfm2|bloom|grok]-seqs=2,fa=0",
+        "[llama|gemma2|gpt-oss|qwen3next]-seqs=3,[unified=0|unified=1],run=p5+3+7.d2.rm1.d2.add1.p2.d1",
+        "[llama|gemma3|phi3]-seqs=2,[cache=q8_0|cache=f32|cache=bf16]",
+        "[llama|qwen2|olmo2|gpt-oss|command-r]-seqs=2,w=[q4_0|q8_0]",
+        "[llama|qwen3|gemma2|gpt-oss|lfm2]-seqs=2,real=1",
+        "[llama|gemma2|phi2|qwen2moe]-run=p20.d2.shift5.d2.back2.p4.d1",
+        "[llama|mamba|qwen3next|t5]-run=p7.d1.reset.p9.d2",
+        "[llama|gpt-oss|mamba2|rwkv6]-seqs=2,ubatch=16,run=p20.d2",
         "llama-seqs=3,unified=1,run=p9.cp0.d3",
         "llama-ctx=512,run=p253.d6",
     ),

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
 from conformance.ggml.quants import from_float, random_blocks
+from conformance.ggml.quants.blocks import BLOCK, SCALES
 from conformance.ggml.tensor import Bytes, Dims
-from conformance.ggml.types import F32, I32, I64, GGMLType
+from conformance.ggml.types import F32, I32, I64, MXFP4, GGMLType
 
 Fill = Callable[[Stream, Dims], NDArray[Any]]
 """Values of a leaf of shape `ne`, `ne[0]` fastest: float32 for float types, int64 for integers."""
 
 
 def encode(type_: GGMLType, stream: Stream, ne: Dims, fill: Fill) -> Bytes:
-    """The bytes of a leaf. Block types hold random blocks whatever the fill: any bits that a quantiser could write."""
+    """The bytes of a leaf. Block types get random blocks whatever the fill: any bits that a quantiser could write."""
     if type_.blck_size > 1:
         return random_blocks(type_, stream.words, math.prod(ne) // type_.blck_size).reshape(-1)
     values = fill(stream, ne).reshape(-1)
@@ -35,12 +37,12 @@ def encode(type_: GGMLType, stream: Stream, ne: Dims, fill: Fill) -> Bytes:
 
 
 def normal(scale: float = 1.0, mean: float = 0.0) -> Fill:
-    """Bell-shaped values."""
+    """Normally distributed values."""
     return lambda s, ne: s.normal(math.prod(ne), scale, mean)
 
 
 def uniform(lo: float, hi: float) -> Fill:
-    """Values spread evenly in [lo, hi]."""
+    """Uniformly distributed values in [lo, hi]."""
     return lambda s, ne: s.uniform(math.prod(ne), lo, hi)
 
 
@@ -50,7 +52,7 @@ def away_from_zero(lo: float, hi: float) -> Fill:
 
 
 def distinct(lo: float, hi: float) -> Fill:
-    """Values no two of which are equal in a row of the leaf."""
+    """Values that differ from each other within each row."""
     return lambda s, ne: s.distinct(ne[1] * ne[2] * ne[3], ne[0], lo, hi)
 
 
@@ -60,7 +62,7 @@ def integers(lo: int, hi: int) -> Fill:
 
 
 def values(type_: GGMLType) -> Fill:
-    """Whole numbers of the full range for integer types, bell-shaped values for the rest."""
+    """Whole numbers of the full range for integer types, normally distributed values for the rest."""
     if type_ is I64:
         return lambda s, ne: s.words(math.prod(ne)).view("<i8")
     return integers(-(2**31), 2**31) if type_ is I32 else normal()
@@ -71,24 +73,32 @@ def chosen(n: int) -> Fill:
     return lambda s, ne: s.choice(ne[1] * ne[2] * ne[3], n, ne[0])
 
 
-def fixed(values: NDArray[Any]) -> Fill:
-    """These values, the same for every seed."""
-    return lambda _s, _ne: values
+_INF, _TINY = math.inf, 1e-40
+"""`_TINY`: subnormal in F32, zero in F16."""
+EDGES: dict[str, tuple[float, ...]] = {
+    "": (),
+    "edge": (0.0, -0.0, _INF, -_INF, _TINY, -_TINY, 0.5, -0.5, 1.0, -1.0, 2.5, -2.5),
+    "nan": (0.0, -0.0, _INF, -_INF, math.nan),
+    "half": (0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 0.49999997, -0.49999997),
+}
+"""Kind of special values -> the values."""
 
 
-def with_edges(fill: Fill, edges: Sequence[float]) -> Fill:
-    """As `fill`, with one in eight elements replaced by each of `edges` in turn."""
+def with_edges(fill: Fill, kind: str) -> Fill:
+    """As `fill`, with one in eight elements replaced by each of `EDGES[kind]` in turn."""
+    if not kind:
+        return fill
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         x = fill(s, ne)
-        s.sprinkle(x, edges)
+        s.sprinkle(x, EDGES[kind])
         return x
 
     return filled
 
 
 def causal(n_past: int, *, dead: float = 0.0) -> Fill:
-    """An attention mask [n_kv, n_q, ...]: query i sees keys 0..n_past + i, of which a share `dead` is hidden as well.
+    """An attention mask [n_kv, n_q, ...]: query i sees keys 0..n_past + i, a share `dead` of which is hidden too.
 
     Seen entries are 0, hidden ones -inf; a query's own key is always seen.
     """
@@ -107,7 +117,7 @@ def causal(n_past: int, *, dead: float = 0.0) -> Fill:
 
 
 def biased(mask: Fill, scale: float) -> Fill:
-    """`mask` with bell-shaped values where it was zero."""
+    """`mask` with normally distributed values in place of zeros."""
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         return mask(s, ne).reshape(-1) + s.normal(math.prod(ne), scale)
@@ -124,3 +134,37 @@ def blind(mask: Fill) -> Fill:
         return x
 
     return filled
+
+
+def hadamard(n: int) -> NDArray[np.float32]:
+    """The orthonormal Walsh-Hadamard matrix [n, n], `n` a power of 2: `ggml_gen_hadamard`."""
+    h = np.array([[np.float32(1.0) / np.sqrt(np.float32(n))]], np.float32)
+    while len(h) < n:
+        h = np.block([[h, h], [h, -h]])
+    return h
+
+
+_STD = {
+    "q4_0": 0.44, "q4_1": 0.48, "q5_0": 0.44, "q5_1": 0.49, "q8_0": 0.44, "mxfp4": 0.84, "q2_K": 0.32, "q3_K": 0.26,
+    "q4_K": 0.20, "q5_K": 0.20, "q6_K": 0.25,
+}  # fmt: skip
+"""Block type -> root mean square of what `random_blocks` gives, measured."""
+
+
+def random_bytes(type_: GGMLType, stream: Stream, n: int, std: float) -> Bytes:
+    """`n` values of about that standard deviation; for a block type random blocks, scaled by a power of 2.
+
+    Raises:
+        UsageError: a block type whose scale is no F16 field.
+    """
+    if not type_.is_quantized:
+        return from_float(type_, stream.normal(n, std)).view(np.uint8).reshape(-1)
+    if type_.name not in _STD:
+        raise UsageError(f"weights of {type_} are not generated; known: {', '.join(_STD)}")
+    blocks = random_blocks(type_, stream.words, n // type_.blck_size).view(BLOCK[type_])
+    shift = round(math.log2(std / _STD[type_.name]))
+    if type_ is MXFP4:
+        blocks["e"] += np.uint8(shift % 256)
+    for name in SCALES.get(type_, {}):
+        blocks[name] = np.ldexp(blocks[name], shift)
+    return blocks.view(np.uint8).reshape(-1)

@@ -16,53 +16,28 @@ MADE_UP_SEQS = 3
 _B = Builder()
 
 
-def _mul_mat(w: Tensor, _: Tensor) -> Tensor:
-    return _B.mul_mat(w, new_tensor(F32, w.ne[0], MADE_UP_TOKENS, w.ne[2], w.ne[3], name="b"))
+def _rows(w: Tensor, *ne: int) -> Tensor:
+    """F32 activations [`ne[0]` of `w`, `ne`…]."""
+    return new_tensor(F32, w.ne[0], *ne, name="b")
 
 
-def _mul_mat_id(w: Tensor, node: Tensor) -> Tensor:
-    used = node.ne[1]
-    b = new_tensor(F32, w.ne[0], used, MADE_UP_TOKENS, name="b")
-    return _B.mul_mat_id(w, b, new_tensor(I32, used, MADE_UP_TOKENS, name="ids"))
+def _ids(*ne: int) -> Tensor:
+    return new_tensor(I32, *ne, name="ids")
 
 
-def _get_rows(w: Tensor, _: Tensor) -> Tensor:
-    return _B.get_rows(w, new_tensor(I32, MADE_UP_TOKENS, name="b"))
-
-
-def _add(w: Tensor, _: Tensor) -> Tensor:
-    return _B.add(new_tensor(F32, *w.ne, name="a"), w)
-
-
-def _mul(w: Tensor, _: Tensor) -> Tensor:
-    return _B.mul(new_tensor(F32, *w.ne, name="a"), w)
-
-
-def _div(w: Tensor, _: Tensor) -> Tensor:
-    return _B.div(new_tensor(F32, w.ne[0], name="a"), w)
-
-
-def _add_id(w: Tensor, node: Tensor) -> Tensor:
-    used = node.ne[1]
-    a = new_tensor(F32, w.ne[0], used, MADE_UP_TOKENS, name="a")
-    return _B.add_id(a, w, new_tensor(I32, used, MADE_UP_TOKENS, name="c"))
-
-
-def _ssm_conv(w: Tensor, _: Tensor) -> Tensor:
-    return _B.ssm_conv(new_tensor(F32, w.ne[0] - 1 + MADE_UP_TOKENS, w.ne[1], MADE_UP_SEQS, name="conv_x"), w)
-
-
-MADE_UP: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "MUL_MAT": _mul_mat,
-    "MUL_MAT_ID": _mul_mat_id,
-    "GET_ROWS": _get_rows,
-    "ADD": _add,
-    "MUL": _mul,
-    "DIV": _div,
-    "ADD_ID": _add_id,
-    "SSM_CONV": _ssm_conv,
+MADE_UP: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "MUL_MAT": lambda w, _: _B.mul_mat(w, _rows(w, MADE_UP_TOKENS, *w.ne[2:])),
+    "MUL_MAT_ID": lambda w, used: _B.mul_mat_id(w, _rows(w, used, MADE_UP_TOKENS), _ids(used, MADE_UP_TOKENS)),
+    "GET_ROWS": lambda w, _: _B.get_rows(w, _ids(MADE_UP_TOKENS)),
+    "ADD": lambda w, _: _B.add(_rows(w, *w.ne[1:]), w),
+    "MUL": lambda w, _: _B.mul(_rows(w, *w.ne[1:]), w),
+    "DIV": lambda w, _: _B.div(_rows(w), w),
+    "ADD_ID": lambda w, used: _B.add_id(_rows(w, used, MADE_UP_TOKENS), w, _ids(used, MADE_UP_TOKENS)),
+    "SSM_CONV": lambda w, _: _B.ssm_conv(
+        new_tensor(F32, w.ne[0] - 1 + MADE_UP_TOKENS, w.ne[1], MADE_UP_SEQS, name="conv_x"), w
+    ),
 }
-"""Op -> (weight, a real use) -> the node that `weight_buft_supported` makes up for it. Of rotary factors, sinks and
+"""Op -> (weight, experts in use) -> the node that `weight_buft_supported` makes up for it. Of ROPE's factors, sinks and
 others it asks about an op that is not the one that runs, or about none, so there is nothing to compare."""
 
 
@@ -72,7 +47,7 @@ def made_up(weight: Tensor, uses: Sequence[Tensor]) -> list[Tensor]:
     for node in uses:
         if node.op in MADE_UP and weight in node.src and kind(node, weight) not in found:
             try:
-                made = MADE_UP[node.op](weight, node)
+                made = MADE_UP[node.op](weight, node.ne[1])
             except GraphError:  # the weight is on the other side of an ADD than llama.cpp thinks
                 continue
             made.op_params, made.flags, made.name = node.op_params, node.flags | FLAG_COMPUTE, "made up"

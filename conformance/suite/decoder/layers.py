@@ -1,0 +1,253 @@
+"""The sublayers of a decoder: attention over the cache, feed-forwards, mixtures of experts, short convolutions.
+
+Each takes and gives [n_embd, n_tokens]. Names in backquotes are llama.cpp's functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from conformance.ggml.errors import UsageError
+from conformance.ggml.ops.matmul import OP_HINT, PREC
+from conformance.ggml.tensor import Tensor, is_contiguous, nelements, row_size
+from conformance.ggml.types import F16, F32
+
+from .kv import Writer
+from .memory import Range
+from .sketch import B, Sketch, inverse, keyed, root
+
+
+def attention(g: Sketch, cur: Tensor, il: int) -> Tensor:
+    """`build_attn` over the cache."""
+    h, swa = g.h, g.h.is_swa(il)
+    q, k, v = _qkv(g, cur, il)
+    if h.qk_norm:
+        q = g.norm(q, f"blk.{il}.attn_q_norm", "Qcur_normed", il, rms=True)
+        k = g.norm(k, f"blk.{il}.attn_k_norm", "Kcur_normed", il, rms=True)
+    if h.rope != "NONE":
+        pos = g.inputs["inp_pos"]
+        q, k = g.cb(g.rope(q, pos), "Qcur_rope", il), g.cb(g.rope(k, pos), "Kcur_rope", il)
+    if h.scaled_q:
+        q = B.scale(q, inverse(root(h.n_embd_head)))
+    rot_k, rot_v = (g.inputs.get(keyed(f"attn_inp_{x}_rot", swa=swa)) for x in "kv")
+    if rot_k is not None:
+        q, k = hadamard(q, rot_k), hadamard(k, rot_k)
+    if rot_v is not None:
+        v = hadamard(v, rot_v)
+    k_idxs, v_idxs = (g.inputs.get(keyed(f"attn_inp_{x}_idxs", swa=swa)) for x in "kv")
+    part = g.place.part(swa=swa)
+    writer = Writer(g.cache, part.slots, k_idxs, v_idxs)
+    for t in (q, k, v) if h.n_swa else (q, v, k):
+        g.gf.expand(t)
+    for t in (*writer.write_k(k, il), *writer.write_v(v, il)):
+        g.gf.expand(t)
+    cur = _mha(g, q, g.cache.get_k(il, part.n_kv, part.slots), g.cache.get_v(il, part.n_kv, part.slots), il)
+    g.gf.expand(cur)
+    g.cb(cur, "kqv_out", il)
+    if rot_v is not None:
+        cur = hadamard(cur, rot_v)
+    cur = B.mul_mat(g.w(f"blk.{il}.attn_output"), cur)
+    bias = g.b(f"blk.{il}.attn_output")
+    return g.cb(cur if bias is None else B.add(cur, bias), "attn_out", il)
+
+
+def _qkv(g: Sketch, cur: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`build_qkv`: [head, heads, n_tokens] each."""
+    h = g.h
+    shapes = {"Q": (h.n_embd_head, h.n_head), "K": (h.n_embd_head, h.n_head_kv), "V": (h.head_v, h.n_head_kv)}
+    heads = []
+    if h.fused_qkv:
+        qkv = g.mul_mat(f"blk.{il}.attn_qkv", cur, "wqkv", il, "wqkv_b")
+        first = 0
+        for x, (head, n) in shapes.items():
+            nb1, offset = row_size(qkv.type, head), row_size(qkv.type, first)
+            heads.append(g.cb(B.view_3d(qkv, head, n, g.n_tokens, nb1, qkv.nb[1], offset), f"{x}cur", il))
+            first += head * n
+    else:
+        products = [g.mul_mat(f"blk.{il}.attn_{x.lower()}", cur, f"{x}cur", il) for x in shapes]
+        for (x, (head, n)), product in zip(shapes.items(), products, strict=True):
+            heads.append(g.cb(B.reshape_3d(product, head, n, g.n_tokens), f"{x}cur", il))
+    return heads[0], heads[1], heads[2]
+
+
+def _mha(g: Sketch, q: Tensor, k: Tensor, v: Tensor, il: int) -> Tensor:
+    """`build_attn_mha`: q [head, heads, n_tokens], k and v views of the cache; to [heads * head, n_tokens]."""
+    h = g.h
+    n_stream = k.ne[3]
+    n = q.ne[2] // n_stream
+    q = B.view_4d(q, q.ne[0], q.ne[1], n, n_stream, q.nb[1], q.nb[2], q.nb[2] * n, 0)
+    q, k, v = (B.permute(x, 0, 2, 1, 3) for x in (q, k, v))
+    mask = g.inputs[keyed("attn_inp_kq_mask", swa=h.is_swa(il))]
+    scale = 1.0 if h.scaled_q else inverse(root(h.n_embd_head))
+    sinks = g.w(f"blk.{il}.attn_sinks") if h.sinks else None
+    if g.c.flash_attn:
+        k, v = (B.cast(x, F16) if x.type is F32 else x for x in (k, v))
+        cur = B.flash_attn_ext(q, k, v, mask, scale, h.alibi, h.attn_softcap)
+        B.flash_attn_ext_add_sinks(cur, sinks)
+        B.prec_set_acc(cur, PREC["F32"])
+        return B.reshape_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
+    kq = g.cb(B.mul_mat(k, q), "kq", il)
+    B.prec_set_acc(kq, PREC["F32"])
+    if h.attn_softcap:
+        kq = g.cb(B.scale(kq, inverse(h.attn_softcap)), "kq_scaled_1", il)
+        kq = g.cb(B.tanh(kq), "kq_tanh", il)
+        kq = g.cb(B.scale(kq, h.attn_softcap), "kq_scaled_2", il)
+    kq = g.cb(B.soft_max_ext(kq, mask, scale, h.alibi), "kq_soft_max", il)
+    B.soft_max_add_sinks(kq, sinks)
+    kqv = g.cb(B.mul_mat(v, kq), "kqv", il)
+    cur = B.permute(kqv, 0, 2, 1, 3)
+    return B.cont_2d(cur, cur.ne[0] * cur.ne[1], cur.ne[2] * cur.ne[3])
+
+
+def hadamard(cur: Tensor, rot: Tensor) -> Tensor:
+    """`llama_mul_mat_hadamard`."""
+    n = rot.ne[0]
+    flat = B.reshape_2d if is_contiguous(cur) else B.cont_2d
+    product = B.mul_mat(rot, flat(cur, n, nelements(cur) // n))
+    B.mul_mat_set_hint(product, OP_HINT["SRC0_IS_HADAMARD"])
+    return B.reshape_4d(product, *cur.ne)
+
+
+OAI_ALPHA, OAI_LIMIT = 1.702, 7.0
+"""Constants of gpt-oss's SwiGLU."""
+
+GATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "swiglu": B.swiglu_split,
+    "geglu": B.geglu_split,
+    "swiglu_oai": lambda gate, up: B.swiglu_oai(gate, up, OAI_ALPHA, OAI_LIMIT),
+}
+"""Name of a feed-forward -> its function of gate and up."""
+
+
+def ffn(g: Sketch, cur: Tensor, il: int) -> Tensor:
+    """`build_ffn`."""
+    up = g.mul_mat(f"blk.{il}.ffn_up", cur, "ffn_up", il, "ffn_up_b")
+    if g.h.ffn in GATED:
+        gate = g.mul_mat(f"blk.{il}.ffn_gate", cur, "ffn_gate", il, "ffn_gate_b")
+        cur = g.cb(GATED[g.h.ffn](gate, up), f"ffn_{g.h.ffn}", il)
+    else:
+        cur = g.cb(B.gelu(up), "ffn_gelu", il)
+    cur = B.mul_mat(g.w(f"blk.{il}.ffn_down"), cur)
+    bias = g.b(f"blk.{il}.ffn_down")
+    if bias is not None:
+        cur = B.add(g.cb(cur, "ffn_down", il), bias)
+    return g.cb(cur, "ffn_out", il)
+
+
+_LEAST_SUM = 6.103515625e-5
+"""Below this weights are not divided by their sum: the smallest normal F16."""
+
+
+def experts(g: Sketch, cur: Tensor, il: int) -> Tensor:
+    """`build_moe_ffn`."""
+    h, n = g.h, cur.ne[1]
+    logits = g.mul_mat(f"blk.{il}.ffn_gate_inp", cur, "ffn_moe_logits", il, "ffn_moe_logits_biased")
+    chosen, probs = _choose(g, logits, il)
+    weights = _expert_weights(g, B.get_rows(B.reshape_3d(probs, 1, h.n_expert, n), chosen), il)
+    g.gf.expand(weights)
+    cur = B.reshape_3d(cur, h.n_embd, 1, n)
+    up = _mul_mat_id(g, f"blk.{il}.ffn_up_exps", cur, chosen, "ffn_moe_up", il)
+    if h.ffn in GATED:
+        gate = _mul_mat_id(g, f"blk.{il}.ffn_gate_exps", cur, chosen, "ffn_moe_gate", il)
+        cur = g.cb(GATED[h.ffn](gate, up), f"ffn_moe_{h.ffn}", il)
+    else:
+        cur = g.cb(B.gelu(up), "ffn_moe_gelu", il)
+    cur = _mul_mat_id(g, f"blk.{il}.ffn_down_exps", cur, chosen, "ffn_moe_down", il)
+    cur = g.cb(B.mul(cur, weights), "ffn_moe_weighted", il)
+    g.gf.expand(cur)
+    parts = [B.view_2d(cur, h.n_embd, n, cur.nb[2], i * cur.nb[1]) for i in range(h.n_expert_used)]
+    for part in parts:
+        g.gf.expand(part)
+    out = parts[0]
+    for part in parts[1:]:
+        out = B.add(out, part)
+        g.gf.expand(out)
+    if len(parts) == 1:
+        out = B.cont(out)
+    return g.cb(out, "ffn_moe_out", il)
+
+
+def _choose(g: Sketch, logits: Tensor, il: int) -> tuple[Tensor, Tensor]:
+    """The experts of each token, I32 [used, n], largest first; and what their weights come from, F32 [n_expert, n]."""
+    probs = logits
+    if g.h.gating == "softmax":
+        probs = B.soft_max(logits)
+    elif g.h.gating == "sigmoid":
+        probs = B.sigmoid(logits)
+    by = g.cb(probs, "ffn_moe_probs", il)
+    bias = g.weights.get(f"blk.{il}.exp_probs_b.bias")
+    if bias is not None:
+        by = g.cb(B.add(probs, bias), "ffn_moe_probs_biased", il)
+    chosen = B.argsort_top_k(by, g.h.n_expert_used)
+    if chosen.src[0] is not None:
+        g.cb(chosen.src[0], "ffn_moe_argsort", il)
+    return g.cb(chosen, "ffn_moe_topk", il), probs
+
+
+def _expert_weights(g: Sketch, weights: Tensor, il: int) -> Tensor:
+    """F32 [1, used, n]."""
+    h = g.h
+    used, n = weights.ne[1:3]
+    g.cb(weights, "ffn_moe_weights", il)
+    if h.gating == "softmax_weight":
+        weights = B.soft_max(B.reshape_2d(weights, used, n))
+        weights = g.cb(B.reshape_3d(weights, 1, used, n), "ffn_moe_weights_softmax", il)
+    if h.expert_norm:
+        weights = B.reshape_2d(weights, used, n)
+        total = g.cb(B.sum_rows(weights), "ffn_moe_weights_sum", il)
+        total = g.cb(B.clamp(total, _LEAST_SUM, math.inf), "ffn_moe_weights_sum_clamped", il)
+        weights = g.cb(B.div(weights, total), "ffn_moe_weights_norm", il)
+        weights = B.reshape_3d(weights, 1, used, n)
+    if h.expert_scale not in {0.0, 1.0}:
+        weights = g.cb(B.scale(weights, h.expert_scale), "ffn_moe_weights_scaled", il)
+    return weights
+
+
+def _mul_mat_id(g: Sketch, weight: str, cur: Tensor, ids: Tensor, name: str, il: int) -> Tensor:
+    cur = g.cb(B.mul_mat_id(g.w(weight), cur, ids), name, il)
+    bias = g.b(weight)
+    return cur if bias is None else g.cb(B.add_id(cur, bias, ids), f"{name}_biased", il)
+
+
+_LABEL = "model.layers.{{}}.conv.{}"
+"""llama.cpp does not fill in the braces."""
+
+
+def shortconv(g: Sketch, cur: Tensor, il: int) -> Tensor:
+    """LFM2's short convolution (`build_rs`): `in_proj` gives B, C and x, the convolution runs over B * x."""
+    h, rows = g.h, g.place.recr
+    if rows is None:
+        raise UsageError("decoder: a short convolution without states")
+    n_seqs = len(g.ubatch.seq_ids)
+    n = g.n_tokens // n_seqs
+    d_conv, n_embd = h.n_shortconv - 1, h.n_embd
+    cur = B.reshape_3d(cur, n_embd, n, n_seqs)
+    bcx = g.cb(B.mul_mat(g.w(f"blk.{il}.shortconv.in_proj"), cur), _LABEL.format("in_proj"), il)
+    b, c, x = (B.view_3d(bcx, n_embd, n, n_seqs, *bcx.nb[1:3], i * n_embd * bcx.nb[0]) for i in range(3))
+    bx = B.transpose(B.mul(b, x))
+    state = g.cache.r[il]
+    before = B.reshape_3d(_states(g, state, rows, n_seqs), d_conv, n_embd, n_seqs)
+    bx = B.concat(before, bx, 0)
+    last = B.view_3d(bx, d_conv, *bx.ne[1:3], *bx.nb[1:3], (bx.ne[0] - d_conv) * bx.nb[0])
+    g.gf.expand(B.cpy(last, B.view_2d(state, d_conv * n_embd, n_seqs, state.nb[1], rows.head * state.nb[1])))
+    conv = g.cb(B.ssm_conv(bx, g.w(f"blk.{il}.shortconv.conv")), _LABEL.format("conv"), il)
+    out = B.mul_mat(g.w(f"blk.{il}.shortconv.out_proj"), B.mul(c, conv))
+    return B.reshape_2d(g.cb(out, _LABEL.format("out_proj"), il), n_embd, n * n_seqs)
+
+
+def _states(g: Sketch, state: Tensor, rows: Range, n_seqs: int) -> Tensor:
+    """The states [n_embd_r, n_seqs]: zero one row, gather those of the ubatch, copy those in between."""
+    size = g.h.n_embd_r
+    states = B.reshape_2d(state, size, state.ne[1])
+    clears = rows.zero >= 0
+    zero = B.view_1d(states, size * clears, rows.zero * states.nb[1] * clears)
+    g.gf.expand(B.scale_inplace(zero, 0.0))
+    gathered = B.get_rows(states, g.inputs["rs_s_copy"])
+    output = B.view_2d(gathered, size, n_seqs, gathered.nb[1], 0)
+    g.gf.expand(output)
+    n_rs = len(rows.s_copy)
+    extra = B.view_2d(gathered, size, n_rs - n_seqs, gathered.nb[1], n_seqs * gathered.nb[1])
+    rest = B.view_2d(state, size, n_rs - n_seqs, state.nb[1], (rows.head + n_seqs) * state.nb[1])
+    g.gf.expand(B.cpy(extra, rest))
+    return output

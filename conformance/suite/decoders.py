@@ -1,0 +1,190 @@
+"""Three families of decoders: their caches grow, their heads form groups, their sequences come and go.
+
+`kv_growth`: the KV cache grows over 256, 512, … cells, is rewound, emptied and filled again. Graph-level backends
+compile a cgraph for the sizes they first see; here those sizes change under them.
+
+`gqa`: attention with fewer KV heads than heads. Ratios to 16:1, odd ones among them, head sizes from 32 to 256, V of
+another size than K, ALiBi, softcap and sinks; prefill and decode, masked cells between others, as many cells as there
+are (300) and a multiple of 256.
+
+`multi_sequence`: up to eight sequences of different lengths in one graph that come, go and share. With a stream each, a
+graph reads the streams from the first to the last of its sequences, and a batch of sequences that are no neighbours
+becomes two graphs; in one stream all sequences' cells lie mixed.
+"""
+
+from __future__ import annotations
+
+from .decoder import elements, make
+from .family import Family, Table, ids_of, with_seed
+
+
+def _family(name: str, summary: str, table: Table, *, by_size: bool = True) -> Family:
+    ids = ids_of(table, lambda body: with_seed(name, body), elements if by_size else lambda _: 0)
+    return Family(name, summary, ids, make)
+
+
+_BOTH = "[fa=1|fa=0]"
+
+_GROWING = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
+_LONG = "l=1,embd=2048,heads=2,kv=1,head=64,ff=64,vocab=32"
+"""Projections of rows that accelerators take (2,048 long), everything else small."""
+_CACHES = "[cache=f16|cache=bf16|cache=f32|cache=q8_0,head=32|cache=q4_0,head=32]"
+_CACHES_V = "[cache=f16|cache=bf16|cache=f32|cache=q8_0,cache_v=f16,head=32|cache=q4_0,cache_v=f32,head=32]"
+"""V kept transposed cannot be quantised."""
+_CROSS = "run=at253.d5.back3.d2.reset.p6.d2"
+_WINDOW = "ctx=1024,ubatch=64,run=at250.p10.d3.p300.d2.reset.p9.d2"
+"""A window of 32 over 256 cells: the prompt goes round them, other layers grow to 768, then a second prompt."""
+_SHIFT = "run=at250.d1.shift9.p30.d2.back4.d2"
+"""A context that is full forgets its first tokens: K in the cache is rotated to where its tokens moved."""
+_ALL = "p250.15(d12.p244).d6"
+"""From nothing to 4,096 tokens, over each multiple of 256 token by token."""
+_COME_AND_GO = "p5.d3.rm1.d2.back4.d2.add1.p3+9+3+3.d1"
+_FOUR = f"[seqs=4,run=at250.{_COME_AND_GO}|seqs=4,unified=1,run=at60.{_COME_AND_GO}]"
+"""Four sequences with a stream each, and in one stream."""
+
+_KV_GROWTH: Table = {
+    "smoke": (
+        f"llama-{_GROWING},run=p253.d5",
+        f"llama-{_GROWING},fa=0,run=at254.d4.back3.d2",
+        f"llama-{_GROWING},write=cpy,fa=0,run=at254.d4.reset.p3.d1",
+        f"llama-{_GROWING},w=q4_0,cache=q8_0,head=32,run=at254.d4",
+        f"llama-{_GROWING},seqs=3,run=at254.d4.rm0.d2",
+        f"llama-{_GROWING},seqs=3,unified=1,run=at84.d4.rm1.d3",
+        f"llama-{_GROWING},run=at245.d1.shift9.p30.d2",
+        f"gemma2-{_GROWING.replace('l=1', 'l=2')},ubatch=64,run=at250.d2.p10.d2",
+        f"llama-{_LONG},w=q8_0,run=at252.p3.d3",
+    ),
+    "standard": (
+        f"llama-{_CACHES},[write=set_rows|write=cpy],{_CROSS}",
+        f"llama-{_CACHES_V},fa=0,[write=set_rows|write=cpy],{_CROSS}",
+        f"llama-[cache=f16|cache=q8_0,head=32|fa=0],{_FOUR}",
+        "llama-seqs=4,write=cpy,[fa=0|fa=1],run=at253.p2+3+1+4.d3",
+        "llama-[fa=0|fa=1],ubatch=64,run=p300.d3",
+        "llama-[fa=0|fa=1],run=p100.p100.p52.p1.d4.p60",
+        "llama-[fa=0|fa=1],ctx=1024,run=at500.p20.d3.back30.p10",
+        "llama-[fa=0|fa=1],ctx=300,run=at250.d8",
+        "llama-[rope=neox|freqs=1|tied=1|mixed=0],run=p254.d4",
+        "llama-cache=[q8_0|q4_0],head=64,[rot=0|rot=1],run=at253.p2.d3",
+        "llama-w=[f16|bf16|q4_0|q8_0|q5_1],run=at253.p2.d3",
+        "llama-w=[q4_K|q6_K],embd=256,heads=4,kv=2,head=64,ff=256,run=at253.p2.d3",
+        "llama-w=q4_0,attn_k=f16,attn_v=f32,ffn_up=f16,ffn_down=q8_0,output=q6_K,embd=256,heads=8,head=32,run=at253.p2.d3",
+        "llama-seqs=2,unified=1,[fa=0|fa=1],run=at20.d2.cp0.d3",
+        "llama-[fa=0|fa=1],run=o12.d2.o3",
+        "llama-[fa=0|fa=1],run=o12.o7.p9.p5.d1",
+        "llama-heads=2,kv=2,seqs=2,fa=0,run=at253.p2.d3",
+        f"llama-[cache=f16|cache=f32|cache=q8_0,head=64|cache=q4_0,head=32|fa=0|seqs=2|seqs=3,unified=1,ctx=1024],{_SHIFT}",
+        f"[gemma2|gpt-oss]-[fa=1|fa=0],{_WINDOW}",
+        "gemma2-seqs=2,[unified=0|unified=1],ctx=1024,ubatch=64,run=at250.p10+3.d3.rm1.d2.add1.p80+40.d2",
+        f"gemma2-swafull=1,{_SHIFT}",
+        "lfm2-[fa=1|fa=0],run=at253.p2.d3.reset.p6.d2",
+        "lfm2-seqs=3,[unified=0|unified=1],run=at20.p2.d2.rm1.d2.add1.p3.d2",
+        "qwen3-[fa=1|fa=0],run=at253.p2.d3",
+        f"llama-{_LONG},[w=f16|w=q4_0|w=q8_0,fa=0],run=at240.p65.d2.back3.d2",
+    ),
+    "full": (
+        f"llama-{_GROWING},[fa=0|fa=1],[seqs=1|seqs=4],ctx=4096,run={_ALL}",
+        "llama-w=q4_0,l=4,embd=256,heads=8,kv=2,head=32,ff=512,ctx=1024,[fa=0|fa=1],run=p600.d8.p160.d8",
+    ),
+}
+
+KV_GROWTH = _family(
+    "kv_growth", "decoders whose KV cache grows past 256 cells, shrinks and grows again", _KV_GROWTH, by_size=False
+)
+
+_GROUPED = "llama-l=1,embd=32,ff=32,vocab=32"
+_RATIOS = "[heads=1,kv=1|heads=2,kv=1|heads=3,kv=1|heads=5,kv=1|heads=7,kv=1|heads=8,kv=1|heads=16,kv=1]"
+"""Multi-query."""
+_GROUPS = "[heads=4,kv=4|heads=6,kv=2|heads=10,kv=2|heads=14,kv=2|heads=12,kv=3|heads=15,kv=5|heads=16,kv=4]"
+_SIZES = "[head=40|head=64|head=80|head=96|head=112|head=128|head=192|head=256]"
+_K_AND_V = "[head=64,headv=32|head=32,headv=64|head=96,headv=64|head=192,headv=128|head=256,headv=40]"
+_CAPPED = "softcap=3"
+"""Of the order of the logits, so that it bends them."""
+_SLOPED = "rope=none,alibi=8"
+_EXACT = "ctx=300,run=at290.p3.d2"
+"""As many cells as there are, and not a multiple of 256."""
+
+_GQA: Table = {
+    "smoke": (
+        f"{_GROUPED},heads=6,kv=2,head=32,{_BOTH},run=at250.p5.d2",
+        f"{_GROUPED},heads=3,kv=1,head=64,headv=32,{_SLOPED},{_CAPPED},{_BOTH},run=p7.d1",
+        f"{_GROUPED},heads=4,kv=2,head=32,sinks=1,ctx=300,{_BOTH},run=at290.p3.d1",
+        f"{_GROUPED},heads=10,kv=2,head=32,cache=q8_0,run=at250.p3.d1",
+        "llama-l=1,embd=2048,ff=32,vocab=32,heads=4,kv=2,head=32,w=q4_0,run=at250.p3.d1",
+    ),
+    "standard": (
+        f"{_GROUPED},{_RATIOS},head=32,{_BOTH},run=at250.p5.d2",
+        f"{_GROUPED},{_GROUPS},head=32,{_BOTH},run=at250.p5.d2",
+        f"{_GROUPED},heads=3,kv=1,{_SIZES},{_BOTH},run=p9.d1",
+        f"{_GROUPED},heads=6,kv=2,{_K_AND_V},{_BOTH},run=p9.d1",
+        f"{_GROUPED},heads=6,kv=2,head=32,qkv=fused,{_BOTH},run=p9.d1",
+        f"{_GROUPED},[heads=3,kv=1|heads=6,kv=2|heads=8,kv=2|heads=12,kv=4],head=32,{_SLOPED},{_BOTH},run=at40.p5.d1",
+        f"{_GROUPED},[heads=6,kv=2|heads=4,kv=1],head=32,[{_CAPPED}|sinks=1|{_CAPPED},sinks=1],{_BOTH},run=at40.p5.d1",
+        f"{_GROUPED},heads=6,kv=2,head=32,{_SLOPED},[{_CAPPED}|sinks=1|{_CAPPED},sinks=1],{_BOTH},run=at40.p5.d1",
+        f"{_GROUPED},[heads=6,kv=2|heads=7,kv=1],head=32,[cache=f32|cache=q8_0,cache_v=f16],{_BOTH},run=at250.p5.d2",
+        f"{_GROUPED},heads=6,kv=2,[head=32|head=64],cache=q8_0,run=at250.p5.d2",
+        f"{_GROUPED},[heads=6,kv=2|heads=5,kv=1],head=32,{_EXACT},[cache=f16|cache=f32|{_SLOPED}|sinks=1|{_CAPPED}],{_BOTH}",
+        f"{_GROUPED},heads=6,kv=2,head=32,seqs=3,unified=1,[cache=f16|{_SLOPED}|sinks=1],{_BOTH},run=at40.p3.d1.rm1.d2",
+        f"{_GROUPED},heads=6,kv=2,head=32,seqs=3,[cache=f16|{_SLOPED}|sinks=1],{_BOTH},run=at40.p3+1+6.d1",
+        f"{_GROUPED},heads=6,kv=2,head=32,[cache=f16|{_SLOPED}],{_BOTH},run=p70.p1.p2.p33",
+        f"[gemma2|gpt-oss]-l=2,embd=32,ff=32,vocab=32,[heads=6,kv=2|heads=5,kv=1],head=32,{_BOTH},run=at250.p5.d2",
+        f"qwen3-l=1,embd=32,ff=32,vocab=32,[heads=6,kv=2|heads=5,kv=1],head=32,{_BOTH},run=at250.p5.d2",
+        "llama-l=2,embd=64,ff=64,vocab=32,heads=6,kv=2,head=32,w=[f16|q8_0|q4_0],run=at250.p5.d2",
+    ),
+    "full": (
+        f"{_GROUPED},{_RATIOS},{_SIZES},{_BOTH},run=at250.p5.d2",
+        f"{_GROUPED},{_GROUPS},{_K_AND_V},{_BOTH},run=at250.p5.d2",
+        f"{_GROUPED},{_GROUPS},head=32,{_SLOPED},{_CAPPED},sinks=1,{_BOTH},run=at250.p5.d2",
+    ),
+}
+
+GQA = _family("gqa", "attention with fewer KV heads than heads, in every shape", _GQA)
+
+_SEQUENCES = "llama-l=1,embd=32,heads=4,kv=2,head=16,ff=32,vocab=32"
+_WAYS = "[unified=0|unified=1]"
+_JOIN_AND_LEAVE = "p5+9+1+3.d1.rm1.d1.back2.d1.add1.p2+4+1+1.d1"
+_APART = "p3+5+2+4.p1+0+2+0.p0+3+0+0.p2+0+0+1"
+"""Subsets whose sequences are no neighbours."""
+_LATE = "p0+0+4+0.p3+0+0+0.p0+0+1+5.p2+6+1+1.d1"
+"""The last comes first: cells of the sequences lie in another order than the sequences."""
+_AS_MANY = "p2+2+0.p3+3+3.p5+5+0"
+"""As many tokens of each sequence as there are sequences, twice; then not."""
+_EIGHT = "p1+2+3+4+5+6+7+8.d1.rm0.rm5.d1.add5.p2+1+1+1+3+1+1.d1"
+
+_MULTI_SEQUENCE: Table = {
+    "smoke": (
+        f"{_SEQUENCES},seqs=4,ctx=256,{_BOTH},run={_JOIN_AND_LEAVE}",
+        f"{_SEQUENCES},seqs=3,ctx=256,unified=1,fa=0,run=p5+9+1.d1.cp0.d1.rm1.d1",
+        f"{_SEQUENCES},seqs=4,ctx=256,unified=1,fa=1,run=at20.{_LATE}.cp0.d1",
+        f"{_SEQUENCES.replace('heads=4', 'heads=2')},seqs=4,ctx=256,fa=0,run={_APART}",
+        f"{_SEQUENCES},seqs=3,ctx=300,run=at280.p2+9+1.d1",
+        f"{_SEQUENCES},seqs=3,ctx=256,run={_AS_MANY}",
+    ),
+    "standard": (
+        f"{_SEQUENCES},[seqs=1|seqs=2|seqs=3|seqs=5|seqs=8],ctx=256,{_WAYS},{_BOTH},run=p4.d2",
+        f"{_SEQUENCES},seqs=4,ctx=256,{_WAYS},{_BOTH},run=[{_JOIN_AND_LEAVE}|{_APART}|{_LATE}]",
+        f"{_SEQUENCES},seqs=4,ctx=256,{_WAYS},{_BOTH},run=at20.[{_JOIN_AND_LEAVE}|{_APART}|{_LATE}]",
+        f"{_SEQUENCES},seqs=8,ctx=256,{_WAYS},{_BOTH},run={_EIGHT}",
+        f"{_SEQUENCES},[seqs=2|seqs=5],ctx=256,unified=1,{_BOTH},run=p9.[cp0|cp1].d2.rm0.d1",
+        f"{_SEQUENCES},seqs=3,ctx=512,unified=1,{_BOTH},run=at84.p2+5+1.d1.rm1.d1.add1.p3+4+2",
+        f"{_SEQUENCES},seqs=3,ctx=300,{_WAYS},{_BOTH},run=at90.p2+5+1.d1.rm1.d1",
+        f"{_SEQUENCES},seqs=3,ctx=300,{_BOTH},run=at290.p2+5+1.d1.rm1.d1",
+        f"{_SEQUENCES},seqs=3,ctx=256,[cache=f32|cache=bf16],{_WAYS},{_BOTH},run=p5+9+1.d1",
+        f"{_SEQUENCES.replace('head=16', 'head=32')},seqs=3,ctx=256,[cache=q8_0|cache=q4_0],{_WAYS},run=p5+9+1.d1",
+        f"{_SEQUENCES},seqs=3,ctx=256,write=cpy,{_BOTH},run=p5+9+1.d1",
+        f"{_SEQUENCES},seqs=3,ctx=256,ubatch=8,{_WAYS},{_BOTH},run=p20+3+7.d1",
+        f"{_SEQUENCES},seqs=3,ctx=256,{_WAYS},{_BOTH},run=o3+5+1.o2",
+        f"{_SEQUENCES},seqs=3,ctx=256,{_WAYS},{_BOTH},run={_AS_MANY}",
+        f"{_SEQUENCES},seqs=3,ctx=256,{_WAYS},run=p9+20+5.shift3.p2+1+1.d1",
+        f"[qwen3-l=1|gpt-oss-l=1|gemma2-l=2|lfm2-l=2],embd=32,ff=32,vocab=32,seqs=3,ctx=256,{_WAYS},run=p5+9+1.d1.rm1.d1",
+        f"[gemma2-l=2|gpt-oss-l=1],embd=32,ff=32,vocab=32,seqs=3,ctx=512,ubatch=32,{_WAYS},fa=0,run=p90+3+40.d1",
+        f"{_SEQUENCES},rope=none,alibi=8,seqs=3,ctx=256,{_WAYS},{_BOTH},run=p5+9+1.d1.rm1.d1",
+    ),
+    "full": (
+        f"{_SEQUENCES},[seqs=6|seqs=7|seqs=8],{_WAYS},{_BOTH},[cache=f16|cache=f32],run=at40.p3.d3.rm2.d2.add2.p4.d2",
+        f"{_SEQUENCES.replace('l=1', 'l=3')},seqs=8,ctx=1024,{_WAYS},{_BOTH},run=10(d3.rm1.d2.add1.p5)",
+    ),
+}
+
+MULTI_SEQUENCE = _family(
+    "multi_sequence", "sequences of different lengths that come, go and share their cells", _MULTI_SEQUENCE
+)

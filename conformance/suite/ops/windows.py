@@ -1,0 +1,90 @@
+"""Ops that pad, shift or slide a window: PAD, ROLL, POOL_2D, IM2COL, SSM_CONV."""
+
+from __future__ import annotations
+
+from conformance.ggml.ops.windows import OP_POOL
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F32
+from conformance.suite.data import normal, values
+
+from .bench import Bench, cases
+
+
+@cases(
+    "PAD",
+    keys="ne=SHAPE vne= by=NUMBERS",
+    standard=(
+        "PAD-f32-ne=10x5x4x3,by=[0x3|0x0x0x2|3x0|1x2x3x4x0x1x2x0|0x0x0x0x0x0x0x1]",
+        "PAD-f32-ne=10x5x4x3,by=0x3x1x0,vne=[pad|off|p0213]",
+    ),
+    full=("PAD-f32-ne=1000x65x16,by=0x24x0x63",),
+)
+def _pad(bench: Bench) -> Tensor:
+    v, b = bench.v, bench.b
+    a = bench.first("a", "ne", values(bench.types[0]))
+    widths = (*v["by"], *(0,) * 8)[:8]
+    return b.pad_ext(a, *widths)
+
+
+@cases(
+    "ROLL",
+    keys="ne=SHAPE vne= by=NUMBERS",
+    standard=("ROLL-f32-ne=10x5x4x3,by=[3|0x2|1x-2x3x1|-9x4x0x-1]", "ROLL-f32-ne=10x5x4x3,by=2x1,vne=[pad|p0213]"),
+)
+def _roll(bench: Bench) -> Tensor:
+    v = bench.v
+    a = bench.first("a", "ne", normal())
+    return bench.b.roll(a, *(*v["by"], 0, 0, 0, 0)[:4])
+
+
+@cases(
+    "POOL_2D",
+    keys=f"ne=SHAPE vne= op={'|'.join(OP_POOL.__members__)} k=NUMBERS",
+    standard=(
+        "POOL_2D-[f32|f16]-ne=24x9x3x2,op=[MAX|AVG],k=[4x1x4x1x0x0|3x3x2x2x1x1|2x3x1x2x0x1|5x9x1x1x0x0]",
+        "POOL_2D-f32-ne=24x9x3,op=[MAX|AVG],k=4x1x4x1x0x0,vne=[pad|off|slab]",
+    ),
+    full=("POOL_2D-f32-ne=4096x33x8,op=MAX,k=128x1x128x1x0x0",),
+)
+def _pool_2d(bench: Bench) -> Tensor:
+    v = bench.v
+    a = bench.first("a", "ne", normal())
+    k0, k1, s0, s1, p0, p1 = v["k"]
+    return bench.b.pool_2d(a, OP_POOL[v["op"]], k0, k1, s0, s1, p0, p1)
+
+
+@cases(
+    "IM2COL",
+    keys="a=SHAPE b=SHAPE vb= k=NUMBERS is_2D=0",
+    types="a b to",
+    standard=(
+        "IM2COL-f16+f32+[f16|f32]-a=3x5x4,b=20x5x[1|2],k=[1x0x1x0x1x0|2x0x0x0x1x0|1x0x3x0x2x0]",
+        "IM2COL-f16+f32+[f16|f32]-a=3x2x5x4,b=12x7x5x2,is_2D=1,k=[1x1x1x1x1x1|2x3x0x1x1x2]",
+        "IM2COL-f16+f32+f16-a=7x1x6,b=20x1x6,k=1x0x3x0x1x0",
+    ),
+    full=("IM2COL-f16+f32+f16-a=7x512x16,b=60x512,k=1x0x3x0x1x0",),
+)
+def _im2col(bench: Bench) -> Tensor:
+    v, (type_a, type_b, to) = bench.v, bench.types
+    a = bench.leaf("a", type_a, v["a"], normal(), keep=True)
+    b = bench.operand("b", type_b, v["b"], normal(), v["vb"])
+    s0, s1, p0, p1, d0, d1 = v["k"]
+    return bench.b.im2col(a, b, s0, s1, p0, p1, d0, d1, bool(v["is_2D"]), to)
+
+
+@cases(
+    "SSM_CONV",
+    keys="out=SHAPE d_conv=4 vsx=",
+    types="sx c",
+    standard=(
+        "SSM_CONV-f32+f32-out=[16x1|16x7|33x5x3|64x1x4|128x12x2],d_conv=[3|4|9]",
+        "SSM_CONV-f32+f32-out=32x5x3,d_conv=[2|4],vsx=[off|slab|flat]",
+    ),
+    full=("SSM_CONV-f32+f32-out=[1536x33x4|2048x1x16],d_conv=[3|4]",),
+)
+def _ssm_conv(bench: Bench) -> Tensor:
+    v = bench.v
+    d_inner, n_t, n_s, _ = v["out"]
+    sx = bench.operand("sx", bench.types[0], (v["d_conv"] - 1 + n_t, d_inner, n_s, 1), normal(), v["vsx"])
+    c = bench.leaf("ssm_conv1d.weight", F32, (v["d_conv"], d_inner, 1, 1), normal(), keep=True)
+    return bench.b.ssm_conv(sx, c)

@@ -1,0 +1,335 @@
+"""The relations: how the runs of each are made from an id.
+
+Some relate trajectories of one decoder: the same tokens in other batches, sequences, cells or caches. Trajectories of
+one id have the same weights; their tokens are drawn here, one per sequence and position, whatever batch it comes in. A
+step's note says whose token each row is.
+
+The others relate a case to itself, or to a copy under other names: every output and cache of both runs, step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from conformance.case import codec
+from conformance.case.case import Case, Step
+from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
+from conformance.ggml.tensor import Tensor
+from conformance.suite import alias
+from conformance.suite.decoder import Trajectory, trajectory_of
+from conformance.suite.decoder.memory import Ubatch
+
+from .claim import BITS, BUDGET, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, RESTORED, Claim, Link, Place, Run, combine
+
+Token = tuple[int, int]
+"""Sequence and position."""
+MAX_POS = 4096
+
+
+@dataclass(slots=True)
+class Side:
+    """One run: a trajectory, and the names of its sequences."""
+
+    what: str
+    trajectory: Trajectory
+    names: Mapping[int, int] = field(default_factory=dict)
+    """Sequence of this run -> sequence of the first run; itself where it is missing."""
+
+    def logits(self) -> dict[Token, tuple[int, int]]:
+        """Step and row of each token's logits; of the last one where a position was used again."""
+        places: dict[Token, tuple[int, int]] = {}
+        for k, step in enumerate(self.trajectory.steps):
+            rows = [row for row in _token_rows(step) if row[3]]
+            places |= {(self.names.get(seq, seq), pos): (k, i) for i, (_, pos, seq, _) in enumerate(rows)}
+        return places
+
+    def cells(self) -> dict[Token, int]:
+        """Row, counted through all streams, of each token that is in the cache at the end."""
+        cells = self.trajectory.memory.base
+        rows: dict[Token, int] = {}
+        for s in range(cells.n_stream):
+            for i in np.flatnonzero(cells.pos[s] >= 0).tolist():
+                for seq in range(self.trajectory.c.n_seq_max):
+                    if int(cells.seq[s, i]) >> seq & 1:
+                        rows[self.names.get(seq, seq), int(cells.pos[s, i])] = s * cells.n_ctx + i
+        return rows
+
+    def set_tokens(self, case_id: str) -> None:
+        """Draw every token from its sequence, position and life of the sequence: the same one in all runs."""
+        lives = self._lives()
+        for k, step in enumerate(self.trajectory.steps):
+            rows = _token_rows(step)
+            if not rows:
+                continue
+            for i, row in enumerate(rows):
+                seq = self.names.get(row[2], row[2])
+                stream = Stream(case_id, f"tokens of sequence {seq}, life {lives[k, i]} from the last")
+                row[0] = int(stream.integers(MAX_POS, 0, self.trajectory.h.n_vocab)[row[1]])
+            (leaf,) = (t for t in step.inputs if t.name == "inp_tokens")
+            step.inputs[leaf] = np.array([row[0] for row in rows], "<i4").view(np.uint8)
+
+    def _lives(self) -> dict[tuple[int, int], int]:
+        """Step and row -> how often the sequence starts again at position 0 after that."""
+        count: dict[int, int] = {}
+        lives: dict[tuple[int, int], int] = {}
+        rows = [(k, i, row) for k, s in enumerate(self.trajectory.steps) for i, row in enumerate(_token_rows(s))]
+        for k, i, (_, pos, seq, _) in reversed(rows):
+            lives[k, i] = count.get(seq, 0)
+            if pos == 0:
+                count[seq] = count.get(seq, 0) + 1
+        return lives
+
+
+def _token_rows(step: Step) -> list[list[int]]:
+    """`[token, position, sequence, has logits]` of each token of a step; a shift has none."""
+    rows: list[list[int]] = step.note.get("tokens", [])
+    return rows
+
+
+def relate(request: Request) -> Case:
+    """The relation: every token of the first run has the same logits, K and V in the others.
+
+    Raises:
+        UsageError: no token has logits in both runs.
+    """
+    says, make = DECODERS[request.name]
+    sides = make(request)
+    runs: list[Run] = []
+    for side in sides:
+        side.set_tokens(request.id)
+        first = runs[-1].last if runs else 0
+        runs.append(Run(side.what, first, first + len(side.trajectory.steps)))
+    links = [*_logits(sides), *_caches(sides)]
+    if not links:
+        raise UsageError(f"case {request.id!r}: no token has logits in both runs")
+    cases = [side.trajectory.case(request.name, request.params, request.seed) for side in sides]
+    claim = Claim(request.name, says, BUDGET, tuple(runs), links=tuple(links))
+    return combine(request.id, claim, cases, request.params, request.seed)
+
+
+def _logits(sides: Sequence[Side]) -> Iterator[Link]:
+    left, others = sides[0].logits(), [s.logits() for s in sides[1:]]
+    by_step: dict[int, list[tuple[Place, Place]]] = {}
+    for token, (k, row) in left.items():
+        for r, other in enumerate(others, 1):
+            if token in other:
+                j, at = other[token]
+                pair = Place(0, k, "output", 0, (row,)), Place(r, j, "output", 0, (at,))
+                by_step.setdefault(k, []).append(pair)
+    for pairs in by_step.values():
+        yield Link(tuple(p for p, _ in pairs), tuple(q for _, q in pairs))
+
+
+def _caches(sides: Sequence[Side]) -> Iterator[Link]:
+    """Rows of K, and of V where they are rows, of tokens in the cache at the end of both runs."""
+    offsets = np.cumsum([0, *(_persistent(s) for s in sides)]).tolist()
+    left = sides[0].cells()
+    last = len(sides[0].trajectory.steps) - 1
+    for r, side in enumerate(sides[1:], 1):
+        cells = side.cells()
+        tokens = [t for t in left if t in cells]
+        if not tokens:
+            continue
+        ours, theirs = tuple(left[t] for t in tokens), tuple(cells[t] for t in tokens)
+        for i in _rows(sides[0]):
+            a = Place(0, last, "cache", i, ours)
+            b = Place(r, len(side.trajectory.steps) - 1, "cache", offsets[r] + i, theirs)
+            yield Link((a,), (b,))
+
+
+def _persistent(side: Side) -> int:
+    return len(side.trajectory.weights) + len(side.trajectory.cache.tensors())
+
+
+def _rows(side: Side) -> list[int]:
+    """Indices, among the persistent tensors, of caches whose rows are tokens of full attention."""
+    t = side.trajectory
+    caches = [*t.cache.k.items(), *(() if t.c.v_trans else t.cache.v.items())]
+    whole = {tensor for il, tensor in caches if not t.h.is_swa(il)}
+    return [len(t.weights) + i for i, tensor in enumerate(t.cache.tensors()) if tensor in whole]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A relation's id, read: a model, a context and a plan."""
+
+    id: str
+    name: str
+    """Of the relation."""
+    arch: str
+    values: Mapping[str, Any]
+    """Keys of a decoder's id and of the relation."""
+    params: Mapping[str, Any]
+    seed: int
+
+    def trajectory(self, **values: Any) -> Trajectory:  # noqa: ANN401  # keys of an id
+        """An empty trajectory of the id's model and context, with `values` in place of some keys."""
+        return trajectory_of(self.id, self.arch, {**self.values, **values})
+
+    def side(self, what: str, run: str, **values: Any) -> Side:  # noqa: ANN401  # as above
+        """The run of a plan."""
+        trajectory = self.trajectory(**values)
+        trajectory.run(run)
+        return Side(what, trajectory)
+
+
+def _follow(request: Request, left: Side, what: str, ids: Mapping[int, int], **values: Any) -> Side:  # noqa: ANN401  # as above
+    """A run with the tokens of some sequences of `left`, step by step as there; `ids` maps a sequence to its new id."""
+    trajectory = request.trajectory(**values)
+    for step in left.trajectory.steps:
+        rows = [(ids[row[2]], *row) for row in _token_rows(step) if row[2] in ids]
+        if not rows:
+            continue
+        rows.sort(key=lambda row: (row[0], row[2]))
+        for seq in {row[0] for row in rows}:
+            start = min(row[2] for row in rows if row[0] == seq)
+            if start <= trajectory.memory.seq_pos_max(seq):
+                trajectory.memory.seq_rm(seq, start)
+        seqs, tokens, pos, _, outputs = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+        trajectory.decode(Ubatch(tokens, pos, seqs, outputs.astype(np.bool_)))
+    return Side(what, trajectory, {theirs: ours for ours, theirs in ids.items()})
+
+
+def _chunked(request: Request) -> list[Side]:
+    return [request.side("whole", request.values["run"]), request.side("in chunks", request.values["to"])]
+
+
+def _batch(request: Request) -> list[Side]:
+    left = request.side("the batch", request.values["run"])
+    seqs, alone = range(request.values["seqs"]), {"seqs": 1, "unified": "0"}
+    return [left, *(_follow(request, left, f"sequence {seq} alone", {seq: 0}, **alone) for seq in seqs)]
+
+
+def _permuted(request: Request) -> list[Side]:
+    left = request.side("the sequences as they are", request.values["run"])
+    n = request.values["seqs"]
+    return [left, _follow(request, left, "the sequences under other ids", {seq: (seq + 1) % n for seq in range(n)})]
+
+
+def _reset(request: Request) -> list[Side]:
+    run = request.values["run"]
+    return [request.side("after a reset", f"{request.values['before']}.reset.{run}"), request.side("fresh", run)]
+
+
+def _rewound(request: Request) -> list[Side]:
+    n, run = request.values["back"], request.values["run"]
+    return [request.side("rewound and decoded again", f"{run}.back{n}.p{n}"), request.side("decoded once", run)]
+
+
+def _exact_n_kv(request: Request) -> list[Side]:
+    left = request.side("padded n_kv", request.values["run"])
+    cells = max(len(np.flatnonzero(row >= 0)) for row in left.trajectory.memory.base.pos)
+    return [left, request.side("exact n_kv", request.values["run"], ctx=cells)]
+
+
+DECODERS: dict[str, tuple[str, Callable[[Request], list[Side]]]] = {
+    "chunked": ("whole prefill = chunked prefill", _chunked),
+    "batch": ("batch of N sequences = N single runs", _batch),
+    "permuted": ("permuted sequence ids = same result", _permuted),
+    "reset": ("reset = fresh", _reset),
+    "rewound": ("rewound and decoded again = decoded once", _rewound),
+    "exact_n_kv": ("padded n_kv = exact n_kv", _exact_n_kv),
+}
+"""Relation between trajectories of one decoder -> its claim in words, and what makes its runs."""
+
+NAMINGS = {"other": "t{}", "none": "", "one": "x"}
+"""Way of naming -> name of the i-th tensor; `swapped`, beside these, gives each the name of another."""
+
+
+def _copy(case: Case) -> Case:
+    """The same case with new tensors."""
+    return codec.load(*codec.dump(case))
+
+
+def renamed(case_id: str, case: Case, how: str, seed: int) -> Case:
+    """Names do not matter: the case, and the same with other names, one name, none, or each other's."""
+    other = _copy(case)
+    tensors: dict[Tensor, None] = dict.fromkeys(other.persistent)
+    for step in other.steps:
+        tensors |= dict.fromkeys(step.graph.tensors())
+    names = [t.name for t in tensors]
+    for i, t in enumerate(tensors):
+        t.name = names[-1 - i] if how == "swapped" else NAMINGS[how].format(i)
+    n = len(case.steps)
+    runs = (Run("the case as it is", 0, n, opening=1), Run("the case with other names", n, 2 * n, opening=2))
+    claim = Claim("renamed", "renamed tensors = same result", BITS, runs, ((0, 1),))
+    return combine(case_id, claim, [case, other], {**case.params, "how": how}, seed)
+
+
+def memory(case_id: str, case: Case, seed: int) -> Case:
+    """Addresses do not matter."""
+    n = len(case.steps)
+    runs = (
+        Run("each graph at addresses of its own", 0, n, opening=1, options={"memory": "fresh"}),
+        Run("every graph in the memory of the one before", 0, n, 2, OVERWRITTEN, {"memory": "reused"}),
+    )
+    claim = Claim("memory", "graphs at fresh addresses = graphs in the same memory", BITS, runs, ((0, 1),))
+    return combine(case_id, claim, [case], case.params, seed)
+
+
+def warm(case_id: str, case: Case, seed: int) -> Case:
+    """State between runs does not matter: in memory, or, with `cache_dir`, on disk for another process."""
+    n, options = len(case.steps), {"cache_dir": FOLDER}
+    runs = (
+        Run("the first run", 0, n, opening=1, options=options),
+        Run("the second run on the same backend", 0, n, opening=1, options=options),
+        Run("a run of the same tensors made anew", n, 2 * n, opening=1, options=options),
+        Run("a run in a new process", 0, n, opening=2, how=PROCESS, options=options),
+    )
+    claim = Claim("warm", "cold = warm = new process", BUDGET, runs, ((0, 1), (0, 2), (0, 3)))
+    return combine(case_id, claim, [case, _copy(case)], case.params, seed)
+
+
+def buffers(case_id: str, case: Case, seed: int) -> Case:
+    """The buffer type of weights does not matter."""
+    n = len(case.steps)
+    runs = (
+        Run("weights in the default buffer type", 0, n),
+        Run("weights in another", 0, n, opening=1, how=BUFFERS),
+    )
+    claim = Claim("buffers", "weight in any buffer type = same result", BUDGET, runs, ((0, 1),))
+    return combine(case_id, claim, [case], case.params, seed)
+
+
+def restored(case_id: str, case: Case, seed: int) -> Case:
+    """Caches may be saved, overwritten by another prompt, and written back."""
+    first, *rest = case.steps
+    tokens = {t: np.roll(d.view("<i4"), 1).view(np.uint8) for t, d in first.inputs.items() if t.name == "inp_tokens"}
+    if not rest or not tokens:
+        raise UsageError("restored: a prompt of tokens and steps after it expected")
+    other = replace(first, inputs={**first.inputs, **tokens})
+    n = len(case.steps)
+    runs = (
+        Run("the steps one after the other", 0, n),
+        Run("the first step, another in its place, its caches written back, and the others", n, 2 * n + 1, 1, RESTORED),
+    )
+    caches = case.caches()
+    at = [i for i, t in enumerate(case.persistent) if t in caches]
+    links = tuple(
+        Link((Place(0, k, kind, i),), (Place(1, k + 1, kind, i),))
+        for k in range(1, n)
+        for kind, places in (("output", range(len(case.steps[k].outputs))), ("cache", at))
+        for i in places
+    )
+    claim = Claim("restored", "caches saved and written back = undisturbed", BUDGET, runs, links=links)
+    whole = replace(case, steps=[*case.steps, first, other, *rest])
+    return combine(case_id, claim, [whole], case.params, seed)
+
+
+def after(case_id: str, read: alias.Read) -> Case:
+    """Earlier graphs do not matter: B alone, and B after an A whose tensors have the same names."""
+    b = alias.alone(case_id, alias.DIFFERS[read.differs], read.tokens)
+    a = alias.alone(case_id, alias.Traits(), read.tokens)
+    n = len(b.steps)
+    runs = (
+        Run("B alone", 0, n, opening=1),
+        Run("A before B", n, 2 * n, opening=2),
+        Run("B after A", 0, n, opening=2),
+    )
+    claim = Claim("after", "A then B = B alone", BUDGET, runs, ((0, 2),))
+    return combine(case_id, claim, [b, a], read.params, read.seed)

@@ -1,0 +1,270 @@
+"""The family `weight_placement`: the same weights in every kind of memory, and quantised tensors that are no weights.
+
+`weight_placement/llama-w=q4_0,run=p5.d1,buffer=1,usage=any,weights=attn_q+ffn_up@7`: a decoder's id, or that of a small
+graph (`rows-w=q4_0@7`), and where weights lie: `weights` of these roles (the last part of their names, `all` of them if
+left out) in the `buffer`-th buffer type that the backend offers, as `usage`. The bytes do not depend on these three: an
+id without them is the same model.
+
+A small graph (`KIND-w=TYPE,d=ROW,n=TOKENS`) reads a tensor in an unusual way. A backend that packs what it takes for
+weights must see which of them are read through a view, read twice, computed by the graph, or new in each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from conformance.case.case import MAX_BUFFER, USAGES, Case, Placement, Step
+from conformance.case.streams import Stream
+from conformance.ggml.errors import GraphError, UsageError
+from conformance.ggml.ops.build import Builder, Expansion
+from conformance.ggml.quants import vec_dot_type
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_tensor
+from conformance.ggml.types import F32, I32, I64, TYPES, GGMLType
+
+from .data import random_bytes
+from .decoder import elements, make
+from .family import Family, Table, ids_of, keys, read_keys, split_id, text, with_seed, without
+
+NAME = "weight_placement"
+GENERATOR = 1
+"""Raise it when any small graph's bytes change."""
+
+KEYS = {**keys(f"buffer=0 usage={'|'.join(USAGES)}"), "weights": text("all", "roles like attn_q joined by +")}
+"""Placement."""
+_GRAPH_KEYS = keys(f"w=q4_0|{'|'.join(TYPES)} d=64 n=3")
+
+_DECODER = "llama-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64"
+_EACH = "[attn_q|attn_k|attn_v|attn_output|ffn_gate|ffn_up|ffn_down|output|token_embd|attn_norm]"
+_GRAPHS = "[rows|parts|both|input|computed|cache|experts]"
+_K_QUANTS = _DECODER.replace("embd=64", "embd=256").replace("ff=64", "ff=256").replace("heads=2,kv=1", "heads=8,kv=2")
+
+TABLE: Table = {
+    "smoke": (
+        "[rows|parts|input|computed|cache]-w=q4_0,buffer=1",
+        "parts-w=[q4_1|q5_0|mxfp4],buffer=1",
+        "parts-w=[q4_K|q6_K],d=256,buffer=1",
+        f"{_DECODER},w=q4_0,tied=1,run=p5.d1,buffer=1",
+        f"{_DECODER},w=q8_0,cache=q8_0,run=p5.d1,buffer=1,usage=any",
+    ),
+    "standard": (
+        f"{_GRAPHS}-w=[f32|f16|bf16|q4_0|q4_1|q5_0|q8_0],buffer=1",
+        "[rows|parts|both|input|experts]-w=[q4_K|q6_K|mxfp4],d=256,buffer=1",
+        "activations-w=[f16|bf16|q4_0|q8_0],buffer=1",
+        "added-w=f32,buffer=1",
+        "[rows|both|experts]-w=[q4_0|q8_0],usage=any,buffer=[0|1]",
+        f"{_DECODER},w=[q4_0|q8_0],run=p5.d1,buffer=1,weights={_EACH}",
+        f"{_DECODER},w=[f32|f16|q4_0|q8_0],run=p5.d1,buffer=1,usage=[weights|any]",
+        f"{_DECODER},w=[f16|q4_0|q8_0],tied=1,run=p5.d1,buffer=[0|1|2]",
+        f"{_K_QUANTS},w=[q4_K|q6_K],tied=1,run=p5.d1,buffer=1",
+        f"{_DECODER},w=q4_0,qkv=fused,qkvbias=1,run=p5.d1,buffer=1",
+        f"{_DECODER},w=q4_0,[cache=q8_0|cache=q4_0|cache=q8_0,cache_v=q4_0],run=p5.d1,buffer=1",
+        f"{_DECODER},w=q4_0,fa=0,cache=[q8_0|q4_0],cache_v=f16,run=p5.d1,buffer=1",
+        f"{_DECODER},attn_q=q4_0,attn_k=q8_0,attn_v=f16,ffn_up=q4_1,ffn_down=q5_0,output=bf16,run=p5.d1,buffer=1",
+        "gpt-oss-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64,w=[f16|q4_0|mxfp4],run=p5.d1,buffer=1",
+        "[qwen3|gemma2|lfm2]-l=2,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64,w=q4_0,run=p5.d1,buffer=1",
+    ),
+    "full": (
+        f"{_DECODER.replace('l=1', 'l=2')},w=[q4_0|q8_0|f16],run=at250.p5.d3,buffer=[1|2],weights={_EACH}",
+        f"{_K_QUANTS},w=[q4_K|q6_K],run=p5.d1,buffer=1,weights={_EACH}",
+    ),
+}
+
+_ROWS = 48
+"""Rows of the weight."""
+_EXPERTS = 4
+_STEPS = 2
+_B = Builder()
+
+
+@dataclass(slots=True)
+class _Bench:
+    """Builds a case step by step."""
+
+    id: str
+    w: GGMLType
+    d: int
+    n: int
+    k: int = 0
+    """The step."""
+    persistent: dict[str, Tensor] = field(default_factory=dict)
+    inputs: dict[Tensor, Bytes] = field(default_factory=dict)
+    gf: Expansion = field(default_factory=Expansion)
+
+    def weight(self, name: str, type_: GGMLType, *ne: int) -> Tensor:
+        """A persistent tensor, the same in every step."""
+        if name not in self.persistent:
+            self.persistent[name] = new_tensor(type_, *ne, name=name)
+        return self.persistent[name]
+
+    def w0(self) -> Tensor:
+        """The weight under test."""
+        return self.weight("w.weight", self.w, self.d, _ROWS)
+
+    def input(self, name: str, type_: GGMLType, *ne: int) -> Tensor:
+        """A leaf of order 1, filled for each step."""
+        t = new_tensor(type_, *ne, name=name, flags=FLAG_INPUT)
+        self.inputs[t] = random_bytes(type_, self.stream(name), nelements(t), 1.0)
+        return t
+
+    def rows(self, name: str, type_: GGMLType, below: int, *ne: int) -> Tensor:
+        """A leaf of distinct row numbers in each of its rows."""
+        t = new_tensor(type_, *ne, name=name, flags=FLAG_INPUT)
+        numbers = self.stream(name).choice(nelements(t) // t.ne[0], below, t.ne[0])
+        self.inputs[t] = np.ascontiguousarray(numbers.astype(type_.dtype)).view(np.uint8).reshape(-1)
+        return t
+
+    def stream(self, name: str) -> Stream:
+        """The stream of an input of this step."""
+        return Stream(self.id, f"{name} {self.k}")
+
+    def x(self) -> Tensor:
+        """Activations."""
+        return self.input("x", F32, self.d, self.n)
+
+
+def _part(b: _Bench) -> Tensor:
+    w = b.w0()
+    return _B.view_2d(w, b.d, _ROWS - 16, w.nb[1], 16 * w.nb[1])
+
+
+def _rows(b: _Bench) -> Tensor:
+    """A weight read through a view that starts at its 17th row."""
+    return _B.mul_mat(_part(b), b.x())
+
+
+def _parts(b: _Bench) -> Tensor:
+    """A weight read whole, and reshaped to three matrices."""
+    x = b.x()
+    whole = _B.mul_mat(b.w0(), x)
+    split = _B.mul_mat(_B.reshape_3d(b.w0(), b.d, _ROWS // 3, 3), _B.repeat_4d(x, b.d, b.n, 3, 1))
+    return _B.concat(whole, _B.cont_2d(_B.permute(split, 0, 2, 1, 3), _ROWS, b.n), 0)
+
+
+def _both(b: _Bench) -> Tensor:
+    """A weight that is read by GET_ROWS and by MUL_MAT, as a tied embedding is."""
+    rows = _B.get_rows(b.w0(), b.rows("ids", I32, _ROWS, b.n))
+    return _B.mul_mat(b.w0(), _B.add(rows, b.x()))
+
+
+def _input(b: _Bench) -> Tensor:
+    """A tensor that looks like a weight is an input of each step."""
+    return _B.mul_mat(b.input("w", b.w, b.d, _ROWS), b.x())
+
+
+def _computed(b: _Bench) -> Tensor:
+    """A tensor that looks like a weight is computed by the graph."""
+    weight_values = _B.cast(b.input("made", F32, b.d, _ROWS), b.w)
+    return _B.mul_mat(weight_values, b.x())
+
+
+def _activations(b: _Bench) -> Tensor:
+    """Activations of the weight's `vec_dot_type`."""
+    return _B.mul_mat(b.w0(), _B.cast(b.x(), vec_dot_type(b.w)))
+
+
+def _cache(b: _Bench) -> Tensor:
+    """A persistent quantised tensor that is written: no weight."""
+    cache = b.weight("cache_k_l0", b.w, b.d, _ROWS)
+    b.gf.expand(_B.set_rows(cache, b.input("new", F32, b.d, b.n), b.rows("idxs", I64, _ROWS, b.n)))
+    return _B.mul_mat(_B.view_2d(cache, b.d, 32, cache.nb[1], 0), b.x())
+
+
+def _experts(b: _Bench) -> Tensor:
+    """One weight with a matrix per expert."""
+    w = b.weight("w_exps.weight", b.w, b.d, 32, _EXPERTS)
+    return _B.mul_mat_id(w, _B.reshape_3d(b.x(), b.d, 1, b.n), b.rows("ids", I32, _EXPERTS, 2, b.n))
+
+
+def _added(b: _Bench) -> Tensor:
+    """Weights that no matrix product reads: a norm's and a bias."""
+    cur = _B.mul(_B.rms_norm(b.x(), 1e-5), b.weight("w_norm.weight", b.w, b.d))
+    return _B.add(cur, b.weight("w.bias", b.w, b.d))
+
+
+KINDS: dict[str, Callable[[_Bench], Tensor]] = {
+    "rows": _rows,
+    "parts": _parts,
+    "both": _both,
+    "input": _input,
+    "computed": _computed,
+    "activations": _activations,
+    "cache": _cache,
+    "experts": _experts,
+    "added": _added,
+}
+"""First word of an id -> what makes the graph's result."""
+
+
+def build(case_id: str) -> Case:
+    """The case behind an id.
+
+    Raises:
+        UsageError: the id cannot be read, no graph can be built from it, or no weight has such a role.
+    """
+    body, _ = split_id(case_id, NAME, "WHAT-key=value,key=value")
+    bare, placed = without(body, KEYS)
+    values, given = read_keys(case_id, placed, KEYS)
+    if not 0 <= values["buffer"] <= MAX_BUFFER:
+        raise UsageError(f"case {case_id!r}: buffer: 0 to {MAX_BUFFER} expected, {values['buffer']} found")
+    bare_id = f"{NAME}/{bare}@{case_id.rpartition('@')[2]}"
+    case = _graph(bare_id) if _is_graph(bare) else make(bare_id)
+    caches = frozenset(case.caches())
+    roles = {t: t.name.removesuffix(".weight").rpartition(".")[2] for t in case.persistent if t not in caches}
+    wanted = values["weights"].split("+")
+    if unknown := set(wanted) - {*roles.values(), "all"}:
+        known = ", ".join(sorted(set(roles.values())))
+        raise UsageError(f"case {case_id!r}: weights: {known} or all expected, {', '.join(sorted(unknown))} found")
+    place = Placement(values["buffer"], values["usage"])
+    placement = {t: place for t, role in roles.items() if "all" in wanted or role in wanted}
+    return replace(case, id=case_id, params={**case.params, **given}, placement=placement)
+
+
+def _is_graph(body: str) -> bool:
+    return body.partition("-")[0] in KINDS
+
+
+def _graph(case_id: str) -> Case:
+    """The case of a small graph's id, without placement."""
+    body, seed = split_id(case_id, NAME, f"{'|'.join(KINDS)}-key=value,key=value")
+    kind, _, keys_text = body.partition("-")
+    values, given = read_keys(case_id, keys_text, _GRAPH_KEYS)
+    b = _Bench(case_id, TYPES[values["w"]], values["d"], values["n"])
+    graph_steps: list[Step] = []
+    try:
+        for b.k in range(_STEPS):
+            b.inputs, b.gf = {}, Expansion()
+            out = KINDS[kind](b)
+            b.gf.expand(out)
+            graph_steps.append(Step(b.gf.graph(), b.inputs, (out,)))
+        persistent = {
+            t: random_bytes(t.type, Stream(case_id, t.name), nelements(t), _std(t)) for t in b.persistent.values()
+        }
+    except (GraphError, UsageError) as e:
+        raise UsageError(f"case {case_id!r}: {e}") from None
+    params = {"kind": kind, **given}
+    return Case(case_id, persistent, graph_steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
+
+
+def _std(t: Tensor) -> float:
+    return float(t.ne[0] ** -0.5) if t.ne[1] > 1 else 1.0
+
+
+def _size(body: str) -> int:
+    bare, _ = without(body, KEYS)
+    return sum(map(nelements, _graph(f"{NAME}/{bare}@0").persistent)) if _is_graph(bare) else elements(bare)
+
+
+def _with_seed(body: str) -> str:
+    """The id of a table's row; placements of one model have one seed."""
+    return with_seed(NAME, body, without(body, KEYS)[0])
+
+
+FAMILY = Family(
+    NAME,
+    "weights in every kind of memory, and quantised tensors that are no weights",
+    ids_of(TABLE, _with_seed, _size),
+    build,
+)
