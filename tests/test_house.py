@@ -1,0 +1,139 @@
+"""The tree's own rules, read from its imports: which room may use which, no circles, folders that a reader can hold."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TREES = ("conformance", "backends")
+FILES = 12
+"""What a folder holds at most."""
+
+FLOORS: tuple[frozenset[str], ...] = tuple(
+    map(
+        frozenset,
+        (
+            {""},
+            {"ggml"},
+            {"process", "shipped"},
+            {"case"},
+            {"backend", "suite", "judge"},
+            {"run"},
+            {"perf"},
+            {"report"},
+            {"nightly", "planted"},
+            {"plugin_perf"},
+            {"cli", "plugin"},
+            {"conftest", "test_suite", "test_perf"},
+        ),
+    )
+)
+"""Rooms of `conformance`: each imports itself and those of the floors below."""
+
+ADAPTER = ("conformance.ggml", "conformance.case", "conformance.backend", "backends")
+"""What an adapter imports of ours."""
+
+
+@cache
+def _modules() -> dict[str, Path]:
+    """Dotted name -> file, of every module of ours."""
+    return {_name(path): path for tree in TREES for path in sorted((ROOT / tree).rglob("*.py"))}
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(name: str) -> set[str]:
+    """Modules of ours that `name` imports, wherever in it."""
+    return {m for m in _imported(name) if m in _modules() and m != name}
+
+
+def _imported(name: str) -> Iterator[str]:
+    path = _modules()[name]
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *(node.module or "").split(".")]).rstrip(".")
+            for alias in node.names:
+                yield f"{source}.{alias.name}" if f"{source}.{alias.name}" in _modules() else source
+
+
+def _room(name: str) -> str:
+    return [*name.split("."), ""][1]
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports have an order."""
+    graphlib.TopologicalSorter({name: _imports(name) for name in _modules()}).prepare()
+
+
+def test_rooms_use_the_floors_below() -> None:
+    """No room of the framework imports one of its own floor or above."""
+    floor = {room: k for k, rooms in enumerate(FLOORS) for room in rooms}
+    wrong = [
+        f"{name} imports {other}"
+        for name in _modules()
+        if name.startswith("conformance.")
+        for other in _imports(name)
+        if other.startswith("conformance.")
+        and _room(other) != _room(name)
+        and (_room(name) not in floor or _room(other) not in floor or floor[_room(other)] >= floor[_room(name)])
+    ]
+    assert wrong == []
+
+
+def test_the_framework_imports_no_adapter() -> None:
+    """Adapters are found by entry point."""
+    assert [n for n in _modules() if n.startswith("conformance") for m in _imports(n) if m.startswith("backends")] == []
+
+
+def test_adapters_use_the_vocabulary_alone() -> None:
+    """An adapter needs of us what a stranger's adapter has: ggml's words, cases, the backend interface."""
+    wrong = [
+        f"{name} imports {other}"
+        for name in _modules()
+        if name.startswith("backends.")
+        for other in _imports(name)
+        if not f"{other}.".startswith(tuple(f"{p}." for p in ADAPTER))
+    ]
+    assert wrong == []
+
+
+def test_adapters_do_not_use_each_other() -> None:
+    """One adapter is read without the others."""
+    wrong = [
+        f"{name} imports {other}"
+        for name in _modules()
+        if name.startswith("backends.")
+        for other in _imports(name)
+        if other.startswith("backends.") and _room(other) != _room(name)
+    ]
+    assert wrong == []
+
+
+FOLDERS = sorted(
+    {
+        path.parent
+        for tree in (*TREES, "tests")
+        for path in (ROOT / tree).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=[str(f.relative_to(ROOT)) for f in FOLDERS])
+def test_a_folder_can_be_held_in_mind(folder: Path) -> None:
+    """At most twelve files lie in a folder."""
+    files = sorted(p.name for p in folder.iterdir() if p.is_file())
+    assert len(files) <= FILES, files
