@@ -10,9 +10,8 @@ from ggml_ctypes import CONSTRUCTORS, SETTERS, Json
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder, Expansion
-from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import TYPES, GGMLType, type_named
+from conformance.ggml.types import GLU_OPS, TYPES, UNARY_OPS, GGMLType, type_named
 
 B = Builder()
 Ne = tuple[int, int, int, int]

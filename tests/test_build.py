@@ -93,7 +93,7 @@ def _assertions() -> set[str]:
     found |= {text for d in op.DECLARATIONS.values() for text, _ in d.asserts}
     for module in MODULES:
         for fn in ast.walk(ast.parse(inspect.getsource(module))):
-            if isinstance(fn, ast.FunctionDef) and not fn.name.endswith("_runs"):
+            if isinstance(fn, ast.FunctionDef) and not fn.name.endswith("_limits"):
                 for node in ast.walk(fn):
                     found |= _texts(node)
     return found
@@ -143,11 +143,12 @@ def test_expansion_is_not_recursive() -> None:
 def test_built_nodes_pass_validate() -> None:
     """Whatever the builder makes, Graph.validate accepts, except what ggml itself refuses when it computes."""
     accepted = 0
+    runs = {text for d in op.DECLARATIONS.values() for text, _ in d.runs}
     for _, p in programs():
         t = p.made[-1] if p.made else None
         if p.error is None and isinstance(t, Tensor) and t.op != "NONE":
             problem = _problem(t)
-            assert problem is None or BEYOND.search(problem), p.calls
+            assert problem is None or assertion(problem) in runs or BEYOND.search(problem), p.calls
             accepted += problem is None
     assert accepted >= 3000
 
@@ -161,12 +162,9 @@ def _problem(t: Tensor) -> str | None:
 
 
 BEYOND = re.compile(
-    r"of a block type must be|ne\[0\] must be a multiple|data_size \+ view_offs|eps >= 0|n_groups"
-    r"|n_dims|n_offs|no ggml_|sections|n_kv_max"
-    r"|src\[\d\]->type ==|nh % ng|sizeof\(|n_tokens % n_seqs|nelements\(tf\)|is_3d\(src|same_shape\(r, k\)|S_v|H %"
-    r"|n_seqs %|->ne\[2\] == n_tokens|g holds|beta holds|is_contiguous\(src0\)|src0->type|src1->type|nbytes\(dst\)"
-    r"|nb..? == ggml|src->type|src->nb|ggml_op_pool|k0 > 0|dst->type|src1's rows|op_params\[4\]|nb00"
-    r"|k->ne\[1\] == v->ne\[1\]|v->ne\[2\]|mask->ne\[0\]|swapped is|only XIELU|has no op_params|must be 0|sub-ops"
+    r"of a block type must be|ne\[0\] must be a multiple|data_size \+ view_offs|n_dims|n_offs|no ggml_|sections"
+    r"|is_contiguous\(src0\)|src0->type|src1->type|nb10|nbytes\(dst\)|ggml_op_pool|op_params\[4\]"
+    r"|swapped is|only XIELU|has no op_params|must be 0|sub-ops"
 )
 """What ggml accepts at construction, and asserts or reads past the end when it computes."""
 

@@ -21,10 +21,24 @@ from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, contiguous_nb, nbytes, new_tensor, strided
-from conformance.ggml.types import BF16, F16, F32, I32, I64, Q4_0, Q4_1, Q8_0, Q8_1, TYPES, GGMLType
+from conformance.ggml.types import (
+    BF16,
+    F16,
+    F32,
+    GLU_OPS,
+    I32,
+    I64,
+    OPS,
+    Q4_0,
+    Q4_1,
+    Q8_0,
+    Q8_1,
+    TYPES,
+    UNARY_OPS,
+    GGMLType,
+)
 
 Array = NDArray[Any]
 B = Builder()

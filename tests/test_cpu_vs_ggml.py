@@ -21,12 +21,12 @@ from conformance.case.case import Case, Step
 from conformance.ggml import quants
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
 from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb, nbytes, nelements, new_tensor, strided
 from conformance.ggml.types import (
     BF16,
     F16,
     F32,
+    GLU_OPS,
     I32,
     I64,
     Q4_0,
@@ -38,6 +38,7 @@ from conformance.ggml.types import (
     Q8_1,
     Q8_K,
     TYPES,
+    UNARY_OPS,
     GGMLType,
 )
 

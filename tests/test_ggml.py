@@ -24,11 +24,11 @@ from conformance.ggml import types
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import BackendError, GraphError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
-from conformance.ggml.lib import layout, names
+from conformance.ggml.lib import layout
 from conformance.ggml.lib.library import WHEEL, Library, tensor_layout
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, pack
+from conformance.ggml.types import GLU_OPS, OPS, UNARY_OPS
 from conformance.run.isolation.isolate import open_backend
 from conformance.suite import captured
 
@@ -101,13 +101,13 @@ def table(*entries: str) -> SimpleNamespace:
 
 def test_ids_are_taken_by_name() -> None:
     """Another version's order, ops we do not know and a shorter table give right ids and no wrong one."""
-    assert names.ids(table("NONE", "MUL", "FUTURE_OP", "ADD", "GLU").op_name, OPS) == {
+    assert layout.ids(table("NONE", "MUL", "FUTURE_OP", "ADD", "GLU").op_name, OPS) == {
         "NONE": 0,
         "MUL": 1,
         "ADD": 3,
         "GLU": 4,
     }
-    assert names.ids(table("NONE", "ADD").op_name, OPS) == {"NONE": 0, "ADD": 1}
+    assert layout.ids(table("NONE", "ADD").op_name, OPS) == {"NONE": 0, "ADD": 1}
 
 
 def test_sub_ops_are_translated_by_name() -> None:
@@ -146,7 +146,7 @@ def test_a_type_laid_out_differently_is_refused_by_name(library: Library) -> Non
     other = SimpleNamespace(
         **{**vars(library.ggml), "type_size": lambda i: 99 if i == types.Q4_0.id else library.ggml.type_size(i)}
     )
-    ids, differing = names.type_ids(other)
+    ids, differing = layout.type_ids(other)
     assert set(differing) == {"q4_0"}
     assert "18 bytes for 32" in differing["q4_0"]
     assert "99 bytes" in differing["q4_0"]

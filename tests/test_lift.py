@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_cases import random_cases
 
-from conformance.backend.translating.dynamic import Fingerprint
+from conformance.backend.translating.engine import Fingerprint
 from conformance.backend.translating.lift import Template, copied, lift, structure, values
 from conformance.backend.translating.plan import Plan, Role
 from conformance.backend.translating.sym import Sym, assumptions, evaluate, expr_of, same

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from conformance.ggml.errors import GraphError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.matmul import PREC
-from conformance.ggml.ops.names import OPS
 from conformance.ggml.ops.op import DECLARATIONS, Field, Op, assertions, set_param
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import VIEW_OPS, Tensor, bits_f32, dims, f32_bits
-from conformance.ggml.types import F32, I32
-from conformance.report.calls import call_of
+from conformance.ggml.types import F32, I32, OPS
+from conformance.report.snippet import call_of
 from conformance.suite import FAMILIES
 from conformance.suite.varied import variations
 

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from conformance.case.case import Case
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
-from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_INPUT, Tensor, contiguous_nb, nbytes, new_tensor, strided
-from conformance.ggml.types import F16, F32, Q8_0
+from conformance.ggml.types import F16, F32, GLU_OPS, Q8_0, UNARY_OPS
 from conformance.suite.data import blind, causal
 from conformance.suite.family import LEVELS, expand, keys, read_keys
 from conformance.suite.ops import KNOWN, build, ids

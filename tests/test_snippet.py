@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 from conformance.case import codec
 from conformance.case.case import Case
-from conformance.report.calls import call_of
-from conformance.report.snippet import python
-from conformance.report.snippet_cpp import cpp
+from conformance.report.snippet import call_of, cpp, python
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES
 

@@ -10,9 +10,8 @@ import pytest
 from ggml_ctypes import load, names
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
 from conformance.ggml.ops.op import DECLARATIONS
-from conformance.ggml.types import TYPES, GGMLType, type_named
+from conformance.ggml.types import GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType, type_named
 
 GGUF_DIFFERS = {"Q8_1": (32, 40)}
 """The gguf package still has the block of two float32 that ggml made two float16; no file holds this type."""

@@ -11,7 +11,7 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Node, Type
 
-from conformance.backend.translating.dynamic import TracedPlan
+from conformance.backend.translating.engine import TracedPlan
 from conformance.backend.translating.plan import Emitter, Plan
 from conformance.backend.translating.sym import Expr, Sym, same
 from conformance.ggml.errors import BackendError, ConformanceError

@@ -33,9 +33,8 @@ from typing import Any, TypeVar
 
 from conformance.ggml.errors import CaseFileError, GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.names import OPS
 from conformance.ggml.tensor import MAX_DIMS, MAX_OP_PARAMS, MAX_SRC, ZERO_PARAMS, Bytes, Dims, Tensor, contiguous_nb
-from conformance.ggml.types import TYPES, GGMLType
+from conformance.ggml.types import OPS, TYPES, GGMLType
 
 from .case import JSON, MAX_BUFFER, USAGES, Case, Placement, Step
 from .recipe import MAX_BYTES, dump_recipe, load_recipes

@@ -19,8 +19,7 @@ from conformance.case.casefile import ARCHITECTURE
 from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
 from conformance.report import graphview
 from conformance.report.runfile import write_json, write_text
-from conformance.report.snippet import python
-from conformance.report.snippet_cpp import cpp
+from conformance.report.snippet import cpp, python
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
 from conformance.run.scheduler import SchedBackend

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from .errors import GraphError
-from .ops.names import OPS
 from .ops.op import check_node
 from .tensor import MAX_NAME, MAX_OP_PARAMS, MAX_SRC, Tensor, contiguous_nb, nbytes
+from .types import OPS
 
 
 class Graph:

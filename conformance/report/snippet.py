@@ -1,7 +1,7 @@
-"""A case as a Python program that builds it with `conformance.ggml.ops.build`.
+"""A case as a program that builds it again: in Python, or as a `test_case` for ggml's tests/test-backend-ops.cpp.
 
-Whatever a case from a stranger's file is called is in the program only as an ASCII literal: never in a comment, a
-docstring or a name.
+Both write each node as the call of the constructor that made it (`call_of`). Whatever a case from a stranger's file is
+called is in a Python program only as an ASCII literal: never in a comment, a docstring or a name.
 """
 
 from __future__ import annotations
@@ -11,16 +11,113 @@ import math
 import textwrap
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
 from conformance.case.case import Case, Step
-from conformance.ggml.errors import UsageError
-from conformance.ggml.tensor import Bytes, Tensor, nelements
-from conformance.ggml.types import GGMLType
+from conformance.ggml.errors import GraphError, UsageError
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.op import DECLARATIONS, Form, c_enum
+from conformance.ggml.ops.rope import ROPE_TYPE
+from conformance.ggml.tensor import FIELDS, ZERO_PARAMS, Bytes, Tensor, computes, nelements
+from conformance.ggml.types import F32, GGMLType
 
-from .calls import Argument, call_of
+Argument = Tensor | GGMLType | float | int | bool | str | tuple[int, ...] | None
+_B = Builder()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One constructor as `ggml.h` has it, without the context; `after` are calls that take the result first."""
+
+    name: str
+    args: tuple[Argument, ...]
+    after: tuple[tuple[str, tuple[Argument, ...]], ...] = ()
+
+
+def call_of(t: Tensor) -> Call | None:
+    """The constructor that gives `t` over its src; None where none is known to give exactly it."""
+    for call in _proposals(t):
+        with suppress(GraphError, ValueError, IndexError):
+            made = perform(call)
+            src = tuple(t if s is made else s for s in made.src)
+            if (made.op, made.type, made.ne, made.nb, made.op_params, made.view_src, made.view_offs, src) == (
+                *(t.op, t.type, t.ne, t.nb, t.op_params, t.view_src, t.view_offs),
+                t.src,
+            ):
+                return call
+    return None
+
+
+def perform(call: Call) -> Tensor:
+    """Make the call: a tensor.
+
+    Raises:
+        GraphError: with the assertion of ggml that the arguments break.
+    """
+    made: Tensor = getattr(_B, call.name)(*call.args)
+    for name, args in call.after:
+        getattr(_B, name)(made, *args)
+    return made
+
+
+def _proposals(t: Tensor) -> Iterator[Call]:
+    """The constructors that may have made `t`, the special before the general, without setters where these do."""
+    declared = DECLARATIONS.get(t.op)
+    if declared is None:
+        return
+    after = tuple((setter, (_value(t, of), *rest)) for setter, of, rest in declared.after if _value(t, of))
+    for form in declared.forms:
+        if all(FIELDS[t.op][k](t.op_params) == v for k, v in form.fixed.items()):
+            with suppress(KeyError, ValueError, OverflowError):
+                call = Call(form.name, tuple(_argument(t, a, form) for a in form.arguments))
+                yield call
+                if after:
+                    yield replace(call, after=after)
+
+
+def _argument(t: Tensor, argument: str, form: Form) -> Any:  # noqa: ANN401  # an `Argument`
+    """What `argument` of a constructor was.
+
+    Raises:
+        KeyError: the node does not tell.
+    """
+    recover = form.recover.get(argument)
+    return _value(t, argument.rstrip("_")) if recover is None else recover(t)
+
+
+def _value(t: Tensor, name: str) -> Any:  # noqa: ANN401  # an `Argument`
+    src = DECLARATIONS[t.op].src
+    if name in src:
+        i = src.index(name)
+        return t.src[i] if i < len(t.src) else None
+    if name in FIELDS[t.op]:
+        return FIELDS[t.op][name](t.op_params)
+    return {
+        **{f"ne{d}": n for d, n in enumerate(t.ne)},
+        **{f"nb{d}": n for d, n in enumerate(t.nb)},
+        "type": t.type,
+        "dst_type": t.type,
+        "inplace": t.view_src is not None,
+    }[name]
+
+
+def _named_views(t: Tensor, place: str, names: dict[Tensor, str]) -> list[tuple[Tensor, str]]:
+    """Name node `t` and the new leaves among its sources that are views; each of these with the name of its root."""
+    views = []
+    for j, s in enumerate(t.src):
+        if s is not None and s is not t and s not in names and s.view_src is not None:
+            names[s] = f"v{place}_{j}"
+            views.append((s, names[s.view_src]))
+    names[t] = f"n{place}"
+    return views
+
+
+# --- Python
 
 SPELLED_OUT = 64
 """Elements up to which a tensor's values are written as numbers."""
@@ -34,12 +131,9 @@ import zlib
 import numpy as np
 
 from conformance.ggml.ops.build import Builder
-from conformance.case.case import Case, Step
+from conformance.case.case import Case, Placement, Step
 from conformance.ggml.graph import Graph
-from conformance.ggml.placement import Placement
 from conformance.ggml.tensor import Tensor, new_tensor
-from conformance.case.case import Placement
-from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import TYPES
 
 
@@ -68,11 +162,11 @@ def python(case: Case) -> str:
     lines = [_HEAD]
     for t in case.persistent:
         names[t] = f"p{len(names)}"
-        lines.append(f"{names[t]} = {_leaf(t)}")
-    pairs = ",\n".join(f"    {names[t]}: {_data(t, data)}" for t, data in case.persistent.items())
+        lines.append(f"{names[t]} = {_python_leaf(t)}")
+    pairs = ",\n".join(f"    {names[t]}: {_python_data(t, data)}" for t, data in case.persistent.items())
     lines.append("persistent = {\n" + pairs + (",\n}" if pairs else "}"))
     for k, step in enumerate(case.steps):
-        lines += ["", f"# step {k}", *_step(k, step, names)]
+        lines += ["", f"# step {k}", *_python_step(k, step, names)]
     told = {"family": case.family, "params": case.params, "seed": case.seed, "demands": case.demands}
     rest = "".join(f",\n    {key}={value!a}" for key, value in told.items() if value)
     if case.placement:
@@ -82,31 +176,28 @@ def python(case: Case) -> str:
     return "\n".join(lines)
 
 
-def _step(k: int, step: Step, names: dict[Tensor, str]) -> Iterator[str]:
+def _python_step(k: int, step: Step, names: dict[Tensor, str]) -> Iterator[str]:
     for i, t in enumerate(step.inputs):
         names[t] = f"x{k}_{i}"
-        yield f"{names[t]} = {_leaf(t)}"
+        yield f"{names[t]} = {_python_leaf(t)}"
     for i, t in enumerate(step.graph):
-        for j, s in enumerate(t.src):
-            if s is not None and s is not t and s not in names and s.view_src is not None:  # a leaf that is a view
-                names[s] = f"v{k}_{i}_{j}"
-                yield f"{names[s]} = named(b.view_tensor({names[s.view_src]}), {s.name!a}, {s.flags})"
-        names[t] = f"n{k}_{i}"
-        yield f"{names[t]} = named({_made(t, names)}, {t.name!a}, {t.flags})"
+        for s, root in _named_views(t, f"{k}_{i}", names):
+            yield f"{names[s]} = named(b.view_tensor({root}), {s.name!a}, {s.flags})"
+        yield f"{names[t]} = named({_python_node(t, names)}, {t.name!a}, {t.flags})"
         call = call_of(t)
         for name, args in call.after if call else ():
-            yield f"b.{name}({names[t]}, {_arguments(args, names)})"
-    inputs = ",\n".join(f"    {names[t]}: {_data(t, data)}" for t, data in step.inputs.items())
+            yield f"b.{name}({names[t]}, {_python_arguments(args, names)})"
+    inputs = ",\n".join(f"    {names[t]}: {_python_data(t, data)}" for t, data in step.inputs.items())
     yield f"inputs{k} = {{\n{inputs},\n}}" if inputs else f"inputs{k} = {{}}"
     nodes = ", ".join(names[t] for t in step.graph)
     outputs = "".join(f"{names[t]}, " for t in step.outputs)
     yield f"step{k} = Step(Graph([{nodes}]), inputs{k}, ({outputs.rstrip(' ')}))"
 
 
-def _made(t: Tensor, names: dict[Tensor, str]) -> str:
+def _python_node(t: Tensor, names: dict[Tensor, str]) -> str:
     call = call_of(t)
     if call is not None:
-        return f"b.{call.name}({_arguments(call.args, names)})"
+        return f"b.{call.name}({_python_arguments(call.args, names)})"
     if t in t.src:
         raise UsageError(f"{t}: a node that is its own src can only be a cast")
     src = "".join(("None" if s is None else names[s]) + ", " for s in t.src)
@@ -115,11 +206,11 @@ def _made(t: Tensor, names: dict[Tensor, str]) -> str:
     return f"Tensor({fields})"
 
 
-def _arguments(args: tuple[Argument, ...], names: dict[Tensor, str]) -> str:
-    return ", ".join(_argument(a, names) for a in args)
+def _python_arguments(args: tuple[Argument, ...], names: dict[Tensor, str]) -> str:
+    return ", ".join(_python_argument(a, names) for a in args)
 
 
-def _argument(a: Argument, names: dict[Tensor, str]) -> str:
+def _python_argument(a: Argument, names: dict[Tensor, str]) -> str:
     if isinstance(a, Tensor):
         return names[a]
     if isinstance(a, GGMLType):
@@ -129,7 +220,7 @@ def _argument(a: Argument, names: dict[Tensor, str]) -> str:
     return ascii(int(a) if isinstance(a, IntEnum) else a)
 
 
-def _leaf(t: Tensor) -> str:
+def _python_leaf(t: Tensor) -> str:
     if t.view_src is not None or t.op != "NONE":
         raise UsageError(f"{t}: a leaf that owns its bytes expected")
     ne = list(t.ne)
@@ -140,7 +231,7 @@ def _leaf(t: Tensor) -> str:
     return f"new_tensor(TYPES[{t.type.name!r}], {', '.join(map(str, ne))}{said}{flags})"
 
 
-def _data(t: Tensor, data: Bytes) -> str:
+def _python_data(t: Tensor, data: Bytes) -> str:
     if not data.any():
         return f"np.zeros({data.nbytes}, np.uint8)"
     if t.type.dtype is not None and nelements(t) <= SPELLED_OUT:
@@ -151,3 +242,151 @@ def _data(t: Tensor, data: Bytes) -> str:
     packed = base64.b85encode(zlib.compress(data.tobytes(), 9)).decode()
     text = "\n".join(f"        {part!r}" for part in textwrap.wrap(packed, 100))
     return f"raw(\n{text},\n        {data.nbytes},\n    )"
+
+
+# --- C++
+
+MOST_DATA = 1 << 18
+"""Bytes of leaves that a source file can take; beyond, values are drawn."""
+
+LONGEST = 400
+"""Characters of an id or a name that are kept."""
+
+
+def cpp(case: Case, name: str = "test_shrunk") -> str:
+    """`struct NAME : public test_case` with vars(), build_graph and initialize_tensors, and the line that adds it.
+
+    That file runs one graph and compares every node of it on two backends, so the steps of a case stand in one graph,
+    one after the other, and where several results are to be seen their sums are added up at the end.
+    """
+    names: dict[Tensor, str] = {}
+    leaves = {**case.persistent, **{t: data for s in case.steps for t, data in s.inputs.items()}}
+    for t in leaves:
+        names[t] = f"x{len(names)}"
+    drawn = sum(data.nbytes for data in leaves.values()) > MOST_DATA
+    body = [*_cpp_leaves(leaves, names), *_cpp_nodes(case, names)]
+    if drawn:
+        init = ["for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {"]
+        init += ["    init_tensor_uniform(t);  // the case's own values are too many for a source file", "}"]
+    else:
+        init = [line for t, data in leaves.items() for line in _cpp_data(names[t], data)]
+    return "\n".join(
+        [
+            f"// {_plain(case.id)}",
+            f"struct {name} : public test_case {{",
+            "    std::string vars() override {",
+            f'        return "{_plain(case.id)}";',
+            "    }",
+            "",
+            "    ggml_tensor * build_graph(ggml_context * ctx) override {",
+            *(f"        {line}" for line in body),
+            "    }",
+            "",
+            "    void initialize_tensors(ggml_context * ctx) override {",
+            *(f"        {line}" for line in init),
+            "    }",
+            "};",
+            "",
+            f"// in make_test_cases_eval(): test_cases.emplace_back(new {name}());",
+            "",
+        ]
+    )
+
+
+def _plain(text: str) -> str:
+    """`text` for a comment or a literal: ASCII without quotes, without a backslash that would join the next line, and
+    without the question marks that trigraphs are made of.
+    """
+    return "".join(c if c.isascii() and c.isprintable() and c not in '"\\?' else "_" for c in text[:LONGEST])
+
+
+def _cpp_leaves(leaves: dict[Tensor, Bytes], names: dict[Tensor, str]) -> Iterator[str]:
+    for t in leaves:
+        yield f"ggml_tensor * {names[t]} = {_cpp_leaf(t)};  // {_plain(t.name)}"
+        yield f'ggml_set_name({names[t]}, "{names[t]}");'
+
+
+def _cpp_leaf(t: Tensor) -> str:
+    return f"ggml_new_tensor_4d(ctx, {_cpp_type(t.type)}, {', '.join(map(str, t.ne))})"
+
+
+def _cpp_nodes(case: Case, names: dict[Tensor, str]) -> Iterator[str]:
+    sinks: list[Tensor] = []
+    for k, step in enumerate(case.steps):
+        read = {s for n in step.graph for s in n.src if s is not n}
+        for i, t in enumerate(step.graph):
+            for s, root in _named_views(t, f"{k}_{i}", names):
+                yield f"ggml_tensor * {names[s]} = ggml_view_tensor(ctx, {root});"
+            yield from _cpp_node(t, names)
+        seen = [t for t in step.graph if computes(t) and (t not in read or t in step.outputs)]
+        sinks += seen
+    if len(sinks) == 1:
+        yield f"return {names[sinks[0]]};"
+        return
+    yield "// earlier results first: what they store is read by later ones"
+    for i, t in enumerate(sinks):
+        value = names[t] if t.type is F32 else f"ggml_cast(ctx, {names[t]}, GGML_TYPE_F32)"
+        total = f"ggml_sum(ctx, ggml_cont(ctx, {value}))"
+        yield f"ggml_tensor * out{i} = {total if not i else f'ggml_add(ctx, out{i - 1}, {total})'};"
+    yield f"return out{len(sinks) - 1};"
+
+
+def _cpp_node(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
+    call = call_of(t)
+    if call is None:
+        yield from _by_hand(t, names)
+        return
+    yield f"ggml_tensor * {names[t]} = ggml_{call.name}({', '.join(['ctx', *_cpp_arguments(t, call.args, names)])});"
+    for name, args in call.after:
+        yield f"ggml_{name}({', '.join([names[t], *_cpp_arguments(t, args, names)])});"
+
+
+def _by_hand(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
+    """A node whose constructor is not known, field by field."""
+    first = next((names[s] for s in t.src if s is not None and s.root is t.view_src), "")
+    yield f"ggml_tensor * {names[t]} = {f'ggml_view_tensor(ctx, {first})' if first else _cpp_leaf(t)};"
+    yield f"{names[t]}->op = GGML_OP_{t.op};"
+    for i, s in enumerate(t.src):
+        if s is not None:
+            yield f"{names[t]}->src[{i}] = {names[s]};"
+    if t.op_params != ZERO_PARAMS:
+        params = ", ".join(map(str, t.op_params))
+        yield f"{{ const int32_t params[] = {{ {params} }}; memcpy({names[t]}->op_params, params, sizeof(params)); }}"
+
+
+def _cpp_arguments(t: Tensor, args: tuple[Argument, ...], names: dict[Tensor, str]) -> Iterator[str]:
+    return (f"GGML_{t.op}_OP_{a}" if isinstance(a, str) else _cpp_argument(a, names) for a in args)
+
+
+def _cpp_argument(a: Argument, names: dict[Tensor, str]) -> str:
+    if isinstance(a, Tensor):
+        return names[a]
+    if isinstance(a, GGMLType):
+        return _cpp_type(a)
+    if isinstance(a, tuple):
+        return f"std::vector<int>{{ {', '.join(map(str, a))} }}.data()"
+    return "nullptr" if a is None else _cpp_number(a)
+
+
+def _cpp_number(a: float | str) -> str:
+    if isinstance(a, IntEnum):
+        return str(int(a)) if isinstance(a, ROPE_TYPE) else f"({c_enum(type(a))}) {int(a)}"  # a mode is an int in C
+    if isinstance(a, float):
+        infinite = "NAN" if math.isnan(a) else "INFINITY" if a > 0 else "-INFINITY"
+        return f"{a!r}f" if math.isfinite(a) else infinite
+    return str(a).lower()
+
+
+def _cpp_type(t: GGMLType) -> str:
+    return f"GGML_TYPE_{t.name.upper()}"
+
+
+def _cpp_data(name: str, data: Bytes) -> Iterator[str]:
+    if not data.any():
+        yield f"const std::vector<uint8_t> {name}({data.nbytes}, 0);"
+    else:
+        text = ", ".join(map(str, data.tolist()))
+        yield f"const std::vector<uint8_t> {name} = {{"
+        yield from (f"    {line}" for line in textwrap.wrap(text, 100))
+        yield "};"
+    yield f'ggml_backend_tensor_set(ggml_get_tensor(ctx, "{name}"), {name}.data(), 0, {name}.size());'

@@ -24,7 +24,7 @@ from backends.openvino.state.walk import StateWalk
 from backends.openvino.walk import Weights
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
-from conformance.backend.translating.dynamic import traced
+from conformance.backend.translating.engine import traced
 from conformance.backend.translating.lift import lift, values
 from conformance.backend.translating.plan import Plan, Role
 from conformance.backend.translating.sym import Const, Expr, Symbol, assumptions, expr_of

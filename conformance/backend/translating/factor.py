@@ -346,8 +346,7 @@ class Factoring:
         with assumptions() as asserted:
             try:
                 _, t.ne, t.nb, _, t.view_offs = rule.layout(t)
-                if rule.runs is not None:
-                    rule.runs(t)
+                rule.check_run(t)
             except GraphError:
                 return  # no legal node: its numbers are factored one by one
         for a in asserted:

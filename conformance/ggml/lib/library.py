@@ -15,13 +15,25 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conformance.ggml.errors import GraphError, UnavailableError, UsageError
-from conformance.ggml.ops.names import GLU_OPS, OPS, UNARY_OPS
 from conformance.ggml.tensor import FLAG_INPUT, FLAG_OUTPUT, Bytes, Tensor, f32_bits
-from conformance.ggml.types import F16, F32, TYPES, GGMLType
+from conformance.ggml.types import F16, F32, GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType
 
-from . import names
-from .layout import EXPECTED, LAYOUTS, LOG_CALLBACK, CpuTypeTraits, InitParams, Layout, TypeTraits, mismatch
-from .names import CType, Signatures
+from .layout import (
+    EXPECTED,
+    GGML,
+    LAYOUTS,
+    LOG_CALLBACK,
+    OPTIONAL,
+    CpuTypeTraits,
+    CType,
+    InitParams,
+    Layout,
+    Signatures,
+    TypeTraits,
+    ids,
+    mismatch,
+    type_ids,
+)
 
 WHEEL = "xllamacpp"
 """The wheel whose extension module exports all of ggml and llama.cpp; loaded, never imported."""
@@ -53,8 +65,8 @@ class Library:
         self.log: deque[str] = deque(maxlen=64)
         """The library's last log lines."""
         self.ggml = SimpleNamespace()
-        lacking = self._bind(self.ggml, "ggml_", names.GGML)
-        self._bind(self.ggml, "ggml_", names.OPTIONAL)
+        lacking = self._bind(self.ggml, "ggml_", GGML)
+        self._bind(self.ggml, "ggml_", OPTIONAL)
         self.version = self.ggml.version().decode() if self.ggml.version else "of unknown version"
         self.title = f"ggml {self.version} ({self.path})"
         self._require(lacking)
@@ -89,14 +101,14 @@ class Library:
 
     def _probe(self) -> None:
         g = self.ggml
-        self.ops = names.ids(g.op_name, OPS)
+        self.ops = ids(g.op_name, OPS)
         """Op -> id here."""
         self.sub_ops = {
-            "UNARY": (UNARY_OPS, names.ids(g.unary_op_name, UNARY_OPS)),
-            "GLU": (GLU_OPS, names.ids(g.glu_op_name, GLU_OPS)),
+            "UNARY": (UNARY_OPS, ids(g.unary_op_name, UNARY_OPS)),
+            "GLU": (GLU_OPS, ids(g.glu_op_name, GLU_OPS)),
         }
         """Op -> the names that `op_params[0]` counts in a case, and name -> id here."""
-        self.types, self.other_types = names.type_ids(g)
+        self.types, self.other_types = type_ids(g)
         for name in ("NONE", "VIEW", "SCALE", "MUL_MAT", "UNARY"):
             if name not in self.ops:
                 raise mismatch(self.title, f"ggml_op_name knows {name}", f"only {', '.join(self.ops) or 'nothing'}")
@@ -250,7 +262,7 @@ class Library:
             handles = (_loaded(path) for path in sorted(self.folder.glob("libggml-cpu*.so")))
             cpu = next((f for h in handles if (f := getattr(h, "ggml_get_type_traits_cpu", None)) is not None), None)
             if cpu is not None:
-                cpu.restype, cpu.argtypes = names.OPTIONAL["get_type_traits_cpu"]
+                cpu.restype, cpu.argtypes = OPTIONAL["get_type_traits_cpu"]
         if cpu is None:
             return {}
         none = TypeTraits()

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
-from . import names
-from .layout import ABORT_CALLBACK, CONTEXT_DEFAULTS, LAYOUTS, MODEL_DEFAULTS, mismatch
+from .layout import ABORT_CALLBACK, CONTEXT_DEFAULTS, GGUF, LAYOUTS, MODEL_DEFAULTS, llama_functions, mismatch
 from .library import Library
 
 _P = ctypes.c_void_p
@@ -32,11 +31,11 @@ class Llama(Library):
         super().__init__(where)
         self.llama, self.gguf = SimpleNamespace(), SimpleNamespace()
         newest = LAYOUTS[0]
-        lacking = self._bind(self.llama, "llama_", names.llama(newest.model_params, newest.context_params))
-        self._require(lacking + self._bind(self.gguf, "gguf_", names.GGUF))
+        lacking = self._bind(self.llama, "llama_", llama_functions(newest.model_params, newest.context_params))
+        self._require(lacking + self._bind(self.gguf, "gguf_", GGUF))
         size = _size(self.llama.context_default_params, newest.context_params)
         layout = next((x for x in LAYOUTS if size and _fits(x.context_params, size)), newest)
-        self._bind(self.llama, "llama_", names.llama(layout.model_params, layout.context_params))
+        self._bind(self.llama, "llama_", llama_functions(layout.model_params, layout.context_params))
         check(self.llama.model_default_params, MODEL_DEFAULTS, self.title)
         check(self.llama.context_default_params, CONTEXT_DEFAULTS, self.title)
         self.llama.log_set(self._log_callback, None)

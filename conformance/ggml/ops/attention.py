@@ -10,7 +10,6 @@ from .op import (
     Layout,
     Rounding,
     check,
-    divides,
     dup_or_inplace,
     enum,
     f32,
@@ -61,19 +60,6 @@ def _flash_attn_ext(t: Tensor) -> Layout:
     return fresh(F32, (v.ne[0], q.ne[2], q.ne[1], q.ne[3]))
 
 
-def _flash_attn_ext_runs(t: Tensor) -> None:
-    """What `ggml_compute_forward_flash_attn_ext` takes for granted: it would read past the end otherwise."""
-    q, k, v, mask = operand(t), operand(t, 1), operand(t, 2), optional(t, 3)
-    if k.ne[1] != v.ne[1]:
-        raise violated(t, "k->ne[1] == v->ne[1]")
-    if not divides(v.ne[2], q.ne[2]):
-        raise violated(t, "q->ne[2] % v->ne[2] == 0")
-    if mask is not None and (mask.ne[0] < k.ne[1] or mask.ne[1] < q.ne[1]):
-        raise violated(t, "mask->ne[0] >= k->ne[1] && mask->ne[1] >= q->ne[1]")
-    if t.params.n_kv_max < 0:
-        raise violated(t, "n_kv_max >= 0", n_kv_max=t.params.n_kv_max)
-
-
 def _head_and_keys(t: Tensor) -> int:
     return operand(t).ne[0] + operand(t, 1).ne[1]
 
@@ -85,13 +71,6 @@ def _lightning_indexer(t: Tensor) -> Layout:
     """
     q, k = operand(t), operand(t, 1)
     return fresh(F32, (k.ne[2], q.ne[2], 1, q.ne[3]))
-
-
-def _lightning_indexer_runs(t: Tensor) -> None:
-    for i, name in enumerate(("q", "k", "w", "m")):
-        s = operand(t, i)
-        if s.nb[0] != s.type.type_size:
-            raise violated(t, f"nb{name}0 == ggml_type_size({name}->type)")
 
 
 HC = 4
@@ -183,7 +162,10 @@ FLASH_ATTN_EXT = op(
         ggml_can_mul_mat(k, q); q->ne[3] == k->ne[3]; q->ne[3] == v->ne[3];
         mask->type == GGML_TYPE_F16; ggml_is_contiguous(mask); q->ne[2] % mask->ne[2] == 0; q->ne[3] % mask->ne[3] == 0
     """,
-    runs=_flash_attn_ext_runs,
+    runs="""
+        k->ne[1] == v->ne[1]; q->ne[2] % v->ne[2] == 0;
+        mask->ne[0] >= k->ne[1] && mask->ne[1] >= q->ne[1]; n_kv_max >= 0
+    """,
     rounding=Rounding(
         4096, 1, "two products with a softmax between", terms=_head_and_keys, products=2 * PRODUCT, by="flash_attn"
     ),
@@ -204,7 +186,10 @@ LIGHTNING_INDEXER = op(
         mask->ne[1] == q->ne[2]; q->ne[2] == weights->ne[1]; weights->ne[2] == 1; mask->ne[2] == 1;
         q->ne[3] == k->ne[3]; k->ne[3] == weights->ne[3]; weights->ne[3] % mask->ne[3] == 0
     """,
-    runs=_lightning_indexer_runs,
+    runs="""
+        q->nb[0] == ggml_type_size(q->type); k->nb[0] == ggml_type_size(k->type);
+        weights->nb[0] == ggml_type_size(weights->type); mask->nb[0] == ggml_type_size(mask->type)
+    """,
     rounding=Rounding(64, 1, "float32 sum of K products, then one over heads", products=2 * PRODUCT),
 )
 DSV4_HC_COMB = op(

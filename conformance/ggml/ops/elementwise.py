@@ -10,9 +10,8 @@ import numpy as np
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import Tensor, bits_f32, can_repeat, f32_bits, is_contiguous_rows
-from conformance.ggml.types import BF16, F16, F32, GGMLType
+from conformance.ggml.types import BF16, F16, F32, GLU_OPS, UNARY_OPS, GGMLType
 
-from .names import GLU_OPS, UNARY_OPS
 from .op import (
     EXPS,
     MOVES,
@@ -80,7 +79,7 @@ def _unary(t: Tensor) -> Layout:
     return dup_or_inplace(t, a)
 
 
-def _unary_runs(t: Tensor) -> None:
+def _unary_limits(t: Tensor) -> None:
     if t.op_params[0] != XIELU and any(t.op_params[1:]):
         raise GraphError(f"only XIELU has parameters, {list(t.op_params[1:5])} found")
 
@@ -95,7 +94,7 @@ GLU_PARAMS = {"SWIGLU_OAI": ("alpha", "limit"), "SWIGLU_CLAMP": ("limit",)}
 """Which parameters beyond `op` and `swapped` a GLU has."""
 
 
-def _glu_runs(t: Tensor) -> None:
+def _glu_limits(t: Tensor) -> None:
     p = t.params
     if p.swapped and optional(t, 1) is not None:
         raise GraphError("swapped is 0 with two src, 1 found")
@@ -151,7 +150,7 @@ UNARY = op(
     "UNARY",
     src="a",
     layout=_unary,
-    runs=_unary_runs,
+    limits=_unary_limits,
     rounding=TABLES,
     params=(enum("op", UNARY_OPS, swap("TANH", "SILU"), always=True), *map(f32, ("alpha_n", "alpha_p", "beta", "eps"))),
 )
@@ -160,7 +159,7 @@ GLU = op(
     src="a b?",
     layout=_glu,
     asserts="ggml_is_contiguous_1(a); ggml_is_contiguous_1(b); ggml_are_same_shape(a, b); a->type == b->type",
-    runs=_glu_runs,
+    limits=_glu_limits,
     rounding=TABLES,
     params=(
         enum("op", GLU_OPS, swap("SWIGLU", "GEGLU"), always=True),

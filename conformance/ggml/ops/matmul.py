@@ -9,7 +9,7 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import FIELDS, MAX_SRC, Tensor
 from conformance.ggml.types import F32
 
-from .op import DOTS, GAP, Layout, Rounding, all_f32, enum, failed, fresh, op, operand, set_param, violated
+from .op import DOTS, GAP, Layout, Rounding, enum, failed, fresh, op, operand, set_param
 
 PREC = IntEnum("PREC", {"DEFAULT": 0, "UNDEFINED": 0, "F32": 10, "BF16": 15, "F16": 20, "Q8": 30, "Q4": 40})
 """`enum ggml_prec`."""
@@ -35,7 +35,7 @@ def _mul_mat_id(t: Tensor) -> Layout:
     return fresh(F32, (operand(t).ne[1], operand(t, 2).ne[0], operand(t, 1).ne[2], 1))
 
 
-def _mul_mat_runs(t: Tensor) -> None:
+def _mul_mat_limits(t: Tensor) -> None:
     if t.params.hint == OP_HINT.NONE:
         return
     if t.op != "MUL_MAT":
@@ -54,14 +54,6 @@ def _out_prod(t: Tensor) -> Layout:
     return fresh(F32, (operand(t).ne[0], b.ne[0], b.ne[2], b.ne[3]))
 
 
-def _out_prod_runs(t: Tensor) -> None:
-    a, b = operand(t), operand(t, 1)
-    if b.type is not F32:
-        raise violated(t, "src1->type == GGML_TYPE_F32")
-    if a.nb[0] != a.type.type_size:
-        raise violated(t, "nb00 == ggml_type_size(src0->type)")
-
-
 def _tri(t: Tensor) -> Layout:
     """`ggml_tri`: one triangle of each square matrix, zero elsewhere."""
     return fresh(F32, operand(t).ne)
@@ -71,12 +63,6 @@ def _diag(t: Tensor) -> Layout:
     """Rows `a` [n, 1, …] on the diagonals of [n, n, …]."""
     a = operand(t)
     return fresh(a.type, (a.ne[0], a.ne[0], a.ne[2], a.ne[3]))
-
-
-def _diag_runs(t: Tensor) -> None:
-    all_f32(t, 1)
-    if operand(t).nb[0] != F32.type_size:
-        raise violated(t, "nb00 == sizeof(float)")
 
 
 def _solve_tri(t: Tensor) -> Layout:
@@ -99,7 +85,7 @@ MUL_MAT = op(
     src="a b",
     layout=_mul_mat,
     asserts="ggml_can_mul_mat(a, b); !ggml_is_transposed(a)",
-    runs=_mul_mat_runs,
+    limits=_mul_mat_limits,
     rounding=_PRODUCTS,
     params=_PARAMS,
     after=(*_AFTER, ("mul_mat_set_hint", "hint")),
@@ -112,7 +98,7 @@ MUL_MAT_ID = op(
         !ggml_is_transposed(as); ids->type == GGML_TYPE_I32; as->ne[3] == 1; b->ne[3] == 1;
         ids->ne[2] == 1 && ids->ne[3] == 1; ids->ne[1] == b->ne[2]; as->ne[0] == b->ne[0]; ids->ne[0] % b->ne[1] == 0
     """,
-    runs=_mul_mat_runs,
+    limits=_mul_mat_limits,
     rounding=_PRODUCTS,
     params=_PARAMS,
     after=_AFTER,
@@ -122,7 +108,7 @@ OUT_PROD = op(
     src="a b",
     layout=_out_prod,
     asserts="ggml_can_out_prod(a, b); !ggml_is_transposed(a)",
-    runs=_out_prod_runs,
+    runs="b->type == GGML_TYPE_F32; a->nb[0] == ggml_type_size(a->type)",
     rounding=replace(DOTS, terms=_columns, products=PRODUCT),
 )
 SOLVE_TRI = op(
@@ -144,7 +130,7 @@ TRI = op(
     asserts="a->type == GGML_TYPE_F32; ggml_is_contiguous(a); a->ne[0] == a->ne[1]",
     params=(enum("type", TRI_TYPE, lambda _, kept: TRI_TYPE(kept ^ 1), always=True),),  # with the diagonal or without
 )
-DIAG = op("DIAG", src="a", layout=_diag, asserts="a->ne[1] == 1", runs=_diag_runs)
+DIAG = op("DIAG", src="a", layout=_diag, asserts="a->ne[1] == 1", runs="a->type == GGML_TYPE_F32; a->nb[0] == 4")
 
 
 class MatMul:

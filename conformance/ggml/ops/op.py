@@ -278,8 +278,10 @@ class Op:
     rule: Callable[[Tensor], Layout]
     """From a tensor's op, `src` and `op_params` (and its proposed type, ne, nb and view_src, where the constructor
     leaves these to the caller) to the layout ggml would give it; raises what `asserts` cannot say."""
-    runs: Callable[[Tensor], None] | None
-    """What ggml asserts only when it computes the node, so that a constructed node may still break it."""
+    runs: tuple[Assertion, ...]
+    """What ggml asserts or takes for granted only when it computes the node: a constructed node may still break it."""
+    limits: Callable[[Tensor], None] | None
+    """The same, as far as `runs` cannot say it."""
     rounding: Rounding
     suffix: str
     """What ggml appends to the name of `src[0]`."""
@@ -295,11 +297,20 @@ class Op:
         Raises:
             GraphError: with the assertion of ggml that `t` breaks.
         """
-        for text, holds in self.asserts:
+        self._check(t, self.asserts)
+        return self.rule(t)
+
+    def check_run(self, t: Tensor) -> None:
+        """Raise GraphError if ggml could not compute `t`, although its constructor made it."""
+        self._check(t, self.runs)
+        if self.limits is not None:
+            self.limits(t)
+
+    def _check(self, t: Tensor, assertions: tuple[Assertion, ...]) -> None:
+        for text, holds in assertions:
             if not holds(t):
                 words = re.findall(r"\w+", text)
                 raise violated(t, text, **{f.name: f.of(t.op_params) for f in self.fields if f.name in words})
-        return self.rule(t)
 
     def field(self, name: str) -> Field | None:
         """The parameter of this name."""
@@ -409,7 +420,8 @@ def op(
     let: str = "",
     rounding: Rounding = MOVES,
     params: Sequence[Field] = (),
-    runs: Callable[[Tensor], None] | None = None,
+    runs: str = "",
+    limits: Callable[[Tensor], None] | None = None,
     suffix: str = "",
     prepare: Callable[[dict[str, Any]], None] | None = None,
     after: Sequence[tuple[Any, ...]] = (),
@@ -421,10 +433,11 @@ def op(
         src: ggml's names of the sources, those that may be absent with a question mark.
         layout: `Op.rule`.
         asserts: assertions of ggml's constructor, as `assertions` reads them.
-        let: names of C that `asserts` uses: `n_head = x->ne[1]; …`.
+        let: names of C that `asserts` and `runs` use: `n_head = x->ne[1]; …`.
         rounding: the row of the tolerance table.
         params: in the order of `op_params`.
-        runs: what is asserted at compute time.
+        runs: what is asserted at compute time, likewise; `dst` is the node.
+        limits: the rest of it.
         suffix: of the result's name.
         prepare: changes parameters before they are stored.
         after: setters: name, field or source, further arguments.
@@ -433,16 +446,17 @@ def op(
     for f in params:
         fields.append(replace(f, at=at))
         at += f.size
-    sources = src.split()
-    n_src = sum(not s.endswith("?") for s in sources)
+    n_src = sum(not s.endswith("?") for s in src.split())
+    sources = tuple(s.rstrip("?") for s in src.split())
     made = Op(
         names,
-        tuple(s.rstrip("?") for s in sources),
+        sources,
         n_src,
         tuple(fields),
-        assertions(asserts, let, [s.rstrip("?") for s in sources], n_src, fields),
+        assertions(asserts, let, sources, n_src, fields),
         layout,
-        runs,
+        assertions(runs, let, sources, n_src, fields),
+        limits,
         rounding,
         suffix,
         prepare,
@@ -544,6 +558,7 @@ def assertions(text: str, let: str, src: Sequence[str], n_src: int, fields: Sequ
     """
     names: dict[str, Term] = {s: lambda t, i=i: operand(t, i) for i, s in enumerate(src)}  # type: ignore[misc]  # i is an int
     names |= {f.name: (lambda t, f=f: f.of(t.op_params)) for f in fields}  # type: ignore[misc]  # f is a Field
+    names["dst"] = lambda t: t
     for name, _, value in (part.partition(" = ") for part in filter(None, let.split("; "))):
         names[name] = _term(_parsed(value), names)
     places = {s: i for i, s in enumerate(src) if i >= n_src}
@@ -563,18 +578,30 @@ def _assertion(text: str, names: Mapping[str, Term], places: Mapping[str, int]) 
     return holds
 
 
+_PYTHON = {r"->": ".", r"&&": " and ", r"\|\|": " or ", r"!(?!=)": " not ", r"\bas\b": "as_", r"\b0f\b": "0"}
+
+
 def _parsed(text: str) -> ast.expr:
-    for c, python in ((r"->", "."), (r"&&", " and "), (r"\|\|", " or "), (r"!(?!=)", " not "), (r"\bas\b", "as_")):
+    for c, python in (
+        (r"->", "."),
+        (r"&&", " and "),
+        (r"\|\|", " or "),
+        (r"!(?!=)", " not "),
+        (r"\bas\b", "as_"),
+        (r"\b0f\b", "0"),
+    ):
         text = re.sub(c, python, text)
     return ast.parse(text.strip(), mode="eval").body
 
 
 _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
+    ast.Add: operator.add,
     ast.Mult: operator.mul,
     ast.Mod: operator.mod,
 }
@@ -679,8 +706,7 @@ def check_node(t: Tensor) -> None:
         if layout != (t.type, t.ne, t.nb, t.view_src, t.view_offs):
             raise _differs(t, layout)
         _check_fields(t, declared)
-        if declared.runs is not None:
-            declared.runs(t)
+        declared.check_run(t)
     except GraphError as e:
         raise GraphError(f"{t}: {e}") from None
 
@@ -840,25 +866,9 @@ def is_padded_1d(t: Tensor) -> bool:
     return t.nb[0] == t.type.type_size and t.nb[2] == t.nb[1] * t.ne[1] and t.nb[3] == t.nb[2] * t.ne[2]
 
 
-def is_matrix(t: Tensor) -> bool:
-    """`ggml_is_matrix`."""
-    return t.ne[2] == 1 and t.ne[3] == 1
-
-
 def is_vector(t: Tensor) -> bool:
     """`ggml_is_vector`."""
     return t.ne[1] == 1 and t.ne[2] == 1 and t.ne[3] == 1
-
-
-def all_f32(t: Tensor, n: int) -> None:
-    """The first `n` src hold float32: ggml reads them so whatever they are.
-
-    Raises:
-        GraphError: one does not.
-    """
-    for i in range(n):
-        if operand(t, i).type is not F32:
-            raise violated(t, f"src[{i}]->type == GGML_TYPE_F32")
 
 
 def can_mul_mat(a: Tensor, b: Tensor) -> bool:
@@ -880,7 +890,7 @@ _CONSTANTS: dict[str, Any] = {
     "ggml_is_transposed": is_transposed,
     "ggml_is_scalar": lambda t: t.ne == (1, 1, 1, 1),
     "ggml_is_vector": is_vector,
-    "ggml_is_matrix": is_matrix,
+    "ggml_is_matrix": lambda t: t.ne[2] == 1 and t.ne[3] == 1,
     "ggml_is_3d": lambda t: t.ne[3] == 1,
     "ggml_is_quantized": lambda type_: type_.is_quantized,
     "ggml_are_same_shape": same_shape,

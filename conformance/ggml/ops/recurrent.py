@@ -1,15 +1,17 @@
 """Ops with a state: selective scans and linear attention. Each gives outputs and then new states in one tensor.
 
-ggml's kernels assume F32 and a token count that divides evenly, and do not check it; `runs` of these ops does.
+ggml's kernels assume F32 and a token count that divides evenly, and do not check it; `runs` of these ops do.
 """
 
 from __future__ import annotations
 
-from conformance.ggml.tensor import Tensor, dims, is_contiguous, nelements, same_shape
+from collections.abc import Sequence
+
+from conformance.ggml.tensor import Tensor, dims, is_contiguous, nelements
 from conformance.ggml.types import F32
 
 from .matmul import PRODUCT
-from .op import Layout, Rounding, all_f32, check, divides, f32, fresh, i32, op, operand, violated
+from .op import DECLARATIONS, Layout, Rounding, check, f32, fresh, i32, op, operand, violated
 
 
 def _ssm_scan(t: Tensor) -> Layout:
@@ -25,79 +27,36 @@ def _ssm_scan(t: Tensor) -> Layout:
     return fresh(F32, dims(nelements(x) + k * s.ne[0] * s.ne[1] * s.ne[2] * ids.ne[0]))
 
 
-def _ssm_scan_runs(t: Tensor) -> None:
-    all_f32(t, 6)
-    x, b, ids = operand(t, 1), operand(t, 4), operand(t, 6)
-    check(
-        t,
-        (divides(b.ne[1], x.ne[1]), "nh % ng == 0"),
-        (ids.nb[0] == ids.type.type_size, "src6->nb[0] == sizeof(int32_t)"),
-    )
-
-
-def _dense(t: Tensor, names: str) -> None:
-    for i, name in enumerate(names.split()):
-        if not is_contiguous(operand(t, i)):
+def _linear(t: Tensor, k: int, same: Sequence[int]) -> Layout:
+    """Dense sources, `same` shaped as `k`; result [S * H, n_tokens + S * n_seqs]: outputs, then states."""
+    names = DECLARATIONS[t.op].src
+    src = [operand(t, i) for i in range(len(names))]
+    for name, x in zip(names, src, strict=True):
+        if not is_contiguous(x):
             raise violated(t, f"ggml_is_contiguous({name})")
-
-
-def _alike(t: Tensor, k: Tensor, others: dict[str, Tensor], state: Tensor) -> Layout:
-    """Every one of `others` has `k`'s shape; result [S * H, n_tokens + S * n_seqs]: outputs, then states."""
-    s, h, n, n_seqs = k.ne[0], k.ne[1], k.ne[2], state.ne[1]
-    for name, x in others.items():
-        if x.ne[:3] != k.ne[:3]:
+    s, h, n, _ = src[k].ne
+    for name, x in ((names[i], src[i]) for i in same):
+        if x.ne[:3] != (s, h, n):
             raise violated(t, f"{name}->ne[0] == S && {name}->ne[1] == H && {name}->ne[2] == n_tokens")
-    if nelements(state) != s * s * h * n_seqs:
+    n_seqs = src[-1].ne[1]
+    if nelements(src[-1]) != s * s * h * n_seqs:
         raise violated(t, "ggml_nelements(state) == S * S * H * n_seqs")
     return fresh(F32, dims(s * h, n + s * n_seqs))
 
 
 def _wkv6(t: Tensor) -> Layout:
     """`ggml_rwkv_wkv6`: `src` k, v, r [S, H, n_tokens], tf [S, H], td as k, state [S * S * H, n_seqs]."""
-    _dense(t, "k v r tf td state")
-    k, v, r, _, td, state = (operand(t, i) for i in range(6))
-    return _alike(t, k, {"v": v, "r": r, "td": td}, state)
-
-
-def _wkv6_runs(t: Tensor) -> None:
-    _shared_runs(t, 6)
-    k, tf = operand(t), operand(t, 3)
-    check(t, (nelements(tf) == k.ne[0] * k.ne[1], "ggml_nelements(tf) == S * H"))
+    return _linear(t, 0, (1, 2, 4))
 
 
 def _wkv7(t: Tensor) -> Layout:
     """`ggml_rwkv_wkv7`: `src` r, w, k, v, a, b [S, H, n_tokens], state [S * S * H, n_seqs]."""
-    _dense(t, "r w k v a b state")
-    _, w, k, v, a, b, state = (operand(t, i) for i in range(7))
-    return _alike(t, k, {"w": w, "v": v, "a": a, "b": b}, state)
-
-
-def _wkv7_runs(t: Tensor) -> None:
-    _shared_runs(t, 7)
-    r, k = operand(t), operand(t, 2)
-    check(t, (same_shape(r, k), "ggml_are_same_shape(r, k)"))
+    return _linear(t, 2, (1, 3, 4, 5))
 
 
 def _gated_linear_attn(t: Tensor) -> Layout:
     """`ggml_gated_linear_attn`: `src` k, v, q, g [S, H, n_tokens], state [S * S * H, n_seqs]."""
-    _dense(t, "k v q g state")
-    k, v, q, g, state = (operand(t, i) for i in range(5))
-    return _alike(t, k, {"v": v, "q": q, "g": g}, state)
-
-
-def _shared_runs(t: Tensor, n: int) -> None:
-    """`n` src of float32, and tokens that share out evenly among the sequences: ggml divides one by the other twice."""
-    all_f32(t, n)
-    tokens, seqs = operand(t, 1).ne[2], operand(t, n - 1).ne[1]
-    check(
-        t,
-        (operand(t).ne[3] == 1, "ggml_is_3d(src[0])"),
-        (divides(seqs, tokens) and tokens >= seqs, "n_tokens % n_seqs == 0"),
-    )
-
-
-def _gla_runs(t: Tensor) -> None:
-    _shared_runs(t, 5)
+    return _linear(t, 0, (1, 2, 3))
 
 
 def _gated_delta_net(t: Tensor) -> Layout:
@@ -111,20 +70,6 @@ def _gated_delta_net(t: Tensor) -> Layout:
     return fresh(F32, dims(s * h, n_t * n_s + t.params.K * s * n_s))
 
 
-def _gated_delta_net_runs(t: Tensor) -> None:
-    """What `ggml_compute_forward_gated_delta_net_one_chunk` takes for granted: it would read past the end otherwise."""
-    q, k, v, g, beta = (operand(t, i) for i in range(5))
-    for x, name in ((q, "q"), (k, "k")):
-        check(
-            t,
-            (x.ne[0] == v.ne[0], f"{name}->ne[0] == S_v"),
-            (divides(x.ne[1], v.ne[1]), f"H % {name}->ne[1] == 0"),
-            (x.ne[2] == v.ne[2], f"{name}->ne[2] == n_tokens"),
-            (divides(x.ne[3], v.ne[3]), f"n_seqs % {name}->ne[3] == 0"),
-        )
-    check(t, (g.ne[1:] == v.ne[1:], "g holds H, n_tokens, n_seqs"), (beta.ne[1:] == v.ne[1:], "beta holds as many"))
-
-
 def _state_and_tokens(t: Tensor) -> int:
     return operand(t).ne[0] + operand(t, 1).ne[2]
 
@@ -133,6 +78,17 @@ _STATES = Rounding(
     64, 1, "float32 sums of K products into a state that tokens share", terms=_state_and_tokens, products=PRODUCT
 )
 _K = (i32("K"),)
+
+
+_LET = "n_tokens = k->ne[2]; n_seqs = state->ne[1]"
+
+
+def _linear_runs(src: str, more: str = "") -> str:
+    """float32 sources, and tokens shared out evenly among sequences: ggml divides one by the other twice."""
+    types = "; ".join(f"{s}->type == GGML_TYPE_F32" for s in src.split())
+    return f"{types}; ggml_is_3d({src.split(maxsplit=1)[0]}); n_tokens % n_seqs == 0 && n_tokens >= n_seqs{more}"
+
+
 SSM_SCAN = op(
     "SSM_SCAN",
     src="s x dt A B C ids",
@@ -147,17 +103,36 @@ SSM_SCAN = op(
         ggml_is_matrix(A)
     """,
     let="head_dim = x->ne[0]; n_head = x->ne[1]; n_seq_tokens = x->ne[2]; n_seqs = x->ne[3]; d_state = s->ne[0]",
-    runs=_ssm_scan_runs,
+    runs="""
+        s->type == GGML_TYPE_F32; x->type == GGML_TYPE_F32; dt->type == GGML_TYPE_F32; A->type == GGML_TYPE_F32;
+        B->type == GGML_TYPE_F32; C->type == GGML_TYPE_F32; n_head % B->ne[1] == 0;
+        ids->nb[0] == ggml_type_size(ids->type)
+    """,
     rounding=_STATES,
     params=_K,
 )
-RWKV_WKV6 = op("RWKV_WKV6", src="k v r tf td state", layout=_wkv6, runs=_wkv6_runs, rounding=_STATES)
-RWKV_WKV7 = op("RWKV_WKV7", src="r w k v a b state", layout=_wkv7, runs=_wkv7_runs, rounding=_STATES)
+RWKV_WKV6 = op(
+    "RWKV_WKV6",
+    src="k v r tf td state",
+    layout=_wkv6,
+    let=_LET,
+    runs=_linear_runs("k v r tf td state", "; ggml_nelements(tf) == k->ne[0] * k->ne[1]"),
+    rounding=_STATES,
+)
+RWKV_WKV7 = op(
+    "RWKV_WKV7",
+    src="r w k v a b state",
+    layout=_wkv7,
+    let=_LET,
+    runs=_linear_runs("r w k v a b state", "; ggml_are_same_shape(r, k)"),
+    rounding=_STATES,
+)
 GATED_LINEAR_ATTN = op(
     "GATED_LINEAR_ATTN",
     src="k v q g state",
     layout=_gated_linear_attn,
-    runs=_gla_runs,
+    let=_LET,
+    runs=_linear_runs("k v q g state"),
     rounding=_STATES,
     params=(f32("scale"),),
 )
@@ -173,8 +148,13 @@ GATED_DELTA_NET = op(
         g->ne[0] == 1 || g->ne[0] == S_v; beta->ne[0] == 1; state->ne[0] == S_v; state->ne[1] == S_v;
         state->ne[2] == H; state->ne[3] == n_seqs; K >= 1
     """,
-    let="S_v = v->ne[0]; H = v->ne[1]; n_seqs = v->ne[3]",
-    runs=_gated_delta_net_runs,
+    let="S_v = v->ne[0]; H = v->ne[1]; n_tokens = v->ne[2]; n_seqs = v->ne[3]",
+    runs="""
+        q->ne[0] == S_v; H % q->ne[1] == 0; q->ne[2] == n_tokens; n_seqs % q->ne[3] == 0;
+        k->ne[0] == S_v; H % k->ne[1] == 0; k->ne[2] == n_tokens; n_seqs % k->ne[3] == 0;
+        g->ne[1] == H; g->ne[2] == n_tokens; g->ne[3] == n_seqs;
+        beta->ne[1] == H; beta->ne[2] == n_tokens; beta->ne[3] == n_seqs
+    """,  # ggml_compute_forward_gated_delta_net_one_chunk would read past the end otherwise
     rounding=_STATES,
     params=_K,
 )

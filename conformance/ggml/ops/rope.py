@@ -59,7 +59,7 @@ def _rope(t: Tensor) -> Layout:
     return dup_or_inplace(t, a)
 
 
-def _rope_runs(t: Tensor) -> None:
+def _rope_limits(t: Tensor) -> None:
     """As `ggml_compute_forward_rope_flt`."""
     n_dims, mode, sections, n_offs = t.params.n_dims, t.params.mode, t.params.sections, t.params.n_offs
     ne0 = t.ne[0]
@@ -110,7 +110,7 @@ ROPE = op(
     "ROPE_BACK",
     src="a b c?",
     layout=_rope,
-    runs=_rope_runs,
+    limits=_rope_limits,
     rounding=Rounding(
         16384,
         why="sin and cos of an angle of up to some hundred turns",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import IntEnum
 
-from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import Tensor, nelements
 from conformance.ggml.types import F32, I32
 
@@ -31,18 +30,6 @@ from .op import (
 
 SORT_ORDER = IntEnum("SORT_ORDER", {"ASC": 0, "DESC": 1})
 """`enum ggml_sort_order`."""
-
-
-def _norm_runs(t: Tensor) -> None:
-    eps = t.params.eps
-    if not eps >= 0:
-        raise violated(t, "eps >= 0.0f", eps=eps)
-
-
-def _group_norm_runs(t: Tensor) -> None:
-    if t.params.n_groups < 1:
-        raise GraphError(f"n_groups must be at least 1, {t.params.n_groups} found")
-    _norm_runs(t)
 
 
 def _sum(t: Tensor) -> Layout:
@@ -95,14 +82,15 @@ def _first(t: Tensor) -> int:
 
 
 _EPS = f32("eps", to(0.5))
-NORM = op("NORM", src="a", layout=same_layout, runs=_norm_runs, rounding=NORMS, params=(_EPS,))
-RMS_NORM = op("RMS_NORM", src="a", layout=same_layout, runs=_norm_runs, rounding=NORMS, params=(_EPS,))
-L2_NORM = op("L2_NORM", src="a", layout=same_layout, runs=_norm_runs, rounding=NORMS, params=(_EPS,))
+_EPS_RUNS = "eps >= 0.0f"
+NORM = op("NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
+RMS_NORM = op("RMS_NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
+L2_NORM = op("L2_NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
 GROUP_NORM = op(
     "GROUP_NORM",
     src="a",
     layout=same_layout,
-    runs=_group_norm_runs,
+    runs=f"n_groups >= 1; {_EPS_RUNS}",
     rounding=replace(NORMS, terms=_first),
     params=(i32("n_groups", lambda _, n: 1 if n > 1 else 2), _EPS),
 )

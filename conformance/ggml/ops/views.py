@@ -165,7 +165,7 @@ def part(t: Tensor) -> tuple[Dims, Dims, int]:
     return operand(t, 1).ne, (operand(t).type.type_size, p.nb1, p.nb2, p.nb3), p.offset
 
 
-def _part_runs(t: Tensor) -> None:
+def _part_limits(t: Tensor) -> None:
     """As `ggml_compute_forward_set_f32` and `ggml_compute_forward_acc_f32`."""
     a, b = operand(t), operand(t, 1)
     ne, nb, offset = part(t)
@@ -204,7 +204,9 @@ DUP = op("DUP", src="a", layout=same_layout, rounding=STORES)
 CONCAT = op("CONCAT", src="a b", layout=_concat, params=(i32("dim", always=True),))
 REPEAT = op("REPEAT", src="a", layout=_repeat)
 _PART = (*map(low32, ("nb1", "nb2", "nb3")), i32("offset", _elsewhere), flag("inplace"))
-SET = op("SET", src="a b", layout=_set, asserts="ggml_nelements(a) >= ggml_nelements(b)", runs=_part_runs, params=_PART)
+SET = op(
+    "SET", src="a b", layout=_set, asserts="ggml_nelements(a) >= ggml_nelements(b)", limits=_part_limits, params=_PART
+)
 ACC = op(
     "ACC",
     src="a b",
@@ -213,7 +215,7 @@ ACC = op(
         ggml_nelements(b) <= ggml_nelements(a); ggml_is_contiguous(a);
         a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32
     """,
-    runs=_part_runs,
+    limits=_part_limits,
     rounding=ROUNDS,
     params=_PART,
 )

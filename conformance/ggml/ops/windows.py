@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import MAX_DIMS, Tensor, dims
-from conformance.ggml.types import F16, F32, GGMLType
+from conformance.ggml.types import F32, GGMLType
 
 from .op import DOTS, SUMS, Layout, check, enum, flag, flip, fresh, i32s, op, operand, swap, vec, violated
 
@@ -22,7 +22,7 @@ def _pad(t: Tensor) -> Layout:
     return fresh(a.type, (ne[0], ne[1], ne[2], ne[3]))
 
 
-def _pad_runs(t: Tensor) -> None:
+def _pad_limits(t: Tensor) -> None:
     if min(t.params.padding) < 0:
         raise GraphError(f"padding must not be negative: {list(t.params.padding)}")
 
@@ -36,18 +36,6 @@ def _pool_2d(t: Tensor) -> Layout:
     n0, n1 = ((n + 2 * p - k) // s + 1 for n, k, s, p in ((a.ne[0], k0, s0, p0), (a.ne[1], k1, s1, p1)))
     check(t, (n0 > 0, "ne[0] > 0"), (n1 > 0, "ne[1] > 0"), kernel=[k0, k1])
     return fresh(F32, (n0, n1, a.ne[2], a.ne[3]))
-
-
-def _pool_2d_runs(t: Tensor) -> None:
-    """As `ggml_compute_forward_pool_2d`, which steps through planes by `nb[2]` and through rows by element."""
-    a, k0, k1 = operand(t), t.params.k0, t.params.k1
-    check(
-        t,
-        (a.type is F32 or a.type is F16, "src->type == GGML_TYPE_F32 || src->type == GGML_TYPE_F16"),
-        (a.nb[0] == a.type.type_size, "nb00 == ggml_type_size(src->type)"),
-        (a.nb[3] == a.ne[2] * a.nb[2], "src->nb[3] == src->ne[2]*src->nb[2]"),
-        (k0 > 0 and k1 > 0, "k0 > 0 && k1 > 0"),
-    )
 
 
 def _im2col(t: Tensor) -> Layout:
@@ -83,18 +71,6 @@ def _windows(n: int, k: int, stride: int, padding: int, dilation: int) -> int:
     """`ggml_calc_conv_output_size`; C divides toward zero."""
     left = n + 2 * padding - dilation * (k - 1) - 1
     return left // stride + 1 if left >= 0 else 1 - (-left) // stride
-
-
-def _im2col_runs(t: Tensor) -> None:
-    a, b = operand(t), operand(t, 1)
-    check(
-        t,
-        (t.type is F16 or t.type is F32, "dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32"),
-        (t.type is not F16 or a.type is F16, "src0->type == GGML_TYPE_F16"),
-        (b.type is F32, "src1->type == GGML_TYPE_F32"),
-        (b.nb[0] == F32.type_size, "nb10 == sizeof(float)"),
-        (b.nb[1] == b.ne[0] * b.nb[0] or not t.params.is_2D, "src1's rows follow one another"),
-    )
 
 
 def _roll(t: Tensor) -> Layout:
@@ -139,7 +115,7 @@ PAD = op(
     "PAD",
     src="a",
     layout=_pad,
-    runs=_pad_runs,
+    limits=_pad_limits,
     params=(vec("padding", "lp0 rp0 lp1 rp1 lp2 rp2 lp3 rp3", _swapped), flag("circular", flip)),
 )
 ROLL = op("ROLL", src="a", layout=_roll, params=(vec("shifts", "shift0 shift1 shift2 shift3", _other_shifts),))
@@ -147,11 +123,24 @@ POOL_2D = op(
     "POOL_2D",
     src="a",
     layout=_pool_2d,
-    runs=_pool_2d_runs,
+    runs="""
+        a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; a->nb[0] == ggml_type_size(a->type);
+        a->nb[3] == a->ne[2]*a->nb[2]; k0 > 0 && k1 > 0
+    """,  # steps through planes by nb[2] and through rows by element
     rounding=replace(SUMS, terms=_window),
     params=(enum("op", OP_POOL, swap("MAX", "AVG"), always=True), *i32s("k0 k1 s0 s1 p0 p1")),
 )
-IM2COL = op("IM2COL", src="a b", layout=_im2col, runs=_im2col_runs, params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")))
+IM2COL = op(
+    "IM2COL",
+    src="a b",
+    layout=_im2col,
+    runs="""
+        dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32;
+        dst->type != GGML_TYPE_F16 || a->type == GGML_TYPE_F16;
+        b->type == GGML_TYPE_F32; b->nb[0] == 4; !is_2D || b->nb[1] == b->ne[0]*b->nb[0]
+    """,
+    params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")),
+)
 SSM_CONV = op(
     "SSM_CONV",
     src="sx c",

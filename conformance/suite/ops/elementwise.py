@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from conformance.case.streams import Stream
-from conformance.ggml.ops.names import GLU_OPS, UNARY_OPS
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import F32, I32, type_named
+from conformance.ggml.types import F32, GLU_OPS, I32, UNARY_OPS, type_named
 from conformance.suite.data import Fill, away_from_zero, integers, normal, uniform, with_edges
 
 from .bench import BLOCKS, FLOATS, INPLACE, Bench, cases
