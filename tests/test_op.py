@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from conformance.ggml.errors import GraphError
 from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.fields import Field
 from conformance.ggml.ops.matmul import PREC
-from conformance.ggml.ops.op import DECLARATIONS, Field, Op, assertions, set_param
+from conformance.ggml.ops.op import DECLARATIONS, Op, assertions, set_param
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import VIEW_OPS, Tensor, bits_f32, dims, f32_bits
 from conformance.ggml.types import F32, I32, OPS

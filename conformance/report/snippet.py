@@ -21,7 +21,8 @@ import numpy as np
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.ops.op import DECLARATIONS, Form, c_enum
+from conformance.ggml.ops.fields import c_enum
+from conformance.ggml.ops.op import DECLARATIONS, Form
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import FIELDS, ZERO_PARAMS, Bytes, Tensor, computes, nelements
 from conformance.ggml.types import F32, GGMLType

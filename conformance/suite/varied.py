@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from conformance.case.case import writes_in_place
 from conformance.ggml.errors import GraphError
-from conformance.ggml.ops.op import DECLARATIONS, Field, check_node, set_param
+from conformance.ggml.ops.fields import Field
+from conformance.ggml.ops.op import DECLARATIONS, check_node, set_param
 from conformance.ggml.partial import like
 from conformance.ggml.tensor import Tensor
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 from conformance.ggml.tensor import Tensor, dims
 from conformance.ggml.types import F32
 
+from .fields import enum, f32, flag, i32, plus, to
 from .matmul import PREC, PRODUCT, expect
 from .op import (
     Layout,
     Rounding,
     check,
     dup_or_inplace,
-    enum,
-    f32,
     failed,
-    flag,
     fresh,
-    i32,
     op,
     operand,
     optional,
-    plus,
     same_layout,
     set_param,
-    to,
     violated,
 )
 

@@ -12,6 +12,7 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import Tensor, bits_f32, can_repeat, f32_bits, is_contiguous_rows
 from conformance.ggml.types import BF16, F16, F32, GLU_OPS, UNARY_OPS, GGMLType
 
+from .fields import enum, f32, flag, flip, plus, swap, times
 from .op import (
     EXPS,
     MOVES,
@@ -19,20 +20,13 @@ from .op import (
     Constructor,
     Layout,
     dup_or_inplace,
-    enum,
-    f32,
     failed,
-    flag,
-    flip,
     fresh,
     fresh_like,
     op,
     operand,
     optional,
-    plus,
     same_layout,
-    swap,
-    times,
     violated,
 )
 

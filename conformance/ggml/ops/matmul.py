@@ -9,7 +9,8 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import FIELDS, MAX_SRC, Tensor
 from conformance.ggml.types import F32
 
-from .op import DOTS, GAP, Layout, Rounding, enum, failed, fresh, op, operand, set_param
+from .fields import GAP, enum
+from .op import DOTS, Layout, Rounding, failed, fresh, op, operand, set_param
 
 PREC = IntEnum("PREC", {"DEFAULT": 0, "UNDEFINED": 0, "F32": 10, "BF16": 15, "F16": 20, "Q8": 30, "Q4": 40})
 """`enum ggml_prec`."""

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from conformance.ggml.tensor import Tensor, dims, is_contiguous, nelements
 from conformance.ggml.types import F32
 
+from .fields import f32, i32
 from .matmul import PRODUCT
-from .op import DECLARATIONS, Layout, Rounding, check, f32, fresh, i32, op, operand, violated
+from .op import DECLARATIONS, Layout, Rounding, check, fresh, op, operand, violated
 
 
 def _ssm_scan(t: Tensor) -> Layout:

@@ -9,26 +9,8 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, I32
 
-from .op import (
-    GAP,
-    Layout,
-    Rounding,
-    check,
-    dup_or_inplace,
-    enum,
-    f32,
-    failed,
-    i32,
-    is_vector,
-    op,
-    operand,
-    optional,
-    set_param,
-    swap,
-    times,
-    vec,
-    violated,
-)
+from .fields import GAP, enum, f32, i32, swap, times, vec
+from .op import Layout, Rounding, check, dup_or_inplace, failed, op, operand, optional, set_param, violated
 
 ROPE_TYPE = IntEnum("ROPE_TYPE", {"NORMAL": 0, "NEOX": 2, "MROPE": 8, "VISION": 24, "IMROPE": 40})
 """`GGML_ROPE_TYPE_*`."""
@@ -42,7 +24,7 @@ def _rope(t: Tensor) -> Layout:
     n_dims, mode = t.params.n_dims, t.params.mode
     if mode & 1:
         raise violated(t, '(mode & 1) == 0 && "mode & 1 == 1 is no longer supported"', mode=mode)
-    if not is_vector(b):
+    if b.ne[1:] != (1, 1, 1):
         raise violated(t, "ggml_is_vector(b)")
     if b.type is not I32:
         raise violated(t, "b->type == GGML_TYPE_I32")

@@ -8,25 +8,8 @@ from enum import IntEnum
 from conformance.ggml.tensor import Tensor, nelements
 from conformance.ggml.types import F32, I32
 
-from .op import (
-    MOVES,
-    NORMS,
-    SUMS,
-    Layout,
-    enum,
-    f32,
-    fit_name,
-    fresh,
-    fresh_like,
-    i32,
-    op,
-    operand,
-    same_layout,
-    swap,
-    to,
-    view_tensor,
-    violated,
-)
+from .fields import enum, f32, i32, swap, to
+from .op import MOVES, NORMS, SUMS, Layout, fit_name, fresh, fresh_like, op, operand, same_layout, view_tensor, violated
 
 SORT_ORDER = IntEnum("SORT_ORDER", {"ASC": 0, "DESC": 1})
 """`enum ggml_sort_order`."""

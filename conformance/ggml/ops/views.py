@@ -22,6 +22,7 @@ from conformance.ggml.tensor import (
 )
 from conformance.ggml.types import F32, I32, GGMLType
 
+from .fields import flag, i32, low32, u64, vec
 from .op import (
     MOVES,
     ROUNDS,
@@ -32,16 +33,11 @@ from .op import (
     dup_or_inplace,
     failed,
     fit_name,
-    flag,
     fresh,
-    i32,
     lay_out,
-    low32,
     op,
     operand,
     same_layout,
-    u64,
-    vec,
     view,
     view_tensor,
     violated,

@@ -9,7 +9,8 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import MAX_DIMS, Tensor, dims
 from conformance.ggml.types import F32, GGMLType
 
-from .op import DOTS, SUMS, Layout, check, enum, flag, flip, fresh, i32s, op, operand, swap, vec, violated
+from .fields import enum, flag, flip, i32s, swap, vec
+from .op import DOTS, SUMS, Layout, check, fresh, op, operand, violated
 
 OP_POOL = IntEnum("OP_POOL", {"MAX": 0, "AVG": 1})
 """`enum ggml_op_pool`."""

@@ -18,12 +18,12 @@ from conformance.ggml.types import TYPES, GGMLType
 
 from .blocks import Blocks, F32Array, as_blocks, as_bytes, random_blocks
 from .read import READ
-from .write import WRITE_32, WRITE_SIMD, to_int
-from .write_k import WRITE_K
+from .write import WRITE, WRITE_SIMD, to_int
 
 __all__ = [
     "QUANTIZERS",
     "VEC_DOT_TYPE",
+    "WRITE",
     "from_float",
     "from_float_cpu",
     "quantizer",
@@ -124,9 +124,6 @@ _SCALAR: dict[GGMLType, Callable[[F32Array], Raw]] = {
     types.BF16: _to_bf16,
     types.I32: to_int,
 }
-
-
-WRITE: dict[GGMLType, Callable[[F32Array], Blocks]] = {**WRITE_32, **WRITE_K}
 
 
 def _store(type_: GGMLType, x: NDArray[Any], table: dict[GGMLType, Callable[[F32Array], Blocks]]) -> Raw:
