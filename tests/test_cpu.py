@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from backends.cpu import CpuBackend, elementwise, support
+from backends import cpu as support
+from backends.cpu import CpuBackend, elementwise
 from backends.cpu.values import alibi_slopes, load, repeated, store, to_bf16
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case, Step

@@ -20,10 +20,9 @@ from conformance.ggml.tensor import VIEW_OPS, Tensor
 from conformance.ggml.types import F32, Q8_0
 
 from .context import Context, refusal
-from .guard import GuardSession
 from .placement import homes, supports
 from .sched import SchedSession
-from .session import PATHS, GgmlSession
+from .session import PATHS, GgmlSession, GuardSession
 
 TRANSLATES = tuple(PATHS)
 """Name prefixes of the devices that translate a graph as a whole."""

@@ -39,7 +39,7 @@ from conformance.suite.family import Key, keys, read_keys, split_id, text
 
 from .config import FFNS, GATINGS, NORMS, PRESETS, ROLES, ROPES, Cparams, Hparams
 from .kv import Cache
-from .sketch import root
+from .layers import root
 from .trajectory import Trajectory
 from .weights import weight_shapes
 

@@ -15,9 +15,8 @@ from conformance.ggml.types import F16, F32, I32, I64
 
 from .config import Cparams, Hparams, n_rot
 from .kv import Cache
-from .layers import attention, experts, ffn, hadamard, shortconv
+from .layers import B, Sketch, attention, experts, ffn, hadamard, inverse, keyed, rope, shortconv
 from .memory import Place, Ubatch
-from .sketch import B, Sketch, inverse, keyed, rope
 
 
 @dataclass(frozen=True, slots=True)

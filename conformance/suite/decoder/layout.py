@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType
 from conformance.case.case import Case, Step
 from conformance.ggml.tensor import Tensor
 from conformance.suite.family import read_keys
-from conformance.suite.zoo.capture import Request, record_model
+from conformance.suite.zoo.family import Request, record_model
 from conformance.suite.zoo.model import Value, open_writer
 
 from . import keys_of, trajectory_of, weights
