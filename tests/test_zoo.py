@@ -27,8 +27,8 @@ from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
 from conformance.run.runner import Runner
 from conformance.suite.decoder import make as build
+from conformance.suite.decoder.plan import parse
 from conformance.suite.family import with_seed
-from conformance.suite.plan import parse
 from conformance.suite.zoo import family, model
 from conformance.suite.zoo.family import Request, ask
 

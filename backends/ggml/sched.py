@@ -32,17 +32,9 @@ LEAST_GRAPH = 1024
 class SchedSession(GgmlSession):
     """A case's memory on a device and the CPU, and the scheduler over both.
 
-    Args:
-        library: where it runs.
-        device: `ggml_backend_dev_t` that comes first.
-        cpu: the CPU's, equal to `device` where that is what is tested.
-        bufts: the device's buffer types.
-        weights: that of them which weights lie in.
-        case: what to allocate and fill.
-        memory: as `GgmlSession`.
-        threads: of the CPU backend.
-        opaque: caches live in the device's own state, where nobody reads them.
-        drop: nodes without FLAG_COMPUTE, which nobody computes, are not in the graph that the device sees.
+    `device` (`ggml_backend_dev_t`) comes first; `cpu` is equal to it where that is what is tested. Weights lie in
+    `weights` of the device's buffer types `bufts`. With `opaque`, caches live in the device's own state, where nobody
+    reads them; with `drop` the device's graph lacks the nodes without FLAG_COMPUTE, which nobody computes.
 
     Raises:
         UnavailableError: a device cannot be initialised.

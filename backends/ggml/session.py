@@ -69,15 +69,8 @@ class GgmlSession(Session):
     Nodes share memory as in llama.cpp, in place where ggml allows it, except outputs, which carry FLAG_OUTPUT. A
     graph computed again with the same outputs is not built again.
 
-    Args:
-        library: where it runs.
-        device: its name.
-        backend: `ggml_backend_t`.
-        buft: the device's default buffer type.
-        case: what to allocate and fill.
-        homes: where each persistent tensor lies.
-        notes: what the witness should say about the placement.
-        memory: `reused`: each graph is made in the memory of the previous one; `fresh`: in memory of its own.
+    `backend` is a `ggml_backend_t`, `buft` the device's default buffer type; the witness reports `notes` about the
+    placement. With memory `reused` each graph is made in the memory of the previous one, with `fresh` in its own.
     """
 
     _owns_inputs = True
@@ -324,13 +317,7 @@ GUARD = 64
 
 
 class Guarded:
-    """A buffer whose tensors lie apart, and the stretches between them.
-
-    Args:
-        library: where it is.
-        buft: its buffer type.
-        tensors: case tensor -> its address; none may be a view.
-        usage: `enum ggml_backend_buffer_usage`.
+    """A buffer whose tensors, none of them a view, lie apart, and the stretches between them.
 
     Raises:
         BackendError: no memory.

@@ -37,16 +37,7 @@ def build(
     ubatch: Ubatch,
     place: Place,
 ) -> Decode:
-    """The graph that decodes `ubatch`.
-
-    Args:
-        hparams: the model.
-        cparams: the context.
-        weights: the model's weights by name.
-        cache: K and V, or the convolution's state, of each layer.
-        ubatch: gives the numbers of tokens, sequences and outputs.
-        place: gives the cells that are read, the streams, and for `write=cpy` the cells that are filled.
-    """
+    """The graph that decodes `ubatch` over the cells of `place`."""
     h = hparams
     g = Sketch(h, cparams, weights, cache, ubatch, place)
     cur = _inp_embd(g)

@@ -79,11 +79,6 @@ class Moved:
 def pair(arch: str, keys_text: str, lib: str = "") -> tuple[Case, Case]:
     """llama.cpp and the builder play the same plan over the same weights: its case and ours.
 
-    Args:
-        arch: one of `SETTINGS`.
-        keys_text: what an id says after the architecture.
-        lib: the library that has llama.cpp; "" for the installed one.
-
     Raises:
         UsageError: the keys cannot be read, llama.cpp cannot load the model or play the plan.
         UnavailableError: there is no llama.cpp.

@@ -39,6 +39,12 @@ class Ubatch:
         """The number of tokens."""
         return len(self.tokens)
 
+    def rows(self) -> list[list[int]]:
+        """`[token, position, sequence, wants_logits]` of each token: the note of a step."""
+        columns = [self.tokens, self.pos, self.seqs, self.outputs]
+        rows: list[list[int]] = np.stack(columns, axis=1).astype(np.int64).tolist()
+        return rows
+
     @property
     def seq_ids(self) -> list[int]:
         """The sequences, each once, in order of appearance (`seq_id_unq`)."""

@@ -64,18 +64,14 @@ COUNTS: dict[Level, int] = {"smoke": 12, "standard": 150, "full": 600}
 
 
 @cache
-def _table(level: Level) -> tuple[str, ...]:
+def ids(level: Level) -> Sequence[str]:
+    """Case ids of a level: the pinned part of an endless family."""
     rows_so_far: list[str] = []
     for name in LEVELS[: LEVELS.index(level) + 1]:
         rows = _rows()
         everything = [next(rows) for _ in range(COUNTS[name])]
         rows_so_far += sorted(everything[len(rows_so_far) :], key=lambda row: int(row.split(",")[0].split("=")[1]))
     return tuple(with_seed(NAME, row, f"{i} {row}") for i, row in enumerate(rows_so_far))
-
-
-def ids(level: Level) -> Sequence[str]:
-    """Case ids of a level: the pinned part of an endless family."""
-    return _table(level)
 
 
 FAMILY = Family(NAME, "legal graphs grown at random, run in several sizes over living caches", ids, build)

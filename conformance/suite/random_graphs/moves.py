@@ -160,13 +160,7 @@ class Growth:
     # nodes
 
     def add(self, make: Make, facts: Facts | None = None, *, keep: bool = True) -> Value | None:
-        """Add a node to every step, or to none where one refuses it, or it is too large.
-
-        Args:
-            make: gives the node.
-            facts: of its elements.
-            keep: whether later nodes may read it.
-        """
+        """Add a node to every step, or to none where one refuses it, or it is too large; `keep` it for later nodes."""
         try:
             tensors = [make(k) for k in range(len(self.tokens))]
             for t in tensors:
@@ -232,8 +226,7 @@ class Growth:
         """Nodes that no other reads, and every fifth of the rest; results in a cache are checked there."""
         read = {s for n in nodes for s in n.src if s is not None and s is not n}
         able = [(i, n) for i, n in enumerate(nodes) if n.root not in self.persistent]
-        outputs = [n for i, n in able if n not in read or (i % 5 == 0 and computes(n))]
-        return tuple(outputs)
+        return tuple(n for i, n in able if n not in read or (i % 5 == 0 and computes(n)))
 
 
 def after(a: Facts, b: Facts) -> Facts:
@@ -250,10 +243,6 @@ LOWEST = 0.05
 def _whole(v: Value) -> bool:
     """Whether it has no gaps, as SCALE asserts."""
     return v.type is F32 and all(is_contiguous(t) for t in v.at)
-
-
-def _any(v: Value) -> bool:
-    return v.type is F32
 
 
 def _plain(v: Value) -> bool:
@@ -423,15 +412,13 @@ def _soft_max(g: Growth) -> None:
 
 def _sums(g: Growth) -> None:
     a = g.some(_plain)
-    row = max(t.ne[0] for t in a.at)
+    root = math.sqrt(max(t.ne[0] for t in a.at))
     if g.below(2):
-        facts = Facts(a.facts.std / math.sqrt(row), a.facts.peak, False)
-        if _sane(facts) and a.facts.spread:
-            g.add(lambda k: B.mean(a.at[k]), facts)
+        op, facts = B.mean, Facts(a.facts.std / root, a.facts.peak, False)
     else:
-        facts = Facts(a.facts.std * math.sqrt(row), a.facts.peak * math.sqrt(row), False)
-        if _sane(facts) and a.facts.spread:
-            g.add(lambda k: B.sum_rows(a.at[k]), facts)
+        op, facts = B.sum_rows, Facts(a.facts.std * root, a.facts.peak * root, False)
+    if _sane(facts) and a.facts.spread:
+        g.add(lambda k: op(a.at[k]), facts)
 
 
 def _argsort(g: Growth) -> None:
@@ -529,7 +516,7 @@ _AXES = ((1, 0, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 3, 2), (1, 2, 0, 3), (
 
 
 def _permute(g: Growth) -> None:
-    a = g.some(_any)
+    a = g.some(lambda v: v.type is F32)
     axes = g.choice(_AXES)
     if axes == _AXES[0] and g.below(2):
         g.add(lambda k: B.transpose(a.at[k]), a.facts)
@@ -583,7 +570,7 @@ def _repeat(g: Growth) -> None:
 
 
 def _cast(g: Growth) -> None:
-    a = g.some(_any)
+    a = g.some(lambda v: v.type is F32)
     type_ = g.choice((F16, F16, BF16))
     narrow = g.add(lambda k: B.cast(a.at[k], type_), a.facts, keep=False)
     if narrow is not None:

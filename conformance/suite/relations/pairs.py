@@ -321,10 +321,10 @@ def restored(case_id: str, case: Case, seed: int) -> Case:
     return combine(case_id, claim, [whole], case.params, seed)
 
 
-def after(case_id: str, read: alias.Read) -> Case:
+def after(case_id: str, values: Mapping[str, Any], params: Mapping[str, str], seed: int) -> Case:
     """Earlier graphs do not matter: B alone, and B after an A whose tensors have the same names."""
-    b = alias.alone(case_id, alias.DIFFERS[read.differs], read.tokens)
-    a = alias.alone(case_id, alias.Traits(), read.tokens)
+    b = alias.alone(case_id, alias.DIFFERS[values["differs"]], values["tokens"])
+    a = alias.alone(case_id, alias.Traits(), values["tokens"])
     n = len(b.steps)
     runs = (
         Run("B alone", 0, n, opening=1),
@@ -332,4 +332,4 @@ def after(case_id: str, read: alias.Read) -> Case:
         Run("B after A", 0, n, opening=2),
     )
     claim = Claim("after", "A then B = B alone", BUDGET, runs, ((0, 2),))
-    return combine(case_id, claim, [b, a], read.params, read.seed)
+    return combine(case_id, claim, [b, a], params, seed)

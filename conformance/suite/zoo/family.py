@@ -4,7 +4,7 @@ An id is `zoo/ARCH-key=value,key=value@seed`; a key left out has its default. `s
 `unified=1`, together), flash attention `fa`, `swa=window` for a small cache where the attention window slides, cache
 types `cache` and `cache_v`, tokens per graph `ubatch`, type of the matrices `w`, `real=1` without the weights that
 llama.cpp can do without, `nodes=2` with the value of every node of the first two graphs, `set` of metadata keys
-(`set=block_count:1+attention.head_count:2/0`) and the plan `run` (`cases.plan`).
+(`set=block_count:1+attention.head_count:2/0`) and the plan `run` (`suite/decoder/plan.py`).
 """
 
 from __future__ import annotations
@@ -91,13 +91,8 @@ def capture(request: Request, arch: str, keys: Mapping[str, Value], whole: bool)
 def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], whole: bool) -> Request:
     """The request for a model, whose file is made at `path`.
 
-    Args:
-        path: where to.
-        request: what to record.
-        arch: the architecture.
-        keys: its metadata.
-        whole: a model file without what llama.cpp can do without; else metadata alone, and a weight for every place
-            that llama.cpp has for one.
+    `whole`: a model file without what llama.cpp can do without; else metadata alone, and a weight for every place that
+    llama.cpp has for one.
 
     Raises:
         ConformanceError: as `capture`.

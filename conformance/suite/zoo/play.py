@@ -98,11 +98,7 @@ def play(
 ) -> dict[tuple[str, str], Played]:
     """Run a model on devices, every run also on the CPU of the same library, and compare.
 
-    Args:
-        case_id: a `zoo/…` id: the architecture, its keys and the plan.
-        devices: where to run it.
-        runs: name -> what of the request it sets.
-        time_limit: seconds that one run may take.
+    `runs`: name -> the fields of the request that it sets. `time_limit`: seconds that one run may take.
 
     Returns:
         (device's name, run's name) -> what came of it. Where the CPU run itself fails, its verdict is `NO REFERENCE`.
@@ -170,10 +166,6 @@ def explain(played: Played, look: Look) -> None:
 
     A device may choose another expert where two scores are closer than it rounds. Then the CPU plays the run with the
     device's experts, and the device is compared with that.
-
-    Args:
-        played: a FAIL with its results.
-        look: plays it again.
     """
     if any(not np.isfinite(r).all() for r in played.results):
         again = look.again(look.device, values=True)

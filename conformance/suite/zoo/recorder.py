@@ -40,12 +40,7 @@ class GraphRecord:
 
 
 class Recorder:
-    """Its `callback` goes into `llama_context_params.cb_eval`.
-
-    Args:
-        library: whose tensors these are.
-        whole: of this many graphs, from the first on, every node's value and every cache is recorded.
-    """
+    """Its `callback` goes into `llama_context_params.cb_eval`; of the first `whole` graphs it records every node."""
 
     def __init__(self, library: Llama, *, whole: int = 0) -> None:
         self._library = library
@@ -171,12 +166,7 @@ def step(record: GraphRecord) -> Step:
 
 
 def references(model: Path, weights: Mapping[Tensor, Bytes]) -> dict[Tensor, Reference]:
-    """Weight -> its place in the model file, for each that has the same bytes there.
-
-    Args:
-        model: a GGUF file that llama.cpp has loaded.
-        weights: with the bytes that llama.cpp computes with.
-    """
+    """Weight -> its place in the GGUF file, for each that has the same bytes there as llama.cpp computes with."""
     stored = {t.name: t for t in GGUFReader(model).tensors}
     places = {}
     for t, data in weights.items():
@@ -297,9 +287,7 @@ class Choice:
 def flips(device: Sequence[Choice], cpu: Sequence[Choice]) -> tuple[list[str], str]:
     """The rows where the device chose other experts: those at a near-tie, and the first that no rounding explains.
 
-    Args:
-        device: the device's choices.
-        cpu: the CPU's own, each made after the device's earlier ones.
+    `cpu` are the CPU's own choices, each made after the device's earlier ones.
     """
     notes: list[str] = []
     if [(c.name, c.scores.shape) for c in device] != [(c.name, c.scores.shape) for c in cpu]:

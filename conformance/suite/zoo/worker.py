@@ -14,8 +14,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import TYPES
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch, split
-from conformance.suite.plan import Part, parse
+from conformance.suite.decoder.plan import Player
 
 from .family import Request
 from .model import recipe
@@ -44,33 +44,13 @@ ALL_LAYERS = 999
 I32 = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """A batch: one entry per token."""
-
-    tokens: I32
-    pos: I32
-    seqs: I32
-    outputs: NDArray[np.int8]
-    """Whether a token's logits are wanted."""
-
-    def rows(self) -> list[list[int]]:
-        """`[token, position, sequence, wants_logits]` of each token: the note of a step."""
-        rows: list[list[int]] = np.stack([self.tokens, self.pos, self.seqs, self.outputs], axis=1).astype(int).tolist()
-        return rows
-
-
 def load_model(
     library: Llama, request: Request, device: str = "", weight: Callable[[Tensor, int], None] | None = None
 ) -> int:
-    """The model of a request: a `llama_model *`.
+    """The model of a request: a `llama_model *`; `weight` sets a weight's bytes where the file has metadata alone.
 
-    Args:
-        library: llama.cpp.
-        request: `model`, and `from_file`: with the file's own weights.
-        device: as `ggml_backend_dev_name` has it; "" for the CPU and nothing beside it, where a callback would see a
-            scheduler's split graph, and weights as they are, not repacked.
-        weight: called with each weight and its address where the file has metadata alone, to set its bytes.
+    Without a device it is on the CPU and nothing beside it, where a callback would see a scheduler's split graph;
+    weights are then not repacked.
 
     Raises:
         UsageError: there is no such device, or llama.cpp cannot load the model.
@@ -111,13 +91,7 @@ def load_model(
 
 
 def new_context(library: Llama, model: int, request: Request, callback: Any = None) -> int:  # noqa: ANN401  # ctypes' own
-    """A context as a request says: a `llama_context *`.
-
-    Args:
-        library: llama.cpp.
-        model: `llama_model *`.
-        request: sizes, types, flash attention and the like.
-        callback: an `EVAL_CALLBACK`; whoever gives it keeps it alive.
+    """A context as a request says: a `llama_context *`. The caller keeps `callback`, an `EVAL_CALLBACK`, alive.
 
     Raises:
         UsageError: llama.cpp cannot make it.
@@ -141,17 +115,8 @@ def new_context(library: Llama, model: int, request: Request, callback: Any = No
     return int(context)
 
 
-class Drive:
-    """Plays plans on one context.
-
-    Args:
-        library: llama.cpp.
-        model: `llama_model *`.
-        context: `llama_context *`.
-        request: what the context was made of; all its sequences are active at first.
-        begin: called before each batch with the name of the function that computes it.
-        each: called after each batch.
-    """
+class Drive(Player):
+    """Plays plans on one context; calls `begin` with llama.cpp's function before each batch, `each` after it."""
 
     def __init__(
         self,
@@ -161,8 +126,9 @@ class Drive:
         request: Request,
         *,
         begin: Callable[[str], None] = lambda _: None,
-        each: Callable[[Tokens], None],
+        each: Callable[[Ubatch], None],
     ) -> None:
+        super().__init__(request.n_seq_max, Stream(request.stream, "inp_tokens"))
         self._library, self._c = library, library.llama
         self._context = context
         self._memory = self._c.get_memory(context)
@@ -172,106 +138,71 @@ class Drive:
         self._n_vocab = self._c.vocab_n_tokens(self._c.model_get_vocab(model))
         self._encodes = bool(self._c.model_has_encoder(model))
         self._decodes = bool(self._c.model_has_decoder(model))
-        self._tokens = Stream(request.stream, "inp_tokens")
         self._next = [0] * request.n_seq_max
         """Sequence -> the position of its next token."""
-        self.active = list(range(request.n_seq_max))
 
-    def run(self, plan: str) -> None:
-        """Play all parts.
+    def start(self, n_past: int) -> None:
+        """Refuse.
 
         Raises:
-            UsageError: names the part that cannot be done, with what llama.cpp said.
+            UsageError: always.
         """
-        for part in parse(plan):
-            _VERBS[part.verb](self, part)
+        raise UsageError(f"run: at{n_past}: llama.cpp cannot start with made-up caches; decode a prompt first")
 
-    def decode(self, n_tokens: Sequence[int], *, every: bool = False) -> None:
-        """Decode new tokens of the active sequences: `n_tokens` has one number for all, or one each."""
-        if len(n_tokens) == 1:
-            n_tokens = list(n_tokens) * len(self.active)
-        if len(n_tokens) != len(self.active) or not sum(n_tokens):
-            raise UsageError(f"run: one number of tokens, or {len(self.active)}, expected; {list(n_tokens)} found")
-        seqs = np.repeat(np.array(self.active, np.int32), n_tokens)
-        firsts = [self._next[s] for s in self.active]
-        pos = np.concatenate([np.arange(p, p + n) for p, n in zip(firsts, n_tokens, strict=True)])
-        outputs = np.full(len(seqs), int(every), np.int8)
-        outputs[[end - 1 for end, n in zip(np.cumsum(n_tokens), n_tokens, strict=True) if n]] = 1
-        tokens = self._tokens.integers(len(seqs), 0, self._n_vocab).astype(np.int32)
-        self._want_results(seqs, outputs)
-        batch = Tokens(tokens, pos.astype(np.int32), seqs, outputs)
+    def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
+        """Decode new tokens of the active sequences, or encode them; names what llama.cpp said where it cannot."""
+        batch = self.batch(n_tokens, self._n_vocab, every=every)
+        self._want_results(batch)
         if self._encodes and not self._decodes:
-            outputs[:] = 1
+            batch.outputs[:] = True
             self._call("encode", batch)
             self._each(batch)
             return
         if self._encodes and not any(self._next):
-            self._call("encode", Tokens(tokens, batch.pos, seqs, np.ones_like(outputs)))
+            self._call("encode", replace(batch, outputs=np.ones_like(batch.outputs)))
             self._each(batch)
         self._call("decode", batch)
-        for s, n in zip(self.active, n_tokens, strict=True):
-            self._next[s] += n
+        for seq, pos in zip(batch.seqs.tolist(), batch.pos.tolist(), strict=True):
+            self._next[seq] = pos + 1
         self._each(batch)
 
-    def _want_results(self, seqs: I32, outputs: NDArray[np.int8]) -> None:
+    def _want_results(self, batch: Ubatch) -> None:
         """Every graph has a result: where a batch is split, that of a part's last token if it would have none."""
-        everyone = np.arange(len(seqs), dtype=np.int64)
-        batch = Ubatch(everyone, everyone, seqs.astype(np.int64), outputs.astype(np.bool_))
-        for part in split(batch, self._request.n_ubatch, unified=self._request.unified or self._request.n_seq_max == 1):
+        numbered = replace(batch, tokens=np.arange(batch.n_tokens))
+        unified = self._request.unified or self._request.n_seq_max == 1
+        for part in split(numbered, self._request.n_ubatch, unified=unified):
             if not part.outputs.any():
-                outputs[part.tokens[-1]] = 1
+                batch.outputs[part.tokens[-1]] = True
 
-    def _call(self, function: str, b: Tokens) -> None:
+    def _call(self, function: str, b: Ubatch) -> None:
         self._begin(function)
-        n = len(b.tokens)
+        n = b.n_tokens
         if n > self._n_ctx:
             raise UsageError(f"run: a batch of {n} tokens, where there are {self._n_ctx} cells; take a larger ctx")
-        ids = np.ascontiguousarray(b.seqs)
-        counts = np.ones(n, np.int32)
+        tokens, pos, ids = (np.ascontiguousarray(a, np.int32) for a in (b.tokens, b.pos, b.seqs))
         pointers = (ids.ctypes.data + 4 * np.arange(n, dtype=np.uint64)).astype(np.uint64)
-        arrays: list[NDArray[Any]] = [np.ascontiguousarray(a) for a in (b.tokens, b.pos, counts, pointers, b.outputs)]
+        arrays: list[NDArray[Any]] = [tokens, pos, np.ones(n, np.int32), pointers, b.outputs.astype(np.int8)]
         at = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
         status = getattr(self._c, function)(self._context, Batch(n, at[0], None, at[1], at[2], at[3], at[4]))
         if status:
             log = " / ".join(line for line in list(self._library.log)[-3:] if line)
             raise UsageError(f"run: llama_{function} of {n} tokens returned {status}: {log}")
 
-    def back(self, n: int) -> None:
-        """Remove the last `n` tokens of every sequence."""
-        for s in self.active:
-            self._next[s] = max(0, self._next[s] - n)
-            self._remove(s, self._next[s], -1)
+    def n_past(self, seq: int) -> int:
+        """The position of a sequence's next token."""
+        return self._next[seq]
 
     def shift(self, n: int) -> None:
-        """Remove the first `n` tokens of every sequence and move the others up."""
+        """Let every sequence forget its first `n` tokens and move the others up."""
         if not self._memory or not self._c.memory_can_shift(self._memory):
             raise UsageError("run: the memory of this architecture cannot shift positions")
-        for s in self.active:
-            self._remove(s, 0, n)
-            self._c.memory_seq_add(self._memory, s, n, -1, -n)
-            self._next[s] = max(0, self._next[s] - n)
-
-    def remove(self, seq: int) -> None:
-        """Remove a sequence; it takes no part any more."""
-        self._forget(seq)
-        self.active = [s for s in self.active if s != seq]
-        if not self.active:
-            raise UsageError(f"run: rm{seq} leaves no sequence")
-
-    def add(self, seq: int) -> None:
-        """Let a sequence take part (again), from position 0."""
-        self._forget(seq)
-        self.active = sorted({*self.active, seq})
+        super().shift(n)
 
     def share(self, seq: int) -> None:
-        """Replace the tokens of all other active sequences by those of `seq`."""
+        """Give the other active sequences `seq`'s tokens in place of theirs."""
         if not self._request.unified:
             raise UsageError("run: cp: sequences have a stream each, and llama.cpp copies bytes; take unified=1")
-        for other in self.active:
-            if other != seq:
-                self._forget(other)
-                self._c.memory_seq_cp(self._memory, seq, other, 0, self._next[seq])
-                self._next[other] = self._next[seq]
+        super().share(seq)
 
     def reset(self) -> None:
         """Empty all cells; their bytes stay."""
@@ -279,38 +210,25 @@ class Drive:
             self._c.memory_clear(self._memory, False)  # C's signature
         self._next = [0] * self._request.n_seq_max
 
-    def _forget(self, seq: int) -> None:
-        if seq >= self._request.n_seq_max:
-            raise UsageError(f"run: sequence {seq} of {self._request.n_seq_max} is unknown")
-        self._remove(seq, 0, -1)
-        self._next[seq] = 0
+    def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
+        """Forget positions p0 to p1 (all from p0 on) of a sequence."""
+        last = -1 if p1 is None else p1
+        if self._memory and not self._c.memory_seq_rm(self._memory, seq, p0, last):
+            raise UsageError(
+                f"run: the memory of this architecture cannot forget positions {p0} to {last} of a sequence"
+            )
+        if p1 is None:
+            self._next[seq] = p0
 
-    def _remove(self, seq: int, p0: int, p1: int) -> None:
-        if self._memory and not self._c.memory_seq_rm(self._memory, seq, p0, p1):
-            raise UsageError(f"run: the memory of this architecture cannot forget positions {p0} to {p1} of a sequence")
+    def seq_add(self, seq: int, p0: int, shift: int) -> None:
+        """Move positions p0 and after of a sequence."""
+        self._c.memory_seq_add(self._memory, seq, p0, -1, shift)
+        self._next[seq] = max(0, self._next[seq] + shift)
 
-
-def _start(_drive: Drive, part: Part) -> None:
-    raise UsageError(f"run: {part}: llama.cpp cannot start with made-up caches; decode a prompt first")
-
-
-def _singles(drive: Drive, part: Part) -> None:
-    for _ in range(part.number):
-        drive.decode([1])
-
-
-_VERBS: dict[str, Callable[[Drive, Part], None]] = {
-    "at": _start,
-    "p": lambda d, p: d.decode(p.numbers),
-    "o": lambda d, p: d.decode(p.numbers, every=True),
-    "d": _singles,
-    "back": lambda d, p: d.back(p.number),
-    "shift": lambda d, p: d.shift(p.number),
-    "rm": lambda d, p: d.remove(p.number),
-    "add": lambda d, p: d.add(p.number),
-    "cp": lambda d, p: d.share(p.number),
-    "reset": lambda d, _: d.reset(),
-}
+    def seq_cp(self, src: int, dst: int) -> None:
+        """Let `dst` have all tokens of `src` too."""
+        self._c.memory_seq_cp(self._memory, src, dst, 0, self._next[src])
+        self._next[dst] = self._next[src]
 
 
 TOLERANCE = {"nmse": 5e-4}
@@ -327,14 +245,14 @@ F32 = NDArray[np.float32]
 
 def main() -> None:
     """Answer requests to their end."""
-    players: list[Player] = []
+    models: list[DeviceModel] = []
 
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
             if "run" in header:
-                return players[-1].reply(header), ()
+                return models[-1].reply(header), ()
             if "load" in header:
-                players.append(Player(Request(**header["load"]), header["device"]))
+                models.append(DeviceModel(Request(**header["load"]), header["device"]))
                 return {}, ()
             return record(Request(**header["record"])), ()
         except UnavailableError as e:
@@ -368,7 +286,7 @@ def record(request: Request) -> dict[str, Any]:
     context = new_context(library, model, request, recorder.callback)
     steps: list[Step] = []
 
-    def each(batch: Tokens) -> None:
+    def each(batch: Ubatch) -> None:
         recorder.flush()
         steps.extend(with_tokens([step(r) for r in recorder.graphs], batch))
         recorder.graphs.clear()
@@ -403,7 +321,7 @@ def last_words(message: bytes) -> None:
     os.write(2, b"\n" + message + b"\n")
 
 
-def with_tokens(steps: list[Step], batch: Tokens) -> list[Step]:
+def with_tokens(steps: list[Step], batch: Ubatch) -> list[Step]:
     """Note in each step of a batch its own tokens, as its inputs tell; a step without tokens has none."""
     left = batch.rows()
     for s in steps:
@@ -418,12 +336,8 @@ def with_tokens(steps: list[Step], batch: Tokens) -> list[Step]:
     return steps
 
 
-class Player:
-    """A model on a device.
-
-    Args:
-        request: which model.
-        device: as `ggml_backend_dev_name` has it; "" for the CPU and nothing beside it.
+class DeviceModel:
+    """A model on a device, "" for the CPU alone.
 
     Raises:
         ConformanceError: there is no such library or device, or the model cannot be loaded.
@@ -463,7 +377,7 @@ class Player:
         self.notes = {"nodes": int(sizes[-1][1]), "splits": int(sizes[-1][2])} if sizes else {}
         results: list[F32] = []
 
-        def each(batch: Tokens) -> None:
+        def each(batch: Ubatch) -> None:
             results.append(self._results(context, batch, request))
             if looker:
                 looker.batch = len(results)
@@ -480,7 +394,7 @@ class Player:
         lines = [" ".join(text.split()) for text in self.library.log]
         return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
 
-    def _results(self, context: int, batch: Tokens, request: Request) -> F32:
+    def _results(self, context: int, batch: Ubatch, request: Request) -> F32:
         """Logits, or embeddings, of every token that wants them, in order: `[tokens, n]`."""
         llama = self.library.llama
         tokens = np.flatnonzero(batch.outputs).tolist()
