@@ -127,7 +127,8 @@ def _logits(sides: Sequence[Side]) -> Iterator[Link]:
 
 def _caches(sides: Sequence[Side]) -> Iterator[Link]:
     """Rows of K, and of V where they are rows, of tokens in the cache at the end of both runs."""
-    offsets = np.cumsum([0, *(_persistent(s) for s in sides)]).tolist()
+    sizes = [len(s.trajectory.weights) + len(s.trajectory.cache.tensors()) for s in sides]
+    offsets = np.cumsum([0, *sizes]).tolist()
     left = sides[0].cells()
     last = len(sides[0].trajectory.steps) - 1
     for r, side in enumerate(sides[1:], 1):
@@ -140,10 +141,6 @@ def _caches(sides: Sequence[Side]) -> Iterator[Link]:
             a = Place(0, last, "cache", i, ours)
             b = Place(r, len(side.trajectory.steps) - 1, "cache", offsets[r] + i, theirs)
             yield Link((a,), (b,))
-
-
-def _persistent(side: Side) -> int:
-    return len(side.trajectory.weights) + len(side.trajectory.cache.tensors())
 
 
 def _rows(side: Side) -> list[int]:
