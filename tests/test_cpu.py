@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from backends.cpu import CpuBackend, elementwise, support
+from backends.cpu import STORED, TAKES, CpuBackend, elementwise
 from backends.cpu.values import alibi_slopes, load, repeated, store, to_bf16
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case, Step
@@ -92,8 +92,8 @@ def test_is_installed_under_its_name() -> None:
 
 def test_every_kernel_says_what_it_takes() -> None:
     """The table of kernels and the table of accepted types name the same ops, all of them ggml's."""
-    assert set(CPU.kernels()) == set(support.TAKES)
-    assert set(support.TAKES) <= set(OPS)
+    assert set(CPU.kernels()) == set(TAKES)
+    assert set(TAKES) <= set(OPS)
 
 
 def test_every_unary_and_glu_has_a_formula() -> None:
@@ -133,7 +133,7 @@ def test_bf16_sees_bits_that_float32_loses() -> None:
     assert int(to_bf16(np.array([np.nan]))[0]) & 0x7FC0 == 0x7FC0
 
 
-@pytest.mark.parametrize("type_", [t for t in TYPES.values() if t in support.STORED])
+@pytest.mark.parametrize("type_", [t for t in TYPES.values() if t in STORED])
 def test_stores_as_ggml_quantises(type_: GGMLType) -> None:
     """SET_ROWS writes the bytes of ggml's reference quantiser into the rows it names and into no other."""
     values = noise(1, 3, 256) * 10

@@ -14,8 +14,8 @@ from conformance.judge.compare import compare
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.suite.decoder import layout
+from conformance.suite.decoder.layers import B, Sketch
 from conformance.suite.decoder.layout import SETTINGS, moved, pair
-from conformance.suite.decoder.sketch import B, Sketch
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed: there is no llama.cpp"

@@ -23,9 +23,9 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run import recorded
 from conformance.run.runner import Runner
 from conformance.suite.captured import FAMILY as CAPTURED
-from conformance.suite.zoo import capture as recording
+from conformance.suite.zoo import family as recording
 from conformance.suite.zoo import family as zoo
-from conformance.suite.zoo.capture import Request
+from conformance.suite.zoo.family import Request
 
 needs_wheel = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"

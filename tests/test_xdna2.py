@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
-from backends.xdna2 import ARITHMETIC, Xdna2Backend
-from backends.xdna2.array import DECODE_N, LEAST_N, PREFILL_N, Array, padded
+from backends.xdna2 import ARITHMETIC, DECODE_N, LEAST_N, PREFILL_N, Array, Xdna2Backend, padded
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step

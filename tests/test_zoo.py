@@ -27,9 +27,10 @@ from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
 from conformance.run.runner import Runner
 from conformance.suite.decoder import make as build
-from conformance.suite.plan import parse
+from conformance.suite.decoder.plan import parse
+from conformance.suite.family import with_seed
 from conformance.suite.zoo import family, model
-from conformance.suite.zoo.capture import Request, ask
+from conformance.suite.zoo.family import Request, ask
 
 TINY = "set=block_count:1"
 
@@ -56,7 +57,7 @@ def digest(case: Case) -> str:
 @pytest.mark.parametrize("name", ["mamba", "gpt-oss", "lfm2", "qwen3next", "t5", "bert"])
 def test_replays_to_the_bit(name: str) -> None:
     """On ggml, a replay gives llama.cpp's own results: the same code ran, on the same graphs and bytes."""
-    case = family.make(family.with_seed(f"{name}-seqs=2,nodes=1,run=p3.d1"))
+    case = family.make(with_seed("zoo", f"{name}-seqs=2,nodes=1,run=p3.d1"))
     runner = Runner()
     try:
         (result,) = runner.run(Spec("ggml"), [case])

@@ -14,9 +14,9 @@ from gguf import GGUFReader
 
 from conformance.cli import main
 from conformance.ggml.lib.library import WHEEL
-from conformance.suite.zoo import choices
-from conformance.suite.zoo.choices import Choice, flips
-from conformance.suite.zoo.play import RUNS, Device, Look, Played, _run, compare, explain, nmse, play, prepare
+from conformance.suite.zoo.family import prepare, read
+from conformance.suite.zoo.play import RUNS, Device, Look, Played, _run, compare, explain, nmse, play
+from conformance.suite.zoo.recorder import Choice, flips, load_choices, save_choices
 
 needs_wheel = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
@@ -51,16 +51,14 @@ def _choice(scores: list[float], k: int = 2) -> Choice:
 def test_a_flip_is_told_apart_by_its_margin() -> None:
     """Another expert at a near-tie is noted with its margin; by a large margin, or by wrong scores, it is wrong."""
     right = _choice([1.0, 0.5001, 0.5, -1.0])
-    near = flips([_choice([1.0, 0.5, 0.5002, -1.0])], [right])
-    assert not near.wrong
-    assert near.notes == [
-        "expert 2 for 1 at ffn_moe_argsort-5, batch 1, token 0: margin 0.0001, scores differ by 0.0002"
-    ]
-    assert flips([_choice([1.0, 0.5001, 0.5, -1.0])], [right]) == choices.Flips()
-    assert "scores are wrong already" in flips([_choice([1.0, 0.1, 0.9, -1.0])], [right]).wrong
+    notes, wrong = flips([_choice([1.0, 0.5, 0.5002, -1.0])], [right])
+    assert not wrong
+    assert notes == ["expert 2 for 1 at ffn_moe_argsort-5, batch 1, token 0: margin 0.0001, scores differ by 0.0002"]
+    assert flips([_choice([1.0, 0.5001, 0.5, -1.0])], [right]) == ([], "")
+    assert "scores are wrong already" in flips([_choice([1.0, 0.1, 0.9, -1.0])], [right])[1]
     blunt = _choice([1.0, 0.5001, 0.5, -1.0])
     blunt.chosen = np.array([[0, 3, 1, 2]], np.int32)
-    assert "the choice itself is wrong" in flips([blunt], [right]).wrong
+    assert "the choice itself is wrong" in flips([blunt], [right])[1]
 
 
 MOE = "zoo/qwen2moe-real=1,set=block_count:1@1"
@@ -69,19 +67,19 @@ MOE = "zoo/qwen2moe-real=1,set=block_count:1@1"
 @needs_wheel
 def test_what_follows_a_flip_is_held_to_the_same_experts(tmp_path: Path) -> None:
     """A device that takes another expert at a near-tie passes if the rest is right, and fails if it is not."""
-    request = prepare(MOE, "", tmp_path)
+    request = prepare(tmp_path / "model.gguf", *read(MOE))
     run = {"1": RUNS["1"]}
     cpu = Device("CPU")
     (own,) = _run(request, cpu, run, tmp_path, 60.0, {"forced": None, "values": False}).values()
     assert own.choices is not None
-    found = choices.load(own.choices)
+    found = load_choices(own.choices)
     assert found
     assert all(0 < c.k < c.scores.shape[1] for c in found)
     flipped, last = tmp_path / "flipped.npz", found[-1]
     order = last.chosen[0]
     order[[last.k - 1, last.k]] = order[[last.k, last.k - 1]]
     a, b = order[last.k - 1], order[last.k]
-    choices.save(flipped, found)
+    save_choices(flipped, found)
 
     class Flipping(Look):
         """The device takes what stands in a file, and says that two scores were as near as it takes."""
@@ -89,11 +87,11 @@ def test_what_follows_a_flip_is_held_to_the_same_experts(tmp_path: Path) -> None
         def again(self, device: Device, forced: Path | None = None, *, values: bool = False) -> Played:
             played = Look.again(self, device, forced or flipped, values=values)
             assert played.choices is not None
-            made = choices.load(played.choices)
+            made = load_choices(played.choices)
             made[-1].scores[0, [a, b]] = 0.5 + np.array([1e-6, 0.0] if forced is None else [0.0, 1e-6])
             if forced is None:
                 made[-1].chosen[0] = order
-            choices.save(played.choices, made)
+            save_choices(played.choices, made)
             return played
 
     look = Flipping(request, cpu, run, tmp_path, 60.0)
@@ -112,7 +110,7 @@ def test_what_follows_a_flip_is_held_to_the_same_experts(tmp_path: Path) -> None
 @needs_wheel
 def test_the_first_nan_is_charged_to_what_held_it(tmp_path: Path) -> None:
     """The first node with NaN is named, and so is a source that held NaN before it ran."""
-    request = prepare("zoo/llama-real=1,set=block_count:1@1", "", tmp_path)
+    request = prepare(tmp_path / "model.gguf", *read("zoo/llama-real=1,set=block_count:1@1"))
     look = Look(request, Device("CPU"), {"1": RUNS["1"]}, tmp_path, 60.0)
     assert look.again(look.device, values=True).spoilt == ""
     place = next(t.data_offset for t in GGUFReader(request.model).tensors if t.name == "blk.0.ffn_norm.weight")

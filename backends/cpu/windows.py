@@ -76,11 +76,4 @@ FORMULAS: dict[str, Formula] = {
 
 def kernels(_: Arithmetic) -> dict[str, Kernel]:
     """Op -> kernel."""
-    formulas: dict[str, Formula] = {
-        "PAD": _pad,
-        "ROLL": _roll,
-        "POOL_2D": _pool_2d,
-        "IM2COL": _im2col,
-        "SSM_CONV": _ssm_conv,
-    }
-    return {op: in_float64(f) for op, f in formulas.items()}
+    return {op: in_float64(f) for op, f in FORMULAS.items()}

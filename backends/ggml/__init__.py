@@ -20,10 +20,9 @@ from conformance.ggml.tensor import VIEW_OPS, Tensor
 from conformance.ggml.types import F32, Q8_0
 
 from .context import Context, refusal
-from .guard import GuardSession
 from .placement import homes, supports
 from .sched import SchedSession
-from .session import PATHS, GgmlSession
+from .session import PATHS, GgmlSession, GuardSession
 
 TRANSLATES = tuple(PATHS)
 """Name prefixes of the devices that translate a graph as a whole."""
@@ -52,7 +51,7 @@ class GgmlBackend(Backend):
             `fresh`, at addresses that no graph of the session had.
         mode: `graph`: each graph is computed by the device, all memory the device's; `sched`: as llama.cpp runs it,
             by `ggml_backend_sched` over the device and the CPU (`sched.py`).
-        guard: `on`: every tensor lies between guards, and a write to them is an error (`guard.py`).
+        guard: `on`: every tensor lies between guards, and a write to them is an error (`GuardSession`).
         caches: `opaque` where the device keeps them in a state of its own; their bytes are then not checked.
         uncomputed: `drop`: a scheduler's graph has no nodes without FLAG_COMPUTE: for a library whose own llama.cpp
             makes none, where the llama.cpp of a recording does.

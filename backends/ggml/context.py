@@ -29,14 +29,9 @@ class Arena:
 
 
 class Context:
-    """A `ggml_context` with room for `n` tensors, its memory in reach of `struct`.
+    """A `ggml_context` with room for `n` tensors and `graphs` graphs of `graph_size` nodes.
 
-    Args:
-        library: where it is made.
-        n: how many tensors it can hold.
-        graph_size: nodes of the largest graph that it can hold.
-        graphs: how many of these.
-        arena: where its memory is; ggml's own if None. The context made there before must be freed.
+    Its memory is in reach of `struct`: in `arena`, whose last context must be freed, or ggml's own.
     """
 
     def __init__(

@@ -45,12 +45,7 @@ def homes(
 ) -> tuple[dict[Tensor, Home], list[str]]:
     """Where every persistent tensor lies: as the case says, else `weights`, where the device takes every use of it.
 
-    Args:
-        library: where it runs.
-        device: `ggml_backend_dev_t`.
-        bufts: the device's buffer types by name, the default first.
-        weights: buffer type of weights of which the case says nothing.
-        case: what to place.
+    `bufts` are the device's buffer types by name, the default first.
 
     Returns:
         The homes, and one note for each tensor that must stay in the default buffer.
@@ -84,13 +79,8 @@ def sched_homes(
 ) -> tuple[dict[Tensor, Home], list[str]]:
     """Where llama.cpp would put each persistent tensor of a case for a device and the CPU behind it.
 
-    Args:
-        library: where it runs.
-        device: `ggml_backend_dev_t`.
-        cpu: the CPU's.
-        bufts: the device's buffer types, in the order of `Backend.buffer_types`.
-        weights: that of them which weights lie in.
-        case: what to place; only what must lie somewhere is heard.
+    `bufts` are the device's buffer types, `weights` that of them which weights lie in. Of the case's own placement only
+    what must lie somewhere counts.
 
     Returns:
         The homes, and one note for each weight that is not on the device.
@@ -112,10 +102,8 @@ def sched_homes(
                 if w is None or w not in readers or w in caches:
                     continue
                 readers[w].add(t.op if t.src[0] is w else f"{t.op} elsewhere")
-                if not _takes(library, device, at[t], at[w], empty[weights]):
-                    refused.setdefault(w, f"which refuses {t.op} on it")
-                elif weights != here and i >= LOOKED_AT:
-                    refused.setdefault(w, _unseen(t, i))
+                if why := _objection(library, device, t, i, at, empty[weights], unseen=weights != here):
+                    refused.setdefault(w, why)
     refused |= {w: "as only GET_ROWS reads it" for w, ops in readers.items() if ops == {"GET_ROWS"}}
     places = {
         t: Home(
@@ -179,16 +167,21 @@ def _empty(library: Library, bufts: Iterable[int]) -> Iterator[dict[int, int]]:
                 library.ggml.backend_buffer_free(buffer)
 
 
-def _takes(library: Library, device: int, node: int, weight: int, buffer: int) -> bool:
-    """`ggml_backend_dev_supports_op` of the node at an address while its weight lies in `buffer`."""
-    library.struct(weight).buffer = buffer
-    answer = bool(library.ggml.backend_dev_supports_op(device, node))
-    library.struct(weight).buffer = None
-    return answer
+def _objection(
+    library: Library, device: int, node: Tensor, i: int, at: Mapping[Tensor, int], buffer: int, *, unseen: bool = True
+) -> str:
+    """Why source `i` of a node cannot lie in `buffer`, an empty one; "" where it can.
 
-
-def _unseen(node: Tensor, i: int) -> str:
-    return f"as src[{i}] of {node.op}, where supports_op does not look"
+    `unseen`: whether it also may not where `supports_op` does not look.
+    """
+    weight = node.src[i]
+    assert weight is not None
+    library.struct(at[weight]).buffer = buffer
+    answer = library.ggml.backend_dev_supports_op(device, at[node])
+    library.struct(at[weight]).buffer = None
+    if not answer:
+        return f"which refuses {node.op} on it"
+    return f"as src[{i}] of {node.op}, where supports_op does not look" if unseen and i >= LOOKED_AT else ""
 
 
 def _insist(library: Library, device: int, buft: int, t: Tensor, case: Case) -> None:
@@ -214,8 +207,8 @@ def _refused(
                 if w is None or w not in special:
                     continue
                 used.add(w)
-                if t.view_src is w or not _takes(library, device, at[t], at[w], empty[special[w]]):
+                if t.view_src is w:
                     why.setdefault(w, f"which refuses {t.op} on it")
-                elif i >= LOOKED_AT:
-                    why.setdefault(w, _unseen(t, i))
+                elif objection := _objection(library, device, t, i, at, empty[special[w]]):
+                    why.setdefault(w, objection)
     return {t: why.get(t, "as no node reads it") for t in special if t in why or t not in used}

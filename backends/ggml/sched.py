@@ -9,21 +9,19 @@ The CPU backend uses the device's host buffer type where there is one. A session
 from __future__ import annotations
 
 import ctypes
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from conformance.backend.interface import Witness
-from conformance.case.case import Case, writes_in_place
-from conformance.ggml.errors import BackendError, GraphError
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import EVAL_CALLBACK
 from conformance.ggml.lib.library import Library
-from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, nbytes
+from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes
 
-from .context import Context, Store
 from .placement import sched_homes
-from .session import UNWRITTEN, GgmlSession, Plan
+from .session import UNWRITTEN, GgmlSession, Plan, overwriters
 
 NAMED = 8
 """Nodes beside the device that a note names; `kernels` counts all."""
@@ -34,22 +32,16 @@ LEAST_GRAPH = 1024
 class SchedSession(GgmlSession):
     """A case's memory on a device and the CPU, and the scheduler over both.
 
-    Args:
-        library: where it runs.
-        device: `ggml_backend_dev_t` that comes first.
-        cpu: the CPU's, equal to `device` where that is what is tested.
-        bufts: the device's buffer types.
-        weights: that of them which weights lie in.
-        case: what to allocate and fill.
-        memory: as `GgmlSession`.
-        threads: of the CPU backend.
-        opaque: caches live in the device's own state, where nobody reads them.
-        drop: nodes without FLAG_COMPUTE, which nobody computes, are not in the graph that the device sees.
+    `device` (`ggml_backend_dev_t`) comes first; `cpu` is equal to it where that is what is tested. Weights lie in
+    `weights` of the device's buffer types `bufts`. With `opaque`, caches live in the device's own state, where nobody
+    reads them; with `drop` the device's graph lacks the nodes without FLAG_COMPUTE, which nobody computes.
 
     Raises:
         UnavailableError: a device cannot be initialised.
         BackendError: no memory.
     """
+
+    _owns_inputs = False
 
     def __init__(
         self,
@@ -97,36 +89,11 @@ class SchedSession(GgmlSession):
         """Caches, where the device keeps them in a state of its own."""
         return self._opaque
 
-    def compute(
-        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
-    ) -> Mapping[Tensor, Bytes]:
-        """Allocate, fill and run `graph` by the scheduler; see `Session.compute`.
-
-        Raises:
-            BackendError: the scheduler returned another status than SUCCESS, or no memory was left.
-            GraphError: a leaf has no bytes.
-        """
-        g = self._ggml
-        self._library.log.clear()
-        plan = self._plan
-        if plan is None or plan.graph is not graph or plan.outputs != tuple(outputs):
-            plan = self._build(graph, tuple(outputs))
-        for t in outputs:
-            if t.view_src is None and nbytes(t) and self._buffer(plan.at[t]):
-                g.backend_tensor_memset(plan.at[t], UNWRITTEN, 0, nbytes(t))
-        start = time.perf_counter()
-        for t in self._inputs(graph):
-            if t not in inputs:
-                raise GraphError(f"{t}: a leaf of the graph that is neither persistent nor among the inputs given")
-            if self._buffer(plan.at[t]):  # no memory where only dropped nodes read it
-                self._set(plan.at[t], t, inputs[t])
+    def _run(self, plan: Plan) -> dict[Tensor, Bytes]:
         self._values = {}
-        status = g.backend_sched_graph_compute(self._sched, plan.parts[0][0])
+        status = self._ggml.backend_sched_graph_compute(self._sched, plan.parts[0][0])
         self._check("ggml_backend_sched_graph_compute", status, plan)
-        values = {t: self._values[t] if t in self._values else self._packed(plan.at[t], t) for t in outputs}
-        self._spent += time.perf_counter() - start
-        self._count(plan)
-        return values
+        return {t: self._values[t] if t in self._values else self._packed(plan.at[t], t) for t in plan.outputs}
 
     def witness(self) -> Witness:
         """Splits and copies of the last graph, nodes by backend and op, bytes by buffer name."""
@@ -147,39 +114,31 @@ class SchedSession(GgmlSession):
             self._ggml.backend_free(self._backends.pop())
 
     def _build(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Plan:
-        g = self._ggml
-        g.backend_sched_reset(self._sched)
-        self._retire()
-        tensors = graph.tensors()
-        size = len(tensors) + 1
-        context = Context(self._library, len(tensors), size, 1, self._arenas[1])
-        plan = Plan(graph, outputs, Store(self._library, [], self._buft), context, dict(self._at))
-        try:
-            new = [t for t in tensors if t not in self._at]
-            for t in new:
-                plan.at[t] = context.add(t, plan.at)
-            cgraph = g.new_graph_custom(context.pointer, size, False)
-            for node in graph.nodes:
-                if node.flags & FLAG_COMPUTE or not self._drop:
-                    g.build_forward_expand(cgraph, plan.at[node])
-            leaves = set(self._inputs(graph))
-            keep = {t.root for t in outputs} | set(outputs)
-            for t in new:
-                more = (FLAG_INPUT if t in leaves else 0) | (FLAG_OUTPUT if t in keep and t not in leaves else 0)
-                self._library.struct(plan.at[t]).flags = t.flags | more
-            plan.nodes = sum(1 for n in graph if n.flags & FLAG_COMPUTE and n.op not in VIEW_OPS)
-            plan.parts.append((cgraph, list(outputs)))
-            self._early = {plan.at[t]: t for t in _overwritten(graph, outputs)}
-            callback = ctypes.cast(self._callback, ctypes.c_void_p) if self._early else None
-            g.backend_sched_set_eval_callback(self._sched, callback, None)
-            allocated = g.backend_sched_alloc_graph(self._sched, cgraph)
-        except BaseException:
-            plan.free()
-            raise
-        self._plan = plan
-        if not allocated:
-            raise BackendError(f"ggml_backend_sched_alloc_graph: no memory for a graph of {len(graph)} nodes")
-        return plan
+        self._ggml.backend_sched_reset(self._sched)
+        return super()._build(graph, outputs)
+
+    def _cuts(self, graph: Graph, outputs: Sequence[Tensor]) -> list[int]:
+        """None: the callback reads what is overwritten."""
+        del graph, outputs
+        return []
+
+    def _allocate(self, plan: Plan, cgraph: int, new: Sequence[Tensor]) -> None:
+        del new
+        nodes = set(plan.graph)
+        self._early = {plan.at[t]: t for t in overwriters(plan.graph, plan.outputs) if t in nodes}
+        callback = ctypes.cast(self._callback, ctypes.c_void_p) if self._early else None
+        self._ggml.backend_sched_set_eval_callback(self._sched, callback, None)
+        if not self._ggml.backend_sched_alloc_graph(self._sched, cgraph):
+            raise BackendError(f"ggml_backend_sched_alloc_graph: no memory for a graph of {len(plan.graph)} nodes")
+
+    def _clear(self, plan: Plan) -> None:
+        for t in plan.outputs:
+            if t.view_src is None and nbytes(t) and self._buffer(plan.at[t]):
+                self._ggml.backend_tensor_memset(plan.at[t], UNWRITTEN, 0, nbytes(t))
+
+    def _set(self, pointer: int, t: Tensor, data: Bytes) -> None:
+        if self._buffer(pointer):  # no memory where only dropped nodes read it
+            super()._set(pointer, t, data)
 
     def _computed(self, pointer: int, ask: bool, _data: int | None) -> bool:  # C's signature
         t = self._early.get(pointer)
@@ -219,12 +178,3 @@ class SchedSession(GgmlSession):
             note = f"beside {witness.device}: {', '.join(elsewhere[:NAMED])}{more}"
             if note not in witness.notes:
                 witness.notes.append(note)
-
-
-def _overwritten(graph: Graph, outputs: Sequence[Tensor]) -> list[Tensor]:
-    place = {t: i for i, t in enumerate(graph.nodes)}
-    last: dict[Tensor, int] = {}
-    for i, node in enumerate(graph.nodes):
-        if writes_in_place(node) and node.flags & FLAG_COMPUTE:
-            last[node.root] = i
-    return [t for t in outputs if last.get(t.root, -1) > place.get(t, len(place))]

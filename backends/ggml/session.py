@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,15 +12,22 @@ from conformance.backend.interface import Session, Witness
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.errors import BackendError, GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.lib.layout import STATUS, USAGE_COMPUTE
+from conformance.ggml.lib.layout import STATUS, USAGE_COMPUTE, InitParams
 from conformance.ggml.lib.library import Library
-from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, is_contiguous, nbytes, pack
+from conformance.ggml.tensor import (
+    FLAG_COMPUTE,
+    FLAG_INPUT,
+    FLAG_OUTPUT,
+    VIEW_OPS,
+    Bytes,
+    Tensor,
+    is_contiguous,
+    nbytes,
+    pack,
+)
 
 from .context import Arena, Context, Store
 from .placement import Home
-
-if TYPE_CHECKING:
-    from .guard import Guarded
 
 PATHS = {"OPENVINO": "translated"}
 """Device name prefix -> how it executes; all others run node by node."""
@@ -38,6 +44,8 @@ class Plan:
     outputs: tuple[Tensor, ...]
     inputs: Store
     context: Context
+    leaves: list[Tensor]
+    """Those that are not persistent."""
     at: dict[Tensor, int]
     parts: list[tuple[int, list[Tensor]]] = field(default_factory=list)
     """A `ggml_cgraph`, and the outputs to read once it has run."""
@@ -61,15 +69,14 @@ class GgmlSession(Session):
     Nodes share memory as in llama.cpp, in place where ggml allows it, except outputs, which carry FLAG_OUTPUT. A
     graph computed again with the same outputs is not built again.
 
-    Args:
-        library: where it runs.
-        backend: `ggml_backend_t`.
-        buft: the device's default buffer type.
-        case: what to allocate and fill.
-        homes: where each persistent tensor lies.
-        notes: what the witness should say about the placement.
-        memory: `reused`: each graph is made in the memory of the previous one; `fresh`: in memory of its own.
+    `backend` is a `ggml_backend_t`, `buft` the device's default buffer type; the witness reports `notes` about the
+    placement. With memory `reused` each graph is made in the memory of the previous one, with `fresh` in its own.
     """
+
+    _owns_inputs = True
+    """Whether inputs have a buffer of their own, and not memory that a scheduler gives them."""
+    _drop = False
+    """Whether nodes without FLAG_COMPUTE are left out of the graph."""
 
     def __init__(
         self,
@@ -144,21 +151,28 @@ class GgmlSession(Session):
         self._library.log.clear()  # what it says from here on is of this graph
         plan = self._plan
         if plan is None or plan.graph is not graph or plan.outputs != tuple(outputs):
-            plan = self._build(graph, tuple(outputs))
+            plan = self._plan = self._build(graph, tuple(outputs))
         self._clear(plan)
         start = time.perf_counter()
-        for t, pointer in plan.inputs.at.items():
+        for t in plan.leaves:
             if t not in inputs:
                 raise GraphError(f"{t}: a leaf of the graph that is neither persistent nor among the inputs given")
-            self._set(pointer, t, inputs[t])
+            self._set(plan.at[t], t, inputs[t])
+        values = self._run(plan)
+        self._spent += time.perf_counter() - start
+        self._count(plan)
+        return values
+
+    def _run(self, plan: Plan) -> dict[Tensor, Bytes]:
         values: dict[Tensor, Bytes] = {}
         for part, readable in plan.parts:
             self._check("ggml_backend_graph_compute", self._ggml.backend_graph_compute(self._backend, part), plan)
             for t in readable:
                 values[t] = self._packed(plan.at[t], t)
-        self._spent += time.perf_counter() - start
-        self._witness.nodes += plan.nodes
         return values
+
+    def _count(self, plan: Plan) -> None:
+        self._witness.nodes += plan.nodes
 
     def clock(self) -> float:
         """Opening, then setting inputs, computing and reading outputs; rebuilding graphs through ctypes is left out."""
@@ -222,46 +236,41 @@ class GgmlSession(Session):
                 self._plan.free()
             self._plan = None
 
-    def _inputs(self, graph: Graph) -> list[Tensor]:
-        """The leaves of a graph that are not persistent."""
-        inside = {*graph.nodes, *self._at}
-        return [t for t in graph.tensors() if t.op == "NONE" and t.view_src is None and t not in inside]
-
     def _build(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Plan:
         self._retire()
-        tensors = graph.tensors()
-        place = {t: i for i, t in enumerate(graph.nodes)}
-        store = self._store(self._inputs(graph), self._buft, USAGE_COMPUTE, self._arenas[0])
-        cuts = _cuts(graph, place, outputs)
-        size = len(tensors) + 1
-        graphs = 2 + len(cuts) if cuts else 1
-        context = Context(self._library, len(tensors), size, graphs, self._arenas[1])
-        plan = Plan(graph, outputs, store, context, {**self._at, **store.at})
+        inside = {*graph.nodes, *self._at}
+        leaves = [t for t in graph.tensors() if t.op == "NONE" and t.view_src is None and t not in inside]
+        store = self._store(leaves if self._owns_inputs else (), self._buft, USAGE_COMPUTE, self._arenas[0])
+        cuts = self._cuts(graph, outputs)
+        n = len(graph.tensors())
+        context = Context(self._library, n, n + 1, 2 + len(cuts) if cuts else 1, self._arenas[1])
+        plan = Plan(graph, outputs, store, context, leaves, {**self._at, **store.at})
         try:
-            self._fill(plan, tensors, place, cuts, size)
+            self._fill(plan, cuts, n + 1)
         except BaseException:
             plan.free()
             raise
-        self._plan = plan
         return plan
 
-    def _fill(self, plan: Plan, tensors: list[Tensor], place: dict[Tensor, int], cuts: list[int], size: int) -> None:
+    def _fill(self, plan: Plan, cuts: list[int], size: int) -> None:
         g, context, at = self._ggml, plan.context, plan.at
-        new = [t for t in tensors if t not in at]
+        new = [t for t in plan.graph.tensors() if t not in at]
         for t in new:
             at[t] = context.add(t, at)
         cgraph = g.new_graph_custom(context.pointer, size, False)
-        for node in plan.graph.nodes:
-            g.build_forward_expand(cgraph, at[node])
+        for node in plan.graph:
+            if node.flags & FLAG_COMPUTE or not self._drop:
+                g.build_forward_expand(cgraph, at[node])
         # Expanding sets COMPUTE on every node; what the case says holds, and outputs must keep their memory.
+        leaves = set(plan.leaves)
         keep = {t.root for t in plan.outputs} | set(plan.outputs)
         for t in new:
-            self._library.struct(at[t]).flags = t.flags | FLAG_OUTPUT if t in keep else t.flags
+            more = FLAG_INPUT if t in leaves else FLAG_OUTPUT if t in keep else 0
+            self._library.struct(at[t]).flags = t.flags | more
         self._allocate(plan, cgraph, new)
         plan.nodes = sum(1 for n in plan.graph if n.flags & FLAG_COMPUTE and n.op not in VIEW_OPS)
-        starts = [-1, *cuts]
-        ends = [*cuts, len(plan.graph)]
-        for start, end in zip(starts, ends, strict=True):
+        place = {t: i for i, t in enumerate(plan.graph)}
+        for start, end in zip([-1, *cuts], [*cuts, len(plan.graph)], strict=True):
             part = cgraph if not cuts else g.new_graph_custom(context.pointer, size, False)
             if cuts:
                 for node in plan.graph.nodes[max(start, 0) : end]:
@@ -269,7 +278,6 @@ class GgmlSession(Session):
             plan.parts.append((part, [t for t in plan.outputs if start <= place.get(t, -1) < end]))
 
     def _store(self, tensors: Iterable[Tensor], buft: int, usage: int, arena: Arena | None = None) -> Store:
-        """What holds leaves."""
         return Store(self._library, tensors, buft, usage, arena)
 
     def _allocate(self, plan: Plan, cgraph: int, new: Sequence[Tensor]) -> None:
@@ -282,20 +290,151 @@ class GgmlSession(Session):
             (self._library.struct(at[t]).buffer or 0 for t in new if t.view_src is None and nbytes(t)), 0
         )
 
+    def _cuts(self, graph: Graph, outputs: Sequence[Tensor]) -> list[int]:
+        """Where to stop and read: before the first node that overwrites an output in place."""
+        return sorted(set(overwriters(graph, outputs).values()))
+
     def _clear(self, plan: Plan) -> None:
         if plan.buffer:
             self._ggml.backend_buffer_clear(plan.buffer, UNWRITTEN)
 
 
-def _cuts(graph: Graph, place: Mapping[Tensor, int], outputs: Sequence[Tensor]) -> list[int]:
-    """Where to stop and read: before the first node that overwrites an output in place."""
+def overwriters(graph: Graph, outputs: Sequence[Tensor]) -> dict[Tensor, int]:
+    """Output -> index of the first later node that overwrites it in place; only those that have one."""
+    place = {t: i for i, t in enumerate(graph)}
     writers: dict[Tensor, list[int]] = {}
-    for i, node in enumerate(graph.nodes):
+    for i, node in enumerate(graph):
         if writes_in_place(node) and node.flags & FLAG_COMPUTE:
             writers.setdefault(node.root, []).append(i)
-    cuts = set()
-    for t in outputs:
-        later = [i for i in writers.get(t.root, ()) if i > place.get(t, -1)]
-        if later:
-            cuts.add(later[0])
-    return sorted(cuts)
+    first = {t: next((i for i in writers.get(t.root, ()) if i > place.get(t, -1)), None) for t in outputs}
+    return {t: i for t, i in first.items() if i is not None}
+
+
+PATTERN = 0xA5
+"""Of every guard byte: no float of a usual size, no small integer, no NaN."""
+GUARD = 64
+"""Bytes between two tensors, at least."""
+
+
+class Guarded:
+    """A buffer whose tensors, none of them a view, lie apart, and the stretches between them.
+
+    Raises:
+        BackendError: no memory.
+    """
+
+    def __init__(self, library: Library, buft: int, tensors: Mapping[Tensor, int], usage: int = 0) -> None:
+        self._library, g = library, library.ggml
+        self._gaps: list[tuple[int, int, Tensor | None, Tensor | None]] = []
+        align = max(GUARD, g.backend_buft_get_alignment(buft))
+        places: list[tuple[Tensor, int, int]] = []
+        end = 0
+        for t, pointer in tensors.items():
+            start = -(-(end + GUARD) // align) * align
+            end = start + max(nbytes(t), g.backend_buft_get_alloc_size(buft, pointer))
+            places.append((t, start, end))
+        self.size = end + GUARD
+        self.buffer: int | None = g.backend_buft_alloc_buffer(buft, self.size)
+        if self.buffer is None:
+            raise BackendError(f"no memory for {len(places)} tensors of {self.size} bytes, with guards between them")
+        if usage:
+            g.backend_buffer_set_usage(self.buffer, usage)
+        self._context = g.init(InitParams((len(places) + 2) * library.layout.overhead, None, True))
+        base = g.backend_buffer_get_base(self.buffer)
+        last: Tensor | None = None
+        at = 0
+        stretches: list[tuple[Tensor | None, int, int]] = [*places, (None, self.size, self.size)]
+        for behind, start, stop in stretches:
+            gap = g.new_tensor_1d(self._context, library.types["i8"], start - at)
+            g.backend_tensor_alloc(self.buffer, gap, base + at)
+            self._gaps.append((gap, start - at, last, behind))
+            if behind is not None:
+                g.backend_tensor_alloc(self.buffer, tensors[behind], base + start)
+            last, at = behind, stop
+        g.backend_buffer_clear(self.buffer, PATTERN)
+
+    def damage(self) -> str:
+        """Which guard bytes were written, in words; empty where none was."""
+        for gap, size, before, behind in self._gaps:
+            hit = np.flatnonzero(self._library.get(gap, size) != PATTERN)
+            if not hit.size:
+                continue
+            first, last = int(hit[0]), int(hit[-1])
+            # Nearer to the end of the one than to the start of the other.
+            if before is not None and (behind is None or first <= size - 1 - last):
+                return f"{hit.size} bytes behind the end of {_spell(before)} were written, the first {first} behind it"
+            assert behind is not None
+            return f"{hit.size} bytes before {_spell(behind)} were written, the first {size - first} before it"
+        return ""
+
+    def free(self) -> None:
+        """Give the buffer back."""
+        if self.buffer is not None:
+            self._library.ggml.backend_buffer_free(self.buffer)
+            self.buffer = None
+            self._library.ggml.free(self._context)
+
+
+class GuardedStore(Store):
+    """Leaves of one buffer type, apart from each other."""
+
+    guarded: Guarded
+
+    def _allocate(self, buft: int, usage: int) -> None:
+        self.guarded = Guarded(self.library, buft, self.at, usage)
+        self.buffer = self.guarded.buffer
+
+    def free(self) -> None:
+        """Give buffer and tensors back."""
+        self.guarded.free()
+        self.context.free()
+
+
+class GuardSession(GgmlSession):
+    """As `GgmlSession`, every tensor in memory of its own and guarded."""
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """Run `graph`, then look at every guard; see `Session.compute`.
+
+        Raises:
+            BackendError: as `GgmlSession`; or bytes outside a tensor, or of an input, were written: names the tensor.
+            GraphError: a leaf has no bytes.
+        """
+        values = super().compute(graph, inputs, outputs)
+        plan = self._plan
+        assert plan is not None
+        assert plan.guarded is not None
+        stores = [s for s in (*self._stores, plan.inputs) if isinstance(s, GuardedStore)]
+        for guarded in (plan.guarded, *(s.guarded for s in stores)):
+            if damage := guarded.damage():
+                raise BackendError(f"output written outside its tensor on {self._witness.device}: {damage}")
+        written = {n.root for n in graph}
+        for t, pointer in plan.inputs.at.items():
+            if t not in written and not np.array_equal(self._library.get(pointer, nbytes(t)), inputs[t]):
+                raise BackendError(f"an input was written on {self._witness.device}: {_spell(t)} has other bytes now")
+        return values
+
+    def _store(self, tensors: Iterable[Tensor], buft: int, usage: int, arena: Arena | None = None) -> Store:
+        """Guarded, unless the buffer's own form of a tensor hides its bytes: such a buffer cannot be read either."""
+        kind = GuardedStore if buft == self._buft else Store
+        return kind(self._library, tensors, buft, usage, arena)
+
+    def _allocate(self, plan: Plan, cgraph: int, new: Sequence[Tensor]) -> None:
+        del cgraph
+        owners = {t: plan.at[t] for t in new if t.view_src is None}
+        plan.guarded = Guarded(self._library, self._buft, owners, USAGE_COMPUTE)
+        for t in new:
+            if t.view_src is not None:
+                self._ggml.backend_view_init(plan.at[t])
+
+    def _clear(self, plan: Plan) -> None:
+        for t in plan.at:
+            if t not in self._at and t not in plan.inputs.at and t.view_src is None and nbytes(t):
+                data = np.full(nbytes(t), 0xFF, np.uint8)
+                self._set(plan.at[t], t, data)
+
+
+def _spell(t: Tensor) -> str:
+    return f"{t.op if t.op != 'NONE' else 'leaf'} {t.name} {t.type}{list(t.ne)}".replace("  ", " ")

@@ -25,10 +25,10 @@ from conformance.report.runfile import write_json
 from conformance.run.session.environment import header
 from conformance.suite import captured
 from conformance.suite.decoder import layout as layouts
-from conformance.suite.zoo import capture as recording
 from conformance.suite.zoo import family
+from conformance.suite.zoo import family as recording
 from conformance.suite.zoo import model as zoo_model
-from conformance.suite.zoo.capture import Request
+from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.play import PASSES, RUNS, Device, Played, play
 
 from .options import ExistingFile, File, backend_option, json_option

@@ -8,6 +8,7 @@ names, shapes, op order) runs A instead of B.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ GENERATOR = 1
 """Raise it when any id's bytes change."""
 
 _B = Builder()
+_named = _B.set_name
 _EMBD, _HEAD, _HEADS, _CELLS = 64, 16, 4, 32
 
 
@@ -94,19 +96,8 @@ DIFFERS: dict[str, Traits] = {
 KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab")
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
-    """An id, read."""
-
-    differs: str
-    tokens: int
-    order: str
-    params: dict[str, str]
-    seed: int
-
-
-def read(case_id: str) -> Read:
-    """The parts of an id.
+def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
+    """An id's values, the keys that it gives as text, and its seed.
 
     Raises:
         UsageError: says what may stand there.
@@ -115,7 +106,7 @@ def read(case_id: str) -> Read:
     values, given = read_keys(case_id, body, KEYS)
     if not 1 <= values["tokens"] <= 16:
         raise UsageError(f"case {case_id!r}: tokens: 1 to 16 expected, {values['tokens']} found")
-    return Read(values["differs"], values["tokens"], values["order"], given, seed)
+    return values, given, seed
 
 
 def build(case_id: str) -> Case:
@@ -124,11 +115,11 @@ def build(case_id: str) -> Case:
     Raises:
         UsageError: the id cannot be read.
     """
-    r = read(case_id)
-    sides = {"a": Side(case_id, Traits(), r.tokens), "b": Side(case_id, DIFFERS[r.differs], r.tokens)}
-    steps = [sides[which].step(k) for k, which in enumerate(r.order)]
-    persistent = {t: d for side in sides.values() if side.used for t, d in side.persistent.items()}
-    return Case(case_id, persistent, steps, family=NAME, params=dict(r.params), seed=r.seed, generator=GENERATOR)
+    v, params, seed = read(case_id)
+    sides = {"a": Side(case_id, Traits(), v["tokens"]), "b": Side(case_id, DIFFERS[v["differs"]], v["tokens"])}
+    steps = [sides[which].step(k) for k, which in enumerate(v["order"])]
+    persistent = sides["a"].persistent | sides["b"].persistent
+    return Case(case_id, persistent, steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
 
 
 def alone(case_id: str, traits: Traits, tokens: int) -> Case:
@@ -142,7 +133,6 @@ class Side:
 
     def __init__(self, case_id: str, traits: Traits, tokens: int) -> None:
         self.id, self.t, self.n = case_id, traits, tokens + traits.tokens
-        self.used = False
         shapes: dict[str, tuple[GGMLType, tuple[int, ...], float]] = {
             "attn_norm.weight": (F32, (_EMBD,), 1.0),
             "attn_q.weight": (traits.type_, (_EMBD, _EMBD), 0.125),
@@ -172,7 +162,6 @@ class Side:
 
     def step(self, k: int) -> Step:
         """The graph once more: new tensors under the same names, with other inputs."""
-        self.used = True
         inputs: dict[Tensor, Bytes] = {}
 
         def leaf(name: str, type_: GGMLType, fill: Fill, *ne: int) -> Tensor:
@@ -217,10 +206,6 @@ class Side:
         gf.select(branches, tr.branch)
         graph = gf.graph()
         return Step(graph, inputs, (kq, ffn, branches[tr.branch]))
-
-
-def _named(t: Tensor, name: str) -> Tensor:
-    return _B.set_name(t, name)
 
 
 _EACH = f"differs=[{'|'.join(DIFFERS)}]"

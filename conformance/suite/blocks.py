@@ -20,12 +20,12 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.partial import Part, partial
 from conformance.ggml.tensor import Bytes, Tensor, nelements
 from conformance.ggml.types import F32
-from conformance.suite.zoo import model
 
 from .data import random_bytes
 from .decoder import make, split_arch
 from .family import LEVELS, Family, Level, Table, ids_of, keys, read_keys, split_id, text, with_seed, without
 from .zoo import family as zoo
+from .zoo import model
 
 NAME = "blocks"
 KEYS = {**keys("layer=0"), "block": text("attention", "a block's name")}

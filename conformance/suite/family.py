@@ -61,10 +61,7 @@ def ids_of(
 ) -> Callable[[Level], Sequence[str]]:
     """`Family.ids` from a table; what a level adds is ordered by `size`.
 
-    Args:
-        table: the patterns.
-        with_seed: id without family and seed -> id.
-        size: id without family and seed -> what it is sorted by.
+    `with_seed` makes an id of one without family and seed; `size` gives what that is sorted by.
     """
 
     @cache
@@ -92,12 +89,7 @@ def expand(pattern: str) -> Iterator[str]:
 
 
 def split_id(case_id: str, family: str, form: str) -> tuple[str, int]:
-    """An id's text between family and seed, and its seed.
-
-    Args:
-        case_id: the id.
-        family: the family it must be of.
-        form: what is expected between family and seed, for the error.
+    """An id's text between family and seed, and its seed; `form` says for the error what is expected there.
 
     Raises:
         UsageError: it is another family's, or has no seed.

@@ -31,11 +31,7 @@ class Variation:
 
 
 def variations(nodes: Iterable[Tensor]) -> Iterator[Variation]:
-    """For each op and op_param the first of `nodes` where it can be changed.
-
-    Args:
-        nodes: with their sources; one that writes in place is left alone.
-    """
+    """For each op and op_param the first of `nodes` where it can be changed; none that writes in place."""
     known: set[str] = set()
     for node in nodes:
         declared = DECLARATIONS.get(node.op)

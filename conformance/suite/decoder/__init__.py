@@ -21,7 +21,7 @@ An id is `family/ARCH-key=value,key=value@seed`; a key left out has its architec
 | `experts used gating expertnorm expertscale probsbias` | mixture of experts |
 | `postnorm residualfirst embdscale logitcap hidden` | the rest of Gemma's, LFM2's and gpt-oss's ways |
 | `ctx seqs unified fa cache cache_v write ubatch rot mixed swafull` | the context |
-| `run` | the plan: `suite/plan.py` |
+| `run` | the plan: `decoder/plan.py` |
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from conformance.suite.family import Key, keys, read_keys, split_id, text
 
 from .config import FFNS, GATINGS, NORMS, PRESETS, ROLES, ROPES, Cparams, Hparams
 from .kv import Cache
-from .sketch import root
+from .layers import root
 from .trajectory import Trajectory
 from .weights import weight_shapes
 

@@ -15,9 +15,8 @@ from conformance.ggml.types import F16, F32, I32, I64
 
 from .config import Cparams, Hparams, n_rot
 from .kv import Cache
-from .layers import attention, experts, ffn, hadamard, shortconv
+from .layers import B, Sketch, attention, experts, ffn, hadamard, inverse, keyed, rope, shortconv
 from .memory import Place, Ubatch
-from .sketch import B, Sketch, inverse, keyed, rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +37,7 @@ def build(
     ubatch: Ubatch,
     place: Place,
 ) -> Decode:
-    """The graph that decodes `ubatch`.
-
-    Args:
-        hparams: the model.
-        cparams: the context.
-        weights: the model's weights by name.
-        cache: K and V, or the convolution's state, of each layer.
-        ubatch: gives the numbers of tokens, sequences and outputs.
-        place: gives the cells that are read, the streams, and for `write=cpy` the cells that are filled.
-    """
+    """The graph that decodes `ubatch` over the cells of `place`."""
     h = hparams
     g = Sketch(h, cparams, weights, cache, ubatch, place)
     cur = _inp_embd(g)

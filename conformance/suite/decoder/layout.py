@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType
 from conformance.case.case import Case, Step
 from conformance.ggml.tensor import Tensor
 from conformance.suite.family import read_keys
-from conformance.suite.zoo.capture import Request, record_model
+from conformance.suite.zoo.family import Request, record_model
 from conformance.suite.zoo.model import Value, open_writer
 
 from . import keys_of, trajectory_of, weights
@@ -78,11 +78,6 @@ class Moved:
 
 def pair(arch: str, keys_text: str, lib: str = "") -> tuple[Case, Case]:
     """llama.cpp and the builder play the same plan over the same weights: its case and ours.
-
-    Args:
-        arch: one of `SETTINGS`.
-        keys_text: what an id says after the architecture.
-        lib: the library that has llama.cpp; "" for the installed one.
 
     Raises:
         UsageError: the keys cannot be read, llama.cpp cannot load the model or play the plan.

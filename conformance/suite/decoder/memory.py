@@ -39,6 +39,12 @@ class Ubatch:
         """The number of tokens."""
         return len(self.tokens)
 
+    def rows(self) -> list[list[int]]:
+        """`[token, position, sequence, wants_logits]` of each token: the note of a step."""
+        columns = [self.tokens, self.pos, self.seqs, self.outputs]
+        rows: list[list[int]] = np.stack(columns, axis=1).astype(np.int64).tolist()
+        return rows
+
     @property
     def seq_ids(self) -> list[int]:
         """The sequences, each once, in order of appearance (`seq_id_unq`)."""
@@ -120,8 +126,8 @@ class Cells:
         self.shift[:] = 0
         self.has_shift = False
 
-    def seq_cp(self, src: int, dst: int, p0: int, p1: int) -> None:
-        """Let `dst` have positions p0 to p1 of `src` too: `llama_memory_seq_cp` within one stream.
+    def seq_cp(self, src: int, dst: int) -> None:
+        """Let `dst` have all tokens of `src` too: `llama_memory_seq_cp` within one stream.
 
         Raises:
             UsageError: the two have a stream each; llama.cpp then copies the bytes of the cache.
@@ -129,8 +135,7 @@ class Cells:
         s = self.stream_of(src)
         if s != self.stream_of(dst):
             raise UsageError(f"seq_cp: sequences {src} and {dst} have a stream each; a unified cache expected")
-        shared = self._has(s, src) & (self.pos[s] >= p0) & (self.pos[s] < p1)
-        self.seq[s][shared] |= 1 << dst
+        self.seq[s][self._has(s, src)] |= 1 << dst
 
     def _has(self, s: int, seq: int) -> BoolArray:
         positions: BoolArray = (self.seq[s] >> seq & 1).astype(np.bool_)
@@ -459,7 +464,7 @@ class Memory:
     def seq_cp(self, src: int, dst: int) -> None:
         """Let `dst` have all tokens of `src` too: `llama_memory_seq_cp`."""
         for cells in self.all_cells():
-            cells.seq_cp(src, dst, 0, self.seq_pos_max(src) + 1)
+            cells.seq_cp(src, dst)
         if self.recr is not None:
             self.recr.seq_cp(src, dst)
 

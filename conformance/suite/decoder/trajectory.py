@@ -1,4 +1,4 @@
-"""A case from a plan (`suite/plan.py`): each ubatch is a step, and so is each shift of positions."""
+"""A case from a plan (`decoder/plan.py`): each ubatch is a step, and so is each shift of positions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, new_tensor, row_size
 from conformance.ggml.types import BF16
 from conformance.suite.data import hadamard
-from conformance.suite.plan import Part as Verb
-from conformance.suite.plan import parse
 
 from . import weights
 from .config import Cparams, Hparams, n_rot
 from .decoder import Decode, build, build_shift
 from .kv import Cache
 from .memory import Cells, Memory, Part, Place, Ubatch
+from .plan import Player
 from .weights import weight_shapes
 
 GENERATOR = 1
@@ -30,34 +29,24 @@ GENERATOR = 1
 MAX_STEPS = 20_000
 
 
-class Trajectory:
+class Trajectory(Player):
     """A context that decodes batches: each call to `decode` adds the steps that llama.cpp would compute."""
 
     def __init__(self, case_id: str, hparams: Hparams, cparams: Cparams) -> None:
         hparams.check()
         cparams.check(hparams)
+        super().__init__(cparams.n_seq_max, Stream(case_id, "inp_tokens"))
         self.h, self.c = hparams, cparams
         self.id = case_id
         self.memory = Memory(hparams, cparams)
         self.cache = Cache(hparams, cparams)
         self.weights = {name: new_tensor(t, *ne, name=name) for name, (t, ne) in weight_shapes(hparams).items()}
-        self.active = list(range(cparams.n_seq_max))
         self.steps: list[Step] = []
         self._start: dict[Tensor, Bytes] = {}
-        self._tokens = Stream(case_id, "inp_tokens")
-
-    def run(self, plan: str) -> None:
-        """Do all parts of a plan.
-
-        Raises:
-            UsageError: a part cannot be read or done.
-        """
-        for part in parse(plan):
-            _VERBS[part.verb](self, part)
 
     def start(self, n_past: int) -> None:
         """Give every sequence `n_past` tokens: random K and V in their cells, large numbers in all others."""
-        for _ in self.memory.place(self.memory.split(self._batch([n_past] * len(self.active)))):
+        for _ in self.memory.place(self.memory.split(self.batch([n_past], self.h.n_vocab, every=False))):
             pass
         for t in self.cache.tensors():
             self._start[t] = self._cache_bytes(t)
@@ -76,7 +65,7 @@ class Trajectory:
 
     def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
         """Decode new tokens of the active sequences: one number for all, or one each."""
-        self.decode(self._batch(n_tokens, every=every))
+        self.decode(self.batch(n_tokens, self.h.n_vocab, every=every))
 
     def decode(self, batch: Ubatch) -> None:
         """Add the steps of a batch: `llama_decode`.
@@ -91,9 +80,7 @@ class Trajectory:
             if not ubatch.outputs.any():
                 ubatch.outputs[-1] = True  # a step without a result would have nothing but caches to check
             graph = build(self.h, self.c, self.weights, self.cache, ubatch, place)
-            rows = [ubatch.tokens, ubatch.pos, ubatch.seqs, ubatch.outputs]
-            note = {"tokens": np.stack(rows, axis=1).astype(np.int64).tolist()}
-            self._add(graph, self._values(ubatch, place), note)
+            self._add(graph, self._values(ubatch, place), {"tokens": ubatch.rows()})
 
     def _shift(self, cells: Cells) -> None:
         """The step that rotates K to its new positions, before the next batch: `llama_kv_cache::update`."""
@@ -107,44 +94,31 @@ class Trajectory:
             self._add(build_shift(self.h, self.c, self.weights, caches), values, {"shift": True})
         cells.reset_shift()
 
-    def back(self, n: int) -> None:
-        """Let every sequence forget its last `n` tokens."""
-        for seq in self.active:
-            self.memory.seq_rm(seq, max(0, self.memory.seq_pos_max(seq) + 1 - n))
+    def reset(self) -> None:
+        """Forget all tokens; the bytes of the caches stay."""
+        self.memory.clear()
 
-    def shift(self, n: int) -> None:
-        """Let every sequence forget its first `n` tokens and move the others up.
+    def n_past(self, seq: int) -> int:
+        """The position of a sequence's next token."""
+        return self.memory.seq_pos_max(seq) + 1
+
+    def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
+        """Forget positions p0 to p1 (all from p0 on) of a sequence."""
+        self.memory.seq_rm(seq, p0, p1)
+
+    def seq_add(self, seq: int, p0: int, shift: int) -> None:
+        """Move positions p0 and after of a sequence.
 
         Raises:
             UsageError: K is BF16, which ggml cannot rotate: llama.cpp aborts there.
         """
         if self.c.type_k is BF16:
             raise UsageError("shift: K in a BF16 cache cannot be rotated; cache=f16, f32 or a quantised one expected")
-        for seq in self.active:
-            self.memory.seq_rm(seq, 0, n)
-            self.memory.seq_add(seq, n, -n)
+        self.memory.seq_add(seq, p0, shift)
 
-    def remove(self, seq: int) -> None:
-        """Forget a sequence and leave it out of later batches."""
-        self._known(seq)
-        self.memory.seq_rm(seq, 0)
-        self.active = [s for s in self.active if s != seq]
-        if not self.active:
-            raise UsageError(f"run: rm{seq} leaves no sequence")
-
-    def add(self, seq: int) -> None:
-        """Let a sequence take part (again), from position 0."""
-        self._known(seq)
-        self.memory.seq_rm(seq, 0)
-        self.active = sorted({*self.active, seq})
-
-    def share(self, seq: int) -> None:
-        """Give the other active sequences `seq`'s tokens in place of theirs."""
-        self._known(seq)
-        for other in self.active:
-            if other != seq:
-                self.memory.seq_rm(other, 0)
-                self.memory.seq_cp(seq, other)
+    def seq_cp(self, src: int, dst: int) -> None:
+        """Let `dst` have all tokens of `src` too."""
+        self.memory.seq_cp(src, dst)
 
     def case(self, family: str, params: Mapping[str, Any], seed: int) -> Case:
         """The finished case.
@@ -158,23 +132,6 @@ class Trajectory:
         for t in self.cache.tensors():
             persistent[t] = self._start.get(t, np.zeros(nbytes(t), np.uint8))
         return Case(self.id, persistent, self.steps, family=family, params=dict(params), seed=seed, generator=GENERATOR)
-
-    def _known(self, seq: int) -> None:
-        if seq >= self.c.n_seq_max:
-            raise UsageError(f"run: sequence {seq} of {self.c.n_seq_max} is unknown")
-
-    def _batch(self, n_tokens: list[int], *, every: bool = False) -> Ubatch:
-        if len(n_tokens) == 1:
-            n_tokens = n_tokens * len(self.active)
-        if len(n_tokens) != len(self.active) or not sum(n_tokens):
-            raise UsageError(f"run: one number of tokens, or {len(self.active)}, expected; {n_tokens} found")
-        seqs = np.repeat(np.array(self.active, np.int64), n_tokens)
-        firsts = [self.memory.seq_pos_max(seq) + 1 for seq in self.active]
-        pos = np.concatenate([np.arange(p, p + n) for p, n in zip(firsts, n_tokens, strict=True)])
-        last = np.cumsum(n_tokens) - 1
-        outputs = np.full(len(seqs), every)
-        outputs[[i for i, n in zip(last, n_tokens, strict=True) if n]] = True
-        return Ubatch(self._tokens.integers(len(seqs), 0, self.h.n_vocab), pos, seqs, outputs)
 
     def _add(self, decode: Decode, values: Mapping[str, Callable[[], NDArray[Any]]], note: dict[str, Any]) -> None:
         if len(self.steps) == MAX_STEPS:
@@ -214,22 +171,3 @@ class Trajectory:
 
 def _encode(t: Tensor, values: NDArray[Any]) -> Bytes:
     return np.ascontiguousarray(values.astype(t.type.dtype)).view(np.uint8).reshape(-1)
-
-
-def _decode(t: Trajectory, part: Verb) -> None:
-    for _ in range(part.number):
-        t.prompt([1])
-
-
-_VERBS: dict[str, Callable[[Trajectory, Verb], None]] = {
-    "at": lambda t, part: t.start(part.number),
-    "p": lambda t, part: t.prompt(list(part.numbers)),
-    "o": lambda t, part: t.prompt(list(part.numbers), every=True),
-    "d": _decode,
-    "back": lambda t, part: t.back(part.number),
-    "shift": lambda t, part: t.shift(part.number),
-    "rm": lambda t, part: t.remove(part.number),
-    "add": lambda t, part: t.add(part.number),
-    "cp": lambda t, part: t.share(part.number),
-    "reset": lambda t, _: t.memory.clear(),
-}

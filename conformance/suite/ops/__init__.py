@@ -82,7 +82,8 @@ def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
 
 
 @cache
-def _table(level: Level) -> tuple[str, ...]:
+def ids(level: Level) -> Sequence[str]:
+    """Case ids of a level, smallest first."""
     always = _ids(pattern for table in TABLES for pattern in table.smoke)
     standard = _ids(pattern for table in TABLES for pattern in table.standard)
     if level == "smoke":
@@ -96,11 +97,6 @@ def _ids(patterns: Iterable[str]) -> set[str]:
 
 def _by_size(case_ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(case_ids, key=lambda case_id: (_size(parse(case_id, KNOWN)), case_id)))
-
-
-def ids(level: Level) -> Sequence[str]:
-    """Case ids of a level, smallest first."""
-    return _table(level)
 
 
 def build(case_id: str) -> Case:

@@ -55,7 +55,7 @@ def build(case_id: str) -> Case:
     if name not in NAMES:
         raise UsageError(f"case {case_id!r}: {NAME}/{form}@seed expected")
     if name == "after":
-        return pairs.after(case_id, alias.read(f"{alias.NAME}/{rest}@{seed}"))
+        return pairs.after(case_id, *alias.read(f"{alias.NAME}/{rest}@{seed}"))
     try:
         if name in pairs.DECODERS:
             arch = _split(case_id, rest, _ARCH)[0]["arch"]

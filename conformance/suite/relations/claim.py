@@ -115,31 +115,19 @@ def applies(case: Case) -> bool:
 
 
 def combine(case_id: str, claim: Claim, cases: Sequence[Case], params: Mapping[str, JSON], seed: int) -> Case:
-    """The case that holds the steps and tensors of `cases`, in order, and the claim about them.
+    """The case that holds the steps and tensors of `cases`, which share no tensor, in order, and the claim about them.
 
-    Args:
-        case_id: its id.
-        claim: counts steps through all of `cases`; several runs may have the same ones.
-        cases: share no tensor.
-        params: of the id.
-        seed: of the id.
+    The claim counts steps through all of `cases`; several runs may have the same ones.
     """
     persistent: dict[Tensor, Bytes] = {}
     steps: list[Step] = []
     for c in cases:
         persistent |= c.persistent
         steps += c.steps
-    family = case_id.partition("/")[0]
-    generator = max(c.generator for c in cases)
     return Case(
-        case_id,
-        persistent,
-        steps,
-        family=family,
-        params={**params, KEY: claim.to_json()},
-        seed=seed,
-        generator=generator,
-    )
+        case_id, persistent, steps, family=case_id.partition("/")[0], params={**params, KEY: claim.to_json()},
+        seed=seed, generator=max(c.generator for c in cases),
+    )  # fmt: skip
 
 
 def read(case: Case) -> Claim:

@@ -127,7 +127,8 @@ def _logits(sides: Sequence[Side]) -> Iterator[Link]:
 
 def _caches(sides: Sequence[Side]) -> Iterator[Link]:
     """Rows of K, and of V where they are rows, of tokens in the cache at the end of both runs."""
-    offsets = np.cumsum([0, *(_persistent(s) for s in sides)]).tolist()
+    sizes = [len(s.trajectory.weights) + len(s.trajectory.cache.tensors()) for s in sides]
+    offsets = np.cumsum([0, *sizes]).tolist()
     left = sides[0].cells()
     last = len(sides[0].trajectory.steps) - 1
     for r, side in enumerate(sides[1:], 1):
@@ -140,10 +141,6 @@ def _caches(sides: Sequence[Side]) -> Iterator[Link]:
             a = Place(0, last, "cache", i, ours)
             b = Place(r, len(side.trajectory.steps) - 1, "cache", offsets[r] + i, theirs)
             yield Link((a,), (b,))
-
-
-def _persistent(side: Side) -> int:
-    return len(side.trajectory.weights) + len(side.trajectory.cache.tensors())
 
 
 def _rows(side: Side) -> list[int]:
@@ -321,10 +318,10 @@ def restored(case_id: str, case: Case, seed: int) -> Case:
     return combine(case_id, claim, [whole], case.params, seed)
 
 
-def after(case_id: str, read: alias.Read) -> Case:
+def after(case_id: str, values: Mapping[str, Any], params: Mapping[str, str], seed: int) -> Case:
     """Earlier graphs do not matter: B alone, and B after an A whose tensors have the same names."""
-    b = alias.alone(case_id, alias.DIFFERS[read.differs], read.tokens)
-    a = alias.alone(case_id, alias.Traits(), read.tokens)
+    b = alias.alone(case_id, alias.DIFFERS[values["differs"]], values["tokens"])
+    a = alias.alone(case_id, alias.Traits(), values["tokens"])
     n = len(b.steps)
     runs = (
         Run("B alone", 0, n, opening=1),
@@ -332,4 +329,4 @@ def after(case_id: str, read: alias.Read) -> Case:
         Run("B after A", 0, n, opening=2),
     )
     claim = Claim("after", "A then B = B alone", BUDGET, runs, ((0, 2),))
-    return combine(case_id, claim, [b, a], read.params, read.seed)
+    return combine(case_id, claim, [b, a], params, seed)

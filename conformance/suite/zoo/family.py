@@ -4,31 +4,172 @@ An id is `zoo/ARCH-key=value,key=value@seed`; a key left out has its default. `s
 `unified=1`, together), flash attention `fa`, `swa=window` for a small cache where the attention window slides, cache
 types `cache` and `cache_v`, tokens per graph `ubatch`, type of the matrices `w`, `real=1` without the weights that
 llama.cpp can do without, `nodes=2` with the value of every node of the first two graphs, `set` of metadata keys
-(`set=block_count:1+attention.head_count:2/0`) and the plan `run` (`cases.plan`).
+(`set=block_count:1+attention.head_count:2/0`) and the plan `run` (`suite/decoder/plan.py`).
 """
 
 from __future__ import annotations
 
+import os
 import re
-import zlib
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.case.recipe import MAKEABLE
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.types import TYPES
-from conformance.suite.family import LEVELS, Family, Key, Level, expand, keys, read_keys, text
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.suite.family import Family, Key, Level, Table, ids_of, keys, read_keys, split_id, text, with_seed
 
 from . import model
-from .capture import Request, capture
-from .model import Value, full_key, parse_value
+from .model import Value, architecture, chosen_types, full_key, parse_value, write_metadata, write_model
+
+_MISSING = re.compile(r"missing tensor '([^']+)'|tensor '([^']+)' not found")
+TIME_LIMIT = 120.0
+"""Seconds that one recording may take."""
+ENVIRONMENT = {"GGML_NO_BACKTRACE": "1"}
+"""What the processes of llama.cpp have beside our own environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One recording, or a list of a model's weights: the worker's request."""
+
+    id: str
+    stream: str
+    """First text of every stream; the id, unless another's bytes are wanted."""
+    model: str = ""
+    """A GGUF file: metadata alone, or a whole model."""
+    output: str = ""
+    """The case file to write; "" for a list of the weights instead."""
+    from_file: bool = False
+    """Load the file's own weights; otherwise they are made while the model is built."""
+    recipes: bool = True
+    """Its weights are those that `weights.recipe` makes, wherever they lie."""
+    by_reference: bool = False
+    """Weights that stand in the model file stay there."""
+    lib: str = ""
+    plan: str = "p5.d4"
+    n_ctx: int = 256
+    """Cells of one stream."""
+    n_seq_max: int = 1
+    n_ubatch: int = 512
+    unified: bool = False
+    swa_full: bool = True
+    """Layers with a sliding window keep as many cells as the others, as by llama.cpp's default."""
+    flash_attn: bool = True
+    type_k: str = "f16"
+    type_v: str = "f16"
+    type_w: str = "f32"
+    """Of matrices that may have another type than F32."""
+    nodes: int = 0
+    """Of this many graphs, from the first on, every node and every cache is recorded."""
+    embeddings: bool = False
+    family: str = "zoo"
+    params: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def capture(request: Request, arch: str, keys: Mapping[str, Value], whole: bool) -> Case:
+    """Record an architecture made from metadata; `whole` as of `prepare`.
+
+    Raises:
+        ConformanceError: as the worker; or it died: names the last words of llama.cpp.
+    """
+    with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
+        output = Path(folder, "case.gguf")
+        ask(replace(prepare(Path(folder, "model.gguf"), request, arch, keys, whole), output=str(output)))
+        return casefile.read_one(output)
+
+
+def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], whole: bool) -> Request:
+    """The request for a model, whose file is made at `path`.
+
+    `whole`: a model file without what llama.cpp can do without; else metadata alone, and a weight for every place that
+    llama.cpp has for one.
+
+    Raises:
+        ConformanceError: as `capture`.
+    """
+    if whole:
+        make_model(path, request, arch, keys)
+        return replace(request, model=str(path), from_file=True)
+    write_metadata(path, arch, keys, {})
+    entry = architecture(arch)
+    if request.type_w != "f32" or entry.types:
+        weights = ask(replace(request, model=str(path), output=""))["weights"]
+        write_metadata(path, arch, keys, chosen_types(weights, request.type_w, entry))
+    return replace(request, model=str(path))
+
+
+def record_model(request: Request) -> Case:
+    """Record a model that a user has; its weights are part of the case, or stay in the file (`by_reference`).
+
+    Raises:
+        ConformanceError: as `capture`.
+    """
+    with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
+        output = Path(folder, "case.gguf")
+        ask(replace(request, output=str(output), from_file=True, recipes=False), time_limit=10 * TIME_LIMIT)
+        return casefile.read_one(output, models=[Path(request.model).parent])
+
+
+def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value]) -> None:
+    """Write a GGUF file that llama.cpp loads, with made-up weights.
+
+    Raises:
+        ConformanceError: as `capture`.
+    """
+    write_metadata(path, arch, keys, {})
+    weights = ask(replace(request, model=str(path), output=""))["weights"]
+    missing: set[str] = set()
+    for _ in weights:
+        write_model(path, request.stream, request.type_w, architecture(arch), keys, weights, missing)
+        try:
+            ask(replace(request, model=str(path), output="", from_file=True))
+        except UsageError as e:
+            name = _missing(str(e))
+            if not name or name in missing:
+                raise
+            missing.add(name)
+        else:
+            return
+
+
+def _missing(message: str) -> str:
+    """The weight that llama.cpp misses, by its own words."""
+    match = _MISSING.search(message)
+    return match[1] or match[2] if match else ""
+
+
+def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
+    """The worker's answer.
+
+    Raises:
+        ConformanceError: the one that the worker met; or it died or was too slow.
+    """
+    worker = Worker("conformance.suite.zoo.worker", time_limit=time_limit, env={**os.environ, **ENVIRONMENT})
+    try:
+        return worker.ask({"record": asdict(request)})[0]
+    except WorkerTimeoutError:
+        raise UsageError(f"llama.cpp gave no answer within {time_limit:g} s") from None
+    except WorkerDiedError as e:
+        raise UsageError(f"llama.cpp ended its process: {' / '.join(e.lines[-3:]) or e.how}") from None
+    finally:
+        worker.close()
+
 
 NAME = "zoo"
 _MEMORY = 8
 """Cases to remember, so that the next backend need not record them again."""
 
-_CACHES = tuple(t for t in ("f16", *TYPES))
+_CACHES = ("f16", *TYPES)
 _WEIGHTS = ("f32", *(t for t in TYPES if t in MAKEABLE - {"f32"}))
 
 KEYS: dict[str, Key] = {
@@ -43,7 +184,7 @@ KEYS: dict[str, Key] = {
 _ID = re.compile(r"(?P<arch>[a-z0-9_.-]+?)(?:-(?P<keys>[a-z_]+=.*))?", re.ASCII)
 _BOTH = "seqs=2,nodes=2"
 """Two sequences; the prefill and the first decode step are also compared node by node."""
-TABLE: dict[Level, tuple[str, ...]] = {
+TABLE: Table = {
     "smoke": (
         "qwen3-seqs=2,nodes=1,set=block_count:1",
         "gpt-oss-seqs=2,set=block_count:1",
@@ -73,34 +214,15 @@ def ids(level: Level) -> Sequence[str]:
     Raises:
         UnavailableError: there is no llama.cpp here.
     """
-    find_library()
+    if reason := available():
+        raise UnavailableError(reason)
     return _ids(level)
-
-
-def find_library() -> None:
-    """Whether there is a llama.cpp here.
-
-    Raises:
-        UnavailableError: there is none; says how to get it.
-    """
-    from conformance.ggml.lib.library import find  # noqa: PLC0415  # every command imports this family
-
-    find()
 
 
 @cache
 def _ids(level: Level) -> tuple[str, ...]:
-    bodies: dict[str, None] = {}
-    for name in LEVELS[: LEVELS.index(level) + 1]:
-        bodies.update(dict.fromkeys(with_seed(body) for pattern in TABLE[name] for body in expand(pattern)))
-        if name == "standard":
-            bodies.update(dict.fromkeys(with_seed(f"{arch}-{_BOTH}") for arch in model.runnable()))
-    return tuple(bodies)
-
-
-def with_seed(body: str) -> str:
-    """The id of a table's row: its seed comes from its text, so that rows added elsewhere change nothing."""
-    return f"{NAME}/{body}@{zlib.crc32(body.encode()) % 1000}"
+    standard = () if level == "smoke" else tuple(f"{arch}-{_BOTH}" for arch in model.runnable())
+    return tuple(ids_of({**TABLE, "standard": standard}, lambda body: with_seed(NAME, body))(level))
 
 
 def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], bool]:
@@ -109,11 +231,11 @@ def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], b
     Raises:
         UsageError: the id cannot be read, or the architecture does not run.
     """
-    head, _, seed = case_id.rpartition("@")
-    family, _, body = head.partition("/")
+    form = "ARCH-key=value,key=value"
+    body, seed = split_id(case_id, NAME, form)
     match = _ID.fullmatch(body)
-    if family != NAME or match is None or not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
-        raise UsageError(f"case {case_id!r}: {NAME}/ARCH-key=value,key=value@seed expected")
+    if match is None:
+        raise UsageError(f"case {case_id!r}: {NAME}/{form}@seed expected")
     values, params = read_keys(case_id, match["keys"] or "", KEYS)
     arch = model.architecture(match["arch"])
     keys = {**arch.keys, **dict(_setting(case_id, arch.name, item) for item in values["set"].split("+") if item)}
@@ -135,7 +257,7 @@ def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], b
         embeddings=arch.encodes,
         family=NAME,
         params={"arch": arch.name, **params},
-        seed=int(seed),
+        seed=seed,
         provenance={"arch": arch.name, "keys": keys},
     )
     return request, arch.name, keys, values["real"] == "1" or bool(arch.absent)
@@ -155,9 +277,9 @@ def make(case_id: str, lib: str = "") -> Case:
         UsageError: the id cannot be read, or llama.cpp refuses it; gives its reason.
         UnavailableError: there is no llama.cpp here.
     """
-    request, arch, keys, whole = read(case_id, lib)
+    request = read(case_id, lib)
     try:
-        return capture(request, arch, keys, whole=whole)
+        return capture(*request)
     except UsageError as e:
         raise UsageError(f"case {case_id!r}: {e}") from None
 
@@ -176,8 +298,10 @@ def build(case_id: str) -> Case:
 
 def available() -> str:
     """Why nothing can be recorded here, or ""."""
+    from conformance.ggml.lib.library import find  # noqa: PLC0415  # every command imports this family
+
     try:
-        find_library()
+        find()
     except UnavailableError as e:
         return str(e)
     return ""

@@ -127,11 +127,7 @@ def write_metadata(
 ) -> None:
     """A GGUF file of metadata alone.
 
-    Args:
-        path: where to.
-        arch: the architecture.
-        keys: full names -> values.
-        types: name of a weight -> its type, where that is not F32, and its `ne`; it gets a place but no bytes.
+    `types`: name of a weight -> its type, where that is not F32, and its `ne`; it gets a place but no bytes.
 
     Raises:
         UsageError: a value that GGUF cannot hold.
@@ -275,14 +271,8 @@ def write_model(
 ) -> None:
     """A whole model as a GGUF file that llama.cpp loads: metadata, and weights by their recipes.
 
-    Args:
-        path: where to.
-        stream: first text of the streams that the weights are drawn from.
-        type_w: type of the matrices that may have another than F32.
-        arch: the architecture.
-        keys: its metadata.
-        weights: every weight that it has a place for.
-        missing: names of weights that llama.cpp cannot do without, though they look so.
+    `type_w` is the type of matrices that may have another than F32; `missing` names weights that llama.cpp cannot do
+    without, though they look so.
     """
     types = chosen_types(weights, type_w, arch)
     writer = open_writer(path, arch.name, keys)

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from conformance.ggml.errors import ConformanceError
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 
-from . import capture, choices
-from .capture import ENVIRONMENT, Request
-from .family import read
+from .family import ENVIRONMENT, Request, prepare, read
+from .recorder import flips, load_choices
 
 TOLERANCE = 5e-4
 """NMSE of a step's logits, as for a free run against a recording."""
@@ -94,26 +93,12 @@ def nmse(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     return float(np.sum((a - e) ** 2)) / energy if energy else (0.0 if not a.any() else inf)
 
 
-def prepare(case_id: str, lib: str, folder: Path) -> Request:
-    """The request of a `zoo/…` id, with its model file made in `folder`.
-
-    Raises:
-        ConformanceError: as `capture`.
-    """
-    request, arch, keys, whole = read(case_id, lib)
-    return capture.prepare(folder / "model.gguf", request, arch, keys, whole=whole)
-
-
 def play(
     case_id: str, devices: Sequence[Device], runs: Mapping[str, Mapping[str, Any]], time_limit: float = 60.0
 ) -> dict[tuple[str, str], Played]:
     """Run a model on devices, every run also on the CPU of the same library, and compare.
 
-    Args:
-        case_id: a `zoo/…` id: the architecture, its keys and the plan.
-        devices: where to run it.
-        runs: name -> what of the request it sets.
-        time_limit: seconds that one run may take.
+    `runs`: name -> the fields of the request that it sets. `time_limit`: seconds that one run may take.
 
     Returns:
         (device's name, run's name) -> what came of it. Where the CPU run itself fails, its verdict is `NO REFERENCE`.
@@ -124,7 +109,7 @@ def play(
         folder = Path(name)
         try:
             # The wheel's llama.cpp makes the model, whatever library plays it.
-            model = prepare(case_id, "", folder)
+            model = prepare(folder / "model.gguf", *read(case_id))
         except ConformanceError as e:
             return {(d.name, run): Played("NO REFERENCE", f"no model: {e}") for d in devices for run in runs}
         for d in devices:
@@ -181,10 +166,6 @@ def explain(played: Played, look: Look) -> None:
 
     A device may choose another expert where two scores are closer than it rounds. Then the CPU plays the run with the
     device's experts, and the device is compared with that.
-
-    Args:
-        played: a FAIL with its results.
-        look: plays it again.
     """
     if any(not np.isfinite(r).all() for r in played.results):
         again = look.again(look.device, values=True)
@@ -194,7 +175,7 @@ def explain(played: Played, look: Look) -> None:
     if watched.verdict != "PASS" or watched.choices is None:
         played.detail += f"; its choices could not be recorded: {watched.verdict} {watched.detail}".rstrip()
         return
-    own = choices.load(watched.choices)
+    own = load_choices(watched.choices)
     if not own:
         return
     file = watched.choices.replace(watched.choices.with_name("choices-of-device.npz"))
@@ -202,11 +183,11 @@ def explain(played: Played, look: Look) -> None:
     if forced.verdict != "PASS" or forced.choices is None:
         played.detail += f"; the CPU could not be given its choices: {forced.verdict} {forced.detail}".rstrip()
         return
-    flips = choices.flips(own, choices.load(forced.choices))
-    if flips.wrong:
-        played.detail += f"; {flips.wrong}"
-    elif flips.notes:
-        _judge_again(played, watched, forced, flips.notes)
+    notes, wrong = flips(own, load_choices(forced.choices))
+    if wrong:
+        played.detail += f"; {wrong}"
+    elif notes:
+        _judge_again(played, watched, forced, notes)
 
 
 def _judge_again(played: Played, watched: Played, forced: Played, notes: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGUFReader
@@ -27,8 +28,6 @@ from conformance.ggml.lib.llama import Llama
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, Bytes, Tensor, computes, nbytes, pack
 from conformance.ggml.types import BF16, F16, F32
 
-from .choices import Choice
-
 
 @dataclass(eq=False, slots=True)
 class GraphRecord:
@@ -41,12 +40,7 @@ class GraphRecord:
 
 
 class Recorder:
-    """Its `callback` goes into `llama_context_params.cb_eval`.
-
-    Args:
-        library: whose tensors these are.
-        whole: of this many graphs, from the first on, every node's value and every cache is recorded.
-    """
+    """Its `callback` goes into `llama_context_params.cb_eval`; of the first `whole` graphs it records every node."""
 
     def __init__(self, library: Llama, *, whole: int = 0) -> None:
         self._library = library
@@ -172,12 +166,7 @@ def step(record: GraphRecord) -> Step:
 
 
 def references(model: Path, weights: Mapping[Tensor, Bytes]) -> dict[Tensor, Reference]:
-    """Weight -> its place in the model file, for each that has the same bytes there.
-
-    Args:
-        model: a GGUF file that llama.cpp has loaded.
-        weights: with the bytes that llama.cpp computes with.
-    """
+    """Weight -> its place in the GGUF file, for each that has the same bytes there as llama.cpp computes with."""
     stored = {t.name: t for t in GGUFReader(model).tensors}
     places = {}
     for t, data in weights.items():
@@ -270,3 +259,82 @@ class Watch:
         if t.type.dtype is None:
             return np.zeros(t.shape)
         return packed.view(t.type.dtype).reshape(t.shape).astype(np.float64)
+
+
+# A router takes the few experts with the highest scores. Where two scores are closer than a device rounds, it may take
+# the other expert, and from there on its values rightly differ. So the CPU plays the run again with the device's
+# experts; what then differs is judged as any other number. The flip itself is judged by the scores: the device's must
+# be near the CPU's, and the margin within their difference.
+
+NEAR = 5e-4
+"""NMSE of a token's scores up to which two runs agree: that of logits."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One routing node in one batch."""
+
+    name: str
+    batch: int
+    k: int
+    """Experts of each row that are used."""
+    scores: NDArray[np.float64]
+    """`[tokens, experts]`, the highest chosen first."""
+    chosen: NDArray[np.int32]
+    """`[tokens, k or more]`."""
+
+
+def flips(device: Sequence[Choice], cpu: Sequence[Choice]) -> tuple[list[str], str]:
+    """The rows where the device chose other experts: those at a near-tie, and the first that no rounding explains.
+
+    `cpu` are the CPU's own choices, each made after the device's earlier ones.
+    """
+    notes: list[str] = []
+    if [(c.name, c.scores.shape) for c in device] != [(c.name, c.scores.shape) for c in cpu]:
+        return notes, "the two runs have other choices to make"
+    for d, c in zip(device, cpu, strict=True):
+        k = min(d.k, c.k)
+        for row in range(len(d.scores)):
+            ours, theirs = (set(x.chosen[row, :k].tolist()) for x in (d, c))
+            if ours == theirs:
+                continue
+            note, wrong = _judge(d, c, row, sorted(ours - theirs), sorted(theirs - ours))
+            if wrong:
+                return notes, f"{note}: {wrong}"
+            notes.append(note)
+    return notes, ""
+
+
+def _judge(device: Choice, cpu: Choice, row: int, ours: Sequence[int], theirs: Sequence[int]) -> tuple[str, str]:
+    """One row's flip in words, and why no rounding explains it."""
+    a, b = device.scores[row], cpu.scores[row]
+    both = np.isfinite(a) & np.isfinite(b)
+    margin = float(b[theirs].max() - b[ours].min())
+    apart = float(np.abs(a - b)[both].max(initial=0.0))
+    experts = f"expert {' and '.join(map(str, ours))} for {' and '.join(map(str, theirs))}"
+    where = f"{experts} at {device.name}, batch {device.batch}, token {row}"
+    note = f"{where}: margin {margin:.2g}, scores differ by {apart:.2g}"
+    if not both[[*ours, *theirs]].all() or float(np.sum((a - b)[both] ** 2)) > NEAR * float(np.sum(b[both] ** 2)):
+        return note, "its scores are wrong already"
+    if margin > 2 * apart:
+        return note, "no rounding of scores explains it, so the choice itself is wrong"
+    return note, ""
+
+
+def save_choices(path: Path, choices: Sequence[Choice]) -> None:
+    """Write choices to a file."""
+    arrays: dict[str, Any] = {}
+    for i, c in enumerate(choices):
+        arrays |= {f"s{i}": c.scores, f"c{i}": c.chosen, f"f{i}": np.array([c.batch, c.k])}
+    names = np.array([c.name for c in choices], dtype=np.str_)
+    np.savez(path, names=names, **arrays)
+
+
+def load_choices(path: Path) -> list[Choice]:
+    """What `save_choices` wrote."""
+    with np.load(path) as file:
+        facts = [file[f"f{i}"].tolist() for i in range(len(file["names"]))]
+        return [
+            Choice(str(name), facts[i][0], facts[i][1], file[f"s{i}"], file[f"c{i}"])
+            for i, name in enumerate(file["names"])
+        ]

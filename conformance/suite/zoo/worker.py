@@ -1,6 +1,6 @@
 """The service of llama.cpp's processes, which a wrong metadata key or a device may end. Its requests, by their fields:
 
-`record` (`capture.Request`'s fields): a case is written to the file that it names; without one the reply lists the
+`record` (`family.Request`'s fields): a case is written to the file that it names; without one the reply lists the
 model's weights. `load` (the same) and `device` ("" for the CPU alone): a model to play on, as a user runs it. `run` (a
 number i), `changes` (what differs from the request loaded), `folder`, and `watch`, null or `{"forced": file or null,
 "values": bool}`: the plan is played; graphs run whole, on the devices that llama.cpp chose, and without a callback
@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,211 @@ from numpy.typing import NDArray
 from conformance.case import casefile
 from conformance.case.case import Case, Step
 from conformance.case.recipe import MAKEABLE, make
+from conformance.case.streams import Stream
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.lib.layout import SET_TENSOR_DATA, Batch, GgufInitParams
 from conformance.ggml.lib.llama import Llama
 from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import TYPES
 from conformance.process.service import Frame, Service, failure
+from conformance.suite.decoder.memory import Ubatch, split
+from conformance.suite.decoder.plan import Player
 
-from . import choices
-from .capture import Request
-from .drive import Drive, Tokens, load_model, new_context
+from .family import Request
 from .model import recipe
-from .recorder import Recorder, Watch, references, step
+from .recorder import Recorder, Watch, load_choices, references, save_choices, step
+
+ALL_LAYERS = 999
+I32 = NDArray[np.int32]
+
+
+def load_model(
+    library: Llama, request: Request, device: str = "", weight: Callable[[Tensor, int], None] | None = None
+) -> int:
+    """The model of a request: a `llama_model *`; `weight` sets a weight's bytes where the file has metadata alone.
+
+    Without a device it is on the CPU and nothing beside it, where a callback would see a scheduler's split graph;
+    weights are then not repacked.
+
+    Raises:
+        UsageError: there is no such device, or llama.cpp cannot load the model.
+        ConformanceError: what `weight` raised.
+    """
+    llama = library.llama
+    params = llama.model_default_params()
+    handle = library.ggml.backend_dev_by_name(device.encode()) if device else None
+    if device and not handle:
+        raise UsageError(f"{library.title} has no device {device!r}")
+    devices = (ctypes.c_void_p * 2)(handle, None)
+    params.devices = ctypes.cast(devices, ctypes.c_void_p)
+    params.n_gpu_layers = ALL_LAYERS if device else 0
+    if not device:
+        params.use_extra_bufts = 0
+    errors: list[ConformanceError] = []
+
+    def set_data(pointer: int, _data: int | None) -> None:
+        try:
+            if weight is not None:
+                weight(library.leaf(pointer), pointer)
+        except ConformanceError as e:
+            errors.append(e)
+
+    path = os.fsencode(request.model)
+    if request.from_file:
+        model = llama.model_load_from_file(path, params)
+    else:
+        metadata = library.gguf.init_from_file(path, GgufInitParams(True, None))
+        if not metadata:
+            raise UsageError(f"{request.model}: llama.cpp cannot read this metadata: {library.reason()}")
+        model = llama.model_init_from_user(metadata, SET_TENSOR_DATA(set_data), None, params)
+    if errors:
+        raise errors[0]
+    if not model:
+        raise UsageError(f"llama.cpp cannot load the model: {library.reason()}")
+    return int(model)
+
+
+def new_context(library: Llama, model: int, request: Request, callback: Any = None) -> int:  # noqa: ANN401  # ctypes' own
+    """A context as a request says: a `llama_context *`. The caller keeps `callback`, an `EVAL_CALLBACK`, alive.
+
+    Raises:
+        UsageError: llama.cpp cannot make it.
+    """
+    params = library.llama.context_default_params()
+    params.n_ctx = request.n_ctx * (1 if request.unified else request.n_seq_max)
+    params.n_batch = params.n_ctx
+    params.n_ubatch = min(request.n_ubatch, params.n_ctx)
+    params.n_seq_max = request.n_seq_max
+    params.n_threads = params.n_threads_batch = 1
+    params.flash_attn_type = int(request.flash_attn)
+    params.type_k, params.type_v = TYPES[request.type_k].id, TYPES[request.type_v].id
+    params.kv_unified = int(request.unified)
+    params.swa_full = int(request.swa_full)
+    params.embeddings = int(request.embeddings)
+    if callback is not None:
+        params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
+    context = library.llama.init_from_model(model, params)
+    if not context:
+        raise UsageError(f"llama.cpp cannot make a context: {library.reason()}")
+    return int(context)
+
+
+class Drive(Player):
+    """Plays plans on one context; calls `begin` with llama.cpp's function before each batch, `each` after it."""
+
+    def __init__(
+        self,
+        library: Llama,
+        model: int,
+        context: int,
+        request: Request,
+        *,
+        begin: Callable[[str], None] = lambda _: None,
+        each: Callable[[Ubatch], None],
+    ) -> None:
+        super().__init__(request.n_seq_max, Stream(request.stream, "inp_tokens"))
+        self._library, self._c = library, library.llama
+        self._context = context
+        self._memory = self._c.get_memory(context)
+        self._n_ctx = int(self._c.n_ctx(context))
+        self._request = request
+        self._begin, self._each = begin, each
+        self._n_vocab = self._c.vocab_n_tokens(self._c.model_get_vocab(model))
+        self._encodes = bool(self._c.model_has_encoder(model))
+        self._decodes = bool(self._c.model_has_decoder(model))
+        self._next = [0] * request.n_seq_max
+        """Sequence -> the position of its next token."""
+
+    def start(self, n_past: int) -> None:
+        """Refuse.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"run: at{n_past}: llama.cpp cannot start with made-up caches; decode a prompt first")
+
+    def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
+        """Decode new tokens of the active sequences, or encode them; names what llama.cpp said where it cannot."""
+        batch = self.batch(n_tokens, self._n_vocab, every=every)
+        self._want_results(batch)
+        if self._encodes and not self._decodes:
+            batch.outputs[:] = True
+            self._call("encode", batch)
+            self._each(batch)
+            return
+        if self._encodes and not any(self._next):
+            self._call("encode", replace(batch, outputs=np.ones_like(batch.outputs)))
+            self._each(batch)
+        self._call("decode", batch)
+        for seq, pos in zip(batch.seqs.tolist(), batch.pos.tolist(), strict=True):
+            self._next[seq] = pos + 1
+        self._each(batch)
+
+    def _want_results(self, batch: Ubatch) -> None:
+        """Every graph has a result: where a batch is split, that of a part's last token if it would have none."""
+        numbered = replace(batch, tokens=np.arange(batch.n_tokens))
+        unified = self._request.unified or self._request.n_seq_max == 1
+        for part in split(numbered, self._request.n_ubatch, unified=unified):
+            if not part.outputs.any():
+                batch.outputs[part.tokens[-1]] = True
+
+    def _call(self, function: str, b: Ubatch) -> None:
+        self._begin(function)
+        n = b.n_tokens
+        if n > self._n_ctx:
+            raise UsageError(f"run: a batch of {n} tokens, where there are {self._n_ctx} cells; take a larger ctx")
+        tokens, pos, ids = (np.ascontiguousarray(a, np.int32) for a in (b.tokens, b.pos, b.seqs))
+        pointers = (ids.ctypes.data + 4 * np.arange(n, dtype=np.uint64)).astype(np.uint64)
+        arrays: list[NDArray[Any]] = [tokens, pos, np.ones(n, np.int32), pointers, b.outputs.astype(np.int8)]
+        at = [ctypes.c_void_p(a.ctypes.data) for a in arrays]
+        status = getattr(self._c, function)(self._context, Batch(n, at[0], None, at[1], at[2], at[3], at[4]))
+        if status:
+            log = " / ".join(line for line in list(self._library.log)[-3:] if line)
+            raise UsageError(f"run: llama_{function} of {n} tokens returned {status}: {log}")
+
+    def n_past(self, seq: int) -> int:
+        """The position of a sequence's next token."""
+        return self._next[seq]
+
+    def shift(self, n: int) -> None:
+        """Let every sequence forget its first `n` tokens and move the others up."""
+        if not self._memory or not self._c.memory_can_shift(self._memory):
+            raise UsageError("run: the memory of this architecture cannot shift positions")
+        super().shift(n)
+
+    def share(self, seq: int) -> None:
+        """Give the other active sequences `seq`'s tokens in place of theirs."""
+        if not self._request.unified:
+            raise UsageError("run: cp: sequences have a stream each, and llama.cpp copies bytes; take unified=1")
+        super().share(seq)
+
+    def reset(self) -> None:
+        """Empty all cells; their bytes stay."""
+        if self._memory:
+            self._c.memory_clear(self._memory, False)  # C's signature
+        self._next = [0] * self._request.n_seq_max
+
+    def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
+        """Forget positions p0 to p1 (all from p0 on) of a sequence."""
+        last = -1 if p1 is None else p1
+        if self._memory and not self._c.memory_seq_rm(self._memory, seq, p0, last):
+            raise UsageError(
+                f"run: the memory of this architecture cannot forget positions {p0} to {last} of a sequence"
+            )
+        if p1 is None:
+            self._next[seq] = p0
+
+    def seq_add(self, seq: int, p0: int, shift: int) -> None:
+        """Move positions p0 and after of a sequence."""
+        self._c.memory_seq_add(self._memory, seq, p0, -1, shift)
+        self._next[seq] = max(0, self._next[seq] + shift)
+
+    def seq_cp(self, src: int, dst: int) -> None:
+        """Let `dst` have all tokens of `src` too."""
+        self._c.memory_seq_cp(self._memory, src, dst, 0, self._next[src])
+        self._next[dst] = self._next[src]
+
 
 TOLERANCE = {"nmse": 5e-4}
 """Tolerance of a free run against a recording in ggml's arithmetic."""
@@ -51,14 +245,14 @@ F32 = NDArray[np.float32]
 
 def main() -> None:
     """Answer requests to their end."""
-    players: list[Player] = []
+    models: list[DeviceModel] = []
 
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
             if "run" in header:
-                return players[-1].reply(header), ()
+                return models[-1].reply(header), ()
             if "load" in header:
-                players.append(Player(Request(**header["load"]), header["device"]))
+                models.append(DeviceModel(Request(**header["load"]), header["device"]))
                 return {}, ()
             return record(Request(**header["record"])), ()
         except UnavailableError as e:
@@ -92,7 +286,7 @@ def record(request: Request) -> dict[str, Any]:
     context = new_context(library, model, request, recorder.callback)
     steps: list[Step] = []
 
-    def each(batch: Tokens) -> None:
+    def each(batch: Ubatch) -> None:
         recorder.flush()
         steps.extend(with_tokens([step(r) for r in recorder.graphs], batch))
         recorder.graphs.clear()
@@ -127,7 +321,7 @@ def last_words(message: bytes) -> None:
     os.write(2, b"\n" + message + b"\n")
 
 
-def with_tokens(steps: list[Step], batch: Tokens) -> list[Step]:
+def with_tokens(steps: list[Step], batch: Ubatch) -> list[Step]:
     """Note in each step of a batch its own tokens, as its inputs tell; a step without tokens has none."""
     left = batch.rows()
     for s in steps:
@@ -142,12 +336,8 @@ def with_tokens(steps: list[Step], batch: Tokens) -> list[Step]:
     return steps
 
 
-class Player:
-    """A model on a device.
-
-    Args:
-        request: which model.
-        device: as `ggml_backend_dev_name` has it; "" for the CPU and nothing beside it.
+class DeviceModel:
+    """A model on a device, "" for the CPU alone.
 
     Raises:
         ConformanceError: there is no such library or device, or the model cannot be loaded.
@@ -180,14 +370,14 @@ class Player:
         """
         self.library.log.clear()
         self.notes = {}
-        forced = choices.load(Path(watch["forced"])) if watch and watch["forced"] else None
+        forced = load_choices(Path(watch["forced"])) if watch and watch["forced"] else None
         looker = Watch(self.library, forced, values=watch["values"]) if watch else None
         context = new_context(self.library, self.model, request, looker.callback if looker else None)
         sizes = [m for line in self.library.log if (m := _SIZE.search(line))]
         self.notes = {"nodes": int(sizes[-1][1]), "splits": int(sizes[-1][2])} if sizes else {}
         results: list[F32] = []
 
-        def each(batch: Tokens) -> None:
+        def each(batch: Ubatch) -> None:
             results.append(self._results(context, batch, request))
             if looker:
                 looker.batch = len(results)
@@ -196,7 +386,7 @@ class Player:
         np.savez(folder / f"{number}.npz", *results)
         self.library.llama.free(context)
         if looker:
-            choices.save(folder / f"choices-{number}.npz", looker.choices)
+            save_choices(folder / f"choices-{number}.npz", looker.choices)
         return {"batches": len(results), "notes": self.notes, "spoilt": looker.spoilt if looker else ""}
 
     def complaints(self) -> list[str]:
@@ -204,7 +394,7 @@ class Player:
         lines = [" ".join(text.split()) for text in self.library.log]
         return [t[:LONGEST] for t in lines if _COMPLAINT.search(t) and not _NOISE.search(t)][-2:]
 
-    def _results(self, context: int, batch: Tokens, request: Request) -> F32:
+    def _results(self, context: int, batch: Ubatch, request: Request) -> F32:
         """Logits, or embeddings, of every token that wants them, in order: `[tokens, n]`."""
         llama = self.library.llama
         tokens = np.flatnonzero(batch.outputs).tolist()

@@ -1,21 +1,26 @@
-"""A graph that grows in all steps of a trajectory at once, and the moves by which it grows.
+"""The family `random`: legal graphs grown at random from the builder's own rules, the same template in several sizes.
 
-A move draws its choices once, then adds the same nodes to every step, or to none. `Facts` say roughly how large a
-value's elements are and what may be done with them; they bound the moves, so that no chain of them blows up, nor
-subtracts nearly equal numbers and divides by what is left: a right backend's rounding must not become a wrong answer.
-Nothing here looks at values: the bytes are never computed.
+`random/nodes=24,steps=3,d=32,w=q8_0,cache=f16@7`: `nodes` of each step's graph, `steps` of the trajectory, rows of `d`
+elements, weights of type `w`, caches of type `cache`, with `rare=1` also ops that few backends take. Id and seed
+together are the graph: another seed grows another.
+
+A graph grows by moves, in all steps of the trajectory at once. A move draws its choices once, then adds the same nodes
+to every step, or to none. `Facts` say roughly how large a value's elements are and what may be done with them; they
+bound the moves, so that no chain of them blows up, nor subtracts nearly equal numbers and divides by what is left: a
+right backend's rounding must not become a wrong answer. Nothing here looks at values: the bytes are never computed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from conformance.case.case import Case, Step
 from conformance.case.streams import Stream
-from conformance.ggml.errors import GraphError
+from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.graph import check_tensor
 from conformance.ggml.ops.build import Builder, Expansion
 from conformance.ggml.ops.op import check_node
@@ -32,8 +37,10 @@ from conformance.ggml.tensor import (
     nelements,
     new_tensor,
 )
-from conformance.ggml.types import BF16, F16, F32, I32, I64, GGMLType
-from conformance.suite.data import Fill, away_from_zero, chosen, distinct, encode, integers, normal, random_bytes
+from conformance.ggml.types import BF16, F16, F32, I32, I64, TYPES, GGMLType
+
+from .data import Fill, away_from_zero, chosen, distinct, encode, integers, normal, random_bytes
+from .family import LEVELS, Family, Level, keys, read_keys, split_id, with_seed
 
 B = Builder()
 
@@ -160,13 +167,7 @@ class Growth:
     # nodes
 
     def add(self, make: Make, facts: Facts | None = None, *, keep: bool = True) -> Value | None:
-        """Add a node to every step, or to none where one refuses it, or it is too large.
-
-        Args:
-            make: gives the node.
-            facts: of its elements.
-            keep: whether later nodes may read it.
-        """
+        """Add a node to every step, or to none where one refuses it, or it is too large; `keep` it for later nodes."""
         try:
             tensors = [make(k) for k in range(len(self.tokens))]
             for t in tensors:
@@ -232,8 +233,7 @@ class Growth:
         """Nodes that no other reads, and every fifth of the rest; results in a cache are checked there."""
         read = {s for n in nodes for s in n.src if s is not None and s is not n}
         able = [(i, n) for i, n in enumerate(nodes) if n.root not in self.persistent]
-        outputs = [n for i, n in able if n not in read or (i % 5 == 0 and computes(n))]
-        return tuple(outputs)
+        return tuple(n for i, n in able if n not in read or (i % 5 == 0 and computes(n)))
 
 
 def after(a: Facts, b: Facts) -> Facts:
@@ -250,10 +250,6 @@ LOWEST = 0.05
 def _whole(v: Value) -> bool:
     """Whether it has no gaps, as SCALE asserts."""
     return v.type is F32 and all(is_contiguous(t) for t in v.at)
-
-
-def _any(v: Value) -> bool:
-    return v.type is F32
 
 
 def _plain(v: Value) -> bool:
@@ -423,15 +419,13 @@ def _soft_max(g: Growth) -> None:
 
 def _sums(g: Growth) -> None:
     a = g.some(_plain)
-    row = max(t.ne[0] for t in a.at)
+    root = math.sqrt(max(t.ne[0] for t in a.at))
     if g.below(2):
-        facts = Facts(a.facts.std / math.sqrt(row), a.facts.peak, False)
-        if _sane(facts) and a.facts.spread:
-            g.add(lambda k: B.mean(a.at[k]), facts)
+        op, facts = B.mean, Facts(a.facts.std / root, a.facts.peak, False)
     else:
-        facts = Facts(a.facts.std * math.sqrt(row), a.facts.peak * math.sqrt(row), False)
-        if _sane(facts) and a.facts.spread:
-            g.add(lambda k: B.sum_rows(a.at[k]), facts)
+        op, facts = B.sum_rows, Facts(a.facts.std * root, a.facts.peak * root, False)
+    if _sane(facts) and a.facts.spread:
+        g.add(lambda k: op(a.at[k]), facts)
 
 
 def _argsort(g: Growth) -> None:
@@ -529,7 +523,7 @@ _AXES = ((1, 0, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3), (0, 1, 3, 2), (1, 2, 0, 3), (
 
 
 def _permute(g: Growth) -> None:
-    a = g.some(_any)
+    a = g.some(lambda v: v.type is F32)
     axes = g.choice(_AXES)
     if axes == _AXES[0] and g.below(2):
         g.add(lambda k: B.transpose(a.at[k]), a.facts)
@@ -583,7 +577,7 @@ def _repeat(g: Growth) -> None:
 
 
 def _cast(g: Growth) -> None:
-    a = g.some(_any)
+    a = g.some(lambda v: v.type is F32)
     type_ = g.choice((F16, F16, BF16))
     narrow = g.add(lambda k: B.cast(a.at[k], type_), a.facts, keep=False)
     if narrow is not None:
@@ -644,3 +638,63 @@ MOVES: dict[Move, int] = {
 """Move -> how often it is tried, relative to the others."""
 RARE: dict[Move, int] = {_leaky_relu: 3, _wave: 3, _argmax: 2}
 """Ops that language models rarely have and few backends take: only with `rare=1`."""
+
+
+NAME = "random"
+GENERATOR = 1
+"""Raise it when any id's bytes change."""
+
+NODES = (2, 60)
+STEPS = (1, 8)
+ROWS = (8, 16, 32, 64)
+WEIGHTS = ("f32", "f16", "bf16", "q8_0", "q4_0")
+CACHES = ("f32", "f16", "bf16", "q8_0", "q4_0")
+
+KEYS = keys(f"nodes=12 steps=3 d=32|{'|'.join(map(str, ROWS))} w={'|'.join(WEIGHTS)} cache={'|'.join(CACHES)} rare=0|1")
+
+
+def build(case_id: str) -> Case:
+    """The case behind an id, from its text alone.
+
+    Raises:
+        UsageError: the id cannot be read.
+    """
+    body, seed = split_id(case_id, NAME, "key=value,key=value")
+    values, given = read_keys(case_id, body, KEYS)
+    for key, (low, high) in (("nodes", NODES), ("steps", STEPS)):
+        if not low <= values[key] <= high:
+            raise UsageError(f"case {case_id!r}: {key}: {low} to {high} expected, {values[key]} found")
+    row = int(values["d"])
+    growth = Growth(case_id, values["steps"], row, TYPES[values["w"]], TYPES[values["cache"]])
+    growth.grow({**MOVES, **RARE} if values["rare"] == "1" else MOVES, values["nodes"])
+    return growth.case(NAME, given, seed, GENERATOR)
+
+
+def _rows() -> Iterator[str]:
+    """Ids without family and seed, without end: sizes and types go round at different speeds."""
+    i = 0
+    while True:
+        nodes = NODES[0] + (i * 7) % (NODES[1] - NODES[0] + 1)
+        steps = 1 + (i * 3) % 4
+        cache = CACHES[i // 3 % (5 if ROWS[i % 4] >= 32 else 3)]
+        rare = ",rare=1" if i % 6 == 5 else ""
+        yield f"nodes={nodes},steps={steps},d={ROWS[i % 4]},w={WEIGHTS[i // 2 % 5]},cache={cache}{rare}"
+        i += 1
+
+
+COUNTS: dict[Level, int] = {"smoke": 12, "standard": 150, "full": 600}
+"""Level -> how many cases it has, those of the levels below included."""
+
+
+@cache
+def ids(level: Level) -> Sequence[str]:
+    """Case ids of a level: the pinned part of an endless family."""
+    rows_so_far: list[str] = []
+    for name in LEVELS[: LEVELS.index(level) + 1]:
+        rows = _rows()
+        everything = [next(rows) for _ in range(COUNTS[name])]
+        rows_so_far += sorted(everything[len(rows_so_far) :], key=lambda row: int(row.split(",")[0].split("=")[1]))
+    return tuple(with_seed(NAME, row, f"{i} {row}") for i, row in enumerate(rows_so_far))
+
+
+FAMILY = Family(NAME, "legal graphs grown at random, run in several sizes over living caches", ids, build)

@@ -1,0 +1,195 @@
+"""The text of a trajectory: what is decoded, forgotten and shared, step by step. The builder and the zoo both play it.
+
+The plan's parts are joined by dots:
+
+| part | does |
+|---|---|
+| `at1000` | first only: every sequence already has 1000 tokens, their cells hold random K and V, the others junk |
+| `p250` | 250 tokens of every sequence, logits of its last; `p5+9+1` gives each active sequence its own number |
+| `o20` | as `p20`, logits of every token |
+| `d8` | eight times one token of every sequence |
+| `back5` | every sequence forgets its last 5 tokens |
+| `shift5` | every sequence forgets its first 5 tokens and the others move up to position 0: a context shift |
+| `rm1`, `add1` | sequence 1 is removed and leaves; it comes (back) empty |
+| `cp0` | sequence 0's tokens become every other's too, in place of theirs: a shared prefix; unified cache only |
+| `reset` | all cells are emptied; what they hold stays |
+| `15(d12.p244)` | the parts in brackets, 15 times |
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
+
+from .memory import Ubatch
+
+VERBS = ("at", "p", "o", "d", "back", "shift", "rm", "add", "cp", "reset")
+
+_PART = re.compile(r"([a-z]+)([0-9]{1,7}(?:\+[0-9]{1,7})*)?", re.ASCII)
+_REPEATED = re.compile(r"([1-9][0-9]{0,3})\(([^()]*)\)", re.ASCII)
+_SEVERAL = frozenset({"p", "o"})
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part: its verb and its numbers: none for `reset`, one or more for `p` and `o`, one for all others."""
+
+    verb: str
+    numbers: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return self.verb + "+".join(map(str, self.numbers))
+
+    @property
+    def number(self) -> int:
+        """The only number."""
+        return self.numbers[0]
+
+
+def parse(plan: str) -> list[Part]:
+    """The parts of a plan, with repetitions written out.
+
+    Raises:
+        UsageError: names the part that cannot be read.
+    """
+    parts = [_part(text) for text in _REPEATED.sub(_repeat, plan).split(".")]
+    for part in parts[1:]:
+        if part.verb == "at":
+            raise UsageError(f"run: {part} can only come first: later the caches are the backend's")
+    return parts
+
+
+def _part(text: str) -> Part:
+    match = _PART.fullmatch(text)
+    if match is None or match[1] not in VERBS:
+        raise UsageError(f"run: {text!r} found; parts: {', '.join(VERBS)}, with numbers, joined by dots")
+    part = Part(match[1], tuple(int(n) for n in match[2].split("+")) if match[2] else ())
+    if part.verb == "reset" and part.numbers:
+        raise UsageError(f"run: reset takes no number, {text!r} found")
+    if part.verb != "reset" and (not part.numbers or (len(part.numbers) > 1 and part.verb not in _SEVERAL)):
+        raise UsageError(f"run: {text!r} found, one number expected")
+    return part
+
+
+def _repeat(match: re.Match[str]) -> str:
+    return ".".join([match[2]] * int(match[1]))
+
+
+class Player(ABC):
+    """Plays plans over sequences, all active at first; draws new tokens from the stream `tokens`."""
+
+    def __init__(self, n_seq_max: int, tokens: Stream) -> None:
+        self._n_seq_max = n_seq_max
+        self._tokens = tokens
+        self.active = list(range(n_seq_max))
+
+    def run(self, plan: str) -> None:
+        """Do all parts of a plan.
+
+        Raises:
+            UsageError: a part cannot be read or done.
+        """
+        methods = {
+            "at": self.start, "back": self.back, "shift": self.shift, "rm": self.remove, "add": self.add,
+            "cp": self.share,
+        }  # fmt: skip
+        for part in parse(plan):
+            if part.verb in _SEVERAL:
+                self.prompt(list(part.numbers), every=part.verb == "o")
+            elif part.verb == "d":
+                for _ in range(part.number):
+                    self.prompt([1])
+            elif part.verb == "reset":
+                self.reset()
+            else:
+                methods[part.verb](part.number)
+
+    @abstractmethod
+    def start(self, n_past: int) -> None:
+        """Give every sequence `n_past` tokens: random K and V in their cells, large numbers in all others."""
+
+    @abstractmethod
+    def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
+        """Decode new tokens of the active sequences: one number for all, or one each."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Empty all cells; their bytes stay."""
+
+    @abstractmethod
+    def n_past(self, seq: int) -> int:
+        """The position of a sequence's next token."""
+
+    @abstractmethod
+    def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
+        """Forget positions p0 to p1 (all from p0 on) of a sequence: `llama_memory_seq_rm`."""
+
+    @abstractmethod
+    def seq_add(self, seq: int, p0: int, shift: int) -> None:
+        """Move positions p0 and after of a sequence: `llama_memory_seq_add`."""
+
+    @abstractmethod
+    def seq_cp(self, src: int, dst: int) -> None:
+        """Let `dst` have all tokens of `src` too: `llama_memory_seq_cp`."""
+
+    def batch(self, n_tokens: list[int], n_vocab: int, *, every: bool) -> Ubatch:
+        """New tokens of the active sequences; the results of the last of each are wanted, or of every token.
+
+        Raises:
+            UsageError: neither one number nor one for each active sequence, or no token.
+        """
+        if len(n_tokens) == 1:
+            n_tokens = n_tokens * len(self.active)
+        if len(n_tokens) != len(self.active) or not sum(n_tokens):
+            raise UsageError(f"run: one number of tokens, or {len(self.active)}, expected; {n_tokens} found")
+        seqs = np.repeat(np.array(self.active, np.int64), n_tokens)
+        firsts = [self.n_past(seq) for seq in self.active]
+        pos = np.concatenate([np.arange(p, p + n) for p, n in zip(firsts, n_tokens, strict=True)])
+        outputs = np.full(len(seqs), every)
+        outputs[[end - 1 for end, n in zip(np.cumsum(n_tokens), n_tokens, strict=True) if n]] = True
+        return Ubatch(self._tokens.integers(len(seqs), 0, n_vocab), pos, seqs, outputs)
+
+    def back(self, n: int) -> None:
+        """Let every sequence forget its last `n` tokens."""
+        for seq in self.active:
+            self.seq_rm(seq, max(0, self.n_past(seq) - n))
+
+    def shift(self, n: int) -> None:
+        """Let every sequence forget its first `n` tokens and move the others up."""
+        for seq in self.active:
+            self.seq_rm(seq, 0, n)
+            self.seq_add(seq, n, -n)
+
+    def remove(self, seq: int) -> None:
+        """Forget a sequence and leave it out of later batches."""
+        self._forget(seq)
+        self.active = [s for s in self.active if s != seq]
+        if not self.active:
+            raise UsageError(f"run: rm{seq} leaves no sequence")
+
+    def add(self, seq: int) -> None:
+        """Let a sequence take part (again), from position 0."""
+        self._forget(seq)
+        self.active = sorted({*self.active, seq})
+
+    def share(self, seq: int) -> None:
+        """Give the other active sequences `seq`'s tokens in place of theirs."""
+        self._check(seq)
+        for other in self.active:
+            if other != seq:
+                self.seq_rm(other, 0)
+                self.seq_cp(seq, other)
+
+    def _forget(self, seq: int) -> None:
+        self._check(seq)
+        self.seq_rm(seq, 0)
+
+    def _check(self, seq: int) -> None:
+        if seq >= self._n_seq_max:
+            raise UsageError(f"run: sequence {seq} of {self._n_seq_max} is unknown")
