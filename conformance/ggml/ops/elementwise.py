@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.tensor import Tensor, bits_f32, can_repeat, f32_bits, is_contiguous_rows
+from conformance.ggml.tensor import Tensor, bits_f32, can_repeat, f32_bits, is_contiguous_rows, nelements
 from conformance.ggml.types import BF16, F16, F32, GGMLType
 
 from .names import GLU_OPS, UNARY_OPS
@@ -19,6 +19,7 @@ from .op import (
     ROUNDS,
     Constructor,
     Layout,
+    Work,
     dup_or_inplace,
     enum,
     f32,
@@ -154,6 +155,7 @@ UNARY = op(
     runs=_unary_runs,
     rounding=TABLES,
     params=(enum("op", UNARY_OPS, swap("TANH", "SILU"), always=True), *map(f32, ("alpha_n", "alpha_p", "beta", "eps"))),
+    work=Work(lambda t: 3 * nelements(t)),
 )
 GLU = op(
     "GLU",
@@ -168,6 +170,7 @@ GLU = op(
         f32("alpha"),
         f32("limit", times(0.01)),
     ),
+    work=Work(lambda t: 3 * nelements(t)),
 )
 
 

@@ -9,7 +9,22 @@ from conformance.ggml.tensor import Tensor, dims, is_contiguous, nelements, same
 from conformance.ggml.types import F32
 
 from .matmul import PRODUCT
-from .op import Layout, Rounding, all_f32, check, divides, f32, fresh, i32, op, operand, violated
+from .op import (
+    LOOP,
+    PASSES,
+    Layout,
+    Rounding,
+    Work,
+    all_f32,
+    check,
+    divides,
+    f32,
+    fresh,
+    i32,
+    op,
+    operand,
+    violated,
+)
 
 
 def _ssm_scan(t: Tensor) -> Layout:
@@ -133,6 +148,36 @@ _STATES = Rounding(
     64, 1, "float32 sums of K products into a state that tokens share", terms=_state_and_tokens, products=PRODUCT
 )
 _K = (i32("K"),)
+
+
+def _turns(tokens: int, state: int) -> int:
+    """A loop over tokens, each of which changes a state."""
+    return tokens * (20 * LOOP + PASSES * state)
+
+
+def _scan_state(t: Tensor) -> int:
+    s = operand(t)
+    return s.ne[0] * s.ne[1] * s.ne[2] * operand(t, 1).ne[3]
+
+
+def _scan_elements(t: Tensor) -> int:
+    x = operand(t, 1)
+    return x.ne[2] * _scan_state(t) + 2 * x.ne[1] * nelements(operand(t, 4))
+
+
+def _linear(state: int, values: int) -> Work:
+    """Of an op over the state `src[state]`, which holds so many values of its size."""
+    return Work(
+        lambda t: values * nelements(operand(t, state)),
+        lambda t: _turns(operand(t).ne[2], nelements(operand(t, state))),
+    )
+
+
+def _delta_elements(t: Tensor) -> int:
+    v = operand(t, 2)
+    return v.ne[2] * nelements(operand(t, 5)) + 3 * nelements(v)
+
+
 SSM_SCAN = op(
     "SSM_SCAN",
     src="s x dt A B C ids",
@@ -150,9 +195,14 @@ SSM_SCAN = op(
     runs=_ssm_scan_runs,
     rounding=_STATES,
     params=_K,
+    work=Work(_scan_elements, lambda t: _turns(operand(t, 1).ne[2], _scan_state(t))),
 )
-RWKV_WKV6 = op("RWKV_WKV6", src="k v r tf td state", layout=_wkv6, runs=_wkv6_runs, rounding=_STATES)
-RWKV_WKV7 = op("RWKV_WKV7", src="r w k v a b state", layout=_wkv7, runs=_wkv7_runs, rounding=_STATES)
+RWKV_WKV6 = op(
+    "RWKV_WKV6", src="k v r tf td state", layout=_wkv6, runs=_wkv6_runs, rounding=_STATES, work=_linear(5, 4)
+)
+RWKV_WKV7 = op(
+    "RWKV_WKV7", src="r w k v a b state", layout=_wkv7, runs=_wkv7_runs, rounding=_STATES, work=_linear(6, 6)
+)
 GATED_LINEAR_ATTN = op(
     "GATED_LINEAR_ATTN",
     src="k v q g state",
@@ -160,6 +210,7 @@ GATED_LINEAR_ATTN = op(
     runs=_gla_runs,
     rounding=_STATES,
     params=(f32("scale"),),
+    work=_linear(4, 4),
 )
 GATED_DELTA_NET = op(
     "GATED_DELTA_NET",
@@ -177,6 +228,7 @@ GATED_DELTA_NET = op(
     runs=_gated_delta_net_runs,
     rounding=_STATES,
     params=_K,
+    work=Work(_delta_elements, lambda t: _turns(operand(t, 2).ne[2], nelements(operand(t, 5)))),
 )
 
 

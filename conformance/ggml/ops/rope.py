@@ -6,13 +6,15 @@ from enum import IntEnum
 from typing import Any
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.tensor import Tensor
+from conformance.ggml.tensor import Tensor, nelements
 from conformance.ggml.types import F32, I32
 
 from .op import (
     GAP,
+    LOOP,
     Layout,
     Rounding,
+    Work,
     check,
     dup_or_inplace,
     enum,
@@ -134,6 +136,7 @@ ROPE = op(
     ),
     prepare=_keep_sections,
     after=(("rope_set_offset", "n_offs"),),
+    work=Work(lambda t: 2 * nelements(t), lambda t: LOOP * t.ne[0]),
 )
 
 

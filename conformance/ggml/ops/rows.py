@@ -10,10 +10,12 @@ from conformance.ggml.tensor import Tensor, nelements
 from conformance.ggml.types import F32, I32
 
 from .op import (
+    LOOP,
     MOVES,
     NORMS,
     SUMS,
     Layout,
+    Work,
     enum,
     f32,
     fit_name,
@@ -95,6 +97,13 @@ def _first(t: Tensor) -> int:
 
 
 _EPS = f32("eps", to(0.5))
+
+
+def _sorting(t: Tensor) -> int:
+    n = nelements(operand(t))
+    return n * max(1, n.bit_length())
+
+
 NORM = op("NORM", src="a", layout=same_layout, runs=_norm_runs, rounding=NORMS, params=(_EPS,))
 RMS_NORM = op("RMS_NORM", src="a", layout=same_layout, runs=_norm_runs, rounding=NORMS, params=(_EPS,))
 L2_NORM = op("L2_NORM", src="a", layout=same_layout, runs=_norm_runs, rounding=NORMS, params=(_EPS,))
@@ -105,6 +114,7 @@ GROUP_NORM = op(
     runs=_group_norm_runs,
     rounding=replace(NORMS, terms=_first),
     params=(i32("n_groups", lambda _, n: 1 if n > 1 else 2), _EPS),
+    work=Work(operations=lambda t: LOOP * max(1, min(t.params.n_groups, t.ne[2]))),
 )
 SUM = op("SUM", src="a", layout=_sum, rounding=replace(SUMS, terms=_first))
 SUM_ROWS = op("SUM_ROWS", src="a", layout=_sum_rows, rounding=SUMS)
@@ -117,14 +127,16 @@ ARGSORT = op(
     layout=_argsort,
     asserts="a->ne[0] <= INT32_MAX",
     params=(enum("order", SORT_ORDER, swap("ASC", "DESC"), always=True),),
+    work=Work(nelements, _sorting),
 )
-TOP_K = op("TOP_K", src="a", layout=_top_k)
+TOP_K = op("TOP_K", src="a", layout=_top_k, work=Work(_first, _sorting))
 GET_ROWS = op(
     "GET_ROWS",
     src="a b",
     layout=_get_rows,
     asserts="a->ne[2] == b->ne[1]; a->ne[3] == b->ne[2]; b->ne[3] == 1; b->type == GGML_TYPE_I32",
     rounding=replace(MOVES, by="rows"),
+    work=Work(nelements),
 )
 SET_ROWS = op(
     "SET_ROWS",
@@ -137,6 +149,7 @@ SET_ROWS = op(
         ggml_is_contiguous_rows(a); ggml_is_contiguous_rows(b)
     """,
     rounding=replace(MOVES, by="quantize"),
+    work=Work(held=lambda t: 4 * _first(t)),
 )
 
 
