@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from conformance.ggml.tensor import Tensor, dims
+from conformance.ggml.tensor import Tensor, dims, nelements
 from conformance.ggml.types import F32
 
 from .fields import enum, f32, flag, i32, plus, to
 from .matmul import PREC, PRODUCT, expect
 from .op import (
+    DOT,
+    LOOP,
+    PASSES,
     Layout,
     Rounding,
+    Work,
     check,
     dup_or_inplace,
     failed,
@@ -135,6 +139,24 @@ def _hc_post(t: Tensor) -> Layout:
 
 _MASK = (i32("n_past", plus(1)),)
 _SCALES = (f32("scale"), f32("max_bias", plus(4)))
+
+
+def _scores(t: Tensor) -> int:
+    """Elements of Q K^T."""
+    q, k = operand(t), operand(t, 1)
+    return q.ne[1] * q.ne[2] * q.ne[3] * k.ne[1]
+
+
+def _attention(t: Tensor) -> int:
+    q, v = operand(t), operand(t, 2)
+    return _scores(t) * (4 * PASSES + 2 * (q.ne[0] + v.ne[0])) + LOOP * v.ne[1]
+
+
+def _indexer_scores(t: Tensor) -> int:
+    q, k = operand(t), operand(t, 1)
+    return q.ne[1] * q.ne[2] * q.ne[3] * k.ne[2]
+
+
 DIAG_MASK_INF = op("DIAG_MASK_INF", src="a", layout=same_layout, params=_MASK)
 DIAG_MASK_ZERO = op("DIAG_MASK_ZERO", src="a", layout=same_layout, params=_MASK)
 SOFT_MAX = op(
@@ -170,6 +192,7 @@ FLASH_ATTN_EXT = op(
         ("flash_attn_ext_set_n_kv_max", "n_kv_max"),
         ("flash_attn_ext_add_sinks", "sinks"),
     ),
+    work=Work(lambda t: 8 * _scores(t), _attention),
 )
 LIGHTNING_INDEXER = op(
     "LIGHTNING_INDEXER",
@@ -186,6 +209,7 @@ LIGHTNING_INDEXER = op(
         weights->nb[0] == ggml_type_size(weights->type); mask->nb[0] == ggml_type_size(mask->type)
     """,
     rounding=Rounding(64, 1, "float32 sum of K products, then one over heads", products=2 * PRODUCT),
+    work=Work(lambda t: 3 * _indexer_scores(t), lambda t: _indexer_scores(t) * (PASSES + 2 * operand(t).ne[0] // DOT)),
 )
 DSV4_HC_COMB = op(
     "DSV4_HC_COMB",
@@ -193,6 +217,7 @@ DSV4_HC_COMB = op(
     layout=_hc_comb,
     rounding=Rounding(256, why="exp, and sums of four made one over and over"),
     params=(f32("eps", to(0.5)), i32("n_iter", plus(1))),
+    work=Work(operations=lambda t: t.params.n_iter * (10 * LOOP + PASSES * nelements(t))),
 )
 _STREAMS = "a float32 sum over the streams, a sigmoid"
 DSV4_HC_PRE = op(
@@ -203,6 +228,7 @@ DSV4_HC_PRE = op(
     let="hc = x->ne[1]",
     rounding=Rounding(64, why=_STREAMS),
     params=(f32("scale"), flag("gated")),
+    work=Work(lambda t: 2 * nelements(operand(t))),
 )
 DSV4_HC_POST = op(
     "DSV4_HC_POST",
@@ -216,6 +242,7 @@ DSV4_HC_POST = op(
     """,
     let="n_embd = x->ne[0]; n_tokens = x->ne[1]; hc = residual->ne[1]",
     rounding=Rounding(64, why=_STREAMS, products=PRODUCT),
+    work=Work(lambda t: 2 * nelements(t), lambda t: 2 * nelements(t) * operand(t, 1).ne[1]),
 )
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.tensor import Tensor, bits_f32, can_repeat, f32_bits, is_contiguous_rows
+from conformance.ggml.tensor import Tensor, bits_f32, can_repeat, f32_bits, is_contiguous_rows, nelements
 from conformance.ggml.types import BF16, F16, F32, GLU_OPS, UNARY_OPS, GGMLType
 
 from .fields import enum, f32, flag, flip, plus, swap, times
@@ -19,6 +19,7 @@ from .op import (
     ROUNDS,
     Constructor,
     Layout,
+    Work,
     dup_or_inplace,
     failed,
     fresh,
@@ -147,6 +148,7 @@ UNARY = op(
     limits=_unary_limits,
     rounding=TABLES,
     params=(enum("op", UNARY_OPS, swap("TANH", "SILU"), always=True), *map(f32, ("alpha_n", "alpha_p", "beta", "eps"))),
+    work=Work(lambda t: 3 * nelements(t)),
 )
 GLU = op(
     "GLU",
@@ -161,6 +163,7 @@ GLU = op(
         f32("alpha"),
         f32("limit", times(0.01)),
     ),
+    work=Work(lambda t: 3 * nelements(t)),
 )
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from enum import IntEnum
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.tensor import FIELDS, MAX_SRC, Tensor
+from conformance.ggml.tensor import FIELDS, MAX_SRC, Tensor, nelements
 from conformance.ggml.types import F32
 
 from .fields import GAP, enum
-from .op import DOTS, Layout, Rounding, failed, fresh, op, operand, set_param
+from .op import DOT, DOTS, LOOP, Layout, Rounding, Work, failed, fresh, op, operand, set_param
 
 PREC = IntEnum("PREC", {"DEFAULT": 0, "UNDEFINED": 0, "F32": 10, "BF16": 15, "F16": 20, "Q8": 30, "Q4": 40})
 """`enum ggml_prec`."""
@@ -81,6 +81,30 @@ _PREC = enum(
 _PARAMS = (_PREC, enum("hint", OP_HINT), GAP, enum("prec_src1", PREC))
 _AFTER = (("prec_set_acc", "prec"), ("prec_set_src", "prec_src1", 1))
 _PRODUCTS = replace(DOTS, products=PRODUCT, by="mul_mat")
+AT_ONCE = 1 << 24
+"""Elements of weights that the reference converts at a time."""
+
+
+def _mul_mat_held(t: Tensor) -> int:
+    weights, x = operand(t), operand(t, 1)
+    converted = min(nelements(weights), AT_ONCE + weights.ne[0])
+    return converted * 3 // 2 + 2 * nelements(x) + 2 * nelements(t)
+
+
+def _mul_mat_operations(t: Tensor) -> int:
+    weights = operand(t)
+    parts = max(1, nelements(weights) // AT_ONCE) * (weights.ne[2] if t.op == "MUL_MAT_ID" else 1)
+    return 2 * nelements(t) * weights.ne[0] // DOT + LOOP * parts
+
+
+def _repeated(t: Tensor) -> int:
+    a = operand(t)
+    return nelements(a) * max(1, t.ne[2] * t.ne[3] // max(1, a.ne[2] * a.ne[3]))
+
+
+_MUL_MAT_WORK = Work(operations=_mul_mat_operations, held=_mul_mat_held)
+
+
 MUL_MAT = op(
     "MUL_MAT",
     src="a b",
@@ -90,6 +114,7 @@ MUL_MAT = op(
     rounding=_PRODUCTS,
     params=_PARAMS,
     after=(*_AFTER, ("mul_mat_set_hint", "hint")),
+    work=_MUL_MAT_WORK,
 )
 MUL_MAT_ID = op(
     "MUL_MAT_ID",
@@ -103,6 +128,7 @@ MUL_MAT_ID = op(
     rounding=_PRODUCTS,
     params=_PARAMS,
     after=_AFTER,
+    work=_MUL_MAT_WORK,
 )
 OUT_PROD = op(
     "OUT_PROD",
@@ -111,6 +137,7 @@ OUT_PROD = op(
     asserts="ggml_can_out_prod(a, b); !ggml_is_transposed(a)",
     runs="b->type == GGML_TYPE_F32; a->nb[0] == ggml_type_size(a->type)",
     rounding=replace(DOTS, terms=_columns, products=PRODUCT),
+    work=Work(_repeated, lambda t: 2 * nelements(t) * operand(t).ne[1] // DOT),
 )
 SOLVE_TRI = op(
     "SOLVE_TRI",
@@ -123,6 +150,7 @@ SOLVE_TRI = op(
     rounding=Rounding(
         64, 1, "float32 sums of up to K products, each row from those before", terms=_columns, products=PRODUCT
     ),
+    work=Work(operations=lambda t: nelements(t) * operand(t).ne[0] + LOOP * t.ne[1]),
 )
 TRI = op(
     "TRI",
@@ -131,7 +159,14 @@ TRI = op(
     asserts="a->type == GGML_TYPE_F32; ggml_is_contiguous(a); a->ne[0] == a->ne[1]",
     params=(enum("type", TRI_TYPE, lambda _, kept: TRI_TYPE(kept ^ 1), always=True),),  # with the diagonal or without
 )
-DIAG = op("DIAG", src="a", layout=_diag, asserts="a->ne[1] == 1", runs="a->type == GGML_TYPE_F32; a->nb[0] == 4")
+DIAG = op(
+    "DIAG",
+    src="a",
+    layout=_diag,
+    asserts="a->ne[1] == 1",
+    runs="a->type == GGML_TYPE_F32; a->nb[0] == 4",
+    work=Work(lambda t: t.ne[0] * t.ne[0]),
+)
 
 
 class MatMul:

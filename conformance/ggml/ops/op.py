@@ -82,6 +82,34 @@ NORMS = Rounding(64, 1, "float32 sum of K squares, a root, a product")
 EXPS = Rounding(256, why="float32 exp, tanh or erf of a few ulp, and the products around it")
 
 
+PASSES = 8
+"""Operations per element of its operands and its result that a kernel of the reference makes."""
+LOOP = 10_000
+"""Operations that one turn of a loop in Python takes whatever the size of its arrays."""
+DOT = 10
+"""Multiplications of a matrix product that take as long as one operation."""
+
+
+def nothing(_: Tensor) -> int:
+    """No more than the estimate for any op."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the float64 reference takes for a node, in upper bounds (`run/cost.py`)."""
+
+    elements: Callable[[Tensor], int] = nothing
+    """Values held beside the operands and three times the result."""
+    operations: Callable[[Tensor], int] = nothing
+    """Operations beside `PASSES` over operands and result."""
+    held: Callable[[Tensor], int] | None = None
+    """All values held, where a kernel converts its operands in parts."""
+
+
+PLAIN = Work()
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """One constructor of `ggml.h`, as far as a call of it can be written from the node that it made."""
@@ -114,6 +142,7 @@ class Op:
     limits: Callable[[Tensor], None] | None
     """The same, as far as `runs` cannot say it."""
     rounding: Rounding
+    work: Work
     suffix: str
     """What ggml appends to the name of `src[0]`."""
     prepare: Callable[[dict[str, Any]], None] | None
@@ -250,6 +279,7 @@ def op(
     asserts: str = "",
     let: str = "",
     rounding: Rounding = MOVES,
+    work: Work = PLAIN,
     params: Sequence[Field] = (),
     runs: str = "",
     limits: Callable[[Tensor], None] | None = None,
@@ -266,6 +296,7 @@ def op(
         asserts: assertions of ggml's constructor, as `assertions` reads them.
         let: names of C that `asserts` and `runs` use: `n_head = x->ne[1]; …`.
         rounding: the row of the tolerance table.
+        work: what a node costs beyond its operands and its result.
         params: in the order of `op_params`.
         runs: what is asserted at compute time, likewise; `dst` is the node.
         limits: the rest of it.
@@ -289,6 +320,7 @@ def op(
         assertions(runs, let, sources, n_src, fields),
         limits,
         rounding,
+        work,
         suffix,
         prepare,
         tuple((setter, of, tuple(rest)) for setter, of, *rest in after),

@@ -12,7 +12,19 @@ from conformance.ggml.types import F32
 
 from .fields import f32, i32
 from .matmul import PRODUCT
-from .op import DECLARATIONS, Layout, Rounding, check, fresh, op, operand, violated
+from .op import (
+    DECLARATIONS,
+    LOOP,
+    PASSES,
+    Layout,
+    Rounding,
+    Work,
+    check,
+    fresh,
+    op,
+    operand,
+    violated,
+)
 
 
 def _ssm_scan(t: Tensor) -> Layout:
@@ -81,6 +93,34 @@ _STATES = Rounding(
 _K = (i32("K"),)
 
 
+def _turns(tokens: int, state: int) -> int:
+    """A loop over tokens, each of which changes a state."""
+    return tokens * (20 * LOOP + PASSES * state)
+
+
+def _scan_state(t: Tensor) -> int:
+    s = operand(t)
+    return s.ne[0] * s.ne[1] * s.ne[2] * operand(t, 1).ne[3]
+
+
+def _scan_elements(t: Tensor) -> int:
+    x = operand(t, 1)
+    return x.ne[2] * _scan_state(t) + 2 * x.ne[1] * nelements(operand(t, 4))
+
+
+def _linear_work(state: int, values: int) -> Work:
+    """Of an op over the state `src[state]`, which holds so many values of its size."""
+    return Work(
+        lambda t: values * nelements(operand(t, state)),
+        lambda t: _turns(operand(t).ne[2], nelements(operand(t, state))),
+    )
+
+
+def _delta_elements(t: Tensor) -> int:
+    v = operand(t, 2)
+    return v.ne[2] * nelements(operand(t, 5)) + 3 * nelements(v)
+
+
 _LET = "n_tokens = k->ne[2]; n_seqs = state->ne[1]"
 
 
@@ -111,6 +151,7 @@ SSM_SCAN = op(
     """,
     rounding=_STATES,
     params=_K,
+    work=Work(_scan_elements, lambda t: _turns(operand(t, 1).ne[2], _scan_state(t))),
 )
 RWKV_WKV6 = op(
     "RWKV_WKV6",
@@ -119,6 +160,7 @@ RWKV_WKV6 = op(
     let=_LET,
     runs=_linear_runs("k v r tf td state", "; ggml_nelements(tf) == k->ne[0] * k->ne[1]"),
     rounding=_STATES,
+    work=_linear_work(5, 4),
 )
 RWKV_WKV7 = op(
     "RWKV_WKV7",
@@ -127,6 +169,7 @@ RWKV_WKV7 = op(
     let=_LET,
     runs=_linear_runs("r w k v a b state", "; ggml_are_same_shape(r, k)"),
     rounding=_STATES,
+    work=_linear_work(6, 6),
 )
 GATED_LINEAR_ATTN = op(
     "GATED_LINEAR_ATTN",
@@ -136,6 +179,7 @@ GATED_LINEAR_ATTN = op(
     runs=_linear_runs("k v q g state"),
     rounding=_STATES,
     params=(f32("scale"),),
+    work=_linear_work(4, 4),
 )
 GATED_DELTA_NET = op(
     "GATED_DELTA_NET",
@@ -158,6 +202,7 @@ GATED_DELTA_NET = op(
     """,  # ggml_compute_forward_gated_delta_net_one_chunk would read past the end otherwise
     rounding=_STATES,
     params=_K,
+    work=Work(_delta_elements, lambda t: _turns(operand(t, 2).ne[2], nelements(operand(t, 5)))),
 )
 
 

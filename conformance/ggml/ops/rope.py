@@ -6,11 +6,24 @@ from enum import IntEnum
 from typing import Any
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.tensor import Tensor
+from conformance.ggml.tensor import Tensor, nelements
 from conformance.ggml.types import F32, I32
 
 from .fields import GAP, enum, f32, i32, swap, times, vec
-from .op import Layout, Rounding, check, dup_or_inplace, failed, op, operand, optional, set_param, violated
+from .op import (
+    LOOP,
+    Layout,
+    Rounding,
+    Work,
+    check,
+    dup_or_inplace,
+    failed,
+    op,
+    operand,
+    optional,
+    set_param,
+    violated,
+)
 
 ROPE_TYPE = IntEnum("ROPE_TYPE", {"NORMAL": 0, "NEOX": 2, "MROPE": 8, "VISION": 24, "IMROPE": 40})
 """`GGML_ROPE_TYPE_*`."""
@@ -116,6 +129,7 @@ ROPE = op(
     ),
     prepare=_keep_sections,
     after=(("rope_set_offset", "n_offs"),),
+    work=Work(lambda t: 2 * nelements(t), lambda t: LOOP * t.ne[0]),
 )
 
 

@@ -9,7 +9,22 @@ from conformance.ggml.tensor import Tensor, nelements
 from conformance.ggml.types import F32, I32
 
 from .fields import enum, f32, i32, swap, to
-from .op import MOVES, NORMS, SUMS, Layout, fit_name, fresh, fresh_like, op, operand, same_layout, view_tensor, violated
+from .op import (
+    LOOP,
+    MOVES,
+    NORMS,
+    SUMS,
+    Layout,
+    Work,
+    fit_name,
+    fresh,
+    fresh_like,
+    op,
+    operand,
+    same_layout,
+    view_tensor,
+    violated,
+)
 
 SORT_ORDER = IntEnum("SORT_ORDER", {"ASC": 0, "DESC": 1})
 """`enum ggml_sort_order`."""
@@ -65,6 +80,13 @@ def _first(t: Tensor) -> int:
 
 
 _EPS = f32("eps", to(0.5))
+
+
+def _sorting(t: Tensor) -> int:
+    n = nelements(operand(t))
+    return n * max(1, n.bit_length())
+
+
 _EPS_RUNS = "eps >= 0.0f"
 NORM = op("NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
 RMS_NORM = op("RMS_NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
@@ -76,6 +98,7 @@ GROUP_NORM = op(
     runs=f"n_groups >= 1; {_EPS_RUNS}",
     rounding=replace(NORMS, terms=_first),
     params=(i32("n_groups", lambda _, n: 1 if n > 1 else 2), _EPS),
+    work=Work(operations=lambda t: LOOP * max(1, min(t.params.n_groups, t.ne[2]))),
 )
 SUM = op("SUM", src="a", layout=_sum, rounding=replace(SUMS, terms=_first))
 SUM_ROWS = op("SUM_ROWS", src="a", layout=_sum_rows, rounding=SUMS)
@@ -88,14 +111,16 @@ ARGSORT = op(
     layout=_argsort,
     asserts="a->ne[0] <= INT32_MAX",
     params=(enum("order", SORT_ORDER, swap("ASC", "DESC"), always=True),),
+    work=Work(nelements, _sorting),
 )
-TOP_K = op("TOP_K", src="a", layout=_top_k)
+TOP_K = op("TOP_K", src="a", layout=_top_k, work=Work(_first, _sorting))
 GET_ROWS = op(
     "GET_ROWS",
     src="a b",
     layout=_get_rows,
     asserts="a->ne[2] == b->ne[1]; a->ne[3] == b->ne[2]; b->ne[3] == 1; b->type == GGML_TYPE_I32",
     rounding=replace(MOVES, by="rows"),
+    work=Work(nelements),
 )
 SET_ROWS = op(
     "SET_ROWS",
@@ -108,6 +133,7 @@ SET_ROWS = op(
         ggml_is_contiguous_rows(a); ggml_is_contiguous_rows(b)
     """,
     rounding=replace(MOVES, by="quantize"),
+    work=Work(held=lambda t: 4 * _first(t)),
 )
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from enum import IntEnum
 
 from conformance.ggml.errors import GraphError
-from conformance.ggml.tensor import MAX_DIMS, Tensor, dims
+from conformance.ggml.tensor import MAX_DIMS, Tensor, dims, nelements
 from conformance.ggml.types import F32, GGMLType
 
 from .fields import enum, flag, flip, i32s, swap, vec
-from .op import DOTS, SUMS, Layout, check, fresh, op, operand, violated
+from .op import DOTS, LOOP, PASSES, SUMS, Layout, Work, check, fresh, op, operand, violated
 
 OP_POOL = IntEnum("OP_POOL", {"MAX": 0, "AVG": 1})
 """`enum ggml_op_pool`."""
@@ -112,6 +112,31 @@ def _other_shifts(t: Tensor, shifts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(s - 1 if s > 0 else s + (n > 1 - s) for s, n in zip(shifts, t.ne, strict=True))
 
 
+def _padded(ne: int, before: int, windows: int, stride: int, reach: int) -> int:
+    return ne + before + max(before, (windows - 1) * stride + reach)
+
+
+def _pooled(t: Tensor) -> int:
+    """Elements of the padded operand."""
+    a, p = operand(t), t.params
+    wide = _padded(a.ne[0], p.p0, t.ne[0], p.s0, p.k0)
+    return wide * _padded(a.ne[1], p.p1, t.ne[1], p.s1, p.k1) * a.ne[2] * a.ne[3]
+
+
+def _unfolded(t: Tensor) -> int:
+    """Elements of the padded operand of IM2COL."""
+    a, b, p = operand(t), operand(t, 1), t.params
+    wide = _padded(b.ne[0], p.p0, t.ne[1], p.s0, abs(a.ne[0] * p.d0) + 1)
+    if not p.is_2D:
+        return wide * b.ne[1] * b.ne[2]
+    return wide * _padded(b.ne[1], p.p1, t.ne[2], p.s1, abs(a.ne[1] * p.d1) + 1) * b.ne[2] * b.ne[3]
+
+
+def _im2col_operations(t: Tensor) -> int:
+    a = operand(t)
+    return a.ne[0] * (a.ne[1] if t.params.is_2D else 1) * LOOP + PASSES * _unfolded(t)
+
+
 PAD = op(
     "PAD",
     src="a",
@@ -130,6 +155,7 @@ POOL_2D = op(
     """,  # steps through planes by nb[2] and through rows by element
     rounding=replace(SUMS, terms=_window),
     params=(enum("op", OP_POOL, swap("MAX", "AVG"), always=True), *i32s("k0 k1 s0 s1 p0 p1")),
+    work=Work(lambda t: 2 * _pooled(t), lambda t: _window(t) * (LOOP + 2 * nelements(t)) + PASSES * _pooled(t)),
 )
 IM2COL = op(
     "IM2COL",
@@ -141,6 +167,7 @@ IM2COL = op(
         b->type == GGML_TYPE_F32; b->nb[0] == 4; !is_2D || b->nb[1] == b->ne[0]*b->nb[0]
     """,
     params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")),
+    work=Work(lambda t: 2 * _unfolded(t), _im2col_operations),
 )
 SSM_CONV = op(
     "SSM_CONV",
@@ -149,6 +176,7 @@ SSM_CONV = op(
     asserts="ggml_is_3d(sx); ggml_is_matrix(c); sx->ne[1] == d_inner",
     let="d_inner = c->ne[1]",
     rounding=replace(DOTS, terms=_kernel),
+    work=Work(lambda t: nelements(t) * _kernel(t), lambda t: 2 * nelements(t) * _kernel(t)),
 )
 
 
