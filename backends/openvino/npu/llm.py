@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -17,10 +17,10 @@ import openvino.opset15 as o
 from numpy.typing import NDArray
 from openvino import Model, Node, PartialShape, Type
 
-from backends.openvino.backend import OpenVinoSession
+from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
 from backends.openvino.compile import words
 from backends.openvino.nodes import Constants, Shape, Value
-from backends.openvino.state.walk import StateWalk
+from backends.openvino.state.variables import StateWalk
 from backends.openvino.walk import Weights
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
@@ -35,9 +35,6 @@ from conformance.ggml.tensor import Bytes, Tensor, computes
 
 from .compile import DEVICE, WRAPPER, NpuCompiler
 from .decoder import Decoder, Form, History, Run, UnfitError, decoder, roles_in
-
-if TYPE_CHECKING:
-    from . import OpenVinoNpu
 
 AT_ONCE = 8
 """Tokens of one run after the prompt at most: OpenVINO rounds up to 8. It gives logits for as many, at the end of a
@@ -115,7 +112,7 @@ def fits(case: Case) -> Support:
 class LlmSession(OpenVinoSession):
     """A case on one `Machine`, which is made at the first step."""
 
-    def __init__(self, backend: OpenVinoNpu, npu: NpuCompiler, case: Case) -> None:
+    def __init__(self, backend: OpenVinoStateless, npu: NpuCompiler, case: Case) -> None:
         super().__init__(backend, case)
         try:
             self._course = course(case)

@@ -20,7 +20,7 @@ from .log import Logged, appendings, fused, logs
 if TYPE_CHECKING:
     from backends.openvino.bind import HostMemory, Request
 
-    from .memory import StateMemory
+    from .variables import StateMemory
 
 
 class OpenVinoStateful(OpenVinoStateless):
@@ -30,14 +30,13 @@ class OpenVinoStateful(OpenVinoStateless):
 
     def memory(self, case: Case) -> StateMemory:
         """Bytes on the host, and what requests hold of caches."""
-        from .memory import StateMemory  # noqa: PLC0415  # needs openvino, which may be absent until now
+        from .variables import StateMemory  # noqa: PLC0415  # needs openvino, which may be absent until now
 
         return StateMemory(case, self.requant)
 
     def translate(self, plan: Plan, memory: HostMemory) -> Request:
         """Walk and emit, compile, make the request."""
-        from .memory import StatefulRequest  # noqa: PLC0415  # as above
-        from .walk import StateWalk  # noqa: PLC0415  # as above
+        from .variables import StatefulRequest, StateWalk  # noqa: PLC0415  # as above
 
         return self.request(plan, StateWalk(plan, memory), StatefulRequest)
 
