@@ -69,10 +69,8 @@ class StateWalk(Walk):
         index = self._plan.index[t]
         if dtype not in FLOATS:
             return self._variable(Feed(index, form), dtype, shape)
-        x, minus = (
-            self._variable(Feed(index, form), "<f4", shape),
-            self._variable(Feed(index, form + MINUS), "|u1", shape),
-        )
+        x = self._variable(Feed(index, form), "<f4", shape)
+        minus = self._variable(Feed(index, form + MINUS), "|u1", shape)
         return o.select(o.convert(minus, Type.boolean), self.c.f32(-0.0), x)
 
     def _variable(self, feed: Feed, dtype: str, shape: Shape) -> Value:
@@ -111,7 +109,7 @@ class StateWalk(Walk):
         return self._cached(node) or super().read_again(node)
 
     def _copied(self, root: Tensor) -> None:
-        if self._plan.roles.get(root) != "cache":
+        if not self._cached(root):
             return
         held, old = self._held[root], self._leaf(root, whole=True)
         if held.number is not None and _bare(held.number):
@@ -184,9 +182,6 @@ class StateWalk(Walk):
         """As the base; then caches that are only read are assigned their own value.
 
         The parameters of logs, a beam and a mask each, stand between those of feeds and those of symbols.
-
-        Raises:
-            BackendError: a node cannot be expressed.
         """
         out = super().run(emitters)
         for feed, (variable, value) in self._own.items():
@@ -275,11 +270,7 @@ class StateMemory(HostMemory):
         """Caches that the host has old bytes of."""
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes; no request holds the tensor afterwards.
-
-        Raises:
-            UsageError: not the tensor's size.
-        """
+        """As the base; no request holds the tensor afterwards."""
         self.settle(tensor)
         super().write(tensor, data)
 
@@ -399,11 +390,7 @@ class StatefulRequest(Request):
             self._states[name(f)].state = OvTensor(np.ascontiguousarray(parts[f.form]))
 
     def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-        """Fetch caches that other requests hold, lay out masks, infer.
-
-        Raises:
-            BackendError: OpenVINO's own words.
-        """
+        """As the base; first fetch caches that other requests hold, and lay out masks."""
         if self._request is None:
             return super().run(plan, memory, inputs)
         self._take(plan, memory)
@@ -427,9 +414,8 @@ class StatefulRequest(Request):
         self._owner, self.holds = ref(memory), wanted
         self._place = {t: i for i, t in wanted.items()}
         logged = {t for a in memory.appending for t in a.log.caches}
-        for t in wanted.values():
-            if t not in logged:
-                memory.lend(t, self)
+        for t in [t for t in wanted.values() if t not in logged]:
+            memory.lend(t, self)
 
 
 def _leaks(log: Log, a: Appending) -> bool:
