@@ -37,11 +37,7 @@ class HostMemory(Memory):
                 self.write(t, self._bytes.pop(t))
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes.
-
-        Raises:
-            UsageError: not the tensor's size.
-        """
+        """Set the bytes; UsageError if they are not the tensor's size."""
         if data.nbytes != nbytes(tensor):
             raise UsageError(f"{tensor}: {nbytes(tensor)} bytes expected, {data.nbytes} given")
         if tensor in self._bytes:
@@ -79,7 +75,7 @@ class Request(Program):
         self._bindings: tuple[int, ...] | None = None
         self._resized = any(isinstance(n, Sym) for c in emitted.commits for n in c.extents)
         """Whether caches of other sizes are served, too."""
-        self._request = compiled.create_infer_request() if compiled is not None else None
+        self._request: Any = None if compiled is None else compiled.create_infer_request()
         self._set: dict[int, OvTensor] = {}
         self._spare: dict[int, OvTensor] = {}
         self._bound: tuple[object, tuple[Tensor, ...]] = (None, ())
@@ -103,11 +99,7 @@ class Request(Program):
                 self._bound = (None, ())
 
     def run(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-        """Bind, infer, collect.
-
-        Raises:
-            BackendError: OpenVINO's own words, or a row outside its cache.
-        """
+        """Bind, infer, collect; BackendError with OpenVINO's own words, or for a row outside its cache."""
         parts: dict[int, dict[str, NDArray[Any]]] = {}
         if self._request is not None:
             try:
@@ -129,7 +121,6 @@ class Request(Program):
         return values
 
     def _feed(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> None:
-        assert self._request is not None  # a program without results has nothing to bind
         if self._bound[0] is not memory.stamp or self._bound[1] != plan.caches:
             self._attach(plan, memory)
         coded: dict[int, dict[str, NDArray[Any]]] = {}
@@ -154,7 +145,6 @@ class Request(Program):
 
     def _attach(self, plan: Plan, memory: HostMemory) -> None:
         """Bind this session's caches to the model, and look up where their new rows go."""
-        assert self._request is not None  # as above
         for i, feed in enumerate(self._feeds):
             t = plan.tensors[feed.index]
             if plan.roles[t] == "cache" and feed.form != VALUE:
@@ -172,7 +162,6 @@ class Request(Program):
 
     def _keep(self, plan: Plan, memory: HostMemory) -> None:
         """Swap each cache with the tensor of its new contents; the next run writes into the old one."""
-        assert self._request is not None  # as above
         for i in range(self._first_cache, len(self._outputs)):
             index, form = self._outputs[i]
             t = plan.tensors[index]
@@ -189,7 +178,6 @@ class Request(Program):
 
     def _commit(self, plan: Plan) -> None:
         """New rows go into the caches."""
-        assert self._request is not None  # as above
         # what lies in the memory of a cache is taken before any cache changes
         copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= self._first_commit}
         places: dict[tuple[int, int], slice | NDArray[Any]] = {}
@@ -206,7 +194,6 @@ class Request(Program):
                     raise BackendError(f"{t}: a row is written that it does not have: {e}") from e
 
     def _out(self, i: int, copies: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
-        assert self._request is not None  # as above
         data: NDArray[Any] = copies[i] if i in copies else self._request.get_output_tensor(i).data
         return data
 
@@ -224,11 +211,7 @@ class Target(NamedTuple):
 
 
 def _places(ids: NDArray[Any], size: int) -> slice | NDArray[Any]:
-    """`ids` as an index along an axis of `size`: a slice where they follow one another, which costs a tenth.
-
-    Raises:
-        IndexError: one of them is not on the axis.
-    """
+    """`ids` along an axis of `size` (IndexError beyond it): a slice where they are in line, which costs a tenth."""
     ids = ids.reshape(-1)
     if not len(ids):
         return slice(0, 0)

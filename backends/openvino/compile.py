@@ -43,15 +43,9 @@ class Compiler:
     ) -> CompiledModel:
         """Make a model of nodes and compile it, or at stage `translate` have it interpreted.
 
-        Args:
-            results: result nodes, in the order of the outputs.
-            parameters: parameter nodes, in the order of the inputs.
-            sinks: what assigns variables.
-            served: whether the model has its weights. Fusing kernels for one that only tests ops would take 40 % of the
-                time; `fusion` decides for all if it is not `auto`.
-
-        Raises:
-            BackendError: the device's compiler refused it.
+        Results and parameters stand in the order of outputs and inputs; sinks assign variables. `served`: the model has
+        its weights. Fusing kernels for one that only tests ops would take 40 % of the time; `fusion` decides for all if
+        it is not `auto`. BackendError if the device's compiler refuses it.
         """
         try:
             return self.model(self.ov.Model(results, list(sinks), parameters), served=served)
@@ -96,11 +90,7 @@ class Compiler:
 
 
 def openvino_core() -> tuple[ModuleType, Any]:
-    """The package `openvino` and a core.
-
-    Raises:
-        UnavailableError: the package is not installed; the message says how to get it.
-    """
+    """The package `openvino` and a core; UnavailableError, which says how to get it, where it is not installed."""
     try:
         import openvino  # noqa: PLC0415  # its absence must be an answer, not an import error
     except ImportError as e:
@@ -109,12 +99,7 @@ def openvino_core() -> tuple[ModuleType, Any]:
 
 
 def compiler(device: str, precision: str, fusion: str, stage: str = "run") -> Compiler:
-    """The compiler for `device`.
-
-    Raises:
-        UnavailableError: OpenVINO or the device is not here; says how to get it, or what is here.
-        UsageError: an unknown precision or fusion.
-    """
+    """The compiler for `device`; UnavailableError where it is not here, UsageError for an unknown option."""
     one_of("fusion", fusion, FUSION)
     properties = PROPERTIES[one_of("precision", precision, tuple(PROPERTIES))]
     openvino, core = openvino_core()
@@ -126,11 +111,7 @@ def compiler(device: str, precision: str, fusion: str, stage: str = "run") -> Co
 
 
 def one_of(option: str, value: str, legal: Sequence[str]) -> str:
-    """The value of an option.
-
-    Raises:
-        UsageError: it is none of the legal ones.
-    """
+    """The value of an option; UsageError if it is none of the legal ones."""
     if value not in legal:
         raise UsageError(f"{option}: one of {', '.join(legal)} expected, {value!r} given")
     return value
@@ -176,10 +157,7 @@ class ModelCache:
         return h.hexdigest()
 
     def compiled(self, compiler: Compiler, name: str, compile_: Callable[[], Any]) -> tuple[CompiledModel, str]:
-        """The model `name`, compiled by `compile_` where the file is not there or cannot be trusted.
-
-        Also a note for the witness that says where it came from.
-        """
+        """The model `name` from its file, else from `compile_`; and a note for the witness that says which."""
         path = self._folder / f"{name}.model"
         try:
             data = path.read_bytes()

@@ -63,25 +63,22 @@ class Constants:
         pieces: list[Node] = []
         for symbolic, run in groupby(x, key=lambda n: isinstance(n, Sym)):
             if symbolic:
-                pieces += [self._symbol(n) for n in run]
+                pieces += [self.symbol(n) for n in run]
             else:
                 pieces.append(o.constant(np.array(list(run), np.int64)))
         return pieces[0] if len(pieces) == 1 else o.concat(pieces, 0) if pieces else o.constant(np.empty(0, np.int64))
 
-    def _symbol(self, n: int) -> Node:
+    def symbol(self, n: int) -> Node:
+        """`n` as a parameter of shape [1], whose value the compiler cannot see; also where `n` is a plain number."""
         expr = expr_of(n)
         if expr not in self.symbols:
             self.symbols[expr] = o.parameter([1], Type.i64)
         return self.symbols[expr]
 
-    def symbol(self, n: int) -> Node:
-        """`n` as a parameter of shape [1], whose value the compiler cannot see; also where `n` is a plain number."""
-        return self._symbol(n)
-
     def axis(self, x: int) -> Node:
         """An int64 scalar."""
         if isinstance(x, Sym):
-            return o.squeeze(self._symbol(x), self.i64(0))
+            return o.squeeze(self.symbol(x), self.i64(0))
         if x not in self._ints:
             self._ints[x] = o.constant(np.array(x, np.int64))
         return self._ints[x]
@@ -176,11 +173,7 @@ def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def shape_of(c: Constants, x: Value) -> Shape:
-    """The shape, symbolic where the graph's is.
-
-    Raises:
-        BackendError: it is unknown.
-    """
+    """The shape, symbolic where the graph's is; BackendError if it is unknown."""
     known = known_shape(c, x)
     if known is None:
         raise BackendError(f"the shape of {x} is not known; an emitter must say it with Constants.shaped")

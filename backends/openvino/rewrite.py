@@ -53,9 +53,8 @@ _TEXT = b"""<?xml version="1.0"?><net name="m" version="11"><layers>
 def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an openvino.Model
     """Mark what `model` computes in float32 from its inputs; what it makes of constants alone belongs to a product.
 
-    Returns:
-        Whether it has products. Then the CPU plugin must fuse elementwise kernels: it makes new nodes of marked ones
-        (`a + -1 * b` becomes Subtract, and that a sum again), which keep to the mark only inside a kernel that has it.
+    True if it has products. Then the CPU plugin must fuse elementwise kernels: it makes new nodes of marked ones
+    (`a + -1 * b` becomes Subtract, and that a sum again), which keep to the mark only inside a kernel that has it.
     """
     stored = _stored(model.get_ordered_ops())
     for node in model.get_ordered_ops():
@@ -65,7 +64,7 @@ def keep(core: Any, model: Any) -> bool:  # noqa: ANN401  # an openvino.Core, an
             if kind == "Divide" and b.get_node().get_type_name() == "Sqrt":
                 if node.get_name() not in stored:
                     continue  # or RMS would no longer be recognised
-                b = o.maximum(b, o.constant(np.float32(0.0))).output(0)  # nor is it to be
+                b = o.maximum(b, _f32(0.0)).output(0)  # nor is it to be
             node.output(0).replace(SPLIT[kind](a, b).output(0))
     mark = core.read_model(_TEXT, b"").get_parameters()[0].get_rt_info()[MARK]
     nodes = model.get_ordered_ops()
@@ -138,15 +137,10 @@ def _variable(node: Node) -> str:
     return str(node.get_attributes()["variable_id"])
 
 
-def _subtract(a: Value, b: Value) -> Node:
-    return o.add(a, o.multiply(b, o.constant(np.float32(-1.0))))
-
-
-def _divide(a: Value, b: Value) -> Node:
-    return o.multiply(a, o.power(b, o.constant(np.float32(-1.0))))
-
-
-SPLIT: dict[str, Callable[[Value, Value], Node]] = {"Subtract": _subtract, "Divide": _divide}
+SPLIT: dict[str, Callable[[Value, Value], Node]] = {
+    "Subtract": lambda a, b: o.add(a, o.multiply(b, _f32(-1.0))),
+    "Divide": lambda a, b: o.multiply(a, o.power(b, _f32(-1.0))),
+}
 """Operations that the plugin rewrites and then loses the mark: type -> the same as the plugin would write it."""
 
 
@@ -171,11 +165,7 @@ class Variable:
 
     @property
     def state(self) -> OvTensor:
-        """What it holds.
-
-        Raises:
-            RuntimeError: nothing since it was made or reset.
-        """
+        """What it holds; RuntimeError, as OpenVINO has it, if nothing since it was made or reset."""
         if self.held is None:
             msg = f"variable {self.name} holds nothing yet"
             raise RuntimeError(msg)
@@ -193,10 +183,8 @@ class Variable:
 class Interpreted:
     """A model in place of an `openvino.CompiledModel`; it is its own infer request.
 
-    It rewires the model (operations that `Model.evaluate` lacks are expanded, variables become parameters and results).
-
-    Raises:
-        BackendError: the model holds an operation that can neither be evaluated nor expanded.
+    It rewires the model: operations that `Model.evaluate` lacks are expanded (BackendError where they cannot be),
+    variables become parameters and results.
     """
 
     def __init__(self, model: Model) -> None:
@@ -248,11 +236,7 @@ class Interpreted:
         return self._given[i] if i in self._given else self._outputs[i]
 
     def infer(self) -> None:
-        """Run once.
-
-        Raises:
-            RuntimeError: OpenVINO's own words.
-        """
+        """Run once; RuntimeError with OpenVINO's own words."""
         if self._initial is not None and any(v.held is None for v in self._variables):
             values = dict(zip(map(id, self._first), _evaluate(self._initial, self._inputs), strict=True))
             for v in self._variables:

@@ -89,8 +89,7 @@ class Rows:
 def region(t: Tensor, *, blocks: bool) -> Region:
     """Where `t` lies in its root, in blocks or in elements (a root of a block type held as numbers has no blocks).
 
-    Raises:
-        BackendError: the strides are no whole number of units.
+    BackendError if the strides are no whole number of units.
     """
     size, blck = t.type.type_size, t.type.blck_size
     if any(x % size != 0 for x in (*t.nb[1:], t.view_offs, *t.nb[: blck == 1])):
@@ -177,8 +176,7 @@ def factored(r: Region) -> Factors | None:
 def place(c: Constants, r: Region) -> tuple[Rows, list[int], str]:
     """Where the units of `r` lie: along one axis where possible, so that writing them costs no more than they are.
 
-    Returns:
-        Where; the region's axes in the order and the shape in which new units must stand; and how: rows or scatter.
+    Also the order of the region's axes in which new units must stand; and how they are written: rows or scatter.
     """
     if r.contiguous:
         unit = math.gcd(*poly_of(r.size).values(), int(r.total), int(r.offset))

@@ -36,11 +36,7 @@ class Weights(Protocol):
 
 
 def src(node: Tensor, i: int) -> Tensor:
-    """`node.src[i]`, which the op cannot do without.
-
-    Raises:
-        BackendError: it is absent.
-    """
+    """`node.src[i]`, which the op cannot do without; BackendError if it is absent."""
     s = optional(node, i)
     if s is None:
         raise BackendError(f"{node}: src[{i}] is absent, {node.op} needs it")
@@ -215,15 +211,18 @@ class Walk:
             held.number = ROUND[t.type](self.c, held.number)
             held.rounded = True
         x, how = read(self.c, held.number, region(t, blocks=False))
-        self._note(f"read by {how}" if how != "whole" else how)
+        self._note(f"read by {how}")
         return x
 
     def _decoded(self, t: Tensor, held: Held) -> Value:
         if t.type not in BLOCKS or held.parts is None:
             raise BackendError(f"{t}: {t.type} that the graph itself wrote cannot be read as numbers in OpenVINO")
+        return reshape(self.c, numbers(self.c, t.type, self._blocks(t, held)), t.shape)
+
+    def _blocks(self, t: Tensor, held: Held) -> dict[str, Value]:
+        assert held.parts is not None  # a root holds numbers or parts
         r = region(t, blocks=True)
-        own = {p.name: read(self.c, held.parts[p.name], r, p.width)[0] for p in parts(t.type)}
-        return reshape(self.c, numbers(self.c, t.type, own), t.shape)
+        return {p.name: read(self.c, held.parts[p.name], r, p.width)[0] for p in parts(t.type)}
 
     def baked(self, t: Tensor) -> bool:
         """Whether `t` is a weight that becomes a constant of the model."""
@@ -244,27 +243,22 @@ class Walk:
         held = self._current(t.root, whole=True)
         if held.parts is None:
             held = self._leaf(t.root, whole=True)
-        r = region(t, blocks=True)
-        assert held.parts is not None  # a type without numbers is held as parts
-        return {p.name: read(self.c, held.parts[p.name], r, p.width)[0] for p in parts(t.type)}
+        return self._blocks(t, held)
 
     def note(self, what: str) -> None:
         """Say in the witness what was done."""
         self._out.notes[what] += 1
 
     def _note(self, how: str) -> None:
-        if how != "whole":
-            self._out.notes[f"views {how}"] += 1
+        if how != "read by whole":
+            self.note(f"views {how}")
 
     # -- what emitters store --------------------------------------------------------------------------------------
 
     def store(self, node: Tensor, x: Value, *, exact: bool = False) -> None:
         """Make `x` the value of `node`, rounded to its type unless it is `exact`: on the type's grid already.
 
-        `x` holds `node`'s elements in order, in any shape.
-
-        Raises:
-            BackendError: values of this type cannot be built.
+        `x` holds `node`'s elements in order, in any shape. BackendError if values of this type cannot be built.
         """
         if node.type in BLOCKS:
             rows = reshape(self.c, x, (*node.ne[:0:-1], node.ne[0] // node.type.blck_size, node.type.blck_size))
@@ -350,10 +344,9 @@ class Walk:
             x, _ = read(self.c, held.number, region(t, blocks=False))
             self._emit(index, NUMBER, x)
             return
-        r = region(t, blocks=True)
-        assert held.parts is not None  # a root holds the one or the other
+        blocks = self._blocks(t, held)
         for p in parts(t.type):
-            x, _ = read(self.c, held.parts[p.name], r, p.width)
+            x = blocks[p.name]
             self._emit(index, p.name, o.convert(x, Type.f16) if p.dtype == "<f2" else x)
 
     def _cache(self, t: Tensor, index: int) -> None:
@@ -385,11 +378,7 @@ class Walk:
         self._out.outputs.append((index, form))
 
     def run(self, emitters: Mapping[str, Emitter]) -> Emitted:
-        """Emit every computed node in order, take outputs right after their nodes, caches at the end.
-
-        Raises:
-            BackendError: a node cannot be expressed.
-        """
+        """Emit every computed node, outputs right after theirs, caches at the end; BackendError if one cannot be."""
         wanted = set(self._plan.outputs)
         computed = set()
         emits = iter(self._plan.computed())
@@ -402,7 +391,7 @@ class Walk:
             if node in wanted and not is_empty(node):
                 self._result(node, self._plan.index[node])
         self._out.first_cache = len(self._out.results)
-        caches = [t for t, role in self._plan.roles.items() if role == "cache" and t in computed and t in self._held]
+        caches = [t for t in self._plan.caches if t in computed and t in self._held]
         written = {t: self._held[t].log if self.bound else None for t in caches}
         for t, log in written.items():
             if log is None:

@@ -210,8 +210,7 @@ def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, siz
     continues: normally 0, 1, 2, … To fuse with `sdpa` the cache needs the Gather by `beam`, the initial value and this
     layout, and must be no output.
 
-    Returns:
-        float32 (batch, heads, past + tokens, size), and the Assign, which belongs to the model's sinks.
+    Gives float32 (batch, heads, past + tokens, size), and the Assign, which belongs to the model's sinks.
     """
     info = VariableInfo()
     info.data_shape, info.data_type, info.variable_id = PartialShape([-1, heads, -1, size]), Type.f32, name

@@ -45,10 +45,6 @@ def _add_id(e: Walk, node: Tensor) -> None:
     e.store(node, o.add(a, rows))
 
 
-def _add1(e: Walk, node: Tensor) -> None:
-    e.store(node, o.add(e.number(src(node, 0)), e.number(src(node, 1))))
-
-
 def _scale(e: Walk, node: Tensor) -> None:
     x: Value = o.multiply(e.number(src(node, 0)), e.c.f32(node.params.s))
     bias = node.params.b
@@ -84,24 +80,12 @@ def _hardsigmoid(c: Constants, x: Value) -> Value:
     return o.minimum(o.maximum(y, c.f32(0.0)), c.f32(1.0))
 
 
-def _gelu_quick(c: Constants, x: Value) -> Value:
-    return o.multiply(x, o.sigmoid(o.multiply(x, c.f32(1.702))))
-
-
-def _trunc(c: Constants, x: Value) -> Value:
-    return o.select(o.less(x, c.f32(0.0)), o.ceiling(x), o.floor(x))
-
-
 def _round(c: Constants, x: Value) -> Value:
     """`roundf`, halves away from zero. OpenVINO's own adds a half first, which carries 0.49999997 to 1."""
     size = o.abs(x)
     whole = o.floor(size)
     up = o.convert(o.greater_equal(o.subtract(size, whole), c.f32(0.5)), Type.f32)
     return o.multiply(o.add(whole, up), o.sign(x))
-
-
-def _softplus(c: Constants, x: Value) -> Value:
-    return o.select(o.greater(x, c.f32(20.0)), x, o.log(o.add(o.exp(x), c.f32(1.0))))
 
 
 UNARY: dict[str, Callable[[Constants, Value], Value]] = {
@@ -114,18 +98,18 @@ UNARY: dict[str, Callable[[Constants, Value], Value]] = {
     "RELU": lambda _, x: o.relu(x),
     "SIGMOID": lambda _, x: o.sigmoid(x),
     "GELU": lambda _, x: o.gelu(x, "tanh"),
-    "GELU_QUICK": _gelu_quick,
+    "GELU_QUICK": lambda c, x: o.multiply(x, o.sigmoid(o.multiply(x, c.f32(1.702)))),
     "SILU": lambda _, x: o.swish(x),
     "HARDSWISH": lambda c, x: o.multiply(x, _hardsigmoid(c, x)),
     "HARDSIGMOID": _hardsigmoid,
     "EXP": lambda _, x: o.exp(x),
     "EXPM1": lambda c, x: o.subtract(o.exp(x), c.f32(1.0)),
-    "SOFTPLUS": _softplus,
+    "SOFTPLUS": lambda c, x: o.select(o.greater(x, c.f32(20.0)), x, o.log(o.add(o.exp(x), c.f32(1.0)))),
     "GELU_ERF": lambda _, x: o.gelu(x, "erf"),
     "FLOOR": lambda _, x: o.floor(x),
     "CEIL": lambda _, x: o.ceiling(x),
     "ROUND": _round,
-    "TRUNC": _trunc,
+    "TRUNC": lambda c, x: o.select(o.less(x, c.f32(0.0)), o.ceiling(x), o.floor(x)),
 }
 """Sub-op of UNARY -> its formula; XIELU takes parameters and stands apart."""
 
@@ -194,7 +178,7 @@ def _glu(e: Walk, node: Tensor) -> None:
 
 EMITTERS: dict[str, Emitter] = {
     "ADD": _binary(o.add),
-    "ADD1": _add1,
+    "ADD1": lambda e, node: e.store(node, o.add(e.number(src(node, 0)), e.number(src(node, 1)))),
     "ADD_ID": _add_id,
     "ARANGE": _arange,
     "CLAMP": _clamp,

@@ -25,28 +25,19 @@ Step = Callable[[Constants, Value, list[Value], list[Value]], tuple[Value, Value
 def scan(
     c: Constants, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], n: int, *, axis: int = 1
 ) -> tuple[Value, Value]:
-    """`step` from token to token, of which there are `n`; one token is a graph of its own.
+    """`step` from token to token, of which there are `n`, starting from `state`; one token is a graph of its own.
 
-    Args:
-        c: the model's constants.
-        step: what one token does; its nodes may be those of a Loop's body, so it makes its own constants.
-        state: what the first token starts from.
-        inputs: each with tokens along `axis`, which the step gets without it.
-        fixed: what every step gets whole.
-        n: tokens.
-        axis: where tokens stand in `inputs`.
-
-    Returns:
-        The outputs, with tokens along `axis` again, and the last state.
+    A step gets a token of each of `inputs`, without `axis`, and `fixed` whole. Its nodes may be those of a Loop's body,
+    so it makes its own constants. Gives the outputs, with tokens along `axis` again, and the last state.
     """
     shape = shape_of(c, state)
     if n == 1:
-        at = [reshape(c, x, _without(shape_of(c, x), axis)) for x in inputs]
+        at = [reshape(c, x, _along(shape_of(c, x), axis)) for x in inputs]
         y, last = step(c, state, at, list(fixed))
         return o.unsqueeze(y, c.i64(axis)), c.shaped(last, shape)
     inner = Constants()
     before = _parameter(shape)
-    slices = [_parameter(_one(shape_of(c, x), axis)) for x in inputs]
+    slices = [_parameter(_along(shape_of(c, x), axis, 1)) for x in inputs]
     whole = [_parameter(shape_of(c, x)) for x in fixed]
     squeezed = [o.squeeze(p, inner.i64(axis)) for p in slices]
     y, after = step(inner, before, squeezed, list(whole))
@@ -74,12 +65,8 @@ def _parameter(shape: Shape) -> Value:
     return o.parameter([-1 if isinstance(n, Sym) else int(n) for n in shape], Type.f32)
 
 
-def _one(shape: Shape, axis: int) -> Shape:
-    return (*shape[:axis], 1, *shape[axis + 1 :])
-
-
-def _without(shape: Shape, axis: int) -> Shape:
-    return (*shape[:axis], *shape[axis + 1 :])
+def _along(shape: Shape, axis: int, *n: int) -> Shape:
+    return (*shape[:axis], *n, *shape[axis + 1 :])
 
 
 def _dot(a: Value, b: Value) -> Value:
@@ -101,10 +88,7 @@ def _down(a: Value, s: Value) -> Value:
 
 def _flat(c: Constants, x: Value, shape: Shape) -> Value:
     """`x`, known to have `shape`, as a vector."""
-    size = 1
-    for n in shape:
-        size = size * n
-    return reshape(c, c.shaped(x, shape), (size,))
+    return reshape(c, c.shaped(x, shape), (math.prod(shape),))
 
 
 def _finish(e: Walk, node: Tensor, y: Value, y_shape: Shape, states: Sequence[Value], missing: int = 0) -> None:

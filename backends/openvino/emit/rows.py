@@ -20,14 +20,6 @@ def _sum(*axes: int) -> Emitter:
     return lambda e, node: e.store(node, o.reduce_sum(e.number(src(node, 0)), e.c.i64(*axes), True))
 
 
-def _mean(e: Walk, node: Tensor) -> None:
-    e.store(node, o.reduce_mean(e.number(src(node, 0)), e.c.i64(3), True))
-
-
-def _cumsum(e: Walk, node: Tensor) -> None:
-    e.store(node, e.c.shaped(o.cum_sum(e.number(src(node, 0)), e.c.axis(3)), node.shape))
-
-
 def rms(c: Constants, x: Value, eps: float) -> Value:
     """`x / sqrt(mean(x * x) + eps)` along the last of 4 axes, in the form that the CPU plugin fuses to one RMS layer.
 
@@ -40,10 +32,6 @@ def rms(c: Constants, x: Value, eps: float) -> Value:
 def _norm(e: Walk, node: Tensor) -> None:
     x = e.number(src(node, 0))
     e.store(node, rms(e.c, o.subtract(x, o.reduce_mean(x, e.c.i64(3), True)), node.params.eps))
-
-
-def _rms_norm(e: Walk, node: Tensor) -> None:
-    e.store(node, rms(e.c, e.number(src(node, 0)), node.params.eps))
 
 
 def _l2_norm(e: Walk, node: Tensor) -> None:
@@ -161,13 +149,13 @@ def _set_rows(e: Walk, node: Tensor) -> None:
 EMITTERS: dict[str, Emitter] = {
     "ARGMAX": _argmax,
     "ARGSORT": _argsort,
-    "CUMSUM": _cumsum,
+    "CUMSUM": lambda e, node: e.store(node, e.c.shaped(o.cum_sum(e.number(src(node, 0)), e.c.axis(3)), node.shape)),
     "GET_ROWS": _get_rows,
     "GROUP_NORM": _group_norm,
     "L2_NORM": _l2_norm,
-    "MEAN": _mean,
+    "MEAN": lambda e, node: e.store(node, o.reduce_mean(e.number(src(node, 0)), e.c.i64(3), True)),
     "NORM": _norm,
-    "RMS_NORM": _rms_norm,
+    "RMS_NORM": lambda e, node: e.store(node, rms(e.c, e.number(src(node, 0)), node.params.eps)),
     "SET_ROWS": _set_rows,
     "SUM": _sum(0, 1, 2, 3),
     "SUM_ROWS": _sum(3),

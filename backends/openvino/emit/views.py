@@ -1,4 +1,4 @@
-"""Ops that move elements: CPY CONT DUP CONCAT REPEAT SET ACC."""
+"""Ops that move elements (CPY CONT DUP CONCAT REPEAT SET ACC PAD ROLL), and windows (SSM_CONV, IM2COL, POOL_2D)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import openvino.opset15 as o
 from openvino import Type
 
 from backends.openvino.forms import NUMBERS, parts
-from backends.openvino.nodes import shape_of, tile
+from backends.openvino.nodes import Value, cut, reshape, shape_of, tile, transpose
 from backends.openvino.views import Region, read, write
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.ggml.ops.views import part
+from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor, is_empty, nelements
 from conformance.ggml.types import I32
 
@@ -72,12 +73,89 @@ def _part(*, add: bool) -> Emitter:
     return emit
 
 
+# -- windows along an axis ---------------------------------------------------------------------------------------------
+def _ssm_conv(e: Walk, node: Tensor) -> None:
+    """Each channel's window of d_conv inputs times the channel's own weights, per token."""
+    x, w = e.number(src(node, 0)), e.number(src(node, 1))
+    n_t, n_s, inner = node.ne[1], node.ne[2], node.ne[0]
+    w = reshape(e.c, w, shape_of(e.c, w)[2:])
+    x = reshape(e.c, x, shape_of(e.c, x)[1:])
+    total: Value | None = None
+    for i in range(e.c.fixed(src(node, 1).ne[0])):
+        term = o.multiply(cut(e.c, x, [i], [i + n_t], [2]), cut(e.c, w, [i], [i + 1], [1]))
+        total = term if total is None else o.add(total, term)
+    assert total is not None  # d_conv is at least 1
+    e.store(node, transpose(e.c, e.c.shaped(total, (n_s, inner, n_t)), (0, 2, 1)))
+
+
+def _pool_2d(e: Walk, node: Tensor) -> None:
+    """Padding counts as zeros in a mean, and is never the maximum."""
+    p = node.params
+    x, strides, pads, kernel = e.number(src(node, 0)), [p.s1, p.s0], [p.p1, p.p0], [p.k1, p.k0]
+    if p.op == OP_POOL.AVG:
+        y: Value = o.avg_pool(x, strides, pads, pads, kernel, False, "floor")
+    else:
+        y = o.max_pool(x, strides, [1, 1], pads, pads, kernel, "floor").output(0)
+    e.store(node, e.c.shaped(y, node.shape))
+
+
+def _im2col(e: Walk, node: Tensor) -> None:
+    """One strided slice of the padded input for each element of the kernel."""
+    p, c, a, b = node.params, e.c, src(node, 0), src(node, 1)
+    s0, s1, p0, p1, d0, d1 = p.s0, p.s1, p.p0, p.p1, p.d0, p.d1
+    x = e.number(b)
+    if p.is_2D:
+        kh, kw, oh, ow = c.fixed(a.ne[1]), c.fixed(a.ne[0]), node.ne[2], node.ne[1]
+        n, channels = b.ne[3], b.ne[2]
+    else:
+        kh, kw, oh, ow, s1, p1, d1 = 1, c.fixed(a.ne[0]), 1, node.ne[1], 1, 0, 1
+        n, channels = b.ne[2], b.ne[1]
+        x = reshape(c, x, (n, channels, 1, b.ne[0]))
+    x = o.pad(x, c.i64(0, 0, p1, p0), c.i64(0, 0, p1, p0), "constant", c.f32(0.0))
+    windows = []
+    for j in range(kh):
+        for i in range(kw):
+            first = c.i64(j * d1, i * d0)
+            last = c.i64(j * d1 + (oh - 1) * s1 + 1, i * d0 + (ow - 1) * s0 + 1)
+            window = o.slice(x, first, last, c.i64(s1, s0), c.i64(2, 3))
+            windows.append(o.unsqueeze(o.transpose(window, c.i64(0, 2, 3, 1)), c.i64(-1)))
+    y = windows[0] if len(windows) == 1 else o.concat(windows, -1)
+    e.store(node, reshape(c, c.shaped(y, (n, oh, ow, channels, kh * kw)), node.shape))
+
+
+def _pad(e: Walk, node: Tensor) -> None:
+    c, padding = e.c, node.params.padding
+    x = e.number(src(node, 0))
+    before, after = c.i64(*padding[6::-2]), c.i64(*padding[7::-2])
+    if not node.params.circular:
+        e.store(node, c.shaped(o.pad(x, before, after, "constant", c.f32(0.0)), node.shape), exact=True)
+        return
+    for axis, (left, right) in enumerate(zip(padding[6::-2], padding[7::-2], strict=True)):
+        n = shape_of(c, x)[axis]
+        sides = [cut(c, x, [n - left], [n], [axis])] if left else []
+        sides += [x, *([cut(c, x, [0], [right], [axis])] if right else [])]
+        shape = [*shape_of(c, x)]
+        shape[axis] = n + left + right
+        x = c.shaped(o.concat(sides, axis), shape) if len(sides) > 1 else x
+    e.store(node, x, exact=True)
+
+
+def _roll(e: Walk, node: Tensor) -> None:
+    x = o.roll(e.number(src(node, 0)), e.c.i64(*node.params.shifts[::-1]), e.c.i64(0, 1, 2, 3))
+    e.store(node, e.c.shaped(x, node.shape), exact=True)
+
+
 EMITTERS: dict[str, Emitter] = {
     "ACC": _part(add=True),
     "CONCAT": _concat,
     "CONT": _copy,
     "CPY": _copy,
     "DUP": _copy,
+    "IM2COL": _im2col,
+    "PAD": _pad,
+    "POOL_2D": _pool_2d,
     "REPEAT": _repeat,
+    "ROLL": _roll,
     "SET": _part(add=False),
+    "SSM_CONV": _ssm_conv,
 }

@@ -23,7 +23,7 @@ from conformance.ggml.quants import to_float
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, strided
 
 from .axes import FixedError, Spans, follow, kinds
-from .chunks import Sized, again, chunks, collect, feeds, fingerprint, indexed, sized
+from .chunks import Sized, chunks, collect, feeds, fingerprint, indexed, sized
 from .compile import npu_compiler
 
 MAX_BATCH = 512
@@ -131,11 +131,7 @@ class NpuSession(OpenVinoSession):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run `graph` in chunks, or at its own size where its tokens cannot be told apart.
-
-        Raises:
-            BackendError: translation, compilation or execution failed, or a token's cell is beyond the cache.
-        """
+        """Run `graph` in chunks, or at its own size where tokens differ; BackendError for a cell out of range."""
         _check_cells(graph, inputs)
         try:
             return self._compute_sized(graph, inputs, outputs)
@@ -165,18 +161,16 @@ class NpuSession(OpenVinoSession):
         key = fingerprint(spans, self._persistent)
         small = self._sized.get(key)
         if small is not None:
-            return again(small, spans)
+            return Sized(small.graph, dict(zip(spans.axes, small.twin.values(), strict=True)))
         if len(self._sized) == self._npu.capacity:
             del self._sized[next(iter(self._sized))]
-        self._sized[key] = sized(graph, spans)
-        return self._sized[key]
+        return self._sized.setdefault(key, sized(graph, spans))
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
         """Set the bytes of a persistent tensor."""
         super().write(tensor, data)
         if tensor in self._caches:
-            self._endless -= {tensor}
-            self._endless |= _endless({tensor: data})
+            self._endless = (self._endless - {tensor}) | _endless({tensor: data})
 
     def witness(self) -> Witness:
         """What ran, and how often; the wrapper reports no layers, and calls itself NPU on any device."""
@@ -202,11 +196,7 @@ def _endless(held: Mapping[Tensor, Bytes]) -> set[Tensor]:
 
 
 def _check_cells(graph: Graph, inputs: Mapping[Tensor, Bytes]) -> None:
-    """Refuse to store beyond a tensor.
-
-    Raises:
-        BackendError: an index of SET_ROWS lies beyond its tensor.
-    """
+    """Refuse an index of SET_ROWS that lies beyond its tensor."""
     for node in graph:
         ids = node.src[1] if node.op == "SET_ROWS" and computes(node) else None
         if ids is None or ids not in inputs:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, TypeAlias
 
+from backends.openvino.state.log import reached
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import VIEW_OPS, Tensor, computes, nbytes
@@ -40,7 +41,8 @@ class Axis:
     times: int = 1
 
 
-Axes = tuple[Axis | None, Axis | None, Axis | None, Axis | None]
+Axes: TypeAlias = tuple[Axis | None, ...]
+"""One for each dimension."""
 NONE: Axes = (None, None, None, None)
 
 
@@ -69,13 +71,8 @@ class Spans:
 def follow(graph: Graph, persistent: AbstractSet[Tensor], chunk: int) -> Spans:
     """The axes of every tensor of a graph that attends through masks to caches which it writes by SET_ROWS.
 
-    Args:
-        graph: one step.
-        persistent: weights and caches: their sizes never change.
-        chunk: tokens of a compiled graph, for more than one.
-
-    Raises:
-        FixedError: there is no such attention, or an op over tokens or cells that is not known to treat them alike.
+    `persistent` are weights and caches, whose sizes never change; `chunk` is the number of tokens of a compiled graph,
+    for more than one. FixedError if there is no such attention, or an op over tokens or cells has no rule.
     """
     tensors = _needed(graph)
     return AxisWalk(tensors, persistent, chunk).run(tensors)
@@ -83,13 +80,7 @@ def follow(graph: Graph, persistent: AbstractSet[Tensor], chunk: int) -> Spans:
 
 def _needed(graph: Graph) -> list[Tensor]:
     """Tensors that the computed nodes are or read, in the graph's order; what is not computed is left out."""
-    live: set[Tensor] = set()
-    open_ = [n for n in graph if computes(n)]
-    while open_:
-        t = open_.pop()
-        if t not in live:
-            live.add(t)
-            open_ += [s for s in (*t.src, t.view_src) if s is not None]
+    live = reached(n for n in graph if computes(n))
     return [t for t in graph.tensors() if t in live]
 
 
@@ -104,14 +95,7 @@ def _queries(t: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def at(i: int, axis: Axis | None) -> Axes:
     """`axis` in dimension `i`, none elsewhere."""
-    out: list[Axis | None] = [None] * 4
-    out[i] = axis
-    return axes_of(out)
-
-
-def axes_of(x: list[Axis | None]) -> Axes:
-    """Four axes as such."""
-    return x[0], x[1], x[2], x[3]
+    return tuple([axis if k == i else None for k in range(4)])
 
 
 class AxisWalk:
@@ -221,17 +205,12 @@ class AxisWalk:
         return Axis(self.tokens) if self.tokens.size > 1 else None
 
 
-Rule = Callable[[AxisWalk, Tensor], Axes]
-"""The axes of a node from those of its sources."""
-
-
 # -- how each op carries tokens and cells from its sources to its result ----------------------------------------------
 def _src(t: Tensor) -> Iterator[Tensor]:
     return (s for s in t.src if s is not None and s is not t)
 
 
 def _sources(t: Tensor, n: int) -> list[Tensor]:
-    """The first `n` sources."""
     present = [s for s in t.src[:n] if s is not None]
     if len(present) < n:
         raise FixedError(f"{t}: {n} sources expected")
@@ -271,7 +250,7 @@ def _alike(w: AxisWalk, t: Tensor) -> Axes:
     for s in _src(t):
         if s is a:
             continue
-        own = w.of(s, axes_of([x if n != 1 else None for x, n in zip(axes, s.ne, strict=True)]))
+        own = w.of(s, tuple([x if n != 1 else None for x, n in zip(axes, s.ne, strict=True)]))
         for x, y, n in zip(axes, own, s.ne, strict=True):
             _require(y == x or (y is None and n == 1), t, f"{s} is repeated along tokens or cells")
     return axes
@@ -404,7 +383,7 @@ def _permute(w: AxisWalk, t: Tensor) -> Axes:
     out: list[Axis | None] = [None] * 4
     for i, axis in zip(order, own, strict=True):
         out[i] = axis
-    return axes_of(out)
+    return tuple(out)
 
 
 def _reshape(w: AxisWalk, t: Tensor) -> Axes:
@@ -446,7 +425,7 @@ def _view(w: AxisWalk, t: Tensor) -> Axes:
 
 ALIKE = ("ADD", "SUB", "MUL", "DIV", "SCALE", "CLAMP", "SQR", "SQRT", "LOG", "SIN", "COS", "UNARY", "DUP")
 ROWS = ("NORM", "RMS_NORM", "L2_NORM", "ARGSORT", "TOP_K")
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, Callable[[AxisWalk, Tensor], Axes]] = {
     **dict.fromkeys(ALIKE, _alike),
     **dict.fromkeys(ROWS, _row_alike),
     "SUM_ROWS": _sums, "SOFT_MAX": _soft_max, "FLASH_ATTN_EXT": _flash_attn_ext, "MUL_MAT": _mul_mat,

@@ -24,6 +24,7 @@ from conformance.ggml.tensor import (
     Dims,
     Tensor,
     contiguous_nb,
+    dims,
     is_contiguous,
     nbytes,
     nelements,
@@ -42,10 +43,9 @@ _B = Builder()
 
 # -- CPY into a window of a cache as SET_ROWS -------------------------------------------------------------------------
 def indexed(graph: Graph, persistent: AbstractSet[Tensor]) -> tuple[Graph, dict[Tensor, Bytes]]:
-    """`graph` with every CPY of rows, or of the transpose of rows, into a window of a cache replaced.
+    """`graph` with every CPY of rows, or of their transpose, into a window of a cache replaced; and the new inputs.
 
-    Returns:
-        The graph, and the new inputs: the rows that the windows show. The graph itself where there is no such CPY.
+    The inputs are the rows that the windows show. The graph is itself where there is no such CPY.
     """
     read = {s for n in graph for s in n.src if s is not n}
     nodes: list[Tensor] = []
@@ -96,8 +96,8 @@ def _columns(a: Tensor, b: Tensor, root: Tensor) -> tuple[list[Tensor], Tensor, 
     ids = new_tensor(I64, n * width)
     rows, column = _B.reshape_2d(x, 1, n * width), _B.reshape_2d(root, 1, nelements(root))
     cells = np.arange(n, dtype=np.int64)[:, None] + b.view_offs // size
-    at = cells + np.arange(width, dtype=np.int64) * (b.nb[1] // size)
-    return [rows, column, _B.set_rows(column, rows, ids)], ids, at.reshape(-1)
+    places = cells + np.arange(width, dtype=np.int64) * (b.nb[1] // size)
+    return [rows, column, _B.set_rows(column, rows, ids)], ids, places.reshape(-1)
 
 
 # -- a graph at another size ------------------------------------------------------------------------------------------
@@ -111,8 +111,7 @@ class Sized:
 
 
 def _ne(t: Tensor, axes: Axes) -> Dims:
-    a, b, c, d = (n if x is None else x.span.slots * x.times for n, x in zip(t.ne, axes, strict=True))
-    return a, b, c, d
+    return dims(*(n if x is None else x.span.slots * x.times for n, x in zip(t.ne, axes, strict=True)))
 
 
 def _nb(t: Tensor, ne: Dims) -> Dims:
@@ -121,8 +120,7 @@ def _nb(t: Tensor, ne: Dims) -> Dims:
     for i in range(1, len(nb)):
         if ne[i] == 1:
             nb[i] = row_size(t.type, ne[0]) if i == 1 and nb[0] == t.type.type_size else nb[i - 1] * ne[i - 1]
-    a, b, c, d = nb
-    return a, b, c, d
+    return dims(*nb)
 
 
 def fingerprint(spans: Spans, persistent: AbstractSet[Tensor]) -> Hashable:
@@ -138,17 +136,8 @@ def fingerprint(spans: Spans, persistent: AbstractSet[Tensor]) -> Hashable:
     return tuple(parts)
 
 
-def again(small: Sized, spans: Spans) -> Sized:
-    """The result of `sized` for one graph, for another of an equal fingerprint."""
-    return Sized(small.graph, dict(zip(spans.axes, small.twin.values(), strict=True)))
-
-
 def sized(graph: Graph, spans: Spans) -> Sized:
-    """`graph` with every span as long as its slots, nodes that are not computed left out.
-
-    Raises:
-        FixedError: ggml has no such graph.
-    """
+    """The computed part of `graph` with every span as long as its slots; FixedError if ggml has no such graph."""
     twin: dict[Tensor, Tensor] = {}
     nodes = set(graph.nodes)
     for t, axes in spans.axes.items():
@@ -208,11 +197,7 @@ def _picks(spans: Spans, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, NDArray
 
 
 def chunks(spans: Spans, inputs: Mapping[Tensor, Bytes]) -> list[Chunk]:
-    """The runs that compute all tokens.
-
-    Raises:
-        FixedError: a token sees a cell that a later chunk fills, or more outputs are picked than there is room for.
-    """
+    """The runs for all tokens; FixedError if a token sees a later chunk's cells, or a chunk has too many outputs."""
     n, step = spans.tokens.size, spans.tokens.slots
     picks = _picks(spans, inputs)
     if len(picks) > 1:

@@ -40,11 +40,7 @@ class NpuCompiler(Compiler):
     def compiled(
         self, results: list[Any], parameters: list[Any], sinks: Sequence[Any] = (), *, served: bool = True
     ) -> CompiledModel:
-        """As the base, a `Split`: what computes something is compiled, the rest is left to the host.
-
-        Raises:
-            BackendError: the device's compiler refused it.
-        """
+        """As the base, a `Split`: what computes something is compiled, the rest is left to the host."""
         from backends.openvino.nodes import origin  # noqa: PLC0415  # needs openvino, which is there by now
 
         del sinks, served  # no variables are emitted for an NPU, and nothing is to be fused or not
@@ -159,11 +155,7 @@ def _value(result: Any) -> tuple[str, int]:  # noqa: ANN401  # an openvino.Node
 
 
 def npu_compiler() -> NpuCompiler:
-    """The compiler for an NPU, or for its plugin's wrapper on the CPU.
-
-    Raises:
-        UnavailableError: OpenVINO or its NPU plugin is not here.
-    """
+    """The compiler for an NPU, or for its plugin's wrapper on the CPU; UnavailableError where there is neither."""
     openvino, core = openvino_core()
     here = core.available_devices
     if any(d.split(".")[0] == DEVICE for d in here):

@@ -7,7 +7,7 @@ is given. `NPUW_LLM` can follow one sequence, causal, that grows at its end or g
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.openvino.state.log import Logged, fused, logs
+from backends.openvino.state.log import fused, logs, roles_in
 from conformance.backend.translating.lift import structure, values
 from conformance.backend.translating.plan import Role
 from conformance.ggml.errors import BackendError
@@ -23,7 +23,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous, strided
 from conformance.ggml.types import I32
 
-from .axes import Axis, FixedError, Span, Spans, axes_of, follow
+from .axes import Axis, FixedError, Span, Spans, follow
 from .chunks import indexed, sized
 
 Array: TypeAlias = NDArray[np.int64]
@@ -52,9 +52,8 @@ class Form:
 
     graph: Graph
     logits: Tensor
-    log: Logged
-    leaves: Leaves
-    """Those of `graph`, without `picks`, which no node of it reads."""
+    tokens: Tensor
+    positions: Tensor
     key: Hashable
     """Equal for two steps exactly when the same decoder computes them."""
 
@@ -75,43 +74,29 @@ class Decoder:
     n_tokens: int
 
     def at(self, n: int) -> Form:
-        """The form with `n` tokens.
-
-        Raises:
-            UnfitError: there is none.
-        """
+        """The form with `n` tokens; UnfitError if there is none."""
         spans = _with_tokens(self.spans, n)
         try:
             small = sized(self.stored, spans)
         except FixedError as e:
             raise UnfitError(str(e)) from e
         graph, end = _all_tokens(small.graph, small.twin[self.logits], self.roles)
-        roles = roles_in(graph, self.roles)
-        own_logs = logs(graph, roles, (end,))
+        own_logs = logs(graph, roles_in(graph, self.roles), (end,))
         if isinstance(own_logs, str):
             raise UnfitError(f"caches that are no logs: {own_logs}")
         if len(own_logs) != 1:
             raise UnfitError(f"{len(own_logs)} masks; one causal mask is all that it has")
         graph, (logits,) = fused(graph, own_logs, (end,))
-        log = own_logs[0]
-        twin = small.twin
-        own = self.leaves
-        cells = tuple(twin[t] for t in own.cells)
-        leaves = Leaves(twin[own.tokens], twin[own.positions], log.mask, cells, None)
         tensors = graph.tensors()
         persistent = tuple([t if t in self.roles else None for t in tensors])
         key = structure(tensors, graph.nodes), values(tensors), persistent, tensors.index(logits)
-        return Form(graph, logits, log, leaves, key)
+        return Form(graph, logits, small.twin[self.leaves.tokens], small.twin[self.leaves.positions], key)
 
 
 def decoder(
     graph: Graph, persistent: Mapping[Tensor, Role], outputs: tuple[Tensor, ...], inputs: AbstractSet[Tensor]
 ) -> Decoder:
-    """`graph` as a step of a decoder, of which `outputs` are asked for and the leaves `inputs` are filled.
-
-    Raises:
-        UnfitError: it is none that `NPUW_LLM` could run.
-    """
+    """`graph` as a step of a decoder, given `inputs`, asked for `outputs`; UnfitError if `NPUW_LLM` cannot run it."""
     if len(outputs) > 1:
         raise UnfitError(f"{len(outputs)} outputs are asked for; it gives logits alone")
     stored, rows = indexed(graph, persistent.keys())
@@ -129,10 +114,16 @@ def decoder(
         raise UnfitError(f"a cache of {streams} streams, one for each sequence; it holds one sequence")
     if outputs and outputs[0] not in live:
         raise UnfitError(f"{outputs[0]} is asked for, which the graph does not compute")
-    end = outputs[0] if outputs else _last(stored)
-    if end.op != "MUL_MAT" or end.src[0] is None or persistent.get(end.src[0]) != "weight" or _read(stored, end):
+    nodes = [n for n in stored if computes(n)]
+    end = outputs[0] if outputs else nodes[-1]
+    if (
+        end.op != "MUL_MAT"
+        or end.src[0] is None
+        or persistent.get(end.src[0]) != "weight"
+        or any(end in n.src for n in nodes)
+    ):
         raise UnfitError(f"{end} is asked for; it gives the logits alone, a product with a weight at the end")
-    leaves = _leaves(stored, roles)
+    leaves = _leaves(nodes, roles)
     read = {t for t in (leaves.tokens, leaves.positions, leaves.mask, *leaves.cells, leaves.picks) if t is not None}
     other = [t for t, r in roles.items() if r == "input" and t in live and t not in read and t in {*inputs, *rows}]
     if other:
@@ -140,23 +131,8 @@ def decoder(
     return Decoder(stored, rows, spans, leaves, end, persistent, spans.tokens.size)
 
 
-def roles_in(graph: Graph, persistent: Mapping[Tensor, Role]) -> dict[Tensor, Role]:
-    """What the leaves of `graph` are."""
-    nodes = set(graph.nodes)
-    return {t: persistent.get(t, "input") for t in graph.tensors() if t.view_src is None and t not in nodes}
-
-
-def _last(graph: Graph) -> Tensor:
-    return next(n for n in reversed(graph.nodes) if computes(n))
-
-
-def _read(graph: Graph, t: Tensor) -> bool:
-    return any(t in n.src for n in graph if computes(n))
-
-
-def _leaves(graph: Graph, roles: Mapping[Tensor, Role]) -> Leaves:
+def _leaves(nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) -> Leaves:
     """Each by the one op that reads it."""
-    nodes = [n for n in graph if computes(n)]
     tokens = {n.src[1] for n in nodes if n.op == "GET_ROWS" and roles.get(_src(n, 0)) == "weight"}
     positions = {n.src[1] for n in nodes if n.op == "ROPE"}
     masks = {n.src[3] for n in nodes if n.op == "FLASH_ATTN_EXT" and len(n.src) > 3}  # q, k, v first
@@ -204,7 +180,7 @@ def _with_tokens(spans: Spans, n: int) -> Spans:
             return axis
         return Axis(Span(axis.span.kind, axis.span.size, n), axis.times)
 
-    axes = {t: axes_of([resized(x) for x in a]) for t, a in spans.axes.items()}
+    axes = {t: tuple(map(resized, a)) for t, a in spans.axes.items()}
     return replace(spans, axes=axes, tokens=Span("tokens", spans.tokens.size, n))
 
 
@@ -251,11 +227,7 @@ class History:
     cells: Array = field(default_factory=lambda: np.empty(0, np.int64))
 
     def step(self, decoder: Decoder, inputs: Mapping[Tensor, Bytes]) -> Run:
-        """Read a step's inputs, and follow it.
-
-        Raises:
-            UnfitError: it does not go on, or back, with one causal sequence.
-        """
+        """Read a step's inputs, and follow it; UnfitError if it does not go on, or back, with one causal sequence."""
         leaves, values = decoder.leaves, {**inputs, **decoder.rows}
         n = decoder.n_tokens
         tokens, positions = _vector(leaves.tokens, values, n), _vector(leaves.positions, values, n)

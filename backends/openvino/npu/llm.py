@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -17,10 +17,11 @@ import openvino.opset15 as o
 from numpy.typing import NDArray
 from openvino import Model, Node, PartialShape, Type
 
-from backends.openvino.backend import OpenVinoSession
+from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
 from backends.openvino.compile import words
 from backends.openvino.nodes import Constants, Shape, Value
-from backends.openvino.state.walk import StateWalk
+from backends.openvino.state.log import roles_in
+from backends.openvino.state.variables import StateWalk
 from backends.openvino.walk import Weights
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
@@ -34,10 +35,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes
 
 from .compile import DEVICE, WRAPPER, NpuCompiler
-from .decoder import Decoder, Form, History, Run, UnfitError, decoder, roles_in
-
-if TYPE_CHECKING:
-    from . import OpenVinoNpu
+from .decoder import Decoder, Form, History, Run, UnfitError, decoder
 
 AT_ONCE = 8
 """Tokens of one run after the prompt at most: OpenVINO rounds up to 8. It gives logits for as many, at the end of a
@@ -69,11 +67,7 @@ class Course:
 
 
 def course(case: Case) -> Course:
-    """The course of a case.
-
-    Raises:
-        UnfitError: it has none; the message names the step.
-    """
+    """The course of a case; UnfitError, which names the step, if it has none."""
     roles, history = _persistent(case), History()
     decoders: dict[Graph, Decoder] = {}
     runs: list[Run] = []
@@ -115,7 +109,7 @@ def fits(case: Case) -> Support:
 class LlmSession(OpenVinoSession):
     """A case on one `Machine`, which is made at the first step."""
 
-    def __init__(self, backend: OpenVinoNpu, npu: NpuCompiler, case: Case) -> None:
+    def __init__(self, backend: OpenVinoStateless, npu: NpuCompiler, case: Case) -> None:
         super().__init__(backend, case)
         try:
             self._course = course(case)
@@ -132,21 +126,13 @@ class LlmSession(OpenVinoSession):
         return frozenset(t for t, r in self._own.items() if r == "cache")
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a weight.
-
-        Raises:
-            BackendError: it is a cache.
-        """
+        """The bytes of a weight; BackendError for a cache."""
         if tensor in self.opaque():
             raise BackendError(f"{tensor}: a cache, which NPUW_LLM shows to nobody")
         return super().read(tensor)
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a weight, before the first step.
-
-        Raises:
-            BackendError: it is a cache, or the model is made.
-        """
+        """Set the bytes of a weight before the first step; BackendError after it, and for a cache."""
         if tensor in self.opaque() or self._machine is not None:
             raise BackendError(f"{tensor}: NPUW_LLM takes weights with its model, and the contents of caches never")
         super().write(tensor, data)
@@ -154,53 +140,40 @@ class LlmSession(OpenVinoSession):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Go on with the sequence, or back in it.
-
-        Raises:
-            BackendError: the step is none of the case's, or OpenVINO failed.
-        """
+        """Go on with the sequence, or back in it; BackendError if the step is none of the case's, or OpenVINO fails."""
         d = self._course.decoders.get(graph)
         if d is None or any(t is not d.logits for t in outputs):
             raise UnfitError("a graph of the case and its logits expected, another graph or output asked for")
         run = self._history.step(d, inputs)
-        w = self._witness
-        w.path = "cached" if self._machine is not None else "translated"
-        w.compiles += self._machine is None
-        w.cache_hits += self._machine is not None
-        if self._machine is None:
-            self._machine = self._compiled()
+        w, known = self._witness, self._machine is not None
+        w.path = "cached" if known else "translated"
+        w.compiles += not known
+        w.cache_hits += known
+        self._machine = self._machine or self._compiled()
         logits = self._machine.step(run)
         w.nodes += sum(computes(n) for n in graph)
         return {t: logits.reshape(-1).view(np.uint8) for t in outputs}
 
     def _compiled(self) -> Machine:
         prompt, total = sizes_for(self._course.prompt, self._course.past)
-        samples = self._course.samples
         with Peak() as peak:
-            roles = roles_in(samples[0].graph, self._own)
-            model = self._model(samples, roles, (AT_ONCE, prompt))
-            machine = Machine(self._npu, model, prompt, total)
+            machine = Machine(self._npu, self._model(*self._course.samples, (AT_ONCE, prompt)), prompt, total)
         self._witness.peak_compile_bytes = peak.bytes
         return machine
 
-    def _model(self, samples: tuple[Form, Form], roles: dict[Tensor, Role], sizes: tuple[int, ...]) -> Model:
-        """The decoder as one stateful model for any number of tokens; it must hold for `sizes`.
-
-        Raises:
-            BackendError: it cannot be emitted, or not so that it holds for `sizes`.
-        """
-        first, second = samples
+    def _model(self, first: Form, second: Form, sizes: tuple[int, ...]) -> Model:
+        """The decoder as one stateful model for any number of tokens; BackendError if it does not hold for `sizes`."""
         tensors = first.graph.tensors()
+        roles = roles_in(first.graph, self._own)
         index = {t: i for i, t in enumerate(tensors)}
         plan = Plan(first.graph, tensors, index, roles, (first.logits,), first.key)
         template = lift([first.graph, second.graph], [t for t, r in roles.items() if r == "input"])
         if len(template.symbols) != 1:
-            raise BackendError(
-                f"one symbol expected, the number of tokens; {', '.join(template.symbols) or 'none'} found"
-            )
+            symbols = ", ".join(template.symbols) or "none"
+            raise BackendError(f"one symbol expected, the number of tokens; {symbols} found")
         with assumptions() as notes:
             symbolic = traced(template, plan, values(tensors), notes)
-            leaves = [symbolic.tensors[index[t]] for t in (first.leaves.tokens, first.leaves.positions)]
+            leaves = [symbolic.tensors[index[t]] for t in (first.tokens, first.positions)]
             walk = LlmWalk(symbolic, leaves, self._memory)  # type: ignore[arg-type]  # a HostMemory
             walk.run(self._emitters)
             model = walk.decoder(symbolic.outputs[0])
@@ -249,22 +222,20 @@ class TokenConstants(Constants):
     def __init__(self, tokens: Node) -> None:
         super().__init__()
         self._tokens = tokens
-        self._made: dict[Expr, Node] = {}
+        self._nodes: dict[Expr, Node] = {}
 
-    def _symbol(self, n: int) -> Node:
-        return self._expression(expr_of(n))
+    def symbol(self, n: int) -> Node:
+        """The expression of `n`, of shape [1]."""
+        return self._node(expr_of(n))
 
-    def _expression(self, e: Expr) -> Node:
-        if e not in self._made:
-            self._made[e] = self._emit(e)
-        return self._made[e]
-
-    def _emit(self, e: Expr) -> Node:
+    def _node(self, e: Expr) -> Node:
         if isinstance(e, Const):
             return self.i64(e.n)
         if isinstance(e, Symbol):
             return self._tokens
-        return OPS[e.op](self._expression(e.left), self._expression(e.right))
+        if e not in self._nodes:
+            self._nodes[e] = OPS[e.op](self._node(e.left), self._node(e.right))
+        return self._nodes[e]
 
 
 def _input(name: str, type_: Type, rank: int) -> Node:
@@ -277,12 +248,7 @@ def _input(name: str, type_: Type, rank: int) -> Node:
 class LlmWalk(StateWalk):
     """The walk of a decoder in its `Form`, traced over one symbol: the number of tokens."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        leaves: Sequence[Tensor],
-        memory: Weights,
-    ) -> None:
+    def __init__(self, plan: Plan, leaves: Sequence[Tensor], memory: Weights) -> None:
         super().__init__(plan, memory)
         self._ids, self._mask_in = _input("input_ids", Type.i64, 2), _input("attention_mask", Type.i64, 2)
         self._positions, self._beams = _input("position_ids", Type.i64, 2), [_input("beam_idx", Type.i32, 1)]
@@ -322,10 +288,7 @@ class LlmWalk(StateWalk):
     def decoder(self, logits: Tensor) -> Model:
         """What `run` emitted, `logits` its one result: (batch, tokens, vocabulary), straight from a product.
 
-        OpenVINO cuts the model before that product and makes a model of its own of it.
-
-        Raises:
-            BackendError: the logits are no product.
+        OpenVINO cuts the model before that product and makes a model of its own of it. BackendError if there is none.
         """
         value = self.number(logits)
         node = value if isinstance(value, Node) else value.get_node()
@@ -347,10 +310,7 @@ class LlmWalk(StateWalk):
 class Machine:
     """A model that OpenVINO has split and compiled, with one request.
 
-    Takes prompts of up to `prompt` tokens, and `total` cells after them.
-
-    Raises:
-        BackendError: OpenVINO refused the model.
+    Takes prompts of up to `prompt` tokens, and `total` cells after them. BackendError if OpenVINO refuses the model.
     """
 
     def __init__(self, npu: NpuCompiler, model: Any, prompt: int, total: int) -> None:  # noqa: ANN401  # an openvino.Model
@@ -368,11 +328,7 @@ class Machine:
             raise BackendError(f"OpenVINO NPUW_LLM refused the model: {words(e)}") from e
 
     def step(self, run: Run) -> NDArray[np.float32]:
-        """Logits of the tokens that are wanted, shape (wanted, vocabulary).
-
-        Raises:
-            BackendError: OpenVINO failed, or the sequence is longer than the model was made for.
-        """
+        """Logits (wanted, vocabulary); BackendError if OpenVINO fails, or the sequence is too long for the model."""
         n, at = len(run.tokens), 0
         if run.past > self.total - AT_ONCE or (run.first == 0 and n > self.prompt):
             raise BackendError(

@@ -10,17 +10,17 @@ from weakref import WeakKeyDictionary
 from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
 from conformance.backend.interface import Witness
 from conformance.backend.translating.engine import GraphState
-from conformance.backend.translating.plan import Plan, Role, Snapshot
+from conformance.backend.translating.plan import Plan, Snapshot
 from conformance.case.case import Case
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 
-from .log import Logged, appendings, fused, logs
+from .log import Logged, appendings, fused, logs, roles_in
 
 if TYPE_CHECKING:
     from backends.openvino.bind import HostMemory, Request
 
-    from .memory import StateMemory
+    from .variables import StateMemory
 
 
 class OpenVinoStateful(OpenVinoStateless):
@@ -30,14 +30,13 @@ class OpenVinoStateful(OpenVinoStateless):
 
     def memory(self, case: Case) -> StateMemory:
         """Bytes on the host, and what requests hold of caches."""
-        from .memory import StateMemory  # noqa: PLC0415  # needs openvino, which may be absent until now
+        from .variables import StateMemory  # noqa: PLC0415  # needs openvino, which may be absent until now
 
         return StateMemory(case, self.requant)
 
     def translate(self, plan: Plan, memory: HostMemory) -> Request:
         """Walk and emit, compile, make the request."""
-        from .memory import StatefulRequest  # noqa: PLC0415  # as above
-        from .walk import StateWalk  # noqa: PLC0415  # as above
+        from .variables import StatefulRequest, StateWalk  # noqa: PLC0415  # as above
 
         return self.request(plan, StateWalk(plan, memory), StatefulRequest)
 
@@ -74,11 +73,7 @@ class StatefulSession(OpenVinoSession):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """As the base, in the fused form where graph and inputs allow it.
-
-        Raises:
-            BackendError: translation, compilation or execution failed.
-        """
+        """As the base, in the fused form where graph and inputs allow it."""
         form = self._form(graph, tuple(outputs))
         steps = form if isinstance(form, str) else appendings(form.logs, inputs)
         self._memory.appending = () if isinstance(steps, str) else steps  # type: ignore[attr-defined]  # a StateMemory
@@ -101,9 +96,7 @@ class StatefulSession(OpenVinoSession):
         known = self._forms.get(graph)
         if known is not None and known[0] == outputs and known[1].shows(graph):
             return known[2]
-        nodes = set(graph.nodes)
-        leaves = [t for t in graph.tensors() if t.view_src is None and t not in nodes]
-        roles: dict[Tensor, Role] = {t: self._roles.get(t, "input") for t in leaves}
+        roles = roles_in(graph, self._roles)
         own_logs = logs(graph, roles, outputs) if "cache" in roles.values() else ""
         form = own_logs if isinstance(own_logs, str) else Fused(*fused(graph, own_logs, outputs), own_logs)
         self._forms[graph] = outputs, Snapshot(graph), form

@@ -8,7 +8,7 @@ the table. Rewinding, removed sequences and cells used again change the table, n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from conformance.backend.translating.plan import Role
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, contiguous_nb, is_contiguous, nelements
+from conformance.ggml.tensor import VIEW_OPS, Bytes, Dims, Tensor, computes, contiguous_nb, is_contiguous, nelements
 from conformance.ggml.types import BF16, F16, F32, I32, I64
 
 TYPES = frozenset({F32, F16, BF16})
@@ -41,7 +41,6 @@ class Attention:
     node: Tensor
     k: Tensor
     v: Tensor
-    mask: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,17 @@ class Logged:
         return self.caches, self.heads, self.head_size, self.first, self.streams, self.size
 
 
+def roles_in(graph: Graph, persistent: Mapping[Tensor, Role]) -> dict[Tensor, Role]:
+    """Leaf of `graph` that owns its bytes -> its role."""
+    nodes = set(graph.nodes)
+    return {t: persistent.get(t, "input") for t in graph.tensors() if t.view_src is None and t not in nodes}
+
+
 def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) -> list[Logged] | str:
     """The logs that the caches of `graph` can be kept as, or why one cannot.
 
-    Each cache must be written by one node of `WRITES`, and read after it by
-    FLASH_ATTN_EXT alone, as K or V, through a view of the first cells of consecutive streams.
+    One node of `WRITES` must write each cache, and FLASH_ATTN_EXT alone read it after that, as K or V, through a view
+    of the first cells of consecutive streams.
     """
     caches = [t for t, role in roles.items() if role == "cache"]
     nodes = [n for n in graph if computes(n)]
@@ -97,7 +102,7 @@ def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) 
         k, v, mask = (s for s in node.src[1:4] if s is not None)
         if place[node] < max(place[writers[k.root]], place[writers[v.root]]):
             return f"{node}: reads a cache before it is written"
-        groups.setdefault((mask, _extent(k)), []).append(Attention(node, k.root, v.root, mask))
+        groups.setdefault((mask, _extent(k)), []).append(Attention(node, k.root, v.root))
     if any(t.root in writers for t in outputs):
         return "a cache is an output of the graph"
     return _grouped(groups, writers)
@@ -216,7 +221,9 @@ def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tu
     masks = {log.mask: _narrow(log.mask) for log in logs}
     attentions = {a.node for log in logs for a in log.attentions}
     marked = attentions | {w for log in logs for w in log.writers}
-    copies = {s: _one_cell(s) for a in attentions for s in a.src[1:3] if s is not None}
+    copies = {
+        s: _view(s, (s.ne[0], 1, *s.ne[2:]), s.view_offs) for a in attentions for s in a.src[1:3] if s is not None
+    }
     for t in graph.tensors():
         if t in copies:
             continue
@@ -225,7 +232,7 @@ def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tu
         root = None if t.view_src is None else copies.get(t.view_src, t.view_src)
         offset = t.view_offs
         if t in marked and t.op == "CPY":  # it writes where the log ends, wherever its cells are
-            src, offset = (src[0], _at_the_start(t)), 0
+            src, offset = (src[0], _view(t, t.ne, 0)), 0
         if t in marked or root is not t.view_src or src != t.src:
             params = (*t.op_params[:MARK], 1) if t in marked else t.op_params
             copies[t] = Tensor(t.type, t.ne, t.nb, t.op, params, src, root, offset, t.flags, t.name)
@@ -233,7 +240,7 @@ def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tu
                 copies[t].src = tuple(copies[t] if s is t else s for s in src)
     nodes = [copies.get(n, n) for n in graph]
     wanted = tuple(copies.get(t, t) for t in outputs)
-    used = _reached([n for n in nodes if n.op not in VIEW_OPS], wanted)
+    used = reached([*(n for n in nodes if n.op not in VIEW_OPS), *wanted])
     return Graph(n for n in nodes if n in used), wanted
 
 
@@ -242,21 +249,16 @@ def _narrow(mask: Tensor) -> Tensor:
     return Tensor(mask.type, ne, contiguous_nb(mask.type, ne), name=mask.name, flags=mask.flags)
 
 
-def _one_cell(x: Tensor) -> Tensor:
-    """The first cell of `x`, ne (head size, cells, heads, streams), straight from the cache."""
-    offset = tuple(((x.view_offs >> shift) + 2**31) % 2**32 - 2**31 for shift in (0, 32))
-    ne = (x.ne[0], 1, *x.ne[2:])
-    return Tensor(x.type, ne, x.nb, "VIEW", (*offset, *(0,) * 14), (x.root,), x.root, x.view_offs, x.flags, x.name)
+def _view(x: Tensor, ne: Dims, offset: int) -> Tensor:
+    """A view with the strides of `x`, straight from its cache."""
+    words = tuple(((offset >> shift) + 2**31) % 2**32 - 2**31 for shift in (0, 32))
+    return Tensor(x.type, ne, x.nb, "VIEW", (*words, *(0,) * 14), (x.root,), x.root, offset, x.flags, x.name)
 
 
-def _at_the_start(x: Tensor) -> Tensor:
-    """As many rows as `x` has, but the first of its cache."""
-    return Tensor(x.type, x.ne, x.nb, "VIEW", (0,) * 16, (x.root,), x.root, 0, x.flags, x.name)
-
-
-def _reached(nodes: Collection[Tensor], outputs: Collection[Tensor]) -> set[Tensor]:
+def reached(tensors: Iterable[Tensor]) -> set[Tensor]:
+    """`tensors`, and all that they read or are views of."""
     seen: set[Tensor] = set()
-    stack = [*nodes, *outputs]
+    stack = list(tensors)
     while stack:
         t = stack.pop()
         if t not in seen:
@@ -332,7 +334,7 @@ class Table:
     """Whether position i shows cell i everywhere."""
     settled: int = 0
     """Positions whose rows the host has."""
-    dead: int = field(default=0)
+    dead: int = 0
     """Positions that show nothing."""
     endless: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 0), np.bool_))
     """Of the first positions, as far as the host has looked, whether K or V is NaN or infinite: (streams or 1, …)."""

@@ -1,0 +1,449 @@
+"""Caches that live in a model's variables: the walk that emits them, the host's account, and the requests.
+
+A variable is read at its first use and assigned at the end of the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ReferenceType, ref
+
+import numpy as np
+import openvino.opset15 as o
+from numpy.typing import NDArray
+from openvino import Node, Output, PartialShape, Type
+from openvino import Tensor as OvTensor
+from openvino.op.util import Variable, VariableInfo
+
+from backends.openvino.bind import HostMemory, Request
+from backends.openvino.compile import CompiledModel
+from backends.openvino.emit.attention import remembered, sdpa
+from backends.openvino.forms import NUMBER, VALUE, decode, encode, part_shape, parts
+from backends.openvino.nodes import TYPES, Shape, Value, ancestors, reshape, transpose
+from backends.openvino.walk import ROUND, Emitted, Feed, Walk, Weights, src
+from conformance.backend.translating.plan import AnyMemory, Emitter, Plan
+from conformance.backend.translating.sym import Sym
+from conformance.case.case import Case
+from conformance.ggml.errors import BackendError
+from conformance.ggml.quants.requant import Requant
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.types import F16
+
+from .log import NOTHING, Appending, Logged, Table, is_logged, logs, to_load
+
+LOG = "log"
+"""The form of a cache held as a log: float32 (streams, heads, positions, head size). Its -0 become +0, see `MINUS`."""
+MINUS = "-"
+"""After a form: a variable beside each of float32, 1 where that shows 0 and the cache holds -0.
+
+The CPU plugin (2026.4.1) makes zeros and subnormals +0 whenever it loads a variable of float32. One of float16 it may
+make float32, and then drops the rounding between the two: so there are none, and what is written is rounded before.
+"""
+FLOATS = ("<f4", "<f2")
+
+
+class StateWalk(Walk):
+    """Caches of logs grow by concatenation and are attended to in the fused form; all others are whole variables."""
+
+    bound = False
+
+    def __init__(self, plan: Plan, memory: Weights) -> None:
+        super().__init__(plan, memory)
+        self._own: dict[Feed, tuple[Variable, Value]] = {}
+        self._assigned: set[Feed] = set()
+        self._whole: dict[Tensor, Value] = {}
+        self._logs = _logs(plan)
+        self._log_of = {t: i for i, log in enumerate(self._logs) for t in log.caches}
+        self._beams = [o.parameter([_dim(log.streams)], Type.i32) for log in self._logs]
+        self._masks = [_mask_parameter(log) for log in self._logs]
+        self._laid: dict[int, Value] = {}
+
+    # -- whole variables ------------------------------------------------------------------------------------------
+
+    def _parameter(self, t: Tensor, form: str, dtype: str, shape: Shape) -> Value:
+        if self._plan.roles[t] != "cache" or form == VALUE:
+            return super()._parameter(t, form, dtype, shape)
+        index = self._plan.index[t]
+        if dtype not in FLOATS:
+            return self._variable(Feed(index, form), dtype, shape)
+        x = self._variable(Feed(index, form), "<f4", shape)
+        minus = self._variable(Feed(index, form + MINUS), "|u1", shape)
+        return o.select(o.convert(minus, Type.boolean), self.c.f32(-0.0), x)
+
+    def _variable(self, feed: Feed, dtype: str, shape: Shape) -> Value:
+        if feed not in self._own:
+            info = VariableInfo()
+            info.data_shape, info.data_type, info.variable_id = PartialShape(list(shape)), TYPES[dtype], name(feed)
+            variable = Variable(info)
+            zero = o.broadcast(o.convert(o.constant(0), TYPES[dtype]), self.c.i64(*shape))
+            self._own[feed] = variable, o.read_value(zero, variable)
+            self._out.variables.append(feed)
+        return self._own[feed][1]
+
+    def _assign(self, feed: Feed, x: Value) -> None:
+        minus = Feed(feed.index, feed.form + MINUS)
+        if minus in self._own:
+            x = o.convert(x, Type.f32)
+            self._assign(minus, o.convert(o.equal(o.divide(self.c.f32(1.0), x), self.c.f32(-math.inf)), Type.u8))
+        node = x.get_node() if isinstance(x, Output) else x
+        if node.get_output_size() > 1:  # `assign` takes nodes only
+            node = o.concat([x], 0)
+        self._out.sinks.append(o.assign(node, self._own[feed][0]))
+        self._assigned.add(feed)
+
+    def store(self, node: Tensor, x: Value, *, exact: bool = False) -> None:
+        """As the base; a cache is never assigned a bare parameter, see `_bare`."""
+        super().store(node, x, exact=exact)
+        self._copied(node.root)
+
+    def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
+        """As `store`."""
+        super().store_parts(node, new)
+        self._copied(node.root)
+
+    def read_again(self, node: Tensor) -> bool:
+        """Also by the next step."""
+        return self._cached(node) or super().read_again(node)
+
+    def _copied(self, root: Tensor) -> None:
+        if not self._cached(root):
+            return
+        held, old = self._held[root], self._leaf(root, whole=True)
+        if held.number is not None and _bare(held.number):
+            held.number = self._over(old.number, held.number, root.shape)
+        for p in parts(root.type):
+            if held.parts is not None and old.parts is not None and _bare(held.parts[p.name]):
+                held.parts[p.name] = self._over(old.parts[p.name], held.parts[p.name], part_shape(root, p))
+
+    def _over(self, old: Value, x: Value, shape: Shape) -> Value:
+        """`x` in the place of `old`."""
+        flat = [reshape(self.c, v, (math.prod(shape),)) for v in (old, x)]
+        y = o.slice_scatter(*flat, self.c.i64(0), self.c.i64(math.prod(shape)), self.c.i64(1), self.c.i64(0))
+        return reshape(self.c, y, shape)
+
+    def _cache(self, t: Tensor, index: int) -> None:
+        self._out.written.add(index)
+        for p in parts(t.type):  # an Assign needs the ReadValue of its variable
+            self._parameter(t, p.name, p.dtype, part_shape(t, p))
+        held = self._current(t, whole=True)
+        if not held.rounded:
+            held.number, held.rounded = ROUND[t.type](self.c, held.number), True
+        before = len(self._out.results)
+        super()._cache(t, index)
+        for result, (i, form) in zip(self._out.results[before:], self._out.outputs[before:], strict=True):
+            self._assign(Feed(i, form), result.input_value(0))
+        del self._out.results[before:], self._out.outputs[before:]
+
+    # -- logs -----------------------------------------------------------------------------------------------------
+
+    def _emit_node(self, emitters: Mapping[str, Emitter], node: Tensor) -> None:
+        if not is_logged(node):
+            super()._emit_node(emitters, node)
+        elif node.op == "FLASH_ATTN_EXT":
+            self._attend(node)
+        else:
+            self._append(node)
+
+    def _append(self, node: Tensor) -> None:
+        cache, rows = node.root, src(node, 0)
+        log = self._logs[self._log_of[cache]]
+        new = reshape(self.c, self.number(rows), (log.streams, log.tokens, log.heads, log.head_size))
+        if cache.type in ROUND and rows.type is not cache.type:
+            shape = self.c.shape(new)
+            new = ROUND[cache.type](self.c, new)
+            new = new if shape is None else self.c.shaped(new, shape)
+        new = transpose(self.c, new, (0, 2, 1, 3))
+        feed = Feed(self._plan.index[cache], LOG)
+        beam, variable = self._beams[self._log_of[cache]], self._log_name(cache)
+        self._whole[cache], assign = remembered(self.c, new, beam, variable, int(log.heads), int(log.head_size))
+        self._out.sinks.append(assign)
+        self._out.variables.append(feed)
+        self._out.written.add(feed.index)
+
+    def _log_name(self, cache: Tensor) -> str:
+        return name(Feed(self._plan.index[cache], LOG))
+
+    def _attend(self, node: Tensor) -> None:
+        q, k, v = (src(node, i) for i in range(3))
+        i = self._log_of[k.root]
+        if i not in self._laid:
+            self._laid[i] = o.convert(self._masks[i], Type.f32)
+        caches = self._whole[k.root], self._whole[v.root]
+        heads = int(q.ne[2]), int(self._logs[i].heads)
+        y = sdpa(self.c, self.number(q), *caches, self._laid[i], *heads, node.params.scale)
+        self.store(node, transpose(self.c, self.c.shaped(y, q.shape), (0, 2, 1, 3)))
+
+    # -- all ------------------------------------------------------------------------------------------------------
+
+    def run(self, emitters: Mapping[str, Emitter]) -> Emitted:
+        """As the base; then caches that are only read are assigned their own value.
+
+        The parameters of logs, a beam and a mask each, stand between those of feeds and those of symbols.
+        """
+        out = super().run(emitters)
+        for feed, (variable, value) in self._own.items():
+            if feed not in self._assigned:
+                self._out.sinks.append(o.assign(value, variable))
+        self._revive()
+        extra = [p for pair in zip(self._beams, self._masks, strict=True) for p in pair]
+        out.parameters[len(out.feeds) : len(out.feeds)] = extra
+        return out
+
+    def _revive(self) -> None:
+        """Give a variable whose old contents nothing reads a result of one element.
+
+        Without a ReadValue among its operations the plugin drops the Assign as well.
+        """
+        read = ancestors([*self._out.results, *self._out.sinks])
+        first = self.c.i64(0)
+        for _, x in self._own.values():
+            if x.get_name() not in read:
+                flat = o.reshape(x, self.c.i64(-1), False)
+                self._out.results.append(o.result(o.gather(flat, first, self.c.axis(0))))
+
+
+def _logs(plan: Plan) -> list[Logged]:
+    if not any(is_logged(n) for n in plan.graph):
+        return []
+    own_logs = logs(plan.graph, plan.roles, plan.outputs)
+    if isinstance(own_logs, str):
+        raise BackendError(f"a graph of the fused form is none: {own_logs}")
+    return own_logs
+
+
+def _bare(x: Value) -> bool:
+    """Whether nothing but casts, shapes and concatenations lies between a parameter or a constant and `x`.
+
+    The CPU plugin (2026.4.1) assigns garbage to a variable that is given such a value.
+    """
+    node = x if isinstance(x, Node) else x.get_node()
+    kind = node.get_type_name()
+    if kind == "Concat":
+        return any(map(_bare, node.input_values()))
+    if kind in ("Convert", "Reshape", "Broadcast"):
+        return _bare(node.input_value(0))
+    return kind in ("Parameter", "Constant")
+
+
+def name(feed: Feed) -> str:
+    """The name of the variable that holds a cache's part."""
+    return f"{feed.index}.{feed.form}"
+
+
+def _mask_parameter(log: Logged) -> Node:
+    shape = PartialShape([_dim(log.mask.ne[3]), 1, _dim(log.tokens), -1])
+    return o.parameter(shape, Type.f16 if log.mask.type is F16 else Type.f32)
+
+
+def _dim(n: int) -> int:
+    return -1 if isinstance(n, Sym) else n
+
+
+# -- what the host knows, and the requests that hold the rest ----------------------------------------------------------
+Arrays = dict[str, NDArray[Any]]
+"""Form of a variable -> what it holds."""
+
+
+@dataclass(slots=True)
+class Log:
+    """Caches whose newest rows are in the variables of one request."""
+
+    logged: Logged
+    table: Table
+    holder: StatefulRequest
+
+
+class StateMemory(HostMemory):
+    """Bytes on the host. Those of a cache may be old: then a request holds it, whole or as a log over the old bytes."""
+
+    def __init__(self, case: Case, requant: Requant | None = None) -> None:
+        super().__init__(Case(case.id, dict(case.persistent), []), requant)
+        self._bytes.update({t: self._bytes[t].copy() for t in case.caches()})  # rows are put into them
+        self.appending: Sequence[Appending] = ()
+        """What the step that is about to run does to logs."""
+        self._logs: dict[Tensor, Log] = {}
+        self._wholes: dict[Tensor, StatefulRequest] = {}
+        self._newer: set[Tensor] = set()
+        """Caches that the host has old bytes of."""
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """As the base; no request holds the tensor afterwards."""
+        self.settle(tensor)
+        super().write(tensor, data)
+
+    def look(self, tensor: Tensor) -> Bytes:
+        """The bytes, fetched from the request that holds them."""
+        self._fetch(tensor)
+        return super().look(tensor)
+
+    def settle(self, t: Tensor) -> None:
+        """Move `t`, and the caches in one log with it, from requests to the host."""
+        self._fetch(t)
+        if t in self._logs:
+            for cache in self._logs[t].logged.caches:
+                del self._logs[cache]
+        self._wholes.pop(t, None)
+
+    def _fetch(self, t: Tensor) -> None:
+        if t not in self._newer:
+            return
+        log = self._logs.get(t)
+        if log is None:
+            self._bytes[t] = decode(t.type, _joined(self._wholes[t].pull(t))).copy()
+            self._newer.discard(t)
+            return
+        for cache in log.logged.caches:
+            self._rows(cache, log)
+        log.table.settled = log.table.length
+        self._newer.difference_update(log.logged.caches)
+
+    def _rows(self, cache: Tensor, log: Log) -> None:
+        """Put the rows that were appended since the last call into their cells."""
+        table, logged = log.table, log.logged
+        cells = table.cells[:, table.settled :]
+        stream, i = np.nonzero(cells != NOTHING)
+        held = log.holder.pull(cache)[LOG][:, :, table.settled :]
+        rows = decode(cache.type, {NUMBER: held.transpose(0, 2, 1, 3)[stream, i]}).reshape(len(i), -1)
+        self._bytes[cache].reshape(-1, cache.nb[1])[(logged.first + stream) * logged.size + cells[stream, i]] = rows
+
+    def release(self, request: StatefulRequest, kept: Mapping[int, Tensor]) -> None:
+        """Take back what `request` holds in variables that will hold another cache; `kept` says what each will hold."""
+        for index, t in list(request.holds.items()):
+            if kept.get(index) is not t:
+                self.settle(t)
+                del request.holds[index]
+
+    def lend(self, t: Tensor, request: StatefulRequest) -> None:
+        """Put the whole of `t` into variables of `request`."""
+        holder = self._wholes.get(t)
+        if holder is request:
+            return
+        if holder is not None and request.forms(t) == holder.forms(t):
+            request.push(t, holder.pull(t))
+        else:
+            self.settle(t)
+            request.push(t, _parted(encode(t, self._bytes[t])))
+        self._wholes[t] = request
+
+    def append(self, a: Appending, request: StatefulRequest) -> Table:
+        """Let `request` hold the log that `a` goes on with, laid out anew where the old one does not do.
+
+        The kernel multiplies hidden rows of V by 0, so that NaN among them would reach every query.
+        """
+        caches = a.log.caches
+        log = self._logs.get(caches[0])
+        if log is not None and log.logged.key == a.log.key and log.table.serves(a) and not _leaks(log, a):
+            if log.holder is not request:
+                for t in caches:
+                    request.push(t, log.holder.pull(t))
+                log.holder = request
+            return log.table
+        for t in caches:
+            self.settle(t)
+        cells = to_load(a)
+        log = Log(a.log, Table.of(cells, a.log.size), request)
+        at = (a.log.first + np.arange(len(cells))[:, None]) * a.log.size + np.maximum(cells, 0)
+        log.table.endless = np.zeros(cells.shape, np.bool_)
+        for t in caches:
+            rows = encode(t, self._bytes[t])[NUMBER].reshape(-1, a.log.heads, a.log.head_size)[at]
+            rows[cells == NOTHING] = 0
+            log.table.endless |= ~np.isfinite(rows).all(axis=(2, 3))
+            request.push(t, {LOG: rows.transpose(0, 2, 1, 3).astype("<f4")})
+            self._logs[t] = log
+        return log.table
+
+    def newer(self, caches: Iterable[Tensor]) -> None:
+        """Note that the holders of `caches` have changed them."""
+        self._newer.update(caches)
+
+
+class StatefulRequest(Request):
+    """A compiled model with its one infer request, whose variables hold caches of one session at a time."""
+
+    def __init__(self, compiled: CompiledModel | None, emitted: Emitted, peak: int | None = None) -> None:
+        super().__init__(compiled, emitted, peak)
+        self.holds: dict[int, Tensor] = {}
+        """Place of a cache in a plan -> the cache of `owner` that its variables hold."""
+        self._owner: ReferenceType[StateMemory] | None = None
+        self._variables: dict[int, list[Feed]] = {}
+        for feed in emitted.variables:
+            self._variables.setdefault(feed.index, []).append(feed)
+        self._written = emitted.written
+        self._first_extra = len(emitted.feeds)
+        self._place: dict[Tensor, int] = {}
+        self._states = {} if self._request is None else {s.name: s for s in self._request.query_state()}
+
+    def forms(self, t: Tensor) -> list[str]:
+        """The forms in which variables hold `t`."""
+        return [f.form for f in self._variables[self._place[t]]]
+
+    def pull(self, t: Tensor) -> Arrays:
+        """A copy of what the variables hold of `t`."""
+        return {f.form: np.array(self._states[name(f)].state.data) for f in self._variables[self._place[t]]}
+
+    def push(self, t: Tensor, parts: Mapping[str, NDArray[Any]]) -> None:
+        """Let the variables hold `parts` of `t`."""
+        for f in self._variables[self._place[t]]:
+            self._states[name(f)].state = OvTensor(np.ascontiguousarray(parts[f.form]))
+
+    def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
+        """As the base; first fetch caches that other requests hold, and lay out masks."""
+        if self._request is None:
+            return super().run(plan, memory, inputs)
+        self._take(plan, memory)
+        at = self._first_extra
+        for a in memory.appending:
+            table = memory.append(a, self)
+            table.append(a.cells)
+            self._request.set_input_tensor(at, OvTensor(np.arange(a.log.streams, dtype=np.int32)))
+            self._request.set_input_tensor(at + 1, OvTensor(np.ascontiguousarray(table.laid(a.mask))))
+            at += 2
+        values = super().run(plan, memory, inputs)
+        memory.newer(plan.tensors[i] for i in self._written)
+        return values
+
+    def _take(self, plan: Plan, memory: StateMemory) -> None:
+        """Release caches of other plans and sessions; take this plan's whole caches."""
+        wanted = {i: plan.tensors[i] for i in self._variables}
+        last = None if self._owner is None else self._owner()
+        if last is not None:
+            last.release(self, wanted if last is memory else {})
+        self._owner, self.holds = ref(memory), wanted
+        self._place = {t: i for i, t in wanted.items()}
+        logged = {t for a in memory.appending for t in a.log.caches}
+        for t in [t for t in wanted.values() if t not in logged]:
+            memory.lend(t, self)
+
+
+def _leaks(log: Log, a: Appending) -> bool:
+    """Whether a position of the log holds NaN or infinity in a row that no query of a step sees.
+
+    Rows are looked at when they are hidden first, all that there are by then: in a window that slides, once for as many
+    steps as it is wide.
+    """
+    hidden = log.table.hidden(a)
+    if hidden[:, log.table.endless.shape[1] :].any():
+        held = (log.holder.pull(t)[LOG] for t in log.logged.caches)
+        log.table.endless = np.logical_or.reduce([~np.isfinite(x).all(axis=(1, 3)) for x in held])
+    known = log.table.endless
+    return bool((hidden[:, : known.shape[1]] & known).any())
+
+
+def _parted(parts: Mapping[str, NDArray[Any]]) -> Arrays:
+    """A cache's parts as variables hold them."""
+    out: Arrays = {}
+    for form, x in parts.items():
+        out[form] = x
+        if x.dtype.kind == "f":
+            out[form], out[form + MINUS] = x.astype("<f4"), ((x == 0) & np.signbit(x)).astype(np.uint8)
+    return out
+
+
+def _joined(held: Arrays) -> Arrays:
+    """What variables hold as a cache's parts."""
+    minus = {form: held[form + MINUS] != 0 for form in held if form + MINUS in held}
+    plain = {form: x for form, x in held.items() if not form.endswith(MINUS)}
+    return {form: np.where(minus[form], np.float32(-0.0), x) if form in minus else x for form, x in plain.items()}
