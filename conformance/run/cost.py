@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from conformance.case.case import Case, Step
 from conformance.ggml.tensor import Tensor, computes, nbytes, nelements, packed_nbytes
-from conformance.process.memory import physical
+from conformance.process.memory import default_limit
 
 RATE = 1e9
 """Operations in a second: one pass over one element of an array, as NumPy makes it on one core."""
@@ -24,8 +24,6 @@ LOOP = 10_000
 """Operations that one turn of a loop in Python takes whatever the size of its arrays."""
 PASSES = 8
 """Passes over its operands and its result that a kernel makes."""
-MEMORY_SHARE = 0.75
-"""Of the machine's memory, where no limit is given."""
 _AT_ONCE = 1 << 24
 """Elements of weights that a matrix product converts at a time."""
 _F64 = 8
@@ -55,16 +53,12 @@ def of(cases: Sequence[Case]) -> Cost:
 
 
 def refusal(cases: Sequence[Case], *, memory_limit: int | None, time_limit: float) -> str:
-    """Why `cases` are not computed, in words; empty where they may be.
+    """Why `cases` are not computed together, in words; empty where they may be.
 
-    Args:
-        cases: to be computed together.
-        memory_limit: bytes; `MEMORY_SHARE` of the machine's if None.
-        time_limit: seconds that a step may take.
+    `memory_limit` is in bytes (`default_limit` if None), `time_limit` in seconds for a step.
     """
     need = of(cases)
-    whole = physical()
-    limit = memory_limit or (None if whole is None else int(MEMORY_SHARE * whole))
+    limit = memory_limit or default_limit()
     if limit is not None and need.bytes > limit:
         return f"computing it takes {_size(need.bytes)} in float64, {_size(limit)} are allowed (--memory-limit)"
     if need.operations > time_limit * RATE:
@@ -85,7 +79,7 @@ def _of(case: Case) -> Cost:
     peak, kept, operations = held, 0, 0
     for step in case.steps:
         kept += _kept(case, step)
-        peak = max(peak, held + 3 * kept + max(_computing(case, step), _comparing(step)))
+        peak = max(peak, held + 3 * kept + max(_buffers(case, step) + _kernel(step), _comparing(step)))
         operations = max(operations, sum(map(_operations, _nodes(step))))
     return Cost(peak, operations)
 
@@ -108,10 +102,6 @@ def _kept(case: Case, step: Step) -> int:
     return sum(map(packed_nbytes, case.caches())) + sum(map(packed_nbytes, step.outputs))
 
 
-def _computing(case: Case, step: Step) -> int:
-    return _buffers(case, step) + _kernel(step)
-
-
 def _kernel(step: Step) -> int:
     return max(map(_beside, _nodes(step)), default=0)
 
@@ -127,60 +117,56 @@ def _buffers(case: Case, step: Step) -> int:
     return sum(nbytes(r) for r in roots if r not in case.persistent and (r in written or r not in step.inputs))
 
 
-def _src(node: Tensor) -> list[Tensor]:
-    return [s for s in node.src if s is not None and s is not node]
+def _read(node: Tensor) -> int:
+    """Elements of its sources."""
+    return sum(nelements(s) for s in node.src if s is not None and s is not node)
 
 
 def _beside(node: Tensor) -> int:
     """Bytes that the kernel of `node` holds beside buffers."""
     if node.op in {"MUL_MAT", "MUL_MAT_ID"}:
-        weights, x = node.src[0], node.src[1]
-        assert weights is not None
-        assert x is not None
+        weights, x = _src(node), _src(node, 1)
         converted = min(nelements(weights), _AT_ONCE + weights.ne[0])
         return _F64 * (converted * 3 // 2 + 2 * nelements(x) + 2 * nelements(node))
     if node.op == "SET_ROWS":  # into a cache, of which it looks at no more than the rows it stores
-        return 4 * _F64 * nelements(_first(node))
+        return 4 * _F64 * nelements(_src(node))
     more = _MORE[node.op](node) if node.op in _MORE else 0
-    return _F64 * (sum(map(nelements, _src(node))) + 3 * nelements(node) + more)
+    return _F64 * (_read(node) + 3 * nelements(node) + more)
 
 
 def _operations(node: Tensor) -> int:
     """Operations of the kernel of `node`."""
     own = _OPERATIONS[node.op](node) if node.op in _OPERATIONS else 0
-    return own + PASSES * (sum(map(nelements, _src(node))) + nelements(node))
+    return own + PASSES * (_read(node) + nelements(node))
 
 
-def _first(node: Tensor, i: int = 0) -> Tensor:
+def _src(node: Tensor, i: int = 0) -> Tensor:
     s = node.src[i]
     assert s is not None
     return s
 
 
 def _product(node: Tensor) -> int:
-    return 2 * nelements(node) * _first(node).ne[0] // PRODUCTS + LOOP * _slices(node)
-
-
-def _slices(node: Tensor) -> int:
-    weights = _first(node)
-    return max(1, nelements(weights) // _AT_ONCE) * (weights.ne[2] if node.op == "MUL_MAT_ID" else 1)
+    weights = _src(node)
+    slices = max(1, nelements(weights) // _AT_ONCE) * (weights.ne[2] if node.op == "MUL_MAT_ID" else 1)
+    return 2 * nelements(node) * weights.ne[0] // PRODUCTS + LOOP * slices
 
 
 def _scores(node: Tensor) -> int:
     """Elements of Q K^T."""
-    q, k = _first(node), _first(node, 1)
+    q, k = _src(node), _src(node, 1)
     return q.ne[1] * q.ne[2] * q.ne[3] * k.ne[1]
 
 
 def _attention(node: Tensor) -> int:
-    q, v = _first(node), _first(node, 2)
+    q, v = _src(node), _src(node, 2)
     passes = 4 * PASSES + 2 * (q.ne[0] + v.ne[0])
     return _scores(node) * passes + LOOP * v.ne[1]
 
 
 def _indexed(node: Tensor) -> int:
     """Elements of the indexer's products."""
-    q, k = _first(node), _first(node, 1)
+    q, k = _src(node), _src(node, 1)
     return q.ne[1] * q.ne[2] * q.ne[3] * k.ne[2]
 
 
@@ -190,14 +176,14 @@ def _padded(ne: int, before: int, windows: int, stride: int, reach: int) -> int:
 
 def _pooled(node: Tensor) -> int:
     """Elements of the padded operand."""
-    a, p = _first(node), node.params
+    a, p = _src(node), node.params
     wide = _padded(a.ne[0], p.p0, node.ne[0], p.s0, p.k0)
     return wide * _padded(a.ne[1], p.p1, node.ne[1], p.s1, p.k1) * a.ne[2] * a.ne[3]
 
 
 def _windows(node: Tensor) -> int:
     """Elements of the padded operand of IM2COL."""
-    a, b, p = _first(node), _first(node, 1), node.params
+    a, b, p = _src(node), _src(node, 1), node.params
     wide = _padded(b.ne[0], p.p0, node.ne[1], p.s0, abs(a.ne[0] * p.d0) + 1)
     if not p.is_2D:
         return wide * b.ne[1] * b.ne[2]
@@ -205,74 +191,69 @@ def _windows(node: Tensor) -> int:
 
 
 def _kernel_size(node: Tensor) -> int:
-    a = _first(node)
+    a = _src(node)
     return a.ne[0] * (a.ne[1] if node.params.is_2D else 1)
 
 
-def _state(node: Tensor, i: int) -> int:
-    return nelements(_first(node, i))
-
-
-def _turns(node: Tensor, tokens: int, state: int) -> int:
+def _turns(tokens: int, state: int) -> int:
     """A loop over tokens, each of which changes a state."""
-    del node
     return tokens * (20 * LOOP + PASSES * state)
 
 
 _MORE: dict[str, Callable[[Tensor], int]] = {
     "FLASH_ATTN_EXT": lambda n: 8 * _scores(n),
-    "SSM_SCAN": lambda n: _first(n, 1).ne[2] * _scan_state(n) + 2 * _first(n, 1).ne[1] * nelements(_first(n, 4)),
-    "GATED_DELTA_NET": lambda n: _first(n, 2).ne[2] * _state(n, 5) + 3 * nelements(_first(n, 2)),
-    "RWKV_WKV6": lambda n: 4 * _state(n, 5),
-    "RWKV_WKV7": lambda n: 6 * _state(n, 6),
-    "GATED_LINEAR_ATTN": lambda n: 4 * _state(n, 4),
+    "SSM_SCAN": lambda n: _src(n, 1).ne[2] * _scan_state(n) + 2 * _src(n, 1).ne[1] * nelements(_src(n, 4)),
+    "GATED_DELTA_NET": lambda n: _src(n, 2).ne[2] * nelements(_src(n, 5)) + 3 * nelements(_src(n, 2)),
+    "RWKV_WKV6": lambda n: 4 * nelements(_src(n, 5)),
+    "RWKV_WKV7": lambda n: 6 * nelements(_src(n, 6)),
+    "GATED_LINEAR_ATTN": lambda n: 4 * nelements(_src(n, 4)),
     "LIGHTNING_INDEXER": lambda n: 3 * _indexed(n),
     "POOL_2D": lambda n: 2 * _pooled(n),
     "IM2COL": lambda n: 2 * _windows(n),
-    "OUT_PROD": lambda n: nelements(_first(n)) * max(1, n.ne[2] * n.ne[3] // max(1, _first(n).ne[2] * _first(n).ne[3])),
+    "OUT_PROD": lambda n: nelements(_src(n)) * max(1, n.ne[2] * n.ne[3] // max(1, _src(n).ne[2] * _src(n).ne[3])),
     "DIAG": lambda n: n.ne[0] * n.ne[0],
-    "SSM_CONV": lambda n: nelements(n) * _first(n, 1).ne[0],
+    "SSM_CONV": lambda n: nelements(n) * _src(n, 1).ne[0],
     "GET_ROWS": nelements,
     "CONCAT": lambda _: 0,
     "ARGSORT": nelements,
-    "TOP_K": lambda n: nelements(_first(n)),
+    "TOP_K": lambda n: nelements(_src(n)),
     "UNARY": lambda n: 3 * nelements(n),
     "GLU": lambda n: 3 * nelements(n),
     "ROPE": lambda n: 2 * nelements(n),
     "ROPE_BACK": lambda n: 2 * nelements(n),
     "DSV4_HC_POST": lambda n: 2 * nelements(n),
-    "DSV4_HC_PRE": lambda n: 2 * nelements(_first(n)),
+    "DSV4_HC_PRE": lambda n: 2 * nelements(_src(n)),
 }
 """Op -> elements in float64 beside its operands and three times its result."""
 
 
 def _scan_state(node: Tensor) -> int:
-    s = _first(node)
-    return s.ne[0] * s.ne[1] * s.ne[2] * _first(node, 1).ne[3]
+    s = _src(node)
+    return s.ne[0] * s.ne[1] * s.ne[2] * _src(node, 1).ne[3]
 
 
 def _sorted(node: Tensor) -> int:
-    n = nelements(_first(node))
+    n = nelements(_src(node))
     return n * max(1, n.bit_length())
 
 
 _OPERATIONS: dict[str, Callable[[Tensor], int]] = {
     "MUL_MAT": _product,
     "MUL_MAT_ID": _product,
-    "OUT_PROD": lambda n: 2 * nelements(n) * _first(n).ne[1] // PRODUCTS,
+    "OUT_PROD": lambda n: 2 * nelements(n) * _src(n).ne[1] // PRODUCTS,
     "FLASH_ATTN_EXT": _attention,
-    "SSM_SCAN": lambda n: _turns(n, _first(n, 1).ne[2], _scan_state(n)),
-    "GATED_DELTA_NET": lambda n: _turns(n, _first(n, 2).ne[2], _state(n, 5)),
-    "RWKV_WKV6": lambda n: _turns(n, _first(n).ne[2], _state(n, 5)),
-    "RWKV_WKV7": lambda n: _turns(n, _first(n).ne[2], _state(n, 6)),
-    "GATED_LINEAR_ATTN": lambda n: _turns(n, _first(n).ne[2], _state(n, 4)),
-    "LIGHTNING_INDEXER": lambda n: _indexed(n) * (PASSES + 2 * _first(n).ne[0] // PRODUCTS),
-    "SOLVE_TRI": lambda n: nelements(n) * _first(n).ne[0] + LOOP * n.ne[1],
+    "SSM_SCAN": lambda n: _turns(_src(n, 1).ne[2], _scan_state(n)),
+    "GATED_DELTA_NET": lambda n: _turns(_src(n, 2).ne[2], nelements(_src(n, 5))),
+    "RWKV_WKV6": lambda n: _turns(_src(n).ne[2], nelements(_src(n, 5))),
+    "RWKV_WKV7": lambda n: _turns(_src(n).ne[2], nelements(_src(n, 6))),
+    "GATED_LINEAR_ATTN": lambda n: _turns(_src(n).ne[2], nelements(_src(n, 4))),
+    "LIGHTNING_INDEXER": lambda n: _indexed(n) * (PASSES + 2 * _src(n).ne[0] // PRODUCTS),
+    "SOLVE_TRI": lambda n: nelements(n) * _src(n).ne[0] + LOOP * n.ne[1],
     "POOL_2D": lambda n: n.params.k0 * n.params.k1 * (LOOP + 2 * nelements(n)) + PASSES * _pooled(n),
     "IM2COL": lambda n: _kernel_size(n) * LOOP + PASSES * _windows(n),
-    "SSM_CONV": lambda n: 2 * nelements(n) * _first(n, 1).ne[0],
+    "SSM_CONV": lambda n: 2 * nelements(n) * _src(n, 1).ne[0],
     "DSV4_HC_COMB": lambda n: n.params.n_iter * (10 * LOOP + PASSES * nelements(n)),
-    "DSV4_HC_POST": lambda n: 2 * nelements(n) * _first(n, 1).ne[1],
+    "DSV4_HC_POST": lambda n: 2 * nelements(n) * _src(n, 1).ne[1],
     "GROUP_NORM": lambda n: LOOP * max(1, min(n.params.n_groups, n.ne[2])),
     "ROPE": lambda n: LOOP * n.ne[0],
     "ROPE_BACK": lambda n: LOOP * n.ne[0],
