@@ -38,10 +38,9 @@ from conformance.report.runs import command
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import settings, writeahead
-from conformance.run.session.select import FOLDER, build, case_ids, fresh_ids, lacking, new_seed, reseeded
+from conformance.run.session.select import FOLDER, build, case_ids, choose, fresh_ids, lacking, new_seed, reseeded
 from conformance.run.session.settings import Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, parse
-from conformance.run.stages import choose
 from conformance.suite.family import LEVELS, Level
 
 from . import plugin_perf

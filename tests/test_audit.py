@@ -22,7 +22,7 @@ from conformance.ggml.ops.op import DECLARATIONS, check_node
 from conformance.ggml.tensor import computes
 from conformance.judge import waivers
 from conformance.run.audit import CASES, Cell, Finding, audit, strict
-from conformance.run.audit.uses import MADE_UP, made_up
+from conformance.run.audit.cells import MADE_UP, made_up
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.select import build, case_ids

@@ -21,7 +21,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.perf import phases
 from conformance.perf.phases import MODEL, generation, measure, prompt
-from conformance.run.scheduler import SchedBackend
+from conformance.run.scheduler.backend import SchedBackend
 
 TINY = "llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
 

@@ -23,7 +23,7 @@ from conformance.process import (
     end_group,
     spawn_command,
     spawn_script,
-    wire,
+    worker,
     worker_pid,
 )
 from conformance.process.spawn import environment
@@ -279,14 +279,14 @@ def test_a_worker_answers_with_header_and_bytes(service: str) -> None:
 @pytest.mark.parametrize("polls", [True, False])
 def test_a_wire_waits_no_longer_than_it_may(polls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes go both ways in any size; reading and writing end at the deadline and at the end."""
-    if polls and not wire.POLLS:
+    if polls and not worker.POLLS:
         pytest.skip("this system cannot wait for a pipe")
-    monkeypatch.setattr(wire, "POLLS", polls)
+    monkeypatch.setattr(worker, "POLLS", polls)
     with ExitStack() as stack:
         ends = [os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe() + os.pipe(), ("rb", "wb") * 2, strict=True)]
         for end in ends:
             stack.callback(end.close)
-        tried = wire.Wire(ends[0], ends[3])
+        tried = worker.Wire(ends[0], ends[3])
         tried.write(b"to them")
         assert ends[2].read(7) == b"to them"
         ends[1].write(b"to us")
@@ -296,9 +296,9 @@ def test_a_wire_waits_no_longer_than_it_may(polls: bool, monkeypatch: pytest.Mon
             view = view[tried.readinto(view) :]
         assert held == b"to us"
         tried.deadline = time.monotonic() + 0.05
-        with pytest.raises(wire.Late):
+        with pytest.raises(worker.Late):
             tried.readinto(memoryview(held))
-        with pytest.raises(wire.Late):
+        with pytest.raises(worker.Late):
             tried.write(bytes(64 << 20))
         tried.deadline = time.monotonic() + 60
         ends[1].close()
@@ -318,7 +318,7 @@ def test_a_wire_looks_while_it_waits() -> None:
         ends = [os.fdopen(fd, mode, 0) for fd, mode in zip(os.pipe(), ("rb", "wb"), strict=True)]
         for end in ends:
             stack.callback(end.close)
-        tried = wire.Wire(ends[0], ends[1], look, 0.01)
+        tried = worker.Wire(ends[0], ends[1], look, 0.01)
         with pytest.raises(KeyError):
             tried.readinto(memoryview(bytearray(1)))
 

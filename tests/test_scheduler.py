@@ -27,7 +27,6 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import computed_nodes, execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
-from conformance.run.scheduler import SchedBackend
 from conformance.run.scheduler.assign import (
     Home,
     Memory,
@@ -38,6 +37,7 @@ from conformance.run.scheduler.assign import (
     place,
     read_devices,
 )
+from conformance.run.scheduler.backend import SchedBackend
 from conformance.run.session.select import build, case_ids
 
 FAMILIES = ("kv_growth", "gqa", "multi_sequence", "captured", "zoo", "random")

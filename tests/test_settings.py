@@ -18,8 +18,7 @@ from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.run.isolation.isolate import IsolatedBackend, needs, open_backend
 from conformance.run.session import settings
-from conformance.run.session.select import available, parse_specs
-from conformance.run.stages import stage_of, staged
+from conformance.run.session.select import available, parse_specs, stage_of, staged
 from conformance.suite import FAMILIES
 
 CASE = FAMILIES["ops"].ids("smoke")[0]

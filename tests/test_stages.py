@@ -28,9 +28,9 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import nbytes, new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Result, Verdict
-from conformance.run import stages
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
+from conformance.run.session import select
 from conformance.suite import FAMILIES
 from conformance.suite.captured import GOLDEN
 
@@ -42,7 +42,7 @@ B = Builder()
 ROOT = Path(__file__).resolve().parents[1]
 IDS = FAMILIES["ops"].ids("smoke")
 RUN = Spec("openvino-stateless")
-TRANSLATE = stages.staged(RUN, "translate")
+TRANSLATE = select.staged(RUN, "translate")
 
 
 @pytest.fixture
@@ -219,12 +219,12 @@ def test_captured_trajectories_are_right_as_translated(runner: Runner, path: Pat
 def test_a_spec_is_put_at_a_stage_and_back() -> None:
     """The stage is one of the options, the others stay."""
     spec = Spec.parse("openvino-stateless?device=CPU")
-    there = stages.staged(spec, "translate")
+    there = select.staged(spec, "translate")
     assert str(there) == "openvino-stateless?device=CPU&stage=translate"
-    assert stages.stage_of(there) == "translate"
-    assert stages.staged(there, "translate") == there
-    assert stages.staged(there, "run") == spec
-    assert stages.stage_of(spec) == "run"
+    assert select.stage_of(there) == "translate"
+    assert select.staged(there, "translate") == there
+    assert select.staged(there, "run") == spec
+    assert select.stage_of(spec) == "run"
 
 
 def test_stages_of_an_isolated_backend_are_its_adapters() -> None:
@@ -281,10 +281,10 @@ def test_pytest_takes_a_stage() -> None:
 
 def test_choose_leaves_named_stages_alone() -> None:
     """Without `--stage` each backend is at the stage that its own spec names."""
-    specs, lacking = stages.choose([str(TRANSLATE), "cpu"], None)
+    specs, lacking = select.choose([str(TRANSLATE), "cpu"], None)
     assert (specs, lacking) == ([TRANSLATE, Spec("cpu")], {})
     with pytest.raises(UsageError, match="stages: run"):
-        stages.choose([str(TRANSLATE), "cpu"], "translate")
+        select.choose([str(TRANSLATE), "cpu"], "translate")
 
 
 # -- the interpreter --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from conformance.report.runfile import write_json, write_text
 from conformance.report.snippet import cpp, python
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
-from conformance.run.scheduler import SchedBackend
+from conformance.run.scheduler.backend import SchedBackend
 from conformance.run.scheduler.plan import HEADER
 from conformance.run.scheduler.plan import rows as split_rows
 from conformance.run.session import failures

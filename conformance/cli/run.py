@@ -27,10 +27,9 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import failures, writeahead
 from conformance.run.session import settings as waiving
-from conformance.run.session.select import FOLDER, build, case_ids, reseeded
+from conformance.run.session.select import FOLDER, build, case_ids, choose, reseeded
 from conformance.run.session.settings import Settings, Waiving, today
 from conformance.run.session.shard import WHOLE, Shard
-from conformance.run.stages import choose
 from conformance.suite.family import LEVELS
 
 from .cases import CasePath, read_cases

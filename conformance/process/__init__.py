@@ -6,7 +6,7 @@ Every process of this project starts here. Such a process
 - leads a process group, and ending it ends all that it started;
 - ends when the process that started it ends, even by `kill -9`.
 
-`service` is the child's side of a `Worker`, `wire` reads and writes its pipes under deadlines.
+`service` is the child's side of a `Worker`.
 """
 
 from .spawn import Child, end_group, interrupt, spawn, spawn_command, spawn_script, words, worker_pid

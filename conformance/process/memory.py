@@ -15,6 +15,8 @@ from conformance.ggml.errors import UsageError
 
 from .launcher.launch import descendants
 
+MEMORY_SHARE = 0.75
+"""Of the machine's memory, where no limit is given."""
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
@@ -81,6 +83,12 @@ def physical() -> int | None:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def default_limit() -> int | None:
+    """`MEMORY_SHARE` of the machine's memory in bytes; None where the system does not say."""
+    whole = physical()
+    return None if whole is None else int(MEMORY_SHARE * whole)
 
 
 def parse_size(text: str) -> int:

@@ -77,11 +77,8 @@ def receive(
 ) -> tuple[Header, list[memoryview]]:
     """Read one frame; the blobs share one writable buffer of their own.
 
-    Args:
-        stream: where it comes from.
-        sizes: of a reply, which is not trusted: how many bytes each of its blobs must have; an error has none. None for
-            a request, which is this program's own.
-        parse: reads the header's JSON; raises ValueError for what is none.
+    `sizes` are the bytes that each blob of a reply must have, as a reply is not trusted (an error has no blobs); None
+    for a request, which is this program's own. `parse` raises ValueError for what is no JSON.
 
     Raises:
         Closed: the stream ended.

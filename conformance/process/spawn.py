@@ -84,15 +84,7 @@ def spawn(
 ) -> Child:
     """Start a module of ours under our own interpreter, the current directory not on its `sys.path`.
 
-    Args:
-        module: its full name.
-        args: its arguments.
-        env: its environment; this process's where None.
-        stdin: as of `subprocess.Popen`.
-        stdout: as above.
-        stderr: as above.
-        pass_fds: descriptors that it and its keeper hold too; POSIX only.
-        cwd: its current directory; ours where None.
+    `env` and `cwd` are ours where None; its keeper holds `pass_fds` too (POSIX only); streams are `subprocess.Popen`'s.
     """
     command = [sys.executable, LAUNCHER]
     return _start(

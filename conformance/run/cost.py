@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from conformance.case.case import Case, Step
 from conformance.ggml.ops.op import DECLARATIONS, PASSES
 from conformance.ggml.tensor import Tensor, computes, nbytes, nelements, packed_nbytes
-from conformance.process.memory import physical
+from conformance.process.memory import default_limit
 
 RATE = 1e9
 """Operations in a second: one pass over one element of an array, as NumPy makes it on one core."""
-MEMORY_SHARE = 0.75
-"""Of the machine's memory, where no limit is given."""
 _F64 = 8
 _COMPARED = 10
 """Float64 values that comparing two tensors holds for each of their elements."""
@@ -49,16 +47,12 @@ def of(cases: Sequence[Case]) -> Cost:
 
 
 def refusal(cases: Sequence[Case], *, memory_limit: int | None, time_limit: float) -> str:
-    """Why `cases` are not computed, in words; empty where they may be.
+    """Why `cases` are not computed together, in words; empty where they may be.
 
-    Args:
-        cases: to be computed together.
-        memory_limit: bytes; `MEMORY_SHARE` of the machine's if None.
-        time_limit: seconds that a step may take.
+    `memory_limit` is in bytes (`default_limit` if None), `time_limit` in seconds for a step.
     """
     need = of(cases)
-    whole = physical()
-    limit = memory_limit or (None if whole is None else int(MEMORY_SHARE * whole))
+    limit = memory_limit or default_limit()
     if limit is not None and need.bytes > limit:
         return f"computing it takes {_size(need.bytes)} in float64, {_size(limit)} are allowed (--memory-limit)"
     if need.operations > time_limit * RATE:
@@ -79,7 +73,7 @@ def _of(case: Case) -> Cost:
     peak, kept, operations = held, 0, 0
     for step in case.steps:
         kept += _kept(case, step)
-        peak = max(peak, held + 3 * kept + max(_computing(case, step), _comparing(step)))
+        peak = max(peak, held + 3 * kept + max(_buffers(case, step) + _kernel(step), _comparing(step)))
         operations = max(operations, sum(map(_operations, _nodes(step))))
     return Cost(peak, operations)
 
@@ -102,10 +96,6 @@ def _kept(case: Case, step: Step) -> int:
     return sum(map(packed_nbytes, case.caches())) + sum(map(packed_nbytes, step.outputs))
 
 
-def _computing(case: Case, step: Step) -> int:
-    return _buffers(case, step) + _kernel(step)
-
-
 def _kernel(step: Step) -> int:
     return max(map(_beside, _nodes(step)), default=0)
 
@@ -121,8 +111,9 @@ def _buffers(case: Case, step: Step) -> int:
     return sum(nbytes(r) for r in roots if r not in case.persistent and (r in written or r not in step.inputs))
 
 
-def _src(node: Tensor) -> list[Tensor]:
-    return [s for s in node.src if s is not None and s is not node]
+def _read(node: Tensor) -> int:
+    """Elements of its sources."""
+    return sum(nelements(s) for s in node.src if s is not None and s is not node)
 
 
 def _beside(node: Tensor) -> int:
@@ -130,10 +121,10 @@ def _beside(node: Tensor) -> int:
     work = DECLARATIONS[node.op].work
     if work.held is not None:
         return _F64 * work.held(node)
-    return _F64 * (sum(map(nelements, _src(node))) + 3 * nelements(node) + work.elements(node))
+    return _F64 * (_read(node) + 3 * nelements(node) + work.elements(node))
 
 
 def _operations(node: Tensor) -> int:
     """Operations of the kernel of `node`."""
     own = DECLARATIONS[node.op].work.operations(node)
-    return own + PASSES * (sum(map(nelements, _src(node))) + nelements(node))
+    return own + PASSES * (_read(node) + nelements(node))

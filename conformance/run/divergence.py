@@ -67,13 +67,8 @@ def locate(
 ) -> None:
     """Name the first wrong node of a failing free run in `result`, or say that no node alone is wrong.
 
-    Args:
-        result: a FAIL; becomes a PASS where a choice of experts at a near-tie explains it.
-        backend: the one that failed.
-        reference: computes in the arithmetic that `backend` declares.
-        case: what it ran.
-        expectation: what it was held against.
-        execution: its free run.
+    `result`, a FAIL, becomes a PASS where a choice of experts at a near-tie explains it. `reference` computes in the
+    arithmetic that `backend` declares.
 
     Raises:
         BackendError: either backend failed.
@@ -106,18 +101,14 @@ def locate(
 def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Judged | None:
     """The first node of steps 0 to `upto` that a backend computes wrongly from its own sources.
 
+    None where every node is right once intermediate values are asked for: a fault of fusion, or of state that a fresh
+    run does not have.
+
     Args:
         ran: every computed node of these steps, in a free run of the backend that failed.
         reference: computes in the arithmetic that the backend declares.
         case: failed freely at step `upto`.
         upto: index of the first step with a wrong output or cache.
-
-    Returns:
-        The node, or None where every node is right once intermediate values are asked for (a fault of fusion, or of
-        state that a fresh run does not have).
-
-    Raises:
-        BackendError: the reference failed.
     """
     arithmetic = reference.arithmetic()
     recorded = _recorded(case, [{**v.outputs, **v.caches} for v in ran[: upto + 1]])
@@ -139,12 +130,8 @@ def _recorded(case: Case, values: list[dict[Tensor, Bytes]]) -> Case:
 def run_isolated(reference: Backend, recorded: Case, k: int, arithmetic: Arithmetic) -> dict[Tensor, Bytes]:
     """Every computed node of step `k`, each run by itself on `reference` and fed from recorded values.
 
-    Args:
-        reference: runs the isolated nodes.
-        recorded: holds the value of every computed node of step `k` and of the caches after each step.
-        k: the step.
-        arithmetic: of the nodes of the case, in which `reference` computes; where devices share them, each copy as its
-            node.
+    `recorded` holds the value of every computed node of step `k`, and of the caches after each step. Where devices
+    share the nodes of the case, each copy is computed in the arithmetic of its node.
     """
     alone, original = isolated_nodes(recorded, k)
     each = arithmetic.copied(original)
@@ -162,16 +149,7 @@ def first_nan(
 
     A NaN that a cache holds reaches every node that reads the cache, and alone, fed with it, each of them is right: so
     nodes and caches are looked at in the order in which they got their values, the caches before the first step too.
-
-    Args:
-        backend: opens the case once more, for what its caches hold before the first step.
-        ran: as in `first_divergent`.
-        reference: as there.
-        case: as there.
-        upto: as there.
-
-    Raises:
-        BackendError: either backend failed.
+    Arguments as of `first_divergent`; `backend` opens the case once more, for what its caches hold before that step.
     """
     arithmetic, caches = reference.arithmetic(), case.caches()
     right = execute(reference, case, every_node=range(upto + 1)).steps
@@ -212,11 +190,7 @@ def near_tie(
 ) -> str:
     """The first choice that differs, with its margin; empty where something else differs first, or no tie explains it.
 
-    Args:
-        case: has a choice.
-        found: every computed node of each step, in a backend's free run.
-        right: the same in the reference's.
-        arithmetic: in which both compute.
+    `found` and `right` hold every computed node of each step in the free runs of a backend and of the reference.
     """
     chain = Chain(arithmetic)
     for k, (step, mine, wanted) in enumerate(zip(case.steps, found, right, strict=False)):

@@ -37,13 +37,15 @@ def computed_nodes(step: Step) -> list[Tensor]:
     return [n for n in step.graph if computes(n)]
 
 
-def execute(backend: Backend, case: Case, *, every_node: Sequence[int] = ()) -> Execution:
+def execute(backend: Backend, case: Case, *, every_node: Sequence[int] = (), restored: bool = False) -> Execution:
     """Run all steps of `case` freely: each step starts from the caches that the one before left.
 
     Args:
         backend: runs it.
         case: validated.
         every_node: indices of steps whose computed nodes are all wanted, not the outputs alone.
+        restored: after the second step, write back the caches of the first (`llama_state_set_data`); a backend with
+            opaque caches runs nothing.
 
     Raises:
         BackendError: the backend failed, died or did not answer.
@@ -51,16 +53,22 @@ def execute(backend: Backend, case: Case, *, every_node: Sequence[int] = ()) -> 
     caches = case.caches()
     wanted = frozenset(every_node)
     steps: list[StepValues] = []
+    saved: dict[Tensor, Bytes] = {}
     start = time.perf_counter()
     with backend.open(case) as session:
         opaque = session.opaque().intersection(caches)
         caches = [t for t in caches if t not in opaque]
-        for k, step in enumerate(case.steps):
+        for k, step in enumerate(() if restored and opaque else case.steps):
             outputs = computed_nodes(step) if k in wanted else step.outputs
             for data in step.inputs.values():
                 data.flags.writeable = False  # a backend that writes there would change the inputs of others
             found = session.compute(step.graph, step.inputs, outputs)
             steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in caches}))
+            if restored and k == 0:
+                saved = {t: session.read(t) for t in caches}
+            elif restored and k == 1:
+                for t, data in saved.items():
+                    session.write(t, data)
         witness = session.witness()
     if any(p.buffer for p in case.placement.values()) and len(backend.buffer_types()) == 1:
         witness.notes.append("one buffer type, so nothing is placed elsewhere")
@@ -98,15 +106,7 @@ class Memory:
 
 
 def execute_overwritten(backend: Backend, case: Case) -> Execution:
-    """As `execute`, every step in the memory of the one before.
-
-    Args:
-        backend: in this process.
-        case: validated.
-
-    Raises:
-        BackendError: the backend failed.
-    """
+    """As `execute`, every step in the memory of the one before; `backend` is in this process."""
     memory, caches = Memory(case), case.caches()
     steps: list[StepValues] = []
     start = time.perf_counter()
@@ -119,33 +119,3 @@ def execute_overwritten(backend: Backend, case: Case) -> Execution:
             steps.append(StepValues(outputs, {t: pack(session.read(t), t, 0) for t in caches}))
         witness = session.witness()
     return Execution(steps, witness, time.perf_counter() - start)
-
-
-def execute_restored(backend: Backend, case: Case) -> Execution:
-    """As `execute`; after the second step the caches of the first are written back (`llama_state_set_data`).
-
-    Args:
-        backend: runs it; where it has opaque caches nothing is run.
-        case: validated.
-
-    Raises:
-        BackendError: the backend failed.
-    """
-    caches = case.caches()
-    steps: list[StepValues] = []
-    start = time.perf_counter()
-    with backend.open(case) as session:
-        opaque = session.opaque().intersection(caches)
-        saved = {}
-        for k, step in enumerate(() if opaque else case.steps):
-            for data in step.inputs.values():
-                data.flags.writeable = False  # as in `execute`
-            found = session.compute(step.graph, step.inputs, step.outputs)
-            steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in caches}))
-            if k == 0:
-                saved = {t: session.read(t) for t in caches}
-            elif k == 1:
-                for t, data in saved.items():
-                    session.write(t, data)
-        witness = session.witness()
-    return Execution(steps, witness, time.perf_counter() - start, opaque)

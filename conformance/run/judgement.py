@@ -20,9 +20,10 @@ from conformance.ggml.tensor import pack
 from conformance.judge.judge import judge_step
 from conformance.judge.verdict import Result, Verdict
 
-from . import divergence, stages
+from . import divergence
 from .execute import Execution, StepValues
 from .oracle import Expectation, judge_steps
+from .session import select
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<=": lambda a, b: a <= b,
@@ -52,8 +53,8 @@ def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution
         result.detail = divergence.sentence(wrong, case)
         if sum(len(s.graph) for s in case.steps) == 1:
             result.first_divergence = divergence.describe(wrong, case)
-    elif case.demands and stages.stage_of(spec) != stages.RUN:
-        result.detail = f"its demands are of a run, not of stage {stages.stage_of(spec)}"
+    elif case.demands and select.stage_of(spec) != select.RUN:
+        result.detail = f"its demands are of a run, not of stage {select.stage_of(spec)}"
     elif missing := unmet(case, spec, execution.witness):
         result.verdict, result.detail = Verdict.VACUOUS, missing
     if execution.opaque:
@@ -110,16 +111,7 @@ def steps_apply(case: Case) -> bool:
 
 
 def expected_steps(reference: Backend, case: Case, found: Sequence[StepValues]) -> Iterator[StepValues]:
-    """What each step should give, started from the caches that `found` holds after the step before.
-
-    Args:
-        reference: runs the steps.
-        case: not judged by a recording.
-        found: what the tested backend left behind, step by step.
-
-    Raises:
-        BackendError: the reference failed.
-    """
+    """What each step should give, started from the caches that a backend had after the step before, by `found`."""
     caches = case.caches()
     with reference.open(case) as session:
         for k, step in enumerate(case.steps):
@@ -132,14 +124,9 @@ def expected_steps(reference: Backend, case: Case, found: Sequence[StepValues]) 
 def judge_each_step(
     result: Result, reference: Backend, case: Case, execution: Execution, arithmetic: Arithmetic
 ) -> None:
-    """Judge each step within what its own nodes may err by, and put the worst into `result`.
+    """Judge each step within what its own nodes may err by, and put the worst into `result`, a PASS of the free run.
 
-    Args:
-        result: a PASS of the free run; becomes FAIL where a step is wrong.
-        reference: not the backend under test.
-        case: one to which `steps_apply`.
-        execution: the free run of the backend under test.
-        arithmetic: in which both compute.
+    `reference`, which is not the backend under test, and that backend compute in `arithmetic`.
 
     Raises:
         BackendError: the reference failed.

@@ -160,17 +160,10 @@ def tested(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Backend:
 
 
 def judge_nodes(result: Result, spec: Spec, backend: Backend, oracle: Oracle, case: Case) -> None:
-    """Judge nodes one by one, each fed with right values, and put the worst into `result`.
+    """Judge nodes one by one, each fed with right values, and put the worst into `result`, of the free run.
 
     Steps with all nodes recorded are fed from the record; where there is none, the first step of each layout is fed
     from the reference's own run. Steps that cannot be judged so leave the verdict alone and are named in the detail.
-
-    Args:
-        result: of the free run.
-        spec: how `backend` is called.
-        backend: the one under test.
-        oracle: knows the reference and the second opinion.
-        case: has a recording that judges.
     """
     if has_nodes(case):
         steps = [k for k in range(len(case.steps)) if _whole(case, k)]

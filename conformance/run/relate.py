@@ -10,7 +10,7 @@ import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 
@@ -39,10 +39,10 @@ from conformance.suite.relations.claim import (
 )
 
 from . import divergence
-from .execute import Execution, execute, execute_overwritten, execute_restored
+from .execute import Execution, execute, execute_overwritten
 from .isolation.guard import Guarded
 from .isolation.isolate import IsolatedBackend
-from .scheduler import SchedBackend
+from .scheduler.backend import SchedBackend
 
 
 class NotOfferedError(Exception):
@@ -56,14 +56,7 @@ Opener = Callable[[Spec, bool | None], Backend]
 def judge(spec: Spec, backend: Backend, case: Case, open_: Opener) -> Result:
     """Do all runs of a relation and compare what it claims to be the same.
 
-    Args:
-        spec: of the backend.
-        backend: the one that the suite has open.
-        case: a relation.
-        open_: opens further backends for the relation.
-
-    Returns:
-        PASS, FAIL, or UNSUPPORTED where the backend has no choice of what the relation varies.
+    UNSUPPORTED where the backend has no choice of what the relation varies. `open_` opens further backends.
 
     Raises:
         ConformanceError: the claim is malformed, or a run failed.
@@ -91,7 +84,7 @@ class _Runs:
     def __init__(self, spec: Spec, backend: Backend, case: Case, claim: Claim, open_: Opener, stack: ExitStack) -> None:
         self.spec, self.case, self.claim = spec, case, claim
         self.done: dict[tuple[int, str], Execution] = {}
-        self._backend = backend
+        self.backend = backend
         self._opener = open_
         self._stack = stack
         self._opened: dict[tuple[int, str], Backend] = {}
@@ -102,8 +95,8 @@ class _Runs:
         if all(r.how != BUFFERS for r in self.claim.runs):
             yield ""
             return
-        names = [b.name for b in self._backend.buffer_types()][1:]
-        if not names or not _takes(self._backend, "buffer"):
+        names = [b.name for b in self.backend.buffer_types()][1:]
+        if not names or not _takes(self.backend, "buffer"):
             raise NotOfferedError(f"{self.spec} offers no choice of buffer type for weights")
         yield from names
 
@@ -115,12 +108,12 @@ class _Runs:
             backend = self._open(i, key[1])
             alone = case_of(self.case, self.claim, i)
             if r.how == RESTORED:
-                self.done[key] = execute_restored(backend, alone)
+                self.done[key] = execute(backend, alone, restored=True)
                 if self.done[key].opaque:
                     raise NotOfferedError(f"{self.spec} cannot show its caches, so nobody can save them")
             elif r.how == OVERWRITTEN and not isinstance(_inner(backend), (IsolatedBackend, SchedBackend)):
                 self.done[key] = execute_overwritten(backend, alone)
-            elif r.how == OVERWRITTEN and not all(_takes(self._backend, k) for k in r.options):
+            elif r.how == OVERWRITTEN and not all(_takes(self.backend, k) for k in r.options):
                 raise NotOfferedError(
                     f"{self.spec} runs in a process of its own, or shares graphs out beforehand, so only the adapter "
                     f"can say in which memory a graph is rebuilt: it has no option {', '.join(r.options)}"
@@ -132,10 +125,10 @@ class _Runs:
     def _open(self, i: int, variant: str) -> Backend:
         r = self.claim.runs[i]
         if not r.opening:
-            return self._backend
+            return self.backend
         key = (r.opening, variant)
         if key not in self._opened:
-            options = {k: self._value(v) for k, v in r.options.items() if _takes(self._backend, k)}
+            options = {k: self._value(v) for k, v in r.options.items() if _takes(self.backend, k)}
             if variant:
                 options["buffer"] = variant
             spec = replace(self.spec, options=tuple({**dict(self.spec.options), **options}.items()))
@@ -151,10 +144,6 @@ class _Runs:
             self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="relation"))
         return str(Path(self._folder))
 
-    def arithmetic_in(self, case: Case) -> Arithmetic:
-        """The arithmetic of the backend in one of the runs."""
-        return self._backend.arithmetic_in(case)
-
 
 def _inner(backend: Backend) -> Backend:
     return backend.inner if isinstance(backend, Guarded) else backend
@@ -167,12 +156,8 @@ def _takes(backend: Backend, option: str) -> bool:
     return option in inspect.signature(type(inner)).parameters
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """Bytes of some rows, and their budget."""
-
-    data: Bytes
-    budget: Budget
+_Value = tuple[Bytes, Budget]
+"""Bytes of some rows, and their budget."""
 
 
 def _compare(result: Result, runs: _Runs, variant: str) -> None:
@@ -185,7 +170,7 @@ def _compare(result: Result, runs: _Runs, variant: str) -> None:
         runs.execution(i, variant)
     for i in needed:
         alone = case_of(case, claim, i)
-        budgets[i] = [] if claim.equal == BITS else _budgets(alone, runs.arithmetic_in(alone))
+        budgets[i] = [] if claim.equal == BITS else _budgets(alone, runs.backend.arithmetic_in(alone))
 
     def shown(p: Place) -> bool:
         return p.kind == "output" or p.tensor(case, claim) not in runs.execution(p.run, variant).opaque
@@ -195,7 +180,7 @@ def _compare(result: Result, runs: _Runs, variant: str) -> None:
         data = (left.caches if p.kind == "cache" else left.outputs)[t]
         if p.rows is not None:
             data = data.reshape(t.ne[1] * t.ne[2] * t.ne[3], -1)[list(p.rows)].reshape(-1)
-        return _Value(data, RAW if claim.equal == BITS else budgets[p.run][p.step][t])
+        return data, RAW if claim.equal == BITS else budgets[p.run][p.step][t]
 
     for left, right in _pairs(case, claim):
         if not all(shown(p) for p in (*left, *right)):
@@ -233,10 +218,10 @@ def _pairs(case: Case, claim: Claim) -> Iterator[tuple[Sequence[Place], Sequence
 
 
 def _judge(t: Tensor, place: Place, left: Sequence[_Value], right: Sequence[_Value]) -> Judged:
-    a, b = (np.concatenate([v.data for v in side]) for side in (left, right))
+    a, b = (np.concatenate([data for data, _ in side]) for side in (left, right))
     budget = RAW
     for side in (left, right):
-        budget = both(budget, max((v.budget for v in side), key=lambda x: x.nmse))
+        budget = both(budget, max((own for _, own in side), key=lambda x: x.nmse))
     row = t.ne[0] // t.type.blck_size * t.type.type_size
     ne = t.ne if a.nbytes == row * t.ne[1] * t.ne[2] * t.ne[3] else (t.ne[0], a.nbytes // row, 1, 1)
     shaped = replace(t, ne=ne, nb=contiguous_nb(t.type, ne), view_src=None, view_offs=0)

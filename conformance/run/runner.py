@@ -26,16 +26,14 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
 
-from . import cost, divergence, judgement, recorded, relate, stages
+from . import cost, divergence, judgement, recorded, relate
 from .execute import Execution, execute
-from .isolation.guard import STRANGER, Guarded, call_guarded, guard
+from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
 from .isolation.isolate import IsolatedBackend, Isolation, open_backend
-from .isolation.seal import CaseSeal, freeze
 from .isolation.watchdog import Watchdog
 from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
 from .scheduler.backend import SchedBackend
-from .session import failures
-from .session.select import build
+from .session import failures, select
 from .session.settings import Waiving
 from .session.writeahead import Ahead
 
@@ -144,7 +142,7 @@ class Runner:
         if case_id not in self._cases:
             while len(self._cases) >= KEEP:
                 del self._cases[next(iter(self._cases))]
-            self._cases[case_id] = build(case_id)
+            self._cases[case_id] = select.build(case_id)
         return self._cases[case_id]
 
     def _makes(self, case: Case) -> bool:
@@ -310,9 +308,9 @@ class Runner:
     def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
         with self._ahead.one(spec, case) if self._ahead else nullcontext():
             result = self._execute_and_judge(spec, backend, case)
-            translation = stages.translation_of(spec, backend, result.verdict) if self.locates else None
+            translation = select.translation_of(spec, backend, result.verdict) if self.locates else None
             if translation is not None:
-                result.detail += "; " + stages.stage_hint(result.verdict, self._run_at_stage(translation, case))
+                result.detail += "; " + select.stage_hint(result.verdict, self._run_at_stage(translation, case))
             return result
 
     def _run_at_stage(self, spec: Spec, case: Case) -> Result:

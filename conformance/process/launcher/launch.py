@@ -200,7 +200,7 @@ def _end_as(code: int) -> None:
 
 
 def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> None:
-    """Become the target.
+    """Become the target: the module, script or command (`how`) of that name or path.
 
     Args:
         lifeline: a descriptor, as of `fork`; empty for none.

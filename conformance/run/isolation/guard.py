@@ -6,9 +6,10 @@ returns, and the next backend gets the case as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter, is_not
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from conformance.backend.interface import (
     plain_witness,
 )
 from conformance.backend.strict import clip, error_text, kind
-from conformance.case.case import Case
+from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.graph import Graph
@@ -32,7 +33,6 @@ from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.run.scheduler.backend import SchedBackend
 
 from .isolate import IsolatedBackend
-from .seal import CaseSeal, GraphSeal, Notes, freeze
 from .watchdog import Watchdog
 
 P = ParamSpec("P")
@@ -64,14 +64,10 @@ def call_guarded(
 class Guarded(Backend):
     """A backend whose methods raise `ConformanceError` only and return what the interface says.
 
-    Args:
-        inner: the backend.
-        name: as the user named it, for messages.
-        watchdog: of this process; None for a backend that has limits of its own.
-        note: added to each witness.
+    `watchdog` is this process's, None for a backend that has limits of its own; `note` is added to each witness.
 
     Raises:
-        BackendError: a class attribute of it is of no use.
+        BackendError: a class attribute of the backend is of no use.
     """
 
     def __init__(self, inner: Backend, name: str, watchdog: Watchdog | None = None, note: str = "") -> None:
@@ -318,3 +314,122 @@ class GuardedSession(Session):
 def guard(backend: Backend, name: str, watchdog: Watchdog | None, note: str = "") -> Guarded:
     """`backend` as a `Guarded`, which it may already be."""
     return backend if isinstance(backend, Guarded) else Guarded(backend, name, watchdog, note)
+
+
+_FIELDS = ("type", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "flags", "name")
+_HEAD = ("id", "family", "seed", "generator", "steps")
+_STEP = ("graph", "outputs", "inputs", "expected")
+_DICTS = ("persistent", "recipes", "references", "placement")
+_JSON = ("params", "tolerance", "provenance", "demands")
+_Noted = tuple[Any, ...]
+
+
+def read_only(data: Bytes) -> Bytes:
+    """The same bytes, through a view that nobody can make writable again."""
+    base: object = data.base
+    if isinstance(base, memoryview) and base.readonly:
+        return data
+    return np.asarray(data.data.toreadonly())
+
+
+def freeze(case: Case) -> None:
+    """Replace the arrays of `case` by read-only views: caches, weights, inputs, recorded values."""
+    for values in (case.persistent, *(v for s in case.steps for v in (s.inputs, s.expected))):
+        for t, data in values.items():
+            values[t] = read_only(data)
+
+
+Notes = dict[Tensor, _Noted]
+"""What was noted of tensors when they were first handed out."""
+
+
+class GraphSeal:
+    """Notes of all that the nodes of `graphs` and the tensors `more` reach, and of the graphs' lists of nodes.
+
+    Notes that are `known`, from an earlier seal that was not broken, are not taken again.
+    """
+
+    def __init__(self, graphs: Iterable[Graph], more: Iterable[Tensor] = (), known: Notes | None = None) -> None:
+        known = {} if known is None else known
+        self._graphs = [(g, list(g.nodes)) for g in graphs]
+        reached = _reached([t for _, nodes in self._graphs for t in nodes], more)
+        self._tensors = [(t, known[t] if t in known else _note(t)) for t in reached]
+
+    def notes(self) -> Notes:
+        """All of them, for another seal of the same tensors."""
+        return dict(self._tensors)
+
+    def broken(self) -> str:
+        """Undo every change; the name of the first, or empty."""
+        found = ""
+        for t, noted in self._tensors:
+            at = next((i for i, (a, b) in enumerate(zip(_note(t), noted, strict=True)) if a is not b), None)
+            if at is not None:
+                for name, value in zip(_FIELDS, noted, strict=True):
+                    setattr(t, name, value)
+                found = found or f"{_FIELDS[at]} of {t}"
+        for graph, nodes in self._graphs:
+            if len(graph.nodes) != len(nodes) or any(map(is_not, graph.nodes, nodes)):
+                graph.nodes = nodes.copy()
+                found = found or "the nodes of its graph"
+        return found
+
+
+class CaseSeal:
+    """What was noted of a whole case; `known` as of `GraphSeal`."""
+
+    def __init__(self, case: Case, known: Notes | None = None) -> None:
+        self._case = case
+        self._steps = list(case.steps)
+        empty = [n for n in _JSON if not getattr(case, n)]
+        names: list[tuple[str, Case | Step, tuple[str, ...]]] = [("", case, (*_HEAD, *_DICTS, *empty))]
+        names += [(f" of steps[{k}]", s, _STEP) for k, s in enumerate(case.steps)]
+        self._fields = [(where, owner, n, getattr(owner, n)) for where, owner, each in names for n in each]
+        self._items = [dict(value) if isinstance(value, dict) else None for *_, value in self._fields]
+        self._json = [(n, _copied(getattr(case, n))) for n in _JSON if n not in empty]
+        self._graph = GraphSeal(dict.fromkeys(s.graph for s in case.steps), case.persistent, known)
+
+    def broken(self) -> str:
+        """Undo every change; the name of the first, or empty."""
+        found = [self._graph.broken()]
+        for (where, owner, name, value), items in zip(self._fields, self._items, strict=True):
+            if getattr(owner, name) is not value or (items is not None and not _same_items(value, items)):
+                if items is not None:
+                    value.clear()
+                    value.update(items)
+                setattr(owner, name, value)
+                found.append(f"{name}{where}")
+        if len(self._case.steps) != len(self._steps) or any(map(is_not, self._case.steps, self._steps)):
+            self._case.steps[:] = self._steps
+            found.append("steps")
+        for name, noted in self._json:
+            if getattr(self._case, name) != noted:
+                setattr(self._case, name, _copied(noted))
+                found.append(name)
+        return next(filter(None, found), "")
+
+
+def _copied(value: Any) -> Any:  # noqa: ANN401  # JSON
+    if isinstance(value, dict):
+        return {k: _copied(v) for k, v in value.items()}
+    return [_copied(v) for v in value] if isinstance(value, list) else value
+
+
+_note: Callable[[Tensor], _Noted] = attrgetter(*_FIELDS)
+
+
+def _reached(nodes: Iterable[Tensor], more: Iterable[Tensor]) -> list[Tensor]:
+    seen = dict.fromkeys(nodes)
+    seen.update(dict.fromkeys(more))
+    stack = list(seen)
+    while stack:
+        t = stack.pop()
+        for s in (*t.src, t.view_src):
+            if s is not None and s not in seen:
+                seen[s] = None
+                stack.append(s)
+    return list(seen)
+
+
+def _same_items(held: dict[Any, Any], noted: dict[Any, Any]) -> bool:
+    return len(held) == len(noted) and all(held.get(k) is v for k, v in noted.items())

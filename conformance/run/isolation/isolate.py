@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlencode
 
 import numpy as np
 
 from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
 from conformance.backend.registry import Spec, adapter, create, defined, environment, provide, resolve, third_party
+from conformance.backend.strict import MAX_ENTRIES, plain
 from conformance.case import codec
 from conformance.case.case import JSON, Case, Step
 from conformance.case.strict import Memory, parse_json
@@ -34,11 +36,10 @@ from conformance.ggml.errors import (
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
-from conformance.process.memory import physical
+from conformance.process.memory import default_limit
 from conformance.run.scheduler.backend import NAME as SCHED
 from conformance.run.scheduler.backend import SchedBackend
 
-from . import answers
 from .watchdog import Watchdog
 
 
@@ -51,10 +52,9 @@ class Isolation:
     time_limit: float = 120.0
     """Seconds that one request may take."""
     memory_limit: int | None = None
-    """Bytes that the process may hold; `MEMORY_SHARE` of the machine's where None."""
+    """Bytes that the process may hold; `memory.default_limit` where None."""
 
 
-MEMORY_SHARE = 0.75
 _PARSED = 1 << 28
 """Bytes of memory that parsing a reply's header may take."""
 provide(SCHED, SchedBackend)
@@ -85,7 +85,7 @@ def open_backend(
         spec: name and options.
         isolate: whether it gets its own process; as `needs` says if None. One with an environment always does.
         time_limit: seconds that a request to an isolated backend may take.
-        memory_limit: bytes that its process may hold; `MEMORY_SHARE` of the machine's memory if None.
+        memory_limit: bytes that its process may hold; `memory.default_limit` if None.
         watchdog: for opening a backend in this process.
 
     Raises:
@@ -132,9 +132,7 @@ class _Process:
         """Send a request, if there is one, and wait for the reply, whose byte arrays must have `sizes`.
 
         Raises:
-            ConformanceError: the one that the adapter raised.
-            BackendCrashError: the process died, now or before.
-            BackendTimeoutError: no answer in time; the process is ended.
+            ConformanceError: the adapter's own, BackendCrashError or BackendTimeoutError.
         """
         try:
             if header is None:
@@ -183,16 +181,8 @@ def _parse(raw: bytearray) -> Any:  # noqa: ANN401  # JSON
 class IsolatedBackend(Backend):
     """The backend behind `spec`, run by `isolation.worker`. A process that died is replaced at the next request.
 
-    Args:
-        spec: name and options.
-        time_limit: seconds that one request may take.
-        memory_limit: bytes that its process may hold; `MEMORY_SHARE` of the machine's memory if None.
-
     Raises:
-        UsageError: unknown name or option.
-        UnavailableError: the machine lacks what it needs.
-        BackendCrashError: the process died while the backend was opened.
-        BackendTimeoutError: it did not open in time.
+        ConformanceError: as `open_backend`; BackendCrashError where the process died while the backend was opened.
     """
 
     def __init__(self, spec: Spec, *, time_limit: float = 120.0, memory_limit: int | None = None) -> None:
@@ -200,26 +190,35 @@ class IsolatedBackend(Backend):
         self._time_limit = time_limit
         self.bound = inf
         """Seconds that one request may take, where they are fewer than `time_limit`."""
-        whole = physical()
-        default = None if whole is None else int(MEMORY_SHARE * whole)
-        self._memory_limit = default if memory_limit is None else memory_limit
+        self._memory_limit = default_limit() if memory_limit is None else memory_limit
         self._ids = itertools.count()
         self._process: _Process | None = None
         self._closed = False
         process = self._alive()
         try:
-            hello = answers.hello(process.hello)
+            self._adopt(process.hello)
         except BackendError as e:
             self.renew()
             raise BackendError(f"{spec}: opening the backend: {e}") from None
-        self.batch = hello.batch  # type: ignore[misc]  # the adapter's, which lives in the other process
-        self.threads = hello.threads
-        self.stages = hello.stages  # type: ignore[misc]  # as above
-        self._whole = hello.whole
-        self._info = hello.info
-        self._arithmetic = hello.arithmetic
-        self._buffer_types = hello.buffer_types
-        self.options: Sequence[str] = hello.options
+
+    def _adopt(self, hello: _Reply) -> None:
+        """Describe itself as the adapter does; raise BackendError where that is malformed."""
+        buffers = _field(hello, "buffer_types", _is_list, "a list")
+        stages = _field(hello, "stages", _texts, "a list of texts")
+        if "run" not in stages[-1:]:
+            raise BackendError(f"stages: names of stages, the last of them 'run', expected, {stages!r:.80} found")
+        batch = _field(hello, "batch", _count, "a whole number")
+        if batch < 1:
+            raise BackendError(f"batch: 1 or more expected, {batch} found")
+        self._info = _record(DeviceInfo, hello.get("info"), "info")
+        self._arithmetic = _record(Arithmetic, hello.get("arithmetic"), "arithmetic")
+        self._buffer_types = [_record(BufferType, b, f"buffer_types[{i}]") for i, b in enumerate(buffers)]
+        self.batch = batch  # type: ignore[misc]  # the adapter's, which lives in the other process
+        self.threads = _field(hello, "threads", lambda v: v is None or _count(v), "a whole number or nothing")
+        self._whole = _field(hello, "whole", lambda v: type(v) is bool, "true or false")
+        self.stages = tuple(stages)  # type: ignore[misc]  # as above
+        self.options: Sequence[str] = tuple(_field(hello, "options", _texts, "a list of texts"))
+        """Parameters of the adapter's constructor."""
 
     def info(self) -> DeviceInfo:
         """As the adapter said when it was opened."""
@@ -241,7 +240,7 @@ class IsolatedBackend(Backend):
         """`supports_op` of every node in one round trip."""
         header: dict[str, JSON] = {"do": "supports", "graph": codec.dump_graph(graph)}
         reply, _ = self._alive().ask(header, (), "answering supports_op")
-        return answers.supports(reply, len(graph))
+        return _supports(reply, len(graph))
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
         """One round trip."""
@@ -249,7 +248,7 @@ class IsolatedBackend(Backend):
         header: dict[str, JSON] = {"do": "supports_placed", "graph": codec.dump_graph(graph)}
         header |= {"tensor": tensors.index(tensor), "buffer": buffer}
         reply, _ = self._alive().ask(header, (), "answering supports_placed")
-        return answers.supports(reply, len(graph))
+        return _supports(reply, len(graph))
 
     def renew(self) -> None:
         """End the process; the next request starts a fresh one. Its sessions are lost, and so is what a fault left."""
@@ -264,7 +263,7 @@ class IsolatedBackend(Backend):
         doc, blobs = codec.dump(_without_expected(case))
         header: dict[str, JSON] = {"do": "supports_case", "case": doc, "names": list(blobs)}
         reply, _ = self._alive().ask(header, list(blobs.values()), "answering supports_case")
-        return answers.supports(reply, 1)[0]
+        return _supports(reply, 1)[0]
 
     def open(self, case: Case) -> Session:
         """Open `case` in the worker: graphs, weights, caches and inputs travel once, expected values never."""
@@ -285,7 +284,7 @@ class IsolatedBackend(Backend):
     def peak(self) -> int | None:
         """By how many bytes it rose at most; None where the system does not say. Once after each `watch`."""
         reply, _ = self._alive().ask({"do": "peak"}, (), "measuring its memory")
-        return answers.peak(reply)
+        return _peak(reply)
 
     def close(self) -> None:
         """End the process."""
@@ -320,8 +319,8 @@ class IsolatedSession(Session):
         doc, blobs = codec.dump(_without_expected(case))
         header: dict[str, JSON] = {"do": "open", "case": doc, "names": list(blobs)}
         reply, _ = self._ask(header, list(blobs.values()), "opening")
-        self._seconds = answers.seconds(reply)
-        opaque = answers.opaque(reply, len(self._persistent))
+        self._seconds = _seconds(reply)
+        opaque = _opaque(reply, len(self._persistent))
         self._opaque = frozenset(t for t, i in self._persistent.items() if i in opaque)
 
     def clock(self) -> float:
@@ -373,13 +372,13 @@ class IsolatedSession(Session):
         }
         sizes = [packed_nbytes(t) for t in outputs]
         reply, blobs = self._ask(header, [inputs[t] for t in fresh], f"computing steps[{k}] of", sizes)
-        self._seconds = answers.seconds(reply)
+        self._seconds = _seconds(reply)
         return dict(zip(outputs, blobs, strict=True))
 
     def witness(self) -> Witness:
         """The witness of the worker's session."""
         reply, _ = self._ask({"do": "witness"}, (), "reading the witness of")
-        return answers.witness(reply)
+        return _record(Witness, reply.get("witness"), "witness")
 
     def close(self) -> None:
         """Close the worker's session, where the worker lives."""
@@ -397,3 +396,95 @@ class IsolatedSession(Session):
     ) -> tuple[dict[str, JSON], list[Bytes]]:
         header["session"] = self._number
         return self._process.ask(header, blobs, f"{doing} {self._case.id}", sizes)
+
+
+# -- checks of replies, whose writer may be anyone: a missing field, or one of another type, is a `BackendError` -------
+
+_R = TypeVar("_R", DeviceInfo, Arithmetic, BufferType, Witness)
+_Reply = Mapping[str, JSON]
+
+
+def _supports(reply: _Reply, wanted: int) -> list[Support]:
+    """One answer for each of `wanted` nodes."""
+    found = _field(reply, "supports", lambda v: type(v) is list, "a list")
+    if len(found) != wanted or not all(v is None or type(v) is str for v in found):
+        raise BackendError(f"supports: yes or a reason for each of {wanted} nodes expected, others found")
+    return [Support(True) if v is None else Support(False, plain(v, "supports")) for v in found]
+
+
+def _seconds(reply: _Reply) -> float:
+    """Seconds of a session's clock."""
+    return float(_field(reply, "seconds", _finite, "a finite number"))
+
+
+def _opaque(reply: _Reply, count: int) -> frozenset[int]:
+    """Indices of those of `count` persistent tensors that cannot be read."""
+
+    def indices(v: JSON) -> bool:
+        return type(v) is list and all(_count(i) and i < count for i in v)
+
+    return frozenset(_field(reply, "opaque", indices, f"a list of indices below {count}"))
+
+
+def _peak(reply: _Reply) -> int | None:
+    """Bytes by which memory rose."""
+    found: int | None = _field(reply, "peak", lambda v: v is None or _count(v), "a whole number or nothing")
+    return found
+
+
+def _field(reply: _Reply, name: str, fits: Callable[[JSON], bool], wanted: str) -> JSON:
+    value = reply.get(name)
+    if not fits(value):
+        raise BackendError(f"{name}: {wanted} expected, {value!r:.80} found")
+    return value
+
+
+def _record(kind: type[_R], value: JSON, where: str) -> _R:
+    if not isinstance(value, dict) or value.keys() != {f.name for f in fields(kind)}:
+        raise BackendError(f"{where}: the fields of {kind.__name__} expected, {value!r:.80} found")
+    for f in fields(kind):
+        wanted, fits = _TYPES[str(f.type)]
+        if not fits(value[f.name]):
+            raise BackendError(f"{where}.{f.name}: {wanted} expected, {value[f.name]!r:.80} found")
+    return kind(**plain(value, where))
+
+
+def _text(v: JSON) -> bool:
+    return type(v) is str
+
+
+def _count(v: JSON) -> bool:
+    return type(v) is int and 0 <= v < 1 << 63
+
+
+def _whole(v: JSON) -> bool:
+    return type(v) is int and abs(v) < 1 << 63
+
+
+def _finite(v: JSON) -> bool:
+    return type(v) in (int, float) and math.isfinite(v)
+
+
+def _is_list(v: JSON) -> bool:
+    return type(v) is list and len(v) <= MAX_ENTRIES
+
+
+def _texts(v: JSON) -> bool:
+    return _is_list(v) and all(type(e) is str for e in v)
+
+
+def _of(fits: Callable[[JSON], bool]) -> Callable[[JSON], bool]:
+    return lambda v: type(v) is dict and len(v) <= MAX_ENTRIES and all(map(fits, v.values()))
+
+
+_TYPES: dict[str, tuple[str, Callable[[JSON], bool]]] = {
+    "str": ("a text", _text),
+    "bool": ("true or false", lambda v: type(v) is bool),
+    "int": ("a whole number", _whole),
+    "int | None": ("a whole number or nothing", lambda v: v is None or _whole(v)),
+    "list[str]": ("a list of texts", _texts),
+    "dict[str, int]": ("whole numbers by name", _of(_whole)),
+    "dict[str, float]": ("numbers by name", _of(_finite)),
+    "Mapping[str, str]": ("texts by name", _of(_text)),
+}
+"""Annotation of a record's field -> its name in messages, and the check of a value."""

@@ -128,33 +128,32 @@ class Worker:
 
 def _supports(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
     graph = codec.load_graph(header["graph"])
-    return _answered(worker.backend.supports(graph), len(graph)), []
+    return _pack_support(worker.backend.supports(graph), len(graph))
 
 
-def _answered(supports: Sequence[Support], wanted: int) -> dict[str, JSON]:
+def _pack_support(supports: Sequence[Support], wanted: int) -> Reply:
+    """Each yes as null, each no as its reason."""
     if len(supports) != wanted:
         raise BackendError(f"supports: an answer for each of {wanted} nodes expected, {len(supports)} found")
-    return {"supports": _pack_support(supports)}
-
-
-def _pack_support(supports: Sequence[Support]) -> list[JSON]:
-    """Each yes as null, each no as its reason."""
     for s in supports:
         if not isinstance(s, Support):
             raise BackendError(f"supports: yes or no with a reason expected, {s!r:.80} found")
-    return [None if s.ok else shortened(str(s.reason)) for s in supports]
+    return {"supports": [None if s.ok else shortened(str(s.reason)) for s in supports]}, []
 
 
 def _supports_placed(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
     graph = codec.load_graph(header["graph"])
     tensor = graph.tensors()[header["tensor"]]
-    return _answered(worker.backend.supports_placed(graph, tensor, header["buffer"]), len(graph)), []
+    return _pack_support(worker.backend.supports_placed(graph, tensor, header["buffer"]), len(graph))
+
+
+def _case(header: dict[str, JSON], blobs: list[Bytes]) -> Case:
+    """A case that this program sent, so it was validated when it was read."""
+    return codec.load(header["case"], dict(zip(header["names"], blobs, strict=True)), validate=False)
 
 
 def _open(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
-    named = dict(zip(header["names"], blobs, strict=True))
-    # Sent by this program, which validates every case that it reads.
-    case = codec.load(header["case"], named, validate=False)
+    case = _case(header, blobs)
     if worker.watched:
         worker.watched, worker.peak = False, Peak().__enter__()
     opened = worker.cases[header["session"]] = _Open(worker.backend, case)
@@ -164,8 +163,8 @@ def _open(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
 
 
 def _supports_case(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
-    case = codec.load(header["case"], dict(zip(header["names"], blobs, strict=True)), validate=False)
-    return {"supports": _pack_support([worker.backend.supports_case(case)])}, []
+    case = _case(header, blobs)
+    return _pack_support([worker.backend.supports_case(case)], 1)
 
 
 def _close(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:

@@ -130,11 +130,7 @@ Supports = Callable[[int, Tensor], bool]
 def assign(graph: Graph, supports: Supports, home: Home, memory: Memory) -> Assignment:
     """Give every node of `graph` its device.
 
-    Args:
-        graph: the whole.
-        supports: whether a device takes a node (`ggml_backend_supports_op`); leaves are not asked about.
-        home: where persistent tensors live.
-        memory: of the devices, in order of priority.
+    `supports` is `ggml_backend_supports_op`; leaves are not asked about.
 
     Raises:
         UnassignedError: no device is left for a node.
@@ -268,16 +264,11 @@ class _Passes:
 
 
 def place(case: Case, n: int, supports: Supports) -> Home:
-    """Homes of the persistent tensors of `case`.
+    """Homes of the persistent tensors of `case` on `n` devices.
 
     A weight goes to the first device that takes every node that reads it; a cache to the first that takes every node
     that reads or writes it, or else to the first that takes every writer. What no device takes whole goes to the last,
     from where it is copied as ggml copies weights.
-
-    Args:
-        case: all its steps.
-        n: number of devices.
-        supports: whether a device takes a node.
     """
     uses: dict[Tensor, list[Tensor]] = {t: [] for t in case.persistent}
     for step in case.steps:

@@ -1,20 +1,21 @@
-"""The scheduler as a backend: `sched?devices=xdna2,cpu`."""
+"""The scheduler as a backend, `sched?devices=xdna2,cpu`: each split of a case runs on its device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
-from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Support, no
+from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, Witness, no
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.errors import UnavailableError
+from conformance.ggml.errors import GraphError, UnavailableError
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import Tensor
+from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
 from .assign import DECLARED, labels, memory_of, read_devices
-from .plan import Plan, ask, plan, refusal
-from .session import SchedSession
+from .plan import Plan, Share, Shared, ask, plan, refusal, summary, zeros
 
 NAME = "sched"
 _KEPT = 8
@@ -24,9 +25,7 @@ _KEPT = 8
 class SchedBackend(Backend):
     """Several backends, in order of priority; the last takes what no other does.
 
-    Args:
-        devices: their specs, joined by commas: `xdna2:k=64+128,cpu`; see `devices.read_devices`.
-        buffers: `declared` or `apart`; see `devices.memory_of`.
+    `devices` is a text as of `read_devices`, `buffers` a word as of `memory_of`.
 
     Raises:
         UsageError: an option of another form.
@@ -123,3 +122,151 @@ class SchedBackend(Backend):
         """Close the devices."""
         while self.devices:
             self.devices.pop().close()
+
+
+class SchedSession(Session):
+    """One case's memory on all devices.
+
+    A persistent tensor is held by every device that uses it. One that a split wrote is fresh on that device only, until
+    another needs it. What passes from split to split goes through the host.
+    """
+
+    def __init__(self, backends: Sequence[Backend], labels: Sequence[str], case: Case, plan: Plan) -> None:
+        self._labels, self._case, self._plan = labels, case, plan
+        self._witness = Witness("+".join(labels), "split")
+        self._nodes = dict.fromkeys(labels, 0)
+        self._splits = dict.fromkeys(labels, 0)
+        self._carried = 0
+        self._last: Shared | None = None
+        self._stack = ExitStack()
+        self._sessions: dict[int, Session] = {}
+        try:
+            for b, own in enumerate(plan.cases):
+                if own is not None:
+                    self._sessions[b] = self._stack.enter_context(backends[b].open(own))
+        except BaseException:
+            self._stack.close()
+            raise
+        self._holders = {
+            t: [b for b, own in enumerate(plan.cases) if own is not None and t in own.persistent]
+            for t in case.persistent
+        }
+        self._fresh = {t: set(holders) for t, holders in self._holders.items()}
+        self._unused = {t: data for t, data in case.persistent.items() if not self._holders[t]}
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """Set the bytes of a persistent tensor, on every device that uses it.
+
+        Raises:
+            GraphError: not a tensor of this case.
+        """
+        if tensor in self._unused:
+            self._unused[tensor] = data.copy()
+            return
+        for b in self._of(tensor):
+            self._sessions[b].write(tensor, data)
+        self._fresh[tensor] = set(self._holders[tensor])
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """The bytes of a persistent tensor, from a device where they are fresh.
+
+        Raises:
+            GraphError: not a tensor of this case.
+        """
+        if tensor in self._unused:
+            return self._unused[tensor].copy()
+        self._of(tensor)
+        return self._sessions[min(self._fresh[tensor])].read(tensor)
+
+    def opaque(self) -> frozenset[Tensor]:
+        """Persistent tensors that some device cannot read."""
+        return frozenset[Tensor]().union(*(s.opaque() for s in self._sessions.values()))
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """Run the splits of `graph`, one of the case's, in order.
+
+        Raises:
+            GraphError: `graph` is no graph of the opened case.
+            BackendError: a device failed.
+        """
+        shared = self._plan.graphs.get(graph)
+        if shared is None:
+            raise GraphError(f"{self._case.id}: compute takes the graphs of the opened case only")
+        held = dict(inputs)
+        found: dict[Tensor, Bytes] = {}
+        for share in shared.shares:
+            for t in share.uses:
+                self._bring(t, share.device)
+            fed = {leaf: held[root] if root in held else zeros(root) for leaf, root in share.part.inputs.items()}
+            wanted = {share.made[t]: t for t in outputs if t in share.made}
+            values = self._run(share, fed, tuple(dict.fromkeys((*wanted, *share.handed))))
+            found.update((t, values[node]) for node, t in wanted.items())
+            held.update((root, values[node]) for node, root in share.handed.items())
+            for t in share.writes:
+                self._fresh[t] = {share.device}
+        self._last = shared
+        self._count(shared)
+        return {t: found[t] for t in outputs}
+
+    def _run(self, share: Share, fed: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]) -> Mapping[Tensor, Bytes]:
+        label = self._labels[share.device]
+        start = time.perf_counter()
+        values = self._sessions[share.device].compute(share.part.graph, fed, outputs)
+        seconds = self._witness.seconds
+        seconds[label] = seconds.get(label, 0.0) + time.perf_counter() - start
+        self._nodes[label] += share.nodes
+        self._splits[label] += 1
+        return values
+
+    def _bring(self, t: Tensor, device: int) -> None:
+        """Make `t` fresh on `device`."""
+        fresh = self._fresh[t]
+        if device in fresh:
+            return
+        data = self._sessions[min(fresh)].read(t)
+        self._sessions[device].write(t, data)
+        fresh.add(device)
+        self._carried += data.nbytes
+
+    def _count(self, shared: Shared) -> None:
+        w = self._witness
+        splits = shared.assignment.splits
+        w.splits += len(splits)
+        w.copies += sum(len(s.inputs) for s in splits)
+        w.bytes["copied"] = w.bytes.get("copied", 0) + sum(nbytes(t) for s in splits for t in s.inputs)
+
+    def witness(self) -> Witness:
+        """Splits, copies and their bytes as ggml's scheduler would make them; nodes, splits and seconds per device."""
+        w = self._witness
+        w.nodes = sum(self._nodes.values())
+        w.compiles = w.cache_hits = 0
+        w.kernels, w.notes = {}, []
+        spent = sum(w.seconds.values()) or 1.0
+        for b, session in self._sessions.items():
+            label, own = self._labels[b], session.witness()
+            w.compiles += own.compiles
+            w.cache_hits += own.cache_hits
+            w.kernels.update({f"{label}: {name}": n for name, n in own.kernels.items()})
+            w.bytes.update({f"{label}: {name}": n for name, n in own.bytes.items()})
+            share = w.seconds.get(label, 0.0) / spent
+            w.notes.append(
+                f"{label}: {self._nodes[label]} nodes in {self._splits[label]} splits, {100 * share:.0f} % of the time"
+            )
+            w.notes += [f"{label}: {note}" for note in own.notes]
+        if self._last is not None:
+            w.notes.append(f"nodes of the last graph: {summary(self._last, self._labels)}")
+        if self._carried:
+            w.notes.append(f"{self._carried} bytes of caches carried between devices")
+        return w
+
+    def close(self) -> None:
+        """End the session of each device."""
+        self._stack.close()
+
+    def _of(self, tensor: Tensor) -> list[int]:
+        try:
+            return self._holders[tensor]
+        except KeyError:
+            raise GraphError(f"{self._case.id}: {tensor} is no persistent tensor of the opened case") from None

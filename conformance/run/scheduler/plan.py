@@ -73,13 +73,7 @@ def refusal(node: Tensor, labels: Sequence[str], reasons: Sequence[Support], why
 
 
 def plan(case: Case, backends: Sequence[Backend], labels: Sequence[str], memory: Memory) -> Plan:
-    """Split `case` over devices.
-
-    Args:
-        case: validated.
-        backends: in order of priority.
-        labels: a name for each.
-        memory: who reads whose.
+    """Split `case` over `backends`, in order of priority.
 
     Raises:
         UnavailableError: no device is left for a node; names it, its shapes and every backend's reason.

@@ -26,12 +26,9 @@ _PACKAGES = ("ggml-conformance", "numpy", "gguf", "openvino", "xllamacpp", "pyte
 
 
 def header(kind: str) -> dict[str, JSON]:
-    """The first fields of every run document: `{"schema", "kind", "run", "written", "environment"}`.
+    """The first fields of a run document of a `kind`: `{"schema", "kind", "run", "written", "environment"}`.
 
     `run` is a random name of 32 hex digits, which identifies the document wherever it is merged; `written` is in UTC.
-
-    Args:
-        kind: `conformance`, `perf`, `planted`, `audit`, `phases` or `zoo`.
     """
     written = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     where = {**environment(), **source()}
@@ -92,13 +89,9 @@ class _Unknown(Exception):  # noqa: N818  # no error: git's files do not say it 
 
 
 def source(folder: Path | None = None, variables: Mapping[str, str] | None = None) -> dict[str, JSON]:
-    """`commit`, `branch` and `ci` of a run, those that are known.
+    """`commit`, `branch` and `ci` of a run, as far as the checkout around `folder` and environment variables say.
 
     `branch` is the CI's where the checkout is on none. It never fails: a checkout that cannot be read counts as none.
-
-    Args:
-        folder: in the checkout, or in none; default: the current directory.
-        variables: the environment's; default: this process's.
     """
     variables = os.environ if variables is None else variables
     found: dict[str, JSON] = {}

@@ -82,13 +82,8 @@ def backend_of(record: dict[str, JSON], command: str, file: Path) -> Spec:
     That is an installed adapter with options of plain words and numbers, none of which names a file, a folder, a
     library or a network address; or a name of the user's own settings without options.
 
-    Args:
-        record: of the file, by `record_of`.
-        command: `repro` or `shrink`, for the message.
-        file: where the record stands, for the message.
-
     Raises:
-        UsageError: the file names something else; says the command with which the user may ask for it.
+        UsageError: the file names something else; says the `command` (`repro`, `shrink`) with which the user may ask.
     """
     text = str(record["backend"])
     try:

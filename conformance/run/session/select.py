@@ -1,4 +1,7 @@
-"""Which cases and backends a run takes: families, globs, levels, specs, seeds. pytest and the command line share it."""
+"""Which cases and backends a run takes: families, globs, levels, specs, seeds, stages.
+
+pytest and the command line share it.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from conformance.backend.registry import Spec, resolve
 from conformance.case.case import Case
 from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.guard import call_guarded, guard
 from conformance.run.isolation.isolate import IsolatedBackend, Isolation, open_backend
 from conformance.run.isolation.watchdog import Watchdog
@@ -45,9 +49,8 @@ def build(case_id: str) -> Case:
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
     """Ids of the chosen families at `level`, those that match any of `globs` (all, where there is none).
 
-    An id that a glob spells out in full is taken even where no level lists it.
-
-    A family that this installation lacks is left out where none is named (`lacking` says which).
+    An id that a glob spells out in full is taken even where no level lists it. A family that this installation lacks is
+    left out where none is named (`lacking` says which).
 
     Raises:
         UsageError: an unknown family, or a glob that matches nothing.
@@ -98,10 +101,6 @@ class Probe:
 def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
     """Open `spec` as a run would, read how it describes itself, and close it.
 
-    Args:
-        spec: name and options.
-        isolation: that of the run.
-
     Raises:
         UsageError: an unknown name, or an option that it does not take.
         UnavailableError: this machine lacks it, or the adapter is broken; the message says why.
@@ -135,11 +134,7 @@ def _probe(opened: Backend, spec: Spec, watchdog: Watchdog) -> Probe:
 
 
 def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tuple[list[Spec], dict[Spec, str]]:
-    """The backends that this machine has, and why it lacks the others.
-
-    Args:
-        specs: names and options.
-        isolation: the kind of process in which they will run; they are opened there.
+    """The backends that this machine has, and why it lacks the others; each is opened as a run would.
 
     Raises:
         UsageError: an unknown name or option.
@@ -179,12 +174,8 @@ def reseeded(case_id: str, seed: int | None) -> str:
 def fresh_ids(families: Sequence[str], globs: Sequence[str], level: Level, n: int, seed: int) -> list[str]:
     """`n` cases that no level lists: what the chosen families have at `level`, in turn, each with a seed of its own.
 
-    Args:
-        families: names; every family that has seeds where none is given.
-        globs: only ids that match one of these, but for their seeds; all where there is none.
-        level: what to choose from.
-        n: how many.
-        seed: the same seed gives the same cases.
+    The families are all that have seeds where none is named; `globs` match ids but for their seeds. The same `seed`
+    gives the same cases.
 
     Raises:
         UsageError: an unknown family, or nothing to choose from.
@@ -203,3 +194,86 @@ def fresh_ids(families: Sequence[str], globs: Sequence[str], level: Level, n: in
         at, own = int(stream.integers(1, 0, len(ids))[0]), int(stream.integers(1, 0, LARGEST)[0])
         found[reseeded(ids[at], own)] = None
     return list(found)
+
+
+# -- stages: points in a backend at which it can return values, so that a failure says where it began ------------------
+#
+# A translating backend may return the values of its translation, before anything is compiled (`translate`), beside
+# those of the compiled program (`run`). A stage is an option of the backend, `name?stage=translate`, so a result, a
+# saved failure and `conform repro` name it as any other option.
+
+OPTION = "stage"
+RUN = "run"
+TRANSLATE = "translate"
+
+BLAMED: dict[Verdict, str] = {
+    Verdict.FAIL: "a kernel or fusion is at fault",
+    Verdict.OVERCLAIM: "the compiler or the device is at fault",
+    Verdict.CRASH: "the compiler or the device is at fault",
+    Verdict.TIMEOUT: "the compiler or the device is at fault",
+}
+"""Verdict of a run -> what is to blame where its translation is right."""
+
+
+def stage_of(spec: Spec) -> str:
+    """The stage that `spec` names."""
+    return dict(registry.resolve(spec).options).get(OPTION, RUN)
+
+
+def staged(spec: Spec, stage: str) -> Spec:
+    """The same backend at another stage."""
+    plain = Spec(spec.name, tuple((k, v) for k, v in spec.options if k != OPTION))
+    return plain if stage_of(plain) == stage else Spec(spec.name, (*plain.options, (OPTION, stage)))
+
+
+def translation_of(spec: Spec, backend: Backend, verdict: Verdict) -> Spec | None:
+    """The backend that tells a wrong translation from a wrong kernel; None where none is needed or there is none."""
+    if verdict not in BLAMED or stage_of(spec) != RUN or TRANSLATE not in backend.stages:
+        return None
+    return staged(spec, TRANSLATE)
+
+
+def stage_hint(verdict: Verdict, translation: Result) -> str:
+    """Which half is at fault in a run that ended in `verdict`, by the result of its translation."""
+    if translation.verdict is Verdict.PASS:
+        return f"the translation is right, so {BLAMED[verdict]}"
+    if translation.verdict is Verdict.FAIL:
+        return "the translation itself is wrong"
+    if translation.verdict in BLAMED:
+        return f"the translation itself fails: {translation.detail}"
+    return f"the translation cannot be checked by itself: {translation.detail}"
+
+
+def choose(
+    texts: Sequence[str], stage: str | None, isolation: Isolation | None = None
+) -> tuple[list[Spec], dict[Spec, str]]:
+    """The backends of a run that this machine has, and why it lacks the others; each is opened as the run would.
+
+    All installed ones where `texts` names none; `stage` is for all of them, None leaves each at the stage it names.
+
+    Raises:
+        UsageError: an unknown name, option or stage, or a named backend that does not have the stage.
+    """
+    specs = parse_specs(texts)
+    if stage is None:
+        return available(specs, isolation)
+    able: list[Spec] = []
+    lack: dict[Spec, str] = {}
+    known: dict[str, None] = {}
+    for spec in specs:
+        try:
+            have = probe(spec, isolation).stages
+        except UnavailableError as e:
+            lack[spec] = str(e)
+            continue
+        known.update(dict.fromkeys(have))
+        if stage in have:
+            able.append(staged(spec, stage))
+        elif texts:
+            raise UsageError(f"--stage {stage}: {spec} does not have it; its stages: {', '.join(have)}")
+        else:
+            lack[spec] = f"has no stage {stage}"
+    if not able and stage not in known and known:
+        raise UsageError(f"--stage {stage}: no backend has it; stages: {', '.join(known)}")
+    here, absent = available(able, isolation)
+    return here, {**lack, **absent}

@@ -62,11 +62,7 @@ class Settings:
         return given or self.levels.get(spec.name, LEVELS[0])
 
     def waivers_of(self, specs: list[Spec], given: Path | None) -> dict[Spec, Waivers]:
-        """The waivers of each backend that has a file of them.
-
-        Args:
-            specs: the backends of a run.
-            given: the file that the user named, for the one backend of the run.
+        """The waivers of each backend that has a file of them; `given` is the user's, for the one backend of the run.
 
         Raises:
             UsageError: a file cannot be read or is malformed; one file for several backends.
@@ -90,8 +86,7 @@ def read_waivers(path: Path) -> Waivers:
 def load(path: Path | None) -> Settings:
     """Read settings and make their backends known by name; without a file, no name but the installed ones is known.
 
-    Args:
-        path: the file; where None, `conformance.toml` of the working directory, if there is one.
+    The file is `conformance.toml` of the working directory where `path` is None.
 
     Raises:
         UsageError: names the file, the table and the key.

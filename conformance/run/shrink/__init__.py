@@ -112,14 +112,8 @@ def shrink(
 ) -> Shrunk:
     """The smallest case found that fails on `spec` as `case` does.
 
-    Args:
-        runner: runs the candidates.
-        spec: the backend.
-        case: fails on it.
-        time_budget: seconds after which the smallest case so far is the answer. What is left of them bounds each run
-            but the first, without which there is no answer.
-        progress: gets a line for each success.
-        clock: tells the seconds.
+    After `time_budget` seconds the smallest case so far is the answer. What is left of them bounds each run but the
+    first, without which there is no answer. `progress` gets a line for each success.
 
     Raises:
         UsageError: `case` does not fail on `spec`, or computing it takes more than the limits allow.

@@ -55,15 +55,11 @@ def record(case: Case, reference: Backend) -> Recorded:
 
 
 def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]]) -> Case:
-    """The case of the `kept` nodes alone.
+    """The case of the nodes alone that are `kept` of each step.
 
     Where a kept node reads another, that becomes a contiguous leaf with its recorded value, or its source, where it
     wrote in place or is a view of the whole source. Steps that compute nothing are dropped. Caches start with their
     bytes before the first step that stays. A node that no other reads becomes an output.
-
-    Args:
-        recorded: the case, and a value for each node that is cut off.
-        kept: step -> its nodes to keep.
 
     Raises:
         GraphError: a value is missing, or the nodes make no legal graph over their new sources.

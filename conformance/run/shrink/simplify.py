@@ -7,21 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.case.case import Case
+from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml import quants
 from conformance.ggml.errors import GraphError
-from conformance.ggml.tensor import MAX_DIMS, Bytes, Dims, Tensor, nelements, strided
-from conformance.ggml.types import BF16, F16, F32, GGMLType
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import lay_out, set_param
+from conformance.ggml.ops.rope import ROPE, ROPE_TYPE
+from conformance.ggml.ops.views import view_offset
+from conformance.ggml.partial import below
+from conformance.ggml.tensor import MAX_DIMS, VIEW_OPS, Bytes, Dims, Tensor, contiguous_nb, nelements, row_size, strided
+from conformance.ggml.types import BF16, F16, F32, I32, I64, GGMLType
 from conformance.judge.verdict import Result
 
-from .cuts import Recorded
-from .reshape import SHAPED_BY_CALLER, Change, as_floats, changed
+from .cuts import Recorded, renamed, same_place
 
 Axis = tuple[Tensor, int]
 
@@ -183,3 +188,172 @@ def _loaded(t: Tensor, data: Bytes) -> Values:
 def _stored(t: Tensor, x: Values) -> Bytes:
     raw = quants.from_float(t.type, x) if as_floats(t.type) else x
     return np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
+
+
+SHAPED_BY_CALLER = frozenset({"VIEW", "RESHAPE", "CONT", "REPEAT", "TOP_K"})
+"""Ops whose constructor is told the shape of its result."""
+INDEXES: dict[str, tuple[int, int, int]] = {
+    "GET_ROWS": (1, 0, 1),
+    "SET_ROWS": (1, 2, 1),
+    "MUL_MAT_ID": (2, 0, 2),
+    "ADD_ID": (2, 1, 1),
+}
+"""Op -> the src that holds indices, the src they count in, and along which dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is to be different."""
+
+    ne: Mapping[Tensor, Dims] = field(default_factory=dict)
+    """Leaf, or node shaped by its caller -> its new shape: no larger in any dimension, or as many elements."""
+    types: Mapping[Tensor, GGMLType] = field(default_factory=dict)
+    """Leaf -> its new type; its values are converted."""
+    data: Mapping[Tensor, Bytes] = field(default_factory=dict)
+    """Leaf of unchanged shape and type -> its new bytes."""
+    last: bool = False
+    """Whether of a longer dimension the last elements stay, not the first."""
+
+
+def changed(case: Case, change: Change) -> Case:
+    """`case` with `change` made in every step; a view op that changes nothing any more goes.
+
+    Raises:
+        GraphError: an op does not take its new sources, or indices point outside.
+    """
+    persistent: dict[Tensor, Tensor] = {}
+    bytes_of: dict[Tensor, Bytes] = {}
+    for t, data in case.persistent.items():
+        persistent[t], leaf_data = _leaf(t, data, change)
+        bytes_of[persistent[t]] = leaf_data
+    steps = [_step(step, persistent, change) for step in case.steps]
+    placement = {persistent[t]: p for t, p in case.placement.items()}
+    return renamed(replace(case, persistent=bytes_of, steps=steps, placement=placement))
+
+
+def _step(step: Step, persistent: Mapping[Tensor, Tensor], change: Change) -> Step:
+    new = dict(persistent)
+    inputs: dict[Tensor, Bytes] = {}
+    for t, data in step.inputs.items():
+        new[t], inputs[new[t]] = _leaf(t, data, change)
+    nodes: list[Tensor] = []
+    for t in step.graph:
+        node = _node(t, new, change)
+        under = below(node) if node.op in VIEW_OPS else None
+        if under is not None and same_place(node, under) and t not in step.outputs:
+            node = under
+        else:
+            nodes.append(node)
+        new[t] = node
+    for node in nodes:
+        _fit_indices(node, inputs)
+    return Step(Graph(nodes), inputs, tuple(new[t] for t in step.outputs))
+
+
+def _leaf(t: Tensor, data: Bytes, change: Change) -> tuple[Tensor, Bytes]:
+    ne, type_ = change.ne.get(t, t.ne), change.types.get(t, t.type)
+    leaf = Tensor(type_, ne, contiguous_nb(type_, ne), flags=t.flags, name=t.name)
+    if t in change.data:
+        return leaf, change.data[t]
+    if ne != t.ne and nelements(leaf) != nelements(t):
+        blocks = t.type.blck_size
+        have, want = (t.ne[0] // blocks, *t.ne[1:]), (ne[0] // blocks, *ne[1:])
+        cut = tuple(slice(h - w, h) if change.last else slice(w) for h, w in zip(have, want, strict=True))[::-1]
+        data = np.ascontiguousarray(strided(data, t)[cut]).reshape(-1).view(np.uint8)
+    if type_ is not t.type:
+        raw = strided(data, Tensor(t.type, ne, contiguous_nb(t.type, ne)))
+        data = np.ascontiguousarray(quants.from_float(type_, quants.to_float(t.type, raw))).reshape(-1).view(np.uint8)
+    return leaf, data
+
+
+def _node(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Tensor:
+    if any(s not in new for s in t.src if s is not None and s is not t):
+        raise GraphError(f"{t}: reads a leaf that is a view of another, which stays as it is")
+    src = [None if s is None or s is t else new[s] for s in t.src]
+    view_src = None
+    if writes_in_place(t):
+        under = below(t)
+        assert under is not None
+        view_src = new[under].root
+    copy = Tensor(t.type, _ne(t, new, change), t.nb, t.op, t.op_params, tuple(src), view_src, flags=t.flags)
+    copy.name = t.name
+    if t in t.src:  # as ggml_cast makes it
+        copy.src = tuple(copy if s is t else c for s, c in zip(t.src, src, strict=True))
+    if t.op == "VIEW":
+        _place(t, copy)
+    if t.op in ROPE.names:
+        _turn_all(t, copy)
+    lay_out(copy)
+    return copy
+
+
+def _ne(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Dims:
+    """The proposed shape: as asked, or along dimensions that were its source's as its source's now."""
+    if t in change.ne or t.op not in SHAPED_BY_CALLER:
+        return change.ne.get(t, t.ne)
+    a = t.src[0]
+    if a is None or a.ne == new[a].ne or t.op == "REPEAT":
+        return t.ne
+    a0, a1, a2, a3 = (now if mine == was else mine for mine, was, now in zip(t.ne, a.ne, new[a].ne, strict=True))
+    return a0, a1, a2, a3
+
+
+def _place(t: Tensor, copy: Tensor) -> None:
+    """Strides and offset of a VIEW over a parent whose strides may be others now."""
+    old, now = t.src[0], copy.src[0]
+    assert old is not None
+    assert now is not None
+    nb = [now.nb[0], 0, 0, 0]
+    for d in range(1, MAX_DIMS):
+        same = next((j for j in range(1, MAX_DIMS) if t.nb[d] == old.nb[j]), None)
+        own = row_size(t.type, t.ne[0]) if d == 1 else t.nb[d - 1] * t.ne[d - 1]
+        if same is not None:
+            nb[d] = now.nb[same]
+        elif t.nb[d] == own:
+            nb[d] = row_size(copy.type, copy.ne[0]) if d == 1 else nb[d - 1] * copy.ne[d - 1]
+        else:
+            nb[d] = t.nb[d]
+    copy.nb = (nb[0], nb[1], nb[2], nb[3])
+    rest, offset = view_offset(t), 0
+    for j in sorted(range(MAX_DIMS), key=lambda j: (-old.nb[j], j)):
+        index, rest = divmod(rest, old.nb[j]) if old.nb[j] else (0, rest)
+        offset += min(index, max(now.ne[j] - 1, 0)) * now.nb[j]
+    offset += rest
+    set_param(copy, "offset", offset)
+
+
+def _turn_all(t: Tensor, copy: Tensor) -> None:
+    """If rotation covered whole rows, let it cover whole rows again."""
+    old, now = t.src[0], copy.src[0]
+    assert old is not None
+    assert now is not None
+    share = 2 if t.params.mode == ROPE_TYPE.VISION else 1
+    if t.params.n_dims == old.ne[0] // share:
+        set_param(copy, "n_dims", now.ne[0] // share)
+
+
+def _fit_indices(node: Tensor, inputs: dict[Tensor, Bytes]) -> None:
+    """Indices that point behind the end now count from the start again.
+
+    Raises:
+        GraphError: SET_ROWS would write a row twice.
+    """
+    if node.op not in INDEXES:
+        return
+    i, among, dim = INDEXES[node.op]
+    index, rows = node.src[i], node.src[among]
+    if index is None or rows is None or index not in inputs or index.type not in {I32, I64}:
+        return
+    held = inputs[index].view("<i4" if index.type is I32 else "<i8")
+    limit = rows.ne[dim]
+    if not held.size or held.max() < limit:
+        return
+    if node.op == "SET_ROWS" and index.ne[0] > limit:
+        raise GraphError(f"{node}: {index.ne[0]} rows do not fit {limit}")
+    folded = np.broadcast_to(np.arange(index.ne[0]) % limit, index.shape) if node.op == "SET_ROWS" else held % limit
+    inputs[index] = np.ascontiguousarray(folded, held.dtype).reshape(-1).view(np.uint8)
+
+
+def as_floats(type_: GGMLType) -> bool:
+    """Whether values of the type can be converted to F32."""
+    return type_ is F32 or type_.dtype is None or type_.dtype.kind == "f"
