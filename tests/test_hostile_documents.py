@@ -22,7 +22,7 @@ from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.perf import compare, measure
 from conformance.perf.bench import Bench
 from conformance.perf.gates import Judge, judge_count, loads
-from conformance.perf.history.store import History
+from conformance.perf.history import History
 from conformance.perf.units import units
 from conformance.report.journal import Journal
 from conformance.report.junit import junit

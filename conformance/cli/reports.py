@@ -15,13 +15,12 @@ import click
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Verdict
 from conformance.nightly.summary import unproven
-from conformance.perf.history.series import FEWEST, Change, Kills, Run, changes, kills, runs, series
-from conformance.perf.history.store import History
+from conformance.perf.history import FEWEST, Change, History, Kills, Run, changes, kills, runs, series
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.matrix import csv_ops
 from conformance.report.page import page
-from conformance.report.page.stored import read_history
+from conformance.report.page.tables import read_history
 from conformance.report.runfile import write_json
 from conformance.report.runs import Runs, read_runs
 from conformance.run.session.select import case_ids

@@ -131,7 +131,7 @@ def _fails(cell: Row[Fields]) -> bool:
 
 
 def _sections(runs: Runs) -> Iterator[Section]:
-    yield f"Request for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
+    yield f"Asked for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
     verdicts = [v for v in ORDER if any(r.value.verdict is v for r in runs.results)]
     yield "Verdicts", *_table(["backend", *map(str, verdicts), "budget used, at most"], _verdicts(runs, verdicts))
     failed = [r for r in runs.results if r.value.verdict in FAILURES]

@@ -17,20 +17,20 @@ from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
-from conformance.cli.options import BACKEND, FAMILY, LEVEL, SEED, SHARD, File, Folder
-from conformance.cli.output import line
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.text import printable_lines
+from conformance.nightly import summary
+from conformance.nightly.night import Night, exit_code
+from conformance.nightly.parts import PARTS, Options, Part
+from conformance.nightly.state import FILE as STATE
+from conformance.nightly.state import State, begin, hold, read, unfinished
 from conformance.run.session import settings
 from conformance.run.session.environment import environment
 from conformance.run.session.select import family_named
 from conformance.run.session.shard import Shard, missing
 
-from . import summary
-from .night import Night, exit_code
-from .parts import PARTS, Options, Part
-from .state import FILE as STATE
-from .state import State, begin, hold, read, unfinished
+from .options import BACKEND, FAMILY, LEVEL, SEED, SHARD, File, Folder
+from .output import line
 
 FOLDER = Path("nightly")
 """Where nights are kept unless told otherwise, one folder each."""
