@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -111,7 +112,7 @@ def list_(store: Path, json_path: Path | None) -> None:
         head = ["written", "run", "level", "adapter", "planted faults noticed", "kill rate"]
         table([_kills(k) for k in planted], head, disable_numparse=True)
     if json_path:
-        document = {"schema": 1, "runs": [_fields(r) for r in stored], "kills": [_fields(k) for k in planted]}
+        document = {"schema": 1, "runs": [asdict(r) for r in stored], "kills": [asdict(k) for k in planted]}
         write_json(json_path, document)
 
 
@@ -166,10 +167,6 @@ def _change(c: Change) -> Sequence[str]:
     unit = f"{s.unit} {s.model}".strip()
     words = (c.since.written, c.at.written, unit, s.backend, s.machine, *rates)
     return (*words, f"{100 * c.ratio - 100:+.1f} %", f"{c.p:.1g}")
-
-
-def _fields(value: Run | Kills) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def _json(c: Change) -> dict[str, Any]:

@@ -299,7 +299,9 @@ class Judge:
 
         rows = self.bench.rows(gate.unit, specs, buy)
         for row in rows:
-            self._keep(row)
+            key = row.unit, row.backend
+            if key not in self.rows or len(row.seconds) >= len(self.rows[key].seconds):
+                self.rows[key] = row
         for row in rows:
             if row.broke or row.result.verdict is not Verdict.PASS:
                 broke = row.broke or row.result.verdict in FAILURES
@@ -320,11 +322,6 @@ class Judge:
             raise
         except ConformanceError as e:
             return Answer(gate, NOT_RUN, f"it failed while it was measured: {e}", broke=True)
-
-    def _keep(self, row: Row) -> None:
-        key = row.unit, row.backend
-        if key not in self.rows or len(row.seconds) >= len(self.rows[key].seconds):
-            self.rows[key] = row
 
 
 def exit_code(answers: list[Answer]) -> int:

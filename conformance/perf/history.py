@@ -498,11 +498,8 @@ class _Otava(Protocol):
 
 
 def changes(every: Iterable[Series], least: float = 0.0) -> list[Change]:
-    """Change points (E-divisive with a t-test, by Apache Otava) of each series of at least 7 points, oldest first.
-
-    Args:
-        every: of nightly runs.
-        least: relative changes up to this are left out: 0.02 is 2 %.
+    """Change points (E-divisive with a t-test, by Apache Otava) of each series of at least 7 points, oldest
+    first; relative changes up to `least` are left out (0.02 is 2 %).
 
     Raises:
         UnavailableError: there is such a series, and Apache Otava is not installed (it is an extra: it pins NumPy).

@@ -110,13 +110,7 @@ def memory(model: str) -> Unit:
 
 
 def op(body: str, n: int, repeat: int) -> Unit:
-    """One op, repeated.
-
-    Args:
-        body: an id of the family `ops` without `ops/` and seed.
-        n: tokens.
-        repeat: how often a measurement runs it.
-    """
+    """One op, repeated."""
     name, types, _ = body.split("-", 2)
     kind = f"{name}.{types.partition('+')[0]}" if name in _TYPED else name
     return Unit(f"op/{kind}@n={n}", body, f"ops/{body}@1", repeat, "steps", repeat=repeat)

@@ -34,15 +34,7 @@ def page(
     stored: tables.Stored | None = None,
     drawing: float = SECONDS,
 ) -> str:
-    """The whole document.
-
-    Args:
-        runs: what it shows.
-        now: aware; ages count from here.
-        planned: level -> its case ids, to show which of them never ran.
-        stored: from a history.
-        drawing: seconds to spend on drawing graphs.
-    """
+    """The whole document; ages count from `now`, and `planned` (level -> case ids) shows what never ran."""
     stored = stored or tables.Stored()
     known = {d.run for d in runs.of("perf")}
     older = [r for r in stored.units if r.document.run not in known]

@@ -57,13 +57,7 @@ _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_ex
 
 
 def tables(runs: Runs, timed: Sequence[Row[Fields]], documents: Sequence[Document]) -> dict[str, JSON]:
-    """All tables of the page.
-
-    Args:
-        runs: merged.
-        timed: units of all runs and of a history: the points of series.
-        documents: those of `runs`, then those that only `timed` names.
-    """
+    """All tables of the page."""
     rows: dict[str, Sequence[Row[Fields]]] = {
         "results": _results(runs),
         "faults": _faults(runs),
