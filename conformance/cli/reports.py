@@ -93,7 +93,7 @@ def import_(paths: Sequence[Path], store: Path, nightly: bool) -> None:
         for document in imported.documents:
             added = h.add(document.body, nightly=nightly)
             known = f", {added.known} were there" if added.known else ""
-            line(f"{document.path}: {added.kind} {added.run[:8]}: {added.new} new rows{known}")
+            line(f"{document.path}: {document.kind} {document.run[:8]}: {added.new} new rows{known}")
     for path in imported.passed_over:
         line(f"{path}: passed over, no run file", err=True)
 

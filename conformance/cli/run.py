@@ -54,12 +54,7 @@ INTERRUPTED = 130
 """Exit code of a run that the user ended: as a shell has it for SIGINT."""
 FAILED, NOTHING = 1, 3
 ENDED = "the run ended before it"
-COLOURS = {
-    Verdict.PASS: "green",
-    Verdict.UNSUPPORTED: "yellow",
-    Verdict.XFAIL: "yellow",
-    **dict.fromkeys(FAILURES, "red"),
-}
+COLOURS = {v: "red" if v in FAILURES else "green" if v is Verdict.PASS else "yellow" for v in Verdict}
 
 
 def _color(ctx: click.Context, _param: click.Parameter, when: str) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, cast, final
+from typing import Any, NamedTuple, Protocol, cast, final
 
 from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError, UsageError
@@ -155,12 +155,9 @@ def _numbers(value: JSON, name: str) -> Iterator[tuple[str, float]]:
         yield name, float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(NamedTuple):
     """The outcome of importing one document."""
 
-    run: str
-    kind: str
     new: int
     """Rows that the store did not have."""
     known: int
@@ -224,7 +221,7 @@ class History:
             for table, content in tables.items():
                 self._insert(table, key, content, replace=later)
             new, total = self._count(key, tables) - before, sum(map(len, tables.values()))
-            return Added(document["run"], document["kind"], new, total - new)
+            return Added(new, total - new)
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows of a SELECT; inside a `snapshot` several see the same moment.

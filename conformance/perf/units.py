@@ -153,14 +153,14 @@ _OPS_FULL = (
 )
 
 
-def _model(m: str, prompts: Sequence[int], pasts: Sequence[int], first: int = 32) -> tuple[Unit, ...]:
+def _model(m: str, prompts: Sequence[int], pasts: Sequence[int]) -> tuple[Unit, ...]:
     return (
         *(prefill(m, n) for n in prompts),
         *(decode(m, n) for n in pasts),
         cross(m),
         cross_again(m),
         load(m),
-        first_token(m, first),
+        first_token(m, 32),
         compiling(m),
         memory(m),
     )

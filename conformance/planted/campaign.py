@@ -13,7 +13,7 @@ from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.ggml.errors import ConformanceError, UsageError
-from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.judge.verdict import FAILURES, Verdict
 from conformance.process import Worker, WorkerDiedError
 from conformance.process.service import Closed, Service, failure
 from conformance.run.runner import Runner
@@ -129,11 +129,7 @@ class Hunter(Runner):
 def hunt(faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start: dict[str, int]) -> Iterator[JSON]:
     """Run every family on every fault that names it, until a case notices it.
 
-    Args:
-        faults: what to hunt.
-        level: which cases.
-        done: (fault, family) pairs that need no more.
-        start: family -> the first case to run, where a hunt before this one ended.
+    A hunt before this one `done` some (fault, family) pairs, and ended before the case at `start` of each family.
     """
     runner = Hunter(faults)
     for name, family in FAMILIES.items():
@@ -151,22 +147,12 @@ def hunt(faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start:
                 wrong = next((r for r in runner.run(fault.spec, cases) if r.verdict in FAILURES), None)
                 if wrong is not None:
                     done.add((fault.name, name))
-                    yield _noticed(fault, name, wrong)
+                    found = {"case": wrong.case, "verdict": str(wrong.verdict), "detail": wrong.detail}
+                    yield {"event": "noticed", "fault": fault.name, "family": name, **found}
         for fault in hunted:
             if (fault.name, name) not in done:
                 done.add((fault.name, name))
                 yield {"event": "survived", "fault": fault.name, "family": name, "cases": len(ids)}
-
-
-def _noticed(fault: Fault, family: str, wrong: Result) -> JSON:
-    return {
-        "event": "noticed",
-        "fault": fault.name,
-        "family": family,
-        "case": wrong.case,
-        "verdict": str(wrong.verdict),
-        "detail": wrong.detail,
-    }
 
 
 def main() -> None:
