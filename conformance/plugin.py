@@ -372,11 +372,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
     show(lines_of(suite.in_force))
     for spec in suite.specs:
-        totals = Totals()
-        for (s, _), r in suite.results.items():
-            if s == spec:
-                totals.add(r)
-        show([f"{spec}: {totals}"])
+        show([f"{spec}: {Totals.of(r for (s, _), r in suite.results.items() if s == spec)}"])
     if suite.fresh:
         show([f"--fresh {len(suite.fresh)}: seed {config.option.fresh_seed}"])
     for r in suite.results.values():

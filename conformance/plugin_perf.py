@@ -123,14 +123,7 @@ class Clock:
 
 
 def replay(row: Row, clock: Clock, benchmark: BenchmarkFixture, check: Callable[[Result], None]) -> None:
-    """Replay a row as a benchmark of as many rounds; a failure raises in it, as a benchmarked function's does.
-
-    Args:
-        row: measured.
-        clock: the benchmark's timer.
-        benchmark: of the test.
-        check: turns a verdict into the test's outcome.
-    """
+    """Replay a row as a benchmark of as many rounds; a failure raises in it, as a benchmarked function's does."""
     if row.result.verdict in {Verdict.UNSUPPORTED, Verdict.XFAIL}:
         pytest.skip(row.reason)
     seconds = cycle(row.seconds or [0.0])

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from run_files import document
 
-from conformance.perf.history.series import runs
-from conformance.perf.history.store import History
+from conformance.perf.history import History, runs
 
 ROWS = 60
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from conformance.nightly.command import main
+from conformance.cli.nightly import main
 from conformance.nightly.parts import Options, Part, Paths
 
 CASES = 40

@@ -15,8 +15,8 @@ from conformance.ggml.errors import CaseFileError, GraphError, UsageError
 from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
+from conformance.planted.campaign import hunt
 from conformance.planted.faults import FOLDER, read
-from conformance.planted.worker import hunt
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner

@@ -21,10 +21,7 @@ from run_files import document, gate, perf, planted, result, unit, written_to
 
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.perf.history import series as changing
-from conformance.perf.history import store
-from conformance.perf.history.series import Point, Series, kills, runs, series
-from conformance.perf.history.store import History
+from conformance.perf.history import MIGRATIONS, History, Point, Series, changes, kills, runs, series
 from conformance.perf.statistics import median_interval
 
 A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
@@ -187,8 +184,8 @@ def test_closed_is_one_file(tmp_path: Path) -> None:
 def test_older_version_is_brought_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store made by version 1 opens under a version 2 with its rows kept and the new step done once."""
     path = _store(tmp_path / "h.sqlite", document([(A, "x", "PASS")]))
-    steps = (*store.MIGRATIONS, ("ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT 'none'",))
-    monkeypatch.setattr("conformance.perf.history.store.MIGRATIONS", steps)
+    steps = (*MIGRATIONS, ("ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT 'none'",))
+    monkeypatch.setattr("conformance.perf.history.MIGRATIONS", steps)
     for _ in range(2):
         with closing(History(path)) as h:
             assert h.query("SELECT note, machine FROM runs") == [("none", "m1")]
@@ -267,12 +264,12 @@ def test_change_points() -> None:
     pytest.importorskip("otava", reason="the extra 'history' is not installed: docs/history.md")
     chance = random.Random(7)  # noqa: S311  # noise, no secret
     noise = [100 + chance.gauss(0, 1) for _ in range(28)]
-    assert changing.changes([_nights(noise), _nights([100.0, 50.0, 20.0])]) == []
+    assert changes([_nights(noise), _nights([100.0, 50.0, 20.0])]) == []
     stepped = [x * (0.9 if i >= 15 else 1) for i, x in enumerate(noise)]
-    (change,) = changing.changes([_nights(stepped)])
+    (change,) = changes([_nights(stepped)])
     assert (change.since.written, change.at.written) == ("2026-01-15T00:00:00Z", "2026-01-16T00:00:00Z")
     assert 0.88 < change.ratio < 0.92
-    assert changing.changes([_nights(stepped)], least=0.2) == []
+    assert changes([_nights(stepped)], least=0.2) == []
 
 
 def test_change_points_without_otava(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +277,7 @@ def test_change_points_without_otava(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "otava", None)
     monkeypatch.setitem(sys.modules, "otava.analysis", None)
     with pytest.raises(UnavailableError, match=r"pip install 'ggml-conformance\[history\]'"):
-        changing.changes([_nights([1.0] * 20)])
+        changes([_nights([1.0] * 20)])
 
 
 def test_command_line(tmp_path: Path) -> None:

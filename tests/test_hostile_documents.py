@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from run_files import document, gate, perf, planted, result, unit
 
@@ -22,7 +22,7 @@ from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.perf import compare, measure
 from conformance.perf.bench import Bench
 from conformance.perf.gates import Judge, judge_count, loads
-from conformance.perf.history.store import History
+from conformance.perf.history import History
 from conformance.perf.units import units
 from conformance.report.journal import Journal
 from conformance.report.junit import junit
@@ -187,6 +187,7 @@ GATES: list[dict[str, str]] = [
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(-2, len(TOML_VALUES) - 1)), min_size=1,
              max_size=3)
 )  # fmt: skip
+@example([(1, 0, 22), (1, 1, 0)])  # a name of thousands of digits, and a wrong kind
 def test_changed_gates_are_read_or_refused(changes: list[tuple[int, int, int]]) -> None:
     """Keys left out (-1), given twice (-2) or of any value: gates that can be judged, or a line with the file."""
     tables = [{"level": '"smoke"', "budget": "90"}, *(dict(g) for g in GATES)]

@@ -29,7 +29,8 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"report"},
             {"nightly", "planted"},
             {"plugin_perf"},
-            {"cli", "plugin"},
+            {"cli"},
+            {"plugin"},
             {"conftest", "test_suite", "test_perf"},
         ),
     )

@@ -22,6 +22,7 @@ from conformance.nightly.night import exit_code, run
 from conformance.nightly.parts import PARTS, Options, Paths, shown
 from conformance.nightly.state import Answer, Done, State, begin, hold, read
 from conformance.nightly.summary import Failure
+from conformance.report.markdown import cut
 from conformance.report.runfile import record
 from conformance.run.session.shard import Shard
 
@@ -335,9 +336,9 @@ def test_the_summary_stays_under_its_size_and_names_every_command() -> None:
     assert "… and 4,300 more" in text
     every = set(summary.reproduce(found).splitlines())
     assert all(f"  `conform repro {n}`" in every for n in range(9000))
-    cut = summary.cut("ü\n" * 1000, 500)
-    assert len(cut.encode()) <= 500
-    assert cut.endswith("it is in the documents\n")
+    short = cut("ü\n" * 1000, 500, summary.REST)
+    assert len(short.encode()) <= 500
+    assert short.endswith("it is in the documents\n")
 
 
 def test_findings_and_what_did_not_run_are_sentences() -> None:

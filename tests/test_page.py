@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from conformance.cli import main
 from conformance.judge.verdict import FAILURES
-from conformance.perf.history.store import History
+from conformance.perf.history import History
 from conformance.report.page import page, tables
 from conformance.report.page.drawings import drawn_graphs
-from conformance.report.page.stored import read_history
-from conformance.report.page.tables import NOTHING, embedded, numbers, objects, words
+from conformance.report.page.tables import NOTHING, embedded, numbers, objects, read_history, words
 from conformance.report.runs import Runs, read_runs
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)

@@ -17,8 +17,8 @@ from conformance.cli import main
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Verdict
 from conformance.planted import campaign
+from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
-from conformance.planted.worker import Hunter
 from conformance.suite import FAMILIES
 
 FAULTS = {f.name: f for f in read([FOLDER])}
@@ -83,7 +83,7 @@ def test_a_hunt_ends_with_its_campaign() -> None:
     code = (
         "import json, sys, time\n"
         "from conformance.process import Worker\n"
-        "worker = Worker('conformance.planted.worker', time_limit=600)\n"
+        "worker = Worker('conformance.planted.campaign', time_limit=600)\n"
         "event, _ = worker.ask(json.loads(sys.argv[1]))\n"
         "while event['event'] != 'runs':\n"
         "    event, _ = worker.receive()\n"

@@ -95,7 +95,7 @@ def bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("module", "args", "request_", "reply"),
     [
         ("conformance.run.isolation.worker", ["cpu"], None, "'info'"),
-        ("conformance.planted.worker", [], {"faults": [], "level": "smoke", "done": [], "start": {}}, "'end'"),
+        ("conformance.planted.campaign", [], {"faults": [], "level": "smoke", "done": [], "start": {}}, "'end'"),
         ("conformance.suite.zoo.worker", [], {}, "its process died .*KeyError: 'record'"),
     ],
 )
@@ -325,6 +325,6 @@ def test_a_wire_looks_while_it_waits() -> None:
 
 def test_the_nightly_is_there_without_sighup() -> None:
     """Windows has no SIGHUP; the module of the command is imported all the same."""
-    code = "import signal; del signal.SIGHUP; from conformance.nightly import command; print(len(command.SIGNALS))"
+    code = "import signal; del signal.SIGHUP; from conformance.cli import nightly; print(len(nightly.SIGNALS))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.returncode) == ("2", 0), done.stderr

@@ -21,7 +21,7 @@ from conformance.nightly.state import Done, State
 from conformance.nightly.summary import Failure
 from conformance.perf.bench import Row
 from conformance.perf.gates import Answer, Gate
-from conformance.perf.history.series import Kills, Run
+from conformance.perf.history import Kills, Run
 from conformance.perf.phases import Phase
 from conformance.perf.units import units
 from conformance.planted.campaign import Hunt

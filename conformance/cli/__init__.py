@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "conformance.cli.adapter",
         "Write the package of a new backend: one file that works, and its test.",
     ),
-    "nightly": ("conformance.nightly.command", "Run everything there is, in parts that survive failures and kills."),
+    "nightly": (".nightly", "Run everything there is, in parts that survive failures and kills."),
     "perf": (".perf", "How fast backends are."),
     "phases": (".perf", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
     "planted": (".checks", "Plant known bugs in the adapters and print which the suite notices."),

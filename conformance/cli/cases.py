@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -136,14 +137,11 @@ def splits(case_id: str, backends: Sequence[str], step: int) -> None:
     case = build(case_id)
     _check_step(case, step)
     for spec in parse_specs(backends or ["sched"]):
-        backend = open_backend(spec)
-        try:
+        with closing(open_backend(spec)) as backend:
             if not isinstance(backend, SchedBackend):
                 raise UsageError(f"splits: a scheduler such as 'sched?devices=xdna2,cpu' expected, {spec} found")
             plan = backend.plan(case).graphs[case.steps[step].graph]
             nodes = split_rows(case.steps[step].graph, plan, backend.labels)
-        finally:
-            backend.close()
         line(f"{case.id} step {step} on {spec}: {len(plan.assignment.splits)} splits")
         table(nodes, HEADER)
 
@@ -173,11 +171,8 @@ def shrink(
     spec = failures.backend_of(was, "shrink", file) if backend is None and was else Spec.parse(str(backend))
     output = output or file.with_name(f"{file.stem}-small.gguf")
     alone = isolation.isolate is not False  # a fault that kills ends a worker, not the search
-    runner = Runner(isolation=replace(isolation, isolate=alone))
-    try:
+    with closing(Runner(isolation=replace(isolation, isolate=alone))) as runner:
         small = smallest(runner, spec, case, time_budget=time_budget, progress=lambda text: line(text, err=True))
-    finally:
-        runner.close()
     casefile.write(output, [failures.with_result(small.case, small.result)])
     write_text(output.with_suffix(".py"), python(small.case), "-o")
     write_text(output.with_suffix(".cpp"), cpp(small.case), "-o")

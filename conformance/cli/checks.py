@@ -231,9 +231,8 @@ def update(json_path: Path | None) -> None:
 
 
 def _golden(results: list[Result], json_path: Path | None) -> NoReturn:
-    totals = Totals()
+    totals = Totals.of(results)
     for r in results:
-        totals.add(r)
         if r.verdict in FAILURES:
             line(r.sentence())
     if json_path:

@@ -37,6 +37,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 File = click.Path(path_type=Path, dir_okay=False)
 ExistingFile = click.Path(path_type=Path, exists=True, dir_okay=False)
 Folder = click.Path(path_type=Path, file_okay=False)
+ExistingFolder = click.Path(path_type=Path, exists=True, file_okay=False)
 
 
 def _record(text: str) -> Path:
@@ -78,11 +79,7 @@ class Option:
     complete: Complete | None = None
 
     def click(self, **changes: Any) -> Callable[[Command], Command]:  # noqa: ANN401  # as click takes them
-        """As an option of a command.
-
-        Args:
-            changes: what differs in this command.
-        """
+        """As an option of a command."""
         words: dict[str, Any] = {
             "type": None if "/" in self.name else self.type, "metavar": self.metavar, "help": self.help,
             "default": self.default, "multiple": self.repeatable, "show_default": self.default is not None,
@@ -187,10 +184,6 @@ def backend_option(f: Command) -> Command:
 def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tuple[list[Spec], dict[str, str]]:
     """The backends of --backend that this machine has, or all of them; and name -> why it lacks the others.
 
-    Args:
-        texts: as the user named them.
-        isolation: in which kind of process they will run.
-
     Raises:
         UnavailableError: this machine lacks one that is named.
     """
@@ -236,11 +229,7 @@ class Selection:
     fresh: int
 
     def fresh_ids(self, seed: int | None) -> list[str]:
-        """What --fresh adds; prints the seed it took, with which --seed makes the same cases.
-
-        Args:
-            seed: to take; a new one where None.
-        """
+        """What --fresh adds; prints the seed it took, with which --seed makes the same cases."""
         if not self.fresh:
             return []
         chosen = new_seed() if seed is None else seed

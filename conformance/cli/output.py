@@ -51,23 +51,12 @@ class Group(click.Group):
 
 
 def line(text: str, *, err: bool = False) -> None:
-    """Print one line; what would move the cursor, or begin another line, is spelled out.
-
-    Args:
-        text: ours, with names and details from anywhere in it.
-        err: whether it goes to stderr.
-    """
+    """Print one line; what would move the cursor, or begin another line, is spelled out."""
     click.echo(printable(text), err=err)
 
 
 def grid(rows: Iterable[Sequence[object]], headers: Sequence[str], **layout: Any) -> str:  # noqa: ANN401  # tabulate's
-    """A table whose texts are escaped cell by cell, so that none forges a row; `headers` are ours.
-
-    Args:
-        rows: numbers stay numbers, None is an empty cell.
-        headers: one per column; they may have several lines.
-        layout: as `tabulate` takes it.
-    """
+    """A table whose texts are escaped cell by cell, so that none forges a row; `headers` are ours, None is empty."""
     cells = [[x if x is None or isinstance(x, (int, float)) else printable(str(x)) for x in row] for row in rows]
     return tabulate(cells, headers, **layout)
 
@@ -90,12 +79,7 @@ def silence() -> None:
 
 
 def end(error: OSError, record: str = "") -> NoReturn:
-    """End a command whose stdout cannot be written: silently where its reader is gone, else with one line.
-
-    Args:
-        error: of the write.
-        record: more to say: where the results are.
-    """
+    """End a command whose stdout cannot be written: silently where its reader is gone, else in one line."""
     silence()
     if isinstance(error, BrokenPipeError):
         sys.exit(CLOSED)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -46,7 +48,17 @@ from conformance.run.session.select import available, parse_specs
 from conformance.suite.family import Level
 
 from . import options
-from .options import UNIT, ExistingFile, backend_option, config_option, isolation, json_option, smoke_option, specs_here
+from .options import (
+    UNIT,
+    ExistingFile,
+    ExistingFolder,
+    backend_option,
+    config_option,
+    isolation,
+    json_option,
+    smoke_option,
+    specs_here,
+)
 from .output import Group, line, table
 
 GATE_COLUMNS = ("gate", "answer", "unit", "backend", "reason")
@@ -56,7 +68,6 @@ AA_UNITS = ("op/MUL_MAT.q4_0@n=1", "prefill@n=32", "decode@past=512")
 ABSENT = "not available"
 PHASE_COLUMNS = ("backend", "test", "tokens/s", "W", "J/token", "splits", "share of the time")
 
-Venv = click.Path(path_type=Path, exists=True, file_okay=False)
 unit_option = UNIT.click()
 budget_option = click.option(
     "--budget", type=click.FloatRange(min=1), metavar="SECONDS", help=f"Of measuring per gate; default: {BUDGET:g}."
@@ -91,21 +102,19 @@ def perf_run(
     chosen = units(level, unit_globs)
     specs, lacking = specs_here(backends, isolation)
     rows: list[Row] = []
-    runner = Runner(isolation=isolation)
-    bench = Bench(runner, isolation)
 
     def buy(r: Rounds) -> None:
         r.more(rounds or ROUNDS[level])
 
-    hidden = not sys.stderr.isatty()
+    bar = click.progressbar(chosen, label="units", file=sys.stderr, hidden=not sys.stderr.isatty())
     try:
-        with click.progressbar(chosen, label="units", file=sys.stderr, hidden=hidden) as bar:
+        with closing(Runner(isolation=isolation)) as runner, bar:
+            bench = Bench(runner, isolation)
             for unit in bar:
                 rows += bench.rows(unit, specs, buy)
     except KeyboardInterrupt:
         line("interrupted; what was measured is recorded", err=True)
     finally:
-        runner.close()
         if json_path:
             write_json(json_path, document(rows, level, lacking))
     table(unit_rows(rows), COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50])
@@ -128,7 +137,7 @@ def perf_units(level: Level, unit_globs: Sequence[str]) -> None:
 @perf.command()
 @click.argument("path", type=ExistingFile, required=False, metavar="[FILE.toml]")
 @click.option("--gate", "gate_globs", multiple=True, metavar="GLOB", help="Gates, repeatable; default: all.")
-@click.option("--base", type=Venv, metavar="VENV", help="What gates against the baseline are held against.")
+@click.option("--base", type=ExistingFolder, metavar="VENV", help="What gates against the baseline are held against.")
 @config_option
 @budget_option
 @json_option
@@ -150,20 +159,16 @@ def gate(
     chosen = request.matching(gate_globs)
     specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
     _, lacking = available(list(dict.fromkeys(specs)), isolation)
-    runner = Runner(isolation=isolation)
     builds: Pair | None = None
     answers: list[Answer] = []
-    try:
+    with ExitStack() as stack:
+        runner = stack.enter_context(closing(Runner(isolation=isolation)))
         if base is not None and any(g.against == BASELINE for g in chosen):
-            builds = pair(base, Path(sys.prefix), request.level)
+            builds = stack.enter_context(closing(pair(base, Path(sys.prefix), request.level)))
         judge = Judge(Bench(runner, isolation), budget or request.budget, lacking, builds)
         for g in chosen:
             line(f"{g.name} …", err=True)
             answers.append(judge.answer(g))
-    finally:
-        runner.close()
-        if builds:
-            builds.close()
     if json_path:
         unavailable = {str(s): why for s, why in lacking.items()}
         entries = [a.to_json() for a in answers]
@@ -174,8 +179,8 @@ def gate(
 
 
 @perf.command()
-@click.argument("base", type=Venv, metavar="BASE_VENV")
-@click.argument("head", type=Venv, metavar="HEAD_VENV")
+@click.argument("base", type=ExistingFolder, metavar="BASE_VENV")
+@click.argument("head", type=ExistingFolder, metavar="HEAD_VENV")
 @backend_option
 @smoke_option
 @unit_option
@@ -207,10 +212,8 @@ def compare(
     """
     specs, lacking = specs_here(backends)
     timed = [u for u in units(level, unit_globs) if u.timed]
-    builds = pair(base, head, level, isolate=isolate)
-    runner = Runner()
     answers = []
-    try:
+    with closing(pair(base, head, level, isolate=isolate)) as builds, closing(Runner()) as runner:
         for side, build in builds.builds.items():
             line(f"{side}: ggml-conformance {build.about['version']}, Python {build.about['python']}")
         judge = Judge(Bench(runner), budget or BUDGET, {}, builds)
@@ -219,9 +222,6 @@ def compare(
                 name = f"{unit.name} on {spec}"
                 line(f"{name} …", err=True)
                 answers.append(judge.answer(Gate(name, "ratio", unit, spec, limit, against="baseline")))
-    finally:
-        builds.close()
-        runner.close()
     if json_path:
         write_json(json_path, {**document([], level, lacking, [a.to_json() for a in answers]), **_base(builds)})
     _show(answers)
@@ -278,11 +278,10 @@ def aa(
     hold.
     """
     specs, lacking = specs_here(backends) if backends else available(list(map(Spec.parse, AA_BACKENDS)))
-    runner = Runner()
-    bench = Bench(runner)
     trusts: list[Trust] = []
     missed = {str(s): f"not available: {why}" for s, why in lacking.items()}
-    try:
+    with closing(Runner()) as runner:
+        bench = Bench(runner)
         for unit in units(level, unit_globs or AA_UNITS):
             for spec in specs:
                 line(f"{unit.name} on {spec} …", err=True)
@@ -290,8 +289,6 @@ def aa(
                     trusts.append(trust(record(bench, unit, spec, seconds), limit, budget or BUDGET, trials))
                 except ConformanceError as e:
                     missed[f"{unit.name} on {spec}"] = str(e)
-    finally:
-        runner.close()
     if json_path:
         write_json(json_path, {**header("perf"), "units": [], "gates": [], "trust": [t.to_json() for t in trusts]})
     _show_trust(trusts, limit, budget or BUDGET)
@@ -369,18 +366,14 @@ def phases(
     document: dict[str, JSON] = {}
     for spec in parse_specs(backends):
         try:
-            backend = open_backend(
-                spec, isolate=isolation.isolate, time_limit=isolation.time_limit, memory_limit=isolation.memory_limit
-            )
+            backend = open_backend(spec, **asdict(isolation))
         except UnavailableError as e:
             rows.append((str(spec), ABSENT, "", "", "", "", str(e)))
             document[str(spec)] = {"available": False, "reason": str(e)}
             continue
-        try:
+        with closing(backend):
             found = [_one(backend, make(model, n), name, n, energy) for name, n, make in tests]
             document[str(spec)] = {**describe(backend.info()), "phases": [_json(p) for p in found]}
-        finally:
-            backend.close()
         rows += [(str(spec), *_row(p)) for p in found]
     line(f"model {model}")
     table(rows, PHASE_COLUMNS, disable_numparse=True, maxcolwidths=[40, *[None] * 5, 60])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -15,13 +16,12 @@ import click
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Verdict
 from conformance.nightly.summary import unproven
-from conformance.perf.history.series import FEWEST, Change, Kills, Run, changes, kills, runs, series
-from conformance.perf.history.store import History
+from conformance.perf.history import FEWEST, Change, History, Kills, Run, changes, kills, runs, series
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.matrix import csv_ops
 from conformance.report.page import page
-from conformance.report.page.stored import read_history
+from conformance.report.page.tables import read_history
 from conformance.report.runfile import write_json
 from conformance.report.runs import Runs, read_runs
 from conformance.run.session.select import case_ids
@@ -93,7 +93,7 @@ def import_(paths: Sequence[Path], store: Path, nightly: bool) -> None:
         for document in imported.documents:
             added = h.add(document.body, nightly=nightly)
             known = f", {added.known} were there" if added.known else ""
-            line(f"{document.path}: {added.kind} {added.run[:8]}: {added.new} new rows{known}")
+            line(f"{document.path}: {document.kind} {document.run[:8]}: {added.new} new rows{known}")
     for path in imported.passed_over:
         line(f"{path}: passed over, no run file", err=True)
 
@@ -112,7 +112,7 @@ def list_(store: Path, json_path: Path | None) -> None:
         head = ["written", "run", "level", "adapter", "planted faults noticed", "kill rate"]
         table([_kills(k) for k in planted], head, disable_numparse=True)
     if json_path:
-        document = {"schema": 1, "runs": [_fields(r) for r in stored], "kills": [_fields(k) for k in planted]}
+        document = {"schema": 1, "runs": [asdict(r) for r in stored], "kills": [asdict(k) for k in planted]}
         write_json(json_path, document)
 
 
@@ -167,10 +167,6 @@ def _change(c: Change) -> Sequence[str]:
     unit = f"{s.unit} {s.model}".strip()
     words = (c.since.written, c.at.written, unit, s.backend, s.machine, *rates)
     return (*words, f"{100 * c.ratio - 100:+.1f} %", f"{c.p:.1g}")
-
-
-def _fields(value: Run | Kills) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def _json(c: Change) -> dict[str, Any]:

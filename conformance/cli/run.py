@@ -53,11 +53,7 @@ INTERRUPTED = 130
 """Exit code of a run that the user ended: as a shell has it for SIGINT."""
 FAILED, NOTHING = 1, 3
 ENDED = "the run ended before it"
-COLOURS: dict[Verdict, str] = {
-    Verdict.PASS: "green", Verdict.UNSUPPORTED: "yellow", Verdict.XFAIL: "yellow", Verdict.FAIL: "red",
-    Verdict.OVERCLAIM: "red", Verdict.CRASH: "red", Verdict.TIMEOUT: "red", Verdict.VACUOUS: "red",
-    Verdict.XPASS: "red",
-}  # fmt: skip
+COLOURS = {v: "red" if v in FAILURES else "green" if v is Verdict.PASS else "yellow" for v in Verdict}
 
 
 def _color(ctx: click.Context, _param: click.Parameter, when: str) -> None:
@@ -427,7 +423,7 @@ class _Execution:
                 line(message, err=True)
 
     def _code(self) -> int:
-        totals = _totals(self._results)
+        totals = Totals.of(self._results)
         incomplete = self._missing and not self._is_full()
         if totals.failed or incomplete or self._waiver_problems[0]:
             return FAILED
@@ -438,7 +434,11 @@ class _Execution:
         """Print the settings in force, the totals, and last what is wrong with the run as a whole."""
         plan, results = self._plan, self._results
         lines = [] if plan.detail.quiet else waiving.lines_of(self._settings)
-        lines += _totals_lines(results) if plan.detail.quiet else _table(results, plan.lacking).split("\n")
+        groups = _per_backend(results)
+        if plan.detail.quiet:
+            lines += [f"{name}: {Totals.of(group)}" for name, group in groups.items()]
+        else:
+            lines += _table(groups, plan.lacking).split("\n")
         for r in results:
             if r.fresh and r.verdict in FAILURES:
                 lines.append(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
@@ -469,13 +469,6 @@ def _id(case: Case | str) -> str:
     return case if isinstance(case, str) else case.id
 
 
-def _totals(results: Sequence[Result]) -> Totals:
-    totals = Totals()
-    for r in results:
-        totals.add(r)
-    return totals
-
-
 def _per_backend(results: Sequence[Result]) -> dict[str, list[Result]]:
     groups: dict[str, list[Result]] = {}
     for r in results:
@@ -483,17 +476,13 @@ def _per_backend(results: Sequence[Result]) -> dict[str, list[Result]]:
     return groups
 
 
-def _table(results: Sequence[Result], lacking: Mapping[str, str]) -> str:
+def _table(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str]) -> str:
     rows = [
-        (name, str(_totals(group)), budget_used(group), f"{sum(r.seconds for r in group):.2f} s")
-        for name, group in _per_backend(results).items()
+        (name, str(Totals.of(group)), budget_used(group), f"{sum(r.seconds for r in group):.2f} s")
+        for name, group in groups.items()
     ]
     rows += [(name, f"not available: {why}", "–", "–") for name, why in lacking.items()]
     return grid(rows, ["backend", "verdicts", "budget used, at most", "ran for"], disable_numparse=True)
-
-
-def _totals_lines(results: Sequence[Result]) -> list[str]:
-    return [f"{name}: {_totals(group)}" for name, group in _per_backend(results).items()]
 
 
 def _refusals(results: Sequence[Result]) -> list[str]:

@@ -124,6 +124,14 @@ class Totals:
         self.counts[result.verdict] += 1
         self.filed += result.fresh and result.verdict in FAILURES
 
+    @classmethod
+    def of(cls, results: Iterable[Result]) -> Totals:
+        """Count results."""
+        totals = cls()
+        for r in results:
+            totals.add(r)
+        return totals
+
     @property
     def executed(self) -> int:
         """Cases that ran."""

@@ -180,14 +180,7 @@ def _free(folder: Path) -> int:
 def exit_code(
     states: Sequence[State], names: Sequence[str], missing: Sequence[str] = (), unproven: Sequence[str] = ()
 ) -> int:
-    """The exit code of a nightly, or of several merged: the worst answer of a part.
-
-    Args:
-        states: of each.
-        names: the parts that were asked for.
-        missing: what is known to be missing altogether.
-        unproven: backends on which nothing passed in merged shards.
-    """
+    """The exit code of a nightly, or of several merged: the worst answer of a part."""
     per_part = [[s.parts[n].answer for s in states if n in s.parts] for n in names]
     answers = {a for each in per_part for a in each}
     if Answer.FAILED in answers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import json
 import os
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.ggml.errors import UsageError
+from conformance.report.journal import lock
 from conformance.run.session.environment import header
 from conformance.run.session.select import new_seed
 
@@ -133,13 +133,7 @@ def read(folder: Path) -> State:
 
 
 def unfinished(nights: Path, request: dict[str, JSON], seed: int | None) -> Path | None:
-    """The folder of the newest night in `nights` that has the same request and machine, and is not at its end.
-
-    Args:
-        nights: a folder of nights.
-        request: the request.
-        seed: of its generated cases; None for any.
-    """
+    """The folder of the newest night in `nights` that has the same request and machine, and is not at its end."""
     environment = header(KIND)["environment"]
     states: list[State] = []
     for path in nights.glob(f"*/{FILE}"):
@@ -154,12 +148,6 @@ def unfinished(nights: Path, request: dict[str, JSON], seed: int | None) -> Path
 
 def begin(folder: Path, label: str, request: dict[str, JSON], seed: int | None = None) -> State:
     """The state of the nightly in `folder`: a new one, or the one to go on with.
-
-    Args:
-        folder: where it is, or goes.
-        label: of this machine.
-        request: the request.
-        seed: of its generated cases; None for a new one, or the one that it has.
 
     Raises:
         UsageError: the one there has another request, seed or machine.
@@ -184,17 +172,8 @@ def hold(folder: Path) -> int:
     Raises:
         UsageError: another nightly holds it, or a process of an earlier one does not end.
     """
-    import fcntl  # noqa: PLC0415  # POSIX only, as process groups are
-
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise UsageError(f"{folder}: another nightly is at work there") from None
-            time.sleep(0.05)
-        else:
-            return descriptor
+    if not lock(descriptor, PATIENCE):
+        os.close(descriptor)
+        raise UsageError(f"{folder}: another nightly is at work there")
+    return descriptor

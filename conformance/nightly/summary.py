@@ -18,6 +18,7 @@ from conformance.case.case import JSON
 from conformance.ggml.text import printable
 from conformance.judge.verdict import FAILURES as FAILING_VERDICTS
 from conformance.judge.verdict import Missing, Request, Result, Verdict
+from conformance.report.markdown import cut
 from conformance.run.audit.cells import FAILING
 from conformance.run.session.shard import whole
 
@@ -32,6 +33,7 @@ LISTED = 200
 """Failing cases; all of them stand in `REPRODUCE`."""
 DETAIL = 300
 """Characters of a failing case's detail."""
+REST = "\n… the rest is left out; it is in the documents\n"
 REPRODUCE = "failures.md"
 DRAWN = frozenset({"seeded", "fresh"})
 """Parts whose cases are drawn from the night's seed."""
@@ -47,15 +49,7 @@ WORDS = {
 def summary(
     states: Sequence[State], names: Sequence[str], failing: Sequence[Failure], missing: Sequence[str], code: int
 ) -> str:
-    """The whole text, at most `LIMIT` bytes.
-
-    Args:
-        states: of one nightly, or of all that were merged.
-        names: every part there is, in order.
-        failing: the failing cases.
-        missing: sentences of what is missing altogether.
-        code: the exit code.
-    """
+    """The whole text, at most `LIMIT` bytes."""
     gating = [f for f in failing if not f.fresh]
     filed = [f for f in failing if f.fresh]
     lines = [f"# Nightly: {words(code)}", "", _where(states), ""]
@@ -64,7 +58,7 @@ def summary(
     lines += _cases("Failing cases", gating)
     lines += _findings(states)
     lines += _cases("Fresh cases that fail: filed, no failure of this night", filed)
-    return cut("\n".join(lines) + "\n", LIMIT)
+    return cut("\n".join(lines) + "\n", LIMIT, REST)
 
 
 def words(code: int) -> str:
@@ -77,16 +71,6 @@ def reproduce(failing: Sequence[Failure]) -> str:
     return (
         "\n".join(["# Failing cases", "", "Commands are for the folder of this file.", "", *map(_line, failing)]) + "\n"
     )
-
-
-def cut(text: str, limit: int) -> str:
-    """`text` in at most `limit` bytes, whole lines; a last line says where something is left out."""
-    raw = text.encode()
-    if len(raw) <= limit:
-        return text
-    end = "\n… the rest is left out; it is in the documents\n"
-    begin = raw[: limit - len(end.encode())].decode(errors="ignore")
-    return begin.rpartition("\n")[0] + end
 
 
 def _where(states: Sequence[State]) -> str:

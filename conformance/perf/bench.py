@@ -86,12 +86,7 @@ class Row:
 
 
 class Bench:
-    """Measures units whose cases pass.
-
-    Args:
-        runner: runs the cases; whoever made it closes it.
-        isolation: which backends run in a process of their own.
-    """
+    """Measures units whose cases pass. The runner stays its maker's to close."""
 
     def __init__(self, runner: Runner, isolation: Isolation | None = None) -> None:
         self._runner = runner
@@ -108,8 +103,9 @@ class Bench:
     def opener(self, spec: Spec, *, isolate: bool | None = None) -> Opener:
         """Starts a backend of its own for a measurement."""
         i = self._isolation
-        chosen = i.isolate if isolate is None else isolate
-        return partial(open_backend, spec, isolate=chosen, time_limit=i.time_limit, memory_limit=i.memory_limit)
+        if isolate is None:
+            isolate = i.isolate
+        return partial(open_backend, spec, isolate=isolate, time_limit=i.time_limit, memory_limit=i.memory_limit)
 
     def measured(self, unit: Unit, spec: Spec, name: str = "") -> Measured:
         """A unit on a backend, ready to be measured under `name` (default: its spec); the caller closes it.
@@ -128,11 +124,6 @@ class Bench:
 
         A backend whose case did not PASS, or that fails while it is measured, gets a row with the reason; the others
         are then measured anew, so that all have the same rounds.
-
-        Args:
-            unit: to be measured.
-            specs: backends, each once.
-            buy: asks `Rounds` for as many as it needs.
         """
         rows = {s: Row(unit, s, self.result(unit, s)) for s in specs}
         for row in rows.values():
@@ -206,14 +197,7 @@ def _close(measured: Measured) -> None:
 def document(
     rows: Sequence[Row], level: str, unavailable: Mapping[str, str] | None = None, gates: Sequence[JSON] = ()
 ) -> dict[str, JSON]:
-    """The document of a perf run.
-
-    Args:
-        rows: in the order measured.
-        level: of the units.
-        unavailable: backend that is not available -> why.
-        gates: entries that judge the rows.
-    """
+    """The document of a perf run."""
     head = header("perf")
     return {
         **head,
@@ -226,12 +210,9 @@ def document(
 
 def exit_code(rows: Sequence[Row]) -> int:
     """As `conform run`: 1 where a case failed, or measuring it after it passed; 3 where nothing was executed."""
-    totals = Totals()
-    for r in rows:
-        totals.add(r.result)
     if any(r.broke or r.result.verdict in FAILURES for r in rows):
         return 1
-    return totals.exit_code()
+    return Totals.of(r.result for r in rows).exit_code()
 
 
 def spread(seconds: Sequence[float]) -> float | None:

@@ -64,12 +64,7 @@ class UncomparableError(UnavailableError):
 
 
 class Build:
-    """One build, measured in its own process.
-
-    Args:
-        venv: the folder of its virtual environment.
-        isolate: whether every backend gets a process of its own for each life; otherwise only those that need one.
-        time_limit: seconds that one request may take.
+    """One build, measured in its own process; with `isolate` every backend gets a process of its own for each life.
 
     Raises:
         UsageError: it has no Python, or this package is not installed there or too old.

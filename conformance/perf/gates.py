@@ -56,6 +56,8 @@ KEYS: dict[str, tuple[str, ...]] = {
 _COMMON = ("name", "kind", "unit", "backend")
 _EXPECT = re.compile(r"(?P<counter>[A-Za-z][\w.: -]*?) *(?P<relation><=|>=|==) *(?P<limit>\d+)", re.ASCII)
 _MACHINE = re.compile(r"[0-9a-f]{12}")
+NAMED = 200
+"""Characters of a gate's name in an error."""
 _LONGEST_COUNT = 15
 """Digits: a counter of a document stays below 2**53."""
 RELATIONS: dict[str, Callable[[int, int], bool]] = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
@@ -119,7 +121,7 @@ def loads(text: str, where: str) -> Gates:
     for i, entry in enumerate(cast("list[Any]", entries)):
         expect(isinstance(entry, dict), f"{where} gate {i}", "a table", entry)
         name = entry.get("name")
-        place = f"{where} gate {name if isinstance(name, str) and name else i}"
+        place = f"{where} gate {name[:NAMED] if isinstance(name, str) and name else i}"
         gate = _gate(entry, cast("Level", level), place)
         expect(gate.name not in gates, f"{place} name", "a name that no other gate has", gate.name)
         gates[gate.name] = gate
@@ -299,7 +301,9 @@ class Judge:
 
         rows = self.bench.rows(gate.unit, specs, buy)
         for row in rows:
-            self._keep(row)
+            key = row.unit, row.backend
+            if key not in self.rows or len(row.seconds) >= len(self.rows[key].seconds):
+                self.rows[key] = row
         for row in rows:
             if row.broke or row.result.verdict is not Verdict.PASS:
                 broke = row.broke or row.result.verdict in FAILURES
@@ -320,11 +324,6 @@ class Judge:
             raise
         except ConformanceError as e:
             return Answer(gate, NOT_RUN, f"it failed while it was measured: {e}", broke=True)
-
-    def _keep(self, row: Row) -> None:
-        key = row.unit, row.backend
-        if key not in self.rows or len(row.seconds) >= len(self.rows[key].seconds):
-            self.rows[key] = row
 
 
 def exit_code(answers: list[Answer]) -> int:

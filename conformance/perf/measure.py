@@ -158,12 +158,6 @@ class Measured:
     `subject` is for `Rounds`. Unless the unit is `fresh`, its session plays the case once before anything is timed, and
     all caches are restored before each measurement.
 
-    Args:
-        unit: to be timed.
-        case: of the unit; it has PASSed on this backend.
-        name: of the backend.
-        opener: starts the backend.
-
     Raises:
         BackendError: the backend failed.
         UnavailableError: it is not available any more.

@@ -119,13 +119,6 @@ def _with(model: str, n: int) -> str:
 def measure(backend: Backend, case: Case, name: str, tokens: int, meter: Meter | None) -> Phase:
     """Run the first step of `case` to warm up, restore its caches, and time all of its steps.
 
-    Args:
-        backend: runs it.
-        case: a prompt or a generation.
-        name: of the row.
-        tokens: that the case computes.
-        meter: counts energy; None where the machine cannot.
-
     Raises:
         UnavailableError: the backend refuses a node or the case; its reason.
         BackendError: it failed.

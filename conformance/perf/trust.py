@@ -154,13 +154,7 @@ def record_subjects(
 
 
 class Replay:
-    """Recorded lives, for `decide` in place of new ones.
-
-    Args:
-        lives: none is replayed twice before all were.
-        rng: shuffles them; None replays them in the order measured.
-        swap: whether the sides are equal, so that they may be swapped at random.
-    """
+    """Recorded lives, for `decide` in place of new ones: shuffled by `rng`, with sides swapped where they are equal."""
 
     def __init__(self, lives: Sequence[Life], rng: np.random.Generator | None = None, *, swap: bool = False) -> None:
         self.seconds: dict[str, list[float]] = {BASE: [], HEAD: []}

@@ -110,13 +110,7 @@ def memory(model: str) -> Unit:
 
 
 def op(body: str, n: int, repeat: int) -> Unit:
-    """One op, repeated.
-
-    Args:
-        body: an id of the family `ops` without `ops/` and seed.
-        n: tokens.
-        repeat: how often a measurement runs it.
-    """
+    """One op, repeated."""
     name, types, _ = body.split("-", 2)
     kind = f"{name}.{types.partition('+')[0]}" if name in _TYPED else name
     return Unit(f"op/{kind}@n={n}", body, f"ops/{body}@1", repeat, "steps", repeat=repeat)
@@ -159,14 +153,14 @@ _OPS_FULL = (
 )
 
 
-def _model(m: str, prompts: Sequence[int], pasts: Sequence[int], first: int = 32) -> tuple[Unit, ...]:
+def _model(m: str, prompts: Sequence[int], pasts: Sequence[int]) -> tuple[Unit, ...]:
     return (
         *(prefill(m, n) for n in prompts),
         *(decode(m, n) for n in pasts),
         cross(m),
         cross_again(m),
         load(m),
-        first_token(m, first),
+        first_token(m, 32),
         compiling(m),
         memory(m),
     )

@@ -1,17 +1,26 @@
-"""Hunt all faults in a worker process; start another where a fault kills it, since a crash is noticed, too."""
+"""Hunt all faults in a worker process; start another where a fault kills it, since a crash is noticed, too.
+
+As a script it is that worker: it answers one request with a reply for each event.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec
 from conformance.case.case import JSON
-from conformance.ggml.errors import UsageError
-from conformance.judge.verdict import Verdict
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.judge.verdict import FAILURES, Verdict
 from conformance.process import Worker, WorkerDiedError
+from conformance.process.service import Closed, Service, failure
+from conformance.run.runner import Runner
+from conformance.suite import FAMILIES
 from conformance.suite.family import Level
 
-from .faults import Fault
+from .faults import Fault, load
 
 TIME_LIMIT = 300.0
 """Seconds without an event after which the worker is killed: its fault hangs."""
@@ -82,7 +91,7 @@ def _one_worker(
 ) -> str:
     """Hunt until the end ("") or until the worker dies: how it died."""
     request = {"faults": [asdict(f) for f in faults], "level": level, "done": list(state.done), "start": state.start}
-    worker = Worker("conformance.planted.worker", time_limit=limit)
+    worker = Worker("conformance.planted.campaign", time_limit=limit)
     try:
         event, _ = worker.ask(request)
         while True:
@@ -96,3 +105,70 @@ def _one_worker(
         return str(e)
     finally:
         worker.close()
+
+
+TOGETHER = {"ops": 128}
+"""Cases at a time, by family; trajectories come one by one."""
+
+
+class Hunter(Runner):
+    """A runner that finds out whether a result is wrong, and not where."""
+
+    locates = False
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__()
+        self._faults = {f.spec.name: f for f in faults}
+
+    def _open(self, spec: Spec, isolate: bool | None) -> Backend:
+        """Open a faulty backend once more, where a relation needs a second one."""
+        fault = self._faults.get(spec.name)
+        return super()._open(spec, isolate) if fault is None else load(fault, dict(spec.options))
+
+
+def hunt(faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start: dict[str, int]) -> Iterator[JSON]:
+    """Run every family on every fault that names it, until a case notices it.
+
+    A hunt before this one `done` some (fault, family) pairs, and ended before the case at `start` of each family.
+    """
+    runner = Hunter(faults)
+    for name, family in FAMILIES.items():
+        hunted = [f for f in faults if name in f.families]
+        ids = list(family.ids(level)) if hunted else []  # type: ignore[arg-type]  # checked by the command line
+        size = TOGETHER.get(name, 1)
+        for at in range(start.get(name, 0), len(ids), size):
+            alive = [f for f in hunted if (f.name, name) not in done]
+            if not alive:
+                break
+            yield {"event": "cases", "family": name, "at": at}
+            cases = [runner.case(i) for i in ids[at : at + size]]
+            for fault in alive:
+                yield {"event": "runs", "fault": fault.name, "family": name, "case": ids[at]}
+                wrong = next((r for r in runner.run(fault.spec, cases) if r.verdict in FAILURES), None)
+                if wrong is not None:
+                    done.add((fault.name, name))
+                    found = {"case": wrong.case, "verdict": str(wrong.verdict), "detail": wrong.detail}
+                    yield {"event": "noticed", "fault": fault.name, "family": name, **found}
+        for fault in hunted:
+            if (fault.name, name) not in done:
+                done.add((fault.name, name))
+                yield {"event": "survived", "fault": fault.name, "family": name, "cases": len(ids)}
+
+
+def main() -> None:
+    """Answer one request with all its events."""
+    service = Service()
+    with suppress(Closed):
+        request, _ = service.receive()
+        faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
+        try:
+            for event in hunt(faults, request["level"], {(f, n) for f, n in request["done"]}, request["start"]):
+                service.send(event)
+        except ConformanceError as e:
+            service.send(*failure(e, UsageError.__name__))
+        else:
+            service.send({"event": "end"})
+
+
+if __name__ == "__main__":
+    main()

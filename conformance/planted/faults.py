@@ -141,11 +141,7 @@ def _fault(entry: dict[str, Any], where: str) -> Fault:
 
 
 def load(fault: Fault, options: Mapping[str, str] | None = None) -> Backend:
-    """A backend with the fault in it.
-
-    Args:
-        fault: what to plant.
-        options: of the adapter; those that the fault names where None.
+    """A backend with the fault in it; `options` of the adapter replace those that the fault names.
 
     Raises:
         UsageError: the fault cannot be planted, or its adapter is unknown.

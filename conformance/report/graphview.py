@@ -14,10 +14,18 @@ from tabulate import tabulate
 from conformance.case.case import writes_in_place
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import params_text
-from conformance.ggml.tensor import VIEW_OPS, Tensor, is_contiguous
+from conformance.ggml.tensor import (
+    FLAG_COMPUTE,
+    FLAG_INPUT,
+    FLAG_LOSS,
+    FLAG_OUTPUT,
+    FLAG_PARAM,
+    VIEW_OPS,
+    Tensor,
+    is_contiguous,
+)
 
-_FLAGS = ((1, "input"), (2, "output"), (4, "param"), (8, "loss"))
-_COMPUTE = 16
+_FLAGS = ((FLAG_INPUT, "input"), (FLAG_OUTPUT, "output"), (FLAG_PARAM, "param"), (FLAG_LOSS, "loss"))
 _NAME_WIDTH = 34
 
 # Kind of box -> fill, border.
@@ -155,7 +163,8 @@ def draw(graph: Graph) -> Drawing:
     paths: list[str] = []
     boxes: list[Box] = []
     for part, left, top in parts:
-        paths += [_edge([_point(part, i, k, left, top) for k, i in steps]) for steps in _runs(part)]
+        layer_of = {i: k for k, layer in enumerate(part.layers) for i in layer}
+        paths += [_edge([_point(part, i, layer_of[i], left, top) for i in chain]) for chain in part.chains.values()]
         for k, layer in enumerate(part.layers):
             for i in layer:
                 if i >= 0:
@@ -180,7 +189,7 @@ def _kinds(graph: Graph) -> dict[Tensor, str]:
         elif t in written or t.name.startswith("cache_"):
             kinds[t] = "cache"
         else:
-            kinds[t] = "weight" if t.name.endswith((".weight", ".bias")) or not t.flags & 1 else "input"
+            kinds[t] = "weight" if t.name.endswith((".weight", ".bias")) or not t.flags & FLAG_INPUT else "input"
     return kinds
 
 
@@ -198,11 +207,6 @@ def _arranged(parts: list[Part]) -> list[tuple[Part, float, float]]:
         lowest = max(lowest, top + len(part.layers) * _LAYER_H)
         left += width + _GAP
     return places
-
-
-def _runs(part: Part) -> list[list[tuple[int, Item]]]:
-    layer_of = {i: k for k, layer in enumerate(part.layers) for i in layer}
-    return [[(layer_of[i], i) for i in chain] for chain in part.chains.values()]
 
 
 def _point(part: Part, item: Item, layer: int, left: float, top: float) -> tuple[float, float]:
@@ -231,8 +235,9 @@ def _words(t: Tensor, kind: str) -> tuple[str, str, str]:
     return elided(head, _HEAD_SIZE * _BOLD), elided(below, _SIZE), elided(f"{t.type} {_dims(t.ne)}", _SIZE)
 
 
-def elided(text: str, size: float, room: float = BOX_WIDTH - 2 * _PADDING) -> str:
+def elided(text: str, size: float) -> str:
     """`text` cut to the room of a box in letters of a size, whatever the reader's font."""
+    room = BOX_WIDTH - 2 * _PADDING
     text = "".join(c if c.isprintable() else "\ufffd" for c in text[:1000])
     ends = list(accumulate(_WIDE.get(c, 1.0) * size for c in text))
     if not ends or ends[-1] <= room:
@@ -293,7 +298,7 @@ def _view(t: Tensor, number: dict[Tensor, int]) -> str:
 
 def _flags(t: Tensor, node: bool) -> str:
     words = [word for bit, word in _FLAGS if t.flags & bit]
-    if node and t.op not in VIEW_OPS and not t.flags & _COMPUTE:
+    if node and t.op not in VIEW_OPS and not t.flags & FLAG_COMPUTE:
         words.append("not computed")
     return " ".join(words)
 

@@ -14,7 +14,6 @@ import os
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,11 +39,7 @@ class Journal:
     """A journal, new or continued, and locked while it is open."""
 
     def __init__(self, path: Path, asked: dict[str, JSON]) -> None:
-        """Read what earlier starts left.
-
-        Args:
-            path: made if it does not exist.
-            asked: the options that decide which cases run and how.
+        """Read what earlier starts with the same options (`asked`) left.
 
         Raises:
             UsageError: the file is no journal, cannot be written, is in use, or is of a run with other options or
@@ -91,12 +86,9 @@ class Journal:
             descriptor = _open(self.path)
         except OSError as e:
             raise self._error(f"cannot be written: {e.strerror}") from e
-        deadline = time.monotonic() + PATIENCE
-        while not _locked(descriptor):
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise self._error("another run is writing to it")
-            time.sleep(0.05)
+        if not lock(descriptor, PATIENCE):
+            os.close(descriptor)
+            raise self._error("another run is writing to it")
         return descriptor
 
     def _read(self, asked: dict[str, JSON]) -> tuple[dict[str, JSON], list[dict[str, JSON]]]:
@@ -163,11 +155,7 @@ class Partial:
     """The results of a run so far, in a file beside the one that the run writes at its end."""
 
     def __init__(self, target: Path, asked: Request) -> None:
-        """Begin the file; rename what an earlier, killed run left in it.
-
-        Args:
-            target: written at the end of the run; a device or a pipe gets no file beside it.
-            asked: the requested cases.
+        """Begin the file; rename what an earlier, killed run left in it. A device or a pipe gets no file beside it.
 
         Raises:
             UsageError: another run is writing to the file.
@@ -182,7 +170,7 @@ class Partial:
             return
         try:
             self._descriptor = _open(self.path)
-            if not _locked(self._descriptor):
+            if not lock(self._descriptor):
                 os.close(self._descriptor)
                 raise UsageError(f"--json {target}: another run is about to write it; give this one a file of its own")
             self._put_aside(target)
@@ -224,7 +212,7 @@ class Partial:
         )
         os.close(self._descriptor)
         self._descriptor = _open(self.path, os.O_EXCL)
-        _locked(self._descriptor)
+        lock(self._descriptor)
 
     def _stop(self, e: OSError) -> None:
         self.fault = f"{self.path}: results are not on disk as they come: {e.strerror}"
@@ -252,12 +240,19 @@ def _short(value: JSON) -> str:
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 
-def _locked(descriptor: int) -> bool:
-    with suppress(ImportError):
-        import fcntl  # noqa: PLC0415  # POSIX only; elsewhere two runs with one journal are the user's to avoid
-
+def lock(descriptor: int, patience: float = 0.0) -> bool:
+    """Lock a file for whoever holds its descriptor; False where another has it for longer than `patience` seconds."""
+    try:
+        import fcntl  # noqa: PLC0415  # POSIX only; elsewhere two runs with one file are the user's to avoid
+    except ImportError:
+        return True
+    deadline = time.monotonic() + patience
+    while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
-    return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        else:
+            return True

@@ -7,7 +7,7 @@ Jenkins publishes (xunit-plugin, junit-10.xsd). What did not run is `skipped` wi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TypeVar
@@ -29,6 +29,8 @@ TAGS: dict[Verdict, str | None] = {
 """Verdict -> its element; None for a test that passed."""
 GATES: dict[str, str | None] = {"fine": None, "regressed": "failure", "undecided": "skipped", "not run": "skipped"}
 
+COUNTED = {"failures": "failure", "errors": "error"}
+"""Attribute -> the element that it counts."""
 ERRORS = 1000
 """Cases without a result that a suite names one by one."""
 
@@ -59,15 +61,12 @@ class Suite:
     properties: dict[str, str] = field(default_factory=dict)
     tests: list[Test] = field(default_factory=list)
 
-    def count(self, tag: str) -> int:
-        """Tests with element `tag`."""
-        return sum(t.tag == tag for t in self.tests)
-
 
 def junit(runs: Runs) -> str:
     """The whole document; UTF-8 by its declaration."""
     suites = [*_results(runs), *_missing(runs), *_unavailable(runs), *_gates(runs), *_planted(runs)]
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites{_attributes(_totals(suites))}>"]
+    totals = _counts("conformance", [t for s in suites for t in s.tests], COUNTED)
+    lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites{_attributes(totals)}>"]
     for s in suites:
         lines += _suite(s)
     lines.append("</testsuites>")
@@ -177,20 +176,15 @@ def _properties(d: Document) -> dict[str, str]:
     return {k: str(v) for k, v in {**facts, **packages}.items() if v is not None}
 
 
-def _totals(suites: Sequence[Suite]) -> dict[str, str]:
-    return {
-        "name": "conformance",
-        "tests": str(sum(len(s.tests) for s in suites)),
-        "failures": str(sum(s.count("failure") for s in suites)),
-        "errors": str(sum(s.count("error") for s in suites)),
-        "time": _sum(t for s in suites for t in s.tests),
-    }
+def _counts(name: str, tests: Sequence[Test], tags: Mapping[str, str]) -> dict[str, str]:
+    counts = {word: str(sum(t.tag == tag for t in tests)) for word, tag in tags.items()}
+    # the XSD takes no more digits of a suite
+    return {"name": name, "tests": str(len(tests)), **counts, "time": f"{sum(t.seconds for t in tests):.3f}"}
 
 
 def _suite(s: Suite) -> Iterator[str]:
-    counts = {"tests": str(len(s.tests)), "failures": str(s.count("failure")), "errors": str(s.count("error"))}
-    more = {"skipped": str(s.count("skipped")), "time": _sum(s.tests)}
-    yield f"<testsuite{_attributes({'name': s.name, **counts, **more, 'timestamp': s.written.removesuffix('Z')})}>"
+    counts = _counts(s.name, s.tests, {**COUNTED, "skipped": "skipped"})
+    yield f"<testsuite{_attributes({**counts, 'timestamp': s.written.removesuffix('Z')})}>"
     if s.properties:
         yield "<properties>"
         yield from (f"<property{_attributes({'name': k, 'value': v})}/>" for k, v in s.properties.items())
@@ -213,7 +207,3 @@ def _attributes(values: Mapping[str, str]) -> str:
 def _attribute(text: str) -> str:
     # a parser turns line ends in an attribute into blanks; references keep them
     return re.sub("[\t\n\r]", lambda m: f"&#{ord(m[0])};", escape(plain(text)))
-
-
-def _sum(tests: Iterable[Test]) -> str:
-    return f"{sum(t.seconds for t in tests):.3f}"  # the XSD takes no more digits of a suite

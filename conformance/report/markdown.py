@@ -38,27 +38,21 @@ Section = tuple[str, Sequence[str], Sequence[str]]
 
 
 def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT) -> str:
-    """Verdicts per backend, failures with what reproduces them, gates, speed, planted bugs, and what did not run.
-
-    Args:
-        runs: to summarise.
-        where: names the full report, for sections that are cut; default: the run files.
-        limit: of bytes. Items beyond it are counted.
-    """
+    """Verdicts per backend, failures with what reproduces them, gates, speed, planted bugs, and what did not run."""
     place = _text(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)), 200)
     text = "\n".join(_head(runs)) + "\n"
     for heading, lines, items in _sections(runs):
         if items:
             text += _section(heading, lines, items, place, int((limit - len(text.encode()) - RESERVE) * SHARE))
-    return _cut(text, place, limit)
+    return cut(text, limit, f"\n\n**The rest is left out here; all of it: {place}**\n")
 
 
-def _cut(text: str, place: str, limit: int) -> str:
-    """The text, cut after a line if extremely long names take it over the limit."""
-    if len(text.encode()) <= limit:
+def cut(text: str, limit: int, note: str) -> str:
+    """`text` in at most `limit` bytes, whole lines; `note` at its end says that something is left out."""
+    raw = text.encode()
+    if len(raw) <= limit:
         return text
-    note = f"\n\n**The rest is left out here; all of it: {place}**\n"
-    start = text.encode()[: max(0, limit - len(note.encode()))].decode(errors="ignore")
+    start = raw[: max(0, limit - len(note.encode()))].decode(errors="ignore")
     return start.rpartition("\n")[0] + note
 
 
@@ -131,7 +125,7 @@ def _fails(cell: Row[Fields]) -> bool:
 
 
 def _sections(runs: Runs) -> Iterator[Section]:
-    yield f"Request for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
+    yield f"Asked for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
     verdicts = [v for v in ORDER if any(r.value.verdict is v for r in runs.results)]
     yield "Verdicts", *_table(["backend", *map(str, verdicts), "budget used, at most"], _verdicts(runs, verdicts))
     failed = [r for r in runs.results if r.value.verdict in FAILURES]

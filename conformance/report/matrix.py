@@ -188,21 +188,17 @@ def _word(text: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w/.?=-]){re.escape(text or chr(0))}(?![\w/.?=-])")
 
 
-def csv_ops(results: Iterable[Row[Result]], *, passed: bool = False) -> str:
+def csv_ops(results: Iterable[Row[Result]]) -> str:
     """Results as `test-backend-ops support --output csv` prints them: llama.cpp's docs/ops/*.csv, from which its
     scripts/create_ops_docs.py makes ops.md, with a column of each backend (its spec). llama.cpp keeps a file per
-    backend: filter `results` for one.
-
-    Args:
-        results: `Runs.results`; cases that are no single op are left out.
-        passed: write as supported only what passed; by default what the backend says through supports_op, as upstream.
+    backend: filter `results` for one. Cases that are no single op are left out.
     """
     lines: dict[tuple[str, ...], None] = {}
     for row in results:
         what = operation(row.value.case)
         if what.family != OPS or not what.op:
             continue
-        yes = row.value.verdict in PASSED if passed else row.value.verdict is not Verdict.UNSUPPORTED
+        yes = row.value.verdict is not Verdict.UNSUPPORTED  # what supports_op says, as upstream
         params = ",".join(p for p in (f"type={what.types}" if what.types else "", what.params) if p)
         backend = row.value.backend
         words = (backend, what.name, params, "support", "1" if yes else "0", "yes" if yes else "no", backend)

@@ -70,10 +70,10 @@ class Progress:
             self._end.set()
 
 
-def since(what: str, clock: Callable[[], float] = time.monotonic) -> Callable[[], str]:
+def since(what: str) -> Callable[[], str]:
     """A text: `what`, and the seconds since this call."""
-    began = clock()
-    return lambda: f"{what}: {clock() - began:.0f} s"
+    began = time.monotonic()
+    return lambda: f"{what}: {time.monotonic() - began:.0f} s"
 
 
 class Steps:

@@ -51,19 +51,7 @@ def record(
     missing: Sequence[Missing] = (),
     settings: JSON = None,
 ) -> dict[str, JSON]:
-    """The document of a conformance run: `header`, `asked`, `missing`, `results` and `totals`.
-
-    Args:
-        results: of the run.
-        unavailable: backend -> why it is not available; stands in the environment.
-        waivers: what is wrong with waivers, where that fails the run.
-        asked: the cases requested of each backend; None for those of `results`.
-        missing: requested pairs without a result.
-        settings: the part of `conformance.toml` in force.
-    """
-    totals = Totals()
-    for r in results:
-        totals.add(r)
+    """The document of a conformance run: `header`, `asked`, `missing`, `results` and `totals`."""
     begun = header("conformance")
     more = {} if settings is None else {"settings": settings}
     return {
@@ -72,7 +60,7 @@ def record(
         "asked": dict(Counter(r.backend for r in results)) if asked is None else asked.to_json(),
         "missing": [m.to_json() for m in missing],
         "results": [r.to_json() for r in results],
-        "totals": totals.to_json(),
+        "totals": Totals.of(results).to_json(),
         **({"waivers": list(waivers)} if waivers else {}),
     }
 

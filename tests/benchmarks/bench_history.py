@@ -12,8 +12,7 @@ from history_load import load
 from pytest_benchmark.fixture import BenchmarkFixture
 from run_files import document, perf, unit
 
-from conformance.perf.history.series import runs, series
-from conformance.perf.history.store import History
+from conformance.perf.history import History, runs, series
 from conformance.suite import FAMILIES
 
 MINUTE = 60.0

@@ -21,7 +21,6 @@ from conformance.report.runs import Row, Runs
 
 from . import tables
 from .drawings import SECONDS, drawn_graphs
-from .stored import Stored
 
 SCRIPTS = ("data", "elements", "query", "grid", "matrix", "charts", "detail", "status", "sections", "main")
 """Parts of the page's script in `static/`, in the order in which they run."""
@@ -32,19 +31,11 @@ def page(
     *,
     now: datetime,
     planned: Mapping[str, Sequence[str]] | None = None,
-    stored: Stored | None = None,
+    stored: tables.Stored | None = None,
     drawing: float = SECONDS,
 ) -> str:
-    """The whole document.
-
-    Args:
-        runs: what it shows.
-        now: aware; ages count from here.
-        planned: level -> its case ids, to show which of them never ran.
-        stored: from a history.
-        drawing: seconds to spend on drawing graphs.
-    """
-    stored = stored or Stored()
+    """The whole document; ages count from `now`, and `planned` (level -> case ids) shows what never ran."""
+    stored = stored or tables.Stored()
     known = {d.run for d in runs.of("perf")}
     older = [r for r in stored.units if r.document.run not in known]
     documents = [*runs.documents, *{r.document.digest: r.document for r in older}.values()]

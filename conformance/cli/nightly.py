@@ -17,26 +17,26 @@ from conformance.backend import registry
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
-from conformance.cli.options import BACKEND, FAMILY, LEVEL, SEED, SHARD, File, Folder
-from conformance.cli.output import line
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.text import printable_lines
+from conformance.nightly import summary
+from conformance.nightly.night import Night, exit_code
+from conformance.nightly.parts import PARTS, Options, Part
+from conformance.nightly.state import FILE as STATE
+from conformance.nightly.state import State, begin, hold, read, unfinished
+from conformance.report.markdown import cut
 from conformance.run.session import settings
 from conformance.run.session.environment import environment
 from conformance.run.session.select import family_named
 from conformance.run.session.shard import Shard, missing
 
-from . import summary
-from .night import Night, exit_code
-from .parts import PARTS, Options, Part
-from .state import FILE as STATE
-from .state import State, begin, hold, read, unfinished
+from .options import BACKEND, FAMILY, LEVEL, SEED, SHARD, ExistingFolder, File, Folder
+from .output import line
 
 FOLDER = Path("nightly")
 """Where nights are kept unless told otherwise, one folder each."""
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n))
 """What ends a night cleanly; Windows has no SIGHUP."""
-ExistingFolder = click.Path(path_type=Path, exists=True, file_okay=False)
 SHOWN = 8000
 """Bytes of the summary on the terminal."""
 EXIT_CODES = """Exit codes: 0 fine; 1 failures or regressions; 2 wrong words; 3 nothing executed, or nothing passed on
@@ -135,11 +135,7 @@ def nightly(
 
 
 def main(table: Sequence[Part] = PARTS) -> NoReturn:
-    """Run with the words of the command line.
-
-    Args:
-        table: all parts there are.
-    """
+    """Run with the words of the command line."""
     try:
         nightly(obj=tuple(table), prog_name="ci/nightly")
     except ConformanceError as e:
@@ -248,7 +244,7 @@ def _sum_up(night: Night, states: Sequence[State], names: Sequence[str], lacking
                 f.write(text)
         except OSError as e:
             _say(f"{step} cannot be written: {e.strerror}")
-    _say(summary.cut(text, SHOWN))
+    _say(cut(text, SHOWN, summary.REST))
     _say(f"{folder / summary.FILE}: {summary.words(code)}; exit code {code}")
 
 

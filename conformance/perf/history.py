@@ -1,4 +1,4 @@
-"""The history: the content of many run files, of many machines, in one SQLite file.
+"""The history: the content of many run files, of many machines, in one SQLite file; and its queries.
 
 A run is stored once under its own name, however often it is imported, and whole or not at all. Writers wait for each
 other, readers for nobody.
@@ -6,6 +6,7 @@ other, readers for nobody.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sqlite3
 import time
@@ -14,10 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import Any, NamedTuple, Protocol, cast, final
 
 from conformance.case.case import JSON
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.verdict import FAILURES
 from conformance.perf.statistics import median_interval
 
@@ -154,12 +155,9 @@ def _numbers(value: JSON, name: str) -> Iterator[tuple[str, float]]:
         yield name, float(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(NamedTuple):
     """The outcome of importing one document."""
 
-    run: str
-    kind: str
     new: int
     """Rows that the store did not have."""
     known: int
@@ -223,7 +221,7 @@ class History:
             for table, content in tables.items():
                 self._insert(table, key, content, replace=later)
             new, total = self._count(key, tables) - before, sum(map(len, tables.values()))
-            return Added(document["run"], document["kind"], new, total - new)
+            return Added(new, total - new)
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """The rows of a SELECT; inside a `snapshot` several see the same moment.
@@ -364,3 +362,178 @@ ADVICE: dict[str, str] = {
 
 def _advice(error: str) -> str:
     return next(advice for word, advice in ADVICE.items() if word in error)
+
+
+FEWEST = 7
+"""Points that a series needs: Otava's test needs 3 on each side."""
+WINDOW = 50
+"""Points that Otava looks at together; its own default."""
+MAX_P = 0.001
+"""Otava's default threshold of p."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One stored run."""
+
+    run: str
+    kind: str
+    written: str
+    machine: str
+    system: str
+    cpu: str
+    nightly: bool
+    rows: int
+    verdicts: Mapping[str, int]
+    """Verdict, answer, or noticed and not -> how many rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run's rate of a series."""
+
+    run: str
+    written: str
+    rate: float
+    """Units of work per second, median over the rounds."""
+    low: float | None
+    """95 % interval of that median (`statistics.median_interval`); None under 6 rounds."""
+    high: float | None
+    rounds: int
+    packages: Mapping[str, str | None]
+    """Package -> version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One work unit on one backend and kind of machine, oldest first."""
+
+    unit: str
+    model: str
+    backend: str
+    machine: str
+    of: str
+    """Unit of work: tokens, cases, bytes or steps."""
+    points: tuple[Point, ...]
+
+    @property
+    def name(self) -> str:
+        """Identifies the series."""
+        return f"{self.unit} {self.model} on {self.backend}, machine {self.machine}"
+
+
+@dataclass(frozen=True, slots=True)
+class Kills:
+    """Planted faults of one run in one adapter."""
+
+    run: str
+    written: str
+    level: str
+    of: str
+    """The adapter."""
+    noticed: int
+    faults: int
+
+
+def runs(history: History) -> list[Run]:
+    """Every run, oldest first."""
+    counts: dict[int, dict[str, int]] = {}
+    with history.snapshot():
+        for table, word in COUNTED.items():
+            for key, value, n in history.query(_COUNT.format(word=word, table=table)):
+                counts.setdefault(key, {})[value] = n
+        every = history.query(_RUNS)
+    return [
+        Run(run, kind, written, machine, system, cpu, bool(nightly), sum(n.values()), n)
+        for key, run, kind, written, machine, system, cpu, nightly in every
+        for n in [counts.get(key, {})]
+    ]
+
+
+def series(history: History, *, nightly: bool = True) -> list[Series]:
+    """The rates of each unit on each backend and kind of machine, of nightly runs only or of all."""
+    points: dict[_Key, list[Point]] = {}
+    for row in history.query(_RATES, (int(nightly),)):
+        run, written, rate, low, high, rounds, packages = row[5:]
+        points.setdefault(cast("_Key", row[:5]), []).append(
+            Point(run, written, rate, low, high, rounds, json.loads(packages))
+        )
+    return [Series(*key, tuple(own)) for key, own in points.items()]
+
+
+def kills(history: History) -> list[Kills]:
+    """How many planted faults each run noticed, per adapter; a fault that any family noticed is noticed."""
+    return [Kills(*row) for row in history.query(_KILLS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A rate changed from one run to the next."""
+
+    series: Series
+    at: Point
+    """The first run that has the new rate."""
+    since: Point
+    """The last run that had the old one."""
+    before: float
+    """Mean rate since the previous change."""
+    after: float
+    """Mean rate until the next change."""
+    p: float
+    """Of the t-test: how likely such a step is if nothing changed."""
+
+    @property
+    def ratio(self) -> float:
+        """Of the rates; below 1 it became slower."""
+        return self.after / self.before
+
+
+class _Otava(Protocol):
+    def compute_change_points(
+        self, series: Sequence[float], window_len: int, max_pvalue: float, min_magnitude: float
+    ) -> tuple[Sequence[Any], Any]: ...
+
+
+def changes(every: Iterable[Series], least: float = 0.0) -> list[Change]:
+    """Change points (E-divisive with a t-test, by Apache Otava) of each series of at least 7 points, oldest
+    first; relative changes up to `least` are left out (0.02 is 2 %).
+
+    Raises:
+        UnavailableError: there is such a series, and Apache Otava is not installed (it is an extra: it pins NumPy).
+    """
+    long = [s for s in every if len(s.points) >= FEWEST]
+    otava = _otava() if long else None
+    all_changes: list[Change] = []
+    for one in long:
+        assert otava is not None
+        points, _ = otava.compute_change_points([p.rate for p in one.points], WINDOW, MAX_P, least)
+        for c in points:
+            s, at = c.stats, c.index
+            means = float(s.mean_1), float(s.mean_2)
+            all_changes.append(Change(one, one.points[at], one.points[at - 1], *means, float(s.pvalue)))
+    return all_changes
+
+
+def _otava() -> _Otava:
+    try:
+        return cast("_Otava", importlib.import_module("otava.analysis"))
+    except ImportError as e:
+        raise UnavailableError(
+            f"change points need Apache Otava, which is not here ({e}): pip install 'ggml-conformance[history]', best "
+            "into an environment of its own, since it pins NumPy; the history can be read from there"
+        ) from None
+
+
+_Key = tuple[str, str, str, str, str]
+_RUNS = "SELECT id, run, kind, written, machine, system, cpu, nightly FROM runs ORDER BY written, run"
+_COUNT = "SELECT run, {word}, count(*) FROM {table} GROUP BY 1, 2"
+_RATES = """
+    SELECT unit.text, model.text, backend.text, machine, work_of, runs.run, written, rate, low, high, rounds, packages
+    FROM timings JOIN runs ON runs.id = timings.run JOIN names AS unit ON unit.id = unit
+    JOIN names AS model ON model.id = model JOIN names AS backend ON backend.id = backend
+    WHERE rate IS NOT NULL AND runs.nightly >= ? ORDER BY 1, 2, 3, 4, 5, written, runs.run"""
+_KILLS = """
+    SELECT run, written, level, text, sum(seen), count(*) FROM
+        (SELECT runs.run AS run, written, level, adapter, max(noticed) AS seen
+         FROM hunts JOIN runs ON runs.id = hunts.run WHERE NOT control GROUP BY runs.id, adapter, fault)
+    JOIN names ON names.id = adapter GROUP BY run, adapter ORDER BY written, run, text"""

@@ -1,1 +1,0 @@
-"""Performance and verdicts over time."""
