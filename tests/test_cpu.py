@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from backends.cpu import STORED, TAKES, CpuBackend, elementwise
+from backends.cpu import TAKES, CpuBackend, elementwise
+from backends.cpu.takes import STORED
 from backends.cpu.values import alibi_slopes, load, repeated, store, to_bf16
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case, Step

@@ -21,6 +21,7 @@ from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16, F32, GGMLType, type_named
 
 from .matmul import Activations
+from .takes import ELEMENT, FLOAT, ONLY_F32, VALUES, Takes
 from .values import Formula, Values, alibi_slopes, in_float64, load, operand, optional, repeated, store
 
 
@@ -205,6 +206,16 @@ FORMULAS: dict[str, Formula] = {
     "DSV4_HC_PRE": _hc_pre,
     "DSV4_HC_POST": _hc_post,
 }
+
+
+TAKES = {
+    **dict.fromkeys(("DIAG_MASK_INF", "DIAG_MASK_ZERO"), ELEMENT),
+    "SOFT_MAX": Takes((FLOAT, FLOAT, ONLY_F32)),
+    "FLASH_ATTN_EXT": Takes((FLOAT, VALUES, VALUES, FLOAT, ONLY_F32), ONLY_F32),
+    "LIGHTNING_INDEXER": Takes((ONLY_F32, VALUES, ONLY_F32, frozenset({F16})), ONLY_F32),
+    **dict.fromkeys(("DSV4_HC_COMB", "DSV4_HC_PRE", "DSV4_HC_POST"), Takes((ONLY_F32,) * 4, ONLY_F32)),
+}
+"""Op -> what it takes."""
 
 
 def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:

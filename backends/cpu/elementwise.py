@@ -24,6 +24,7 @@ from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16, F32, GGMLType, type_named
 
+from .takes import BINARY, BLOCKS_STORED, ELEMENT, FLOAT, ONLY_I32, VALUES, Takes
 from .values import Formula, Values, checked_index, in_float64, repeated
 
 Function = Callable[[Values], NDArray[Any]]
@@ -225,6 +226,16 @@ def _glu(tables: Mapping[str, str], node: Tensor, a: Values, b: Values | None = 
         return _swiglu_clamp(node, a, b)
     gated: Values = _function(tables, GATES[op], node.type)(a) * b
     return np.where(a > 0, gated, 0.0) if op == "REGLU" else gated
+
+
+TAKES = {
+    **dict.fromkeys(("ADD", "ADD1"), Takes((VALUES, FLOAT), FLOAT | BLOCKS_STORED)),
+    **dict.fromkeys(("SUB", "MUL", "DIV", "GLU"), BINARY),
+    "ADD_ID": Takes((FLOAT, FLOAT, ONLY_I32)),
+    **dict.fromkeys(("SCALE", "SQR", "SQRT", "LOG", "SIN", "COS", "CLAMP", "LEAKY_RELU", "FILL", "UNARY"), ELEMENT),
+    "ARANGE": Takes(),
+}
+"""Op -> what it takes."""
 
 
 def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:

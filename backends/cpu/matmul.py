@@ -22,6 +22,7 @@ from conformance.ggml.quants.requant import requantised
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import Q4_1, Q5_1, Q8_1, TYPES, GGMLType, type_named
 
+from .takes import DOTS, MATRIX, ONLY_F32, ONLY_I32, VALUES, WEIGHTS, Takes
 from .values import Formula, Values, checked_index, in_float64, load, operand, store, weight
 
 _OFFSET_TYPES = (Q4_1, Q5_1)
@@ -151,6 +152,16 @@ FORMULAS: dict[str, Formula] = {
     "DIAG": lambda node, x: np.where(np.eye(node.ne[0], dtype=np.bool_), x, 0.0),
     "SOLVE_TRI": _solve_tri,
 }
+
+
+TAKES = {
+    "MUL_MAT": Takes((WEIGHTS, VALUES | DOTS), ONLY_F32),
+    "MUL_MAT_ID": Takes((WEIGHTS, VALUES | DOTS, ONLY_I32), ONLY_F32),
+    "OUT_PROD": Takes((WEIGHTS, ONLY_F32), ONLY_F32),
+    "SOLVE_TRI": Takes((ONLY_F32,) * 2, ONLY_F32),
+    **dict.fromkeys(("TRI", "DIAG"), MATRIX),
+}
+"""Op -> what it takes."""
 
 
 def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:

@@ -14,6 +14,7 @@ from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Tensor
 
+from .takes import ONLY_F32, ONLY_I32, Takes
 from .values import Values, checked_index, load, operand, store
 
 
@@ -122,6 +123,15 @@ def _gated_delta_net(node: Tensor, dst: Raw, src: Sources) -> None:
         y[:, t] = (state * q[:, t, :, None, :]).sum(-1) / np.sqrt(size)
         states.append(state)
     _finish(node, dst, y, _last(states, node.params.K))
+
+
+TAKES = {
+    "SSM_SCAN": Takes((*(ONLY_F32,) * 6, ONLY_I32), ONLY_F32),
+    **dict.fromkeys(
+        ("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN", "GATED_DELTA_NET"), Takes((ONLY_F32,) * 7, ONLY_F32)
+    ),
+}
+"""Op -> what it takes."""
 
 
 def kernels(_: Arithmetic) -> dict[str, Kernel]:

@@ -23,6 +23,7 @@ from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 
+from .takes import FLOAT, ONLY_F32, ONLY_I32, Takes
 from .values import Formula, Values, in_float64
 
 Channels = tuple[NDArray[np.intp], Values]
@@ -141,6 +142,24 @@ def _back(turn: Formula, node: Tensor, x: Values, positions: Values, factors: Va
     """The other way round: every angle is a multiple of the position."""
     turned: Values = turn(node, x, -positions, factors)
     return turned
+
+
+def _rotates(node: Tensor) -> str:
+    """The assertions of `ggml_compute_forward_rope_flt`."""
+    p, modes = node.params, list(ROPE_TYPE)
+    if p.mode not in modes:
+        return f"mode must be one of {', '.join(f'{m.value} ({m.name.lower()})' for m in modes)}; {p.mode} found"
+    if p.mode & ROPE_TYPE.MROPE and sum(p.sections) <= 0:
+        return f"sections must have a positive sum, {p.sections} found"
+    if p.mode == ROPE_TYPE.VISION and 2 * p.n_dims != node.ne[0]:
+        return f"n_dims must be ne[0] / 2 in vision mode, {p.n_dims} of {node.ne[0]} found"
+    if p.n_dims <= 0 or p.n_dims % 2 or p.n_offs < 0 or p.n_offs + p.n_dims > node.ne[0]:
+        return f"n_dims {p.n_dims} from offset {p.n_offs} must be even and lie within ne[0] = {node.ne[0]}"
+    return ""
+
+
+TAKES = dict.fromkeys(("ROPE", "ROPE_BACK"), Takes((FLOAT, ONLY_I32, ONLY_F32), FLOAT, _rotates))
+"""Op -> what it takes."""
 
 
 def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:

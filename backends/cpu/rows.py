@@ -16,7 +16,9 @@ from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import I32
 
+from .takes import ANY, ELEMENT, FLOAT, INDEX, ONLY_F32, ONLY_I32, STORED, VALUES, Takes
 from .values import Formula, Values, checked_index, convert, in_float64, operand, repeated, weight
 
 
@@ -107,6 +109,22 @@ FORMULAS: dict[str, Formula] = {
     "TOP_K": _top_k,
     "ARGMAX": _argmax,
 }
+
+
+def _one_kind(node: Tensor) -> str:
+    a = node.src[0]
+    if a is not None and (a.type is I32) != (node.type is I32):
+        return f"rows of {a.type} cannot become {node.type}"
+    return ""
+
+
+TAKES = {
+    **dict.fromkeys(("SUM", "SUM_ROWS", "MEAN", "CUMSUM", "NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM"), ELEMENT),
+    **dict.fromkeys(("ARGSORT", "TOP_K", "ARGMAX"), Takes((ONLY_F32,), ONLY_I32)),
+    "GET_ROWS": Takes((VALUES | ONLY_I32, ONLY_I32), FLOAT | ONLY_I32, _one_kind),
+    "SET_ROWS": Takes((FLOAT, INDEX, ANY), STORED),
+}
+"""Op -> what it takes."""
 
 
 def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:

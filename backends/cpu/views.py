@@ -11,7 +11,9 @@ from conformance.backend.kernel import Kernel, Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.ops.views import part
 from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F32, I32
 
+from .takes import ANY, ONLY_F32, ONLY_I32, STORED, VALUES, Takes, same_types
 from .values import load, operand, repeated, store
 
 
@@ -51,6 +53,28 @@ def _part(add: bool, node: Tensor, dst: Raw, src: Sources) -> None:
         dst[...] = a
     to = _region(node, dst)
     to[...] = to.astype(np.float64) + b if add else b
+
+
+def _converts(node: Tensor) -> str:
+    """CPY, CONT, DUP: equal types as bytes, else what `ggml_compute_forward_dup` converts and a little more."""
+    a, to = node.src[0], node.type
+    if a is None or a.type is to:
+        return ""
+    if to not in STORED:
+        return f"values cannot be stored in {to}: ggml has no quantiser for it"
+    if a.type in VALUES and (to is not I32 or a.type is F32):
+        return ""
+    if a.type is I32 and to is F32:
+        return ""
+    return f"no conversion from {a.type} to {to}"
+
+
+TAKES = {
+    **dict.fromkeys(("CPY", "CONT", "DUP"), Takes((ANY, ANY), ANY, _converts)),
+    **dict.fromkeys(("CONCAT", "REPEAT"), Takes((ANY, ANY), ANY, same_types)),
+    **dict.fromkeys(("SET", "ACC"), Takes((ONLY_F32 | ONLY_I32,) * 2, ONLY_F32 | ONLY_I32, same_types)),
+}
+"""Op -> what it takes."""
 
 
 def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:

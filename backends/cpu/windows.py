@@ -9,7 +9,9 @@ from conformance.backend.kernel import Kernel
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.ops.windows import OP_POOL
 from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F16
 
+from .takes import BINARY, ELEMENT, FLOAT, MATRIX, ONLY_F32, Takes
 from .values import Formula, Values, in_float64
 
 
@@ -72,6 +74,16 @@ FORMULAS: dict[str, Formula] = {
     "IM2COL": _im2col,
     "SSM_CONV": _ssm_conv,
 }
+
+
+TAKES = {
+    "PAD": ELEMENT,
+    "ROLL": MATRIX,
+    "POOL_2D": Takes((ONLY_F32 | {F16},), ONLY_F32),
+    "IM2COL": Takes((FLOAT, ONLY_F32), ONLY_F32 | {F16}),
+    "SSM_CONV": BINARY,
+}
+"""Op -> what it takes."""
 
 
 def kernels(_: Arithmetic) -> dict[str, Kernel]:

@@ -1,0 +1,64 @@
+"""What an op of the reference takes: types of its sources and of its result, and the few rules beyond types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from conformance.ggml import quants
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import BF16, F16, F32, I32, I64, Q8_1, Q8_K, TYPES, GGMLType
+
+Types = frozenset[GGMLType]
+
+FLOAT: Types = frozenset({F32, F16, BF16})
+INDEX: Types = frozenset({I32, I64})
+DOTS: Types = frozenset({Q8_1, Q8_K})
+"""What ggml only ever rounds activations to: it has no `to_float` and no `vec_dot` for them."""
+BLOCK: Types = frozenset(t for t in TYPES.values() if t.is_quantized) - DOTS
+VALUES: Types = FLOAT | BLOCK
+WEIGHTS: Types = frozenset(quants.VEC_DOT_TYPE) - DOTS
+BLOCKS_STORED: Types = frozenset(quants.WRITE)
+"""Block types that values can be stored into: ggml's CPU has no `from_float` for the others."""
+STORED: Types = FLOAT | BLOCKS_STORED | {I32}
+ONLY_F32: Types = frozenset({F32})
+ONLY_I32: Types = frozenset({I32})
+ANY: Types = frozenset(TYPES.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """The types an op takes, `src` in order (more are refused) and what it stores."""
+
+    src: tuple[Types, ...] = ()
+    dst: Types = FLOAT
+    also: Callable[[Tensor], str] | None = None
+    """A rule beyond types: why not, or empty."""
+
+    def refusal(self, node: Tensor) -> str:
+        """Why the reference cannot compute `node`; empty where it can."""
+        for i, s in enumerate(node.src):
+            if s is None:
+                continue
+            if i >= len(self.src):
+                return f"takes {len(self.src)} src, src[{i}] is {s}"
+            if s.type not in self.src[i]:
+                return f"src[{i}] must be one of {_names(self.src[i])}; {s.type} found"
+        if node.type not in self.dst:
+            return f"dst must be one of {_names(self.dst)}; {node.type} found"
+        return self.also(node) if self.also is not None else ""
+
+
+ELEMENT = Takes((FLOAT,))
+BINARY = Takes((FLOAT, FLOAT))
+MATRIX = Takes((ONLY_F32,), ONLY_F32)
+
+
+def same_types(node: Tensor) -> str:
+    """Why not, where sources and result are of several types."""
+    other = [s.type for s in node.src if s is not None and s.type is not node.type]
+    return f"src and dst must be of one type, {other[0]} and {node.type} found" if other else ""
+
+
+def _names(types: Types) -> str:
+    return ", ".join(t for t in TYPES if TYPES[t] in types)
