@@ -109,6 +109,13 @@ def _im2col(p: Program, f: str) -> None:
     p(f, a, b, 1, 2, 1, 0, p.rng.randint(1, 2), 1, is_2d, p.rng.choice(("f16", "f32")))
 
 
+def _conv_2d_dw(p: Program, f: str) -> None:
+    channels = p.rng.randint(1, 3)
+    a = _off(p, p.rng.choice((1, 3)), p.rng.choice((1, 2)), 1, channels)
+    b = _off(p, 7, 6, channels, 2)
+    p(f, a, b, 1, 2, p.rng.randint(0, 1), 1, p.rng.randint(1, 2), 1)
+
+
 def _conv_1d(p: Program, f: str) -> None:
     channels = p.rng.randint(1, 3)
     a = p.tensor(p.rng.choice(("f16", "bf16", "f32")), 3, 1 if "dw" in f else channels, 4, layouts="c")
@@ -153,7 +160,8 @@ GENERATORS: tuple[tuple[str, Draw], ...] = (
     ("ssm_scan", _ssm_scan), ("rwkv", _wkv), ("gated_linear", _wkv), ("gated_delta", _gated_delta_net),
     ("set_1d", _part), ("set_2d", _part), ("set_inplace", _part), ("acc", _part), ("out_prod", _out_prod),
     ("solve_tri", _solve_tri), ("roll", _roll),
-    ("pool_2d", _pool_2d), ("im2col", _im2col), ("conv_1d", _conv_1d), ("lightning", _lightning_indexer),
+    ("pool_2d", _pool_2d), ("im2col", _im2col), ("conv_1d", _conv_1d), ("conv_2d_dw", _conv_2d_dw),
+    ("lightning", _lightning_indexer),
     ("dsv4_hc_comb", _hc_comb), ("dsv4_hc_pre", _hc_pre), ("dsv4_hc_post", _hc_post),
 )  # fmt: skip
 """Beginning of a constructor's name -> what draws a program that ends with it."""

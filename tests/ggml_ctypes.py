@@ -80,6 +80,7 @@ CONSTRUCTORS: dict[str, str] = {
     **{name + suffix: "ttzz" for name in ("set_2d",) for suffix in ("", "_inplace")},
     "out_prod": "tt", "tri": "ti", "diag": "t", "solve_tri": "ttbbb", "roll": "tiiii", "pool_2d": "tiiiiiff",
     "im2col": "ttiiiiiiby", "conv_1d": "ttiii", "conv_1d_ph": "ttii", "conv_1d_dw": "ttiii", "conv_1d_dw_ph": "ttii",
+    "conv_2d_dw_direct": "ttiiiiii",
     "lightning_indexer": "tttt", "dsv4_hc_comb": "tttfi", "dsv4_hc_pre": "tt", "dsv4_hc_pre_gated": "ttf",
     "dsv4_hc_post": "tttt",
     "flash_attn_ext": "ttttfff", "argsort": "ti", "argsort_top_k": "ti", "top_k": "ti", "ssm_conv": "tt",

@@ -293,6 +293,7 @@ _RECURRENT: dict[str, Make] = {
     "GATED_DELTA_NET": lambda k: _delta(k, 1, 1),
     "GATED_DELTA_NET kda": lambda k: _delta(k, 16, 5),
     "OUT_PROD": lambda k: k.out_prod(k.of(Q8_0, 64, 9), k.of(F32, 5, 9)),
+    "CONV_2D_DW": lambda k: k.conv_2d_dw_direct(k.of(F32, 3, 2, 1, 5), k.of(F32, 9, 7, 5, 2), 2, 1, 1, 0, 1, 2),
     "SOLVE_TRI": _solved,
     "DSV4_HC_COMB": lambda k: k.dsv4_hc_comb(k.of(F32, 24, 7), k.of(F32, 3), k.of(F32, 24), 1e-6, 20),
     "DSV4_HC_PRE": lambda k: k.dsv4_hc_pre_gated(k.of(F32, 33, 4, 7), k.of(F32, 33, 4, 7), 0.5),

@@ -60,6 +60,22 @@ def _im2col(node: Tensor, a: Values, b: Values) -> Values:
     return y.reshape(node.shape)
 
 
+def _conv_2d_dw(node: Tensor, a: Values, b: Values) -> Values:
+    """Each channel's plane, with zeros around it, times the channel's own kernel."""
+    p, (h, w) = node.params, node.shape[2:]
+    reach = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in (
+        (h, p.stride1, a.shape[2], p.dilation1), (w, p.stride0, a.shape[3], p.dilation0)
+    )]  # fmt: skip
+    x = np.pad(b, ((0, 0), (0, 0), (p.pad1, max(0, reach[0])), (p.pad0, max(0, reach[1]))))
+    y = np.zeros(node.shape)
+    for j in range(a.shape[2]):
+        for i in range(a.shape[3]):
+            rows = x[:, :, j * p.dilation1 :, i * p.dilation0 :]
+            window = rows[:, :, : (h - 1) * p.stride1 + 1 : p.stride1, : (w - 1) * p.stride0 + 1 : p.stride0]
+            y += a[:, 0, j, i][:, None, None] * window
+    return y
+
+
 def _ssm_conv(node: Tensor, sx: Values, c: Values) -> Values:
     """`dst[i1, it, is] = sum_k sx[it + k, i1, is] c[k, i1]`: a causal convolution per channel."""
     windows = sliding_window_view(sx, c.shape[-1], axis=-1)[..., : node.ne[1], :]
@@ -72,6 +88,7 @@ FORMULAS: dict[str, Formula] = {
     "ROLL": _roll,
     "POOL_2D": _pool_2d,
     "IM2COL": _im2col,
+    "CONV_2D_DW": _conv_2d_dw,
     "SSM_CONV": _ssm_conv,
 }
 
@@ -81,6 +98,7 @@ TAKES = {
     "ROLL": MATRIX,
     "POOL_2D": Takes((ONLY_F32 | {F16},), ONLY_F32),
     "IM2COL": Takes((FLOAT, ONLY_F32), ONLY_F32 | {F16}),
+    "CONV_2D_DW": Takes((ONLY_F32,) * 2, ONLY_F32),
     "SSM_CONV": BINARY,
 }
 """Op -> what it takes."""

@@ -123,6 +123,30 @@ def _im2col(e: Walk, node: Tensor) -> None:
     e.store(node, reshape(c, c.shaped(y, (n, oh, ow, channels, kh * kw)), node.shape))
 
 
+def _conv_2d_dw(e: Walk, node: Tensor) -> None:
+    """One strided slice of the padded input for each element of the kernel, times that element of each channel.
+
+    No GroupConvolution: `Model.evaluate` has none.
+    """
+    p, c, a = node.params, e.c, src(node, 0)
+    kh, kw, channels = c.fixed(a.ne[1]), c.fixed(a.ne[0]), c.fixed(a.ne[3])
+    x = o.pad(e.number(src(node, 1)), c.i64(0, 0, p.pad1, p.pad0), c.i64(0, 0, p.pad1, p.pad0), "constant", c.f32(0.0))
+    kernel = reshape(c, e.number(a), (channels, kh, kw))
+    total: Value | None = None
+    for j in range(kh):
+        for i in range(kw):
+            first = c.i64(j * p.dilation1, i * p.dilation0)
+            last = c.i64(
+                j * p.dilation1 + (node.ne[1] - 1) * p.stride1 + 1, i * p.dilation0 + (node.ne[0] - 1) * p.stride0 + 1
+            )
+            window = o.slice(x, first, last, c.i64(p.stride1, p.stride0), c.i64(2, 3))
+            factor = cut(c, cut(c, kernel, [j], [j + 1], [1]), [i], [i + 1], [2])
+            term = o.multiply(window, reshape(c, factor, (channels, 1, 1)))
+            total = term if total is None else o.add(total, term)
+    assert total is not None  # a kernel has an element
+    e.store(node, c.shaped(total, node.shape))
+
+
 def _pad(e: Walk, node: Tensor) -> None:
     c, padding = e.c, node.params.padding
     x = e.number(src(node, 0))
@@ -151,6 +175,7 @@ EMITTERS: dict[str, Emitter] = {
     "CONT": _copy,
     "CPY": _copy,
     "DUP": _copy,
+    "CONV_2D_DW": _conv_2d_dw,
     "IM2COL": _im2col,
     "PAD": _pad,
     "POOL_2D": _pool_2d,

@@ -74,6 +74,18 @@ def _windows(n: int, k: int, stride: int, padding: int, dilation: int) -> int:
     return left // stride + 1 if left >= 0 else 1 - (-left) // stride
 
 
+def _conv_2d_dw(t: Tensor) -> Layout:
+    """`ggml_conv_2d_dw_direct`: a [KW, KH, 1, C] and b [W, H, C, N] to [OW, OH, C, N]."""
+    a, b, p = operand(t), operand(t, 1), t.params
+    if p.stride0 < 1 or p.stride1 < 1:
+        raise GraphError(f"strides must be positive, {p.stride0} and {p.stride1} found")
+    if b.nb[0] > b.nb[2] == b.type.type_size and b.nb[1] > b.nb[0]:
+        raise GraphError("channels innermost: the result would own its bytes in that order, which no case can hold")
+    ow = _windows(b.ne[0], a.ne[0], p.stride0, p.pad0, p.dilation0)
+    oh = _windows(b.ne[1], a.ne[1], p.stride1, p.pad1, p.dilation1)
+    return fresh(b.type, (ow, oh, b.ne[2], b.ne[3]))
+
+
 def _roll(t: Tensor) -> Layout:
     """`ggml_roll`: element i of dimension d moves to `(i + shifts[d]) % ne[d]`."""
     a = operand(t)
@@ -97,6 +109,12 @@ def _ssm_conv(t: Tensor) -> Layout:
 def _window(t: Tensor) -> int:
     n: int = t.params.k0 * t.params.k1
     return n
+
+
+def _area(t: Tensor) -> int:
+    """Elements of a channel's kernel."""
+    a = operand(t)
+    return a.ne[0] * a.ne[1]
 
 
 def _kernel(t: Tensor) -> int:
@@ -169,6 +187,19 @@ IM2COL = op(
     params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")),
     work=Work(lambda t: 2 * _unfolded(t), _im2col_operations),
 )
+CONV_2D_DW = op(
+    "CONV_2D_DW",
+    src="a b",
+    layout=_conv_2d_dw,
+    asserts="a->ne[2] == 1; a->ne[3] == b->ne[2]",
+    runs="""
+        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; ggml_is_contiguous(a); ggml_is_contiguous(b);
+        pad0 >= 0; pad1 >= 0; dilation0 >= 1; dilation1 >= 1
+    """,
+    rounding=replace(DOTS, terms=_area),
+    params=tuple(i32s("stride0 stride1 pad0 pad1 dilation0 dilation1")),
+    work=Work(lambda t: 2 * _area(t) * nelements(t), lambda t: _area(t) * (LOOP + 2 * nelements(t))),
+)
 SSM_CONV = op(
     "SSM_CONV",
     src="sx c",
@@ -207,6 +238,12 @@ class Windows:
         dst_type: GGMLType
     ) -> None:  # fmt: skip
         """`b`'s windows of the size of kernel `a`, one a row."""
+
+    @CONV_2D_DW.constructor
+    def conv_2d_dw_direct(
+        self, a: Tensor, b: Tensor, stride0: int, stride1: int, pad0: int, pad1: int, dilation0: int, dilation1: int
+    ) -> None:
+        """`b` [W, H, C, N] convolved channel by channel with `a` [KW, KH, 1, C]."""
 
     @SSM_CONV.constructor
     def ssm_conv(self, sx: Tensor, c: Tensor) -> None:

@@ -73,6 +73,25 @@ def _im2col(bench: Bench) -> Tensor:
 
 
 @cases(
+    "CONV_2D_DW",
+    keys="a=SHAPE b=SHAPE k=NUMBERS",
+    types="a b",
+    standard=(
+        "CONV_2D_DW-f32+f32-a=3x3x1x9,b=17x34x9x1,k=[1x1x0x0x1x1|2x2x1x1x1x1|1x1x2x2x2x2]",
+        "CONV_2D_DW-f32+f32-a=[1x1|5x2|2x7]x1x6,b=20x15x6x3,k=[1x2x1x0x2x1|3x1x0x4x1x3]",
+        "CONV_2D_DW-f32+f32-a=3x3x1x64,b=32x8x64x2,k=2x1x1x1x1x1",
+    ),
+    full=("CONV_2D_DW-f32+f32-a=7x7x1x128,b=64x64x128,k=1x1x3x3x1x1",),
+)
+def _conv_2d_dw(bench: Bench) -> Tensor:
+    v, (type_a, type_b) = bench.v, bench.types
+    a = bench.leaf("a", type_a, v["a"], normal(), keep=True)
+    b = bench.leaf("b", type_b, v["b"], normal())
+    s0, s1, p0, p1, d0, d1 = v["k"]
+    return bench.b.conv_2d_dw_direct(a, b, s0, s1, p0, p1, d0, d1)
+
+
+@cases(
     "SSM_CONV",
     keys="out=SHAPE d_conv=4 vsx=",
     types="sx c",
