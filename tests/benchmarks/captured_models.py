@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers" / "runs"))
 
 from stand_in import StandIn, doubled
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = [sys.executable, str(ROOT / "tests" / "night_parts.py")]
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = [sys.executable, str(Path(__file__).with_name("night_parts.py"))]
 REAL = [sys.executable, str(ROOT / "ci" / "nightly")]
 T = TypeVar("T")
 POSIX = pytest.mark.skipif(os.name != "posix", reason="the nightly ends groups of processes, which are POSIX")

@@ -24,7 +24,7 @@ from conformance.report.junit import ERRORS, junit
 from conformance.report.markdown import markdown
 from conformance.report.runs import read_runs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CASES = ("--case", dying.DEADLY, "--case", dying.HARMLESS)
 
 

@@ -68,7 +68,7 @@ class RealScheduler:
             self._kept += [device, op, buft, backend]
             self._backends.append(ctypes.addressof(backend))
 
-    def split(self, graph: Graph, supports: Callable[[int, Tensor], bool], home: Home) -> Found:
+    def split(self, graph: Graph, supports: Callable[[int, Tensor], bool], home: Home) -> Found:  # noqa: C901  # follows ggml function by function
         """Let the real scheduler share out `graph`.
 
         Args:

@@ -12,7 +12,7 @@ import pytest
 
 from conformance.suite import FAMILIES
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CASE = FAMILIES["ops"].ids("smoke")[0]
 
 

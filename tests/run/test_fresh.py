@@ -51,7 +51,7 @@ def test_strategies_give_ids_that_build(data: st.DataObject) -> None:
 
 def test_the_property_test_of_the_guide_passes(tmp_path: Path) -> None:
     """The example of docs/adding-a-backend.md is complete, and ggml passes it."""
-    page = (Path(__file__).parents[1] / "docs" / "adding-a-backend.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "adding-a-backend.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     test = tmp_path / "test_my_npu.py"
     test.write_text(example.replace("my-npu", "ggml"), encoding="utf-8")

@@ -45,7 +45,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty-ggml\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[conformance.backends]\nfaulty-ggml = faulty_ggml:FaultyGgml\n")
-    paths = (str(tmp_path), str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
+    paths = (str(tmp_path), str(Path(__file__).parents[1] / "helpers" / "graphs"), os.environ.get("PYTHONPATH"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     monkeypatch.syspath_prepend(tmp_path)
     adapter.cache_clear()

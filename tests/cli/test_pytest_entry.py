@@ -11,7 +11,7 @@ import pytest
 
 from pytest_ggml_conformance import HOME, is_asked
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(

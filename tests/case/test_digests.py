@@ -1,7 +1,7 @@
 """The same id gives the same bytes on every machine, every Python and every NumPy.
 
 A digest that changed on purpose needs the generator's version raised: saved ids then mean something else. Print the new
-ones with `python tests/digests.py`.
+ones with `python tests/helpers/graphs/digests.py`.
 """
 
 from __future__ import annotations

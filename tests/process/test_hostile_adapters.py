@@ -58,7 +58,7 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile-adapter\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[conformance.backends]\nhostile = hostile_adapter:Hostile\n")
-    path = [str(tmp_path), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    path = [str(tmp_path), str(Path(__file__).parents[1] / "helpers" / "runs"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     monkeypatch.setenv("HOSTILE_MARK", MARK)
     monkeypatch.syspath_prepend(tmp_path)
@@ -307,7 +307,7 @@ runner.run(Spec("stuck"), cases())
 def test_what_does_not_come_back_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
     """Code that no interrupt reaches ends the process: it says which case of whom, the run is told, 4 is the code."""
     out = tmp_path / "told"
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers" / "runs"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-c", HANG, str(out)],
         env={**os.environ, "PYTHONPATH": path},
@@ -339,7 +339,7 @@ class Copies(Hostile):
 @pytest.mark.parametrize(("how", "says"), [("import", "the reference (backends.cpu)"), ("golden", "the golden values")])
 def test_who_loads_the_answers_is_vacuous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, says: str) -> None:
     """A third party's adapter that imports the reference or opens a golden file has proven nothing, and is told so."""
-    golden = Path(__file__).parents[1] / "conformance" / "golden" / "ops.gguf"
+    golden = Path(__file__).parents[2] / "conformance" / "golden" / "ops.gguf"
     (tmp_path / "copies_adapter.py").write_text(REFERENCE.format(golden=str(golden)))
     info = tmp_path / "copies_adapter-1.dist-info"
     info.mkdir()

@@ -20,7 +20,7 @@ from conformance.report.runs import read_runs
 
 pytest.importorskip("xdist")
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _pytest(*args: str) -> subprocess.CompletedProcess[str]:

@@ -256,7 +256,7 @@ def test_waivers_that_come_along_are_named_from_anywhere(here: Path) -> None:
 def test_pytest_takes_names_too(here: Path) -> None:
     """`pytest conformance` knows --config, names and their levels."""
     config = _write('[backend.x]\nadapter = "ggml"\nlevel = "standard"\n', "names.toml")
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     out = here / "r.json"
     command = [sys.executable, "-m", "pytest", "-q", "conformance", "--config", str(config.absolute())]
     command += [

@@ -18,7 +18,7 @@ from conformance.ggml.errors import UsageError
 from conformance.run.session.shard import LARGEST, WHOLE, Shard, missing, parse, whole
 from conformance.suite import FAMILIES
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 IDS = st.lists(st.builds("{}/{}@{}".format, st.sampled_from("abc"), st.text("xyz", max_size=3), st.integers(0, 99)))
 OF = st.integers(1, 12)
 

@@ -124,7 +124,7 @@ def test_the_walkthrough_followed_literally_ends_with_the_suite_running(tmp_path
     """Every command of docs/adding-a-backend.md, in a fresh environment, fails where the page shows a failure and
     nowhere else, and each name and verdict that the page shows is printed.
     """
-    page = Path(__file__).parents[1] / "docs" / "adding-a-backend.md"
+    page = Path(__file__).parents[2] / "docs" / "adding-a-backend.md"
     config = page.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
     (tmp_path / "conformance.toml").write_text(config, encoding="utf-8")
     python = _environment(tmp_path / ".venv")

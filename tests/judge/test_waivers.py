@@ -319,7 +319,7 @@ def test_pytest_takes_waivers_too(tmp_path: Path, shared: tuple[str, ...]) -> No
     path.write_text(_entry("ops/GLU.SWIGLU_OAI-f16-*limit=2.0@1", "CRASH") + _entry("ops/GONE-*"))
     command = [sys.executable, "-m", "pytest", "-q", "conformance/test_suite.py", "--backend", "ggml"]
     command += ["--waivers", str(path), "--case", CRASHES, "--case", PASSES, "-p", "no:cacheprovider", *shared]
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     stale = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)
     assert stale.returncode == 1
     assert "1 passed, 1 xfailed" in stale.stdout

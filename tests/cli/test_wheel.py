@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = "pytest_ggml_conformance.py"
 LARGEST = 15 << 20
 CASE = "ops/RMS_NORM-f32-ne=33x4,eps=0.0@426"
