@@ -1,4 +1,4 @@
-"""The measured side of docs/tolerances.md: the worst figures per op and type out of `conform run --json` records.
+"""The measured side of docs/suite/tolerances.md: the worst figures per op and type out of `conform run --json` records.
 
 First `conform run --family ops --level full --json run.json`, then `python ci/tolerances.py run.json`.
 """

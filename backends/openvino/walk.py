@@ -126,7 +126,7 @@ class Walk:
     def __init__(self, plan: Plan, memory: Weights) -> None:
         self.c = Constants()
         self.shared: dict[Hashable, Value] = {}
-        """Values that several nodes can use, such as the angles of ROPE."""
+        """Values that several nodes can use, such as angles."""
         self._plan = plan
         self._memory = memory
         self._tensors = plan.own if isinstance(plan, TracedPlan) else plan.tensors

@@ -5,7 +5,7 @@ The rows of the table stand in the declarations of the ops (`ggml.ops.op.Roundin
 The expected value is computed in the backend's *declared* arithmetic, so a budget covers rounding only: of float32
 sums and products, of a transcendental function, of the last store. `u` is float32's unit roundoff, 2^-24. Relative
 errors of one rounding have NMSE up to u^2; a float32 sum of K terms adds up to K u^2 if its errors are random.
-docs/tolerances.md has measurements of right backends, and the budgets that have another reason than rounding.
+docs/suite/tolerances.md has measurements of right backends, and the budgets that have another reason than rounding.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ _DISTANCE_QUANTISED = 5e-4
 
 
 def _distance(node: Tensor) -> tuple[float, str]:
-    """NMSE between the same node in two arithmetics: at least four times the measured one (docs/tolerances.md), for
-    quantised weights what ggml's own tests allow.
+    """NMSE between the same node in two arithmetics: at least four times the measured one, for quantised weights what
+    ggml's own tests allow (docs/suite/tolerances.md).
     """
     by = DECLARATIONS[node.op].rounding.by
     if by == "rope":

@@ -4,8 +4,8 @@ A tensor that one node computed has that node's budget; one behind a chain of no
 has the budget of the chain (`Chain`). There are two kinds of error. Float32 rounding is smooth: it passes through a
 node and grows a little. Rounding to a coarser type (activations to Q8_0, K to an F16 cache) is a staircase: two right
 backends whose values differ in the last bit may take different steps, and then round everything that follows
-independently. So a chain is either right to float32, or off by about what its roundings are worth; docs/tolerances.md
-has the measurements.
+independently. So a chain is either right to float32, or off by about what its roundings are worth (measurements:
+docs/suite/tolerances.md).
 """
 
 from __future__ import annotations

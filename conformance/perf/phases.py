@@ -13,7 +13,7 @@ from conformance.ggml.errors import UnavailableError
 from conformance.suite.decoder import make
 
 MODEL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
-"""A decoder that takes minutes anywhere; docs/models.md has the grammar for others."""
+"""A decoder that takes minutes anywhere; docs/suite/models.md has the grammar for others."""
 _CELLS = 256
 """A KV cache has a multiple of this."""
 POWERCAP = Path("/sys/class/powercap")

@@ -202,7 +202,7 @@ def _hc_post(e: Walk, node: Tensor) -> None:
     e.store(node, c.shaped(o.add(new, old), node.shape))
 
 
-# -- the form that the CPU plugin fuses to one kernel with its own cache (docs/openvino-forms.md) ----------------------
+# -- the form that the CPU plugin fuses to one kernel with its own cache (docs/openvino/forms.md) ----------------------
 def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, size: int) -> tuple[Value, Node]:
     """A cache that lives in the model as the variable `name` and grows by `new` at each run.
 

@@ -56,7 +56,7 @@ class Cell:
     subject: str
     """`weight`, `op_param` or `trajectory`."""
     name: str
-    """The weight's; op and op_param, as `ROPE freq_base`; empty for a trajectory."""
+    """The weight's; op and op_param, as `CLAMP min`; empty for a trajectory."""
     type: str
     ne: list[int]
     buffer: str
@@ -227,8 +227,8 @@ MADE_UP: dict[str, Callable[[Tensor, int], Tensor]] = {
         new_tensor(F32, w.ne[0] - 1 + MADE_UP_TOKENS, w.ne[1], MADE_UP_SEQS, name="conv_x"), w
     ),
 }
-"""Op -> (weight, experts in use) -> the node that `weight_buft_supported` makes up for it. Of ROPE's factors, sinks and
-others it asks about an op that is not the one that runs, or about none, so there is nothing to compare."""
+"""Op -> (weight, experts in use) -> the node that `weight_buft_supported` makes up for it. For frequency factors, sinks
+and others it asks about an op that is not the one that runs, or about none, so there is nothing to compare."""
 
 
 def made_up(weight: Tensor, uses: Sequence[Tensor]) -> list[Tensor]:

@@ -19,10 +19,21 @@ from conformance.ggml import quants
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import lay_out, set_param
-from conformance.ggml.ops.rope import ROPE, ROPE_TYPE
+from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.ops.views import view_offset
 from conformance.ggml.partial import below
-from conformance.ggml.tensor import MAX_DIMS, VIEW_OPS, Bytes, Dims, Tensor, contiguous_nb, nelements, row_size, strided
+from conformance.ggml.tensor import (
+    FIELDS,
+    MAX_DIMS,
+    VIEW_OPS,
+    Bytes,
+    Dims,
+    Tensor,
+    contiguous_nb,
+    nelements,
+    row_size,
+    strided,
+)
 from conformance.ggml.types import BF16, F16, F32, I32, I64, GGMLType
 from conformance.judge.verdict import Result
 
@@ -281,7 +292,7 @@ def _node(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Tensor:
         copy.src = tuple(copy if s is t else c for s, c in zip(t.src, src, strict=True))
     if t.op == "VIEW":
         _place(t, copy)
-    if t.op in ROPE.names:
+    if "n_dims" in FIELDS[t.op]:
         _turn_all(t, copy)
     lay_out(copy)
     return copy

@@ -152,7 +152,7 @@ class Hparams:
         if self.n_head % self.n_head_kv:
             raise UsageError(f"decoder: {self.n_head} heads are no multiple of {self.n_head_kv} KV heads")
         if self.n_embd_head % 2:
-            raise UsageError(f"decoder: an even head size expected, {self.n_embd_head} found: ROPE turns pairs")
+            raise UsageError(f"decoder: an even head size expected, {self.n_embd_head} found: pairs are rotated")
         if self.n_shortconv and self.n_shortconv < 2:
             raise UsageError("decoder: a short convolution has at least 2 taps")
         if self.n_expert and not 1 <= self.n_expert_used <= self.n_expert:
@@ -173,7 +173,7 @@ class Cparams:
     kv_unified: bool = False
     """All sequences share one stream of cells; otherwise each has its own."""
     flash_attn: bool = True
-    """FLASH_ATTN_EXT over rows of V; otherwise SOFT_MAX between two MUL_MAT, and V is kept transposed."""
+    """FLASH_ATTN_EXT over rows of V; otherwise a softmax between two MUL_MAT, and V is kept transposed."""
     type_k: GGMLType = F16
     type_v: GGMLType = F16
     write: str = "set_rows"

@@ -2,7 +2,8 @@
 
 `relations/chunked-run=p40.d2,to=p7.p33.d2,fa=0@5`: name of the relation, then what its two runs are made of. A decoder
 (`arch`, and keys of a decoder), or for `renamed`, `memory`, `warm` and `buffers` with `graph=random` a random
-graph (keys of the family `random`); `after` takes the keys of the family `alias`. What each claims: docs/relations.md.
+graph (keys of the family `random`); `after` takes the keys of the family `alias`. What each claims:
+docs/suite/relations.md.
 """
 
 from __future__ import annotations
