@@ -104,10 +104,6 @@ class Tensor:
         """Its `op_params` by name."""
         return Params(self.op, self.op_params)
 
-    def param_f32(self, i: int) -> float:
-        """`op_params[i]` as float: `ggml_get_op_params_f32`."""
-        return bits_f32(self.op_params[i])
-
 
 def bits_f32(bits: int) -> float:
     """The float32 whose bits the int32 `bits` holds."""
