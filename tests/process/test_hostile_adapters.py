@@ -307,7 +307,9 @@ runner.run(Spec("stuck"), cases())
 def test_what_does_not_come_back_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
     """Code that no interrupt reaches ends the process: it says which case of whom, the run is told, 4 is the code."""
     out = tmp_path / "told"
-    path = os.pathsep.join([str(Path(__file__).parents[1] / "helpers" / "runs"), os.environ.get("PYTHONPATH", "")])
+    here = Path(__file__)
+    folders = [str(here.parent), str(here.parents[1] / "helpers" / "runs"), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(folders)
     done = subprocess.run(
         [sys.executable, "-c", HANG, str(out)],
         env={**os.environ, "PYTHONPATH": path},

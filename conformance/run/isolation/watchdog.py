@@ -31,6 +31,45 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class _Alarm:
+    """This process's handler of SIGALRM while a watchdog needs it; what was there before gets everybody else's."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Held while a watchdog knocks and while the handler changes: no knock may meet another handler."""
+        self._users: list[Watchdog] = []
+        self._before: Any = signal.SIG_DFL
+
+    def take(self, user: Watchdog) -> None:
+        """Ring for `user`; in the main thread."""
+        with self.lock:
+            if signal.getsignal(signal.SIGALRM) != self._ring:
+                self._before = signal.signal(signal.SIGALRM, self._ring) or signal.SIG_DFL
+            self._users.append(user)
+
+    def leave(self, user: Watchdog) -> None:
+        """Ring no more for `user`; in the main thread."""
+        with self.lock:
+            self._users.remove(user)
+            if not self._users and signal.getsignal(signal.SIGALRM) == self._ring:
+                signal.signal(signal.SIGALRM, self._before)
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        knocked = [user for user in self._users if user.knocked]
+        for user in knocked:
+            user.answer()
+        if knocked:
+            return
+        if callable(self._before):
+            self._before(number, frame)
+        elif self._before is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+_ALARM = _Alarm()
+
+
 class Watchdog:
     """Watches one request at a time; a request within another is part of it.
 
@@ -50,11 +89,10 @@ class Watchdog:
         self._deadline: float | None = None
         self._watched: int | None = None
         """The thread of the request, where a signal reaches it."""
-        self._knocked = False
+        self.knocked = False
+        """Whether a signal is on its way to the request."""
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self._before: Any = None
-        self._installed = False
 
     def run(self, doing: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a backend's `function` within the limit; `doing` names the backend and the request.
@@ -67,7 +105,7 @@ class Watchdog:
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="hang", daemon=True)
             self._thread.start()
-        if not self._installed:
+        if self._watched is None:
             self._install()
         self._limit = min(self._seconds, self.bound)
         self._doing, self._deadline = doing, time.monotonic() + self._limit
@@ -78,33 +116,29 @@ class Watchdog:
 
     def rest(self) -> None:
         """Give the signal back to its former handler until the next request."""
-        if self._installed and threading.current_thread() is threading.main_thread():
-            self._installed, self._watched = False, None
-            if signal.getsignal(signal.SIGALRM) == self._ring:
-                signal.signal(signal.SIGALRM, self._before)
+        if self._watched is not None and threading.current_thread() is threading.main_thread():
+            _ALARM.leave(self)
+            self._watched = None
 
     def close(self) -> None:
         """Watch no more."""
         self.rest()
         self._over.set()
 
-    def _install(self) -> None:
-        if hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGALRM, self._ring)
-            self._before = signal.SIG_DFL if before is None else before
-            self._installed, self._watched = True, threading.get_ident()
+    def answer(self) -> None:
+        """Interrupt the request that is late; in its thread.
 
-    def _ring(self, number: int, frame: FrameType | None) -> None:
-        if not self._knocked:  # somebody else's alarm
-            if callable(self._before):
-                self._before(number, frame)
-            elif self._before is signal.SIG_DFL:
-                signal.signal(number, signal.SIG_DFL)
-                signal.raise_signal(number)
-            return
-        self._knocked = False
+        Raises:
+            BackendTimeoutError: it is.
+        """
+        self.knocked = False
         if self._late(0.0):
             raise BackendTimeoutError(f"{self._doing}: no answer within {self._limit:g} s")
+
+    def _install(self) -> None:
+        if hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread():
+            _ALARM.take(self)
+            self._watched = threading.get_ident()
 
     def _late(self, grace: float) -> bool:
         deadline = self._deadline
@@ -114,9 +148,11 @@ class Watchdog:
         while not self._over.wait(min(self._seconds / 4, LOOK)):
             if self._late(self._seconds - self._limit + max(self._seconds, GRACE)):  # a bound ends no process earlier
                 self._end()
-            elif self._late(0.0) and self._watched is not None:
-                self._knocked = True
-                signal.pthread_kill(self._watched, signal.SIGALRM)
+            else:
+                with _ALARM.lock:
+                    if self._late(0.0) and self._watched is not None:
+                        self.knocked = True
+                        signal.pthread_kill(self._watched, signal.SIGALRM)
 
     def _end(self) -> None:
         sentence = (

@@ -111,7 +111,7 @@ def _im2col(p: Program, f: str) -> None:
 
 def _conv_2d_dw(p: Program, f: str) -> None:
     channels = p.rng.randint(1, 3)
-    a = _off(p, p.rng.choice((1, 3)), p.rng.choice((1, 2)), 1, channels)
+    a = _off(p, p.rng.choice((1, 3)), p.rng.choice((1, 2)), 1 if p.often() else 2, channels)
     b = _off(p, 7, 6, channels, 2)
     p(f, a, b, 1, 2, p.rng.randint(0, 1), 1, p.rng.randint(1, 2), 1)
 
