@@ -20,13 +20,26 @@ from conformance.run.oracle import REFERENCE, SECOND_OPINION
 FIGURES = ("nmse", "budget_used", "nmse_exact")
 COLUMNS = (SECOND_OPINION, "openvino-stateless")
 _BY_TYPE = {"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "ROPE", "SCALE"}
+_ALIKE = (
+    ("ADD", "DIV", "MUL", "SUB"),
+    ("ARANGE", "COS", "LOG", "SIN"),
+    ("CONV_2D_DW", "LIGHTNING_INDEXER", "OUT_PROD", "POOL_2D", "SSM_CONV"),
+    ("CPY", "SET_ROWS"),
+    ("CUMSUM", "MEAN", "SUM", "SUM_ROWS"),
+    ("DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE"),
+    ("GATED_DELTA_NET", "GATED_LINEAR_ATTN", "RWKV_WKV6", "RWKV_WKV7", "SSM_SCAN"),
+    ("GROUP_NORM", "L2_NORM", "NORM", "RMS_NORM"),
+    ("MUL_MAT", "MUL_MAT_ID"),
+)
+"""Ops that share a row, because they round alike and use about as much of their budgets."""
 
 
 def _row(case: str) -> str:
-    """The row of an id `ops/OP-type-…@seed`: its op, and in `_BY_TYPE` its type, `blocks` for quantised ones."""
+    """The row of an id `ops/OP-type-…@seed`: its op or `_ALIKE` ones; in `_BY_TYPE` the type, `blocks` if quantised."""
     op, _, rest = case.partition("/")[2].partition("-")
     kind = rest.partition("-")[0].partition("+")[0] if op in _BY_TYPE else ""
-    return f"{op} {'blocks' if kind in TYPES and TYPES[kind].is_quantized else kind}".strip()
+    name = next((", ".join(ops) for ops in _ALIKE if op in ops), op)
+    return f"{name} {'blocks' if kind in TYPES and TYPES[kind].is_quantized else kind}".strip()
 
 
 def _worst(results: list[dict[str, Any]], key: str) -> str:

@@ -1,4 +1,4 @@
-"""The table of `docs/openvino/forms.md`: `python tests/benchmarks/attention_table.py --into docs/openvino/forms.md`.
+"""The tables of `docs/openvino/forms.md`: `python tests/benchmarks/attention_table.py --into docs/openvino/forms.md`.
 
 Each attention form, compiled with static and with dynamic shapes, decoding and taking a prompt: the least time of one
 layer in many runs, the memory that running it took beyond the compiled model and its inputs, whether scores and softmax
@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,21 +39,8 @@ KINDS = (
     *(("prefill", 512 // streams, past, streams) for streams in (1, 4) for past in (0, 1024)),
 )
 """What, tokens of each stream, cells before them, streams."""
-HEAD = (
-    "",
-    "tokens",
-    "past",
-    "streams",
-    "form",
-    "static ms",
-    "dynamic ms",
-    "static MB",
-    "dynamic MB",
-    "fused",
-    "layers",
-)
 BEGIN, END = "<!-- attention_table.py -->", "<!-- end -->"
-"""What a document has before and after the table."""
+"""What a document has before and after the tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,29 +139,43 @@ def found(*case: Any) -> Row | None:  # noqa: ANN401  # what `measured` takes
 @click.option("--forms", default=",".join(FORMS), help="which, joined by commas")
 @click.option("--into", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="a document to put it into")
 def main(forms: str, into: Path | None) -> None:
-    """Print the table as Markdown; with --into, also put it between its marks in a document."""
-    lines = []
-    for cells in table(forms.split(",")):
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-        click.echo(lines[-1])
+    """Print what each form runs as and its figures, as Markdown; with --into, put the figures into a document."""
+    layers, figures = tables(forms.split(","))
+    click.echo("\n".join((*layers, "", *figures)))
     if into is not None:
         before, _, rest = into.read_text(encoding="utf-8").partition(BEGIN)
         _, mark, after = rest.partition(END)
         if not mark:
             raise click.UsageError(f"{into}: {BEGIN} and, behind it, {END} expected")
-        into.write_text("\n".join([before + BEGIN, *lines, mark + after]), encoding="utf-8")
+        into.write_text("\n".join([before + BEGIN, *figures, mark + after]), encoding="utf-8")
 
 
-def table(forms: Sequence[str]) -> Iterator[Sequence[Any]]:
-    """The table's rows, its head first."""
-    yield HEAD
-    yield ["---"] * len(HEAD)
-    for what, tokens, past, streams in KINDS:
-        for form in forms:
-            rows = [found(form, tokens, past, streams, x) for x in (False, True)]
-            ms, mb = ([f"{getattr(r, x):.2f}" if r else "" for r in rows] for x in ("ms", "mb"))
-            fused, names = (dict.fromkeys(getattr(r, x) for r in rows if r) for x in ("fused", "layers"))
-            yield [what, tokens, past, streams, form, *ms, *mb, " / ".join(fused), " / ".join(names)]
+def tables(forms: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Lines of the table of what each form runs as, and of those of its ms and its MB, static / dynamic."""
+    rows = {(kind, form): _both(form, kind) for kind in KINDS for form in forms}
+
+    def either(form: str, field: str) -> str:
+        return " / ".join(dict.fromkeys(getattr(r, field) for kind in KINDS for r in rows[kind, form]))
+
+    def figures(kind: tuple[str, int, int, int], field: str) -> list[str]:
+        return [" / ".join(f"{getattr(r, field):.2f}" for r in rows[kind, form]) for form in forms]
+
+    layers = _markdown(("form", "fused", "layers"), [(f, either(f, "fused"), either(f, "layers")) for f in forms])
+    head = ("tokens", "past", "streams", *forms)
+    ms, mb = (
+        _markdown((unit, *head), [(*kind, *figures(kind, unit.lower())) for kind in KINDS]) for unit in ("ms", "MB")
+    )
+    return layers, [*ms, "", *mb]
+
+
+def _both(form: str, kind: tuple[str, int, int, int]) -> list[Row]:
+    """What a form found with static shapes, where it has such a model, and with dynamic ones."""
+    click.echo(f"{form}: {' '.join(map(str, kind))}", err=True)
+    return [row for dynamic in (False, True) if (row := found(form, *kind[1:], dynamic)) is not None]
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    return ["| " + " | ".join(map(str, cells)) + " |" for cells in (head, ["---"] * len(head), *rows)]
 
 
 if __name__ == "__main__":
