@@ -89,8 +89,16 @@ class Compiler:
         return str(self.core.get_property(self.device, "FULL_DEVICE_NAME"))
 
 
-def openvino_core() -> tuple[ModuleType, Any]:
-    """The package `openvino` and a core; UnavailableError, which says how to get it, where it is not installed."""
+@cache
+def openvino_core(_whose: str = "") -> tuple[ModuleType, Any]:
+    """The package `openvino` and a core of this process; UnavailableError, which says how to get it, if there is none.
+
+    A core stays until the process ends: its CPU plugin sets a stack for signals, and when it ends, the one that was set
+    before. Two cores that end in the order they came in leave one that is no longer mapped, and the next signal, such
+    as Ctrl-C, kills the process (OpenVINO 2026.4.1).
+
+    A backend that sets properties on the core names itself, and has one of its own.
+    """
     try:
         import openvino  # noqa: PLC0415  # its absence must be an answer, not an import error
     except ImportError as e:

@@ -449,6 +449,25 @@ def test_nothing_reaches_the_network() -> None:
     assert done.stdout.startswith("20")
 
 
+_ALARM = """
+import signal
+from backends.openvino import OpenVinoStateless
+signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
+backends = [OpenVinoStateless(), OpenVinoStateless()]
+while backends:
+    backends.pop(0).close()
+signal.raise_signal(signal.SIGINT)
+"""
+
+
+def test_a_signal_after_the_backends_are_gone_reaches_its_handler() -> None:
+    """Backends that end in the order they came in leave no stack for signals that is no longer there."""
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", _ALARM], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
+
+
 def test_the_info_names_the_device(ov: OpenVinoStateless) -> None:
     """Versions and the device's full name, as OpenVINO says them."""
     info = ov.info()

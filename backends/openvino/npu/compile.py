@@ -156,7 +156,7 @@ def _value(result: Any) -> tuple[str, int]:  # noqa: ANN401  # an openvino.Node
 
 def npu_compiler() -> NpuCompiler:
     """The compiler for an NPU, or for its plugin's wrapper on the CPU; UnavailableError where there is neither."""
-    openvino, core = openvino_core()
+    openvino, core = openvino_core("npu")
     here = core.available_devices
     if any(d.split(".")[0] == DEVICE for d in here):
         return NpuCompiler(openvino, core, DEVICE, {})

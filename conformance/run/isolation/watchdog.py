@@ -32,7 +32,11 @@ T = TypeVar("T")
 
 
 class _Alarm:
-    """This process's handler of SIGALRM while a watchdog needs it; what was there before gets everybody else's."""
+    """This process's handler of SIGALRM while a watchdog needs it.
+
+    An alarm that no watchdog knocked goes to the handler that was there before. Where there was none it is dropped: a
+    knock that comes late looks the same and must not end the process.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -40,31 +44,32 @@ class _Alarm:
         self._users: list[Watchdog] = []
         self._before: Any = signal.SIG_DFL
 
+    @property
+    def rings(self) -> bool:
+        """Whether a knock would come here: an adapter may have put a handler of its own in its place."""
+        return signal.getsignal(signal.SIGALRM) == self._ring
+
     def take(self, user: Watchdog) -> None:
         """Ring for `user`; in the main thread."""
         with self.lock:
-            if signal.getsignal(signal.SIGALRM) != self._ring:
+            if not self.rings:
                 self._before = signal.signal(signal.SIGALRM, self._ring) or signal.SIG_DFL
-            self._users.append(user)
+            if user not in self._users:
+                self._users.append(user)
 
     def leave(self, user: Watchdog) -> None:
         """Ring no more for `user`; in the main thread."""
         with self.lock:
             self._users.remove(user)
-            if not self._users and signal.getsignal(signal.SIGALRM) == self._ring:
+            if not self._users and self.rings:
                 signal.signal(signal.SIGALRM, self._before)
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
         knocked = [user for user in self._users if user.knocked]
         for user in knocked:
             user.answer()
-        if knocked:
-            return
-        if callable(self._before):
+        if not knocked and callable(self._before):
             self._before(number, frame)
-        elif self._before is signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
 
 
 _ALARM = _Alarm()
@@ -105,7 +110,7 @@ class Watchdog:
         if self._thread is None:
             self._thread = threading.Thread(target=self._look, name="hang", daemon=True)
             self._thread.start()
-        if self._watched is None:
+        if self._watched is None or not _ALARM.rings:
             self._install()
         self._limit = min(self._seconds, self.bound)
         self._doing, self._deadline = doing, time.monotonic() + self._limit
@@ -150,7 +155,7 @@ class Watchdog:
                 self._end()
             else:
                 with _ALARM.lock:
-                    if self._late(0.0) and self._watched is not None:
+                    if self._late(0.0) and self._watched is not None and _ALARM.rings:
                         self.knocked = True
                         signal.pthread_kill(self._watched, signal.SIGALRM)
 
