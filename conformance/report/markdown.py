@@ -292,10 +292,13 @@ def _not_run(runs: Runs) -> list[str]:
 def _matrix(m: Matrix) -> Iterator[Sequence[str]]:
     for what in m.rows:
         cells = [m.cells.get((what, b)) for b in m.backends]
-        words = [
-            "not run" if c is None else f"{c.passed} of {c.declared}" if c.declared else "unsupported" for c in cells
-        ]
-        yield _text(what.name), _text(what.types), *words
+        yield _text(what.name), _text(what.types), *map(_passed, cells)
+
+
+def _passed(cell: Counter[str] | None) -> str:
+    if cell is None:
+        return "not run"
+    return f"{cell['passed']} of {cell['declared']}" if cell["declared"] else "unsupported"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[list[str], list[str]]:
