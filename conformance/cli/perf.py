@@ -23,7 +23,7 @@ from conformance.perf import gates as gating
 from conformance.perf.bench import COLUMNS, Bench, Row, document
 from conformance.perf.bench import exit_code as units_exit_code
 from conformance.perf.bench import table as unit_rows
-from conformance.perf.compare import BASE, HEAD, Pair, pair
+from conformance.perf.compare import BASE, HEAD, Pair
 from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge, exit_code
 from conformance.perf.measure import Rounds
 from conformance.perf.phases import MODEL, Meter, Phase, generation, measure, meter, prompt
@@ -164,7 +164,7 @@ def gate(
     with ExitStack() as stack:
         runner = stack.enter_context(closing(Runner(isolation=isolation)))
         if base is not None and any(g.against == BASELINE for g in chosen):
-            builds = stack.enter_context(closing(pair(base, Path(sys.prefix), request.level)))
+            builds = stack.enter_context(closing(Pair(base, Path(sys.prefix), request.level)))
         judge = Judge(Bench(runner, isolation), budget or request.budget, lacking, builds)
         for g in chosen:
             line(f"{g.name} …", err=True)
@@ -213,7 +213,7 @@ def compare(
     specs, lacking = specs_here(backends)
     timed = [u for u in units(level, unit_globs) if u.timed]
     answers = []
-    with closing(pair(base, head, level, isolate=isolate)) as builds, closing(Runner()) as runner:
+    with closing(Pair(base, head, level, isolate=isolate)) as builds, closing(Runner()) as runner:
         for side, build in builds.builds.items():
             line(f"{side}: ggml-conformance {build.about['version']}, Python {build.about['python']}")
         judge = Judge(Bench(runner), budget or BUDGET, {}, builds)
@@ -319,7 +319,7 @@ def _line(t: Trust) -> Sequence[str]:
         _percent(t.same.answers[REGRESSED], t.same),
         *(_percent(x.answers[REGRESSED], x) for x in t.slower.values()),
         _percent(t.same.answers[UNDECIDED], t.same),
-        f"{sum(t.same.seconds) / len(t.same.seconds):.0f}",
+        f"{t.same.seconds:.0f}",
         "–" if t.detectable is None else f"{t.detectable:.1%}",
         f"{t.once.answer}: {i.estimate:.3f} ({i.low:.3f} to {i.high:.3f})",
     )

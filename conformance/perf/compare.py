@@ -70,7 +70,7 @@ class Build:
         UsageError: it has no Python, or this package is not installed there or too old.
     """
 
-    def __init__(self, venv: Path, *, isolate: bool = True, time_limit: float = TIME_LIMIT) -> None:
+    def __init__(self, venv: Path, *, isolate: bool = True) -> None:
         self.venv = venv
         python = next((venv / p for p in PYTHONS if (venv / p).is_file()), None)
         if python is None:
@@ -79,7 +79,7 @@ class Build:
         self._worker = Worker(
             WORKER,
             ["--isolate"] if isolate else [],
-            time_limit=time_limit,
+            time_limit=TIME_LIMIT,
             python=python.absolute(),
             cwd=venv,
             patience=CLOSING,
@@ -124,10 +124,15 @@ class Build:
 
 
 class Pair:
-    """Base and head, to be measured in turns."""
+    """Base and head, to be measured in turns; `isolate` and errors as of `Build`."""
 
-    def __init__(self, base: Build, head: Build, level: Level) -> None:
-        self.builds = {BASE: base, HEAD: head}
+    def __init__(self, base: Path, head: Path, level: Level, *, isolate: bool = True) -> None:
+        self.builds = {BASE: Build(base, isolate=isolate)}
+        try:
+            self.builds[HEAD] = Build(head, isolate=isolate)
+        except BaseException:
+            self.close()
+            raise
         self.level = level
         self.seconds: dict[tuple[Unit, Spec], dict[str, list[float]]] = {}
         """Of a unit on a backend: base's and head's seconds, one per round."""
@@ -158,16 +163,6 @@ class Pair:
         """End both."""
         for build in self.builds.values():
             build.close()
-
-
-def pair(base: Path, head: Path, level: Level, *, isolate: bool = True) -> Pair:
-    """Start both builds; `isolate` and errors as of `Build`."""
-    first = Build(base, isolate=isolate)
-    try:
-        return Pair(first, Build(head, isolate=isolate), level)
-    except BaseException:
-        first.close()
-        raise
 
 
 def _check(side: str, answer: Mapping[str, JSON], unit: Unit) -> None:

@@ -25,6 +25,7 @@ from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.run.isolation.isolate import IsolatedBackend
 
+from .statistics import Measurements
 from .units import Unit
 
 LIFE = 0.5
@@ -50,22 +51,15 @@ class Subject:
     """Restarts the subject, in other memory; None where every measurement does."""
 
 
-class Rounds:
+class Rounds(Measurements):
     """Interleaved measurements of several subjects.
 
     Every second round reverses the order of the one before it, so of any two subjects each is first equally often.
     After such a pair of rounds the order begins two subjects later, so that no subject keeps its neighbours.
     """
 
-    def __init__(
-        self, subjects: Sequence[Subject], warmup: int = 1, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        """Nothing is measured yet.
-
-        Args:
-            subjects: at least one, of different names.
-            warmup: rounds at the beginning of each life that do not count.
-            clock: measures `spent`, in seconds.
+    def __init__(self, subjects: Sequence[Subject], clock: Callable[[], float] = time.perf_counter) -> None:
+        """Nothing is measured yet; `clock` measures `spent`.
 
         Raises:
             UsageError: no subjects, or two of one name.
@@ -73,19 +67,9 @@ class Rounds:
         names = [s.name for s in subjects]
         if not names or len(set(names)) < len(names):
             raise UsageError(f"rounds: subjects of different names expected, {names} found")
-        self.seconds: dict[str, list[float]] = {n: [] for n in names}
-        """Subject -> seconds, one per round; the lists are of one length."""
-        self.lives: list[int] = []
-        """The first round of each life."""
-        self.spent = 0.0
-        """Seconds that measuring took, with restarts, warm-up and everything else untimed."""
+        super().__init__(names)
         self._subjects = tuple(subjects)
-        self._warmup = warmup
         self._clock = clock
-
-    def __len__(self) -> int:
-        """Rounds so far."""
-        return len(self.seconds[self._subjects[0].name])
 
     def more(self, n: int = 1) -> None:
         """Measure `n` more rounds; a round in which a subject fails does not count.
@@ -104,9 +88,8 @@ class Rounds:
             self.spent += self._clock() - start
 
     def live(self) -> None:
-        """Measure one life: restart all subjects (but for the first life) and measure an even number of rounds.
-
-        Where every measurement restarts its subject anyway, each round of either order is a life.
+        """Restart all subjects (but for the first life), warm up by a round that does not count, and measure an even
+        number of rounds. Where every measurement restarts its subject anyway, each round of either order is a life.
 
         Raises:
             BackendError: as `more` does.
@@ -129,9 +112,8 @@ class Rounds:
             self.more(2)
 
     def _begin(self) -> None:
-        for _ in range(self._warmup):
-            # in the order of the round before, so that the first one that counts finds the same as all others
-            self._round(len(self) - 1)
+        # to warm up, in the order of the round before: the first one that counts finds the same as all others
+        self._round(len(self) - 1)
         self.lives.append(len(self))
 
     def _round(self, r: int) -> dict[str, float]:
