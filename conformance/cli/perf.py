@@ -17,12 +17,12 @@ import click
 from conformance.backend.interface import Backend, describe
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
+from conformance.case.strict import read_text
 from conformance.ggml.errors import BackendError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable
 from conformance.perf import gates as gating
-from conformance.perf.bench import COLUMNS, Bench, Row, document
+from conformance.perf.bench import COLUMNS, Bench, Row, cells, document
 from conformance.perf.bench import exit_code as units_exit_code
-from conformance.perf.bench import table as unit_rows
 from conformance.perf.compare import BASE, HEAD, Pair
 from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge, exit_code
 from conformance.perf.measure import Rounds
@@ -117,7 +117,7 @@ def perf_run(
     finally:
         if json_path:
             write_json(json_path, document(rows, level, lacking))
-    table(unit_rows(rows), COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50])
+    table([cells(r) for r in rows], COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50])
     for name, why in lacking.items():
         line(f"{name}: not available: {why}")
     if not rows:
@@ -155,7 +155,8 @@ def gate(
 
     Exit codes: 0 no gate regressed, 1 one did or the case behind it failed, 2 bad input, 3 no gate was run.
     """
-    request = gating.load(path or gating.SHIPPED)
+    where = path or gating.SHIPPED
+    request = gating.loads(read_text(where), str(where))
     chosen = request.matching(gate_globs)
     specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
     _, lacking = available(list(dict.fromkeys(specs)), isolation)

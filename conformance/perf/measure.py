@@ -232,15 +232,15 @@ class Measured:
 
     def _warm_up(self, backend: Backend) -> None:
         self._session = session = backend.open(self._case)
-        _play(session, self._before)
-        self._compare(_play(session, self._timed))
+        play(session, self._before)
+        self._compare(play(session, self._timed))
         self._look(session.witness())
 
     def _again(self) -> float:
         session = self._session
         assert session is not None  # until it is closed
-        self._restore(session)
-        _play(session, self._before)
+        restore(session, self._case)
+        play(session, self._before)
         earlier = _counts(session.witness())
         values: Values = []
         seconds = self._clocked(session, partial(self._repeat, session, values))
@@ -258,7 +258,7 @@ class Measured:
             else:
                 session = backend.open(self._case)
             with session:
-                _play(session, self._before)
+                play(session, self._before)
                 earlier = dict.fromkeys(COUNTED, 0) if self.unit.opens else _counts(session.witness())
                 if not self.unit.opens:
                     seconds = self._clocked(session, partial(self._repeat, session, values))
@@ -289,7 +289,7 @@ class Measured:
 
     def _repeat(self, session: Session, values: Values) -> None:
         for _ in range(self.unit.repeat):
-            values[:] = _play(session, self._timed)
+            values[:] = play(session, self._timed)
 
     def _clocked(self, session: Session, work: Callable[[], None]) -> float:
         before = session.clock()
@@ -303,12 +303,6 @@ class Measured:
             raise BackendError(f"{self.name}: {self.unit.name}: its clock says {own} s, of which {elapsed} s passed")
         self._clocks.append((seconds, elapsed))
         return seconds
-
-    def _restore(self, session: Session) -> None:
-        opaque = session.opaque()
-        for t in self._case.caches():
-            if t not in opaque:
-                session.write(t, self._case.persistent[t])
 
     def _look(self, witness: Witness) -> None:
         if not self._total:
@@ -357,7 +351,7 @@ def memory(case: Case, opener: Opener) -> tuple[dict[str, JSON], dict[str, int |
         if isinstance(backend, IsolatedBackend):
             backend.watch()
         with backend.open(case) as session:
-            _play(session, case.steps)
+            play(session, case.steps)
             if isinstance(backend, IsolatedBackend):
                 peak = backend.peak()
             witness = session.witness()
@@ -366,8 +360,17 @@ def memory(case: Case, opener: Opener) -> tuple[dict[str, JSON], dict[str, int |
     return _totals(witness), {"weights": weights(witness, case), "peak": peak}
 
 
-def _play(session: Session, steps: list[Step]) -> Values:
+def play(session: Session, steps: Sequence[Step]) -> Values:
+    """Compute steps, in order."""
     return [session.compute(s.graph, s.inputs, s.outputs) for s in steps]
+
+
+def restore(session: Session, case: Case) -> None:
+    """Put a case's caches back as they were before its first step, where the session lets anyone."""
+    opaque = session.opaque()
+    for t in case.caches():
+        if t not in opaque:
+            session.write(t, case.persistent[t])
 
 
 def _elapsed(work: Callable[[], None]) -> float:

@@ -12,6 +12,8 @@ from conformance.case.case import Case
 from conformance.ggml.errors import UnavailableError
 from conformance.suite.decoder import make
 
+from .measure import play, restore
+
 MODEL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
 """A decoder that takes minutes anywhere; docs/suite/models.md has the grammar for others."""
 _CELLS = 256
@@ -125,18 +127,13 @@ def measure(backend: Backend, case: Case, name: str, tokens: int, meter: Meter |
     """
     _check(backend, case)
     with backend.open(case) as session:
-        first = case.steps[0]
-        session.compute(first.graph, first.inputs, first.outputs)
-        opaque = session.opaque()
-        for t in case.caches():
-            if t not in opaque:
-                session.write(t, case.persistent[t])
+        play(session, case.steps[:1])
+        restore(session, case)
         before, joules = session.witness(), None
         spent, nodes, splits = dict(before.seconds), before.nodes, before.splits
         counted = meter.read() if meter else {}
         start = time.perf_counter()
-        for step in case.steps:
-            session.compute(step.graph, step.inputs, step.outputs)
+        play(session, case.steps)
         seconds = time.perf_counter() - start
         if meter:
             joules = meter.joules(counted, meter.read())
