@@ -89,11 +89,7 @@ class Gates:
     gates: tuple[Gate, ...]
 
     def matching(self, globs: Sequence[str]) -> list[Gate]:
-        """The gates whose name matches any of `globs`; all, where there is none.
-
-        Raises:
-            UsageError: a glob matches nothing.
-        """
+        """The gates whose name matches any of `globs`, all where there is none; UsageError if one matches nothing."""
         for glob in globs:
             if not any(fnmatchcase(g.name, glob) for g in self.gates):
                 raise UsageError(f"no gate matches {glob!r}; there are {', '.join(g.name for g in self.gates)}")
@@ -101,11 +97,7 @@ class Gates:
 
 
 def loads(text: str, where: str) -> Gates:
-    """The gates in the text of the file `where`.
-
-    Raises:
-        UsageError: a key is wrong; names the gate and the key.
-    """
+    """The gates in the text of the file `where`; UsageError if a key is wrong, which names the gate and the key."""
     table = parse_toml(text, where)
     only(table, ("level", "budget", "gate"), where)
     level, budget, entries = table.get("level"), table.get("budget", BUDGET), table.get("gate")

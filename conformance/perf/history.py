@@ -216,11 +216,7 @@ class History:
             return Added(new, total - new)
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a SELECT; inside a `snapshot` several see the same moment.
-
-        Raises:
-            UsageError: the store is damaged.
-        """
+        """The rows of a SELECT; inside a `snapshot` several see the same moment. UsageError if the store is damaged."""
         with self._errors():
             return self._db.execute(sql, parameters).fetchall()
 

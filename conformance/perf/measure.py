@@ -59,11 +59,7 @@ class Rounds(Measurements):
     """
 
     def __init__(self, subjects: Sequence[Subject], clock: Callable[[], float] = time.perf_counter) -> None:
-        """Nothing is measured yet; `clock` measures `spent`.
-
-        Raises:
-            UsageError: no subjects, or two of one name.
-        """
+        """Nothing is measured yet; `clock` measures `spent`. UsageError without subjects, or with two of one name."""
         names = [s.name for s in subjects]
         if not names or len(set(names)) < len(names):
             raise UsageError(f"rounds: subjects of different names expected, {names} found")
@@ -72,11 +68,7 @@ class Rounds(Measurements):
         self._clock = clock
 
     def more(self, n: int = 1) -> None:
-        """Measure `n` more rounds; a round in which a subject fails does not count.
-
-        Raises:
-            BackendError: a subject's time is not above 0, or whatever the subject raises.
-        """
+        """Measure `n` more rounds; one in which a subject fails, or takes no time (BackendError), does not count."""
         start = self._clock()
         try:
             if not self.lives:
@@ -165,11 +157,7 @@ class Measured:
             self._begin()
 
     def run(self) -> float:
-        """One measurement, in seconds, always from the same state.
-
-        Raises:
-            BackendError: the backend failed, or its clock says more than passed.
-        """
+        """Seconds of one measurement, always from the same state; BackendError if its clock says more than passed."""
         with self._noting_errors():
             return self._measure()
 
@@ -234,7 +222,7 @@ class Measured:
         self._session = session = backend.open(self._case)
         play(session, self._before)
         self._compare(play(session, self._timed))
-        self._look(session.witness())
+        self._total = self._total or _totals(session.witness())
 
     def _again(self) -> float:
         session = self._session
@@ -264,7 +252,7 @@ class Measured:
                     seconds = self._clocked(session, partial(self._repeat, session, values))
                 witness = session.witness()
                 self._count(earlier, witness)
-                self._look(witness)
+                self._total = self._total or _totals(witness)
         finally:
             if backend is not self._backend:
                 backend.close()
@@ -303,10 +291,6 @@ class Measured:
             raise BackendError(f"{self.name}: {self.unit.name}: its clock says {own} s, of which {elapsed} s passed")
         self._clocks.append((seconds, elapsed))
         return seconds
-
-    def _look(self, witness: Witness) -> None:
-        if not self._total:
-            self._total = _totals(witness)
 
     def _count(self, earlier: Mapping[str, int], witness: Witness) -> None:
         for name, n in _counts(witness).items():

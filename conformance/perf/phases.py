@@ -97,20 +97,12 @@ class Phase:
 
 
 def prompt(model: str, n: int, ubatch: int = 512) -> Case:
-    """A prompt of `n` tokens in batches of at most `ubatch`, as llama-bench's pp.
-
-    Raises:
-        UsageError: `model` cannot be read.
-    """
+    """A prompt of `n` tokens in batches of at most `ubatch`, as llama-bench's pp; UsageError for an unknown `model`."""
     return make(f"phases/{_with(model, n)},ubatch={ubatch},run=p{n}@0")
 
 
 def generation(model: str, n: int) -> Case:
-    """`n` tokens one by one on an empty cache, as llama-bench's tg.
-
-    Raises:
-        UsageError: `model` cannot be read.
-    """
+    """`n` tokens one by one on an empty cache, as llama-bench's tg; UsageError for an unknown `model`."""
     return make(f"phases/{_with(model, n)},run=d{n}@0")
 
 

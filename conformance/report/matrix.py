@@ -114,16 +114,6 @@ class Group:
     cause: str
     rows: Sequence[Row[Result]]
 
-    @property
-    def backends(self) -> Counter[str]:
-        """Backend -> how many results."""
-        return Counter(r.value.backend for r in self.rows)
-
-    @property
-    def ops(self) -> Counter[str]:
-        """Op, or family of cases that are no single op -> how many results."""
-        return Counter(operation(r.value.case).name for r in self.rows)
-
 
 def groups(rows: Iterable[Row[Result]]) -> list[Group]:
     """Rows by verdict and cause: verdicts in `ORDER`, the largest groups of each first."""
