@@ -29,10 +29,6 @@ PYTHONS = ("bin/python", "Scripts/python.exe")
 BASE, HEAD = "base", "head"
 
 
-def _is_text(value: JSON) -> bool:
-    return isinstance(value, str)
-
-
 def is_number(value: JSON) -> bool:
     """Whether it is a number that float64 can hold."""
     try:
@@ -41,14 +37,13 @@ def is_number(value: JSON) -> bool:
         return False
 
 
-def _is_verdict(value: JSON) -> bool:
-    return isinstance(value, str) and value in {v.value for v in Verdict}
-
-
-REPLIES: dict[str, dict[str, tuple[str, Callable[[JSON], bool]]]] = {
-    "starting": {"version": ("text", _is_text), "python": ("text", _is_text)},
-    "open": {"case": ("text", _is_text), "verdict": ("a verdict", _is_verdict), "detail": ("text", _is_text)},
-    "missing": {"missing": ("text", _is_text)},
+_Rule = tuple[str, Callable[[JSON], bool]]
+_TEXT: _Rule = "text", lambda value: isinstance(value, str)
+_VERDICT: _Rule = "a verdict", lambda value: value in [v.value for v in Verdict]
+REPLIES: dict[str, dict[str, _Rule]] = {
+    "starting": {"version": _TEXT, "python": _TEXT},
+    "open": {"case": _TEXT, "verdict": _VERDICT, "detail": _TEXT},
+    "missing": {"missing": _TEXT},
     "run": {"seconds": ("a finite number", is_number)},
 }
 """Request -> what its reply holds; `missing` is a reply to `open`. The other build may be of any version."""

@@ -77,7 +77,6 @@ class Gate:
     machine: str = ""
     counter: str = ""
     relation: str = ""
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
     expect(isinstance(entry.get("why", ""), str), f"{where} why", "a text", entry.get("why"))
     unit = _unit(entry["unit"], level, where)
     backend = _spec(entry["backend"], f"{where} backend")
-    gate = partial(Gate, entry["name"], cast("Kind", kind), unit, backend, why=entry.get("why", ""))
+    gate = partial(Gate, entry["name"], cast("Kind", kind), unit, backend)
     if kind == "counter":
         match = _EXPECT.fullmatch(entry["expect"])
         ok = match is not None and len(match["limit"]) <= _LONGEST_COUNT

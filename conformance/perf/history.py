@@ -404,11 +404,6 @@ class Series:
     """Unit of work: tokens, cases, bytes or steps."""
     points: tuple[Point, ...]
 
-    @property
-    def name(self) -> str:
-        """Identifies the series."""
-        return f"{self.unit} {self.model} on {self.backend}, machine {self.machine}"
-
 
 @dataclass(frozen=True, slots=True)
 class Kills:

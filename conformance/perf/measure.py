@@ -15,7 +15,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -240,40 +240,29 @@ class Measured:
         """Measure a session that lives for one measurement; where the unit is `fresh`, so does its backend."""
         backend = self._backend or self._start()
         values: Values = []
-        try:
-            if self.unit.opens:
-                session, seconds = self._opened(backend, values)
-            else:
-                session = backend.open(self._case)
-            with session:
-                play(session, self._before)
-                earlier = dict.fromkeys(COUNTED, 0) if self.unit.opens else _counts(session.witness())
-                if not self.unit.opens:
-                    seconds = self._clocked(session, partial(self._repeat, session, values))
-                witness = session.witness()
-                self._count(earlier, witness)
-                self._total = self._total or _totals(witness)
-        finally:
+        with ExitStack() as stack:
             if backend is not self._backend:
-                backend.close()
+                stack.callback(backend.close)
+            sessions: list[Session] = []
+
+            def begin() -> None:
+                sessions.append(stack.enter_context(backend.open(self._case)))
+                if self.unit.opens and self.unit.steps:
+                    self._repeat(sessions[0], values)
+
+            elapsed = _elapsed(begin)
+            (session,) = sessions
+            if self.unit.opens:
+                seconds, earlier = self._charged(elapsed, session.clock()), dict.fromkeys(COUNTED, 0)
+            else:
+                play(session, self._before)
+                earlier = _counts(session.witness())
+                seconds = self._clocked(session, partial(self._repeat, session, values))
+            witness = session.witness()
+            self._count(earlier, witness)
+            self._total = self._total or _totals(witness)
         self._compare(values)
         return seconds
-
-    def _opened(self, backend: Backend, values: Values) -> tuple[Session, float]:
-        sessions: list[Session] = []
-
-        def work() -> None:
-            sessions.append(backend.open(self._case))
-            if self.unit.steps:
-                self._repeat(sessions[0], values)
-
-        try:
-            elapsed = _elapsed(work)
-        except BaseException:
-            for session in sessions:
-                session.close()
-            raise
-        return sessions[0], self._charged(elapsed, sessions[0].clock())
 
     def _repeat(self, session: Session, values: Values) -> None:
         for _ in range(self.unit.repeat):
