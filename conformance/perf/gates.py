@@ -123,7 +123,9 @@ def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
         if key != "limit":
             expect(isinstance(entry.get(key), str) and entry[key], f"{where} {key}", "a text", entry.get(key))
     expect(isinstance(entry.get("why", ""), str), f"{where} why", "a text", entry.get("why"))
-    unit = _unit(entry["unit"], level, where)
+    known = {u.name: u for u in units(level)}
+    expect(entry["unit"] in known, f"{where} unit", f"one of level {level} ({', '.join(known)})", entry["unit"])
+    unit = known[entry["unit"]]
     backend = _spec(entry["backend"], f"{where} backend")
     gate = partial(Gate, entry["name"], cast("Kind", kind), unit, backend)
     if kind == "counter":
@@ -143,12 +145,6 @@ def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
     against = _spec(entry["against"], f"{where} against")
     expect(against != backend, f"{where} against", f'another backend, or "{BASELINE}"', entry["against"])
     return gate(float(limit), against=against)
-
-
-def _unit(name: str, level: Level, where: str) -> Unit:
-    known = {u.name: u for u in units(level)}
-    expect(name in known, f"{where} unit", f"one of level {level} ({', '.join(known)})", name)
-    return known[name]
 
 
 def _spec(text: str, where: str) -> Spec:

@@ -198,8 +198,11 @@ class Measured:
     def _begin(self) -> None:
         self._backend = self._start()
         try:
-            if not self.unit.opens:
-                self._warm_up(self._backend)
+            if not self.unit.opens:  # warm up
+                self._session = session = self._backend.open(self._case)
+                play(session, self._before)
+                self._compare(play(session, self._timed))
+                self._total = self._total or _totals(session.witness())
         except BaseException:
             self.close()
             raise
@@ -217,12 +220,6 @@ class Measured:
         except Exception as e:
             self.error = e
             raise
-
-    def _warm_up(self, backend: Backend) -> None:
-        self._session = session = backend.open(self._case)
-        play(session, self._before)
-        self._compare(play(session, self._timed))
-        self._total = self._total or _totals(session.witness())
 
     def _again(self) -> float:
         session = self._session

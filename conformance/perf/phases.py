@@ -38,11 +38,7 @@ class Meter:
 
 
 def meter(folder: Path = POWERCAP) -> Meter:
-    """The machine's packages: zones `intel-rapl:N` (AMD's too), without their subzones.
-
-    Raises:
-        UnavailableError: there are none, or this user may not read them.
-    """
+    """The machine's packages: zones `intel-rapl:N` (AMD's too), no subzones; UnavailableError if none is readable."""
     zones = sorted(folder.glob("intel-rapl:*")) if folder.is_dir() else []
     packages = [z for z in zones if z.name.count(":") == 1 and _text(z / "name").startswith("package")]
     if not packages:

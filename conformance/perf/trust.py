@@ -29,18 +29,7 @@ from conformance.ggml.errors import UsageError
 from .bench import Bench
 from .compare import BASE, HEAD
 from .measure import Rounds, Subject
-from .statistics import (
-    ERROR,
-    FEWEST,
-    FINE,
-    LOOKS,
-    REGRESSED,
-    UNDECIDED,
-    Decision,
-    Measurements,
-    decide,
-    interval_of,
-)
+from .statistics import ERROR, FEWEST, FINE, LOOKS, REGRESSED, UNDECIDED, Decision, Measurements, decide, interval_of
 from .units import Unit
 
 SAME = 0.0
