@@ -17,13 +17,13 @@ import click
 from conformance.backend.interface import Backend, describe
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
+from conformance.case.strict import read_text
 from conformance.ggml.errors import BackendError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable
 from conformance.perf import gates as gating
-from conformance.perf.bench import COLUMNS, Bench, Row, document
+from conformance.perf.bench import COLUMNS, Bench, Row, cells, document
 from conformance.perf.bench import exit_code as units_exit_code
-from conformance.perf.bench import table as unit_rows
-from conformance.perf.compare import BASE, HEAD, Pair, pair
+from conformance.perf.compare import BASE, HEAD, Pair
 from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge, exit_code
 from conformance.perf.measure import Rounds
 from conformance.perf.phases import MODEL, Meter, Phase, generation, measure, meter, prompt
@@ -117,7 +117,7 @@ def perf_run(
     finally:
         if json_path:
             write_json(json_path, document(rows, level, lacking))
-    table(unit_rows(rows), COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50])
+    table([cells(r) for r in rows], COLUMNS, disable_numparse=True, maxcolwidths=[None] * 10 + [50])
     for name, why in lacking.items():
         line(f"{name}: not available: {why}")
     if not rows:
@@ -155,7 +155,8 @@ def gate(
 
     Exit codes: 0 no gate regressed, 1 one did or the case behind it failed, 2 bad input, 3 no gate was run.
     """
-    request = gating.load(path or gating.SHIPPED)
+    where = path or gating.SHIPPED
+    request = gating.loads(read_text(where), str(where))
     chosen = request.matching(gate_globs)
     specs = [s for g in chosen for s in (g.backend, g.against) if isinstance(s, Spec)]
     _, lacking = available(list(dict.fromkeys(specs)), isolation)
@@ -164,7 +165,7 @@ def gate(
     with ExitStack() as stack:
         runner = stack.enter_context(closing(Runner(isolation=isolation)))
         if base is not None and any(g.against == BASELINE for g in chosen):
-            builds = stack.enter_context(closing(pair(base, Path(sys.prefix), request.level)))
+            builds = stack.enter_context(closing(Pair(base, Path(sys.prefix), request.level)))
         judge = Judge(Bench(runner, isolation), budget or request.budget, lacking, builds)
         for g in chosen:
             line(f"{g.name} …", err=True)
@@ -213,7 +214,7 @@ def compare(
     specs, lacking = specs_here(backends)
     timed = [u for u in units(level, unit_globs) if u.timed]
     answers = []
-    with closing(pair(base, head, level, isolate=isolate)) as builds, closing(Runner()) as runner:
+    with closing(Pair(base, head, level, isolate=isolate)) as builds, closing(Runner()) as runner:
         for side, build in builds.builds.items():
             line(f"{side}: ggml-conformance {build.about['version']}, Python {build.about['python']}")
         judge = Judge(Bench(runner), budget or BUDGET, {}, builds)
@@ -319,7 +320,7 @@ def _line(t: Trust) -> Sequence[str]:
         _percent(t.same.answers[REGRESSED], t.same),
         *(_percent(x.answers[REGRESSED], x) for x in t.slower.values()),
         _percent(t.same.answers[UNDECIDED], t.same),
-        f"{sum(t.same.seconds) / len(t.same.seconds):.0f}",
+        f"{t.same.seconds:.0f}",
         "–" if t.detectable is None else f"{t.detectable:.1%}",
         f"{t.once.answer}: {i.estimate:.3f} ({i.low:.3f} to {i.high:.3f})",
     )

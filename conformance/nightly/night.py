@@ -121,8 +121,8 @@ class Night:
             return done.answer
         done.seconds += ended.seconds
         done.answer, done.says = _judge(part, paths.document, ended)
-        if done.answer is Answer.BROKEN and _free(folder) < LOW:
-            done.says += f"; the disk of {folder} is full: {_free(folder) >> 20} MiB are free"
+        if done.answer is Answer.BROKEN and (free := shutil.disk_usage(folder).free) < LOW:
+            done.says += f"; the disk of {folder} is full: {free >> 20} MiB are free"
         return done.answer
 
 
@@ -171,10 +171,6 @@ def _counts(stem: str, journal: Path) -> Callable[[], str]:
         return f"{stem}: {f'{lines - 1:,} results, ' if lines > 1 else ''}{time.monotonic() - began:.0f} s"
 
     return says
-
-
-def _free(folder: Path) -> int:
-    return shutil.disk_usage(folder).free
 
 
 def exit_code(

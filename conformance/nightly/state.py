@@ -12,7 +12,7 @@ from pathlib import Path
 from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.ggml.errors import UsageError
-from conformance.report.journal import lock
+from conformance.report.journal import SAME, lock
 from conformance.run.session.environment import header
 from conformance.run.session.select import new_seed
 
@@ -24,7 +24,6 @@ PATIENCE = 15.0
 KIND = "nightly"
 _SIGNALLED = 128
 """Exit codes from here on mean an interrupted night."""
-_SAME = ("machine", "python", "packages")
 
 
 class Answer(str, enum.Enum):
@@ -110,11 +109,7 @@ class State:
 
 
 def read(folder: Path) -> State:
-    """The state in `folder`.
-
-    Raises:
-        UsageError: there is none, or it is none of ours.
-    """
+    """The state in `folder`; UsageError if there is none, or none of ours."""
     path = folder / FILE
     try:
         d = json.loads(path.read_text(encoding="utf-8"))
@@ -139,7 +134,7 @@ def unfinished(nights: Path, request: dict[str, JSON], seed: int | None) -> Path
     for path in nights.glob(f"*/{FILE}"):
         with suppress(UsageError):
             state = read(path.parent)
-            same = all(state.head["environment"].get(k) == environment[k] for k in _SAME)
+            same = all(state.head["environment"].get(k) == environment[k] for k in SAME)
             ended = state.exit_code is not None and state.exit_code < _SIGNALLED
             if same and not ended and state.asked == request and seed in {None, state.seed}:
                 states.append(state)
@@ -147,11 +142,7 @@ def unfinished(nights: Path, request: dict[str, JSON], seed: int | None) -> Path
 
 
 def begin(folder: Path, label: str, request: dict[str, JSON], seed: int | None = None) -> State:
-    """The state of the nightly in `folder`: a new one, or the one to go on with.
-
-    Raises:
-        UsageError: the one there has another request, seed or machine.
-    """
+    """The state in `folder`, new or to go on with; UsageError if that one has another request, seed or machine."""
     if not (folder / FILE).exists():
         return State(folder, header(KIND), label, request, new_seed() if seed is None else seed)
     state = read(folder)
@@ -159,7 +150,7 @@ def begin(folder: Path, label: str, request: dict[str, JSON], seed: int | None =
     differences = [
         *([f"has seed {state.seed}, this one {seed}"] if seed not in {None, state.seed} else []),
         *(f"was asked for {k} {earlier.get(k)!r}, this one {v!r}" for k, v in request.items() if earlier.get(k) != v),
-        *(f"had {k} {was.get(k)}, here it is {now[k]}" for k in _SAME if was.get(k) != now[k]),
+        *(f"had {k} {was.get(k)}, here it is {now[k]}" for k in SAME if was.get(k) != now[k]),
     ]
     if differences:
         raise UsageError(f"{folder}: the nightly there {differences[0]}; choose another folder with -o")
@@ -167,11 +158,7 @@ def begin(folder: Path, label: str, request: dict[str, JSON], seed: int | None =
 
 
 def hold(folder: Path) -> int:
-    """Lock `folder`, for this process and every one that inherits the descriptor.
-
-    Raises:
-        UsageError: another nightly holds it, or a process of an earlier one does not end.
-    """
+    """Lock `folder` for this process and all that inherit the descriptor; UsageError if another night holds it."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     if not lock(descriptor, PATIENCE):
         os.close(descriptor)

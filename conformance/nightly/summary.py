@@ -50,14 +50,15 @@ def summary(
     states: Sequence[State], names: Sequence[str], failing: Sequence[Failure], missing: Sequence[str], code: int
 ) -> str:
     """The whole text, at most `LIMIT` bytes."""
-    gating = [f for f in failing if not f.fresh]
-    filed = [f for f in failing if f.fresh]
+    gating = [_line(f) for f in failing if not f.fresh]
+    filed = [_line(f) for f in failing if f.fresh]
+    found = [f"- {_one_line(f[:DETAIL])}" for s in states for f in findings(documents(s))]
     lines = [f"# Nightly: {words(code)}", "", _where(states), ""]
     lines += _not_run(states, names, missing)
     lines += _parts(states, names)
-    lines += _cases("Failing cases", gating)
-    lines += _findings(states)
-    lines += _cases("Fresh cases that fail: filed, no failure of this night", filed)
+    lines += _listed("Failing cases", gating, f": {REPRODUCE}")
+    lines += _listed("Other findings", found, ", in the documents")
+    lines += _listed("Fresh cases that fail: filed, no failure of this night", filed, f": {REPRODUCE}")
     return cut("\n".join(lines) + "\n", LIMIT, REST)
 
 
@@ -68,9 +69,8 @@ def words(code: int) -> str:
 
 def reproduce(failing: Sequence[Failure]) -> str:
     """Every failing case with the command that reproduces it, in Markdown."""
-    return (
-        "\n".join(["# Failing cases", "", "Commands are for the folder of this file.", "", *map(_line, failing)]) + "\n"
-    )
+    lines = ["# Failing cases", "", "Commands are for the folder of this file.", "", *map(_line, failing), ""]
+    return "\n".join(lines)
 
 
 def _where(states: Sequence[State]) -> str:
@@ -119,19 +119,10 @@ def _parts(states: Sequence[State], names: Sequence[str]) -> list[str]:
     return ["## Parts", "", tabulate(rows, heads, tablefmt="github", disable_numparse=True), ""]
 
 
-def _cases(title: str, failing: Sequence[Failure]) -> list[str]:
-    if not failing:
-        return []
-    more = len(failing) - LISTED
-    rest = [f"- … and {more:,} more: {REPRODUCE}"] if more > 0 else []
-    return [f"## {title}: {len(failing):,}", "", *map(_line, failing[:LISTED]), *rest, ""]
-
-
-def _findings(states: Sequence[State]) -> list[str]:
-    sentences = [f for s in states for f in findings(documents(s))]
-    more = [f"- … and {len(sentences) - LISTED:,} more, in the documents"] if len(sentences) > LISTED else []
-    lines = [f"- {_one_line(f[:DETAIL])}" for f in sentences[:LISTED]]
-    return [f"## Other findings: {len(sentences):,}", "", *lines, *more, ""] if sentences else []
+def _listed(title: str, lines: Sequence[str], where: str) -> list[str]:
+    """A section of `LISTED` lines at most; the others are `where` it says."""
+    more = [f"- … and {len(lines) - LISTED:,} more{where}"] if len(lines) > LISTED else []
+    return [f"## {title}: {len(lines):,}", "", *lines[:LISTED], *more, ""] if lines else []
 
 
 def _line(f: Failure) -> str:

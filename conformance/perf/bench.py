@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from statistics import median
 
@@ -51,9 +51,8 @@ class Row:
     elapsed: list[float] = field(default_factory=list)
     """The same measurements by this process's clock; `seconds` where a session has no other."""
     counters: dict[str, JSON] = field(default_factory=dict)
-    weights: int | None = None
-    """Bytes that the session holds its weights in; this and `peak` only of the unit `memory`."""
-    peak: int | None = None
+    memory: dict[str, int | None] = field(default_factory=lambda: {"weights": None, "peak": None})
+    """Bytes, as of `measure.memory`; known only of the unit `memory`."""
     reason: str = ""
     """Why it was not timed."""
     broke: bool = False
@@ -80,7 +79,7 @@ class Row:
             "rounds": len(self.seconds),
             "rate": self.rate,
             "counters": dict(self.counters),
-            "memory": {"weights": self.weights, "peak": self.peak},
+            "memory": dict(self.memory),
             "reason": self.reason,
         }
 
@@ -103,9 +102,7 @@ class Bench:
     def opener(self, spec: Spec, *, isolate: bool | None = None) -> Opener:
         """Starts a backend of its own for a measurement."""
         i = self._isolation
-        if isolate is None:
-            isolate = i.isolate
-        return partial(open_backend, spec, isolate=isolate, time_limit=i.time_limit, memory_limit=i.memory_limit)
+        return partial(open_backend, spec, **asdict(i if isolate is None else replace(i, isolate=isolate)))
 
     def measured(self, unit: Unit, spec: Spec, name: str = "") -> Measured:
         """A unit on a backend, ready to be measured under `name` (default: its spec); the caller closes it.
@@ -170,12 +167,10 @@ class Bench:
     def _memory(self, row: Row) -> None:
         try:
             opener = self.opener(row.backend, isolate=True)
-            row.counters, sizes = memory(self._runner.case(row.unit.case_id), opener)
+            row.counters, row.memory = memory(self._runner.case(row.unit.case_id), opener)
+            row.reason = "nothing is timed in it: it is about memory"
         except Exception as e:  # noqa: BLE001  # as above
             _broke(row, e)
-            return
-        row.weights, row.peak = sizes["weights"], sizes["peak"]
-        row.reason = "nothing is timed in it: it is about memory"
 
 
 def _broke(row: Row, error: Exception) -> None:
@@ -199,13 +194,8 @@ def document(
 ) -> dict[str, JSON]:
     """The document of a perf run."""
     head = header("perf")
-    return {
-        **head,
-        "environment": {**head["environment"], "unavailable": dict(unavailable or {})},
-        "level": level,
-        "units": [r.to_json() for r in rows],
-        "gates": list(gates),
-    }
+    head["environment"]["unavailable"] = dict(unavailable or {})
+    return {**head, "level": level, "units": [r.to_json() for r in rows], "gates": list(gates)}
 
 
 def exit_code(rows: Sequence[Row]) -> int:
@@ -224,12 +214,8 @@ def spread(seconds: Sequence[float]) -> float | None:
     return (ordered[(3 * (n - 1) + 2) // 4] - ordered[(n - 1) // 4]) / median(ordered)
 
 
-def table(rows: Sequence[Row]) -> list[Sequence[str]]:
-    """Rows under `COLUMNS`; an unknown number is a dash, never a 0."""
-    return [_line(r) for r in rows]
-
-
-def _line(row: Row) -> Sequence[str]:
+def cells(row: Row) -> Sequence[str]:
+    """A row under `COLUMNS`; an unknown number is a dash, never a 0."""
     wide = spread(row.seconds)
     apart = [1 - s / e for s, e in zip(row.seconds, row.elapsed, strict=True)]
     return (
@@ -242,7 +228,7 @@ def _line(row: Row) -> Sequence[str]:
         f"{100 * median(apart):.0f} %" if apart and any(apart) else "",
         _counter(row.counters, "compiles"),
         _counter(row.counters, "hits"),
-        "" if row.unit.timed else f"{_mib(row.weights)}, at most {_mib(row.peak)}",
+        "" if row.unit.timed else f"{_mib(row.memory['weights'])}, at most {_mib(row.memory['peak'])}",
         row.reason,
     )
 

@@ -29,10 +29,6 @@ PYTHONS = ("bin/python", "Scripts/python.exe")
 BASE, HEAD = "base", "head"
 
 
-def _is_text(value: JSON) -> bool:
-    return isinstance(value, str)
-
-
 def is_number(value: JSON) -> bool:
     """Whether it is a number that float64 can hold."""
     try:
@@ -41,14 +37,13 @@ def is_number(value: JSON) -> bool:
         return False
 
 
-def _is_verdict(value: JSON) -> bool:
-    return isinstance(value, str) and value in {v.value for v in Verdict}
-
-
-REPLIES: dict[str, dict[str, tuple[str, Callable[[JSON], bool]]]] = {
-    "starting": {"version": ("text", _is_text), "python": ("text", _is_text)},
-    "open": {"case": ("text", _is_text), "verdict": ("a verdict", _is_verdict), "detail": ("text", _is_text)},
-    "missing": {"missing": ("text", _is_text)},
+_Rule = tuple[str, Callable[[JSON], bool]]
+_TEXT: _Rule = "text", lambda value: isinstance(value, str)
+_VERDICT: _Rule = "a verdict", lambda value: value in [v.value for v in Verdict]
+REPLIES: dict[str, dict[str, _Rule]] = {
+    "starting": {"version": _TEXT, "python": _TEXT},
+    "open": {"case": _TEXT, "verdict": _VERDICT, "detail": _TEXT},
+    "missing": {"missing": _TEXT},
     "run": {"seconds": ("a finite number", is_number)},
 }
 """Request -> what its reply holds; `missing` is a reply to `open`. The other build may be of any version."""
@@ -70,7 +65,7 @@ class Build:
         UsageError: it has no Python, or this package is not installed there or too old.
     """
 
-    def __init__(self, venv: Path, *, isolate: bool = True, time_limit: float = TIME_LIMIT) -> None:
+    def __init__(self, venv: Path, *, isolate: bool = True) -> None:
         self.venv = venv
         python = next((venv / p for p in PYTHONS if (venv / p).is_file()), None)
         if python is None:
@@ -79,7 +74,7 @@ class Build:
         self._worker = Worker(
             WORKER,
             ["--isolate"] if isolate else [],
-            time_limit=time_limit,
+            time_limit=TIME_LIMIT,
             python=python.absolute(),
             cwd=venv,
             patience=CLOSING,
@@ -124,10 +119,15 @@ class Build:
 
 
 class Pair:
-    """Base and head, to be measured in turns."""
+    """Base and head, to be measured in turns; `isolate` and errors as of `Build`."""
 
-    def __init__(self, base: Build, head: Build, level: Level) -> None:
-        self.builds = {BASE: base, HEAD: head}
+    def __init__(self, base: Path, head: Path, level: Level, *, isolate: bool = True) -> None:
+        self.builds = {BASE: Build(base, isolate=isolate)}
+        try:
+            self.builds[HEAD] = Build(head, isolate=isolate)
+        except BaseException:
+            self.close()
+            raise
         self.level = level
         self.seconds: dict[tuple[Unit, Spec], dict[str, list[float]]] = {}
         """Of a unit on a backend: base's and head's seconds, one per round."""
@@ -158,16 +158,6 @@ class Pair:
         """End both."""
         for build in self.builds.values():
             build.close()
-
-
-def pair(base: Path, head: Path, level: Level, *, isolate: bool = True) -> Pair:
-    """Start both builds; `isolate` and errors as of `Build`."""
-    first = Build(base, isolate=isolate)
-    try:
-        return Pair(first, Build(head, isolate=isolate), level)
-    except BaseException:
-        first.close()
-        raise
 
 
 def _check(side: str, answer: Mapping[str, JSON], unit: Unit) -> None:

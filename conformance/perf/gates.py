@@ -21,13 +21,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal, cast
 
 from conformance import shipped
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
-from conformance.case.strict import expect, only, parse_toml, read_text
+from conformance.case.strict import expect, only, parse_toml
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.run.session.environment import environment
@@ -77,7 +77,6 @@ class Gate:
     machine: str = ""
     counter: str = ""
     relation: str = ""
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,28 +88,15 @@ class Gates:
     gates: tuple[Gate, ...]
 
     def matching(self, globs: Sequence[str]) -> list[Gate]:
-        """The gates whose name matches any of `globs`; all, where there is none.
-
-        Raises:
-            UsageError: a glob matches nothing.
-        """
+        """The gates whose name matches any of `globs`, all where there is none; UsageError if one matches nothing."""
         for glob in globs:
             if not any(fnmatchcase(g.name, glob) for g in self.gates):
                 raise UsageError(f"no gate matches {glob!r}; there are {', '.join(g.name for g in self.gates)}")
         return [g for g in self.gates if not globs or any(fnmatchcase(g.name, x) for x in globs)]
 
 
-def load(path: Path) -> Gates:
-    """The gates in a file.
-
-    Raises:
-        UsageError: it cannot be read, or a key is wrong; names the gate and the key.
-    """
-    return loads(read_text(path), str(path))
-
-
 def loads(text: str, where: str) -> Gates:
-    """As `load`, from the text of the file `where`."""
+    """The gates in the text of the file `where`; UsageError if a key is wrong, which names the gate and the key."""
     table = parse_toml(text, where)
     only(table, ("level", "budget", "gate"), where)
     level, budget, entries = table.get("level"), table.get("budget", BUDGET), table.get("gate")
@@ -137,36 +123,28 @@ def _gate(entry: Mapping[str, Any], level: Level, where: str) -> Gate:
         if key != "limit":
             expect(isinstance(entry.get(key), str) and entry[key], f"{where} {key}", "a text", entry.get(key))
     expect(isinstance(entry.get("why", ""), str), f"{where} why", "a text", entry.get("why"))
-    unit = _unit(entry["unit"], level, where)
-    common = {"name": entry["name"], "kind": kind, "unit": unit, "why": entry.get("why", "")}
+    known = {u.name: u for u in units(level)}
+    expect(entry["unit"] in known, f"{where} unit", f"one of level {level} ({', '.join(known)})", entry["unit"])
+    unit = known[entry["unit"]]
     backend = _spec(entry["backend"], f"{where} backend")
+    gate = partial(Gate, entry["name"], cast("Kind", kind), unit, backend)
     if kind == "counter":
         match = _EXPECT.fullmatch(entry["expect"])
         ok = match is not None and len(match["limit"]) <= _LONGEST_COUNT
         expect(ok, f"{where} expect", "COUNTER <=, == or >= NUMBER", entry["expect"])
         words = cast("re.Match[str]", match)
-        return Gate(
-            **common, backend=backend, counter=words["counter"], relation=words["relation"], limit=int(words["limit"])
-        )
-    expect(
-        is_number(entry.get("limit")) and entry["limit"] > 0, f"{where} limit", "a number above 0", entry.get("limit")
-    )
+        return gate(int(words["limit"]), counter=words["counter"], relation=words["relation"])
+    limit = cast("float", entry.get("limit"))
+    expect(is_number(limit) and limit > 0, f"{where} limit", "a number above 0", limit)
     expect(unit.timed, f"{where} unit", "a unit with something to time", unit.name)
-    limit = float(entry["limit"])
     if kind == "absolute":
         expect(bool(_MACHINE.fullmatch(entry["machine"])), f"{where} machine", "12 hex digits", entry["machine"])
-        return Gate(**common, backend=backend, machine=entry["machine"], limit=limit)
+        return gate(float(limit), machine=entry["machine"])
     if entry["against"] == BASELINE:
-        return Gate(**common, backend=backend, against="baseline", limit=limit)
+        return gate(float(limit), against="baseline")
     against = _spec(entry["against"], f"{where} against")
     expect(against != backend, f"{where} against", f'another backend, or "{BASELINE}"', entry["against"])
-    return Gate(**common, backend=backend, against=against, limit=limit)
-
-
-def _unit(name: str, level: Level, where: str) -> Unit:
-    known = {u.name: u for u in units(level)}
-    expect(name in known, f"{where} unit", f"one of level {level} ({', '.join(known)})", name)
-    return known[name]
+    return gate(float(limit), against=against)
 
 
 def _spec(text: str, where: str) -> Spec:
@@ -309,8 +287,7 @@ class Judge:
                 broke = row.broke or row.result.verdict in FAILURES
                 return Answer(gate, NOT_RUN, f"{row.backend}: {row.reason}", broke=broke)
         if gate.kind == "counter":
-            memory = {"weights": rows[0].weights, "peak": rows[0].peak}
-            return judge_count(gate, {**rows[0].counters, "memory": memory})
+            return judge_count(gate, {**rows[0].counters, "memory": rows[0].memory})
         return judge_time(gate, decisions[-1])
 
     def _against_baseline(self, gate: Gate) -> Answer:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol, cast, final
+from types import ModuleType
+from typing import Any, NamedTuple, final
 
 from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError, UsageError
@@ -189,14 +189,6 @@ class History:
             self._db.close()
             raise
 
-    def __enter__(self) -> History:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the file; the last process to close it leaves one file."""
         self._db.close()
@@ -224,11 +216,7 @@ class History:
             return Added(new, total - new)
 
     def query(self, sql: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a SELECT; inside a `snapshot` several see the same moment.
-
-        Raises:
-            UsageError: the store is damaged.
-        """
+        """The rows of a SELECT; inside a `snapshot` several see the same moment. UsageError if the store is damaged."""
         with self._errors():
             return self._db.execute(sql, parameters).fetchall()
 
@@ -416,11 +404,6 @@ class Series:
     """Unit of work: tokens, cases, bytes or steps."""
     points: tuple[Point, ...]
 
-    @property
-    def name(self) -> str:
-        """Identifies the series."""
-        return f"{self.unit} {self.model} on {self.backend}, machine {self.machine}"
-
 
 @dataclass(frozen=True, slots=True)
 class Kills:
@@ -452,12 +435,11 @@ def runs(history: History) -> list[Run]:
 
 def series(history: History, *, nightly: bool = True) -> list[Series]:
     """The rates of each unit on each backend and kind of machine, of nightly runs only or of all."""
-    points: dict[_Key, list[Point]] = {}
-    for row in history.query(_RATES, (int(nightly),)):
-        run, written, rate, low, high, rounds, packages = row[5:]
-        points.setdefault(cast("_Key", row[:5]), []).append(
-            Point(run, written, rate, low, high, rounds, json.loads(packages))
-        )
+    points: dict[tuple[str, str, str, str, str], list[Point]] = {}
+    rates = history.query(_RATES, (int(nightly),))
+    for unit, model, backend, machine, of, run, written, rate, low, high, rounds, packages in rates:
+        point = Point(run, written, rate, low, high, rounds, json.loads(packages))
+        points.setdefault((unit, model, backend, machine, of), []).append(point)
     return [Series(*key, tuple(own)) for key, own in points.items()]
 
 
@@ -488,12 +470,6 @@ class Change:
         return self.after / self.before
 
 
-class _Otava(Protocol):
-    def compute_change_points(
-        self, series: Sequence[float], window_len: int, max_pvalue: float, min_magnitude: float
-    ) -> tuple[Sequence[Any], Any]: ...
-
-
 def changes(every: Iterable[Series], least: float = 0.0) -> list[Change]:
     """Change points (E-divisive with a t-test, by Apache Otava) of each series of at least 7 points, oldest
     first; relative changes up to `least` are left out (0.02 is 2 %).
@@ -501,12 +477,11 @@ def changes(every: Iterable[Series], least: float = 0.0) -> list[Change]:
     Raises:
         UnavailableError: there is such a series, and Apache Otava is not installed (it is an extra: it pins NumPy).
     """
-    long = [s for s in every if len(s.points) >= FEWEST]
-    otava = _otava() if long else None
     all_changes: list[Change] = []
-    for one in long:
-        assert otava is not None
-        points, _ = otava.compute_change_points([p.rate for p in one.points], WINDOW, MAX_P, least)
+    for one in every:
+        if len(one.points) < FEWEST:
+            continue
+        points, _ = _otava().compute_change_points([p.rate for p in one.points], WINDOW, MAX_P, least)
         for c in points:
             s, at = c.stats, c.index
             means = float(s.mean_1), float(s.mean_2)
@@ -514,9 +489,9 @@ def changes(every: Iterable[Series], least: float = 0.0) -> list[Change]:
     return all_changes
 
 
-def _otava() -> _Otava:
+def _otava() -> ModuleType:
     try:
-        return cast("_Otava", importlib.import_module("otava.analysis"))
+        return importlib.import_module("otava.analysis")
     except ImportError as e:
         raise UnavailableError(
             f"change points need Apache Otava, which is not here ({e}): pip install 'ggml-conformance[history]', best "
@@ -524,7 +499,6 @@ def _otava() -> _Otava:
         ) from None
 
 
-_Key = tuple[str, str, str, str, str]
 _RUNS = "SELECT id, run, kind, written, machine, system, cpu, nightly FROM runs ORDER BY written, run"
 _COUNT = "SELECT run, {word}, count(*) FROM {table} GROUP BY 1, 2"
 _RATES = """

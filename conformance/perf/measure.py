@@ -15,7 +15,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,6 +25,7 @@ from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.run.isolation.isolate import IsolatedBackend
 
+from .statistics import Measurements
 from .units import Unit
 
 LIFE = 0.5
@@ -50,49 +51,24 @@ class Subject:
     """Restarts the subject, in other memory; None where every measurement does."""
 
 
-class Rounds:
+class Rounds(Measurements):
     """Interleaved measurements of several subjects.
 
     Every second round reverses the order of the one before it, so of any two subjects each is first equally often.
     After such a pair of rounds the order begins two subjects later, so that no subject keeps its neighbours.
     """
 
-    def __init__(
-        self, subjects: Sequence[Subject], warmup: int = 1, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        """Nothing is measured yet.
-
-        Args:
-            subjects: at least one, of different names.
-            warmup: rounds at the beginning of each life that do not count.
-            clock: measures `spent`, in seconds.
-
-        Raises:
-            UsageError: no subjects, or two of one name.
-        """
+    def __init__(self, subjects: Sequence[Subject], clock: Callable[[], float] = time.perf_counter) -> None:
+        """Nothing is measured yet; `clock` measures `spent`. UsageError without subjects, or with two of one name."""
         names = [s.name for s in subjects]
         if not names or len(set(names)) < len(names):
             raise UsageError(f"rounds: subjects of different names expected, {names} found")
-        self.seconds: dict[str, list[float]] = {n: [] for n in names}
-        """Subject -> seconds, one per round; the lists are of one length."""
-        self.lives: list[int] = []
-        """The first round of each life."""
-        self.spent = 0.0
-        """Seconds that measuring took, with restarts, warm-up and everything else untimed."""
+        super().__init__(names)
         self._subjects = tuple(subjects)
-        self._warmup = warmup
         self._clock = clock
 
-    def __len__(self) -> int:
-        """Rounds so far."""
-        return len(self.seconds[self._subjects[0].name])
-
     def more(self, n: int = 1) -> None:
-        """Measure `n` more rounds; a round in which a subject fails does not count.
-
-        Raises:
-            BackendError: a subject's time is not above 0, or whatever the subject raises.
-        """
+        """Measure `n` more rounds; one in which a subject fails, or takes no time (BackendError), does not count."""
         start = self._clock()
         try:
             if not self.lives:
@@ -104,9 +80,8 @@ class Rounds:
             self.spent += self._clock() - start
 
     def live(self) -> None:
-        """Measure one life: restart all subjects (but for the first life) and measure an even number of rounds.
-
-        Where every measurement restarts its subject anyway, each round of either order is a life.
+        """Restart all subjects (but for the first life), warm up by a round that does not count, and measure an even
+        number of rounds. Where every measurement restarts its subject anyway, each round of either order is a life.
 
         Raises:
             BackendError: as `more` does.
@@ -129,9 +104,8 @@ class Rounds:
             self.more(2)
 
     def _begin(self) -> None:
-        for _ in range(self._warmup):
-            # in the order of the round before, so that the first one that counts finds the same as all others
-            self._round(len(self) - 1)
+        # to warm up, in the order of the round before: the first one that counts finds the same as all others
+        self._round(len(self) - 1)
         self.lives.append(len(self))
 
     def _round(self, r: int) -> dict[str, float]:
@@ -183,11 +157,7 @@ class Measured:
             self._begin()
 
     def run(self) -> float:
-        """One measurement, in seconds, always from the same state.
-
-        Raises:
-            BackendError: the backend failed, or its clock says more than passed.
-        """
+        """Seconds of one measurement, always from the same state; BackendError if its clock says more than passed."""
         with self._noting_errors():
             return self._measure()
 
@@ -228,8 +198,11 @@ class Measured:
     def _begin(self) -> None:
         self._backend = self._start()
         try:
-            if not self.unit.opens:
-                self._warm_up(self._backend)
+            if not self.unit.opens:  # warm up
+                self._session = session = self._backend.open(self._case)
+                play(session, self._before)
+                self._compare(play(session, self._timed))
+                self._total = self._total or _totals(session.witness())
         except BaseException:
             self.close()
             raise
@@ -248,17 +221,11 @@ class Measured:
             self.error = e
             raise
 
-    def _warm_up(self, backend: Backend) -> None:
-        self._session = session = backend.open(self._case)
-        _play(session, self._before)
-        self._compare(_play(session, self._timed))
-        self._look(session.witness())
-
     def _again(self) -> float:
         session = self._session
         assert session is not None  # until it is closed
-        self._restore(session)
-        _play(session, self._before)
+        restore(session, self._case)
+        play(session, self._before)
         earlier = _counts(session.witness())
         values: Values = []
         seconds = self._clocked(session, partial(self._repeat, session, values))
@@ -270,44 +237,33 @@ class Measured:
         """Measure a session that lives for one measurement; where the unit is `fresh`, so does its backend."""
         backend = self._backend or self._start()
         values: Values = []
-        try:
-            if self.unit.opens:
-                session, seconds = self._opened(backend, values)
-            else:
-                session = backend.open(self._case)
-            with session:
-                _play(session, self._before)
-                earlier = dict.fromkeys(COUNTED, 0) if self.unit.opens else _counts(session.witness())
-                if not self.unit.opens:
-                    seconds = self._clocked(session, partial(self._repeat, session, values))
-                witness = session.witness()
-                self._count(earlier, witness)
-                self._look(witness)
-        finally:
+        with ExitStack() as stack:
             if backend is not self._backend:
-                backend.close()
+                stack.callback(backend.close)
+            sessions: list[Session] = []
+
+            def begin() -> None:
+                sessions.append(stack.enter_context(backend.open(self._case)))
+                if self.unit.opens and self.unit.steps:
+                    self._repeat(sessions[0], values)
+
+            elapsed = _elapsed(begin)
+            (session,) = sessions
+            if self.unit.opens:
+                seconds, earlier = self._charged(elapsed, session.clock()), dict.fromkeys(COUNTED, 0)
+            else:
+                play(session, self._before)
+                earlier = _counts(session.witness())
+                seconds = self._clocked(session, partial(self._repeat, session, values))
+            witness = session.witness()
+            self._count(earlier, witness)
+            self._total = self._total or _totals(witness)
         self._compare(values)
         return seconds
 
-    def _opened(self, backend: Backend, values: Values) -> tuple[Session, float]:
-        sessions: list[Session] = []
-
-        def work() -> None:
-            sessions.append(backend.open(self._case))
-            if self.unit.steps:
-                self._repeat(sessions[0], values)
-
-        try:
-            elapsed = _elapsed(work)
-        except BaseException:
-            for session in sessions:
-                session.close()
-            raise
-        return sessions[0], self._charged(elapsed, sessions[0].clock())
-
     def _repeat(self, session: Session, values: Values) -> None:
         for _ in range(self.unit.repeat):
-            values[:] = _play(session, self._timed)
+            values[:] = play(session, self._timed)
 
     def _clocked(self, session: Session, work: Callable[[], None]) -> float:
         before = session.clock()
@@ -321,16 +277,6 @@ class Measured:
             raise BackendError(f"{self.name}: {self.unit.name}: its clock says {own} s, of which {elapsed} s passed")
         self._clocks.append((seconds, elapsed))
         return seconds
-
-    def _restore(self, session: Session) -> None:
-        opaque = session.opaque()
-        for t in self._case.caches():
-            if t not in opaque:
-                session.write(t, self._case.persistent[t])
-
-    def _look(self, witness: Witness) -> None:
-        if not self._total:
-            self._total = _totals(witness)
 
     def _count(self, earlier: Mapping[str, int], witness: Witness) -> None:
         for name, n in _counts(witness).items():
@@ -375,7 +321,7 @@ def memory(case: Case, opener: Opener) -> tuple[dict[str, JSON], dict[str, int |
         if isinstance(backend, IsolatedBackend):
             backend.watch()
         with backend.open(case) as session:
-            _play(session, case.steps)
+            play(session, case.steps)
             if isinstance(backend, IsolatedBackend):
                 peak = backend.peak()
             witness = session.witness()
@@ -384,8 +330,17 @@ def memory(case: Case, opener: Opener) -> tuple[dict[str, JSON], dict[str, int |
     return _totals(witness), {"weights": weights(witness, case), "peak": peak}
 
 
-def _play(session: Session, steps: list[Step]) -> Values:
+def play(session: Session, steps: Sequence[Step]) -> Values:
+    """Compute steps, in order."""
     return [session.compute(s.graph, s.inputs, s.outputs) for s in steps]
+
+
+def restore(session: Session, case: Case) -> None:
+    """Put a case's caches back as they were before its first step, where the session lets anyone."""
+    opaque = session.opaque()
+    for t in case.caches():
+        if t not in opaque:
+            session.write(t, case.persistent[t])
 
 
 def _elapsed(work: Callable[[], None]) -> float:

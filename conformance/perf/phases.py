@@ -12,6 +12,8 @@ from conformance.case.case import Case
 from conformance.ggml.errors import UnavailableError
 from conformance.suite.decoder import make
 
+from .measure import play, restore
+
 MODEL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
 """A decoder that takes minutes anywhere; docs/suite/models.md has the grammar for others."""
 _CELLS = 256
@@ -36,11 +38,7 @@ class Meter:
 
 
 def meter(folder: Path = POWERCAP) -> Meter:
-    """The machine's packages: zones `intel-rapl:N` (AMD's too), without their subzones.
-
-    Raises:
-        UnavailableError: there are none, or this user may not read them.
-    """
+    """The machine's packages: zones `intel-rapl:N` (AMD's too), no subzones; UnavailableError if none is readable."""
     zones = sorted(folder.glob("intel-rapl:*")) if folder.is_dir() else []
     packages = [z for z in zones if z.name.count(":") == 1 and _text(z / "name").startswith("package")]
     if not packages:
@@ -95,20 +93,12 @@ class Phase:
 
 
 def prompt(model: str, n: int, ubatch: int = 512) -> Case:
-    """A prompt of `n` tokens in batches of at most `ubatch`, as llama-bench's pp.
-
-    Raises:
-        UsageError: `model` cannot be read.
-    """
+    """A prompt of `n` tokens in batches of at most `ubatch`, as llama-bench's pp; UsageError for an unknown `model`."""
     return make(f"phases/{_with(model, n)},ubatch={ubatch},run=p{n}@0")
 
 
 def generation(model: str, n: int) -> Case:
-    """`n` tokens one by one on an empty cache, as llama-bench's tg.
-
-    Raises:
-        UsageError: `model` cannot be read.
-    """
+    """`n` tokens one by one on an empty cache, as llama-bench's tg; UsageError for an unknown `model`."""
     return make(f"phases/{_with(model, n)},run=d{n}@0")
 
 
@@ -125,18 +115,13 @@ def measure(backend: Backend, case: Case, name: str, tokens: int, meter: Meter |
     """
     _check(backend, case)
     with backend.open(case) as session:
-        first = case.steps[0]
-        session.compute(first.graph, first.inputs, first.outputs)
-        opaque = session.opaque()
-        for t in case.caches():
-            if t not in opaque:
-                session.write(t, case.persistent[t])
+        play(session, case.steps[:1])
+        restore(session, case)
         before, joules = session.witness(), None
         spent, nodes, splits = dict(before.seconds), before.nodes, before.splits
         counted = meter.read() if meter else {}
         start = time.perf_counter()
-        for step in case.steps:
-            session.compute(step.graph, step.inputs, step.outputs)
+        play(session, case.steps)
         seconds = time.perf_counter() - start
         if meter:
             joules = meter.joules(counted, meter.read())

@@ -21,11 +21,11 @@ look spends as much of it as it took of the budget (alpha spending, linear in ti
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,11 +72,6 @@ def ratio(seconds: Sequence[float], against: Sequence[float], lives: Sequence[in
         error: the probability that the truth lies above the interval, and the same below.
     """
     return of_logs(np.log(np.asarray(seconds) / np.asarray(against)), lives, error)
-
-
-def typical(seconds: Sequence[float], lives: Sequence[int], error: float) -> Interval:
-    """The typical time of rounds, in seconds; `lives` and `error` as in `ratio`."""
-    return of_logs(np.log(np.asarray(seconds)), lives, error)
 
 
 def of_logs(logs: NDArray[np.float64], lives: Sequence[int], error: float) -> Interval:
@@ -126,26 +121,24 @@ def _resamples(n: int) -> NDArray[np.int16]:
     return np.random.default_rng(SEED + n).integers(n, size=(RESAMPLES, n), dtype=np.int16)
 
 
-class Measurements(Protocol):
+class Measurements(ABC):
     """Times that grow on demand: `measure.Rounds`, or a replay of recorded ones."""
 
-    @property
-    def seconds(self) -> dict[str, list[float]]:
-        """Subject -> seconds, one per round."""
-
-    @property
-    def lives(self) -> list[int]:
+    def __init__(self, subjects: Iterable[str]) -> None:
+        self.seconds: dict[str, list[float]] = {s: [] for s in subjects}
+        """Subject -> seconds, one per round; the lists are of one length."""
+        self.lives: list[int] = []
         """The first round of each life."""
-
-    @property
-    def spent(self) -> float:
-        """Seconds that measuring took so far."""
-
-    def live(self) -> None:
-        """Measure the rounds of one more life."""
+        self.spent = 0.0
+        """Seconds that measuring took so far, with restarts, warm-up and everything else untimed."""
 
     def __len__(self) -> int:
         """Rounds so far."""
+        return len(next(iter(self.seconds.values())))
+
+    @abstractmethod
+    def live(self) -> None:
+        """Measure the rounds of one more life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +181,9 @@ def decide(rounds: Measurements, subject: str, against: str | None, limit: float
 def interval_of(rounds: Measurements, subject: str, against: str | None, error: float) -> Interval:
     """The interval from all rounds so far; arguments as in `decide` and `ratio`."""
     own, lives = rounds.seconds[subject], rounds.lives
-    return typical(own, lives, error) if against is None else ratio(own, rounds.seconds[against], lives, error)
+    if against is None:
+        return of_logs(np.log(np.asarray(own)), lives, error)
+    return ratio(own, rounds.seconds[against], lives, error)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float | None, float | None]:

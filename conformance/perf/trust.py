@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean, median
 
 import numpy as np
@@ -29,7 +29,7 @@ from conformance.ggml.errors import UsageError
 from .bench import Bench
 from .compare import BASE, HEAD
 from .measure import Rounds, Subject
-from .statistics import ERROR, FEWEST, FINE, LOOKS, REGRESSED, UNDECIDED, Decision, decide, interval_of
+from .statistics import ERROR, FEWEST, FINE, LOOKS, REGRESSED, UNDECIDED, Decision, Measurements, decide, interval_of
 from .units import Unit
 
 SAME = 0.0
@@ -153,18 +153,13 @@ def record_subjects(
     return Recording(unit, backend, lives, {share: median(s.lost) for share, s in slow.items()})
 
 
-class Replay:
+class Replay(Measurements):
     """Recorded lives, for `decide` in place of new ones: shuffled by `rng`, with sides swapped where they are equal."""
 
     def __init__(self, lives: Sequence[Life], rng: np.random.Generator | None = None, *, swap: bool = False) -> None:
-        self.seconds: dict[str, list[float]] = {BASE: [], HEAD: []}
-        self.lives: list[int] = []
-        self.spent = 0.0
+        super().__init__((BASE, HEAD))
         self._recorded, self._rng, self._swap = lives, rng, swap
         self._ahead: list[int] = []
-
-    def __len__(self) -> int:
-        return len(self.seconds[BASE])
 
     def live(self) -> None:
         """The rounds of one more life."""
@@ -182,31 +177,22 @@ class Replay:
         self.spent += life.cost
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Tally:
-    """Answers of trials of one kind."""
+    """Trials of one kind."""
 
-    answers: dict[str, int] = field(default_factory=lambda: dict.fromkeys((FINE, REGRESSED, UNDECIDED), 0))
-    seconds: list[float] = field(default_factory=list)
-    """What each trial took."""
-
-    @property
-    def trials(self) -> int:
-        """How many."""
-        return sum(self.answers.values())
+    answers: Mapping[str, int]
+    trials: int
+    seconds: float
+    """The mean of the trials."""
 
     def rate(self, answer: str) -> float:
         """The fraction of the trials with this answer."""
         return self.answers[answer] / self.trials
 
-    def add(self, decision: Decision) -> None:
-        """Count a trial."""
-        self.answers[decision.answer] += 1
-        self.seconds.append(decision.seconds)
-
     def to_json(self) -> dict[str, JSON]:
-        """`trials`, the number of each answer, and the mean `seconds` of a trial."""
-        return {"trials": self.trials, **self.answers, "seconds": fmean(self.seconds)}
+        """`trials`, the number of each answer, and `seconds`."""
+        return {"trials": self.trials, **self.answers, "seconds": self.seconds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +244,11 @@ def trust(r: Recording, limit: float, budget: float, trials: int = TRIALS) -> Tr
 
 def tally(r: Recording, share: float, limit: float, budget: float, trials: int, rng: np.random.Generator) -> Tally:
     """Gates on replayed lives in which the second side is slowed by `share`."""
-    answers = Tally()
-    for _ in range(trials):
-        answers.add(decide(Replay(r.lives[share], rng, swap=share == SAME), HEAD, BASE, limit, budget))
-    return answers
+    swap = share == SAME
+    decisions = [decide(Replay(r.lives[share], rng, swap=swap), HEAD, BASE, limit, budget) for _ in range(trials)]
+    answers = [d.answer for d in decisions]
+    counts = {answer: answers.count(answer) for answer in (FINE, REGRESSED, UNDECIDED)}
+    return Tally(counts, trials, fmean(d.seconds for d in decisions))
 
 
 def detectable(r: Recording, limit: float, budget: float, trials: int, rng: np.random.Generator) -> float | None:

@@ -278,7 +278,7 @@ def _title(t: Tensor, number: dict[Tensor, int], node: bool) -> str:
     if t.src:
         lines.append("src " + ", ".join(_source(s, number) for s in t.src))
     if t.view_src is not None:
-        lines.append(f"{_view(t, number)}")
+        lines.append(f"view of {_source(t.view_src, number)} at byte {t.view_offs}")
     lines += [line for line in (_flags(t, node), params_text(t)) if line]
     return "\n".join(lines)
 
@@ -290,10 +290,6 @@ def _sources(t: Tensor, number: dict[Tensor, int]) -> str:
 
 def _source(s: Tensor | None, number: dict[Tensor, int]) -> str:
     return "–" if s is None else f"{number[s]} {_short(s.name, 24)}".rstrip()
-
-
-def _view(t: Tensor, number: dict[Tensor, int]) -> str:
-    return "" if t.view_src is None else f"view of {_source(t.view_src, number)} at byte {t.view_offs}"
 
 
 def _flags(t: Tensor, node: bool) -> str:
@@ -372,14 +368,11 @@ def _connected(
         if first in visited:
             continue
         visited.add(first)
-        members, todo = [first], [first]
-        while todo:
-            cur = todo.pop()
-            for n in (*below[cur], *above[cur]):
-                if n not in visited:
-                    visited.add(n)
-                    members.append(n)
-                    todo.append(n)
+        members = [first]
+        for cur in members:  # grows on the way
+            new = dict.fromkeys(n for n in (*below[cur], *above[cur]) if n not in visited)
+            visited.update(new)
+            members += new
         yield sorted(members)
 
 
@@ -394,23 +387,23 @@ def _part(members: Sequence[Item], depth: Sequence[int], below: Mapping[Item, Se
     for a in members:
         for b in below[a]:
             chain = [a]
-            for level in range(depth[a] - top + 1, depth[b] - top):
+            for layer in part.layers[depth[a] - top + 1 : depth[b] - top]:
                 bend -= 1
                 chain.append(bend)
-                part.layers[level].append(bend)
+                layer.append(bend)
             chain.append(b)
             part.chains[a, b] = chain
             for p, q in pairwise(chain):
                 down.setdefault(p, []).append(q)
                 up.setdefault(q, []).append(p)
-    for sweep in range(SWEEPS):
-        near, layers = (up, part.layers) if sweep % 2 == 0 else (down, part.layers[::-1])
+    both = {i: [*up.get(i, ()), *down.get(i, ())] for layer in part.layers for i in layer}
+    sweeps = [(up, part.layers), (down, part.layers[::-1])] * (SWEEPS // 2)
+    for near, layers in sweeps:
         for layer in layers:
             _order(layer, near, part.x)
-    for sweep in range(SWEEPS):
-        near, layers = (up, part.layers) if sweep % 2 == 0 else (down, part.layers[::-1])
+    for sweep, (near, layers) in enumerate(sweeps):
         for layer in layers:
-            _place(layer, {i: [*up.get(i, ()), *down.get(i, ())] for i in layer} if sweep > 3 else near, part.x)
+            _place(layer, both if sweep > 3 else near, part.x)
     left = min(part.x.values())
     part.x = {i: x - left for i, x in part.x.items()}
     return part

@@ -29,7 +29,7 @@ BESIDE = ".partial.jsonl"
 """Suffix of a `Partial`, after the name of the file that its run writes at its end."""
 PATIENCE = 10.0
 """Seconds to wait for the lock of a run that is about to end."""
-_SAME = ("machine", "python", "packages")
+SAME = ("machine", "python", "packages")
 """Parts of the environment that may not change between the starts of a run."""
 HEAD = {**HEADER, "kind": one_of(JOURNAL), "seed": COUNT}
 """Fields of the first line."""
@@ -70,11 +70,7 @@ class Journal:
         return earlier.popleft() if earlier else None
 
     def add(self, results: Sequence[Result]) -> None:
-        """Append results.
-
-        Raises:
-            UsageError: the file cannot be written any more.
-        """
+        """Append results; UsageError if the file cannot be written any more."""
         self._append([r.to_json() for r in results])
 
     def close(self) -> None:
@@ -108,7 +104,7 @@ class Journal:
             raise self._error("no journal of a run")
         check(self.path, "line 1", head, HEAD)
         self._check("was asked for", head.get("asked"), asked, asked)
-        self._check("had", head.get("environment"), header(JOURNAL)["environment"], _SAME)
+        self._check("had", head.get("environment"), header(JOURNAL)["environment"], SAME)
         os.ftruncate(self._descriptor, len(raw) - len(torn))
         return head, rows[1:]
 

@@ -64,7 +64,14 @@ class Suite:
 
 def junit(runs: Runs) -> str:
     """The whole document; UTF-8 by its declaration."""
-    suites = [*_results(runs), *_missing(runs), *_unavailable(runs), *_gates(runs), *_planted(runs)]
+    suites = [
+        *_results(runs),
+        *_missing(runs),
+        *_unavailable(runs),
+        *_grouped("performance gates", [(row, _gate(row.value)) for row in runs.gates]),
+        *_grouped("planted bugs", [(row, _fault(row.value, families)) for row, families in runs.faults_noticed()]),
+        *_grouped("nothing planted", [(row, _control(row.value, alarms)) for row, alarms in runs.controls()]),
+    ]
     totals = _counts("conformance", [t for s in suites for t in s.tests], COUNTED)
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites{_attributes(totals)}>"]
     for s in suites:
@@ -134,20 +141,11 @@ def _unavailable(runs: Runs) -> Iterator[Suite]:
         yield Suite(name, runs.documents[-1].written, {}, [Test(name, "available", 0.0, "skipped", "", why)])
 
 
-def _gates(runs: Runs) -> Iterator[Suite]:
-    yield from _grouped("performance gates", [(row, _gate(row.value)) for row in runs.gates])
-
-
 def _gate(g: Fields) -> Test:
     tag = GATES[g["answer"]]
     message = f"{g['answer']}: {g.get('reason') or 'no reason given'}"
     name = f"{g['gate']}: {g['unit']} on {g['backend']}"
     return Test(f"gates.{g['kind']}", name, g.get("seconds") or 0.0, tag, g["answer"] if tag else "", message, message)
-
-
-def _planted(runs: Runs) -> Iterator[Suite]:
-    yield from _grouped("planted bugs", [(row, _fault(row.value, families)) for row, families in runs.faults_noticed()])
-    yield from _grouped("nothing planted", [(row, _control(row.value, alarms)) for row, alarms in runs.controls()])
 
 
 def _fault(f: Fields, families: list[str] | None) -> Test:

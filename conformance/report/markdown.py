@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
-from .matrix import OPS, ORDER, Group, Matrix, groups, matrix
+from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation
 from .runs import Fields, Row, Runs, budget_used, command, refusals
 
 LIMIT = 50_000
@@ -185,15 +185,18 @@ def _group(group: Group) -> str:
     if n == 1:
         return _failure(group.rows[0])
     why = _text(group.cause or "no detail")
-    lines = [f"- **{group.verdict}** {n:,} times: {why}", f"  - of {_named(group.ops)}; on {_named(group.backends)}"]
+    ops = _named(operation(r.value.case).name for r in group.rows)
+    backends = _named(r.value.backend for r in group.rows)
+    lines = [f"- **{group.verdict}** {n:,} times: {why}", f"  - of {ops}; on {backends}"]
     for row in first:
         lines.append(f"  - {_code(row.value.case, 200)} on {_code(row.value.backend, 120)}")
         lines.append(f"    {_code(command(row.value))}")
     return "\n".join([*lines, *([f"  - and {n - len(first):,} more like these"] if n > len(first) else [])])
 
 
-def _named(counts: Counter[str]) -> str:
+def _named(names: Iterable[str]) -> str:
     """The most frequent names with their counts, and the number of others."""
+    counts = Counter(names)
     words = [f"{_code(name, 120)} {n:,}" for name, n in counts.most_common(NAMES)]
     more = len(counts) - NAMES
     return ", ".join([*words, *([f"{more:,} others"] if more > 0 else [])])
@@ -292,10 +295,13 @@ def _not_run(runs: Runs) -> list[str]:
 def _matrix(m: Matrix) -> Iterator[Sequence[str]]:
     for what in m.rows:
         cells = [m.cells.get((what, b)) for b in m.backends]
-        words = [
-            "not run" if c is None else f"{c.passed} of {c.declared}" if c.declared else "unsupported" for c in cells
-        ]
-        yield _text(what.name), _text(what.types), *words
+        yield _text(what.name), _text(what.types), *map(_passed, cells)
+
+
+def _passed(cell: Counter[str] | None) -> str:
+    if cell is None:
+        return "not run"
+    return f"{cell['passed']} of {cell['declared']}" if cell["declared"] else "unsupported"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[list[str], list[str]]:

@@ -63,47 +63,15 @@ def operation(case_id: str) -> Operation:
     return Operation(OPS, match["op"], match["types"], match["params"] or "")
 
 
-@dataclass(slots=True)
-class Cell:
-    """The results of one operation's cases on one backend. Every count is a number of `rows`."""
-
-    rows: list[Row[Result]] = field(default_factory=list)
-    declared: int = 0
-    """The backend accepts them through supports_op."""
-    executed: int = 0
-    """They ran to the end: `declared` less OVERCLAIM, CRASH and TIMEOUT."""
-    passed: int = 0
-    failed: int = 0
-    """Verdicts that fail a run (`FAILURES`), those of fresh cases too."""
-    waived: int = 0
-    """XFAIL: they failed as a waiver says."""
-    last: str | None = None
-    """When the newest declared one was written; None where there is none."""
-
-    @property
-    def cases(self) -> int:
-        """All of them, also those that the backend refuses."""
-        return len(self.rows)
-
-    def add(self, row: Row[Result]) -> None:
-        """Count one result."""
-        self.rows.append(row)
-        names = counts(row.value)
-        for name in names:
-            setattr(self, name, getattr(self, name) + 1)
-        if "declared" in names:
-            self.last = max(self.last or "", row.document.written)
-
-
 def counts(result: Result) -> list[str]:
-    """The counts of a `Cell` that a result raises by one. The page's script adds these up."""
+    """The counts of a cell that a result raises by one. The page's script adds these up."""
     verdict = result.verdict
     declared = verdict is not Verdict.UNSUPPORTED
     raises = {
-        "declared": declared,
+        "declared": declared,  # the backend accepts it through supports_op
         "executed": declared and _finished(result),
         "passed": verdict in PASSED,
-        "failed": verdict in FAILURES,
+        "failed": verdict in FAILURES,  # that of a fresh case too
         "waived": verdict is Verdict.XFAIL,
     }
     return [name for name, raised in raises.items() if raised]
@@ -121,17 +89,19 @@ class Matrix:
     rows: tuple[Operation, ...]
     """Single ops first, by name; then a row for each other family."""
     backends: tuple[str, ...]
-    cells: Mapping[tuple[Operation, str], Cell]
+    cells: Mapping[tuple[Operation, str], Counter[str]]
+    """The `counts` of an operation's results on a backend, added up."""
 
 
 def matrix(results: Iterable[Row[Result]]) -> Matrix:
     """The matrix of `Runs.results`."""
-    cells: dict[tuple[Operation, str], Cell] = {}
+    cells: dict[tuple[Operation, str], Counter[str]] = {}
     backends: dict[str, None] = {}
     for row in results:
         backends[row.value.backend] = None
         what = operation(row.value.case)
-        cells.setdefault((Operation(what.family, what.op, what.types), row.value.backend), Cell()).add(row)
+        cell = cells.setdefault((Operation(what.family, what.op, what.types), row.value.backend), Counter())
+        cell.update(counts(row.value))
     rows = sorted({what for what, _ in cells}, key=lambda o: (o.family != OPS, o.family, o.name, o.op, o.types))
     return Matrix(tuple(rows), tuple(backends), cells)
 
@@ -143,16 +113,6 @@ class Group:
     verdict: Verdict
     cause: str
     rows: Sequence[Row[Result]]
-
-    @property
-    def backends(self) -> Counter[str]:
-        """Backend -> how many results."""
-        return Counter(r.value.backend for r in self.rows)
-
-    @property
-    def ops(self) -> Counter[str]:
-        """Op, or family of cases that are no single op -> how many results."""
-        return Counter(operation(r.value.case).name for r in self.rows)
 
 
 def groups(rows: Iterable[Row[Result]]) -> list[Group]:

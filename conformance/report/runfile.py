@@ -14,7 +14,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
 from math import isfinite
@@ -53,10 +53,9 @@ def record(
 ) -> dict[str, JSON]:
     """The document of a conformance run: `header`, `asked`, `missing`, `results` and `totals`."""
     begun = header("conformance")
-    more = {} if settings is None else {"settings": settings}
+    begun["environment"] |= {"unavailable": unavailable or {}, **({} if settings is None else {"settings": settings})}
     return {
         **begun,
-        "environment": {**begun["environment"], "unavailable": unavailable or {}, **more},
         "asked": dict(Counter(r.backend for r in results)) if asked is None else asked.to_json(),
         "missing": [m.to_json() for m in missing],
         "results": [r.to_json() for r in results],
@@ -66,32 +65,20 @@ def record(
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a path that cannot be written, before the run starts.
-
-    Raises:
-        UsageError: the folder does not exist or takes no files.
-    """
+    """Before the run starts: UsageError if the path's folder does not exist or takes no files."""
     if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(f"--json {path}: a file in a folder that exists and can be written expected")
 
 
 def write_json(path: Path, document: JSON) -> None:
-    """Write `document` whole or not at all; Ctrl-C waits until it is written.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Write `document` whole, which Ctrl-C waits for, or not at all: UsageError if the file cannot be written."""
     encoded = json.JSONEncoder(indent=1, allow_nan=False, default=str).iterencode(document)
     with interrupts_wait():
         write_text(path, chain(encoded, ["\n"]))
 
 
 def write_text(path: Path, text: str | Iterable[str], option: str = "--json") -> None:
-    """`case.leftover.write_whole`, with errors that name the command-line `option`.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """`case.leftover.write_whole`; UsageError, with the command-line `option`, if the file cannot be written."""
     try:
         write_whole(path, text)
     except OSError as e:
@@ -123,13 +110,9 @@ class Rule:
     ok: Callable[[JSON], bool]
     required: bool = True
 
-    def optional(self) -> Rule:
-        """The same, or null, or left out."""
-        return Rule(f"{self.what} or null", lambda v: v is None or self.ok(v), required=False)
-
-    def nullable(self) -> Rule:
-        """The same, or null; never left out."""
-        return Rule(f"{self.what} or null", lambda v: v is None or self.ok(v))
+    def optional(self, *, required: bool = False) -> Rule:
+        """The same, or null; or left out, unless `required`."""
+        return Rule(f"{self.what} or null", lambda v: v is None or self.ok(v), required)
 
 
 def _number(v: JSON) -> bool:
@@ -219,7 +202,7 @@ UNIT: dict[str, Rule] = {
     "work": AMOUNT,
     "seconds": AMOUNTS,
     "rounds": COUNT,
-    "rate": AMOUNT.nullable(),
+    "rate": AMOUNT.optional(required=True),
     "counters": COUNTERS,
     "memory": MEMORY,
 }
@@ -242,25 +225,19 @@ ROWS: dict[str, dict[str, dict[str, Rule]]] = {
 }
 """Kind -> list in its document -> the fields of each row. Other fields are kept as they are."""
 OPTIONAL_LISTS = frozenset({"gates", "missing"})
-_REQUESTED = _object_of("whole numbers", _whole)
-ASKED: dict[str, Rule] = {"asked": Rule(_REQUESTED.what, _REQUESTED.ok, required=False)}
+ASKED: dict[str, Rule] = {"asked": replace(_object_of("whole numbers", _whole), required=False)}
 """Of conformance runs: how many cases were requested of each backend."""
 
 
 def check(path: Path, place: str, fields: Mapping[str, JSON], rules: Mapping[str, Rule]) -> None:
-    """Hold the fields of one object against their rules.
-
-    Raises:
-        UsageError: names file, place and field, what was expected and what came.
-    """
+    """UsageError if a field of an object breaks its rule: file, place and field, what was expected and what came."""
     for name, rule in rules.items():
+        where = f"{path}: {place}{place and '.'}{name}"
         if name not in fields:
             if rule.required:
-                raise UsageError(f"{path}: {place}{place and '.'}{name}: {rule.what} expected, the field is missing")
+                raise UsageError(f"{where}: {rule.what} expected, the field is missing")
         elif not rule.ok(fields[name]):
-            raise UsageError(
-                f"{path}: {place}{place and '.'}{name}: {rule.what} expected, {_short(fields[name])} found"
-            )
+            raise UsageError(f"{where}: {rule.what} expected, {_short(fields[name])} found")
 
 
 def _short(value: JSON) -> str:
@@ -296,14 +273,6 @@ def read_document(path: Path, *, named: bool = True) -> Document | None:
     Raises:
         UsageError: it cannot be read or a field is wrong; names the field, what was expected and what came.
     """
-    raw = _bytes(path)
-    body = _parse(path, raw)
-    if not named and not (isinstance(body, dict) and body.get("kind") in KINDS):
-        return None
-    return _document(path, body, hashlib.sha256(raw).hexdigest())
-
-
-def _bytes(path: Path) -> bytes:
     try:
         with path.open("rb") as f:
             raw = f.read(MAX_BYTES + 1)
@@ -311,7 +280,10 @@ def _bytes(path: Path) -> bytes:
         raise UsageError(f"{path}: a run file expected, cannot be read: {e.strerror}") from None
     if len(raw) > MAX_BYTES:
         raise UsageError(f"{path}: a run file of at most {MAX_BYTES} bytes expected, a larger one found")
-    return raw
+    body = _parse(path, raw)
+    if not named and not (isinstance(body, dict) and body.get("kind") in KINDS):
+        return None
+    return _document(path, body, hashlib.sha256(raw).hexdigest())
 
 
 def _parse(path: Path, raw: bytes) -> JSON:

@@ -55,11 +55,7 @@ def call_of(t: Tensor) -> Call | None:
 
 
 def perform(call: Call) -> Tensor:
-    """Make the call: a tensor.
-
-    Raises:
-        GraphError: with the assertion of ggml that the arguments break.
-    """
+    """Make the call: a tensor; GraphError with the assertion of ggml that the arguments break."""
     made: Tensor = getattr(_B, call.name)(*call.args)
     for name, args in call.after:
         getattr(_B, name)(made, *args)
@@ -82,11 +78,7 @@ def _proposals(t: Tensor) -> Iterator[Call]:
 
 
 def _argument(t: Tensor, argument: str, form: Form) -> Any:  # noqa: ANN401  # an `Argument`
-    """What `argument` of a constructor was.
-
-    Raises:
-        KeyError: the node does not tell.
-    """
+    """What `argument` of a constructor was; KeyError if the node does not tell."""
     recover = form.recover.get(argument)
     return _value(t, argument.rstrip("_")) if recover is None else recover(t)
 
@@ -184,8 +176,9 @@ def _python_step(k: int, step: Step, names: dict[Tensor, str]) -> Iterator[str]:
     for i, t in enumerate(step.graph):
         for s, root in _named_views(t, f"{k}_{i}", names):
             yield f"{names[s]} = named(b.view_tensor({root}), {s.name!a}, {s.flags})"
-        yield f"{names[t]} = named({_python_node(t, names)}, {t.name!a}, {t.flags})"
         call = call_of(t)
+        made = _python_by_hand(t, names) if call is None else f"b.{call.name}({_python_arguments(call.args, names)})"
+        yield f"{names[t]} = named({made}, {t.name!a}, {t.flags})"
         for name, args in call.after if call else ():
             yield f"b.{name}({names[t]}, {_python_arguments(args, names)})"
     inputs = ",\n".join(f"    {names[t]}: {_python_data(t, data)}" for t, data in step.inputs.items())
@@ -195,10 +188,7 @@ def _python_step(k: int, step: Step, names: dict[Tensor, str]) -> Iterator[str]:
     yield f"step{k} = Step(Graph([{nodes}]), inputs{k}, ({outputs.rstrip(' ')}))"
 
 
-def _python_node(t: Tensor, names: dict[Tensor, str]) -> str:
-    call = call_of(t)
-    if call is not None:
-        return f"b.{call.name}({_python_arguments(call.args, names)})"
+def _python_by_hand(t: Tensor, names: dict[Tensor, str]) -> str:
     if t in t.src:
         raise UsageError(f"{t}: a node that is its own src can only be a cast")
     src = "".join(("None" if s is None else names[s]) + ", " for s in t.src)
@@ -262,10 +252,13 @@ def cpp(case: Case, name: str = "test_shrunk") -> str:
     """
     names: dict[Tensor, str] = {}
     leaves = {**case.persistent, **{t: data for s in case.steps for t, data in s.inputs.items()}}
+    body = []
     for t in leaves:
         names[t] = f"x{len(names)}"
+        body.append(f"ggml_tensor * {names[t]} = {_cpp_leaf(t)};  // {_plain(t.name)}")
+        body.append(f'ggml_set_name({names[t]}, "{names[t]}");')
+    body += _cpp_nodes(case, names)
     drawn = sum(data.nbytes for data in leaves.values()) > MOST_DATA
-    body = [*_cpp_leaves(leaves, names), *_cpp_nodes(case, names)]
     if drawn:
         init = ["for (ggml_tensor * t = ggml_get_first_tensor(ctx); t; t = ggml_get_next_tensor(ctx, t)) {"]
         init += ["    init_tensor_uniform(t);  // the case's own values are too many for a source file", "}"]
@@ -299,12 +292,6 @@ def _plain(text: str) -> str:
     without the question marks that trigraphs are made of.
     """
     return "".join(c if c.isascii() and c.isprintable() and c not in '"\\?' else "_" for c in text[:LONGEST])
-
-
-def _cpp_leaves(leaves: dict[Tensor, Bytes], names: dict[Tensor, str]) -> Iterator[str]:
-    for t in leaves:
-        yield f"ggml_tensor * {names[t]} = {_cpp_leaf(t)};  // {_plain(t.name)}"
-        yield f'ggml_set_name({names[t]}, "{names[t]}");'
 
 
 def _cpp_leaf(t: Tensor) -> str:

@@ -271,7 +271,7 @@ def test_replies_of_another_build_are_judged_or_refused(tmp_path: Path, do: str,
         patch.setattr(compare, "Worker", lambda *_, **__: _Replies(replies))
         patch.setattr(measure, "LIFE", 0.0)
         try:
-            pair = compare.pair(tmp_path, tmp_path, "smoke")
+            pair = compare.Pair(tmp_path, tmp_path, "smoke")
             judge = Judge(Bench(Runner()), 0.001, pair=pair)
             gate_ = loads('level = "smoke"\n[[gate]]\n' + "".join(f"{k} = {v}\n" for k, v in GATES[1].items()), "g")
             answer = judge.answer(gate_.gates[0])

@@ -99,7 +99,7 @@ def test_perf_gate(patch: Patch, tmp_path: Path) -> None:
     """The name of a gate, and its reason."""
     (unit, *_) = units("smoke", ())
     gate = Gate(EVIL, "ratio", unit, Spec("cpu"), 1.0, against="baseline")
-    patch("perf.gating.load", _returns(SimpleNamespace(budget=1.0, level="smoke", matching=_returns([gate]))))
+    patch("perf.gating.loads", _returns(SimpleNamespace(budget=1.0, level="smoke", matching=_returns([gate]))))
     patch("perf.Judge.answer", _returns(Answer(gate, "not run", EVIL)))
     (tmp_path / "g.toml").touch()
     _conform("perf", "gate", str(tmp_path / "g.toml"))

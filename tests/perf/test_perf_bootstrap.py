@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from conformance.perf import statistics
-from conformance.perf.statistics import FEWEST, Interval, life_values, ratio, trimmed, typical
+from conformance.perf.statistics import FEWEST, Interval, life_values, ratio, trimmed
 
 times = st.lists(st.tuples(st.floats(1e-6, 10), st.floats(1e-6, 10)), min_size=4 * FEWEST, max_size=200)
 
@@ -127,6 +127,6 @@ def test_coverage(n: int, *, heavy: bool) -> None:
 def test_a_single_time() -> None:
     """The time of one subject has an interval too, in seconds."""
     rng = np.random.default_rng(3)
-    i = typical(np.exp(rng.normal(math.log(0.02), 0.1, 400)).tolist(), lives(400), 0.005)
+    i = statistics.of_logs(rng.normal(math.log(0.02), 0.1, 400), lives(400), 0.005)
     assert i.low < 0.02 < i.high
     assert i.high / i.low < 1.1

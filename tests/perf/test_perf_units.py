@@ -272,10 +272,10 @@ def test_memory_is_of_the_backend_alone() -> None:
         cpu, ggml = Bench(runner).rows(unit, [Spec("cpu"), Spec("ggml")], lambda _: pytest.fail("nothing to time"))
     finally:
         runner.close()
-    assert cpu.weights == weights
-    assert ggml.weights is not None
-    assert weights <= ggml.weights < weights + 64 * len(case.persistent)
-    assert (cpu.peak is None) == (resident() is None)
+    assert cpu.memory["weights"] == weights
+    assert ggml.memory["weights"] is not None
+    assert weights <= ggml.memory["weights"] < weights + 64 * len(case.persistent)
+    assert (cpu.memory["peak"] is None) == (resident() is None)
     assert (cpu.seconds, cpu.rate) == ([], None)
     assert "memory" in cpu.reason
     assert exit_code([cpu, ggml]) == 0

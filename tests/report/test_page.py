@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import datetime, timezone
 from html.parser import HTMLParser
 from math import inf
@@ -209,7 +210,7 @@ def test_a_saved_case_is_drawn_from_its_file(tmp_path: Path) -> None:
 
 def test_history_adds_other_nights(folder: Path, tmp_path: Path) -> None:
     """Timings of a history stand beside those of the files; a night that is in both is there once, from its file."""
-    with History(tmp_path / "history.sqlite", create=True) as history:
+    with closing(History(tmp_path / "history.sqlite", create=True)) as history:
         for night in range(1, 13):
             history.add(made_runs.perf(night, 1.0 if night < 8 else 1.25), nightly=True)
     stored = read_history(tmp_path / "history.sqlite")

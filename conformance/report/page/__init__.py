@@ -55,11 +55,11 @@ def page(
         "unasked": stored.unasked,
         "drawings": drawn_graphs(runs, seconds=drawing),
     }
-    return assemble(data)
+    return _assembled(data)
 
 
-def assemble(data: JSON) -> str:
-    """The document around its data: markup, style and scripts inline, each named to the browser by its hash."""
+def _assembled(data: JSON) -> str:
+    """Markup around data, with style and scripts inline, each named to the browser by its hash."""
     folder = files(__package__).joinpath("static")
     style = folder.joinpath("page.css").read_text(encoding="utf-8")
     parts = [folder.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS]

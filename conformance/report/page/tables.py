@@ -217,19 +217,13 @@ def numbers(values: Iterable[float | None]) -> dict[str, JSON]:
 
 def objects(values: Iterable[JSON]) -> dict[str, JSON]:
     """A column of JSON objects or lists: `{"objects": [each once], "at": [index or NOTHING per row]}`."""
-    known: dict[str, int] = {}
-    unique: list[JSON] = []
-    at: list[int] = []
-    for v in values:
-        if v is None:
-            at.append(NOTHING)
-            continue
-        text = json.dumps(v, sort_keys=True)
-        if text not in known:
-            known[text] = len(unique)
-            unique.append(v)
-        at.append(known[text])
-    return {"objects": unique, "at": at}
+    rows = list(values)
+    unique: dict[str | None, JSON] = {}
+    texts = [None if v is None else json.dumps(v, sort_keys=True) for v in rows]
+    for text, v in zip(texts, rows, strict=True):
+        unique.setdefault(text, v)
+    column = words(texts)
+    return {"objects": [unique[text] for text in column["words"]], "at": column["at"]}
 
 
 def embedded(document: JSON) -> str:
@@ -250,11 +244,7 @@ class Stored:
 
 
 def read_history(path: Path) -> Stored:
-    """The timings of a history, and its change points if Apache Otava is installed.
-
-    Raises:
-        UsageError: no history, or one that cannot be read.
-    """
+    """The timings of a history, and its change points if Apache Otava is installed; UsageError if it cannot be read."""
     with closing(History(path)) as history:
         every, nightly = series(history, nightly=False), series(history)
     units = _units(path, every)
