@@ -153,11 +153,7 @@ ROUNDS: dict[Level, int] = {"smoke": 5, "standard": 10, "full": 10}
 
 
 def units(level: Level, globs: Sequence[str] = ()) -> list[Unit]:
-    """The units of `level` whose name matches any of `globs`; all, where there is none.
-
-    Raises:
-        UsageError: a glob matches nothing; lists the names.
-    """
+    """The units of `level` whose name matches any of `globs`, or all; UsageError lists the names if a glob has none."""
     every = UNITS[level]
     for g in globs:
         if not any(fnmatchcase(u.name, g) for u in every):

@@ -97,11 +97,7 @@ KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab")
 
 
 def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
-    """An id's values, the keys that it gives as text, and its seed.
-
-    Raises:
-        UsageError: says what may stand there.
-    """
+    """An id's values, the keys that it gives as text, and its seed; UsageError says what may stand there."""
     body, seed = split_id(case_id, NAME, "differs=WHAT,key=value")
     values, given = read_keys(case_id, body, KEYS)
     if not 1 <= values["tokens"] <= 16:
@@ -110,11 +106,7 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id.
-
-    Raises:
-        UsageError: the id cannot be read.
-    """
+    """The case behind an id; UsageError if it cannot be read."""
     v, params, seed = read(case_id)
     sides = {"a": Side(case_id, Traits(), v["tokens"]), "b": Side(case_id, DIFFERS[v["differs"]], v["tokens"])}
     steps = [sides[which].step(k) for k, which in enumerate(v["order"])]

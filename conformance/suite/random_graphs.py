@@ -654,11 +654,7 @@ KEYS = keys(f"nodes=12 steps=3 d=32|{'|'.join(map(str, ROWS))} w={'|'.join(WEIGH
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id, from its text alone.
-
-    Raises:
-        UsageError: the id cannot be read.
-    """
+    """The case behind an id, from its text alone; UsageError if it cannot be read."""
     body, seed = split_id(case_id, NAME, "key=value,key=value")
     values, given = read_keys(case_id, body, KEYS)
     for key, (low, high) in (("nodes", NODES), ("steps", STEPS)):

@@ -119,11 +119,7 @@ class Writer:
         return _B.view_3d(cur, *cur.ne[:2], n, *cur.nb[1:3], i * n * cur.nb[2])
 
     def _heads(self) -> list[tuple[int, int]]:
-        """Stream and first cell of each run of tokens.
-
-        Raises:
-            UsageError: the cells are no neighbours, so no view holds them.
-        """
+        """Stream and first cell of each run of tokens; UsageError if no view holds the cells of one."""
         for idxs in self.slots.idxs:
             if np.any(np.diff(idxs) != 1):
                 raise UsageError("write=cpy: the free cells are no neighbours; only write=set_rows can fill gaps")

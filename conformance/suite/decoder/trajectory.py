@@ -68,11 +68,7 @@ class Trajectory(Player):
         self.decode(self.batch(n_tokens, self.h.n_vocab, every=every))
 
     def decode(self, batch: Ubatch) -> None:
-        """Add the steps of a batch: `llama_decode`.
-
-        Raises:
-            UsageError: the cache is full, or the trajectory too long.
-        """
+        """Add the steps of a batch: `llama_decode`; UsageError if the cache or the trajectory is full."""
         for cells in self.memory.all_cells():
             if cells.has_shift:
                 self._shift(cells)
@@ -121,11 +117,7 @@ class Trajectory(Player):
         self.memory.seq_cp(src, dst)
 
     def case(self, family: str, params: Mapping[str, Any], seed: int) -> Case:
-        """The finished case.
-
-        Raises:
-            UsageError: it has no step.
-        """
+        """The finished case; UsageError if it has no step."""
         if not self.steps:
             raise UsageError(f"case {self.id!r}: run: at least one p, o or d expected")
         persistent = {t: weights.weight(self.id, self.h, t) for t in self.weights.values()}

@@ -51,11 +51,7 @@ class OpId:
 
 
 def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
-    """Read an id.
-
-    Raises:
-        UsageError: says which part is wrong and what may stand there.
-    """
+    """Read an id; UsageError says which part is wrong and what may stand there."""
     body, seed = family.split_id(case_id, NAME, "OP-types-key=value,key=value")
     op, _, rest = body.partition("-")
     types_text, _, keys_text = rest.partition("-")

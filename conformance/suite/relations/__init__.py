@@ -45,11 +45,7 @@ _GRAPH = keys("graph=decoder|random")
 
 
 def build(case_id: str) -> Case:
-    """The relation behind an id.
-
-    Raises:
-        UsageError: the id cannot be read, or says what no graph can be built from.
-    """
+    """The relation behind an id; UsageError if it cannot be read, or no graph can be built from it."""
     form = f"{'|'.join(NAMES)}-key=value,key=value"
     body, seed = split_id(case_id, NAME, form)
     name, _, rest = body.partition("-")

@@ -121,11 +121,7 @@ def record_model(request: Request) -> Case:
 
 
 def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value]) -> None:
-    """Write a GGUF file that llama.cpp loads, with made-up weights.
-
-    Raises:
-        ConformanceError: as `capture`.
-    """
+    """Write a GGUF file that llama.cpp loads, with made-up weights; ConformanceError as in `ask`."""
     write_metadata(path, arch, keys, {})
     weights = ask(replace(request, model=str(path), output=""))["weights"]
     missing: set[str] = set()
@@ -149,11 +145,7 @@ def _missing(message: str) -> str:
 
 
 def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
-    """The worker's answer.
-
-    Raises:
-        ConformanceError: the one that the worker met; or it died or was too slow.
-    """
+    """The worker's answer; ConformanceError is the one that the worker met, or it died or was too slow."""
     worker = Worker("conformance.suite.zoo.worker", time_limit=time_limit, env={**os.environ, **ENVIRONMENT})
     try:
         return worker.ask({"record": asdict(request)})[0]
@@ -209,11 +201,7 @@ TABLE: Table = {
 
 
 def ids(level: Level) -> Sequence[str]:
-    """Case ids of a level and those below it.
-
-    Raises:
-        UnavailableError: there is no llama.cpp here.
-    """
+    """Case ids of a level and those below it; UnavailableError if there is no llama.cpp here."""
     if reason := available():
         raise UnavailableError(reason)
     return _ids(level)

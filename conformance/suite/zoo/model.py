@@ -79,11 +79,7 @@ def runnable() -> list[str]:
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture called `name`.
-
-    Raises:
-        UsageError: there is none, or it does not run; says why.
-    """
+    """The architecture called `name`; UsageError if there is none, or says why it does not run."""
     arch = table().get(name)
     if arch is None:
         raise UsageError(f"zoo: architecture {name!r} is unknown; known: {', '.join(runnable())}")
@@ -151,11 +147,7 @@ def write_metadata(
 
 
 def open_writer(path: Path, arch: str, keys: Mapping[str, Value]) -> GGUFWriter:
-    """A writer that has the metadata; tensors may be added.
-
-    Raises:
-        UsageError: a value that GGUF cannot hold.
-    """
+    """A writer that has the metadata; tensors may be added. UsageError for a value that GGUF cannot hold."""
     writer = GGUFWriter(path, arch)
     for key, value in keys.items():
         if key == "general.architecture":
