@@ -17,7 +17,7 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.build import Builder, Expansion
 from conformance.ggml.ops.rope import ROPE_TYPE
-from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nbytes, nelements, new_tensor
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_tensor
 from conformance.ggml.types import F16, F32, I32, I64, Q4_0, Q8_0, GGMLType
 
 from .data import Fill, chosen, encode, integers, normal, random_bytes
@@ -144,13 +144,9 @@ class Side:
             self.w[name] = t
         for name, differs in (("ffn_gate.weight", traits.weight), ("attn_norm.weight", traits.norm)):
             if differs:
-                self._flip(self.w[name])
-
-    def _flip(self, t: Tensor) -> None:
-        """Change the sign and half the exponent of one element: one byte."""
-        data = self.persistent[t].copy()
-        data[nbytes(t) // 8 * 4 + 3] ^= np.uint8(0x81)
-        self.persistent[t] = data
+                data = self.persistent[self.w[name]].copy()
+                data[len(data) // 8 * 4 + 3] ^= np.uint8(0x81)  # the sign and half the exponent of one element
+                self.persistent[self.w[name]] = data
 
     def step(self, k: int) -> Step:
         """The graph once more: new tensors under the same names, with other inputs."""

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from conformance.case.case import MAX_BUFFER, USAGES, Case, Placement, Step
 from conformance.case.streams import Stream
 from conformance.ggml.errors import GraphError, UsageError
@@ -24,7 +22,7 @@ from conformance.ggml.quants import vec_dot_type
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_tensor
 from conformance.ggml.types import F32, I32, I64, TYPES, GGMLType
 
-from .data import random_bytes
+from .data import chosen, encode, random_bytes
 from .decoder import elements, make
 from .family import Family, Table, ids_of, keys, read_keys, split_id, text, with_seed, without
 
@@ -112,8 +110,7 @@ class _Bench:
     def rows(self, name: str, type_: GGMLType, below: int, *ne: int) -> Tensor:
         """A leaf of distinct row numbers in each of its rows."""
         t = new_tensor(type_, *ne, name=name, flags=FLAG_INPUT)
-        numbers = self.stream(name).choice(nelements(t) // t.ne[0], below, t.ne[0])
-        self.inputs[t] = np.ascontiguousarray(numbers.astype(type_.dtype)).view(np.uint8).reshape(-1)
+        self.inputs[t] = encode(type_, self.stream(name), t.ne, chosen(below))
         return t
 
     def stream(self, name: str) -> Stream:

@@ -43,7 +43,7 @@ def build(
     cur = _inp_embd(g)
     _inp_rs(g)
     if h.rope != "NONE":
-        g.input("inp_pos", I32, g.n_tokens)
+        g.input("inp_pos", I32, g.ubatch.n_tokens)
     _inp_attn(g)
     out_ids = g.input("out_ids", I32, int(ubatch.outputs.sum()))
     for il in range(h.n_layer):
@@ -88,7 +88,7 @@ def _head(g: Sketch, cur: Tensor) -> Tensor:
 def _inp_embd(g: Sketch) -> Tensor:
     """`build_inp_embd`: rows of the embedding, and the branch of a mixed batch, which is not computed."""
     tok_embd = g.w("token_embd")
-    n = g.n_tokens
+    n = g.ubatch.n_tokens
     embd = B.get_rows(tok_embd, g.input("inp_tokens", I32, n))
     g.gf.expand(embd, compute=False)
     branches: tuple[Tensor, ...] = (embd,)
@@ -115,7 +115,7 @@ def _inp_attn(g: Sketch) -> None:
 
 
 def _inp_cells(g: Sketch, *, swa: bool) -> None:
-    part, n = g.place.part(swa=swa), g.n_tokens
+    part, n = g.place.part(swa=swa), g.ubatch.n_tokens
     if g.c.write == "set_rows":
         g.input("attn_inp_k_idxs", I64, n, key=keyed("attn_inp_k_idxs", swa=swa))
         n_v = n * g.h.n_embd_v_gqa if g.c.v_trans else n

@@ -432,6 +432,7 @@ class Memory:
         self.base = Cells(c.n_ctx, c.n_stream)
         self.swa = Cells(c.n_ctx_swa(h), c.n_stream, h.n_swa) if h.n_swa else None
         self.recr = States(c.n_seq_max) if h.n_shortconv else None
+        self._parts = [part for part in (self.recr, self.base, self.swa) if part is not None]
 
     def all_cells(self) -> Iterator[Cells]:
         """Of full attention, and of sliding-window attention where there is any."""
@@ -445,10 +446,8 @@ class Memory:
 
     def clear(self) -> None:
         """Forget all tokens: `llama_memory_clear` without data."""
-        for cells in self.all_cells():
-            cells.clear()
-        if self.recr is not None:
-            self.recr.clear()
+        for part in self._parts:
+            part.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
         """Forget positions p0 to p1 of a sequence: `llama_memory_seq_rm`.
@@ -456,17 +455,13 @@ class Memory:
         Raises:
             UsageError: a convolution's state would have to go back.
         """
-        if self.recr is not None:
-            self.recr.seq_rm(seq, p0, p1)
-        for cells in self.all_cells():
-            cells.seq_rm(seq, p0, p1)
+        for part in self._parts:
+            part.seq_rm(seq, p0, p1)
 
     def seq_cp(self, src: int, dst: int) -> None:
         """Let `dst` have all tokens of `src` too: `llama_memory_seq_cp`."""
-        for cells in self.all_cells():
-            cells.seq_cp(src, dst)
-        if self.recr is not None:
-            self.recr.seq_cp(src, dst)
+        for part in self._parts:
+            part.seq_cp(src, dst)
 
     def seq_add(self, seq: int, p0: int, shift: int) -> None:
         """Move positions p0 and after of a sequence: `llama_memory_seq_add`.
@@ -476,10 +471,8 @@ class Memory:
         """
         if self.swa is not None and self.swa.n_ctx != self.base.n_ctx:
             raise UsageError("shift: sliding-window layers have fewer cells than the others; swafull=1 expected")
-        for cells in self.all_cells():
-            cells.seq_add(seq, p0, shift)
-        if self.recr is not None:
-            self.recr.seq_add(seq, p0, shift)
+        for part in self._parts:
+            part.seq_add(seq, p0, shift)
 
     def seq_pos_max(self, seq: int) -> int:
         """The last position of a sequence, -1 where it has none."""

@@ -113,7 +113,6 @@ class Bench:
 
     def _window(self, name: str, type_: GGMLType, ne: Dims, fill: Fill, window: str, *, keep: bool) -> Tensor:
         n0, n1, n2, n3 = ne
-        blck = type_.blck_size
         if window == "":
             return self.leaf(name, type_, ne, fill, keep=keep)
         if window == "flat":
@@ -122,16 +121,16 @@ class Bench:
             leaf = self.leaf(name, type_, (n0, n1 * n2 * n3 + 2, 1, 1), fill, keep=keep)
             nb = contiguous_nb(type_, ne)
             return self.b.view_4d(leaf, *ne, *nb[1:], leaf.nb[1])
-        if window == "pad":
-            leaf = self.leaf(name, type_, (n0 + 3 * blck, n1, n2, n3), fill, keep=keep)
-            return self.b.view_4d(leaf, *ne, *leaf.nb[1:], type_.type_size)
-        if window == "rows":
-            leaf = self.leaf(name, type_, (n0, 2 * n1, n2, n3), fill, keep=keep)
-            return self.b.view_4d(leaf, *ne, 2 * leaf.nb[1], leaf.nb[2], leaf.nb[3], leaf.nb[1])
-        dim = 1 if window == "slab" else 2
-        larger = (n0, n1 + 3, n2, n3) if dim == 1 else (n0, n1, n2 + 3, n3)
-        leaf = self.leaf(name, type_, larger, fill, keep=keep)
-        return self.b.view_4d(leaf, *ne, *leaf.nb[1:], 2 * leaf.nb[dim])
+        larger = {
+            "pad": (n0 + 3 * type_.blck_size, n1, n2, n3),
+            "rows": (n0, 2 * n1, n2, n3),
+            "slab": (n0, n1 + 3, n2, n3),
+            "part": (n0, n1, n2 + 3, n3),
+        }
+        leaf = self.leaf(name, type_, larger[window], fill, keep=keep)
+        nb0, nb1, nb2, nb3 = leaf.nb
+        offset = {"pad": nb0, "rows": nb1, "slab": 2 * nb1, "part": 2 * nb2}[window]
+        return self.b.view_4d(leaf, *ne, 2 * nb1 if window == "rows" else nb1, nb2, nb3, offset)
 
     def lists(self, name: str, type_: GGMLType, ne: Dims, n: int, layout: str) -> Tensor:
         """Index lists, one per row, each of different numbers of 0..n-1.

@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +76,6 @@ class Request:
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
-def capture(request: Request, arch: str, keys: Mapping[str, Value], whole: bool) -> Case:
-    """Record an architecture made from metadata; `whole` as of `prepare`.
-
-    Raises:
-        ConformanceError: as the worker; or it died: names the last words of llama.cpp.
-    """
-    with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
-        output = Path(folder, "case.gguf")
-        ask(replace(prepare(Path(folder, "model.gguf"), request, arch, keys, whole), output=str(output)))
-        return casefile.read_one(output)
-
-
 def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], whole: bool) -> Request:
     """The request for a model, whose file is made at `path`.
 
@@ -95,7 +83,7 @@ def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], 
     llama.cpp has for one.
 
     Raises:
-        ConformanceError: as `capture`.
+        ConformanceError: as in `ask`.
     """
     if whole:
         make_model(path, request, arch, keys)
@@ -112,7 +100,7 @@ def record_model(request: Request) -> Case:
     """Record a model that a user has; its weights are part of the case, or stay in the file (`by_reference`).
 
     Raises:
-        ConformanceError: as `capture`.
+        ConformanceError: as in `ask`.
     """
     with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
         output = Path(folder, "case.gguf")
@@ -158,8 +146,6 @@ def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
 
 
 NAME = "zoo"
-_MEMORY = 8
-"""Cases to remember, so that the next backend need not record them again."""
 
 _CACHES = ("f16", *TYPES)
 _WEIGHTS = ("f32", *(t for t in TYPES if t in MAKEABLE - {"f32"}))
@@ -265,23 +251,20 @@ def make(case_id: str, lib: str = "") -> Case:
         UsageError: the id cannot be read, or llama.cpp refuses it; gives its reason.
         UnavailableError: there is no llama.cpp here.
     """
-    request = read(case_id, lib)
-    try:
-        return capture(*request)
-    except UsageError as e:
-        raise UsageError(f"case {case_id!r}: {e}") from None
+    request, arch, keys, whole = read(case_id, lib)
+    with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
+        output = Path(folder, "case.gguf")
+        try:
+            ask(replace(prepare(Path(folder, "model.gguf"), request, arch, keys, whole), output=str(output)))
+            return casefile.read_one(output)
+        except UsageError as e:
+            raise UsageError(f"case {case_id!r}: {e}") from None
 
 
-_cases: dict[str, Case] = {}
-
-
+@lru_cache(maxsize=8)  # so that the next backend need not record them again
 def build(case_id: str) -> Case:
     """As `make`; remembers the last few."""
-    if case_id not in _cases:
-        _cases[case_id] = make(case_id)
-        while len(_cases) > _MEMORY:
-            del _cases[next(iter(_cases))]
-    return _cases[case_id]
+    return make(case_id)
 
 
 def available() -> str:

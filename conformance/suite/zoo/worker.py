@@ -41,7 +41,6 @@ from .model import recipe
 from .recorder import Recorder, Watch, load_choices, references, save_choices, step
 
 ALL_LAYERS = 999
-I32 = NDArray[np.int32]
 
 
 def load_model(
