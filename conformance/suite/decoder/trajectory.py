@@ -19,6 +19,7 @@ from . import weights
 from .config import Cparams, Hparams, n_rot
 from .decoder import Decode, build, build_shift
 from .kv import Cache
+from .layers import Sketch
 from .memory import Cells, Memory, Part, Place, Ubatch
 from .plan import Player
 from .weights import weight_shapes
@@ -75,8 +76,8 @@ class Trajectory(Player):
         for ubatch, place in self.memory.place(self.memory.split(batch)):
             if not ubatch.outputs.any():
                 ubatch.outputs[-1] = True  # a step without a result would have nothing but caches to check
-            graph = build(self.h, self.c, self.weights, self.cache, ubatch, place)
-            self._add(graph, self._values(ubatch, place), {"tokens": ubatch.rows()})
+            sketch = Sketch(self.h, self.c, self.weights, self.cache, ubatch, place)
+            self._add(build(sketch), self._values(ubatch, place), {"tokens": ubatch.rows()})
 
     def _shift(self, cells: Cells) -> None:
         """The step that rotates K to its new positions, before the next batch: `llama_kv_cache::update`."""
