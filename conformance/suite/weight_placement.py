@@ -122,14 +122,10 @@ class _Bench:
         return self.input("x", F32, self.d, self.n)
 
 
-def _part(b: _Bench) -> Tensor:
-    w = b.w0()
-    return _B.view_2d(w, b.d, _ROWS - 16, w.nb[1], 16 * w.nb[1])
-
-
 def _rows(b: _Bench) -> Tensor:
     """A weight read through a view that starts at its 17th row."""
-    return _B.mul_mat(_part(b), b.x())
+    w = b.w0()
+    return _B.mul_mat(_B.view_2d(w, b.d, _ROWS - 16, w.nb[1], 16 * w.nb[1]), b.x())
 
 
 def _parts(b: _Bench) -> Tensor:
@@ -181,17 +177,8 @@ def _added(b: _Bench) -> Tensor:
     return _B.add(cur, b.weight("w.bias", b.w, b.d))
 
 
-KINDS: dict[str, Callable[[_Bench], Tensor]] = {
-    "rows": _rows,
-    "parts": _parts,
-    "both": _both,
-    "input": _input,
-    "computed": _computed,
-    "activations": _activations,
-    "cache": _cache,
-    "experts": _experts,
-    "added": _added,
-}
+_MAKERS = (_rows, _parts, _both, _input, _computed, _activations, _cache, _experts, _added)
+KINDS: dict[str, Callable[[_Bench], Tensor]] = {make.__name__.removeprefix("_"): make for make in _MAKERS}
 """First word of an id -> what makes the graph's result."""
 
 

@@ -474,20 +474,13 @@ class Memory:
         for part in self._parts:
             part.seq_add(seq, p0, shift)
 
-    def seq_pos_max(self, seq: int) -> int:
-        """The last position of a sequence, -1 where it has none."""
-        return self.base.seq_pos_max(seq)
-
-    def split(self, batch: Ubatch) -> list[Ubatch]:
-        """The ubatches of a batch: `init_batch`."""
-        return split(batch, self.c.n_ubatch, unified=self.c.n_stream == 1, equal=self.recr is not None)
-
-    def place(self, ubatches: list[Ubatch]) -> Iterator[tuple[Ubatch, Place]]:
-        """Find room for all ubatches of a batch, then fill it, one after the other.
+    def place(self, batch: Ubatch) -> Iterator[tuple[Ubatch, Place]]:
+        """Find room for all ubatches of a batch (`init_batch`), then fill it, one after the other.
 
         Raises:
             UsageError: a cache is too small.
         """
+        ubatches = split(batch, self.c.n_ubatch, unified=self.c.n_stream == 1, equal=self.recr is not None)
         result = [(cells, cells.prepare(ubatches)) for cells in self.all_cells()]
         for k, ubatch in enumerate(ubatches):
             parts = []

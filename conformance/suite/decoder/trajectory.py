@@ -47,7 +47,7 @@ class Trajectory(Player):
 
     def start(self, n_past: int) -> None:
         """Give every sequence `n_past` tokens: random K and V in their cells, large numbers in all others."""
-        for _ in self.memory.place(self.memory.split(self.batch([n_past], self.h.n_vocab, every=False))):
+        for _ in self.memory.place(self.batch([n_past], self.h.n_vocab, every=False)):
             pass
         for t in self.cache.tensors():
             self._start[t] = self._cache_bytes(t)
@@ -73,7 +73,7 @@ class Trajectory(Player):
         for cells in self.memory.all_cells():
             if cells.has_shift:
                 self._shift(cells)
-        for ubatch, place in self.memory.place(self.memory.split(batch)):
+        for ubatch, place in self.memory.place(batch):
             if not ubatch.outputs.any():
                 ubatch.outputs[-1] = True  # a step without a result would have nothing but caches to check
             sketch = Sketch(self.h, self.c, self.weights, self.cache, ubatch, place)
@@ -97,7 +97,7 @@ class Trajectory(Player):
 
     def n_past(self, seq: int) -> int:
         """The position of a sequence's next token."""
-        return self.memory.seq_pos_max(seq) + 1
+        return self.memory.base.seq_pos_max(seq) + 1
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
         """Forget positions p0 to p1 (all from p0 on) of a sequence."""

@@ -34,10 +34,7 @@ _OWN: dict[str, dict[str, Key]] = {
 }
 """Relation -> keys of its own."""
 _SAME: dict[str, Callable[[str, Case, int], Case]] = {
-    "memory": pairs.memory,
-    "warm": pairs.warm,
-    "buffers": pairs.buffers,
-    "restored": pairs.restored,
+    relation.__name__: relation for relation in (pairs.memory, pairs.warm, pairs.buffers, pairs.restored)
 }
 NAMES = (*pairs.DECODERS, "renamed", *_SAME, "after")
 _ARCH = {"arch": word(*PRESETS)}

@@ -185,8 +185,8 @@ def _follow(request: Request, left: Side, what: str, ids: Mapping[int, int], **v
         rows.sort(key=lambda row: (row[0], row[2]))
         for seq in {row[0] for row in rows}:
             start = min(row[2] for row in rows if row[0] == seq)
-            if start <= trajectory.memory.seq_pos_max(seq):
-                trajectory.memory.seq_rm(seq, start)
+            if start < trajectory.n_past(seq):
+                trajectory.seq_rm(seq, start)
         seqs, tokens, pos, _, outputs = (np.array(column, np.int64) for column in zip(*rows, strict=True))
         trajectory.decode(Ubatch(tokens, pos, seqs, outputs.astype(np.bool_)))
     return Side(what, trajectory, {theirs: ours for ours, theirs in ids.items()})
