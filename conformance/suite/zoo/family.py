@@ -30,6 +30,7 @@ from . import model
 from .model import Value, architecture, chosen_types, full_key, parse_value, write_metadata, write_model
 
 _MISSING = re.compile(r"missing tensor '([^']+)'|tensor '([^']+)' not found")
+"""llama.cpp's words about a weight that it misses."""
 TIME_LIMIT = 120.0
 """Seconds that one recording may take."""
 ENVIRONMENT = {"GGML_NO_BACKTRACE": "1"}
@@ -118,18 +119,13 @@ def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value
         try:
             ask(replace(request, model=str(path), output="", from_file=True))
         except UsageError as e:
-            name = _missing(str(e))
+            found = _MISSING.search(str(e))
+            name = found and (found[1] or found[2])
             if not name or name in missing:
                 raise
             missing.add(name)
         else:
             return
-
-
-def _missing(message: str) -> str:
-    """The weight that llama.cpp misses, by its own words."""
-    match = _MISSING.search(message)
-    return match[1] or match[2] if match else ""
 
 
 def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
