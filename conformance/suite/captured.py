@@ -187,11 +187,7 @@ class Arrays:
         return name in self._members
 
     def read(self, name: str, size: int) -> Bytes:
-        """The array called `name`, which must have `size` bytes.
-
-        Raises:
-            CaseFileError: it is missing, of another size or form, or broken.
-        """
+        """The array `name` of `size` bytes; CaseFileError if it is missing, of another size or form, or broken."""
         member = self._members.get(name)
         field = f"npz.{name}"
         if member is None:

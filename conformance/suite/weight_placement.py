@@ -183,11 +183,7 @@ KINDS: dict[str, Callable[[_Bench], Tensor]] = {make.__name__.removeprefix("_"):
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id.
-
-    Raises:
-        UsageError: the id cannot be read, no graph can be built from it, or no weight has such a role.
-    """
+    """The case behind an id; UsageError if none can be built from it, or no weight has such a role."""
     body, _ = split_id(case_id, NAME, "WHAT-key=value,key=value")
     bare, placed = without(body, KEYS)
     values, given = read_keys(case_id, placed, KEYS)

@@ -319,11 +319,7 @@ class States:
         return self._rows[tail].pos if tail >= 0 else -1
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Forget positions p0 to p1 of a sequence: all, or none.
-
-        Raises:
-            UsageError: only its last ones: a state cannot go back.
-        """
+        """Forget positions p0 to p1 of a sequence: all or none; UsageError for its last ones: no state goes back."""
         pos = self.seq_pos(seq)
         if pos < p0 or (p1 is not None and p1 <= pos):
             return
@@ -450,11 +446,7 @@ class Memory:
             part.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Forget positions p0 to p1 of a sequence: `llama_memory_seq_rm`.
-
-        Raises:
-            UsageError: a convolution's state would have to go back.
-        """
+        """Forget positions p0 to p1 of a sequence; UsageError if a convolution's state would have to go back."""
         for part in self._parts:
             part.seq_rm(seq, p0, p1)
 
@@ -464,22 +456,14 @@ class Memory:
             part.seq_cp(src, dst)
 
     def seq_add(self, seq: int, p0: int, shift: int) -> None:
-        """Move positions p0 and after of a sequence: `llama_memory_seq_add`.
-
-        Raises:
-            UsageError: llama.cpp cannot (`llama_memory_can_shift`).
-        """
+        """Move positions p0 and after of a sequence; UsageError where `llama_memory_can_shift` says no."""
         if self.swa is not None and self.swa.n_ctx != self.base.n_ctx:
             raise UsageError("shift: sliding-window layers have fewer cells than the others; swafull=1 expected")
         for part in self._parts:
             part.seq_add(seq, p0, shift)
 
     def place(self, batch: Ubatch) -> Iterator[tuple[Ubatch, Place]]:
-        """Find room for all ubatches of a batch (`init_batch`), then fill it, one after the other.
-
-        Raises:
-            UsageError: a cache is too small.
-        """
+        """Find room for all ubatches of a batch (`init_batch`), then fill it in turn; UsageError if there is none."""
         ubatches = split(batch, self.c.n_ubatch, unified=self.c.n_stream == 1, equal=self.recr is not None)
         result = [(cells, cells.prepare(ubatches)) for cells in self.all_cells()]
         for k, ubatch in enumerate(ubatches):

@@ -108,11 +108,7 @@ def _by_size(case_ids: Iterable[str]) -> tuple[str, ...]:
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id, from its text alone.
-
-    Raises:
-        UsageError: the id names what the family does not know, or a graph that ggml would refuse.
-    """
+    """The case behind an id, from its text alone; UsageError if it is unknown or ggml would refuse its graph."""
     op_id = parse(case_id, KNOWN)
     bench = Bench(op_id)
     try:

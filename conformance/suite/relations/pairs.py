@@ -92,11 +92,7 @@ def _token_rows(step: Step) -> list[list[int]]:
 
 
 def relate(request: Request) -> Case:
-    """The relation: every token of the first run has the same logits, K and V in the others.
-
-    Raises:
-        UsageError: no token has logits in both runs.
-    """
+    """Every token of the first run has the same logits, K and V in the others; UsageError if no token is in both."""
     says, make = DECODERS[request.name]
     sides = make(request)
     runs: list[Run] = []

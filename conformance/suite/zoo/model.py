@@ -100,11 +100,7 @@ def full_key(arch: str, key: str) -> str:
 
 
 def parse_value(text: str) -> Value:
-    """The value of `--set KEY=VALUE`: JSON (number, true, false, list of numbers), or text.
-
-    Raises:
-        UsageError: a list of anything but numbers.
-    """
+    """The value of `--set KEY=VALUE`: JSON, or text; UsageError for a list of anything but numbers."""
     try:
         value = json.loads(text)
     except ValueError:
