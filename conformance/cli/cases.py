@@ -26,8 +26,7 @@ from conformance.run.runner import Runner
 from conformance.run.scheduler.backend import SchedBackend
 from conformance.run.scheduler.plan import HEADER
 from conformance.run.scheduler.plan import rows as split_rows
-from conformance.run.session import failures
-from conformance.run.session import settings as waiving
+from conformance.run.session import failures, settings
 from conformance.run.session.select import build, case_ids, parse_specs, probe, reseeded
 from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
@@ -163,7 +162,7 @@ def shrink(
     tests/test-backend-ops.cpp (.cpp).
     """
     case = read_case(file, case_id)
-    for text in waiving.lines_of(waiving.in_force(settings_here())):
+    for text in settings.lines_of(settings.in_force(settings_here())):
         line(text)
     was = failures.record_of(case)
     if backend is None and was is None:

@@ -26,9 +26,9 @@ from conformance.run.session.environment import header
 from conformance.suite import captured
 from conformance.suite.decoder import layout as layouts
 from conformance.suite.zoo import family
-from conformance.suite.zoo import family as recording
-from conformance.suite.zoo import model as zoo_model
 from conformance.suite.zoo.family import Request
+from conformance.suite.zoo.model import runnable
+from conformance.suite.zoo.model import table as architectures
 from conformance.suite.zoo.play import PASSES, RUNS, Device, Played, play
 
 from .options import ExistingFile, File, backend_option, json_option
@@ -117,7 +117,7 @@ def capture(
             raise UsageError(f"capture: {', '.join(wrong)}: only with --arch; a model file has its own")
         stem = re.sub(r"[^A-Za-z0-9_.]+", "_", model.stem)
         with Progress().of(since(f"llama.cpp runs {model.name}")):
-            case = recording.record_model(
+            case = family.record_model(
                 Request(
                     id=f"model/{stem}-seqs={sequences},run={plan}@{seed}",
                     stream=f"{stem}@{seed}",
@@ -183,9 +183,9 @@ def _settings(settings: Sequence[str]) -> str:
 
 
 def _list() -> None:
-    rows = [(a.name, "encodes only" if a.encodes else "", a.lacks or "runs") for a in zoo_model.table().values()]
+    rows = [(a.name, "encodes only" if a.encodes else "", a.lacks or "runs") for a in architectures().values()]
     table(rows, ["architecture", "", "llama_decode"])
-    line(f"{len(zoo_model.runnable())} of {len(rows)} run")
+    line(f"{len(runnable())} of {len(rows)} run")
 
 
 @click.command("make-model")
@@ -203,7 +203,7 @@ def make_model(
         raise UsageError("make-model: --arch NAME and -o MODEL.gguf expected")
     case_id = _zoo_id(arch, {"w": type_name, "set": _settings(settings)}, seed)
     request, name, keys, _ = family.read(case_id, str(lib or ""))
-    recording.make_model(output, request, name, keys)
+    family.make_model(output, request, name, keys)
     line(f"{output}: {name}, {output.stat().st_size:,} bytes")
 
 
@@ -279,7 +279,7 @@ def zoo(
         raise UsageError("zoo: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
     devices = [device(Spec.parse(text)) for text in backends]
     chosen = {name: dict(RUNS[name]) for name in _runs(runs)}
-    archs = [a for a in zoo_model.runnable() if not globs or any(fnmatchcase(a, g) for g in globs)]
+    archs = [a for a in runnable() if not globs or any(fnmatchcase(a, g) for g in globs)]
     if not archs:
         raise UsageError(f"zoo: no architecture fits {', '.join(globs)}; conform capture --list shows them")
     values = {

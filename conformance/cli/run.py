@@ -26,9 +26,8 @@ from conformance.report.runs import budget_used, command, refusals
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import failures, writeahead
-from conformance.run.session import settings as waiving
 from conformance.run.session.select import FOLDER, build, case_ids, choose, reseeded
-from conformance.run.session.settings import Settings, Waiving, today
+from conformance.run.session.settings import Settings, Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, Shard
 from conformance.suite.family import LEVELS
 
@@ -280,7 +279,7 @@ class _Execution:
         self._failures = 0
         self._missing: list[Missing] = []
         self._waiver_problems: tuple[list[str], list[str]] = [], []
-        self._settings = waiving.in_force(plan.settings, plan.waiving)
+        self._settings = in_force(plan.settings, plan.waiving)
         self._progress = Progress()
         self._steps = Steps("", 0)
         self._fault: OSError | None = None
@@ -433,7 +432,7 @@ class _Execution:
     def _summarise(self) -> None:
         """Print the settings in force, the totals, and last what is wrong with the run as a whole."""
         plan, results = self._plan, self._results
-        lines = [] if plan.detail.quiet else waiving.lines_of(self._settings)
+        lines = [] if plan.detail.quiet else lines_of(self._settings)
         groups = _per_backend(results)
         if plan.detail.quiet:
             lines += [f"{name}: {Totals.of(group)}" for name, group in groups.items()]
@@ -444,7 +443,7 @@ class _Execution:
                 lines.append(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
         if plan.detail.reasons:
             lines += _refusals(results)
-        lines += [text for block in waiving.report(*self._waiver_problems) for text in block.split("\n")]
+        lines += [text for block in report(*self._waiver_problems) for text in block.split("\n")]
         lines += missing_lines(self._missing, sum(map(len, self._request.cases.values())))
         lines += self._request.unproven(results, self._missing).values()
         if not results:

@@ -24,7 +24,9 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from conformance.ggml.errors import UsageError
-from conformance.suite.family import Level
+from conformance.suite import ops
+from conformance.suite.family import LEVELS, Level
+from conformance.suite.ops import Timed
 
 Of = Literal["tokens", "cases", "steps"]
 BLOCK = 256
@@ -109,48 +111,21 @@ def memory(model: str) -> Unit:
     return Unit("memory", model, _case(model, 33, "p32.d1"), 1, "cases", fresh=True, steps=False)
 
 
-def op(body: str, n: int, repeat: int) -> Unit:
-    """One op, repeated."""
-    name, types, _ = body.split("-", 2)
-    kind = f"{name}.{types.partition('+')[0]}" if name in _TYPED else name
-    return Unit(f"op/{kind}@n={n}", body, f"ops/{body}@1", repeat, "steps", repeat=repeat)
-
-
-_TYPED = frozenset({"MUL_MAT", "MUL_MAT_ID", "FLASH_ATTN_EXT", "SET_ROWS", "GET_ROWS"})
-"""Ops measured in several types, so that their first operand's type is part of the name."""
+def op(timed: Timed) -> Unit:
+    """One op, repeated. The first operand's type is part of the name where the id has several types."""
+    name, types, _ = timed.body.split("-", 2)
+    first, several, _ = types.partition("+")
+    kind = f"{name}.{first}" if several else name
+    case_id = f"ops/{timed.body}@1"
+    return Unit(f"op/{kind}@n={timed.tokens}", timed.body, case_id, timed.repeat, "steps", repeat=timed.repeat)
 
 
 def _case(model: str, tokens: int, plan: str) -> str:
     return f"kv_growth/{model},ctx={-(-tokens // BLOCK) * BLOCK},run={plan}@1"
 
 
-_OPS_SMOKE = (
-    op("MUL_MAT-q4_0+f32-a=2048x2048,b=2048x1", 1, 8),
-    op("MUL_MAT-f16+f32-a=2048x2048,b=2048x1", 1, 8),
-    op("FLASH_ATTN_EXT-f16+f16-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8),
-    op("RMS_NORM-f32-ne=2048x64", 64, 16),
-)
-_OPS = (
-    *_OPS_SMOKE,
-    op("MUL_MAT-q8_0+f32-a=2048x2048,b=2048x1", 1, 8),
-    op("MUL_MAT-q4_K+f32-a=2048x2048,b=2048x1", 1, 8),
-    op("MUL_MAT-q6_K+f32-a=2048x2048,b=2048x1", 1, 8),
-    op("MUL_MAT-q4_0+f32-a=2048x2048,b=2048x64", 64, 1),
-    op("MUL_MAT-q4_K+f32-a=2048x2048,b=2048x64", 64, 1),
-    op("MUL_MAT_ID-q4_0+f32-as=1024x512x8,n_used=2,n_tokens=1", 1, 16),
-    op("FLASH_ATTN_EXT-f16+f16-q=64x64x32,k=64x1024x8,mask=1024x64,vk=p0213,vv=p0213", 64, 1),
-    op("FLASH_ATTN_EXT-q8_0+q8_0-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8),
-    op("SOFT_MAX-f32-ne=1024x64x16,mask=1024x64,scale=0.125", 64, 2),
-    op("ROPE-f32-ne=64x32x64,mode=NEOX", 64, 8),
-    op("SET_ROWS-f16+f32+i64-a=512x4096,n=64", 64, 32),
-    op("SET_ROWS-q8_0+f32+i64-a=512x4096,n=64", 64, 32),
-    op("GET_ROWS-q4_0+i32-a=2048x4096,n=64", 64, 16),
-    op("GLU.SWIGLU-f32-ne=5632x64", 64, 4),
-)
-_OPS_FULL = (
-    op("MUL_MAT-q4_0+f32-a=4096x4096,b=4096x512", 512, 1),
-    op("FLASH_ATTN_EXT-f16+f16-q=64x512x32,k=64x512x8,mask=512x512,vk=p0213,vv=p0213", 512, 1),
-)
+def _ops(level: Level) -> tuple[Unit, ...]:
+    return tuple(op(timed) for below in LEVELS[: LEVELS.index(level) + 1] for timed in ops.timed(below))
 
 
 def _model(m: str, prompts: Sequence[int], pasts: Sequence[int]) -> tuple[Unit, ...]:
@@ -167,9 +142,9 @@ def _model(m: str, prompts: Sequence[int], pasts: Sequence[int]) -> tuple[Unit, 
 
 
 UNITS: dict[Level, tuple[Unit, ...]] = {
-    "smoke": (*_OPS_SMOKE, *_model(SMALL, (32,), (0, 512))),
-    "standard": (*_OPS, *_model(MEDIUM, (32, 128, 512), (0, 512, 1024))),
-    "full": (*_OPS, *_OPS_FULL, *_model(MEDIUM, (32, 64, 128, 256, 512, 1024, 2048), (0, 512, 1024, 4096))),
+    "smoke": (*_ops("smoke"), *_model(SMALL, (32,), (0, 512))),
+    "standard": (*_ops("standard"), *_model(MEDIUM, (32, 128, 512), (0, 512, 1024))),
+    "full": (*_ops("full"), *_model(MEDIUM, (32, 64, 128, 256, 512, 1024, 2048), (0, 512, 1024, 4096))),
 }
 """Level -> units with different names; `smoke` uses the smaller decoder."""
 
@@ -178,11 +153,7 @@ ROUNDS: dict[Level, int] = {"smoke": 5, "standard": 10, "full": 10}
 
 
 def units(level: Level, globs: Sequence[str] = ()) -> list[Unit]:
-    """The units of `level` whose name matches any of `globs`; all, where there is none.
-
-    Raises:
-        UsageError: a glob matches nothing; lists the names.
-    """
+    """The units of `level` whose name matches any of `globs`, or all; UsageError lists the names if a glob has none."""
     every = UNITS[level]
     for g in globs:
         if not any(fnmatchcase(u.name, g) for u in every):

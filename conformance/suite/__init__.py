@@ -15,20 +15,6 @@ from .zoo.family import FAMILY as ZOO
 
 __all__ = ["FAMILIES", "LEVELS", "Family", "Level"]
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        OPS,
-        CAPTURED,
-        KV_GROWTH,
-        GQA,
-        MULTI_SEQUENCE,
-        WEIGHT_PLACEMENT,
-        BLOCKS,
-        ALIAS,
-        RANDOM,
-        RELATIONS,
-        ZOO,
-    )
-}
+_ALL = (OPS, CAPTURED, KV_GROWTH, GQA, MULTI_SEQUENCE, WEIGHT_PLACEMENT, BLOCKS, ALIAS, RANDOM, RELATIONS, ZOO)
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 """Every family by name, in the order they run."""

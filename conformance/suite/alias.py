@@ -17,7 +17,7 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.build import Builder, Expansion
 from conformance.ggml.ops.rope import ROPE_TYPE
-from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nbytes, nelements, new_tensor
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_tensor
 from conformance.ggml.types import F16, F32, I32, I64, Q4_0, Q8_0, GGMLType
 
 from .data import Fill, chosen, encode, integers, normal, random_bytes
@@ -97,11 +97,7 @@ KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab")
 
 
 def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
-    """An id's values, the keys that it gives as text, and its seed.
-
-    Raises:
-        UsageError: says what may stand there.
-    """
+    """An id's values, the keys that it gives as text, and its seed; UsageError says what may stand there."""
     body, seed = split_id(case_id, NAME, "differs=WHAT,key=value")
     values, given = read_keys(case_id, body, KEYS)
     if not 1 <= values["tokens"] <= 16:
@@ -110,11 +106,7 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id.
-
-    Raises:
-        UsageError: the id cannot be read.
-    """
+    """The case behind an id; UsageError if it cannot be read."""
     v, params, seed = read(case_id)
     sides = {"a": Side(case_id, Traits(), v["tokens"]), "b": Side(case_id, DIFFERS[v["differs"]], v["tokens"])}
     steps = [sides[which].step(k) for k, which in enumerate(v["order"])]
@@ -152,13 +144,9 @@ class Side:
             self.w[name] = t
         for name, differs in (("ffn_gate.weight", traits.weight), ("attn_norm.weight", traits.norm)):
             if differs:
-                self._flip(self.w[name])
-
-    def _flip(self, t: Tensor) -> None:
-        """Change the sign and half the exponent of one element: one byte."""
-        data = self.persistent[t].copy()
-        data[nbytes(t) // 8 * 4 + 3] ^= np.uint8(0x81)
-        self.persistent[t] = data
+                data = self.persistent[self.w[name]].copy()
+                data[len(data) // 8 * 4 + 3] ^= np.uint8(0x81)  # the sign and half the exponent of one element
+                self.persistent[self.w[name]] = data
 
     def step(self, k: int) -> Step:
         """The graph once more: new tensors under the same names, with other inputs."""

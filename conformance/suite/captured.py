@@ -55,8 +55,8 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, Valu
 _FIELDS = ("type", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "flags", "name")
 
 
-def import_capture(json_path: str | Path, npz_path: str | Path | None = None) -> Case:
-    """The capture in `json_path` and `npz_path` (default: beside it) as a case with recorded values.
+def import_capture(path: Path) -> Case:
+    """The capture in a `.json` and the `.npz` beside it as a case with recorded values.
 
     Outputs are the results: recorded nodes flagged OUTPUT that no node reads, else the last computed node. Expected are
     every recorded node that computes something, and every recorded cache. The id is `captured/{name of the file}@0`.
@@ -64,11 +64,10 @@ def import_capture(json_path: str | Path, npz_path: str | Path | None = None) ->
     Raises:
         CaseFileError: names the field or array, and what is wrong with it.
     """
-    json_path = Path(json_path)
     memory = Memory(MAX_MEMORY, 0)
-    doc = _document(json_path, memory)
-    with closing(Arrays(json_path.with_suffix(".npz") if npz_path is None else Path(npz_path), memory)) as arrays:
-        case = _head(json_path.stem, doc, arrays)
+    doc = _document(path, memory)
+    with closing(Arrays(path.with_suffix(".npz"), memory)) as arrays:
+        case = _head(path.stem, doc, arrays)
         names = {t.name: i for i, t in enumerate(case.persistent)}
         if len(names) != len(case.persistent):
             raise CaseFileError("persistent", "two tensors have the same name")
@@ -188,11 +187,7 @@ class Arrays:
         return name in self._members
 
     def read(self, name: str, size: int) -> Bytes:
-        """The array called `name`, which must have `size` bytes.
-
-        Raises:
-            CaseFileError: it is missing, of another size or form, or broken.
-        """
+        """The array `name` of `size` bytes; CaseFileError if it is missing, of another size or form, or broken."""
         member = self._members.get(name)
         field = f"npz.{name}"
         if member is None:

@@ -27,12 +27,10 @@ def encode(type_: GGMLType, stream: Stream, ne: Dims, fill: Fill) -> Bytes:
     values = fill(stream, ne).reshape(-1)
     if type_ is F32:
         return values.astype("<f4", copy=False).view(np.uint8)
-    if values.dtype.kind == "i":
-        if type_.dtype is not None and type_.dtype.kind == "i":
-            return values.astype(type_.dtype).view(np.uint8)
-        values = values.astype(np.float32)
     if type_.dtype is not None and type_.dtype.kind == "i":
         return values.astype(type_.dtype).view(np.uint8)
+    if values.dtype.kind == "i":
+        values = values.astype(np.float32)
     return from_float(type_, values).view(np.uint8)
 
 

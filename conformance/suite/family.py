@@ -89,11 +89,7 @@ def expand(pattern: str) -> Iterator[str]:
 
 
 def split_id(case_id: str, family: str, form: str) -> tuple[str, int]:
-    """An id's text between family and seed, and its seed; `form` says for the error what is expected there.
-
-    Raises:
-        UsageError: it is another family's, or has no seed.
-    """
+    """An id's text between family and seed, and its seed; UsageError, which shows `form`, if it is no such id."""
     head, _, seed = case_id.rpartition("@")
     name, _, body = head.partition("/")
     if name != family or not re.fullmatch(r"[0-9]{1,18}", seed, re.ASCII):
@@ -171,11 +167,7 @@ def _key(default: str) -> Key:
 
 
 def read_keys(case_id: str, keys_text: str, keys: Mapping[str, Key]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read `key=value,key=value`: every key's value, and the texts of those that are given.
-
-    Raises:
-        UsageError: says which key is wrong and what may stand there.
-    """
+    """Every key's value, and the texts of those given in `key=value,key=value`; UsageError says which is wrong."""
     given: dict[str, str] = {}
     values: dict[str, Any] = {}
     for item in keys_text.split(",") if keys_text else ():

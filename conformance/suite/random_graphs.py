@@ -13,7 +13,7 @@ right backend's rounding must not become a wrong answer. Nothing here looks at v
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -184,11 +184,12 @@ class Growth:
             self.values.append(value)
         return value
 
-    def overwritten(self, old: Value, facts: Facts) -> None:
-        """Give new facts to every value that shares the bytes of `old`."""
-        for v in self.values:
-            if v.at[0].root is old.at[0].root:
-                v.facts = facts
+    def overwrite(self, old: Value, make: Make, facts: Facts) -> None:
+        """Add a node that writes into the bytes of `old`, which gives new facts to every value that shares them."""
+        if self.add(make, facts):
+            for v in self.values:
+                if v.at[0].root is old.at[0].root:
+                    v.facts = facts
 
     @property
     def nodes(self) -> int:
@@ -216,7 +217,7 @@ class Growth:
 
     # the case
 
-    def case(self, family: str, params: dict[str, Any], seed: int, generator: int) -> Case:
+    def case(self, params: dict[str, Any], seed: int) -> Case:
         """The finished case, without leaves that no node reads."""
         steps = []
         used: set[Tensor] = set()
@@ -227,7 +228,7 @@ class Growth:
             inputs = {t: d for t, d in self.inputs[k].items() if t in tensors}
             steps.append(Step(graph, inputs, self._outputs(graph.nodes)))
         persistent = {t: d for t, d in self.persistent.items() if t in used}
-        return Case(self.id, persistent, steps, family=family, params=params, seed=seed, generator=generator)
+        return Case(self.id, persistent, steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
 
     def _outputs(self, nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Nodes that no other reads, and every fifth of the rest; results in a cache are checked there."""
@@ -296,8 +297,8 @@ def _unary_inplace(g: Growth) -> None:
     if a is None:
         return
     facts = replace(a.facts, std=a.facts.std * _UNARY[name], peak=max(1.0, a.facts.peak))
-    if _sane(facts) and g.add(lambda k: getattr(B, f"{name}_inplace")(a.at[k]), facts):
-        g.overwritten(a, facts)
+    if _sane(facts):
+        g.overwrite(a, lambda k: getattr(B, f"{name}_inplace")(a.at[k]), facts)
 
 
 def _scale(g: Growth) -> None:
@@ -307,8 +308,8 @@ def _scale(g: Growth) -> None:
         return
     if g.below(3) or a.kind != "node":
         g.add(lambda k: B.scale_bias(a.at[k], s, b), facts)
-    elif _own(a) and g.add(lambda k: B.scale_bias_inplace(a.at[k], s, b), facts):
-        g.overwritten(a, facts)
+    elif _own(a):
+        g.overwrite(a, lambda k: B.scale_bias_inplace(a.at[k], s, b), facts)
 
 
 def _clamp(g: Growth) -> None:
@@ -358,8 +359,8 @@ def _binary_inplace(g: Growth) -> None:
         return
     product = Facts(a.facts.std * b.facts.std, a.facts.peak * b.facts.peak, False)
     facts = product if op == "mul_inplace" else after(a.facts, b.facts)
-    if _sane(facts) and g.add(lambda k: getattr(B, op)(a.at[k], b.at[k]), facts):
-        g.overwritten(a, facts)
+    if _sane(facts):
+        g.overwrite(a, lambda k: getattr(B, op)(a.at[k], b.at[k]), facts)
 
 
 def _div(g: Growth) -> None:
@@ -401,8 +402,7 @@ def _norm(g: Growth) -> None:
     if not _sane(facts):
         return
     if name == "rms_norm" and _own(a) and not g.below(3):
-        if g.add(lambda k: B.rms_norm_inplace(a.at[k], 1e-5), facts):
-            g.overwritten(a, facts)
+        g.overwrite(a, lambda k: B.rms_norm_inplace(a.at[k], 1e-5), facts)
     else:
         g.add(lambda k: getattr(B, name)(a.at[k], 1e-5), facts)
 
@@ -452,8 +452,8 @@ def _mul_mat(g: Growth) -> None:
     type_ = g.weights if n % g.weights.blck_size == 0 else F32
     w = g.weight(type_, n, m, std=1 / math.sqrt(n))
     facts = Facts(a.facts.std, a.facts.std * 4.5)
-    if not _sane(facts) or g.add(lambda k: B.mul_mat(w, a.at[k]), facts) is None:
-        del g.persistent[w]
+    if _sane(facts):
+        g.add(lambda k: B.mul_mat(w, a.at[k]), facts)
 
 
 def _product(g: Growth) -> None:
@@ -487,8 +487,7 @@ def _embed(g: Growth) -> None:
         type_ = g.weights if g.row % g.weights.blck_size == 0 else F32
         table = g.weight(type_, g.row, 16, std=1.0)
         ids = g.input(g.name("ids"), lambda k: dims(g.tokens[k]), integers(0, 16), I32)
-        if g.add(lambda k: B.get_rows(table, ids.at[k]), Facts(spread=False)) is None:
-            del g.persistent[table]
+        g.add(lambda k: B.get_rows(table, ids.at[k]), Facts(spread=False))
         return
     a = g.some(lambda v: _plain(v) and all(t.ne[2] == t.ne[3] == 1 for t in v.at))
     rows = min(t.ne[1] for t in a.at)
@@ -654,11 +653,7 @@ KEYS = keys(f"nodes=12 steps=3 d=32|{'|'.join(map(str, ROWS))} w={'|'.join(WEIGH
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id, from its text alone.
-
-    Raises:
-        UsageError: the id cannot be read.
-    """
+    """The case behind an id, from its text alone; UsageError if it cannot be read."""
     body, seed = split_id(case_id, NAME, "key=value,key=value")
     values, given = read_keys(case_id, body, KEYS)
     for key, (low, high) in (("nodes", NODES), ("steps", STEPS)):
@@ -667,19 +662,16 @@ def build(case_id: str) -> Case:
     row = int(values["d"])
     growth = Growth(case_id, values["steps"], row, TYPES[values["w"]], TYPES[values["cache"]])
     growth.grow({**MOVES, **RARE} if values["rare"] == "1" else MOVES, values["nodes"])
-    return growth.case(NAME, given, seed, GENERATOR)
+    return growth.case(given, seed)
 
 
-def _rows() -> Iterator[str]:
-    """Ids without family and seed, without end: sizes and types go round at different speeds."""
-    i = 0
-    while True:
-        nodes = NODES[0] + (i * 7) % (NODES[1] - NODES[0] + 1)
-        steps = 1 + (i * 3) % 4
-        cache = CACHES[i // 3 % (5 if ROWS[i % 4] >= 32 else 3)]
-        rare = ",rare=1" if i % 6 == 5 else ""
-        yield f"nodes={nodes},steps={steps},d={ROWS[i % 4]},w={WEIGHTS[i // 2 % 5]},cache={cache}{rare}"
-        i += 1
+def _row(i: int) -> str:
+    """The `i`-th id without family and seed, of endlessly many: sizes and types go round at different speeds."""
+    nodes = NODES[0] + (i * 7) % (NODES[1] - NODES[0] + 1)
+    steps = 1 + (i * 3) % 4
+    cache = CACHES[i // 3 % (5 if ROWS[i % 4] >= 32 else 3)]
+    rare = ",rare=1" if i % 6 == 5 else ""
+    return f"nodes={nodes},steps={steps},d={ROWS[i % 4]},w={WEIGHTS[i // 2 % 5]},cache={cache}{rare}"
 
 
 COUNTS: dict[Level, int] = {"smoke": 12, "standard": 150, "full": 600}
@@ -689,12 +681,11 @@ COUNTS: dict[Level, int] = {"smoke": 12, "standard": 150, "full": 600}
 @cache
 def ids(level: Level) -> Sequence[str]:
     """Case ids of a level: the pinned part of an endless family."""
-    rows_so_far: list[str] = []
+    rows: list[str] = []
     for name in LEVELS[: LEVELS.index(level) + 1]:
-        rows = _rows()
-        everything = [next(rows) for _ in range(COUNTS[name])]
-        rows_so_far += sorted(everything[len(rows_so_far) :], key=lambda row: int(row.split(",")[0].split("=")[1]))
-    return tuple(with_seed(NAME, row, f"{i} {row}") for i, row in enumerate(rows_so_far))
+        added = map(_row, range(len(rows), COUNTS[name]))
+        rows += sorted(added, key=lambda row: int(row.split(",")[0].split("=")[1]))
+    return tuple(with_seed(NAME, row, f"{i} {row}") for i, row in enumerate(rows))
 
 
 FAMILY = Family(NAME, "legal graphs grown at random, run in several sizes over living caches", ids, build)

@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from conformance.case.case import MAX_BUFFER, USAGES, Case, Placement, Step
 from conformance.case.streams import Stream
 from conformance.ggml.errors import GraphError, UsageError
@@ -24,7 +22,7 @@ from conformance.ggml.quants import vec_dot_type
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_tensor
 from conformance.ggml.types import F32, I32, I64, TYPES, GGMLType
 
-from .data import random_bytes
+from .data import chosen, encode, random_bytes
 from .decoder import elements, make
 from .family import Family, Table, ids_of, keys, read_keys, split_id, text, with_seed, without
 
@@ -112,8 +110,7 @@ class _Bench:
     def rows(self, name: str, type_: GGMLType, below: int, *ne: int) -> Tensor:
         """A leaf of distinct row numbers in each of its rows."""
         t = new_tensor(type_, *ne, name=name, flags=FLAG_INPUT)
-        numbers = self.stream(name).choice(nelements(t) // t.ne[0], below, t.ne[0])
-        self.inputs[t] = np.ascontiguousarray(numbers.astype(type_.dtype)).view(np.uint8).reshape(-1)
+        self.inputs[t] = encode(type_, self.stream(name), t.ne, chosen(below))
         return t
 
     def stream(self, name: str) -> Stream:
@@ -125,14 +122,10 @@ class _Bench:
         return self.input("x", F32, self.d, self.n)
 
 
-def _part(b: _Bench) -> Tensor:
-    w = b.w0()
-    return _B.view_2d(w, b.d, _ROWS - 16, w.nb[1], 16 * w.nb[1])
-
-
 def _rows(b: _Bench) -> Tensor:
     """A weight read through a view that starts at its 17th row."""
-    return _B.mul_mat(_part(b), b.x())
+    w = b.w0()
+    return _B.mul_mat(_B.view_2d(w, b.d, _ROWS - 16, w.nb[1], 16 * w.nb[1]), b.x())
 
 
 def _parts(b: _Bench) -> Tensor:
@@ -184,26 +177,13 @@ def _added(b: _Bench) -> Tensor:
     return _B.add(cur, b.weight("w.bias", b.w, b.d))
 
 
-KINDS: dict[str, Callable[[_Bench], Tensor]] = {
-    "rows": _rows,
-    "parts": _parts,
-    "both": _both,
-    "input": _input,
-    "computed": _computed,
-    "activations": _activations,
-    "cache": _cache,
-    "experts": _experts,
-    "added": _added,
-}
+_MAKERS = (_rows, _parts, _both, _input, _computed, _activations, _cache, _experts, _added)
+KINDS: dict[str, Callable[[_Bench], Tensor]] = {make.__name__.removeprefix("_"): make for make in _MAKERS}
 """First word of an id -> what makes the graph's result."""
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id.
-
-    Raises:
-        UsageError: the id cannot be read, no graph can be built from it, or no weight has such a role.
-    """
+    """The case behind an id; UsageError if none can be built from it, or no weight has such a role."""
     body, _ = split_id(case_id, NAME, "WHAT-key=value,key=value")
     bare, placed = without(body, KEYS)
     values, given = read_keys(case_id, placed, KEYS)

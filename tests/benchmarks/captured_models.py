@@ -23,7 +23,6 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
-from conformance.suite.zoo import family as recording
 from conformance.suite.zoo import family as zoo
 from conformance.suite.zoo.family import Request
 
@@ -46,9 +45,9 @@ def captured(arch: str, type_: str, folder: Path) -> Case:
     keys = "+".join(f"{k}:{v}" for k, v in SIZES.items())
     request, name, values, _ = zoo.read(f"zoo/{arch}-w={type_},set={keys}@1", "")
     model = folder / f"{arch}-{type_}.gguf"
-    recording.make_model(model, request, name, values)
+    zoo.make_model(model, request, name, values)
     name = f"{arch}-{type_}"
-    return recording.record_model(
+    return zoo.record_model(
         Request(id=f"model/{name}@0", stream=name, model=str(model), plan="p16.d3", by_reference=True, family="model")
     )
 

@@ -35,10 +35,11 @@ from conformance.report.runs import read_runs
 from conformance.run.runner import Runner
 from conformance.run.session.select import build
 from conformance.suite.family import LEVELS, Level
+from conformance.suite.ops import Timed
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "llama-l=1,embd=32,heads=2,kv=1,head=16,ff=32,vocab=32"
-OP = table.op("RMS_NORM-f32-ne=64x4", 4, 3)
+OP = table.op(Timed("RMS_NORM-f32-ne=64x4", 4, 3))
 Values = Mapping[Tensor, Bytes]
 
 

@@ -23,7 +23,6 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run import recorded
 from conformance.run.runner import Runner
 from conformance.suite.captured import FAMILY as CAPTURED
-from conformance.suite.zoo import family as recording
 from conformance.suite.zoo import family as zoo
 from conformance.suite.zoo.family import Request
 
@@ -48,11 +47,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Two layers of Q4_K, recorded without nodes, as `conform capture` does."""
     request, arch, keys, _ = zoo.read(f"zoo/llama-w=q4_K,{LAYERS}+{TOKENS}@3", "")
     model = tmp_path_factory.mktemp("model") / "two.gguf"
-    recording.make_model(model, request, arch, keys)
+    zoo.make_model(model, request, arch, keys)
     wanted = Request(
         id="model/two@0", stream="two@0", model=str(model), plan="p6.d2", by_reference=True, family="model"
     )
-    return recording.record_model(wanted)
+    return zoo.record_model(wanted)
 
 
 @pytest.fixture

@@ -84,11 +84,7 @@ def keys_of(arch: str) -> dict[str, Key]:
 
 
 def make(case_id: str) -> Case:
-    """The case behind an id of any family of decoders.
-
-    Raises:
-        UsageError: the id cannot be read, or no graph can be built from it.
-    """
+    """The case behind an id of any family of decoders; UsageError if none can be built from it."""
     family = case_id.partition("/")[0]
     form = f"{'|'.join(PRESETS)}-key=value,key=value"
     body, seed = split_id(case_id, family, form)
@@ -116,11 +112,7 @@ def trajectory_of(case_id: str, arch: str, values: Mapping[str, Any]) -> Traject
 
 
 def hparams_of(arch: str, v: Mapping[str, Any]) -> Hparams:
-    """The model that an id's values say.
-
-    Raises:
-        UsageError: `embdscale` is no number.
-    """
+    """The model that an id's values say; UsageError if `embdscale` is no number."""
     return Hparams(
         **{field: v[key] for key, field in _AS_THEY_ARE.items()},
         **{field: v[key] == "1" for key, field in _FLAGS.items()},
@@ -160,11 +152,7 @@ def cparams_of(v: Mapping[str, Any]) -> Cparams:
 
 
 def elements(body: str) -> int:
-    """Elements of weights and caches together.
-
-    Raises:
-        UsageError: as `make`.
-    """
+    """Elements of weights and caches together; UsageError as in `make`."""
     arch, keys_text = split_arch(body)
     values, _ = read_keys(body, keys_text, keys_of(arch))
     h, c = hparams_of(arch, values), cparams_of(values)

@@ -141,11 +141,7 @@ class Hparams:
         return self.types.get(role, F32)
 
     def check(self) -> None:
-        """Refuse what no graph can be built from.
-
-        Raises:
-            UsageError: says what does not fit.
-        """
+        """Refuse what no graph can be built from; UsageError says what does not fit."""
         counts = (self.n_layer, self.n_embd, self.n_head, self.n_head_kv, self.n_embd_head, self.n_ff, self.n_vocab)
         if min(counts) < 1:
             raise UsageError(f"decoder: sizes of at least 1 expected, {counts} found")
@@ -205,11 +201,7 @@ class Cparams:
         return -(-min(self.n_ctx, n) // 256) * 256
 
     def check(self, hparams: Hparams) -> None:
-        """Refuse what llama.cpp refuses.
-
-        Raises:
-            UsageError: says what does not fit.
-        """
+        """Refuse what llama.cpp refuses; UsageError says what does not fit."""
         if min(self.n_ctx, self.n_seq_max, self.n_ubatch) < 1:
             raise UsageError("context: n_ctx, n_seq_max and n_ubatch of at least 1 expected")
         if self.write not in {"set_rows", "cpy"}:

@@ -14,9 +14,7 @@ from conformance.ggml.tensor import Tensor, new_tensor, row_size
 from conformance.ggml.types import F16, F32, I32, I64
 
 from .config import Cparams, Hparams, n_rot
-from .kv import Cache
 from .layers import B, Sketch, attention, experts, ffn, hadamard, inverse, keyed, rope, shortconv
-from .memory import Place, Ubatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +27,15 @@ class Decode:
     """The logits, last."""
 
 
-def build(
-    hparams: Hparams,
-    cparams: Cparams,
-    weights: Mapping[str, Tensor],
-    cache: Cache,
-    ubatch: Ubatch,
-    place: Place,
-) -> Decode:
-    """The graph that decodes `ubatch` over the cells of `place`."""
-    h = hparams
-    g = Sketch(h, cparams, weights, cache, ubatch, place)
+def build(g: Sketch) -> Decode:
+    """The graph that decodes the sketch's ubatch over the cells of its place."""
+    h = g.h
     cur = _inp_embd(g)
     _inp_rs(g)
     if h.rope != "NONE":
-        g.input("inp_pos", I32, g.n_tokens)
+        g.input("inp_pos", I32, g.ubatch.n_tokens)
     _inp_attn(g)
-    out_ids = g.input("out_ids", I32, int(ubatch.outputs.sum()))
+    out_ids = g.input("out_ids", I32, int(g.ubatch.outputs.sum()))
     for il in range(h.n_layer):
         residual = cur
         cur = g.norm(cur, f"blk.{il}.attn_norm", "attn_norm", il)
@@ -88,7 +78,7 @@ def _head(g: Sketch, cur: Tensor) -> Tensor:
 def _inp_embd(g: Sketch) -> Tensor:
     """`build_inp_embd`: rows of the embedding, and the branch of a mixed batch, which is not computed."""
     tok_embd = g.w("token_embd")
-    n = g.n_tokens
+    n = g.ubatch.n_tokens
     embd = B.get_rows(tok_embd, g.input("inp_tokens", I32, n))
     g.gf.expand(embd, compute=False)
     branches: tuple[Tensor, ...] = (embd,)
@@ -115,7 +105,7 @@ def _inp_attn(g: Sketch) -> None:
 
 
 def _inp_cells(g: Sketch, *, swa: bool) -> None:
-    part, n = g.place.part(swa=swa), g.n_tokens
+    part, n = g.place.part(swa=swa), g.ubatch.n_tokens
     if g.c.write == "set_rows":
         g.input("attn_inp_k_idxs", I64, n, key=keyed("attn_inp_k_idxs", swa=swa))
         n_v = n * g.h.n_embd_v_gqa if g.c.v_trans else n

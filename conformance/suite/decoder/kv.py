@@ -79,37 +79,32 @@ class Writer:
         if not self.cache.c.v_trans:
             return self._rows(v, cur, self.v_idxs)
         if self.v_idxs is None:
-            return self._copy_transposed(v, cur)
+            return self._copy(v, cur, transposed=True)
         flat = _flat(cur)
         column = _B.reshape_2d(v, 1, nelements(v))
         return [_B.set_rows(column, _B.reshape_2d(flat, 1, nelements(flat)), self.v_idxs)]
 
     def _rows(self, t: Tensor, cur: Tensor, idxs: Tensor | None) -> list[Tensor]:
         if idxs is None:
-            return self._copy_rows(t, cur)
+            return self._copy(t, cur, transposed=False)
         gqa, n = t.ne[0], cur.ne[2]
         rows = _B.view_2d(cur, gqa, n, cur.nb[2], 0)
         if t.ne[2] > 1:
             t = _B.reshape_2d(t, gqa, t.ne[1] * t.ne[2])
         return [_B.set_rows(t, rows, idxs)]
 
-    def _copy_rows(self, t: Tensor, cur: Tensor) -> list[Tensor]:
-        """One CPY per stream into a `view_1d` of its rows, as `llm_build_kv_store` did."""
-        n = cur.ne[2] // len(self.slots.streams)
+    def _copy(self, t: Tensor, cur: Tensor, *, transposed: bool) -> list[Tensor]:
+        """One CPY per stream, as `llm_build_kv_store` did: into its rows, or the transpose into rows a cache apart."""
+        gqa, n = t.ne[0], cur.ne[2] // len(self.slots.streams)
         stores = []
         for i, (s, head) in enumerate(self._heads()):
             part = self._part(cur, i, n)
-            stores.append(_B.cpy(part, _B.view_1d(t, t.ne[0] * n, s * t.nb[2] + head * t.nb[1])))
-        return stores
-
-    def _copy_transposed(self, v: Tensor, cur: Tensor) -> list[Tensor]:
-        """One CPY of the transpose per stream into a `view_2d` whose rows are a cache apart."""
-        gqa, n = v.ne[0], cur.ne[2] // len(self.slots.streams)
-        nb1 = row_size(v.type, v.ne[1])
-        stores = []
-        for i, (s, head) in enumerate(self._heads()):
-            part = _B.transpose(_flat(self._part(cur, i, n)))
-            stores.append(_B.cpy(part, _B.view_2d(v, n, gqa, nb1, s * v.nb[2] + head * v.nb[0])))
+            if transposed:
+                part = _B.transpose(_flat(part))
+                to = _B.view_2d(t, n, gqa, row_size(t.type, t.ne[1]), s * t.nb[2] + head * t.nb[0])
+            else:
+                to = _B.view_1d(t, gqa * n, s * t.nb[2] + head * t.nb[1])
+            stores.append(_B.cpy(part, to))
         return stores
 
     def _part(self, cur: Tensor, i: int, n: int) -> Tensor:
@@ -119,11 +114,7 @@ class Writer:
         return _B.view_3d(cur, *cur.ne[:2], n, *cur.nb[1:3], i * n * cur.nb[2])
 
     def _heads(self) -> list[tuple[int, int]]:
-        """Stream and first cell of each run of tokens.
-
-        Raises:
-            UsageError: the cells are no neighbours, so no view holds them.
-        """
+        """Stream and first cell of each run of tokens; UsageError if no view holds the cells of one."""
         for idxs in self.slots.idxs:
             if np.any(np.diff(idxs) != 1):
                 raise UsageError("write=cpy: the free cells are no neighbours; only write=set_rows can fill gaps")

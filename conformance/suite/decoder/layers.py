@@ -39,11 +39,6 @@ class Sketch:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     """Leaves that a trajectory fills: llama.cpp's name, `_swa` behind it for those of sliding-window layers."""
 
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of the ubatch."""
-        return self.ubatch.n_tokens
-
     def w(self, name: str) -> Tensor:
         """A weight, by Llama's name without suffix."""
         head, dot, role = name.rpartition(".")
@@ -85,10 +80,6 @@ class Sketch:
         bias = self.b(weight)
         return cur if bias is None else self.cb(B.add(cur, bias), biased or name, il)
 
-    def rope(self, cur: Tensor, pos: Tensor) -> Tensor:
-        """`ggml_rope_ext` with the model's parameters."""
-        return rope(self.h, self.weights, cur, pos)
-
 
 def rope(h: Hparams, weights: Mapping[str, Tensor], cur: Tensor, pos: Tensor, *, inplace: bool = False) -> Tensor:
     """`ggml_rope_ext`, or `ggml_rope_ext_inplace`, with the model's parameters."""
@@ -122,7 +113,8 @@ def attention(g: Sketch, cur: Tensor, il: int) -> Tensor:
         k = g.norm(k, f"blk.{il}.attn_k_norm", "Kcur_normed", il, rms=True)
     if h.rope != "NONE":
         pos = g.inputs["inp_pos"]
-        q, k = g.cb(g.rope(q, pos), "Qcur_rope", il), g.cb(g.rope(k, pos), "Kcur_rope", il)
+        q = g.cb(rope(h, g.weights, q, pos), "Qcur_rope", il)
+        k = g.cb(rope(h, g.weights, k, pos), "Kcur_rope", il)
     if h.scaled_q:
         q = B.scale(q, inverse(root(h.n_embd_head)))
     rot_k, rot_v = (g.inputs.get(keyed(f"attn_inp_{x}_rot", swa=swa)) for x in "kv")
@@ -157,12 +149,12 @@ def _qkv(g: Sketch, cur: Tensor, il: int) -> tuple[Tensor, Tensor, Tensor]:
         first = 0
         for x, (head, n) in shapes.items():
             nb1, offset = row_size(qkv.type, head), row_size(qkv.type, first)
-            heads.append(g.cb(B.view_3d(qkv, head, n, g.n_tokens, nb1, qkv.nb[1], offset), f"{x}cur", il))
+            heads.append(g.cb(B.view_3d(qkv, head, n, g.ubatch.n_tokens, nb1, qkv.nb[1], offset), f"{x}cur", il))
             first += head * n
     else:
         products = [g.mul_mat(f"blk.{il}.attn_{x.lower()}", cur, f"{x}cur", il) for x in shapes]
         for (x, (head, n)), product in zip(shapes.items(), products, strict=True):
-            heads.append(g.cb(B.reshape_3d(product, head, n, g.n_tokens), f"{x}cur", il))
+            heads.append(g.cb(B.reshape_3d(product, head, n, g.ubatch.n_tokens), f"{x}cur", il))
     return heads[0], heads[1], heads[2]
 
 
@@ -315,7 +307,7 @@ def shortconv(g: Sketch, cur: Tensor, il: int) -> Tensor:
     if rows is None:
         raise UsageError("decoder: a short convolution without states")
     n_seqs = len(g.ubatch.seq_ids)
-    n = g.n_tokens // n_seqs
+    n = g.ubatch.n_tokens // n_seqs
     d_conv, n_embd = h.n_shortconv - 1, h.n_embd
     cur = B.reshape_3d(cur, n_embd, n, n_seqs)
     bcx = g.cb(B.mul_mat(g.w(f"blk.{il}.shortconv.in_proj"), cur), _LABEL.format("in_proj"), il)

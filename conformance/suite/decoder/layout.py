@@ -11,17 +11,15 @@ from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType
 
 from conformance.case.case import Case, Step
 from conformance.ggml.tensor import Tensor
 from conformance.suite.family import read_keys
 from conformance.suite.zoo.family import Request, record_model
-from conformance.suite.zoo.model import Value, open_writer
+from conformance.suite.zoo.model import Value, open_writer, write_tensors
 
 from . import keys_of, trajectory_of, weights
 from .config import Hparams
-from .trajectory import Trajectory
 
 _COMMON = (
     "run=p250.d8",
@@ -88,7 +86,8 @@ def pair(arch: str, keys_text: str, lib: str = "") -> tuple[Case, Case]:
     ours = trajectory_of(case_id, arch, values)
     with tempfile.TemporaryDirectory(prefix="conformance-layout-") as folder:
         model = Path(folder, "model.gguf")
-        _write_model(model, arch, ours)
+        writer = open_writer(model, arch, metadata(arch, ours.h))
+        write_tensors(writer, ours.weights.values(), lambda t: weights.weight(ours.id, ours.h, t))
         request = Request(
             id=case_id, stream=case_id, model=str(model), lib=lib, plan=values["run"], n_ctx=ours.c.n_ctx,
             n_seq_max=ours.c.n_seq_max, n_ubatch=ours.c.n_ubatch, unified=ours.c.kv_unified,
@@ -98,21 +97,6 @@ def pair(arch: str, keys_text: str, lib: str = "") -> tuple[Case, Case]:
         theirs = record_model(request)
     ours.run(values["run"])
     return theirs, ours.case("layout", {}, 0)
-
-
-def _write_model(path: Path, arch: str, ours: Trajectory) -> None:
-    """A GGUF file of our model, with our weights."""
-    writer = open_writer(path, arch, metadata(arch, ours.h))
-    for name, t in ours.weights.items():
-        ne = list(t.ne)
-        while len(ne) > 1 and ne[-1] == 1:
-            ne.pop()
-        data = weights.weight(ours.id, ours.h, t).view(np.int8)
-        writer.add_tensor(name, data, raw_shape=ne[::-1], raw_dtype=GGMLQuantizationType(t.type.id))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def metadata(arch: str, h: Hparams) -> dict[str, Value]:

@@ -319,11 +319,7 @@ class States:
         return self._rows[tail].pos if tail >= 0 else -1
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Forget positions p0 to p1 of a sequence: all, or none.
-
-        Raises:
-            UsageError: only its last ones: a state cannot go back.
-        """
+        """Forget positions p0 to p1 of a sequence: all or none; UsageError for its last ones: no state goes back."""
         pos = self.seq_pos(seq)
         if pos < p0 or (p1 is not None and p1 <= pos):
             return
@@ -432,6 +428,7 @@ class Memory:
         self.base = Cells(c.n_ctx, c.n_stream)
         self.swa = Cells(c.n_ctx_swa(h), c.n_stream, h.n_swa) if h.n_swa else None
         self.recr = States(c.n_seq_max) if h.n_shortconv else None
+        self._parts = [part for part in (self.recr, self.base, self.swa) if part is not None]
 
     def all_cells(self) -> Iterator[Cells]:
         """Of full attention, and of sliding-window attention where there is any."""
@@ -445,56 +442,29 @@ class Memory:
 
     def clear(self) -> None:
         """Forget all tokens: `llama_memory_clear` without data."""
-        for cells in self.all_cells():
-            cells.clear()
-        if self.recr is not None:
-            self.recr.clear()
+        for part in self._parts:
+            part.clear()
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
-        """Forget positions p0 to p1 of a sequence: `llama_memory_seq_rm`.
-
-        Raises:
-            UsageError: a convolution's state would have to go back.
-        """
-        if self.recr is not None:
-            self.recr.seq_rm(seq, p0, p1)
-        for cells in self.all_cells():
-            cells.seq_rm(seq, p0, p1)
+        """Forget positions p0 to p1 of a sequence; UsageError if a convolution's state would have to go back."""
+        for part in self._parts:
+            part.seq_rm(seq, p0, p1)
 
     def seq_cp(self, src: int, dst: int) -> None:
         """Let `dst` have all tokens of `src` too: `llama_memory_seq_cp`."""
-        for cells in self.all_cells():
-            cells.seq_cp(src, dst)
-        if self.recr is not None:
-            self.recr.seq_cp(src, dst)
+        for part in self._parts:
+            part.seq_cp(src, dst)
 
     def seq_add(self, seq: int, p0: int, shift: int) -> None:
-        """Move positions p0 and after of a sequence: `llama_memory_seq_add`.
-
-        Raises:
-            UsageError: llama.cpp cannot (`llama_memory_can_shift`).
-        """
+        """Move positions p0 and after of a sequence; UsageError where `llama_memory_can_shift` says no."""
         if self.swa is not None and self.swa.n_ctx != self.base.n_ctx:
             raise UsageError("shift: sliding-window layers have fewer cells than the others; swafull=1 expected")
-        for cells in self.all_cells():
-            cells.seq_add(seq, p0, shift)
-        if self.recr is not None:
-            self.recr.seq_add(seq, p0, shift)
+        for part in self._parts:
+            part.seq_add(seq, p0, shift)
 
-    def seq_pos_max(self, seq: int) -> int:
-        """The last position of a sequence, -1 where it has none."""
-        return self.base.seq_pos_max(seq)
-
-    def split(self, batch: Ubatch) -> list[Ubatch]:
-        """The ubatches of a batch: `init_batch`."""
-        return split(batch, self.c.n_ubatch, unified=self.c.n_stream == 1, equal=self.recr is not None)
-
-    def place(self, ubatches: list[Ubatch]) -> Iterator[tuple[Ubatch, Place]]:
-        """Find room for all ubatches of a batch, then fill it, one after the other.
-
-        Raises:
-            UsageError: a cache is too small.
-        """
+    def place(self, batch: Ubatch) -> Iterator[tuple[Ubatch, Place]]:
+        """Find room for all ubatches of a batch (`init_batch`), then fill it in turn; UsageError if there is none."""
+        ubatches = split(batch, self.c.n_ubatch, unified=self.c.n_stream == 1, equal=self.recr is not None)
         result = [(cells, cells.prepare(ubatches)) for cells in self.all_cells()]
         for k, ubatch in enumerate(ubatches):
             parts = []

@@ -53,11 +53,7 @@ class Part:
 
 
 def parse(plan: str) -> list[Part]:
-    """The parts of a plan, with repetitions written out.
-
-    Raises:
-        UsageError: names the part that cannot be read.
-    """
+    """The parts of a plan, with repetitions written out; UsageError names one that cannot be read."""
     parts = [_part(text) for text in _REPEATED.sub(_repeat, plan).split(".")]
     for part in parts[1:]:
         if part.verb == "at":
@@ -90,11 +86,7 @@ class Player(ABC):
         self.active = list(range(n_seq_max))
 
     def run(self, plan: str) -> None:
-        """Do all parts of a plan.
-
-        Raises:
-            UsageError: a part cannot be read or done.
-        """
+        """Do all parts of a plan; UsageError if one cannot be read or done."""
         methods = {
             "at": self.start, "back": self.back, "shift": self.shift, "rm": self.remove, "add": self.add,
             "cp": self.share,

@@ -19,6 +19,7 @@ from . import weights
 from .config import Cparams, Hparams, n_rot
 from .decoder import Decode, build, build_shift
 from .kv import Cache
+from .layers import Sketch
 from .memory import Cells, Memory, Part, Place, Ubatch
 from .plan import Player
 from .weights import weight_shapes
@@ -46,7 +47,7 @@ class Trajectory(Player):
 
     def start(self, n_past: int) -> None:
         """Give every sequence `n_past` tokens: random K and V in their cells, large numbers in all others."""
-        for _ in self.memory.place(self.memory.split(self.batch([n_past], self.h.n_vocab, every=False))):
+        for _ in self.memory.place(self.batch([n_past], self.h.n_vocab, every=False)):
             pass
         for t in self.cache.tensors():
             self._start[t] = self._cache_bytes(t)
@@ -68,19 +69,15 @@ class Trajectory(Player):
         self.decode(self.batch(n_tokens, self.h.n_vocab, every=every))
 
     def decode(self, batch: Ubatch) -> None:
-        """Add the steps of a batch: `llama_decode`.
-
-        Raises:
-            UsageError: the cache is full, or the trajectory too long.
-        """
+        """Add the steps of a batch: `llama_decode`; UsageError if the cache or the trajectory is full."""
         for cells in self.memory.all_cells():
             if cells.has_shift:
                 self._shift(cells)
-        for ubatch, place in self.memory.place(self.memory.split(batch)):
+        for ubatch, place in self.memory.place(batch):
             if not ubatch.outputs.any():
                 ubatch.outputs[-1] = True  # a step without a result would have nothing but caches to check
-            graph = build(self.h, self.c, self.weights, self.cache, ubatch, place)
-            self._add(graph, self._values(ubatch, place), {"tokens": ubatch.rows()})
+            sketch = Sketch(self.h, self.c, self.weights, self.cache, ubatch, place)
+            self._add(build(sketch), self._values(ubatch, place), {"tokens": ubatch.rows()})
 
     def _shift(self, cells: Cells) -> None:
         """The step that rotates K to its new positions, before the next batch: `llama_kv_cache::update`."""
@@ -100,7 +97,7 @@ class Trajectory(Player):
 
     def n_past(self, seq: int) -> int:
         """The position of a sequence's next token."""
-        return self.memory.seq_pos_max(seq) + 1
+        return self.memory.base.seq_pos_max(seq) + 1
 
     def seq_rm(self, seq: int, p0: int, p1: int | None = None) -> None:
         """Forget positions p0 to p1 (all from p0 on) of a sequence."""
@@ -121,11 +118,7 @@ class Trajectory(Player):
         self.memory.seq_cp(src, dst)
 
     def case(self, family: str, params: Mapping[str, Any], seed: int) -> Case:
-        """The finished case.
-
-        Raises:
-            UsageError: it has no step.
-        """
+        """The finished case; UsageError if it has no step."""
         if not self.steps:
             raise UsageError(f"case {self.id!r}: run: at least one p, o or d expected")
         persistent = {t: weights.weight(self.id, self.h, t) for t in self.weights.values()}

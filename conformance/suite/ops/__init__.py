@@ -17,11 +17,14 @@ from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32
 from conformance.suite.family import Family, Level, expand, with_seed
 
-# importing a topic declares its cases
-from . import attention, elementwise, matmul, recurrent, rope, rows, views, windows  # noqa: F401
-from .bench import NAME, TABLES, Bench, OpCases, OpId, parse
+# importing a topic declares its cases, and `conform perf` times them in this order
+# isort: off
+from . import matmul, attention, rope, rows, elementwise, recurrent, views, windows  # noqa: F401
 
-__all__ = ["FAMILY", "build", "ids"]
+# isort: on
+from .bench import NAME, TABLES, Bench, OpCases, OpId, Timed, parse
+
+__all__ = ["FAMILY", "Timed", "build", "ids", "timed"]
 
 KNOWN: dict[str, OpCases] = {op: table for table in TABLES for op in table.ops}
 """Op, with its sub-op -> its cases."""
@@ -95,16 +98,17 @@ def _ids(patterns: Iterable[str]) -> set[str]:
     return {with_seed(NAME, body) for pattern in patterns for body in expand(pattern)}
 
 
+def timed(level: Level) -> list[Timed]:
+    """The cases that are timed at `level` and not at those below it."""
+    return [case for table in TABLES for case in table.timed if case.level == level]
+
+
 def _by_size(case_ids: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(case_ids, key=lambda case_id: (_size(parse(case_id, KNOWN)), case_id)))
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id, from its text alone.
-
-    Raises:
-        UsageError: the id names what the family does not know, or a graph that ggml would refuse.
-    """
+    """The case behind an id, from its text alone; UsageError if it is unknown or ggml would refuse its graph."""
     op_id = parse(case_id, KNOWN)
     bench = Bench(op_id)
     try:

@@ -18,7 +18,7 @@ from conformance.ggml.tensor import Dims, Tensor, dims
 from conformance.ggml.types import F16, F32, type_named
 from conformance.suite.data import Fill, biased, blind, causal, normal, uniform
 
-from .bench import INPLACE, Bench, cases
+from .bench import INPLACE, Bench, Timed, cases
 
 _HIDE = "hide=causal|holes|bias|blind|junk|seen"
 """Key: what a mask hides. `causal`: the future. `holes`: a third of the past too. `bias`: the same, finite values
@@ -60,37 +60,6 @@ def _infinite(fill: Fill) -> Fill:
     return filled
 
 
-_BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|ne=17x1x3,mask=17x4]"
-
-
-@cases(
-    "SOFT_MAX",
-    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0",
-    standard=(
-        "SOFT_MAX-f32-ne=[2x1|9x5x3x2|32x4|67x3x2|256x5|1023x2],[scale=1.0|scale=0.125|scale=2.5]",
-        "SOFT_MAX-f32-ne=32x6x4x2,mask=[32x6|32x6x4|32x6x1x2|32x6x4x2|32x6x2|32x9],mt=[f16|f32],scale=0.5",
-        "SOFT_MAX-f32-ne=32x6x4x2,mask=32x6,mt=[f16|f32],hide=[holes|bias],scale=0.5",
-        f"SOFT_MAX-f32-{_BIASED},hide=bias,max_bias=[8.0|2.0],scale=0.5[|,sinks=1]",
-        "SOFT_MAX-f32-ne=[33x5x4|64x1x8x2],sinks=1,scale=[0.125|1.0]",
-        "SOFT_MAX-f32-ne=40x5x4x2,mask=[40x5|40x8x4],mt=[f16|f32],hide=holes,sinks=1",
-        "SOFT_MAX-f32-ne=24x5x3,vne=[off|flat][|,mask=24x5]",
-        "SOFT_MAX-f32-ne=24x5x3,inplace=[leaf|mid|input][|,mask=24x5,scale=0.3]",
-    ),
-    full=("SOFT_MAX-f32-ne=[4096x32x2|2048x1x32x4|16384x3]", "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883"),
-)
-def _soft_max(bench: Bench) -> Sequence[Tensor]:
-    v, b = bench.v, bench.b
-    a = bench.first("a", "ne", normal(3.0))
-    n_kv, n, heads, _ = v["ne"]
-    mask = None
-    if v["mask"]:
-        mask = bench.leaf("kq_mask", type_named(v["mt"]), v["mask"], _mask_fill(v["hide"], n_kv, n))
-    out = bench.build("soft_max_ext")(a, mask, v["scale"], v["max_bias"])
-    if v["sinks"]:
-        b.soft_max_add_sinks(out, bench.leaf("attn_sinks", F32, (heads, 1, 1, 1), uniform(-1.0, 4.0), keep=True))
-    return bench.outputs(a, out)
-
-
 _CACHE = "[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q4_1+q4_1|q5_0+q5_0|q5_1+q5_1|q8_0+q8_0|mxfp4+mxfp4]"
 _FEW = "[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q8_0+q8_0]"
 _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
@@ -128,6 +97,12 @@ _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
         "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=64x[1|256]x32,k=64x2048x8,mask=2048x256,hide=holes",
         "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=128x1x64x4,k=128x512x8x4,mask=512x1x1x4",
     ),
+    timed=(
+        Timed("FLASH_ATTN_EXT-f16+f16-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8, "smoke"),
+        Timed("FLASH_ATTN_EXT-f16+f16-q=64x64x32,k=64x1024x8,mask=1024x64,vk=p0213,vv=p0213", 64, 1),
+        Timed("FLASH_ATTN_EXT-q8_0+q8_0-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8),
+        Timed("FLASH_ATTN_EXT-f16+f16-q=64x512x32,k=64x512x8,mask=512x512,vk=p0213,vv=p0213", 512, 1, "full"),
+    ),
 )
 def _flash_attn(bench: Bench) -> Tensor:
     v, b, (type_k, type_v) = bench.v, bench.b, bench.types
@@ -152,6 +127,38 @@ def _flash_attn(bench: Bench) -> Tensor:
     if v["prec"]:
         b.flash_attn_ext_set_prec(out, PREC[v["prec"]])
     return out
+
+
+_BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|ne=17x1x3,mask=17x4]"
+
+
+@cases(
+    "SOFT_MAX",
+    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0",
+    standard=(
+        "SOFT_MAX-f32-ne=[2x1|9x5x3x2|32x4|67x3x2|256x5|1023x2],[scale=1.0|scale=0.125|scale=2.5]",
+        "SOFT_MAX-f32-ne=32x6x4x2,mask=[32x6|32x6x4|32x6x1x2|32x6x4x2|32x6x2|32x9],mt=[f16|f32],scale=0.5",
+        "SOFT_MAX-f32-ne=32x6x4x2,mask=32x6,mt=[f16|f32],hide=[holes|bias],scale=0.5",
+        f"SOFT_MAX-f32-{_BIASED},hide=bias,max_bias=[8.0|2.0],scale=0.5[|,sinks=1]",
+        "SOFT_MAX-f32-ne=[33x5x4|64x1x8x2],sinks=1,scale=[0.125|1.0]",
+        "SOFT_MAX-f32-ne=40x5x4x2,mask=[40x5|40x8x4],mt=[f16|f32],hide=holes,sinks=1",
+        "SOFT_MAX-f32-ne=24x5x3,vne=[off|flat][|,mask=24x5]",
+        "SOFT_MAX-f32-ne=24x5x3,inplace=[leaf|mid|input][|,mask=24x5,scale=0.3]",
+    ),
+    full=("SOFT_MAX-f32-ne=[4096x32x2|2048x1x32x4|16384x3]", "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883"),
+    timed=(Timed("SOFT_MAX-f32-ne=1024x64x16,mask=1024x64,scale=0.125", 64, 2),),
+)
+def _soft_max(bench: Bench) -> Sequence[Tensor]:
+    v, b = bench.v, bench.b
+    a = bench.first("a", "ne", normal(3.0))
+    n_kv, n, heads, _ = v["ne"]
+    mask = None
+    if v["mask"]:
+        mask = bench.leaf("kq_mask", type_named(v["mt"]), v["mask"], _mask_fill(v["hide"], n_kv, n))
+    out = bench.build("soft_max_ext")(a, mask, v["scale"], v["max_bias"])
+    if v["sinks"]:
+        b.soft_max_add_sinks(out, bench.leaf("attn_sinks", F32, (heads, 1, 1, 1), uniform(-1.0, 4.0), keep=True))
+    return bench.outputs(a, out)
 
 
 @cases(

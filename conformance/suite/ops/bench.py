@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from conformance.case.case import Case, Step
 from conformance.case.streams import Stream
@@ -18,9 +18,8 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor
 from conformance.ggml.types import TYPES, GGMLType
+from conformance.suite import family
 from conformance.suite.data import Fill, chosen, encode
-from conformance.suite.family import Key, read_keys, split_id
-from conformance.suite.family import keys as declared
 
 NAME = "ops"
 GENERATOR = 1
@@ -52,12 +51,8 @@ class OpId:
 
 
 def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
-    """Read an id.
-
-    Raises:
-        UsageError: says which part is wrong and what may stand there.
-    """
-    body, seed = split_id(case_id, NAME, "OP-types-key=value,key=value")
+    """Read an id; UsageError says which part is wrong and what may stand there."""
+    body, seed = family.split_id(case_id, NAME, "OP-types-key=value,key=value")
     op, _, rest = body.partition("-")
     types_text, _, keys_text = rest.partition("-")
     cases = known.get(op)
@@ -69,7 +64,7 @@ def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
             f"case {case_id!r}: types of {', '.join(cases.types)} joined by + expected, {types_text!r} found; "
             f"types: {', '.join(TYPES)}"
         )
-    values, given = read_keys(case_id, keys_text, cases.keys)
+    values, given = family.read_keys(case_id, keys_text, cases.keys)
     return OpId(case_id, op, tuple(TYPES[n] for n in names), values, given, seed)
 
 
@@ -118,7 +113,6 @@ class Bench:
 
     def _window(self, name: str, type_: GGMLType, ne: Dims, fill: Fill, window: str, *, keep: bool) -> Tensor:
         n0, n1, n2, n3 = ne
-        blck = type_.blck_size
         if window == "":
             return self.leaf(name, type_, ne, fill, keep=keep)
         if window == "flat":
@@ -127,16 +121,16 @@ class Bench:
             leaf = self.leaf(name, type_, (n0, n1 * n2 * n3 + 2, 1, 1), fill, keep=keep)
             nb = contiguous_nb(type_, ne)
             return self.b.view_4d(leaf, *ne, *nb[1:], leaf.nb[1])
-        if window == "pad":
-            leaf = self.leaf(name, type_, (n0 + 3 * blck, n1, n2, n3), fill, keep=keep)
-            return self.b.view_4d(leaf, *ne, *leaf.nb[1:], type_.type_size)
-        if window == "rows":
-            leaf = self.leaf(name, type_, (n0, 2 * n1, n2, n3), fill, keep=keep)
-            return self.b.view_4d(leaf, *ne, 2 * leaf.nb[1], leaf.nb[2], leaf.nb[3], leaf.nb[1])
-        dim = 1 if window == "slab" else 2
-        larger = (n0, n1 + 3, n2, n3) if dim == 1 else (n0, n1, n2 + 3, n3)
-        leaf = self.leaf(name, type_, larger, fill, keep=keep)
-        return self.b.view_4d(leaf, *ne, *leaf.nb[1:], 2 * leaf.nb[dim])
+        larger = {
+            "pad": (n0 + 3 * type_.blck_size, n1, n2, n3),
+            "rows": (n0, 2 * n1, n2, n3),
+            "slab": (n0, n1 + 3, n2, n3),
+            "part": (n0, n1, n2 + 3, n3),
+        }
+        leaf = self.leaf(name, type_, larger[window], fill, keep=keep)
+        nb0, nb1, nb2, nb3 = leaf.nb
+        offset = {"pad": nb0, "rows": nb1, "slab": 2 * nb1, "part": 2 * nb2}[window]
+        return self.b.view_4d(leaf, *ne, 2 * nb1 if window == "rows" else nb1, nb2, nb3, offset)
 
     def lists(self, name: str, type_: GGMLType, ne: Dims, n: int, layout: str) -> Tensor:
         """Index lists, one per row, each of different numbers of 0..n-1.
@@ -176,6 +170,19 @@ Make = Callable[[Bench], Tensor | Sequence[Tensor]]
 """Builds the graph on a bench; returns the tensor, or tensors, to check."""
 
 
+class Timed(NamedTuple):
+    """A case that `conform perf` times, in the size that a decoder has it in."""
+
+    body: str
+    """Its id without family and seed."""
+    tokens: int
+    """For which the op computes."""
+    repeat: int
+    """How often one measurement runs it, so that it lasts long enough for the clock."""
+    level: family.Level = "standard"
+    """`smoke` is part of `standard`, and that of `full`."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpCases:
     """The cases of one op, or of a group alike: what their ids may say, how a case is built, and which ones run."""
@@ -184,7 +191,7 @@ class OpCases:
     """Names that stand first in the id; `UNARY.GELU` for a sub-op."""
     types: tuple[str, ...]
     """The operands whose types the id names."""
-    keys: Mapping[str, Key]
+    keys: Mapping[str, family.Key]
     make: Make
     standard: Sequence[str]
     """Patterns of ids without family and seed."""
@@ -192,6 +199,7 @@ class OpCases:
     """Further ones of level `full`: large."""
     smoke: Sequence[str]
     """Those of `standard` that `smoke` always has: where few backends take what the others are."""
+    timed: Sequence[Timed]
 
 
 TABLES: list[OpCases] = []
@@ -206,12 +214,13 @@ def cases(
     types: str = "a",
     full: Sequence[str] = (),
     smoke: Sequence[str] = (),
+    timed: Sequence[Timed] = (),
 ) -> Callable[[Make], Make]:
     """Declare the cases that a function builds: the fields of `OpCases`; `ops` and `types` separated by blanks."""
 
     def declare(make: Make) -> Make:
-        table = OpCases(tuple(ops.split()), tuple(types.split()), declared(keys), make, standard, full, smoke)
-        TABLES.append(table)
+        declared = family.keys(keys)
+        TABLES.append(OpCases(tuple(ops.split()), tuple(types.split()), declared, make, standard, full, smoke, timed))
         return make
 
     return declare

@@ -9,7 +9,7 @@ from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, GLU_OPS, I32, UNARY_OPS, type_named
 from conformance.suite.data import Fill, away_from_zero, integers, normal, uniform, with_edges
 
-from .bench import BLOCKS, FLOATS, INPLACE, Bench, cases
+from .bench import BLOCKS, FLOATS, INPLACE, Bench, Timed, cases
 
 _DIVISOR = away_from_zero(0.25, 4.0)
 _FLOATS2 = "[f32+f32|f16+f16|bf16+bf16|f16+f32|bf16+f32]"
@@ -227,6 +227,7 @@ _LIMITED = "[GLU.SWIGLU_OAI-f32|GLU.SWIGLU_CLAMP-f32|GLU.SWIGLU_CLAMP-f16]"
         f"{_LIMITED}-ne=[14x5x3x2|135x4],limit=2.0",
     ),
     full=(f"{_GATED}-{_FLOATS}-ne=2816x9[|,form=split]",),
+    timed=(Timed("GLU.SWIGLU-f32-ne=5632x64", 64, 4),),
 )
 def _glu(bench: Bench) -> Tensor:
     v, op = bench.v, bench.id.op.removeprefix("GLU.")

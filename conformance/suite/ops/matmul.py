@@ -14,7 +14,7 @@ from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import hadamard, normal
 
-from .bench import BLOCKS, BLOCKS_32, FLOATS, Bench, cases
+from .bench import BLOCKS, BLOCKS_32, FLOATS, Bench, Timed, cases
 
 _ANY32 = f"[{FLOATS}|{BLOCKS_32}]"
 _ANY = f"[{FLOATS}|{BLOCKS}]"
@@ -58,6 +58,16 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
         f"MUL_MAT-{_ANY}+f32-a=2048x2048,b=2048x[1|16]",
         "MUL_MAT-[q4_0|q8_0|f16|q4_K|q6_K]+f32-[a=5632x2048,b=5632x3|a=14336x512,b=14336x2|a=4096x4096,b=4096x1]",
         "MUL_MAT-[f16|f32]+f32-[a=128x1024x8x2,b=128x1x32x2|a=1024x128x8x2,b=1024x1x32x2],va=p0213",
+    ),
+    timed=(
+        Timed("MUL_MAT-q4_0+f32-a=2048x2048,b=2048x1", 1, 8, "smoke"),
+        Timed("MUL_MAT-f16+f32-a=2048x2048,b=2048x1", 1, 8, "smoke"),
+        Timed("MUL_MAT-q8_0+f32-a=2048x2048,b=2048x1", 1, 8),
+        Timed("MUL_MAT-q4_K+f32-a=2048x2048,b=2048x1", 1, 8),
+        Timed("MUL_MAT-q6_K+f32-a=2048x2048,b=2048x1", 1, 8),
+        Timed("MUL_MAT-q4_0+f32-a=2048x2048,b=2048x64", 64, 1),
+        Timed("MUL_MAT-q4_K+f32-a=2048x2048,b=2048x64", 64, 1),
+        Timed("MUL_MAT-q4_0+f32-a=4096x4096,b=4096x512", 512, 1, "full"),
     ),
 )
 def _mul_mat(bench: Bench) -> Tensor:
@@ -107,6 +117,7 @@ def _check_hadamard(bench: Bench) -> None:
         f"MUL_MAT_ID-{_ANY}+f32-as=512x256x32,n_used=4,n_tokens=[1|32|129]",
         "MUL_MAT_ID-[q4_0|mxfp4|q4_K|f16]+f32-as=2048x768x16,n_used=8,n_tokens=[1|16],n_b=1",
     ),
+    timed=(Timed("MUL_MAT_ID-q4_0+f32-as=1024x512x8,n_used=2,n_tokens=1", 1, 16),),
 )
 def _mul_mat_id(bench: Bench) -> Tensor:
     v = bench.v

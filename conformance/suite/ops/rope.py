@@ -9,7 +9,7 @@ from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import integers, normal, uniform
 
-from .bench import INPLACE, Bench, cases
+from .bench import INPLACE, Bench, Timed, cases
 
 _PLAIN = "[mode=NORMAL|mode=NEOX]"
 _MULTI = (
@@ -54,6 +54,7 @@ _TYPE = "[f32|f16]"
         f"ROPE-{_TYPE}-ne=128x32x65,mode=MROPE,sections=16x24x24x0",
         f"ROPE-{_TYPE}-ne=80x16x128,mode=VISION,sections=20x20x0x0",
     ),
+    timed=(Timed("ROPE-f32-ne=64x32x64,mode=NEOX", 64, 8),),
 )
 def _rope(bench: Bench) -> Sequence[Tensor]:
     v = bench.v

@@ -9,7 +9,7 @@ from conformance.ggml.tensor import Tensor, dims
 from conformance.ggml.types import I32
 from conformance.suite.data import distinct, integers, normal, values
 
-from .bench import BLOCKS, FLOATS, INPLACE, Bench, cases
+from .bench import BLOCKS, FLOATS, INPLACE, Bench, Timed, cases
 
 
 @cases(
@@ -42,6 +42,7 @@ _NORMAL = normal(1.5, 0.5)
         "RMS_NORM-f32-ne=40x5x2[|,vne=pad],inplace=input",
     ),
     full=("[NORM|RMS_NORM|L2_NORM]-f32-ne=[4096x65|16384x3]",),
+    timed=(Timed("RMS_NORM-f32-ne=2048x64", 64, 16, "smoke"),),
 )
 def _norm(bench: Bench) -> Sequence[Tensor]:
     a = bench.first("a", "ne", _NORMAL)
@@ -104,26 +105,6 @@ def _argmax(bench: Bench) -> Tensor:
     return bench.b.argmax(bench.first("a", "ne", distinct(-8.0, 8.0)))
 
 
-@cases(
-    "GET_ROWS",
-    keys="a=SHAPE n=1 va= vids=",
-    types="a ids",
-    standard=(
-        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x5,n=[1|9]",
-        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x6x3x2,n=4",
-        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x6x3x2,n=4,[va=pad|va=p0213,vids=p1023|va=slab,vids=pad]",
-        f"GET_ROWS-[{FLOATS}|i32]+i32-a=[1x9|33x7],n=[1|12]",
-    ),
-    full=(f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=4096x1000,n=64",),
-)
-def _get_rows(bench: Bench) -> Tensor:
-    v = bench.v
-    _, n, n2, n3 = v["a"]
-    a = bench.operand("token_embd.weight", bench.types[0], v["a"], values(bench.types[0]), v["va"], keep=True)
-    ids = bench.operand("ids", bench.types[1], (v["n"], n2, n3, 1), integers(0, n), v["vids"])
-    return bench.b.get_rows(a, ids)
-
-
 _DESTINATIONS = f"[{FLOATS}|{BLOCKS}]"
 
 
@@ -144,6 +125,10 @@ _DESTINATIONS = f"[{FLOATS}|{BLOCKS}]"
         "SET_ROWS-i32+f32+i64-a=33x6,n=4",
     ),
     full=(f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=1024x4096,n=512",),
+    timed=(
+        Timed("SET_ROWS-f16+f32+i64-a=512x4096,n=64", 64, 32),
+        Timed("SET_ROWS-q8_0+f32+i64-a=512x4096,n=64", 64, 32),
+    ),
 )
 def _set_rows(bench: Bench) -> Tensor:
     v, (type_a, type_b, type_ids) = bench.v, bench.types
@@ -154,3 +139,24 @@ def _set_rows(bench: Bench) -> Tensor:
     b = bench.operand("b", type_b, (n0, n, n2, n3), normal(300.0) if type_a is I32 else normal(), v["vb"])
     ids = bench.lists("ids", type_ids, ids_ne, n1, v["vids"])
     return bench.b.set_rows(a, b, ids)
+
+
+@cases(
+    "GET_ROWS",
+    keys="a=SHAPE n=1 va= vids=",
+    types="a ids",
+    standard=(
+        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x5,n=[1|9]",
+        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x6x3x2,n=4",
+        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x6x3x2,n=4,[va=pad|va=p0213,vids=p1023|va=slab,vids=pad]",
+        f"GET_ROWS-[{FLOATS}|i32]+i32-a=[1x9|33x7],n=[1|12]",
+    ),
+    full=(f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=4096x1000,n=64",),
+    timed=(Timed("GET_ROWS-q4_0+i32-a=2048x4096,n=64", 64, 16),),
+)
+def _get_rows(bench: Bench) -> Tensor:
+    v = bench.v
+    _, n, n2, n3 = v["a"]
+    a = bench.operand("token_embd.weight", bench.types[0], v["a"], values(bench.types[0]), v["va"], keep=True)
+    ids = bench.operand("ids", bench.types[1], (v["n"], n2, n3, 1), integers(0, n), v["vids"])
+    return bench.b.get_rows(a, ids)

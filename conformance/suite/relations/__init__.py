@@ -34,10 +34,7 @@ _OWN: dict[str, dict[str, Key]] = {
 }
 """Relation -> keys of its own."""
 _SAME: dict[str, Callable[[str, Case, int], Case]] = {
-    "memory": pairs.memory,
-    "warm": pairs.warm,
-    "buffers": pairs.buffers,
-    "restored": pairs.restored,
+    relation.__name__: relation for relation in (pairs.memory, pairs.warm, pairs.buffers, pairs.restored)
 }
 NAMES = (*pairs.DECODERS, "renamed", *_SAME, "after")
 _ARCH = {"arch": word(*PRESETS)}
@@ -45,11 +42,7 @@ _GRAPH = keys("graph=decoder|random")
 
 
 def build(case_id: str) -> Case:
-    """The relation behind an id.
-
-    Raises:
-        UsageError: the id cannot be read, or says what no graph can be built from.
-    """
+    """The relation behind an id; UsageError if it cannot be read, or no graph can be built from it."""
     form = f"{'|'.join(NAMES)}-key=value,key=value"
     body, seed = split_id(case_id, NAME, form)
     name, _, rest = body.partition("-")

@@ -131,11 +131,7 @@ def combine(case_id: str, claim: Claim, cases: Sequence[Case], params: Mapping[s
 
 
 def read(case: Case) -> Claim:
-    """The claim that `case` makes.
-
-    Raises:
-        GraphError: it is no relation, or a malformed one from a stranger's file.
-    """
+    """The claim that `case` makes; GraphError if it makes none, or a malformed one from a stranger's file."""
     doc: Any = case.params.get(KEY)
     try:
         runs = tuple(Run(**r) for r in doc["runs"])
@@ -153,11 +149,7 @@ def _places(listed: Any) -> tuple[Place, ...]:  # noqa: ANN401  # JSON
 
 
 def _check(case: Case, claim: Claim) -> None:
-    """Refuse what points nowhere.
-
-    Raises:
-        ValueError: says what.
-    """
+    """ValueError says what points nowhere."""
     if claim.equal not in {BITS, BUDGET}:
         raise ValueError(f"equal: {BITS} or {BUDGET} expected, {claim.equal!r} found")
     if not claim.runs or not (claim.whole or claim.links):
@@ -180,11 +172,7 @@ def _check(case: Case, claim: Claim) -> None:
 
 
 def cases_of(case: Case) -> list[Case]:
-    """The cases of a relation's runs; `case` itself if it is none.
-
-    Raises:
-        GraphError: the claim is malformed.
-    """
+    """The cases of a relation's runs; `case` itself if it is none. GraphError if the claim is malformed."""
     if not applies(case):
         return [case]
     claim = read(case)
@@ -192,11 +180,7 @@ def cases_of(case: Case) -> list[Case]:
 
 
 def case_of(case: Case, claim: Claim, run: int) -> Case:
-    """The case of one run: its steps and the persistent tensors that they use.
-
-    Raises:
-        IndexError: there is no such run.
-    """
+    """The case of one run: its steps and the persistent tensors that they use; IndexError if there is no such run."""
     if run < 0:
         raise IndexError(f"run {run}")
     r = claim.runs[run]

@@ -92,11 +92,7 @@ def _token_rows(step: Step) -> list[list[int]]:
 
 
 def relate(request: Request) -> Case:
-    """The relation: every token of the first run has the same logits, K and V in the others.
-
-    Raises:
-        UsageError: no token has logits in both runs.
-    """
+    """Every token of the first run has the same logits, K and V in the others; UsageError if no token is in both."""
     says, make = DECODERS[request.name]
     sides = make(request)
     runs: list[Run] = []
@@ -185,8 +181,8 @@ def _follow(request: Request, left: Side, what: str, ids: Mapping[int, int], **v
         rows.sort(key=lambda row: (row[0], row[2]))
         for seq in {row[0] for row in rows}:
             start = min(row[2] for row in rows if row[0] == seq)
-            if start <= trajectory.memory.seq_pos_max(seq):
-                trajectory.memory.seq_rm(seq, start)
+            if start < trajectory.n_past(seq):
+                trajectory.seq_rm(seq, start)
         seqs, tokens, pos, _, outputs = (np.array(column, np.int64) for column in zip(*rows, strict=True))
         trajectory.decode(Ubatch(tokens, pos, seqs, outputs.astype(np.bool_)))
     return Side(what, trajectory, {theirs: ours for ours, theirs in ids.items()})

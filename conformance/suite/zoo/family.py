@@ -14,7 +14,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from . import model
 from .model import Value, architecture, chosen_types, full_key, parse_value, write_metadata, write_model
 
 _MISSING = re.compile(r"missing tensor '([^']+)'|tensor '([^']+)' not found")
+"""llama.cpp's words about a weight that it misses."""
 TIME_LIMIT = 120.0
 """Seconds that one recording may take."""
 ENVIRONMENT = {"GGML_NO_BACKTRACE": "1"}
@@ -76,18 +77,6 @@ class Request:
     provenance: dict[str, Any] = field(default_factory=dict)
 
 
-def capture(request: Request, arch: str, keys: Mapping[str, Value], whole: bool) -> Case:
-    """Record an architecture made from metadata; `whole` as of `prepare`.
-
-    Raises:
-        ConformanceError: as the worker; or it died: names the last words of llama.cpp.
-    """
-    with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
-        output = Path(folder, "case.gguf")
-        ask(replace(prepare(Path(folder, "model.gguf"), request, arch, keys, whole), output=str(output)))
-        return casefile.read_one(output)
-
-
 def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], whole: bool) -> Request:
     """The request for a model, whose file is made at `path`.
 
@@ -95,7 +84,7 @@ def prepare(path: Path, request: Request, arch: str, keys: Mapping[str, Value], 
     llama.cpp has for one.
 
     Raises:
-        ConformanceError: as `capture`.
+        ConformanceError: as in `ask`.
     """
     if whole:
         make_model(path, request, arch, keys)
@@ -112,7 +101,7 @@ def record_model(request: Request) -> Case:
     """Record a model that a user has; its weights are part of the case, or stay in the file (`by_reference`).
 
     Raises:
-        ConformanceError: as `capture`.
+        ConformanceError: as in `ask`.
     """
     with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
         output = Path(folder, "case.gguf")
@@ -121,11 +110,7 @@ def record_model(request: Request) -> Case:
 
 
 def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value]) -> None:
-    """Write a GGUF file that llama.cpp loads, with made-up weights.
-
-    Raises:
-        ConformanceError: as `capture`.
-    """
+    """Write a GGUF file that llama.cpp loads, with made-up weights; ConformanceError as in `ask`."""
     write_metadata(path, arch, keys, {})
     weights = ask(replace(request, model=str(path), output=""))["weights"]
     missing: set[str] = set()
@@ -134,7 +119,8 @@ def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value
         try:
             ask(replace(request, model=str(path), output="", from_file=True))
         except UsageError as e:
-            name = _missing(str(e))
+            found = _MISSING.search(str(e))
+            name = found and (found[1] or found[2])
             if not name or name in missing:
                 raise
             missing.add(name)
@@ -142,18 +128,8 @@ def make_model(path: Path, request: Request, arch: str, keys: Mapping[str, Value
             return
 
 
-def _missing(message: str) -> str:
-    """The weight that llama.cpp misses, by its own words."""
-    match = _MISSING.search(message)
-    return match[1] or match[2] if match else ""
-
-
 def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
-    """The worker's answer.
-
-    Raises:
-        ConformanceError: the one that the worker met; or it died or was too slow.
-    """
+    """The worker's answer; ConformanceError is the one that the worker met, or it died or was too slow."""
     worker = Worker("conformance.suite.zoo.worker", time_limit=time_limit, env={**os.environ, **ENVIRONMENT})
     try:
         return worker.ask({"record": asdict(request)})[0]
@@ -166,8 +142,6 @@ def ask(request: Request, time_limit: float = TIME_LIMIT) -> dict[str, Any]:
 
 
 NAME = "zoo"
-_MEMORY = 8
-"""Cases to remember, so that the next backend need not record them again."""
 
 _CACHES = ("f16", *TYPES)
 _WEIGHTS = ("f32", *(t for t in TYPES if t in MAKEABLE - {"f32"}))
@@ -209,11 +183,7 @@ TABLE: Table = {
 
 
 def ids(level: Level) -> Sequence[str]:
-    """Case ids of a level and those below it.
-
-    Raises:
-        UnavailableError: there is no llama.cpp here.
-    """
+    """Case ids of a level and those below it; UnavailableError if there is no llama.cpp here."""
     if reason := available():
         raise UnavailableError(reason)
     return _ids(level)
@@ -277,23 +247,20 @@ def make(case_id: str, lib: str = "") -> Case:
         UsageError: the id cannot be read, or llama.cpp refuses it; gives its reason.
         UnavailableError: there is no llama.cpp here.
     """
-    request = read(case_id, lib)
-    try:
-        return capture(*request)
-    except UsageError as e:
-        raise UsageError(f"case {case_id!r}: {e}") from None
+    request, arch, keys, whole = read(case_id, lib)
+    with tempfile.TemporaryDirectory(prefix="conformance-zoo-") as folder:
+        output = Path(folder, "case.gguf")
+        try:
+            ask(replace(prepare(Path(folder, "model.gguf"), request, arch, keys, whole), output=str(output)))
+            return casefile.read_one(output)
+        except UsageError as e:
+            raise UsageError(f"case {case_id!r}: {e}") from None
 
 
-_cases: dict[str, Case] = {}
-
-
+@lru_cache(maxsize=8)  # so that the next backend need not record them again
 def build(case_id: str) -> Case:
     """As `make`; remembers the last few."""
-    if case_id not in _cases:
-        _cases[case_id] = make(case_id)
-        while len(_cases) > _MEMORY:
-            del _cases[next(iter(_cases))]
-    return _cases[case_id]
+    return make(case_id)
 
 
 def available() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from conformance import shipped
 from conformance.case.recipe import Recipe, make
 from conformance.ggml.errors import UsageError
-from conformance.ggml.tensor import Tensor, new_tensor
+from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32, TYPES, GGMLType
 
 Value = int | float | bool | str | list[int] | list[float]
@@ -79,11 +79,7 @@ def runnable() -> list[str]:
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture called `name`.
-
-    Raises:
-        UsageError: there is none, or it does not run; says why.
-    """
+    """The architecture called `name`; UsageError if there is none, or says why it does not run."""
     arch = table().get(name)
     if arch is None:
         raise UsageError(f"zoo: architecture {name!r} is unknown; known: {', '.join(runnable())}")
@@ -104,11 +100,7 @@ def full_key(arch: str, key: str) -> str:
 
 
 def parse_value(text: str) -> Value:
-    """The value of `--set KEY=VALUE`: JSON (number, true, false, list of numbers), or text.
-
-    Raises:
-        UsageError: a list of anything but numbers.
-    """
+    """The value of `--set KEY=VALUE`: JSON, or text; UsageError for a list of anything but numbers."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -151,11 +143,7 @@ def write_metadata(
 
 
 def open_writer(path: Path, arch: str, keys: Mapping[str, Value]) -> GGUFWriter:
-    """A writer that has the metadata; tensors may be added.
-
-    Raises:
-        UsageError: a value that GGUF cannot hold.
-    """
+    """A writer that has the metadata; tensors may be added. UsageError for a value that GGUF cannot hold."""
     writer = GGUFWriter(path, arch)
     for key, value in keys.items():
         if key == "general.architecture":
@@ -275,18 +263,20 @@ def write_model(
     without, though they look so.
     """
     types = chosen_types(weights, type_w, arch)
-    writer = open_writer(path, arch.name, keys)
-    done: set[str] = set()
+    tensors: dict[str, Tensor] = {}
     for name, _, ne in weights:
         needed = not _OPTIONAL.search(name) or name in missing or _matches(arch.optional, name)
-        if not needed or _matches(arch.absent, name) or name in done:
-            continue
-        done.add(name)
-        t = new_tensor(types.get(name, (F32, []))[0], *ne, name=name)
-        data = make(recipe(stream, t), t)
-        n_dims = max([1, *(i + 1 for i, n in enumerate(ne) if n > 1)])
+        if needed and not _matches(arch.absent, name):
+            tensors[name] = new_tensor(types.get(name, (F32, []))[0], *ne, name=name)
+    write_tensors(open_writer(path, arch.name, keys), tensors.values(), lambda t: make(recipe(stream, t), t))
+
+
+def write_tensors(writer: GGUFWriter, tensors: Iterable[Tensor], data_of: Callable[[Tensor], Bytes]) -> None:
+    """Write the file: the metadata that the writer has, and tensors."""
+    for t in tensors:
+        n_dims = max([1, *(i + 1 for i, n in enumerate(t.ne) if n > 1)])
         raw = GGMLQuantizationType(t.type.id)
-        writer.add_tensor(name, data.view(np.int8), raw_shape=list(ne[:n_dims])[::-1], raw_dtype=raw)
+        writer.add_tensor(t.name, data_of(t).view(np.int8), raw_shape=t.ne[:n_dims][::-1], raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -65,11 +65,7 @@ class Recorder:
         self._function = function
 
     def flush(self) -> None:
-        """The call has returned: the last graph is complete.
-
-        Raises:
-            GraphError: a tensor could not be read.
-        """
+        """The call has returned: the last graph is complete; GraphError if a tensor could not be read."""
         if self.error is not None:
             error, self.error = self.error, None
             raise error

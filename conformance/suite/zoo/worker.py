@@ -41,7 +41,6 @@ from .model import recipe
 from .recorder import Recorder, Watch, load_choices, references, save_choices, step
 
 ALL_LAYERS = 999
-I32 = NDArray[np.int32]
 
 
 def load_model(
@@ -142,11 +141,7 @@ class Drive(Player):
         """Sequence -> the position of its next token."""
 
     def start(self, n_past: int) -> None:
-        """Refuse.
-
-        Raises:
-            UsageError: always.
-        """
+        """Refuse, by UsageError."""
         raise UsageError(f"run: at{n_past}: llama.cpp cannot start with made-up caches; decode a prompt first")
 
     def prompt(self, n_tokens: list[int], *, every: bool = False) -> None:
