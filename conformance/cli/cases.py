@@ -33,17 +33,8 @@ from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
 from conformance.suite.family import LEVELS
 
-from .options import (
-    File,
-    Selection,
-    backend_option,
-    complete_case,
-    config_option,
-    isolation,
-    json_option,
-    selection,
-    settings_here,
-)
+from . import options
+from .options import File, Selection, backend_option, isolation, json_option, selection, settings_here
 from .output import line, table
 
 HEAD = 1 << 16
@@ -94,7 +85,7 @@ def cases(selection: Selection) -> None:
 
 
 @click.command()
-@click.argument("what", metavar="CASE|FILE", shell_complete=complete_case)
+@click.argument("what", metavar="CASE|FILE", shell_complete=options.complete_case)
 @click.option("--step", type=int, default=None, help="Only this step.")
 @click.option("--svg", "svg_path", type=File, metavar="FILE", help="Draw the graph (of --step, default the first).")
 def show(what: str, step: int | None, svg_path: Path | None) -> None:
@@ -149,7 +140,7 @@ def splits(case_id: str, backends: Sequence[str], step: int) -> None:
 @click.command()
 @click.argument("file", type=CasePath)
 @click.option("--backend", metavar="NAME[?KEY=VALUE]", help="Default: the one that the case was saved for.")
-@config_option
+@options.config_option
 @click.option("--case", "case_id", metavar="ID", help="Which case of a bundle.")
 @click.option("-o", "--output", type=File, metavar="OUT.gguf", help="Default: FILE with -small before its suffix.")
 @click.option("--time-budget", type=float, default=120.0, show_default=True, metavar="SECONDS")

@@ -32,21 +32,9 @@ from conformance.run.session.settings import Settings, Waiving, today
 from conformance.run.session.shard import WHOLE, Shard
 from conformance.suite.family import LEVELS
 
+from . import options
 from .cases import CasePath, read_cases
-from .options import (
-    SAVE,
-    SHARD,
-    STAGE,
-    WAIVERS,
-    File,
-    Selection,
-    backend_option,
-    isolation,
-    json_option,
-    missing_backends,
-    selection,
-    settings_here,
-)
+from .options import Selection, backend_option, isolation, json_option, missing_backends, selection, settings_here
 from .output import end, fail, grid, line, silence
 
 INTERRUPTED = 130
@@ -120,20 +108,20 @@ class Plan:
 
 @click.command()
 @backend_option
-@STAGE.click()
+@options.STAGE.click()
 @selection
 @click.option("--only-fresh", is_flag=True, help="Only what --fresh adds, nothing that a level lists.")
-@SHARD.click()
+@options.SHARD.click()
 @json_option
 @click.option(
     "--journal",
     "journal_path",
-    type=File,
+    type=options.File,
     metavar="FILE",
     help="Append each result to FILE as it comes; what is there from an earlier start does not run again.",
 )
-@SAVE.click()
-@WAIVERS.click()
+@options.SAVE.click()
+@options.WAIVERS.click()
 @isolation
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure; what did not run is listed.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
@@ -223,7 +211,7 @@ def _journal(path: Path | None, request: dict[str, JSON]) -> Journal | None:
 @click.command()
 @click.argument("file", type=CasePath)
 @backend_option
-@STAGE.click()
+@options.STAGE.click()
 @json_option
 @isolation
 @color_option
