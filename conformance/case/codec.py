@@ -38,7 +38,7 @@ from conformance.ggml.types import OPS, TYPES, GGMLType
 
 from .case import JSON, MAX_BUFFER, USAGES, Case, Placement, Step
 from .recipe import MAX_BYTES, dump_recipe, load_recipes
-from .strict import Memory
+from .strict import Memory, shown
 
 VERSION = 1
 """Of the document's form; a reader refuses any other."""
@@ -125,9 +125,7 @@ def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = Non
     doc = _object(doc, "document")
     version = doc.get("version")
     if version != VERSION or isinstance(version, bool):
-        raise CaseFileError(
-            "version", f"{VERSION} expected, {_shown(version)} found: read it with the release it needs"
-        )
+        raise CaseFileError("version", f"{VERSION} expected, {shown(version)} found: read it with the release it needs")
     _no_more(doc, _HEAD, "document")
     head: dict[str, Any] = {
         key: _typed(doc.get(key, default.copy() if kind is dict else default), kind, key)
@@ -139,7 +137,7 @@ def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = Non
         _int(head[key], _INT, key)
     for key, value in head["tolerance"].items():
         if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise CaseFileError(f"tolerance.{_shown(key)}", f"a non-negative number expected, {_shown(value)} found")
+            raise CaseFileError(f"tolerance.{shown(key)}", f"a non-negative number expected, {shown(value)} found")
     entries = _list(doc.get("persistent", []), "persistent")
     tensors = [_load_tensor(entry, [], f"persistent[{i}]") for i, entry in enumerate(entries)]
     memory = Memory(MAX_BYTES, 0) if memory is None else memory
@@ -313,13 +311,13 @@ def _load_tensor(entry: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
     name = entry.get("type")
     type_ = TYPES.get(name) if type(name) is str else None
     if type_ is None:
-        raise CaseFileError(f"{where}.type", f"one of {', '.join(TYPES)} expected, {_shown(name)} found")
+        raise CaseFileError(f"{where}.type", f"one of {', '.join(TYPES)} expected, {shown(name)} found")
     ne = _ints(entry.get("ne"), 1, MAX_DIMS, _SIZE, where, "ne")
     full: Dims = (*ne, *_ONES[len(ne) :])  # type: ignore[assignment]  # the length is four by arithmetic
     name = entry.get("op", "NONE")
     op = _OPS.get(name) if type(name) is str else None
     if op is None:
-        raise CaseFileError(f"{where}.op", f"the name of a ggml op expected, {_shown(name)} found")
+        raise CaseFileError(f"{where}.op", f"the name of a ggml op expected, {shown(name)} found")
     t = Tensor(type_, full, _load_strides(entry, type_, full, where), op)
     if "op_params" in entry:
         params = _ints(entry["op_params"], 0, MAX_OP_PARAMS, _I32, where, "op_params")
@@ -356,25 +354,10 @@ def _load_src(value: JSON, t: Tensor, earlier: Sequence[Tensor], where: str) -> 
     )
 
 
-def _shown(value: JSON) -> str:
-    """An untrusted value for a message: short, on one line, printable."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    if isinstance(value, str):
-        return ascii(value[:40]) + ("…" if len(value) > 40 else "")
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    if value is None or isinstance(value, bool):
-        return {None: "nothing", True: "true", False: "false"}[value]
-    return repr(value)
-
-
 def _typed(value: JSON, kind: type[T], where: str) -> T:
     if type(value) is not kind:
         words = {dict: "an object", list: "a list", str: "text", int: "an integer"}
-        raise CaseFileError(where, f"{words[kind]} expected, {_shown(value)} found")
+        raise CaseFileError(where, f"{words[kind]} expected, {shown(value)} found")
     if kind is str:
         _text(value, where)
     return value
@@ -391,24 +374,24 @@ def _list(value: JSON, where: str) -> list[JSON]:
 def _text(value: JSON, where: str) -> str:
     """Text that UTF-8 can hold: JSON allows half of a surrogate pair."""
     if type(value) is not str:
-        raise CaseFileError(where, f"text expected, {_shown(value)} found")
+        raise CaseFileError(where, f"text expected, {shown(value)} found")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise CaseFileError(where, f"text in Unicode expected, a lone surrogate found in {_shown(value)}") from None
+        raise CaseFileError(where, f"text in Unicode expected, a lone surrogate found in {shown(value)}") from None
     return value
 
 
 def _int(value: JSON, limits: tuple[int, int], where: str) -> int:
     if type(value) is not int or not limits[0] <= value <= limits[1]:
-        raise CaseFileError(where, f"an integer from {limits[0]} to {limits[1]} expected, {_shown(value)} found")
+        raise CaseFileError(where, f"an integer from {limits[0]} to {limits[1]} expected, {shown(value)} found")
     return value
 
 
 def _ints(value: JSON, least: int, most: int, limits: tuple[int, int], where: str, field: str) -> tuple[int, ...]:
     if type(value) is not list or not least <= len(value) <= most:
         count = f"{least}" if least == most else f"{least} to {most}"
-        raise CaseFileError(f"{where}.{field}", f"a list of {count} integers expected, {_shown(value)} found")
+        raise CaseFileError(f"{where}.{field}", f"a list of {count} integers expected, {shown(value)} found")
     low, high = limits
     for i, v in enumerate(value):
         if type(v) is not int or not low <= v <= high:
@@ -426,7 +409,7 @@ def _indices(value: JSON, count: int, where: str) -> list[int]:
 def _earlier(value: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
     if type(value) is not int or not 0 <= value < len(earlier):
         raise CaseFileError(
-            where, f"the index of one of the {len(earlier)} tensors before it expected, {_shown(value)} found"
+            where, f"the index of one of the {len(earlier)} tensors before it expected, {shown(value)} found"
         )
     return earlier[value]
 
@@ -441,4 +424,4 @@ def _blob(blobs: Mapping[str, Bytes], name: str, where: str) -> Bytes:
 def _no_more(value: Mapping[str, JSON], known: AbstractSet[str], where: str) -> None:
     for key in value:
         if key not in known:
-            raise CaseFileError(f"{where}.{_shown(key)}", f"unknown; one of {', '.join(sorted(known))} expected")
+            raise CaseFileError(f"{where}.{shown(key)}", f"unknown; one of {', '.join(sorted(known))} expected")

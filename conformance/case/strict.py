@@ -123,6 +123,21 @@ def _float(text: str) -> float:
     return value
 
 
+def shown(value: JSON) -> str:
+    """An untrusted value for a message: short, on one line, printable."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, str):
+        return ascii(value[:40]) + ("…" if len(value) > 40 else "")
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    return repr(value)
+
+
 def read_text(path: Path) -> str:
     """The UTF-8 text of a file; UsageError if it cannot be read."""
     try:

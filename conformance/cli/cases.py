@@ -153,7 +153,7 @@ def shrink(
     Writes a case file, and beside it a Python program that builds the case (.py) and a test_case for ggml's own
     tests/test-backend-ops.cpp (.cpp).
     """
-    case = read_case(file, case_id)
+    case = _read(file, lambda: casefile.read_one(file, case_id))
     for text in waiving.lines_of(waiving.in_force(settings_here())):
         line(text)
     was = failures.record_of(case)
@@ -182,16 +182,6 @@ def read_cases(path: Path) -> list[Case]:
         UsageError: it is something else: the message says what, and what to do with that.
     """
     return _read(path, lambda: casefile.read(path))
-
-
-def read_case(path: Path, case_id: str | None) -> Case:
-    """The case of a file, or of a bundle the one called `case_id`.
-
-    Raises:
-        CaseFileError: it is broken, or holds no such case.
-        UsageError: as `read_cases`.
-    """
-    return _read(path, lambda: casefile.read_one(path, case_id))
 
 
 def _read(path: Path, read: Callable[[], T]) -> T:

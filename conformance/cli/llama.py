@@ -26,7 +26,6 @@ from conformance.run.session.environment import header
 from conformance.suite import captured
 from conformance.suite.decoder import layout as layouts
 from conformance.suite.zoo import family
-from conformance.suite.zoo import family as recording
 from conformance.suite.zoo import model as zoo_model
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.play import PASSES, RUNS, Device, Played, play
@@ -117,7 +116,7 @@ def capture(
             raise UsageError(f"capture: {', '.join(wrong)}: only with --arch; a model file has its own")
         stem = re.sub(r"[^A-Za-z0-9_.]+", "_", model.stem)
         with Progress().of(since(f"llama.cpp runs {model.name}")):
-            case = recording.record_model(
+            case = family.record_model(
                 Request(
                     id=f"model/{stem}-seqs={sequences},run={plan}@{seed}",
                     stream=f"{stem}@{seed}",
@@ -203,7 +202,7 @@ def make_model(
         raise UsageError("make-model: --arch NAME and -o MODEL.gguf expected")
     case_id = _zoo_id(arch, {"w": type_name, "set": _settings(settings)}, seed)
     request, name, keys, _ = family.read(case_id, str(lib or ""))
-    recording.make_model(output, request, name, keys)
+    family.make_model(output, request, name, keys)
     line(f"{output}: {name}, {output.stat().st_size:,} bytes")
 
 

@@ -339,7 +339,11 @@ def phases(
         *((f"pp{n}", n, prompt) for n in pp),
         *((f"tg{n}", n, generation) for n in tg),
     ]
-    energy, why = _meter()
+    energy, why = None, ""
+    try:
+        energy = meter()
+    except UnavailableError as e:
+        why = str(e)
     rows: list[Sequence[str]] = []
     document: dict[str, JSON] = {}
     for spec in parse_specs(backends):
@@ -359,13 +363,6 @@ def phases(
         line(f"energy {ABSENT}: {why}")
     if json_path:
         write_json(json_path, {**header("phases"), "model": model, "energy": why or "RAPL", "backends": document})
-
-
-def _meter() -> tuple[Meter | None, str]:
-    try:
-        return meter(), ""
-    except UnavailableError as e:
-        return None, str(e)
 
 
 def _one(backend: Backend, case: Case, name: str, n: int, energy: Meter | None) -> Phase | tuple[str, str]:
