@@ -136,10 +136,8 @@ class Suite:
     @cached_property
     def keys(self) -> list[Key]:
         """What to run, family by family, cases outermost; the backend with the highest level gives the order.
-
-        Raises:
-            UsageError: an unknown family, or a glob that matches no case of any family.
-            UnavailableError: this installation lacks a family that is named.
+        UsageError for an unknown family or a glob that matches no case, UnavailableError if this installation lacks a
+        family that is named.
         """
         levels = self.levels()
         used = sorted(set(levels.values()), key=LEVELS.index, reverse=True)

@@ -90,9 +90,7 @@ class KernelSession(Session):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run the nodes in order, never writing to the caller's `inputs`; BackendError if a kernel fails or is
-        missing.
-        """
+        """Run the nodes in order and never write to `inputs`; BackendError if a kernel fails or is missing."""
         buffers: dict[Tensor, Bytes] = {**self._persistent, **inputs}
         untouched = set(inputs)
         wanted = set(outputs)

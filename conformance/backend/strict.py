@@ -31,15 +31,8 @@ def shortened(text: str) -> str:
 
 
 def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
-    """An adapter's `value` as strict JSON of a bounded size: NumPy numbers become numbers, long texts are cut.
-
-    Args:
-        value: anything.
-        where: its name in an error.
-        depth: allowed nesting.
-
-    Raises:
-        BackendError: it is no JSON, or too large.
+    """An adapter's `value`, called `where` in an error, as strict JSON of a bounded size: NumPy numbers become numbers,
+    long texts are cut. BackendError if it is no JSON, too large, or deeper than `depth`.
     """
     if _easy(value):
         return value

@@ -68,10 +68,8 @@ T = TypeVar("T")
 
 
 def dump(case: Case) -> tuple[JSON, dict[str, Bytes]]:
-    """`case` as a document and byte arrays (the case's own, not copies).
-
-    Raises:
-        GraphError: a graph is cyclic, or an input, output or expected value is no tensor of its step.
+    """`case` as a document and byte arrays (the case's own, not copies); GraphError if a graph is cyclic, or an input,
+    output or expected value is no tensor of its step.
     """
     doc: dict[str, JSON] = {"version": VERSION}
     for key, (_, default) in _CASE.items():

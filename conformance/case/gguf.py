@@ -136,14 +136,8 @@ def _read_value(walk: _Walk, key: str, kind: Kind, header: Header) -> None:
 
 
 def read_header(buffer: memoryview, keys: Mapping[str, Kind]) -> Header:
-    """Read the header of a GGUF file, checking every count, size and offset against the file's size.
-
-    Args:
-        buffer: the whole file.
-        keys: allowed keys, and the kind of their values.
-
-    Raises:
-        CaseFileError: names the part of the file and what is wrong with it.
+    """Read the header of a GGUF file, checking every count, size and offset against the file's size; `keys` are the
+    allowed keys, and the kind of their values. CaseFileError names the part of the file and what is wrong with it.
     """
     walk = _Walk(buffer)
     if bytes(buffer[:4]) != MAGIC:

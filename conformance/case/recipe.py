@@ -106,10 +106,8 @@ def dump_recipe(recipe: Recipe, place: int, t: Tensor, data: Bytes) -> JSON:
 def load_recipes(
     entries: Sequence[JSON], tensors: Sequence[Tensor], memory: Memory
 ) -> dict[Tensor, tuple[Recipe, Bytes]]:
-    """Persistent tensor -> recipe and bytes, from a document's entries.
-
-    Raises:
-        CaseFileError: an entry is malformed, needs more than `memory` allows, or its bytes do not match its digest.
+    """Persistent tensor -> recipe and bytes, from a document's entries; CaseFileError if an entry is malformed, needs
+    more than `memory` allows, or its bytes do not match its digest.
     """
     recipes: dict[Tensor, tuple[Recipe, Bytes]] = {}
     for i, entry in enumerate(entries):

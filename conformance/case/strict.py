@@ -46,11 +46,7 @@ class Memory:
 
 
 def parse_json(raw: memoryview, memory: Memory, field: str) -> JSON:
-    """Parse JSON in ASCII without NaN, numbers beyond float64 or duplicate keys.
-
-    Raises:
-        CaseFileError: it is something else; the message names `field`.
-    """
+    """Parse JSON in ASCII without NaN, numbers beyond float64 or duplicate keys; CaseFileError about `field` else."""
     memory.check(5 * len(raw), field)
     try:
         text = str(raw, "ascii")

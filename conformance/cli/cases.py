@@ -175,11 +175,8 @@ def shrink(
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Every case of a file.
-
-    Raises:
-        CaseFileError: it is broken.
-        UsageError: it is something else: the message says what, and what to do with that.
+    """Every case of a file; CaseFileError if it is broken, UsageError if it is something else: the message says what,
+    and what to do with that.
     """
     return _read(path, lambda: casefile.read(path))
 

@@ -145,11 +145,7 @@ def main(table: Sequence[Part] = PARTS) -> NoReturn:
 
 
 def _check(families: Sequence[str], backends: Sequence[str]) -> None:
-    """Refuse at once what every part would refuse.
-
-    Raises:
-        UsageError: an unknown family or backend.
-    """
+    """Refuse at once what every part would refuse: UsageError for an unknown family or backend."""
     settings.load(None)
     for b in backends:
         if registry.resolve(Spec.parse(b)).name not in registry.names():

@@ -183,9 +183,7 @@ def backend_option(f: Command) -> Command:
 
 def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tuple[list[Spec], dict[str, str]]:
     """The backends of --backend that this machine has, or all of them; and name -> why it lacks the others.
-
-    Raises:
-        UnavailableError: this machine lacks one that is named.
+    UnavailableError if it lacks one that is named.
     """
     specs, absent = available(list(dict.fromkeys(parse_specs(texts))), isolation)
     reasons = {str(s): why for s, why in absent.items()}

@@ -52,13 +52,7 @@ class Facts:
 
 
 class Symbols:
-    """The symbols found so far, and their values in every graph.
-
-    Args:
-        rows: `lift.values` of every graph.
-        n_tensors: number of tensors in a graph.
-        facts: what rules assert about inputs.
-    """
+    """The symbols found so far, and their values in every graph, whose `lift.values` are `rows`."""
 
     def __init__(self, rows: Sequence[Sequence[int]], n_tensors: int, facts: Facts) -> None:
         self.rows, self.facts = rows, facts
@@ -215,9 +209,7 @@ class Learner:
         self._symbols.facts.frozen.add(self._symbols.slot_of[k])
 
     def _relate(self, linear: dict[int, int], rest: int, to: list[Relation]) -> None:
-        """Of two symbols with `n * x + m * y + rest == 0`, derive one from the other; the later, if both are
-        possible.
-        """
+        """Of two symbols with `n * x + m * y + rest == 0`, derive one from the other; if possible, the later."""
         for k, other in (sorted(linear, reverse=True), sorted(linear)):
             if linear[k] in {1, -1}:
                 sign = -linear[k]

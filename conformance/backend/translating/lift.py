@@ -245,9 +245,7 @@ class Template:
         return bindings
 
     def refine(self, graph: Graph) -> Template:
-        """Lift again with one more graph, which this template does not bind; UsageError if it is of another
-        template.
-        """
+        """Lift again with one more graph, which this template does not bind; UsageError if it is of another."""
         tensors = graph.tensors()
         if structure(tensors, graph.nodes) != self.structure:
             raise UsageError("a graph of the same template expected, but ops, parameters, types, edges or kinds differ")
@@ -261,12 +259,8 @@ class Template:
         return replace(self, guards=tuple(dict.fromkeys((*self.guards, *assumptions))))
 
     def traced(self, graph: Graph | None = None) -> Graph:
-        """A copy of `graph` (None: of the most generic sample, to compile from) with `Sym` for all varying numbers.
-
-        `tensors()` has the order of the original's.
-
-        Raises:
-            UsageError: `graph` is no instance of the template.
+        """A copy of `graph` (None: of the most generic sample, to compile from) with `Sym` for all varying numbers and
+        the same order of `tensors()`; UsageError if it is no instance of the template.
         """
         bindings = self.generic if graph is None else self.bind(graph)
         if bindings is None:
