@@ -200,18 +200,18 @@ def header_digest(buffer: memoryview, header: Header) -> bytes:
     return digest.hexdigest().encode()
 
 
-def read(path: str | os.PathLike[str], models: Sequence[Path] = ()) -> list[Case]:
-    """Every case of the file, validated; byte arrays are read-only views of one copy of the file. `models` are folders
-    to search for weights that are not in the file, before the file's own folder. CaseFileError, one line that names the
-    field, if the file cannot be read or trusted.
+def read(path: str | os.PathLike[str]) -> list[Case]:
+    """Every case of the file, validated; byte arrays are read-only views of one copy of the file. CaseFileError, one
+    line that names the field, if the file cannot be read or trusted.
     """
-    file = _open(path, models)
+    file = _open(path)
     return [file.case(k) for k in range(len(file.ids))]
 
 
 def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: Sequence[Path] = ()) -> Case:
-    """The case `case_id` of the file (None: its only case), validated; `models` as in `read`. CaseFileError as `read`;
-    or if there is no such case, or no id is given and there are several.
+    """The case `case_id` of the file (None: its only case), validated; `models` are folders to search for weights that
+    are not in the file, before the file's own folder. CaseFileError as `read`; or if there is no such case, or no id is
+    given and there are several.
     """
     file = _open(path, models)
     if case_id is None and len(file.ids) != 1:

@@ -45,11 +45,7 @@ on."""
 
 
 class Interrupted(BaseException):
-    """A signal asked for the end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A signal asked for the end; its argument is the signal's number."""
 
 
 @click.command(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
@@ -192,7 +188,7 @@ def _run(night: Night, names: Sequence[str], lacking: Sequence[str], unproven: S
             night.run()
             code = exit_code(states, names, lacking, unproven)
         except Interrupted as e:
-            code = 128 + e.number
+            code = 128 + int(e.args[0])
         _sum_up(night, states, names, [*lacking, *unproven], code)
     finally:
         for n, handler in before.items():
