@@ -166,11 +166,8 @@ def gate(
     "--limit", type=click.FloatRange(min=0, min_open=True), default=MARGIN, show_default=True, help="Head over base."
 )
 @budget_option
-@click.option(
-    "--isolate/--no-isolate",
-    default=True,
-    show_default=True,
-    help="Start every backend in a process of its own each time, or in that of its build.",
+@options.ISOLATE.click(
+    default=True, help="Start every backend in a process of its own each time, or in that of its build."
 )
 @json_option
 def compare(
