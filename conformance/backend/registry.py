@@ -60,8 +60,6 @@ class Named:
 
 
 _named: dict[str, Named] = {}
-
-
 _provided: dict[str, type[Backend]] = {}
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,12 +26,12 @@ LONGEST = 200
 """Characters of a value in a message."""
 
 
+@dataclass(slots=True)
 class Memory:
     """A limit of memory for reading one file, charged before each allocation. Costs are CPython's, rounded up."""
 
-    def __init__(self, limit: int, taken: int) -> None:
-        self.limit = limit
-        self.taken = taken
+    limit: int
+    taken: int
 
     def check(self, more: int, field: str) -> None:
         """Raise CaseFileError if `more` bytes would exceed the limit."""

@@ -275,24 +275,15 @@ def factor(
         inputs: indices of the leaves that are filled for each run.
         offsets: index of each VIEW -> slot of its offset from `src[0]`.
     """
-    facts = Facts()
-    plain = [(t.ne, t.nb, t.view_offs) for t in tensors]
-    for _ in range(ROUNDS):
-        before = facts.count()
-        last = Factoring(tensors, rows, inputs, offsets, facts)
-        last.run()
-        if facts.count() == before and not last.learner.merge():
+    factoring = Factoring(tensors, rows, inputs, offsets)
+    for _ in range(ROUNDS + 1):
+        if not factoring.learns():
             break
-        for t, (ne, nb, offs) in zip(tensors, plain, strict=True):
-            t.ne, t.nb, t.view_offs = ne, nb, offs
-    else:
-        last = Factoring(tensors, rows, inputs, offsets, facts)
-        last.run()
-    return last.symbols
+    return factoring.symbols
 
 
 class Factoring:
-    """One round over all tensors."""
+    """Rounds over all tensors, each with what the earlier ones learned."""
 
     def __init__(
         self,
@@ -300,19 +291,25 @@ class Factoring:
         rows: Sequence[Sequence[int]],
         inputs: Collection[int],
         offsets: dict[int, int],
-        facts: Facts,
     ) -> None:
-        self._tensors, self._inputs, self._offsets = tensors, inputs, offsets
+        self._tensors, self._rows, self._inputs, self._offsets = tensors, rows, inputs, offsets
         self._index = {t: i for i, t in enumerate(tensors)}
-        self.symbols = Symbols(rows, len(tensors), facts)
-        self.learner = Learner(self.symbols, self._index)
+        self._plain = [(t.ne, t.nb, t.view_offs) for t in tensors]
+        self._facts = Facts()
+        self.symbols = Symbols(rows, len(tensors), self._facts)
 
-    def run(self) -> None:
-        """Inputs first, so that other numbers can be found among their symbols."""
+    def learns(self) -> bool:
+        """One round, inputs first, so that other numbers can be found among their symbols; whether it brought facts."""
+        before = self._facts.count()
+        self.symbols = Symbols(self._rows, len(self._tensors), self._facts)
+        self._learner = Learner(self.symbols, self._index)
+        for t, (ne, nb, offs) in zip(self._tensors, self._plain, strict=True):
+            t.ne, t.nb, t.view_offs = ne, nb, offs
         for i in sorted(self._inputs):
             self._tensors[i].ne = _dims(self.symbols.input(SLOTS * i + d) for d in range(MAX_DIMS))
         for i, t in enumerate(self._tensors):
             self._lay_out(i, t)
+        return self._facts.count() > before or self._learner.merge()
 
     def _lay_out(self, i: int, t: Tensor) -> None:
         a = next((s for s in t.src if s is not None), t.view_src)
@@ -341,7 +338,7 @@ class Factoring:
             except GraphError:
                 return  # no legal node: its numbers are factored one by one
         for a in asserted:
-            self.learner.learn(t, a)
+            self._learner.learn(t, a)
 
     def _settle(self, i: int, t: Tensor) -> None:
         """Replace every number whose expression does not fit every graph."""
