@@ -24,6 +24,7 @@ import os
 import re
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -147,11 +148,10 @@ class _Bundle:
         writer.add_uint32(VERSION_KEY, VERSION)
         writer.add_array(IDS, list(self.ids))
         writer.add_key_value(CASES, self.documents, GGUFValueType.ARRAY, GGUFValueType.STRING)
-        writer.add_key_value(
-            CASES_CRC, _crcs(map(memoryview, self.documents)), GGUFValueType.ARRAY, GGUFValueType.UINT32
-        )
+        crcs = list(map(zlib.crc32, self.documents))
+        writer.add_key_value(CASES_CRC, crcs, GGUFValueType.ARRAY, GGUFValueType.UINT32)
         if self.tensors:
-            crcs = _crcs(data.data for _, data, _ in self.tensors)
+            crcs = [zlib.crc32(data.data) for _, data, _ in self.tensors]
             writer.add_key_value(TENSORS_CRC, crcs, GGUFValueType.ARRAY, GGUFValueType.UINT32)
         writer.add_string(SEAL, NO_SEAL.decode())
         for name, data, t in self.tensors:
@@ -178,10 +178,6 @@ def _owners(case: Case) -> dict[str, Tensor]:
         owners.update((f"s{k}/i{numbers[t]}", t) for t in step.inputs)
         owners.update((f"s{k}/c{places[t]}" if t in places else f"s{k}/e{numbers[t]}", t) for t in step.expected)
     return owners
-
-
-def _crcs(of: Iterable[memoryview]) -> list[int]:
-    return [crc32(data, 0, len(data)) for data in of]
 
 
 def _seal(path: Path) -> None:

@@ -109,9 +109,9 @@ def load(doc: JSON, blobs: Mapping[str, Bytes], *, validate: bool = True) -> Cas
     Raises:
         CaseFileError: names the field and what is wrong with it.
     """
-    doc = _object(doc, "document")
+    doc = _typed(doc, dict, "document")
     case = load_head({key: value for key, value in doc.items() if key != "steps"}, blobs)
-    for k, entry in enumerate(_list(doc.get("steps", []), "steps")):
+    for k, entry in enumerate(_typed(doc.get("steps", []), list, "steps")):
         case.steps.append(load_step(k, entry, case, blobs))
     if validate:
         check(case)
@@ -120,7 +120,7 @@ def load(doc: JSON, blobs: Mapping[str, Bytes], *, validate: bool = True) -> Cas
 
 def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = None) -> Case:
     """A case from a document without `steps`, not validated; `memory` limits its recipes. Raises as `load`."""
-    doc = _object(doc, "document")
+    doc = _typed(doc, dict, "document")
     version = doc.get("version")
     if version != VERSION or isinstance(version, bool):
         raise CaseFileError("version", f"{VERSION} expected, {shown(version)} found: read it with the release it needs")
@@ -136,21 +136,21 @@ def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = Non
     for key, value in head["tolerance"].items():
         if type(value) not in (int, float) or not 0 <= value < math.inf:
             raise CaseFileError(f"tolerance.{shown(key)}", f"a non-negative number expected, {shown(value)} found")
-    entries = _list(doc.get("persistent", []), "persistent")
+    entries = _typed(doc.get("persistent", []), list, "persistent")
     tensors = [_load_tensor(entry, [], f"persistent[{i}]") for i, entry in enumerate(entries)]
     memory = Memory(MAX_BYTES, 0) if memory is None else memory
-    recipes = load_recipes(_list(doc.get("recipes", []), "recipes"), tensors, memory)
+    recipes = load_recipes(_typed(doc.get("recipes", []), list, "recipes"), tensors, memory)
     persistent = {
         t: recipes[t][1] if t in recipes else _blob(blobs, f"p{i}", f"persistent[{i}]") for i, t in enumerate(tensors)
     }
-    head["placement"] = _load_placement(_list(doc.get("placement", []), "placement"), tensors)
+    head["placement"] = _load_placement(_typed(doc.get("placement", []), list, "placement"), tensors)
     return Case(persistent=persistent, steps=[], recipes={t: recipe for t, (recipe, _) in recipes.items()}, **head)
 
 
 def load_step(k: int, entry: JSON, case: Case, blobs: Mapping[str, Bytes]) -> Step:
     """Step `k` of `case` from its entry in `steps`, not validated; raises as `load`."""
     where = f"steps[{k}]"
-    entry = _object(entry, where)
+    entry = _typed(entry, dict, where)
     _no_more(entry, _STEP, where)
     held = list(case.persistent)
     graph, tensors = _load_graph(entry, held, where + ".")
@@ -186,7 +186,7 @@ def dump_graph(graph: Graph) -> JSON:
 
 def load_graph(doc: JSON) -> Graph:
     """The inverse of `dump_graph`, not validated; raises as `load`."""
-    doc = _object(doc, "graph")
+    doc = _typed(doc, dict, "graph")
     _no_more(doc, {"tensors", "nodes"}, "graph")
     return _load_graph(doc, [], "")[0]
 
@@ -284,7 +284,7 @@ def _load_placement(entries: Sequence[Any], tensors: Sequence[Tensor]) -> dict[T
 def _load_graph(entry: Mapping[str, JSON], held: Sequence[Tensor], where: str) -> tuple[Graph, list[Tensor]]:
     tensors: list[Tensor] = []
     used: set[int] = set()
-    for j, t in enumerate(_list(entry.get("tensors", []), f"{where}tensors")):
+    for j, t in enumerate(_typed(entry.get("tensors", []), list, f"{where}tensors")):
         if type(t) is dict and "persistent" in t:
             at = f"{where}tensors[{j}]"
             _no_more(t, {"persistent"}, at)
@@ -303,7 +303,7 @@ def _load_graph(entry: Mapping[str, JSON], held: Sequence[Tensor], where: str) -
 
 
 def _load_tensor(entry: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
-    entry = _object(entry, where)
+    entry = _typed(entry, dict, where)
     if not entry.keys() <= _TENSOR:
         _no_more(entry, _TENSOR, where)
     name = entry.get("type")
@@ -329,7 +329,7 @@ def _load_tensor(entry: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
     if "flags" in entry:
         t.flags = _int(entry["flags"], _I32, f"{where}.flags")
     if "name" in entry:
-        t.name = _text(entry["name"], f"{where}.name")
+        t.name = _typed(entry["name"], str, f"{where}.name")
     return t
 
 
@@ -342,7 +342,7 @@ def _load_strides(entry: Mapping[str, JSON], type_: GGMLType, ne: Dims, where: s
 
 
 def _load_src(value: JSON, t: Tensor, earlier: Sequence[Tensor], where: str) -> tuple[Tensor | None, ...]:
-    src = _list(value, where)
+    src = _typed(value, list, where)
     if len(src) > MAX_SRC:
         raise CaseFileError(where, f"at most {MAX_SRC} expected, {len(src)} found")
     own = len(earlier) if t.op == "CPY" else -1
@@ -356,27 +356,11 @@ def _typed(value: JSON, kind: type[T], where: str) -> T:
     if type(value) is not kind:
         words = {dict: "an object", list: "a list", str: "text", int: "an integer"}
         raise CaseFileError(where, f"{words[kind]} expected, {shown(value)} found")
-    if kind is str:
-        _text(value, where)
-    return value
-
-
-def _object(value: JSON, where: str) -> dict[str, JSON]:
-    return _typed(value, dict, where)
-
-
-def _list(value: JSON, where: str) -> list[JSON]:
-    return _typed(value, list, where)
-
-
-def _text(value: JSON, where: str) -> str:
-    """Text that UTF-8 can hold: JSON allows half of a surrogate pair."""
-    if type(value) is not str:
-        raise CaseFileError(where, f"text expected, {shown(value)} found")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise CaseFileError(where, f"text in Unicode expected, a lone surrogate found in {shown(value)}") from None
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # JSON allows half of a surrogate pair
+            raise CaseFileError(where, f"text in Unicode expected, a lone surrogate found in {shown(value)}") from None
     return value
 
 
@@ -398,7 +382,7 @@ def _ints(value: JSON, least: int, most: int, limits: tuple[int, int], where: st
 
 
 def _indices(value: JSON, count: int, where: str) -> list[int]:
-    places = [_int(j, (0, count - 1), f"{where}[{i}]") for i, j in enumerate(_list(value, where))]
+    places = [_int(j, (0, count - 1), f"{where}[{i}]") for i, j in enumerate(_typed(value, list, where))]
     if len(set(places)) != len(places):
         raise CaseFileError(where, "an index stands twice")
     return places
