@@ -30,13 +30,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def is_asked(words: Sequence[str], *, pyargs: bool, folder: Path) -> bool:
-    """Whether any of the words that are no option names the suite.
-
-    Args:
-        words: what pytest takes for files, folders or, with `--pyargs`, modules; values of options that it does not
-            know yet may be among them.
-        pyargs: whether modules may be named.
-        folder: where paths begin.
+    """Whether any of `words`, what pytest takes for files, folders or, with `pyargs`, modules, names the suite; values
+    of options that pytest does not know yet may be among them. Paths begin at `folder`.
     """
     places = [w.partition("::")[0] for w in words]
     return any((pyargs and _is_ours(p)) or _is_within(folder / p) for p in places)

@@ -125,11 +125,8 @@ class Suite:
     @property
     def gating(self) -> bool:
         """Whether a backend on which nothing passed fails the session: it was named, or a whole level was asked for."""
-        if self.shard != WHOLE:
-            return False
-        return self.named or (not (self.deselected or self.families or self.globs) and self._is_whole())
-
-    def _is_whole(self) -> bool:
+        if self.named or self.shard != WHOLE or self.deselected or self.families or self.globs:
+            return self.named and self.shard == WHOLE
         return all(len(self.planned.get(s, ())) >= len(self._all(n)) for s, n in self.levels().items())
 
     def levels(self) -> dict[Spec, Level]:
@@ -139,10 +136,8 @@ class Suite:
     @cached_property
     def keys(self) -> list[Key]:
         """What to run, family by family, cases outermost; the backend with the highest level gives the order.
-
-        Raises:
-            UsageError: an unknown family, or a glob that matches no case of any family.
-            UnavailableError: this installation lacks a family that is named.
+        UsageError for an unknown family or a glob that matches no case, UnavailableError if this installation lacks a
+        family that is named.
         """
         levels = self.levels()
         used = sorted(set(levels.values()), key=LEVELS.index, reverse=True)
@@ -219,10 +214,8 @@ class Reports:
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:  # noqa: ANN401  # xdist's own
         """All workers collect the same: the first says what was asked for."""
         if not self._suite.planned:
-            self._suite.begin(node.config.pluginmanager.getplugin("session"), self._keys(ids))
-
-    def _keys(self, ids: list[str]) -> Iterator[Key]:
-        return (key for key in map(self._suite.key_of, ids) if key is not None)
+            session = node.config.pluginmanager.getplugin("session")
+            self._suite.begin(session, filter(None, map(self._suite.key_of, ids)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take in a worker's result, the test at which it died, or why a test has no result."""
@@ -230,7 +223,11 @@ class Reports:
         fields = dict(report.user_properties).get(PROPERTY)
         if report.when == "call" and isinstance(fields, dict):
             result = Result(**{**fields, "verdict": Verdict(fields["verdict"])})
-            self._keep((self._specs[result.backend], result.case), result)
+            at = self._specs[result.backend], result.case
+            if at not in self._died:
+                suite.keep(at, result)
+            else:  # the one at which a worker died: what another gives that runs the rest changes nothing
+                suite.results[at].detail += f"; run again in another process it was {result.verdict}"
         key = suite.key_of(report.nodeid) if report.failed and report.when != "call" else None
         if key is None:
             return
@@ -241,13 +238,6 @@ class Reports:
         else:
             why = " ".join(str(report.longrepr).strip().rpartition("\n")[2].split())
             suite.reasons[str(key[0]), key[1]] = f"its {report.when} failed: {why}"
-
-    def _keep(self, key: Key, result: Result) -> None:
-        """Keep a result, but where a worker died at the case, whatever another one gives that runs the rest."""
-        if key not in self._died:
-            self._suite.keep(key, result)
-        else:
-            self._suite.results[key].detail += f"; run again in another process it was {result.verdict}"
 
 
 SUITE = pytest.StashKey[Suite]()

@@ -10,7 +10,7 @@ numbers are good: the suite does that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeGuard
 
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.case.case import Case, Step
-from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder, build_forward_expand
 from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, new_tensor, packed_nbytes
 from conformance.ggml.types import F16, F32, Q8_0, GGMLType
@@ -56,11 +55,8 @@ def check_adapter(adapter: type[Backend], shape: Shape = SHAPE) -> list[str]:
     try:
         subject = Subject(name, adapter(), shape)
     except Exception as e:  # noqa: BLE001  # whatever it raises, its author must read it
-        sentence = (
-            f"{name}() raised {error_text(e)}; the constructor must do without arguments, and raise UnavailableError "
-            "where the machine lacks what it needs: then check it where it has that."
-        )
-        return [sentence]
+        must = "the constructor must do without arguments, and raise UnavailableError where the machine lacks"
+        return [f"{name}() raised {error_text(e)}; {must} what it needs: then check it where it has that."]
     for check in CHECKS:
         before = len(faults)
         try:
@@ -158,9 +154,9 @@ class Trial:
     node: Tensor
 
     @property
-    def graph(self) -> Graph:
-        """Its one graph."""
-        return self.case.steps[0].graph
+    def step(self) -> Step:
+        """Its one step."""
+        return self.case.steps[0]
 
     def expected(self, seed: int = 0) -> NDArray[Any]:
         """The node's value on `activations(seed)`."""
@@ -209,15 +205,15 @@ class Subject:
     backend: Backend
     shape: Shape
 
-    def takes(self, graph: Graph) -> bool:
-        """Whether it supports every node."""
-        return all(self.backend.supports(graph))
+    def takes(self, case: Case) -> bool:
+        """Whether it supports every node of the one step, and the case."""
+        return all(self.backend.supports(case.steps[0].graph)) and bool(self.backend.supports_case(case))
 
     def trials(self, wrap: Callable[[Tensor], Tensor] | None = None) -> Iterator[Trial]:
         """The samples that it supports."""
         for sample in SAMPLES:
             one = trial(sample, self.shape, wrap)
-            if self.takes(one.graph) and self.backend.supports_case(one.case):
+            if self.takes(one.case):
                 yield one
 
     def first(self, wrap: Callable[[Tensor], Tensor] | None = None) -> Iterator[Trial]:
@@ -231,37 +227,27 @@ class Subject:
             raise Fault(f"{self.name}.open returned {kind(session)}; it must return a Session, with the case in it.")
         return session
 
-    def compute(self, session: Session, graph: Graph, inputs: Mapping[Tensor, Bytes], out: Tensor) -> Bytes:
-        """The packed bytes of `out`; Fault if they have another form."""
-        values: object = session.compute(graph, inputs, (out,))
-        if not isinstance(values, Mapping) or out not in values:
-            raise Fault(
-                f"{self.name}: compute did not give the output {out}; it must return a mapping with the bytes of every "
-                "tensor of `outputs`."
-            )
-        data = values[out]
-        size = packed_nbytes(out)
-        if not is_bytes(data) or data.size != size:
-            raise Fault(
-                f"{self.name}: compute gave {kind(data)} for {out}; outputs must be packed: a one-dimensional uint8 "
-                f"array of {size} bytes."
-            )
-        return data
-
-    def run(self, session: Session, one: Trial) -> Bytes:
-        """The packed bytes of a trial's node."""
-        return self.compute(session, one.graph, one.case.steps[0].inputs, one.node)
+    def run(self, session: Session, step: Step) -> list[Bytes]:
+        """The packed bytes of the step's outputs; Fault if they have another form."""
+        values: object = session.compute(step.graph, step.inputs, step.outputs)
+        for out in step.outputs:
+            if not isinstance(values, Mapping) or out not in values:
+                raise Fault(
+                    f"{self.name}: compute did not give the output {out}; it must return a mapping with the bytes of "
+                    "every tensor of `outputs`."
+                )
+            data, size = values[out], packed_nbytes(out)
+            if not is_bytes(data) or data.size != size:
+                raise Fault(
+                    f"{self.name}: compute gave {kind(data)} for {out}; outputs must be packed: a one-dimensional "
+                    f"uint8 array of {size} bytes."
+                )
+        return [values[out] for out in step.outputs]  # type: ignore[index]  # a mapping
 
 
 def wrong(s: Subject, data: Bytes, node: Tensor, want: NDArray[Any]) -> Iterator[str]:
     """A sentence if `data` is not `want`, packed, as float32."""
     expected: Values = np.ascontiguousarray(want, np.float32).reshape(-1)
-    if not is_bytes(data) or data.size != expected.nbytes:
-        yield (
-            f"{s.name}: compute gave {kind(data)} for {node}; outputs must be packed: a one-dimensional uint8 array "
-            f"of {expected.nbytes} bytes."
-        )
-        return
     values = data.view(np.float32)
     right = np.abs(values - expected) <= TOLERANCE * np.abs(expected).max()  # False for NaN
     if not right.all():
@@ -313,7 +299,8 @@ def _answer_fault(s: Subject, node: Tensor) -> str:
 def supports_something(s: Subject) -> Iterator[str]:
     """`supports` must answer for a graph, and `supports_case` for a case."""
     if not list(s.first()):
-        reasons = dict.fromkeys(a.reason for x in SAMPLES for a in s.backend.supports(trial(x, s.shape).graph) if not a)
+        answers = (a for x in SAMPLES for a in s.backend.supports(trial(x, s.shape).step.graph))
+        reasons = dict.fromkeys(a.reason for a in answers if not a)
         ops = ", ".join(dict.fromkeys(x.op for x in SAMPLES))
         yield (
             f"{s.name} supports none of {ops} on small F32 matrices, so nothing can be computed; it says: "
@@ -332,7 +319,7 @@ def opens(s: Subject) -> Iterator[str]:
             opaque = session.opaque()
             if one.weight in opaque:
                 continue
-            if (fault := _held(s, session, one.weight, one.case.persistent[one.weight], "after open")) is not None:
+            if fault := _held(s, session, one.weight, one.case.persistent[one.weight], "after open"):
                 yield fault
                 return
 
@@ -347,12 +334,10 @@ def writes_and_reads(s: Subject) -> Iterator[str]:
             given = new.copy()
             session.write(one.weight, given)
             fault = _held(s, session, one.weight, new, "after write")
-            if fault is None:
-                given[:] = 0
-                fault = _held(
-                    s, session, one.weight, new, "after the caller used again the array that it gave to write"
-                )
-            if fault is not None:
+            given[:] = 0
+            again = "after the caller used again the array that it gave to write"
+            fault = fault or _held(s, session, one.weight, new, again)
+            if fault:
                 yield fault
                 return
             taken = session.read(one.weight)
@@ -363,7 +348,7 @@ def writes_and_reads(s: Subject) -> Iterator[str]:
                 yield f"{s.name}: {what}; it must return a copy."
 
 
-def _held(s: Subject, session: Session, tensor: Tensor, want: Bytes, when: str) -> str | None:
+def _held(s: Subject, session: Session, tensor: Tensor, want: Bytes, when: str) -> str:
     data = session.read(tensor)
     if not is_bytes(data) or data.size != want.size:
         return (
@@ -373,24 +358,24 @@ def _held(s: Subject, session: Session, tensor: Tensor, want: Bytes, when: str) 
     if not np.array_equal(data, want):
         at = int(np.argmax(data != want))
         return f"{s.name}: read of {tensor} {when} differs from what was written at byte {at}; it must be exact."
-    return None
+    return ""
 
 
 def computes(s: Subject) -> Iterator[str]:
     """`compute` must run a graph of one node; the arrays of `inputs` and of the case are read-only."""
     for one in s.trials():
         with s.open(one.case) as session:
-            yield from wrong(s, s.run(session, one), one.node, one.expected())
+            yield from wrong(s, s.run(session, one.step)[0], one.node, one.expected())
 
 
 def computes_again(s: Subject) -> Iterator[str]:
     """`compute` must run again in the same session, on other inputs."""
     for one in s.first():
         with s.open(one.case) as session:
-            first = s.run(session, one)
+            (first,) = s.run(session, one.step)
             before = first.copy()
             inputs = {one.input: encode(activations(s.shape, 7), F32)}
-            second = s.compute(session, one.graph, inputs, one.node)
+            (second,) = s.run(session, replace(one.step, inputs=inputs))
             if not np.array_equal(first, before):
                 yield f"{s.name}: a second compute changed the output of the first; an output is the caller's own."
             for sentence in wrong(s, second, one.node, one.expected(7)):
@@ -401,7 +386,7 @@ def packs(s: Subject) -> Iterator[str]:
     """`compute` must give a transposed output that it supports."""
     for one in s.first(BUILD.transpose):
         with s.open(one.case) as session:
-            for sentence in wrong(s, s.run(session, one), one.node, one.expected().T):
+            for sentence in wrong(s, s.run(session, one.step)[0], one.node, one.expected().T):
                 yield f"{sentence[:-1]}, packed from its strides."
 
 
@@ -422,7 +407,7 @@ def writes_caches(s: Subject) -> Iterator[str]:
     for compute in (True, False):
         case, cache, node = _cache_case(s.shape, compute=compute)
         step = case.steps[0]
-        if not s.takes(step.graph) or not s.backend.supports_case(case):
+        if not s.takes(case):
             continue
         before = weights(s.shape)[:4]
         want = before.copy()
@@ -451,13 +436,13 @@ def holds_outputs(s: Subject) -> Iterator[str]:
     after = BUILD.mul_inplace(before, x)
     step = Step(build_forward_expand(after), {x: encode(activations(s.shape), F32)}, (before, after))
     case = Case("contract/in_time@1", {}, [step])
-    if not s.takes(step.graph) or not s.backend.supports_case(case):
+    if not s.takes(case):
         return
     with s.open(case) as session:
-        values = session.compute(step.graph, step.inputs, step.outputs)
         value = activations(s.shape)
-        for node, want in ((before, value + value), (after, (value + value) * value)):
-            for sentence in wrong(s, values[node], node, want):
+        wants = (value + value, (value + value) * value)
+        for data, node, want in zip(s.run(session, step), step.outputs, wants, strict=True):
+            for sentence in wrong(s, data, node, want):
                 yield f"{sentence[:-1]}, which its node held right after it ran: a later one writes over it."
 
 
@@ -477,7 +462,7 @@ def witnesses(s: Subject) -> Iterator[str]:
     """`witness` must say what ran."""
     for one in s.first():
         with s.open(one.case) as session:
-            s.run(session, one)
+            s.run(session, one.step)
             witness = session.witness()
             if not isinstance(witness, Witness):
                 raise Fault(f"{s.name}: witness returned {kind(witness)}; it must return a Witness.")
@@ -495,7 +480,7 @@ def closes(s: Subject) -> Iterator[str]:
     for one in s.first():
         s.open(one.case).close()
         with s.open(one.case) as session:
-            for sentence in wrong(s, s.run(session, one), one.node, one.expected()):
+            for sentence in wrong(s, s.run(session, one.step)[0], one.node, one.expected()):
                 yield f"After a session was closed and another opened: {sentence}"
     s.backend.close()
 

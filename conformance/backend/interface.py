@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import ClassVar
 
 from conformance.case.case import JSON, Case
+from conformance.case.demands import FIELDS, Kind
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
@@ -240,20 +241,21 @@ def describe(value: Support | Arithmetic | DeviceInfo | BufferType | Witness) ->
 
 
 _Check = tuple[str, Callable[[JSON], bool]]
-_COUNT: _Check = ("a whole number", lambda v: type(v) is int)
-_COUNTS: _Check = ("whole numbers by name", lambda v: isinstance(v, dict) and all(type(x) is int for x in v.values()))
-_TEXT: _Check = ("a text", lambda v: isinstance(v, str))
+_KINDS: dict[Kind, _Check] = {
+    "number": ("a whole number", lambda v: type(v) is int),
+    "text": ("a text", lambda v: isinstance(v, str)),
+    "counts": ("whole numbers by name", lambda v: isinstance(v, dict) and all(type(x) is int for x in v.values())),
+    "lines": ("a list of texts", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
+}
 _WITNESS: dict[str, _Check] = {
-    **dict.fromkeys(("nodes", "compiles", "cache_hits", "splits", "copies"), _COUNT),
-    **dict.fromkeys(("bytes", "kernels", "symbols", "views"), _COUNTS),
+    **{name: _KINDS[holds] for name, holds in FIELDS.items()},
     "seconds": (
         "numbers by name",
         lambda v: isinstance(v, dict) and all(type(x) in (int, float) for x in v.values()),
     ),
-    "notes": ("a list of texts", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
     "peak_compile_bytes": ("a whole number or None", lambda v: v is None or type(v) is int),
 }
-"""Field of a witness -> what it holds, and the check; all others hold a text."""
+"""Field of a witness -> what it holds, and the check."""
 
 
 def plain_witness(witness: object) -> Witness:
@@ -262,7 +264,7 @@ def plain_witness(witness: object) -> Witness:
         raise BackendError(f"a Witness expected, {kind(witness)} found")
     fields = describe(witness)
     for name, value in fields.items():
-        what, fits = _WITNESS.get(name, _TEXT)
+        what, fits = _WITNESS[name]
         if not fits(value):
             raise BackendError(f"Witness.{name}: {what} expected, {kind(value)} found")
     return Witness(**fields)

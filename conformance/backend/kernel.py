@@ -46,9 +46,7 @@ class KernelBackend(Backend):
         """Yes for view ops and for every op of the table unless `refuses` gives a reason."""
         if node.op in VIEW_OPS:
             return YES
-        if node.op not in self.kernels():
-            return no(f"{node.op}: {self.name} has no kernel for it")
-        reason = self.refuses(node)
+        reason = self.refuses(node) if node.op in self.kernels() else f"{self.name} has no kernel for it"
         return no(f"{node.op}: {reason}") if reason else YES
 
     def open(self, case: Case) -> KernelSession:
@@ -92,9 +90,7 @@ class KernelSession(Session):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run the nodes in order, never writing to the caller's `inputs`; BackendError if a kernel fails or is
-        missing.
-        """
+        """Run the nodes in order and never write to `inputs`; BackendError if a kernel fails or is missing."""
         buffers: dict[Tensor, Bytes] = {**self._persistent, **inputs}
         untouched = set(inputs)
         wanted = set(outputs)

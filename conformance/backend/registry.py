@@ -60,8 +60,6 @@ class Named:
 
 
 _named: dict[str, Named] = {}
-
-
 _provided: dict[str, type[Backend]] = {}
 
 
@@ -131,11 +129,8 @@ def _known() -> str:
 
 @cache
 def adapter(name: str) -> type[Backend]:
-    """The adapter class behind `name`.
-
-    Raises:
-        UsageError: nothing of that name is installed.
-        UnavailableError: the adapter cannot be imported here, or is no backend.
+    """The adapter class behind `name`; UsageError if nothing of that name is installed, UnavailableError if the adapter
+    cannot be imported here, or is no backend.
     """
     installed = _named[name].adapter if name in _named else name
     if installed in _provided:
@@ -157,11 +152,8 @@ def adapter(name: str) -> type[Backend]:
 
 
 def create(spec: Spec) -> Backend:
-    """A backend in this process.
-
-    Raises:
-        UsageError: unknown name or option.
-        UnavailableError: the machine lacks what it needs, or the adapter cannot be opened at all.
+    """A backend in this process; UsageError for an unknown name or option, UnavailableError if the machine lacks what
+    it needs or the adapter cannot be opened at all.
     """
     cls = adapter(spec.name)
     try:

@@ -31,15 +31,8 @@ def shortened(text: str) -> str:
 
 
 def plain(value: object, where: str, depth: int = MAX_DEPTH) -> JSON:
-    """An adapter's `value` as strict JSON of a bounded size: NumPy numbers become numbers, long texts are cut.
-
-    Args:
-        value: anything.
-        where: its name in an error.
-        depth: allowed nesting.
-
-    Raises:
-        BackendError: it is no JSON, or too large.
+    """An adapter's `value`, called `where` in an error, as strict JSON of a bounded size: NumPy numbers become numbers,
+    long texts are cut. BackendError if it is no JSON, too large, or deeper than `depth`.
     """
     if _easy(value):
         return value
@@ -88,17 +81,12 @@ def kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def shown(value: object) -> str:
-    """A key for a message: short, on one line."""
-    return ascii(value[:40]) if isinstance(value, str) else kind(value)
-
-
-def clip(text: str, limit: int = MAX_MESSAGE) -> str:
-    """`text` without its middle if it is longer than `limit`."""
-    if len(text) <= limit:
+def clip(text: str) -> str:
+    """`text` without its middle if it is longer than `MAX_MESSAGE`."""
+    if len(text) <= MAX_MESSAGE:
         return text
-    tail = limit // 4
-    return f"{text[: limit - tail]} … ({len(text) - limit} characters left out) … {text[-tail:]}"
+    tail = MAX_MESSAGE // 4
+    return f"{text[: MAX_MESSAGE - tail]} … ({len(text) - MAX_MESSAGE} characters left out) … {text[-tail:]}"
 
 
 def error_text(error: BaseException) -> str:

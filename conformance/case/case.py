@@ -90,11 +90,7 @@ class Case:
         return [n for n in nodes if any(s is not None and s.root is tensor for s in n.src)]
 
     def validate(self) -> None:
-        """Check every graph and demand, and that every leaf has bytes of the right size.
-
-        Raises:
-            GraphError: names the step, the tensor and the rule.
-        """
+        """Check graphs, demands and the size of each leaf's bytes; GraphError names step, tensor and rule."""
         parse(self.demands)
         for t, data in self.persistent.items():
             _check_bytes(t, data, nbytes(t), "persistent")

@@ -24,6 +24,7 @@ import os
 import re
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -147,11 +148,10 @@ class _Bundle:
         writer.add_uint32(VERSION_KEY, VERSION)
         writer.add_array(IDS, list(self.ids))
         writer.add_key_value(CASES, self.documents, GGUFValueType.ARRAY, GGUFValueType.STRING)
-        writer.add_key_value(
-            CASES_CRC, _crcs(map(memoryview, self.documents)), GGUFValueType.ARRAY, GGUFValueType.UINT32
-        )
+        crcs = list(map(zlib.crc32, self.documents))
+        writer.add_key_value(CASES_CRC, crcs, GGUFValueType.ARRAY, GGUFValueType.UINT32)
         if self.tensors:
-            crcs = _crcs(data.data for _, data, _ in self.tensors)
+            crcs = [zlib.crc32(data.data) for _, data, _ in self.tensors]
             writer.add_key_value(TENSORS_CRC, crcs, GGUFValueType.ARRAY, GGUFValueType.UINT32)
         writer.add_string(SEAL, NO_SEAL.decode())
         for name, data, t in self.tensors:
@@ -180,10 +180,6 @@ def _owners(case: Case) -> dict[str, Tensor]:
     return owners
 
 
-def _crcs(of: Iterable[memoryview]) -> list[int]:
-    return [crc32(data, 0, len(data)) for data in of]
-
-
 def _seal(path: Path) -> None:
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped, memoryview(mapped) as buffer:
         header = read_header(buffer, KEYS)
@@ -200,25 +196,18 @@ def header_digest(buffer: memoryview, header: Header) -> bytes:
     return digest.hexdigest().encode()
 
 
-def read(path: str | os.PathLike[str], models: Sequence[Path] = ()) -> list[Case]:
-    """Every case of the file, validated; byte arrays are read-only views of one copy of the file.
-
-    Args:
-        path: the case file.
-        models: folders to search for weights that are not in the file, before the file's own folder.
-
-    Raises:
-        CaseFileError: the file cannot be read or trusted; one line that names the field.
+def read(path: str | os.PathLike[str]) -> list[Case]:
+    """Every case of the file, validated; byte arrays are read-only views of one copy of the file. CaseFileError, one
+    line that names the field, if the file cannot be read or trusted.
     """
-    file = _open(path, models)
+    file = _open(path)
     return [file.case(k) for k in range(len(file.ids))]
 
 
 def read_one(path: str | os.PathLike[str], case_id: str | None = None, models: Sequence[Path] = ()) -> Case:
-    """The case `case_id` of the file (None: its only case), validated; `models` as in `read`.
-
-    Raises:
-        CaseFileError: as `read`; or there is no such case, or no id is given and there are several.
+    """The case `case_id` of the file (None: its only case), validated; `models` are folders to search for weights that
+    are not in the file, before the file's own folder. CaseFileError as `read`; or if there is no such case, or no id is
+    given and there are several.
     """
     file = _open(path, models)
     if case_id is None and len(file.ids) != 1:

@@ -38,7 +38,7 @@ from conformance.ggml.types import OPS, TYPES, GGMLType
 
 from .case import JSON, MAX_BUFFER, USAGES, Case, Placement, Step
 from .recipe import MAX_BYTES, dump_recipe, load_recipes
-from .strict import Memory
+from .strict import Memory, shown
 
 VERSION = 1
 """Of the document's form; a reader refuses any other."""
@@ -68,10 +68,8 @@ T = TypeVar("T")
 
 
 def dump(case: Case) -> tuple[JSON, dict[str, Bytes]]:
-    """`case` as a document and byte arrays (the case's own, not copies).
-
-    Raises:
-        GraphError: a graph is cyclic, or an input, output or expected value is no tensor of its step.
+    """`case` as a document and byte arrays (the case's own, not copies); GraphError if a graph is cyclic, or an input,
+    output or expected value is no tensor of its step.
     """
     doc: dict[str, JSON] = {"version": VERSION}
     for key, (_, default) in _CASE.items():
@@ -111,9 +109,9 @@ def load(doc: JSON, blobs: Mapping[str, Bytes], *, validate: bool = True) -> Cas
     Raises:
         CaseFileError: names the field and what is wrong with it.
     """
-    doc = _object(doc, "document")
+    doc = _typed(doc, dict, "document")
     case = load_head({key: value for key, value in doc.items() if key != "steps"}, blobs)
-    for k, entry in enumerate(_list(doc.get("steps", []), "steps")):
+    for k, entry in enumerate(_typed(doc.get("steps", []), list, "steps")):
         case.steps.append(load_step(k, entry, case, blobs))
     if validate:
         check(case)
@@ -122,12 +120,10 @@ def load(doc: JSON, blobs: Mapping[str, Bytes], *, validate: bool = True) -> Cas
 
 def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = None) -> Case:
     """A case from a document without `steps`, not validated; `memory` limits its recipes. Raises as `load`."""
-    doc = _object(doc, "document")
+    doc = _typed(doc, dict, "document")
     version = doc.get("version")
     if version != VERSION or isinstance(version, bool):
-        raise CaseFileError(
-            "version", f"{VERSION} expected, {_shown(version)} found: read it with the release it needs"
-        )
+        raise CaseFileError("version", f"{VERSION} expected, {shown(version)} found: read it with the release it needs")
     _no_more(doc, _HEAD, "document")
     head: dict[str, Any] = {
         key: _typed(doc.get(key, default.copy() if kind is dict else default), kind, key)
@@ -139,22 +135,22 @@ def load_head(doc: JSON, blobs: Mapping[str, Bytes], memory: Memory | None = Non
         _int(head[key], _INT, key)
     for key, value in head["tolerance"].items():
         if type(value) not in (int, float) or not 0 <= value < math.inf:
-            raise CaseFileError(f"tolerance.{_shown(key)}", f"a non-negative number expected, {_shown(value)} found")
-    entries = _list(doc.get("persistent", []), "persistent")
+            raise CaseFileError(f"tolerance.{shown(key)}", f"a non-negative number expected, {shown(value)} found")
+    entries = _typed(doc.get("persistent", []), list, "persistent")
     tensors = [_load_tensor(entry, [], f"persistent[{i}]") for i, entry in enumerate(entries)]
     memory = Memory(MAX_BYTES, 0) if memory is None else memory
-    recipes = load_recipes(_list(doc.get("recipes", []), "recipes"), tensors, memory)
+    recipes = load_recipes(_typed(doc.get("recipes", []), list, "recipes"), tensors, memory)
     persistent = {
         t: recipes[t][1] if t in recipes else _blob(blobs, f"p{i}", f"persistent[{i}]") for i, t in enumerate(tensors)
     }
-    head["placement"] = _load_placement(_list(doc.get("placement", []), "placement"), tensors)
+    head["placement"] = _load_placement(_typed(doc.get("placement", []), list, "placement"), tensors)
     return Case(persistent=persistent, steps=[], recipes={t: recipe for t, (recipe, _) in recipes.items()}, **head)
 
 
 def load_step(k: int, entry: JSON, case: Case, blobs: Mapping[str, Bytes]) -> Step:
     """Step `k` of `case` from its entry in `steps`, not validated; raises as `load`."""
     where = f"steps[{k}]"
-    entry = _object(entry, where)
+    entry = _typed(entry, dict, where)
     _no_more(entry, _STEP, where)
     held = list(case.persistent)
     graph, tensors = _load_graph(entry, held, where + ".")
@@ -190,7 +186,7 @@ def dump_graph(graph: Graph) -> JSON:
 
 def load_graph(doc: JSON) -> Graph:
     """The inverse of `dump_graph`, not validated; raises as `load`."""
-    doc = _object(doc, "graph")
+    doc = _typed(doc, dict, "graph")
     _no_more(doc, {"tensors", "nodes"}, "graph")
     return _load_graph(doc, [], "")[0]
 
@@ -288,7 +284,7 @@ def _load_placement(entries: Sequence[Any], tensors: Sequence[Tensor]) -> dict[T
 def _load_graph(entry: Mapping[str, JSON], held: Sequence[Tensor], where: str) -> tuple[Graph, list[Tensor]]:
     tensors: list[Tensor] = []
     used: set[int] = set()
-    for j, t in enumerate(_list(entry.get("tensors", []), f"{where}tensors")):
+    for j, t in enumerate(_typed(entry.get("tensors", []), list, f"{where}tensors")):
         if type(t) is dict and "persistent" in t:
             at = f"{where}tensors[{j}]"
             _no_more(t, {"persistent"}, at)
@@ -307,19 +303,19 @@ def _load_graph(entry: Mapping[str, JSON], held: Sequence[Tensor], where: str) -
 
 
 def _load_tensor(entry: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
-    entry = _object(entry, where)
+    entry = _typed(entry, dict, where)
     if not entry.keys() <= _TENSOR:
         _no_more(entry, _TENSOR, where)
     name = entry.get("type")
     type_ = TYPES.get(name) if type(name) is str else None
     if type_ is None:
-        raise CaseFileError(f"{where}.type", f"one of {', '.join(TYPES)} expected, {_shown(name)} found")
+        raise CaseFileError(f"{where}.type", f"one of {', '.join(TYPES)} expected, {shown(name)} found")
     ne = _ints(entry.get("ne"), 1, MAX_DIMS, _SIZE, where, "ne")
     full: Dims = (*ne, *_ONES[len(ne) :])  # type: ignore[assignment]  # the length is four by arithmetic
     name = entry.get("op", "NONE")
     op = _OPS.get(name) if type(name) is str else None
     if op is None:
-        raise CaseFileError(f"{where}.op", f"the name of a ggml op expected, {_shown(name)} found")
+        raise CaseFileError(f"{where}.op", f"the name of a ggml op expected, {shown(name)} found")
     t = Tensor(type_, full, _load_strides(entry, type_, full, where), op)
     if "op_params" in entry:
         params = _ints(entry["op_params"], 0, MAX_OP_PARAMS, _I32, where, "op_params")
@@ -333,7 +329,7 @@ def _load_tensor(entry: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
     if "flags" in entry:
         t.flags = _int(entry["flags"], _I32, f"{where}.flags")
     if "name" in entry:
-        t.name = _text(entry["name"], f"{where}.name")
+        t.name = _typed(entry["name"], str, f"{where}.name")
     return t
 
 
@@ -346,7 +342,7 @@ def _load_strides(entry: Mapping[str, JSON], type_: GGMLType, ne: Dims, where: s
 
 
 def _load_src(value: JSON, t: Tensor, earlier: Sequence[Tensor], where: str) -> tuple[Tensor | None, ...]:
-    src = _list(value, where)
+    src = _typed(value, list, where)
     if len(src) > MAX_SRC:
         raise CaseFileError(where, f"at most {MAX_SRC} expected, {len(src)} found")
     own = len(earlier) if t.op == "CPY" else -1
@@ -356,59 +352,28 @@ def _load_src(value: JSON, t: Tensor, earlier: Sequence[Tensor], where: str) -> 
     )
 
 
-def _shown(value: JSON) -> str:
-    """An untrusted value for a message: short, on one line, printable."""
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return f"a list of {len(value)}"
-    if isinstance(value, str):
-        return ascii(value[:40]) + ("…" if len(value) > 40 else "")
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    if value is None or isinstance(value, bool):
-        return {None: "nothing", True: "true", False: "false"}[value]
-    return repr(value)
-
-
 def _typed(value: JSON, kind: type[T], where: str) -> T:
     if type(value) is not kind:
         words = {dict: "an object", list: "a list", str: "text", int: "an integer"}
-        raise CaseFileError(where, f"{words[kind]} expected, {_shown(value)} found")
-    if kind is str:
-        _text(value, where)
-    return value
-
-
-def _object(value: JSON, where: str) -> dict[str, JSON]:
-    return _typed(value, dict, where)
-
-
-def _list(value: JSON, where: str) -> list[JSON]:
-    return _typed(value, list, where)
-
-
-def _text(value: JSON, where: str) -> str:
-    """Text that UTF-8 can hold: JSON allows half of a surrogate pair."""
-    if type(value) is not str:
-        raise CaseFileError(where, f"text expected, {_shown(value)} found")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise CaseFileError(where, f"text in Unicode expected, a lone surrogate found in {_shown(value)}") from None
+        raise CaseFileError(where, f"{words[kind]} expected, {shown(value)} found")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # JSON allows half of a surrogate pair
+            raise CaseFileError(where, f"text in Unicode expected, a lone surrogate found in {shown(value)}") from None
     return value
 
 
 def _int(value: JSON, limits: tuple[int, int], where: str) -> int:
     if type(value) is not int or not limits[0] <= value <= limits[1]:
-        raise CaseFileError(where, f"an integer from {limits[0]} to {limits[1]} expected, {_shown(value)} found")
+        raise CaseFileError(where, f"an integer from {limits[0]} to {limits[1]} expected, {shown(value)} found")
     return value
 
 
 def _ints(value: JSON, least: int, most: int, limits: tuple[int, int], where: str, field: str) -> tuple[int, ...]:
     if type(value) is not list or not least <= len(value) <= most:
         count = f"{least}" if least == most else f"{least} to {most}"
-        raise CaseFileError(f"{where}.{field}", f"a list of {count} integers expected, {_shown(value)} found")
+        raise CaseFileError(f"{where}.{field}", f"a list of {count} integers expected, {shown(value)} found")
     low, high = limits
     for i, v in enumerate(value):
         if type(v) is not int or not low <= v <= high:
@@ -417,7 +382,7 @@ def _ints(value: JSON, least: int, most: int, limits: tuple[int, int], where: st
 
 
 def _indices(value: JSON, count: int, where: str) -> list[int]:
-    places = [_int(j, (0, count - 1), f"{where}[{i}]") for i, j in enumerate(_list(value, where))]
+    places = [_int(j, (0, count - 1), f"{where}[{i}]") for i, j in enumerate(_typed(value, list, where))]
     if len(set(places)) != len(places):
         raise CaseFileError(where, "an index stands twice")
     return places
@@ -426,7 +391,7 @@ def _indices(value: JSON, count: int, where: str) -> list[int]:
 def _earlier(value: JSON, earlier: Sequence[Tensor], where: str) -> Tensor:
     if type(value) is not int or not 0 <= value < len(earlier):
         raise CaseFileError(
-            where, f"the index of one of the {len(earlier)} tensors before it expected, {_shown(value)} found"
+            where, f"the index of one of the {len(earlier)} tensors before it expected, {shown(value)} found"
         )
     return earlier[value]
 
@@ -441,4 +406,4 @@ def _blob(blobs: Mapping[str, Bytes], name: str, where: str) -> Bytes:
 def _no_more(value: Mapping[str, JSON], known: AbstractSet[str], where: str) -> None:
     for key in value:
         if key not in known:
-            raise CaseFileError(f"{where}.{_shown(key)}", f"unknown; one of {', '.join(sorted(known))} expected")
+            raise CaseFileError(f"{where}.{shown(key)}", f"unknown; one of {', '.join(sorted(known))} expected")

@@ -23,6 +23,8 @@ from typing import Any, Literal
 
 from conformance.ggml.errors import GraphError
 
+from .strict import shown
+
 Kind = Literal["number", "text", "counts", "lines"]
 
 FIELDS: dict[str, Kind] = {
@@ -117,10 +119,6 @@ def _check(kind: Kind, where: str, value: object) -> None:
 
 def _shown(value: object) -> str:
     """An untrusted value for a message: short, printable, without `:`, which ends the field in our messages."""
-    if isinstance(value, (dict, list)):
-        return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
     if isinstance(value, str):
         return value if re.fullmatch(r"[A-Za-z0-9_*?=-]{1,40}", value) else ascii(value[:40]).replace(":", "\\x3a")
-    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    return repr(value)
+    return repr(value) if value is None or isinstance(value, bool) else shown(value)

@@ -69,14 +69,12 @@ class Header:
 class _Walk:
     """A position in the buffer that never passes its end."""
 
-    __slots__ = ("_u32", "_u64", "at", "buffer", "size")
+    __slots__ = ("at", "buffer", "size")
 
     def __init__(self, buffer: memoryview) -> None:
         self.buffer = buffer
         self.size = len(buffer)
         self.at = 0
-        self._u32 = struct.Struct("<I").unpack_from
-        self._u64 = struct.Struct("<Q").unpack_from
 
     def take(self, n: int, field: str) -> int:
         """Skip `n` bytes and return the offset of the first."""
@@ -87,10 +85,10 @@ class _Walk:
         return at
 
     def u32(self, field: str) -> int:
-        return int(self._u32(self.buffer, self.take(4, field))[0])
+        return int.from_bytes(self.buffer[self.take(4, field) : self.at], "little")
 
     def u64(self, field: str) -> int:
-        return int(self._u64(self.buffer, self.take(8, field))[0])
+        return int.from_bytes(self.buffer[self.take(8, field) : self.at], "little")
 
     def count(self, least: int, field: str) -> int:
         """Read the number of entries of at least `least` bytes each that follow."""
@@ -136,14 +134,8 @@ def _read_value(walk: _Walk, key: str, kind: Kind, header: Header) -> None:
 
 
 def read_header(buffer: memoryview, keys: Mapping[str, Kind]) -> Header:
-    """Read the header of a GGUF file, checking every count, size and offset against the file's size.
-
-    Args:
-        buffer: the whole file.
-        keys: allowed keys, and the kind of their values.
-
-    Raises:
-        CaseFileError: names the part of the file and what is wrong with it.
+    """Read the header of a GGUF file, checking every count, size and offset against the file's size; `keys` are the
+    allowed keys, and the kind of their values. CaseFileError names the part of the file and what is wrong with it.
     """
     walk = _Walk(buffer)
     if bytes(buffer[:4]) != MAGIC:

@@ -25,14 +25,8 @@ def prefix(folder: Path) -> str:
 
 
 def write_whole(path: Path, text: str | Iterable[str]) -> None:
-    """Write a text, or its parts, so that after any crash or loss of power `path` holds all of it or what it held.
-
-    Args:
-        path: a new file, or one to replace; a device or pipe is written to as it is.
-        text: UTF-8.
-
-    Raises:
-        OSError: `path` cannot be written; nothing is left behind.
+    """Write a text as UTF-8, or its parts, so that after any crash or loss of power `path` holds all of it or what it
+    held; a device or pipe is written to as it is. OSError if `path` cannot be written; nothing is left behind.
     """
     parts = [text] if isinstance(text, str) else text
     if path.exists() and not path.is_file():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 
 import numpy as np
@@ -106,10 +106,8 @@ def dump_recipe(recipe: Recipe, place: int, t: Tensor, data: Bytes) -> JSON:
 def load_recipes(
     entries: Sequence[JSON], tensors: Sequence[Tensor], memory: Memory
 ) -> dict[Tensor, tuple[Recipe, Bytes]]:
-    """Persistent tensor -> recipe and bytes, from a document's entries.
-
-    Raises:
-        CaseFileError: an entry is malformed, needs more than `memory` allows, or its bytes do not match its digest.
+    """Persistent tensor -> recipe and bytes, from a document's entries; CaseFileError if an entry is malformed, needs
+    more than `memory` allows, or its bytes do not match its digest.
     """
     recipes: dict[Tensor, tuple[Recipe, Bytes]] = {}
     for i, entry in enumerate(entries):
@@ -125,7 +123,15 @@ def load_recipes(
         t = tensors[entry["persistent"]]
         if t in recipes:
             raise CaseFileError(f"{where}.persistent", f"persistent[{entry['persistent']}] has a recipe already")
-        recipe = _recipe(entry, t, where)
+        recipe = Recipe(**{key: value for key, value in entry.items() if key not in {"persistent", "sha256"}})
+        try:
+            recipe = replace(recipe, a=float(recipe.a), b=float(recipe.b))
+            (recipe.stream + recipe.tensor).encode()
+            check(recipe, t)
+        except (OverflowError, UnicodeEncodeError) as e:
+            raise CaseFileError(where, f"finite numbers and text in Unicode expected: {type(e).__name__}") from None
+        except UsageError as e:
+            raise CaseFileError(where, str(e)) from None
         memory.check(nbytes(t) + _COST * nelements(t), where)
         memory.keep(nbytes(t), where)
         data = make(recipe, t)
@@ -133,17 +139,3 @@ def load_recipes(
             raise CaseFileError(f"{where}.sha256", f"the recipe of {t.name[:64]!a} makes other bytes than were saved")
         recipes[t] = recipe, data
     return recipes
-
-
-def _recipe(entry: dict[str, JSON], t: Tensor, where: str) -> Recipe:
-    try:
-        recipe = Recipe(
-            entry["stream"], entry["tensor"], entry["draw"], float(entry["a"]), float(entry["b"]), entry["shared"]
-        )
-        (entry["stream"] + entry["tensor"]).encode()
-        check(recipe, t)
-    except (OverflowError, UnicodeEncodeError) as e:
-        raise CaseFileError(where, f"finite numbers and text in Unicode expected: {type(e).__name__}") from None
-    except UsageError as e:
-        raise CaseFileError(where, str(e)) from None
-    return recipe

@@ -72,14 +72,9 @@ def dump_references(
 
 
 def load_references(entries: object, folders: Sequence[Path]) -> tuple[dict[str, Bytes], dict[int, Reference]]:
-    """Resolve `entries`: `p{i}` -> a read-only view of a mapped file, and index -> reference.
-
-    Args:
-        entries: of a case's document; untrusted.
-        folders: searched for model files in this order, before those of the environment.
-
-    Raises:
-        CaseFileError: an entry is malformed, a file is missing or too small, or its bytes do not match the digest.
+    """Resolve a document's untrusted `entries`: `p{i}` -> a read-only view of a mapped file, and index -> reference.
+    `folders` are searched for model files in their order, before those of the environment. CaseFileError if an entry is
+    malformed, a file is missing or too small, or its bytes do not match the digest.
     """
     if not isinstance(entries, list):
         raise CaseFileError("references", "a list expected, something else found")

@@ -66,16 +66,11 @@ class Stream:
 
     def unit(self, n: int) -> F32Array:
         """`n` float32 in [0, 1), multiples of 2**-24."""
-        x: F32Array = (self.words32(n) >> np.uint32(8)).astype(np.float32)
-        x *= np.float32(2**-24)
-        return x
+        return _unit(self.words32(n))
 
     def uniform(self, n: int, lo: float, hi: float) -> F32Array:
         """`n` float32 in [lo, hi]."""
-        x = self.unit(n)
-        x *= np.float32(hi - lo)
-        x += np.float32(lo)
-        return x
+        return _scaled(self.unit(n), hi - lo, lo)
 
     def normal(self, n: int, scale: float = 1.0, mean: float = 0.0) -> F32Array:
         """`n` float32, bell-shaped with standard deviation `scale`: Irwin-Hall of four, so within 3.47 `scale`."""
@@ -94,9 +89,7 @@ class Stream:
     def away_from_zero(self, n: int, lo: float, hi: float) -> F32Array:
         """`n` float32 of either sign with magnitude in [lo, hi], for divisors."""
         x = self.words32(n)
-        out = (x >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
-        out *= np.float32(hi - lo)
-        out += np.float32(lo)
+        out = _scaled(_unit(x), hi - lo, lo)
         np.negative(out, out=out, where=(x & np.uint32(1)).astype(np.bool_))
         return out
 
@@ -115,9 +108,7 @@ class Stream:
         """Float32 of shape (rows, n) in [lo, hi); values of a row differ by at least (hi - lo) / n / 2."""
         x = self.permutations(rows, n).astype(np.float32)
         x += self.unit(rows * n).reshape(rows, n) * np.float32(0.5)
-        x *= np.float32((hi - lo) / n)
-        x += np.float32(lo)
-        return x
+        return _scaled(x, (hi - lo) / n, lo)
 
     def choice(self, rows: int, n: int, k: int) -> NDArray[np.int64]:
         """Shape (rows, k): `k` distinct numbers of 0..n-1 in random order per row."""
@@ -125,8 +116,18 @@ class Stream:
             raise UsageError(f"choice: {k} distinct numbers out of {n} asked for")
         return self.permutations(rows, n)[:, :k]
 
-    def sprinkle(self, x: NDArray[Any], values: Sequence[float], every: int = 8) -> None:
-        """Write `values` in turn over about one in `every` elements of the flat array `x`, in place."""
-        count = max(min(len(values), x.size), x.size // every)
+    def sprinkle(self, x: NDArray[Any], values: Sequence[float]) -> None:
+        """Write `values` in turn over about one in 8 elements of the flat array `x`, in place."""
+        count = max(min(len(values), x.size), x.size // 8)
         places = np.sort(self.permutations(1, x.size)[0, :count])
         x[places] = np.resize(np.asarray(values, dtype=x.dtype), count)
+
+
+def _unit(words: NDArray[np.uint32]) -> F32Array:
+    return (words >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+
+
+def _scaled(x: F32Array, times: float, plus: float) -> F32Array:
+    x *= np.float32(times)
+    x += np.float32(plus)
+    return x

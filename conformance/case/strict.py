@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,12 +26,12 @@ LONGEST = 200
 """Characters of a value in a message."""
 
 
+@dataclass(slots=True)
 class Memory:
     """A limit of memory for reading one file, charged before each allocation. Costs are CPython's, rounded up."""
 
-    def __init__(self, limit: int, taken: int) -> None:
-        self.limit = limit
-        self.taken = taken
+    limit: int
+    taken: int
 
     def check(self, more: int, field: str) -> None:
         """Raise CaseFileError if `more` bytes would exceed the limit."""
@@ -46,11 +47,7 @@ class Memory:
 
 
 def parse_json(raw: memoryview, memory: Memory, field: str) -> JSON:
-    """Parse JSON in ASCII without NaN, numbers beyond float64 or duplicate keys.
-
-    Raises:
-        CaseFileError: it is something else; the message names `field`.
-    """
+    """Parse JSON in ASCII without NaN, numbers beyond float64 or duplicate keys; CaseFileError about `field` else."""
     memory.check(5 * len(raw), field)
     try:
         text = str(raw, "ascii")
@@ -121,6 +118,21 @@ def _float(text: str) -> float:
     if not math.isfinite(value):
         raise CaseFileError("", f"a number that float64 can hold expected, {text[:40]} found")
     return value
+
+
+def shown(value: JSON) -> str:
+    """An untrusted value for a message: short, on one line, printable."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, str):
+        return ascii(value[:40]) + ("…" if len(value) > 40 else "")
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    return repr(value)
 
 
 def read_text(path: Path) -> str:

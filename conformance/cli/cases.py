@@ -32,17 +32,8 @@ from conformance.run.shrink import shrink as smallest
 from conformance.run.shrink import size
 from conformance.suite.family import LEVELS
 
-from .options import (
-    File,
-    Selection,
-    backend_option,
-    complete_case,
-    config_option,
-    isolation,
-    json_option,
-    selection,
-    settings_here,
-)
+from . import options
+from .options import File, Selection, backend_option, isolation, json_option, selection, settings_here
 from .output import line, table
 
 HEAD = 1 << 16
@@ -93,7 +84,7 @@ def cases(selection: Selection) -> None:
 
 
 @click.command()
-@click.argument("what", metavar="CASE|FILE", shell_complete=complete_case)
+@click.argument("what", metavar="CASE|FILE", shell_complete=options.complete_case)
 @click.option("--step", type=int, default=None, help="Only this step.")
 @click.option("--svg", "svg_path", type=File, metavar="FILE", help="Draw the graph (of --step, default the first).")
 def show(what: str, step: int | None, svg_path: Path | None) -> None:
@@ -148,7 +139,7 @@ def splits(case_id: str, backends: Sequence[str], step: int) -> None:
 @click.command()
 @click.argument("file", type=CasePath)
 @click.option("--backend", metavar="NAME[?KEY=VALUE]", help="Default: the one that the case was saved for.")
-@config_option
+@options.config_option
 @click.option("--case", "case_id", metavar="ID", help="Which case of a bundle.")
 @click.option("-o", "--output", type=File, metavar="OUT.gguf", help="Default: FILE with -small before its suffix.")
 @click.option("--time-budget", type=float, default=120.0, show_default=True, metavar="SECONDS")
@@ -161,7 +152,7 @@ def shrink(
     Writes a case file, and beside it a Python program that builds the case (.py) and a test_case for ggml's own
     tests/test-backend-ops.cpp (.cpp).
     """
-    case = read_case(file, case_id)
+    case = _read(file, lambda: casefile.read_one(file, case_id))
     for text in settings.lines_of(settings.in_force(settings_here())):
         line(text)
     was = failures.record_of(case)
@@ -183,23 +174,10 @@ def shrink(
 
 
 def read_cases(path: Path) -> list[Case]:
-    """Every case of a file.
-
-    Raises:
-        CaseFileError: it is broken.
-        UsageError: it is something else: the message says what, and what to do with that.
+    """Every case of a file; CaseFileError if it is broken, UsageError if it is something else: the message says what,
+    and what to do with that.
     """
     return _read(path, lambda: casefile.read(path))
-
-
-def read_case(path: Path, case_id: str | None) -> Case:
-    """The case of a file, or of a bundle the one called `case_id`.
-
-    Raises:
-        CaseFileError: it is broken, or holds no such case.
-        UsageError: as `read_cases`.
-    """
-    return _read(path, lambda: casefile.read_one(path, case_id))
 
 
 def _read(path: Path, read: Callable[[], T]) -> T:

@@ -31,29 +31,19 @@ from conformance.run.session.settings import Waiving, today
 from conformance.suite import FAMILIES
 from conformance.suite.family import Level
 
-from .options import (
-    CASE,
-    FAMILY,
-    SAVE,
-    WAIVERS,
-    backend_option,
-    isolation,
-    json_option,
-    settings_here,
-    smoke_option,
-    specs_here,
-)
+from . import options
+from .options import backend_option, isolation, json_option, settings_here, smoke_option, specs_here
 from .output import Group, line, table
 
 
 @click.command()
 @backend_option
-@FAMILY.click()
-@CASE.click()
+@options.FAMILY.click()
+@options.CASE.click()
 @smoke_option
 @json_option
-@SAVE.click()
-@WAIVERS.click()
+@options.SAVE.click()
+@options.WAIVERS.click()
 @isolation
 def audit(
     backends: Sequence[str],
@@ -139,7 +129,7 @@ def _answer(cell: Cell) -> str:
               help="TOML files of faults; default: those that come along.")  # fmt: skip
 @click.option("--fault", "globs", multiple=True, metavar="GLOB", help="Only these faults, repeatable.")
 @click.option("--of", "adapters", multiple=True, metavar="ADAPTER", help="Only faults of this adapter, repeatable.")
-@FAMILY.click()
+@options.FAMILY.click()
 @smoke_option
 @json_option
 def planted(

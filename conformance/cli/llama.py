@@ -313,11 +313,7 @@ def zoo(
 
 
 def device(spec: Spec) -> Device:
-    """Where llama.cpp runs for a backend.
-
-    Raises:
-        UsageError: it is no ggml library.
-    """
+    """Where llama.cpp runs for a backend; UsageError if it is no ggml library."""
     whole = resolve(spec)
     options = dict(whole.options)
     if whole.name != _GGML:
@@ -327,10 +323,8 @@ def device(spec: Spec) -> Device:
 
 
 def libllama(lib: Path) -> Path:
-    """The library with llama.cpp: in the folder `lib`, beside the file `lib`, or that file itself.
-
-    Raises:
-        UsageError: the folder has none.
+    """The library with llama.cpp: in the folder `lib`, beside the file `lib`, or that file itself; UsageError if the
+    folder has none.
     """
     folder = lib if lib.is_dir() else lib.parent
     for pattern in _LIBLLAMA:

@@ -45,11 +45,7 @@ on."""
 
 
 class Interrupted(BaseException):
-    """A signal asked for the end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A signal asked for the end; its argument is the signal's number."""
 
 
 @click.command(epilog=EXIT_CODES, context_settings={"help_option_names": ["-h", "--help"]})
@@ -129,7 +125,7 @@ def nightly(
     )
     try:
         night = Night(options, state, chosen, table, lock, others, _say)
-        _run(night, [p.name for p in table], _missing(others, expect or len(others)), _unproven(others))
+        _run(night, [p.name for p in table], *_gaps(others, expect or len(others)))
     finally:
         os.close(lock)
 
@@ -145,11 +141,7 @@ def main(table: Sequence[Part] = PARTS) -> NoReturn:
 
 
 def _check(families: Sequence[str], backends: Sequence[str]) -> None:
-    """Refuse at once what every part would refuse.
-
-    Raises:
-        UsageError: an unknown family or backend.
-    """
+    """Refuse at once what every part would refuse: UsageError for an unknown family or backend."""
     settings.load(None)
     for b in backends:
         if registry.resolve(Spec.parse(b)).name not in registry.names():
@@ -185,7 +177,6 @@ def _chosen(table: Sequence[Part], names: str | None, merged: Sequence[Path]) ->
 
 
 def _run(night: Night, names: Sequence[str], lacking: Sequence[str], unproven: Sequence[str]) -> NoReturn:
-    """Run, sum up and end."""
     before = {n: signal.getsignal(n) for n in SIGNALS}
     for n in SIGNALS:
         if before[n] is not signal.SIG_IGN:  # as under nohup
@@ -196,7 +187,7 @@ def _run(night: Night, names: Sequence[str], lacking: Sequence[str], unproven: S
             night.run()
             code = exit_code(states, names, lacking, unproven)
         except Interrupted as e:
-            code = 128 + e.number
+            code = 128 + int(e.args[0])
         _sum_up(night, states, names, [*lacking, *unproven], code)
     finally:
         for n, handler in before.items():
@@ -208,26 +199,17 @@ def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
     raise Interrupted(number)
 
 
-def _by_label(states: Sequence[State]) -> dict[str, list[dict[str, JSON]]]:
-    """The documents of each kind of machine."""
+def _gaps(states: Sequence[State], expected: int) -> tuple[list[str], list[str]]:
+    """Nights, by their number, and shards that are not here; and backends on which nothing passed in all shards."""
     groups: dict[str, list[dict[str, JSON]]] = {}
     for s in states:
         groups.setdefault(s.label, []).extend(summary.documents(s))
-    return groups
-
-
-def _missing(states: Sequence[State], expected: int) -> list[str]:
-    """Shards that are not here, by what the documents of the others say; and nights, by their number."""
-    groups = {label: [d["shard"] for d in documents if "shard" in d] for label, documents in _by_label(states).items()}
-    lacking = [f"{label}: {sentence}" for label, entries in groups.items() for sentence in missing(entries)]
-    fewer = [f"{expected} nights were expected, {len(states)} are here"] if expected != len(states) else []
-    return [*fewer, *lacking]
-
-
-def _unproven(states: Sequence[State]) -> list[str]:
-    """Backends on which nothing passed in all shards together."""
-    groups = _by_label(states)
-    return [f"{label}: {why}" for label, documents in groups.items() for why in summary.unproven(documents).values()]
+    lacking = [f"{expected} nights were expected, {len(states)} are here"] if expected != len(states) else []
+    unproven = []
+    for label, documents in groups.items():
+        lacking += [f"{label}: {why}" for why in missing([d["shard"] for d in documents if "shard" in d])]
+        unproven += [f"{label}: {why}" for why in summary.unproven(documents).values()]
+    return lacking, unproven
 
 
 def _sum_up(night: Night, states: Sequence[State], names: Sequence[str], lacking: Sequence[str], code: int) -> None:

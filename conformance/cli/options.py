@@ -183,9 +183,7 @@ def backend_option(f: Command) -> Command:
 
 def specs_here(texts: Sequence[str], isolation: Isolation | None = None) -> tuple[list[Spec], dict[str, str]]:
     """The backends of --backend that this machine has, or all of them; and name -> why it lacks the others.
-
-    Raises:
-        UnavailableError: this machine lacks one that is named.
+    UnavailableError if it lacks one that is named.
     """
     specs, absent = available(list(dict.fromkeys(parse_specs(texts))), isolation)
     reasons = {str(s): why for s, why in absent.items()}
@@ -199,23 +197,23 @@ def missing_backends(reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: not available: {why}" for name, why in reasons.items())
 
 
-def isolation(f: Command) -> Command:
-    """--isolate, --time-limit and --memory-limit as one parameter `isolation`."""
+def together(name: str, make: Callable[..., object], *chosen: Option) -> Callable[[Command], Command]:
+    """Options as one parameter `name` of a command: what `make` gives for their values, by `dest`."""
 
-    @ISOLATE.click()
-    @TIME_LIMIT.click()
-    @MEMORY_LIMIT.click()
-    @wraps(f)
-    def g(
-        *args: Any,  # noqa: ANN401  # passes options through
-        isolate: bool | None,
-        time_limit: float,
-        memory_limit: int | None,
-        **kwargs: Any,  # noqa: ANN401  # as above
-    ) -> None:
-        f(*args, isolation=Isolation(isolate, time_limit, memory_limit), **kwargs)
+    def decorate(f: Command) -> Command:
+        @wraps(f)
+        def g(*args: Any, **values: Any) -> None:  # noqa: ANN401  # passes options through
+            own = {o.dest: values.pop(o.dest) for o in chosen}
+            f(*args, **values, **{name: make(**own)})
 
-    return g
+        for o in reversed(chosen):
+            o.click()(g)
+        return g
+
+    return decorate
+
+
+isolation = together("isolation", Isolation, ISOLATE, TIME_LIMIT, MEMORY_LIMIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,27 +235,13 @@ class Selection:
         return fresh_ids(self.families, self.globs, self.level or LEVELS[0], self.fresh, chosen)
 
 
-def selection(f: Command) -> Command:
-    """The options that choose cases, as one parameter `selection`."""
+def _selected(**values: Any) -> Selection:  # noqa: ANN401  # as click gives them
+    chosen = Selection(**values)
+    if not chosen.families and not chosen.globs:
+        for name, why in lacking(()).items():
+            line(f"{name}: not run: {why}", err=True)
+    return chosen
 
-    @FAMILY.click()
-    @CASE.click()
-    @LEVEL.click()
-    @SEED.click()
-    @FRESH.click()
-    @wraps(f)
-    def g(
-        *args: Any,  # noqa: ANN401  # passes options through
-        families: Sequence[str],
-        globs: Sequence[str],
-        level: Level | None,
-        seed: int | None,
-        fresh: int,
-        **kwargs: Any,  # noqa: ANN401  # as above
-    ) -> None:
-        if not families and not globs:
-            for name, why in lacking(()).items():
-                line(f"{name}: not run: {why}", err=True)
-        f(*args, selection=Selection(families, globs, level, seed, fresh), **kwargs)
 
-    return g
+selection = together("selection", _selected, FAMILY, CASE, LEVEL, SEED, FRESH)
+"""The options that choose cases."""

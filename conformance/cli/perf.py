@@ -28,17 +28,7 @@ from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge, exit_c
 from conformance.perf.measure import Rounds
 from conformance.perf.phases import MODEL, Meter, Phase, generation, measure, meter, prompt
 from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED
-from conformance.perf.trust import (
-    MARGIN,
-    SAME,
-    SLOWDOWNS,
-    TRIALS,
-    Tally,
-    Trust,
-    record,
-    shortcomings,
-    trust,
-)
+from conformance.perf.trust import MARGIN, SAME, SLOWDOWNS, TRIALS, Tally, Trust, record, shortcomings, trust
 from conformance.perf.units import ROUNDS, units
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation, open_backend
@@ -48,27 +38,15 @@ from conformance.run.session.select import available, parse_specs
 from conformance.suite.family import Level
 
 from . import options
-from .options import (
-    UNIT,
-    ExistingFile,
-    ExistingFolder,
-    backend_option,
-    config_option,
-    isolation,
-    json_option,
-    smoke_option,
-    specs_here,
-)
+from .options import ExistingFile, ExistingFolder, backend_option, isolation, json_option, smoke_option, specs_here
 from .output import Group, line, table
 
-GATE_COLUMNS = ("gate", "answer", "unit", "backend", "reason")
-GATE_WIDTHS = (28, None, None, None, 72)
 AA_BACKENDS = ("ggml", "openvino-stateful")
 AA_UNITS = ("op/MUL_MAT.q4_0@n=1", "prefill@n=32", "decode@past=512")
 ABSENT = "not available"
 PHASE_COLUMNS = ("backend", "test", "tokens/s", "W", "J/token", "splits", "share of the time")
 
-unit_option = UNIT.click()
+unit_option = options.UNIT.click()
 budget_option = click.option(
     "--budget", type=click.FloatRange(min=1), metavar="SECONDS", help=f"Of measuring per gate; default: {BUDGET:g}."
 )
@@ -138,7 +116,7 @@ def perf_units(level: Level, unit_globs: Sequence[str]) -> None:
 @click.argument("path", type=ExistingFile, required=False, metavar="[FILE.toml]")
 @click.option("--gate", "gate_globs", multiple=True, metavar="GLOB", help="Gates, repeatable; default: all.")
 @click.option("--base", type=ExistingFolder, metavar="VENV", help="What gates against the baseline are held against.")
-@config_option
+@options.config_option
 @budget_option
 @json_option
 @isolation
@@ -189,11 +167,8 @@ def gate(
     "--limit", type=click.FloatRange(min=0, min_open=True), default=MARGIN, show_default=True, help="Head over base."
 )
 @budget_option
-@click.option(
-    "--isolate/--no-isolate",
-    default=True,
-    show_default=True,
-    help="Start every backend in a process of its own each time, or in that of its build.",
+@options.ISOLATE.click(
+    default=True, help="Start every backend in a process of its own each time, or in that of its build."
 )
 @json_option
 def compare(
@@ -242,7 +217,7 @@ def _base(builds: Pair | None) -> dict[str, JSON]:
 
 def _show(answers: list[Answer]) -> NoReturn:
     rows = [(a.gate.name, a.answer, a.gate.unit.name, a.gate.backend, a.reason) for a in answers]
-    table(rows, GATE_COLUMNS, maxcolwidths=list(GATE_WIDTHS))
+    table(rows, ["gate", "answer", "unit", "backend", "reason"], maxcolwidths=[28, None, None, None, 72])
     words = [a.answer for a in answers]
     line(", ".join(f"{words.count(x)} {x}" for x in (FINE, REGRESSED, UNDECIDED, gating.NOT_RUN)))
     sys.exit(exit_code(answers))
@@ -362,7 +337,11 @@ def phases(
         *((f"pp{n}", n, prompt) for n in pp),
         *((f"tg{n}", n, generation) for n in tg),
     ]
-    energy, why = _meter()
+    energy, why = None, ""
+    try:
+        energy = meter()
+    except UnavailableError as e:
+        why = str(e)
     rows: list[Sequence[str]] = []
     document: dict[str, JSON] = {}
     for spec in parse_specs(backends):
@@ -382,13 +361,6 @@ def phases(
         line(f"energy {ABSENT}: {why}")
     if json_path:
         write_json(json_path, {**header("phases"), "model": model, "energy": why or "RAPL", "backends": document})
-
-
-def _meter() -> tuple[Meter | None, str]:
-    try:
-        return meter(), ""
-    except UnavailableError as e:
-        return None, str(e)
 
 
 def _one(backend: Backend, case: Case, name: str, n: int, energy: Meter | None) -> Phase | tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
@@ -73,8 +73,7 @@ def _unproven(runs: Runs) -> list[str]:
     return [sentence for m, b, sentence in sentences if (m, b) not in passed]
 
 
-def _store(f: Callable[..., None]) -> Callable[..., None]:
-    return click.option("--store", type=File, required=True, metavar="FILE", help="The history, one SQLite file.")(f)
+_store = click.option("--store", type=File, required=True, metavar="FILE", help="The history, one SQLite file.")
 
 
 @click.group(cls=Group)

@@ -31,21 +31,9 @@ from conformance.run.session.settings import Settings, Waiving, in_force, lines_
 from conformance.run.session.shard import WHOLE, Shard
 from conformance.suite.family import LEVELS
 
+from . import options
 from .cases import CasePath, read_cases
-from .options import (
-    SAVE,
-    SHARD,
-    STAGE,
-    WAIVERS,
-    File,
-    Selection,
-    backend_option,
-    isolation,
-    json_option,
-    missing_backends,
-    selection,
-    settings_here,
-)
+from .options import Selection, backend_option, isolation, json_option, missing_backends, selection, settings_here
 from .output import end, fail, grid, line, silence
 
 INTERRUPTED = 130
@@ -73,18 +61,6 @@ color_option = click.option(
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
-    """How much a run prints."""
-
-    verbose: bool = False
-    """A line for each result, and how it compares with what was saved."""
-    quiet: bool = False
-    """Only what is wrong, and a line of totals for each backend."""
-    reasons: bool = False
-    """The reasons for UNSUPPORTED, counted."""
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """What a run does."""
 
@@ -109,7 +85,12 @@ class Plan:
     journal: Journal | None = None
     extra: Mapping[str, JSON] = field(default_factory=dict)
     """Of the document, beside the record."""
-    detail: Detail = field(default_factory=Detail)
+    verbose: bool = False
+    """Print a line for each result, and how it compares with what was saved."""
+    quiet: bool = False
+    """Print only what is wrong, and a line of totals for each backend."""
+    reasons: bool = False
+    """Print the reasons for UNSUPPORTED, counted."""
 
     @property
     def lacking(self) -> dict[str, str]:
@@ -119,20 +100,20 @@ class Plan:
 
 @click.command()
 @backend_option
-@STAGE.click()
+@options.STAGE.click()
 @selection
 @click.option("--only-fresh", is_flag=True, help="Only what --fresh adds, nothing that a level lists.")
-@SHARD.click()
+@options.SHARD.click()
 @json_option
 @click.option(
     "--journal",
     "journal_path",
-    type=File,
+    type=options.File,
     metavar="FILE",
     help="Append each result to FILE as it comes; what is there from an earlier start does not run again.",
 )
-@SAVE.click()
-@WAIVERS.click()
+@options.SAVE.click()
+@options.WAIVERS.click()
 @isolation
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure; what did not run is listed.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
@@ -179,7 +160,9 @@ def run(
         "files": list(map(str, files)),
         "waivers": str(waivers_path or ""),
     }
-    journal = _journal(journal_path, request)
+    journal = Journal(journal_path, request) if journal_path else None
+    if journal:
+        click.get_current_context().call_on_close(journal.close)
     by_id = (not files or bool(families or globs)) and not only_fresh
     used = {selection.level or LEVELS[0], *levels.values()} if by_id else set()
     ids = {n: [reseeded(i, seed) for i in case_ids(families, globs, n)] for n in used}
@@ -206,23 +189,17 @@ def run(
         fresh=frozenset(fresh),
         journal=journal,
         extra=extra,
-        detail=Detail(verbose, quiet, reasons or verbose),
+        verbose=verbose,
+        quiet=quiet,
+        reasons=reasons or verbose,
     )
-    sys.exit(execute(plan))
-
-
-def _journal(path: Path | None, request: dict[str, JSON]) -> Journal | None:
-    if path is None:
-        return None
-    journal = Journal(path, request)
-    click.get_current_context().call_on_close(journal.close)
-    return journal
+    sys.exit(_Execution(plan).run())
 
 
 @click.command()
 @click.argument("file", type=CasePath)
 @backend_option
-@STAGE.click()
+@options.STAGE.click()
 @json_option
 @isolation
 @color_option
@@ -239,32 +216,22 @@ def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Pat
         backends = list(dict.fromkeys(r["backend"] for r in records))
     bare = Waiving({}, today())  # as it was saved: no waiver stands between
     plan = Plan(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named,
-                settings=settings_here(), detail=Detail(verbose=True))  # fmt: skip
-    sys.exit(execute(plan))
-
-
-def execute(plan: Plan) -> int:
-    """Run, print, write the record whatever happens; the exit code.
-
-    Raises:
-        UnavailableError: a backend that was named is not here.
-    """
-    if plan.lacking and plan.named:
-        raise UnavailableError(missing_backends(plan.lacking))
-    folder = plan.save or writeahead.default_folder()
-    for left in writeahead.recover(folder, build):
-        line(left.sentence(), err=True)
-    return _Execution(plan, folder).run()
+                settings=settings_here(), verbose=True)  # fmt: skip
+    sys.exit(_Execution(plan).run())
 
 
 class _Execution:
-    """A run in progress."""
+    """A run in progress. UnavailableError if a backend that was named is not here."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: Plan) -> None:
+        if plan.lacking and plan.named:
+            raise UnavailableError(missing_backends(plan.lacking))
+        folder = plan.save or writeahead.default_folder()
+        for left in writeahead.recover(folder, build):
+            line(left.sentence(), err=True)
         self._plan = plan
         self._request = Request({str(s): [*(c.id for c in plan.cases), *plan.ids.get(s, ())] for s in plan.backends[0]})
-        has_journal = plan.journal is not None
-        self._partial = Partial(plan.json_path, self._request) if plan.json_path and not has_journal else None
+        self._partial = Partial(plan.json_path, self._request) if plan.json_path and not plan.journal else None
         if self._partial and self._partial.left:
             line(self._partial.left, err=True)
         self._runner = Runner(
@@ -286,7 +253,7 @@ class _Execution:
         """Why stdout cannot be written any more; the run goes on in silence."""
 
     def run(self) -> int:
-        """All of it; the exit code."""
+        """Run, print, write the record whatever happens; the exit code."""
         why, error = ENDED, None
         try:
             self._all()
@@ -346,7 +313,9 @@ class _Execution:
             results = self._runner.run(spec, cases)
             for result in results:
                 result.fresh = result.case in self._plan.fresh
-            self._write_down(results)
+            for kept in (self._plan.journal, self._partial):
+                if kept:
+                    kept.add(results)
             for case, result in zip(cases, results, strict=True):
                 if not self._is_full():
                     self._show(case, result)
@@ -357,29 +326,23 @@ class _Execution:
         self._steps.at(f"making {_id(case)}")
         return self._runner.case(case) if isinstance(case, str) else case
 
-    def _write_down(self, results: Sequence[Result]) -> None:
-        if self._plan.journal:
-            self._plan.journal.add(results)
-        if self._partial:
-            self._partial.add(results)
-
     def _is_full(self) -> bool:
         """Whether there are as many failures as the user wants to see."""
         return self._plan.maxfail is not None and self._failures >= self._plan.maxfail
 
     def _show(self, case: Case, result: Result) -> None:
-        detail = self._plan.detail
-        lines = [sentence(result)] if detail.verbose or result.verdict in FAILURES else []
+        plan = self._plan
+        lines = [sentence(result)] if plan.verbose or result.verdict in FAILURES else []
         was = failures.record_of(case)
-        if detail.verbose and was and was["backend"] == result.backend:
+        if plan.verbose and was and was["backend"] == result.backend:
             differences = failures.differences(was, result)
             lines.append(printable(f"  not as saved: {'; '.join(differences)}" if differences else "  as saved"))
-        elif result.saved and not detail.quiet:
+        elif result.saved and not plan.quiet:
             lines.append(f"  reproduce: {command(result)}")
         if lines:
             self._progress.clear()
             self._print(lines)
-        if isinstance(self._fault, BrokenPipeError) and not (self._plan.json_path or self._plan.journal):
+        if isinstance(self._fault, BrokenPipeError) and not (plan.json_path or plan.journal):
             raise self._fault  # nobody reads what comes, and no record was asked for
 
     def _print(self, lines: Sequence[str]) -> None:
@@ -432,16 +395,18 @@ class _Execution:
     def _summarise(self) -> None:
         """Print the settings in force, the totals, and last what is wrong with the run as a whole."""
         plan, results = self._plan, self._results
-        lines = [] if plan.detail.quiet else lines_of(self._settings)
-        groups = _per_backend(results)
-        if plan.detail.quiet:
+        lines = [] if plan.quiet else lines_of(self._settings)
+        groups: dict[str, list[Result]] = {}
+        for r in results:
+            groups.setdefault(r.backend, []).append(r)
+        if plan.quiet:
             lines += [f"{name}: {Totals.of(group)}" for name, group in groups.items()]
         else:
             lines += _table(groups, plan.lacking).split("\n")
         for r in results:
             if r.fresh and r.verdict in FAILURES:
                 lines.append(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
-        if plan.detail.reasons:
+        if plan.reasons:
             lines += _refusals(results)
         lines += [text for block in report(*self._waiver_problems) for text in block.split("\n")]
         lines += missing_lines(self._missing, sum(map(len, self._request.cases.values())))
@@ -466,13 +431,6 @@ def _groups(cases: Sequence[Case]) -> Iterator[list[Case]]:
 
 def _id(case: Case | str) -> str:
     return case if isinstance(case, str) else case.id
-
-
-def _per_backend(results: Sequence[Result]) -> dict[str, list[Result]]:
-    groups: dict[str, list[Result]] = {}
-    for r in results:
-        groups.setdefault(r.backend, []).append(r)
-    return groups
 
 
 def _table(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str]) -> str:

@@ -195,9 +195,7 @@ class TranslatingBackend(Backend):
         """Yes for view ops and for every op of the table unless `refuses` gives a reason."""
         if node.op in VIEW_OPS:
             return YES
-        if node.op not in self.emitters():
-            return no(f"{node.op}: there is no emitter for it")
-        reason = self.refuses(node)
+        reason = self.refuses(node) if node.op in self.emitters() else "there is no emitter for it"
         return no(f"{node.op}: {reason}") if reason else YES
 
     def open(self, case: Case) -> TranslatingSession:
@@ -315,8 +313,7 @@ class TranslatingSession(Session):
 
     def _prepare(self, graph: Graph, outputs: Sequence[Tensor]) -> None:
         """Compute what depends on the graph alone."""
-        self._plan(graph, outputs)
-        self._fingerprint(self._graphs[graph])
+        self._fingerprint(self._planned(graph, outputs))
 
     def _check(self, tensor: Tensor) -> None:
         if tensor not in self._persistent:
@@ -347,17 +344,14 @@ class TranslatingSession(Session):
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
         """Plan, get or compile the program, run it; BackendError if any of these fails."""
-        plan = self._plan(graph, outputs)
-        state = self._graphs.get(graph)
-        if state is None or state.plan is not plan:
-            state = self._graph_state(plan)
+        state = self._planned(graph, outputs)
         instance = state.instance or self._instance(state)
         if state.instance is None:
             state.instance = instance if instance.hit else replace(instance, hit=True)
         if state.held:
             inputs = {**inputs, **{t: self._memory.look(t) for t in state.held}}
         instance.program.bind(instance.bindings)
-        values = instance.program.run(plan, self._memory, inputs)
+        values = instance.program.run(state.plan, self._memory, inputs)
         w = self._witness
         w.path = "cached" if instance.hit else "translated"
         w.compiles += not instance.hit
@@ -370,12 +364,8 @@ class TranslatingSession(Session):
         self._programs[id(instance.program)] = instance.program
         return values
 
-    def _graph_state(self, plan: Plan) -> GraphState:
-        held = tuple([t for t, r in plan.roles.items() if r == "input" and t in self._persistent])
-        return GraphState(plan, sum(computes(n) for n in plan.graph), Snapshot(plan.graph), held)
-
     def _instance(self, state: GraphState) -> Instance:
-        if not self._lifts or type(state.plan) is not Plan:
+        if not self._lifts:
             return self._backend.program(state.plan, self._memory)
         own = self._fingerprint(state)
         latest = self._latest.get(own.template)
@@ -399,15 +389,16 @@ class TranslatingSession(Session):
             self._digests[tensor] = hashlib.blake2b(self._memory.look(tensor).data, digest_size=16).digest()
         return self._digests[tensor]
 
-    def _plan(self, graph: Graph, outputs: Sequence[Tensor]) -> Plan:
-        """The plan for `graph`; the previous one if neither the graph nor the outputs changed."""
+    def _planned(self, graph: Graph, outputs: Sequence[Tensor]) -> GraphState:
+        """The state of `graph`; the previous one if neither the graph nor the outputs changed."""
         state = self._graphs.get(graph)
         wanted = tuple(outputs)
         if state is None or state.plan.outputs != wanted or not self._same(state):
             plan = self._new_plan(graph, wanted)
-            self._graphs[graph] = self._graph_state(plan)
-            return plan
-        return state.plan
+            held = tuple([t for t, r in plan.roles.items() if r == "input" and t in self._persistent])
+            state = GraphState(plan, sum(computes(n) for n in graph), Snapshot(graph), held)
+            self._graphs[graph] = state
+        return state
 
     def _same(self, state: GraphState) -> bool:
         """Whether its graph is unchanged since it was planned."""

@@ -52,13 +52,7 @@ class Facts:
 
 
 class Symbols:
-    """The symbols found so far, and their values in every graph.
-
-    Args:
-        rows: `lift.values` of every graph.
-        n_tensors: number of tensors in a graph.
-        facts: what rules assert about inputs.
-    """
+    """The symbols found so far, and their values in every graph, whose `lift.values` are `rows`."""
 
     def __init__(self, rows: Sequence[Sequence[int]], n_tensors: int, facts: Facts) -> None:
         self.rows, self.facts = rows, facts
@@ -112,7 +106,7 @@ class Symbols:
             known = self.known(vec, slot, exact=True) if differs(vec) else None
             if isinstance(known, Sym):
                 return known
-            self._inputs[slot] = self.new(vec, Symbol(slot), f"tensors[{slot // SLOTS}].ne[{slot % SLOTS}]")
+            self._inputs[slot] = self.new(vec, Symbol(slot), name_of(slot))
             self.slot_of[len(self.how) - 1] = slot
         return self._inputs[slot]
 
@@ -153,11 +147,16 @@ class Symbols:
         """Whether `how` is the slot of an `ne`."""
         return isinstance(how, Symbol) and how.index < self._views and how.index % SLOTS < MAX_DIMS
 
-    def free(self, slot: int, name: str) -> int:
+    def free(self, slot: int) -> int:
         """The number in `slot`: as `known`, else a new symbol."""
         vec = self.vec(slot)
         known = self.known(vec, slot)
-        return self.new(vec, Symbol(slot), name) if known is None else known
+        return self.new(vec, Symbol(slot), name_of(slot)) if known is None else known
+
+
+def name_of(slot: int) -> str:
+    """The field of a tensor that has its number in `slot`."""
+    return f"tensors[{slot // SLOTS}].{_FIELDS[slot % SLOTS]}"
 
 
 def differs(vec: Vec) -> bool:
@@ -210,9 +209,7 @@ class Learner:
         self._symbols.facts.frozen.add(self._symbols.slot_of[k])
 
     def _relate(self, linear: dict[int, int], rest: int, to: list[Relation]) -> None:
-        """Of two symbols with `n * x + m * y + rest == 0`, derive one from the other; the later, if both are
-        possible.
-        """
+        """Of two symbols with `n * x + m * y + rest == 0`, derive one from the other; if possible, the later."""
         for k, other in (sorted(linear, reverse=True), sorted(linear)):
             if linear[k] in {1, -1}:
                 sign = -linear[k]
@@ -278,24 +275,15 @@ def factor(
         inputs: indices of the leaves that are filled for each run.
         offsets: index of each VIEW -> slot of its offset from `src[0]`.
     """
-    facts = Facts()
-    plain = [(t.ne, t.nb, t.view_offs) for t in tensors]
-    for _ in range(ROUNDS):
-        before = facts.count()
-        last = Factoring(tensors, rows, inputs, offsets, facts)
-        last.run()
-        if facts.count() == before and not last.learner.merge():
+    factoring = Factoring(tensors, rows, inputs, offsets)
+    for _ in range(ROUNDS + 1):
+        if not factoring.learns():
             break
-        for t, (ne, nb, offs) in zip(tensors, plain, strict=True):
-            t.ne, t.nb, t.view_offs = ne, nb, offs
-    else:
-        last = Factoring(tensors, rows, inputs, offsets, facts)
-        last.run()
-    return last.symbols
+    return factoring.symbols
 
 
 class Factoring:
-    """One round over all tensors."""
+    """Rounds over all tensors, each with what the earlier ones learned."""
 
     def __init__(
         self,
@@ -303,19 +291,25 @@ class Factoring:
         rows: Sequence[Sequence[int]],
         inputs: Collection[int],
         offsets: dict[int, int],
-        facts: Facts,
     ) -> None:
-        self._tensors, self._inputs, self._offsets = tensors, inputs, offsets
+        self._tensors, self._rows, self._inputs, self._offsets = tensors, rows, inputs, offsets
         self._index = {t: i for i, t in enumerate(tensors)}
-        self.symbols = Symbols(rows, len(tensors), facts)
-        self.learner = Learner(self.symbols, self._index)
+        self._plain = [(t.ne, t.nb, t.view_offs) for t in tensors]
+        self._facts = Facts()
+        self.symbols = Symbols(rows, len(tensors), self._facts)
 
-    def run(self) -> None:
-        """Inputs first, so that other numbers can be found among their symbols."""
+    def learns(self) -> bool:
+        """One round, inputs first, so that other numbers can be found among their symbols; whether it brought facts."""
+        before = self._facts.count()
+        self.symbols = Symbols(self._rows, len(self._tensors), self._facts)
+        self._learner = Learner(self.symbols, self._index)
+        for t, (ne, nb, offs) in zip(self._tensors, self._plain, strict=True):
+            t.ne, t.nb, t.view_offs = ne, nb, offs
         for i in sorted(self._inputs):
             self._tensors[i].ne = _dims(self.symbols.input(SLOTS * i + d) for d in range(MAX_DIMS))
         for i, t in enumerate(self._tensors):
             self._lay_out(i, t)
+        return self._facts.count() > before or self._learner.merge()
 
     def _lay_out(self, i: int, t: Tensor) -> None:
         a = next((s for s in t.src if s is not None), t.view_src)
@@ -325,20 +319,14 @@ class Factoring:
         elif t.op in {"RESHAPE", "CONT"} and a is not None:
             t.ne = self._split(i, a)
         elif t.op == "REPEAT":
-            t.ne = _dims(self.symbols.free(SLOTS * i + d, f"tensors[{i}].ne[{d}]") for d in range(MAX_DIMS))
+            t.ne = _dims(self.symbols.free(SLOTS * i + d) for d in range(MAX_DIMS))
         elif t.op == "TOP_K" or (t.op == "NONE" and i not in self._inputs):
-            t.ne = _dims(self._moving(i, d) for d in range(MAX_DIMS))
+            slots = range(SLOTS * i, SLOTS * i + MAX_DIMS)
+            moving = [differs(self.symbols.vec(s)) for s in slots]
+            t.ne = _dims(self.symbols.free(s) if m else n for s, m, n in zip(slots, moving, t.ne, strict=True))
         if t.op != "VIEW" and t.op in DECLARATIONS:
             self._derive(t)
         self._settle(i, t)
-
-    def _moving(self, i: int, d: int) -> int:
-        slot = SLOTS * i + d
-        return (
-            self.symbols.free(slot, f"tensors[{i}].ne[{d}]")
-            if differs(self.symbols.vec(slot))
-            else self.symbols.rows[0][slot]
-        )
 
     def _derive(self, t: Tensor) -> None:
         """Set the layout by the op's rule, and learn from what the rule asserts."""
@@ -350,14 +338,14 @@ class Factoring:
             except GraphError:
                 return  # no legal node: its numbers are factored one by one
         for a in asserted:
-            self.learner.learn(t, a)
+            self._learner.learn(t, a)
 
     def _settle(self, i: int, t: Tensor) -> None:
         """Replace every number whose expression does not fit every graph."""
         row = [*t.ne, *t.nb, t.view_offs]
         for k, n in enumerate(row):
             if not self.symbols.fits(n, self.symbols.vec(SLOTS * i + k)):
-                row[k] = self.symbols.free(SLOTS * i + k, f"tensors[{i}].{_FIELDS[k]}")
+                row[k] = self.symbols.free(SLOTS * i + k)
         t.ne, t.nb, t.view_offs = _dims(row[:4]), _dims(row[4:8]), row[8]
 
     def _split(self, i: int, a: Tensor) -> Dims:
@@ -392,10 +380,8 @@ class Factoring:
                 return
 
     def _view(self, i: int, t: Tensor, a: Tensor) -> None:
-        ne, nb = (
-            [self.symbols.vec(SLOTS * i + d) for d in range(4)],
-            [self.symbols.vec(SLOTS * i + 4 + d) for d in range(4)],
-        )
+        vecs = [self.symbols.vec(SLOTS * i + k) for k in range(8)]
+        ne, nb = vecs[:4], vecs[4:]
         wide = [max(v) > 1 for v in ne]
         steps: list[int | None] = [self._step(nb[d], a) if wide[d] or d == 0 else None for d in range(4)]
         extents = [ne[d][0] if not wide[d] else self._extent(i, d, ne, nb, steps, a) for d in range(4)]
@@ -439,7 +425,7 @@ class Factoring:
                 n = end // step
                 if self.symbols.fits(end, full) and even(n) and self.symbols.fits(n, ne[d]):
                     return n
-        return self.symbols.free(slot, f"tensors[{i}].ne[{d}]")
+        return self.symbols.free(slot)
 
     def _stride(self, i: int, d: int, vec: Vec, steps: Sequence[int | None], extents: Sequence[int], a: Tensor) -> int:
         """A stride of a view that its parent lacks: the end of another dimension, or a multiple of a stride."""
@@ -449,9 +435,9 @@ class Factoring:
                 return n
         if not differs(vec):
             return vec[0]
-        slot, name = SLOTS * i + 4 + d, f"tensors[{i}].nb[{d}]"
-        multiple = self._multiple(vec, a, slot, name)
-        return self.symbols.free(slot, name) if multiple is None else multiple
+        slot = SLOTS * i + 4 + d
+        multiple = self._multiple(vec, a, slot, name_of(slot))
+        return self.symbols.free(slot) if multiple is None else multiple
 
     def _offset(self, i: int, a: Tensor) -> int:
         """The offset of a view in its parent: a multiple of the parent's strides plus a constant."""

@@ -10,7 +10,8 @@ program compiled with these as arguments serves each graph that `Template.bind` 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import itemgetter
 
 from conformance.ggml.errors import UsageError
@@ -183,18 +184,12 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     return list(new.values())
 
 
-class _Pick:
+Row = tuple[int, ...]
+
+
+def _pick(places: Sequence[int]) -> Callable[[Row], Row]:
     """Selects some items of a tuple, fast."""
-
-    __slots__ = ("_get",)
-
-    def __init__(self, places: Sequence[int]) -> None:
-        self._get: Callable[[tuple[int, ...]], tuple[int, ...]] = (
-            itemgetter(*places) if len(places) > 1 else lambda row: tuple([row[k] for k in places])
-        )
-
-    def of(self, row: tuple[int, ...]) -> tuple[int, ...]:
-        return self._get(row)
+    return itemgetter(*places) if len(places) > 1 else lambda row: tuple([row[k] for k in places])
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,22 +213,17 @@ class Template:
     """Comparisons that must come out the same."""
     generic: tuple[int, ...]
     """Bindings of the sample with the fewest coincidences (such as a view of its whole root)."""
-    fixed: _Pick = field(init=False)
-    constants: tuple[int, ...] = field(init=False)
-    moving: _Pick = field(init=False)
-    distinct: tuple[Expr, ...] = field(init=False)
-    where: _Pick = field(init=False)
-    """For `solve`: the constant values; the varying ones, and the index of each one's expression in `distinct`."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _solver(self) -> tuple[Callable[[Row], Row], Row, Callable[[Row], Row], tuple[Expr, ...], Callable[[Row], Row]]:
+        """For `solve`: picks the constant values, and these; picks the varying ones; their distinct expressions; and
+        picks of these the one of each varying value.
+        """
         moving = [k for k, e in enumerate(self.exprs) if not isinstance(e, Const)]
-        fixed = [k for k, e in enumerate(self.exprs) if isinstance(e, Const)]
+        fixed = _pick([k for k, e in enumerate(self.exprs) if isinstance(e, Const)])
         place = {e: j for j, e in enumerate(dict.fromkeys(self.exprs[k] for k in moving))}
-        object.__setattr__(self, "fixed", _Pick(fixed))
-        object.__setattr__(self, "constants", self.fixed.of(self.samples[0]))
-        object.__setattr__(self, "moving", _Pick(moving))
-        object.__setattr__(self, "distinct", tuple(place))
-        object.__setattr__(self, "where", _Pick([place[self.exprs[k]] for k in moving]))
+        where = _pick([place[self.exprs[k]] for k in moving])
+        return fixed, fixed(self.samples[0]), _pick(moving), tuple(place), where
 
     def bind(self, graph: Graph) -> tuple[int, ...] | None:
         """The symbols' values in `graph`; None if it is no instance of the template."""
@@ -242,21 +232,20 @@ class Template:
 
     def solve(self, row: tuple[int, ...]) -> tuple[int, ...] | None:
         """`bind` for the `values` of a graph that is known to have the template's structure, roles and outputs."""
-        if len(row) != len(self.exprs) or self.fixed.of(row) != self.constants:
+        fixed, constants, moving, distinct, where = self._solver
+        if len(row) != len(self.exprs) or fixed(row) != constants:
             return None
         try:
             bindings = tuple([evaluate(e, row) for e in self.how])
-            numbers = tuple([evaluate(e, bindings) for e in self.distinct])
-            if self.moving.of(row) != self.where.of(numbers) or not all(g.holds(bindings) for g in self.guards):
+            numbers = tuple([evaluate(e, bindings) for e in distinct])
+            if moving(row) != where(numbers) or not all(g.holds(bindings) for g in self.guards):
                 return None
         except ZeroDivisionError:
             return None
         return bindings
 
     def refine(self, graph: Graph) -> Template:
-        """Lift again with one more graph, which this template does not bind; UsageError if it is of another
-        template.
-        """
+        """Lift again with one more graph, which this template does not bind; UsageError if it is of another."""
         tensors = graph.tensors()
         if structure(tensors, graph.nodes) != self.structure:
             raise UsageError("a graph of the same template expected, but ops, parameters, types, edges or kinds differ")
@@ -270,12 +259,8 @@ class Template:
         return replace(self, guards=tuple(dict.fromkeys((*self.guards, *assumptions))))
 
     def traced(self, graph: Graph | None = None) -> Graph:
-        """A copy of `graph` (None: of the most generic sample, to compile from) with `Sym` for all varying numbers.
-
-        `tensors()` has the order of the original's.
-
-        Raises:
-            UsageError: `graph` is no instance of the template.
+        """A copy of `graph` (None: of the most generic sample, to compile from) with `Sym` for all varying numbers and
+        the same order of `tensors()`; UsageError if it is no instance of the template.
         """
         bindings = self.generic if graph is None else self.bind(graph)
         if bindings is None:

@@ -100,13 +100,7 @@ class Program(ABC):
 
     @abstractmethod
     def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
-        """Run once: update the caches in `memory` and return `plan.outputs` packed.
-
-        Args:
-            plan: the one that was compiled, or another with an equal key.
-            memory: of the backend's method `memory`.
-            inputs: leaf -> its bytes.
-
-        Raises:
-            BackendError: the device failed; the message has its words.
+        """Run `plan` (the one that was compiled, or another with an equal key) once on the bytes `inputs` of leaves:
+        update the caches in `memory` and return `plan.outputs` packed. BackendError, with the device's words, if it
+        failed.
         """

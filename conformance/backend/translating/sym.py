@@ -15,6 +15,8 @@ from typing import Literal, NoReturn, TypeAlias
 
 from conformance.ggml.errors import BackendError
 
+Operator: TypeAlias = Literal["+", "-", "*", "//", "%"]
+
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
@@ -40,7 +42,7 @@ class Const:
 class Op:
     """`left op right`, with Python's floor division and remainder."""
 
-    op: Literal["+", "-", "*", "//", "%"]
+    op: Operator
     left: Expr
     right: Expr
 
@@ -62,7 +64,7 @@ def evaluate(expr: Expr, bindings: Sequence[int]) -> int:
     return _OPERATORS[expr.op](evaluate(expr.left, bindings), evaluate(expr.right, bindings))
 
 
-_OPERATORS: dict[str, Callable[[int, int], int]] = {
+_OPERATORS: dict[Operator, Callable[[int, int], int]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
@@ -115,11 +117,22 @@ def _comparison(name: str, op: Literal["<", "=="], sign: int) -> Callable[[Sym, 
             return NotImplemented  # type: ignore[no-any-return]  # Python asks the other operand then
         record = _record.get()
         if record is not None:
-            diff = _product({(): sign}, _sum(self.poly, poly_of(other), -1))
+            diff = _product({(): sign}, _difference(self.poly, poly_of(other)))
             if any(diff):
                 n = (int(self) - int(other)) * sign
                 record[Assumption(op, _expr(diff), n < 0 if op == "<" else n == 0)] = None
         return bool(compare(int(self), int(other)))
+
+    return method
+
+
+def _arithmetic(op: Operator, *, swap: bool = False) -> Callable[[Sym, int], int]:
+    """A method of `Sym`: `self op other`, or `other op self` to `swap`."""
+
+    def method(self: Sym, other: int) -> int:
+        left, right = (other, self) if swap else (self, other)
+        value = _OPERATORS[op](int(left), int(right))
+        return _number(value, _POLYNOMIALS[op](poly_of(left), poly_of(right)))
 
     return method
 
@@ -145,33 +158,11 @@ class Sym(int):
     def __bool__(self) -> bool:
         return self != 0
 
-    def __add__(self, other: int) -> int:
-        return _number(int(self) + int(other), _sum(self.poly, poly_of(other), 1))
-
-    __radd__ = __add__
-
-    def __sub__(self, other: int) -> int:
-        return _number(int(self) - int(other), _sum(self.poly, poly_of(other), -1))
-
-    def __rsub__(self, other: int) -> int:
-        return _number(int(other) - int(self), _sum(poly_of(other), self.poly, -1))
-
-    def __mul__(self, other: int) -> int:
-        return _number(int(self) * int(other), _product(self.poly, poly_of(other)))
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: int) -> int:
-        return _number(int(self) // int(other), _quotient(self.poly, poly_of(other)))
-
-    def __rfloordiv__(self, other: int) -> int:
-        return _number(int(other) // int(self), _quotient(poly_of(other), self.poly))
-
-    def __mod__(self, other: int) -> int:
-        return _number(int(self) % int(other), _remainder(self.poly, poly_of(other)))
-
-    def __rmod__(self, other: int) -> int:
-        return _number(int(other) % int(self), _remainder(poly_of(other), self.poly))
+    __add__ = __radd__ = _arithmetic("+")
+    __mul__ = __rmul__ = _arithmetic("*")
+    __sub__, __rsub__ = _arithmetic("-"), _arithmetic("-", swap=True)
+    __floordiv__, __rfloordiv__ = _arithmetic("//"), _arithmetic("//", swap=True)
+    __mod__, __rmod__ = _arithmetic("%"), _arithmetic("%", swap=True)
 
     def __divmod__(self, other: int) -> tuple[int, int]:
         return self // other, self % other
@@ -261,10 +252,7 @@ def _expanded(expr: Expr) -> Poly:
         return {(expr,): 1}
     if isinstance(expr, Const):
         return {(): expr.n} if expr.n else {}
-    left, right = _expanded(expr.left), _expanded(expr.right)
-    if expr.op in {"+", "-"}:
-        return _sum(left, right, 1 if expr.op == "+" else -1)
-    return {"*": _product, "//": _quotient, "%": _remainder}[expr.op](left, right)
+    return _POLYNOMIALS[expr.op](_expanded(expr.left), _expanded(expr.right))
 
 
 def _nonzero(terms: Iterable[tuple[tuple[Expr, ...], int]]) -> Poly:
@@ -274,8 +262,12 @@ def _nonzero(terms: Iterable[tuple[tuple[Expr, ...], int]]) -> Poly:
     return {atoms: n for atoms, n in out.items() if n}
 
 
-def _sum(a: Poly, b: Poly, sign: int) -> Poly:
-    return _nonzero([*a.items(), *((atoms, sign * n) for atoms, n in b.items())])
+def _sum(a: Poly, b: Poly) -> Poly:
+    return _nonzero([*a.items(), *b.items()])
+
+
+def _difference(a: Poly, b: Poly) -> Poly:
+    return _nonzero([*a.items(), *((atoms, -n) for atoms, n in b.items())])
 
 
 def _product(a: Poly, b: Poly) -> Poly:
@@ -306,13 +298,13 @@ def _divided(a: Poly, b: Poly) -> tuple[Poly, Poly]:
             left = {atoms: n for atoms, n in left.items() if atoms != top}
         else:
             q[rest] = left[top] // b[lead]
-            left = _sum(left, _product({rest: q[rest]}, b), -1)
+            left = _difference(left, _product({rest: q[rest]}, b))
     return q, r
 
 
 def _quotient(a: Poly, b: Poly) -> Poly:
     q, r = _divided(a, b)
-    return _sum(q, _uneven("//", r, b), 1) if r else q
+    return _sum(q, _uneven("//", r, b)) if r else q
 
 
 def _remainder(a: Poly, b: Poly) -> Poly:
@@ -326,3 +318,12 @@ def _uneven(op: Literal["//", "%"], r: Poly, b: Poly) -> Poly:
         n = evaluate(expr, ())
         return {(): n} if n else {}
     return {(expr,): 1}
+
+
+_POLYNOMIALS: dict[Operator, Callable[[Poly, Poly], Poly]] = {
+    "+": _sum,
+    "-": _difference,
+    "*": _product,
+    "//": _quotient,
+    "%": _remainder,
+}
