@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.backend.kernel import Raw, Sources
 from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16, F32, GGMLType, type_named
 
 from .matmul import Activations
-from .takes import ELEMENT, FLOAT, ONLY_F32, VALUES, Takes
-from .values import Formula, Values, alibi_slopes, in_float64, load, operand, optional, repeated, store
+from .takes import ELEMENT, FLOAT, ONLY_F32, VALUES, Table, Takes
+from .values import Values, alibi_slopes, in_float64, load, operand, optional, repeated, store
 
 
 def _scores(node: Tensor, kq: Values, mask: Values | None) -> tuple[Values, NDArray[np.bool_] | None]:
@@ -197,27 +197,18 @@ def _hc_post(_: Tensor, x: Values, residual: Values, post: Values, comb: Values 
     return y
 
 
-FORMULAS: dict[str, Formula] = {
-    "SOFT_MAX": _soft_max,
-    "DIAG_MASK_INF": partial(_diag_mask, -np.inf),
-    "DIAG_MASK_ZERO": partial(_diag_mask, 0.0),
-    "LIGHTNING_INDEXER": _lightning_indexer,
-    "DSV4_HC_COMB": _hc_comb,
-    "DSV4_HC_PRE": _hc_pre,
-    "DSV4_HC_POST": _hc_post,
+_STREAMS = Takes((ONLY_F32,) * 4, ONLY_F32)
+
+TABLE: Table = {
+    "SOFT_MAX": (Takes((FLOAT, FLOAT, ONLY_F32)), in_float64(_soft_max)),
+    "FLASH_ATTN_EXT": (Takes((FLOAT, VALUES, VALUES, FLOAT, ONLY_F32), ONLY_F32), _flash_attn_ext),
+    "DIAG_MASK_INF": (ELEMENT, in_float64(partial(_diag_mask, -np.inf))),
+    "DIAG_MASK_ZERO": (ELEMENT, in_float64(partial(_diag_mask, 0.0))),
+    "LIGHTNING_INDEXER": (
+        Takes((ONLY_F32, VALUES, ONLY_F32, frozenset({F16})), ONLY_F32),
+        in_float64(_lightning_indexer),
+    ),
+    "DSV4_HC_COMB": (_STREAMS, in_float64(_hc_comb)),
+    "DSV4_HC_PRE": (_STREAMS, in_float64(_hc_pre)),
+    "DSV4_HC_POST": (_STREAMS, in_float64(_hc_post)),
 }
-
-
-TAKES = {
-    **dict.fromkeys(("DIAG_MASK_INF", "DIAG_MASK_ZERO"), ELEMENT),
-    "SOFT_MAX": Takes((FLOAT, FLOAT, ONLY_F32)),
-    "FLASH_ATTN_EXT": Takes((FLOAT, VALUES, VALUES, FLOAT, ONLY_F32), ONLY_F32),
-    "LIGHTNING_INDEXER": Takes((ONLY_F32, VALUES, ONLY_F32, frozenset({F16})), ONLY_F32),
-    **dict.fromkeys(("DSV4_HC_COMB", "DSV4_HC_PRE", "DSV4_HC_POST"), Takes((ONLY_F32,) * 4, ONLY_F32)),
-}
-"""Op -> what it takes."""
-
-
-def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    """Op -> kernel; FLASH_ATTN_EXT rounds Q first, and sums on the way, where `arithmetic` says so."""
-    return {**{op: in_float64(f) for op, f in FORMULAS.items()}, "FLASH_ATTN_EXT": partial(_flash_attn_ext, arithmetic)}

@@ -9,6 +9,8 @@ from conformance.ggml import quants
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import BF16, F16, F32, I32, I64, Q8_1, Q8_K, TYPES, GGMLType
 
+from .values import RoundingKernel
+
 Types = frozenset[GGMLType]
 
 FLOAT: Types = frozenset({F32, F16, BF16})
@@ -48,6 +50,9 @@ class Takes:
             return f"dst must be one of {_names(self.dst)}; {node.type} found"
         return self.also(node) if self.also is not None else ""
 
+
+Table = dict[str, tuple[Takes, RoundingKernel]]
+"""Op -> what it takes, and its kernel."""
 
 ELEMENT = Takes((FLOAT,))
 BINARY = Takes((FLOAT, FLOAT))

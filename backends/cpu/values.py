@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.backend.kernel import Raw, Sources
 from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError
@@ -20,6 +20,8 @@ Values = NDArray[np.float64]
 """Elements of a tensor as float64, NumPy shape `ne[::-1]`."""
 Formula = Callable[..., NDArray[Any]]
 """`f(node, *src)` over float64 arrays, `None` where a source is absent."""
+RoundingKernel = Callable[[Arithmetic, Tensor, Raw, Sources], None]
+"""A kernel that rounds as an arithmetic says."""
 
 _I32_MIN = -(2.0**31)
 
@@ -101,12 +103,12 @@ def optional(node: Tensor, src: Sources, i: int) -> Values | None:
     return None if t is None or raw is None else load(t.type, raw)
 
 
-def in_float64(formula: Formula, quantize: str = "reference") -> Kernel:
+def in_float64(formula: Formula) -> RoundingKernel:
     """The kernel that computes `formula` on float64 sources and rounds its result once."""
 
-    def kernel(node: Tensor, dst: Raw, src: Sources) -> None:
+    def kernel(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
         values = [None if t is None or raw is None else load(t.type, raw) for t, raw in zip(node.src, src, strict=True)]
-        store(node.type, dst, formula(node, *values), quantize)
+        store(node.type, dst, formula(node, *values), arithmetic.quantize)
 
     return kernel
 

@@ -57,7 +57,7 @@ class GgmlBackend(Backend):
             makes none, where the llama.cpp of a recording does.
         products: type that the device rounds the operands of matrix products to; other than `float32`, the budget is
             wider.
-        requant: how the device stores quantised weights, a mode of `cgraph.requant`; the reference imitates it.
+        requant: how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it.
 
     Raises:
         UnavailableError: no such library, or one that does not fit; names both versions.

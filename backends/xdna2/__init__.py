@@ -19,6 +19,7 @@ from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.matmul import AT_ONCE
 from conformance.ggml.quants.requant import FORMS, quantised, weight_form
 from conformance.ggml.tensor import Bytes, Tensor, is_contiguous, nrows
 from conformance.ggml.types import F32, TYPES
@@ -116,9 +117,6 @@ _FLOATING = {n: FORM for n, t in TYPES.items() if t.is_quantized or n in {"f32",
 
 ARITHMETIC = Arithmetic("xdna2", mul_mat=_FLOATING, weights=_FLOATING)
 """Both operands in int8, one float32 scale per row of weights and per token."""
-
-_AT_ONCE = 1 << 24
-"""Weights in float64 at a time: 128 MiB."""
 
 
 class Xdna2Backend(KernelBackend):
@@ -246,7 +244,7 @@ class Xdna2Session(KernelSession):
         q_w, d_w = self._weights(weight, src[0])
         q_x, d_x = _by_rows(x.reshape(-1, weight.ne[0]))
         out = dst.reshape(-1, node.ne[0])
-        step = max(1, _AT_ONCE // weight.ne[0])
+        step = max(1, AT_ONCE // weight.ne[0])
         for i in range(0, len(q_w), step):
             rows = slice(i, i + step)
             out[:, rows] = self._array.run(q_w[rows], q_x).astype(np.float32) * (d_x * d_w[rows].T)

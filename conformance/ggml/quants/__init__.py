@@ -16,9 +16,9 @@ from conformance.ggml import types
 from conformance.ggml.errors import GraphError
 from conformance.ggml.types import TYPES, GGMLType
 
-from .blocks import Blocks, F32Array, as_blocks, as_bytes, random_blocks
+from .blocks import F32Array, as_blocks, as_bytes, random_blocks
 from .read import READ
-from .write import WRITE, WRITE_SIMD, to_int
+from .write import WRITE, WRITE_SIMD, Fill, to_int, written
 
 __all__ = [
     "QUANTIZERS",
@@ -126,13 +126,13 @@ _SCALAR: dict[GGMLType, Callable[[F32Array], Raw]] = {
 }
 
 
-def _store(type_: GGMLType, x: NDArray[Any], table: dict[GGMLType, Callable[[F32Array], Blocks]]) -> Raw:
+def _store(type_: GGMLType, x: NDArray[Any], table: dict[GGMLType, Fill]) -> Raw:
     with np.errstate(all="ignore"):
         x = np.asarray(x, np.float32)
         if type_ in _SCALAR:
             return _SCALAR[type_](x)
-        write = table.get(type_) or WRITE.get(type_)
-        if write is None:
+        fill = table.get(type_) or WRITE.get(type_)
+        if fill is None:
             raise GraphError(
                 f"from_float: there is no quantiser for {type_}; one of {[*_SCALAR, *WRITE]} expected."
                 " Make its blocks with random_blocks"
@@ -144,7 +144,7 @@ def _store(type_: GGMLType, x: NDArray[Any], table: dict[GGMLType, Callable[[F32
         shape = (*x.shape[:-1], x.shape[-1] // type_.blck_size, type_.type_size)
         if not x.size:
             return np.empty(shape, np.uint8)
-        blocks = write(np.ascontiguousarray(x).reshape(-1, type_.blck_size))
+        blocks = written(type_, np.ascontiguousarray(x).reshape(-1, type_.blck_size), fill)
     return as_bytes(type_, blocks).reshape(shape)
 
 
