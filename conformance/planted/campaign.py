@@ -100,7 +100,7 @@ def _one_worker(
                 progress(hunt)
             if state.ended:
                 return ""
-            event, _ = worker.receive()
+            event, _ = worker.ask(None)
     except WorkerDiedError as e:
         return str(e)
     finally:

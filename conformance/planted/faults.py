@@ -39,13 +39,9 @@ import conformance.ggml
 from conformance import shipped
 from conformance.backend.interface import Backend
 from conformance.backend.registry import GROUP, Spec
+from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.errors import UsageError
 from conformance.suite import FAMILIES
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = shipped.path().parent
 """What `file` is relative to."""
@@ -116,27 +112,19 @@ def read(paths: Sequence[Path]) -> list[Fault]:
 
 
 def _read(path: Path) -> list[Fault]:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{path}: {e}") from None
-    entries = document.get("fault")
-    if not isinstance(entries, list):
-        raise UsageError(f"{path}: [[fault]] tables expected, none found")
+    entries: Any = parse_toml(read_text(path), str(path)).get("fault")
+    expect(isinstance(entries, list), str(path), "[[fault]] tables", entries)
     return [_fault(e, f"{path}: fault {i}") for i, e in enumerate(entries)]
 
 
 def _fault(entry: dict[str, Any], where: str) -> Fault:
     for key in _FIELDS:
-        if not isinstance(entry.get(key), str):
-            raise UsageError(f"{where}: {key}: a text expected, {entry.get(key)!r} found")
-    families = entry.get("families")
-    if not isinstance(families, list) or not families:
-        raise UsageError(f"{where}: families: a list of names expected, {families!r} found")
+        expect(isinstance(entry.get(key), str), f"{where}: {key}", "a text", entry.get(key))
+    families: Any = entry.get("families")
+    expect(isinstance(families, list) and bool(families), f"{where}: families", "a list of names", families)
     if unknown := [f for f in families if f not in FAMILIES]:
         raise UsageError(f"{where}: family {unknown[0]!r} is unknown; known: {', '.join(FAMILIES)}")
-    if extra := entry.keys() - {*_FIELDS, "families"}:
-        raise UsageError(f"{where}: {min(extra)} is unknown; known: {', '.join((*_FIELDS, 'families'))}")
+    only(entry, (*_FIELDS, "families"), where)
     return Fault(families=tuple(families), **{key: entry[key] for key in _FIELDS})
 
 

@@ -304,34 +304,28 @@ class Worker:
         pid = worker_pid(self._child)
         return self._child.pid if pid is None else pid
 
+    def close(self) -> None:
+        """Close the wire and wait for the child; end it where it does not end by itself."""
+        self.death = self.death or "its process has ended"
+        self._finalizer()
+
     def ask(
-        self, header: Header, blobs: Sequence[Any] = (), *, sizes: Sequence[int] = (), seconds: float | None = None
+        self,
+        header: Header | None,
+        blobs: Sequence[Any] = (),
+        *,
+        sizes: Sequence[int] = (),
+        seconds: float | None = None,
     ) -> tuple[Header, list[memoryview]]:
         """Send a request and wait `seconds` (None: `time_limit`) for its reply, whose blobs must have `sizes` bytes.
+
+        Without a header nothing is sent: the reply is the first word of a service, or another to the last request.
 
         Raises:
             ConformanceError: the service's own.
             WorkerDiedError: the child died, now or before.
             WorkerTimeoutError: no reply in time; the child is ended.
         """
-        return self._exchange(header, blobs, sizes, seconds)
-
-    def receive(self, sizes: Sequence[int] = (), seconds: float | None = None) -> tuple[Header, list[memoryview]]:
-        """A reply that nobody asked for: the first word of a service, or another reply to the last request.
-
-        Raises:
-            ConformanceError: as `ask`.
-        """
-        return self._exchange(None, (), sizes, seconds)
-
-    def close(self) -> None:
-        """Close the wire and wait for the child; end it where it does not end by itself."""
-        self.death = self.death or "its process has ended"
-        self._finalizer()
-
-    def _exchange(
-        self, header: Header | None, blobs: Sequence[Any], sizes: Sequence[int], seconds: float | None
-    ) -> tuple[Header, list[memoryview]]:
         seconds = self.time_limit if seconds is None else seconds
         with self._lock:
             if self.death:
