@@ -30,8 +30,6 @@ def load(type_: GGMLType, raw: Raw) -> Values:
     """The elements of `raw` as float64, exact (I64 beyond 2^53 apart); always a fresh C-ordered array."""
     if type_.dtype is not None:
         return np.array(raw, np.float64, order="C")
-    if type_ is BF16:
-        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return quants.to_float(type_, raw).astype(np.float64)
 
 
@@ -79,11 +77,7 @@ def to_bf16(values: NDArray[Any]) -> NDArray[np.uint16]:
 
 
 def operand(node: Tensor, src: Sources, i: int) -> tuple[Tensor, Raw]:
-    """`node.src[i]` and its elements.
-
-    Raises:
-        BackendError: it is absent.
-    """
+    """`node.src[i]` and its elements; BackendError if it is absent."""
     t, raw = (node.src[i], src[i]) if i < len(src) else (None, None)
     if t is None or raw is None:
         raise BackendError(f"src[{i}] expected, none found")
@@ -124,11 +118,7 @@ def repeated(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def checked_index(indices: NDArray[Any], limit: int, what: str, bound: str) -> NDArray[np.int64]:
-    """`indices` as int64.
-
-    Raises:
-        BackendError: one lies outside `0 <= i < limit`, where ggml would abort.
-    """
+    """`indices` as int64; BackendError if one lies outside `0 <= i < limit`, where ggml would abort."""
     whole = indices.astype(np.int64)
     if whole.size and not (whole.min() >= 0 and whole.max() < limit):
         bad = whole[(whole < 0) | (whole >= limit)].flat[0]

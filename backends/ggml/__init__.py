@@ -160,8 +160,7 @@ class GgmlBackend(Backend):
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
         """As `supports`, while `tensor` lies in an empty buffer of the type, as when llama.cpp loads a weight.
 
-        Raises:
-            BackendError: this version of ggml cannot have a tensor of `graph`.
+        BackendError if this version of ggml cannot have a tensor of `graph`.
         """
         name, buft = list(self._bufts.items())[buffer % len(self._bufts)]
         answers = supports(self._library, self._device, buft, graph, tensor)
@@ -200,8 +199,7 @@ class GgmlBackend(Backend):
     def open(self, case: Case) -> Session:
         """Allocate and fill the case's weights and caches, where `Case.placement` says and this device can.
 
-        Raises:
-            BackendError: no memory, or a tensor that this version of ggml cannot have.
+        BackendError for no memory, or a tensor that this version of ggml cannot have.
         """
         if self._cpu:
             return SchedSession(

@@ -124,8 +124,7 @@ def sched_homes(
 def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Tensor) -> list[bool]:
     """`ggml_backend_dev_supports_op` of every node, asked while `tensor` and its views lie in an empty buffer.
 
-    Raises:
-        BackendError: this version of ggml cannot have a tensor of `graph`.
+    BackendError if this version of ggml cannot have a tensor of `graph`.
     """
     with _empty(library, [buft]) as empty, _addresses(library, graph.tensors()) as at:
         for t, pointer in at.items():

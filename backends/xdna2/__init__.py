@@ -52,17 +52,10 @@ def tile(n: int) -> int:
 
 
 def dispatch(weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArray[np.int32]:
-    """`activations @ weights^T`, summed in int32: what one run of a kernel gives.
+    """`activations @ weights^T`, summed in int32, shape (n, m): what one run of a kernel gives.
 
-    A product of float64 is exact here: K at most 2^16 terms of at most 2^14 each stay far below 2^53, and K up to 2^17
-    below int32.
-
-    Args:
-        weights: shape (m, k).
-        activations: shape (n, k), n a multiple of the tile or `LEAST_N`.
-
-    Returns:
-        Shape (n, m).
+    Weights (m, k), activations (n, k), n a multiple of the tile or `LEAST_N`. A product of float64 is exact here: K at
+    most 2^16 terms of at most 2^14 each stay far below 2^53, and K up to 2^17 below int32.
     """
     out = np.zeros((len(activations), len(weights)), np.int32)
     filled = int(np.flatnonzero(activations.any(axis=1)).max(initial=-1)) + 1  # padding is zeros and stays so
@@ -196,11 +189,7 @@ class Xdna2Backend(KernelBackend):
         return next((reason for holds, reason in rules if not holds), "")
 
     def open(self, case: Case) -> Xdna2Session:
-        """Copies of the case's persistent tensors, the array empty.
-
-        Raises:
-            BackendError: a weight must lie in a slot of another K.
-        """
+        """Copies of the case's persistent tensors; BackendError if a weight must lie in a slot of another K."""
         for t, p in case.placement.items():
             if p.must and (why := self._misplaced(t, p.buffer)):
                 raise BackendError(why)

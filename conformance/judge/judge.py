@@ -20,7 +20,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Bytes, Tensor, computes
 
-from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, changes, free_running, stored
+from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, changes, free_running, stored, type_of
 from .compare import Difference, compare
 
 _ACCUMULATE = 16.0
@@ -196,9 +196,9 @@ def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:
     if changes(node, arithmetic):
         to = ""
         if node.op in {"MUL_MAT", "MUL_MAT_ID"}:
-            to = arithmetic.mul_mat.get(_type(node, 0), "")
+            to = arithmetic.mul_mat.get(type_of(node, 0), "")
         elif node.op == "FLASH_ATTN_EXT":
-            to = arithmetic.flash_attn.get(_type(node, 1), "")
+            to = arithmetic.flash_attn.get(type_of(node, 1), "")
         elif node.op in {"UNARY", "GLU"}:
             to = "f16"
         worth += _ACTIVATIONS.get(to, 0.0)
@@ -207,11 +207,6 @@ def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:
     if narrow and any(s is not None and s.type is not node.type for s in data):
         worth += _STORED.get(node.type.name, _STORED_OTHER)
     return worth
-
-
-def _type(node: Tensor, i: int) -> str:
-    src = node.src[i]
-    return "" if src is None else src.type.name
 
 
 def _budget(t: Tensor, noise: Noise) -> Budget:

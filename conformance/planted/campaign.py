@@ -69,8 +69,7 @@ def run(
 ) -> list[Hunt]:
     """Whether each family that a fault names noticed it, in the order of the faults.
 
-    Raises:
-        UsageError: a fault cannot be planted.
+    UsageError if a fault cannot be planted.
     """
     state = _State()
     while not state.ended:

@@ -77,11 +77,7 @@ class Fault:
         return Spec(f"{base.name}+{self.name}", base.options)
 
     def apply(self, source: str) -> str:
-        """`source` with the fault in it.
-
-        Raises:
-            UsageError: the place is not there, or there more than once.
-        """
+        """`source` with the fault in it; UsageError if the place is not there, or there more than once."""
         if self.old and source.count(self.old) != 1:
             raise UsageError(
                 f"fault {self.name}: {self.old!r} expected once in {self.file}, found {source.count(self.old)} times"
@@ -95,11 +91,7 @@ def control(of: str, families: Sequence[str]) -> Fault:
 
 
 def read(paths: Sequence[Path]) -> list[Fault]:
-    """Every fault of the TOML files in `paths`, folders included.
-
-    Raises:
-        UsageError: names the file and the field.
-    """
+    """Every fault of the TOML files in `paths`, folders included; UsageError names the file and the field."""
     files = [f for p in paths for f in (sorted(p.glob("*.toml")) if p.is_dir() else [p])]
     faults = [fault for f in files for fault in _read(f)]
     names = [fault.name for fault in faults]
@@ -131,9 +123,8 @@ def _fault(entry: dict[str, Any], where: str) -> Fault:
 def load(fault: Fault, options: Mapping[str, str] | None = None) -> Backend:
     """A backend with the fault in it; `options` of the adapter replace those that the fault names.
 
-    Raises:
-        UsageError: the fault cannot be planted, or its adapter is unknown.
-        UnavailableError: this machine cannot have the adapter.
+    UsageError if the fault cannot be planted, or its adapter is unknown; UnavailableError if this machine cannot have
+    it.
     """
     base = Spec.parse(fault.of)
     values = [e.value for e in entry_points(group=GROUP) if e.name == base.name]

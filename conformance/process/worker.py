@@ -54,11 +54,7 @@ class Wire:
         self._writer: _Polled | _Threaded = (_Polled if POLLS else _Threaded)(outgoing, writes=True)
 
     def readinto(self, view: memoryview) -> int:
-        """Read at least one byte; 0 at the end.
-
-        Raises:
-            Late: nothing came by the deadline.
-        """
+        """Read at least one byte, 0 at the end; Late if nothing came by the deadline."""
         if not self._held:
             data = self._wait(self._reader).read()
             if not data:
@@ -70,12 +66,7 @@ class Wire:
         return n
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data`.
-
-        Raises:
-            Late: it was not taken by the deadline.
-            OSError: nobody reads.
-        """
+        """Write all of `data`; Late if it was not taken by the deadline, OSError if nobody reads."""
         rest = memoryview(data).cast("B")
         while rest:
             rest = rest[self._writer.write(rest) or self._wait(self._writer).write(rest) :]
@@ -218,12 +209,7 @@ class _MemoryLimitError(Exception):
 
 
 class Tail:
-    """A thread that reads a stream to its end and keeps the last `KEPT` bytes.
-
-    Args:
-        stream: what a child writes.
-        sink: gets each piece of it.
-    """
+    """A thread that reads a child's stream to its end and keeps the last `KEPT` bytes; `sink` gets each piece."""
 
     def __init__(self, stream: IO[bytes], sink: Callable[[bytes], None] | None = None) -> None:
         self._data = bytearray()

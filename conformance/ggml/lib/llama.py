@@ -53,10 +53,9 @@ class Llama(Library):
 
 
 def check(function: Any, defaults: Mapping[str, Any], title: str) -> None:  # noqa: ANN401  # a foreign function
-    """Whether `function`, which returns a struct of parameters, fills it as it is declared.
+    """Check that `function`, which returns a struct of parameters, fills it as it is declared.
 
-    Raises:
-        UnavailableError: it does not; names the library and the field.
+    UnavailableError if it does not; names the library and the field.
     """
     params = function()
     kind = type(params)

@@ -10,7 +10,7 @@ from conformance.ggml.tensor import FIELDS, MAX_SRC, Tensor, nelements
 from conformance.ggml.types import F32
 
 from .fields import GAP, enum
-from .op import DOT, DOTS, LOOP, Layout, Rounding, Work, failed, fresh, op, operand, set_param
+from .op import DOT, DOTS, LOOP, Layout, Op, Rounding, Work, failed, fresh, operand, set_param
 
 PREC = IntEnum("PREC", {"DEFAULT": 0, "UNDEFINED": 0, "F32": 10, "BF16": 15, "F16": 20, "Q8": 30, "Q4": 40})
 """`enum ggml_prec`."""
@@ -105,7 +105,7 @@ def _repeated(t: Tensor) -> int:
 _MUL_MAT_WORK = Work(operations=_mul_mat_operations, held=_mul_mat_held)
 
 
-MUL_MAT = op(
+MUL_MAT = Op(
     "MUL_MAT",
     src="a b",
     layout=_mul_mat,
@@ -116,7 +116,7 @@ MUL_MAT = op(
     after=(*_AFTER, ("mul_mat_set_hint", "hint")),
     work=_MUL_MAT_WORK,
 )
-MUL_MAT_ID = op(
+MUL_MAT_ID = Op(
     "MUL_MAT_ID",
     src="as b ids",
     layout=_mul_mat_id,
@@ -130,7 +130,7 @@ MUL_MAT_ID = op(
     after=_AFTER,
     work=_MUL_MAT_WORK,
 )
-OUT_PROD = op(
+OUT_PROD = Op(
     "OUT_PROD",
     src="a b",
     layout=_out_prod,
@@ -139,7 +139,7 @@ OUT_PROD = op(
     rounding=replace(DOTS, terms=_columns, products=PRODUCT),
     work=Work(_repeated, lambda t: 2 * nelements(t) * operand(t).ne[1] // DOT),
 )
-SOLVE_TRI = op(
+SOLVE_TRI = Op(
     "SOLVE_TRI",
     src="a b",
     layout=_solve_tri,
@@ -152,14 +152,14 @@ SOLVE_TRI = op(
     ),
     work=Work(operations=lambda t: nelements(t) * operand(t).ne[0] + LOOP * t.ne[1]),
 )
-TRI = op(
+TRI = Op(
     "TRI",
     src="a",
     layout=_tri,
     asserts="a->type == GGML_TYPE_F32; ggml_is_contiguous(a); a->ne[0] == a->ne[1]",
     params=(enum("type", TRI_TYPE, lambda _, kept: TRI_TYPE(kept ^ 1), always=True),),  # with the diagonal or without
 )
-DIAG = op(
+DIAG = Op(
     "DIAG",
     src="a",
     layout=_diag,

@@ -13,12 +13,12 @@ from .fields import GAP, enum, f32, i32, swap, times, vec
 from .op import (
     LOOP,
     Layout,
+    Op,
     Rounding,
     Work,
     check,
     dup_or_inplace,
     failed,
-    op,
     operand,
     optional,
     set_param,
@@ -100,7 +100,7 @@ def _with_yarn(t: Tensor, value: float) -> float:
     return type(value)(value / 2) if t.params.ext_factor else value
 
 
-ROPE = op(
+ROPE = Op(
     "ROPE",
     "ROPE_BACK",
     src="a b c?",

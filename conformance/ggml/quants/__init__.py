@@ -71,16 +71,9 @@ _F16 = _f16_values()
 def to_float(type_: GGMLType, raw: Raw) -> NDArray[Any]:
     """The values of a tensor: `to_float` of ggml's type_traits.
 
-    Args:
-        type_: any type.
-        raw: as `tensor.strided` gives it, of any strides.
-
-    Returns:
-        A new float32 array with ne0 as its last axis; F64 stays float64. NaN payloads may differ from ggml's. Q8_1,
-        for which ggml has no `to_float`, is quants times `d`.
-
-    Raises:
-        GraphError: `raw` is not laid out as `type_`.
+    `raw` is as `tensor.strided` gives it, of any strides. The result is a new float32 array with ne0 as its last axis;
+    F64 stays float64. NaN payloads may differ from ggml's. Q8_1, for which ggml has no `to_float`, is quants times `d`.
+    GraphError if `raw` is not laid out as `type_`.
     """
     if type_ in READ:
         blocks = as_blocks(type_, raw)

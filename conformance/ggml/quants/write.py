@@ -289,15 +289,9 @@ def _search_affine(
 ) -> tuple[F32Array, F32Array, F32Array]:
     """`make_qkx2_quants`: scale and minimum that fit weighted sub-blocks best: the first guess or one fit per step.
 
-    Args:
-        x: values (elements, sub-blocks).
-        w: their weights.
-        nmax: the largest quant.
-        steps: what stands for `nmax` in the scale of each try.
-        use_mad: errors count by magnitude instead of their square.
-
-    Returns:
-        Scale, minus the minimum, quants (elements, sub-blocks).
+    From values `x` (elements, sub-blocks) and their weights `w`; each of `steps` stands for `nmax`, the largest quant,
+    in the scale of one try. With `use_mad` errors count by magnitude instead of their square. Returns scale, minus the
+    minimum, quants (elements, sub-blocks).
     """
     low, high = np.minimum(x.min(axis=0), ZERO), x.max(axis=0)
     sum_w, sum_x = sum_in_order(w), sum_in_order(w * x)
