@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backend.kernel import Raw, Sources
-from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import F16, F32, GGMLType, type_named
+from conformance.ggml.types import F16, F32, GGMLType
 
 from .takes import BINARY, BLOCKS_STORED, ELEMENT, FLOAT, ONLY_I32, VALUES, Table, Takes
-from .values import Values, checked_index, in_float64, repeated
+from .values import Values, checked_index, in_float64, repeated, rounded
 
 Function = Callable[[Values], NDArray[Any]]
 
@@ -165,9 +164,7 @@ def _swiglu_clamp(node: Tensor, x: Values, g: Values) -> Values:
 
 def _looked_up(function: Function, table: str, x: Values) -> Values:
     """`function` through a table: argument and value rounded to `table`, as in `ggml_vec_gelu_f32`."""
-    type_ = type_named(table)
-    value = quants.roundtrip(type_, function(quants.roundtrip(type_, x).astype(np.float64)))
-    return value.astype(np.float64)
+    return rounded(function(rounded(x, table)), table)
 
 
 def _gelu_looked_up(table: str, x: Values) -> Values:

@@ -17,22 +17,14 @@ from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.ops.matmul import AT_ONCE, TRI_TYPE
 from conformance.ggml.quants.blocks import BLOCK
-from conformance.ggml.quants.requant import requantised
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import Q4_1, Q5_1, Q8_1, TYPES, GGMLType, type_named
+from conformance.ggml.types import Q4_1, Q5_1, Q8_1, GGMLType
 
 from .takes import DOTS, MATRIX, ONLY_F32, ONLY_I32, VALUES, WEIGHTS, Table, Takes
-from .values import Values, checked_index, in_float64, load, operand, store, weight
+from .values import Values, checked_index, in_float64, load, operand, rounded, store, weight
 
 _OFFSET_TYPES = (Q4_1, Q5_1)
 """Weights `d q + m` whose m ggml multiplies with the block sum `s` of Q8_1, an F16, and not with the quants."""
-
-
-def rounded(x: Values, to: str, quantize: str) -> Values:
-    """`x` stored in the type, or the form of `requant.FORMS`, named `to` and read back."""
-    if to not in TYPES:
-        return requantised(to, x).astype(np.float64)
-    return quants.roundtrip(type_named(to), x, simd=quantize == "simd").astype(np.float64)
 
 
 def product(w: Values, x: Values) -> Values:

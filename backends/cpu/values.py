@@ -14,7 +14,7 @@ from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError
 from conformance.ggml.quants.requant import requantised, weight_form
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import BF16, F32, I32, GGMLType
+from conformance.ggml.types import BF16, F32, I32, TYPES, GGMLType, type_named
 
 Values = NDArray[np.float64]
 """Elements of a tensor as float64, NumPy shape `ne[::-1]`."""
@@ -74,6 +74,13 @@ def to_bf16(values: NDArray[Any]) -> NDArray[np.uint16]:
         bits = np.where(inexact, (bits - (np.abs(back) > np.abs(x))) | 1, bits).astype(np.uint32)
     even = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(x), (near.view(np.uint32) >> 16) | 64, even).astype(np.uint16)
+
+
+def rounded(x: Values, to: str, quantize: str = "reference") -> Values:
+    """`x` stored in the type, or the form of `requant.FORMS`, named `to` and read back."""
+    if to not in TYPES:
+        return requantised(to, x).astype(np.float64)
+    return quants.roundtrip(type_named(to), x, simd=quantize == "simd").astype(np.float64)
 
 
 def operand(node: Tensor, src: Sources, i: int) -> tuple[Tensor, Raw]:

@@ -45,13 +45,8 @@ def homes(
 ) -> tuple[dict[Tensor, Home], list[str]]:
     """Where every persistent tensor lies: as the case says, else `weights`, where the device takes every use of it.
 
-    `bufts` are the device's buffer types by name, the default first.
-
-    Returns:
-        The homes, and one note for each tensor that must stay in the default buffer.
-
-    Raises:
-        BackendError: the device itself refuses a use of a tensor that must lie where the case says.
+    `bufts` are the device's buffer types by name, the default first. Returns the homes, and one note for each tensor
+    that must stay in the default buffer. BackendError as `sched_homes`.
     """
     types = list(bufts.values())
     caches = frozenset(case.caches())
@@ -80,13 +75,8 @@ def sched_homes(
     """Where llama.cpp would put each persistent tensor of a case for a device and the CPU behind it.
 
     `bufts` are the device's buffer types, `weights` that of them which weights lie in. Of the case's own placement only
-    what must lie somewhere counts.
-
-    Returns:
-        The homes, and one note for each weight that is not on the device.
-
-    Raises:
-        BackendError: the device itself refuses a use of a tensor that must lie where the case says.
+    what must lie somewhere counts. Returns the homes, and one note for each weight that is not on the device.
+    BackendError if the device itself refuses a use of a tensor that must lie where the case says.
     """
     g = library.ggml
     here, there = g.backend_dev_buffer_type(device), g.backend_dev_buffer_type(cpu)

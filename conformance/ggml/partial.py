@@ -75,8 +75,7 @@ def partial(
 def below(t: Tensor) -> Tensor | None:
     """The tensor that `t` is a view of, one step towards the root; None for a root.
 
-    Raises:
-        GraphError: `t` computes in place on a view that is not one of its src.
+    GraphError if `t` computes in place on a view that is not one of its src.
     """
     if t.view_src is None:
         return None

@@ -76,11 +76,9 @@ class Chain:
     """Follows a trajectory graph by graph and gives the budget of any tensor of the latest one."""
 
     def __init__(self, arithmetic: Arithmetic, *, by_nodes: bool = False) -> None:
-        """Start before the first step.
+        """Start before the first step; `arithmetic` is of both sides.
 
-        Args:
-            arithmetic: of both sides.
-            by_nodes: each node is also judged by itself, so another choice of experts may be tolerated.
+        `by_nodes`: each node is also judged by itself, so another choice of experts may be tolerated.
         """
         self._arithmetic = arithmetic
         self._by_nodes = by_nodes
@@ -255,17 +253,11 @@ def judge_step(
     chain: Chain | None = None,
     worth: Mapping[Tensor, float] | None = None,
 ) -> Iterator[Judged]:
-    """Judge outputs and caches after step `k`.
+    """Judge outputs and caches after step `k` of a case, which may state a tolerance.
 
-    Args:
-        case: may state a tolerance.
-        k: index of the step.
-        expected: packed bytes of outputs and caches.
-        found: the backend's packed bytes.
-        arithmetic: of `expected`.
-        chain: has followed the steps before; None if this step started from right caches.
-        worth: for a recording, tensor -> NMSE that the arithmetics of both sides are worth; the tolerance that the case
-            states is a minimum.
+    `expected` (in `arithmetic`) and `found` are packed bytes. `chain` has followed the steps before; None if this step
+    started from right caches. `worth`, for a recording: tensor -> NMSE that the arithmetics of both sides are worth;
+    the tolerance that the case states is then a minimum.
     """
     chain = chain or Chain(arithmetic)
     chain.enter(case.steps[k].graph)

@@ -45,11 +45,8 @@ _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 class Library:
     """One loaded ggml. `ggml.backend_dev_get(0)` calls `ggml_backend_dev_get(0)`.
 
-    Args:
-        where: a library that exports all of ggml, a folder with `libggml` and its parts, or "" for the wheel.
-
-    Raises:
-        UnavailableError: nothing there, it cannot be loaded, or it is not a ggml of a known layout.
+    `where` is a library that exports all of ggml, a folder with `libggml` and its parts, or "" for the wheel.
+    UnavailableError if nothing is there, it cannot be loaded, or it is not a ggml of a known layout.
     """
 
     parts: ClassVar[Sequence[str]] = ("ggml", "ggml-base", "ggml-cpu")
@@ -208,9 +205,8 @@ class Library:
     def start(self, device: int, threads: int | None = None) -> int:
         """The device's backend, a `ggml_backend_t`; it computes with `threads` threads, or as many as it likes.
 
-        Raises:
-            UnavailableError: it cannot be initialised.
-            UsageError: it has no threads to set, and more than one is asked for.
+        UnavailableError if it cannot be initialised; UsageError if it has no threads to set, and more than one is asked
+        for.
         """
         backend: int | None = self.ggml.backend_dev_init(device, None)
         name = self.ggml.backend_dev_name(device).decode()

@@ -17,12 +17,8 @@ _P = ctypes.c_void_p
 class Llama(Library):
     """One loaded llama.cpp and the ggml it uses. `llama.decode(...)` calls `llama_decode(...)`.
 
-    Args:
-        where: a library that exports all of llama.cpp and ggml, a folder with `libllama` and its parts, or "" for the
-            wheel.
-
-    Raises:
-        UnavailableError: as `Library`; or its parameters are not laid out as in `layout.LAYOUTS`.
+    `where` as of `Library`, with all of llama.cpp or `libllama`. UnavailableError as there; or its parameters are not
+    laid out as in `layout.LAYOUTS`.
     """
 
     parts: ClassVar = ("llama", *Library.parts)

@@ -491,9 +491,8 @@ def params_text(t: Tensor) -> str:
 def check_node(t: Tensor) -> None:
     """Check that a constructor of ggml could have made `t` from its `src` and `op_params`, and that ggml would run it.
 
-    Raises:
-        GraphError: an op that is not declared; a source too few or too many; an assertion of ggml that breaks; or a
-            type, shape, stride, view or parameter other than the constructor's.
+    GraphError for an op that is not declared; a source too few or too many; an assertion of ggml that breaks; or a
+    type, shape, stride, view or parameter other than the constructor's.
     """
     declared = DECLARATIONS.get(t.op)
     if declared is None:

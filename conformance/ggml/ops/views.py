@@ -248,11 +248,7 @@ class Views:
         return self.new_tensor_4d(type_, ne0, ne1, ne2, 1)
 
     def new_tensor_4d(self, type_: GGMLType, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
-        """A leaf of [ne0, ne1, ne2, ne3].
-
-        Raises:
-            GraphError: ne0 is no multiple of the block, a dimension is negative, or the elements overflow an int64.
-        """
+        """A leaf of [ne0, ne1, ne2, ne3]; GraphError as `check_size`."""
         type_, ne, nb, _, _ = fresh(type_, (ne0, ne1, ne2, ne3))
         return Tensor(type_, ne, nb)
 

@@ -144,18 +144,12 @@ def _store(type_: GGMLType, x: NDArray[Any], table: dict[GGMLType, Fill]) -> Raw
 def from_float(type_: GGMLType, x: NDArray[Any]) -> Raw:
     """Store values in a type: `from_float_ref` of ggml's type_traits (I32, F32: ggml-cpu's `from_float`).
 
-    Args:
-        type_: a type that ggml can store into.
-        x: float32, ne0 as the last axis; float64 is rounded to float32 first. Finite for block types: there ggml's
-            result for NaN and infinity depends on the compiler.
+    `x` is float32, ne0 as the last axis; float64 is rounded to float32 first. Finite for block types: there ggml's
+    result for NaN and infinity depends on the compiler. The result is a new array, laid out as by `tensor.strided`.
+    Bytes that ggml leaves unwritten (for a block of zeros: the quants of IQ4_NL, the sums of Q8_K) are those of zeros.
 
-    Returns:
-        A new array, laid out as by `tensor.strided`. Bytes that ggml leaves unwritten (for a block of zeros: the quants
-        of IQ4_NL, the sums of Q8_K) are those of zeros.
-
-    Raises:
-        GraphError: there is no quantiser for `type_` (ggml's IQ2_S, IQ3_XXS and IQ3_S are not implemented here), or the
-            last axis is no whole number of blocks.
+    GraphError if there is no quantiser for `type_` (ggml's IQ2_S, IQ3_XXS and IQ3_S are not implemented here), or the
+    last axis is no whole number of blocks.
     """
     return _store(type_, x, WRITE)
 
