@@ -10,7 +10,7 @@ from conformance.ggml.tensor import FIELDS, MAX_SRC, Tensor, nelements
 from conformance.ggml.types import F32
 
 from .fields import GAP, enum
-from .op import DOT, DOTS, LOOP, Layout, Op, Rounding, Work, failed, fresh, operand, set_param
+from .op import DOT, DOTS, LOOP, Layout, Op, Rounding, Work, failed, fresh, fresh_like, operand, set_param
 
 PREC = IntEnum("PREC", {"DEFAULT": 0, "UNDEFINED": 0, "F32": 10, "BF16": 15, "F16": 20, "Q8": 30, "Q4": 40})
 """`enum ggml_prec`."""
@@ -53,11 +53,6 @@ def _out_prod(t: Tensor) -> Layout:
     """`a` [m, k, s2, s3] and `b` [n, k, r*s2, q*s3] to F32 [m, n, r*s2, q*s3], the sum over k."""
     b = operand(t, 1)
     return fresh(F32, (operand(t).ne[0], b.ne[0], b.ne[2], b.ne[3]))
-
-
-def _tri(t: Tensor) -> Layout:
-    """`ggml_tri`: one triangle of each square matrix, zero elsewhere."""
-    return fresh(F32, operand(t).ne)
 
 
 def _diag(t: Tensor) -> Layout:
@@ -155,7 +150,7 @@ SOLVE_TRI = Op(
 TRI = Op(
     "TRI",
     src="a",
-    layout=_tri,
+    layout=fresh_like,
     asserts="a->type == GGML_TYPE_F32; ggml_is_contiguous(a); a->ne[0] == a->ne[1]",
     params=(enum("type", TRI_TYPE, lambda _, kept: TRI_TYPE(kept ^ 1), always=True),),  # with the diagonal or without
 )

@@ -522,8 +522,9 @@ def _check_counts(t: Tensor, declared: Op) -> None:
 
 
 def _check_fields(t: Tensor, declared: Op) -> None:
-    if problem := next(filter(None, [f.problem(t.op_params) for f in declared.fields if f.limited]), ""):
-        raise GraphError(problem)
+    for f in declared.fields:
+        if problem := f.problem(t.op_params):
+            raise GraphError(problem)
 
 
 def _differs(t: Tensor, layout: Layout) -> GraphError:

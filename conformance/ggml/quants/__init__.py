@@ -16,22 +16,9 @@ from conformance.ggml import types
 from conformance.ggml.errors import GraphError
 from conformance.ggml.types import TYPES, GGMLType
 
-from .blocks import F32Array, as_blocks, as_bytes, random_blocks
+from .blocks import F32Array, as_blocks, as_bytes
 from .read import READ
 from .write import WRITE, WRITE_SIMD, Fill, to_int, written
-
-__all__ = [
-    "QUANTIZERS",
-    "VEC_DOT_TYPE",
-    "WRITE",
-    "from_float",
-    "from_float_cpu",
-    "quantizer",
-    "random_blocks",
-    "roundtrip",
-    "to_float",
-    "vec_dot_type",
-]
 
 Raw = NDArray[Any]
 Quantizer = Callable[[GGMLType, NDArray[Any]], Raw]
