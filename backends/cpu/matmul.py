@@ -93,12 +93,8 @@ def _mul_mat(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> No
 
 def _mul_mat_id(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`dst[:, iu, it] = src0[:, :, ids[iu, it]] src1[:, iu % ne11, it]`: each token's rows by its own experts."""
-    (type_, w_raw), (x, x_raw), (_, ids_raw) = (
-        weight(arithmetic, node, src),
-        operand(node, src, 1),
-        operand(node, src, 2),
-    )
-    ids = checked_index(ids_raw[0, 0], w_raw.shape[1], "ids", "experts, ne[2] of src[0]")
+    (type_, w_raw), (x, x_raw) = weight(arithmetic, node, src), operand(node, src, 1)
+    ids = checked_index(operand(node, src, 2)[1][0, 0], w_raw.shape[1], "ids", "experts, ne[2] of src[0]")
     activations = Activations(arithmetic.mul_mat.get(type_.name), arithmetic.quantize, type_, x.type, x_raw)
     zero = np.zeros(1, np.int64)
     out = np.empty((*ids.shape, node.ne[0]))

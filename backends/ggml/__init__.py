@@ -19,8 +19,8 @@ from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import VIEW_OPS, Tensor
 from conformance.ggml.types import F32, Q8_0
 
-from .context import Context, refusal
-from .placement import homes, supports
+from .context import refusal
+from .placement import addresses, homes, supports
 from .sched import SchedSession
 from .session import PATHS, GgmlSession, GuardSession
 
@@ -170,31 +170,17 @@ class GgmlBackend(Backend):
         return [YES if s else no(f"{why} refuses {_spell(n)}") for n, s in zip(graph, answers, strict=True)]
 
     def _supported(self, graph: Graph, device: int, name: str) -> list[Support]:
-        library, g = self._library, self._ggml
-        tensors = graph.tensors()
-        context = Context(library, len(tensors))
+        library, tensors = self._library, graph.tensors()
         lacking: dict[Tensor, str] = {}
         """Tensors that this library cannot have, and why."""
-        at: dict[Tensor, int] = {}
-        try:
-            for t in tensors:
-                reason = refusal(library, t) or next(
-                    (lacking[s] for s in (*t.src, t.view_src) if s is not None and s in lacking), ""
-                )
-                if reason:
-                    lacking[t] = reason
-                else:
-                    at[t] = context.add(t, at)
-            return [
-                no(lacking[node])
-                if node in lacking
-                else YES
-                if g.backend_dev_supports_op(device, at[node])
-                else no(f"ggml_backend_dev_supports_op of {name} (ggml {library.version}) refuses {_spell(node)}")
-                for node in graph
-            ]
-        finally:
-            context.free()
+        for t in tensors:
+            below = (lacking[s] for s in (*t.src, t.view_src) if s is not None and s in lacking)
+            if reason := refusal(library, t) or next(below, ""):
+                lacking[t] = reason
+        with addresses(library, [t for t in tensors if t not in lacking]) as at:
+            taken = {n for n in graph if n in at and self._ggml.backend_dev_supports_op(device, at[n])}
+        refuses = f"ggml_backend_dev_supports_op of {name} (ggml {library.version}) refuses"
+        return [YES if n in taken else no(lacking.get(n) or f"{refuses} {_spell(n)}") for n in graph]
 
     def open(self, case: Case) -> Session:
         """Allocate and fill the case's weights and caches, where `Case.placement` says and this device can.

@@ -116,7 +116,7 @@ def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Ten
 
     BackendError if this version of ggml cannot have a tensor of `graph`.
     """
-    with _empty(library, [buft]) as empty, _addresses(library, graph.tensors()) as at:
+    with _empty(library, [buft]) as empty, addresses(library, graph.tensors()) as at:
         for t, pointer in at.items():
             if t.root is tensor:
                 library.struct(pointer).buffer = empty[buft]
@@ -124,7 +124,7 @@ def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Ten
 
 
 @contextmanager
-def _addresses(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Tensor, int]]:
+def addresses(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Tensor, int]]:
     """`tensors`, each behind its sources, in a context of their own: tensor -> its address."""
     context = Context(library, len(tensors))
     at: dict[Tensor, int] = {}
@@ -139,7 +139,7 @@ def _addresses(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Ten
 def _each_tensor(library: Library, case: Case) -> Iterator[tuple[Tensor, Mapping[Tensor, int]]]:
     """Every tensor of every step, and the addresses of all tensors of that step."""
     for step in case.steps:
-        with _addresses(library, step.graph.tensors()) as at:
+        with addresses(library, step.graph.tensors()) as at:
             for t in at:
                 yield t, at
 

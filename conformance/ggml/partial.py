@@ -39,12 +39,7 @@ class Part:
 
 
 def partial(
-    graph: Graph,
-    first: int,
-    last: int,
-    *,
-    persistent: Collection[Tensor] = (),
-    outputs: Collection[Tensor] = (),
+    graph: Graph, first: int, last: int, *, persistent: Collection[Tensor] = (), outputs: Collection[Tensor] = ()
 ) -> Part:
     """Nodes `first` to `last` (exclusive) of `graph` as a `Part`; `graph` stays unchanged.
 

@@ -12,19 +12,7 @@ from conformance.ggml.types import F32
 
 from .fields import f32, i32
 from .matmul import PRODUCT
-from .op import (
-    DECLARATIONS,
-    LOOP,
-    PASSES,
-    Layout,
-    Op,
-    Rounding,
-    Work,
-    check,
-    fresh,
-    operand,
-    violated,
-)
+from .op import DECLARATIONS, LOOP, PASSES, Layout, Op, Rounding, Work, check, fresh, operand, violated
 
 
 def _ssm_scan(t: Tensor) -> Layout:
