@@ -71,28 +71,21 @@ def _job(popen: subprocess.Popen[bytes]) -> Callable[[], None]:
 
 
 def spawn(
-    module: str,
+    target: str | Path,
     args: Sequence[str] = (),
     *,
+    python: Path | None = None,
     env: Mapping[str, str] | None = None,
     **popen: Any,  # noqa: ANN401  # as of Popen
 ) -> Child:
     """Start a module of ours under our own interpreter, the current directory not on its `sys.path`.
 
-    `env` is ours where None; `popen` has streams and `cwd`, as of `subprocess.Popen`.
+    With `python`, a script under that interpreter, on nothing but what is installed there (`python -I`). `env` is ours
+    where None; `popen` has streams and `cwd`, as of `subprocess.Popen`.
     """
-    return _start([sys.executable, LAUNCHER], [ROOT, "module", module, *args], env, **popen)
-
-
-def spawn_script(
-    script: Path,
-    args: Sequence[str] = (),
-    *,
-    python: Path,
-    **popen: Any,  # noqa: ANN401  # as of Popen
-) -> Child:
-    """Start a script under another interpreter, on nothing but what is installed there (`python -I`)."""
-    return _start([str(python), "-I", LAUNCHER], ["", "script", str(script), *args], None, **popen)
+    if python is None:
+        return _start([sys.executable, LAUNCHER], [ROOT, "module", str(target), *args], env, **popen)
+    return _start([str(python), "-I", LAUNCHER], ["", "script", str(target), *args], env, **popen)
 
 
 def spawn_command(
@@ -133,9 +126,9 @@ def end_group(popen: Child, patience: float = 0.0) -> None:
     """
     if not popen.ours:
         return
-    if not _ended(popen, patience):
+    if not ended(popen, patience):
         popen.terminate()  # its keeper kills the group and ends as the child ended
-        if not _ended(popen, PATIENCE):
+        if not ended(popen, PATIENCE):
             for pid in [*launch.descendants(popen.pid), popen.pid]:  # someone stopped the keeper
                 with suppress(OSError):
                     os.kill(pid, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
@@ -143,7 +136,8 @@ def end_group(popen: Child, patience: float = 0.0) -> None:
     popen.release()
 
 
-def _ended(popen: Child, patience: float) -> bool:
+def ended(popen: Child, patience: float) -> bool:
+    """Whether it ends by itself within so many seconds."""
     try:
         popen.wait(patience)
     except subprocess.TimeoutExpired:

@@ -27,7 +27,7 @@ from conformance.ggml.errors import BackendError, CaseFileError, ConformanceErro
 
 from .memory import held_below
 from .service import Closed, Garbage, Header, receive, send
-from .spawn import Child, end_group, spawn, spawn_script, worker_pid
+from .spawn import Child, end_group, ended, spawn, worker_pid
 
 CHUNK = 1 << 16
 POLLS: Final = hasattr(select, "poll")
@@ -271,11 +271,8 @@ class Worker:
         self.time_limit = time_limit
         self.death = ""
         """How the child ended, in words; empty while it lives."""
-        start = partial(spawn, str(service), env=env)
-        if python is not None:
-            start = partial(spawn_script, Path(service), python=python)
         pipe = subprocess.PIPE
-        self._child = start(args, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
+        self._child = spawn(service, args, python=python, env=env, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
         self._tail = Tail(cast("BinaryIO", self._child.stderr))
         look = None if memory_limit is None else partial(_look, self._child.pid, memory_limit)
         streams = cast("BinaryIO", self._child.stdout), cast("BinaryIO", self._child.stdin)
@@ -322,7 +319,8 @@ class Worker:
                     send(self._wire, header, blobs)
                 reply, found = receive(self._wire, sizes, self._parse)
             except (Closed, OSError):
-                raise self._dead(self._wait()) from None
+                alive = not ended(self._child, WIRE_PATIENCE)
+                raise self._dead("its wire was closed while it lived, so it was ended" if alive else "") from None
             except Garbage:
                 raise self._dead("someone wrote on its wire, so it was ended") from None
             except _MemoryLimitError as e:
@@ -339,14 +337,6 @@ class Worker:
         if "error" in reply:
             raise unpack_error(reply)
         return reply, found
-
-    def _wait(self) -> str:
-        """Why it was ended, where it closed its wire and lives on."""
-        try:
-            self._child.wait(WIRE_PATIENCE)
-        except subprocess.TimeoutExpired:
-            return "its wire was closed while it lived, so it was ended"
-        return ""
 
     def _dead(self, how: str) -> WorkerDiedError:
         lines = self._last_lines()

@@ -21,8 +21,8 @@ from conformance.process import (
     WorkerDiedError,
     WorkerTimeoutError,
     end_group,
+    spawn,
     spawn_command,
-    spawn_script,
     worker,
     worker_pid,
 )
@@ -119,7 +119,7 @@ def test_nothing_of_the_current_directory_runs_in_a_script(tmp_path: Path) -> No
     """A script under another interpreter finds what is installed there and nothing else."""
     script = tmp_path / "script.py"
     script.write_text("import json, runpy, sys; print(json.dumps(sys.path))")
-    with spawn_script(script, python=Path(sys.executable), stdout=subprocess.PIPE) as popen:
+    with spawn(script, python=Path(sys.executable), stdout=subprocess.PIPE) as popen:
         assert popen.stdout is not None
         assert str(Path.cwd()) not in popen.stdout.read().decode()
         end_group(popen, 30)

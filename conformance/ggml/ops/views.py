@@ -6,7 +6,6 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import (
     FLAG_INPUT,
     FLAG_OUTPUT,
@@ -78,17 +77,12 @@ def _reshape(t: Tensor) -> Layout:
 def _permute(t: Tensor) -> Layout:
     """`ggml_permute`: dimension i of `a` becomes dimension `axes[i]`."""
     a, axes = operand(t), t.params.axes
-    if sorted(axes) != [0, 1, 2, 3]:
-        raise _axes_violated(t, axes)
+    if sorted(axes) != [0, 1, 2, 3]:  # which of ggml's assertions breaks first
+        broken = [f"axis{i} >= 0 && axis{i} < GGML_MAX_DIMS" for i, x in enumerate(axes) if not 0 <= x < MAX_DIMS]
+        broken += [f"axis{i} != axis{j}" for i, j in combinations(range(MAX_DIMS), 2) if axes[i] == axes[j]]
+        raise violated(t, broken[0], axes=list(axes))
     type_, ne, nb, root, offs = view_tensor(t, a)
     return type_, _scatter(ne, axes), _scatter(nb, axes), root, offs
-
-
-def _axes_violated(t: Tensor, axes: tuple[int, ...]) -> GraphError:
-    """The first assertion of `ggml_permute` that `axes`, no permutation, break."""
-    broken = [f"axis{i} >= 0 && axis{i} < GGML_MAX_DIMS" for i, x in enumerate(axes) if not 0 <= x < MAX_DIMS]
-    broken += [f"axis{i} != axis{j}" for i, j in combinations(range(MAX_DIMS), 2) if axes[i] == axes[j]]
-    return violated(t, broken[0], axes=list(axes))
 
 
 def _scatter(values: Dims, axes: tuple[int, ...]) -> Dims:

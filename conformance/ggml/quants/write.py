@@ -483,14 +483,9 @@ def _q6_k(y: Blocks, x: F32Array) -> None:
     y[amax < GROUP_MAX_EPS] = 0
 
 
-def _nearest_iq4nl() -> U8Array:
-    """By floor(2 x) + 254 the index of the nearest of `kvalues_iq4nl`, the upper one of a tie: borders are halves."""
-    twice = np.arange(-254, 227)
-    border = KVALUES_IQ4NL[:-1] + KVALUES_IQ4NL[1:]
-    return np.searchsorted(border, twice, side="right").astype(np.uint8)
-
-
-_NEAREST_IQ4NL = _nearest_iq4nl()
+_BORDER = KVALUES_IQ4NL[:-1] + KVALUES_IQ4NL[1:]
+_NEAREST_IQ4NL = np.searchsorted(_BORDER, np.arange(-254, 227), side="right").astype(np.uint8)
+"""By floor(2 x) + 254 the index of the nearest of `kvalues_iq4nl`, the upper one of a tie: borders are halves."""
 
 
 def _best_iq4nl(x: F32Array) -> U8Array:
