@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -13,16 +14,16 @@ from conformance.ggml.arithmetic import EXACT, Arithmetic, Mixed
 from conformance.ggml.tensor import Tensor
 
 from . import attention, elementwise, matmul, recurrent, rope, rows, views, windows
-from .takes import Takes
+from .takes import Table
 
 _TOPICS = (elementwise, rows, views, matmul, attention, rope, windows, recurrent)
 
-TAKES: dict[str, Takes] = {op: takes for topic in _TOPICS for op, takes in topic.TAKES.items()}
-"""Op -> what it takes: all that ggml's CPU takes and some of what only other devices do."""
+TABLE: Table = {op: row for topic in _TOPICS for op, row in topic.TABLE.items()}
+"""All that ggml's CPU takes and some of what only other devices do."""
 
 
 def _table(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    return {op: kernel for topic in _TOPICS for op, kernel in topic.kernels(arithmetic).items()}
+    return {op: partial(kernel, arithmetic) for op, (_, kernel) in TABLE.items()}
 
 
 def _by_node(arithmetic: Mixed) -> dict[str, Kernel]:
@@ -64,7 +65,8 @@ class CpuBackend(KernelBackend):
 
     def refuses(self, node: Tensor) -> str:
         """Types and parameters that the kernel of `node.op` has no meaning for."""
-        return TAKES[node.op].refusal(node)
+        takes, _ = TABLE[node.op]
+        return takes.refusal(node)
 
     def info(self) -> DeviceInfo:
         """NumPy on this machine's processor."""

@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.kernel import Kernel, Raw, Sources
-from conformance.ggml import quants
+from conformance.backend.kernel import Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import F16, F32, GGMLType, type_named
+from conformance.ggml.types import F16, F32
 
 from .matmul import Activations
-from .takes import ELEMENT, FLOAT, ONLY_F32, VALUES, Takes
-from .values import Formula, Values, alibi_slopes, in_float64, load, operand, optional, repeated, store
+from .takes import ELEMENT, FLOAT, ONLY_F32, VALUES, Table, Takes
+from .values import Values, alibi_slopes, in_float64, load, operand, optional, repeated, rounded, store
 
 
 def _scores(node: Tensor, kq: Values, mask: Values | None) -> tuple[Values, NDArray[np.bool_] | None]:
@@ -65,7 +64,7 @@ def _meet(rows: NDArray[np.bool_], cells: NDArray[np.bool_]) -> NDArray[np.bool_
     return rows.astype(np.float64) @ cells.astype(np.float64) > 0
 
 
-def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: GGMLType) -> Values:
+def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: str) -> Values:
     """exp(kq - max) V, cell by cell, the sum rounded to `keep` after each: the online softmax of ggml's CPU.
 
     As in `ggml_compute_forward_flash_attn_ext_f16_one_chunk`, a new maximum first scales the sum so far, and that is
@@ -85,19 +84,15 @@ def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: GGM
     for cell in range(n_kv):
         ms, vs = (a[..., cell].astype(np.float32).astype(np.float64).reshape(shape) for a in (scale, weight))
         if (ms != 1).any():
-            total = _rounded(total * ms, keep)
+            total = rounded(total * ms, keep)
         if vs.any():
-            added = _rounded(total + v[:, :, None, None, cell] * vs, keep)
+            added = rounded(total + v[:, :, None, None, cell] * vs, keep)
             total = np.where(visible[..., cell].reshape(shape), added, total)
     return total.reshape(batch, heads, tokens, -1)
 
 
-def _rounded(x: Values, keep: GGMLType) -> Values:
-    return quants.roundtrip(keep, x).astype(np.float64)
-
-
 def attend(
-    node: Tensor, kq: Values, v: Values, mask: Values | None, sinks: Values | None, keep: GGMLType | None = None
+    node: Tensor, kq: Values, v: Values, mask: Values | None, sinks: Values | None, keep: str | None = None
 ) -> Values:
     """The value of a FLASH_ATTN_EXT node from `kq`, its Q K^T: shape `(ne3, n_tokens, heads, ne0 of V)`.
 
@@ -129,9 +124,7 @@ def _flash_attn_ext(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources
         to, keep = None, None
     kq = Activations(to, arithmetic.quantize, k.type, q.type, q_raw).times(k.type, k_raw)
     mask, sinks = optional(node, src, 3), optional(node, src, 4)
-    store(
-        node.type, dst, attend(node, kq, load(v.type, v_raw), mask, sinks, None if keep is None else type_named(keep))
-    )
+    store(node.type, dst, attend(node, kq, load(v.type, v_raw), mask, sinks, keep))
 
 
 def _soft_max(node: Tensor, x: Values, mask: Values | None = None, sinks: Values | None = None) -> Values:
@@ -197,27 +190,18 @@ def _hc_post(_: Tensor, x: Values, residual: Values, post: Values, comb: Values 
     return y
 
 
-FORMULAS: dict[str, Formula] = {
-    "SOFT_MAX": _soft_max,
-    "DIAG_MASK_INF": partial(_diag_mask, -np.inf),
-    "DIAG_MASK_ZERO": partial(_diag_mask, 0.0),
-    "LIGHTNING_INDEXER": _lightning_indexer,
-    "DSV4_HC_COMB": _hc_comb,
-    "DSV4_HC_PRE": _hc_pre,
-    "DSV4_HC_POST": _hc_post,
+_STREAMS = Takes((ONLY_F32,) * 4, ONLY_F32)
+
+TABLE: Table = {
+    "SOFT_MAX": (Takes((FLOAT, FLOAT, ONLY_F32)), in_float64(_soft_max)),
+    "FLASH_ATTN_EXT": (Takes((FLOAT, VALUES, VALUES, FLOAT, ONLY_F32), ONLY_F32), _flash_attn_ext),
+    "DIAG_MASK_INF": (ELEMENT, in_float64(partial(_diag_mask, -np.inf))),
+    "DIAG_MASK_ZERO": (ELEMENT, in_float64(partial(_diag_mask, 0.0))),
+    "LIGHTNING_INDEXER": (
+        Takes((ONLY_F32, VALUES, ONLY_F32, frozenset({F16})), ONLY_F32),
+        in_float64(_lightning_indexer),
+    ),
+    "DSV4_HC_COMB": (_STREAMS, in_float64(_hc_comb)),
+    "DSV4_HC_PRE": (_STREAMS, in_float64(_hc_pre)),
+    "DSV4_HC_POST": (_STREAMS, in_float64(_hc_post)),
 }
-
-
-TAKES = {
-    **dict.fromkeys(("DIAG_MASK_INF", "DIAG_MASK_ZERO"), ELEMENT),
-    "SOFT_MAX": Takes((FLOAT, FLOAT, ONLY_F32)),
-    "FLASH_ATTN_EXT": Takes((FLOAT, VALUES, VALUES, FLOAT, ONLY_F32), ONLY_F32),
-    "LIGHTNING_INDEXER": Takes((ONLY_F32, VALUES, ONLY_F32, frozenset({F16})), ONLY_F32),
-    **dict.fromkeys(("DSV4_HC_COMB", "DSV4_HC_PRE", "DSV4_HC_POST"), Takes((ONLY_F32,) * 4, ONLY_F32)),
-}
-"""Op -> what it takes."""
-
-
-def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    """Op -> kernel; FLASH_ATTN_EXT rounds Q first, and sums on the way, where `arithmetic` says so."""
-    return {**{op: in_float64(f) for op, f in FORMULAS.items()}, "FLASH_ATTN_EXT": partial(_flash_attn_ext, arithmetic)}

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.kernel import Kernel
-from conformance.ggml import quants
+from conformance.backend.kernel import Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import F16, F32, GGMLType, type_named
+from conformance.ggml.types import F16, F32, GGMLType
 
-from .takes import BINARY, BLOCKS_STORED, ELEMENT, FLOAT, ONLY_I32, VALUES, Takes
-from .values import Formula, Values, checked_index, in_float64, repeated
+from .takes import BINARY, BLOCKS_STORED, ELEMENT, FLOAT, ONLY_I32, VALUES, Table, Takes
+from .values import Values, checked_index, in_float64, repeated, rounded
 
 Function = Callable[[Values], NDArray[Any]]
 
@@ -60,26 +59,6 @@ def _arange(node: Tensor) -> Values:
     start: float = node.params.start
     steps: Values = node.params.step * np.arange(node.ne[0], dtype=np.float64).reshape(node.shape)
     return start + steps
-
-
-FORMULAS: dict[str, Formula] = {
-    "ADD": partial(_binary, np.add),
-    "ADD1": partial(_binary, np.add),
-    "SUB": partial(_binary, np.subtract),
-    "MUL": partial(_binary, np.multiply),
-    "DIV": partial(_binary, np.divide),
-    "ADD_ID": _add_id,
-    "SCALE": lambda node, x: x * node.params.s + node.params.b,
-    "SQR": lambda _, x: x * x,
-    "SQRT": lambda _, x: np.sqrt(x),
-    "LOG": lambda _, x: np.log(x),
-    "SIN": lambda _, x: np.sin(x),
-    "COS": lambda _, x: np.cos(x),
-    "CLAMP": _clamp,
-    "LEAKY_RELU": _leaky_relu,
-    "FILL": lambda node, x: np.full_like(x, node.params.c),
-    "ARANGE": _arange,
-}
 
 
 _erfc = np.frompyfunc(math.erfc, 1, 1)
@@ -185,9 +164,7 @@ def _swiglu_clamp(node: Tensor, x: Values, g: Values) -> Values:
 
 def _looked_up(function: Function, table: str, x: Values) -> Values:
     """`function` through a table: argument and value rounded to `table`, as in `ggml_vec_gelu_f32`."""
-    type_ = type_named(table)
-    value = quants.roundtrip(type_, function(quants.roundtrip(type_, x).astype(np.float64)))
-    return value.astype(np.float64)
+    return rounded(function(rounded(x, table)), table)
 
 
 def _gelu_looked_up(table: str, x: Values) -> Values:
@@ -204,12 +181,16 @@ def _function(tables: Mapping[str, str], op: str, type_: GGMLType) -> Function:
     return partial(_gelu_looked_up, table) if op == "GELU" else partial(_looked_up, UNARY[op], table)
 
 
-def _unary(tables: Mapping[str, str], node: Tensor, x: Values) -> NDArray[Any]:
+def _applied(tables: Mapping[str, str], node: Tensor, x: Values) -> NDArray[Any]:
     op = node.params.op
     return _xielu(node, x) if op == "XIELU" else _function(tables, op, node.type)(x)
 
 
-def _glu(tables: Mapping[str, str], node: Tensor, a: Values, b: Values | None = None) -> NDArray[Any]:
+def _unary(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
+    in_float64(partial(_applied, arithmetic.tables))(arithmetic, node, dst, src)
+
+
+def _gated(tables: Mapping[str, str], node: Tensor, a: Values, b: Values | None = None) -> NDArray[Any]:
     """A gate times the activation of the other half; both halves of one tensor's rows where `b` is absent.
 
     A row's half is `ne[0] / 2` whole elements: of an odd row the last one is never read. `swapped` exchanges
@@ -228,20 +209,29 @@ def _glu(tables: Mapping[str, str], node: Tensor, a: Values, b: Values | None = 
     return np.where(a > 0, gated, 0.0) if op == "REGLU" else gated
 
 
-TAKES = {
-    **dict.fromkeys(("ADD", "ADD1"), Takes((VALUES, FLOAT), FLOAT | BLOCKS_STORED)),
-    **dict.fromkeys(("SUB", "MUL", "DIV", "GLU"), BINARY),
-    "ADD_ID": Takes((FLOAT, FLOAT, ONLY_I32)),
-    **dict.fromkeys(("SCALE", "SQR", "SQRT", "LOG", "SIN", "COS", "CLAMP", "LEAKY_RELU", "FILL", "UNARY"), ELEMENT),
-    "ARANGE": Takes(),
+def _glu(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
+    in_float64(partial(_gated, arithmetic.tables))(arithmetic, node, dst, src)
+
+
+_SUM = Takes((VALUES, FLOAT), FLOAT | BLOCKS_STORED)
+
+TABLE: Table = {
+    "ADD": (_SUM, in_float64(partial(_binary, np.add))),
+    "ADD1": (_SUM, in_float64(partial(_binary, np.add))),
+    "SUB": (BINARY, in_float64(partial(_binary, np.subtract))),
+    "MUL": (BINARY, in_float64(partial(_binary, np.multiply))),
+    "DIV": (BINARY, in_float64(partial(_binary, np.divide))),
+    "ADD_ID": (Takes((FLOAT, FLOAT, ONLY_I32)), in_float64(_add_id)),
+    "SCALE": (ELEMENT, in_float64(lambda node, x: x * node.params.s + node.params.b)),
+    "SQR": (ELEMENT, in_float64(lambda _, x: x * x)),
+    "SQRT": (ELEMENT, in_float64(lambda _, x: np.sqrt(x))),
+    "LOG": (ELEMENT, in_float64(lambda _, x: np.log(x))),
+    "SIN": (ELEMENT, in_float64(lambda _, x: np.sin(x))),
+    "COS": (ELEMENT, in_float64(lambda _, x: np.cos(x))),
+    "CLAMP": (ELEMENT, in_float64(_clamp)),
+    "LEAKY_RELU": (ELEMENT, in_float64(_leaky_relu)),
+    "FILL": (ELEMENT, in_float64(lambda node, x: np.full_like(x, node.params.c))),
+    "ARANGE": (Takes(), in_float64(_arange)),
+    "UNARY": (ELEMENT, _unary),
+    "GLU": (BINARY, _glu),
 }
-"""Op -> what it takes."""
-
-
-def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    """Op -> kernel; `arithmetic` says how ADD stores into block types, and which functions are tables."""
-    return {
-        **{op: in_float64(f, arithmetic.quantize) for op, f in FORMULAS.items()},
-        "UNARY": in_float64(partial(_unary, arithmetic.tables)),
-        "GLU": in_float64(partial(_glu, arithmetic.tables)),
-    }

@@ -7,36 +7,24 @@ makes the same rounding here, and the product after it stays exact.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.backend.kernel import Raw, Sources
 from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.ops.matmul import TRI_TYPE
+from conformance.ggml.ops.matmul import AT_ONCE, TRI_TYPE
 from conformance.ggml.quants.blocks import BLOCK
-from conformance.ggml.quants.requant import requantised
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import Q4_1, Q5_1, Q8_1, TYPES, GGMLType, type_named
+from conformance.ggml.types import Q4_1, Q5_1, Q8_1, GGMLType
 
-from .takes import DOTS, MATRIX, ONLY_F32, ONLY_I32, VALUES, WEIGHTS, Takes
-from .values import Formula, Values, checked_index, in_float64, load, operand, store, weight
+from .takes import DOTS, MATRIX, ONLY_F32, ONLY_I32, VALUES, WEIGHTS, Table, Takes
+from .values import Values, checked_index, in_float64, load, operand, rounded, store, weight
 
 _OFFSET_TYPES = (Q4_1, Q5_1)
 """Weights `d q + m` whose m ggml multiplies with the block sum `s` of Q8_1, an F16, and not with the quants."""
-
-_AT_ONCE = 1 << 24
-"""Weights in float64 at a time: 128 MiB. A vocabulary is multiplied in slices of rows."""
-
-
-def rounded(x: Values, to: str, quantize: str) -> Values:
-    """`x` stored in the type, or the form of `requant.FORMS`, named `to` and read back."""
-    if to not in TYPES:
-        return requantised(to, x).astype(np.float64)
-    return quants.roundtrip(type_named(to), x, simd=quantize == "simd").astype(np.float64)
 
 
 def product(w: Values, x: Values) -> Values:
@@ -81,7 +69,7 @@ class Activations:
         x, error = self.values, self.error
         if rows:
             x, error = x[rows][None, None], None if error is None else error[rows][None, None]
-        step = max(1, _AT_ONCE // max(1, raw.shape[0] * raw.shape[1] * x.shape[-1]))
+        step = max(1, AT_ONCE // max(1, raw.shape[0] * raw.shape[1] * x.shape[-1]))
         parts = [_dot(type_, raw[:, :, i : i + step], x, error) for i in range(0, raw.shape[2], step)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
@@ -105,12 +93,8 @@ def _mul_mat(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> No
 
 def _mul_mat_id(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`dst[:, iu, it] = src0[:, :, ids[iu, it]] src1[:, iu % ne11, it]`: each token's rows by its own experts."""
-    (type_, w_raw), (x, x_raw), (_, ids_raw) = (
-        weight(arithmetic, node, src),
-        operand(node, src, 1),
-        operand(node, src, 2),
-    )
-    ids = checked_index(ids_raw[0, 0], w_raw.shape[1], "ids", "experts, ne[2] of src[0]")
+    (type_, w_raw), (x, x_raw) = weight(arithmetic, node, src), operand(node, src, 1)
+    ids = checked_index(operand(node, src, 2)[1][0, 0], w_raw.shape[1], "ids", "experts, ne[2] of src[0]")
     activations = Activations(arithmetic.mul_mat.get(type_.name), arithmetic.quantize, type_, x.type, x_raw)
     zero = np.zeros(1, np.int64)
     out = np.empty((*ids.shape, node.ne[0]))
@@ -146,28 +130,11 @@ def _solve_tri(_: Tensor, a: Values, b: Values) -> Values:
     return x
 
 
-FORMULAS: dict[str, Formula] = {
-    "OUT_PROD": _out_prod,
-    "TRI": lambda node, x: _TRIANGLES[node.params.type](x),
-    "DIAG": lambda node, x: np.where(np.eye(node.ne[0], dtype=np.bool_), x, 0.0),
-    "SOLVE_TRI": _solve_tri,
+TABLE: Table = {
+    "MUL_MAT": (Takes((WEIGHTS, VALUES | DOTS), ONLY_F32), _mul_mat),
+    "MUL_MAT_ID": (Takes((WEIGHTS, VALUES | DOTS, ONLY_I32), ONLY_F32), _mul_mat_id),
+    "OUT_PROD": (Takes((WEIGHTS, ONLY_F32), ONLY_F32), in_float64(_out_prod)),
+    "TRI": (MATRIX, in_float64(lambda node, x: _TRIANGLES[node.params.type](x))),
+    "DIAG": (MATRIX, in_float64(lambda node, x: np.where(np.eye(node.ne[0], dtype=np.bool_), x, 0.0))),
+    "SOLVE_TRI": (Takes((ONLY_F32,) * 2, ONLY_F32), in_float64(_solve_tri)),
 }
-
-
-TAKES = {
-    "MUL_MAT": Takes((WEIGHTS, VALUES | DOTS), ONLY_F32),
-    "MUL_MAT_ID": Takes((WEIGHTS, VALUES | DOTS, ONLY_I32), ONLY_F32),
-    "OUT_PROD": Takes((WEIGHTS, ONLY_F32), ONLY_F32),
-    "SOLVE_TRI": Takes((ONLY_F32,) * 2, ONLY_F32),
-    **dict.fromkeys(("TRI", "DIAG"), MATRIX),
-}
-"""Op -> what it takes."""
-
-
-def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    """Op -> kernel; weights and activations are rounded first as `arithmetic` says."""
-    return {
-        **{op: in_float64(f) for op, f in FORMULAS.items()},
-        "MUL_MAT": partial(_mul_mat, arithmetic),
-        "MUL_MAT_ID": partial(_mul_mat_id, arithmetic),
-    }

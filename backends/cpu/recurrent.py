@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.backend.kernel import Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Tensor
 
-from .takes import ONLY_F32, ONLY_I32, Takes
+from .takes import ONLY_F32, ONLY_I32, Table, Takes
 from .values import Values, checked_index, load, operand, store
 
 
@@ -38,7 +38,7 @@ def _softplus(x: Values) -> Values:
     return y
 
 
-def _ssm_scan(node: Tensor, dst: Raw, src: Sources) -> None:
+def _ssm_scan(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`s = exp(dt A) s + B x dt`, `y = s C`; head h has group `h / (n_head / n_group)` of B and C."""
     s, x, dt, a, b, c = _values(node, src, 6)
     ids = checked_index(operand(node, src, 6)[1].reshape(-1), s.shape[0], "src[6]", "states, ne[3] of src[0]")
@@ -73,7 +73,7 @@ def _sequences(node: Tensor, src: Sources, which: tuple[int, ...], last: int) ->
     return tuple(out)
 
 
-def _wkv6(node: Tensor, dst: Raw, src: Sources) -> None:
+def _wkv6(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`y_j = sum_i r_i (tf_i k_i v_j + s_ij)`, then `s_ij = td_i s_ij + k_i v_j`."""
     k, v, r, td, state = _sequences(node, src, (0, 1, 2, 4), 5)
     t_, raw = operand(node, src, 3)
@@ -86,7 +86,7 @@ def _wkv6(node: Tensor, dst: Raw, src: Sources) -> None:
     _finish(node, dst, y, [state])
 
 
-def _wkv7(node: Tensor, dst: Raw, src: Sources) -> None:
+def _wkv7(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`s_ij = w_j s_ij + v_i k_j + b_j sum_l s_il a_l`, then `y_i = sum_j s_ij r_j`."""
     r, w, k, v, a, b, state = _sequences(node, src, (0, 1, 2, 3, 4, 5), 6)
     y = np.empty_like(v)
@@ -97,7 +97,7 @@ def _wkv7(node: Tensor, dst: Raw, src: Sources) -> None:
     _finish(node, dst, y, [state])
 
 
-def _gated_linear_attn(node: Tensor, dst: Raw, src: Sources) -> None:
+def _gated_linear_attn(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`s_ij = g_i s_ij + k_i v_j`, then `y_j = scale sum_i q_i s_ij`."""
     k, v, q, g, state = _sequences(node, src, (0, 1, 2, 3), 4)
     y = np.empty_like(v)
@@ -107,7 +107,7 @@ def _gated_linear_attn(node: Tensor, dst: Raw, src: Sources) -> None:
     _finish(node, dst, y, [state])
 
 
-def _gated_delta_net(node: Tensor, dst: Raw, src: Sources) -> None:
+def _gated_delta_net(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`s_ji = exp(g_i) s_ji`, `d_j = beta (v_j - sum_i s_ji k_i)`, `s_ji += d_j k_i`, `y_j = sum_i s_ji q_i / sqrt(S)`.
 
     Head h reads head `h % heads` of q and k, sequence s their sequence `s / (n_seqs / seqs)`.
@@ -125,21 +125,12 @@ def _gated_delta_net(node: Tensor, dst: Raw, src: Sources) -> None:
     _finish(node, dst, y, _last(states, node.params.K))
 
 
-TAKES = {
-    "SSM_SCAN": Takes((*(ONLY_F32,) * 6, ONLY_I32), ONLY_F32),
-    **dict.fromkeys(
-        ("RWKV_WKV6", "RWKV_WKV7", "GATED_LINEAR_ATTN", "GATED_DELTA_NET"), Takes((ONLY_F32,) * 7, ONLY_F32)
-    ),
+_LINEAR = Takes((ONLY_F32,) * 7, ONLY_F32)
+
+TABLE: Table = {
+    "SSM_SCAN": (Takes((*(ONLY_F32,) * 6, ONLY_I32), ONLY_F32), _ssm_scan),
+    "RWKV_WKV6": (_LINEAR, _wkv6),
+    "RWKV_WKV7": (_LINEAR, _wkv7),
+    "GATED_LINEAR_ATTN": (_LINEAR, _gated_linear_attn),
+    "GATED_DELTA_NET": (_LINEAR, _gated_delta_net),
 }
-"""Op -> what it takes."""
-
-
-def kernels(_: Arithmetic) -> dict[str, Kernel]:
-    """Op -> kernel."""
-    return {
-        "SSM_SCAN": _ssm_scan,
-        "RWKV_WKV6": _wkv6,
-        "RWKV_WKV7": _wkv7,
-        "GATED_LINEAR_ATTN": _gated_linear_attn,
-        "GATED_DELTA_NET": _gated_delta_net,
-    }

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.kernel import Kernel
+from conformance.backend.kernel import Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 
-from .takes import FLOAT, ONLY_F32, ONLY_I32, Takes
-from .values import Formula, Values, in_float64
+from .takes import FLOAT, ONLY_F32, ONLY_I32, Table, Takes
+from .values import Values, in_float64
 
 Channels = tuple[NDArray[np.intp], Values]
 
@@ -116,12 +116,13 @@ def _angles(
     return np.cos(angle) * magnitude, np.sin(angle) * magnitude
 
 
-def rope(exact: bool, node: Tensor, x: Values, positions: Values, factors: Values | None = None) -> Values:
+def _turned(exact: bool, node: Tensor, x: Values, positions: Values, factors: Values | None = None) -> Values:
     """Rotate pairs of each row of `x` by its token's position (ne[2]); what is not rotated is copied.
 
     `factors` divides theta per pair (`freq_factors`). Normal pairs neighbours, the others `n_dims / 2` apart, vision
-    `n_dims` apart over the whole row.
+    `n_dims` apart over the whole row. ROPE_BACK turns the other way round: every angle is a multiple of the position.
     """
+    positions = -positions if node.op == "ROPE_BACK" else positions
     n_dims, mode, offset = node.params.n_dims, node.params.mode, node.params.n_offs
     span = 2 * n_dims if mode == ROPE_TYPE.VISION else n_dims
     n_pairs = span // 2
@@ -138,10 +139,8 @@ def rope(exact: bool, node: Tensor, x: Values, positions: Values, factors: Value
     return x
 
 
-def _back(turn: Formula, node: Tensor, x: Values, positions: Values, factors: Values | None = None) -> Values:
-    """The other way round: every angle is a multiple of the position."""
-    turned: Values = turn(node, x, -positions, factors)
-    return turned
+def _rope(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
+    in_float64(partial(_turned, arithmetic.rope == "exact"))(arithmetic, node, dst, src)
 
 
 def _rotates(node: Tensor) -> str:
@@ -158,11 +157,4 @@ def _rotates(node: Tensor) -> str:
     return ""
 
 
-TAKES = dict.fromkeys(("ROPE", "ROPE_BACK"), Takes((FLOAT, ONLY_I32, ONLY_F32), FLOAT, _rotates))
-"""Op -> what it takes."""
-
-
-def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    """Op -> kernel; with the angles that `arithmetic` finds."""
-    turn = partial(rope, arithmetic.rope == "exact")
-    return {"ROPE": in_float64(turn), "ROPE_BACK": in_float64(partial(_back, turn))}
+TABLE: Table = dict.fromkeys(("ROPE", "ROPE_BACK"), (Takes((FLOAT, ONLY_I32, ONLY_F32), FLOAT, _rotates), _rope))

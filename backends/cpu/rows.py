@@ -6,20 +6,19 @@ end.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.backend.kernel import Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import I32
 
-from .takes import ANY, ELEMENT, FLOAT, INDEX, ONLY_F32, ONLY_I32, STORED, VALUES, Takes
-from .values import Formula, Values, checked_index, convert, in_float64, operand, repeated, weight
+from .takes import ANY, ELEMENT, FLOAT, INDEX, ONLY_F32, ONLY_I32, STORED, VALUES, Table, Takes
+from .values import Values, checked_index, convert, in_float64, operand, repeated, weight
 
 
 def _norm(node: Tensor, x: Values) -> Values:
@@ -86,29 +85,14 @@ def _get_rows(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> N
     convert(type_, picked, node.type, dst, "reference")
 
 
-def _set_rows(quantize: str, node: Tensor, dst: Raw, src: Sources) -> None:
+def _set_rows(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`dst[:, src1[i, i2 % ne11, i3 % ne12], i2, i3] = src0[:, i, i2, i3]`; of equal indices the last one stays."""
     (b, raw), (_, index_raw) = operand(node, src, 0), operand(node, src, 1)
     index = checked_index(index_raw[0], node.ne[1], "src[1]", "rows, ne[1] of dst")
     index = repeated(index, (b.ne[3], b.ne[2], b.ne[1]))
     rows = np.empty((*raw.shape[:3], *dst.shape[3:]), dst.dtype)
-    convert(b.type, raw, node.type, rows, quantize)
+    convert(b.type, raw, node.type, rows, arithmetic.quantize)
     dst[(*_planes(b.ne[3], b.ne[2]), index)] = rows
-
-
-FORMULAS: dict[str, Formula] = {
-    "SUM": lambda _, x: x.sum().reshape(1, 1, 1, 1),
-    "SUM_ROWS": lambda _, x: x.sum(-1, keepdims=True),
-    "MEAN": lambda _, x: x.mean(-1, keepdims=True),
-    "CUMSUM": lambda _, x: np.cumsum(x, axis=-1),
-    "NORM": _norm,
-    "RMS_NORM": _rms_norm,
-    "L2_NORM": _l2_norm,
-    "GROUP_NORM": _group_norm,
-    "ARGSORT": _argsort,
-    "TOP_K": _top_k,
-    "ARGMAX": _argmax,
-}
 
 
 def _one_kind(node: Tensor) -> str:
@@ -118,19 +102,20 @@ def _one_kind(node: Tensor) -> str:
     return ""
 
 
-TAKES = {
-    **dict.fromkeys(("SUM", "SUM_ROWS", "MEAN", "CUMSUM", "NORM", "RMS_NORM", "L2_NORM", "GROUP_NORM"), ELEMENT),
-    **dict.fromkeys(("ARGSORT", "TOP_K", "ARGMAX"), Takes((ONLY_F32,), ONLY_I32)),
-    "GET_ROWS": Takes((VALUES | ONLY_I32, ONLY_I32), FLOAT | ONLY_I32, _one_kind),
-    "SET_ROWS": Takes((FLOAT, INDEX, ANY), STORED),
+_INDICES = Takes((ONLY_F32,), ONLY_I32)
+
+TABLE: Table = {
+    "SUM": (ELEMENT, in_float64(lambda _, x: x.sum().reshape(1, 1, 1, 1))),
+    "SUM_ROWS": (ELEMENT, in_float64(lambda _, x: x.sum(-1, keepdims=True))),
+    "MEAN": (ELEMENT, in_float64(lambda _, x: x.mean(-1, keepdims=True))),
+    "CUMSUM": (ELEMENT, in_float64(lambda _, x: np.cumsum(x, axis=-1))),
+    "NORM": (ELEMENT, in_float64(_norm)),
+    "RMS_NORM": (ELEMENT, in_float64(_rms_norm)),
+    "L2_NORM": (ELEMENT, in_float64(_l2_norm)),
+    "GROUP_NORM": (ELEMENT, in_float64(_group_norm)),
+    "ARGSORT": (_INDICES, in_float64(_argsort)),
+    "TOP_K": (_INDICES, in_float64(_top_k)),
+    "ARGMAX": (_INDICES, in_float64(_argmax)),
+    "GET_ROWS": (Takes((VALUES | ONLY_I32, ONLY_I32), FLOAT | ONLY_I32, _one_kind), _get_rows),
+    "SET_ROWS": (Takes((FLOAT, INDEX, ANY), STORED), _set_rows),
 }
-"""Op -> what it takes."""
-
-
-def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    """Op -> kernel; `arithmetic` says how block types are stored, and weights before they are looked up."""
-    return {
-        **{op: in_float64(f) for op, f in FORMULAS.items()},
-        "GET_ROWS": partial(_get_rows, arithmetic),
-        "SET_ROWS": partial(_set_rows, arithmetic.quantize),
-    }

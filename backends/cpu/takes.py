@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from conformance.ggml import quants
+from conformance.ggml.quants import VEC_DOT_TYPE
+from conformance.ggml.quants.write import WRITE
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import BF16, F16, F32, I32, I64, Q8_1, Q8_K, TYPES, GGMLType
+
+from .values import RoundingKernel
 
 Types = frozenset[GGMLType]
 
@@ -17,8 +20,8 @@ DOTS: Types = frozenset({Q8_1, Q8_K})
 """What ggml only ever rounds activations to: it has no `to_float` and no `vec_dot` for them."""
 BLOCK: Types = frozenset(t for t in TYPES.values() if t.is_quantized) - DOTS
 VALUES: Types = FLOAT | BLOCK
-WEIGHTS: Types = frozenset(quants.VEC_DOT_TYPE) - DOTS
-BLOCKS_STORED: Types = frozenset(quants.WRITE)
+WEIGHTS: Types = frozenset(VEC_DOT_TYPE) - DOTS
+BLOCKS_STORED: Types = frozenset(WRITE)
 """Block types that values can be stored into: ggml's CPU has no `from_float` for the others."""
 STORED: Types = FLOAT | BLOCKS_STORED | {I32}
 ONLY_F32: Types = frozenset({F32})
@@ -48,6 +51,9 @@ class Takes:
             return f"dst must be one of {_names(self.dst)}; {node.type} found"
         return self.also(node) if self.also is not None else ""
 
+
+Table = dict[str, tuple[Takes, RoundingKernel]]
+"""Op -> what it takes, and its kernel."""
 
 ELEMENT = Takes((FLOAT,))
 BINARY = Takes((FLOAT, FLOAT))

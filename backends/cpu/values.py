@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.backend.kernel import Raw, Sources
 from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError
 from conformance.ggml.quants.requant import requantised, weight_form
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import BF16, F32, I32, GGMLType
+from conformance.ggml.types import BF16, F32, I32, TYPES, GGMLType, type_named
 
 Values = NDArray[np.float64]
 """Elements of a tensor as float64, NumPy shape `ne[::-1]`."""
 Formula = Callable[..., NDArray[Any]]
 """`f(node, *src)` over float64 arrays, `None` where a source is absent."""
+RoundingKernel = Callable[[Arithmetic, Tensor, Raw, Sources], None]
+"""A kernel that rounds as an arithmetic says."""
 
 _I32_MIN = -(2.0**31)
 
@@ -28,8 +30,6 @@ def load(type_: GGMLType, raw: Raw) -> Values:
     """The elements of `raw` as float64, exact (I64 beyond 2^53 apart); always a fresh C-ordered array."""
     if type_.dtype is not None:
         return np.array(raw, np.float64, order="C")
-    if type_ is BF16:
-        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return quants.to_float(type_, raw).astype(np.float64)
 
 
@@ -76,12 +76,15 @@ def to_bf16(values: NDArray[Any]) -> NDArray[np.uint16]:
     return np.where(np.isnan(x), (near.view(np.uint32) >> 16) | 64, even).astype(np.uint16)
 
 
-def operand(node: Tensor, src: Sources, i: int) -> tuple[Tensor, Raw]:
-    """`node.src[i]` and its elements.
+def rounded(x: Values, to: str, quantize: str = "reference") -> Values:
+    """`x` stored in the type, or the form of `requant.FORMS`, named `to` and read back."""
+    if to not in TYPES:
+        return requantised(to, x).astype(np.float64)
+    return quants.roundtrip(type_named(to), x, simd=quantize == "simd").astype(np.float64)
 
-    Raises:
-        BackendError: it is absent.
-    """
+
+def operand(node: Tensor, src: Sources, i: int) -> tuple[Tensor, Raw]:
+    """`node.src[i]` and its elements; BackendError if it is absent."""
     t, raw = (node.src[i], src[i]) if i < len(src) else (None, None)
     if t is None or raw is None:
         raise BackendError(f"src[{i}] expected, none found")
@@ -101,12 +104,12 @@ def optional(node: Tensor, src: Sources, i: int) -> Values | None:
     return None if t is None or raw is None else load(t.type, raw)
 
 
-def in_float64(formula: Formula, quantize: str = "reference") -> Kernel:
+def in_float64(formula: Formula) -> RoundingKernel:
     """The kernel that computes `formula` on float64 sources and rounds its result once."""
 
-    def kernel(node: Tensor, dst: Raw, src: Sources) -> None:
+    def kernel(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
         values = [None if t is None or raw is None else load(t.type, raw) for t, raw in zip(node.src, src, strict=True)]
-        store(node.type, dst, formula(node, *values), quantize)
+        store(node.type, dst, formula(node, *values), arithmetic.quantize)
 
     return kernel
 
@@ -122,11 +125,7 @@ def repeated(x: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def checked_index(indices: NDArray[Any], limit: int, what: str, bound: str) -> NDArray[np.int64]:
-    """`indices` as int64.
-
-    Raises:
-        BackendError: one lies outside `0 <= i < limit`, where ggml would abort.
-    """
+    """`indices` as int64; BackendError if one lies outside `0 <= i < limit`, where ggml would abort."""
     whole = indices.astype(np.int64)
     if whole.size and not (whole.min() >= 0 and whole.max() < limit):
         bad = whole[(whole < 0) | (whole >= limit)].flat[0]

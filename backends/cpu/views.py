@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from conformance.backend.kernel import Kernel, Raw, Sources
+from conformance.backend.kernel import Raw, Sources
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.ops.views import part
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32, I32
 
-from .takes import ANY, ONLY_F32, ONLY_I32, STORED, VALUES, Takes, same_types
+from .takes import ANY, ONLY_F32, ONLY_I32, STORED, VALUES, Table, Takes, same_types
 from .values import load, operand, repeated, store
 
 
-def _copy(quantize: str, node: Tensor, dst: Raw, src: Sources) -> None:
+def _copy(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """CPY, CONT and DUP. Other shapes of as many elements are filled in ggml's element order, `ne[0]` fastest."""
     a, raw = operand(node, src, 0)
     if a.type is node.type:
         dst[...] = raw if a.ne == node.ne else np.ascontiguousarray(raw).reshape(dst.shape)
     else:
-        store(node.type, dst, load(a.type, raw).reshape(node.shape), quantize)
+        store(node.type, dst, load(a.type, raw).reshape(node.shape), arithmetic.quantize)
 
 
-def _concat(node: Tensor, dst: Raw, src: Sources) -> None:
-    (_, a), (_, b) = operand(node, src, 0), operand(node, src, 1)
+def _concat(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
+    a, b = operand(node, src, 0)[1], operand(node, src, 1)[1]
     axis = 3 - node.params.dim
     middle = a.shape[axis]
     before = (slice(None),) * axis
@@ -35,7 +33,7 @@ def _concat(node: Tensor, dst: Raw, src: Sources) -> None:
     dst[(*before, slice(middle, None))] = b
 
 
-def _repeat(node: Tensor, dst: Raw, src: Sources) -> None:
+def _repeat(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     dst[...] = repeated(operand(node, src, 0)[1], dst.shape)
 
 
@@ -46,13 +44,13 @@ def _region(node: Tensor, dst: Raw) -> Raw:
     return as_strided(flat, ne[::-1], nb[::-1])
 
 
-def _part(add: bool, node: Tensor, dst: Raw, src: Sources) -> None:
-    """`src[1]` into the part of `src[0]` that the parameters show, or added to it."""
-    (_, a), (_, b) = operand(node, src, 0), operand(node, src, 1)
+def _part(_: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
+    """SET and ACC: `src[1]` into the part of `src[0]` that the parameters show, or added to it."""
+    a, b = operand(node, src, 0)[1], operand(node, src, 1)[1]
     if node.view_src is None:
         dst[...] = a
     to = _region(node, dst)
-    to[...] = to.astype(np.float64) + b if add else b
+    to[...] = to.astype(np.float64) + b if node.op == "ACC" else b
 
 
 def _converts(node: Tensor) -> str:
@@ -69,20 +67,12 @@ def _converts(node: Tensor) -> str:
     return f"no conversion from {a.type} to {to}"
 
 
-TAKES = {
-    **dict.fromkeys(("CPY", "CONT", "DUP"), Takes((ANY, ANY), ANY, _converts)),
-    **dict.fromkeys(("CONCAT", "REPEAT"), Takes((ANY, ANY), ANY, same_types)),
-    **dict.fromkeys(("SET", "ACC"), Takes((ONLY_F32 | ONLY_I32,) * 2, ONLY_F32 | ONLY_I32, same_types)),
+_WHOLE = Takes((ANY, ANY), ANY, same_types)
+_PARTS = Takes((ONLY_F32 | ONLY_I32,) * 2, ONLY_F32 | ONLY_I32, same_types)
+
+TABLE: Table = {
+    **dict.fromkeys(("CPY", "CONT", "DUP"), (Takes((ANY, ANY), ANY, _converts), _copy)),
+    "CONCAT": (_WHOLE, _concat),
+    "REPEAT": (_WHOLE, _repeat),
+    **dict.fromkeys(("SET", "ACC"), (_PARTS, _part)),
 }
-"""Op -> what it takes."""
-
-
-def kernels(arithmetic: Arithmetic) -> dict[str, Kernel]:
-    """Op -> kernel; `arithmetic` says how block types are stored."""
-    return {
-        **dict.fromkeys(("CPY", "CONT", "DUP"), partial(_copy, arithmetic.quantize)),
-        "CONCAT": _concat,
-        "REPEAT": _repeat,
-        "SET": partial(_part, False),
-        "ACC": partial(_part, True),
-    }

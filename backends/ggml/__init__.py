@@ -19,8 +19,8 @@ from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import VIEW_OPS, Tensor
 from conformance.ggml.types import F32, Q8_0
 
-from .context import Context, refusal
-from .placement import homes, supports
+from .context import refusal
+from .placement import addresses, homes, supports
 from .sched import SchedSession
 from .session import PATHS, GgmlSession, GuardSession
 
@@ -57,7 +57,7 @@ class GgmlBackend(Backend):
             makes none, where the llama.cpp of a recording does.
         products: type that the device rounds the operands of matrix products to; other than `float32`, the budget is
             wider.
-        requant: how the device stores quantised weights, a mode of `cgraph.requant`; the reference imitates it.
+        requant: how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it.
 
     Raises:
         UnavailableError: no such library, or one that does not fit; names both versions.
@@ -160,8 +160,7 @@ class GgmlBackend(Backend):
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
         """As `supports`, while `tensor` lies in an empty buffer of the type, as when llama.cpp loads a weight.
 
-        Raises:
-            BackendError: this version of ggml cannot have a tensor of `graph`.
+        BackendError if this version of ggml cannot have a tensor of `graph`.
         """
         name, buft = list(self._bufts.items())[buffer % len(self._bufts)]
         answers = supports(self._library, self._device, buft, graph, tensor)
@@ -171,37 +170,22 @@ class GgmlBackend(Backend):
         return [YES if s else no(f"{why} refuses {_spell(n)}") for n, s in zip(graph, answers, strict=True)]
 
     def _supported(self, graph: Graph, device: int, name: str) -> list[Support]:
-        library, g = self._library, self._ggml
-        tensors = graph.tensors()
-        context = Context(library, len(tensors))
+        library, tensors = self._library, graph.tensors()
         lacking: dict[Tensor, str] = {}
         """Tensors that this library cannot have, and why."""
-        at: dict[Tensor, int] = {}
-        try:
-            for t in tensors:
-                reason = refusal(library, t) or next(
-                    (lacking[s] for s in (*t.src, t.view_src) if s is not None and s in lacking), ""
-                )
-                if reason:
-                    lacking[t] = reason
-                else:
-                    at[t] = context.add(t, at)
-            return [
-                no(lacking[node])
-                if node in lacking
-                else YES
-                if g.backend_dev_supports_op(device, at[node])
-                else no(f"ggml_backend_dev_supports_op of {name} (ggml {library.version}) refuses {_spell(node)}")
-                for node in graph
-            ]
-        finally:
-            context.free()
+        for t in tensors:
+            below = (lacking[s] for s in (*t.src, t.view_src) if s is not None and s in lacking)
+            if reason := refusal(library, t) or next(below, ""):
+                lacking[t] = reason
+        with addresses(library, [t for t in tensors if t not in lacking]) as at:
+            taken = {n for n in graph if n in at and self._ggml.backend_dev_supports_op(device, at[n])}
+        refuses = f"ggml_backend_dev_supports_op of {name} (ggml {library.version}) refuses"
+        return [YES if n in taken else no(lacking.get(n) or f"{refuses} {_spell(n)}") for n in graph]
 
     def open(self, case: Case) -> Session:
         """Allocate and fill the case's weights and caches, where `Case.placement` says and this device can.
 
-        Raises:
-            BackendError: no memory, or a tensor that this version of ggml cannot have.
+        BackendError for no memory, or a tensor that this version of ggml cannot have.
         """
         if self._cpu:
             return SchedSession(

@@ -45,11 +45,7 @@ class Context:
         self.memory = (ctypes.c_char * size).from_address(self.base)
 
     def add(self, t: Tensor, at: Mapping[Tensor, int]) -> int:
-        """Rebuild `t`; its `src` and `view_src` stand in `at`.
-
-        Raises:
-            BackendError: this version of ggml has no such op or type.
-        """
+        """Rebuild `t`, whose `src` and `view_src` stand in `at`; BackendError if this ggml has no such op or type."""
         lib = self.library
         params = t.op_params
         if t.op in lib.sub_ops:
@@ -76,11 +72,7 @@ class Context:
 
 
 def sub_op(library: Library, t: Tensor) -> int:
-    """This library's id of a UNARY's or GLU's sub-op, by name.
-
-    Raises:
-        BackendError: this version of ggml has no such sub-op.
-    """
+    """This library's id of a UNARY's or GLU's sub-op, by name; BackendError if it has none."""
     reason = refusal(library, t)
     if reason:
         raise BackendError(f"{t}: {reason}")

@@ -45,13 +45,8 @@ def homes(
 ) -> tuple[dict[Tensor, Home], list[str]]:
     """Where every persistent tensor lies: as the case says, else `weights`, where the device takes every use of it.
 
-    `bufts` are the device's buffer types by name, the default first.
-
-    Returns:
-        The homes, and one note for each tensor that must stay in the default buffer.
-
-    Raises:
-        BackendError: the device itself refuses a use of a tensor that must lie where the case says.
+    `bufts` are the device's buffer types by name, the default first. Returns the homes, and one note for each tensor
+    that must stay in the default buffer. BackendError as `sched_homes`.
     """
     types = list(bufts.values())
     caches = frozenset(case.caches())
@@ -80,13 +75,8 @@ def sched_homes(
     """Where llama.cpp would put each persistent tensor of a case for a device and the CPU behind it.
 
     `bufts` are the device's buffer types, `weights` that of them which weights lie in. Of the case's own placement only
-    what must lie somewhere counts.
-
-    Returns:
-        The homes, and one note for each weight that is not on the device.
-
-    Raises:
-        BackendError: the device itself refuses a use of a tensor that must lie where the case says.
+    what must lie somewhere counts. Returns the homes, and one note for each weight that is not on the device.
+    BackendError if the device itself refuses a use of a tensor that must lie where the case says.
     """
     g = library.ggml
     here, there = g.backend_dev_buffer_type(device), g.backend_dev_buffer_type(cpu)
@@ -124,10 +114,9 @@ def sched_homes(
 def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Tensor) -> list[bool]:
     """`ggml_backend_dev_supports_op` of every node, asked while `tensor` and its views lie in an empty buffer.
 
-    Raises:
-        BackendError: this version of ggml cannot have a tensor of `graph`.
+    BackendError if this version of ggml cannot have a tensor of `graph`.
     """
-    with _empty(library, [buft]) as empty, _addresses(library, graph.tensors()) as at:
+    with _empty(library, [buft]) as empty, addresses(library, graph.tensors()) as at:
         for t, pointer in at.items():
             if t.root is tensor:
                 library.struct(pointer).buffer = empty[buft]
@@ -135,7 +124,7 @@ def supports(library: Library, device: int, buft: int, graph: Graph, tensor: Ten
 
 
 @contextmanager
-def _addresses(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Tensor, int]]:
+def addresses(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Tensor, int]]:
     """`tensors`, each behind its sources, in a context of their own: tensor -> its address."""
     context = Context(library, len(tensors))
     at: dict[Tensor, int] = {}
@@ -150,7 +139,7 @@ def _addresses(library: Library, tensors: Sequence[Tensor]) -> Iterator[dict[Ten
 def _each_tensor(library: Library, case: Case) -> Iterator[tuple[Tensor, Mapping[Tensor, int]]]:
     """Every tensor of every step, and the addresses of all tensors of that step."""
     for step in case.steps:
-        with _addresses(library, step.graph.tensors()) as at:
+        with addresses(library, step.graph.tensors()) as at:
             for t in at:
                 yield t, at
 

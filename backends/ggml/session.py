@@ -120,8 +120,7 @@ class GgmlSession(Session):
     def write(self, tensor: Tensor, data: Bytes) -> None:
         """Set the bytes of a persistent tensor, whole.
 
-        Raises:
-            GraphError: the tensor is not persistent in this case, or `data` has another size.
+        GraphError if the tensor is not persistent in this case, or `data` has another size.
         """
         pointer = self._persistent(tensor)
         if tensor in self._unreadable:
@@ -129,10 +128,9 @@ class GgmlSession(Session):
         self._set(pointer, tensor, data)
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor. A weight in a buffer with a layout of its own gives the bytes last written.
+        """The bytes of a persistent tensor; GraphError if it is none of this case.
 
-        Raises:
-            GraphError: the tensor is not persistent in this case.
+        A weight in a buffer with a layout of its own gives the bytes last written.
         """
         pointer = self._persistent(tensor)
         if tensor in self._unreadable:
@@ -319,8 +317,7 @@ GUARD = 64
 class Guarded:
     """A buffer whose tensors, none of them a view, lie apart, and the stretches between them.
 
-    Raises:
-        BackendError: no memory.
+    BackendError for no memory.
     """
 
     def __init__(self, library: Library, buft: int, tensors: Mapping[Tensor, int], usage: int = 0) -> None:

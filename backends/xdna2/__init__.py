@@ -19,6 +19,7 @@ from conformance.ggml import quants
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.matmul import AT_ONCE
 from conformance.ggml.quants.requant import FORMS, quantised, weight_form
 from conformance.ggml.tensor import Bytes, Tensor, is_contiguous, nrows
 from conformance.ggml.types import F32, TYPES
@@ -51,17 +52,10 @@ def tile(n: int) -> int:
 
 
 def dispatch(weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArray[np.int32]:
-    """`activations @ weights^T`, summed in int32: what one run of a kernel gives.
+    """`activations @ weights^T`, summed in int32, shape (n, m): what one run of a kernel gives.
 
-    A product of float64 is exact here: K at most 2^16 terms of at most 2^14 each stay far below 2^53, and K up to 2^17
-    below int32.
-
-    Args:
-        weights: shape (m, k).
-        activations: shape (n, k), n a multiple of the tile or `LEAST_N`.
-
-    Returns:
-        Shape (n, m).
+    Weights (m, k), activations (n, k), n a multiple of the tile or `LEAST_N`. A product of float64 is exact here: K at
+    most 2^16 terms of at most 2^14 each stay far below 2^53, and K up to 2^17 below int32.
     """
     out = np.zeros((len(activations), len(weights)), np.int32)
     filled = int(np.flatnonzero(activations.any(axis=1)).max(initial=-1)) + 1  # padding is zeros and stays so
@@ -116,9 +110,6 @@ _FLOATING = {n: FORM for n, t in TYPES.items() if t.is_quantized or n in {"f32",
 
 ARITHMETIC = Arithmetic("xdna2", mul_mat=_FLOATING, weights=_FLOATING)
 """Both operands in int8, one float32 scale per row of weights and per token."""
-
-_AT_ONCE = 1 << 24
-"""Weights in float64 at a time: 128 MiB."""
 
 
 class Xdna2Backend(KernelBackend):
@@ -198,11 +189,7 @@ class Xdna2Backend(KernelBackend):
         return next((reason for holds, reason in rules if not holds), "")
 
     def open(self, case: Case) -> Xdna2Session:
-        """Copies of the case's persistent tensors, the array empty.
-
-        Raises:
-            BackendError: a weight must lie in a slot of another K.
-        """
+        """Copies of the case's persistent tensors; BackendError if a weight must lie in a slot of another K."""
         for t, p in case.placement.items():
             if p.must and (why := self._misplaced(t, p.buffer)):
                 raise BackendError(why)
@@ -246,7 +233,7 @@ class Xdna2Session(KernelSession):
         q_w, d_w = self._weights(weight, src[0])
         q_x, d_x = _by_rows(x.reshape(-1, weight.ne[0]))
         out = dst.reshape(-1, node.ne[0])
-        step = max(1, _AT_ONCE // weight.ne[0])
+        step = max(1, AT_ONCE // weight.ne[0])
         for i in range(0, len(q_w), step):
             rows = slice(i, i + step)
             out[:, rows] = self._array.run(q_w[rows], q_x).astype(np.float32) * (d_x * d_w[rows].T)

@@ -39,27 +39,13 @@ class Part:
 
 
 def partial(
-    graph: Graph,
-    first: int,
-    last: int,
-    *,
-    persistent: Collection[Tensor] = (),
-    outputs: Collection[Tensor] = (),
+    graph: Graph, first: int, last: int, *, persistent: Collection[Tensor] = (), outputs: Collection[Tensor] = ()
 ) -> Part:
     """Nodes `first` to `last` (exclusive) of `graph` as a `Part`; `graph` stays unchanged.
 
     Run after the parts before it, with their `handed` bytes as its `inputs`, it gives the same values as these nodes in
-    the whole graph, and leaves the same bytes in persistent tensors.
-
-    Args:
-        graph: the whole graph.
-        first: index of the first node.
-        last: index after the last node.
-        persistent: leaves whose bytes live across graphs.
-        outputs: outputs of the whole graph.
-
-    Raises:
-        GraphError: a bad range, or a node computes in place on a view that is not one of its src.
+    the whole graph, and leaves the same bytes in `persistent` tensors, leaves whose bytes live across graphs. `outputs`
+    are those of the whole graph. GraphError for a bad range, or as `below`.
     """
     if not 0 <= first <= last <= len(graph):
         raise GraphError(f"partial: 0 <= first <= last <= {len(graph)} expected, {first} and {last} given")
@@ -84,8 +70,7 @@ def partial(
 def below(t: Tensor) -> Tensor | None:
     """The tensor that `t` is a view of, one step towards the root; None for a root.
 
-    Raises:
-        GraphError: `t` computes in place on a view that is not one of its src.
+    GraphError if `t` computes in place on a view that is not one of its src.
     """
     if t.view_src is None:
         return None

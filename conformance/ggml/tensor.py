@@ -225,17 +225,9 @@ def can_repeat(a: Tensor, b: Tensor) -> bool:
 def strided(buffer: Bytes, t: Tensor, offset: int | None = None) -> NDArray[Any]:
     """A zero-copy view of `t`'s elements in `buffer`, the bytes of its root; writable if `buffer` is.
 
-    Args:
-        buffer: the root's bytes.
-        t: the tensor.
-        offset: where it starts in `buffer`, in bytes; `view_offs` by default.
-
-    Returns:
-        Scalar types: shape `ne[::-1]` of the type's dtype (BF16: its bits as uint16). Block types: shape
-        `(ne3, ne2, ne1, ne0 / blck_size, type_size)` of uint8.
-
-    Raises:
-        GraphError: the view does not fit the buffer.
+    It starts `offset` bytes into `buffer`, `view_offs` by default. Scalar types: shape `ne[::-1]` of the type's dtype
+    (BF16: its bits as uint16). Block types: shape `(ne3, ne2, ne1, ne0 / blck_size, type_size)` of uint8. GraphError if
+    the view does not fit the buffer.
     """
     start = t.view_offs if offset is None else offset
     if start < 0 or start + nbytes(t) > buffer.nbytes:

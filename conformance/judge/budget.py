@@ -10,7 +10,6 @@ docs/suite/tolerances.md has measurements of right backends, and the budgets tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, sqrt
 
@@ -64,13 +63,10 @@ ROUNDED = {to: PRODUCT * unit for to, unit in _PRODUCTS.items()}
 
 
 def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True) -> Budget:
-    """The budget of one node whose sources are right.
+    """The budget of one node whose sources are right; `arithmetic` is that of the expected value.
 
-    Args:
-        node: the node that was computed.
-        arithmetic: of the expected value.
-        same: the backend computes in that arithmetic too. If not, a node that `arithmetic` changes may also be off by
-            what the change is worth.
+    `same`: the backend computes in that arithmetic too. If not, a node that `arithmetic` changes may also be off by
+    what the change is worth.
     """
     if node.op in VIEW_OPS or node.type.is_quantized or (node.type.dtype is not None and node.type.dtype.kind == "i"):
         return RAW
@@ -137,51 +133,31 @@ def free_running(nmse: float) -> Budget:
     return Budget(nmse, 4 * PEAK * sqrt(nmse), "a whole trajectory run freely")
 
 
-def _type(node: Tensor, i: int) -> str:
+def type_of(node: Tensor, i: int) -> str:
+    """The type of `node.src[i]` by name; empty where it is absent."""
     src = node.src[i] if i < len(node.src) else None
     return "" if src is None else src.type.name
 
 
-def _stores(node: Tensor, a: Arithmetic) -> bool:
-    return node.type.is_quantized and a.quantize != EXACT.quantize
-
-
-def _multiplies(node: Tensor, a: Arithmetic) -> bool:
-    return _type(node, 0) in a.mul_mat or _requantises(node, a)
-
-
-def _requantises(node: Tensor, a: Arithmetic) -> bool:
-    return bool(weight_form(node, a.weights, a.rows))
-
-
-def _attends(node: Tensor, a: Arithmetic) -> bool:
-    return _type(node, 1) in a.flash_attn or _type(node, 2) in a.flash_attn_sum
-
-
-def _looks_up(node: Tensor, a: Arithmetic) -> bool:
-    return str(node.params.op).replace("GEGLU", "GELU") in a.tables
-
-
-def _turns(_: Tensor, a: Arithmetic) -> bool:
-    return a.rope != EXACT.rope
-
-
-_CHANGES: dict[str, Callable[[Tensor, Arithmetic], bool]] = {
-    "quantize": _stores,
-    "mul_mat": _multiplies,
-    "rows": _requantises,
-    "flash_attn": _attends,
-    "tables": _looks_up,
-    "rope": _turns,
-}
-"""`Rounding.by` -> whether a node of such an op is computed in another way."""
-
-
 def changes(node: Tensor, arithmetic: Arithmetic) -> bool:
-    """Whether `arithmetic` may change `node`'s value by more than float32 rounding."""
-    declared = DECLARATIONS.get(node.op)
-    rule = _CHANGES.get(declared.rounding.by) if declared is not None else None
-    return rule is not None and rule(node, arithmetic.at(node))
+    """Whether `arithmetic` may change `node`'s value by more than float32 rounding, in the way of `Rounding.by`."""
+    a, declared = arithmetic.at(node), DECLARATIONS.get(node.op)
+    match declared.rounding.by if declared is not None else "":
+        case "quantize":
+            changed = node.type.is_quantized and a.quantize != EXACT.quantize
+        case "mul_mat":
+            changed = type_of(node, 0) in a.mul_mat or bool(weight_form(node, a.weights, a.rows))
+        case "rows":
+            changed = bool(weight_form(node, a.weights, a.rows))
+        case "flash_attn":
+            changed = type_of(node, 1) in a.flash_attn or type_of(node, 2) in a.flash_attn_sum
+        case "tables":
+            changed = str(node.params.op).replace("GEGLU", "GELU") in a.tables
+        case "rope":
+            changed = a.rope != EXACT.rope
+        case _:
+            changed = False
+    return changed
 
 
 def touches(case: Case, arithmetic: Arithmetic) -> bool:

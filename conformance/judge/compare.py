@@ -48,13 +48,9 @@ def values(t: Tensor, packed: Bytes) -> NDArray[Any]:
 
 
 def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False) -> Difference:
-    """Compare packed bytes of `t`.
+    """Compare packed bytes of `t`; those of another size are entirely wrong.
 
-    Args:
-        t: gives type and `ne`.
-        expected: packed bytes.
-        found: packed bytes; those of another size are entirely wrong.
-        unordered: ignore the order within a row (TOP_K).
+    `unordered` ignores the order within a row (TOP_K).
     """
     n = int(np.prod(t.ne))
     if expected.nbytes != found.nbytes:

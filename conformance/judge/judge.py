@@ -20,7 +20,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Bytes, Tensor, computes
 
-from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, changes, free_running, stored
+from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, changes, free_running, stored, type_of
 from .compare import Difference, compare
 
 _ACCUMULATE = 16.0
@@ -76,11 +76,9 @@ class Chain:
     """Follows a trajectory graph by graph and gives the budget of any tensor of the latest one."""
 
     def __init__(self, arithmetic: Arithmetic, *, by_nodes: bool = False) -> None:
-        """Start before the first step.
+        """Start before the first step; `arithmetic` is of both sides.
 
-        Args:
-            arithmetic: of both sides.
-            by_nodes: each node is also judged by itself, so another choice of experts may be tolerated.
+        `by_nodes`: each node is also judged by itself, so another choice of experts may be tolerated.
         """
         self._arithmetic = arithmetic
         self._by_nodes = by_nodes
@@ -196,9 +194,9 @@ def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:
     if changes(node, arithmetic):
         to = ""
         if node.op in {"MUL_MAT", "MUL_MAT_ID"}:
-            to = arithmetic.mul_mat.get(_type(node, 0), "")
+            to = arithmetic.mul_mat.get(type_of(node, 0), "")
         elif node.op == "FLASH_ATTN_EXT":
-            to = arithmetic.flash_attn.get(_type(node, 1), "")
+            to = arithmetic.flash_attn.get(type_of(node, 1), "")
         elif node.op in {"UNARY", "GLU"}:
             to = "f16"
         worth += _ACTIVATIONS.get(to, 0.0)
@@ -207,11 +205,6 @@ def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:
     if narrow and any(s is not None and s.type is not node.type for s in data):
         worth += _STORED.get(node.type.name, _STORED_OTHER)
     return worth
-
-
-def _type(node: Tensor, i: int) -> str:
-    src = node.src[i]
-    return "" if src is None else src.type.name
 
 
 def _budget(t: Tensor, noise: Noise) -> Budget:
@@ -260,17 +253,11 @@ def judge_step(
     chain: Chain | None = None,
     worth: Mapping[Tensor, float] | None = None,
 ) -> Iterator[Judged]:
-    """Judge outputs and caches after step `k`.
+    """Judge outputs and caches after step `k` of a case, which may state a tolerance.
 
-    Args:
-        case: may state a tolerance.
-        k: index of the step.
-        expected: packed bytes of outputs and caches.
-        found: the backend's packed bytes.
-        arithmetic: of `expected`.
-        chain: has followed the steps before; None if this step started from right caches.
-        worth: for a recording, tensor -> NMSE that the arithmetics of both sides are worth; the tolerance that the case
-            states is a minimum.
+    `expected` (in `arithmetic`) and `found` are packed bytes. `chain` has followed the steps before; None if this step
+    started from right caches. `worth`, for a recording: tensor -> NMSE that the arithmetics of both sides are worth;
+    the tolerance that the case states is then a minimum.
     """
     chain = chain or Chain(arithmetic)
     chain.enter(case.steps[k].graph)

@@ -189,12 +189,9 @@ class Request:
     def missing(
         self, results: Iterable[Result], reason: str, reasons: Mapping[tuple[str, str], str] | None = None
     ) -> list[Missing]:
-        """The pairs without a result.
+        """The pairs that `results` lack; why, by `reasons`, else `reason`.
 
-        Args:
-            results: of the run.
-            reason: why a pair has none, unless `reasons` says.
-            reasons: (backend, case), or (backend, "") for all its cases -> reason.
+        `reasons`: (backend, case), or (backend, "") for all its cases -> reason.
         """
         known = reasons or {}
         counts = Counter((r.backend, r.case) for r in results)

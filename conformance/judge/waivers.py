@@ -159,14 +159,9 @@ def problems(
     ids_of: Callable[[str], Sequence[str]],
     exists: Callable[[str], bool],
 ) -> list[Problem]:
-    """What is wrong with the waivers of one backend, judged by its results.
+    """What is wrong with the waivers of one backend, judged by all its results after `waive`. Fresh ones do not count.
 
-    Args:
-        waivers: of that backend.
-        results: all its results, after `waive`. Fresh cases do not count.
-        today: the day of the run.
-        ids_of: family -> its ids at all levels.
-        exists: whether a family can make a case of this id.
+    `ids_of`: family -> its ids at all levels; `exists`: whether a family can make a case of this id.
     """
     counted = [r for r in results if not r.fresh]
     families = tuple(dict.fromkeys(r.case.partition("/")[0] for r in counted))

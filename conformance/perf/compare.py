@@ -108,7 +108,7 @@ class Build:
 
     def _answer(self, doing: str, request: dict[str, JSON] | None = None) -> Mapping[str, JSON]:
         try:
-            reply, _ = self._worker.receive() if request is None else self._worker.ask(request)
+            reply, _ = self._worker.ask(request)
         except WorkerTimeoutError as e:
             raise BackendTimeoutError(f"{self.venv}: {doing}: {e}") from None
         except WorkerDiedError as e:

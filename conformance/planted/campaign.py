@@ -41,12 +41,13 @@ class Hunt:
 
 @dataclass(slots=True)
 class _State:
+    progress: Callable[[Hunt], None]
     done: dict[tuple[str, str], Hunt] = field(default_factory=dict)
     start: dict[str, int] = field(default_factory=dict)
     running: JSON = None
     ended: bool = False
 
-    def take(self, event: JSON) -> Hunt | None:
+    def take(self, event: JSON) -> None:
         kind = event["event"]
         if kind == "end":
             self.ended = True
@@ -56,12 +57,11 @@ class _State:
             self.running = event
         else:
             fields = {k: event[k] for k in ("fault", "family", "case", "verdict", "detail") if k in event}
-            return self.note(Hunt(noticed=kind == "noticed", **fields))
-        return None
+            self.note(Hunt(noticed=kind == "noticed", **fields))
 
-    def note(self, hunt: Hunt) -> Hunt:
+    def note(self, hunt: Hunt) -> None:
         self.done[hunt.fault, hunt.family] = hunt
-        return hunt
+        self.progress(hunt)
 
 
 def run(
@@ -69,42 +69,35 @@ def run(
 ) -> list[Hunt]:
     """Whether each family that a fault names noticed it, in the order of the faults.
 
-    Raises:
-        UsageError: a fault cannot be planted.
+    UsageError if a fault cannot be planted.
     """
-    state = _State()
+    state = _State(progress)
     while not state.ended:
         before = len(state.done)
-        last_words = _one_worker(faults, level, state, progress, limit)
+        last_words = _one_worker(faults, level, state, limit)
         if not state.ended:
             at = state.running
             if at is None or (len(state.done) == before and (at["fault"], at["family"]) in state.done):
                 raise UsageError(f"planted: the worker died before it ran a case: {last_words}")
-            progress(
-                state.note(Hunt(at["fault"], at["family"], True, at["case"], str(Verdict.CRASH), last_words))  # noticed
-            )
+            state.note(Hunt(at["fault"], at["family"], True, at["case"], str(Verdict.CRASH), last_words))  # noticed
     return [state.done[f.name, family] for f in faults for family in f.families if (f.name, family) in state.done]
 
 
-def _one_worker(
-    faults: Sequence[Fault], level: Level, state: _State, progress: Callable[[Hunt], None], limit: float
-) -> str:
+def _one_worker(faults: Sequence[Fault], level: Level, state: _State, limit: float) -> str:
     """Hunt until the end ("") or until the worker dies: how it died."""
     request = {"faults": [asdict(f) for f in faults], "level": level, "done": list(state.done), "start": state.start}
     worker = Worker("conformance.planted.campaign", time_limit=limit)
     try:
         event, _ = worker.ask(request)
-        while True:
-            hunt = state.take(event)
-            if hunt is not None:
-                progress(hunt)
-            if state.ended:
-                return ""
-            event, _ = worker.receive()
+        state.take(event)
+        while not state.ended:
+            event, _ = worker.ask(None)
+            state.take(event)
     except WorkerDiedError as e:
         return str(e)
     finally:
         worker.close()
+    return ""
 
 
 TOGETHER = {"ops": 128}

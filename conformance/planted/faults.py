@@ -39,13 +39,9 @@ import conformance.ggml
 from conformance import shipped
 from conformance.backend.interface import Backend
 from conformance.backend.registry import GROUP, Spec
+from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.errors import UsageError
 from conformance.suite import FAMILIES
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = shipped.path().parent
 """What `file` is relative to."""
@@ -81,11 +77,7 @@ class Fault:
         return Spec(f"{base.name}+{self.name}", base.options)
 
     def apply(self, source: str) -> str:
-        """`source` with the fault in it.
-
-        Raises:
-            UsageError: the place is not there, or there more than once.
-        """
+        """`source` with the fault in it; UsageError if the place is not there, or there more than once."""
         if self.old and source.count(self.old) != 1:
             raise UsageError(
                 f"fault {self.name}: {self.old!r} expected once in {self.file}, found {source.count(self.old)} times"
@@ -99,11 +91,7 @@ def control(of: str, families: Sequence[str]) -> Fault:
 
 
 def read(paths: Sequence[Path]) -> list[Fault]:
-    """Every fault of the TOML files in `paths`, folders included.
-
-    Raises:
-        UsageError: names the file and the field.
-    """
+    """Every fault of the TOML files in `paths`, folders included; UsageError names the file and the field."""
     files = [f for p in paths for f in (sorted(p.glob("*.toml")) if p.is_dir() else [p])]
     faults = [fault for f in files for fault in _read(f)]
     names = [fault.name for fault in faults]
@@ -116,36 +104,27 @@ def read(paths: Sequence[Path]) -> list[Fault]:
 
 
 def _read(path: Path) -> list[Fault]:
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{path}: {e}") from None
-    entries = document.get("fault")
-    if not isinstance(entries, list):
-        raise UsageError(f"{path}: [[fault]] tables expected, none found")
+    entries: Any = parse_toml(read_text(path), str(path)).get("fault")
+    expect(isinstance(entries, list), str(path), "[[fault]] tables", entries)
     return [_fault(e, f"{path}: fault {i}") for i, e in enumerate(entries)]
 
 
 def _fault(entry: dict[str, Any], where: str) -> Fault:
     for key in _FIELDS:
-        if not isinstance(entry.get(key), str):
-            raise UsageError(f"{where}: {key}: a text expected, {entry.get(key)!r} found")
-    families = entry.get("families")
-    if not isinstance(families, list) or not families:
-        raise UsageError(f"{where}: families: a list of names expected, {families!r} found")
+        expect(isinstance(entry.get(key), str), f"{where}: {key}", "a text", entry.get(key))
+    families: Any = entry.get("families")
+    expect(isinstance(families, list) and bool(families), f"{where}: families", "a list of names", families)
     if unknown := [f for f in families if f not in FAMILIES]:
         raise UsageError(f"{where}: family {unknown[0]!r} is unknown; known: {', '.join(FAMILIES)}")
-    if extra := entry.keys() - {*_FIELDS, "families"}:
-        raise UsageError(f"{where}: {min(extra)} is unknown; known: {', '.join((*_FIELDS, 'families'))}")
+    only(entry, (*_FIELDS, "families"), where)
     return Fault(families=tuple(families), **{key: entry[key] for key in _FIELDS})
 
 
 def load(fault: Fault, options: Mapping[str, str] | None = None) -> Backend:
     """A backend with the fault in it; `options` of the adapter replace those that the fault names.
 
-    Raises:
-        UsageError: the fault cannot be planted, or its adapter is unknown.
-        UnavailableError: this machine cannot have the adapter.
+    UsageError if the fault cannot be planted, or its adapter is unknown; UnavailableError if this machine cannot have
+    it.
     """
     base = Spec.parse(fault.of)
     values = [e.value for e in entry_points(group=GROUP) if e.name == base.name]

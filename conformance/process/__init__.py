@@ -9,7 +9,7 @@ Every process of this project starts here. Such a process
 `service` is the child's side of a `Worker`.
 """
 
-from .spawn import Child, end_group, interrupt, spawn, spawn_command, spawn_script, words, worker_pid
+from .spawn import Child, end_group, interrupt, spawn, spawn_command, words, worker_pid
 from .worker import Tail, Worker, WorkerDiedError, WorkerTimeoutError
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "interrupt",
     "spawn",
     "spawn_command",
-    "spawn_script",
     "words",
     "worker_pid",
 ]

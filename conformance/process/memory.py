@@ -92,11 +92,7 @@ def default_limit() -> int | None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `4G`, `512 MiB`, `1000000`; units are powers of 1024.
-
-    Raises:
-        UsageError: the text has another form, or is 0.
-    """
+    """Bytes of `4G`, `512 MiB`, `1000000`, units powers of 1024; UsageError for another form, or 0."""
     match = _SIZE.fullmatch(text.strip())
     size = int(float(match[1]) * (1 << _UNITS[match[2].lower()])) if match else 0
     if size < 1:

@@ -52,11 +52,7 @@ class Sink(Protocol):
 
 
 def send(stream: Sink, header: Header, blobs: Sequence[Any] = ()) -> None:
-    """Write one frame and flush it.
-
-    Raises:
-        OSError: the other side is gone.
-    """
+    """Write one frame and flush it; OSError if the other side is gone."""
     views = [memoryview(b) for b in blobs]
     text = json.dumps({**header, "blobs": [v.nbytes for v in views]}, separators=(",", ":")).encode()
     pending = bytearray(_LENGTH.pack(len(text)))
@@ -136,11 +132,7 @@ class Service:
         os.dup2(2, 1)
 
     def receive(self) -> tuple[Header, list[memoryview]]:
-        """The next request.
-
-        Raises:
-            Closed: there will be no more.
-        """
+        """The next request; Closed if there will be none."""
         return receive(self._incoming)
 
     def send(self, header: Header, blobs: Sequence[Any] = ()) -> None:

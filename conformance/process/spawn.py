@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from conformance.ggml.errors import UnavailableError
 
@@ -23,7 +23,6 @@ ROOT: Final = str(Path(LAUNCHER).parents[3])
 POSIX: Final = hasattr(os, "fork")
 PATIENCE = 2 * launch.PATIENCE
 """Seconds that a keeper gets to kill its group."""
-Stream = int | IO[Any] | None
 
 
 class Child(subprocess.Popen[bytes]):
@@ -72,56 +71,35 @@ def _job(popen: subprocess.Popen[bytes]) -> Callable[[], None]:
 
 
 def spawn(
-    module: str,
+    target: str | Path,
     args: Sequence[str] = (),
     *,
+    python: Path | None = None,
     env: Mapping[str, str] | None = None,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
-    pass_fds: Sequence[int] = (),
-    cwd: Path | None = None,
+    **popen: Any,  # noqa: ANN401  # as of Popen
 ) -> Child:
     """Start a module of ours under our own interpreter, the current directory not on its `sys.path`.
 
-    `env` and `cwd` are ours where None; its keeper holds `pass_fds` too (POSIX only); streams are `subprocess.Popen`'s.
+    With `python`, a script under that interpreter, on nothing but what is installed there (`python -I`). `env` is ours
+    where None; `popen` has streams and `cwd`, as of `subprocess.Popen`.
     """
-    command = [sys.executable, LAUNCHER]
-    return _start(
-        command, [ROOT, "module", module, *args], env, pass_fds, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd
-    )
-
-
-def spawn_script(
-    script: Path,
-    args: Sequence[str] = (),
-    *,
-    python: Path,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
-    cwd: Path | None = None,
-) -> Child:
-    """Start a script under another interpreter, on nothing but what is installed there (`python -I`)."""
-    command = [str(python), "-I", LAUNCHER]
-    rest = ["", "script", str(script), *args]
-    return _start(command, rest, None, (), stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd)
+    if python is None:
+        return _start([sys.executable, LAUNCHER], [ROOT, "module", str(target), *args], env, **popen)
+    return _start([str(python), "-I", LAUNCHER], ["", "script", str(target), *args], env, **popen)
 
 
 def spawn_command(
     command: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
-    stdin: Stream = None,
-    stdout: Stream = None,
-    stderr: Stream = None,
     pass_fds: Sequence[int] = (),
+    **popen: Any,  # noqa: ANN401  # as of Popen
 ) -> Child:
-    """Start any program; exit code 127 where it cannot be started. Arguments as of `spawn`."""
-    rest = ["", "command", *command]
-    return _start(
-        [sys.executable, "-I", "-S", LAUNCHER], rest, env, pass_fds, stdin=stdin, stdout=stdout, stderr=stderr
-    )
+    """Start any program; exit code 127 where it cannot be started.
+
+    Its keeper holds `pass_fds` too (POSIX only); the rest as of `spawn`.
+    """
+    return _start([sys.executable, "-I", "-S", LAUNCHER], ["", "command", *command], env, pass_fds, **popen)
 
 
 def words(module: str) -> list[str]:
@@ -133,12 +111,12 @@ def _start(
     command: Sequence[str],
     rest: Sequence[str],
     env: Mapping[str, str] | None,
-    pass_fds: Sequence[int],
-    **streams: Any,  # noqa: ANN401  # as of Popen
+    pass_fds: Sequence[int] = (),
+    **popen: Any,  # noqa: ANN401  # as of Popen
 ) -> Child:
-    streams["env"] = environment(os.environ if env is None else env)
+    popen["env"] = environment(os.environ if env is None else env)
     lifeline = os.pipe() if POSIX else None
-    return Child([*command, str(lifeline[0]) if lifeline else "", *rest], lifeline, pass_fds, **streams)
+    return Child([*command, str(lifeline[0]) if lifeline else "", *rest], lifeline, pass_fds, **popen)
 
 
 def end_group(popen: Child, patience: float = 0.0) -> None:
@@ -148,9 +126,9 @@ def end_group(popen: Child, patience: float = 0.0) -> None:
     """
     if not popen.ours:
         return
-    if not _ended(popen, patience):
+    if not ended(popen, patience):
         popen.terminate()  # its keeper kills the group and ends as the child ended
-        if not _ended(popen, PATIENCE):
+        if not ended(popen, PATIENCE):
             for pid in [*launch.descendants(popen.pid), popen.pid]:  # someone stopped the keeper
                 with suppress(OSError):
                     os.kill(pid, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
@@ -158,7 +136,8 @@ def end_group(popen: Child, patience: float = 0.0) -> None:
     popen.release()
 
 
-def _ended(popen: Child, patience: float) -> bool:
+def ended(popen: Child, patience: float) -> bool:
+    """Whether it ends by itself within so many seconds."""
     try:
         popen.wait(patience)
     except subprocess.TimeoutExpired:

@@ -27,7 +27,7 @@ from conformance.ggml.errors import BackendError, CaseFileError, ConformanceErro
 
 from .memory import held_below
 from .service import Closed, Garbage, Header, receive, send
-from .spawn import Child, end_group, spawn, spawn_script, worker_pid
+from .spawn import Child, end_group, ended, spawn, worker_pid
 
 CHUNK = 1 << 16
 POLLS: Final = hasattr(select, "poll")
@@ -54,11 +54,7 @@ class Wire:
         self._writer: _Polled | _Threaded = (_Polled if POLLS else _Threaded)(outgoing, writes=True)
 
     def readinto(self, view: memoryview) -> int:
-        """Read at least one byte; 0 at the end.
-
-        Raises:
-            Late: nothing came by the deadline.
-        """
+        """Read at least one byte, 0 at the end; Late if nothing came by the deadline."""
         if not self._held:
             data = self._wait(self._reader).read()
             if not data:
@@ -70,12 +66,7 @@ class Wire:
         return n
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write all of `data`.
-
-        Raises:
-            Late: it was not taken by the deadline.
-            OSError: nobody reads.
-        """
+        """Write all of `data`; Late if it was not taken by the deadline, OSError if nobody reads."""
         rest = memoryview(data).cast("B")
         while rest:
             rest = rest[self._writer.write(rest) or self._wait(self._writer).write(rest) :]
@@ -218,12 +209,7 @@ class _MemoryLimitError(Exception):
 
 
 class Tail:
-    """A thread that reads a stream to its end and keeps the last `KEPT` bytes.
-
-    Args:
-        stream: what a child writes.
-        sink: gets each piece of it.
-    """
+    """A thread that reads a child's stream to its end and keeps the last `KEPT` bytes; `sink` gets each piece."""
 
     def __init__(self, stream: IO[bytes], sink: Callable[[bytes], None] | None = None) -> None:
         self._data = bytearray()
@@ -285,11 +271,8 @@ class Worker:
         self.time_limit = time_limit
         self.death = ""
         """How the child ended, in words; empty while it lives."""
-        start = partial(spawn, str(service), env=env)
-        if python is not None:
-            start = partial(spawn_script, Path(service), python=python)
         pipe = subprocess.PIPE
-        self._child = start(args, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
+        self._child = spawn(service, args, python=python, env=env, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
         self._tail = Tail(cast("BinaryIO", self._child.stderr))
         look = None if memory_limit is None else partial(_look, self._child.pid, memory_limit)
         streams = cast("BinaryIO", self._child.stdout), cast("BinaryIO", self._child.stdin)
@@ -304,34 +287,28 @@ class Worker:
         pid = worker_pid(self._child)
         return self._child.pid if pid is None else pid
 
+    def close(self) -> None:
+        """Close the wire and wait for the child; end it where it does not end by itself."""
+        self.death = self.death or "its process has ended"
+        self._finalizer()
+
     def ask(
-        self, header: Header, blobs: Sequence[Any] = (), *, sizes: Sequence[int] = (), seconds: float | None = None
+        self,
+        header: Header | None,
+        blobs: Sequence[Any] = (),
+        *,
+        sizes: Sequence[int] = (),
+        seconds: float | None = None,
     ) -> tuple[Header, list[memoryview]]:
         """Send a request and wait `seconds` (None: `time_limit`) for its reply, whose blobs must have `sizes` bytes.
+
+        Without a header nothing is sent: the reply is the first word of a service, or another to the last request.
 
         Raises:
             ConformanceError: the service's own.
             WorkerDiedError: the child died, now or before.
             WorkerTimeoutError: no reply in time; the child is ended.
         """
-        return self._exchange(header, blobs, sizes, seconds)
-
-    def receive(self, sizes: Sequence[int] = (), seconds: float | None = None) -> tuple[Header, list[memoryview]]:
-        """A reply that nobody asked for: the first word of a service, or another reply to the last request.
-
-        Raises:
-            ConformanceError: as `ask`.
-        """
-        return self._exchange(None, (), sizes, seconds)
-
-    def close(self) -> None:
-        """Close the wire and wait for the child; end it where it does not end by itself."""
-        self.death = self.death or "its process has ended"
-        self._finalizer()
-
-    def _exchange(
-        self, header: Header | None, blobs: Sequence[Any], sizes: Sequence[int], seconds: float | None
-    ) -> tuple[Header, list[memoryview]]:
         seconds = self.time_limit if seconds is None else seconds
         with self._lock:
             if self.death:
@@ -342,7 +319,8 @@ class Worker:
                     send(self._wire, header, blobs)
                 reply, found = receive(self._wire, sizes, self._parse)
             except (Closed, OSError):
-                raise self._dead(self._wait()) from None
+                alive = not ended(self._child, WIRE_PATIENCE)
+                raise self._dead("its wire was closed while it lived, so it was ended" if alive else "") from None
             except Garbage:
                 raise self._dead("someone wrote on its wire, so it was ended") from None
             except _MemoryLimitError as e:
@@ -359,14 +337,6 @@ class Worker:
         if "error" in reply:
             raise unpack_error(reply)
         return reply, found
-
-    def _wait(self) -> str:
-        """Why it was ended, where it closed its wire and lives on."""
-        try:
-            self._child.wait(WIRE_PATIENCE)
-        except subprocess.TimeoutExpired:
-            return "its wire was closed while it lived, so it was ended"
-        return ""
 
     def _dead(self, how: str) -> WorkerDiedError:
         lines = self._last_lines()

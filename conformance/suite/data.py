@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
-from conformance.ggml.quants import from_float, random_blocks
-from conformance.ggml.quants.blocks import BLOCK, SCALES
+from conformance.ggml.quants import from_float
+from conformance.ggml.quants.blocks import BLOCK, SCALES, random_blocks
 from conformance.ggml.tensor import Bytes, Dims
 from conformance.ggml.types import F32, I32, I64, MXFP4, GGMLType
 

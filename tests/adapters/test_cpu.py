@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from backends.cpu import TAKES, CpuBackend, elementwise
+from backends.cpu import TABLE, CpuBackend, elementwise
 from backends.cpu.takes import STORED
 from backends.cpu.values import alibi_slopes, load, repeated, store, to_bf16
 from conformance.backend.registry import Spec, create
@@ -93,8 +93,8 @@ def test_is_installed_under_its_name() -> None:
 
 def test_every_kernel_says_what_it_takes() -> None:
     """The table of kernels and the table of accepted types name the same ops, all of them ggml's."""
-    assert set(CPU.kernels()) == set(TAKES)
-    assert set(TAKES) <= set(OPS)
+    assert set(CPU.kernels()) == set(TABLE)
+    assert set(TABLE) <= set(OPS)
 
 
 def test_every_unary_and_glu_has_a_formula() -> None:

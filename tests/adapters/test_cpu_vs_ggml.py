@@ -21,6 +21,8 @@ from conformance.case.case import Case, Step
 from conformance.ggml import quants
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.ops.build import Builder
+from conformance.ggml.quants.blocks import random_blocks
+from conformance.ggml.quants.write import WRITE
 from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb, nbytes, nelements, new_tensor, strided
 from conformance.ggml.types import (
     BF16,
@@ -70,7 +72,7 @@ class Kit(Builder):
     def of(self, type_: GGMLType, *ne: int, values: Array | None = None, scale: float = 1.0) -> Tensor:
         """A leaf of normal numbers times `scale`, or of `values`."""
         t = new_tensor(type_, *ne, name=f"leaf{len(self.leafs)}")
-        if type_.is_quantized and type_ not in quants.WRITE:
+        if type_.is_quantized and type_ not in WRITE:
             return self._filled(t)
         x = self.random.standard_normal(t.shape) * scale if values is None else values.reshape(t.shape)
         self.leafs[t] = np.zeros(nbytes(t), np.uint8)
@@ -84,7 +86,7 @@ class Kit(Builder):
 
     def _filled(self, t: Tensor) -> Tensor:
         words = lambda n: self.random.integers(0, 2**64, n, np.uint64)  # noqa: E731  # said in place
-        self.leafs[t] = quants.random_blocks(t.type, words, nelements(t) // t.type.blck_size).reshape(-1)
+        self.leafs[t] = random_blocks(t.type, words, nelements(t) // t.type.blck_size).reshape(-1)
         return t
 
     def index(self, type_: GGMLType, limit: int, *ne: int) -> Tensor:
@@ -136,7 +138,7 @@ class Kit(Builder):
 Make = Callable[[Kit], Tensor]
 FLOATS = (F32, F16, BF16)
 WEIGHTS = [t for t in TYPES.values() if t in quants.VEC_DOT_TYPE and t.name != "q8_1"]
-STORED = [*FLOATS, *(t for t in quants.WRITE if t.name[:3] not in {"iq2", "iq3"} and t.name not in {"q8_1", "q8_K"})]
+STORED = [*FLOATS, *(t for t in WRITE if t.name[:3] not in {"iq2", "iq3"} and t.name not in {"q8_1", "q8_K"})]
 
 
 def _given(make: Callable[..., Tensor], *args: object) -> Make:

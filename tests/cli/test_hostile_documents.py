@@ -238,11 +238,8 @@ class _Replies:
     def __init__(self, replies: dict[str, dict[str, JSON]]) -> None:
         self._replies = replies
 
-    def receive(self) -> tuple[dict[str, JSON], list[bytes]]:
-        return self._replies["starting"], []
-
-    def ask(self, request: dict[str, JSON]) -> tuple[dict[str, JSON], list[bytes]]:
-        return self._replies.get(request["do"], {}), []
+    def ask(self, request: dict[str, JSON] | None) -> tuple[dict[str, JSON], list[bytes]]:
+        return self._replies.get(request["do"] if request else "starting", {}), []
 
     def close(self) -> None:
         pass

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from conformance.ggml import quants
 from conformance.ggml.errors import GraphError
-from conformance.ggml.quants.blocks import BLOCK, as_blocks
-from conformance.ggml.quants.write import sum_in_order
+from conformance.ggml.quants.blocks import BLOCK, as_blocks, random_blocks
+from conformance.ggml.quants.write import WRITE, sum_in_order
 from conformance.ggml.types import (
     BF16,
     F16,
@@ -173,7 +173,7 @@ def _rows(seed: int, n: int = 512) -> dict[str, F32Array]:
 
 KINDS = _rows(0)
 BLOCK_TYPES = [t for t in TYPES.values() if t.is_quantized]
-STORED = [t for t in TYPES.values() if t in quants.WRITE or t in (F16, BF16)]
+STORED = [t for t in TYPES.values() if t in WRITE or t in (F16, BF16)]
 
 
 def _comparable(t: GGMLType, x: F32Array, blocks: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -342,7 +342,7 @@ def test_vec_dot_type_is_ggml_s() -> None:
 @pytest.mark.parametrize("t", BLOCK_TYPES, ids=str)
 def test_random_blocks_are_valid(t: GGMLType) -> None:
     """Random blocks pass `ggml_validate_row_data` (which knows no Q8_1) and hold moderate, varied values."""
-    raw = quants.random_blocks(t, _words(7, 20_000), 500)
+    raw = random_blocks(t, _words(7, 20_000), 500)
     assert raw.shape == (500, t.type_size)
     if t is not Q8_1:
         assert _ggml().ggml_validate_row_data(t.id, raw.ctypes.data, raw.nbytes)
@@ -355,35 +355,33 @@ def test_random_blocks_are_valid(t: GGMLType) -> None:
 def test_random_blocks_are_these_forever() -> None:
     """The same words give the same bytes on any machine; a function is asked for the words needed."""
     words = np.arange(1, 200, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    assert quants.random_blocks(Q4_0, words, 1).tobytes().hex() == "152c4a7fb979379e2af894fe72f36e3c3f74"
-    assert (
-        quants.random_blocks(Q4_0, lambda n: words[:n], 9).tobytes() == quants.random_blocks(Q4_0, words, 9).tobytes()
-    )
+    assert random_blocks(Q4_0, words, 1).tobytes().hex() == "152c4a7fb979379e2af894fe72f36e3c3f74"
+    assert random_blocks(Q4_0, lambda n: words[:n], 9).tobytes() == random_blocks(Q4_0, words, 9).tobytes()
 
 
 def test_sums_in_random_blocks_agree_with_their_quants() -> None:
     """Q8_1's `s` and Q8_K's `bsums` are what a quantiser would have written."""
-    b = as_blocks(Q8_1, quants.random_blocks(Q8_1, _words(1, 500), 100))
+    b = as_blocks(Q8_1, random_blocks(Q8_1, _words(1, 500), 100))
     np.testing.assert_array_equal(b["s"], (b["d"].astype(np.float64) * b["qs"].sum(axis=1)).astype(np.float16))
-    k = as_blocks(Q8_K, quants.random_blocks(Q8_K, _words(2, 500), 13))
+    k = as_blocks(Q8_K, random_blocks(Q8_K, _words(2, 500), 13))
     np.testing.assert_array_equal(k["bsums"], k["qs"].reshape(-1, 16, 16).sum(axis=2))
 
 
 @pytest.mark.parametrize("t", BLOCK_TYPES, ids=str)
 def test_layout_does_not_matter(t: GGMLType) -> None:
     """Any strides and leading axes are read alike, and an empty tensor is an empty tensor."""
-    raw = quants.random_blocks(t, _words(3, 2000), 24).reshape(2, 3, 4, t.type_size)
+    raw = random_blocks(t, _words(3, 2000), 24).reshape(2, 3, 4, t.type_size)
     flat = quants.to_float(t, raw.reshape(-1, t.type_size)).reshape(2, 3, 4 * t.blck_size)
     np.testing.assert_array_equal(flat, quants.to_float(t, raw))
     np.testing.assert_array_equal(flat.swapaxes(0, 1), quants.to_float(t, raw.swapaxes(0, 1)))
     assert quants.to_float(t, raw[:0]).shape == (0, 3, 4 * t.blck_size)
-    if t in quants.WRITE:
+    if t in WRITE:
         back = quants.from_float(t, flat.swapaxes(0, 1))
         np.testing.assert_array_equal(quants.from_float(t, flat).swapaxes(0, 1), back)
         assert quants.from_float(t, flat[:0]).shape == (0, 3, 4, t.type_size)
 
 
-@pytest.mark.parametrize("t", quants.WRITE, ids=str)
+@pytest.mark.parametrize("t", WRITE, ids=str)
 def test_many_rows_are_stored_as_each_alone(t: GGMLType) -> None:
     """A block's bytes depend on its own values only, however many blocks are stored at once."""
     x = np.ascontiguousarray(KINDS["normal"][:70, :256])
@@ -454,9 +452,9 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(GraphError, match="'fast' found"):
         quants.quantizer("fast")
     with pytest.raises(GraphError, match="a block type expected, f16 found"):
-        quants.random_blocks(F16, _words(0, 1), 1)
+        random_blocks(F16, _words(0, 1), 1)
     with pytest.raises(GraphError, match="words of uint64 expected for 2 blocks of iq1_s"):
-        quants.random_blocks(IQ1_S, _words(0, 3), 2)
+        random_blocks(IQ1_S, _words(0, 3), 2)
 
 
 def test_quantizer_names_are_those_of_arithmetic() -> None:

@@ -18,8 +18,8 @@ from backends.openvino.weights import ENCODINGS, Packed, Stored, WeightStore, pa
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.ops.build import Builder
-from conformance.ggml.quants import from_float, random_blocks, to_float
-from conformance.ggml.quants.blocks import BLOCK
+from conformance.ggml.quants import from_float, to_float
+from conformance.ggml.quants.blocks import BLOCK, random_blocks
 from conformance.ggml.quants.requant import FORMS, MODES, requantised, weight_form
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I32, IQ4_NL, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, GGMLType

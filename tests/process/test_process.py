@@ -21,8 +21,8 @@ from conformance.process import (
     WorkerDiedError,
     WorkerTimeoutError,
     end_group,
+    spawn,
     spawn_command,
-    spawn_script,
     worker,
     worker_pid,
 )
@@ -106,7 +106,7 @@ def test_nothing_of_the_current_directory_runs_in_a_module(
     """Each worker is loaded as it is, though modules of every name it imports lie where it is started."""
     worker = Worker(module, args, time_limit=60)
     try:
-        said = str(worker.receive()[0] if request_ is None else worker.ask(request_)[0])
+        said = str(worker.ask(request_)[0])
     except WorkerDiedError as e:
         said = str(e)
     finally:
@@ -119,7 +119,7 @@ def test_nothing_of_the_current_directory_runs_in_a_script(tmp_path: Path) -> No
     """A script under another interpreter finds what is installed there and nothing else."""
     script = tmp_path / "script.py"
     script.write_text("import json, runpy, sys; print(json.dumps(sys.path))")
-    with spawn_script(script, python=Path(sys.executable), stdout=subprocess.PIPE) as popen:
+    with spawn(script, python=Path(sys.executable), stdout=subprocess.PIPE) as popen:
         assert popen.stdout is not None
         assert str(Path.cwd()) not in popen.stdout.read().decode()
         end_group(popen, 30)
@@ -271,7 +271,7 @@ def test_a_worker_answers_with_header_and_bytes(service: str) -> None:
     try:
         reply, blobs = worker.ask({"do": "blobs", "sizes": [2, 0, 100_000]}, sizes=[2, 0, 100_000])
         assert (reply["do"], [bytes(b[:1]) for b in blobs]) == ("blobs", [b"\0", b"", b"\0"])
-        assert worker.ask({"do": "twice"})[0] == worker.receive()[0] == {"do": "twice"}
+        assert worker.ask({"do": "twice"})[0] == worker.ask(None)[0] == {"do": "twice"}
     finally:
         worker.close()
 

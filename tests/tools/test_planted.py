@@ -86,7 +86,7 @@ def test_a_hunt_ends_with_its_campaign() -> None:
         "worker = Worker('conformance.planted.campaign', time_limit=600)\n"
         "event, _ = worker.ask(json.loads(sys.argv[1]))\n"
         "while event['event'] != 'runs':\n"
-        "    event, _ = worker.receive()\n"
+        "    event, _ = worker.ask(None)\n"
         "print(worker.pid, flush=True)\n"
         "time.sleep(600)\n"
     )

@@ -334,8 +334,7 @@ def ids(name_at: Callable[[int], int | None], known: tuple[str, ...]) -> dict[st
 def type_ids(ggml: SimpleNamespace) -> tuple[dict[str, int], dict[str, str]]:
     """Types by `ggml_type_name`, checked against `ggml_blck_size` and `ggml_type_size`.
 
-    Returns:
-        name -> id of each type that is laid out as ours, and name -> what differs for the others.
+    Returns name -> id of each type that is laid out as ours, and name -> what differs for the others.
     """
     last = max(t.id for t in TYPES.values())
     here: dict[str, int] = {}

@@ -45,11 +45,8 @@ _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 class Library:
     """One loaded ggml. `ggml.backend_dev_get(0)` calls `ggml_backend_dev_get(0)`.
 
-    Args:
-        where: a library that exports all of ggml, a folder with `libggml` and its parts, or "" for the wheel.
-
-    Raises:
-        UnavailableError: nothing there, it cannot be loaded, or it is not a ggml of a known layout.
+    `where` is a library that exports all of ggml, a folder with `libggml` and its parts, or "" for the wheel.
+    UnavailableError if nothing is there, it cannot be loaded, or it is not a ggml of a known layout.
     """
 
     parts: ClassVar[Sequence[str]] = ("ggml", "ggml-base", "ggml-cpu")
@@ -132,22 +129,14 @@ class Library:
         return self.layout.tensor.from_address(pointer)
 
     def leaf(self, pointer: int) -> Tensor:
-        """Type, `ne`, `nb` and name of the tensor at an address.
-
-        Raises:
-            GraphError: a type that is unknown here.
-        """
+        """Type, `ne`, `nb` and name of the tensor at an address; GraphError for a type that is unknown here."""
         c = self.struct(pointer)
         if c.type not in self._types:
             raise GraphError(f"{self.title}: a tensor of type id {c.type}, which is unknown here")
         return Tensor(self._types[c.type], tuple(c.ne), tuple(c.nb), name=c.name.decode(errors="replace"))
 
     def op(self, pointer: int) -> str:
-        """The op of the tensor at an address.
-
-        Raises:
-            GraphError: an op that is unknown here.
-        """
+        """The op of the tensor at an address; GraphError for one that is unknown here."""
         i = self.struct(pointer).op
         if i not in self._ops:
             raise GraphError(f"{self.title}: a node of op id {i}, which is unknown here")
@@ -156,8 +145,7 @@ class Library:
     def sub_op(self, op: str, i: int) -> int:
         """What `op_params[0]` of a UNARY or GLU is in a case, where this library has `i`.
 
-        Raises:
-            GraphError: a sub-op that is unknown here.
+        GraphError for a sub-op that is unknown here.
         """
         known, ids = self.sub_ops[op]
         for position, name in enumerate(known):
@@ -189,8 +177,7 @@ class Library:
     def device(self, name: str) -> int:
         """The device called `name`, in any case of letters, loading the folder's device libraries where it needs one.
 
-        Raises:
-            UsageError: lists the devices there are, and what the library said while loading.
+        UsageError lists the devices there are, and what the library said while loading.
         """
         for attempt in range(2):
             devices = self.devices()
@@ -218,9 +205,8 @@ class Library:
     def start(self, device: int, threads: int | None = None) -> int:
         """The device's backend, a `ggml_backend_t`; it computes with `threads` threads, or as many as it likes.
 
-        Raises:
-            UnavailableError: it cannot be initialised.
-            UsageError: it has no threads to set, and more than one is asked for.
+        UnavailableError if it cannot be initialised; UsageError if it has no threads to set, and more than one is asked
+        for.
         """
         backend: int | None = self.ggml.backend_dev_init(device, None)
         name = self.ggml.backend_dev_name(device).decode()
@@ -286,14 +272,7 @@ class Library:
 def tensor_layout(ggml: SimpleNamespace, title: str, op_ids: dict[str, int], f16: int) -> Layout:
     """The first of `LAYOUTS` by which the tensors that the library itself builds read as they should.
 
-    Args:
-        ggml: the library's functions.
-        title: what the library calls itself, for the message.
-        op_ids: op name -> id in this library.
-        f16: the id of type F16 in this library.
-
-    Raises:
-        UnavailableError: none fits; says what differs from the newest one.
+    `op_ids` and `f16` are the library's own ids. UnavailableError if none fits; says what differs from the newest one.
     """
     differing = [_difference(ggml, layout, op_ids, f16) for layout in LAYOUTS]
     for layout, difference in zip(LAYOUTS, differing, strict=True):
@@ -343,8 +322,7 @@ def _difference(ggml: SimpleNamespace, layout: Layout, op_ids: dict[str, int], f
 def find(where: str = "") -> Path:
     """The library file or folder `where`, or the installed wheel's library, found without importing the wheel.
 
-    Raises:
-        UnavailableError: there is none; says how to get one.
+    UnavailableError if there is none; says how to get one.
     """
     if where:
         if not Path(where).exists():

@@ -17,12 +17,8 @@ _P = ctypes.c_void_p
 class Llama(Library):
     """One loaded llama.cpp and the ggml it uses. `llama.decode(...)` calls `llama_decode(...)`.
 
-    Args:
-        where: a library that exports all of llama.cpp and ggml, a folder with `libllama` and its parts, or "" for the
-            wheel.
-
-    Raises:
-        UnavailableError: as `Library`; or its parameters are not laid out as in `layout.LAYOUTS`.
+    `where` as of `Library`, with all of llama.cpp or `libllama`. UnavailableError as there; or its parameters are not
+    laid out as in `layout.LAYOUTS`.
     """
 
     parts: ClassVar = ("llama", *Library.parts)
@@ -53,10 +49,9 @@ class Llama(Library):
 
 
 def check(function: Any, defaults: Mapping[str, Any], title: str) -> None:  # noqa: ANN401  # a foreign function
-    """Whether `function`, which returns a struct of parameters, fills it as it is declared.
+    """Check that `function`, which returns a struct of parameters, fills it as it is declared.
 
-    Raises:
-        UnavailableError: it does not; names the library and the field.
+    UnavailableError if it does not; names the library and the field.
     """
     params = function()
     kind = type(params)

@@ -12,13 +12,13 @@ from .op import (
     LOOP,
     PASSES,
     Layout,
+    Op,
     Rounding,
     Work,
     check,
     dup_or_inplace,
     failed,
     fresh,
-    op,
     operand,
     optional,
     same_layout,
@@ -157,9 +157,9 @@ def _indexer_scores(t: Tensor) -> int:
     return q.ne[1] * q.ne[2] * q.ne[3] * k.ne[2]
 
 
-DIAG_MASK_INF = op("DIAG_MASK_INF", src="a", layout=same_layout, params=_MASK)
-DIAG_MASK_ZERO = op("DIAG_MASK_ZERO", src="a", layout=same_layout, params=_MASK)
-SOFT_MAX = op(
+DIAG_MASK_INF = Op("DIAG_MASK_INF", src="a", layout=same_layout, params=_MASK)
+DIAG_MASK_ZERO = Op("DIAG_MASK_ZERO", src="a", layout=same_layout, params=_MASK)
+SOFT_MAX = Op(
     "SOFT_MAX",
     src="a mask? sinks?",
     layout=_soft_max,
@@ -171,7 +171,7 @@ SOFT_MAX = op(
     params=_SCALES,
     after=(("soft_max_add_sinks", "sinks"),),
 )
-FLASH_ATTN_EXT = op(
+FLASH_ATTN_EXT = Op(
     "FLASH_ATTN_EXT",
     src="q k v mask? sinks?",
     layout=_flash_attn_ext,
@@ -194,7 +194,7 @@ FLASH_ATTN_EXT = op(
     ),
     work=Work(lambda t: 8 * _scores(t), _attention),
 )
-LIGHTNING_INDEXER = op(
+LIGHTNING_INDEXER = Op(
     "LIGHTNING_INDEXER",
     src="q k weights mask",
     layout=_lightning_indexer,
@@ -211,7 +211,7 @@ LIGHTNING_INDEXER = op(
     rounding=Rounding(64, 1, "float32 sum of K products, then one over heads", products=2 * PRODUCT),
     work=Work(lambda t: 3 * _indexer_scores(t), lambda t: _indexer_scores(t) * (PASSES + 2 * operand(t).ne[0] // DOT)),
 )
-DSV4_HC_COMB = op(
+DSV4_HC_COMB = Op(
     "DSV4_HC_COMB",
     src="mixes scale base",
     layout=_hc_comb,
@@ -220,7 +220,7 @@ DSV4_HC_COMB = op(
     work=Work(operations=lambda t: t.params.n_iter * (10 * LOOP + PASSES * nelements(t))),
 )
 _STREAMS = "a float32 sum over the streams, a sigmoid"
-DSV4_HC_PRE = op(
+DSV4_HC_PRE = Op(
     "DSV4_HC_PRE",
     src="x weights",
     layout=_hc_pre,
@@ -230,7 +230,7 @@ DSV4_HC_PRE = op(
     params=(f32("scale"), flag("gated")),
     work=Work(lambda t: 2 * nelements(operand(t))),
 )
-DSV4_HC_POST = op(
+DSV4_HC_POST = Op(
     "DSV4_HC_POST",
     src="x residual post comb?",
     layout=_hc_post,

@@ -19,12 +19,12 @@ from .op import (
     ROUNDS,
     Constructor,
     Layout,
+    Op,
     Work,
     dup_or_inplace,
     failed,
     fresh,
     fresh_like,
-    op,
     operand,
     optional,
     same_layout,
@@ -98,25 +98,25 @@ def _glu_limits(t: Tensor) -> None:
             raise GraphError(f"{p.op} has no op_params {name}, {bits} found")
 
 
-ADD = op("ADD", src="a b", layout=_add, rounding=replace(ROUNDS, by="quantize"))
+ADD = Op("ADD", src="a b", layout=_add, rounding=replace(ROUNDS, by="quantize"))
 REPEATS = "ggml_can_repeat(b, a)"
-SUB = op("SUB", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
-MUL = op("MUL", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
-DIV = op("DIV", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
-ADD1 = op("ADD1", src="a b", layout=same_layout, asserts="ggml_is_scalar(b); ggml_is_padded_1d(a)", rounding=ROUNDS)
-ADD_ID = op(
+SUB = Op("SUB", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
+MUL = Op("MUL", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
+DIV = Op("DIV", src="a b", layout=same_layout, asserts=REPEATS, rounding=ROUNDS)
+ADD1 = Op("ADD1", src="a b", layout=same_layout, asserts="ggml_is_scalar(b); ggml_is_padded_1d(a)", rounding=ROUNDS)
+ADD_ID = Op(
     "ADD_ID",
     src="a b ids",
     layout=fresh_like,
     asserts="a->ne[0] == b->ne[0]; a->ne[1] == ids->ne[0]; a->ne[2] == ids->ne[1]; ids->type == GGML_TYPE_I32",
     rounding=ROUNDS,
 )
-SQR = op("SQR", src="a", layout=same_layout, rounding=ROUNDS)
-SQRT = op("SQRT", src="a", layout=same_layout, rounding=ROUNDS)
-LOG = op("LOG", src="a", layout=same_layout, rounding=EXPS)
-SIN = op("SIN", src="a", layout=same_layout, rounding=EXPS)
-COS = op("COS", src="a", layout=same_layout, rounding=EXPS)
-SCALE = op(
+SQR = Op("SQR", src="a", layout=same_layout, rounding=ROUNDS)
+SQRT = Op("SQRT", src="a", layout=same_layout, rounding=ROUNDS)
+LOG = Op("LOG", src="a", layout=same_layout, rounding=EXPS)
+SIN = Op("SIN", src="a", layout=same_layout, rounding=EXPS)
+COS = Op("COS", src="a", layout=same_layout, rounding=EXPS)
+SCALE = Op(
     "SCALE",
     src="a",
     layout=same_layout,
@@ -124,9 +124,9 @@ SCALE = op(
     rounding=ROUNDS,
     params=(f32("s"), f32("b", plus(0.5))),
 )
-CLAMP = op("CLAMP", src="a", layout=same_layout, rounding=ROUNDS, params=(f32("min"), f32("max")))
-LEAKY_RELU = op("LEAKY_RELU", src="a", layout=same_layout, rounding=ROUNDS, params=(f32("negative_slope"),))
-FILL = op(
+CLAMP = Op("CLAMP", src="a", layout=same_layout, rounding=ROUNDS, params=(f32("min"), f32("max")))
+LEAKY_RELU = Op("LEAKY_RELU", src="a", layout=same_layout, rounding=ROUNDS, params=(f32("negative_slope"),))
+FILL = Op(
     "FILL",
     src="a",
     layout=same_layout,
@@ -134,14 +134,14 @@ FILL = op(
     rounding=MOVES,
     params=(f32("c", plus(0.5)),),
 )
-ARANGE = op(
+ARANGE = Op(
     "ARANGE",
     src="",
     layout=_arange,
     rounding=ROUNDS,
     params=(f32("start", plus(0.25)), f32("stop", None), f32("step", times(1.01))),  # the stop decides the shape only
 )
-UNARY = op(
+UNARY = Op(
     "UNARY",
     src="a",
     layout=_unary,
@@ -150,7 +150,7 @@ UNARY = op(
     params=(enum("op", UNARY_OPS, swap("TANH", "SILU"), always=True), *map(f32, ("alpha_n", "alpha_p", "beta", "eps"))),
     work=Work(lambda t: 3 * nelements(t)),
 )
-GLU = op(
+GLU = Op(
     "GLU",
     src="a b?",
     layout=_glu,

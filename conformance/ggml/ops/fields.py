@@ -34,11 +34,6 @@ class Field:
     at: int = 0
     """Position of its first word."""
 
-    @property
-    def limited(self) -> bool:
-        """Whether some numbers are no value of it."""
-        return self.members is not None or self.read is bool or not self.name
-
     def of(self, words: tuple[int, ...]) -> Any:  # noqa: ANN401  # float, int, bool, str, enum or tuple
         """The value in all 16 words."""
         return self.read(*words[self.at : self.at + self.size])

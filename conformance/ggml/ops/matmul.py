@@ -10,7 +10,7 @@ from conformance.ggml.tensor import FIELDS, MAX_SRC, Tensor, nelements
 from conformance.ggml.types import F32
 
 from .fields import GAP, enum
-from .op import DOT, DOTS, LOOP, Layout, Rounding, Work, failed, fresh, op, operand, set_param
+from .op import DOT, DOTS, LOOP, Layout, Op, Rounding, Work, failed, fresh, fresh_like, operand, set_param
 
 PREC = IntEnum("PREC", {"DEFAULT": 0, "UNDEFINED": 0, "F32": 10, "BF16": 15, "F16": 20, "Q8": 30, "Q4": 40})
 """`enum ggml_prec`."""
@@ -55,11 +55,6 @@ def _out_prod(t: Tensor) -> Layout:
     return fresh(F32, (operand(t).ne[0], b.ne[0], b.ne[2], b.ne[3]))
 
 
-def _tri(t: Tensor) -> Layout:
-    """`ggml_tri`: one triangle of each square matrix, zero elsewhere."""
-    return fresh(F32, operand(t).ne)
-
-
 def _diag(t: Tensor) -> Layout:
     """Rows `a` [n, 1, …] on the diagonals of [n, n, …]."""
     a = operand(t)
@@ -82,7 +77,7 @@ _PARAMS = (_PREC, enum("hint", OP_HINT), GAP, enum("prec_src1", PREC))
 _AFTER = (("prec_set_acc", "prec"), ("prec_set_src", "prec_src1", 1))
 _PRODUCTS = replace(DOTS, products=PRODUCT, by="mul_mat")
 AT_ONCE = 1 << 24
-"""Elements of weights that the reference converts at a time."""
+"""Elements of weights that the reference converts at a time, 128 MiB of float64: a vocabulary in slices of rows."""
 
 
 def _mul_mat_held(t: Tensor) -> int:
@@ -105,7 +100,7 @@ def _repeated(t: Tensor) -> int:
 _MUL_MAT_WORK = Work(operations=_mul_mat_operations, held=_mul_mat_held)
 
 
-MUL_MAT = op(
+MUL_MAT = Op(
     "MUL_MAT",
     src="a b",
     layout=_mul_mat,
@@ -116,7 +111,7 @@ MUL_MAT = op(
     after=(*_AFTER, ("mul_mat_set_hint", "hint")),
     work=_MUL_MAT_WORK,
 )
-MUL_MAT_ID = op(
+MUL_MAT_ID = Op(
     "MUL_MAT_ID",
     src="as b ids",
     layout=_mul_mat_id,
@@ -130,7 +125,7 @@ MUL_MAT_ID = op(
     after=_AFTER,
     work=_MUL_MAT_WORK,
 )
-OUT_PROD = op(
+OUT_PROD = Op(
     "OUT_PROD",
     src="a b",
     layout=_out_prod,
@@ -139,7 +134,7 @@ OUT_PROD = op(
     rounding=replace(DOTS, terms=_columns, products=PRODUCT),
     work=Work(_repeated, lambda t: 2 * nelements(t) * operand(t).ne[1] // DOT),
 )
-SOLVE_TRI = op(
+SOLVE_TRI = Op(
     "SOLVE_TRI",
     src="a b",
     layout=_solve_tri,
@@ -152,14 +147,14 @@ SOLVE_TRI = op(
     ),
     work=Work(operations=lambda t: nelements(t) * operand(t).ne[0] + LOOP * t.ne[1]),
 )
-TRI = op(
+TRI = Op(
     "TRI",
     src="a",
-    layout=_tri,
+    layout=fresh_like,
     asserts="a->type == GGML_TYPE_F32; ggml_is_contiguous(a); a->ne[0] == a->ne[1]",
     params=(enum("type", TRI_TYPE, lambda _, kept: TRI_TYPE(kept ^ 1), always=True),),  # with the diagonal or without
 )
-DIAG = op(
+DIAG = Op(
     "DIAG",
     src="a",
     layout=_diag,

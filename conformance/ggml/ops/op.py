@@ -15,6 +15,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -122,41 +123,69 @@ class Form:
     """Arguments that do not have the name of a source or parameter -> their value for a node."""
 
 
-@dataclass(eq=False, slots=True)
-class Op:
-    """What is declared of one op of ggml, or of several that differ in name only."""
+DECLARATIONS: dict[str, Op] = {}
+"""Op -> its declaration; complete once `conformance.ggml.ops` is imported."""
 
-    names: tuple[str, ...]
-    src: tuple[str, ...]
-    """ggml's names of the sources."""
-    n_src: int
-    """The first so many must be there."""
-    fields: tuple[Field, ...]
-    asserts: tuple[Assertion, ...]
-    """What ggml asserts when it constructs a node, in its own words."""
-    rule: Callable[[Tensor], Layout]
-    """From a tensor's op, `src` and `op_params` (and its proposed type, ne, nb and view_src, where the constructor
-    leaves these to the caller) to the layout ggml would give it; raises what `asserts` cannot say."""
-    runs: tuple[Assertion, ...]
-    """What ggml asserts or takes for granted only when it computes the node: a constructed node may still break it."""
-    limits: Callable[[Tensor], None] | None
-    """The same, as far as `runs` cannot say it."""
-    rounding: Rounding
-    work: Work
-    suffix: str
-    """What ggml appends to the name of `src[0]`."""
-    prepare: Callable[[dict[str, Any]], None] | None
-    """Changes the parameters a constructor was given into those that it stores."""
-    after: tuple[tuple[str, str, tuple[Any, ...]], ...]
-    """Setters of a made node: name, the source or parameter that the second argument is, further arguments."""
-    forms: list[Form] = field(default_factory=list)
+
+class Op:
+    """What is declared of one op of ggml, or of several that differ in name only; it enters `DECLARATIONS`.
+
+    Args:
+        names: of `types.OPS`, the second the `_back` sibling of the first.
+        src: ggml's names of the sources, those that may be absent with a question mark.
+        layout: from a tensor's op, `src` and `op_params` (and its proposed type, ne, nb and view_src, where the
+            constructor leaves these to the caller) to the layout ggml would give it; raises what `asserts` cannot say.
+        asserts: what ggml asserts when it constructs a node, in its own words, as `assertions` reads them.
+        let: names of C that `asserts` and `runs` use: `n_head = x->ne[1]; …`.
+        rounding: the row of the tolerance table.
+        work: what a node costs beyond its operands and its result.
+        params: in the order of `op_params`.
+        runs: what ggml asserts or takes for granted only when it computes the node, likewise; `dst` is the node. A
+            constructed node may still break it.
+        limits: the same, as far as `runs` cannot say it.
+        suffix: what ggml appends to the name of `src[0]`.
+        prepare: changes the parameters a constructor was given into those that it stores.
+        after: setters of a made node: name, the source or parameter that the second argument is, further arguments.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        src: str,
+        layout: Callable[[Tensor], Layout],
+        asserts: str = "",
+        let: str = "",
+        rounding: Rounding = MOVES,
+        work: Work = PLAIN,
+        params: Sequence[Field] = (),
+        runs: str = "",
+        limits: Callable[[Tensor], None] | None = None,
+        suffix: str = "",
+        prepare: Callable[[dict[str, Any]], None] | None = None,
+        after: Sequence[tuple[Any, ...]] = (),
+    ) -> None:
+        self.names = names
+        self.src = tuple(s.rstrip("?") for s in src.split())
+        self.n_src = sum(not s.endswith("?") for s in src.split())
+        """The first so many must be there."""
+        places = accumulate((f.size for f in params), initial=0)
+        self.fields = tuple(replace(f, at=at) for f, at in zip(params, places, strict=False))
+        self.asserts = assertions(asserts, let, self.src, self.n_src, self.fields)
+        self.runs = assertions(runs, let, self.src, self.n_src, self.fields)
+        self.rule, self.limits, self.prepare = layout, limits, prepare
+        self.rounding, self.work, self.suffix = rounding, work, suffix
+        self.after = tuple((setter, of, tuple(rest)) for setter, of, *rest in after)
+        self.forms: list[Form] = []
+        readers: dict[str, Callable[[tuple[int, ...]], Any]] = {}
+        for f in self.fields:
+            readers |= {f.name: f.of} if f.name else {}
+            readers |= {name: itemgetter(f.at + i) for i, name in enumerate(f.each)}
+        for name in names:
+            DECLARATIONS[name] = self
+            FIELDS[name] = readers
 
     def layout(self, t: Tensor) -> Layout:
-        """The layout that ggml gives `t`, which is over the right number of sources.
-
-        Raises:
-            GraphError: with the assertion of ggml that `t` breaks.
-        """
+        """The layout that ggml gives `t` over the right number of sources; GraphError with the assertion it breaks."""
         self._check(t, self.asserts)
         return self.rule(t)
 
@@ -200,17 +229,9 @@ class Op:
     ) -> Tensor:
         """A node over `src`, whose trailing None are dropped, with the layout that the rule decides.
 
-        Args:
-            src: its sources.
-            name: which of `names`; the first if empty.
-            type_: proposed where the caller chooses it (`cast`).
-            ne: proposed where the caller chooses it (views, `cont_4d`, `repeat`, `top_k`).
-            nb: proposed where the caller chooses it (views).
-            inplace: store into `src[0]`'s bytes, as an `*_inplace` constructor.
-            params: parameters by name.
-
-        Raises:
-            GraphError: with the assertion of ggml that the arguments break.
+        `name` is one of `names`, the first if empty. Where the caller chooses them, it proposes `type_` (`cast`), `ne`
+        (views, `cont_4d`, `repeat`, `top_k`) and `nb` (views). `inplace`: into `src[0]`'s bytes, as an `*_inplace`
+        constructor. GraphError with the assertion of ggml that the arguments break.
         """
         while src and src[-1] is None:
             src = src[:-1]
@@ -255,84 +276,13 @@ class Op:
         return Constructor(self, ("a", "b"), fixed, self.rule.__doc__)
 
     def form(self, **recover: Callable[[Tensor], Any]) -> Callable[[F], F]:
-        """A constructor with a body of its own.
-
-        Args:
-            recover: as `Form.recover`.
-        """
+        """A constructor with a body of its own; `recover` as in `Form`."""
 
         def register(f: F) -> F:
             self.forms.append(Form(f.__name__, _arguments(f), recover=recover))
             return f
 
         return register
-
-
-DECLARATIONS: dict[str, Op] = {}
-"""Op -> its declaration; complete once `conformance.ggml.ops` is imported."""
-
-
-def op(
-    *names: str,
-    src: str,
-    layout: Callable[[Tensor], Layout],
-    asserts: str = "",
-    let: str = "",
-    rounding: Rounding = MOVES,
-    work: Work = PLAIN,
-    params: Sequence[Field] = (),
-    runs: str = "",
-    limits: Callable[[Tensor], None] | None = None,
-    suffix: str = "",
-    prepare: Callable[[dict[str, Any]], None] | None = None,
-    after: Sequence[tuple[Any, ...]] = (),
-) -> Op:
-    """Declare ops of these names, the second the `_back` sibling of the first; the rest as in `Op`.
-
-    Args:
-        names: in `names.OPS`.
-        src: ggml's names of the sources, those that may be absent with a question mark.
-        layout: `Op.rule`.
-        asserts: assertions of ggml's constructor, as `assertions` reads them.
-        let: names of C that `asserts` and `runs` use: `n_head = x->ne[1]; …`.
-        rounding: the row of the tolerance table.
-        work: what a node costs beyond its operands and its result.
-        params: in the order of `op_params`.
-        runs: what is asserted at compute time, likewise; `dst` is the node.
-        limits: the rest of it.
-        suffix: of the result's name.
-        prepare: changes parameters before they are stored.
-        after: setters: name, field or source, further arguments.
-    """
-    at, fields = 0, []
-    for f in params:
-        fields.append(replace(f, at=at))
-        at += f.size
-    n_src = sum(not s.endswith("?") for s in src.split())
-    sources = tuple(s.rstrip("?") for s in src.split())
-    made = Op(
-        names,
-        sources,
-        n_src,
-        tuple(fields),
-        assertions(asserts, let, sources, n_src, fields),
-        layout,
-        assertions(runs, let, sources, n_src, fields),
-        limits,
-        rounding,
-        work,
-        suffix,
-        prepare,
-        tuple((setter, of, tuple(rest)) for setter, of, *rest in after),
-    )
-    readers: dict[str, Callable[[tuple[int, ...]], Any]] = {}
-    for f in fields:
-        readers |= {f.name: f.of} if f.name else {}
-        readers |= {name: itemgetter(f.at + i) for i, name in enumerate(f.each)}
-    for name in names:
-        DECLARATIONS[name] = made
-        FIELDS[name] = readers
-    return made
 
 
 def _arguments(f: Callable[..., Any]) -> tuple[str, ...]:
@@ -369,11 +319,7 @@ class Constructor(Generic[P]):
         self.op.forms.append(Form(name, self.arguments, self.fixed))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Tensor:
-        """Make a node.
-
-        Raises:
-            GraphError: with the assertion of ggml that the arguments break.
-        """
+        """Make a node; GraphError with the assertion of ggml that the arguments break."""
         given = dict(zip(self._keys, args, strict=False), **{k.rstrip("_"): v for k, v in kwargs.items()})
         if len(given) != len(self.arguments) or len(args) + len(kwargs) != len(self.arguments):
             raise TypeError(f"arguments {', '.join(self.arguments)} expected, {len(args) + len(kwargs)} found")
@@ -445,14 +391,7 @@ _PYTHON = {r"->": ".", r"&&": " and ", r"\|\|": " or ", r"!(?!=)": " not ", r"\b
 
 
 def _parsed(text: str) -> ast.expr:
-    for c, python in (
-        (r"->", "."),
-        (r"&&", " and "),
-        (r"\|\|", " or "),
-        (r"!(?!=)", " not "),
-        (r"\bas\b", "as_"),
-        (r"\b0f\b", "0"),
-    ):
+    for c, python in _PYTHON.items():
         text = re.sub(c, python, text)
     return ast.parse(text.strip(), mode="eval").body
 
@@ -512,11 +451,7 @@ def _constant(name: str) -> Term:
 
 
 def lay_out(t: Tensor) -> None:
-    """Give `t` the type, shape, strides and view that its op's rule decides.
-
-    Raises:
-        GraphError: with the assertion of ggml that `t` breaks.
-    """
+    """Give `t` the type, shape, strides and view that its op's rule decides; GraphError as `Op.layout`."""
     try:
         t.type, t.ne, t.nb, t.view_src, t.view_offs = DECLARATIONS[t.op].layout(t)
     except GraphError as e:
@@ -556,9 +491,8 @@ def params_text(t: Tensor) -> str:
 def check_node(t: Tensor) -> None:
     """Check that a constructor of ggml could have made `t` from its `src` and `op_params`, and that ggml would run it.
 
-    Raises:
-        GraphError: an op that is not declared; a source too few or too many; an assertion of ggml that breaks; or a
-            type, shape, stride, view or parameter other than the constructor's.
+    GraphError for an op that is not declared; a source too few or too many; an assertion of ggml that breaks; or a
+    type, shape, stride, view or parameter other than the constructor's.
     """
     declared = DECLARATIONS.get(t.op)
     if declared is None:
@@ -588,10 +522,9 @@ def _check_counts(t: Tensor, declared: Op) -> None:
 
 
 def _check_fields(t: Tensor, declared: Op) -> None:
-    words = t.op_params
-    problem = next(filter(None, [f.problem(words) for f in declared.fields if f.limited]), "")
-    if problem:
-        raise GraphError(problem)
+    for f in declared.fields:
+        if problem := f.problem(t.op_params):
+            raise GraphError(problem)
 
 
 def _differs(t: Tensor, layout: Layout) -> GraphError:
@@ -617,22 +550,14 @@ def failed(assertion: str, src: Sequence[Tensor | None], **values: object) -> Gr
 
 
 def check(t: Tensor, *rows: tuple[bool, str], **values: object) -> None:
-    """Raise for the first row whose condition does not hold.
-
-    Raises:
-        GraphError: with the assertion.
-    """
+    """Raise GraphError with the assertion of the first row whose condition does not hold."""
     for holds, assertion in rows:
         if not holds:
             raise violated(t, assertion, **values)
 
 
 def operand(t: Tensor, i: int = 0) -> Tensor:
-    """`t.src[i]`, which the op requires.
-
-    Raises:
-        GraphError: it is absent.
-    """
+    """`t.src[i]`, which the op requires; GraphError if it is absent."""
     s = t.src[i] if i < len(t.src) else None
     if s is None:
         raise GraphError(f"src[{i}] is absent, but {t.op} needs it")
@@ -650,11 +575,7 @@ def divides(d: int, n: int) -> bool:
 
 
 def fresh(type_: GGMLType, ne: Dims) -> Layout:
-    """A tensor that owns its bytes: `ggml_new_tensor`.
-
-    Raises:
-        GraphError: a negative dimension, a broken block, or more elements than an int64 counts.
-    """
+    """A tensor that owns its bytes: `ggml_new_tensor`; GraphError as `check_size`."""
     check_size(type_, ne)
     return type_, ne, contiguous_nb(type_, ne), None, 0
 
@@ -662,9 +583,8 @@ def fresh(type_: GGMLType, ne: Dims) -> Layout:
 def check_size(type_: GGMLType, ne: Dims) -> int:
     """Bytes that `ne` elements of `type_` take without gaps.
 
-    Raises:
-        GraphError: as `fresh`. Negative dimensions and a byte count that overflows pass ggml's own constructor and give
-            a tensor without sense; here they are errors.
+    GraphError for a negative dimension, a broken block, or more elements than an int64 counts. Negative dimensions and
+    a byte count that overflows pass ggml's own constructor and give a tensor without sense; here they are errors.
     """
     if min(ne) < 0:
         raise GraphError(f"ne must not be negative: {list(ne)}")
@@ -685,9 +605,8 @@ def check_size(type_: GGMLType, ne: Dims) -> int:
 def view(t: Tensor, a: Tensor, ne: Dims, nb: Dims, offset: int = 0) -> Layout:
     """A tensor over `a`'s bytes from `offset` on: `ggml_new_tensor_impl` with a view_src.
 
-    Raises:
-        GraphError: `ne` elements without gaps do not fit the bytes of the tensor that owns them. As in ggml, `nb` is
-            not looked at here; `graph.check_tensor` does that.
+    GraphError if `ne` elements without gaps do not fit the bytes of the tensor that owns them. As in ggml, `nb` is not
+    looked at here; `graph.check_tensor` does that.
     """
     size = check_size(a.type, ne)
     root = a.root

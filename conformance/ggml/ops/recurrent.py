@@ -12,19 +12,7 @@ from conformance.ggml.types import F32
 
 from .fields import f32, i32
 from .matmul import PRODUCT
-from .op import (
-    DECLARATIONS,
-    LOOP,
-    PASSES,
-    Layout,
-    Rounding,
-    Work,
-    check,
-    fresh,
-    op,
-    operand,
-    violated,
-)
+from .op import DECLARATIONS, LOOP, PASSES, Layout, Op, Rounding, Work, check, fresh, operand, violated
 
 
 def _ssm_scan(t: Tensor) -> Layout:
@@ -130,7 +118,7 @@ def _linear_runs(src: str, more: str = "") -> str:
     return f"{types}; ggml_is_3d({src.split(maxsplit=1)[0]}); n_tokens % n_seqs == 0 && n_tokens >= n_seqs{more}"
 
 
-SSM_SCAN = op(
+SSM_SCAN = Op(
     "SSM_SCAN",
     src="s x dt A B C ids",
     layout=_ssm_scan,
@@ -153,7 +141,7 @@ SSM_SCAN = op(
     params=_K,
     work=Work(_scan_elements, lambda t: _turns(operand(t, 1).ne[2], _scan_state(t))),
 )
-RWKV_WKV6 = op(
+RWKV_WKV6 = Op(
     "RWKV_WKV6",
     src="k v r tf td state",
     layout=_wkv6,
@@ -162,7 +150,7 @@ RWKV_WKV6 = op(
     rounding=_STATES,
     work=_linear_work(5, 4),
 )
-RWKV_WKV7 = op(
+RWKV_WKV7 = Op(
     "RWKV_WKV7",
     src="r w k v a b state",
     layout=_wkv7,
@@ -171,7 +159,7 @@ RWKV_WKV7 = op(
     rounding=_STATES,
     work=_linear_work(6, 6),
 )
-GATED_LINEAR_ATTN = op(
+GATED_LINEAR_ATTN = Op(
     "GATED_LINEAR_ATTN",
     src="k v q g state",
     layout=_gated_linear_attn,
@@ -181,7 +169,7 @@ GATED_LINEAR_ATTN = op(
     params=(f32("scale"),),
     work=_linear_work(4, 4),
 )
-GATED_DELTA_NET = op(
+GATED_DELTA_NET = Op(
     "GATED_DELTA_NET",
     src="q k v g beta state",
     layout=_gated_delta_net,

@@ -10,20 +10,7 @@ from conformance.ggml.tensor import Tensor, nelements
 from conformance.ggml.types import F32, I32
 
 from .fields import GAP, enum, f32, i32, swap, times, vec
-from .op import (
-    LOOP,
-    Layout,
-    Rounding,
-    Work,
-    check,
-    dup_or_inplace,
-    failed,
-    op,
-    operand,
-    optional,
-    set_param,
-    violated,
-)
+from .op import LOOP, Layout, Op, Rounding, Work, check, dup_or_inplace, failed, operand, optional, set_param, violated
 
 ROPE_TYPE = IntEnum("ROPE_TYPE", {"NORMAL": 0, "NEOX": 2, "MROPE": 8, "VISION": 24, "IMROPE": 40})
 """`GGML_ROPE_TYPE_*`."""
@@ -100,7 +87,7 @@ def _with_yarn(t: Tensor, value: float) -> float:
     return type(value)(value / 2) if t.params.ext_factor else value
 
 
-ROPE = op(
+ROPE = Op(
     "ROPE",
     "ROPE_BACK",
     src="a b c?",

@@ -15,11 +15,11 @@ from .op import (
     NORMS,
     SUMS,
     Layout,
+    Op,
     Work,
     fit_name,
     fresh,
     fresh_like,
-    op,
     operand,
     same_layout,
     view_tensor,
@@ -88,10 +88,10 @@ def _sorting(t: Tensor) -> int:
 
 
 _EPS_RUNS = "eps >= 0.0f"
-NORM = op("NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
-RMS_NORM = op("RMS_NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
-L2_NORM = op("L2_NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
-GROUP_NORM = op(
+NORM = Op("NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
+RMS_NORM = Op("RMS_NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
+L2_NORM = Op("L2_NORM", src="a", layout=same_layout, runs=_EPS_RUNS, rounding=NORMS, params=(_EPS,))
+GROUP_NORM = Op(
     "GROUP_NORM",
     src="a",
     layout=same_layout,
@@ -100,12 +100,12 @@ GROUP_NORM = op(
     params=(i32("n_groups", lambda _, n: 1 if n > 1 else 2), _EPS),
     work=Work(operations=lambda t: LOOP * max(1, min(t.params.n_groups, t.ne[2]))),
 )
-SUM = op("SUM", src="a", layout=_sum, rounding=replace(SUMS, terms=_first))
-SUM_ROWS = op("SUM_ROWS", src="a", layout=_sum_rows, rounding=SUMS)
-MEAN = op("MEAN", src="a", layout=_mean, rounding=SUMS)
-CUMSUM = op("CUMSUM", src="a", layout=fresh_like, asserts="a->type == GGML_TYPE_F32", rounding=SUMS)
-ARGMAX = op("ARGMAX", src="a", layout=_argmax, asserts="ggml_is_matrix(a); a->ne[0] <= INT32_MAX")
-ARGSORT = op(
+SUM = Op("SUM", src="a", layout=_sum, rounding=replace(SUMS, terms=_first))
+SUM_ROWS = Op("SUM_ROWS", src="a", layout=_sum_rows, rounding=SUMS)
+MEAN = Op("MEAN", src="a", layout=_mean, rounding=SUMS)
+CUMSUM = Op("CUMSUM", src="a", layout=fresh_like, asserts="a->type == GGML_TYPE_F32", rounding=SUMS)
+ARGMAX = Op("ARGMAX", src="a", layout=_argmax, asserts="ggml_is_matrix(a); a->ne[0] <= INT32_MAX")
+ARGSORT = Op(
     "ARGSORT",
     src="a",
     layout=_argsort,
@@ -113,8 +113,8 @@ ARGSORT = op(
     params=(enum("order", SORT_ORDER, swap("ASC", "DESC"), always=True),),
     work=Work(nelements, _sorting),
 )
-TOP_K = op("TOP_K", src="a", layout=_top_k, work=Work(_first, _sorting))
-GET_ROWS = op(
+TOP_K = Op("TOP_K", src="a", layout=_top_k, work=Work(_first, _sorting))
+GET_ROWS = Op(
     "GET_ROWS",
     src="a b",
     layout=_get_rows,
@@ -122,7 +122,7 @@ GET_ROWS = op(
     rounding=replace(MOVES, by="rows"),
     work=Work(nelements),
 )
-SET_ROWS = op(
+SET_ROWS = Op(
     "SET_ROWS",
     src="b c a",
     layout=_set_rows,

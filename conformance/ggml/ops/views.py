@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
-from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import (
     FLAG_INPUT,
     FLAG_OUTPUT,
@@ -26,7 +26,9 @@ from .fields import flag, i32, low32, u64, vec
 from .op import (
     MOVES,
     ROUNDS,
+    Constructor,
     Layout,
+    Op,
     check,
     check_size,
     divides,
@@ -35,7 +37,6 @@ from .op import (
     fit_name,
     fresh,
     lay_out,
-    op,
     operand,
     same_layout,
     view,
@@ -76,17 +77,12 @@ def _reshape(t: Tensor) -> Layout:
 def _permute(t: Tensor) -> Layout:
     """`ggml_permute`: dimension i of `a` becomes dimension `axes[i]`."""
     a, axes = operand(t), t.params.axes
-    if sorted(axes) != [0, 1, 2, 3]:
-        raise _axes_violated(t, axes)
+    if sorted(axes) != [0, 1, 2, 3]:  # which of ggml's assertions breaks first
+        broken = [f"axis{i} >= 0 && axis{i} < GGML_MAX_DIMS" for i, x in enumerate(axes) if not 0 <= x < MAX_DIMS]
+        broken += [f"axis{i} != axis{j}" for i, j in combinations(range(MAX_DIMS), 2) if axes[i] == axes[j]]
+        raise violated(t, broken[0], axes=list(axes))
     type_, ne, nb, root, offs = view_tensor(t, a)
     return type_, _scatter(ne, axes), _scatter(nb, axes), root, offs
-
-
-def _axes_violated(t: Tensor, axes: tuple[int, ...]) -> GraphError:
-    """The first assertion of `ggml_permute` that `axes`, no permutation, break."""
-    broken = [f"axis{i} >= 0 && axis{i} < GGML_MAX_DIMS" for i, x in enumerate(axes) if not 0 <= x < MAX_DIMS]
-    broken += [f"axis{i} != axis{j}" for i, j in combinations(range(MAX_DIMS), 2) if axes[i] == axes[j]]
-    return violated(t, broken[0], axes=list(axes))
 
 
 def _scatter(values: Dims, axes: tuple[int, ...]) -> Dims:
@@ -183,27 +179,27 @@ def _elsewhere(t: Tensor, offset: int) -> int:
     return 0 if offset else operand(t).type.type_size
 
 
-NONE = op("NONE", src="", layout=_none)
-VIEW = op("VIEW", src="a", layout=_view, params=(u64("offset"),), suffix="(view)")
-RESHAPE = op("RESHAPE", src="a", layout=_reshape, suffix="(reshaped)")
-PERMUTE = op(
+NONE = Op("NONE", src="", layout=_none)
+VIEW = Op("VIEW", src="a", layout=_view, params=(u64("offset"),), suffix="(view)")
+RESHAPE = Op("RESHAPE", src="a", layout=_reshape, suffix="(reshaped)")
+PERMUTE = Op(
     "PERMUTE",
     src="a",
     layout=_permute,
     params=(vec("axes", "axis0 axis1 axis2 axis3", always=True),),
     suffix="(permuted)",
 )
-TRANSPOSE = op("TRANSPOSE", src="a", layout=_transpose, suffix="(transposed)")
-CONT = op("CONT", src="a", layout=_cont, rounding=STORES, suffix="(cont)")
-CPY = op("CPY", src="a b", layout=_cpy, rounding=STORES)
-DUP = op("DUP", src="a", layout=same_layout, rounding=STORES)
-CONCAT = op("CONCAT", src="a b", layout=_concat, params=(i32("dim", always=True),))
-REPEAT = op("REPEAT", src="a", layout=_repeat)
+TRANSPOSE = Op("TRANSPOSE", src="a", layout=_transpose, suffix="(transposed)")
+CONT = Op("CONT", src="a", layout=_cont, rounding=STORES, suffix="(cont)")
+CPY = Op("CPY", src="a b", layout=_cpy, rounding=STORES)
+DUP = Op("DUP", src="a", layout=same_layout, rounding=STORES)
+CONCAT = Op("CONCAT", src="a b", layout=_concat, params=(i32("dim", always=True),))
+REPEAT = Op("REPEAT", src="a", layout=_repeat)
 _PART = (*map(low32, ("nb1", "nb2", "nb3")), i32("offset", _elsewhere), flag("inplace"))
-SET = op(
+SET = Op(
     "SET", src="a b", layout=_set, asserts="ggml_nelements(a) >= ggml_nelements(b)", limits=_part_limits, params=_PART
 )
-ACC = op(
+ACC = Op(
     "ACC",
     src="a b",
     layout=_set,
@@ -215,6 +211,19 @@ ACC = op(
     rounding=ROUNDS,
     params=_PART,
 )
+
+
+_Sizes1 = Constructor[[Tensor, int]]
+_Sizes2 = Constructor[[Tensor, int, int]]
+_Sizes3 = Constructor[[Tensor, int, int, int]]
+_Sizes4 = Constructor[[Tensor, int, int, int, int]]
+
+
+def _shaped(op: Op) -> tuple[_Sizes1, _Sizes2, _Sizes3, _Sizes4]:
+    """The constructors that take `a` and the one to four sizes of the result, [ne0], [ne0, ne1], …."""
+    sizes = ("a", "ne0", "ne1", "ne2", "ne3")
+    one, two, three, four = (Constructor[Any](op, sizes[:n], {}, op.rule.__doc__) for n in (2, 3, 4, 5))
+    return one, two, three, four
 
 
 class Views:
@@ -233,11 +242,7 @@ class Views:
         return self.new_tensor_4d(type_, ne0, ne1, ne2, 1)
 
     def new_tensor_4d(self, type_: GGMLType, ne0: int, ne1: int, ne2: int, ne3: int) -> Tensor:
-        """A leaf of [ne0, ne1, ne2, ne3].
-
-        Raises:
-            GraphError: ne0 is no multiple of the block, a dimension is negative, or the elements overflow an int64.
-        """
+        """A leaf of [ne0, ne1, ne2, ne3]; GraphError as `check_size`."""
         type_, ne, nb, _, _ = fresh(type_, (ne0, ne1, ne2, ne3))
         return Tensor(type_, ne, nb)
 
@@ -270,22 +275,7 @@ class Views:
     dup = DUP.of_a()
     dup_inplace = dup.inplace
     cont = CONT.of_a()
-
-    @CONT.constructor
-    def cont_1d(self, a: Tensor, ne0: int) -> None:
-        """`cont` of another shape of as many elements."""
-
-    @CONT.constructor
-    def cont_2d(self, a: Tensor, ne0: int, ne1: int) -> None:
-        """`cont` of another shape of as many elements."""
-
-    @CONT.constructor
-    def cont_3d(self, a: Tensor, ne0: int, ne1: int, ne2: int) -> None:
-        """`cont` of another shape of as many elements."""
-
-    @CONT.constructor
-    def cont_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> None:
-        """`cont` of another shape of as many elements."""
+    cont_1d, cont_2d, cont_3d, cont_4d = _shaped(CONT)
 
     @CPY.form()
     def cpy(self, a: Tensor, b: Tensor) -> Tensor:
@@ -306,21 +296,7 @@ class Views:
         """`a` in the shape of `b`."""
         return self.reshape_4d(a, *b.ne)
 
-    @RESHAPE.constructor
-    def reshape_1d(self, a: Tensor, ne0: int) -> None:
-        """`a`, contiguous, as [ne0]."""
-
-    @RESHAPE.constructor
-    def reshape_2d(self, a: Tensor, ne0: int, ne1: int) -> None:
-        """`a`, contiguous, as [ne0, ne1]."""
-
-    @RESHAPE.constructor
-    def reshape_3d(self, a: Tensor, ne0: int, ne1: int, ne2: int) -> None:
-        """`a`, contiguous, as [ne0, ne1, ne2]."""
-
-    @RESHAPE.constructor
-    def reshape_4d(self, a: Tensor, ne0: int, ne1: int, ne2: int, ne3: int) -> None:
-        """`a`, contiguous, as [ne0, ne1, ne2, ne3]."""
+    reshape_1d, reshape_2d, reshape_3d, reshape_4d = _shaped(RESHAPE)
 
     @VIEW.form()
     def view_1d(self, a: Tensor, ne0: int, offset: int) -> Tensor:

@@ -10,7 +10,7 @@ from conformance.ggml.tensor import MAX_DIMS, Tensor, dims, nelements
 from conformance.ggml.types import F32, GGMLType
 
 from .fields import enum, flag, flip, i32s, swap, vec
-from .op import DOTS, LOOP, PASSES, SUMS, Layout, Work, check, fresh, op, operand, violated
+from .op import DOTS, LOOP, PASSES, SUMS, Layout, Op, Work, check, fresh, operand, violated
 
 OP_POOL = IntEnum("OP_POOL", {"MAX": 0, "AVG": 1})
 """`enum ggml_op_pool`."""
@@ -155,15 +155,15 @@ def _im2col_operations(t: Tensor) -> int:
     return a.ne[0] * (a.ne[1] if t.params.is_2D else 1) * LOOP + PASSES * _unfolded(t)
 
 
-PAD = op(
+PAD = Op(
     "PAD",
     src="a",
     layout=_pad,
     limits=_pad_limits,
     params=(vec("padding", "lp0 rp0 lp1 rp1 lp2 rp2 lp3 rp3", _swapped), flag("circular", flip)),
 )
-ROLL = op("ROLL", src="a", layout=_roll, params=(vec("shifts", "shift0 shift1 shift2 shift3", _other_shifts),))
-POOL_2D = op(
+ROLL = Op("ROLL", src="a", layout=_roll, params=(vec("shifts", "shift0 shift1 shift2 shift3", _other_shifts),))
+POOL_2D = Op(
     "POOL_2D",
     src="a",
     layout=_pool_2d,
@@ -175,7 +175,7 @@ POOL_2D = op(
     params=(enum("op", OP_POOL, swap("MAX", "AVG"), always=True), *i32s("k0 k1 s0 s1 p0 p1")),
     work=Work(lambda t: 2 * _pooled(t), lambda t: _window(t) * (LOOP + 2 * nelements(t)) + PASSES * _pooled(t)),
 )
-IM2COL = op(
+IM2COL = Op(
     "IM2COL",
     src="a b",
     layout=_im2col,
@@ -187,7 +187,7 @@ IM2COL = op(
     params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")),
     work=Work(lambda t: 2 * _unfolded(t), _im2col_operations),
 )
-CONV_2D_DW = op(
+CONV_2D_DW = Op(
     "CONV_2D_DW",
     src="a b",
     layout=_conv_2d_dw,
@@ -200,7 +200,7 @@ CONV_2D_DW = op(
     params=tuple(i32s("stride0 stride1 pad0 pad1 dilation0 dilation1")),
     work=Work(lambda t: 2 * _area(t) * nelements(t), lambda t: _area(t) * (LOOP + 2 * nelements(t))),
 )
-SSM_CONV = op(
+SSM_CONV = Op(
     "SSM_CONV",
     src="sx c",
     layout=_ssm_conv,

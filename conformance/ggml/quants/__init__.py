@@ -16,22 +16,9 @@ from conformance.ggml import types
 from conformance.ggml.errors import GraphError
 from conformance.ggml.types import TYPES, GGMLType
 
-from .blocks import Blocks, F32Array, as_blocks, as_bytes, random_blocks
+from .blocks import F32Array, as_blocks, as_bytes
 from .read import READ
-from .write import WRITE, WRITE_SIMD, to_int
-
-__all__ = [
-    "QUANTIZERS",
-    "VEC_DOT_TYPE",
-    "WRITE",
-    "from_float",
-    "from_float_cpu",
-    "quantizer",
-    "random_blocks",
-    "roundtrip",
-    "to_float",
-    "vec_dot_type",
-]
+from .write import WRITE, WRITE_SIMD, Fill, to_int, written
 
 Raw = NDArray[Any]
 Quantizer = Callable[[GGMLType, NDArray[Any]], Raw]
@@ -71,16 +58,9 @@ _F16 = _f16_values()
 def to_float(type_: GGMLType, raw: Raw) -> NDArray[Any]:
     """The values of a tensor: `to_float` of ggml's type_traits.
 
-    Args:
-        type_: any type.
-        raw: as `tensor.strided` gives it, of any strides.
-
-    Returns:
-        A new float32 array with ne0 as its last axis; F64 stays float64. NaN payloads may differ from ggml's. Q8_1,
-        for which ggml has no `to_float`, is quants times `d`.
-
-    Raises:
-        GraphError: `raw` is not laid out as `type_`.
+    `raw` is as `tensor.strided` gives it, of any strides. The result is a new float32 array with ne0 as its last axis;
+    F64 stays float64. NaN payloads may differ from ggml's. Q8_1, for which ggml has no `to_float`, is quants times `d`.
+    GraphError if `raw` is not laid out as `type_`.
     """
     if type_ in READ:
         blocks = as_blocks(type_, raw)
@@ -126,13 +106,13 @@ _SCALAR: dict[GGMLType, Callable[[F32Array], Raw]] = {
 }
 
 
-def _store(type_: GGMLType, x: NDArray[Any], table: dict[GGMLType, Callable[[F32Array], Blocks]]) -> Raw:
+def _store(type_: GGMLType, x: NDArray[Any], table: dict[GGMLType, Fill]) -> Raw:
     with np.errstate(all="ignore"):
         x = np.asarray(x, np.float32)
         if type_ in _SCALAR:
             return _SCALAR[type_](x)
-        write = table.get(type_) or WRITE.get(type_)
-        if write is None:
+        fill = table.get(type_) or WRITE.get(type_)
+        if fill is None:
             raise GraphError(
                 f"from_float: there is no quantiser for {type_}; one of {[*_SCALAR, *WRITE]} expected."
                 " Make its blocks with random_blocks"
@@ -144,25 +124,19 @@ def _store(type_: GGMLType, x: NDArray[Any], table: dict[GGMLType, Callable[[F32
         shape = (*x.shape[:-1], x.shape[-1] // type_.blck_size, type_.type_size)
         if not x.size:
             return np.empty(shape, np.uint8)
-        blocks = write(np.ascontiguousarray(x).reshape(-1, type_.blck_size))
+        blocks = written(type_, np.ascontiguousarray(x).reshape(-1, type_.blck_size), fill)
     return as_bytes(type_, blocks).reshape(shape)
 
 
 def from_float(type_: GGMLType, x: NDArray[Any]) -> Raw:
     """Store values in a type: `from_float_ref` of ggml's type_traits (I32, F32: ggml-cpu's `from_float`).
 
-    Args:
-        type_: a type that ggml can store into.
-        x: float32, ne0 as the last axis; float64 is rounded to float32 first. Finite for block types: there ggml's
-            result for NaN and infinity depends on the compiler.
+    `x` is float32, ne0 as the last axis; float64 is rounded to float32 first. Finite for block types: there ggml's
+    result for NaN and infinity depends on the compiler. The result is a new array, laid out as by `tensor.strided`.
+    Bytes that ggml leaves unwritten (for a block of zeros: the quants of IQ4_NL, the sums of Q8_K) are those of zeros.
 
-    Returns:
-        A new array, laid out as by `tensor.strided`. Bytes that ggml leaves unwritten (for a block of zeros: the quants
-        of IQ4_NL, the sums of Q8_K) are those of zeros.
-
-    Raises:
-        GraphError: there is no quantiser for `type_` (ggml's IQ2_S, IQ3_XXS and IQ3_S are not implemented here), or the
-            last axis is no whole number of blocks.
+    GraphError if there is no quantiser for `type_` (ggml's IQ2_S, IQ3_XXS and IQ3_S are not implemented here), or the
+    last axis is no whole number of blocks.
     """
     return _store(type_, x, WRITE)
 

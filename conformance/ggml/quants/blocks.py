@@ -66,8 +66,7 @@ KVALUES_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 def as_blocks(type_: GGMLType, raw: NDArray[np.uint8]) -> Blocks:
     """`raw`, shape (..., type_size), as one flat array of the block's struct; no copy where it is contiguous.
 
-    Raises:
-        GraphError: the last axis is no block of `type_`.
+    GraphError if the last axis is no block of `type_`.
     """
     if raw.dtype != np.uint8 or raw.ndim < 2 or raw.shape[-1] != type_.type_size:
         raise GraphError(
@@ -203,21 +202,12 @@ _FIX: dict[GGMLType, Callable[[Blocks], None]] = {
 def random_blocks(
     type_: GGMLType, raw: NDArray[np.uint64] | Callable[[int], NDArray[np.uint64]], n_blocks: int
 ) -> NDArray[np.uint8]:
-    """Valid blocks with random quants and moderate scales (values up to about 4).
+    """Valid blocks with random quants and moderate scales (values up to about 4), uint8 of shape (n_blocks, type_size).
 
     Only integer and exact operations: the same words give the same bytes on every machine. A quantiser could have
-    written the blocks (sums of Q8_1 and Q8_K match the quants), and `ggml_validate_row_data` accepts them.
-
-    Args:
-        type_: any block type.
-        raw: at least `n_blocks * type_size / 8` random 64-bit words, or a function from a count to that many words.
-        n_blocks: how many.
-
-    Returns:
-        uint8 of shape (n_blocks, type_size).
-
-    Raises:
-        GraphError: a type without blocks, or too few words.
+    written the blocks (sums of Q8_1 and Q8_K match the quants), and `ggml_validate_row_data` accepts them. `raw` has at
+    least `n_blocks * type_size / 8` random 64-bit words, or is a function from a count to that many. GraphError for a
+    type without blocks, or too few words.
     """
     if type_ not in BLOCK:
         raise GraphError(f"random_blocks: a block type expected, {type_} found: it has no blocks")

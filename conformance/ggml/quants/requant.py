@@ -103,14 +103,7 @@ def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.flo
 
     Float32, rounded after each step. d is the value of largest magnitude / -8 (4 bits), or the largest magnitude / 127
     (8 bits); q = roundf(x * (1 / d)), halves away from zero, clamped; then d is rounded to its type. A group of zeros
-    has q = 0.
-
-    Args:
-        form: the grid.
-        x: shape (..., ne0), ne0 a multiple of the group.
-
-    Returns:
-        q of shape (..., groups, group) and d of shape (..., groups, 1).
+    has q = 0. From `x` of shape (..., ne0), whole groups, to q (..., groups, group) and d (..., groups, 1).
     """
     group = form.group or x.shape[-1]
     v = np.ascontiguousarray(x, np.float32).reshape(*x.shape[:-1], -1, group)
@@ -126,8 +119,7 @@ def quantised(form: Form, x: F32Array) -> tuple[NDArray[np.int8], NDArray[np.flo
 def requantised(name: str, x: NDArray[Any]) -> F32Array:
     """`x` (ne0 as the last axis) stored in the form `name` of `FORMS` and read back: float32 of the same shape.
 
-    Raises:
-        GraphError: there is no such form.
+    GraphError if there is no such form.
     """
     if name not in FORMS:
         raise GraphError(f"requant: one of {', '.join(FORMS)} expected, {name!r} found")

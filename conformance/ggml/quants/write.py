@@ -1,7 +1,7 @@
 """float32 to block types: `from_float_ref` of ggml's type_traits, bit for bit.
 
-Each function maps values (n, blck_size) to n blocks (`blocks.BLOCK`). Each step is one float32 operation, in the order
-of the C code. Numbers that no integer holds become what x86 makes of them, on any machine: see `to_int`.
+Each function fills n blocks of zeros (`blocks.BLOCK`) from values (n, blck_size). Each step is one float32 operation,
+in the order of the C code. Numbers that no integer holds become what x86 makes of them, on any machine: see `to_int`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,11 @@ from .blocks import (
 
 U8Array = NDArray[np.uint8]
 I32Array = NDArray[np.int32]
+Fill = Callable[[Blocks, F32Array], None]
 
 _SHIFT2 = np.array([[0], [2], [4], [6]], np.uint8)
 ONE = np.float32(1)
 GROUP_MAX_EPS = np.float32(1e-15)
-
-
-def empty(type_: GGMLType, n: int) -> Blocks:
-    """`n` blocks of zeros."""
-    return np.zeros(n, BLOCK[type_])
 
 
 def to_int(x: F32Array) -> NDArray[np.int32]:
@@ -94,19 +90,15 @@ def _u8(a: NDArray[Any]) -> U8Array:
     return a.astype(np.uint8)
 
 
-def _q1_0(x: F32Array) -> Blocks:
-    y = empty(types.Q1_0, len(x))
+def _q1_0(y: Blocks, x: F32Array) -> None:
     y["d"] = sum_in_order(np.abs(x).T) / np.float32(128)
     y["qs"] = np.packbits(x >= 0, axis=1, bitorder="little")
-    return y
 
 
-def _q2_0(x: F32Array) -> Blocks:
-    y = empty(types.Q2_0, len(x))
+def _q2_0(y: Blocks, x: F32Array) -> None:
     y["d"] = d = np.abs(x).max(axis=1)
     q = _u8(np.clip(to_int(roundf(x * inverse(d)[:, None])) + 1, 0, 3)).reshape(-1, 16, 4)
     y["qs"] = np.bitwise_or.reduce(q << np.array([0, 2, 4, 6], np.uint8), axis=2)
-    return y
 
 
 def _symmetric(x: F32Array, top: int) -> tuple[F32Array, U8Array]:
@@ -132,38 +124,31 @@ def nibbles(q: U8Array, group: int = 16) -> U8Array:
     return packed.reshape(len(q), -1)
 
 
-def _q4_0(x: F32Array) -> Blocks:
-    y = empty(types.Q4_0, len(x))
+def _q4_0(y: Blocks, x: F32Array) -> None:
     y["d"], q = _symmetric(x, 8)
     # a negative quant keeps its upper nibble in C, where the low one is stored unmasked
     y["qs"] = q[:, :16] | q[:, 16:] << 4
-    return y
 
 
-def _q4_1(x: F32Array) -> Blocks:
-    y = empty(types.Q4_1, len(x))
+def _q4_1(y: Blocks, x: F32Array) -> None:
     y["d"], y["m"], q = _affine(x, 15)
     q8 = _u8(np.minimum(q.astype(np.int8), 15))
     y["qs"] = q8[:, :16] | q8[:, 16:] << 4
-    return y
 
 
-def _five(y: Blocks, q: U8Array) -> Blocks:
+def _five(y: Blocks, q: U8Array) -> None:
     y["qs"] = nibbles(q)
     y["qh"] = np.packbits(q & 16, axis=1, bitorder="little")
-    return y
 
 
-def _q5_0(x: F32Array) -> Blocks:
-    y = empty(types.Q5_0, len(x))
+def _q5_0(y: Blocks, x: F32Array) -> None:
     y["d"], q = _symmetric(x, 16)
-    return _five(y, q)
+    _five(y, q)
 
 
-def _q5_1(x: F32Array) -> Blocks:
-    y = empty(types.Q5_1, len(x))
+def _q5_1(y: Blocks, x: F32Array) -> None:
     y["d"], y["m"], q = _affine(x, 31)
-    return _five(y, _u8(q))
+    _five(y, _u8(q))
 
 
 def _eight(x: F32Array) -> tuple[F32Array, NDArray[np.int8]]:
@@ -171,17 +156,13 @@ def _eight(x: F32Array) -> tuple[F32Array, NDArray[np.int8]]:
     return d, to_int(roundf(x * inverse(d)[:, None])).astype(np.int8)
 
 
-def _q8_0(x: F32Array) -> Blocks:
-    y = empty(types.Q8_0, len(x))
+def _q8_0(y: Blocks, x: F32Array) -> None:
     y["d"], y["qs"] = _eight(x)
-    return y
 
 
-def _q8_1(x: F32Array) -> Blocks:
-    y = empty(types.Q8_1, len(x))
+def _q8_1(y: Blocks, x: F32Array) -> None:
     d, q = _eight(x)
     y["d"], y["qs"], y["s"] = d, q, _f32(q.sum(axis=1, dtype=np.int32)) * d
-    return y
 
 
 def _eight_simd(x: F32Array) -> tuple[F32Array, NDArray[np.int8], F32Array]:
@@ -192,20 +173,15 @@ def _eight_simd(x: F32Array) -> tuple[F32Array, NDArray[np.int8], F32Array]:
     return d, np.clip(q, -128, 127).astype(np.int8), d * _f32(q.sum(axis=1, dtype=np.int32))
 
 
-def _q8_0_simd(x: F32Array) -> Blocks:
-    y = empty(types.Q8_0, len(x))
+def _q8_0_simd(y: Blocks, x: F32Array) -> None:
     y["d"], y["qs"], _ = _eight_simd(x)
-    return y
 
 
-def _q8_1_simd(x: F32Array) -> Blocks:
-    y = empty(types.Q8_1, len(x))
+def _q8_1_simd(y: Blocks, x: F32Array) -> None:
     y["d"], y["qs"], y["s"] = _eight_simd(x)
-    return y
 
 
-def _q8_k(x: F32Array) -> Blocks:
-    y = empty(types.Q8_K, len(x))
+def _q8_k(y: Blocks, x: F32Array) -> None:
     amax, top = extreme(x)
     iscale = np.float32(-127) / top
     q = np.minimum(127, nearest_int(iscale[:, None] * x)).astype(np.int8)
@@ -213,7 +189,6 @@ def _q8_k(x: F32Array) -> Blocks:
     y["qs"] = q
     y["bsums"] = q.reshape(-1, 16, 16).sum(axis=2, dtype=np.int16)
     y["d"] = np.where(amax == 0, np.float32(0), ONE / iscale)
-    return y
 
 
 def _trits(x: F32Array, d: F32Array) -> NDArray[np.int32]:
@@ -222,8 +197,7 @@ def _trits(x: F32Array, d: F32Array) -> NDArray[np.int32]:
     return np.where(np.abs(r) < np.float32(2**31), r, np.float32(0)).astype(np.int32) + 1
 
 
-def _tq1_0(x: F32Array) -> Blocks:
-    y = empty(types.TQ1_0, len(x))
+def _tq1_0(y: Blocks, x: F32Array) -> None:
     y["d"] = d = np.abs(x).max(axis=1)
     t = _u8(_trits(x, d))
     packed = []
@@ -234,7 +208,6 @@ def _tq1_0(x: F32Array) -> Blocks:
         q = q if rows == 5 else q * np.uint8(3)
         packed.append(_u8((q.astype(np.uint16) * np.uint16(256) + np.uint16(242)) // np.uint16(243)))
     y["qs"], y["qh"] = np.concatenate(packed[:2], axis=1), packed[2]
-    return y
 
 
 def crumbs(q: U8Array) -> U8Array:
@@ -243,11 +216,9 @@ def crumbs(q: U8Array) -> U8Array:
     return packed.reshape(-1, 64)
 
 
-def _tq2_0(x: F32Array) -> Blocks:
-    y = empty(types.TQ2_0, len(x))
+def _tq2_0(y: Blocks, x: F32Array) -> None:
     y["d"] = d = np.abs(x).max(axis=1)
     y["qs"] = crumbs(_u8(_trits(x, d)))
-    return y
 
 
 def _best_fp4(x: F32Array, d: F32Array) -> U8Array:
@@ -265,14 +236,12 @@ def _best_fp4(x: F32Array, d: F32Array) -> U8Array:
     return index
 
 
-def _mxfp4(x: F32Array) -> Blocks:
-    y = empty(types.MXFP4, len(x))
+def _mxfp4(y: Blocks, x: F32Array) -> None:
     amax = np.abs(x).max(axis=1)
     # log2f rounds to float32 before floor sees it: just below a power of two it is already the next integer
     log2 = np.floor(_f32(np.log2(amax.astype(np.float64))))
     y["e"] = np.where(amax > 0, to_int(log2 + np.float32(125)), 0).astype(np.uint8)
     y["qs"] = nibbles(_best_fp4(x, e8m0_half(y["e"])[:, None]))
-    return y
 
 
 def _to_ue4m3(x: F32Array) -> U8Array:
@@ -285,13 +254,11 @@ def _to_ue4m3(x: F32Array) -> U8Array:
     return _u8(np.where((bits >> 23) - 120 <= 0, subnormal, np.where(normal >= 0x78, 0x7E, normal)))
 
 
-def _nvfp4(x: F32Array) -> Blocks:
-    y = empty(types.NVFP4, len(x))
+def _nvfp4(y: Blocks, x: F32Array) -> None:
     sub = x.reshape(-1, 16)
     ue = _to_ue4m3(np.abs(sub).max(axis=1) / np.float32(6))
     y["d"] = ue.reshape(-1, 4)
     y["qs"] = nibbles(_best_fp4(sub, UE4M3_HALF[ue][:, None]), 8).reshape(-1, 32)
-    return y
 
 
 # --- Q2_K to Q6_K, IQ4_NL and IQ4_XS: `quantize_row_*_ref`
@@ -322,15 +289,9 @@ def _search_affine(
 ) -> tuple[F32Array, F32Array, F32Array]:
     """`make_qkx2_quants`: scale and minimum that fit weighted sub-blocks best: the first guess or one fit per step.
 
-    Args:
-        x: values (elements, sub-blocks).
-        w: their weights.
-        nmax: the largest quant.
-        steps: what stands for `nmax` in the scale of each try.
-        use_mad: errors count by magnitude instead of their square.
-
-    Returns:
-        Scale, minus the minimum, quants (elements, sub-blocks).
+    From values `x` (elements, sub-blocks) and their weights `w`; each of `steps` stands for `nmax`, the largest quant,
+    in the scale of one try. With `use_mad` errors count by magnitude instead of their square. Returns scale, minus the
+    minimum, quants (elements, sub-blocks).
     """
     low, high = np.minimum(x.min(axis=0), ZERO), x.max(axis=0)
     sum_w, sum_x = sum_in_order(w), sum_in_order(w * x)
@@ -391,8 +352,7 @@ def _back(q: NDArray[Any]) -> U8Array:
     return np.ascontiguousarray(q.T).astype(np.uint8).reshape(-1, QK_K)
 
 
-def _q2_k(x: F32Array) -> Blocks:
-    y = empty(types.Q2_K, len(x))
+def _q2_k(y: Blocks, x: F32Array) -> None:
     xs = sub_blocks(x, 16)
     scale, minus, q = _search_affine(xs, np.abs(xs), 3, _steps(3, -0.5, 15), use_mad=True)
     scale, minus = scale.reshape(-1, 16), minus.reshape(-1, 16)
@@ -406,7 +366,6 @@ def _q2_k(x: F32Array) -> Blocks:
     d = y["d"].astype(np.float32)[:, None] * (packed & 15)
     dm = y["dmin"].astype(np.float32)[:, None] * (packed >> 4)
     y["qs"] = crumbs(_back(_requantize(q, xs, d.reshape(-1), dm.reshape(-1), 0, 3)))
-    return y
 
 
 def _search_3(x: F32Array) -> tuple[F32Array, I32Array]:
@@ -436,8 +395,7 @@ def _search_3(x: F32Array) -> tuple[F32Array, I32Array]:
     return scale, np.where(something, q.astype(np.int32) + 4, 0)
 
 
-def _q3_k(x: F32Array) -> Blocks:
-    y = empty(types.Q3_K, len(x))
+def _q3_k(y: Blocks, x: F32Array) -> None:
     xs = sub_blocks(x, 16)
     scale, q = _search_3(xs)
     scale = scale.reshape(-1, 16)
@@ -453,12 +411,10 @@ def _q3_k(x: F32Array) -> Blocks:
     q8 = _back(_requantize(q, xs, d.reshape(-1), ZERO, -4, 3))
     y["hmask"] = np.packbits((q8 > 3).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
     y["qs"] = crumbs(q8)
-    return y
 
 
-def _affine_4(type_: GGMLType, x: F32Array, nmax: int, steps: F32Array) -> tuple[Blocks, U8Array]:
-    """Everything but the quants of Q4_K and Q5_K, and the quants."""
-    y = empty(type_, len(x))
+def _affine_4(y: Blocks, x: F32Array, nmax: int, steps: F32Array) -> U8Array:
+    """The quants of Q4_K and Q5_K; everything else goes into `y`."""
     xs = sub_blocks(x, 32)
     rms = np.sqrt(sum_in_order(xs * xs) / np.float32(32))
     scale, minus, q = _search_affine(xs, rms + np.abs(xs), nmax, steps, use_mad=False)
@@ -474,20 +430,17 @@ def _affine_4(type_: GGMLType, x: F32Array, nmax: int, steps: F32Array) -> tuple
     y["scales"][:, 8:] = ls[:, 4:] & 15 | lm[:, 4:] << 4
     sc, m = k4_scales(y["scales"])
     d, dm = y["d"].astype(np.float32)[:, None] * sc, y["dmin"].astype(np.float32)[:, None] * m
-    return y, _back(_requantize(q, xs, d.reshape(-1), dm.reshape(-1), 0, nmax))
+    return _back(_requantize(q, xs, d.reshape(-1), dm.reshape(-1), 0, nmax))
 
 
-def _q4_k(x: F32Array) -> Blocks:
-    y, q = _affine_4(types.Q4_K, x, 15, _steps(15, -1.0, 20))
-    y["qs"] = nibbles(q, 32)
-    return y
+def _q4_k(y: Blocks, x: F32Array) -> None:
+    y["qs"] = nibbles(_affine_4(y, x, 15, _steps(15, -1.0, 20)), 32)
 
 
-def _q5_k(x: F32Array) -> Blocks:
-    y, q = _affine_4(types.Q5_K, x, 31, _steps(31, -0.5, 15))
+def _q5_k(y: Blocks, x: F32Array) -> None:
+    q = _affine_4(y, x, 31, _steps(31, -0.5, 15))
     y["qs"] = nibbles(q, 32)
     y["qh"] = np.packbits((q > 15).reshape(-1, 8, 32), axis=1, bitorder="little").reshape(-1, 32)
-    return y
 
 
 _Q6_STEPS = np.array([0, *range(-9, 0), *range(1, 10)], np.float32)
@@ -515,8 +468,7 @@ def _search_6(x: F32Array) -> tuple[F32Array, I32Array]:
     return np.where(something, scale, ZERO), np.where(something, quants, 0)
 
 
-def _q6_k(x: F32Array) -> Blocks:
-    y = empty(types.Q6_K, len(x))
+def _q6_k(y: Blocks, x: F32Array) -> None:
     xs = sub_blocks(x, 16)
     scale, q = _search_6(xs)
     scale = scale.reshape(-1, 16)
@@ -529,17 +481,11 @@ def _q6_k(x: F32Array) -> Blocks:
     y["ql"] = nibbles(q8, 64)
     y["qh"] = crumbs(q8 >> np.uint8(4))
     y[amax < GROUP_MAX_EPS] = 0
-    return y
 
 
-def _nearest_iq4nl() -> U8Array:
-    """By floor(2 x) + 254 the index of the nearest of `kvalues_iq4nl`, the upper one of a tie: borders are halves."""
-    twice = np.arange(-254, 227)
-    border = KVALUES_IQ4NL[:-1] + KVALUES_IQ4NL[1:]
-    return np.searchsorted(border, twice, side="right").astype(np.uint8)
-
-
-_NEAREST_IQ4NL = _nearest_iq4nl()
+_BORDER = KVALUES_IQ4NL[:-1] + KVALUES_IQ4NL[1:]
+_NEAREST_IQ4NL = np.searchsorted(_BORDER, np.arange(-254, 227), side="right").astype(np.uint8)
+"""By floor(2 x) + 254 the index of the nearest of `kvalues_iq4nl`, the upper one of a tie: borders are halves."""
 
 
 def _best_iq4nl(x: F32Array) -> U8Array:
@@ -556,12 +502,11 @@ def _fit(x: F32Array, w: F32Array, iscale: F32Array) -> tuple[F32Array, F32Array
     return sum_in_order(wq * x), sum_in_order(wq * q)
 
 
-def _iq4_nl(x: F32Array) -> Blocks:
+def _iq4_nl(y: Blocks, x: F32Array) -> None:
     """`quantize_row_iq4_nl_impl` with ntry -1.
 
     In a block of zeros (below 1e-15) ggml leaves whatever quants the block before it had; here they are those of 0.
     """
-    y = empty(types.IQ4_NL, len(x))
     amax, top = extreme(x)
     iscale = ONE / (top / KVALUES_IQ4NL[0])
     xs = np.ascontiguousarray(x.T)
@@ -569,15 +514,13 @@ def _iq4_nl(x: F32Array) -> Blocks:
     something = amax >= GROUP_MAX_EPS
     y["d"] = np.where(something & (sumq2 > 0), sumqx / sumq2, ZERO)
     y["qs"] = nibbles(_best_iq4nl(x * np.where(something, iscale, ZERO)[:, None]))
-    return y
 
 
 _TRIES = np.arange(-7, 8, dtype=np.float32)[:, None] + KVALUES_IQ4NL[0]
 
 
-def _iq4_xs(x: F32Array) -> Blocks:
+def _iq4_xs(y: Blocks, x: F32Array) -> None:
     """`quantize_row_iq4_nl_impl` with ntry 7 over super-blocks."""
-    y = empty(types.IQ4_XS, len(x))
     xs = sub_blocks(x, 32)
     w = xs * xs
     amax, top = extreme(xs.T)
@@ -600,21 +543,9 @@ def _iq4_xs(x: F32Array) -> Blocks:
     low = (level & 15).astype(np.uint8).reshape(-1, 4, 2)
     y["scales_l"] = low[:, :, 0] | low[:, :, 1] << 4
     y["scales_h"] = np.bitwise_or.reduce((level >> 4).astype(np.uint16) << np.arange(0, 16, 2, dtype=np.uint16), axis=1)
-    return y
 
 
-def _chunked(write: Callable[[F32Array], Blocks]) -> Callable[[F32Array], Blocks]:
-    """`write`, some super-blocks at a time."""
-
-    def chunks(x: F32Array) -> Blocks:
-        if len(x) <= _CHUNK:
-            return write(x)
-        return np.concatenate([write(x[i : i + _CHUNK]) for i in range(0, len(x), _CHUNK)])
-
-    return chunks
-
-
-WRITE: dict[GGMLType, Callable[[F32Array], Blocks]] = {
+WRITE: dict[GGMLType, Fill] = {
     types.Q1_0: _q1_0,
     types.Q2_0: _q2_0,
     types.Q4_0: _q4_0,
@@ -628,13 +559,23 @@ WRITE: dict[GGMLType, Callable[[F32Array], Blocks]] = {
     types.TQ2_0: _tq2_0,
     types.MXFP4: _mxfp4,
     types.NVFP4: _nvfp4,
-    types.Q2_K: _chunked(_q2_k),
-    types.Q3_K: _chunked(_q3_k),
-    types.Q4_K: _chunked(_q4_k),
-    types.Q5_K: _chunked(_q5_k),
-    types.Q6_K: _chunked(_q6_k),
+    types.Q2_K: _q2_k,
+    types.Q3_K: _q3_k,
+    types.Q4_K: _q4_k,
+    types.Q5_K: _q5_k,
+    types.Q6_K: _q6_k,
     types.IQ4_NL: _iq4_nl,
-    types.IQ4_XS: _chunked(_iq4_xs),
+    types.IQ4_XS: _iq4_xs,
 }
-WRITE_SIMD: dict[GGMLType, Callable[[F32Array], Blocks]] = {types.Q8_0: _q8_0_simd, types.Q8_1: _q8_1_simd}
+WRITE_SIMD: dict[GGMLType, Fill] = {types.Q8_0: _q8_0_simd, types.Q8_1: _q8_1_simd}
 """Where `quantize_row_*` of ggml-cpu's AVX2 code is no call of the reference."""
+_SEARCHES = frozenset({types.Q2_K, types.Q3_K, types.Q4_K, types.Q5_K, types.Q6_K, types.IQ4_XS})
+
+
+def written(type_: GGMLType, x: F32Array, fill: Fill) -> Blocks:
+    """The blocks of `type_` that `fill` makes of `x`, shape (n, blck_size)."""
+    y = np.zeros(len(x), BLOCK[type_])
+    step = _CHUNK if type_ in _SEARCHES else len(x)
+    for i in range(0, len(x), step):
+        fill(y[i : i + step], x[i : i + step])
+    return y

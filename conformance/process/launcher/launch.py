@@ -83,8 +83,7 @@ def _prctl(option: int, value: int) -> None:
 def fork(lifeline: int) -> None:
     """Return in the child; the parent stays as its keeper and never returns.
 
-    Args:
-        lifeline: the reading end of a pipe that closes when the parent of this process is gone.
+    `lifeline` is the reading end of a pipe that closes when the parent of this process is gone.
     """
     handled = {signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
     signal.pthread_sigmask(signal.SIG_BLOCK, handled)
@@ -200,14 +199,10 @@ def _end_as(code: int) -> None:
 
 
 def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> None:
-    """Become the target: the module, script or command (`how`) of that name or path.
+    """Become the target: the module, script or command (`how`) of that name or path, with its own arguments.
 
-    Args:
-        lifeline: a descriptor, as of `fork`; empty for none.
-        root: the folder that holds this package, for a module of it; empty to use the environment's own.
-        how: `module`, `script` or `command`.
-        target: the module's name, the script's path or the program.
-        arguments: its own.
+    `lifeline` is a descriptor, as of `fork`; empty for none. `root` is the folder that holds this package, for a module
+    of it; empty to use the environment's own.
     """
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib costs what a fork does
     sys.path[:] = [p for p in sys.path if os.path.realpath(p) != os.path.realpath(here)]

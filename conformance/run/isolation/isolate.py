@@ -135,10 +135,7 @@ class _Process:
             ConformanceError: the adapter's own, BackendCrashError or BackendTimeoutError.
         """
         try:
-            if header is None:
-                reply, found = self._worker.receive(sizes)
-            else:
-                reply, found = self._worker.ask(header, blobs, sizes=sizes)
+            reply, found = self._worker.ask(header, blobs, sizes=sizes)
         except WorkerTimeoutError as e:
             raise BackendTimeoutError(f"{self._name}: {doing}: {e}") from None
         except WorkerDiedError as e:
