@@ -13,7 +13,7 @@ import ast
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -149,6 +149,8 @@ class Op:
     """Changes the parameters a constructor was given into those that it stores."""
     after: tuple[tuple[str, str, tuple[Any, ...]], ...]
     """Setters of a made node: name, the source or parameter that the second argument is, further arguments."""
+    not_by_weights: frozenset[str]
+    """Those of `names` that ggml's scheduler does not send to the device of their weights, which are too small."""
     forms: list[Form] = field(default_factory=list)
 
     def layout(self, t: Tensor) -> Layout:
@@ -286,6 +288,7 @@ def op(
     suffix: str = "",
     prepare: Callable[[dict[str, Any]], None] | None = None,
     after: Sequence[tuple[Any, ...]] = (),
+    not_by_weights: Collection[str] = (),
 ) -> Op:
     """Declare ops of these names, the second the `_back` sibling of the first; the rest as in `Op`.
 
@@ -303,6 +306,7 @@ def op(
         suffix: of the result's name.
         prepare: changes parameters before they are stored.
         after: setters: name, field or source, further arguments.
+        not_by_weights: those of `names` that ggml's scheduler does not send to the device of their weights.
     """
     at, fields = 0, []
     for f in params:
@@ -324,6 +328,7 @@ def op(
         suffix,
         prepare,
         tuple((setter, of, tuple(rest)) for setter, of, *rest in after),
+        frozenset(not_by_weights),
     )
     readers: dict[str, Callable[[tuple[int, ...]], Any]] = {}
     for f in fields:

@@ -15,6 +15,7 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Tensor
 
 MAX_DEVICES = 16
@@ -81,8 +82,6 @@ def labels(specs: Sequence[Spec]) -> list[str]:
 
 
 NOBODY = -1
-_NOT_BY_WEIGHTS = frozenset({"ROPE", "FLASH_ATTN_EXT"})
-"""Frequency factors and sinks are too small to decide where an op runs."""
 
 
 class UnassignedError(Exception):
@@ -172,7 +171,7 @@ class _Passes:
             return b
         if t.flags & FLAG_INPUT:
             return self._n - 1
-        if t.op not in _NOT_BY_WEIGHTS:
+        if t.op not in DECLARATIONS[t.op].not_by_weights:
             for s in t.src:
                 if s is not None and s in self._home.weights:
                     return self._of_buffer(s, t)

@@ -46,12 +46,11 @@ class SchedBackend(Backend):
             UsageError: an unknown device or option.
             UnavailableError: this machine cannot have one of them.
         """
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.close)
             for spec in self.specs:
                 self.devices.append(opener(spec))
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
         self._memory = memory_of(self.devices, self._how)
         return self
 
@@ -138,15 +137,11 @@ class SchedSession(Session):
         self._splits = dict.fromkeys(labels, 0)
         self._carried = 0
         self._last: Shared | None = None
-        self._stack = ExitStack()
-        self._sessions: dict[int, Session] = {}
-        try:
-            for b, own in enumerate(plan.cases):
-                if own is not None:
-                    self._sessions[b] = self._stack.enter_context(backends[b].open(own))
-        except BaseException:
-            self._stack.close()
-            raise
+        with ExitStack() as stack:
+            self._sessions: dict[int, Session] = {
+                b: stack.enter_context(backends[b].open(own)) for b, own in enumerate(plan.cases) if own is not None
+            }
+            self._stack = stack.pop_all()
         self._holders = {
             t: [b for b, own in enumerate(plan.cases) if own is not None and t in own.persistent]
             for t in case.persistent
