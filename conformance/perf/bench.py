@@ -102,10 +102,7 @@ class Bench:
 
     def opener(self, spec: Spec, *, isolate: bool | None = None) -> Opener:
         """Starts a backend of its own for a measurement."""
-        i = self._isolation
-        if isolate is None:
-            isolate = i.isolate
-        return partial(open_backend, spec, isolate=isolate, time_limit=i.time_limit, memory_limit=i.memory_limit)
+        return partial(open_backend, spec, self._isolation.but(isolate))
 
     def measured(self, unit: Unit, spec: Spec, name: str = "") -> Measured:
         """A unit on a backend, ready to be measured under `name` (default: its spec); the caller closes it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from operator import eq, ge, le
 from typing import Any
 
 from conformance.backend.interface import Backend, Witness, describe
@@ -25,11 +26,7 @@ from .execute import Execution, StepValues
 from .oracle import Expectation, judge_steps
 from .session import select
 
-COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "<=": lambda a, b: a <= b,
-    ">=": lambda a, b: a >= b,
-    "==": lambda a, b: a == b,
-}
+COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": le, ">=": ge, "==": eq}
 
 
 def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
@@ -133,8 +130,7 @@ def judge_each_step(
     """
     wanted = expected_steps(reference, case, execution.steps)
     for k, (want, got) in enumerate(zip(wanted, execution.steps, strict=True)):
-        right, have = ({**v.outputs, **v.caches} for v in (want, got))
-        for judged in judge_step(case, k, right, have, arithmetic):
+        for judged in judge_step(case, k, want.all, got.all, arithmetic):
             result.budget_used = max(result.budget_used or 0.0, judged.used)
             if judged.used > 1:
                 result.verdict = Verdict.FAIL

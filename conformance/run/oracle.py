@@ -40,7 +40,6 @@ class Expectation:
     """Without any rounding but the last; the same object where the arithmetic changes nothing."""
     arithmetic: Arithmetic
     """In which `steps` were computed."""
-    source: str
 
     def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
         """Judge a free run by the expected values, and by further ones where the kind of expectation has any."""
@@ -51,9 +50,7 @@ def judge_steps(
     case: Case, expected: Sequence[StepValues], execution: Execution, arithmetic: Arithmetic
 ) -> Iterator[Judged]:
     """Outputs and caches of a free run, but caches that the backend cannot show."""
-    opaque = execution.opaque
-    want = [{**v.outputs, **{t: x for t, x in v.caches.items() if t not in opaque}} for v in expected]
-    yield from judge_trajectory(case, want, [{**v.outputs, **v.caches} for v in execution.steps], arithmetic)
+    yield from judge_trajectory(case, execution.comparable(expected), [v.all for v in execution.steps], arithmetic)
 
 
 class Oracle:
@@ -111,10 +108,7 @@ class Oracle:
         exact = self._values(cases, EXACT)
         changed = [c for c in cases if touches(c, arithmetic)]
         imitated = dict(zip(changed, self._values(changed, arithmetic), strict=True))
-        return [
-            Expectation(imitated.get(c, e), e, arithmetic, f"{REFERENCE} in arithmetic {arithmetic.name}")
-            for c, e in zip(cases, exact, strict=True)
-        ]
+        return [Expectation(imitated.get(c, e), e, arithmetic) for c, e in zip(cases, exact, strict=True)]
 
     def expect_second(self, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """What the real ggml gives for each case, and the reference computing in the arithmetic that ggml declares.
@@ -128,9 +122,8 @@ class Oracle:
         if refusal is not None:
             raise UnavailableError(f"the second opinion {SECOND_OPINION} refuses it: {refusal}")
         values = run_together(second, cases)
-        source = f"{SECOND_OPINION} {second.info().versions.get('ggml', '')}"
         arithmetic = second.arithmetic()
-        return [Expectation(v, v, arithmetic, source) for v in values], self.reference_in(arithmetic)
+        return [Expectation(v, v, arithmetic) for v in values], self.reference_in(arithmetic)
 
     def whole(self, case: Case, arithmetic: Arithmetic, steps: Sequence[int]) -> list[StepValues]:
         """The reference's values of each step of one case, and of each computed node of `steps` among the outputs.

@@ -39,7 +39,7 @@ from conformance.suite.relations.claim import (
 )
 
 from . import divergence
-from .execute import Execution, execute, execute_overwritten
+from .execute import Execution, Memory, execute
 from .isolation.guard import Guarded
 from .isolation.isolate import IsolatedBackend
 from .scheduler.backend import SchedBackend
@@ -112,7 +112,7 @@ class _Runs:
                 if self.done[key].opaque:
                     raise NotOfferedError(f"{self.spec} cannot show its caches, so nobody can save them")
             elif r.how == OVERWRITTEN and not isinstance(_inner(backend), (IsolatedBackend, SchedBackend)):
-                self.done[key] = execute_overwritten(backend, alone)
+                self.done[key] = execute(backend, alone, memory=Memory(alone))
             elif r.how == OVERWRITTEN and not all(_takes(self.backend, k) for k in r.options):
                 raise NotOfferedError(
                     f"{self.spec} runs in a process of its own, or shares graphs out beforehand, so only the adapter "

@@ -14,11 +14,9 @@ from conformance.backend.strict import clip, error_text
 from conformance.case.case import Case
 from conformance.ggml.errors import (
     BackendCrashError,
-    BackendError,
     BackendTimeoutError,
     ConformanceError,
     NotIndependentError,
-    UnavailableError,
     UsageError,
 )
 from conformance.ggml.graph import Graph
@@ -29,7 +27,7 @@ from conformance.suite.relations import claim
 from . import cost, divergence, judgement, recorded, relate
 from .execute import Execution, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
-from .isolation.isolate import IsolatedBackend, Isolation, open_backend
+from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
 from .isolation.watchdog import Watchdog
 from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
 from .scheduler.backend import SchedBackend
@@ -64,7 +62,7 @@ class Runner:
                 backend in it does not return: with the backend, the ids of the cases of this `run`, and why. It writes
                 what the run has so far.
         """
-        self._isolation = isolation or Isolation()
+        self._isolation = isolation or DEFAULT
         self._on_hang = on_hang
         self._watchdog = Watchdog(self._isolation.time_limit, self._hung)
         self._running: tuple[Spec, Sequence[str]] | None = None
@@ -94,11 +92,7 @@ class Runner:
         return self._backends[spec]
 
     def _open(self, spec: Spec, isolate: bool | None) -> Backend:
-        i = self._isolation
-        isolate = i.isolate if isolate is None else isolate
-        return open_backend(
-            spec, isolate=isolate, time_limit=i.time_limit, memory_limit=i.memory_limit, watchdog=self._watchdog
-        )
+        return open_backend(spec, self._isolation.but(isolate), self._watchdog)
 
     def _guarded(self, spec: Spec) -> Guarded:
         """The backend behind `spec`, under guard.
@@ -322,26 +316,25 @@ class Runner:
         return refusal or self._execute_and_judge(spec, backend, case)
 
     def _execute_and_judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
-        if claim.applies(case):
-            return self._relate(spec, backend, case)
         try:
-            backend.arithmetic_in(case)
+            if claim.applies(case):
+                return relate.judge(spec, backend, case, self._open_guarded)
+            return self._judge(spec, backend, case)
         except ConformanceError as e:
             return _failed(e)
+        except Exception as e:  # noqa: BLE001  # a fault, whosever it is, must cost one case, not the run
+            return _unjudged(e)
+
+    def _judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
+        backend.arithmetic_in(case)
         try:
             (expectation,), tested = self._expect(spec, backend, [case])
-        except ConformanceError as e:
-            return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {e}")
         except Exception as e:  # noqa: BLE001  # an arithmetic that nobody can compute in
-            return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {error_text(e)}")
-        try:
-            execution = execute(tested, case)
-            result = judgement.judge(spec, case, expectation, execution)
-            self._look_closer(spec, tested, case, expectation, execution, result)
-        except ConformanceError as e:
-            result = _failed(e)
-        except Exception as e:  # noqa: BLE001  # a fault, whosever it is, must cost one case, not the run
-            result = _unjudged(e)
+            why = str(e) if isinstance(e, ConformanceError) else error_text(e)
+            return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {why}")
+        execution = execute(tested, case)
+        result = judgement.judge(spec, case, expectation, execution)
+        self._look_closer(spec, tested, case, expectation, execution, result)
         return result
 
     def _look_closer(
@@ -366,14 +359,6 @@ class Runner:
                 divergence.locate(result, backend, reference, case, expectation, execution)
             except Exception as e:  # noqa: BLE001  # as above
                 recorded.add_note(result, f"the first wrong node was not found: {recorded.reason(e)}")
-
-    def _relate(self, spec: Spec, backend: Backend, case: Case) -> Result:
-        try:
-            return relate.judge(spec, backend, case, self._open_guarded)
-        except ConformanceError as e:
-            return _failed(e)
-        except Exception as e:  # noqa: BLE001  # as above
-            return _unjudged(e)
 
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
@@ -423,9 +408,8 @@ _VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
     (NotIndependentError, Verdict.VACUOUS),
     (BackendTimeoutError, Verdict.TIMEOUT),
     (BackendCrashError, Verdict.CRASH),
-    (BackendError, Verdict.OVERCLAIM),
-    (UnavailableError, Verdict.OVERCLAIM),
 )
+"""Any other error is an OVERCLAIM."""
 
 
 def _failed(error: ConformanceError) -> Result:

@@ -21,7 +21,7 @@ from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.tensor import Bytes
 from conformance.judge.judge import judge_trajectory
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.run.execute import execute
+from conformance.run.execute import execute, with_values
 from conformance.run.isolation.isolate import IsolatedBackend
 from conformance.run.runner import Runner
 from conformance.run.session import failures
@@ -41,7 +41,6 @@ from .cells import (
     nodes_alone,
     spell,
     weights,
-    with_values,
     work,
 )
 
@@ -194,7 +193,9 @@ class Judge:
     @cached_property
     def _recorded(self) -> Case:
         arithmetic = self._bench.backend.arithmetic_in(self._case)
-        return with_values(self._case, self._bench.runner.oracle.reference_in(arithmetic))
+        reference = self._bench.runner.oracle.reference_in(arithmetic)
+        every = range(len(self._case.steps))
+        return with_values(self._case, execute(reference, self._case, every_node=every).steps)
 
     def whole(self) -> Cell:
         """The trajectory with nothing placed."""

@@ -54,7 +54,12 @@ class Isolation:
     memory_limit: int | None = None
     """Bytes that the process may hold; `memory.default_limit` where None."""
 
+    def but(self, isolate: bool | None) -> Isolation:
+        """The same limits for another choice of `isolate`, unless that is None."""
+        return self if isolate is None else replace(self, isolate=isolate)
 
+
+DEFAULT = Isolation()
 _PARSED = 1 << 28
 """Bytes of memory that parsing a reply's header may take."""
 provide(SCHED, SchedBackend)
@@ -71,33 +76,21 @@ def needs(spec: Spec) -> bool:
     return any(Path(value).is_file() for _, value in resolve(spec).options) or adapter(spec.name).isolate
 
 
-def open_backend(
-    spec: Spec,
-    *,
-    isolate: bool | None = None,
-    time_limit: float = 120.0,
-    memory_limit: int | None = None,
-    watchdog: Watchdog | None = None,
-) -> Backend:
+def open_backend(spec: Spec, isolation: Isolation = DEFAULT, watchdog: Watchdog | None = None) -> Backend:
     """Open the backend behind `spec`, here or in a process of its own. A scheduler stays here, its devices go there.
 
-    Args:
-        spec: name and options.
-        isolate: whether it gets its own process; as `needs` says if None. One with an environment always does.
-        time_limit: seconds that a request to an isolated backend may take.
-        memory_limit: bytes that its process may hold; `memory.default_limit` if None.
-        watchdog: for opening a backend in this process.
+    One with an environment always gets its own process. `watchdog` is for opening a backend in this process.
 
     Raises:
         UsageError: unknown name or option.
         UnavailableError: the machine lacks what it needs.
         BackendError: it did not open in time, or describes itself in wrong types.
     """
-    opener = partial(open_backend, isolate=isolate, time_limit=time_limit, memory_limit=memory_limit, watchdog=watchdog)
     if resolve(spec).name == SCHED:
+        opener = partial(open_backend, isolation=isolation, watchdog=watchdog)
         return cast("SchedBackend", create(spec)).attach(opener)
-    if needs(spec) if isolate is None else isolate or environment(spec):
-        return IsolatedBackend(spec, time_limit=time_limit, memory_limit=memory_limit)
+    if needs(spec) if isolation.isolate is None else isolation.isolate or environment(spec):
+        return IsolatedBackend(spec, time_limit=isolation.time_limit, memory_limit=isolation.memory_limit)
     return create(spec) if watchdog is None else watchdog.run(f"{spec}: opening", create, spec)
 
 
@@ -193,6 +186,7 @@ class IsolatedBackend(Backend):
         self._memory_limit = default_limit() if memory_limit is None else memory_limit
         self._ids = itertools.count()
         self._process: _Process | None = None
+        self._watch = False
         self._closed = False
         process = self._alive()
         try:
@@ -238,16 +232,15 @@ class IsolatedBackend(Backend):
 
     def supports(self, graph: Graph) -> list[Support]:
         """`supports_op` of every node in one round trip."""
-        header: dict[str, JSON] = {"do": "supports", "graph": codec.dump_graph(graph)}
-        reply, _ = self._alive().ask(header, (), "answering supports_op")
-        return _supports(reply, len(graph))
+        return self._supports(graph, "supports_op")
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
         """One round trip."""
-        tensors = graph.tensors()
-        header: dict[str, JSON] = {"do": "supports_placed", "graph": codec.dump_graph(graph)}
-        header |= {"tensor": tensors.index(tensor), "buffer": buffer}
-        reply, _ = self._alive().ask(header, (), "answering supports_placed")
+        return self._supports(graph, "supports_placed", tensor=graph.tensors().index(tensor), buffer=buffer)
+
+    def _supports(self, graph: Graph, method: str, **place: int) -> list[Support]:
+        header: dict[str, JSON] = {"do": "supports", "graph": codec.dump_graph(graph), **place}
+        reply, _ = self._alive().ask(header, (), f"answering {method}")
         return _supports(reply, len(graph))
 
     def renew(self) -> None:
@@ -267,7 +260,8 @@ class IsolatedBackend(Backend):
 
     def open(self, case: Case) -> Session:
         """Open `case` in the worker: graphs, weights, caches and inputs travel once, expected values never."""
-        return IsolatedSession(self._alive(), next(self._ids), case)
+        watch, self._watch = self._watch, False
+        return IsolatedSession(self._alive(), next(self._ids), case, watch=watch)
 
     def settle(self, turn: int) -> None:
         """Keep a backend of one thread on the `turn`-th processor, modulo their number, where the system can.
@@ -279,12 +273,13 @@ class IsolatedBackend(Backend):
 
     def watch(self) -> None:
         """Measure from the next `open` how the resident memory of the process rises, for `peak`."""
-        self._alive().ask({"do": "watch"}, (), "measuring its memory")
+        self._watch = True
 
     def peak(self) -> int | None:
         """By how many bytes it rose at most; None where the system does not say. Once after each `watch`."""
         reply, _ = self._alive().ask({"do": "peak"}, (), "measuring its memory")
-        return _peak(reply)
+        found: int | None = _field(reply, "peak", lambda v: v is None or _count(v), "a whole number or nothing")
+        return found
 
     def close(self) -> None:
         """End the process."""
@@ -307,7 +302,7 @@ def _without_expected(case: Case) -> Case:
 class IsolatedSession(Session):
     """A session in another process. `compute` takes the graphs of the opened case only, by identity."""
 
-    def __init__(self, process: _Process, number: int, case: Case) -> None:
+    def __init__(self, process: _Process, number: int, case: Case, *, watch: bool) -> None:
         self._process = process
         self._number = number
         self._case = case
@@ -317,10 +312,14 @@ class IsolatedSession(Session):
             self._steps.setdefault(step.graph, k)
         self._tensors: dict[int, dict[Tensor, int]] = {}
         doc, blobs = codec.dump(_without_expected(case))
-        header: dict[str, JSON] = {"do": "open", "case": doc, "names": list(blobs)}
+        header: dict[str, JSON] = {"do": "open", "case": doc, "names": list(blobs), "watch": watch}
         reply, _ = self._ask(header, list(blobs.values()), "opening")
         self._seconds = _seconds(reply)
-        opaque = _opaque(reply, len(self._persistent))
+
+        def indices(v: JSON) -> bool:
+            return type(v) is list and all(_count(i) and i < len(self._persistent) for i in v)
+
+        opaque = _field(reply, "opaque", indices, f"a list of indices below {len(self._persistent)}")
         self._opaque = frozenset(t for t, i in self._persistent.items() if i in opaque)
 
     def clock(self) -> float:
@@ -415,21 +414,6 @@ def _supports(reply: _Reply, wanted: int) -> list[Support]:
 def _seconds(reply: _Reply) -> float:
     """Seconds of a session's clock."""
     return float(_field(reply, "seconds", _finite, "a finite number"))
-
-
-def _opaque(reply: _Reply, count: int) -> frozenset[int]:
-    """Indices of those of `count` persistent tensors that cannot be read."""
-
-    def indices(v: JSON) -> bool:
-        return type(v) is list and all(_count(i) and i < count for i in v)
-
-    return frozenset(_field(reply, "opaque", indices, f"a list of indices below {count}"))
-
-
-def _peak(reply: _Reply) -> int | None:
-    """Bytes by which memory rose."""
-    found: int | None = _field(reply, "peak", lambda v: v is None or _count(v), "a whole number or nothing")
-    return found
 
 
 def _field(reply: _Reply, name: str, fits: Callable[[JSON], bool], wanted: str) -> JSON:

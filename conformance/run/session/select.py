@@ -20,7 +20,7 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.guard import call_guarded, guard
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation, open_backend
+from conformance.run.isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
 from conformance.run.isolation.watchdog import Watchdog
 from conformance.suite import FAMILIES
 from conformance.suite.family import Family, Level
@@ -105,13 +105,10 @@ def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
         UsageError: an unknown name, or an option that it does not take.
         UnavailableError: this machine lacks it, or the adapter is broken; the message says why.
     """
-    i = isolation or Isolation()
-    watchdog = Watchdog(i.time_limit)
+    isolation = isolation or DEFAULT
+    watchdog = Watchdog(isolation.time_limit)
     try:
-        opened = open_backend(
-            spec, isolate=i.isolate, time_limit=i.time_limit, memory_limit=i.memory_limit, watchdog=watchdog
-        )
-        return _probe(opened, spec, watchdog)
+        return _probe(open_backend(spec, isolation, watchdog), spec, watchdog)
     except UnavailableError:
         raise
     except UsageError as e:

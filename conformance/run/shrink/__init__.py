@@ -203,7 +203,7 @@ class _Search:
 
 def measure(case: Case) -> tuple[int, ...]:
     """The size of a case, the most important part first; it falls with every success, so that shrinking ends."""
-    leaves = {**case.persistent, **{t: data for s in case.steps for t, data in s.inputs.items()}}
+    leaves = simplify.leaves_of(case)
     return (
         int(bool(case.demands)),
         int(any(s.expected or s.note is not None for s in case.steps) or bool(case.tolerance)),

@@ -5,7 +5,7 @@ Some nodes of some steps stay, and what they read of the others becomes a leaf w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml.errors import ConformanceError, GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import lay_out
-from conformance.ggml.partial import below
+from conformance.ggml.partial import below, like
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
 from conformance.judge.verdict import Result
 
@@ -103,15 +103,7 @@ class _Cutting:
         return Step(Graph(nodes), self._inputs, tuple(n for n in nodes if n in outputs or n in sinks))
 
     def _node(self, t: Tensor) -> Tensor:
-        src = [None if s is None or s is t else self._source(s) for s in t.src]
-        view_src = None
-        if writes_in_place(t):
-            under = below(t)
-            assert under is not None
-            view_src = self._source(under).root
-        copy = Tensor(t.type, t.ne, t.nb, t.op, t.op_params, tuple(src), view_src, flags=t.flags, name=t.name)
-        if t in t.src:  # as ggml_cast makes it
-            copy.src = tuple(copy if s is t else c for s, c in zip(t.src, src, strict=True))
+        copy = over(t, self._source)
         lay_out(copy)
         self._new[t] = copy
         return copy
@@ -138,6 +130,13 @@ class _Cutting:
         self._inputs[leaf] = data
         self._new[t] = leaf
         return leaf
+
+
+def over(t: Tensor, source: Callable[[Tensor], Tensor]) -> Tensor:
+    """A copy of `t` that reads, and writes to, what `source` gives for what `t` does; not laid out yet."""
+    src = [None if s is None or s is t else source(s) for s in t.src]
+    under = below(t) if writes_in_place(t) else None
+    return like(t, src, None if under is None else source(under).root)
 
 
 def same_place(a: Tensor, b: Tensor) -> bool:
