@@ -118,24 +118,15 @@ def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, u
     recorded = with_values(case, ran[: upto + 1])
     for k in range(upto + 1):
         found = recorded.steps[k].expected
-        right = run_isolated(reference, recorded, k, arithmetic)
-        judged = (judge_node(node, want, found[node], arithmetic, step=k) for node, want in right.items())
+        alone, original = isolated_nodes(recorded, k)
+        each = arithmetic.copied(original)  # where devices share nodes, each copy has the arithmetic of its node
+        ran_alone = execute(reference if each is arithmetic else reference.computing_in(each), alone)
+        right = ran_alone.steps[0].outputs
+        judged = (judge_node(n, right[c], found[n], arithmetic, step=k) for c, n in original.items())
         wrong = next((j for j in judged if j.used > 1), None)
         if wrong is not None:
             return wrong
     return None
-
-
-def run_isolated(reference: Backend, recorded: Case, k: int, arithmetic: Arithmetic) -> dict[Tensor, Bytes]:
-    """Every computed node of step `k`, each run by itself on `reference` and fed from recorded values.
-
-    `recorded` holds the value of every computed node of step `k`, and of the caches after each step. Where devices
-    share the nodes of the case, each copy is computed in the arithmetic of its node.
-    """
-    alone, original = isolated_nodes(recorded, k)
-    each = arithmetic.copied(original)
-    ran = execute(reference if each is arithmetic else reference.computing_in(each), alone).steps[0].outputs
-    return {node: ran[copy] for copy, node in original.items()}
 
 
 # -- NaN --------------------------------------------------------------------------------------------------------------

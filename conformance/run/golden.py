@@ -82,11 +82,7 @@ def _computed(runner: Runner, cases: Sequence[Case]) -> Iterator[tuple[dict[Tens
 
 
 def writable(root: Path = ROOT) -> Path:
-    """The file that `update` writes.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
+    """The file that `update` writes (UsageError: it cannot be written)."""
     path = root / OPS
     if not os.access(path if path.exists() else root, os.W_OK):
         raise UsageError(f"{path}: cannot be written; golden outputs are made anew in a checkout (pip install -e .)")

@@ -85,11 +85,7 @@ class Oracle:
         return f"{arithmetic.name} {i}" if i else arithmetic.name
 
     def second_opinion(self) -> Backend:
-        """The real ggml.
-
-        Raises:
-            UnavailableError: this machine lacks it.
-        """
+        """The real ggml (UnavailableError: this machine lacks it)."""
         if self._second is None and not self._second_reason:
             try:
                 self._second = open_backend(Spec(SECOND_OPINION))

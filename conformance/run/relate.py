@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from math import sqrt
-from pathlib import Path
 
 import numpy as np
 
@@ -88,7 +88,6 @@ class _Runs:
         self._opener = open_
         self._stack = stack
         self._opened: dict[tuple[int, str], Backend] = {}
-        self._folder = ""
 
     def variants(self) -> Iterator[str]:
         """Names of what the claim varies in the backend; one empty name where it varies nothing."""
@@ -128,7 +127,8 @@ class _Runs:
             return self.backend
         key = (r.opening, variant)
         if key not in self._opened:
-            options = {k: self._value(v) for k, v in r.options.items() if _takes(self.backend, k)}
+            taken = {k: v for k, v in r.options.items() if _takes(self.backend, k)}
+            options = {k: self._folder if v == FOLDER else v for k, v in taken.items()}
             if variant:
                 options["buffer"] = variant
             spec = replace(self.spec, options=tuple({**dict(self.spec.options), **options}.items()))
@@ -137,12 +137,9 @@ class _Runs:
             self._opened[key] = backend
         return self._opened[key]
 
-    def _value(self, value: str) -> str:
-        if value != FOLDER:
-            return value
-        if not self._folder:
-            self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="relation"))
-        return str(Path(self._folder))
+    @cached_property
+    def _folder(self) -> str:
+        return self._stack.enter_context(tempfile.TemporaryDirectory(prefix="relation"))
 
 
 def _inner(backend: Backend) -> Backend:

@@ -128,11 +128,7 @@ class Runner:
             self._on_hang(*self._running, sentence)
 
     def case(self, case_id: str) -> Case:
-        """The case behind an id, cached for the next backend.
-
-        Raises:
-            UsageError: no family knows the id.
-        """
+        """The case behind an id, cached for the next backend (UsageError: no family knows the id)."""
         if case_id not in self._cases:
             while len(self._cases) >= KEEP:
                 del self._cases[next(iter(self._cases))]
@@ -223,11 +219,12 @@ class Runner:
         results: dict[Case, Result] = {}
         able: list[Case] = []
         for case, refusal in zip(cases, self._refusals(backend, cases), strict=True):
-            found = refusal or self._refusal_costly(case)
-            if found is None:
-                able.append(case)
+            if refusal is not None:
+                results[case] = refusal
+            elif why := self.too_costly([case]):
+                results[case] = _uncheckable(why)
             else:
-                results[case] = found
+                able.append(case)
         for group in _groups(able, backend.batch):
             results.update(zip(group, self._run_batch(spec, backend, group), strict=True))
         return results
@@ -250,33 +247,24 @@ class Runner:
         try:
             answers = iter(backend.supports(Graph([n for g in graphs for n in g])))
         except ConformanceError:
-            return [self._refusal_alone(backend, c) for c in cases]
-        found = [_unsupported(c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
-        return [r or self._refusal_whole(backend, c) for r, c in zip(found, cases, strict=True)]
+            return [self._refusal(backend, c, None) for c in cases]
+        return [self._refusal(backend, c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
 
-    def _refusal_alone(self, backend: Backend, case: Case) -> Result | None:
+    def _refusal(self, backend: Backend, case: Case, answers: Sequence[Sequence[Support]] | None) -> Result | None:
+        """By the `answers` for the nodes of each step, which are asked for where they are None, then by the case."""
         try:
-            found = _unsupported(case, [backend.supports(s.graph) for s in case.steps])
+            reason = _unsupported(case, answers or [backend.supports(s.graph) for s in case.steps])
+            if reason is None:
+                said = [backend.supports_case(c) for c in claim.cases_of(case)]
+                reason = next((a.reason for a in said if not a), None)
         except ConformanceError as e:
             return _failed(e)
-        return found or self._refusal_whole(backend, case)
-
-    def _refusal_whole(self, backend: Backend, case: Case) -> Result | None:
-        try:
-            answers = [backend.supports_case(c) for c in claim.cases_of(case)]
-        except ConformanceError as e:
-            return _failed(e)
-        reason = next((a.reason for a in answers if not a), None)
         return None if reason is None else Result("", "", Verdict.UNSUPPORTED, detail=reason)
 
     def too_costly(self, cases: Sequence[Case]) -> str:
         """Why `cases` are not computed together within the limits of a process, in words; empty where they are."""
         limits = self._isolation
         return cost.refusal(cases, memory_limit=limits.memory_limit, time_limit=limits.time_limit)
-
-    def _refusal_costly(self, case: Case) -> Result | None:
-        why = self.too_costly([case])
-        return Result("", "", Verdict.VACUOUS, detail=f"nothing to check it against: {why}") if why else None
 
     def _run_batch(self, spec: Spec, backend: Backend, group: Sequence[Case]) -> list[Result]:
         if len(group) == 1 or self.too_costly(group):
@@ -331,7 +319,7 @@ class Runner:
             (expectation,), tested = self._expect(spec, backend, [case])
         except Exception as e:  # noqa: BLE001  # an arithmetic that nobody can compute in
             why = str(e) if isinstance(e, ConformanceError) else error_text(e)
-            return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {why}")
+            return _uncheckable(why)
         execution = execute(tested, case)
         result = judgement.judge(spec, case, expectation, execution)
         self._look_closer(spec, tested, case, expectation, execution, result)
@@ -395,12 +383,12 @@ def _groups(cases: Sequence[Case], size: int) -> Iterable[list[Case]]:
         yield group
 
 
-def _unsupported(case: Case, answers: Sequence[Sequence[Support]]) -> Result | None:
+def _unsupported(case: Case, answers: Sequence[Sequence[Support]]) -> str | None:
     for k, (step, given) in enumerate(zip(case.steps, answers, strict=True)):
         for node, support in zip(step.graph, given, strict=True):
             if not support:
                 where = f"step {k}: " if len(case.steps) > 1 else ""
-                return Result("", "", Verdict.UNSUPPORTED, detail=f"{where}{node.op} {node.name}: {support.reason}")
+                return f"{where}{node.op} {node.name}: {support.reason}"
     return None
 
 
@@ -415,6 +403,10 @@ _VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
 def _failed(error: ConformanceError) -> Result:
     verdict = next((v for kind, v in _VERDICT_OF if isinstance(error, kind)), Verdict.OVERCLAIM)
     return Result("", "", verdict, detail=clip(str(error)))
+
+
+def _uncheckable(why: str) -> Result:
+    return Result("", "", Verdict.VACUOUS, detail=f"nothing to check it against: {why}")
 
 
 def _unjudged(error: Exception) -> Result:

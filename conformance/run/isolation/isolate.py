@@ -101,7 +101,7 @@ class _Process:
         self._name = str(spec)
         text = spec.name + ("?" + urlencode(spec.options) if spec.options else "")
         names = {n: [d.adapter, d.options, d.environment, d.where] for n, d in defined().items()}
-        self._worker = Worker(
+        self.worker = Worker(
             "conformance.run.isolation.worker",
             [text, *([json.dumps(names)] if names else [])],
             time_limit=time_limit,
@@ -112,12 +112,8 @@ class _Process:
         try:
             self.hello, _ = self.ask(None, (), "opening the backend")
         except ConformanceError:
-            self.end()
+            self.worker.close()
             raise
-
-    @property
-    def dead(self) -> bool:
-        return bool(self._worker.death)
 
     def ask(
         self, header: dict[str, JSON] | None, blobs: Sequence[Bytes], doing: str, sizes: Sequence[int] = ()
@@ -129,29 +125,21 @@ class _Process:
         """
         try:
             if header is None:
-                reply, found = self._worker.receive(sizes)
+                reply, found = self.worker.receive(sizes)
             else:
-                reply, found = self._worker.ask(header, blobs, sizes=sizes)
+                reply, found = self.worker.ask(header, blobs, sizes=sizes)
         except WorkerTimeoutError as e:
             raise BackendTimeoutError(f"{self._name}: {doing}: {e}") from None
         except WorkerDiedError as e:
             raise BackendCrashError(f"{self._name}: {doing}: {e}") from None
         return reply, [np.frombuffer(b, np.uint8) for b in found]
 
-    def limit(self, seconds: float) -> None:
-        """Seconds that a request may take from now on."""
-        self._worker.time_limit = seconds
-
     def settle(self, turn: int) -> None:
         """Keep its main thread on the `turn`-th processor, modulo their number, where the system can."""
         if sys.platform == "linux":
             processors = sorted(os.sched_getaffinity(0))
             with suppress(OSError):  # it has died, or the system forbids it
-                os.sched_setaffinity(self._worker.pid, {processors[turn % len(processors)]})
-
-    def end(self) -> None:
-        """Close the wire and wait for the process."""
-        self._worker.close()
+                os.sched_setaffinity(self.worker.pid, {processors[turn % len(processors)]})
 
 
 def _environment(spec: Spec) -> dict[str, str] | None:
@@ -246,22 +234,20 @@ class IsolatedBackend(Backend):
     def renew(self) -> None:
         """End the process; the next request starts a fresh one. Its sessions are lost, and so is what a fault left."""
         if self._process is not None:
-            self._process.end()
+            self._process.worker.close()
             self._process = None
 
     def supports_case(self, case: Case) -> Support:
         """One round trip, where the adapter overrides it."""
         if not self._whole:
             return super().supports_case(case)
-        doc, blobs = codec.dump(_without_expected(case))
-        header: dict[str, JSON] = {"do": "supports_case", "case": doc, "names": list(blobs)}
-        reply, _ = self._alive().ask(header, list(blobs.values()), "answering supports_case")
+        reply, _ = self._alive().ask(*_request("supports_case", case), "answering supports_case")
         return _supports(reply, 1)[0]
 
     def open(self, case: Case) -> Session:
         """Open `case` in the worker: graphs, weights, caches and inputs travel once, expected values never."""
         watch, self._watch = self._watch, False
-        return IsolatedSession(self._alive(), next(self._ids), case, watch=watch)
+        return _IsolatedSession(self._alive(), next(self._ids), case, watch=watch)
 
     def settle(self, turn: int) -> None:
         """Keep a backend of one thread on the `turn`-th processor, modulo their number, where the system can.
@@ -289,17 +275,21 @@ class IsolatedBackend(Backend):
     def _alive(self) -> _Process:
         if self._closed:
             raise BackendCrashError(f"{self._spec}: the backend is closed")
-        if self._process is None or self._process.dead:
-            self._process = _Process(self._spec, min(self._time_limit, self.bound), self._memory_limit)
-        self._process.limit(min(self._time_limit, self.bound))
+        limit = min(self._time_limit, self.bound)
+        if self._process is None or self._process.worker.death:
+            self._process = _Process(self._spec, limit, self._memory_limit)
+        self._process.worker.time_limit = limit
         return self._process
 
 
-def _without_expected(case: Case) -> Case:
-    return replace(case, steps=[Step(s.graph, s.inputs, s.outputs) for s in case.steps])
+def _request(do: str, case: Case, **more: JSON) -> tuple[dict[str, JSON], list[Bytes]]:
+    """The header of a request with a whole case, but for its expected values, and the case's arrays."""
+    bare = replace(case, steps=[Step(s.graph, s.inputs, s.outputs) for s in case.steps])
+    doc, blobs = codec.dump(bare)
+    return {"do": do, "case": doc, "names": list(blobs), **more}, list(blobs.values())
 
 
-class IsolatedSession(Session):
+class _IsolatedSession(Session):
     """A session in another process. `compute` takes the graphs of the opened case only, by identity."""
 
     def __init__(self, process: _Process, number: int, case: Case, *, watch: bool) -> None:
@@ -311,9 +301,7 @@ class IsolatedSession(Session):
         for k, step in enumerate(case.steps):
             self._steps.setdefault(step.graph, k)
         self._tensors: dict[int, dict[Tensor, int]] = {}
-        doc, blobs = codec.dump(_without_expected(case))
-        header: dict[str, JSON] = {"do": "open", "case": doc, "names": list(blobs), "watch": watch}
-        reply, _ = self._ask(header, list(blobs.values()), "opening")
+        reply, _ = self._ask(*_request("open", case, watch=watch), "opening")
         self._seconds = _seconds(reply)
 
         def indices(v: JSON) -> bool:
@@ -327,15 +315,12 @@ class IsolatedSession(Session):
         return self._seconds
 
     def opaque(self) -> frozenset[Tensor]:
-        """As the adapter said when the case was opened."""
         return self._opaque
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor."""
         self._ask({"do": "write", "tensor": self._index(tensor)}, [data], f"writing {tensor} of")
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor."""
         header: dict[str, JSON] = {"do": "read", "tensor": self._index(tensor)}
         _, blobs = self._ask(header, (), f"reading {tensor} of", [nbytes(tensor)])
         return blobs[0]
@@ -375,13 +360,12 @@ class IsolatedSession(Session):
         return dict(zip(outputs, blobs, strict=True))
 
     def witness(self) -> Witness:
-        """The witness of the worker's session."""
         reply, _ = self._ask({"do": "witness"}, (), "reading the witness of")
         return _record(Witness, reply.get("witness"), "witness")
 
     def close(self) -> None:
         """Close the worker's session, where the worker lives."""
-        if not self._process.dead:
+        if not self._process.worker.death:
             self._ask({"do": "close"}, (), "closing")
 
     def _index(self, tensor: Tensor) -> int:
@@ -412,7 +396,6 @@ def _supports(reply: _Reply, wanted: int) -> list[Support]:
 
 
 def _seconds(reply: _Reply) -> float:
-    """Seconds of a session's clock."""
     return float(_field(reply, "seconds", _finite, "a finite number"))
 
 

@@ -32,8 +32,6 @@ from conformance.process.service import LONGEST_REPLY, Service
 from conformance.process.worker import ERRORS
 
 REFERENCE = "backends.cpu"
-GOLDEN = ("golden",)
-"""Folders of golden values, beside `conformance` in a checkout and within it in a wheel."""
 
 
 class Independence:
@@ -69,8 +67,8 @@ class Independence:
 
 
 def _folders() -> list[tuple[str, str]]:
-    package = shipped.path().resolve()
-    found = [(base / name, "the golden values") for base in (package, package.parent) for name in GOLDEN]
+    package = shipped.path().resolve()  # in a checkout the golden values lie beside it, in a wheel within it
+    found = [(base / "golden", "the golden values") for base in (package, package.parent)]
     spec = importlib.util.find_spec(REFERENCE)
     places = (spec.submodule_search_locations if spec else None) or ()
     found += [(Path(place), f"the reference ({REFERENCE})") for place in places]

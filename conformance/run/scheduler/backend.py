@@ -97,20 +97,16 @@ class SchedBackend(Backend):
                 return no(f"{label}: {answer.reason}")
         return YES
 
-    def open(self, case: Case) -> SchedSession:
+    def open(self, case: Case) -> _SchedSession:
         """A session on every device that has a part in the case.
 
         Raises:
             UnavailableError: no device is left for a node; names it, its shapes and every backend's reason.
         """
-        return SchedSession(self.devices, self.labels, case, self.plan(case))
+        return _SchedSession(self.devices, self.labels, case, self.plan(case))
 
     def plan(self, case: Case) -> Plan:
-        """How `case` is split.
-
-        Raises:
-            UnavailableError: as `open`.
-        """
+        """How `case` is split (UnavailableError: as `open`)."""
         if case not in self._plans:
             while len(self._plans) >= _KEPT:
                 del self._plans[next(iter(self._plans))]
@@ -123,7 +119,7 @@ class SchedBackend(Backend):
             self.devices.pop().close()
 
 
-class SchedSession(Session):
+class _SchedSession(Session):
     """One case's memory on all devices.
 
     A persistent tensor is held by every device that uses it. One that a split wrote is fresh on that device only, until
@@ -257,7 +253,6 @@ class SchedSession(Session):
         return w
 
     def close(self) -> None:
-        """End the session of each device."""
         self._stack.close()
 
     def _of(self, tensor: Tensor) -> list[int]:

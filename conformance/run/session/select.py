@@ -27,22 +27,14 @@ from conformance.suite.family import Family, Level
 
 
 def family_named(name: str) -> Family:
-    """The family called `name`.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The family called `name` (UsageError: there is none)."""
     if name not in FAMILIES:
         raise UsageError(f"family {name!r} is unknown; known: {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id.
-
-    Raises:
-        UsageError: no family knows the id.
-    """
+    """The case behind an id (UsageError: no family knows the id)."""
     return family_named(case_id.partition("/")[0]).build(case_id)
 
 
@@ -81,11 +73,7 @@ def lacking(families: Sequence[str]) -> dict[str, str]:
 
 
 def parse_specs(texts: Sequence[str]) -> list[Spec]:
-    """Backends as the user named them; every installed one where none is named.
-
-    Raises:
-        UsageError: a spec of another form.
-    """
+    """Backends as the user named them; every installed one where none is named (UsageError: a spec of another form)."""
     return [Spec.parse(t) for t in texts] or [Spec(n) for n in registry.names()]
 
 

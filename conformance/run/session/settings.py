@@ -75,11 +75,7 @@ class Settings:
 
 
 def read_waivers(path: Path) -> Waivers:
-    """The waivers of a file.
-
-    Raises:
-        UsageError: it cannot be read, or is malformed.
-    """
+    """The waivers of a file (UsageError: it cannot be read, or is malformed)."""
     return waivers.parse(strict.read_text(path), str(path))
 
 
@@ -178,7 +174,8 @@ class Waiving:
             mine = [r for r in kept if r.backend == str(spec)]
             found = problems(own, mine, self._today, _listed, _exists)
             sentences += [p.sentence for p in found]
-            edits += filter(None, [proposal(own, found) if found else ""])
+            if found and (edit := proposal(own, found)):
+                edits.append(edit)
         return sentences, edits
 
 

@@ -180,7 +180,9 @@ class Ahead:
             with _alone_in(self.folder):  # no recovery sees it before it is held
                 own = Path(tempfile.mkdtemp(prefix=f"{RUNNING}{os.getpid()}-", dir=self.folder))
                 self._lock = os.open(own / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
-                _hold(self._lock)
+                if LOCKS:  # elsewhere an open file cannot be removed
+                    with suppress(OSError):
+                        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._own = own
         return self._own
 
@@ -246,12 +248,6 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _hold(descriptor: int) -> None:
-    if LOCKS:  # elsewhere an open file cannot be removed
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _take(lock: Path) -> int | None:
