@@ -217,19 +217,15 @@ def _pairs(case: Case, claim: Claim) -> Iterator[tuple[Sequence[Place], Sequence
 def _judge(t: Tensor, place: Place, left: Sequence[_Value], right: Sequence[_Value]) -> Judged:
     a, b = (np.concatenate([data for data, _ in side]) for side in (left, right))
     budget = RAW
-    for side in (left, right):
-        budget = both(budget, max((own for _, own in side), key=lambda x: x.nmse))
+    for side in (left, right):  # both approximate the same right value: errors add up
+        worst = max((own for _, own in side), key=lambda x: x.nmse)
+        nmse = (sqrt(budget.nmse) + sqrt(worst.nmse)) ** 2
+        budget = Budget(nmse, budget.element + worst.element, f"two runs, each: {worst.why}")
     row = t.ne[0] // t.type.blck_size * t.type.type_size
     ne = t.ne if a.nbytes == row * t.ne[1] * t.ne[2] * t.ne[3] else (t.ne[0], a.nbytes // row, 1, 1)
     shaped = replace(t, ne=ne, nb=contiguous_nb(t.type, ne), view_src=None, view_offs=0)
     found = compare(shaped, a, b, unordered=t.op == "TOP_K")
     return Judged(place.step, t, found, budget)
-
-
-def both(a: Budget, b: Budget) -> Budget:
-    """How far apart two values may be that both approximate the same right one: errors add up."""
-    nmse = (sqrt(a.nmse) + sqrt(b.nmse)) ** 2
-    return Budget(nmse, a.element + b.element, f"two runs, each: {b.why}")
 
 
 def _budgets(case: Case, arithmetic: Arithmetic) -> list[dict[Tensor, Budget]]:

@@ -27,22 +27,8 @@ from conformance.run.runner import Runner
 from conformance.run.session import failures
 from conformance.suite.varied import Variation, variations
 
-from .cells import (
-    FAILING,
-    FOUND,
-    Answers,
-    Cell,
-    Equal,
-    Finding,
-    ask,
-    attempt,
-    consistent,
-    cut_to,
-    nodes_alone,
-    spell,
-    weights,
-    work,
-)
+from . import cells
+from .cells import FAILING, FOUND, Answers, Cell, Equal, Finding
 
 __all__ = ["CASES", "FAILING", "FOUND", "Cell", "Finding", "audit", "strict"]
 
@@ -86,7 +72,7 @@ def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None =
     bench = Bench(runner, spec, save)
     bare = [replace(c, placement={}) for c in cases]
     answers = {c: list(_answers(bench, c)) for c in bare}
-    equal = {(a.buffer, work(n, a.weight)): n for each in answers.values() for a in each for n in a.taken}
+    equal = {(a.buffer, cells.work(n, a.weight)): n for each in answers.values() for a in each for n in a.taken}
     known: dict[str, Cell | None] = {}
     for case, each in answers.items():
         judge = Judge(bench, case, equal)
@@ -115,12 +101,12 @@ def strict(runner: Runner, spec: Spec) -> Spec:
 
 
 def _answers(bench: Bench, case: Case) -> Iterator[Answers]:
-    for weight in weights(case):
+    for weight in cells.weights(case):
         for buffer in range(len(bench.types)):
             if bench.hung[buffer] >= MOST_HUNG:
                 yield Answers(case, weight, buffer, error=f"not asked: {MOST_HUNG} before it did not answer in time")
                 continue
-            answers = ask(bench.backend, case, weight, buffer)
+            answers = cells.ask(bench.backend, case, weight, buffer)
             bench.hung[buffer] += answers.hung
             yield answers
 
@@ -152,7 +138,7 @@ class Bench:
     def _once(self, case: Case) -> Result:
         (result,) = self.runner.run(self.spec, [case])
         if result.verdict is Verdict.PASS:
-            damage, error = attempt(lambda: _damaged(self.backend, case))
+            damage, error = cells.attempt(lambda: _damaged(self.backend, case))
             if error or damage:
                 result.verdict, result.detail = Verdict.FAIL, error or f"computing changed {', '.join(damage or ())}"
         return result
@@ -166,7 +152,7 @@ class Bench:
         name = re.sub(r"[^A-Za-z0-9_.=@#-]+", "_", f"{case.id}_{self.spec}")
         path = self.save / f"{name[-150:]}.gguf"
         told = replace(case, provenance={**case.provenance, "audit": cell.to_json()})
-        _, error = attempt(lambda: casefile.write(path, [failures.with_result(told, result)]))
+        _, error = cells.attempt(lambda: casefile.write(path, [failures.with_result(told, result)]))
         cell.saved = None if error else str(path)
         cell.detail += f"; its case could not be saved: {error}" if error else ""
         return cell
@@ -226,7 +212,7 @@ class Judge:
             ran, result, cell.ran = self._run_placed(answers, placed)
             cell.finding, cell.detail = _read(result)
         if cell.finding in {Finding.AGREED, Finding.UNRUN}:
-            finding, detail = consistent(answers, self._equal)
+            finding, detail = cells.consistent(answers, self._equal)
             cell.detail = cell.detail or detail
             if finding is not Finding.AGREED:  # no use by itself shows it: the whole trajectory is what fails later
                 cell.finding, cell.detail, ran, result = finding, detail, placed, None
@@ -241,7 +227,7 @@ class Judge:
             return placed, self._bench.run(placed, answers.buffer), len(answers.taken)
         result, case, ran = Result("", "", Verdict.VACUOUS, detail="no use computes anything"), placed, 0
         try:
-            for made, copies in nodes_alone(replace(self._recorded, placement=placed.placement), answers.taken):
+            for made, copies in cells.nodes_alone(replace(self._recorded, placement=placed.placement), answers.taken):
                 case = replace(made, id=f"{placed.id}{made.id.removeprefix(self._case.id)}")
                 result = self._bench.run(case, answers.buffer)
                 ran += len(copies) if result.verdict not in _UNRUN else 0
@@ -258,7 +244,7 @@ class Judge:
             known: op and op_param -> None where judged, its cell where the change has had no effect so far.
         """
         made: list[_Changed] = []
-        _, error = attempt(lambda: made.extend(self._changed(known)))
+        _, error = cells.attempt(lambda: made.extend(self._changed(known)))
         if error:
             cell = self._cell("op_param", "", self._bench.types[0].name, 0)
             cell.finding, cell.detail = Finding.UNRUN, f"nothing to check op_params against: {error}"
@@ -273,24 +259,24 @@ class Judge:
 
     def _changed(self, known: Mapping[str, Cell | None]) -> Iterator[_Changed]:
         here: set[str] = set()
-        for step, copies in nodes_alone(self._recorded, [n for s in self._case.steps for n in s.graph]):
+        for step, copies in cells.nodes_alone(self._recorded, [n for s in self._case.steps for n in s.graph]):
             for v in variations(n for n in step.steps[0].graph if n in copies):
                 if v.name not in here and known.get(v.name, _NEW) is not None:
                     here.add(v.name)
                     case = replace(step, id=f"{self._case.id}#{v.name.replace(' ', '.')}")
                     graph = [v.changed if n is v.node else n for n in step.steps[0].graph]
-                    yield _Changed(v, cut_to(case, (v.node,)), cut_to(case, (v.changed,), graph))
+                    yield _Changed(v, cells.cut_to(case, (v.node,)), cells.cut_to(case, (v.changed,), graph))
 
     def _op_param(self, c: _Changed) -> Cell:
         bench, node = self._bench, c.variation.changed
         cell = self._cell("op_param", c.variation.name, bench.types[0].name, 1)
         cell.type, cell.ne = str(node.type), list(node.ne)
-        what = f"{spell(node)} with {c.variation.values}"
+        what = f"{cells.spell(node)} with {c.variation.values}"
         if bench.hung[0] >= MOST_HUNG:
             cell.finding, cell.detail = Finding.UNRUN, f"not run: {MOST_HUNG} before it did not answer in time"
             return cell
         reference = bench.runner.oracle.reference_in(bench.backend.arithmetic_in(c.case))
-        right, error = attempt(lambda: (_value(reference, c.unchanged), _value(reference, c.case)))
+        right, error = cells.attempt(lambda: (_value(reference, c.unchanged), _value(reference, c.case)))
         if right is None:
             cell.finding, cell.detail = Finding.UNRUN, f"{what}: nothing to check it against: {error}"
             return cell
@@ -304,7 +290,7 @@ class Judge:
         else:
             cell.taken = cell.ran = 1
         if result.verdict is Verdict.FAIL:
-            own, _ = attempt(lambda: (_value(bench.backend, c.unchanged), _value(bench.backend, c.case)))
+            own, _ = cells.attempt(lambda: (_value(bench.backend, c.unchanged), _value(bench.backend, c.case)))
             name = c.variation.name.rpartition(" ")[2]
             ignored = own is not None and self._same(c.case, *own)
             said = f"gives what it gives without the change, so {name} is ignored" if ignored else "is wrong"

@@ -134,13 +134,6 @@ class _Process:
             raise BackendCrashError(f"{self._name}: {doing}: {e}") from None
         return reply, [np.frombuffer(b, np.uint8) for b in found]
 
-    def settle(self, turn: int) -> None:
-        """Keep its main thread on the `turn`-th processor, modulo their number, where the system can."""
-        if sys.platform == "linux":
-            processors = sorted(os.sched_getaffinity(0))
-            with suppress(OSError):  # it has died, or the system forbids it
-                os.sched_setaffinity(self.worker.pid, {processors[turn % len(processors)]})
-
 
 def _environment(spec: Spec) -> dict[str, str] | None:
     """The environment that `spec` asks for; None for this process's own."""
@@ -254,8 +247,10 @@ class IsolatedBackend(Backend):
 
         Processors of a machine that others share are not equally fast.
         """
-        if self.threads == 1:
-            self._alive().settle(turn)
+        if self.threads == 1 and sys.platform == "linux":
+            processors = sorted(os.sched_getaffinity(0))
+            with suppress(OSError):  # it has died, or the system forbids it
+                os.sched_setaffinity(self._alive().worker.pid, {processors[turn % len(processors)]})
 
     def watch(self) -> None:
         """Measure from the next `open` how the resident memory of the process rises, for `peak`."""

@@ -15,7 +15,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
 from .assign import DECLARED, labels, memory_of, read_devices
-from .plan import Plan, Share, Shared, ask, plan, refusal, summary, zeros
+from .plan import Plan, Share, Shared, plan, refusal, summary, zeros
 
 NAME = "sched"
 _KEPT = 8
@@ -79,7 +79,7 @@ class SchedBackend(Backend):
 
     def supports(self, graph: Graph) -> list[Support]:
         """`supports_op` of every node, with one request to each device."""
-        answers = ask(self.devices, graph)
+        answers = [d.supports(graph) for d in self.devices]
         return [
             YES if any(said) else no(refusal(node, self.labels, said))
             for node, *said in zip(graph, *answers, strict=True)

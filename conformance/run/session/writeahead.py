@@ -102,12 +102,7 @@ def _removed_if_empty(folder: Path) -> None:
 
 
 class Ahead:
-    """The folder of a run under `folder`, created at first use.
-
-    Args:
-        folder: shared by all runs.
-        known: whether an id makes this case again.
-    """
+    """The folder of a run under `folder`, which all runs share; `known` says whether an id makes a case again."""
 
     def __init__(self, folder: Path, known: Callable[[Case], bool]) -> None:
         self.folder = folder
@@ -118,11 +113,7 @@ class Ahead:
 
     @contextmanager
     def batch(self, spec: Spec, cases: Sequence[Case]) -> Iterator[None]:
-        """Keep the ids of `cases`, of those that ids make again, and the name of their backend on disk.
-
-        Raises:
-            CaseFileError: the folder cannot be written to.
-        """
+        """Keep the ids of `cases`, of those that ids make again, and the name of their backend on disk; as `one`."""
         with self._written(spec, [c for c in cases if self._known(c)], None):
             yield
 
@@ -188,12 +179,7 @@ class Ahead:
 
 
 def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
-    """Make case files of what killed runs left in `folder`; each is returned once.
-
-    Args:
-        folder: as given to `Ahead`.
-        build: makes a case of an id.
-    """
+    """Make case files of what killed runs left in `folder`, that of an `Ahead`; each is returned once."""
     found: list[Interrupted] = []
     for own in sorted(folder.glob(f"{RUNNING}*")):
         if not is_own(own):

@@ -17,6 +17,7 @@ from conformance.ggml.ops.op import lay_out
 from conformance.ggml.partial import below, like
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
 from conformance.judge.verdict import Result
+from conformance.run.execute import StepValues, execute
 
 PREFIX = "shrunk/"
 
@@ -26,32 +27,24 @@ class Recorded:
     """A case and every value of a run of it."""
 
     case: Case
-    values: list[dict[Tensor, Bytes]]
-    """Per step: node -> its packed value right after it ran, view ops included. Empty where nothing could run it."""
-    caches: list[dict[Tensor, Bytes]]
-    """Per step: cache -> its bytes after the step."""
+    steps: list[StepValues]
+    """With every node among the outputs, view ops included. Empty where nothing could run it."""
 
     def start(self, step: int) -> dict[Tensor, Bytes]:
         """Persistent tensor -> its bytes before `step`; as the case begins where no run is known."""
         held = dict(self.case.persistent)
-        if step and self.caches:
-            held.update(self.caches[step - 1])
+        if step and self.steps:
+            held.update(self.steps[step - 1].caches)
         return held
 
 
 def record(case: Case, reference: Backend) -> Recorded:
     """Every value of `case` on `reference`; none where that cannot run it."""
-    values: list[dict[Tensor, Bytes]] = []
-    caches: list[dict[Tensor, Bytes]] = []
+    steps = [replace(s, outputs=tuple(n for n in s.graph if n.flags & FLAG_COMPUTE)) for s in case.steps]
     try:
-        with reference.open(case) as session:
-            for step in case.steps:
-                wanted = [n for n in step.graph if n.flags & FLAG_COMPUTE]
-                values.append(dict(session.compute(step.graph, step.inputs, wanted)))
-                caches.append({t: session.read(t) for t in case.caches()})
+        return Recorded(case, execute(reference, replace(case, steps=steps)).steps)
     except ConformanceError:
-        return Recorded(case, [], [])
-    return Recorded(case, values, caches)
+        return Recorded(case, [])
 
 
 def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]]) -> Case:
@@ -87,7 +80,7 @@ class _Cutting:
 
     def __init__(self, recorded: Recorded, k: int, kept: frozenset[Tensor], persistent: dict[Tensor, Tensor]) -> None:
         self._old = recorded.case.steps[k]
-        self._values = recorded.values[k] if recorded.values else {}
+        self._values = recorded.steps[k].outputs if recorded.steps else {}
         self._weights = recorded.case.persistent
         self._persistent = persistent
         self._kept = kept

@@ -123,13 +123,11 @@ SIMPLER: tuple[GGMLType, ...] = (F32, F16)
 """What a leaf's type is replaced by, the simplest first."""
 
 Values = NDArray[Any]
-Kind = tuple[str, Callable[[Values], Values]]
-
-SIMPLE: tuple[Kind, ...] = (
-    ("zeros", np.zeros_like),
-    ("ones", np.ones_like),
-    ("counting", lambda x: np.arange(x.size, dtype=x.dtype).reshape(x.shape)),
-    ("halves", lambda x: np.clip(np.round(np.nan_to_num(x, posinf=4, neginf=-4) * 2) / 2, -4, 4)),
+SIMPLE: tuple[Callable[[Values], Values], ...] = (
+    np.zeros_like,
+    np.ones_like,
+    lambda x: np.arange(x.size, dtype=x.dtype).reshape(x.shape),  # counting
+    lambda x: np.clip(np.round(np.nan_to_num(x, posinf=4, neginf=-4) * 2) / 2, -4, 4),  # halves
 )
 """What a leaf's values are replaced by, the simplest first."""
 
@@ -155,7 +153,7 @@ def values(recorded: Recorded, _: Result) -> Iterator[Case]:
     """All leaves, then each by itself, with simpler values."""
     case = recorded.case
     leaves = leaves_of(case)
-    for level, (_name, make) in enumerate(SIMPLE):
+    for level, make in enumerate(SIMPLE):
         try:
             new = {t: _stored(t, make(_loaded(t, data))) for t, data in leaves.items() if plainness(t, data) > level}
         except GraphError:  # a type without quantiser keeps its values
@@ -171,7 +169,7 @@ def plainness(t: Tensor, data: Bytes) -> int:
     if not nelements(t):
         return 0
     now = _loaded(t, data)
-    for level, (_name, make) in enumerate(SIMPLE):
+    for level, make in enumerate(SIMPLE):
         with suppress(GraphError):
             if np.array_equal(_stored(t, make(now)), data):
                 return level
