@@ -66,13 +66,9 @@ def sentence(judged: Judged, case: Case) -> str:
 def locate(
     result: Result, backend: Backend, reference: Backend, case: Case, expectation: Expectation, execution: Execution
 ) -> None:
-    """Name the first wrong node of a failing free run in `result`, or say that no node alone is wrong.
-
-    `result`, a FAIL, becomes a PASS where a choice of experts at a near-tie explains it. `reference` computes in the
-    arithmetic that `backend` declares.
-
-    Raises:
-        BackendError: either backend failed.
+    """Name the first wrong node of a failing free run in `result`, or say that no node alone is wrong. `result`, a
+    FAIL, becomes a PASS where a choice of experts at a near-tie explains it. `reference` computes in the arithmetic
+    that `backend` declares; BackendError if either failed.
     """
     by_steps, beside = expectation.judge(case, execution)
     wrong = next((j for j in (*beside, *by_steps) if j.used > 1), None)
@@ -103,16 +99,10 @@ def locate(
 
 
 def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Judged | None:
-    """The first node of steps 0 to `upto` that a backend computes wrongly from its own sources.
-
-    None where every node is right once intermediate values are asked for: a fault of fusion, or of state that a fresh
-    run does not have.
-
-    Args:
-        ran: every computed node of these steps, in a free run of the backend that failed.
-        reference: computes in the arithmetic that the backend declares.
-        case: failed freely at step `upto`.
-        upto: index of the first step with a wrong output or cache.
+    """The first node of steps 0 to `upto`, the first with a wrong output or cache, that a backend computes wrongly from
+    its own sources. None where every node is right once intermediate values are asked for: a fault of fusion, or of
+    state that a fresh run does not have. `ran` holds every computed node of these steps in a free run of the backend;
+    `reference` computes in the arithmetic that it declares.
     """
     arithmetic = reference.arithmetic()
     recorded = with_values(case, ran[: upto + 1])

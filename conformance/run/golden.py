@@ -34,11 +34,8 @@ _BATCH = 128
 
 
 def verify(root: Path = ROOT) -> list[Result]:
-    """Compute every golden value again, on the reference and on the real ggml; one result per value's case.
-
-    Raises:
-        UsageError: there are no golden files.
-        CaseFileError: one is damaged.
+    """Compute every golden value again, on the reference and on the real ggml; one result per value's case. UsageError
+    if there are no golden files, CaseFileError if one is damaged.
     """
     path = root / OPS
     if not path.is_file():
@@ -53,9 +50,7 @@ def verify(root: Path = ROOT) -> list[Result]:
 
 def update(root: Path = ROOT) -> list[Result]:
     """Make `ops.gguf` in `root` anew and give one result per case of the corpus; a case that fails is left out.
-
-    Raises:
-        UsageError: it cannot be written there.
+    UsageError if it cannot be written there.
     """
     writable(root)
     with closing(Runner()) as runner:
@@ -82,7 +77,7 @@ def _computed(runner: Runner, cases: Sequence[Case]) -> Iterator[tuple[dict[Tens
 
 
 def writable(root: Path = ROOT) -> Path:
-    """The file that `update` writes (UsageError: it cannot be written)."""
+    """The file that `update` writes; UsageError if it cannot be written."""
     path = root / OPS
     if not os.access(path if path.exists() else root, os.W_OK):
         raise UsageError(f"{path}: cannot be written; golden outputs are made anew in a checkout (pip install -e .)")

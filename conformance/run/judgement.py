@@ -67,10 +67,8 @@ def _unread(execution: Execution) -> str:
 
 
 def unmet(case: Case, spec: Spec, witness: Witness) -> str:
-    """The first demand on `spec` that the witness does not meet, in words; empty where all are met.
-
-    Raises:
-        GraphError: the case's demands are malformed.
+    """The first demand on `spec` that the witness does not meet, in words; empty where all are met. GraphError if the
+    case's demands are malformed.
     """
     said = describe(witness)
     for demand in parse(case.demands):
@@ -122,11 +120,8 @@ def judge_each_step(
     result: Result, reference: Backend, case: Case, execution: Execution, arithmetic: Arithmetic
 ) -> None:
     """Judge each step within what its own nodes may err by, and put the worst into `result`, a PASS of the free run.
-
-    `reference`, which is not the backend under test, and that backend compute in `arithmetic`.
-
-    Raises:
-        BackendError: the reference failed.
+    `reference`, which is not the backend under test, and that backend compute in `arithmetic`; BackendError if the
+    reference failed.
     """
     wanted = expected_steps(reference, case, execution.steps)
     for k, (want, got) in enumerate(zip(wanted, execution.steps, strict=True)):

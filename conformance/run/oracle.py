@@ -85,7 +85,7 @@ class Oracle:
         return f"{arithmetic.name} {i}" if i else arithmetic.name
 
     def second_opinion(self) -> Backend:
-        """The real ggml (UnavailableError: this machine lacks it)."""
+        """The real ggml; UnavailableError if this machine lacks it."""
         if self._second is None and not self._second_reason:
             try:
                 self._second = open_backend(Spec(SECOND_OPINION))
@@ -96,10 +96,8 @@ class Oracle:
         return self._second
 
     def expect(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[Expectation]:
-        """Expected values of each case, computed together where the cases have one step each.
-
-        Raises:
-            BackendError: the reference itself cannot run a case.
+        """Expected values of each case, computed together where the cases have one step each; BackendError if the
+        reference itself cannot run a case.
         """
         exact = self._values(cases, EXACT)
         changed = [c for c in cases if touches(c, arithmetic)]
@@ -108,9 +106,7 @@ class Oracle:
 
     def expect_second(self, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """What the real ggml gives for each case, and the reference computing in the arithmetic that ggml declares.
-
-        Raises:
-            ConformanceError: ggml is not here, refuses a node, or failed.
+        ConformanceError if ggml is not here, refuses a node, or failed.
         """
         second = self.second_opinion()
         answers = second.supports(Graph([n for c in cases for s in c.steps for n in s.graph]))
@@ -123,11 +119,7 @@ class Oracle:
 
     def whole(self, case: Case, arithmetic: Arithmetic, steps: Sequence[int]) -> list[StepValues]:
         """The reference's values of each step of one case, and of each computed node of `steps` among the outputs.
-
-        `expect` has them too from then on.
-
-        Raises:
-            BackendError: the reference cannot run it.
+        `expect` has them too from then on. BackendError if the reference cannot run it.
         """
         key = (case, f"{arithmetic.name}, every node")
         if key not in self._known:
@@ -164,10 +156,8 @@ def _size(values: list[StepValues]) -> int:
 
 
 def run_together(backend: Backend, cases: Sequence[Case]) -> list[list[StepValues]]:
-    """The values of each case: one-step cases in one graph, the others one by one.
-
-    Raises:
-        ConformanceError: the backend failed.
+    """The values of each case: one-step cases in one graph, the others one by one; ConformanceError if the backend
+    failed.
     """
     single = [c for c in cases if len(c.steps) == 1]
     values: dict[Case, list[StepValues]] = {}

@@ -88,10 +88,8 @@ def _whole(case: Case, k: int) -> bool:
 
 
 def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Recording:
-    """The recording as expected values for `backend`, with the reference's.
-
-    Raises:
-        ConformanceError: the reference cannot run the case.
+    """The recording as expected values for `backend`, with the reference's; ConformanceError if the reference cannot
+    run the case.
     """
     caches = case.caches()
     steps = [

@@ -54,12 +54,9 @@ Opener = Callable[[Spec, bool | None], Backend]
 
 
 def judge(spec: Spec, backend: Backend, case: Case, open_: Opener) -> Result:
-    """Do all runs of a relation and compare what it claims to be the same.
-
-    UNSUPPORTED where the backend has no choice of what the relation varies. `open_` opens further backends.
-
-    Raises:
-        ConformanceError: the claim is malformed, or a run failed.
+    """Do all runs of a relation and compare what it claims to be the same. UNSUPPORTED where the backend has no choice
+    of what the relation varies. `open_` opens further backends. ConformanceError if the claim is malformed, or a run
+    failed.
     """
     claim = read(case)
     result = Result(case.id, str(spec), Verdict.PASS)

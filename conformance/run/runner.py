@@ -81,11 +81,8 @@ class Runner:
         self._waiving = waiving
 
     def backend(self, spec: Spec) -> Backend:
-        """The backend behind `spec`, opened once.
-
-        Raises:
-            UsageError: its name or an option is unknown.
-            UnavailableError: this machine lacks it.
+        """The backend behind `spec`, opened once; UsageError if its name or an option is unknown, UnavailableError if
+        this machine lacks it.
         """
         if spec not in self._backends:
             self._backends[spec] = self._open(spec, None)
@@ -95,11 +92,7 @@ class Runner:
         return open_backend(spec, self._isolation.but(isolate), self._watchdog)
 
     def _guarded(self, spec: Spec) -> Guarded:
-        """The backend behind `spec`, under guard.
-
-        Raises:
-            ConformanceError: it cannot be opened; a second call raises the same.
-        """
+        """The backend behind `spec`, under guard; ConformanceError if it cannot be opened, then always the same."""
         if spec in self._broken:
             raise self._broken[spec]
         try:
@@ -128,7 +121,7 @@ class Runner:
             self._on_hang(*self._running, sentence)
 
     def case(self, case_id: str) -> Case:
-        """The case behind an id, cached for the next backend (UsageError: no family knows the id)."""
+        """The case behind an id, cached for the next backend; UsageError if no family knows the id."""
         if case_id not in self._cases:
             while len(self._cases) >= KEEP:
                 del self._cases[next(iter(self._cases))]
@@ -166,11 +159,8 @@ class Runner:
             return 32
 
     def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
-        """One result per case, in order, whatever a backend or a case does.
-
-        Raises:
-            UsageError: nothing is installed by that name, or it does not take an option.
-            CaseFileError: a case cannot be written.
+        """One result per case, in order, whatever a backend or a case does. UsageError if nothing is installed by that
+        name, or it does not take an option; CaseFileError if a case cannot be written.
         """
         self._running = spec, [c.id for c in cases]
         for case in cases if self._seals else ():

@@ -61,13 +61,9 @@ _READ = {
 
 
 def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None = None) -> Iterator[Cell]:
-    """One cell per weight and buffer type, per op_param, and per case as it is. A fault of the backend never raises.
-
-    The cases' own placement is ignored; `save` is a folder for a case per finding. Where a crash must cost one cell
-    only, `runner` opens the backend in a process of its own.
-
-    Raises:
-        ConformanceError: it cannot be opened at all.
+    """One cell per weight and buffer type, per op_param, and per case as it is. A fault of the backend never raises;
+    ConformanceError if it cannot be opened at all. The cases' own placement is ignored; `save` is a folder for a case
+    per finding. Where a crash must cost one cell only, `runner` opens the backend in a process of its own.
     """
     bench = Bench(runner, spec, save)
     bare = [replace(c, placement={}) for c in cases]
@@ -84,10 +80,7 @@ def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None =
 
 def strict(runner: Runner, spec: Spec) -> Spec:
     """`spec` with the options with which its adapter finds more faults (`Backend.audited`), where it takes them.
-
-    Raises:
-        UsageError: the backend's name or an option is unknown.
-        UnavailableError: this machine cannot have it.
+    UsageError if the backend's name or an option is unknown, UnavailableError if this machine cannot have it.
     """
     given = dict(resolve(spec).options)
     more = tuple((k, v) for k, v in adapter(spec.name).audited.items() if k not in given)
@@ -238,10 +231,8 @@ class Judge:
         return case, result, ran
 
     def op_params(self, known: dict[str, Cell | None]) -> Iterator[Cell]:
-        """Each op_param that changes numbers, changed once: one cell for every op and op_param.
-
-        Args:
-            known: op and op_param -> None where judged, its cell where the change has had no effect so far.
+        """Each op_param that changes numbers, changed once: one cell for every op and op_param. `known` holds None for
+        what is judged, its cell where the change has had no effect so far.
         """
         made: list[_Changed] = []
         _, error = cells.attempt(lambda: made.extend(self._changed(known)))

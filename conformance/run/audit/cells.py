@@ -159,9 +159,7 @@ def consistent(answers: Answers, equal: Equal) -> tuple[Finding, str]:
 
 def nodes_alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, dict[Tensor, Tensor]]]:
     """For each step with any of the nodes `wanted`: a case of these alone, without expected values; copy -> original.
-
-    Raises:
-        GraphError: `case`, with recorded values, lacks one that is needed.
+    GraphError if `case`, with recorded values, lacks one that is needed.
     """
     wanted = frozenset(wanted)
     for k, step in enumerate(case.steps):

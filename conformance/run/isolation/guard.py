@@ -45,11 +45,9 @@ MOST = 1 << 20
 def call_guarded(
     request: str, watchdog: Watchdog | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call an adapter's `function`, under the watchdog of this process where no other limit holds.
-
-    Raises:
-        ConformanceError: the adapter's own, or a `BackendError` that says what it raised; `request` names the backend
-            and the method.
+    """Call an adapter's `function`, under the watchdog of this process where no other limit holds. ConformanceError if
+    that is the adapter's own, else a `BackendError` that says what it raised; `request` names the backend and the
+    method.
     """
     try:
         if watchdog is None:
@@ -62,12 +60,9 @@ def call_guarded(
 
 
 class Guarded(Backend):
-    """A backend whose methods raise `ConformanceError` only and return what the interface says.
-
-    `watchdog` is this process's, None for a backend that has limits of its own.
-
-    Raises:
-        BackendError: a class attribute of the backend is of no use.
+    """A backend whose methods raise `ConformanceError` only and return what the interface says. `watchdog` is this
+    process's, None for a backend that has limits of its own. BackendError if a class attribute of the backend is of no
+    use.
     """
 
     def __init__(self, inner: Backend, name: str, watchdog: Watchdog | None) -> None:

@@ -78,13 +78,9 @@ def needs(spec: Spec) -> bool:
 
 def open_backend(spec: Spec, isolation: Isolation = DEFAULT, watchdog: Watchdog | None = None) -> Backend:
     """Open the backend behind `spec`, here or in a process of its own. A scheduler stays here, its devices go there.
-
-    One with an environment always gets its own process. `watchdog` is for opening a backend in this process.
-
-    Raises:
-        UsageError: unknown name or option.
-        UnavailableError: the machine lacks what it needs.
-        BackendError: it did not open in time, or describes itself in wrong types.
+    One with an environment always gets its own process. `watchdog` is for opening a backend in this process. UsageError
+    for an unknown name or option, UnavailableError if the machine lacks what it needs, BackendError if it did not open
+    in time, or describes itself in wrong types.
     """
     if resolve(spec).name == SCHED:
         opener = partial(open_backend, isolation=isolation, watchdog=watchdog)
@@ -119,9 +115,7 @@ class _Process:
         self, header: dict[str, JSON] | None, blobs: Sequence[Bytes], doing: str, sizes: Sequence[int] = ()
     ) -> tuple[dict[str, JSON], list[Bytes]]:
         """Send a request, if there is one, and wait for the reply, whose byte arrays must have `sizes`.
-
-        Raises:
-            ConformanceError: the adapter's own, BackendCrashError or BackendTimeoutError.
+        ConformanceError of the adapter's own, BackendCrashError or BackendTimeoutError.
         """
         try:
             if header is None:
@@ -154,9 +148,7 @@ def _parse(raw: bytearray) -> Any:  # noqa: ANN401  # JSON
 
 class IsolatedBackend(Backend):
     """The backend behind `spec`, run by `isolation.worker`. A process that died is replaced at the next request.
-
-    Raises:
-        ConformanceError: as `open_backend`; BackendCrashError where the process died while the backend was opened.
+    ConformanceError as `open_backend`; BackendCrashError if the process died while the backend was opened.
     """
 
     def __init__(self, spec: Spec, *, time_limit: float = 120.0, memory_limit: int | None = None) -> None:
@@ -323,11 +315,9 @@ class _IsolatedSession(Session):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run `graph`, one of the case's; inputs that are the case's own arrays do not travel again.
-
-        Raises:
-            GraphError: `graph` is no graph of the opened case, or an input or output is not in it.
-            BackendError: the backend failed, its process died, or it did not answer in time.
+        """Run `graph`, one of the case's; inputs that are the case's own arrays do not travel again. GraphError if
+        `graph` is no graph of the opened case, or an input or output is not in it; BackendError if the backend failed,
+        its process died, or it did not answer in time.
         """
         k = self._steps.get(graph)
         if k is None:

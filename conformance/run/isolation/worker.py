@@ -45,11 +45,7 @@ class Independence:
             sys.addaudithook(self._hear)
 
     def check(self) -> None:
-        """Refuse to answer once the adapter has loaded expected values.
-
-        Raises:
-            NotIndependentError: says what the adapter loaded.
-        """
+        """Refuse to answer once the adapter has loaded expected values; NotIndependentError says what it loaded."""
         if not self._watched:
             return
         if REFERENCE in sys.modules:

@@ -23,12 +23,8 @@ _KEPT = 8
 
 
 class SchedBackend(Backend):
-    """Several backends, in order of priority; the last takes what no other does.
-
-    `devices` is a text as of `read_devices`, `buffers` a word as of `memory_of`.
-
-    Raises:
-        UsageError: an option of another form.
+    """Several backends, in order of priority; the last takes what no other does. `devices` is a text as of
+    `read_devices`, `buffers` a word as of `memory_of`; UsageError for another form.
     """
 
     def __init__(self, devices: str = "xdna2,cpu", buffers: str = DECLARED) -> None:
@@ -40,11 +36,8 @@ class SchedBackend(Backend):
         self._plans: dict[Case, Plan] = {}
 
     def attach(self, opener: Callable[[Spec], Backend]) -> SchedBackend:
-        """Open the devices; nothing runs before.
-
-        Raises:
-            UsageError: an unknown device or option.
-            UnavailableError: this machine cannot have one of them.
+        """Open the devices; nothing runs before. UsageError for an unknown device or option, UnavailableError if this
+        machine cannot have one of them.
         """
         with ExitStack() as stack:
             stack.callback(self.close)
@@ -98,15 +91,13 @@ class SchedBackend(Backend):
         return YES
 
     def open(self, case: Case) -> _SchedSession:
-        """A session on every device that has a part in the case.
-
-        Raises:
-            UnavailableError: no device is left for a node; names it, its shapes and every backend's reason.
+        """A session on every device that has a part in the case. UnavailableError if no device is left for a node; it
+        names the node, its shapes and every backend's reason.
         """
         return _SchedSession(self.devices, self.labels, case, self.plan(case))
 
     def plan(self, case: Case) -> Plan:
-        """How `case` is split (UnavailableError: as `open`)."""
+        """How `case` is split; UnavailableError as `open`."""
         if case not in self._plans:
             while len(self._plans) >= _KEPT:
                 del self._plans[next(iter(self._plans))]
@@ -146,11 +137,7 @@ class _SchedSession(Session):
         self._unused = {t: data for t, data in case.persistent.items() if not self._holders[t]}
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor, on every device that uses it.
-
-        Raises:
-            GraphError: not a tensor of this case.
-        """
+        """Set the bytes of a persistent tensor, on every device that uses it; GraphError if it is none of this case."""
         if tensor in self._unused:
             self._unused[tensor] = data.copy()
             return
@@ -159,11 +146,7 @@ class _SchedSession(Session):
         self._fresh[tensor] = set(self._holders[tensor])
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor, from a device where they are fresh.
-
-        Raises:
-            GraphError: not a tensor of this case.
-        """
+        """The bytes of a persistent tensor from a device where they are fresh; GraphError if it is none of the case."""
         if tensor in self._unused:
             return self._unused[tensor].copy()
         self._of(tensor)
@@ -176,11 +159,8 @@ class _SchedSession(Session):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run the splits of `graph`, one of the case's, in order.
-
-        Raises:
-            GraphError: `graph` is no graph of the opened case.
-            BackendError: a device failed.
+        """Run the splits of `graph`, one of the case's, in order; GraphError if it is none of them, BackendError if a
+        device failed.
         """
         shared = self._plan.graphs.get(graph)
         if shared is None:

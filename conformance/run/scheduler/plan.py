@@ -64,10 +64,8 @@ def refusal(node: Tensor, labels: Sequence[str], reasons: Sequence[Support], why
 
 
 def plan(case: Case, backends: Sequence[Backend], labels: Sequence[str], memory: Memory) -> Plan:
-    """Split `case` over `backends`, in order of priority.
-
-    Raises:
-        UnavailableError: no device is left for a node; names it, its shapes and every backend's reason.
+    """Split `case` over `backends`, in order of priority. UnavailableError if no device is left for a node; it names
+    the node, its shapes and every backend's reason.
     """
     nodes = list(dict.fromkeys(n for s in case.steps for n in s.graph))
     answers = [dict(zip(nodes, b.supports(Graph(nodes)), strict=True)) for b in backends]

@@ -63,9 +63,7 @@ class Settings:
 
     def waivers_of(self, specs: list[Spec], given: Path | None) -> dict[Spec, Waivers]:
         """The waivers of each backend that has a file of them; `given` is the user's, for the one backend of the run.
-
-        Raises:
-            UsageError: a file cannot be read or is malformed; one file for several backends.
+        UsageError if a file cannot be read or is malformed, or one is given for several backends.
         """
         if given is not None:
             if len(specs) != 1:
@@ -75,17 +73,14 @@ class Settings:
 
 
 def read_waivers(path: Path) -> Waivers:
-    """The waivers of a file (UsageError: it cannot be read, or is malformed)."""
+    """The waivers of a file; UsageError if it cannot be read, or is malformed."""
     return waivers.parse(strict.read_text(path), str(path))
 
 
 def load(path: Path | None) -> Settings:
-    """Read settings and make their backends known by name; without a file, no name but the installed ones is known.
-
-    The file is `conformance.toml` of the working directory where `path` is None.
-
-    Raises:
-        UsageError: names the file, the table and the key.
+    """Read settings and make their backends known by name; without a file, no name but the installed ones is known. The
+    file is `conformance.toml` of the working directory where `path` is None. UsageError names the file, the table and
+    the key.
     """
     found = path or (Path(FILE) if Path(FILE).is_file() else None)
     if found is None:

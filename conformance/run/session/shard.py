@@ -58,7 +58,7 @@ WHOLE = Shard()
 
 
 def parse(text: str) -> Shard:
-    """The shard that `I/N` names (UsageError: another text)."""
+    """The shard that `I/N` names; UsageError for another text."""
     found = _TEXT.fullmatch(text)
     index, of = map(int, found.groups()) if found else (0, 0)
     if not 1 <= index <= of:

@@ -119,10 +119,8 @@ class Ahead:
 
     @contextmanager
     def one(self, spec: Spec, case: Case) -> Iterator[None]:
-        """Keep `case` on disk: as a file, or by its id where that is enough.
-
-        Raises:
-            CaseFileError: the folder cannot be written to.
+        """Keep `case` on disk: as a file, or by its id where that is enough; CaseFileError if the folder cannot be
+        written to.
         """
         by_id = self.by_id(case)
         with self._written(spec, [case] if by_id else [], None if by_id else case):

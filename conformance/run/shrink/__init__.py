@@ -110,13 +110,10 @@ def shrink(
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Shrunk:
-    """The smallest case found that fails on `spec` as `case` does.
-
-    After `time_budget` seconds the smallest case so far is the answer. What is left of them bounds each run but the
-    first, without which there is no answer. `progress` gets a line for each success.
-
-    Raises:
-        UsageError: `case` does not fail on `spec`, or computing it takes more than the limits allow.
+    """The smallest case found that fails on `spec` as `case` does. After `time_budget` seconds the smallest case so far
+    is the answer. What is left of them bounds each run but the first, without which there is no answer. `progress` gets
+    a line for each success. UsageError if `case` does not fail on `spec`, or computing it takes more than the limits
+    allow.
     """
     start = clock()
     if why := runner.too_costly([case]):

@@ -52,10 +52,8 @@ def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]]) -> Case:
 
     Where a kept node reads another, that becomes a contiguous leaf with its recorded value, or its source, where it
     wrote in place or is a view of the whole source. Steps that compute nothing are dropped. Caches start with their
-    bytes before the first step that stays. A node that no other reads becomes an output.
-
-    Raises:
-        GraphError: a value is missing, or the nodes make no legal graph over their new sources.
+    bytes before the first step that stays. A node that no other reads becomes an output. GraphError if a value is
+    missing, or the nodes make no legal graph over their new sources.
     """
     case = recorded.case
     stay = [k for k in sorted(kept) if any(computes(n) for n in kept[k])]

@@ -220,10 +220,8 @@ class Change:
 
 
 def changed(case: Case, change: Change) -> Case:
-    """`case` with `change` made in every step; a view op that changes nothing any more goes.
-
-    Raises:
-        GraphError: an op does not take its new sources, or indices point outside.
+    """`case` with `change` made in every step; a view op that changes nothing any more goes. GraphError if an op does
+    not take its new sources, or indices point outside.
     """
     persistent: dict[Tensor, Tensor] = {}
     bytes_of: dict[Tensor, Bytes] = {}
@@ -329,11 +327,7 @@ def _turn_all(t: Tensor, copy: Tensor) -> None:
 
 
 def _fit_indices(node: Tensor, inputs: dict[Tensor, Bytes]) -> None:
-    """Indices that point behind the end now count from the start again.
-
-    Raises:
-        GraphError: SET_ROWS would write a row twice.
-    """
+    """Indices that point behind the end count from the start again; GraphError if SET_ROWS would write a row twice."""
     if node.op not in INDEXES:
         return
     i, among, dim = INDEXES[node.op]
