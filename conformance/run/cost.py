@@ -123,6 +123,5 @@ def _beside(node: Tensor) -> int:
 
 
 def _operations(node: Tensor) -> int:
-    """Operations of the kernel of `node`."""
     own = DECLARATIONS[node.op].work.operations(node)
     return own + PASSES * (_read(node) + nelements(node))

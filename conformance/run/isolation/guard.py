@@ -229,8 +229,6 @@ class Guarded(Backend):
 
 
 class _GuardedSession(Session):
-    """A session of a guarded backend."""
-
     def __init__(self, backend: Guarded, inner: Session, case: Case, seal: CaseSeal | None) -> None:
         self.inner = inner
         self._backend, self._case, self._seal = backend, case, seal

@@ -373,7 +373,6 @@ _Reply = Mapping[str, JSON]
 
 
 def _supports(reply: _Reply, wanted: int) -> list[Support]:
-    """One answer for each of `wanted` nodes."""
     found = _field(reply, "supports", lambda v: type(v) is list, "a list")
     if len(found) != wanted or not all(v is None or type(v) is str for v in found):
         raise BackendError(f"supports: yes or a reason for each of {wanted} nodes expected, others found")

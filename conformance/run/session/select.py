@@ -181,9 +181,7 @@ TRANSLATE = "translate"
 
 BLAMED: dict[Verdict, str] = {
     Verdict.FAIL: "a kernel or fusion is at fault",
-    Verdict.OVERCLAIM: "the compiler or the device is at fault",
-    Verdict.CRASH: "the compiler or the device is at fault",
-    Verdict.TIMEOUT: "the compiler or the device is at fault",
+    **dict.fromkeys((Verdict.OVERCLAIM, Verdict.CRASH, Verdict.TIMEOUT), "the compiler or the device is at fault"),
 }
 """Verdict of a run -> what is to blame where its translation is right."""
 

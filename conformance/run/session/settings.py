@@ -97,7 +97,8 @@ def load(path: Path | None) -> Settings:
         if name not in registry.names() or not set(table) <= set(OWN):
             named[name] = _named(name, table, where, found.parent)
         if "level" in table:
-            levels[name] = _level(table["level"], where)
+            expect(table["level"] in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", table["level"])
+            levels[name] = cast("Level", table["level"])
         if "waivers" in table:
             expect(isinstance(table["waivers"], str), f"{where} waivers", "a file", table["waivers"])
             files[name] = shipped.located(table["waivers"], found.parent)
@@ -126,11 +127,6 @@ def _named(name: str, table: dict[str, Any], where: str, folder: Path) -> Named:
         tuple((k, None if v is False else _located(v, folder)) for k, v in environment.items()),
         where,
     )
-
-
-def _level(value: object, where: str) -> Level:
-    expect(value in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", value)
-    return cast("Level", value)
 
 
 def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:

@@ -135,12 +135,10 @@ def size(case: Case) -> str:
 
 
 class _Search:
-    """The search, with the smallest case so far."""
-
     def __init__(
         self, runner: Runner, spec: Spec, signature: Signature, case: Case, result: Result, left: Callable[[], float]
     ) -> None:
-        self.case, self.result = case, result
+        self.case, self.result = case, result  # the smallest so far
         self.tried = 0
         self._runner, self._spec, self._signature, self._left = runner, spec, signature, left
         self._seen: set[bytes] = set()

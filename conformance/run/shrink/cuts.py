@@ -74,8 +74,6 @@ def renamed(case: Case) -> Case:
 
 
 class _Cutting:
-    """One step being cut."""
-
     def __init__(self, recorded: Recorded, k: int, kept: frozenset[Tensor], persistent: dict[Tensor, Tensor]) -> None:
         self._old = recorded.case.steps[k]
         self._values = recorded.steps[k].outputs if recorded.steps else {}
