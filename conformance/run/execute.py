@@ -62,16 +62,10 @@ def execute(
 ) -> Execution:
     """Run all steps of `case` freely: each step starts from the caches that the one before left.
 
-    Args:
-        backend: runs it.
-        case: validated.
-        every_node: indices of steps whose computed nodes are all wanted, not the outputs alone.
-        restored: after the second step, write back the caches of the first (`llama_state_set_data`); a backend with
-            opaque caches runs nothing.
-        memory: where each step's graph is rebuilt, for a `backend` in this process; its nodes cannot be `every_node`.
-
-    Raises:
-        BackendError: the backend failed, died or did not answer.
+    Of the steps `every_node` all computed nodes are wanted, not the outputs alone. If `restored`, the caches of the
+    first step are written back after the second (`llama_state_set_data`); a backend with opaque caches runs nothing. In
+    `memory` each step's graph is rebuilt, for a `backend` in this process and without `every_node`. BackendError if
+    the backend failed, died or did not answer.
     """
     caches = case.caches()
     wanted = frozenset(every_node)

@@ -53,14 +53,10 @@ class Runner:
     ) -> None:
         """Open no backend yet.
 
-        Args:
-            save_failures: folder for the case files of failures.
-            isolation: which backends run in a process of their own, and its limits.
-            write_ahead: folder for the running cases, and for failing ones that no id makes again.
-            waiving: the known failures.
-            on_hang: called in a thread of its own before the process is ended (exit code `watchdog.HUNG`) because a
-                backend in it does not return: with the backend, the ids of the cases of this `run`, and why. It writes
-                what the run has so far.
+        `save_failures` is a folder for the case files of failures, `write_ahead` one for the running cases, and for
+        failing ones that no id makes again. `on_hang` is called in a thread of its own before the process is ended
+        (exit code `watchdog.HUNG`) because a backend in it does not return: with the backend, the ids of the cases of
+        this `run`, and why. It writes what the run has so far.
         """
         self._isolation = isolation or DEFAULT
         self._on_hang = on_hang

@@ -7,6 +7,7 @@ returns, and the next backend gets the case as it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from operator import attrgetter, is_not
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -197,14 +198,12 @@ class Guarded(Backend):
     def open(self, case: Case) -> _GuardedSession:
         """A session under the same guard."""
         seal = self._sealed(case)
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._check, seal, "")
             session: object = self.call(f"open of {case.id}", self.inner.open, case)
-        except BaseException:
-            self._check(seal, "")
-            raise
-        if not isinstance(session, Session):
-            self._check(seal, "")
-            raise self._wrong("open", "a Session", session)
+            if not isinstance(session, Session):
+                raise self._wrong("open", "a Session", session)
+            stack.pop_all()
         return _GuardedSession(self, session, case, seal)
 
     def close(self) -> None:
