@@ -39,7 +39,7 @@ def write_whole(path: Path, text: str | Iterable[str]) -> None:
             f.flush()
             os.fsync(f.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException:  # Ctrl-C too leaves nothing behind
         temporary.unlink(missing_ok=True)
         raise
 

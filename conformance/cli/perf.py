@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -346,7 +345,7 @@ def phases(
     document: dict[str, JSON] = {}
     for spec in parse_specs(backends):
         try:
-            backend = open_backend(spec, **asdict(isolation))
+            backend = open_backend(spec, isolation)
         except UnavailableError as e:
             rows.append((str(spec), ABSENT, "", "", "", "", str(e)))
             document[str(spec)] = {"available": False, "reason": str(e)}

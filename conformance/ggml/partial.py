@@ -83,8 +83,11 @@ def below(t: Tensor) -> Tensor | None:
 
 
 def like(t: Tensor, src: Sequence[Tensor | None], view_src: Tensor | None) -> Tensor:
-    """A copy of `t` that reads other tensors."""
-    return Tensor(t.type, t.ne, t.nb, t.op, t.op_params, tuple(src), view_src, t.view_offs, t.flags, t.name)
+    """A copy of `t` that reads other tensors; None in `src` stands for the copy where `t` reads itself."""
+    copy = Tensor(t.type, t.ne, t.nb, t.op, t.op_params, tuple(src), view_src, t.view_offs, t.flags, t.name)
+    if t in t.src:  # as ggml_cast makes it
+        copy.src = tuple(copy if s is t and c is None else c for s, c in zip(t.src, src, strict=True))
+    return copy
 
 
 class _Copying:
@@ -102,8 +105,6 @@ class _Copying:
         view_src = None if node.view_src is None else self._copy(node.view_src)
         src = [None if s is None or s is node else self._copy(s) for s in node.src]
         copy = like(node, src, view_src)
-        if node in node.src:  # as ggml_cast makes it
-            copy.src = tuple(copy if s is node else c for s, c in zip(node.src, src, strict=True))
         self.nodes.append(copy)
         self.copies[node] = copy
 

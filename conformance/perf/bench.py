@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 
@@ -101,8 +101,7 @@ class Bench:
 
     def opener(self, spec: Spec, *, isolate: bool | None = None) -> Opener:
         """Starts a backend of its own for a measurement."""
-        i = self._isolation
-        return partial(open_backend, spec, **asdict(i if isolate is None else replace(i, isolate=isolate)))
+        return partial(open_backend, spec, self._isolation.but(isolate))
 
     def measured(self, unit: Unit, spec: Spec, name: str = "") -> Measured:
         """A unit on a backend, ready to be measured under `name` (default: its spec); the caller closes it.

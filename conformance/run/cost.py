@@ -18,6 +18,8 @@ from conformance.ggml.ops.op import DECLARATIONS, PASSES
 from conformance.ggml.tensor import Tensor, computes, nbytes, nelements, packed_nbytes
 from conformance.process.memory import default_limit
 
+from .execute import computed_nodes
+
 RATE = 1e9
 """Operations in a second: one pass over one element of an array, as NumPy makes it on one core."""
 _F64 = 8
@@ -74,7 +76,7 @@ def _of(case: Case) -> Cost:
     for step in case.steps:
         kept += _kept(case, step)
         peak = max(peak, held + 3 * kept + max(_buffers(case, step) + _kernel(step), _comparing(step)))
-        operations = max(operations, sum(map(_operations, _nodes(step))))
+        operations = max(operations, sum(map(_operations, computed_nodes(step))))
     return Cost(peak, operations)
 
 
@@ -83,12 +85,8 @@ def _of_graph(single: Sequence[tuple[Case, Step]]) -> Cost:
     held = sum(sum(map(nbytes, c.persistent)) + 3 * _kept(c, s) for c, s in single)
     computing = sum(_buffers(c, s) for c, s in single) + max(_kernel(s) for _, s in single)
     comparing = max(_comparing(s) for _, s in single)
-    operations = sum(_operations(n) for _, s in single for n in _nodes(s))
+    operations = sum(_operations(n) for _, s in single for n in computed_nodes(s))
     return Cost(held + max(computing, comparing), operations)
-
-
-def _nodes(step: Step) -> list[Tensor]:
-    return [n for n in step.graph if computes(n)]
 
 
 def _kept(case: Case, step: Step) -> int:
@@ -97,11 +95,11 @@ def _kept(case: Case, step: Step) -> int:
 
 
 def _kernel(step: Step) -> int:
-    return max(map(_beside, _nodes(step)), default=0)
+    return max(map(_beside, computed_nodes(step)), default=0)
 
 
 def _comparing(step: Step) -> int:
-    nodes = _nodes(step)
+    nodes = computed_nodes(step)
     return 2 * sum(map(packed_nbytes, nodes)) + _F64 * _COMPARED * max(map(nelements, nodes), default=0)
 
 
@@ -125,6 +123,5 @@ def _beside(node: Tensor) -> int:
 
 
 def _operations(node: Tensor) -> int:
-    """Operations of the kernel of `node`."""
     own = DECLARATIONS[node.op].work.operations(node)
     return own + PASSES * (_read(node) + nelements(node))

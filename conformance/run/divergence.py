@@ -16,18 +16,19 @@ from math import isnan
 import numpy as np
 
 from conformance.backend.interface import Backend
-from conformance.case.case import JSON, Case, Step
+from conformance.case.case import JSON, Case
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import operand
 from conformance.ggml.ops.rows import SORT_ORDER
 from conformance.ggml.tensor import Bytes, Tensor, computes, pack
 from conformance.judge.budget import RAW
-from conformance.judge.compare import Difference, compare, values
+from conformance.judge.compare import compare, values
 from conformance.judge.judge import Chain, Judged, judge_node
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import isolated_nodes
 
-from .execute import Execution, StepValues, computed_nodes, execute
+from .execute import Execution, StepValues, computed_nodes, execute, with_values
 from .oracle import Expectation, judge_steps
 
 NODE, GRAPH = "node", "graph"
@@ -65,16 +66,12 @@ def sentence(judged: Judged, case: Case) -> str:
 def locate(
     result: Result, backend: Backend, reference: Backend, case: Case, expectation: Expectation, execution: Execution
 ) -> None:
-    """Name the first wrong node of a failing free run in `result`, or say that no node alone is wrong.
-
-    `result`, a FAIL, becomes a PASS where a choice of experts at a near-tie explains it. `reference` computes in the
-    arithmetic that `backend` declares.
-
-    Raises:
-        BackendError: either backend failed.
+    """Name the first wrong node of a failing free run in `result`, or say that no node alone is wrong. `result`, a
+    FAIL, becomes a PASS where a choice of experts at a near-tie explains it. `reference` computes in the arithmetic
+    that `backend` declares; BackendError if either failed.
     """
-    judged, beside = expectation.judge(case, execution)
-    wrong = next((j for j in (*beside, *judged) if j.used > 1), None)
+    by_steps, beside = expectation.judge(case, execution)
+    wrong = next((j for j in (*beside, *by_steps) if j.used > 1), None)
     if wrong is None:  # right when run freely: what failed was a step run from recorded caches
         return
     if execution.opaque:  # a device that keeps its caches to itself computes no node by itself either
@@ -84,7 +81,7 @@ def locate(
     found = first_divergent(ran, reference, case, wrong.step)
     if found is None and (flip := _flip(backend, reference, case, execution)):
         result.verdict, result.detail = Verdict.PASS, f"{flip}; each node alone is right; what follows is not judged"
-        result.budget_used = max((j.used for j in (*judged, *beside) if j.step < wrong.step), default=0.0)
+        result.budget_used = max((j.used for j in (*by_steps, *beside) if j.step < wrong.step), default=0.0)
         return
     if found is None:
         result.first_divergence = describe(wrong, case, GRAPH)
@@ -95,48 +92,31 @@ def locate(
     if isnan((found or wrong).difference.found):
         origin = first_nan(backend, ran, reference, case, wrong.step)
         if origin is not None and (found is None or (origin[0].step, origin[0].tensor) != (found.step, found.tensor)):
-            _blame_nan(result, case, *origin)
+            judged, cause = origin
+            node = judged.tensor in case.steps[judged.step].graph.nodes
+            result.first_divergence = describe(judged, case, NODE if node else GRAPH)
+            result.detail += f"; the first NaN: {sentence(judged, case)}; {cause}"
 
 
 def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Judged | None:
-    """The first node of steps 0 to `upto` that a backend computes wrongly from its own sources.
-
-    None where every node is right once intermediate values are asked for: a fault of fusion, or of state that a fresh
-    run does not have.
-
-    Args:
-        ran: every computed node of these steps, in a free run of the backend that failed.
-        reference: computes in the arithmetic that the backend declares.
-        case: failed freely at step `upto`.
-        upto: index of the first step with a wrong output or cache.
+    """The first node of steps 0 to `upto`, the first with a wrong output or cache, that a backend computes wrongly from
+    its own sources. None where every node is right once intermediate values are asked for: a fault of fusion, or of
+    state that a fresh run does not have. `ran` holds every computed node of these steps in a free run of the backend;
+    `reference` computes in the arithmetic that it declares.
     """
     arithmetic = reference.arithmetic()
-    recorded = _recorded(case, [{**v.outputs, **v.caches} for v in ran[: upto + 1]])
+    recorded = with_values(case, ran[: upto + 1])
     for k in range(upto + 1):
         found = recorded.steps[k].expected
-        right = run_isolated(reference, recorded, k, arithmetic)
-        judged = (judge_node(node, want, found[node], arithmetic, step=k) for node, want in right.items())
+        alone, original = isolated_nodes(recorded, k)
+        each = arithmetic.copied(original)  # where devices share nodes, each copy has the arithmetic of its node
+        ran_alone = execute(reference if each is arithmetic else reference.computing_in(each), alone)
+        right = ran_alone.steps[0].outputs
+        judged = (judge_node(n, right[c], found[n], arithmetic, step=k) for c, n in original.items())
         wrong = next((j for j in judged if j.used > 1), None)
         if wrong is not None:
             return wrong
     return None
-
-
-def _recorded(case: Case, values: list[dict[Tensor, Bytes]]) -> Case:
-    steps = [Step(s.graph, s.inputs, s.outputs, found) for s, found in zip(case.steps, values, strict=False)]
-    return Case(case.id, case.persistent, steps)
-
-
-def run_isolated(reference: Backend, recorded: Case, k: int, arithmetic: Arithmetic) -> dict[Tensor, Bytes]:
-    """Every computed node of step `k`, each run by itself on `reference` and fed from recorded values.
-
-    `recorded` holds the value of every computed node of step `k`, and of the caches after each step. Where devices
-    share the nodes of the case, each copy is computed in the arithmetic of its node.
-    """
-    alone, original = isolated_nodes(recorded, k)
-    each = arithmetic.copied(original)
-    ran = execute(reference if each is arithmetic else reference.computing_in(each), alone).steps[0].outputs
-    return {node: ran[copy] for copy, node in original.items()}
 
 
 # -- NaN --------------------------------------------------------------------------------------------------------------
@@ -174,12 +154,6 @@ def _has_nan(t: Tensor, expected: Bytes, found: Bytes) -> bool:
     return bool((np.isnan(values(t, found)) & ~np.isnan(values(t, expected))).any())
 
 
-def _blame_nan(result: Result, case: Case, judged: Judged, cause: str) -> None:
-    node = judged.tensor in case.steps[judged.step].graph.nodes
-    result.first_divergence = describe(judged, case, NODE if node else GRAPH)
-    result.detail += f"; the first NaN: {sentence(judged, case)}; {cause}"
-
-
 # -- near-ties --------------------------------------------------------------------------------------------------------
 
 OPS = frozenset({"ARGSORT", "TOP_K"})
@@ -198,7 +172,10 @@ def near_tie(
         for node in filter(computes, step.graph):
             if node.op in OPS:
                 flips = _flips(step.graph, node, mine, wanted)
-                if flips is None or (flips and chain.budget(_scores(node)).used(_apart(node, mine, wanted)) > 1):
+                scores = operand(node)
+                if flips is None or (
+                    flips and chain.budget(scores).used(compare(scores, wanted[scores], mine[scores])) > 1
+                ):
                     return ""
                 if flips:
                     more = f" and {len(flips) - 1} more" if len(flips) > 1 else ""
@@ -208,20 +185,9 @@ def near_tie(
     return ""
 
 
-def _scores(node: Tensor) -> Tensor:
-    scores = node.src[0]
-    if scores is None:
-        raise ValueError(f"{node} has no scores")
-    return scores
-
-
-def _apart(node: Tensor, mine: Mapping[Tensor, Bytes], right: Mapping[Tensor, Bytes]) -> Difference:
-    return compare(_scores(node), right[_scores(node)], mine[_scores(node)])
-
-
 def _flips(graph: Graph, node: Tensor, mine: Mapping[Tensor, Bytes], right: Mapping[Tensor, Bytes]) -> list[str] | None:
     """What tokens chose otherwise, in words; None where one did by more than its scores differ."""
-    scores = _scores(node)
+    scores = operand(node)
     if scores not in mine:
         return []
     used = [n.ne[0] for n in graph if n.op == "VIEW" and n.view_src is node]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from conformance.backend.interface import Backend, Witness
+from conformance.backend.interface import Backend, Session, Witness
 from conformance.case.case import Case, Step
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes, pack
@@ -20,6 +20,11 @@ class StepValues:
     outputs: dict[Tensor, Bytes] = field(default_factory=dict)
     caches: dict[Tensor, Bytes] = field(default_factory=dict)
 
+    @property
+    def all(self) -> dict[Tensor, Bytes]:
+        """Both."""
+        return {**self.outputs, **self.caches}
+
 
 @dataclass(slots=True)
 class Execution:
@@ -31,24 +36,36 @@ class Execution:
     opaque: frozenset[Tensor] = frozenset()
     """Caches that the backend cannot read; no step's values have them."""
 
+    def comparable(self, values: Iterable[StepValues]) -> list[dict[Tensor, Bytes]]:
+        """Those of expected `values`, per step, that this run can be held against."""
+        return [{t: x for t, x in v.all.items() if t not in self.opaque} for v in values]
+
+
+def with_values(case: Case, values: Sequence[StepValues]) -> Case:
+    """As many steps of `case` as have `values`, with these as recorded ones."""
+    pairs = zip(case.steps, values, strict=False)
+    return replace(case, steps=[Step(s.graph, s.inputs, s.outputs, v.all) for s, v in pairs])
+
 
 def computed_nodes(step: Step) -> list[Tensor]:
     """The nodes of a step that compute something: flagged COMPUTE, no view op, not empty."""
     return [n for n in step.graph if computes(n)]
 
 
-def execute(backend: Backend, case: Case, *, every_node: Sequence[int] = (), restored: bool = False) -> Execution:
+def execute(
+    backend: Backend,
+    case: Case,
+    *,
+    every_node: Sequence[int] = (),
+    restored: bool = False,
+    memory: Memory | None = None,
+) -> Execution:
     """Run all steps of `case` freely: each step starts from the caches that the one before left.
 
-    Args:
-        backend: runs it.
-        case: validated.
-        every_node: indices of steps whose computed nodes are all wanted, not the outputs alone.
-        restored: after the second step, write back the caches of the first (`llama_state_set_data`); a backend with
-            opaque caches runs nothing.
-
-    Raises:
-        BackendError: the backend failed, died or did not answer.
+    Of the steps `every_node` all computed nodes are wanted, not the outputs alone. If `restored`, the caches of the
+    first step are written back after the second (`llama_state_set_data`); a backend with opaque caches runs nothing. In
+    `memory` each step's graph is rebuilt, for a `backend` in this process and without `every_node`. BackendError if
+    the backend failed, died or did not answer.
     """
     caches = case.caches()
     wanted = frozenset(every_node)
@@ -62,7 +79,10 @@ def execute(backend: Backend, case: Case, *, every_node: Sequence[int] = (), res
             outputs = computed_nodes(step) if k in wanted else step.outputs
             for data in step.inputs.values():
                 data.flags.writeable = False  # a backend that writes there would change the inputs of others
-            found = session.compute(step.graph, step.inputs, outputs)
+            if memory is None:
+                found = session.compute(step.graph, step.inputs, outputs)
+            else:
+                found = memory.compute(session, step)
             steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in caches}))
             if restored and k == 0:
                 saved = {t: session.read(t) for t in caches}
@@ -83,11 +103,18 @@ class Memory:
     """
 
     def __init__(self, case: Case) -> None:
-        self.graph = Graph([])
+        self._graph = Graph([])
         self._persistent = frozenset(case.persistent)
         self._tensors: list[Tensor] = []
 
-    def rebuild(self, graph: Graph) -> dict[Tensor, Tensor]:
+    def compute(self, session: Session, step: Step) -> Mapping[Tensor, Bytes]:
+        """Compute `step` here; the values of its outputs."""
+        now = self._rebuild(step.graph)
+        inputs = {now[t]: data for t, data in step.inputs.items()}
+        found = session.compute(self._graph, inputs, [now[t] for t in step.outputs])
+        return {t: found[now[t]] for t in step.outputs}
+
+    def _rebuild(self, graph: Graph) -> dict[Tensor, Tensor]:
         """Fill the memory with `graph`; each of its tensors -> the one that stands for it."""
         now = {t: t for t in self._persistent}
         made = [t for t in graph.tensors() if t not in self._persistent]
@@ -101,21 +128,5 @@ class Memory:
             into.src = tuple([None if s is None else now[s] for s in t.src])
             into.view_src = None if t.view_src is None else now[t.view_src]
             into.view_offs = t.view_offs
-        self.graph.nodes[:] = [now[n] for n in graph]
+        self._graph.nodes[:] = [now[n] for n in graph]
         return now
-
-
-def execute_overwritten(backend: Backend, case: Case) -> Execution:
-    """As `execute`, every step in the memory of the one before; `backend` is in this process."""
-    memory, caches = Memory(case), case.caches()
-    steps: list[StepValues] = []
-    start = time.perf_counter()
-    with backend.open(case) as session:
-        for step in case.steps:
-            now = memory.rebuild(step.graph)
-            inputs = {now[t]: data for t, data in step.inputs.items()}
-            found = session.compute(memory.graph, inputs, [now[t] for t in step.outputs])
-            outputs = {t: found[now[t]] for t in step.outputs}
-            steps.append(StepValues(outputs, {t: pack(session.read(t), t, 0) for t in caches}))
-        witness = session.witness()
-    return Execution(steps, witness, time.perf_counter() - start)

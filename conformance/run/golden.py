@@ -7,7 +7,8 @@ holds trajectories that llama.cpp recorded. `verify` computes all of them again.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from conformance import __version__, shipped
@@ -16,7 +17,7 @@ from conformance.case import casefile
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import ConformanceError, UsageError
-from conformance.ggml.tensor import Bytes
+from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.budget import Budget
 from conformance.judge.compare import compare
 from conformance.judge.verdict import Result, Verdict
@@ -33,67 +34,50 @@ _BATCH = 128
 
 
 def verify(root: Path = ROOT) -> list[Result]:
-    """Compute every golden value again, on the reference and on the real ggml; one result per value's case.
-
-    Raises:
-        UsageError: there are no golden files.
-        CaseFileError: one is damaged.
+    """Compute every golden value again, on the reference and on the real ggml; one result per value's case. UsageError
+    if there are no golden files, CaseFileError if one is damaged.
     """
     path = root / OPS
     if not path.is_file():
         raise UsageError(f"{path}: no golden outputs here; {shipped.AGAIN}")
     stored = casefile.read(path)
-    runner = Runner()
-    try:
-        results = []
-        for start in range(0, len(stored), _BATCH):
-            batch = stored[start : start + _BATCH]
-            agreed = runner.run(Spec(REFERENCE), [_bare(c) for c in batch])
-            exact = runner.oracle.expect([_bare(c) for c in batch], EXACT)
-            for case, agreement, now in zip(batch, agreed, exact, strict=True):
-                values = [v for s in now.steps for v in (*s.outputs.values(), *s.caches.values())]
-                results.append(_compare(case, values, agreement))
+    with closing(Runner()) as runner:
+        again = _computed(runner, [_bare(c) for c in stored])
+        results = [_compare(c, now, agreed) for c, (now, agreed) in zip(stored, again, strict=True)]
         captured = [c for p in sorted((root / "captured").glob("*.gguf")) for c in casefile.read(p)]
         return results + [r for c in captured for r in runner.run(Spec(REFERENCE), [c])]
-    finally:
-        runner.close()
 
 
 def update(root: Path = ROOT) -> list[Result]:
     """Make `ops.gguf` in `root` anew and give one result per case of the corpus; a case that fails is left out.
-
-    Raises:
-        UsageError: it cannot be written there.
+    UsageError if it cannot be written there.
     """
     writable(root)
-    runner = Runner()
-    try:
+    with closing(Runner()) as runner:
         cases = [build(i) for i in FAMILIES["ops"].ids("smoke")]
         results: list[Result] = []
         accepted: list[Case] = []
-        for start in range(0, len(cases), _BATCH):
-            batch = cases[start : start + _BATCH]
-            agreed = runner.run(Spec(REFERENCE), batch)
-            exact = runner.oracle.expect(batch, EXACT)
-            for case, agreement, values in zip(batch, agreed, exact, strict=True):
-                results.append(agreement)
-                if agreement.verdict is Verdict.PASS:
-                    step = case.steps[0]
-                    step.expected = {**values.steps[0].outputs, **values.steps[0].caches}
-                    case.provenance = _provenance(runner.oracle, agreement)
-                    accepted.append(case)
+        for case, (values, agreed) in zip(cases, _computed(runner, cases), strict=True):
+            results.append(agreed)
+            if agreed.verdict is Verdict.PASS:
+                case.steps[0].expected = values
+                case.provenance = _provenance(runner.oracle, agreed)
+                accepted.append(case)
         casefile.write(root / OPS, accepted)
         return results
-    finally:
-        runner.close()
+
+
+def _computed(runner: Runner, cases: Sequence[Case]) -> Iterator[tuple[dict[Tensor, Bytes], Result]]:
+    """The exact values of each one-step case, and the result of the reference against the real ggml."""
+    for start in range(0, len(cases), _BATCH):
+        batch = cases[start : start + _BATCH]
+        agreed = runner.run(Spec(REFERENCE), batch)
+        exact = runner.oracle.expect(batch, EXACT)
+        yield from zip((e.steps[0].all for e in exact), agreed, strict=True)
 
 
 def writable(root: Path = ROOT) -> Path:
-    """The file that `update` writes.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
+    """The file that `update` writes; UsageError if it cannot be written."""
     path = root / OPS
     if not os.access(path if path.exists() else root, os.W_OK):
         raise UsageError(f"{path}: cannot be written; golden outputs are made anew in a checkout (pip install -e .)")
@@ -115,7 +99,7 @@ def _bare(case: Case) -> Case:
     return Case(case.id, case.persistent, steps, case.family, case.params, case.seed, case.generator)
 
 
-def _compare(case: Case, values: Sequence[Bytes], agreement: Result) -> Result:
+def _compare(case: Case, values: Mapping[Tensor, Bytes], agreement: Result) -> Result:
     result = Result(case.id, "golden", agreement.verdict, steps=1, detail=agreement.detail)
     result.budget_used, result.nmse = agreement.budget_used, agreement.nmse
     if agreement.verdict is not Verdict.PASS:
@@ -126,7 +110,7 @@ def _compare(case: Case, values: Sequence[Bytes], agreement: Result) -> Result:
         return _fail(result, f"its id is no longer known: {e}")
     if _leaf_bytes(case) != _leaf_bytes(fresh):
         return _fail(result, "its id makes other input bytes now: a generator changed without a new version")
-    for (t, want), got in zip(case.steps[0].expected.items(), values, strict=True):
+    for (t, want), got in zip(case.steps[0].expected.items(), values.values(), strict=True):
         difference = compare(t, want, got)
         if AGAIN.used(difference) > 1:
             return _fail(result, f"{t}: the reference now gives another value, {difference}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from operator import eq, ge, le
 from typing import Any
 
 from conformance.backend.interface import Backend, Witness, describe
@@ -25,11 +26,7 @@ from .execute import Execution, StepValues
 from .oracle import Expectation, judge_steps
 from .session import select
 
-COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "<=": lambda a, b: a <= b,
-    ">=": lambda a, b: a >= b,
-    "==": lambda a, b: a == b,
-}
+COMPARE: dict[str, Callable[[float, float], bool]] = {"<=": le, ">=": ge, "==": eq}
 
 
 def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution) -> Result:
@@ -70,10 +67,8 @@ def _unread(execution: Execution) -> str:
 
 
 def unmet(case: Case, spec: Spec, witness: Witness) -> str:
-    """The first demand on `spec` that the witness does not meet, in words; empty where all are met.
-
-    Raises:
-        GraphError: the case's demands are malformed.
+    """The first demand on `spec` that the witness does not meet, in words; empty where all are met. GraphError if the
+    case's demands are malformed.
     """
     said = describe(witness)
     for demand in parse(case.demands):
@@ -125,16 +120,12 @@ def judge_each_step(
     result: Result, reference: Backend, case: Case, execution: Execution, arithmetic: Arithmetic
 ) -> None:
     """Judge each step within what its own nodes may err by, and put the worst into `result`, a PASS of the free run.
-
-    `reference`, which is not the backend under test, and that backend compute in `arithmetic`.
-
-    Raises:
-        BackendError: the reference failed.
+    `reference`, which is not the backend under test, and that backend compute in `arithmetic`; BackendError if the
+    reference failed.
     """
     wanted = expected_steps(reference, case, execution.steps)
     for k, (want, got) in enumerate(zip(wanted, execution.steps, strict=True)):
-        right, have = ({**v.outputs, **v.caches} for v in (want, got))
-        for judged in judge_step(case, k, right, have, arithmetic):
+        for judged in judge_step(case, k, want.all, got.all, arithmetic):
             result.budget_used = max(result.budget_used or 0.0, judged.used)
             if judged.used > 1:
                 result.verdict = Verdict.FAIL

@@ -40,7 +40,6 @@ class Expectation:
     """Without any rounding but the last; the same object where the arithmetic changes nothing."""
     arithmetic: Arithmetic
     """In which `steps` were computed."""
-    source: str
 
     def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
         """Judge a free run by the expected values, and by further ones where the kind of expectation has any."""
@@ -51,9 +50,7 @@ def judge_steps(
     case: Case, expected: Sequence[StepValues], execution: Execution, arithmetic: Arithmetic
 ) -> Iterator[Judged]:
     """Outputs and caches of a free run, but caches that the backend cannot show."""
-    opaque = execution.opaque
-    want = [{**v.outputs, **{t: x for t, x in v.caches.items() if t not in opaque}} for v in expected]
-    yield from judge_trajectory(case, want, [{**v.outputs, **v.caches} for v in execution.steps], arithmetic)
+    yield from judge_trajectory(case, execution.comparable(expected), [v.all for v in execution.steps], arithmetic)
 
 
 class Oracle:
@@ -88,11 +85,7 @@ class Oracle:
         return f"{arithmetic.name} {i}" if i else arithmetic.name
 
     def second_opinion(self) -> Backend:
-        """The real ggml.
-
-        Raises:
-            UnavailableError: this machine lacks it.
-        """
+        """The real ggml; UnavailableError if this machine lacks it."""
         if self._second is None and not self._second_reason:
             try:
                 self._second = open_backend(Spec(SECOND_OPINION))
@@ -103,24 +96,17 @@ class Oracle:
         return self._second
 
     def expect(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[Expectation]:
-        """Expected values of each case, computed together where the cases have one step each.
-
-        Raises:
-            BackendError: the reference itself cannot run a case.
+        """Expected values of each case, computed together where the cases have one step each; BackendError if the
+        reference itself cannot run a case.
         """
         exact = self._values(cases, EXACT)
         changed = [c for c in cases if touches(c, arithmetic)]
         imitated = dict(zip(changed, self._values(changed, arithmetic), strict=True))
-        return [
-            Expectation(imitated.get(c, e), e, arithmetic, f"{REFERENCE} in arithmetic {arithmetic.name}")
-            for c, e in zip(cases, exact, strict=True)
-        ]
+        return [Expectation(imitated.get(c, e), e, arithmetic) for c, e in zip(cases, exact, strict=True)]
 
     def expect_second(self, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """What the real ggml gives for each case, and the reference computing in the arithmetic that ggml declares.
-
-        Raises:
-            ConformanceError: ggml is not here, refuses a node, or failed.
+        ConformanceError if ggml is not here, refuses a node, or failed.
         """
         second = self.second_opinion()
         answers = second.supports(Graph([n for c in cases for s in c.steps for n in s.graph]))
@@ -128,17 +114,12 @@ class Oracle:
         if refusal is not None:
             raise UnavailableError(f"the second opinion {SECOND_OPINION} refuses it: {refusal}")
         values = run_together(second, cases)
-        source = f"{SECOND_OPINION} {second.info().versions.get('ggml', '')}"
         arithmetic = second.arithmetic()
-        return [Expectation(v, v, arithmetic, source) for v in values], self.reference_in(arithmetic)
+        return [Expectation(v, v, arithmetic) for v in values], self.reference_in(arithmetic)
 
     def whole(self, case: Case, arithmetic: Arithmetic, steps: Sequence[int]) -> list[StepValues]:
         """The reference's values of each step of one case, and of each computed node of `steps` among the outputs.
-
-        `expect` has them too from then on.
-
-        Raises:
-            BackendError: the reference cannot run it.
+        `expect` has them too from then on. BackendError if the reference cannot run it.
         """
         key = (case, f"{arithmetic.name}, every node")
         if key not in self._known:
@@ -175,10 +156,8 @@ def _size(values: list[StepValues]) -> int:
 
 
 def run_together(backend: Backend, cases: Sequence[Case]) -> list[list[StepValues]]:
-    """The values of each case: one-step cases in one graph, the others one by one.
-
-    Raises:
-        ConformanceError: the backend failed.
+    """The values of each case: one-step cases in one graph, the others one by one; ConformanceError if the backend
+    failed.
     """
     single = [c for c in cases if len(c.steps) == 1]
     values: dict[Case, list[StepValues]] = {}

@@ -9,13 +9,13 @@ ordinary budgets: for an exact backend these are tight where the recording is fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, sqrt
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec, resolve
-from conformance.case.case import Case, Step
+from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, NAMED, Arithmetic
 from conformance.ggml.errors import BackendError, ConformanceError
 from conformance.ggml.quants.requant import weight_form
@@ -26,7 +26,7 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import isolated_nodes
 
 from . import divergence
-from .execute import Execution, StepValues, computed_nodes, execute
+from .execute import Execution, StepValues, computed_nodes, execute, with_values
 from .oracle import REFERENCE, Expectation, Oracle
 
 FACTOR = 4.0
@@ -52,16 +52,13 @@ class Recording(Expectation):
 
         Caches that the backend cannot show are left out.
         """
-        found = [{**v.outputs, **v.caches} for v in execution.steps]
-
-        def visible(values: Iterable[StepValues]) -> list[dict[Tensor, Bytes]]:
-            return [{t: x for t, x in {**v.outputs, **v.caches}.items() if t not in execution.opaque} for v in values]
-
-        by_record = list(judge_trajectory(case, visible(self.steps), found, self.arithmetic, self.worth))
+        found = [v.all for v in execution.steps]
+        record = execution.comparable(self.steps)
+        by_record = list(judge_trajectory(case, record, found, self.arithmetic, self.worth))
         if self.reference is None:
             return by_record, []
         plain = replace(case, tolerance={})
-        want = visible(self.reference)
+        want = execution.comparable(self.reference)
         return by_record, list(judge_trajectory(plain, want, found, self.declared, by_nodes=True))
 
 
@@ -91,10 +88,8 @@ def _whole(case: Case, k: int) -> bool:
 
 
 def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Recording:
-    """The recording as expected values for `backend`, with the reference's.
-
-    Raises:
-        ConformanceError: the reference cannot run the case.
+    """The recording as expected values for `backend`, with the reference's; ConformanceError if the reference cannot
+    run the case.
     """
     caches = case.caches()
     steps = [
@@ -115,8 +110,7 @@ def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Rec
         worth = _worth(exact, there, there if own is None else own)
     # Float32, stores and rounded products are the chain's; how either side rounds activations is in `worth`.
     limits = replace(EXACT, products=declared.products)
-    source = str(case.provenance.get("source", "the recording"))
-    return Recording(steps, exact, limits, source, declared, worth, own)
+    return Recording(steps, exact, limits, declared, worth, own)
 
 
 def _worth(
@@ -130,10 +124,10 @@ def _worth(
     found = []
     for right, *others in zip(exact, there, own, strict=True):
         here = {}
-        for t, value in {**right.outputs, **right.caches}.items():
+        for t, value in right.all.items():
             root = 0.0
             for i, values in enumerate(others):
-                nmse = compare(t, value, {**values.outputs, **values.caches}[t], unordered=t.op == "TOP_K").nmse
+                nmse = compare(t, value, values.all[t], unordered=t.op == "TOP_K").nmse
                 key = f"{i} {t.name}"
                 most[key] = max(most.get(key, 0.0), nmse if isfinite(nmse) else 0.0)
                 root += sqrt(FACTOR * most[key])
@@ -231,11 +225,7 @@ def _by_reference(spec: Spec, backend: Backend, oracle: Oracle, case: Case, k: i
         raise BackendError(f"its nodes' values take {size:,} bytes, and {WHOLE_BYTES:,} are allowed")
     arithmetic = backend.arithmetic_in(case)
     values = oracle.whole(case, arithmetic, _held(case))
-    steps = [
-        Step(s.graph, s.inputs, s.outputs, {**v.outputs, **v.caches}) for s, v in zip(case.steps, values, strict=True)
-    ]
-    fed = replace(case, steps=steps)
-    alone, original = isolated_nodes(fed, k)
+    alone, original = isolated_nodes(with_values(case, values), k)
     right: Mapping[Tensor, Bytes] = alone.steps[0].expected
     if resolve(spec).name == REFERENCE:
         found, right = right, _alone(oracle.second_opinion(), alone)

@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from math import sqrt
-from pathlib import Path
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from conformance.suite.relations.claim import (
 )
 
 from . import divergence
-from .execute import Execution, execute, execute_overwritten
+from .execute import Execution, Memory, execute
 from .isolation.guard import Guarded
 from .isolation.isolate import IsolatedBackend
 from .scheduler.backend import SchedBackend
@@ -54,12 +54,9 @@ Opener = Callable[[Spec, bool | None], Backend]
 
 
 def judge(spec: Spec, backend: Backend, case: Case, open_: Opener) -> Result:
-    """Do all runs of a relation and compare what it claims to be the same.
-
-    UNSUPPORTED where the backend has no choice of what the relation varies. `open_` opens further backends.
-
-    Raises:
-        ConformanceError: the claim is malformed, or a run failed.
+    """Do all runs of a relation and compare what it claims to be the same. UNSUPPORTED where the backend has no choice
+    of what the relation varies. `open_` opens further backends. ConformanceError if the claim is malformed, or a run
+    failed.
     """
     claim = read(case)
     result = Result(case.id, str(spec), Verdict.PASS)
@@ -88,7 +85,6 @@ class _Runs:
         self._opener = open_
         self._stack = stack
         self._opened: dict[tuple[int, str], Backend] = {}
-        self._folder = ""
 
     def variants(self) -> Iterator[str]:
         """Names of what the claim varies in the backend; one empty name where it varies nothing."""
@@ -112,7 +108,7 @@ class _Runs:
                 if self.done[key].opaque:
                     raise NotOfferedError(f"{self.spec} cannot show its caches, so nobody can save them")
             elif r.how == OVERWRITTEN and not isinstance(_inner(backend), (IsolatedBackend, SchedBackend)):
-                self.done[key] = execute_overwritten(backend, alone)
+                self.done[key] = execute(backend, alone, memory=Memory(alone))
             elif r.how == OVERWRITTEN and not all(_takes(self.backend, k) for k in r.options):
                 raise NotOfferedError(
                     f"{self.spec} runs in a process of its own, or shares graphs out beforehand, so only the adapter "
@@ -128,7 +124,8 @@ class _Runs:
             return self.backend
         key = (r.opening, variant)
         if key not in self._opened:
-            options = {k: self._value(v) for k, v in r.options.items() if _takes(self.backend, k)}
+            taken = {k: v for k, v in r.options.items() if _takes(self.backend, k)}
+            options = {k: self._folder if v == FOLDER else v for k, v in taken.items()}
             if variant:
                 options["buffer"] = variant
             spec = replace(self.spec, options=tuple({**dict(self.spec.options), **options}.items()))
@@ -137,12 +134,9 @@ class _Runs:
             self._opened[key] = backend
         return self._opened[key]
 
-    def _value(self, value: str) -> str:
-        if value != FOLDER:
-            return value
-        if not self._folder:
-            self._folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="relation"))
-        return str(Path(self._folder))
+    @cached_property
+    def _folder(self) -> str:
+        return self._stack.enter_context(tempfile.TemporaryDirectory(prefix="relation"))
 
 
 def _inner(backend: Backend) -> Backend:
@@ -220,19 +214,15 @@ def _pairs(case: Case, claim: Claim) -> Iterator[tuple[Sequence[Place], Sequence
 def _judge(t: Tensor, place: Place, left: Sequence[_Value], right: Sequence[_Value]) -> Judged:
     a, b = (np.concatenate([data for data, _ in side]) for side in (left, right))
     budget = RAW
-    for side in (left, right):
-        budget = both(budget, max((own for _, own in side), key=lambda x: x.nmse))
+    for side in (left, right):  # both approximate the same right value: errors add up
+        worst = max((own for _, own in side), key=lambda x: x.nmse)
+        nmse = (sqrt(budget.nmse) + sqrt(worst.nmse)) ** 2
+        budget = Budget(nmse, budget.element + worst.element, f"two runs, each: {worst.why}")
     row = t.ne[0] // t.type.blck_size * t.type.type_size
     ne = t.ne if a.nbytes == row * t.ne[1] * t.ne[2] * t.ne[3] else (t.ne[0], a.nbytes // row, 1, 1)
     shaped = replace(t, ne=ne, nb=contiguous_nb(t.type, ne), view_src=None, view_offs=0)
     found = compare(shaped, a, b, unordered=t.op == "TOP_K")
     return Judged(place.step, t, found, budget)
-
-
-def both(a: Budget, b: Budget) -> Budget:
-    """How far apart two values may be that both approximate the same right one: errors add up."""
-    nmse = (sqrt(a.nmse) + sqrt(b.nmse)) ** 2
-    return Budget(nmse, a.element + b.element, f"two runs, each: {b.why}")
 
 
 def _budgets(case: Case, arithmetic: Arithmetic) -> list[dict[Tensor, Budget]]:

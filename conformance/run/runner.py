@@ -14,11 +14,9 @@ from conformance.backend.strict import clip, error_text
 from conformance.case.case import Case
 from conformance.ggml.errors import (
     BackendCrashError,
-    BackendError,
     BackendTimeoutError,
     ConformanceError,
     NotIndependentError,
-    UnavailableError,
     UsageError,
 )
 from conformance.ggml.graph import Graph
@@ -29,7 +27,7 @@ from conformance.suite.relations import claim
 from . import cost, divergence, judgement, recorded, relate
 from .execute import Execution, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
-from .isolation.isolate import IsolatedBackend, Isolation, open_backend
+from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
 from .isolation.watchdog import Watchdog
 from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
 from .scheduler.backend import SchedBackend
@@ -55,16 +53,12 @@ class Runner:
     ) -> None:
         """Open no backend yet.
 
-        Args:
-            save_failures: folder for the case files of failures.
-            isolation: which backends run in a process of their own, and its limits.
-            write_ahead: folder for the running cases, and for failing ones that no id makes again.
-            waiving: the known failures.
-            on_hang: called in a thread of its own before the process is ended (exit code `watchdog.HUNG`) because a
-                backend in it does not return: with the backend, the ids of the cases of this `run`, and why. It writes
-                what the run has so far.
+        `save_failures` is a folder for the case files of failures, `write_ahead` one for the running cases, and for
+        failing ones that no id makes again. `on_hang` is called in a thread of its own before the process is ended
+        (exit code `watchdog.HUNG`) because a backend in it does not return: with the backend, the ids of the cases of
+        this `run`, and why. It writes what the run has so far.
         """
-        self._isolation = isolation or Isolation()
+        self._isolation = isolation or DEFAULT
         self._on_hang = on_hang
         self._watchdog = Watchdog(self._isolation.time_limit, self._hung)
         self._running: tuple[Spec, Sequence[str]] | None = None
@@ -83,29 +77,18 @@ class Runner:
         self._waiving = waiving
 
     def backend(self, spec: Spec) -> Backend:
-        """The backend behind `spec`, opened once.
-
-        Raises:
-            UsageError: its name or an option is unknown.
-            UnavailableError: this machine lacks it.
+        """The backend behind `spec`, opened once; UsageError if its name or an option is unknown, UnavailableError if
+        this machine lacks it.
         """
         if spec not in self._backends:
             self._backends[spec] = self._open(spec, None)
         return self._backends[spec]
 
     def _open(self, spec: Spec, isolate: bool | None) -> Backend:
-        i = self._isolation
-        isolate = i.isolate if isolate is None else isolate
-        return open_backend(
-            spec, isolate=isolate, time_limit=i.time_limit, memory_limit=i.memory_limit, watchdog=self._watchdog
-        )
+        return open_backend(spec, self._isolation.but(isolate), self._watchdog)
 
     def _guarded(self, spec: Spec) -> Guarded:
-        """The backend behind `spec`, under guard.
-
-        Raises:
-            ConformanceError: it cannot be opened; a second call raises the same.
-        """
+        """The backend behind `spec`, under guard; ConformanceError if it cannot be opened, then always the same."""
         if spec in self._broken:
             raise self._broken[spec]
         try:
@@ -134,11 +117,7 @@ class Runner:
             self._on_hang(*self._running, sentence)
 
     def case(self, case_id: str) -> Case:
-        """The case behind an id, cached for the next backend.
-
-        Raises:
-            UsageError: no family knows the id.
-        """
+        """The case behind an id, cached for the next backend; UsageError if no family knows the id."""
         if case_id not in self._cases:
             while len(self._cases) >= KEEP:
                 del self._cases[next(iter(self._cases))]
@@ -176,11 +155,8 @@ class Runner:
             return 32
 
     def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
-        """One result per case, in order, whatever a backend or a case does.
-
-        Raises:
-            UsageError: nothing is installed by that name, or it does not take an option.
-            CaseFileError: a case cannot be written.
+        """One result per case, in order, whatever a backend or a case does. UsageError if nothing is installed by that
+        name, or it does not take an option; CaseFileError if a case cannot be written.
         """
         self._running = spec, [c.id for c in cases]
         for case in cases if self._seals else ():
@@ -229,11 +205,12 @@ class Runner:
         results: dict[Case, Result] = {}
         able: list[Case] = []
         for case, refusal in zip(cases, self._refusals(backend, cases), strict=True):
-            found = refusal or self._refusal_costly(case)
-            if found is None:
-                able.append(case)
+            if refusal is not None:
+                results[case] = refusal
+            elif why := self.too_costly([case]):
+                results[case] = _uncheckable(why)
             else:
-                results[case] = found
+                able.append(case)
         for group in _groups(able, backend.batch):
             results.update(zip(group, self._run_batch(spec, backend, group), strict=True))
         return results
@@ -256,33 +233,24 @@ class Runner:
         try:
             answers = iter(backend.supports(Graph([n for g in graphs for n in g])))
         except ConformanceError:
-            return [self._refusal_alone(backend, c) for c in cases]
-        found = [_unsupported(c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
-        return [r or self._refusal_whole(backend, c) for r, c in zip(found, cases, strict=True)]
+            return [self._refusal(backend, c, None) for c in cases]
+        return [self._refusal(backend, c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
 
-    def _refusal_alone(self, backend: Backend, case: Case) -> Result | None:
+    def _refusal(self, backend: Backend, case: Case, answers: Sequence[Sequence[Support]] | None) -> Result | None:
+        """By the `answers` for the nodes of each step, which are asked for where they are None, then by the case."""
         try:
-            found = _unsupported(case, [backend.supports(s.graph) for s in case.steps])
+            reason = _unsupported(case, answers or [backend.supports(s.graph) for s in case.steps])
+            if reason is None:
+                said = [backend.supports_case(c) for c in claim.cases_of(case)]
+                reason = next((a.reason for a in said if not a), None)
         except ConformanceError as e:
             return _failed(e)
-        return found or self._refusal_whole(backend, case)
-
-    def _refusal_whole(self, backend: Backend, case: Case) -> Result | None:
-        try:
-            answers = [backend.supports_case(c) for c in claim.cases_of(case)]
-        except ConformanceError as e:
-            return _failed(e)
-        reason = next((a.reason for a in answers if not a), None)
         return None if reason is None else Result("", "", Verdict.UNSUPPORTED, detail=reason)
 
     def too_costly(self, cases: Sequence[Case]) -> str:
         """Why `cases` are not computed together within the limits of a process, in words; empty where they are."""
         limits = self._isolation
         return cost.refusal(cases, memory_limit=limits.memory_limit, time_limit=limits.time_limit)
-
-    def _refusal_costly(self, case: Case) -> Result | None:
-        why = self.too_costly([case])
-        return Result("", "", Verdict.VACUOUS, detail=f"nothing to check it against: {why}") if why else None
 
     def _run_batch(self, spec: Spec, backend: Backend, group: Sequence[Case]) -> list[Result]:
         if len(group) == 1 or self.too_costly(group):
@@ -322,26 +290,25 @@ class Runner:
         return refusal or self._execute_and_judge(spec, backend, case)
 
     def _execute_and_judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
-        if claim.applies(case):
-            return self._relate(spec, backend, case)
         try:
-            backend.arithmetic_in(case)
+            if claim.applies(case):
+                return relate.judge(spec, backend, case, self._open_guarded)
+            return self._judge(spec, backend, case)
         except ConformanceError as e:
             return _failed(e)
+        except Exception as e:  # noqa: BLE001  # a fault, whosever it is, must cost one case, not the run
+            return _unjudged(e)
+
+    def _judge(self, spec: Spec, backend: Backend, case: Case) -> Result:
+        backend.arithmetic_in(case)
         try:
             (expectation,), tested = self._expect(spec, backend, [case])
-        except ConformanceError as e:
-            return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {e}")
         except Exception as e:  # noqa: BLE001  # an arithmetic that nobody can compute in
-            return Result(case.id, "", Verdict.VACUOUS, detail=f"nothing to check it against: {error_text(e)}")
-        try:
-            execution = execute(tested, case)
-            result = judgement.judge(spec, case, expectation, execution)
-            self._look_closer(spec, tested, case, expectation, execution, result)
-        except ConformanceError as e:
-            result = _failed(e)
-        except Exception as e:  # noqa: BLE001  # a fault, whosever it is, must cost one case, not the run
-            result = _unjudged(e)
+            why = str(e) if isinstance(e, ConformanceError) else error_text(e)
+            return _uncheckable(why)
+        execution = execute(tested, case)
+        result = judgement.judge(spec, case, expectation, execution)
+        self._look_closer(spec, tested, case, expectation, execution, result)
         return result
 
     def _look_closer(
@@ -366,14 +333,6 @@ class Runner:
                 divergence.locate(result, backend, reference, case, expectation, execution)
             except Exception as e:  # noqa: BLE001  # as above
                 recorded.add_note(result, f"the first wrong node was not found: {recorded.reason(e)}")
-
-    def _relate(self, spec: Spec, backend: Backend, case: Case) -> Result:
-        try:
-            return relate.judge(spec, backend, case, self._open_guarded)
-        except ConformanceError as e:
-            return _failed(e)
-        except Exception as e:  # noqa: BLE001  # as above
-            return _unjudged(e)
 
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""
@@ -410,12 +369,12 @@ def _groups(cases: Sequence[Case], size: int) -> Iterable[list[Case]]:
         yield group
 
 
-def _unsupported(case: Case, answers: Sequence[Sequence[Support]]) -> Result | None:
+def _unsupported(case: Case, answers: Sequence[Sequence[Support]]) -> str | None:
     for k, (step, given) in enumerate(zip(case.steps, answers, strict=True)):
         for node, support in zip(step.graph, given, strict=True):
             if not support:
                 where = f"step {k}: " if len(case.steps) > 1 else ""
-                return Result("", "", Verdict.UNSUPPORTED, detail=f"{where}{node.op} {node.name}: {support.reason}")
+                return f"{where}{node.op} {node.name}: {support.reason}"
     return None
 
 
@@ -423,14 +382,17 @@ _VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
     (NotIndependentError, Verdict.VACUOUS),
     (BackendTimeoutError, Verdict.TIMEOUT),
     (BackendCrashError, Verdict.CRASH),
-    (BackendError, Verdict.OVERCLAIM),
-    (UnavailableError, Verdict.OVERCLAIM),
 )
+"""Any other error is an OVERCLAIM."""
 
 
 def _failed(error: ConformanceError) -> Result:
     verdict = next((v for kind, v in _VERDICT_OF if isinstance(error, kind)), Verdict.OVERCLAIM)
     return Result("", "", verdict, detail=clip(str(error)))
+
+
+def _uncheckable(why: str) -> Result:
+    return Result("", "", Verdict.VACUOUS, detail=f"nothing to check it against: {why}")
 
 
 def _unjudged(error: Exception) -> Result:

@@ -123,8 +123,6 @@ class _Isolation:
         ]
         view_src = None if target is None else self._copy(target, own)
         copy = like(node, tuple(src), view_src)
-        if node in node.src:  # as ggml_cast makes it
-            copy.src = tuple(copy if s is node else c for s, c in zip(node.src, src, strict=True))
         self.nodes.append(copy)
         self.original[copy] = node
         if target is None:

@@ -40,7 +40,7 @@ from conformance.ggml.types import F32, I32
 from conformance.process import service
 from conformance.process.launcher.launch import children
 from conformance.process.worker import ERRORS, unpack_error
-from conformance.run.isolation.isolate import IsolatedBackend, open_backend
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation, open_backend
 from conformance.run.isolation.worker import pack_error
 
 ADAPTER = '''
@@ -339,7 +339,7 @@ def test_forgotten_backends_end_with_the_program() -> None:
 
 def test_isolation_is_the_adapters_wish() -> None:
     """`open_backend` isolates what asks for it; a word overrides."""
-    inside = open_backend(Spec("ggml"), isolate=False)
+    inside = open_backend(Spec("ggml"), Isolation(isolate=False))
     assert type(inside) is type(create(Spec("ggml")))
     inside.close()
     outside = open_backend(Spec("ggml"))

@@ -16,7 +16,7 @@ from conformance.backend import registry
 from conformance.backend.registry import Named, Spec
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.run.isolation.isolate import IsolatedBackend, needs, open_backend
+from conformance.run.isolation.isolate import IsolatedBackend, Isolation, needs, open_backend
 from conformance.run.session import settings
 from conformance.run.session.select import available, parse_specs, stage_of, staged
 from conformance.suite import FAMILIES
@@ -185,7 +185,7 @@ def test_an_environment_means_a_process_of_its_own() -> None:
     registry.define({"x": Named("cpu", environment=(("A", "1"),)), "y": Named("cpu")})
     assert needs(Spec("x"))
     assert not needs(Spec("y"))
-    backend = open_backend(Spec("x"), isolate=False)
+    backend = open_backend(Spec("x"), Isolation(isolate=False))
     try:
         assert isinstance(backend, IsolatedBackend)
     finally:

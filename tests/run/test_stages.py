@@ -28,7 +28,7 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import nbytes, new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.isolation.isolate import open_backend
+from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
 from conformance.run.session import select
 from conformance.suite import FAMILIES
@@ -229,7 +229,7 @@ def test_a_spec_is_put_at_a_stage_and_back() -> None:
 
 def test_stages_of_an_isolated_backend_are_its_adapters() -> None:
     """A backend in its own process offers the stages that its adapter names."""
-    backend = open_backend(RUN, isolate=True)
+    backend = open_backend(RUN, Isolation(isolate=True))
     try:
         assert backend.stages == adapter(RUN.name).stages == ("translate", "run")
     finally:

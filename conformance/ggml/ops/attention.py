@@ -193,6 +193,7 @@ FLASH_ATTN_EXT = Op(
         ("flash_attn_ext_add_sinks", "sinks"),
     ),
     work=Work(lambda t: 8 * _scores(t), _attention),
+    not_by_weights=("FLASH_ATTN_EXT",),  # sinks
 )
 LIGHTNING_INDEXER = Op(
     "LIGHTNING_INDEXER",

@@ -13,7 +13,7 @@ import ast
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import itemgetter
@@ -146,6 +146,8 @@ class Op:
         suffix: what ggml appends to the name of `src[0]`.
         prepare: changes the parameters a constructor was given into those that it stores.
         after: setters of a made node: name, the source or parameter that the second argument is, further arguments.
+        not_by_weights: those of `names` that ggml's scheduler does not send to the device of their weights, which are
+            too small.
     """
 
     def __init__(
@@ -163,6 +165,7 @@ class Op:
         suffix: str = "",
         prepare: Callable[[dict[str, Any]], None] | None = None,
         after: Sequence[tuple[Any, ...]] = (),
+        not_by_weights: Collection[str] = (),
     ) -> None:
         self.names = names
         self.src = tuple(s.rstrip("?") for s in src.split())
@@ -175,6 +178,7 @@ class Op:
         self.rule, self.limits, self.prepare = layout, limits, prepare
         self.rounding, self.work, self.suffix = rounding, work, suffix
         self.after = tuple((setter, of, tuple(rest)) for setter, of, *rest in after)
+        self.not_by_weights = frozenset(not_by_weights)
         self.forms: list[Form] = []
         readers: dict[str, Callable[[tuple[int, ...]], Any]] = {}
         for f in self.fields:

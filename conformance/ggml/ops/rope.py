@@ -117,6 +117,7 @@ ROPE = Op(
     prepare=_keep_sections,
     after=(("rope_set_offset", "n_offs"),),
     work=Work(lambda t: 2 * nelements(t), lambda t: LOOP * t.ne[0]),
+    not_by_weights=("ROPE",),  # frequency factors; ggml names no ROPE_BACK
 )
 
 

@@ -21,29 +21,14 @@ from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.tensor import Bytes
 from conformance.judge.judge import judge_trajectory
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.run.execute import execute
+from conformance.run.execute import execute, with_values
 from conformance.run.isolation.isolate import IsolatedBackend
 from conformance.run.runner import Runner
 from conformance.run.session import failures
 from conformance.suite.varied import Variation, variations
 
-from .cells import (
-    FAILING,
-    FOUND,
-    Answers,
-    Cell,
-    Equal,
-    Finding,
-    ask,
-    attempt,
-    consistent,
-    cut_to,
-    nodes_alone,
-    spell,
-    weights,
-    with_values,
-    work,
-)
+from . import cells
+from .cells import FAILING, FOUND, Answers, Cell, Equal, Finding
 
 __all__ = ["CASES", "FAILING", "FOUND", "Cell", "Finding", "audit", "strict"]
 
@@ -76,18 +61,14 @@ _READ = {
 
 
 def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None = None) -> Iterator[Cell]:
-    """One cell per weight and buffer type, per op_param, and per case as it is. A fault of the backend never raises.
-
-    The cases' own placement is ignored; `save` is a folder for a case per finding. Where a crash must cost one cell
-    only, `runner` opens the backend in a process of its own.
-
-    Raises:
-        ConformanceError: it cannot be opened at all.
+    """One cell per weight and buffer type, per op_param, and per case as it is. A fault of the backend never raises;
+    ConformanceError if it cannot be opened at all. The cases' own placement is ignored; `save` is a folder for a case
+    per finding. Where a crash must cost one cell only, `runner` opens the backend in a process of its own.
     """
     bench = Bench(runner, spec, save)
     bare = [replace(c, placement={}) for c in cases]
     answers = {c: list(_answers(bench, c)) for c in bare}
-    equal = {(a.buffer, work(n, a.weight)): n for each in answers.values() for a in each for n in a.taken}
+    equal = {(a.buffer, cells.work(n, a.weight)): n for each in answers.values() for a in each for n in a.taken}
     known: dict[str, Cell | None] = {}
     for case, each in answers.items():
         judge = Judge(bench, case, equal)
@@ -99,10 +80,7 @@ def audit(runner: Runner, spec: Spec, cases: Sequence[Case], save: Path | None =
 
 def strict(runner: Runner, spec: Spec) -> Spec:
     """`spec` with the options with which its adapter finds more faults (`Backend.audited`), where it takes them.
-
-    Raises:
-        UsageError: the backend's name or an option is unknown.
-        UnavailableError: this machine cannot have it.
+    UsageError if the backend's name or an option is unknown, UnavailableError if this machine cannot have it.
     """
     given = dict(resolve(spec).options)
     more = tuple((k, v) for k, v in adapter(spec.name).audited.items() if k not in given)
@@ -116,12 +94,12 @@ def strict(runner: Runner, spec: Spec) -> Spec:
 
 
 def _answers(bench: Bench, case: Case) -> Iterator[Answers]:
-    for weight in weights(case):
+    for weight in cells.weights(case):
         for buffer in range(len(bench.types)):
             if bench.hung[buffer] >= MOST_HUNG:
                 yield Answers(case, weight, buffer, error=f"not asked: {MOST_HUNG} before it did not answer in time")
                 continue
-            answers = ask(bench.backend, case, weight, buffer)
+            answers = cells.ask(bench.backend, case, weight, buffer)
             bench.hung[buffer] += answers.hung
             yield answers
 
@@ -153,7 +131,7 @@ class Bench:
     def _once(self, case: Case) -> Result:
         (result,) = self.runner.run(self.spec, [case])
         if result.verdict is Verdict.PASS:
-            damage, error = attempt(lambda: _damaged(self.backend, case))
+            damage, error = cells.attempt(lambda: _damaged(self.backend, case))
             if error or damage:
                 result.verdict, result.detail = Verdict.FAIL, error or f"computing changed {', '.join(damage or ())}"
         return result
@@ -167,7 +145,7 @@ class Bench:
         name = re.sub(r"[^A-Za-z0-9_.=@#-]+", "_", f"{case.id}_{self.spec}")
         path = self.save / f"{name[-150:]}.gguf"
         told = replace(case, provenance={**case.provenance, "audit": cell.to_json()})
-        _, error = attempt(lambda: casefile.write(path, [failures.with_result(told, result)]))
+        _, error = cells.attempt(lambda: casefile.write(path, [failures.with_result(told, result)]))
         cell.saved = None if error else str(path)
         cell.detail += f"; its case could not be saved: {error}" if error else ""
         return cell
@@ -194,7 +172,9 @@ class Judge:
     @cached_property
     def _recorded(self) -> Case:
         arithmetic = self._bench.backend.arithmetic_in(self._case)
-        return with_values(self._case, self._bench.runner.oracle.reference_in(arithmetic))
+        reference = self._bench.runner.oracle.reference_in(arithmetic)
+        every = range(len(self._case.steps))
+        return with_values(self._case, execute(reference, self._case, every_node=every).steps)
 
     def whole(self) -> Cell:
         """The trajectory with nothing placed."""
@@ -225,7 +205,7 @@ class Judge:
             ran, result, cell.ran = self._run_placed(answers, placed)
             cell.finding, cell.detail = _read(result)
         if cell.finding in {Finding.AGREED, Finding.UNRUN}:
-            finding, detail = consistent(answers, self._equal)
+            finding, detail = cells.consistent(answers, self._equal)
             cell.detail = cell.detail or detail
             if finding is not Finding.AGREED:  # no use by itself shows it: the whole trajectory is what fails later
                 cell.finding, cell.detail, ran, result = finding, detail, placed, None
@@ -240,7 +220,7 @@ class Judge:
             return placed, self._bench.run(placed, answers.buffer), len(answers.taken)
         result, case, ran = Result("", "", Verdict.VACUOUS, detail="no use computes anything"), placed, 0
         try:
-            for made, copies in nodes_alone(replace(self._recorded, placement=placed.placement), answers.taken):
+            for made, copies in cells.nodes_alone(replace(self._recorded, placement=placed.placement), answers.taken):
                 case = replace(made, id=f"{placed.id}{made.id.removeprefix(self._case.id)}")
                 result = self._bench.run(case, answers.buffer)
                 ran += len(copies) if result.verdict not in _UNRUN else 0
@@ -251,13 +231,11 @@ class Judge:
         return case, result, ran
 
     def op_params(self, known: dict[str, Cell | None]) -> Iterator[Cell]:
-        """Each op_param that changes numbers, changed once: one cell for every op and op_param.
-
-        Args:
-            known: op and op_param -> None where judged, its cell where the change has had no effect so far.
+        """Each op_param that changes numbers, changed once: one cell for every op and op_param. `known` holds None for
+        what is judged, its cell where the change has had no effect so far.
         """
         made: list[_Changed] = []
-        _, error = attempt(lambda: made.extend(self._changed(known)))
+        _, error = cells.attempt(lambda: made.extend(self._changed(known)))
         if error:
             cell = self._cell("op_param", "", self._bench.types[0].name, 0)
             cell.finding, cell.detail = Finding.UNRUN, f"nothing to check op_params against: {error}"
@@ -272,24 +250,24 @@ class Judge:
 
     def _changed(self, known: Mapping[str, Cell | None]) -> Iterator[_Changed]:
         here: set[str] = set()
-        for step, copies in nodes_alone(self._recorded, [n for s in self._case.steps for n in s.graph]):
+        for step, copies in cells.nodes_alone(self._recorded, [n for s in self._case.steps for n in s.graph]):
             for v in variations(n for n in step.steps[0].graph if n in copies):
                 if v.name not in here and known.get(v.name, _NEW) is not None:
                     here.add(v.name)
                     case = replace(step, id=f"{self._case.id}#{v.name.replace(' ', '.')}")
                     graph = [v.changed if n is v.node else n for n in step.steps[0].graph]
-                    yield _Changed(v, cut_to(case, (v.node,)), cut_to(case, (v.changed,), graph))
+                    yield _Changed(v, cells.cut_to(case, (v.node,)), cells.cut_to(case, (v.changed,), graph))
 
     def _op_param(self, c: _Changed) -> Cell:
         bench, node = self._bench, c.variation.changed
         cell = self._cell("op_param", c.variation.name, bench.types[0].name, 1)
         cell.type, cell.ne = str(node.type), list(node.ne)
-        what = f"{spell(node)} with {c.variation.values}"
+        what = f"{cells.spell(node)} with {c.variation.values}"
         if bench.hung[0] >= MOST_HUNG:
             cell.finding, cell.detail = Finding.UNRUN, f"not run: {MOST_HUNG} before it did not answer in time"
             return cell
         reference = bench.runner.oracle.reference_in(bench.backend.arithmetic_in(c.case))
-        right, error = attempt(lambda: (_value(reference, c.unchanged), _value(reference, c.case)))
+        right, error = cells.attempt(lambda: (_value(reference, c.unchanged), _value(reference, c.case)))
         if right is None:
             cell.finding, cell.detail = Finding.UNRUN, f"{what}: nothing to check it against: {error}"
             return cell
@@ -303,7 +281,7 @@ class Judge:
         else:
             cell.taken = cell.ran = 1
         if result.verdict is Verdict.FAIL:
-            own, _ = attempt(lambda: (_value(bench.backend, c.unchanged), _value(bench.backend, c.case)))
+            own, _ = cells.attempt(lambda: (_value(bench.backend, c.unchanged), _value(bench.backend, c.case)))
             name = c.variation.name.rpartition(" ")[2]
             ignored = own is not None and self._same(c.case, *own)
             said = f"gives what it gives without the change, so {name} is ignored" if ignored else "is wrong"

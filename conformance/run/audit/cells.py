@@ -14,7 +14,6 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, is_contiguous, new_tensor
 from conformance.ggml.types import F32, I32
-from conformance.run.execute import execute
 from conformance.suite.batch import isolated_nodes
 
 T = TypeVar("T")
@@ -158,24 +157,9 @@ def consistent(answers: Answers, equal: Equal) -> tuple[Finding, str]:
     return Finding.AGREED, answers.said[answers.refused[0]].reason if answers.refused else ""
 
 
-def with_values(case: Case, reference: Backend) -> Case:
-    """`case` with every node's value and every cache's as `reference` computes them.
-
-    Raises:
-        BackendError: the reference cannot run it.
-    """
-    values = execute(reference, case, every_node=range(len(case.steps))).steps
-    steps = [
-        Step(s.graph, s.inputs, s.outputs, {**v.outputs, **v.caches}) for s, v in zip(case.steps, values, strict=True)
-    ]
-    return replace(case, steps=steps)
-
-
 def nodes_alone(case: Case, wanted: Collection[Tensor]) -> Iterator[tuple[Case, dict[Tensor, Tensor]]]:
     """For each step with any of the nodes `wanted`: a case of these alone, without expected values; copy -> original.
-
-    Raises:
-        GraphError: `case`, as of `with_values`, lacks a value that is needed.
+    GraphError if `case`, with recorded values, lacks one that is needed.
     """
     wanted = frozenset(wanted)
     for k, step in enumerate(case.steps):

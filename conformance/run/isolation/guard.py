@@ -7,6 +7,7 @@ returns, and the next backend gets the case as it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from operator import attrgetter, is_not
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -45,11 +46,9 @@ MOST = 1 << 20
 def call_guarded(
     request: str, watchdog: Watchdog | None, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Call an adapter's `function`, under the watchdog of this process where no other limit holds.
-
-    Raises:
-        ConformanceError: the adapter's own, or a `BackendError` that says what it raised; `request` names the backend
-            and the method.
+    """Call an adapter's `function`, under the watchdog of this process where no other limit holds. ConformanceError if
+    that is the adapter's own, else a `BackendError` that says what it raised; `request` names the backend and the
+    method.
     """
     try:
         if watchdog is None:
@@ -62,26 +61,24 @@ def call_guarded(
 
 
 class Guarded(Backend):
-    """A backend whose methods raise `ConformanceError` only and return what the interface says.
-
-    `watchdog` is this process's, None for a backend that has limits of its own; `note` is added to each witness.
-
-    Raises:
-        BackendError: a class attribute of the backend is of no use.
+    """A backend whose methods raise `ConformanceError` only and return what the interface says. `watchdog` is this
+    process's, None for a backend that has limits of its own. BackendError if a class attribute of the backend is of no
+    use.
     """
 
-    def __init__(self, inner: Backend, name: str, watchdog: Watchdog | None = None, note: str = "") -> None:
+    def __init__(self, inner: Backend, name: str, watchdog: Watchdog | None) -> None:
         self.inner = inner
         self.name = name
-        self.note = note
+        self.note = ""
+        """Is added to each witness."""
         self.shared = not isinstance(inner, IsolatedBackend)
         """Whether it gets our own objects, and no copies in another process."""
         self._watchdog = watchdog if self.shared and not isinstance(inner, SchedBackend) else None
         if isinstance(inner, SchedBackend):  # it waits for its devices, and each of them has a limit
             named = zip(inner.devices, inner.labels, strict=True)
             inner.devices[:] = [guard(d, f"{name}: {label}", watchdog) for d, label in named]
-        self.batch = self._whole("batch", 1)  # type: ignore[misc]  # the adapter's
-        self.stages = self._named_stages()  # type: ignore[misc]  # as above
+        self.batch = self._checked_batch()  # type: ignore[misc]  # the adapter's
+        self.stages = self._checked_stages()  # type: ignore[misc]  # as above
         self.threads = inner.threads
         self._judges_cases = self._overrides("supports_case")
         self._knows_cases = self._overrides("arithmetic_in")
@@ -92,13 +89,13 @@ class Guarded(Backend):
     def _overrides(self, method: str) -> bool:
         return getattr(type(self.inner), method, None) is not getattr(Backend, method)
 
-    def _whole(self, name: str, least: int) -> int:
-        value = self.call(name, lambda: getattr(self.inner, name))
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= MOST:
-            raise self._wrong(name, f"a whole number from {least} to {MOST}", value)
+    def _checked_batch(self) -> int:
+        value: object = self.call("batch", lambda: self.inner.batch)
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= MOST:
+            raise self._wrong("batch", f"a whole number from 1 to {MOST}", value)
         return int(value)
 
-    def _named_stages(self) -> tuple[str, ...]:
+    def _checked_stages(self) -> tuple[str, ...]:
         value: object = self.call("stages", lambda: self.inner.stages)
         if not isinstance(value, (tuple, list)) or not all(isinstance(s, str) for s in value):
             raise self._wrong("stages", "a tuple of texts", value)
@@ -139,22 +136,22 @@ class Guarded(Backend):
 
     def arithmetic(self) -> Arithmetic:
         """As declared."""
-        found: object = self.call("arithmetic", self.inner.arithmetic)
-        if not isinstance(found, Arithmetic):
-            raise self._wrong("arithmetic", "an Arithmetic", found)
-        return found
+        return self._checked_arithmetic("arithmetic", self.call("arithmetic", self.inner.arithmetic))
 
     def arithmetic_in(self, case: Case) -> Arithmetic:
         """As declared; the adapter answers once for a case."""
         key = case if self._knows_cases else None
         if self._declared is None or self._declared[0] is not key:
-            self._declared = key, self.arithmetic() if key is None else self._arithmetic_in(key)
+            if key is None:
+                self._declared = None, self.arithmetic()
+            else:
+                found = self._call_with("arithmetic_in", self.inner.arithmetic_in, case)
+                self._declared = case, self._checked_arithmetic("arithmetic_in", found)
         return self._declared[1]
 
-    def _arithmetic_in(self, case: Case) -> Arithmetic:
-        found = self._call_with("arithmetic_in", self.inner.arithmetic_in, case)
+    def _checked_arithmetic(self, method: str, found: object) -> Arithmetic:
         if not isinstance(found, Arithmetic):
-            raise self._wrong("arithmetic_in", "an Arithmetic", found)
+            raise self._wrong(method, "an Arithmetic", found)
         return found
 
     def computing_in(self, arithmetic: Arithmetic) -> Backend:
@@ -198,18 +195,16 @@ class Guarded(Backend):
             return YES
         return self._answer("supports_case", self._call_with("supports_case", self.inner.supports_case, case))
 
-    def open(self, case: Case) -> GuardedSession:
+    def open(self, case: Case) -> _GuardedSession:
         """A session under the same guard."""
         seal = self._sealed(case)
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._check, seal, "")
             session: object = self.call(f"open of {case.id}", self.inner.open, case)
-        except BaseException:
-            self._check(seal, "")
-            raise
-        if not isinstance(session, Session):
-            self._check(seal, "")
-            raise self._wrong("open", "a Session", session)
-        return GuardedSession(self, session, case, seal)
+            if not isinstance(session, Session):
+                raise self._wrong("open", "a Session", session)
+            stack.pop_all()
+        return _GuardedSession(self, session, case, seal)
 
     def close(self) -> None:
         """Close it."""
@@ -232,61 +227,53 @@ class Guarded(Backend):
         return BackendError(f"{self.name}: {request} changed {broken}: a case is the suite's and may not be written to")
 
 
-class GuardedSession(Session):
-    """A session of a guarded backend."""
-
+class _GuardedSession(Session):
     def __init__(self, backend: Guarded, inner: Session, case: Case, seal: CaseSeal | None) -> None:
         self.inner = inner
         self._backend, self._case, self._seal = backend, case, seal
 
+    def _call(self, method: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._backend.call(f"{method} of {self._case.id}", function, *args, **kwargs)
+
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor."""
-        self._backend.call(f"write of {self._case.id}", self.inner.write, tensor, data)
+        self._call("write", self.inner.write, tensor, data)
 
     def read(self, tensor: Tensor) -> Bytes:
-        """As many bytes as the tensor has."""
-        found: object = self._backend.call(f"read of {self._case.id}", self.inner.read, tensor)
+        found: object = self._call("read", self.inner.read, tensor)
         return self._bytes("read", tensor, found, nbytes(tensor))
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
         """Every output that was asked for, packed, and no other."""
-        doing = f"compute of {self._case.id}"
-        found: object = self._backend.call(doing, self.inner.compute, graph, inputs, outputs)
+        found: object = self._call("compute", self.inner.compute, graph, inputs, outputs)
         if not isinstance(found, Mapping):
             raise self._wrong("compute", f"{kind(found)}; it must give a mapping with the bytes of every output")
-        return {
-            t: self._bytes("compute", t, self._backend.call(doing, found.get, t), packed_nbytes(t)) for t in outputs
-        }
+        return {t: self._bytes("compute", t, self._call("compute", found.get, t), packed_nbytes(t)) for t in outputs}
 
     def witness(self) -> Witness:
         """A copy, each field of its own kind."""
-        doing = f"witness of {self._case.id}"
-        found = self._backend.call(doing, lambda: plain_witness(self.inner.witness()))
+        found = self._call("witness", lambda: plain_witness(self.inner.witness()))
         if self._backend.note:
             found.notes.append(self._backend.note)
         return found
 
     def clock(self) -> float | None:
-        """Seconds, if it has a clock."""
-        found: object = self._backend.call(f"clock of {self._case.id}", self.inner.clock)
+        found: object = self._call("clock", self.inner.clock)
         if found is not None and not isinstance(found, (int, float)):
             raise self._wrong("clock", f"{kind(found)}; it must give seconds or None")
         return found
 
     def opaque(self) -> frozenset[Tensor]:
-        """Persistent tensors of the case."""
-        found: object = self._backend.call(f"opaque of {self._case.id}", lambda: frozenset(self.inner.opaque()))
+        found: object = self._call("opaque", lambda: frozenset(self.inner.opaque()))
         if not isinstance(found, frozenset) or not found <= self._case.persistent.keys():
             raise self._wrong("opaque", "what is no persistent tensor of the case")
         return found
 
     def close(self) -> None:
         """Close it, and see that the case is as it was."""
-        doing = f"close of {self._case.id}"
         try:
-            self._backend.call(doing, self.inner.close)
+            self._call("close", self.inner.close)
         finally:
             broken = "" if self._seal is None else self._seal.broken()
         if broken:
@@ -311,9 +298,9 @@ class GuardedSession(Session):
         return BackendError(f"{self._backend.name}: {method} of {self._case.id} gave {what}")
 
 
-def guard(backend: Backend, name: str, watchdog: Watchdog | None, note: str = "") -> Guarded:
+def guard(backend: Backend, name: str, watchdog: Watchdog | None) -> Guarded:
     """`backend` as a `Guarded`, which it may already be."""
-    return backend if isinstance(backend, Guarded) else Guarded(backend, name, watchdog, note)
+    return backend if isinstance(backend, Guarded) else Guarded(backend, name, watchdog)
 
 
 _FIELDS = ("type", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "flags", "name")

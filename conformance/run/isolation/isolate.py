@@ -54,7 +54,12 @@ class Isolation:
     memory_limit: int | None = None
     """Bytes that the process may hold; `memory.default_limit` where None."""
 
+    def but(self, isolate: bool | None) -> Isolation:
+        """The same limits for another choice of `isolate`, unless that is None."""
+        return self if isolate is None else replace(self, isolate=isolate)
 
+
+DEFAULT = Isolation()
 _PARSED = 1 << 28
 """Bytes of memory that parsing a reply's header may take."""
 provide(SCHED, SchedBackend)
@@ -71,33 +76,17 @@ def needs(spec: Spec) -> bool:
     return any(Path(value).is_file() for _, value in resolve(spec).options) or adapter(spec.name).isolate
 
 
-def open_backend(
-    spec: Spec,
-    *,
-    isolate: bool | None = None,
-    time_limit: float = 120.0,
-    memory_limit: int | None = None,
-    watchdog: Watchdog | None = None,
-) -> Backend:
+def open_backend(spec: Spec, isolation: Isolation = DEFAULT, watchdog: Watchdog | None = None) -> Backend:
     """Open the backend behind `spec`, here or in a process of its own. A scheduler stays here, its devices go there.
-
-    Args:
-        spec: name and options.
-        isolate: whether it gets its own process; as `needs` says if None. One with an environment always does.
-        time_limit: seconds that a request to an isolated backend may take.
-        memory_limit: bytes that its process may hold; `memory.default_limit` if None.
-        watchdog: for opening a backend in this process.
-
-    Raises:
-        UsageError: unknown name or option.
-        UnavailableError: the machine lacks what it needs.
-        BackendError: it did not open in time, or describes itself in wrong types.
+    One with an environment always gets its own process. `watchdog` is for opening a backend in this process. UsageError
+    for an unknown name or option, UnavailableError if the machine lacks what it needs, BackendError if it did not open
+    in time, or describes itself in wrong types.
     """
-    opener = partial(open_backend, isolate=isolate, time_limit=time_limit, memory_limit=memory_limit, watchdog=watchdog)
     if resolve(spec).name == SCHED:
+        opener = partial(open_backend, isolation=isolation, watchdog=watchdog)
         return cast("SchedBackend", create(spec)).attach(opener)
-    if needs(spec) if isolate is None else isolate or environment(spec):
-        return IsolatedBackend(spec, time_limit=time_limit, memory_limit=memory_limit)
+    if needs(spec) if isolation.isolate is None else isolation.isolate or environment(spec):
+        return IsolatedBackend(spec, time_limit=isolation.time_limit, memory_limit=isolation.memory_limit)
     return create(spec) if watchdog is None else watchdog.run(f"{spec}: opening", create, spec)
 
 
@@ -108,7 +97,7 @@ class _Process:
         self._name = str(spec)
         text = spec.name + ("?" + urlencode(spec.options) if spec.options else "")
         names = {n: [d.adapter, d.options, d.environment, d.where] for n, d in defined().items()}
-        self._worker = Worker(
+        self.worker = Worker(
             "conformance.run.isolation.worker",
             [text, *([json.dumps(names)] if names else [])],
             time_limit=time_limit,
@@ -119,43 +108,22 @@ class _Process:
         try:
             self.hello, _ = self.ask(None, (), "opening the backend")
         except ConformanceError:
-            self.end()
+            self.worker.close()
             raise
-
-    @property
-    def dead(self) -> bool:
-        return bool(self._worker.death)
 
     def ask(
         self, header: dict[str, JSON] | None, blobs: Sequence[Bytes], doing: str, sizes: Sequence[int] = ()
     ) -> tuple[dict[str, JSON], list[Bytes]]:
         """Send a request, if there is one, and wait for the reply, whose byte arrays must have `sizes`.
-
-        Raises:
-            ConformanceError: the adapter's own, BackendCrashError or BackendTimeoutError.
+        ConformanceError of the adapter's own, BackendCrashError or BackendTimeoutError.
         """
         try:
-            reply, found = self._worker.ask(header, blobs, sizes=sizes)
+            reply, found = self.worker.ask(header, blobs, sizes=sizes)
         except WorkerTimeoutError as e:
             raise BackendTimeoutError(f"{self._name}: {doing}: {e}") from None
         except WorkerDiedError as e:
             raise BackendCrashError(f"{self._name}: {doing}: {e}") from None
         return reply, [np.frombuffer(b, np.uint8) for b in found]
-
-    def limit(self, seconds: float) -> None:
-        """Seconds that a request may take from now on."""
-        self._worker.time_limit = seconds
-
-    def settle(self, turn: int) -> None:
-        """Keep its main thread on the `turn`-th processor, modulo their number, where the system can."""
-        if sys.platform == "linux":
-            processors = sorted(os.sched_getaffinity(0))
-            with suppress(OSError):  # it has died, or the system forbids it
-                os.sched_setaffinity(self._worker.pid, {processors[turn % len(processors)]})
-
-    def end(self) -> None:
-        """Close the wire and wait for the process."""
-        self._worker.close()
 
 
 def _environment(spec: Spec) -> dict[str, str] | None:
@@ -177,9 +145,7 @@ def _parse(raw: bytearray) -> Any:  # noqa: ANN401  # JSON
 
 class IsolatedBackend(Backend):
     """The backend behind `spec`, run by `isolation.worker`. A process that died is replaced at the next request.
-
-    Raises:
-        ConformanceError: as `open_backend`; BackendCrashError where the process died while the backend was opened.
+    ConformanceError as `open_backend`; BackendCrashError if the process died while the backend was opened.
     """
 
     def __init__(self, spec: Spec, *, time_limit: float = 120.0, memory_limit: int | None = None) -> None:
@@ -190,6 +156,7 @@ class IsolatedBackend(Backend):
         self._memory_limit = default_limit() if memory_limit is None else memory_limit
         self._ids = itertools.count()
         self._process: _Process | None = None
+        self._watch = False
         self._closed = False
         process = self._alive()
         try:
@@ -235,53 +202,54 @@ class IsolatedBackend(Backend):
 
     def supports(self, graph: Graph) -> list[Support]:
         """`supports_op` of every node in one round trip."""
-        header: dict[str, JSON] = {"do": "supports", "graph": codec.dump_graph(graph)}
-        reply, _ = self._alive().ask(header, (), "answering supports_op")
-        return _supports(reply, len(graph))
+        return self._supports(graph, "supports_op")
 
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
         """One round trip."""
-        tensors = graph.tensors()
-        header: dict[str, JSON] = {"do": "supports_placed", "graph": codec.dump_graph(graph)}
-        header |= {"tensor": tensors.index(tensor), "buffer": buffer}
-        reply, _ = self._alive().ask(header, (), "answering supports_placed")
+        return self._supports(graph, "supports_placed", tensor=graph.tensors().index(tensor), buffer=buffer)
+
+    def _supports(self, graph: Graph, method: str, **place: int) -> list[Support]:
+        header: dict[str, JSON] = {"do": "supports", "graph": codec.dump_graph(graph), **place}
+        reply, _ = self._alive().ask(header, (), f"answering {method}")
         return _supports(reply, len(graph))
 
     def renew(self) -> None:
         """End the process; the next request starts a fresh one. Its sessions are lost, and so is what a fault left."""
         if self._process is not None:
-            self._process.end()
+            self._process.worker.close()
             self._process = None
 
     def supports_case(self, case: Case) -> Support:
         """One round trip, where the adapter overrides it."""
         if not self._whole:
             return super().supports_case(case)
-        doc, blobs = codec.dump(_without_expected(case))
-        header: dict[str, JSON] = {"do": "supports_case", "case": doc, "names": list(blobs)}
-        reply, _ = self._alive().ask(header, list(blobs.values()), "answering supports_case")
+        reply, _ = self._alive().ask(*_request("supports_case", case), "answering supports_case")
         return _supports(reply, 1)[0]
 
     def open(self, case: Case) -> Session:
         """Open `case` in the worker: graphs, weights, caches and inputs travel once, expected values never."""
-        return IsolatedSession(self._alive(), next(self._ids), case)
+        watch, self._watch = self._watch, False
+        return _IsolatedSession(self._alive(), next(self._ids), case, watch=watch)
 
     def settle(self, turn: int) -> None:
         """Keep a backend of one thread on the `turn`-th processor, modulo their number, where the system can.
 
         Processors of a machine that others share are not equally fast.
         """
-        if self.threads == 1:
-            self._alive().settle(turn)
+        if self.threads == 1 and sys.platform == "linux":
+            processors = sorted(os.sched_getaffinity(0))
+            with suppress(OSError):  # it has died, or the system forbids it
+                os.sched_setaffinity(self._alive().worker.pid, {processors[turn % len(processors)]})
 
     def watch(self) -> None:
         """Measure from the next `open` how the resident memory of the process rises, for `peak`."""
-        self._alive().ask({"do": "watch"}, (), "measuring its memory")
+        self._watch = True
 
     def peak(self) -> int | None:
         """By how many bytes it rose at most; None where the system does not say. Once after each `watch`."""
         reply, _ = self._alive().ask({"do": "peak"}, (), "measuring its memory")
-        return _peak(reply)
+        found: int | None = _field(reply, "peak", lambda v: v is None or _count(v), "a whole number or nothing")
+        return found
 
     def close(self) -> None:
         """End the process."""
@@ -291,20 +259,24 @@ class IsolatedBackend(Backend):
     def _alive(self) -> _Process:
         if self._closed:
             raise BackendCrashError(f"{self._spec}: the backend is closed")
-        if self._process is None or self._process.dead:
-            self._process = _Process(self._spec, min(self._time_limit, self.bound), self._memory_limit)
-        self._process.limit(min(self._time_limit, self.bound))
+        limit = min(self._time_limit, self.bound)
+        if self._process is None or self._process.worker.death:
+            self._process = _Process(self._spec, limit, self._memory_limit)
+        self._process.worker.time_limit = limit
         return self._process
 
 
-def _without_expected(case: Case) -> Case:
-    return replace(case, steps=[Step(s.graph, s.inputs, s.outputs) for s in case.steps])
+def _request(do: str, case: Case, **more: JSON) -> tuple[dict[str, JSON], list[Bytes]]:
+    """The header of a request with a whole case, but for its expected values, and the case's arrays."""
+    bare = replace(case, steps=[Step(s.graph, s.inputs, s.outputs) for s in case.steps])
+    doc, blobs = codec.dump(bare)
+    return {"do": do, "case": doc, "names": list(blobs), **more}, list(blobs.values())
 
 
-class IsolatedSession(Session):
+class _IsolatedSession(Session):
     """A session in another process. `compute` takes the graphs of the opened case only, by identity."""
 
-    def __init__(self, process: _Process, number: int, case: Case) -> None:
+    def __init__(self, process: _Process, number: int, case: Case, *, watch: bool) -> None:
         self._process = process
         self._number = number
         self._case = case
@@ -313,11 +285,13 @@ class IsolatedSession(Session):
         for k, step in enumerate(case.steps):
             self._steps.setdefault(step.graph, k)
         self._tensors: dict[int, dict[Tensor, int]] = {}
-        doc, blobs = codec.dump(_without_expected(case))
-        header: dict[str, JSON] = {"do": "open", "case": doc, "names": list(blobs)}
-        reply, _ = self._ask(header, list(blobs.values()), "opening")
+        reply, _ = self._ask(*_request("open", case, watch=watch), "opening")
         self._seconds = _seconds(reply)
-        opaque = _opaque(reply, len(self._persistent))
+
+        def indices(v: JSON) -> bool:
+            return type(v) is list and all(_count(i) and i < len(self._persistent) for i in v)
+
+        opaque = _field(reply, "opaque", indices, f"a list of indices below {len(self._persistent)}")
         self._opaque = frozenset(t for t, i in self._persistent.items() if i in opaque)
 
     def clock(self) -> float:
@@ -325,15 +299,12 @@ class IsolatedSession(Session):
         return self._seconds
 
     def opaque(self) -> frozenset[Tensor]:
-        """As the adapter said when the case was opened."""
         return self._opaque
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor."""
         self._ask({"do": "write", "tensor": self._index(tensor)}, [data], f"writing {tensor} of")
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor."""
         header: dict[str, JSON] = {"do": "read", "tensor": self._index(tensor)}
         _, blobs = self._ask(header, (), f"reading {tensor} of", [nbytes(tensor)])
         return blobs[0]
@@ -341,11 +312,9 @@ class IsolatedSession(Session):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run `graph`, one of the case's; inputs that are the case's own arrays do not travel again.
-
-        Raises:
-            GraphError: `graph` is no graph of the opened case, or an input or output is not in it.
-            BackendError: the backend failed, its process died, or it did not answer in time.
+        """Run `graph`, one of the case's; inputs that are the case's own arrays do not travel again. GraphError if
+        `graph` is no graph of the opened case, or an input or output is not in it; BackendError if the backend failed,
+        its process died, or it did not answer in time.
         """
         k = self._steps.get(graph)
         if k is None:
@@ -373,13 +342,12 @@ class IsolatedSession(Session):
         return dict(zip(outputs, blobs, strict=True))
 
     def witness(self) -> Witness:
-        """The witness of the worker's session."""
         reply, _ = self._ask({"do": "witness"}, (), "reading the witness of")
         return _record(Witness, reply.get("witness"), "witness")
 
     def close(self) -> None:
         """Close the worker's session, where the worker lives."""
-        if not self._process.dead:
+        if not self._process.worker.death:
             self._ask({"do": "close"}, (), "closing")
 
     def _index(self, tensor: Tensor) -> int:
@@ -402,7 +370,6 @@ _Reply = Mapping[str, JSON]
 
 
 def _supports(reply: _Reply, wanted: int) -> list[Support]:
-    """One answer for each of `wanted` nodes."""
     found = _field(reply, "supports", lambda v: type(v) is list, "a list")
     if len(found) != wanted or not all(v is None or type(v) is str for v in found):
         raise BackendError(f"supports: yes or a reason for each of {wanted} nodes expected, others found")
@@ -410,23 +377,7 @@ def _supports(reply: _Reply, wanted: int) -> list[Support]:
 
 
 def _seconds(reply: _Reply) -> float:
-    """Seconds of a session's clock."""
     return float(_field(reply, "seconds", _finite, "a finite number"))
-
-
-def _opaque(reply: _Reply, count: int) -> frozenset[int]:
-    """Indices of those of `count` persistent tensors that cannot be read."""
-
-    def indices(v: JSON) -> bool:
-        return type(v) is list and all(_count(i) and i < count for i in v)
-
-    return frozenset(_field(reply, "opaque", indices, f"a list of indices below {count}"))
-
-
-def _peak(reply: _Reply) -> int | None:
-    """Bytes by which memory rose."""
-    found: int | None = _field(reply, "peak", lambda v: v is None or _count(v), "a whole number or nothing")
-    return found
 
 
 def _field(reply: _Reply, name: str, fits: Callable[[JSON], bool], wanted: str) -> JSON:

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +32,6 @@ from conformance.process.service import LONGEST_REPLY, Service
 from conformance.process.worker import ERRORS
 
 REFERENCE = "backends.cpu"
-GOLDEN = ("golden",)
-"""Folders of golden values, beside `conformance` in a checkout and within it in a wheel."""
 
 
 class Independence:
@@ -47,11 +45,7 @@ class Independence:
             sys.addaudithook(self._hear)
 
     def check(self) -> None:
-        """Refuse to answer once the adapter has loaded expected values.
-
-        Raises:
-            NotIndependentError: says what the adapter loaded.
-        """
+        """Refuse to answer once the adapter has loaded expected values; NotIndependentError says what it loaded."""
         if not self._watched:
             return
         if REFERENCE in sys.modules:
@@ -69,8 +63,8 @@ class Independence:
 
 
 def _folders() -> list[tuple[str, str]]:
-    package = shipped.path().resolve()
-    found = [(base / name, "the golden values") for base in (package, package.parent) for name in GOLDEN]
+    package = shipped.path().resolve()  # in a checkout the golden values lie beside it, in a wheel within it
+    found = [(base / "golden", "the golden values") for base in (package, package.parent)]
     spec = importlib.util.find_spec(REFERENCE)
     places = (spec.submodule_search_locations if spec else None) or ()
     found += [(Path(place), f"the reference ({REFERENCE})") for place in places]
@@ -87,7 +81,7 @@ class _Open:
         self.case = case
         start = time.perf_counter()
         self.session: Session = backend.open(case)
-        self._spent = time.perf_counter() - start
+        self.spent = time.perf_counter() - start
         self.persistent = list(case.persistent)
         self._tensors: dict[int, list[Tensor]] = {}
 
@@ -96,39 +90,84 @@ class _Open:
             self._tensors[step] = self.case.steps[step].graph.tensors()
         return self._tensors[step]
 
-    def compute(self, step: int, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]) -> Mapping[Tensor, Bytes]:
-        start = time.perf_counter()
-        values = self.session.compute(self.case.steps[step].graph, inputs, outputs)
-        self._spent += time.perf_counter() - start
-        return values
-
     def seconds(self) -> JSON:
         """The session's own clock, or ours: neither counts the transfer."""
         own = self.session.clock()
-        return plain(self._spent if own is None else own, "clock")
+        return plain(self.spent if own is None else own, "clock")
 
 
-class Worker:
-    """One backend and its open cases by number; the caller numbers them."""
+class _Worker:
+    """One backend and its open cases by the caller's numbers; `do_X` answers the request `X`."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.cases: dict[int, _Open] = {}
-        self.watched = False
-        """Whether the next case is to be opened under `peak`."""
-        self.peak: Peak | None = None
+        self._peak: Peak | None = None
 
     def close(self) -> None:
-        """End every session and the backend."""
         for opened in self.cases.values():
             opened.session.close()
         self.cases.clear()
         self.backend.close()
 
+    def do_supports(self, header: dict[str, JSON], _: list[Bytes]) -> Reply:
+        graph = codec.load_graph(header["graph"])
+        if "buffer" not in header:
+            return _pack_support(self.backend.supports(graph), len(graph))
+        tensor = graph.tensors()[header["tensor"]]
+        return _pack_support(self.backend.supports_placed(graph, tensor, header["buffer"]), len(graph))
 
-def _supports(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
-    graph = codec.load_graph(header["graph"])
-    return _pack_support(worker.backend.supports(graph), len(graph))
+    def do_supports_case(self, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
+        return _pack_support([self.backend.supports_case(_case(header, blobs))], 1)
+
+    def do_open(self, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
+        case = _case(header, blobs)
+        if header["watch"]:
+            self._peak = Peak().__enter__()
+        opened = self.cases[header["session"]] = _Open(self.backend, case)
+        opaque = opened.session.opaque()
+        listed = [i for i, t in enumerate(opened.persistent) if t in opaque]
+        return {"opaque": listed, "seconds": opened.seconds()}, []
+
+    def do_close(self, header: dict[str, JSON], _: list[Bytes]) -> Reply:
+        self.cases.pop(header["session"]).session.close()
+        return {}, []
+
+    def do_write(self, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
+        opened = self.cases[header["session"]]
+        opened.session.write(opened.persistent[header["tensor"]], blobs[0])
+        return {}, []
+
+    def do_read(self, header: dict[str, JSON], _: list[Bytes]) -> Reply:
+        opened = self.cases[header["session"]]
+        tensor = opened.persistent[header["tensor"]]
+        return {}, [_bytes(opened.session.read(tensor), nbytes(tensor), f"read of {tensor}")]
+
+    def do_compute(self, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
+        opened = self.cases[header["session"]]
+        step = opened.case.steps[header["step"]]
+        tensors = opened.tensors(header["step"])
+        inputs = {tensors[j]: step.inputs[tensors[j]] for j in header["kept"]}
+        inputs.update((tensors[j], data) for j, data in zip(header["inputs"], blobs, strict=True))
+        outputs = [tensors[j] for j in header["outputs"]]
+        start = time.perf_counter()
+        values = opened.session.compute(step.graph, inputs, outputs)
+        opened.spent += time.perf_counter() - start
+        for t in outputs:
+            if t not in values:
+                raise BackendError(f"compute: the bytes of {t} expected, none found")
+        found = [_bytes(values[t], packed_nbytes(t), f"compute: {t}") for t in outputs]
+        return {"seconds": opened.seconds()}, found
+
+    def do_witness(self, header: dict[str, JSON], _: list[Bytes]) -> Reply:
+        return {"witness": describe(self.cases[header["session"]].session.witness())}, []
+
+    def do_peak(self, _header: dict[str, JSON], _: list[Bytes]) -> Reply:
+        if self._peak is None:
+            return {"peak": None}, []
+        self._peak.__exit__(None, None, None)
+        peak, self._peak = self._peak.bytes, None
+        return {"peak": peak}, []
 
 
 def _pack_support(supports: Sequence[Support], wanted: int) -> Reply:
@@ -141,47 +180,9 @@ def _pack_support(supports: Sequence[Support], wanted: int) -> Reply:
     return {"supports": [None if s.ok else shortened(str(s.reason)) for s in supports]}, []
 
 
-def _supports_placed(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
-    graph = codec.load_graph(header["graph"])
-    tensor = graph.tensors()[header["tensor"]]
-    return _pack_support(worker.backend.supports_placed(graph, tensor, header["buffer"]), len(graph))
-
-
 def _case(header: dict[str, JSON], blobs: list[Bytes]) -> Case:
     """A case that this program sent, so it was validated when it was read."""
     return codec.load(header["case"], dict(zip(header["names"], blobs, strict=True)), validate=False)
-
-
-def _open(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
-    case = _case(header, blobs)
-    if worker.watched:
-        worker.watched, worker.peak = False, Peak().__enter__()
-    opened = worker.cases[header["session"]] = _Open(worker.backend, case)
-    opaque = opened.session.opaque()
-    listed = [i for i, t in enumerate(opened.persistent) if t in opaque]
-    return {"opaque": listed, "seconds": opened.seconds()}, []
-
-
-def _supports_case(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
-    case = _case(header, blobs)
-    return _pack_support([worker.backend.supports_case(case)], 1)
-
-
-def _close(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
-    worker.cases.pop(header["session"]).session.close()
-    return {}, []
-
-
-def _write(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
-    opened = worker.cases[header["session"]]
-    opened.session.write(opened.persistent[header["tensor"]], blobs[0])
-    return {}, []
-
-
-def _read(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
-    opened = worker.cases[header["session"]]
-    tensor = opened.persistent[header["tensor"]]
-    return {}, [_bytes(opened.session.read(tensor), nbytes(tensor), f"read of {tensor}")]
 
 
 def _bytes(data: object, size: int, where: str) -> Bytes:
@@ -192,54 +193,6 @@ def _bytes(data: object, size: int, where: str) -> Bytes:
     if data.size != size:
         raise BackendError(f"{where}: {size} bytes expected, {data.size} found")
     return data
-
-
-def _compute(worker: Worker, header: dict[str, JSON], blobs: list[Bytes]) -> Reply:
-    opened = worker.cases[header["session"]]
-    step = opened.case.steps[header["step"]]
-    tensors = opened.tensors(header["step"])
-    inputs = {tensors[j]: step.inputs[tensors[j]] for j in header["kept"]}
-    inputs.update((tensors[j], data) for j, data in zip(header["inputs"], blobs, strict=True))
-    outputs = [tensors[j] for j in header["outputs"]]
-    values = opened.compute(header["step"], inputs, outputs)
-    for t in outputs:
-        if t not in values:
-            raise BackendError(f"compute: the bytes of {t} expected, none found")
-    found = [_bytes(values[t], packed_nbytes(t), f"compute: {t}") for t in outputs]
-    return {"seconds": opened.seconds()}, found
-
-
-def _witness(worker: Worker, header: dict[str, JSON], _: list[Bytes]) -> Reply:
-    return {"witness": describe(worker.cases[header["session"]].session.witness())}, []
-
-
-def _watch(worker: Worker, _header: dict[str, JSON], _: list[Bytes]) -> Reply:
-    worker.watched = True
-    return {}, []
-
-
-def _peak(worker: Worker, _header: dict[str, JSON], _: list[Bytes]) -> Reply:
-    if worker.peak is None:
-        return {"peak": None}, []
-    worker.peak.__exit__(None, None, None)
-    peak, worker.peak = worker.peak.bytes, None
-    return {"peak": peak}, []
-
-
-REQUESTS: dict[str, Callable[[Worker, dict[str, JSON], list[Bytes]], Reply]] = {
-    "supports": _supports,
-    "supports_placed": _supports_placed,
-    "supports_case": _supports_case,
-    "open": _open,
-    "close": _close,
-    "write": _write,
-    "read": _read,
-    "compute": _compute,
-    "witness": _witness,
-    "watch": _watch,
-    "peak": _peak,
-}
-"""`do` in a request's header -> its handler."""
 
 
 def _no_core_files() -> None:
@@ -295,20 +248,14 @@ def _message(error: BaseException) -> str:
         return f"(it cannot be shown: {type(e).__name__})"
 
 
-def _define(arguments: Sequence[str]) -> None:
-    """Know the names of the user's settings that the parent process knows."""
-    for text in arguments:
-        pairs = json.loads(text).items()
-        define({n: Named(a, tuple(map(tuple, o)), tuple(map(tuple, e)), where) for n, (a, o, e, where) in pairs})
-
-
-def main(spec: str, *names: str) -> int:
-    """Serve until the caller closes the wire."""
+def main(spec: str, names: str = "{}") -> int:
+    """Serve until the caller closes the wire; `names` are those of the user's settings that the caller knows."""
     service = Service()
     _no_core_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what an interrupt ends
     try:
-        _define(names)
+        known = json.loads(names).items()
+        define({n: Named(a, tuple(map(tuple, o)), tuple(map(tuple, e)), where) for n, (a, o, e, where) in known})
         independence = Independence(Spec.parse(spec))
         backend = create(Spec.parse(spec))
         hello = _hello(backend)
@@ -316,11 +263,11 @@ def main(spec: str, *names: str) -> int:
         service.send(pack_error(error))
         return 0
     service.send(*_bounded(hello))
-    worker = Worker(backend)
+    worker = _Worker(backend)
 
     def answer(header: dict[str, JSON], blobs: Sequence[memoryview]) -> Reply:
         try:
-            reply, arrays = REQUESTS[header["do"]](worker, header, [np.frombuffer(b, np.uint8) for b in blobs])
+            reply, arrays = getattr(worker, f"do_{header['do']}")(header, [np.frombuffer(b, np.uint8) for b in blobs])
             independence.check()
         except BaseException as error:  # noqa: BLE001  # as above
             return pack_error(error), []

@@ -15,6 +15,7 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Tensor
 
 MAX_DEVICES = 16
@@ -35,15 +36,9 @@ class Memory:
 
 
 def memory_of(backends: Sequence[Backend], how: str) -> Memory:
-    """Who reads whose default buffer type.
-
-    Args:
-        backends: in order of priority.
-        how: `declared`: two devices whose default buffer types are host memory share it, as a BLAS or NPU backend on
-            host pointers does with the CPU; `apart`: each has memory of its own.
-
-    Raises:
-        UsageError: another word.
+    """Who reads whose default buffer type, of `backends` in order of priority. Where `how` is `declared`, two devices
+    whose default buffer types are host memory share it, as a BLAS or NPU backend on host pointers does with the CPU;
+    where it is `apart`, each has memory of its own. UsageError for another word.
     """
     if how not in MEMORIES:
         raise UsageError(f"sched: buffers: one of {', '.join(MEMORIES)} expected, {how!r} found")
@@ -54,13 +49,9 @@ def memory_of(backends: Sequence[Backend], how: str) -> Memory:
 
 
 def read_devices(text: str) -> list[Spec]:
-    """Specs of `xdna2:k=64+128:max_n=1,cpu`: devices joined by commas, the options of each behind colons.
-
-    A comma, colon or percent sign within a value is written as a percent escape (once more escaped on a command line,
-    where the whole spec is one escaped text already: `%252C`).
-
-    Raises:
-        UsageError: another form, no device, or too many.
+    """Specs of `xdna2:k=64+128:max_n=1,cpu`: devices joined by commas, the options of each behind colons. A comma,
+    colon or percent sign within a value is written as a percent escape (once more escaped on a command line, where the
+    whole spec is one escaped text already: `%252C`). UsageError for another form, no device, or too many.
     """
     specs = []
     for part in text.split(","):
@@ -81,8 +72,6 @@ def labels(specs: Sequence[Spec]) -> list[str]:
 
 
 NOBODY = -1
-_NOT_BY_WEIGHTS = frozenset({"ROPE", "FLASH_ATTN_EXT"})
-"""Frequency factors and sinks are too small to decide where an op runs."""
 
 
 class UnassignedError(Exception):
@@ -128,12 +117,8 @@ Supports = Callable[[int, Tensor], bool]
 
 
 def assign(graph: Graph, supports: Supports, home: Home, memory: Memory) -> Assignment:
-    """Give every node of `graph` its device.
-
-    `supports` is `ggml_backend_supports_op`; leaves are not asked about.
-
-    Raises:
-        UnassignedError: no device is left for a node.
+    """Give every node of `graph` its device; UnassignedError if none is left for a node. `supports` is
+    `ggml_backend_supports_op`; leaves are not asked about.
     """
     passes = _Passes(graph, supports, home, memory)
     passes.by_buffers_and_weights()
@@ -172,7 +157,7 @@ class _Passes:
             return b
         if t.flags & FLAG_INPUT:
             return self._n - 1
-        if t.op not in _NOT_BY_WEIGHTS:
+        if t.op not in DECLARATIONS[t.op].not_by_weights:
             for s in t.src:
                 if s is not None and s in self._home.weights:
                     return self._of_buffer(s, t)

@@ -15,7 +15,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 
 from .assign import DECLARED, labels, memory_of, read_devices
-from .plan import Plan, Share, Shared, ask, plan, refusal, summary, zeros
+from .plan import Plan, Share, Shared, plan, refusal, summary, zeros
 
 NAME = "sched"
 _KEPT = 8
@@ -23,12 +23,8 @@ _KEPT = 8
 
 
 class SchedBackend(Backend):
-    """Several backends, in order of priority; the last takes what no other does.
-
-    `devices` is a text as of `read_devices`, `buffers` a word as of `memory_of`.
-
-    Raises:
-        UsageError: an option of another form.
+    """Several backends, in order of priority; the last takes what no other does. `devices` is a text as of
+    `read_devices`, `buffers` a word as of `memory_of`; UsageError for another form.
     """
 
     def __init__(self, devices: str = "xdna2,cpu", buffers: str = DECLARED) -> None:
@@ -40,18 +36,14 @@ class SchedBackend(Backend):
         self._plans: dict[Case, Plan] = {}
 
     def attach(self, opener: Callable[[Spec], Backend]) -> SchedBackend:
-        """Open the devices; nothing runs before.
-
-        Raises:
-            UsageError: an unknown device or option.
-            UnavailableError: this machine cannot have one of them.
+        """Open the devices; nothing runs before. UsageError for an unknown device or option, UnavailableError if this
+        machine cannot have one of them.
         """
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.close)
             for spec in self.specs:
                 self.devices.append(opener(spec))
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
         self._memory = memory_of(self.devices, self._how)
         return self
 
@@ -80,7 +72,7 @@ class SchedBackend(Backend):
 
     def supports(self, graph: Graph) -> list[Support]:
         """`supports_op` of every node, with one request to each device."""
-        answers = ask(self.devices, graph)
+        answers = [d.supports(graph) for d in self.devices]
         return [
             YES if any(said) else no(refusal(node, self.labels, said))
             for node, *said in zip(graph, *answers, strict=True)
@@ -98,20 +90,14 @@ class SchedBackend(Backend):
                 return no(f"{label}: {answer.reason}")
         return YES
 
-    def open(self, case: Case) -> SchedSession:
-        """A session on every device that has a part in the case.
-
-        Raises:
-            UnavailableError: no device is left for a node; names it, its shapes and every backend's reason.
+    def open(self, case: Case) -> _SchedSession:
+        """A session on every device that has a part in the case. UnavailableError if no device is left for a node; it
+        names the node, its shapes and every backend's reason.
         """
-        return SchedSession(self.devices, self.labels, case, self.plan(case))
+        return _SchedSession(self.devices, self.labels, case, self.plan(case))
 
     def plan(self, case: Case) -> Plan:
-        """How `case` is split.
-
-        Raises:
-            UnavailableError: as `open`.
-        """
+        """How `case` is split; UnavailableError as `open`."""
         if case not in self._plans:
             while len(self._plans) >= _KEPT:
                 del self._plans[next(iter(self._plans))]
@@ -124,7 +110,7 @@ class SchedBackend(Backend):
             self.devices.pop().close()
 
 
-class SchedSession(Session):
+class _SchedSession(Session):
     """One case's memory on all devices.
 
     A persistent tensor is held by every device that uses it. One that a split wrote is fresh on that device only, until
@@ -138,15 +124,11 @@ class SchedSession(Session):
         self._splits = dict.fromkeys(labels, 0)
         self._carried = 0
         self._last: Shared | None = None
-        self._stack = ExitStack()
-        self._sessions: dict[int, Session] = {}
-        try:
-            for b, own in enumerate(plan.cases):
-                if own is not None:
-                    self._sessions[b] = self._stack.enter_context(backends[b].open(own))
-        except BaseException:
-            self._stack.close()
-            raise
+        with ExitStack() as stack:
+            self._sessions: dict[int, Session] = {
+                b: stack.enter_context(backends[b].open(own)) for b, own in enumerate(plan.cases) if own is not None
+            }
+            self._stack = stack.pop_all()
         self._holders = {
             t: [b for b, own in enumerate(plan.cases) if own is not None and t in own.persistent]
             for t in case.persistent
@@ -155,11 +137,7 @@ class SchedSession(Session):
         self._unused = {t: data for t, data in case.persistent.items() if not self._holders[t]}
 
     def write(self, tensor: Tensor, data: Bytes) -> None:
-        """Set the bytes of a persistent tensor, on every device that uses it.
-
-        Raises:
-            GraphError: not a tensor of this case.
-        """
+        """Set the bytes of a persistent tensor, on every device that uses it; GraphError if it is none of this case."""
         if tensor in self._unused:
             self._unused[tensor] = data.copy()
             return
@@ -168,11 +146,7 @@ class SchedSession(Session):
         self._fresh[tensor] = set(self._holders[tensor])
 
     def read(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor, from a device where they are fresh.
-
-        Raises:
-            GraphError: not a tensor of this case.
-        """
+        """The bytes of a persistent tensor from a device where they are fresh; GraphError if it is none of the case."""
         if tensor in self._unused:
             return self._unused[tensor].copy()
         self._of(tensor)
@@ -185,11 +159,8 @@ class SchedSession(Session):
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
     ) -> Mapping[Tensor, Bytes]:
-        """Run the splits of `graph`, one of the case's, in order.
-
-        Raises:
-            GraphError: `graph` is no graph of the opened case.
-            BackendError: a device failed.
+        """Run the splits of `graph`, one of the case's, in order; GraphError if it is none of them, BackendError if a
+        device failed.
         """
         shared = self._plan.graphs.get(graph)
         if shared is None:
@@ -262,7 +233,6 @@ class SchedSession(Session):
         return w
 
     def close(self) -> None:
-        """End the session of each device."""
         self._stack.close()
 
     def _of(self, tensor: Tensor) -> list[int]:

@@ -56,15 +56,6 @@ class Plan:
     arithmetic: Arithmetic
 
 
-Answers = Sequence[Mapping[Tensor, Support]]
-"""Per device: node -> whether it is taken."""
-
-
-def ask(backends: Sequence[Backend], graph: Graph) -> list[list[Support]]:
-    """Each backend's answer for each node."""
-    return [b.supports(graph) for b in backends]
-
-
 def refusal(node: Tensor, labels: Sequence[str], reasons: Sequence[Support], why: str = "no device takes it") -> str:
     """Why a node cannot run anywhere: the node, its shapes, and each backend's own reason."""
     src = ", ".join(f"{s.type}{list(s.ne)}" for s in node.src if s is not None)
@@ -73,13 +64,11 @@ def refusal(node: Tensor, labels: Sequence[str], reasons: Sequence[Support], why
 
 
 def plan(case: Case, backends: Sequence[Backend], labels: Sequence[str], memory: Memory) -> Plan:
-    """Split `case` over `backends`, in order of priority.
-
-    Raises:
-        UnavailableError: no device is left for a node; names it, its shapes and every backend's reason.
+    """Split `case` over `backends`, in order of priority. UnavailableError if no device is left for a node; it names
+    the node, its shapes and every backend's reason.
     """
     nodes = list(dict.fromkeys(n for s in case.steps for n in s.graph))
-    answers: Answers = [dict(zip(nodes, said, strict=True)) for said in ask(backends, Graph(nodes))]
+    answers = [dict(zip(nodes, b.supports(Graph(nodes)), strict=True)) for b in backends]
 
     def supports(b: int, t: Tensor) -> bool:
         return t not in answers[b] or bool(answers[b][t])  # views of what a graph only reads are no nodes

@@ -160,10 +160,8 @@ def _resolved(name: str, own: Path, common: Path) -> str:
 
 
 def _text(path: Path) -> str:
-    """A plain file's text; a pipe or a device is not waited for.
-
-    Raises:
-        _Unknown: it is no plain file, or larger than `MOST`.
+    """A plain file's text; a pipe or a device is not waited for. _Unknown if it is no plain file, or larger than
+    `MOST`.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as f:

@@ -41,11 +41,7 @@ _PLACES = frozenset(
 
 
 def save(folder: Path, case: Case, result: Result) -> str:
-    """Write a failing case with its result into `folder`; the path of its file.
-
-    Raises:
-        CaseFileError: it cannot be written.
-    """
+    """Write a failing case and its result to `folder`; the path of its file. CaseFileError if it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(f"{case.id}_{result.backend}")
     casefile.write(path, [with_result(case, result)])
@@ -77,13 +73,10 @@ def record_of(case: Case) -> dict[str, JSON] | None:
 
 
 def backend_of(record: dict[str, JSON], command: str, file: Path) -> Spec:
-    """The backend that a case was saved for, as far as a file may choose one: a stranger may have written it.
-
-    That is an installed adapter with options of plain words and numbers, none of which names a file, a folder, a
-    library or a network address; or a name of the user's own settings without options.
-
-    Raises:
-        UsageError: the file names something else; says the `command` (`repro`, `shrink`) with which the user may ask.
+    """The backend that a case was saved for, as far as a file may choose one: a stranger may have written it. That is
+    an installed adapter with options of plain words and numbers, none of which names a file, a folder, a library or a
+    network address; or a name of the user's own settings without options. UsageError if the file names something else;
+    it says the `command` (`repro`, `shrink`) with which the user may ask.
     """
     text = str(record["backend"])
     try:

@@ -20,41 +20,29 @@ from conformance.case.streams import Stream
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.guard import call_guarded, guard
-from conformance.run.isolation.isolate import IsolatedBackend, Isolation, open_backend
+from conformance.run.isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
 from conformance.run.isolation.watchdog import Watchdog
 from conformance.suite import FAMILIES
 from conformance.suite.family import Family, Level
 
 
 def family_named(name: str) -> Family:
-    """The family called `name`.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The family called `name`; UsageError if there is none."""
     if name not in FAMILIES:
         raise UsageError(f"family {name!r} is unknown; known: {', '.join(FAMILIES)}")
     return FAMILIES[name]
 
 
 def build(case_id: str) -> Case:
-    """The case behind an id.
-
-    Raises:
-        UsageError: no family knows the id.
-    """
+    """The case behind an id; UsageError if no family knows it."""
     return family_named(case_id.partition("/")[0]).build(case_id)
 
 
 def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> list[str]:
-    """Ids of the chosen families at `level`, those that match any of `globs` (all, where there is none).
-
-    An id that a glob spells out in full is taken even where no level lists it. A family that this installation lacks is
-    left out where none is named (`lacking` says which).
-
-    Raises:
-        UsageError: an unknown family, or a glob that matches nothing.
-        UnavailableError: this installation lacks a family that is named.
+    """Ids of the chosen families at `level`, those that match any of `globs` (all, where there is none). An id that a
+    glob spells out in full is taken even where no level lists it. A family that this installation lacks is left out
+    where none is named (`lacking` says which). UsageError for an unknown family, or a glob that matches nothing;
+    UnavailableError if this installation lacks a family that is named.
     """
     chosen = [family_named(f) for f in families] or [f for f in FAMILIES.values() if not f.lacks()]
     for f in chosen:
@@ -81,11 +69,7 @@ def lacking(families: Sequence[str]) -> dict[str, str]:
 
 
 def parse_specs(texts: Sequence[str]) -> list[Spec]:
-    """Backends as the user named them; every installed one where none is named.
-
-    Raises:
-        UsageError: a spec of another form.
-    """
+    """Backends as the user named them; every installed one where none is named; UsageError for a malformed one."""
     return [Spec.parse(t) for t in texts] or [Spec(n) for n in registry.names()]
 
 
@@ -99,19 +83,14 @@ class Probe:
 
 
 def probe(spec: Spec, isolation: Isolation | None = None) -> Probe:
-    """Open `spec` as a run would, read how it describes itself, and close it.
-
-    Raises:
-        UsageError: an unknown name, or an option that it does not take.
-        UnavailableError: this machine lacks it, or the adapter is broken; the message says why.
+    """Open `spec` as a run would, read how it describes itself, and close it. UsageError for an unknown name, or an
+    option that it does not take; UnavailableError if this machine lacks it, or the adapter is broken; the message says
+    why.
     """
-    i = isolation or Isolation()
-    watchdog = Watchdog(i.time_limit)
+    isolation = isolation or DEFAULT
+    watchdog = Watchdog(isolation.time_limit)
     try:
-        opened = open_backend(
-            spec, isolate=i.isolate, time_limit=i.time_limit, memory_limit=i.memory_limit, watchdog=watchdog
-        )
-        return _probe(opened, spec, watchdog)
+        return _probe(open_backend(spec, isolation, watchdog), spec, watchdog)
     except UnavailableError:
         raise
     except UsageError as e:
@@ -134,10 +113,8 @@ def _probe(opened: Backend, spec: Spec, watchdog: Watchdog) -> Probe:
 
 
 def available(specs: Sequence[Spec], isolation: Isolation | None = None) -> tuple[list[Spec], dict[Spec, str]]:
-    """The backends that this machine has, and why it lacks the others; each is opened as a run would.
-
-    Raises:
-        UsageError: an unknown name or option.
+    """The backends that this machine has, and why it lacks the others; each is opened as a run would. UsageError for an
+    unknown name or option.
     """
     have: list[Spec] = []
     lack: dict[Spec, str] = {}
@@ -173,12 +150,8 @@ def reseeded(case_id: str, seed: int | None) -> str:
 
 def fresh_ids(families: Sequence[str], globs: Sequence[str], level: Level, n: int, seed: int) -> list[str]:
     """`n` cases that no level lists: what the chosen families have at `level`, in turn, each with a seed of its own.
-
     The families are all that have seeds where none is named; `globs` match ids but for their seeds. The same `seed`
-    gives the same cases.
-
-    Raises:
-        UsageError: an unknown family, or nothing to choose from.
+    gives the same cases. UsageError for an unknown family, or nothing to choose from.
     """
     if n < 1:
         return []
@@ -208,9 +181,7 @@ TRANSLATE = "translate"
 
 BLAMED: dict[Verdict, str] = {
     Verdict.FAIL: "a kernel or fusion is at fault",
-    Verdict.OVERCLAIM: "the compiler or the device is at fault",
-    Verdict.CRASH: "the compiler or the device is at fault",
-    Verdict.TIMEOUT: "the compiler or the device is at fault",
+    **dict.fromkeys((Verdict.OVERCLAIM, Verdict.CRASH, Verdict.TIMEOUT), "the compiler or the device is at fault"),
 }
 """Verdict of a run -> what is to blame where its translation is right."""
 
@@ -247,12 +218,9 @@ def stage_hint(verdict: Verdict, translation: Result) -> str:
 def choose(
     texts: Sequence[str], stage: str | None, isolation: Isolation | None = None
 ) -> tuple[list[Spec], dict[Spec, str]]:
-    """The backends of a run that this machine has, and why it lacks the others; each is opened as the run would.
-
-    All installed ones where `texts` names none; `stage` is for all of them, None leaves each at the stage it names.
-
-    Raises:
-        UsageError: an unknown name, option or stage, or a named backend that does not have the stage.
+    """The backends of a run that this machine has, and why it lacks the others; each is opened as the run would. All
+    installed ones where `texts` names none; `stage` is for all of them, None leaves each at the stage it names.
+    UsageError for an unknown name, option or stage, or a named backend that does not have the stage.
     """
     specs = parse_specs(texts)
     if stage is None:

@@ -63,9 +63,7 @@ class Settings:
 
     def waivers_of(self, specs: list[Spec], given: Path | None) -> dict[Spec, Waivers]:
         """The waivers of each backend that has a file of them; `given` is the user's, for the one backend of the run.
-
-        Raises:
-            UsageError: a file cannot be read or is malformed; one file for several backends.
+        UsageError if a file cannot be read or is malformed, or one is given for several backends.
         """
         if given is not None:
             if len(specs) != 1:
@@ -75,21 +73,14 @@ class Settings:
 
 
 def read_waivers(path: Path) -> Waivers:
-    """The waivers of a file.
-
-    Raises:
-        UsageError: it cannot be read, or is malformed.
-    """
+    """The waivers of a file; UsageError if it cannot be read, or is malformed."""
     return waivers.parse(strict.read_text(path), str(path))
 
 
 def load(path: Path | None) -> Settings:
-    """Read settings and make their backends known by name; without a file, no name but the installed ones is known.
-
-    The file is `conformance.toml` of the working directory where `path` is None.
-
-    Raises:
-        UsageError: names the file, the table and the key.
+    """Read settings and make their backends known by name; without a file, no name but the installed ones is known. The
+    file is `conformance.toml` of the working directory where `path` is None. UsageError names the file, the table and
+    the key.
     """
     found = path or (Path(FILE) if Path(FILE).is_file() else None)
     if found is None:
@@ -106,7 +97,8 @@ def load(path: Path | None) -> Settings:
         if name not in registry.names() or not set(table) <= set(OWN):
             named[name] = _named(name, table, where, found.parent)
         if "level" in table:
-            levels[name] = _level(table["level"], where)
+            expect(table["level"] in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", table["level"])
+            levels[name] = cast("Level", table["level"])
         if "waivers" in table:
             expect(isinstance(table["waivers"], str), f"{where} waivers", "a file", table["waivers"])
             files[name] = shipped.located(table["waivers"], found.parent)
@@ -135,11 +127,6 @@ def _named(name: str, table: dict[str, Any], where: str, folder: Path) -> Named:
         tuple((k, None if v is False else _located(v, folder)) for k, v in environment.items()),
         where,
     )
-
-
-def _level(value: object, where: str) -> Level:
-    expect(value in LEVELS, f"{where} level", f"one of {', '.join(LEVELS)}", value)
-    return cast("Level", value)
 
 
 def _table(table: dict[str, Any], key: str, where: str) -> dict[str, Any]:
@@ -178,7 +165,8 @@ class Waiving:
             mine = [r for r in kept if r.backend == str(spec)]
             found = problems(own, mine, self._today, _listed, _exists)
             sentences += [p.sentence for p in found]
-            edits += filter(None, [proposal(own, found) if found else ""])
+            if found and (edit := proposal(own, found)):
+                edits.append(edit)
         return sentences, edits
 
 

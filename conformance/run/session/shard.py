@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from conformance.case.case import JSON
@@ -58,11 +58,7 @@ WHOLE = Shard()
 
 
 def parse(text: str) -> Shard:
-    """The shard that `I/N` names.
-
-    Raises:
-        UsageError: another text.
-    """
+    """The shard that `I/N` names; UsageError for another text."""
     found = _TEXT.fullmatch(text)
     index, of = map(int, found.groups()) if found else (0, 0)
     if not 1 <= index <= of:
@@ -81,14 +77,11 @@ def missing(shards: Sequence[JSON]) -> list[str]:
     for s in shards:
         present.setdefault((s["whole"], s["of"]), set()).add(s["index"])
     return [
-        f"shard {', '.join(map(str, lacking))} of {of} is missing: {_share(lacking, of)} of the cases did not run"
+        f"shard {', '.join(map(str, lacking))} of {of} is missing: "
+        f"about {100 * len(lacking) / of:.0f} % of the cases did not run"
         for (_, of), indices in sorted(present.items())
         if (lacking := sorted(set(range(1, of + 1)) - indices))
     ]
-
-
-def _share(lacking: Collection[int], of: int) -> str:
-    return f"about {100 * len(lacking) / of:.0f} %"
 
 
 def _digest(text: str) -> str:

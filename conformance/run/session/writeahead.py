@@ -102,12 +102,7 @@ def _removed_if_empty(folder: Path) -> None:
 
 
 class Ahead:
-    """The folder of a run under `folder`, created at first use.
-
-    Args:
-        folder: shared by all runs.
-        known: whether an id makes this case again.
-    """
+    """The folder of a run under `folder`, which all runs share; `known` says whether an id makes a case again."""
 
     def __init__(self, folder: Path, known: Callable[[Case], bool]) -> None:
         self.folder = folder
@@ -118,20 +113,14 @@ class Ahead:
 
     @contextmanager
     def batch(self, spec: Spec, cases: Sequence[Case]) -> Iterator[None]:
-        """Keep the ids of `cases`, of those that ids make again, and the name of their backend on disk.
-
-        Raises:
-            CaseFileError: the folder cannot be written to.
-        """
+        """Keep the ids of `cases`, of those that ids make again, and the name of their backend on disk; as `one`."""
         with self._written(spec, [c for c in cases if self._known(c)], None):
             yield
 
     @contextmanager
     def one(self, spec: Spec, case: Case) -> Iterator[None]:
-        """Keep `case` on disk: as a file, or by its id where that is enough.
-
-        Raises:
-            CaseFileError: the folder cannot be written to.
+        """Keep `case` on disk: as a file, or by its id where that is enough; CaseFileError if the folder cannot be
+        written to.
         """
         by_id = self.by_id(case)
         with self._written(spec, [case] if by_id else [], None if by_id else case):
@@ -180,18 +169,15 @@ class Ahead:
             with _alone_in(self.folder):  # no recovery sees it before it is held
                 own = Path(tempfile.mkdtemp(prefix=f"{RUNNING}{os.getpid()}-", dir=self.folder))
                 self._lock = os.open(own / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
-                _hold(self._lock)
+                if LOCKS:  # elsewhere an open file cannot be removed
+                    with suppress(OSError):
+                        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._own = own
         return self._own
 
 
 def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
-    """Make case files of what killed runs left in `folder`; each is returned once.
-
-    Args:
-        folder: as given to `Ahead`.
-        build: makes a case of an id.
-    """
+    """Make case files of what killed runs left in `folder`, that of an `Ahead`; each is returned once."""
     found: list[Interrupted] = []
     for own in sorted(folder.glob(f"{RUNNING}*")):
         if not is_own(own):
@@ -246,12 +232,6 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _hold(descriptor: int) -> None:
-    if LOCKS:  # elsewhere an open file cannot be removed
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _take(lock: Path) -> int | None:

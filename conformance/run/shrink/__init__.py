@@ -110,13 +110,10 @@ def shrink(
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Shrunk:
-    """The smallest case found that fails on `spec` as `case` does.
-
-    After `time_budget` seconds the smallest case so far is the answer. What is left of them bounds each run but the
-    first, without which there is no answer. `progress` gets a line for each success.
-
-    Raises:
-        UsageError: `case` does not fail on `spec`, or computing it takes more than the limits allow.
+    """The smallest case found that fails on `spec` as `case` does. After `time_budget` seconds the smallest case so far
+    is the answer. What is left of them bounds each run but the first, without which there is no answer. `progress` gets
+    a line for each success. UsageError if `case` does not fail on `spec`, or computing it takes more than the limits
+    allow.
     """
     start = clock()
     if why := runner.too_costly([case]):
@@ -138,12 +135,10 @@ def size(case: Case) -> str:
 
 
 class _Search:
-    """The search, with the smallest case so far."""
-
     def __init__(
         self, runner: Runner, spec: Spec, signature: Signature, case: Case, result: Result, left: Callable[[], float]
     ) -> None:
-        self.case, self.result = case, result
+        self.case, self.result = case, result  # the smallest so far
         self.tried = 0
         self._runner, self._spec, self._signature, self._left = runner, spec, signature, left
         self._seen: set[bytes] = set()
@@ -203,7 +198,7 @@ class _Search:
 
 def measure(case: Case) -> tuple[int, ...]:
     """The size of a case, the most important part first; it falls with every success, so that shrinking ends."""
-    leaves = {**case.persistent, **{t: data for s in case.steps for t, data in s.inputs.items()}}
+    leaves = simplify.leaves_of(case)
     return (
         int(bool(case.demands)),
         int(any(s.expected or s.note is not None for s in case.steps) or bool(case.tolerance)),

@@ -5,7 +5,7 @@ Some nodes of some steps stay, and what they read of the others becomes a leaf w
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,9 +14,10 @@ from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml.errors import ConformanceError, GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import lay_out
-from conformance.ggml.partial import below
+from conformance.ggml.partial import below, like
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
 from conformance.judge.verdict import Result
+from conformance.run.execute import StepValues, execute
 
 PREFIX = "shrunk/"
 
@@ -26,32 +27,24 @@ class Recorded:
     """A case and every value of a run of it."""
 
     case: Case
-    values: list[dict[Tensor, Bytes]]
-    """Per step: node -> its packed value right after it ran, view ops included. Empty where nothing could run it."""
-    caches: list[dict[Tensor, Bytes]]
-    """Per step: cache -> its bytes after the step."""
+    steps: list[StepValues]
+    """With every node among the outputs, view ops included. Empty where nothing could run it."""
 
     def start(self, step: int) -> dict[Tensor, Bytes]:
         """Persistent tensor -> its bytes before `step`; as the case begins where no run is known."""
         held = dict(self.case.persistent)
-        if step and self.caches:
-            held.update(self.caches[step - 1])
+        if step and self.steps:
+            held.update(self.steps[step - 1].caches)
         return held
 
 
 def record(case: Case, reference: Backend) -> Recorded:
     """Every value of `case` on `reference`; none where that cannot run it."""
-    values: list[dict[Tensor, Bytes]] = []
-    caches: list[dict[Tensor, Bytes]] = []
+    steps = [replace(s, outputs=tuple(n for n in s.graph if n.flags & FLAG_COMPUTE)) for s in case.steps]
     try:
-        with reference.open(case) as session:
-            for step in case.steps:
-                wanted = [n for n in step.graph if n.flags & FLAG_COMPUTE]
-                values.append(dict(session.compute(step.graph, step.inputs, wanted)))
-                caches.append({t: session.read(t) for t in case.caches()})
+        return Recorded(case, execute(reference, replace(case, steps=steps)).steps)
     except ConformanceError:
-        return Recorded(case, [], [])
-    return Recorded(case, values, caches)
+        return Recorded(case, [])
 
 
 def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]]) -> Case:
@@ -59,10 +52,8 @@ def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]]) -> Case:
 
     Where a kept node reads another, that becomes a contiguous leaf with its recorded value, or its source, where it
     wrote in place or is a view of the whole source. Steps that compute nothing are dropped. Caches start with their
-    bytes before the first step that stays. A node that no other reads becomes an output.
-
-    Raises:
-        GraphError: a value is missing, or the nodes make no legal graph over their new sources.
+    bytes before the first step that stays. A node that no other reads becomes an output. GraphError if a value is
+    missing, or the nodes make no legal graph over their new sources.
     """
     case = recorded.case
     stay = [k for k in sorted(kept) if any(computes(n) for n in kept[k])]
@@ -83,11 +74,9 @@ def renamed(case: Case) -> Case:
 
 
 class _Cutting:
-    """One step being cut."""
-
     def __init__(self, recorded: Recorded, k: int, kept: frozenset[Tensor], persistent: dict[Tensor, Tensor]) -> None:
         self._old = recorded.case.steps[k]
-        self._values = recorded.values[k] if recorded.values else {}
+        self._values = recorded.steps[k].outputs if recorded.steps else {}
         self._weights = recorded.case.persistent
         self._persistent = persistent
         self._kept = kept
@@ -103,15 +92,7 @@ class _Cutting:
         return Step(Graph(nodes), self._inputs, tuple(n for n in nodes if n in outputs or n in sinks))
 
     def _node(self, t: Tensor) -> Tensor:
-        src = [None if s is None or s is t else self._source(s) for s in t.src]
-        view_src = None
-        if writes_in_place(t):
-            under = below(t)
-            assert under is not None
-            view_src = self._source(under).root
-        copy = Tensor(t.type, t.ne, t.nb, t.op, t.op_params, tuple(src), view_src, flags=t.flags, name=t.name)
-        if t in t.src:  # as ggml_cast makes it
-            copy.src = tuple(copy if s is t else c for s, c in zip(t.src, src, strict=True))
+        copy = over(t, self._source)
         lay_out(copy)
         self._new[t] = copy
         return copy
@@ -138,6 +119,13 @@ class _Cutting:
         self._inputs[leaf] = data
         self._new[t] = leaf
         return leaf
+
+
+def over(t: Tensor, source: Callable[[Tensor], Tensor]) -> Tensor:
+    """A copy of `t` that reads, and writes to, what `source` gives for what `t` does; not laid out yet."""
+    src = [None if s is None or s is t else source(s) for s in t.src]
+    under = below(t) if writes_in_place(t) else None
+    return like(t, src, None if under is None else source(under).root)
 
 
 def same_place(a: Tensor, b: Tensor) -> bool:

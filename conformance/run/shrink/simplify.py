@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.case.case import Case, Step, writes_in_place
+from conformance.case.case import Case, Step
 from conformance.ggml import quants
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
@@ -37,7 +37,7 @@ from conformance.ggml.tensor import (
 from conformance.ggml.types import BF16, F16, F32, I32, I64, GGMLType
 from conformance.judge.verdict import Result
 
-from .cuts import Recorded, renamed, same_place
+from .cuts import Recorded, over, renamed, same_place
 
 Axis = tuple[Tensor, int]
 
@@ -52,8 +52,9 @@ def dims(recorded: Recorded, _: Result) -> Iterator[Case]:
     Which belong together the rules of the ops know: a wrong choice makes no legal graph and is never run.
     """
     case = recorded.case
-    axes = _axes(case)
-    made: list[tuple[int, Case]] = []
+    shaped = [n for s in case.steps for n in s.graph if n.op in SHAPED_BY_CALLER]
+    axes = [(t, d) for t in (*_leaves_of_steps(case), *shaped) for d in range(MAX_DIMS) if t.ne[d] > 1]
+    made: list[Case] = []
     for group, unit in _groups(axes):
         for size in _smaller(unit):
             ne = _resized(group, unit, size)
@@ -61,9 +62,8 @@ def dims(recorded: Recorded, _: Result) -> Iterator[Case]:
                 continue
             for last in (False, True):
                 with suppress(GraphError):
-                    made.append(_sized(changed(case, Change(ne=ne, last=last))))
-    made.sort(key=lambda pair: pair[0])
-    yield from (c for _, c in made)
+                    made.append(changed(case, Change(ne=ne, last=last)))
+    yield from sorted(made, key=elements)
 
 
 def shapes(recorded: Recorded, _: Result) -> Iterator[Case]:
@@ -74,11 +74,6 @@ def shapes(recorded: Recorded, _: Result) -> Iterator[Case]:
         for ne in sorted(ne for t, ne in pairs if t is leaf):
             with suppress(GraphError):
                 yield changed(case, Change(ne={leaf: ne}))
-
-
-def _axes(case: Case) -> list[Axis]:
-    shaped = [n for s in case.steps for n in s.graph if n.op in SHAPED_BY_CALLER]
-    return [(t, d) for t in (*_leaves_of_steps(case), *shaped) for d in range(MAX_DIMS) if t.ne[d] > 1]
 
 
 def _groups(axes: Sequence[Axis]) -> Iterator[tuple[Sequence[Axis], int]]:
@@ -115,10 +110,6 @@ def _resized(group: Sequence[Axis], unit: int, size: int) -> dict[Tensor, Dims] 
     return None if any(n[0] % t.type.blck_size for t, n in ne.items()) else ne
 
 
-def _sized(case: Case) -> tuple[int, Case]:
-    return elements(case), case
-
-
 def elements(case: Case) -> int:
     """Elements of all leaves."""
     return sum(map(nelements, _leaves_of_steps(case)))
@@ -132,13 +123,11 @@ SIMPLER: tuple[GGMLType, ...] = (F32, F16)
 """What a leaf's type is replaced by, the simplest first."""
 
 Values = NDArray[Any]
-Kind = tuple[str, Callable[[Values], Values]]
-
-SIMPLE: tuple[Kind, ...] = (
-    ("zeros", np.zeros_like),
-    ("ones", np.ones_like),
-    ("counting", lambda x: np.arange(x.size, dtype=x.dtype).reshape(x.shape)),
-    ("halves", lambda x: np.clip(np.round(np.nan_to_num(x, posinf=4, neginf=-4) * 2) / 2, -4, 4)),
+SIMPLE: tuple[Callable[[Values], Values], ...] = (
+    np.zeros_like,
+    np.ones_like,
+    lambda x: np.arange(x.size, dtype=x.dtype).reshape(x.shape),  # counting
+    lambda x: np.clip(np.round(np.nan_to_num(x, posinf=4, neginf=-4) * 2) / 2, -4, 4),  # halves
 )
 """What a leaf's values are replaced by, the simplest first."""
 
@@ -151,7 +140,7 @@ def rank(type_: GGMLType) -> int:
 def types(recorded: Recorded, _: Result) -> Iterator[Case]:
     """All leaves of a type, then each by itself, in a simpler type."""
     case = recorded.case
-    leaves = [t for t in _leaves(case) if rank(t.type)]
+    leaves = [t for t in leaves_of(case) if rank(t.type)]
     groups = [[t for t in leaves if t.type is type_] for type_ in dict.fromkeys(t.type for t in leaves)]
     for group in [leaves, *groups, *([t] for t in leaves)]:
         for simple in SIMPLER:
@@ -163,8 +152,8 @@ def types(recorded: Recorded, _: Result) -> Iterator[Case]:
 def values(recorded: Recorded, _: Result) -> Iterator[Case]:
     """All leaves, then each by itself, with simpler values."""
     case = recorded.case
-    leaves = _leaves(case)
-    for level, (_name, make) in enumerate(SIMPLE):
+    leaves = leaves_of(case)
+    for level, make in enumerate(SIMPLE):
         try:
             new = {t: _stored(t, make(_loaded(t, data))) for t, data in leaves.items() if plainness(t, data) > level}
         except GraphError:  # a type without quantiser keeps its values
@@ -180,14 +169,15 @@ def plainness(t: Tensor, data: Bytes) -> int:
     if not nelements(t):
         return 0
     now = _loaded(t, data)
-    for level, (_name, make) in enumerate(SIMPLE):
+    for level, make in enumerate(SIMPLE):
         with suppress(GraphError):
             if np.array_equal(_stored(t, make(now)), data):
                 return level
     return len(SIMPLE)
 
 
-def _leaves(case: Case) -> Mapping[Tensor, Bytes]:
+def leaves_of(case: Case) -> Mapping[Tensor, Bytes]:
+    """Every leaf of every step, with its bytes."""
     return {**case.persistent, **{t: data for s in case.steps for t, data in s.inputs.items()}}
 
 
@@ -197,8 +187,11 @@ def _loaded(t: Tensor, data: Bytes) -> Values:
 
 
 def _stored(t: Tensor, x: Values) -> Bytes:
-    raw = quants.from_float(t.type, x) if as_floats(t.type) else x
-    return np.ascontiguousarray(raw).reshape(-1).view(np.uint8)
+    return _bytes(quants.from_float(t.type, x) if as_floats(t.type) else x)
+
+
+def _bytes(x: Values) -> Bytes:
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
 
 
 SHAPED_BY_CALLER = frozenset({"VIEW", "RESHAPE", "CONT", "REPEAT", "TOP_K"})
@@ -227,10 +220,8 @@ class Change:
 
 
 def changed(case: Case, change: Change) -> Case:
-    """`case` with `change` made in every step; a view op that changes nothing any more goes.
-
-    Raises:
-        GraphError: an op does not take its new sources, or indices point outside.
+    """`case` with `change` made in every step; a view op that changes nothing any more goes. GraphError if an op does
+    not take its new sources, or indices point outside.
     """
     persistent: dict[Tensor, Tensor] = {}
     bytes_of: dict[Tensor, Bytes] = {}
@@ -270,26 +261,18 @@ def _leaf(t: Tensor, data: Bytes, change: Change) -> tuple[Tensor, Bytes]:
         blocks = t.type.blck_size
         have, want = (t.ne[0] // blocks, *t.ne[1:]), (ne[0] // blocks, *ne[1:])
         cut = tuple(slice(h - w, h) if change.last else slice(w) for h, w in zip(have, want, strict=True))[::-1]
-        data = np.ascontiguousarray(strided(data, t)[cut]).reshape(-1).view(np.uint8)
+        data = _bytes(strided(data, t)[cut])
     if type_ is not t.type:
         raw = strided(data, Tensor(t.type, ne, contiguous_nb(t.type, ne)))
-        data = np.ascontiguousarray(quants.from_float(type_, quants.to_float(t.type, raw))).reshape(-1).view(np.uint8)
+        data = _bytes(quants.from_float(type_, quants.to_float(t.type, raw)))
     return leaf, data
 
 
 def _node(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Tensor:
     if any(s not in new for s in t.src if s is not None and s is not t):
         raise GraphError(f"{t}: reads a leaf that is a view of another, which stays as it is")
-    src = [None if s is None or s is t else new[s] for s in t.src]
-    view_src = None
-    if writes_in_place(t):
-        under = below(t)
-        assert under is not None
-        view_src = new[under].root
-    copy = Tensor(t.type, _ne(t, new, change), t.nb, t.op, t.op_params, tuple(src), view_src, flags=t.flags)
-    copy.name = t.name
-    if t in t.src:  # as ggml_cast makes it
-        copy.src = tuple(copy if s is t else c for s, c in zip(t.src, src, strict=True))
+    copy = over(t, new.__getitem__)
+    copy.ne = _ne(t, new, change)
     if t.op == "VIEW":
         _place(t, copy)
     if "n_dims" in FIELDS[t.op]:
@@ -344,11 +327,7 @@ def _turn_all(t: Tensor, copy: Tensor) -> None:
 
 
 def _fit_indices(node: Tensor, inputs: dict[Tensor, Bytes]) -> None:
-    """Indices that point behind the end now count from the start again.
-
-    Raises:
-        GraphError: SET_ROWS would write a row twice.
-    """
+    """Indices that point behind the end count from the start again; GraphError if SET_ROWS would write a row twice."""
     if node.op not in INDEXES:
         return
     i, among, dim = INDEXES[node.op]
@@ -362,7 +341,7 @@ def _fit_indices(node: Tensor, inputs: dict[Tensor, Bytes]) -> None:
     if node.op == "SET_ROWS" and index.ne[0] > limit:
         raise GraphError(f"{node}: {index.ne[0]} rows do not fit {limit}")
     folded = np.broadcast_to(np.arange(index.ne[0]) % limit, index.shape) if node.op == "SET_ROWS" else held % limit
-    inputs[index] = np.ascontiguousarray(folded, held.dtype).reshape(-1).view(np.uint8)
+    inputs[index] = _bytes(folded.astype(held.dtype))
 
 
 def as_floats(type_: GGMLType) -> bool:
