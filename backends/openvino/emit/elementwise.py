@@ -7,6 +7,7 @@ from collections.abc import Callable
 import openvino.opset15 as o
 from openvino import Type
 
+from backends.openvino.axes import Axes, AxisWalk, Rule, alike, others, require, row_alike
 from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
@@ -176,6 +177,13 @@ def _glu(e: Walk, node: Tensor) -> None:
     e.store(node, GLU[node.params.op](e, node, x, y))
 
 
+def _glu_axes(w: AxisWalk, t: Tensor) -> Axes:
+    axes = row_alike(w, t)
+    for s in others(t):
+        require(w.of(s) == axes, t, "its two sources count different things")
+    return axes
+
+
 EMITTERS: dict[str, Emitter] = {
     "ADD": _binary(o.add),
     "ADD1": lambda e, node: e.store(node, o.add(e.number(src(node, 0)), e.number(src(node, 1)))),
@@ -196,3 +204,5 @@ EMITTERS: dict[str, Emitter] = {
     "SUB": _binary(o.subtract),
     "UNARY": _unary,
 }
+ALIKE = ("ADD", "SUB", "MUL", "DIV", "SCALE", "CLAMP", "SQR", "SQRT", "LOG", "SIN", "COS", "UNARY")
+AXES: dict[str, Rule] = {**dict.fromkeys(ALIKE, alike), "GLU": _glu_axes}

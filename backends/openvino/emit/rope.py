@@ -12,6 +12,7 @@ import openvino.opset15 as o
 from numpy.typing import NDArray
 from openvino import Type
 
+from backends.openvino.axes import NONE, Axes, AxisWalk, Rule, at, require
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
 from backends.openvino.walk import Walk, optional, src
 from conformance.backend.translating.plan import Emitter
@@ -275,6 +276,20 @@ def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
     e.store(node, y)
 
 
+def _axes(w: AxisWalk, t: Tensor) -> Axes:
+    a, pos = src(t, 0), src(t, POSITIONS[t.op])
+    axes = w.of(a)
+    require(axes[0] is None, t, "turns pairs of tokens or cells")
+    own = w.of(pos, at(0, axes[2]))
+    require(own[0] == axes[2] and pos.ne[0] == a.ne[2], t, "positions that are not one per token")
+    factors = optional(t, 2)
+    require(factors is None or w.of(factors) == NONE, t, "frequency factors that change with the tokens")
+    return axes
+
+
 EMITTERS: dict[str, Emitter] = dict.fromkeys(("ROPE", "ROPE_BACK"), _rope)
 STATIC: dict[str, Emitter] = dict.fromkeys(EMITTERS, partial(_rope, static=True))
 """For devices that take no sizes at run time."""
+AXES: dict[str, Rule] = {"ROPE": _axes}
+POSITIONS = {"ROPE": 1}
+"""Op -> place among its sources of the tokens' positions."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import openvino.opset15 as o
 from openvino import Type
 
+from backends.openvino.axes import NONE, Axes, Axis, AxisWalk, FixedError, Rule, alike, at, require
 from backends.openvino.forms import NUMBERS, parts
 from backends.openvino.nodes import Value, cut, reshape, shape_of, tile, transpose
 from backends.openvino.views import Region, read, write
@@ -169,6 +172,71 @@ def _roll(e: Walk, node: Tensor) -> None:
     e.store(node, e.c.shaped(x, node.shape), exact=True)
 
 
+# -- axes, also of the ops that only view -----------------------------------------------------------------------------
+def _alias_axes(w: AxisWalk, t: Tensor) -> Axes:
+    require(t.view_src in w.persistent and t.view_src not in w.transposed, t, "a view of a tensor without an op")
+    return NONE
+
+
+def _unknown_size(_: AxisWalk, t: Tensor) -> Axes:
+    raise FixedError(f"{t}: its size is not its sources'")
+
+
+def _cpy_axes(w: AxisWalk, t: Tensor) -> Axes:
+    a, b = src(t, 0), t.src[1]
+    casts_mask = a.op == "NONE" and a not in w.persistent and a.ne[0] in w.cells and a.ne[1] >= w.tokens.size
+    axes = w.of(a, w.mask_axes(a.ne[0]) if casts_mask else NONE)
+    if b is not None and b is not t:
+        require(w.of(b) == axes == NONE or (w.of(b) == axes and a.ne == b.ne), t, "copies into another layout")
+    return axes
+
+
+def _permute_axes(w: AxisWalk, t: Tensor) -> Axes:
+    own = w.of(src(t, 0))
+    order = t.params.axes if t.op == "PERMUTE" else (1, 0, 2, 3)
+    return tuple(own[order.index(i)] for i in range(4))
+
+
+def _reshape_axes(w: AxisWalk, t: Tensor) -> Axes:
+    """Tokens are the outermost of what is reshaped, so they are the outermost of the result."""
+    a = src(t, 0)
+    own = w.of(a)
+    if own == NONE or a.ne == t.ne:
+        return own
+    i, axis = _only(own, t, "reshapes tokens and cells together")
+    require(prod(a.ne[i + 1 :]) == 1, t, "reshapes across tokens")
+    step = prod(a.ne[:i]) * axis.times
+    j = max(k for k in range(4) if t.ne[k] != 1)
+    inner = prod(t.ne[:j])
+    require(step % inner == 0 and axis.span.kind != "cells", t, "reshapes across tokens")
+    return at(j, Axis(axis.span, step // inner))
+
+
+def _view_axes(w: AxisWalk, t: Tensor) -> Axes:
+    a = src(t, 0)
+    own = w.of(a)
+    if t.view_src in w.transposed:
+        require(a.op == "NONE" or own == NONE, t, "a view of a view of a cache")
+        i, capacity = w.cells_of(t)
+        span = w.cells.get(t.ne[i])
+        require(span is not None and span.slots == capacity, t, "shows a number of cells that no mask has")
+        return at(i, Axis(span)) if span is not None else NONE
+    if own == NONE:
+        return NONE
+    j, axis = _only(own, t, "shows a part of tokens and cells")
+    same = [k for k in range(4) if t.ne[k] > 1 and t.nb[k] == a.nb[j] and t.ne[k] == a.ne[j]]
+    last = t.view_offs - a.view_offs + sum((t.ne[k] - 1) * t.nb[k] for k in range(4) if k not in same)
+    require(len(same) == 1 and last < a.nb[j], t, "shows some of the tokens only")
+    return at(same[0], axis)
+
+
+def _only(own: Axes, t: Tensor, what: str) -> tuple[int, Axis]:
+    """The one dimension that has an axis; FixedError, that `t` does `what`, if several have."""
+    have = [(i, axis) for i, axis in enumerate(own) if axis is not None]
+    require(len(have) == 1, t, what)
+    return have[0]
+
+
 EMITTERS: dict[str, Emitter] = {
     "ACC": _part(add=True),
     "CONCAT": _concat,
@@ -183,4 +251,15 @@ EMITTERS: dict[str, Emitter] = {
     "ROLL": _roll,
     "SET": _part(add=False),
     "SSM_CONV": _ssm_conv,
+}
+AXES: dict[str, Rule] = {
+    "CONT": _reshape_axes,
+    "CPY": _cpy_axes,
+    "DUP": alike,
+    "NONE": _alias_axes,
+    "PERMUTE": _permute_axes,
+    "REPEAT": _unknown_size,
+    "RESHAPE": _reshape_axes,
+    "TRANSPOSE": _permute_axes,
+    "VIEW": _view_axes,
 }

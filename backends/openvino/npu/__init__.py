@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
+from backends.openvino.axes import FixedError
 from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
 from conformance.backend.interface import YES, DeviceInfo, Support, Witness, no
 from conformance.backend.translating.engine import TranslatingSession
@@ -22,7 +23,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.quants import to_float
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, strided
 
-from .axes import FixedError, Spans, follow, kinds
+from .axes import Spans, follow, kinds
 from .chunks import Sized, chunks, collect, feeds, fingerprint, indexed, sized
 from .compile import npu_compiler
 

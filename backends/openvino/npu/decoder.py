@@ -15,6 +15,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.openvino.axes import Axis, FixedError, Span
+from backends.openvino.emit.rope import POSITIONS
 from backends.openvino.state.log import fused, logs, roles_in
 from conformance.backend.translating.lift import structure, values
 from conformance.backend.translating.plan import Role
@@ -23,7 +25,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous, strided
 from conformance.ggml.types import I32
 
-from .axes import Axis, FixedError, Span, Spans, follow
+from .axes import Spans, follow, source
 from .chunks import indexed, sized
 
 Array: TypeAlias = NDArray[np.int64]
@@ -134,17 +136,16 @@ def decoder(
 def _leaves(nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) -> Leaves:
     """Each by the one op that reads it."""
     tokens = {n.src[1] for n in nodes if n.op == "GET_ROWS" and roles.get(_src(n, 0)) == "weight"}
-    positions = {n.src[1] for n in nodes if n.op == "ROPE"}
-    masks = {n.src[3] for n in nodes if n.op == "FLASH_ATTN_EXT" and len(n.src) > 3}  # q, k, v first
+    positions = {n.src[POSITIONS[n.op]] for n in nodes if n.op in POSITIONS}
+    masks = {source(n, "mask") for n in nodes if n.op == "FLASH_ATTN_EXT"}
     cells = {n.src[1]: None for n in nodes if n.op == "SET_ROWS" and roles.get(n.root) == "cache"}
     picks = {_src(n, 1) for n in nodes if _picks(n, roles)}
-    attends = any(n.op == "SOFT_MAX" for n in nodes)
     if not masks:
-        why = "SOFT_MAX; its caches grow as logs, which FLASH_ATTN_EXT alone reads" if attends else "no FLASH_ATTN_EXT"
-        raise UnfitError(f"attention by {why}")
+        other = next(n.op for n in nodes if source(n, "mask") is not None)  # `follow` has found one
+        raise UnfitError(f"attention by {other}; its caches grow as logs, which FLASH_ATTN_EXT alone reads")
     return Leaves(
         _one(tokens, roles, "GET_ROWS of an embedding by token ids"),
-        _one(positions, roles, "ROPE by positions"),
+        _one(positions, roles, f"{' or '.join(POSITIONS)} by positions"),
         _one(masks, roles, "FLASH_ATTN_EXT with a mask"),
         tuple(_one({t}, roles, "SET_ROWS by cells") for t in cells),
         _one(picks, roles, "GET_ROWS of tokens") if picks else None,
