@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from openvino import Node
 from openvino import Tensor as OvTensor
 
 from conformance.backend.translating.plan import Memory, Plan, Program
-from conformance.backend.translating.sym import Sym, evaluate, expr_of
+from conformance.backend.translating.sym import Expr, Sym, evaluate, expr_of
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.quants.requant import Requant
@@ -19,8 +22,53 @@ from conformance.ggml.tensor import Bytes, Tensor, is_empty, nbytes
 from .compile import CompiledModel, words
 from .forms import VALUE, decode, encode, held, narrow, value
 from .nodes import origin
-from .walk import Commit, Emitted
 from .weights import WeightStore
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Rows that the host writes into a cache after the run, so that a step costs only what it writes."""
+
+    index: int
+    form: str
+    extents: tuple[int, ...]
+    """The cache's shape for this."""
+    axis: int
+    ids: int
+    """Result that holds the places along `axis`."""
+    rows: int
+    """Result that holds the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One parameter of the model: which tensor of the plan it takes, in which form."""
+
+    index: int
+    form: str
+
+
+@dataclass(slots=True)
+class Emitted:
+    """A plan as OpenVINO nodes, not yet a model."""
+
+    parameters: list[Node] = field(default_factory=list)
+    feeds: list[Feed] = field(default_factory=list)
+    results: list[Node] = field(default_factory=list)
+    outputs: list[tuple[int, str]] = field(default_factory=list)
+    """Tensor of the plan and part, for each result: first the plan's outputs, then the caches."""
+    first_cache: int = 0
+    """Results from here on are new contents of whole caches, as far as `outputs` goes; then come those of commits."""
+    commits: list[Commit] = field(default_factory=list)
+    sinks: list[Node] = field(default_factory=list)
+    """What assigns the variables of the model."""
+    variables: list[Feed] = field(default_factory=list)
+    """Which cache each variable holds, in which form."""
+    written: set[int] = field(default_factory=set)
+    """Caches in variables that a run changes."""
+    symbols: dict[Expr, Node] = field(default_factory=dict)
+    """Expression -> parameter of its value; the last parameters, in this order."""
+    notes: Counter[str] = field(default_factory=Counter)
 
 
 class HostMemory(Memory):

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import openvino.opset15 as o
-from openvino import Node, Type
+from openvino import Type
 
 from conformance.backend.translating.engine import TracedPlan
 from conformance.backend.translating.plan import Emitter, Plan
-from conformance.backend.translating.sym import Expr, Sym, same
+from conformance.backend.translating.sym import Sym, same
 from conformance.ggml.errors import BackendError, ConformanceError
-from conformance.ggml.tensor import Bytes, Tensor, computes, is_empty
+from conformance.ggml.ops.op import optional
+from conformance.ggml.tensor import Tensor, computes, is_empty
 from conformance.ggml.types import BF16, F16, I64, GGMLType
 
+from .bind import Commit, Emitted, Feed, HostMemory
 from .forms import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, part_shape, parts, value
 from .nodes import TYPES, Constants, Shape, Value, numbers, quantized, reshape, round_bf16, round_f16, shape_of
 from .views import Region, Rows, arranged, place, read, region, scatter
-from .weights import Stored, WeightStore
+from .weights import Stored
 
 ROUND: dict[GGMLType, Callable[[Constants, Value], Value]] = {F16: round_f16, BF16: round_bf16}
-
-
-class Weights(Protocol):
-    """What a walk asks of a session's memory: bytes that become constants of the model."""
-
-    weights: WeightStore
-
-    def look(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor, not to be changed."""
 
 
 def src(node: Tensor, i: int) -> Tensor:
@@ -41,11 +33,6 @@ def src(node: Tensor, i: int) -> Tensor:
     if s is None:
         raise BackendError(f"{node}: src[{i}] is absent, {node.op} needs it")
     return s
-
-
-def optional(node: Tensor, i: int) -> Tensor | None:
-    """`node.src[i]`, None where ggml has NULL."""
-    return node.src[i] if i < len(node.src) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,59 +58,13 @@ class Held:
     """All that was written into a cache since the step began; None where that does not say what the cache holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Rows that the host writes into a cache after the run, so that a step costs only what it writes."""
-
-    index: int
-    form: str
-    extents: tuple[int, ...]
-    """The cache's shape for this."""
-    axis: int
-    ids: int
-    """Result that holds the places along `axis`."""
-    rows: int
-    """Result that holds the rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """One parameter of the model: which tensor of the plan it takes, in which form."""
-
-    index: int
-    form: str
-
-
-@dataclass(slots=True)
-class Emitted:
-    """A plan as OpenVINO nodes, not yet a model."""
-
-    parameters: list[Node] = field(default_factory=list)
-    feeds: list[Feed] = field(default_factory=list)
-    results: list[Node] = field(default_factory=list)
-    outputs: list[tuple[int, str]] = field(default_factory=list)
-    """Tensor of the plan and part, for each result: first the plan's outputs, then the caches."""
-    first_cache: int = 0
-    """Results from here on are new contents of whole caches, as far as `outputs` goes; then come those of commits."""
-    commits: list[Commit] = field(default_factory=list)
-    sinks: list[Node] = field(default_factory=list)
-    """What assigns the variables of the model."""
-    variables: list[Feed] = field(default_factory=list)
-    """Which cache each variable holds, in which form."""
-    written: set[int] = field(default_factory=set)
-    """Caches in variables that a run changes."""
-    symbols: dict[Expr, Node] = field(default_factory=dict)
-    """Expression -> parameter of its value; the last parameters, in this order."""
-    notes: Counter[str] = field(default_factory=Counter)
-
-
 class Walk:
     """The context that emitters get."""
 
     bound: ClassVar[bool] = True
     """Whether caches are the host's, held as `forms.held` says, and take new rows from it."""
 
-    def __init__(self, plan: Plan, memory: Weights) -> None:
+    def __init__(self, plan: Plan, memory: HostMemory) -> None:
         self.c = Constants()
         self.shared: dict[Hashable, Value] = {}
         """Values that several nodes can use, such as angles."""
@@ -211,7 +152,8 @@ class Walk:
             held.number = ROUND[t.type](self.c, held.number)
             held.rounded = True
         x, how = read(self.c, held.number, region(t, blocks=False))
-        self._note(f"read by {how}")
+        if how != "whole":
+            self.note(f"views read by {how}")
         return x
 
     def _decoded(self, t: Tensor, held: Held) -> Value:
@@ -248,10 +190,6 @@ class Walk:
     def note(self, what: str) -> None:
         """Say in the witness what was done."""
         self._out.notes[what] += 1
-
-    def _note(self, how: str) -> None:
-        if how != "read by whole":
-            self.note(f"views {how}")
 
     # -- what emitters store --------------------------------------------------------------------------------------
 
@@ -292,7 +230,7 @@ class Walk:
         where, order, how = place(self.c, r)
         widths = {p.name: p.width for p in parts(node.type)}
         rows = {n: arranged(self.c, x, r, where, order, widths[n]) for n, x in new.items()}
-        self._note(f"written by {how}")
+        self.note(f"views written by {how}")
         self._write(node, Written(where, rows), lossy=lossy)
 
     def _write(self, node: Tensor, w: Written, *, lossy: bool = False) -> None:
@@ -324,7 +262,7 @@ class Walk:
         lossy = node.type in ROUND and not exact
         if lossy and (self.read_again(node) or (node.type is BF16 and self._cached(node))):
             new, lossy = {n: ROUND[node.type](self.c, x) for n, x in new.items()}, False
-        self._note("written by rows")
+        self.note("views written by rows")
         self._write(node, Written(where, dict(new)), lossy=lossy)
 
     def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:

@@ -11,9 +11,10 @@ from openvino.op.util import Variable, VariableInfo
 
 from backends.openvino.axes import Axes, AxisWalk, FixedError, Rule, at, require
 from backends.openvino.nodes import Constants, Shape, Value, broadcastable, cut, reshape, shape_of, tile, transpose
-from backends.openvino.walk import Walk, optional, src
+from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import same
+from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
 
 from .matmul import grouped

@@ -11,6 +11,7 @@ from backends.openvino.axes import Axes, AxisWalk, Rule, alike, others, require,
 from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
+from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
 
 
@@ -168,8 +169,9 @@ GLU: dict[str, Callable[[Walk, Tensor, Value, Value], Value]] = {
 def _glu(e: Walk, node: Tensor) -> None:
     """Gate and up are two tensors, or the halves of one, perhaps swapped."""
     x = e.number(src(node, 0))
-    if len(node.src) > 1 and node.src[1] is not None:
-        y = e.number(node.src[1])
+    up = optional(node, 1)
+    if up is not None:
+        y = e.number(up)
     else:
         half = node.ne[0]
         halves = [cut(e.c, x, [i * half], [(i + 1) * half], [3]) for i in (0, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
 
 import openvino.opset15 as o
@@ -9,7 +10,7 @@ from openvino import Type
 
 from backends.openvino.axes import NONE, Axes, Axis, AxisWalk, FixedError, Rule, alike, at, require
 from backends.openvino.forms import NUMBERS, parts
-from backends.openvino.nodes import Value, cut, reshape, shape_of, tile, transpose
+from backends.openvino.nodes import Value, cut, reshape, shape_of, tile, transpose, windows
 from backends.openvino.views import Region, read, write
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
@@ -83,12 +84,11 @@ def _ssm_conv(e: Walk, node: Tensor) -> None:
     n_t, n_s, inner = node.ne[1], node.ne[2], node.ne[0]
     w = reshape(e.c, w, shape_of(e.c, w)[2:])
     x = reshape(e.c, x, shape_of(e.c, x)[1:])
-    total: Value | None = None
-    for i in range(e.c.fixed(src(node, 1).ne[0])):
-        term = o.multiply(cut(e.c, x, [i], [i + n_t], [2]), cut(e.c, w, [i], [i + 1], [1]))
-        total = term if total is None else o.add(total, term)
-    assert total is not None  # d_conv is at least 1
-    e.store(node, transpose(e.c, e.c.shaped(total, (n_s, inner, n_t)), (0, 2, 1)))
+    terms = (
+        o.multiply(cut(e.c, x, [i], [i + n_t], [2]), cut(e.c, w, [i], [i + 1], [1]))
+        for i in range(e.c.fixed(src(node, 1).ne[0]))
+    )
+    e.store(node, transpose(e.c, e.c.shaped(reduce(o.add, terms), (n_s, inner, n_t)), (0, 2, 1)))
 
 
 def _pool_2d(e: Walk, node: Tensor) -> None:
@@ -115,14 +115,9 @@ def _im2col(e: Walk, node: Tensor) -> None:
         n, channels = b.ne[2], b.ne[1]
         x = reshape(c, x, (n, channels, 1, b.ne[0]))
     x = o.pad(x, c.i64(0, 0, p1, p0), c.i64(0, 0, p1, p0), "constant", c.f32(0.0))
-    windows = []
-    for j in range(kh):
-        for i in range(kw):
-            first = c.i64(j * d1, i * d0)
-            last = c.i64(j * d1 + (oh - 1) * s1 + 1, i * d0 + (ow - 1) * s0 + 1)
-            window = o.slice(x, first, last, c.i64(s1, s0), c.i64(2, 3))
-            windows.append(o.unsqueeze(o.transpose(window, c.i64(0, 2, 3, 1)), c.i64(-1)))
-    y = windows[0] if len(windows) == 1 else o.concat(windows, -1)
+    slices = windows(c, x, (kh, kw), (oh, ow), (s1, s0), (d1, d0))
+    columns = [o.unsqueeze(o.transpose(w, c.i64(0, 2, 3, 1)), c.i64(-1)) for w in slices]
+    y = columns[0] if len(columns) == 1 else o.concat(columns, -1)
     e.store(node, reshape(c, c.shaped(y, (n, oh, ow, channels, kh * kw)), node.shape))
 
 
@@ -134,20 +129,13 @@ def _conv_2d_dw(e: Walk, node: Tensor) -> None:
     p, c, a = node.params, e.c, src(node, 0)
     kh, kw, channels = c.fixed(a.ne[1]), c.fixed(a.ne[0]), c.fixed(a.ne[3])
     x = o.pad(e.number(src(node, 1)), c.i64(0, 0, p.pad1, p.pad0), c.i64(0, 0, p.pad1, p.pad0), "constant", c.f32(0.0))
-    kernel = reshape(c, e.number(a), (channels, kh, kw))
-    total: Value | None = None
-    for j in range(kh):
-        for i in range(kw):
-            first = c.i64(j * p.dilation1, i * p.dilation0)
-            last = c.i64(
-                j * p.dilation1 + (node.ne[1] - 1) * p.stride1 + 1, i * p.dilation0 + (node.ne[0] - 1) * p.stride0 + 1
-            )
-            window = o.slice(x, first, last, c.i64(p.stride1, p.stride0), c.i64(2, 3))
-            factor = cut(c, cut(c, kernel, [j], [j + 1], [1]), [i], [i + 1], [2])
-            term = o.multiply(window, reshape(c, factor, (channels, 1, 1)))
-            total = term if total is None else o.add(total, term)
-    assert total is not None  # a kernel has an element
-    e.store(node, c.shaped(total, node.shape))
+    kernel = reshape(c, e.number(a), (channels, kh * kw, 1, 1))
+    slices = windows(c, x, (kh, kw), node.ne[1::-1], (p.stride1, p.stride0), (p.dilation1, p.dilation0))
+    terms = (
+        o.multiply(window, reshape(c, cut(c, kernel, [i], [i + 1], [1]), (channels, 1, 1)))
+        for i, window in enumerate(slices)
+    )
+    e.store(node, c.shaped(reduce(o.add, terms), node.shape))
 
 
 def _pad(e: Walk, node: Tensor) -> None:

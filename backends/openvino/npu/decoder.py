@@ -22,6 +22,7 @@ from conformance.backend.translating.lift import structure, values
 from conformance.backend.translating.plan import Role
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import operand
 from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous, strided
 from conformance.ggml.types import I32
 
@@ -135,11 +136,11 @@ def decoder(
 
 def _leaves(nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) -> Leaves:
     """Each by the one op that reads it."""
-    tokens = {n.src[1] for n in nodes if n.op == "GET_ROWS" and roles.get(_src(n, 0)) == "weight"}
+    tokens = {n.src[1] for n in nodes if n.op == "GET_ROWS" and roles.get(operand(n, 0)) == "weight"}
     positions = {n.src[POSITIONS[n.op]] for n in nodes if n.op in POSITIONS}
     masks = {source(n, "mask") for n in nodes if n.op == "FLASH_ATTN_EXT"}
     cells = {n.src[1]: None for n in nodes if n.op == "SET_ROWS" and roles.get(n.root) == "cache"}
-    picks = {_src(n, 1) for n in nodes if _picks(n, roles)}
+    picks = {operand(n, 1) for n in nodes if _picks(n, roles)}
     if not masks:
         other = next(n.op for n in nodes if source(n, "mask") is not None)  # `follow` has found one
         raise UnfitError(f"attention by {other}; its caches grow as logs, which FLASH_ATTN_EXT alone reads")
@@ -150,12 +151,6 @@ def _leaves(nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) -> Leaves:
         tuple(_one({t}, roles, "SET_ROWS by cells") for t in cells),
         _one(picks, roles, "GET_ROWS of tokens") if picks else None,
     )
-
-
-def _src(node: Tensor, i: int) -> Tensor:
-    t = node.src[i]
-    assert t is not None  # these ops have it
-    return t
 
 
 def _one(leaves: AbstractSet[Tensor | None], roles: Mapping[Tensor, Role], what: str) -> Tensor:
@@ -169,7 +164,7 @@ def _picks(node: Tensor, roles: Mapping[Tensor, Role]) -> bool:
     """Whether `node` picks, among what was computed for tokens, those that give logits."""
     if node.op != "GET_ROWS":
         return False
-    a, ids = _src(node, 0), _src(node, 1)
+    a, ids = operand(node, 0), operand(node, 1)
     return a.root not in roles and roles.get(ids) == "input" and ids.type is I32
 
 
@@ -191,7 +186,7 @@ def _all_tokens(graph: Graph, end: Tensor, persistent: Mapping[Tensor, Role]) ->
     copies: dict[Tensor, Tensor] = {}
     for t in graph:
         if _picks(t, roles):
-            a = copies.get(_src(t, 0), _src(t, 0))
+            a = copies.get(operand(t, 0), operand(t, 0))
             if a.ne != t.ne or not is_contiguous(a) or a.type is not t.type:
                 raise UnfitError(f"{t}: picks something else than tokens")
             copies[t] = a

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from openvino import Model, Node, PartialShape, Type
 
 from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
+from backends.openvino.bind import HostMemory
 from backends.openvino.compile import words
 from backends.openvino.nodes import Constants, Shape, Value
-from backends.openvino.state.log import roles_in
+from backends.openvino.state.log import caches_of, roles_in
 from backends.openvino.state.variables import StateWalk
-from backends.openvino.walk import Weights
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
 from conformance.backend.translating.engine import traced
@@ -248,7 +248,7 @@ def _input(name: str, type_: Type, rank: int) -> Node:
 class LlmWalk(StateWalk):
     """The walk of a decoder in its `Form`, traced over one symbol: the number of tokens."""
 
-    def __init__(self, plan: Plan, leaves: Sequence[Tensor], memory: Weights) -> None:
+    def __init__(self, plan: Plan, leaves: Sequence[Tensor], memory: HostMemory) -> None:
         super().__init__(plan, memory)
         self._ids, self._mask_in = _input("input_ids", Type.i64, 2), _input("attention_mask", Type.i64, 2)
         self._positions, self._beams = _input("position_ids", Type.i64, 2), [_input("beam_idx", Type.i32, 1)]
@@ -256,8 +256,8 @@ class LlmWalk(StateWalk):
         self.c = TokenConstants(tokens)
         self._ports = dict(zip(leaves, (self._ids, self._positions), strict=True))
         self._named: dict[Tensor, str] = {}
-        for layer, a in enumerate(self._logs[0].attentions):
-            for cache, kind in ((a.k, "key"), (a.v, "value")):
+        for layer, node in enumerate(self._logs[0].attentions):
+            for cache, kind in zip(caches_of(node), ("key", "value"), strict=True):
                 if self._named.setdefault(cache, f"{layer}.{kind}") != f"{layer}.{kind}":
                     raise BackendError(f"{cache}: is attended to in two layers")
         self._laid[0] = self._causal(tokens)
