@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +128,8 @@ class Request(Program):
         self._spare: dict[int, OvTensor] = {}
         self._bound: tuple[object, tuple[Tensor, ...]] = (None, ())
         """Stamp and caches that are bound."""
-        self._targets: list[Target] = []
+        self._targets: list[tuple[Commit, NDArray[Any]]] = []
+        """Where new rows go: the cache, in the commit's shape, over its own memory."""
         # results that are a parameter, casts and shapes aside: the CPU plugin (2026.4.1) never fills a tensor that was
         # set for one, and what it gives for one is, with nothing between, the memory of the input
         self._moved = {i for i, r in enumerate(emitted.results) if origin(r).get_type_name() == "Parameter"}
@@ -205,7 +206,7 @@ class Request(Program):
             t = plan.tensors[c.index]
             extents = [evaluate(expr_of(n), self._bindings or ()) for n in c.extents]
             table = memory.caches[t][c.form].data.reshape(extents)
-            self._targets.append(Target(c, table, (slice(None),) * c.axis, narrow(t.type, c.form)))
+            self._targets.append((c, table))
         self._bound = memory.stamp, plan.caches
 
     def _keep(self, plan: Plan, memory: HostMemory) -> None:
@@ -230,32 +231,20 @@ class Request(Program):
         copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= self._first_commit}
         places: dict[tuple[int, int], slice | NDArray[Any]] = {}
         with np.errstate(over="ignore"):  # what is too large becomes infinite
-            for c, table, before, rounded in self._targets:
-                at = c.ids, table.shape[c.axis]
+            for c, table in self._targets:
+                t, at = plan.tensors[c.index], (c.ids, table.shape[c.axis])
                 try:
                     if at not in places:
                         places[at] = _places(self._out(c.ids, copies), at[1])
                     rows = self._out(c.rows, copies)
-                    table[(*before, places[at])] = rows.astype("<f2") if rounded else rows
+                    to = (*[slice(None)] * c.axis, places[at])
+                    table[to] = rows.astype("<f2") if narrow(t.type, c.form) else rows
                 except IndexError as e:
-                    t = plan.tensors[c.index]
                     raise BackendError(f"{t}: a row is written that it does not have: {e}") from e
 
     def _out(self, i: int, copies: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
         data: NDArray[Any] = copies[i] if i in copies else self._request.get_output_tensor(i).data
         return data
-
-
-class Target(NamedTuple):
-    """Where a commit's rows go."""
-
-    commit: Commit
-    table: NDArray[Any]
-    """The cache, in the commit's shape, over its own memory."""
-    before: tuple[slice, ...]
-    """All of the axes before the commit's."""
-    rounded: bool
-    """Whether the cache holds the rows wider than its type has them."""
 
 
 def _places(ids: NDArray[Any], size: int) -> slice | NDArray[Any]:

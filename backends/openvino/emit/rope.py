@@ -57,22 +57,23 @@ class Angles:
     def yarn(self, i: int) -> float:
         """The factor of pair `i`'s angle: ggml's `rope_yarn`, which is linear in the angle."""
         if self.p.ext_factor == 0.0:
-            return self.p.freq_scale
+            return float(self.p.freq_scale)
         low, high = (self._corr_dim(b) for b in (self.p.beta_fast, self.p.beta_slow))
         low, high = max(0.0, _whole(math.floor, low)), min(self.p.n_dims - 1.0, _whole(math.ceil, high))
         ramp = 1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))
         mix = ramp * self.p.ext_factor
-        return self.p.freq_scale * (1.0 - mix) + mix
+        return float(self.p.freq_scale * (1.0 - mix) + mix)
 
     def _corr_dim(self, beta: float) -> float:
         if self.p.n_ctx_orig <= 0:
             return -math.inf  # what logf(0) gives in ggml
-        return self.p.n_dims * math.log(self.p.n_ctx_orig / (beta * 2 * math.pi)) / (2 * math.log(self.p.freq_base))
+        turns = math.log(self.p.n_ctx_orig / (beta * 2 * math.pi))
+        return float(self.p.n_dims * turns / (2 * math.log(self.p.freq_base)))
 
     @property
     def magnitude(self) -> float:
         """What cos and sin are multiplied with."""
-        return self.p.attn_factor * (1.0 + 0.1 * math.log(1.0 / self.p.freq_scale) if self.p.ext_factor else 1.0)
+        return float(self.p.attn_factor * (1.0 + 0.1 * math.log(1.0 / self.p.freq_scale) if self.p.ext_factor else 1.0))
 
     def frequencies(self) -> NDArray[np.float64]:
         """Radians per position, per pair."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -209,6 +209,8 @@ class Run:
     """Position of the first token: how many stand before it."""
     wanted: Array
     """Tokens whose logits are asked for, as places among `tokens`."""
+    cells: Array
+    """That hold the tokens of the sequence after this step, in the order of their positions."""
 
     @property
     def past(self) -> int:
@@ -216,34 +218,30 @@ class Run:
         return self.first + len(self.tokens)
 
 
-@dataclass(slots=True)
-class History:
-    """The cells that hold the tokens of the sequence, in the order of their positions."""
+def follow_step(decoder: Decoder, inputs: Mapping[Tensor, Bytes], before: Array) -> Run:
+    """Read a step's inputs; `before` are the cells of the step before it.
 
-    cells: Array = field(default_factory=lambda: np.empty(0, np.int64))
-
-    def step(self, decoder: Decoder, inputs: Mapping[Tensor, Bytes]) -> Run:
-        """Read a step's inputs, and follow it; UnfitError if it does not go on, or back, with one causal sequence."""
-        leaves, values = decoder.leaves, {**inputs, **decoder.rows}
-        n = decoder.n_tokens
-        tokens, positions = _vector(leaves.tokens, values, n), _vector(leaves.positions, values, n)
-        places = [_vector(t, values, n) for t in leaves.cells]
-        first = int(positions[0])
-        if (positions != np.arange(first, first + n)).any():
-            raise UnfitError("positions that do not follow one another; it holds one sequence")
-        if not 0 <= first <= len(self.cells):
-            raise UnfitError(
-                f"begins at position {first} with {len(self.cells)} tokens before it; what a cache holds cannot be "
-                f"given to it, only computed"
-            )
-        if any((p != places[0]).any() for p in places):
-            raise UnfitError("K and V of a token go to different cells")
-        cells = np.concatenate([self.cells[:first], places[0]])
-        if len(set(cells.tolist())) < len(cells):
-            raise UnfitError("a cell of the sequence is overwritten while later tokens still see it")
-        _check_mask(leaves, values[leaves.mask], cells, first)
-        self.cells = cells
-        return Run(tokens, first, _wanted(decoder, values))
+    UnfitError if it does not go on, or back, with one causal sequence.
+    """
+    leaves, values = decoder.leaves, {**inputs, **decoder.rows}
+    n = decoder.n_tokens
+    tokens, positions = _vector(leaves.tokens, values, n), _vector(leaves.positions, values, n)
+    places = [_vector(t, values, n) for t in leaves.cells]
+    first = int(positions[0])
+    if (positions != np.arange(first, first + n)).any():
+        raise UnfitError("positions that do not follow one another; it holds one sequence")
+    if not 0 <= first <= len(before):
+        raise UnfitError(
+            f"begins at position {first} with {len(before)} tokens before it; what a cache holds cannot be given to "
+            f"it, only computed"
+        )
+    if any((p != places[0]).any() for p in places):
+        raise UnfitError("K and V of a token go to different cells")
+    cells = np.concatenate([before[:first], places[0]])
+    if len(set(cells.tolist())) < len(cells):
+        raise UnfitError("a cell of the sequence is overwritten while later tokens still see it")
+    _check_mask(leaves, values[leaves.mask], cells, first)
+    return Run(tokens, first, _wanted(decoder, values), cells)
 
 
 def _vector(t: Tensor, values: Mapping[Tensor, Bytes], n: int) -> Array:

@@ -112,10 +112,8 @@ class StateWalk(Walk):
         if not self._cached(root):
             return
         held, old = self._held[root], self._leaf(root, whole=True)
-        if held.number is not None and _bare(held.number):
-            held.number = self._over(old.number, held.number, root.shape)
         for p in parts(root.type):
-            if held.parts is not None and old.parts is not None and _bare(held.parts[p.name]):
+            if _bare(held.parts[p.name]):
                 held.parts[p.name] = self._over(old.parts[p.name], held.parts[p.name], part_shape(root, p))
 
     def _over(self, old: Value, x: Value, shape: Shape) -> Value:
@@ -130,7 +128,7 @@ class StateWalk(Walk):
             self._parameter(t, p.name, p.dtype, part_shape(t, p))
         held = self._current(t, whole=True)
         if not held.rounded:
-            held.number, held.rounded = ROUND[t.type](self.c, held.number), True
+            held.parts[NUMBER], held.rounded = ROUND[t.type](self.c, held.parts[NUMBER]), True
         before = len(self._out.results)
         super()._cache(t, index)
         for result, (i, form) in zip(self._out.results[before:], self._out.outputs[before:], strict=True):
