@@ -216,10 +216,7 @@ VIEWS = "views "
 
 
 def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
-    """Put into `w` the devices that executed, layer types, views, and bytes of constants and of packed copies.
-
-    Bytes are summed over programs: constants that several of them share are counted for each.
-    """
+    """Put into `w` what executed: devices, layer types, views, bytes of packed copies and each program's constants."""
     from .weights import packed_copies  # noqa: PLC0415  # as above
 
     kernels, notes, sizes = Counter[str](), Counter[str](), Counter[str]()

@@ -116,10 +116,7 @@ def _stored(nodes: list[Node]) -> set[str]:
 
 
 def _rounded(nodes: list[Node], after: set[str]) -> set[str]:
-    """Names of products and of what feeds nothing else: moves, and what stands between two of them (`after`).
-
-    Also of the variables inside a stateful kernel.
-    """
+    """Names of products, of the moves and what of `after` feeds nothing else, of variables inside a stateful kernel."""
     logs = {n.input_value(0).get_node() for n in nodes if n.get_type_name() == "Gather"}
     own = {_variable(n) for n in logs if n.get_type_name() == "ReadValue"}
     here = {n.get_name() for n in nodes}  # a value may also have readers that did not become part of the model

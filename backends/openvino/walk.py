@@ -212,10 +212,7 @@ class Walk:
         return self._plan.roles.get(node.root) == "cache"
 
     def read_again(self, node: Tensor) -> bool:
-        """Whether a later node of the graph computes with what `node` stores.
-
-        If not, its numbers leave the graph as they are and are rounded on the way.
-        """
+        """Whether a later node computes with what `node` stores; if not, its numbers are rounded on the way out."""
         return self._last_read.get(node.root, -1) > self._plan.index[node]
 
     def _replace(self, node: Tensor, r: Region, new: Mapping[str, Value], *, lossy: bool = False) -> None:

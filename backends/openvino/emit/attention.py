@@ -32,10 +32,7 @@ def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype
 
 
 def _mask(e: Walk, mask: Tensor | None, scores: Shape, max_bias: float) -> Value | None:
-    """Slope times mask, for scores of shape (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n).
-
-    A mask may have more rows than are used.
-    """
+    """Slope times mask, which may have more rows than scores (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n)."""
     if mask is None:
         return None
     _, heads, rows, _ = scores

@@ -122,10 +122,7 @@ def _im2col(e: Walk, node: Tensor) -> None:
 
 
 def _conv_2d_dw(e: Walk, node: Tensor) -> None:
-    """One strided slice of the padded input for each element of the kernel, times that element of each channel.
-
-    No GroupConvolution: `Model.evaluate` has none.
-    """
+    """Slices of the padded input times their element of the kernel: `Model.evaluate` has no GroupConvolution."""
     p, c, a = node.params, e.c, src(node, 0)
     kh, kw, channels = c.fixed(a.ne[1]), c.fixed(a.ne[0]), c.fixed(a.ne[3])
     x = o.pad(e.number(src(node, 1)), c.i64(0, 0, p.pad1, p.pad0), c.i64(0, 0, p.pad1, p.pad0), "constant", c.f32(0.0))

@@ -19,11 +19,6 @@ STORE = 2
 """Place of what SET_ROWS stores into among its sources."""
 
 
-def kinds(axes: Axes) -> set[str]:
-    """What the axes count."""
-    return {x.span.kind for x in axes if x is not None}
-
-
 @dataclass(frozen=True, slots=True)
 class Spans:
     """What `follow` found."""

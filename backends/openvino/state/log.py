@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from conformance.backend.translating.plan import Role
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import operand
-from conformance.ggml.tensor import VIEW_OPS, Bytes, Dims, Tensor, computes, contiguous_nb, is_contiguous, nelements
+from conformance.ggml.tensor import VIEW_OPS, Bytes, Dims, Tensor, computes, is_contiguous, nelements, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I32, I64
 
 TYPES = frozenset({F32, F16, BF16})
@@ -185,10 +185,7 @@ def _unfit(node: Tensor, roles: Mapping[Tensor, Role]) -> str:
 
 
 def _extent(x: Tensor) -> Extent | None:
-    """Heads, head size, first stream, streams, cells per stream of the part of a cache that `x` shows.
-
-    `x`: ne (head size, cells, heads, streams). None where it shows anything else.
-    """
+    """Of the part of a cache that `x`, (head size, cells, heads, streams), shows; None where it shows anything else."""
     root, ts = x.root, x.type.type_size
     row = root.nb[1]
     size = x.nb[3] // row if x.ne[3] > 1 else root.ne[1]
@@ -216,7 +213,7 @@ def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tu
 
     Persistent tensors and inputs stay the same objects, but for masks.
     """
-    masks = {log.mask: _narrow(log.mask) for log in logs}
+    masks = {m: new_tensor(m.type, 1, *m.ne[1:], name=m.name, flags=m.flags) for m in (log.mask for log in logs)}
     attentions = {a for log in logs for a in log.attentions}
     marked = attentions | {w for log in logs for w in log.writers}
     copies = {
@@ -240,11 +237,6 @@ def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tu
     wanted = tuple(copies.get(t, t) for t in outputs)
     used = reached([*(n for n in nodes if n.op not in VIEW_OPS), *wanted])
     return Graph(n for n in nodes if n in used), wanted
-
-
-def _narrow(mask: Tensor) -> Tensor:
-    ne = (1, *mask.ne[1:])
-    return Tensor(mask.type, ne, contiguous_nb(mask.type, ne), name=mask.name, flags=mask.flags)
 
 
 def _view(x: Tensor, ne: Dims, offset: int) -> Tensor:

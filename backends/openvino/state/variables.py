@@ -191,10 +191,7 @@ class StateWalk(Walk):
         return out
 
     def _revive(self) -> None:
-        """Give a variable whose old contents nothing reads a result of one element.
-
-        Without a ReadValue among its operations the plugin drops the Assign as well.
-        """
+        """Give each variable that nothing reads a result of one element, or the plugin drops its Assign too."""
         read = ancestors([*self._out.results, *self._out.sinks])
         first = self.c.i64(0)
         for _, x in self._own.values():
