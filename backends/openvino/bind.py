@@ -117,7 +117,6 @@ class Request(Program):
         self._feeds = emitted.feeds
         self._outputs = emitted.outputs
         self._first_cache = emitted.first_cache
-        self._first_commit = len(emitted.outputs)
         self._commits = emitted.commits
         self._symbols = list(emitted.symbols)
         self._bindings: tuple[int, ...] | None = None
@@ -228,7 +227,7 @@ class Request(Program):
     def _commit(self, plan: Plan) -> None:
         """New rows go into the caches."""
         # what lies in the memory of a cache is taken before any cache changes
-        copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= self._first_commit}
+        copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= len(self._outputs)}
         places: dict[tuple[int, int], slice | NDArray[Any]] = {}
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             for c, table in self._targets:

@@ -203,9 +203,12 @@ class Walk:
         if lossy and (wide or (not r.whole and self.read_again(node))):
             x, lossy = ROUND[node.type](self.c, x), False
         if r.whole:
-            self._held[node.root] = Held({NUMBER: reshape(self.c, x, node.root.shape)}, rounded=not lossy)
+            self._hold(node.root, Held({NUMBER: reshape(self.c, x, node.root.shape)}, rounded=not lossy))
         else:
             self._replace(node, r, {NUMBER: x}, lossy=lossy)
+
+    def _hold(self, root: Tensor, held: Held) -> None:
+        self._held[root] = held
 
     def _cached(self, node: Tensor) -> bool:
         """Whether `node` is written into a cache."""
@@ -257,7 +260,7 @@ class Walk:
         """Make `new`, in order of `node`'s blocks, the value of `node`."""
         r = region(node, blocks=True)
         if r.whole:
-            self._held[node.root] = Held(dict(new))
+            self._hold(node.root, Held(dict(new)))
         else:
             self._replace(node, r, new)
 

@@ -23,7 +23,7 @@ from backends.openvino.compile import CompiledModel
 from backends.openvino.emit.attention import remembered, sdpa
 from backends.openvino.forms import NUMBER, VALUE, decode, encode, part_shape, parts
 from backends.openvino.nodes import TYPES, Shape, Value, ancestors, reshape, transpose
-from backends.openvino.walk import ROUND, Walk, src
+from backends.openvino.walk import ROUND, Held, Walk, src
 from conformance.backend.translating.plan import AnyMemory, Emitter, Plan
 from conformance.backend.translating.sym import Sym
 from conformance.case.case import Case
@@ -94,24 +94,16 @@ class StateWalk(Walk):
         self._out.sinks.append(o.assign(node, self._own[feed][0]))
         self._assigned.add(feed)
 
-    def store(self, node: Tensor, x: Value, *, exact: bool = False) -> None:
-        """As the base; a cache is never assigned a bare parameter, see `_bare`."""
-        super().store(node, x, exact=exact)
-        self._copied(node.root)
-
-    def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
-        """As `store`."""
-        super().store_parts(node, new)
-        self._copied(node.root)
-
     def read_again(self, node: Tensor) -> bool:
         """Also by the next step."""
         return self._cached(node) or super().read_again(node)
 
-    def _copied(self, root: Tensor) -> None:
+    def _hold(self, root: Tensor, held: Held) -> None:
+        """As the base; a cache is never assigned a bare parameter, see `_bare`."""
+        super()._hold(root, held)
         if not self._cached(root):
             return
-        held, old = self._held[root], self._leaf(root, whole=True)
+        old = self._leaf(root, whole=True)
         for p in parts(root.type):
             if _bare(held.parts[p.name]):
                 held.parts[p.name] = self._over(old.parts[p.name], held.parts[p.name], part_shape(root, p))
