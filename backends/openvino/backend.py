@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -25,8 +26,8 @@ from .compile import CompiledModel, ModelCache, compiler, executed, one_of
 from .forms import BLOCKS
 
 if TYPE_CHECKING:
-    from .bind import HostMemory, Request
-    from .walk import Emitted, Walk
+    from .bind import Emitted, HostMemory, Request
+    from .walk import Walk
 
 
 ATTENTION = ("manual", "sdpa", "sdpa5d")
@@ -133,7 +134,7 @@ class OpenVinoStateless(TranslatingBackend):
 
     def refuses(self, node: Tensor) -> str:
         """Why OpenVINO, or this translation, cannot express it: judged by op, types and layout, never by data."""
-        return next(filter(None, (rule(node) for rule in RULES)), "")
+        return _strides(node) or _stores(node) or _reads(node)
 
     def supports(self, graph: Graph) -> list[Support]:
         """As `supports_op`; no where a node reads what the graph has overwritten and only the host could supply."""
@@ -177,10 +178,8 @@ class OpenVinoStateless(TranslatingBackend):
 
     def _compiled(self, plan: Plan, emitted: Emitted) -> CompiledModel:
         served = "weight" in plan.roles.values()
-
-        def compile_() -> CompiledModel:
-            return self._compiler.compiled(emitted.results, emitted.parameters, emitted.sinks, served=served)
-
+        nodes = emitted.results, emitted.parameters, emitted.sinks
+        compile_ = partial(self._compiler.compiled, *nodes, served=served)
         if self._cache is None or emitted.sinks:
             return compile_()
         name = self._cache.name(plan, (self._options, served, sorted(self._compiler.versions().items())))
@@ -217,10 +216,7 @@ VIEWS = "views "
 
 
 def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
-    """Put into `w` the devices that executed, layer types, views, and bytes of constants and of packed copies.
-
-    Bytes are summed over programs: constants that several of them share are counted for each.
-    """
+    """Put into `w` what executed: devices, layer types, views, bytes of packed copies and each program's constants."""
     from .weights import packed_copies  # noqa: PLC0415  # as above
 
     kernels, notes, sizes = Counter[str](), Counter[str](), Counter[str]()
@@ -298,7 +294,3 @@ def _host_only(node: Tensor) -> Iterator[Tensor]:
 
 def _unread(s: Tensor) -> str:
     return f"reads values of {s.type} that {s.root} of the same graph wrote; only leaves of that type can be read"
-
-
-RULES: tuple[Callable[[Tensor], str], ...] = (_strides, _stores, _reads)
-"""`f(node)`: why it cannot be translated; empty where it can."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from openvino import Node
 from openvino import Tensor as OvTensor
 
 from conformance.backend.translating.plan import Memory, Plan, Program
-from conformance.backend.translating.sym import Sym, evaluate, expr_of
+from conformance.backend.translating.sym import Expr, Sym, evaluate, expr_of
 from conformance.case.case import Case
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.quants.requant import Requant
@@ -19,8 +22,53 @@ from conformance.ggml.tensor import Bytes, Tensor, is_empty, nbytes
 from .compile import CompiledModel, words
 from .forms import VALUE, decode, encode, held, narrow, value
 from .nodes import origin
-from .walk import Commit, Emitted
 from .weights import WeightStore
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Rows that the host writes into a cache after the run, so that a step costs only what it writes."""
+
+    index: int
+    form: str
+    extents: tuple[int, ...]
+    """The cache's shape for this."""
+    axis: int
+    ids: int
+    """Result that holds the places along `axis`."""
+    rows: int
+    """Result that holds the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One parameter of the model: which tensor of the plan it takes, in which form."""
+
+    index: int
+    form: str
+
+
+@dataclass(slots=True)
+class Emitted:
+    """A plan as OpenVINO nodes, not yet a model."""
+
+    parameters: list[Node] = field(default_factory=list)
+    feeds: list[Feed] = field(default_factory=list)
+    results: list[Node] = field(default_factory=list)
+    outputs: list[tuple[int, str]] = field(default_factory=list)
+    """Tensor of the plan and part, for each result: first the plan's outputs, then the caches."""
+    first_cache: int = 0
+    """Results from here on are new contents of whole caches, as far as `outputs` goes; then come those of commits."""
+    commits: list[Commit] = field(default_factory=list)
+    sinks: list[Node] = field(default_factory=list)
+    """What assigns the variables of the model."""
+    variables: list[Feed] = field(default_factory=list)
+    """Which cache each variable holds, in which form."""
+    written: set[int] = field(default_factory=set)
+    """Caches in variables that a run changes."""
+    symbols: dict[Expr, Node] = field(default_factory=dict)
+    """Expression -> parameter of its value; the last parameters, in this order."""
+    notes: Counter[str] = field(default_factory=Counter)
 
 
 class HostMemory(Memory):
@@ -69,7 +117,6 @@ class Request(Program):
         self._feeds = emitted.feeds
         self._outputs = emitted.outputs
         self._first_cache = emitted.first_cache
-        self._first_commit = len(emitted.outputs)
         self._commits = emitted.commits
         self._symbols = list(emitted.symbols)
         self._bindings: tuple[int, ...] | None = None
@@ -80,7 +127,8 @@ class Request(Program):
         self._spare: dict[int, OvTensor] = {}
         self._bound: tuple[object, tuple[Tensor, ...]] = (None, ())
         """Stamp and caches that are bound."""
-        self._targets: list[Target] = []
+        self._targets: list[tuple[Commit, NDArray[Any]]] = []
+        """Where new rows go: the cache, in the commit's shape, over its own memory."""
         # results that are a parameter, casts and shapes aside: the CPU plugin (2026.4.1) never fills a tensor that was
         # set for one, and what it gives for one is, with nothing between, the memory of the input
         self._moved = {i for i, r in enumerate(emitted.results) if origin(r).get_type_name() == "Parameter"}
@@ -157,7 +205,7 @@ class Request(Program):
             t = plan.tensors[c.index]
             extents = [evaluate(expr_of(n), self._bindings or ()) for n in c.extents]
             table = memory.caches[t][c.form].data.reshape(extents)
-            self._targets.append(Target(c, table, (slice(None),) * c.axis, narrow(t.type, c.form)))
+            self._targets.append((c, table))
         self._bound = memory.stamp, plan.caches
 
     def _keep(self, plan: Plan, memory: HostMemory) -> None:
@@ -179,35 +227,23 @@ class Request(Program):
     def _commit(self, plan: Plan) -> None:
         """New rows go into the caches."""
         # what lies in the memory of a cache is taken before any cache changes
-        copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= self._first_commit}
+        copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= len(self._outputs)}
         places: dict[tuple[int, int], slice | NDArray[Any]] = {}
         with np.errstate(over="ignore"):  # what is too large becomes infinite
-            for c, table, before, rounded in self._targets:
-                at = c.ids, table.shape[c.axis]
+            for c, table in self._targets:
+                t, at = plan.tensors[c.index], (c.ids, table.shape[c.axis])
                 try:
                     if at not in places:
                         places[at] = _places(self._out(c.ids, copies), at[1])
                     rows = self._out(c.rows, copies)
-                    table[(*before, places[at])] = rows.astype("<f2") if rounded else rows
+                    to = (*[slice(None)] * c.axis, places[at])
+                    table[to] = rows.astype("<f2") if narrow(t.type, c.form) else rows
                 except IndexError as e:
-                    t = plan.tensors[c.index]
                     raise BackendError(f"{t}: a row is written that it does not have: {e}") from e
 
     def _out(self, i: int, copies: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
         data: NDArray[Any] = copies[i] if i in copies else self._request.get_output_tensor(i).data
         return data
-
-
-class Target(NamedTuple):
-    """Where a commit's rows go."""
-
-    commit: Commit
-    table: NDArray[Any]
-    """The cache, in the commit's shape, over its own memory."""
-    before: tuple[slice, ...]
-    """All of the axes before the commit's."""
-    rounded: bool
-    """Whether the cache holds the rows wider than its type has them."""
 
 
 def _places(ids: NDArray[Any], size: int) -> slice | NDArray[Any]:

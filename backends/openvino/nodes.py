@@ -5,7 +5,7 @@ Shapes are NumPy's, `ne` reversed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
 
@@ -241,6 +241,19 @@ def broadcastable(c: Constants, x: Value, shape: Sequence[int]) -> Value:
     """`x`, repeated where NumPy's broadcasting to `shape` does not suffice."""
     have = shape_of(c, x)
     return tile(c, x, [n if same(n, m) or m != 1 else m for n, m in zip(shape, have, strict=True)])
+
+
+def windows(
+    c: Constants, x: Value, kernel: tuple[int, int], size: Sequence[int], strides: Sequence[int], steps: Sequence[int]
+) -> Iterator[Value]:
+    """What each element of a kernel meets of `x`, (n, channels, height, width), as a strided slice of `size`.
+
+    `steps`, ggml's dilation, lie between neighbours in the kernel.
+    """
+    for place in np.ndindex(*kernel):
+        first = [i * step for i, step in zip(place, steps, strict=True)]
+        last = [i + (n - 1) * stride + 1 for i, n, stride in zip(first, size, strides, strict=True)]
+        yield o.slice(x, c.i64(*first), c.i64(*last), c.i64(*strides), c.i64(2, 3))
 
 
 # -- rounding to F16 and BF16 -----------------------------------------------------------------------------------------

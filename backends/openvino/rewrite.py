@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from openvino import Tensor as OvTensor
 
 from conformance.ggml.errors import BackendError
 
-from .nodes import Value
+from .nodes import Constants, Value, windows
 
 # -- marks that keep float32 ------------------------------------------------------------------------------------------
 MARK = "DisablePrecisionConversion_0"
@@ -115,10 +116,7 @@ def _stored(nodes: list[Node]) -> set[str]:
 
 
 def _rounded(nodes: list[Node], after: set[str]) -> set[str]:
-    """Names of products and of what feeds nothing else: moves, and what stands between two of them (`after`).
-
-    Also of the variables inside a stateful kernel.
-    """
+    """Names of products, of the moves and what of `after` feeds nothing else, of variables inside a stateful kernel."""
     logs = {n.input_value(0).get_node() for n in nodes if n.get_type_name() == "Gather"}
     own = {_variable(n) for n in logs if n.get_type_name() == "ReadValue"}
     here = {n.get_name() for n in nodes}  # a value may also have readers that did not become part of the model
@@ -332,16 +330,11 @@ def _roll(node: Node) -> Value:
 
 def _avg_pool(node: Node) -> Value:
     """The mean of strided slices, one for each place of the window; padding counts as zeros."""
-    a = node.get_attributes()
-    steps, size = np.array([1, 1, *a["strides"]]), node.output(0).get_shape()
-    before, after = (o.constant(np.array([0, 0, *a[key]], np.int64)) for key in ("pads_begin", "pads_end"))
-    x = o.pad(node.input_value(0), before, after, "constant", arg_pad_value=_f32(0.0))
-    total: Node = _f32(0.0)
-    for place in np.ndindex(*a["kernel"]):
-        first = np.array([0, 0, *place])
-        stop = first + (np.array(size) - 1) * steps + 1
-        total = o.add(total, o.slice(x, *(o.constant(np.int64(v)) for v in (first, stop, steps)), np.arange(4)))
-    return o.divide(total, _f32(float(np.prod(a["kernel"])))).output(0)
+    a, c = node.get_attributes(), Constants()
+    before, after = (c.i64(0, 0, *a[key]) for key in ("pads_begin", "pads_end"))
+    x = o.pad(node.input_value(0), before, after, "constant", arg_pad_value=c.f32(0.0))
+    slices = windows(c, x, a["kernel"], node.output(0).get_shape()[2:], a["strides"], (1, 1))
+    return o.divide(reduce(o.add, slices, c.f32(0.0)), c.f32(math.prod(a["kernel"]))).output(0)
 
 
 def _f32(x: float) -> Node:

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import openvino.opset15 as o
-from openvino import Node, Type
+from openvino import Type
 
 from conformance.backend.translating.engine import TracedPlan
 from conformance.backend.translating.plan import Emitter, Plan
-from conformance.backend.translating.sym import Expr, Sym, same
+from conformance.backend.translating.sym import Sym, same
 from conformance.ggml.errors import BackendError, ConformanceError
-from conformance.ggml.tensor import Bytes, Tensor, computes, is_empty
+from conformance.ggml.ops.op import optional
+from conformance.ggml.tensor import Tensor, computes, is_empty
 from conformance.ggml.types import BF16, F16, I64, GGMLType
 
+from .bind import Commit, Emitted, Feed, HostMemory
 from .forms import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, part_shape, parts, value
 from .nodes import TYPES, Constants, Shape, Value, numbers, quantized, reshape, round_bf16, round_f16, shape_of
 from .views import Region, Rows, arranged, place, read, region, scatter
-from .weights import Stored, WeightStore
+from .weights import Stored
 
 ROUND: dict[GGMLType, Callable[[Constants, Value], Value]] = {F16: round_f16, BF16: round_bf16}
-
-
-class Weights(Protocol):
-    """What a walk asks of a session's memory: bytes that become constants of the model."""
-
-    weights: WeightStore
-
-    def look(self, tensor: Tensor) -> Bytes:
-        """The bytes of a persistent tensor, not to be changed."""
 
 
 def src(node: Tensor, i: int) -> Tensor:
@@ -41,11 +33,6 @@ def src(node: Tensor, i: int) -> Tensor:
     if s is None:
         raise BackendError(f"{node}: src[{i}] is absent, {node.op} needs it")
     return s
-
-
-def optional(node: Tensor, i: int) -> Tensor | None:
-    """`node.src[i]`, None where ggml has NULL."""
-    return node.src[i] if i < len(node.src) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,62 +46,17 @@ class Written:
 
 @dataclass(slots=True)
 class Held:
-    """What a root holds at one moment: numbers (float32 or int32, `ne[::-1]` or any shape in that order) or parts."""
+    """What a root holds at one moment."""
 
-    number: Value | None = None
-    parts: dict[str, Value] | None = None
+    parts: dict[str, Value]
+    """The parts of its type; of a leaf that is only read, its numbers. These are float32 or int32, `ne[::-1]` or any
+    shape in that order."""
     rounded: bool = True
-    """Whether `number` already lies on the grid of the root's type; if not, a read rounds it first."""
+    """Whether its numbers already lie on the grid of the root's type; if not, a read rounds them first."""
     pending: list[Written] = field(default_factory=list)
-    """What was written and is not yet in `number` or `parts`."""
+    """What was written and is not yet in `parts`."""
     log: list[Written] | None = None
     """All that was written into a cache since the step began; None where that does not say what the cache holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Rows that the host writes into a cache after the run, so that a step costs only what it writes."""
-
-    index: int
-    form: str
-    extents: tuple[int, ...]
-    """The cache's shape for this."""
-    axis: int
-    ids: int
-    """Result that holds the places along `axis`."""
-    rows: int
-    """Result that holds the rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """One parameter of the model: which tensor of the plan it takes, in which form."""
-
-    index: int
-    form: str
-
-
-@dataclass(slots=True)
-class Emitted:
-    """A plan as OpenVINO nodes, not yet a model."""
-
-    parameters: list[Node] = field(default_factory=list)
-    feeds: list[Feed] = field(default_factory=list)
-    results: list[Node] = field(default_factory=list)
-    outputs: list[tuple[int, str]] = field(default_factory=list)
-    """Tensor of the plan and part, for each result: first the plan's outputs, then the caches."""
-    first_cache: int = 0
-    """Results from here on are new contents of whole caches, as far as `outputs` goes; then come those of commits."""
-    commits: list[Commit] = field(default_factory=list)
-    sinks: list[Node] = field(default_factory=list)
-    """What assigns the variables of the model."""
-    variables: list[Feed] = field(default_factory=list)
-    """Which cache each variable holds, in which form."""
-    written: set[int] = field(default_factory=set)
-    """Caches in variables that a run changes."""
-    symbols: dict[Expr, Node] = field(default_factory=dict)
-    """Expression -> parameter of its value; the last parameters, in this order."""
-    notes: Counter[str] = field(default_factory=Counter)
 
 
 class Walk:
@@ -123,7 +65,7 @@ class Walk:
     bound: ClassVar[bool] = True
     """Whether caches are the host's, held as `forms.held` says, and take new rows from it."""
 
-    def __init__(self, plan: Plan, memory: Weights) -> None:
+    def __init__(self, plan: Plan, memory: HostMemory) -> None:
         self.c = Constants()
         self.shared: dict[Hashable, Value] = {}
         """Values that several nodes can use, such as angles."""
@@ -170,22 +112,17 @@ class Walk:
     def _leaf(self, root: Tensor, *, whole: bool) -> Held:
         """A leaf as the graph finds it; `whole` for the form that can be written or moved, else one to compute with."""
         log: list[Written] | None = [] if self._plan.roles[root] == "cache" else None
-        if root.type in NUMBERS:
-            return Held(number=self._part(root, parts(root.type)[0]), log=log)
-        if whole or (self._plan.roles[root] == "cache" and root.type in BLOCKS):
-            return Held(parts={p.name: self._part(root, p) for p in parts(root.type)}, log=log)
+        if whole or root.type in NUMBERS or (self._plan.roles[root] == "cache" and root.type in BLOCKS):
+            return Held({p.name: self._part(root, p) for p in parts(root.type)}, log=log)
         if Feed(self._plan.index[root], VALUE) not in self._leaves:
             self._out.notes[f"leaves {'dequantised' if root.type.is_quantized else 'cast'} on the host"] += 1
-        return Held(number=self._parameter(root, VALUE, "<i4" if root.type is I64 else "<f4", root.shape))
+        return Held({NUMBER: self._parameter(root, VALUE, "<i4" if root.type is I64 else "<f4", root.shape)})
 
     def _current(self, root: Tensor, *, whole: bool) -> Held:
         held = self._unsettled(root, whole=whole)
         for w in held.pending:
-            if held.number is not None:
-                held.number = scatter(self.c, held.number, w.where, w.rows[NUMBER])
-            elif held.parts is not None:
-                widths = {p.name: p.width for p in parts(root.type)}
-                held.parts = {n: scatter(self.c, x, w.where, w.rows[n], widths[n]) for n, x in held.parts.items()}
+            of = parts(root.type)
+            held.parts = {p.name: scatter(self.c, held.parts[p.name], w.where, w.rows[p.name], p.width) for p in of}
         held.pending.clear()
         return held
 
@@ -205,22 +142,22 @@ class Walk:
     def number(self, t: Tensor) -> Value:
         """`t`'s elements now: float32, or int32 of an integer type; shape `ne[::-1]`."""
         held = self._current(t.root, whole=False)
-        if held.number is None:
+        if NUMBER not in held.parts:
             return self._decoded(t, held)
         if not held.rounded:
-            held.number = ROUND[t.type](self.c, held.number)
+            held.parts[NUMBER] = ROUND[t.type](self.c, held.parts[NUMBER])
             held.rounded = True
-        x, how = read(self.c, held.number, region(t, blocks=False))
-        self._note(f"read by {how}")
+        x, how = read(self.c, held.parts[NUMBER], region(t, blocks=False))
+        if how != "whole":
+            self.note(f"views read by {how}")
         return x
 
     def _decoded(self, t: Tensor, held: Held) -> Value:
-        if t.type not in BLOCKS or held.parts is None:
+        if t.type not in BLOCKS:
             raise BackendError(f"{t}: {t.type} that the graph itself wrote cannot be read as numbers in OpenVINO")
         return reshape(self.c, numbers(self.c, t.type, self._blocks(t, held)), t.shape)
 
     def _blocks(self, t: Tensor, held: Held) -> dict[str, Value]:
-        assert held.parts is not None  # a root holds numbers or parts
         r = region(t, blocks=True)
         return {p.name: read(self.c, held.parts[p.name], r, p.width)[0] for p in parts(t.type)}
 
@@ -240,18 +177,11 @@ class Walk:
 
     def parts(self, t: Tensor) -> dict[str, Value]:
         """`t`'s blocks now, each part of shape (ne3, ne2, ne1, blocks, width): to move without looking inside."""
-        held = self._current(t.root, whole=True)
-        if held.parts is None:
-            held = self._leaf(t.root, whole=True)
-        return self._blocks(t, held)
+        return self._blocks(t, self._current(t.root, whole=True))
 
     def note(self, what: str) -> None:
         """Say in the witness what was done."""
         self._out.notes[what] += 1
-
-    def _note(self, how: str) -> None:
-        if how != "read by whole":
-            self.note(f"views {how}")
 
     # -- what emitters store --------------------------------------------------------------------------------------
 
@@ -273,26 +203,25 @@ class Walk:
         if lossy and (wide or (not r.whole and self.read_again(node))):
             x, lossy = ROUND[node.type](self.c, x), False
         if r.whole:
-            self._held[node.root] = Held(number=reshape(self.c, x, node.root.shape), rounded=not lossy)
+            self._hold(node.root, Held({NUMBER: reshape(self.c, x, node.root.shape)}, rounded=not lossy))
         else:
             self._replace(node, r, {NUMBER: x}, lossy=lossy)
+
+    def _hold(self, root: Tensor, held: Held) -> None:
+        self._held[root] = held
 
     def _cached(self, node: Tensor) -> bool:
         """Whether `node` is written into a cache."""
         return self._plan.roles.get(node.root) == "cache"
 
     def read_again(self, node: Tensor) -> bool:
-        """Whether a later node of the graph computes with what `node` stores.
-
-        If not, its numbers leave the graph as they are and are rounded on the way.
-        """
+        """Whether a later node computes with what `node` stores; if not, its numbers are rounded on the way out."""
         return self._last_read.get(node.root, -1) > self._plan.index[node]
 
     def _replace(self, node: Tensor, r: Region, new: Mapping[str, Value], *, lossy: bool = False) -> None:
         where, order, how = place(self.c, r)
-        widths = {p.name: p.width for p in parts(node.type)}
-        rows = {n: arranged(self.c, x, r, where, order, widths[n]) for n, x in new.items()}
-        self._note(f"written by {how}")
+        rows = {p.name: arranged(self.c, new[p.name], r, where, order, p.width) for p in parts(node.type)}
+        self.note(f"views written by {how}")
         self._write(node, Written(where, rows), lossy=lossy)
 
     def _write(self, node: Tensor, w: Written, *, lossy: bool = False) -> None:
@@ -307,7 +236,7 @@ class Walk:
                 held.log.append(w)
             return
         old = self._current(root, whole=True)
-        self._held[root] = Held(old.number, old.parts, old.rounded and not lossy, [w])
+        self._held[root] = Held(old.parts, old.rounded and not lossy, [w])
 
     def rows(self, node: Tensor, ids: Value) -> Rows | None:
         """Rows `ids` of `node`, int of shape (n,), as places in its root; None where its rows are not in line there."""
@@ -324,14 +253,14 @@ class Walk:
         lossy = node.type in ROUND and not exact
         if lossy and (self.read_again(node) or (node.type is BF16 and self._cached(node))):
             new, lossy = {n: ROUND[node.type](self.c, x) for n, x in new.items()}, False
-        self._note("written by rows")
+        self.note("views written by rows")
         self._write(node, Written(where, dict(new)), lossy=lossy)
 
     def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
         """Make `new`, in order of `node`'s blocks, the value of `node`."""
         r = region(node, blocks=True)
         if r.whole:
-            self._held[node.root] = Held(parts=dict(new))
+            self._hold(node.root, Held(dict(new)))
         else:
             self._replace(node, r, new)
 
@@ -340,8 +269,8 @@ class Walk:
     def _result(self, t: Tensor, index: int) -> None:
         """Add results for `t` as it is now."""
         held = self._current(t.root, whole=True)
-        if held.number is not None:
-            x, _ = read(self.c, held.number, region(t, blocks=False))
+        if NUMBER in held.parts:
+            x, _ = read(self.c, held.parts[NUMBER], region(t, blocks=False))
             self._emit(index, NUMBER, x)
             return
         blocks = self._blocks(t, held)
@@ -353,9 +282,7 @@ class Walk:
         """Add results for the whole of a cache, in the shapes that the session's memory has."""
         held = self._current(t, whole=True)
         for p in parts(t.type):
-            x = held.number if held.parts is None else held.parts[p.name]
-            assert x is not None  # a root holds the one or the other
-            x = reshape(self.c, x, part_shape(t, p))
+            x = reshape(self.c, held.parts[p.name], part_shape(t, p))
             self._emit(index, p.name, o.convert(x, Type.f16) if p.dtype == "<f2" and not self.bound else x)
 
     def _commit(self, t: Tensor, index: int, log: list[Written]) -> None:

@@ -12,6 +12,7 @@ four it expands the whole weight to float32 first.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -213,28 +214,31 @@ def _pick(x: Value, ids: Value) -> Value:
     return o.gather(x, ids, o.constant(np.array(0, np.int64)))
 
 
-def _rank(x: Value) -> int:
-    return len((x if isinstance(x, Output) else x.output(0)).get_partial_shape())
-
-
 class Grid(Stored):
-    """`(q - zero) * scale`."""
+    """`(q - zero) * scale`; floats of 16 bits have neither."""
 
-    def __init__(self, p: Packed) -> None:
-        zero = p.zero
-        self._shape = p.shape
-        self._q = _tensor(_TYPES[p.dtype], p.shape, p.q)
-        self._scale = _array(p.scale)
-        self._zero = None if zero is None else _array(zero)
+    def __init__(
+        self,
+        dtype: str,
+        shape: tuple[int, ...],
+        q: NDArray[Any],
+        scale: F32Array | None = None,
+        zero: F32Array | None = None,
+    ) -> None:
+        self._q = _tensor(_TYPES[dtype], shape, q)
+        self._scale, self._zero = (None if x is None else _array(x) for x in (scale, zero))
+        self._matrix = (shape[0], math.prod(shape[1:]))
         self.nbytes = sum(t.byte_size for t in (self._q, self._scale, self._zero) if t is not None)
 
     def matrix(self) -> Value:
         """As `Stored.matrix`."""
         x = o.convert(o.constant(self._q), Type.f32)
+        if self._scale is None:
+            x.get_rt_info()["decompression_0"] = ""  # without this mark the constant is folded to float32
+            return x
         if self._zero is not None:
             x = o.subtract(x, o.constant(self._zero))
-        rows, groups, group = self._shape
-        return o.reshape(o.multiply(x, o.constant(self._scale)), _ints(rows, groups * group), False)
+        return o.reshape(o.multiply(x, o.constant(self._scale)), _ints(*self._matrix), False)
 
 
 class Table(Stored):
@@ -256,29 +260,14 @@ class Table(Stored):
         """As `Stored.rows`."""
         q, scale, low = (_pick(o.constant(t), ids) for t in (self._q, self._scale, self._low))
         q = o.convert(q, Type.f32)
-        n = _rank(ids)
+        same = [0] * len((ids if isinstance(ids, Output) else ids.output(0)).get_partial_shape())
         if self._nibbles:
             high = o.floor(o.multiply(q, o.constant(np.float32(1 / 16))))
             first = o.subtract(q, o.multiply(high, o.constant(np.float32(16))))
             pair = [o.unsqueeze(x, _ints(-1)) for x in (first, high)]
-            q = o.reshape(o.concat(pair, -1), _ints(*[0] * n, self._groups, self._group), True)
+            q = o.reshape(o.concat(pair, -1), _ints(*same, self._groups, self._group), True)
         x = o.subtract(o.multiply(q, scale), low)
-        return o.reshape(x, _ints(*[0] * n, self._groups * self._group), True)
-
-
-class Half(Stored):
-    """Floats of 16 bits."""
-
-    def __init__(self, dtype: str, shape: tuple[int, int], data: NDArray[Any]) -> None:
-        self._x = _tensor(_TYPES[dtype], shape, data)
-        self.nbytes = self._x.byte_size
-
-    def matrix(self) -> Value:
-        """As `Stored.matrix`."""
-        x = o.convert(o.constant(self._x), Type.f32)
-        # without this mark the constant is folded to float32
-        x.get_rt_info()["decompression_0"] = ""
-        return x
+        return o.reshape(x, _ints(*same, self._groups * self._group), True)
 
 
 def stored(type_: GGMLType, data: Bytes, ne: Dims, form: str = "", *, lookup: bool = False) -> Stored | None:
@@ -291,19 +280,18 @@ def stored(type_: GGMLType, data: Bytes, ne: Dims, form: str = "", *, lookup: bo
     shape = (ne[1] * ne[2] * ne[3], ne[0])
     if 0 in shape:
         return None
+    if type_ in _HALVES and not form:
+        return Grid(_HALVES[type_], shape, data)
     if form:
         grid = FORMS[form]
-        return (
-            Half(form, shape, _halves(form, type_, data, shape))
-            if grid is None
-            else Grid(repacked(grid, type_, data, shape[0]))
-        )
-    if type_ in _HALVES:
-        return Half(_HALVES[type_], shape, data)
-    p = packed(type_, data, shape[0]) if type_ in ENCODINGS else None
+        if grid is None:
+            return Grid(form, shape, _halves(form, type_, data, shape))
+        p: Packed | None = repacked(grid, type_, data, shape[0])
+    else:
+        p = packed(type_, data, shape[0]) if type_ in ENCODINGS else None
     if p is None:
         return None
-    return Table(p) if lookup and p.low is not None else Grid(p)
+    return Table(p) if lookup and p.low is not None else Grid(p.dtype, p.shape, p.q, p.scale, p.zero)
 
 
 def _halves(form: str, type_: GGMLType, data: Bytes, shape: tuple[int, int]) -> NDArray[np.float16]:
@@ -314,11 +302,7 @@ def _halves(form: str, type_: GGMLType, data: Bytes, shape: tuple[int, int]) -> 
 
 
 class WeightStore:
-    """A session's weights, each taken apart once for each form it is read in, whatever number of models reads them.
-
-    Args:
-        requant: what becomes of the weights of each type; nothing unless given.
-    """
+    """A session's weights, each taken apart once for each form it is read in; `requant` says what becomes of them."""
 
     def __init__(self, requant: Requant | None = None) -> None:
         self._requant = requant or Requant()

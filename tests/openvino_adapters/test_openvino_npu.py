@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
+from backends.openvino.axes import FixedError
 from backends.openvino.npu import OpenVinoNpu
-from backends.openvino.npu.axes import FixedError, follow
+from backends.openvino.npu.axes import follow
 from backends.openvino.npu.chunks import indexed, sized
 from backends.openvino.npu.compile import NpuCompiler, npu_compiler
 from backends.openvino.state import OpenVinoStateful

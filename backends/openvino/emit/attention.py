@@ -9,10 +9,12 @@ import openvino.opset15 as o
 from openvino import Node, PartialShape, Type
 from openvino.op.util import Variable, VariableInfo
 
+from backends.openvino.axes import Axes, AxisWalk, FixedError, Rule, at, require
 from backends.openvino.nodes import Constants, Shape, Value, broadcastable, cut, reshape, shape_of, tile, transpose
-from backends.openvino.walk import Walk, optional, src
+from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import same
+from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
 
 from .matmul import grouped
@@ -30,10 +32,7 @@ def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype
 
 
 def _mask(e: Walk, mask: Tensor | None, scores: Shape, max_bias: float) -> Value | None:
-    """Slope times mask, for scores of shape (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n).
-
-    A mask may have more rows than are used.
-    """
+    """Slope times mask, which may have more rows than scores (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n)."""
     if mask is None:
         return None
     _, heads, rows, _ = scores
@@ -202,6 +201,36 @@ def _hc_post(e: Walk, node: Tensor) -> None:
     e.store(node, c.shaped(o.add(new, old), node.shape))
 
 
+# -- axes -------------------------------------------------------------------------------------------------------------
+def _mask_axes(w: AxisWalk, mask: Tensor) -> Axes:
+    axes = w.of(mask, w.mask_axes(mask.ne[0]))
+    leaf = mask.root if mask.op == "NONE" else src(mask, 0) if mask.op == "CPY" else mask
+    require(leaf.op == "NONE" and leaf not in w.persistent, mask, "a mask must be an input, or an input cast")
+    w.masks[leaf] = w.cells[mask.ne[0]]
+    return axes
+
+
+def _soft_max_axes(w: AxisWalk, t: Tensor) -> Axes:
+    axes, mask = w.of(src(t, 0)), optional(t, 1)
+    if mask is None:
+        require(axes[0] is None, t, "a row of cells without a mask")
+        return axes
+    require(_mask_axes(w, mask)[:2] == axes[:2], t, "its mask counts something else than its rows")
+    w.zeroed.add(t)
+    return axes
+
+
+def _flash_attn_ext_axes(w: AxisWalk, t: Tensor) -> Axes:
+    q, k, v = (src(t, i) for i in range(3))
+    mask = optional(t, 3)
+    if mask is None:
+        raise FixedError(f"{t}: attention without a mask")
+    cells, queries, *_ = _mask_axes(w, mask)
+    require(w.of(q) == at(1, queries), t, "q counts something else than its mask's rows")
+    require(w.of(k) == w.of(v) == at(1, cells), t, "k or v count something else than its mask's columns")
+    return at(2, queries)
+
+
 # -- the form that the CPU plugin fuses to one kernel with its own cache (docs/openvino/forms.md) ----------------------
 def remembered(c: Constants, new: Value, beam: Value, name: str, heads: int, size: int) -> tuple[Value, Node]:
     """A cache that lives in the model as the variable `name` and grows by `new` at each run.
@@ -251,6 +280,7 @@ EMITTERS: dict[str, Emitter] = {
     "LIGHTNING_INDEXER": _lightning_indexer,
     "SOFT_MAX": _soft_max,
 }
+AXES: dict[str, Rule] = {"FLASH_ATTN_EXT": _flash_attn_ext_axes, "SOFT_MAX": _soft_max_axes}
 FORMS: dict[str, Emitter] = {
     "manual": _flash_attn_ext,
     "sdpa": lambda e, node: _operator(e, node, wide=True),

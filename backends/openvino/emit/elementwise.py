@@ -7,9 +7,11 @@ from collections.abc import Callable
 import openvino.opset15 as o
 from openvino import Type
 
+from backends.openvino.axes import Axes, AxisWalk, Rule, alike, others, require, row_alike
 from backends.openvino.nodes import Constants, Value, broadcastable, cut, reshape, shape_of
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
+from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
 
 
@@ -167,13 +169,21 @@ GLU: dict[str, Callable[[Walk, Tensor, Value, Value], Value]] = {
 def _glu(e: Walk, node: Tensor) -> None:
     """Gate and up are two tensors, or the halves of one, perhaps swapped."""
     x = e.number(src(node, 0))
-    if len(node.src) > 1 and node.src[1] is not None:
-        y = e.number(node.src[1])
+    up = optional(node, 1)
+    if up is not None:
+        y = e.number(up)
     else:
         half = node.ne[0]
         halves = [cut(e.c, x, [i * half], [(i + 1) * half], [3]) for i in (0, 1)]
         x, y = halves[::-1] if node.params.swapped else halves
     e.store(node, GLU[node.params.op](e, node, x, y))
+
+
+def _glu_axes(w: AxisWalk, t: Tensor) -> Axes:
+    axes = row_alike(w, t)
+    for s in others(t):
+        require(w.of(s) == axes, t, "its two sources count different things")
+    return axes
 
 
 EMITTERS: dict[str, Emitter] = {
@@ -196,3 +206,5 @@ EMITTERS: dict[str, Emitter] = {
     "SUB": _binary(o.subtract),
     "UNARY": _unary,
 }
+ALIKE = ("ADD", "SUB", "MUL", "DIV", "SCALE", "CLAMP", "SQR", "SQRT", "LOG", "SIN", "COS", "UNARY")
+AXES: dict[str, Rule] = {**dict.fromkeys(ALIKE, alike), "GLU": _glu_axes}

@@ -8,6 +8,7 @@ import numpy as np
 import openvino.opset15 as o
 from numpy.typing import NDArray
 
+from backends.openvino.axes import NONE, Axes, AxisWalk, Rule, require
 from backends.openvino.nodes import Constants, Value, reshape, shape_of, tile
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
@@ -124,6 +125,23 @@ def _solve_tri(e: Walk, node: Tensor) -> None:
     e.store(node, c.shaped(x, node.shape))
 
 
+def _mul_mat_axes(w: AxisWalk, t: Tensor) -> Axes:
+    a, b = src(t, 0), src(t, 1)
+    x, y = w.of(a), w.of(b, w.tokens_where(b, 1))
+    require(x[2] is None and x[3] is None, t, "src[0] has tokens or cells in its outer dimensions")
+    if x[0] is not None or y[0] is not None:
+        cells = x[0] is not None and x[0].span.kind == "cells"
+        require(x[0] == y[0] and cells and b in w.zeroed, t, "adds up tokens, or cells that no mask hides")
+    return x[1], y[1], y[2], y[3]
+
+
+def _mul_mat_id_axes(w: AxisWalk, t: Tensor) -> Axes:
+    a, x, y = (w.of(src(t, i)) for i in range(3))
+    require(a == NONE and x[0] is None, t, "adds up tokens or cells")
+    require(y[0] is None and y[1] == x[2], t, "ids and src[1] count different things")
+    return x
+
+
 EMITTERS: dict[str, Emitter] = {
     "DIAG": _diag,
     "MUL_MAT": _mul_mat,
@@ -132,3 +150,4 @@ EMITTERS: dict[str, Emitter] = {
     "SOLVE_TRI": _solve_tri,
     "TRI": _tri,
 }
+AXES: dict[str, Rule] = {"MUL_MAT": _mul_mat_axes, "MUL_MAT_ID": _mul_mat_id_axes}

@@ -102,22 +102,16 @@ def _finish(e: Walk, node: Tensor, y: Value, y_shape: Shape, states: Sequence[Va
 
 
 def _run(
-    e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape
-) -> None:
-    """Store a scan over axis 1 and its last state; `y_shape` has sequences and tokens first."""
-    y, last = scan(e.c, step, state, inputs, fixed, y_shape[1])
-    _finish(e, node, y, y_shape, [last])
-
-
-def _run_keeping(
-    e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape
-) -> None:
-    """As `_run`, with the last `K` states, the latest first: every token's then leaves the loop."""
-    count, tokens = node.params.K, y_shape[1]
+    e: Walk, node: Tensor, step: Step, state: Value, inputs: Sequence[Value], fixed: Sequence[Value], y_shape: Shape,
+    *, count: int = 1
+) -> None:  # fmt: skip
+    """Store a scan over axis 1 and its last `count` states, the latest first; `y_shape`: sequences and tokens first."""
+    c, shape, tokens = e.c, shape_of(e.c, state), y_shape[1]
     if count == 1:
-        _run(e, node, step, state, inputs, fixed, y_shape)
+        y, last = scan(c, step, state, inputs, fixed, tokens)
+        _finish(e, node, y, y_shape, [last])
         return
-    c, shape = e.c, shape_of(e.c, state)
+    # every token's state leaves the loop
     width = math.prod(y_shape[2:])
     size = math.prod(shape[1:])
 
@@ -168,7 +162,7 @@ def _ssm_scan(e: Walk, node: Tensor) -> None:
         *(reshape(c, e.number(src(node, i)), (n_s, n_t, groups, 1, d_state)) for i in (4, 5)),
     ]
     decay = reshape(c, e.number(a), (1, groups, per, a.ne[0]))
-    _run_keeping(e, node, _ssm_step, state, inputs, [decay], (n_s, n_t, groups, per, dim))
+    _run(e, node, _ssm_step, state, inputs, [decay], (n_s, n_t, groups, per, dim), count=node.params.K)
 
 
 # -- linear attention -------------------------------------------------------------------------------------------------
@@ -235,7 +229,8 @@ def _gated_delta_net(e: Walk, node: Tensor) -> None:
     g = src(node, 3)
     decay = c.shaped(o.exp(e.number(g)), g.shape)
     inputs = [q, k, e.number(v), decay, e.number(src(node, 4))]
-    _run_keeping(e, node, _delta_step, e.number(src(node, 5)), inputs, [], (n_s, n_t, heads, size))
+    state, shape = e.number(src(node, 5)), (n_s, n_t, heads, size)
+    _run(e, node, _delta_step, state, inputs, [], shape, count=node.params.K)
 
 
 def _spread(e: Walk, x: Tensor, v: Tensor) -> Value:

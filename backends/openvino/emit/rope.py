@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -12,12 +12,14 @@ import openvino.opset15 as o
 from numpy.typing import NDArray
 from openvino import Type
 
+from backends.openvino.axes import NONE, Axes, AxisWalk, Rule, at, require
 from backends.openvino.nodes import Constants, Shape, Value, cut, reshape, shape_of, tile
-from backends.openvino.walk import Walk, optional, src
+from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
 from conformance.backend.translating.sym import Sym
+from conformance.ggml.ops.op import optional
 from conformance.ggml.ops.rope import ROPE_TYPE
-from conformance.ggml.tensor import Tensor
+from conformance.ggml.tensor import Params, Tensor
 
 ALL = 2**31 - 1
 """The end of a slice that takes everything, as the plugin's pattern has it."""
@@ -25,37 +27,21 @@ ALL = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """What of a ROPE node decides its angles."""
+    """The angles of a ROPE node."""
 
-    n_dims: int
-    mode: int
-    n_ctx_orig: int
-    freq_base: float
-    freq_scale: float
-    ext_factor: float
-    attn_factor: float
-    beta_fast: float
-    beta_slow: float
-    sections: tuple[int, int, int, int]
+    p: Params
     pairs: int
-
-    @classmethod
-    def of(cls, node: Tensor) -> Angles:
-        """From the node's parameters."""
-        p = node.params
-        pairs = (int(node.ne[0]) if p.mode == ROPE_TYPE.VISION else p.n_dims) // 2
-        return cls(**{f.name: getattr(p, f.name) for f in fields(cls) if f.name != "pairs"}, pairs=pairs)
 
     def steps(self) -> list[tuple[int, int]]:
         """Per pair: which of the four positions it turns by, and how often the frequency was scaled."""
-        if not self.mode & ROPE_TYPE.MROPE:
+        if not self.p.mode & ROPE_TYPE.MROPE:
             return [(0, i) for i in range(self.pairs)]
         pairs, since = [], [0, 0, 0, 0]
-        s0, s1, s2, _ = self.sections
+        s0, s1, s2, _ = self.p.sections
         starts = [0, s0, s0 + s1, s0 + s1 + s2]
         for i in range(self.pairs):
-            sector = i % sum(self.sections)
-            if self.mode == ROPE_TYPE.VISION and sector in starts:
+            sector = i % sum(self.p.sections)
+            if self.p.mode == ROPE_TYPE.VISION and sector in starts:
                 # an empty section's start is another's too; ggml resets the first that matches
                 since[starts.index(sector)] = i
             kind = self._kind(sector, starts)
@@ -63,36 +49,37 @@ class Angles:
         return pairs
 
     def _kind(self, sector: int, starts: list[int]) -> int:
-        if self.mode == ROPE_TYPE.IMROPE:
+        if self.p.mode == ROPE_TYPE.IMROPE:
             kind = sector % 3
-            return kind if sector < 3 * self.sections[kind] else 3
+            return kind if sector < 3 * self.p.sections[kind] else 3
         return 3 if sector >= starts[3] else 2 if sector >= starts[2] else 1 if sector >= starts[1] else 0
 
     def yarn(self, i: int) -> float:
         """The factor of pair `i`'s angle: ggml's `rope_yarn`, which is linear in the angle."""
-        if self.ext_factor == 0.0:
-            return self.freq_scale
-        low, high = (self._corr_dim(b) for b in (self.beta_fast, self.beta_slow))
-        low, high = max(0.0, _whole(math.floor, low)), min(self.n_dims - 1.0, _whole(math.ceil, high))
+        if self.p.ext_factor == 0.0:
+            return float(self.p.freq_scale)
+        low, high = (self._corr_dim(b) for b in (self.p.beta_fast, self.p.beta_slow))
+        low, high = max(0.0, _whole(math.floor, low)), min(self.p.n_dims - 1.0, _whole(math.ceil, high))
         ramp = 1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))
-        mix = ramp * self.ext_factor
-        return self.freq_scale * (1.0 - mix) + mix
+        mix = ramp * self.p.ext_factor
+        return float(self.p.freq_scale * (1.0 - mix) + mix)
 
     def _corr_dim(self, beta: float) -> float:
-        if self.n_ctx_orig <= 0:
+        if self.p.n_ctx_orig <= 0:
             return -math.inf  # what logf(0) gives in ggml
-        return self.n_dims * math.log(self.n_ctx_orig / (beta * 2 * math.pi)) / (2 * math.log(self.freq_base))
+        turns = math.log(self.p.n_ctx_orig / (beta * 2 * math.pi))
+        return float(self.p.n_dims * turns / (2 * math.log(self.p.freq_base)))
 
     @property
     def magnitude(self) -> float:
         """What cos and sin are multiplied with."""
-        return self.attn_factor * (1.0 + 0.1 * math.log(1.0 / self.freq_scale) if self.ext_factor else 1.0)
+        return float(self.p.attn_factor * (1.0 + 0.1 * math.log(1.0 / self.p.freq_scale) if self.p.ext_factor else 1.0))
 
     def frequencies(self) -> NDArray[np.float64]:
         """Radians per position, per pair."""
         power = np.array([n for _, n in self.steps()])
         yarn = np.array([self.yarn(i) for i in range(self.pairs)])
-        return np.asarray(self.freq_base ** (-2.0 * power / self.n_dims) * yarn, np.float64)
+        return np.asarray(self.p.freq_base ** (-2.0 * power / self.p.n_dims) * yarn, np.float64)
 
 
 def _whole(rounded: Callable[[float], int], x: float) -> float:
@@ -102,7 +89,7 @@ def _whole(rounded: Callable[[float], int], x: float) -> float:
 def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Value | None) -> Value:
     """Radians per token and pair, shape (ne2, pairs)."""
     n = node.ne[2]
-    if angles.mode & ROPE_TYPE.MROPE:
+    if angles.p.mode & ROPE_TYPE.MROPE:
         kinds = np.array([k for k, _ in angles.steps()])
         rows = o.gather(reshape(e.c, positions, (4, n)), o.constant(kinds), e.c.axis(0))
         positions = o.transpose(rows, e.c.i64(1, 0))
@@ -134,7 +121,7 @@ def _turns(e: Walk, node: Tensor, angles: Angles) -> tuple[Value, Value]:
     """Cosine and sine, each (ne3 * ne2, pairs), made once for all nodes of equal positions and parameters."""
     frequency_factors = optional(node, 2)
     positions, factors = e.number(src(node, 1)), frequency_factors and e.number(frequency_factors)
-    key = (node.op, angles, node.ne[3], id(positions), id(factors))
+    key = (node.op, node.op_params, angles.pairs, node.ne[3], id(positions), id(factors))
     if key not in e.shared:
         theta, m = _theta(e, node, angles, positions, factors), angles.magnitude
         halves = (f(theta) if m == 1.0 else o.multiply(f(theta), e.c.f32(m)) for f in (o.cos, o.sin))
@@ -261,13 +248,14 @@ def _normal_static(e: Walk, t: Turning) -> Value:
 
 def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
     """Channels before `n_offs` and behind the last pair stay as they are."""
-    c, x, angles, size = e.c, e.number(src(node, 0)), Angles.of(node), e.c.fixed(node.ne[0])
-    first = 0 if angles.mode == ROPE_TYPE.VISION else node.params.n_offs
+    c, x, p, size = e.c, e.number(src(node, 0)), node.params, e.c.fixed(node.ne[0])
+    vision = p.mode == ROPE_TYPE.VISION
+    first, angles = 0 if vision else p.n_offs, Angles(p, (size if vision else p.n_dims) // 2)
     part = cut(c, x, [first], [size], [3])
     cos, sin = _turns(e, node, angles)
     moving = part if first else c.source(x)
     t = Turning(moving, cos, sin, node.ne[2] * node.ne[3], node.ne[1], size - first, angles.pairs)
-    turn = _neox if angles.mode != ROPE_TYPE.NORMAL else _normal_static if static else _normal
+    turn = _neox if p.mode != ROPE_TYPE.NORMAL else _normal_static if static else _normal
     y = c.shaped(turn(e, t), (1, t.tokens, t.heads, t.size))
     if first:
         y = reshape(c, y, shape_of(c, part))
@@ -275,6 +263,20 @@ def _rope(e: Walk, node: Tensor, *, static: bool = False) -> None:
     e.store(node, y)
 
 
+def _axes(w: AxisWalk, t: Tensor) -> Axes:
+    a, pos = src(t, 0), src(t, POSITIONS[t.op])
+    axes = w.of(a)
+    require(axes[0] is None, t, "turns pairs of tokens or cells")
+    own = w.of(pos, at(0, axes[2]))
+    require(own[0] == axes[2] and pos.ne[0] == a.ne[2], t, "positions that are not one per token")
+    factors = optional(t, 2)
+    require(factors is None or w.of(factors) == NONE, t, "frequency factors that change with the tokens")
+    return axes
+
+
 EMITTERS: dict[str, Emitter] = dict.fromkeys(("ROPE", "ROPE_BACK"), _rope)
 STATIC: dict[str, Emitter] = dict.fromkeys(EMITTERS, partial(_rope, static=True))
 """For devices that take no sizes at run time."""
+AXES: dict[str, Rule] = {"ROPE": _axes}
+POSITIONS = {"ROPE": 1}
+"""Op -> place among its sources of the tokens' positions."""

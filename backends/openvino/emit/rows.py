@@ -6,6 +6,7 @@ import numpy as np
 import openvino.opset15 as o
 from openvino import Type
 
+from backends.openvino.axes import NONE, Axes, Axis, AxisWalk, Rule, Span, at, require, row_alike
 from backends.openvino.forms import NUMBER, NUMBERS, parts
 from backends.openvino.nodes import Constants, Value, cut, quantized, reshape, shape_of, tile
 from backends.openvino.views import Rows, scatter
@@ -146,6 +147,38 @@ def _set_rows(e: Walk, node: Tensor) -> None:
     e.store_parts(node, {p.name: scatter(e.c, old[p.name], table, new[p.name], p.width) for p in parts(node.type)})
 
 
+# -- axes -------------------------------------------------------------------------------------------------------------
+def _sum_axes(w: AxisWalk, t: Tensor) -> Axes:
+    axes = w.of(src(t, 0))
+    require(axes[0] is None, t, "adds up tokens or cells")
+    return axes
+
+
+def _get_rows_axes(w: AxisWalk, t: Tensor) -> Axes:
+    axes, ids = w.of(src(t, 0)), src(t, 1)
+    require(axes[0] is None, t, "rows over tokens or cells")
+    if axes[1] is None:
+        own = w.of(ids, w.tokens_where(ids, 0))
+    else:
+        require(axes[1] == Axis(w.tokens) and ids.op == "NONE", t, "picks cells, or tokens by computed indices")
+        own = w.of(ids, at(0, Axis(Span("outputs", ids.ne[0], 1 if ids.ne[0] == 1 else w.tokens.slots))))
+    require(axes[2] == own[1] and axes[3] == own[2], t, "rows and indices count different things")
+    return None, own[0], own[1], own[2]
+
+
+def _set_rows_axes(w: AxisWalk, t: Tensor) -> Axes:
+    b, ids, a = (src(t, i) for i in range(3))
+    axes = w.of(b)
+    require(axes == at(1, axes[1]), t, "stores tokens or cells otherwise than as rows")
+    require(ids.op == "NONE" and ids not in w.persistent, t, "stores at computed indices")
+    require(w.of(ids, at(0, axes[1])) == at(0, axes[1]) and w.of(a) == NONE, t, "rows and indices differ")
+    if t.view_src in w.transposed:
+        require(axes[1] is not None or w.tokens.size == 1, t, "stores what does not depend on the tokens")
+        if not w.transposed[t.root] and ids not in w.rows:
+            w.rows.append(ids)
+    return NONE
+
+
 EMITTERS: dict[str, Emitter] = {
     "ARGMAX": _argmax,
     "ARGSORT": _argsort,
@@ -160,4 +193,10 @@ EMITTERS: dict[str, Emitter] = {
     "SUM": _sum(0, 1, 2, 3),
     "SUM_ROWS": _sum(3),
     "TOP_K": _top_k,
+}
+AXES: dict[str, Rule] = {
+    **dict.fromkeys(("NORM", "RMS_NORM", "L2_NORM", "ARGSORT", "TOP_K"), row_alike),
+    "GET_ROWS": _get_rows_axes,
+    "SET_ROWS": _set_rows_axes,
+    "SUM_ROWS": _sum_axes,
 }

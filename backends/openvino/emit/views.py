@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from math import prod
+
 import openvino.opset15 as o
 from openvino import Type
 
+from backends.openvino.axes import NONE, Axes, Axis, AxisWalk, FixedError, Rule, alike, at, require
 from backends.openvino.forms import NUMBERS, parts
-from backends.openvino.nodes import Value, cut, reshape, shape_of, tile, transpose
+from backends.openvino.nodes import Value, cut, reshape, shape_of, tile, transpose, windows
 from backends.openvino.views import Region, read, write
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
@@ -80,12 +84,11 @@ def _ssm_conv(e: Walk, node: Tensor) -> None:
     n_t, n_s, inner = node.ne[1], node.ne[2], node.ne[0]
     w = reshape(e.c, w, shape_of(e.c, w)[2:])
     x = reshape(e.c, x, shape_of(e.c, x)[1:])
-    total: Value | None = None
-    for i in range(e.c.fixed(src(node, 1).ne[0])):
-        term = o.multiply(cut(e.c, x, [i], [i + n_t], [2]), cut(e.c, w, [i], [i + 1], [1]))
-        total = term if total is None else o.add(total, term)
-    assert total is not None  # d_conv is at least 1
-    e.store(node, transpose(e.c, e.c.shaped(total, (n_s, inner, n_t)), (0, 2, 1)))
+    terms = (
+        o.multiply(cut(e.c, x, [i], [i + n_t], [2]), cut(e.c, w, [i], [i + 1], [1]))
+        for i in range(e.c.fixed(src(node, 1).ne[0]))
+    )
+    e.store(node, transpose(e.c, e.c.shaped(reduce(o.add, terms), (n_s, inner, n_t)), (0, 2, 1)))
 
 
 def _pool_2d(e: Walk, node: Tensor) -> None:
@@ -112,39 +115,24 @@ def _im2col(e: Walk, node: Tensor) -> None:
         n, channels = b.ne[2], b.ne[1]
         x = reshape(c, x, (n, channels, 1, b.ne[0]))
     x = o.pad(x, c.i64(0, 0, p1, p0), c.i64(0, 0, p1, p0), "constant", c.f32(0.0))
-    windows = []
-    for j in range(kh):
-        for i in range(kw):
-            first = c.i64(j * d1, i * d0)
-            last = c.i64(j * d1 + (oh - 1) * s1 + 1, i * d0 + (ow - 1) * s0 + 1)
-            window = o.slice(x, first, last, c.i64(s1, s0), c.i64(2, 3))
-            windows.append(o.unsqueeze(o.transpose(window, c.i64(0, 2, 3, 1)), c.i64(-1)))
-    y = windows[0] if len(windows) == 1 else o.concat(windows, -1)
+    slices = windows(c, x, (kh, kw), (oh, ow), (s1, s0), (d1, d0))
+    columns = [o.unsqueeze(o.transpose(w, c.i64(0, 2, 3, 1)), c.i64(-1)) for w in slices]
+    y = columns[0] if len(columns) == 1 else o.concat(columns, -1)
     e.store(node, reshape(c, c.shaped(y, (n, oh, ow, channels, kh * kw)), node.shape))
 
 
 def _conv_2d_dw(e: Walk, node: Tensor) -> None:
-    """One strided slice of the padded input for each element of the kernel, times that element of each channel.
-
-    No GroupConvolution: `Model.evaluate` has none.
-    """
+    """Slices of the padded input times their element of the kernel: `Model.evaluate` has no GroupConvolution."""
     p, c, a = node.params, e.c, src(node, 0)
     kh, kw, channels = c.fixed(a.ne[1]), c.fixed(a.ne[0]), c.fixed(a.ne[3])
     x = o.pad(e.number(src(node, 1)), c.i64(0, 0, p.pad1, p.pad0), c.i64(0, 0, p.pad1, p.pad0), "constant", c.f32(0.0))
-    kernel = reshape(c, e.number(a), (channels, kh, kw))
-    total: Value | None = None
-    for j in range(kh):
-        for i in range(kw):
-            first = c.i64(j * p.dilation1, i * p.dilation0)
-            last = c.i64(
-                j * p.dilation1 + (node.ne[1] - 1) * p.stride1 + 1, i * p.dilation0 + (node.ne[0] - 1) * p.stride0 + 1
-            )
-            window = o.slice(x, first, last, c.i64(p.stride1, p.stride0), c.i64(2, 3))
-            factor = cut(c, cut(c, kernel, [j], [j + 1], [1]), [i], [i + 1], [2])
-            term = o.multiply(window, reshape(c, factor, (channels, 1, 1)))
-            total = term if total is None else o.add(total, term)
-    assert total is not None  # a kernel has an element
-    e.store(node, c.shaped(total, node.shape))
+    kernel = reshape(c, e.number(a), (channels, kh * kw, 1, 1))
+    slices = windows(c, x, (kh, kw), node.ne[1::-1], (p.stride1, p.stride0), (p.dilation1, p.dilation0))
+    terms = (
+        o.multiply(window, reshape(c, cut(c, kernel, [i], [i + 1], [1]), (channels, 1, 1)))
+        for i, window in enumerate(slices)
+    )
+    e.store(node, c.shaped(reduce(o.add, terms), node.shape))
 
 
 def _pad(e: Walk, node: Tensor) -> None:
@@ -169,6 +157,71 @@ def _roll(e: Walk, node: Tensor) -> None:
     e.store(node, e.c.shaped(x, node.shape), exact=True)
 
 
+# -- axes, also of the ops that only view -----------------------------------------------------------------------------
+def _alias_axes(w: AxisWalk, t: Tensor) -> Axes:
+    require(t.view_src in w.persistent and t.view_src not in w.transposed, t, "a view of a tensor without an op")
+    return NONE
+
+
+def _unknown_size(_: AxisWalk, t: Tensor) -> Axes:
+    raise FixedError(f"{t}: its size is not its sources'")
+
+
+def _cpy_axes(w: AxisWalk, t: Tensor) -> Axes:
+    a, b = src(t, 0), t.src[1]
+    casts_mask = a.op == "NONE" and a not in w.persistent and a.ne[0] in w.cells and a.ne[1] >= w.tokens.size
+    axes = w.of(a, w.mask_axes(a.ne[0]) if casts_mask else NONE)
+    if b is not None and b is not t:
+        require(w.of(b) == axes == NONE or (w.of(b) == axes and a.ne == b.ne), t, "copies into another layout")
+    return axes
+
+
+def _permute_axes(w: AxisWalk, t: Tensor) -> Axes:
+    own = w.of(src(t, 0))
+    order = t.params.axes if t.op == "PERMUTE" else (1, 0, 2, 3)
+    return tuple(own[order.index(i)] for i in range(4))
+
+
+def _reshape_axes(w: AxisWalk, t: Tensor) -> Axes:
+    """Tokens are the outermost of what is reshaped, so they are the outermost of the result."""
+    a = src(t, 0)
+    own = w.of(a)
+    if own == NONE or a.ne == t.ne:
+        return own
+    i, axis = _only(own, t, "reshapes tokens and cells together")
+    require(prod(a.ne[i + 1 :]) == 1, t, "reshapes across tokens")
+    step = prod(a.ne[:i]) * axis.times
+    j = max(k for k in range(4) if t.ne[k] != 1)
+    inner = prod(t.ne[:j])
+    require(step % inner == 0 and axis.span.kind != "cells", t, "reshapes across tokens")
+    return at(j, Axis(axis.span, step // inner))
+
+
+def _view_axes(w: AxisWalk, t: Tensor) -> Axes:
+    a = src(t, 0)
+    own = w.of(a)
+    if t.view_src in w.transposed:
+        require(a.op == "NONE" or own == NONE, t, "a view of a view of a cache")
+        i, capacity = w.cells_of(t)
+        span = w.cells.get(t.ne[i])
+        require(span is not None and span.slots == capacity, t, "shows a number of cells that no mask has")
+        return at(i, Axis(span)) if span is not None else NONE
+    if own == NONE:
+        return NONE
+    j, axis = _only(own, t, "shows a part of tokens and cells")
+    same = [k for k in range(4) if t.ne[k] > 1 and t.nb[k] == a.nb[j] and t.ne[k] == a.ne[j]]
+    last = t.view_offs - a.view_offs + sum((t.ne[k] - 1) * t.nb[k] for k in range(4) if k not in same)
+    require(len(same) == 1 and last < a.nb[j], t, "shows some of the tokens only")
+    return at(same[0], axis)
+
+
+def _only(own: Axes, t: Tensor, what: str) -> tuple[int, Axis]:
+    """The one dimension that has an axis; FixedError, that `t` does `what`, if several have."""
+    have = [(i, axis) for i, axis in enumerate(own) if axis is not None]
+    require(len(have) == 1, t, what)
+    return have[0]
+
+
 EMITTERS: dict[str, Emitter] = {
     "ACC": _part(add=True),
     "CONCAT": _concat,
@@ -183,4 +236,15 @@ EMITTERS: dict[str, Emitter] = {
     "ROLL": _roll,
     "SET": _part(add=False),
     "SSM_CONV": _ssm_conv,
+}
+AXES: dict[str, Rule] = {
+    "CONT": _reshape_axes,
+    "CPY": _cpy_axes,
+    "DUP": alike,
+    "NONE": _alias_axes,
+    "PERMUTE": _permute_axes,
+    "REPEAT": _unknown_size,
+    "RESHAPE": _reshape_axes,
+    "TRANSPOSE": _permute_axes,
+    "VIEW": _view_axes,
 }

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
+from backends.openvino.axes import FixedError
 from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
 from conformance.backend.interface import YES, DeviceInfo, Support, Witness, no
 from conformance.backend.translating.engine import TranslatingSession
@@ -22,7 +23,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.quants import to_float
 from conformance.ggml.tensor import VIEW_OPS, Bytes, Tensor, computes, strided
 
-from .axes import FixedError, Spans, follow, kinds
+from .axes import Spans, follow
 from .chunks import Sized, chunks, collect, feeds, fingerprint, indexed, sized
 from .compile import npu_compiler
 
@@ -150,7 +151,8 @@ class NpuSession(OpenVinoSession):
             raise FixedError("a cache holds NaN or infinity, which no mask hides")
         values = {**inputs, **rows}
         runs = chunks(spans, values)
-        if len(runs) > 1 and any({"tokens", "cells"} <= kinds(spans.axes[t]) for t in outputs):
+        kinds = ({x.span.kind for x in spans.axes[t] if x is not None} for t in outputs)
+        if len(runs) > 1 and any({"tokens", "cells"} <= k for k in kinds):
             raise FixedError("scores before the mask are asked for, which meet cells that later chunks fill")
         small = self._at_size(stored, spans)
         twins = [small.twin[t] for t in outputs]

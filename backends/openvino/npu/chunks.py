@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.openvino.axes import NONE, Axes, Axis, FixedError
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
@@ -35,7 +36,7 @@ from conformance.ggml.tensor import (
 )
 from conformance.ggml.types import F32, I64
 
-from .axes import NONE, Axes, Axis, FixedError, Spans
+from .axes import Spans
 
 Array: TypeAlias = NDArray[Any]
 _B = Builder()

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.openvino.axes import Axis, FixedError, Span
+from backends.openvino.emit.rope import POSITIONS
 from backends.openvino.state.log import fused, logs, roles_in
 from conformance.backend.translating.lift import structure, values
 from conformance.backend.translating.plan import Role
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
+from conformance.ggml.ops.op import operand
 from conformance.ggml.tensor import Bytes, Tensor, computes, is_contiguous, strided
 from conformance.ggml.types import I32
 
-from .axes import Axis, FixedError, Span, Spans, follow
+from .axes import Spans, follow, source
 from .chunks import indexed, sized
 
 Array: TypeAlias = NDArray[np.int64]
@@ -133,28 +136,21 @@ def decoder(
 
 def _leaves(nodes: Sequence[Tensor], roles: Mapping[Tensor, Role]) -> Leaves:
     """Each by the one op that reads it."""
-    tokens = {n.src[1] for n in nodes if n.op == "GET_ROWS" and roles.get(_src(n, 0)) == "weight"}
-    positions = {n.src[1] for n in nodes if n.op == "ROPE"}
-    masks = {n.src[3] for n in nodes if n.op == "FLASH_ATTN_EXT" and len(n.src) > 3}  # q, k, v first
+    tokens = {n.src[1] for n in nodes if n.op == "GET_ROWS" and roles.get(operand(n, 0)) == "weight"}
+    positions = {n.src[POSITIONS[n.op]] for n in nodes if n.op in POSITIONS}
+    masks = {source(n, "mask") for n in nodes if n.op == "FLASH_ATTN_EXT"}
     cells = {n.src[1]: None for n in nodes if n.op == "SET_ROWS" and roles.get(n.root) == "cache"}
-    picks = {_src(n, 1) for n in nodes if _picks(n, roles)}
-    attends = any(n.op == "SOFT_MAX" for n in nodes)
+    picks = {operand(n, 1) for n in nodes if _picks(n, roles)}
     if not masks:
-        why = "SOFT_MAX; its caches grow as logs, which FLASH_ATTN_EXT alone reads" if attends else "no FLASH_ATTN_EXT"
-        raise UnfitError(f"attention by {why}")
+        other = next(n.op for n in nodes if source(n, "mask") is not None)  # `follow` has found one
+        raise UnfitError(f"attention by {other}; its caches grow as logs, which FLASH_ATTN_EXT alone reads")
     return Leaves(
         _one(tokens, roles, "GET_ROWS of an embedding by token ids"),
-        _one(positions, roles, "ROPE by positions"),
+        _one(positions, roles, f"{' or '.join(POSITIONS)} by positions"),
         _one(masks, roles, "FLASH_ATTN_EXT with a mask"),
         tuple(_one({t}, roles, "SET_ROWS by cells") for t in cells),
         _one(picks, roles, "GET_ROWS of tokens") if picks else None,
     )
-
-
-def _src(node: Tensor, i: int) -> Tensor:
-    t = node.src[i]
-    assert t is not None  # these ops have it
-    return t
 
 
 def _one(leaves: AbstractSet[Tensor | None], roles: Mapping[Tensor, Role], what: str) -> Tensor:
@@ -168,7 +164,7 @@ def _picks(node: Tensor, roles: Mapping[Tensor, Role]) -> bool:
     """Whether `node` picks, among what was computed for tokens, those that give logits."""
     if node.op != "GET_ROWS":
         return False
-    a, ids = _src(node, 0), _src(node, 1)
+    a, ids = operand(node, 0), operand(node, 1)
     return a.root not in roles and roles.get(ids) == "input" and ids.type is I32
 
 
@@ -190,7 +186,7 @@ def _all_tokens(graph: Graph, end: Tensor, persistent: Mapping[Tensor, Role]) ->
     copies: dict[Tensor, Tensor] = {}
     for t in graph:
         if _picks(t, roles):
-            a = copies.get(_src(t, 0), _src(t, 0))
+            a = copies.get(operand(t, 0), operand(t, 0))
             if a.ne != t.ne or not is_contiguous(a) or a.type is not t.type:
                 raise UnfitError(f"{t}: picks something else than tokens")
             copies[t] = a
@@ -213,6 +209,8 @@ class Run:
     """Position of the first token: how many stand before it."""
     wanted: Array
     """Tokens whose logits are asked for, as places among `tokens`."""
+    cells: Array
+    """That hold the tokens of the sequence after this step, in the order of their positions."""
 
     @property
     def past(self) -> int:
@@ -220,34 +218,30 @@ class Run:
         return self.first + len(self.tokens)
 
 
-@dataclass(slots=True)
-class History:
-    """The cells that hold the tokens of the sequence, in the order of their positions."""
+def follow_step(decoder: Decoder, inputs: Mapping[Tensor, Bytes], before: Array) -> Run:
+    """Read a step's inputs; `before` are the cells of the step before it.
 
-    cells: Array = field(default_factory=lambda: np.empty(0, np.int64))
-
-    def step(self, decoder: Decoder, inputs: Mapping[Tensor, Bytes]) -> Run:
-        """Read a step's inputs, and follow it; UnfitError if it does not go on, or back, with one causal sequence."""
-        leaves, values = decoder.leaves, {**inputs, **decoder.rows}
-        n = decoder.n_tokens
-        tokens, positions = _vector(leaves.tokens, values, n), _vector(leaves.positions, values, n)
-        places = [_vector(t, values, n) for t in leaves.cells]
-        first = int(positions[0])
-        if (positions != np.arange(first, first + n)).any():
-            raise UnfitError("positions that do not follow one another; it holds one sequence")
-        if not 0 <= first <= len(self.cells):
-            raise UnfitError(
-                f"begins at position {first} with {len(self.cells)} tokens before it; what a cache holds cannot be "
-                f"given to it, only computed"
-            )
-        if any((p != places[0]).any() for p in places):
-            raise UnfitError("K and V of a token go to different cells")
-        cells = np.concatenate([self.cells[:first], places[0]])
-        if len(set(cells.tolist())) < len(cells):
-            raise UnfitError("a cell of the sequence is overwritten while later tokens still see it")
-        _check_mask(leaves, values[leaves.mask], cells, first)
-        self.cells = cells
-        return Run(tokens, first, _wanted(decoder, values))
+    UnfitError if it does not go on, or back, with one causal sequence.
+    """
+    leaves, values = decoder.leaves, {**inputs, **decoder.rows}
+    n = decoder.n_tokens
+    tokens, positions = _vector(leaves.tokens, values, n), _vector(leaves.positions, values, n)
+    places = [_vector(t, values, n) for t in leaves.cells]
+    first = int(positions[0])
+    if (positions != np.arange(first, first + n)).any():
+        raise UnfitError("positions that do not follow one another; it holds one sequence")
+    if not 0 <= first <= len(before):
+        raise UnfitError(
+            f"begins at position {first} with {len(before)} tokens before it; what a cache holds cannot be given to "
+            f"it, only computed"
+        )
+    if any((p != places[0]).any() for p in places):
+        raise UnfitError("K and V of a token go to different cells")
+    cells = np.concatenate([before[:first], places[0]])
+    if len(set(cells.tolist())) < len(cells):
+        raise UnfitError("a cell of the sequence is overwritten while later tokens still see it")
+    _check_mask(leaves, values[leaves.mask], cells, first)
+    return Run(tokens, first, _wanted(decoder, values), cells)
 
 
 def _vector(t: Tensor, values: Mapping[Tensor, Bytes], n: int) -> Array:

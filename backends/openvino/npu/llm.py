@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from openvino import Model, Node, PartialShape, Type
 
 from backends.openvino.backend import OpenVinoSession, OpenVinoStateless
+from backends.openvino.bind import HostMemory
 from backends.openvino.compile import words
 from backends.openvino.nodes import Constants, Shape, Value
-from backends.openvino.state.log import roles_in
+from backends.openvino.state.log import caches_of, roles_in
 from backends.openvino.state.variables import StateWalk
-from backends.openvino.walk import Weights
 from conformance.backend.interface import YES, Support, Witness, no
 from conformance.backend.measure import Peak
 from conformance.backend.translating.engine import traced
@@ -35,7 +35,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes
 
 from .compile import DEVICE, WRAPPER, NpuCompiler
-from .decoder import Decoder, Form, History, Run, UnfitError, decoder
+from .decoder import Decoder, Form, Run, UnfitError, decoder, follow_step
 
 AT_ONCE = 8
 """Tokens of one run after the prompt at most: OpenVINO rounds up to 8. It gives logits for as many, at the end of a
@@ -68,14 +68,15 @@ class Course:
 
 def course(case: Case) -> Course:
     """The course of a case; UnfitError, which names the step, if it has none."""
-    roles, history = _persistent(case), History()
+    roles, cells = _persistent(case), np.empty(0, np.int64)
     decoders: dict[Graph, Decoder] = {}
     runs: list[Run] = []
     for k, step in enumerate(case.steps):
         try:
             if step.graph not in decoders:
                 decoders[step.graph] = decoder(step.graph, roles, tuple(step.outputs), step.inputs.keys())
-            runs.append(history.step(decoders[step.graph], step.inputs))
+            runs.append(follow_step(decoders[step.graph], step.inputs, cells))
+            cells = runs[-1].cells
         except UnfitError as e:
             raise UnfitError(f"step {k}: {e}") from e
     base = next((d for d in decoders.values() if d.n_tokens > 1), None)
@@ -118,7 +119,7 @@ class LlmSession(OpenVinoSession):
         self._emitters = backend.emitters()
         self._npu = npu
         self._own = _persistent(case)
-        self._history = History()
+        self._cells = np.empty(0, np.int64)
         self._machine: Machine | None = None
 
     def opaque(self) -> frozenset[Tensor]:
@@ -144,7 +145,8 @@ class LlmSession(OpenVinoSession):
         d = self._course.decoders.get(graph)
         if d is None or any(t is not d.logits for t in outputs):
             raise UnfitError("a graph of the case and its logits expected, another graph or output asked for")
-        run = self._history.step(d, inputs)
+        run = follow_step(d, inputs, self._cells)
+        self._cells = run.cells
         w, known = self._witness, self._machine is not None
         w.path = "cached" if known else "translated"
         w.compiles += not known
@@ -248,7 +250,7 @@ def _input(name: str, type_: Type, rank: int) -> Node:
 class LlmWalk(StateWalk):
     """The walk of a decoder in its `Form`, traced over one symbol: the number of tokens."""
 
-    def __init__(self, plan: Plan, leaves: Sequence[Tensor], memory: Weights) -> None:
+    def __init__(self, plan: Plan, leaves: Sequence[Tensor], memory: HostMemory) -> None:
         super().__init__(plan, memory)
         self._ids, self._mask_in = _input("input_ids", Type.i64, 2), _input("attention_mask", Type.i64, 2)
         self._positions, self._beams = _input("position_ids", Type.i64, 2), [_input("beam_idx", Type.i32, 1)]
@@ -256,8 +258,8 @@ class LlmWalk(StateWalk):
         self.c = TokenConstants(tokens)
         self._ports = dict(zip(leaves, (self._ids, self._positions), strict=True))
         self._named: dict[Tensor, str] = {}
-        for layer, a in enumerate(self._logs[0].attentions):
-            for cache, kind in ((a.k, "key"), (a.v, "value")):
+        for layer, node in enumerate(self._logs[0].attentions):
+            for cache, kind in zip(caches_of(node), ("key", "value"), strict=True):
                 if self._named.setdefault(cache, f"{layer}.{kind}") != f"{layer}.{kind}":
                     raise BackendError(f"{cache}: is attended to in two layers")
         self._laid[0] = self._causal(tokens)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from conformance.backend.translating.plan import Role
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import VIEW_OPS, Bytes, Dims, Tensor, computes, contiguous_nb, is_contiguous, nelements
+from conformance.ggml.ops.op import operand
+from conformance.ggml.tensor import VIEW_OPS, Bytes, Dims, Tensor, computes, is_contiguous, nelements, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I32, I64
 
 TYPES = frozenset({F32, F16, BF16})
@@ -35,15 +36,6 @@ Extent: TypeAlias = tuple[int, int, int, int, int]
 
 # -- recognising logs -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """A FLASH_ATTN_EXT over two caches of the same shape."""
-
-    node: Tensor
-    k: Tensor
-    v: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Logged:
     """Caches that one graph writes to the same cells and attends to with the same mask: one log."""
 
@@ -52,7 +44,8 @@ class Logged:
     """SET_ROWS or CPY that appends to each cache."""
     places: tuple[Tensor, ...]
     """Of the writers, one for each leaf of ids and each place: they must all mean the same cells."""
-    attentions: tuple[Attention, ...]
+    attentions: tuple[Tensor, ...]
+    """FLASH_ATTN_EXT over two of the caches."""
     mask: Tensor
     heads: int
     head_size: int
@@ -76,6 +69,11 @@ def roles_in(graph: Graph, persistent: Mapping[Tensor, Role]) -> dict[Tensor, Ro
     return {t: persistent.get(t, "input") for t in graph.tensors() if t.view_src is None and t not in nodes}
 
 
+def caches_of(attention: Tensor) -> tuple[Tensor, Tensor]:
+    """The caches that K and V are views of."""
+    return operand(attention, 1).root, operand(attention, 2).root
+
+
 def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) -> list[Logged] | str:
     """The logs that the caches of `graph` can be kept as, or why one cannot.
 
@@ -85,7 +83,7 @@ def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) 
     caches = [t for t, role in roles.items() if role == "cache"]
     nodes = [n for n in graph if computes(n)]
     place = {n: i for i, n in enumerate(nodes)}
-    groups: dict[tuple[Tensor, Extent | None], list[Attention]] = {}
+    groups: dict[tuple[Tensor, Extent | None], list[Tensor]] = {}
     writers: dict[Tensor, Tensor] = {}
     for t in caches:
         writer = _writer(t, nodes, roles)
@@ -102,26 +100,26 @@ def logs(graph: Graph, roles: Mapping[Tensor, Role], outputs: Sequence[Tensor]) 
         k, v, mask = (s for s in node.src[1:4] if s is not None)
         if place[node] < max(place[writers[k.root]], place[writers[v.root]]):
             return f"{node}: reads a cache before it is written"
-        groups.setdefault((mask, _extent(k)), []).append(Attention(node, k.root, v.root))
+        groups.setdefault((mask, _extent(k)), []).append(node)
     if any(t.root in writers for t in outputs):
         return "a cache is an output of the graph"
     return _grouped(groups, writers)
 
 
 def _grouped(
-    groups: Mapping[tuple[Tensor, Extent | None], list[Attention]], writers: Mapping[Tensor, Tensor]
+    groups: Mapping[tuple[Tensor, Extent | None], list[Tensor]], writers: Mapping[Tensor, Tensor]
 ) -> list[Logged] | str:
     out = []
     for (mask, extent), attentions in groups.items():
         assert extent is not None  # `_unfit` has looked
         heads, head_size, first, streams, size = extent
-        caches = tuple(dict.fromkeys(t for a in attentions for t in (a.k, a.v)))
-        node = attentions[0].node
+        caches = tuple(dict.fromkeys(t for a in attentions for t in caches_of(a)))
+        node = attentions[0]
         places = {
             (writers[t].src[1] if writers[t].op == "SET_ROWS" else writers[t].view_offs): writers[t] for t in caches
         }
         rows = {nelements(writers[t].src[0] or t) for t in caches}  # the caches' rows are of one size
-        if any(rows != {a.node.ne[2] * streams * heads * head_size} for a in attentions):
+        if any(rows != {a.ne[2] * streams * heads * head_size} for a in attentions):
             return f"{node}: not every query has a row of its own in the cache"
         written = tuple(writers[t] for t in caches)
         shape = heads, head_size, node.ne[2], first, streams, size
@@ -187,10 +185,7 @@ def _unfit(node: Tensor, roles: Mapping[Tensor, Role]) -> str:
 
 
 def _extent(x: Tensor) -> Extent | None:
-    """Heads, head size, first stream, streams, cells per stream of the part of a cache that `x` shows.
-
-    `x`: ne (head size, cells, heads, streams). None where it shows anything else.
-    """
+    """Of the part of a cache that `x`, (head size, cells, heads, streams), shows; None where it shows anything else."""
     root, ts = x.root, x.type.type_size
     row = root.nb[1]
     size = x.nb[3] // row if x.ne[3] > 1 else root.ne[1]
@@ -218,8 +213,8 @@ def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tu
 
     Persistent tensors and inputs stay the same objects, but for masks.
     """
-    masks = {log.mask: _narrow(log.mask) for log in logs}
-    attentions = {a.node for log in logs for a in log.attentions}
+    masks = {m: new_tensor(m.type, 1, *m.ne[1:], name=m.name, flags=m.flags) for m in (log.mask for log in logs)}
+    attentions = {a for log in logs for a in log.attentions}
     marked = attentions | {w for log in logs for w in log.writers}
     copies = {
         s: _view(s, (s.ne[0], 1, *s.ne[2:]), s.view_offs) for a in attentions for s in a.src[1:3] if s is not None
@@ -242,11 +237,6 @@ def fused(graph: Graph, logs: Sequence[Logged], outputs: Sequence[Tensor]) -> tu
     wanted = tuple(copies.get(t, t) for t in outputs)
     used = reached([*(n for n in nodes if n.op not in VIEW_OPS), *wanted])
     return Graph(n for n in nodes if n in used), wanted
-
-
-def _narrow(mask: Tensor) -> Tensor:
-    ne = (1, *mask.ne[1:])
-    return Tensor(mask.type, ne, contiguous_nb(mask.type, ne), name=mask.name, flags=mask.flags)
 
 
 def _view(x: Tensor, ne: Dims, offset: int) -> Tensor:

@@ -18,12 +18,12 @@ from openvino import Node, Output, PartialShape, Type
 from openvino import Tensor as OvTensor
 from openvino.op.util import Variable, VariableInfo
 
-from backends.openvino.bind import HostMemory, Request
+from backends.openvino.bind import Emitted, Feed, HostMemory, Request
 from backends.openvino.compile import CompiledModel
 from backends.openvino.emit.attention import remembered, sdpa
 from backends.openvino.forms import NUMBER, VALUE, decode, encode, part_shape, parts
 from backends.openvino.nodes import TYPES, Shape, Value, ancestors, reshape, transpose
-from backends.openvino.walk import ROUND, Emitted, Feed, Walk, Weights, src
+from backends.openvino.walk import ROUND, Held, Walk, src
 from conformance.backend.translating.plan import AnyMemory, Emitter, Plan
 from conformance.backend.translating.sym import Sym
 from conformance.case.case import Case
@@ -50,7 +50,7 @@ class StateWalk(Walk):
 
     bound = False
 
-    def __init__(self, plan: Plan, memory: Weights) -> None:
+    def __init__(self, plan: Plan, memory: HostMemory) -> None:
         super().__init__(plan, memory)
         self._own: dict[Feed, tuple[Variable, Value]] = {}
         self._assigned: set[Feed] = set()
@@ -94,28 +94,18 @@ class StateWalk(Walk):
         self._out.sinks.append(o.assign(node, self._own[feed][0]))
         self._assigned.add(feed)
 
-    def store(self, node: Tensor, x: Value, *, exact: bool = False) -> None:
-        """As the base; a cache is never assigned a bare parameter, see `_bare`."""
-        super().store(node, x, exact=exact)
-        self._copied(node.root)
-
-    def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
-        """As `store`."""
-        super().store_parts(node, new)
-        self._copied(node.root)
-
     def read_again(self, node: Tensor) -> bool:
         """Also by the next step."""
         return self._cached(node) or super().read_again(node)
 
-    def _copied(self, root: Tensor) -> None:
+    def _hold(self, root: Tensor, held: Held) -> None:
+        """As the base; a cache is never assigned a bare parameter, see `_bare`."""
+        super()._hold(root, held)
         if not self._cached(root):
             return
-        held, old = self._held[root], self._leaf(root, whole=True)
-        if held.number is not None and _bare(held.number):
-            held.number = self._over(old.number, held.number, root.shape)
+        old = self._leaf(root, whole=True)
         for p in parts(root.type):
-            if held.parts is not None and old.parts is not None and _bare(held.parts[p.name]):
+            if _bare(held.parts[p.name]):
                 held.parts[p.name] = self._over(old.parts[p.name], held.parts[p.name], part_shape(root, p))
 
     def _over(self, old: Value, x: Value, shape: Shape) -> Value:
@@ -130,7 +120,7 @@ class StateWalk(Walk):
             self._parameter(t, p.name, p.dtype, part_shape(t, p))
         held = self._current(t, whole=True)
         if not held.rounded:
-            held.number, held.rounded = ROUND[t.type](self.c, held.number), True
+            held.parts[NUMBER], held.rounded = ROUND[t.type](self.c, held.parts[NUMBER]), True
         before = len(self._out.results)
         super()._cache(t, index)
         for result, (i, form) in zip(self._out.results[before:], self._out.outputs[before:], strict=True):
@@ -193,10 +183,7 @@ class StateWalk(Walk):
         return out
 
     def _revive(self) -> None:
-        """Give a variable whose old contents nothing reads a result of one element.
-
-        Without a ReadValue among its operations the plugin drops the Assign as well.
-        """
+        """Give each variable that nothing reads a result of one element, or the plugin drops its Assign too."""
         read = ancestors([*self._out.results, *self._out.sinks])
         first = self.c.i64(0)
         for _, x in self._own.values():
@@ -321,7 +308,7 @@ class StateMemory(HostMemory):
         holder = self._wholes.get(t)
         if holder is request:
             return
-        if holder is not None and request.forms(t) == holder.forms(t):
+        if holder is not None and request.variables(t).keys() == holder.variables(t).keys():
             request.push(t, holder.pull(t))
         else:
             self.settle(t)
@@ -368,26 +355,23 @@ class StatefulRequest(Request):
         self.holds: dict[int, Tensor] = {}
         """Place of a cache in a plan -> the cache of `owner` that its variables hold."""
         self._owner: ReferenceType[StateMemory] | None = None
-        self._variables: dict[int, list[Feed]] = {}
-        for feed in emitted.variables:
-            self._variables.setdefault(feed.index, []).append(feed)
+        self._variables = emitted.variables
         self._written = emitted.written
         self._first_extra = len(emitted.feeds)
-        self._place: dict[Tensor, int] = {}
         self._states = {} if self._request is None else {s.name: s for s in self._request.query_state()}
 
-    def forms(self, t: Tensor) -> list[str]:
-        """The forms in which variables hold `t`."""
-        return [f.form for f in self._variables[self._place[t]]]
+    def variables(self, t: Tensor) -> dict[str, Any]:
+        """Form -> the variable that holds `t` in it."""
+        return {f.form: self._states[name(f)] for f in self._variables if self.holds[f.index] is t}
 
     def pull(self, t: Tensor) -> Arrays:
         """A copy of what the variables hold of `t`."""
-        return {f.form: np.array(self._states[name(f)].state.data) for f in self._variables[self._place[t]]}
+        return {form: np.array(v.state.data) for form, v in self.variables(t).items()}
 
     def push(self, t: Tensor, parts: Mapping[str, NDArray[Any]]) -> None:
         """Let the variables hold `parts` of `t`."""
-        for f in self._variables[self._place[t]]:
-            self._states[name(f)].state = OvTensor(np.ascontiguousarray(parts[f.form]))
+        for form, v in self.variables(t).items():
+            v.state = OvTensor(np.ascontiguousarray(parts[form]))
 
     def run(self, plan: Plan, memory: AnyMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
         """As the base; first fetch caches that other requests hold, and lay out masks."""
@@ -407,12 +391,11 @@ class StatefulRequest(Request):
 
     def _take(self, plan: Plan, memory: StateMemory) -> None:
         """Release caches of other plans and sessions; take this plan's whole caches."""
-        wanted = {i: plan.tensors[i] for i in self._variables}
+        wanted = {feed.index: plan.tensors[feed.index] for feed in self._variables}
         last = None if self._owner is None else self._owner()
         if last is not None:
             last.release(self, wanted if last is memory else {})
         self._owner, self.holds = ref(memory), wanted
-        self._place = {t: i for i, t in wanted.items()}
         logged = {t for a in memory.appending for t in a.log.caches}
         for t in [t for t in wanted.values() if t not in logged]:
             memory.lend(t, self)
