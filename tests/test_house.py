@@ -6,6 +6,7 @@ import ast
 import graphlib
 from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,16 @@ def test_a_folder_can_be_held_in_mind(folder: Path) -> None:
     """At most twelve files lie in a folder."""
     files = sorted(p.name for p in folder.iterdir() if p.is_file())
     assert len(files) <= FILES, files
+
+
+def test_the_example_of_an_op_stands_in_the_code() -> None:
+    """The diff of docs/adding-an-op.md names 4 source files, and every run of lines that it adds is in its file."""
+    text = (ROOT / "docs" / "adding-an-op.md").read_text(encoding="utf-8")
+    diff = text.partition("```diff\n")[2].partition("```")[0]
+    files = diff.split("diff --git ")[1:]
+    assert len(files) == 4
+    for part in files:
+        lines = part.splitlines()
+        source = (ROOT / lines[2].removeprefix("+++ b/")).read_text(encoding="utf-8")
+        for added, run in groupby(lines[3:], key=lambda line: line.startswith("+")):
+            assert not added or "\n".join(line[1:] for line in run) in source, lines[2]
