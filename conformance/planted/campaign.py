@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
-from conformance.case.case import JSON
+from conformance.case.case import JSON, Case
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.process import Worker, WorkerDiedError
@@ -21,6 +21,7 @@ from conformance.suite import FAMILIES
 from conformance.suite.family import Level
 
 from .faults import Fault, load
+from .reach import Probe
 
 TIME_LIMIT = 300.0
 """Seconds without an event after which the worker is killed: its fault hangs."""
@@ -42,6 +43,7 @@ class Hunt:
 @dataclass(slots=True)
 class _State:
     progress: Callable[[Hunt], None]
+    once: bool
     done: dict[tuple[str, str], Hunt] = field(default_factory=dict)
     start: dict[str, int] = field(default_factory=dict)
     running: JSON = None
@@ -60,32 +62,43 @@ class _State:
             self.note(Hunt(noticed=kind == "noticed", **fields))
 
     def note(self, hunt: Hunt) -> None:
-        self.done[hunt.fault, hunt.family] = hunt
+        for family in FAMILIES if self.once and hunt.noticed else (hunt.family,):
+            self.done.setdefault((hunt.fault, family), hunt)
         self.progress(hunt)
 
 
 def run(
-    faults: Sequence[Fault], level: Level, progress: Callable[[Hunt], None] = lambda _: None, limit: float = TIME_LIMIT
+    faults: Sequence[Fault],
+    level: Level,
+    progress: Callable[[Hunt], None] = lambda _: None,
+    limit: float = TIME_LIMIT,
+    *,
+    once: bool = False,
 ) -> list[Hunt]:
     """Whether each family that a fault names noticed it, in the order of the faults.
 
-    UsageError if a fault cannot be planted.
+    `once`: until one of its families did, and by those cases alone that reach its place. UsageError if a fault cannot
+    be planted.
     """
-    state = _State(progress)
+    state = _State(progress, once)
     while not state.ended:
         before = len(state.done)
         last_words = _one_worker(faults, level, state, limit)
         if not state.ended:
             at = state.running
-            if at is None or (len(state.done) == before and (at["fault"], at["family"]) in state.done):
-                raise UsageError(f"planted: the worker died before it ran a case: {last_words}")
+            if at is None or at["fault"] == Probe.name or (len(state.done) == before and (at["fault"], at["family"]) in state.done):
+                raise UsageError(f"planted: the worker died without a fault: {last_words}")
             state.note(Hunt(at["fault"], at["family"], True, at["case"], str(Verdict.CRASH), last_words))  # noticed
-    return [state.done[f.name, family] for f in faults for family in f.families if (f.name, family) in state.done]
+    found = [state.done[f.name, family] for f in faults for family in f.families if (f.name, family) in state.done]
+    return list(dict.fromkeys(found))
 
 
 def _one_worker(faults: Sequence[Fault], level: Level, state: _State, limit: float) -> str:
     """Hunt until the end ("") or until the worker dies: how it died."""
-    request = {"faults": [asdict(f) for f in faults], "level": level, "done": list(state.done), "start": state.start}
+    request = {
+        "faults": [asdict(f) for f in faults], "level": level, "once": state.once,
+        "done": list(state.done), "start": state.start,
+    }  # fmt: skip
     worker = Worker("conformance.planted.campaign", time_limit=limit)
     try:
         event, _ = worker.ask(request)
@@ -109,22 +122,48 @@ class Hunter(Runner):
 
     locates = False
 
-    def __init__(self, faults: Sequence[Fault]) -> None:
+    def __init__(self, plants: Sequence[Fault | Probe]) -> None:
         super().__init__()
-        self._faults = {f.spec.name: f for f in faults}
+        self._plants = {p.spec.name: p for p in plants}
 
     def _open(self, spec: Spec, isolate: bool | None) -> Backend:
         """Open a faulty backend once more, where a relation needs a second one."""
-        fault = self._faults.get(spec.name)
-        return super()._open(spec, isolate) if fault is None else load(fault, dict(spec.options))
+        plant = self._plants.get(spec.name)
+        return super()._open(spec, isolate) if plant is None else load(plant, dict(spec.options))
 
 
-def hunt(faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start: dict[str, int]) -> Iterator[JSON]:
-    """Run every family on every fault that names it, until a case notices it.
+class Reach:
+    """Which faults the cases at hand reach."""
+
+    def __init__(self, runner: Runner, probes: Sequence[Probe]) -> None:
+        self._runner, self._probes = runner, probes
+        self._imported: dict[str, frozenset[str]] = {}
+        """Adapter -> faults in what runs when it is imported: every case depends on it."""
+
+    def of(self, cases: Sequence[Case], faults: Sequence[Fault]) -> list[Fault]:
+        """Those of `faults` whose places `cases` reach."""
+        reached: set[str] = set()
+        for probe in self._probes:
+            if any(f.of == probe.of for f in faults):
+                if probe.of not in self._imported:
+                    self._runner.backend(probe.spec)
+                    self._imported[probe.of] = frozenset(probe.reached)
+                probe.reached.clear()
+                self._runner.run(probe.spec, cases)
+                reached |= probe.reached | self._imported[probe.of]
+        return [f for f in faults if f.name in reached]
+
+
+def hunt(
+    faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start: dict[str, int], *, once: bool = False
+) -> Iterator[JSON]:
+    """Run every family on every fault that names it, until a case notices it; `once` as in `run`.
 
     A hunt before this one `done` some (fault, family) pairs, and ended before the case at `start` of each family.
     """
-    runner = Hunter(faults)
+    probes = [Probe(of, [f for f in faults if f.of == of]) for of in dict.fromkeys(f.of for f in faults)]
+    runner = Hunter([*faults, *probes])
+    reach = Reach(runner, probes)
     for name, family in FAMILIES.items():
         hunted = [f for f in faults if name in f.families]
         ids = list(family.ids(level)) if hunted else []  # type: ignore[arg-type]  # checked by the command line
@@ -135,11 +174,14 @@ def hunt(faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start:
                 break
             yield {"event": "cases", "family": name, "at": at}
             cases = [runner.case(i) for i in ids[at : at + size]]
+            if once:
+                yield {"event": "runs", "fault": Probe.name, "family": name, "case": ids[at]}
+                alive = reach.of(cases, alive)
             for fault in alive:
                 yield {"event": "runs", "fault": fault.name, "family": name, "case": ids[at]}
                 wrong = next((r for r in runner.run(fault.spec, cases) if r.verdict in FAILURES), None)
                 if wrong is not None:
-                    done.add((fault.name, name))
+                    done.update((fault.name, n) for n in (FAMILIES if once else (name,)))
                     found = {"case": wrong.case, "verdict": str(wrong.verdict), "detail": wrong.detail}
                     yield {"event": "noticed", "fault": fault.name, "family": name, **found}
         for fault in hunted:
@@ -155,7 +197,8 @@ def main() -> None:
         request, _ = service.receive()
         faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
         try:
-            for event in hunt(faults, request["level"], {(f, n) for f, n in request["done"]}, request["start"]):
+            done = {(f, n) for f, n in request["done"]}
+            for event in hunt(faults, request["level"], done, request["start"], once=request["once"]):
                 service.send(event)
         except ConformanceError as e:
             service.send(*failure(e, UsageError.__name__))

@@ -29,9 +29,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import count
+from os.path import commonprefix
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import conformance.backend
 import conformance.case
@@ -56,6 +57,29 @@ VOCABULARY = (conformance.backend, conformance.case, conformance.ggml)
 """All that an adapter may import of the framework."""
 _number = count()
 _FIELDS = ("name", "says", "of", "file", "old", "new")
+
+
+class Plant(Protocol):
+    """What an adapter's copy has in its code."""
+
+    @property
+    def name(self) -> str:
+        """Of the copy."""
+
+    @property
+    def of(self) -> str:
+        """The adapter, with options as on the command line."""
+
+    @property
+    def file(self) -> str:
+        """The one file that must change; empty where none must."""
+
+    @property
+    def names(self) -> Mapping[str, object]:
+        """What every module of the copy may call, by name."""
+
+    def change(self, file: str, source: str) -> ast.Module | None:
+        """What runs in place of a file of the copy; None where it stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +107,20 @@ class Fault:
                 f"fault {self.name}: {self.old!r} expected once in {self.file}, found {source.count(self.old)} times"
             )
         return source.replace(self.old, self.new) if self.old else source
+
+
+    @property
+    def names(self) -> Mapping[str, object]:
+        """None: a fault brings all it calls."""
+        return {}
+
+    def change(self, file: str, source: str) -> ast.Module | None:
+        """The program with the fault in it, where `file` is the one it stands in."""
+        return ast.parse(self.apply(source)) if file == self.file else None
+
+    def line(self, source: str) -> int:
+        """The first line of `source`, from 1, that the fault changes."""
+        return source.count("\n", 0, source.index(self.old) + len(commonprefix([self.old, self.new]))) + 1
 
 
 def control(of: str, families: Sequence[str]) -> Fault:
@@ -120,7 +158,7 @@ def _fault(entry: dict[str, Any], where: str) -> Fault:
     return Fault(families=tuple(families), **{key: entry[key] for key in _FIELDS})
 
 
-def load(fault: Fault, options: Mapping[str, str] | None = None) -> Backend:
+def load(fault: Plant, options: Mapping[str, str] | None = None) -> Backend:
     """A backend with the fault in it; `options` of the adapter replace those that the fault names.
 
     UsageError if the fault cannot be planted, or its adapter is unknown; UnavailableError if this machine cannot have
@@ -151,7 +189,7 @@ def _is_copied(name: str) -> bool:
 class _Copy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds and loads the modules of one copy: `{alias}.backends.cpu.rope` is `backends.cpu.rope` again."""
 
-    def __init__(self, alias: str, fault: Fault) -> None:
+    def __init__(self, alias: str, fault: Plant) -> None:
         self.alias, self.fault = alias, fault
         self.planted = False
         for name in (alias, f"{alias}.conformance", *(f"{alias}.{package.__name__}" for package in VOCABULARY)):
@@ -188,10 +226,10 @@ class _Copy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Run the source, with the fault where this is its file, and with absolute imports kept within the copy."""
         path = Path(str(module.__file__))
         source = path.read_text(encoding="utf-8")
-        if self.fault.file and path == ROOT / self.fault.file:
-            source = self.fault.apply(source)
-            self.planted = True
-        tree = _Inward(self.alias).visit(ast.parse(source, filename=str(path)))
+        changed = self.fault.change(path.relative_to(ROOT).as_posix(), source) if path.is_relative_to(ROOT) else None
+        self.planted |= changed is not None
+        module.__dict__.update(self.fault.names)
+        tree = _Inward(self.alias).visit(changed or ast.parse(source))
         exec(compile(tree, str(path), "exec"), module.__dict__)  # noqa: S102  # our own source, one line changed
 
 

@@ -1,0 +1,140 @@
+"""Whether a fault that no case notices changes anything: cases drawn at random, on the adapter with it and without.
+
+As a script it is the worker that runs them: it answers one request with a reply for each event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+
+import hypothesis
+import numpy as np
+from hypothesis import HealthCheck, Phase, given, settings
+
+from conformance.backend.interface import Backend
+from conformance.case.case import JSON, Case
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.process import Worker, WorkerDiedError
+from conformance.process.service import Closed, Service, failure
+from conformance.run.execute import execute
+from conformance.suite.strategies import case_ids
+
+from .campaign import TIME_LIMIT, Hunter, Reach
+from .faults import Fault, control
+from .reach import Probe
+
+DRAWN = ("ops", "random", "alias")
+"""Families whose strategies draw what no level lists."""
+
+
+def search(
+    faults: Sequence[Fault],
+    seed: int,
+    examples: int,
+    progress: Callable[[str, str], None] = lambda *_: None,
+    limit: float = TIME_LIMIT,
+) -> dict[str, str]:
+    """Fault -> the first case, of `examples` drawn of each family, whose answer or bytes differ by it.
+
+    UsageError if the adapter as it is dies.
+    """
+    found: dict[str, str] = {}
+    start, running, ended = 0, None, False
+    while not ended:
+        request = {"faults": [asdict(f) for f in faults if f.name not in found], "seed": seed, "examples": examples}
+        worker = Worker("conformance.planted.difference", time_limit=limit)
+        header: JSON = {**request, "start": start}
+        try:
+            while not ended:
+                event, _ = worker.ask(header)
+                header, kind = None, event["event"]
+                if kind == "end":
+                    ended = True
+                elif kind == "case":
+                    start, running = event["at"], None
+                elif kind == "runs":
+                    running = event
+                else:
+                    found[event["fault"]] = event["case"]
+                    progress(event["fault"], event["case"])
+        except WorkerDiedError as e:
+            if running is None:
+                raise UsageError(f"mutants: the adapter as it is died: {e}") from None
+            found[running["fault"]] = running["case"]
+        finally:
+            worker.close()
+    return found
+
+
+def draw(seed: int, examples: int) -> list[str]:
+    """Ids drawn of each of `DRAWN`, in turns."""
+    drawn: list[list[str]] = []
+    for family in DRAWN:
+        ids: dict[str, None] = {}
+
+        @hypothesis.seed(seed)
+        @settings(
+            max_examples=examples, database=None, deadline=None, phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(case_ids(family))
+        def take(case_id: str, ids: dict[str, None] = ids) -> None:
+            ids[case_id] = None
+
+        take()
+        drawn.append(list(ids))
+    return [i for ids in zip(*drawn, strict=False) for i in ids]
+
+
+def differences(faults: Sequence[Fault], seed: int, examples: int, start: int) -> Iterator[JSON]:
+    """Run the cases from `start` on, on every fault that they reach, until one differs by it."""
+    bases = [control(of, ()) for of in dict.fromkeys(f.of for f in faults)]
+    probes = [Probe(b.of, [f for f in faults if f.of == b.of]) for b in bases]
+    runner = Hunter([*faults, *bases, *probes])
+    reach = Reach(runner, probes)
+    alive = list(faults)
+    ids = draw(seed, examples)
+    for at in range(start, len(ids)):
+        yield {"event": "case", "at": at}
+        case = runner.case(ids[at])
+        for base in bases:
+            reached = reach.of([case], [f for f in alive if f.of == base.of])
+            right = _answer(runner.backend(base.spec), case) if reached else b""
+            for fault in reached:
+                yield {"event": "runs", "fault": fault.name, "case": case.id}
+                if _answer(runner.backend(fault.spec), case) != right:
+                    alive.remove(fault)
+                    yield {"event": "differs", "fault": fault.name, "case": case.id}
+
+
+def _answer(backend: Backend, case: Case) -> object:
+    """Which nodes the backend takes, and every output and cache of the case; or that it failed."""
+    try:
+        taken = [bool(s) for step in case.steps for s in backend.supports(step.graph)]
+        if not all(taken) or not backend.supports_case(case):
+            return taken
+        steps = execute(backend, case).steps
+    except Exception as e:  # noqa: BLE001  # whatever a fault raises
+        return type(e).__name__
+    return [[np.asarray(data).tobytes() for data in step.all.values()] for step in steps]
+
+
+def main() -> None:
+    """Answer one request with all its events."""
+    service = Service()
+    with suppress(Closed):
+        request, _ = service.receive()
+        faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
+        try:
+            for event in differences(faults, request["seed"], request["examples"], request["start"]):
+                service.send(event)
+        except ConformanceError as e:
+            service.send(*failure(e, UsageError.__name__))
+        else:
+            service.send({"event": "end"})
+
+
+if __name__ == "__main__":
+    main()

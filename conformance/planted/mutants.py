@@ -1,0 +1,167 @@
+"""Mutants: faults that nobody chose. cosmic-ray's operators make them, at places of the code that a seed draws."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.suite import FAMILIES
+
+from .faults import ROOT, Fault
+
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """A part of the code, and the adapter by whose answers its mutants are noticed."""
+
+    of: str
+    files: tuple[str, ...]
+    """Patterns, relative to the root of the packages."""
+
+
+AREAS: dict[str, Area] = {
+    "cpu": Area("cpu", ("backends/cpu/*.py", "conformance/ggml/quants/*.py")),
+    "openvino-stateless": Area("openvino-stateless", ("backends/openvino/*.py", "backends/openvino/emit/*.py")),
+    "openvino-stateful": Area("openvino-stateful", ("backends/openvino/state/*.py",)),
+    "npu": Area("npu", ("backends/openvino/npu/*.py",)),
+    "xdna2": Area("xdna2", ("backends/xdna2/*.py",)),
+    "ggml": Area("ggml", ("backends/ggml/*.py",)),
+    "lifting": Area("openvino-stateless", ("conformance/backend/translating/*.py",)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of one place."""
+
+    id: str
+    """`FILE:LINE:OPERATOR:N`: the N-th change that the operator makes of the file."""
+    area: str
+    fault: Fault
+    diff: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    file: str
+    operator: str
+    occurrence: int
+
+
+def draw(n: int, seed: int, areas: Sequence[str] = ()) -> list[Mutant]:
+    """`n` mutants of `areas` (default: all), as many of each as can be: a place at random, then one of its changes.
+
+    A change that leaves the program as it is (of an annotation, say) or is none in Python's grammar is not drawn.
+    UsageError for an unknown area, UnavailableError without cosmic-ray.
+    """
+    if unknown := [a for a in areas if a not in AREAS]:
+        raise UsageError(f"area {unknown[0]!r} is unknown; known: {', '.join(AREAS)}")
+    names = [a for a in AREAS if not areas or a in areas]
+    shares = [n // len(names) + (i < n % len(names)) for i in range(len(names))]
+    drawn = []
+    for name, share in zip(names, shares, strict=True):
+        rng = np.random.Generator(np.random.PCG64([seed, *name.encode()]))
+        drawn += itertools.islice(_mutants(name, rng), share)
+    return drawn
+
+
+def _mutants(area: str, rng: np.random.Generator) -> Iterator[Mutant]:
+    files = sorted({p for pattern in AREAS[area].files for p in ROOT.glob(pattern)})
+    places = [changes for p in files for changes in _places(p.relative_to(ROOT).as_posix(), p.read_text("utf-8"))]
+    for i in rng.permutation(len(places)):
+        change = places[i][rng.integers(len(places[i]))]
+        mutant = _mutant(area, change)
+        if mutant is not None:
+            yield mutant
+
+
+def _places(file: str, source: str) -> list[list[_Change]]:
+    """The changes that can be made of each place of a file, in the order of the file."""
+    cosmic = _cosmic_ray()
+    nodes = list(cosmic.ast.ast_nodes(cosmic.ast.get_ast(source)))
+    places: dict[tuple[int, int], list[_Change]] = {}
+    for name in cosmic.plugins.operator_names():
+        operator = cosmic.plugins.get_operator(name)
+        if operator.arguments():
+            continue
+        made = operator()
+        starts = (start for node in nodes for start, _ in made.mutation_positions(node))
+        for k, start in enumerate(starts):
+            places.setdefault(start, []).append(_Change(file, name, k))
+    return [places[start] for start in sorted(places)]
+
+
+def _mutant(area: str, change: _Change) -> Mutant | None:
+    cosmic = _cosmic_ray()
+    source = (ROOT / change.file).read_text(encoding="utf-8")
+    operator = cosmic.plugins.get_operator(change.operator)()
+    mutated = cosmic.mutating.mutate_code(source, operator, change.occurrence)
+    if mutated is None or _program(mutated) in (None, _program(source)):
+        return None
+    old, new = _edit(source, mutated)
+    diff = list(difflib.unified_diff(source.splitlines(), mutated.splitlines(), change.file, change.file, "", "", 1, ""))
+    short = change.operator.rpartition("/")[2]
+    name = hashlib.sha256(f"{change.file} {change.operator} {change.occurrence}".encode()).hexdigest()[:8]
+    fault = Fault(f"{area}-{name}", short, AREAS[area].of, tuple(FAMILIES), change.file, old, new)
+    place = f"{change.file}:{fault.line(source)}:{short}:{change.occurrence}"
+    return Mutant(place, area, fault, "\n".join(diff[2:]))
+
+
+def _edit(source: str, mutated: str) -> tuple[str, str]:
+    """The fewest whole lines of `source` that hold the difference and stand there once, and what replaces them."""
+    a, b = source.splitlines(keepends=True), mutated.splitlines(keepends=True)
+    head = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    most = min(len(a), len(b)) - head
+    tail = next((i for i in range(most) if a[-1 - i] != b[-1 - i]), most)
+    while head + tail == len(a) or source.count("".join(a[head : len(a) - tail])) != 1:
+        head, tail = max(0, head - 1), max(0, tail - 1)
+    return "".join(a[head : len(a) - tail]), "".join(b[head : len(b) - tail])
+
+
+class _Bare(ast.NodeTransformer):
+    """A program without what does not run: annotations and texts that stand alone."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:  # ast's own name
+        """A docstring becomes nothing."""
+        return ast.Pass() if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:  # as above
+        """An argument by name alone."""
+        return ast.arg(node.arg)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:  # as above
+        """A name and its value."""
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # as above
+        """A function without the type of its result."""
+        node.returns = None
+        return self.generic_visit(node)
+
+
+def _program(source: str) -> str | None:
+    """What `source` runs, as a text that is the same for equal programs; None if it is no Python."""
+    try:
+        return ast.dump(_Bare().visit(ast.parse(source)))
+    except SyntaxError:
+        return None
+
+
+def _cosmic_ray() -> Any:  # noqa: ANN401  # the package; it ships no types
+    try:
+        import cosmic_ray.ast  # noqa: PLC0415  # an extra
+        import cosmic_ray.mutating  # noqa: PLC0415  # as above
+        import cosmic_ray.plugins  # noqa: PLC0415  # as above
+    except ImportError as e:
+        raise UnavailableError(f"mutants are made by cosmic-ray ({e}); install it: pip install cosmic-ray") from e
+    return cosmic_ray
