@@ -89,13 +89,8 @@ class Compiler:
         return str(self.core.get_property(self.device, "FULL_DEVICE_NAME"))
 
 
-@cache
-def openvino_core(_whose: str = "") -> tuple[ModuleType, Any]:
+def openvino_core(whose: str = "") -> tuple[ModuleType, Any]:
     """The package `openvino` and a core of this process; UnavailableError, which says how to get it, if there is none.
-
-    A core stays until the process ends: its CPU plugin sets a stack for signals, and when it ends, the one that was set
-    before. Two cores that end in the order they came in leave one that is no longer mapped, and the next signal, such
-    as Ctrl-C, kills the process (OpenVINO 2026.4.1).
 
     A backend that sets properties on the core names itself, and has one of its own.
     """
@@ -103,7 +98,18 @@ def openvino_core(_whose: str = "") -> tuple[ModuleType, Any]:
         import openvino  # noqa: PLC0415  # its absence must be an answer, not an import error
     except ImportError as e:
         raise UnavailableError(f"openvino cannot be imported ({e}); install it with: pip install openvino") from e
-    return openvino, openvino.Core()
+    return openvino, _core(openvino, whose)
+
+
+@cache
+def _core(openvino: ModuleType, _whose: str) -> Any:  # noqa: ANN401  # openvino ships no type information
+    """A core that stays until the process ends.
+
+    Its CPU plugin sets a stack for signals, and when it ends, the one that was set before. Two cores that end in the
+    order they came in leave one that is no longer mapped, and the next signal, such as Ctrl-C, kills the process
+    (OpenVINO 2026.4.1).
+    """
+    return openvino.Core()
 
 
 def compiler(device: str, precision: str, fusion: str, stage: str = "run") -> Compiler:

@@ -105,7 +105,7 @@ def _distance(node: Tensor) -> tuple[float, str]:
     """
     by = DECLARATIONS[node.op].rounding.by
     if by == "rope":
-        return 4e-7, "angles multiplied up in float32"
+        return (3.4e-6 if node.params.ext_factor else 4e-7), "angles multiplied up in float32"
     if by == "tables":
         return 1e-6, "a table of F16 on one side"
     weights = operand(node, 1) if by == "flash_attn" else operand(node)

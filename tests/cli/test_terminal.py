@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.cli import main
+from conformance.ggml.errors import UnavailableError
 from conformance.judge.verdict import Result, Verdict
 from conformance.nightly import summary
 from conformance.nightly.state import Answer as PartAnswer
@@ -109,7 +110,11 @@ def test_phases(patch: Patch) -> None:
     """Devices that a scheduler names, and why there are no figures."""
     phases = iter([Phase("pp8", 8, 1.0, {EVIL: 1.0}), ("tg4", EVIL)])
     patch("perf._one", lambda *_: next(phases))
-    patch("perf._meter", _returns((None, EVIL)))
+
+    def meter() -> None:
+        raise UnavailableError(EVIL)
+
+    patch("perf.meter", meter)
     _conform("phases", "--backend", "cpu", "--pp", "8", "--tg", "4")
 
 

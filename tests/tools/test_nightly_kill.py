@@ -83,7 +83,10 @@ def test_an_interrupt_stops_it_cleanly(tmp_path: Path, number: signal.Signals) -
     """It says so by exit code and summary, leaves nothing running, and the next start goes on."""
     pid = tmp_path / "pid"
     words = ["--parts", "fine,sleeps,history"]
-    with subprocess.Popen([*SCRIPT, "-o", str(tmp_path), *words], stdout=subprocess.PIPE, text=True) as popen:
+    before = signal.signal(number, signal.SIG_DFL)  # `nohup` hands on that it is ignored
+    child = subprocess.Popen([*SCRIPT, "-o", str(tmp_path), *words], stdout=subprocess.PIPE, text=True)
+    signal.signal(number, before)
+    with child as popen:
         inner = int(until(lambda: pid.exists() and pid.read_text()))
         popen.send_signal(number)
         said, _ = popen.communicate(timeout=PATIENCE)
