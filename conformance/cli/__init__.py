@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nightly": (".nightly", "Run everything there is, in parts that survive failures and kills."),
     "perf": (".perf", "How fast backends are."),
     "phases": (".perf", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
+    "mutate": (".checks", "Change adapters at random places and print the rate that the suite notices."),
     "planted": (".checks", "Plant known bugs in the adapters and print which the suite notices."),
     "report": (".reports", "Write a page and other reports from run files."),
     "repro": (".run", "Run saved cases again and compare with what was saved."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
@@ -16,9 +17,10 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable, shell
 from conformance.judge.verdict import FAILURES, Result, Totals
 from conformance.judge.waivers import Waivers
-from conformance.planted import campaign
+from conformance.planted import campaign, mutation
 from conformance.planted.campaign import Hunt
 from conformance.planted.faults import FOLDER, Fault, control, read
+from conformance.planted.mutants import AREAS, draw
 from conformance.report.runfile import record, write_json
 from conformance.run import audit as auditing
 from conformance.run import golden as corpus
@@ -122,6 +124,45 @@ def _shape(ne: Sequence[int]) -> str:
 def _answer(cell: Cell) -> str:
     word = "yes" if cell.taken == cell.uses else "no" if not cell.taken else f"{cell.taken} of {cell.uses}"
     return f"{cell.finding} ({word})"
+
+
+@click.command()
+@click.option("--sample", "n", type=click.IntRange(1), default=100, metavar="N", show_default=True,
+              help="How many mutants, as many of each area as can be.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws them.")
+@click.option("--area", "areas", multiple=True, metavar="AREA", help=f"Only these, repeatable: {', '.join(AREAS)}.")
+@smoke_option
+@json_option
+def mutate(n: int, seed: int, areas: Sequence[str], level: Level, json_path: Path | None) -> None:
+    """Change adapters at places that a seed draws, one at a time, and print the rate of changes that the suite notices.
+
+    cosmic-ray makes the changes. One that no case notices survived where a case drawn at random differs by it, and is
+    taken as equivalent where none does. The survivors are printed as a list of work.
+    """
+    mutants = draw(n, seed, areas)
+    outcomes = mutation.run(mutants, level, seed, lambda text: line(text, err=True))
+    rates = mutation.rates(outcomes)
+    if json_path:
+        write_json(json_path, {**header("mutate"), **mutation.document(outcomes), "level": level, "seed": seed})
+    for o in outcomes:
+        if o.status == "survived":
+            line("")
+            line(f"{o.mutant.area}: {o.mutant.id}, differs by {o.by}")
+            for text in o.mutant.diff.splitlines():
+                line(f"  {text}")
+    line("")
+    counts = {a: Counter(o.status for o in outcomes if o.mutant.area == a) for a in rates}
+    rows = [(a, _percent(r), *(counts[a][s] for s in mutation.STATUSES)) for a, r in rates.items()]
+    total = Counter(o.status for o in outcomes)
+    rows.append(("all", _percent(mutation.rate(outcomes)), *(total[s] for s in mutation.STATUSES)))
+    table(rows, ["area", "rate", *mutation.STATUSES])
+
+
+def _percent(rate: mutation.Rate) -> str:
+    if rate.value is None or rate.interval is None:
+        return "-"
+    low, high = rate.interval
+    return f"{100 * rate.value:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
 @click.command()

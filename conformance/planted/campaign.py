@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
+from conformance.backend.strict import error_text
 from conformance.case.case import JSON, Case
-from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.errors import BackendError, ConformanceError, UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.process import Worker, WorkerDiedError
 from conformance.process.service import Closed, Service, failure
@@ -86,7 +87,11 @@ def run(
         last_words = _one_worker(faults, level, state, limit)
         if not state.ended:
             at = state.running
-            if at is None or at["fault"] == Probe.name or (len(state.done) == before and (at["fault"], at["family"]) in state.done):
+            if (
+                at is None
+                or at["fault"] == Probe.name
+                or (len(state.done) == before and (at["fault"], at["family"]) in state.done)
+            ):
                 raise UsageError(f"planted: the worker died without a fault: {last_words}")
             state.note(Hunt(at["fault"], at["family"], True, at["case"], str(Verdict.CRASH), last_words))  # noticed
     found = [state.done[f.name, family] for f in faults for family in f.families if (f.name, family) in state.done]
@@ -117,6 +122,10 @@ TOGETHER = {"ops": 128}
 """Cases at a time, by family; trajectories come one by one."""
 
 
+UNLOADABLE = "does not load: "
+"""How the detail of a mutant begins whose module, or adapter, raises when it is loaded."""
+
+
 class Hunter(Runner):
     """A runner that finds out whether a result is wrong, and not where."""
 
@@ -129,7 +138,14 @@ class Hunter(Runner):
     def _open(self, spec: Spec, isolate: bool | None) -> Backend:
         """Open a faulty backend once more, where a relation needs a second one."""
         plant = self._plants.get(spec.name)
-        return super()._open(spec, isolate) if plant is None else load(plant, dict(spec.options))
+        if plant is None:
+            return super()._open(spec, isolate)
+        try:
+            return load(plant, dict(spec.options))
+        except ConformanceError:
+            raise
+        except Exception as e:
+            raise BackendError(f"{UNLOADABLE}{error_text(e)}") from e
 
 
 class Reach:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import zip_longest
 
 import hypothesis
 import numpy as np
@@ -19,14 +20,15 @@ from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.process import Worker, WorkerDiedError
 from conformance.process.service import Closed, Service, failure
 from conformance.run.execute import execute
+from conformance.suite import FAMILIES
 from conformance.suite.strategies import case_ids
 
 from .campaign import TIME_LIMIT, Hunter, Reach
 from .faults import Fault, control
 from .reach import Probe
 
-DRAWN = ("ops", "random", "alias")
-"""Families whose strategies draw what no level lists."""
+DRAWN = ("random", "alias")
+"""Families whose strategies draw every key of an id."""
 
 
 def search(
@@ -36,12 +38,12 @@ def search(
     progress: Callable[[str, str], None] = lambda *_: None,
     limit: float = TIME_LIMIT,
 ) -> dict[str, str]:
-    """Fault -> the first case, of `examples` drawn of each family, whose answer or bytes differ by it.
+    """Fault -> the first case, of those that `draw` gives, whose answer or bytes differ by it.
 
     UsageError if the adapter as it is dies.
     """
     found: dict[str, str] = {}
-    start, running, ended = 0, None, False
+    start, running, ended = 0, None, not faults
     while not ended:
         request = {"faults": [asdict(f) for f in faults if f.name not in found], "seed": seed, "examples": examples}
         worker = Worker("conformance.planted.difference", time_limit=limit)
@@ -69,23 +71,31 @@ def search(
 
 
 def draw(seed: int, examples: int) -> list[str]:
-    """Ids drawn of each of `DRAWN`, in turns."""
-    drawn: list[list[str]] = []
-    for family in DRAWN:
-        ids: dict[str, None] = {}
+    """`examples` ids of each of `DRAWN`, and between them every op's at level standard, all with seeds of their own."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    ops = [
+        f"{i.rpartition('@')[0]}@{rng.integers(1000, 10**9)}" for i in rng.permutation(FAMILIES["ops"].ids("standard"))
+    ]
+    trajectories = [i for ids in zip(*(_drawn(f, seed, examples) for f in DRAWN), strict=False) for i in ids]
+    each = max(1, len(ops) // max(1, len(trajectories)))
+    turns = [ops[k : k + each] for k in range(0, len(ops), each)]
+    return [i for turn, last in zip_longest(turns, trajectories) for i in (*(turn or ()), last) if i]
 
-        @hypothesis.seed(seed)
-        @settings(
-            max_examples=examples, database=None, deadline=None, phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
-        @given(case_ids(family))
-        def take(case_id: str, ids: dict[str, None] = ids) -> None:
-            ids[case_id] = None
 
-        take()
-        drawn.append(list(ids))
-    return [i for ids in zip(*drawn, strict=False) for i in ids]
+def _drawn(family: str, seed: int, examples: int) -> list[str]:
+    ids: dict[str, None] = {}
+
+    @hypothesis.seed(seed)
+    @settings(
+        max_examples=examples, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(case_ids(family))
+    def take(case_id: str) -> None:
+        ids[case_id] = None
+
+    take()
+    return list(ids)
 
 
 def differences(faults: Sequence[Fault], seed: int, examples: int, start: int) -> Iterator[JSON]:

@@ -29,7 +29,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from itertools import count
-from os.path import commonprefix
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -108,7 +107,6 @@ class Fault:
             )
         return source.replace(self.old, self.new) if self.old else source
 
-
     @property
     def names(self) -> Mapping[str, object]:
         """None: a fault brings all it calls."""
@@ -120,7 +118,8 @@ class Fault:
 
     def line(self, source: str) -> int:
         """The first line of `source`, from 1, that the fault changes."""
-        return source.count("\n", 0, source.index(self.old) + len(commonprefix([self.old, self.new]))) + 1
+        same = next((i for i, (a, b) in enumerate(zip(self.old, self.new, strict=False)) if a != b), 0)
+        return source.count("\n", 0, source.index(self.old) + same) + 1
 
 
 def control(of: str, families: Sequence[str]) -> Fault:

@@ -18,7 +18,6 @@ from conformance.suite import FAMILIES
 from .faults import ROOT, Fault
 
 
-
 @dataclass(frozen=True, slots=True)
 class Area:
     """A part of the code, and the adapter by whose answers its mutants are noticed."""
@@ -67,7 +66,7 @@ def draw(n: int, seed: int, areas: Sequence[str] = ()) -> list[Mutant]:
         raise UsageError(f"area {unknown[0]!r} is unknown; known: {', '.join(AREAS)}")
     names = [a for a in AREAS if not areas or a in areas]
     shares = [n // len(names) + (i < n % len(names)) for i in range(len(names))]
-    drawn = []
+    drawn: list[Mutant] = []
     for name, share in zip(names, shares, strict=True):
         rng = np.random.Generator(np.random.PCG64([seed, *name.encode()]))
         drawn += itertools.islice(_mutants(name, rng), share)
@@ -108,7 +107,7 @@ def _mutant(area: str, change: _Change) -> Mutant | None:
     if mutated is None or _program(mutated) in (None, _program(source)):
         return None
     old, new = _edit(source, mutated)
-    diff = list(difflib.unified_diff(source.splitlines(), mutated.splitlines(), change.file, change.file, "", "", 1, ""))
+    diff = list(difflib.unified_diff(source.splitlines(), mutated.splitlines(), n=1, lineterm=""))
     short = change.operator.rpartition("/")[2]
     name = hashlib.sha256(f"{change.file} {change.operator} {change.occurrence}".encode()).hexdigest()[:8]
     fault = Fault(f"{area}-{name}", short, AREAS[area].of, tuple(FAMILIES), change.file, old, new)

@@ -1,4 +1,4 @@
-"""Which of some faults' places a case reaches: an adapter as it is, with a mark before each statement that a fault changes."""
+"""Which faults a case reaches: an adapter as it is, with a mark before each statement that one of them changes."""
 
 from __future__ import annotations
 

@@ -1,0 +1,140 @@
+"""The rate of mutants that the suite notices, and those that it does not notice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Literal
+
+from conformance.case.case import JSON
+from conformance.suite.family import Level
+
+from . import campaign
+from .campaign import Hunt
+from .difference import search
+from .mutants import AREAS, Mutant
+
+Status = Literal["noticed", "survived", "equivalent", "invalid"]
+STATUSES: tuple[Status, ...] = ("noticed", "survived", "equivalent", "invalid")
+TIME_LIMIT = 120.0
+"""Seconds without an event after which a mutant counts as one that hangs."""
+TOGETHER = 60
+"""Mutants of an area that share a worker, and the expected values of its cases."""
+EXAMPLES = 60
+"""Trajectories that are drawn of each family to find one that differs by a survivor; beside them, every op's cases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one mutant."""
+
+    mutant: Mutant
+    status: Status
+    by: str
+    """`noticed`: the case and its verdict. `survived`: a case that differs by it, in its budget or at another seed.
+    `equivalent`: that no case drawn at random differs. `invalid`: why it does not load."""
+    family: str = ""
+    """That noticed it."""
+    detail: str = ""
+
+
+def run(
+    mutants: Sequence[Mutant],
+    level: Level,
+    seed: int,
+    progress: Callable[[str], None] = lambda _: None,
+    examples: int = EXAMPLES,
+) -> list[Outcome]:
+    """What becomes of each mutant, in their order; `seed` draws the cases that tell survivors from equivalents.
+
+    UsageError if an adapter as it is dies.
+    """
+    found: dict[str, Outcome] = {}
+    for area in AREAS:
+        own = [m for m in mutants if m.area == area]
+        for at in range(0, len(own), TOGETHER):
+            found.update(_some(own[at : at + TOGETHER], level, seed, progress, examples))
+    return [found[m.fault.name] for m in mutants]
+
+
+def _some(
+    mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable[[str], None], examples: int
+) -> dict[str, Outcome]:
+    names = {m.fault.name: m for m in mutants}
+
+    def say(hunt: Hunt) -> None:
+        if hunt.noticed:
+            progress(f"{names[hunt.fault].id}: {hunt.verdict} {hunt.case}")
+
+    hunts = campaign.run([m.fault for m in mutants], level, say, TIME_LIMIT, once=True)
+    noticed = {h.fault: h for h in hunts if h.noticed}
+    left = [m for m in mutants if m.fault.name not in noticed]
+
+    def differs(fault: str, case: str) -> None:
+        progress(f"{names[fault].id}: differs {case}")
+
+    differ = search([m.fault for m in left], seed, examples, differs, TIME_LIMIT)
+    outcomes = {}
+    for m in mutants:
+        hunt, case = noticed.get(m.fault.name), differ.get(m.fault.name)
+        if hunt and hunt.detail.startswith(campaign.UNLOADABLE):
+            outcome = Outcome(m, "invalid", hunt.detail.removeprefix(campaign.UNLOADABLE))
+        elif hunt:
+            outcome = Outcome(m, "noticed", f"{hunt.case} {hunt.verdict}", hunt.family, hunt.detail)
+        elif case:
+            outcome = Outcome(m, "survived", case)
+        else:
+            outcome = Outcome(m, "equivalent", "no case drawn at random differs by it")
+        outcomes[m.fault.name] = outcome
+    return outcomes
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How many of the mutants that change something are noticed."""
+
+    noticed: int
+    of: int
+
+    @property
+    def value(self) -> float | None:
+        """None where there is no mutant."""
+        return self.noticed / self.of if self.of else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Wilson's at 95 %."""
+        if not self.of:
+            return None
+        n, p, z = self.of, self.noticed / self.of, 1.96
+        middle, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+
+
+def rate(outcomes: Iterable[Outcome]) -> Rate:
+    """Of `outcomes` those noticed, and all that are neither equivalent nor invalid."""
+    counts = Counter(o.status for o in outcomes)
+    return Rate(counts["noticed"], counts["noticed"] + counts["survived"])
+
+
+def rates(outcomes: Sequence[Outcome]) -> Mapping[str, Rate]:
+    """`rate` of each area."""
+    areas = dict.fromkeys(o.mutant.area for o in outcomes)
+    return {a: rate(o for o in outcomes if o.mutant.area == a) for a in areas}
+
+
+def document(outcomes: Sequence[Outcome]) -> dict[str, JSON]:
+    """As JSON: every mutant, the rate, its interval, and the same for each area."""
+    whole = rate(outcomes)
+    return {
+        "mutants": [
+            {"id": o.mutant.id, "file": o.mutant.fault.file, "area": o.mutant.area, "diff": o.mutant.diff,
+             "status": o.status, "by": o.by, "family": o.family, "detail": o.detail}
+            for o in outcomes
+        ],
+        "rate": whole.value,
+        "interval": whole.interval,
+        "areas": {a: {"rate": r.value, "interval": r.interval} for a, r in rates(outcomes).items()},
+    }  # fmt: skip

@@ -1,0 +1,121 @@
+"""Mutants: a seed draws the same ones again, each changes what runs, and the rate counts what it says."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.cli import main
+from conformance.planted import campaign, difference, mutation
+from conformance.planted.campaign import Hunter, Reach
+from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
+from conformance.planted.mutants import AREAS, Mutant, draw
+from conformance.planted.mutation import Outcome, Rate, Status
+from conformance.planted.reach import Probe
+from conformance.run.session.select import build
+
+FAULTS = {f.name: f for f in read([FOLDER])}
+SOFTENED = FAULTS["mask-off-by-one"]
+ROPED = next(f for f in FAULTS.values() if f.file == "backends/cpu/rope.py")
+
+
+def test_a_seed_draws_the_same_mutants() -> None:
+    """As many as asked for, the same for a seed and others for another, of the area's own files."""
+    first, again, other = draw(6, 1, ["xdna2"]), draw(6, 1, ["xdna2"]), draw(6, 2, ["xdna2"])
+    assert first == again
+    assert len({m.id for m in first}) == len(first) == 6
+    assert {m.id for m in first} != {m.id for m in other}
+    assert all(m.fault.file.startswith("backends/xdna2/") and m.fault.of == "xdna2" for m in first)
+
+
+def test_a_mutant_is_another_program() -> None:
+    """Its edit stands once in the source, and what it makes parses and differs by more than a text for readers."""
+    for mutant in draw(4, 5, ["cpu"]):
+        source = (ROOT / mutant.fault.file).read_text(encoding="utf-8")
+        changed = mutant.fault.apply(source)
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
+        assert int(mutant.id.split(":")[1]) == mutant.fault.line(source)
+
+
+def test_every_area_has_files() -> None:
+    """A pattern that matches nothing would leave a part of the code without mutants."""
+    assert all(any(ROOT.glob(pattern)) for area in AREAS.values() for pattern in area.files)
+
+
+def test_only_those_faults_are_reached_whose_place_runs() -> None:
+    """A case of ROPE reaches a fault of ROPE's kernel and not one of attention's."""
+    probe = Probe("cpu", [SOFTENED, ROPED])
+    reach = Reach(Hunter([SOFTENED, ROPED, probe]), [probe])
+    rope = build("ops/ROPE-f32-ne=64x4x3,mode=NEOX@1")
+    flash = build("ops/FLASH_ATTN_EXT-f32+f32-q=32x3x4,k=32x16x2,mask=16x3@1")
+    assert reach.of([rope], [SOFTENED, ROPED]) == [ROPED]
+    assert reach.of([flash], [SOFTENED, ROPED]) == [SOFTENED]
+
+
+def test_once_is_enough() -> None:
+    """A fault that one family noticed is not hunted by the others."""
+    hunts = campaign.run([SOFTENED], "smoke", once=True)
+    assert [(h.family, h.noticed) for h in hunts] == [("ops", True)]
+
+
+def test_a_fault_differs_where_its_place_runs() -> None:
+    """The answers of the adapter with a fault and without differ for a case of its op, and for no other."""
+    plain, faulty = load(control("cpu", ())), load(ROPED)
+    for case_id, differs in (("ops/ROPE-f32-ne=64x4x3,mode=NEOX@1", True), ("ops/ADD-f32+f32-a=4x3,b=4x3@0", False)):
+        answers = [difference._answer(backend, build(case_id)) for backend in (plain, faulty)]
+        assert (answers[0] != answers[1]) == differs, case_id
+
+
+def test_drawn_cases_are_a_seeds_own() -> None:
+    """The same for a seed, others for another; trajectories stand between the ops."""
+    first, again, other = (difference.draw(seed, 2) for seed in (1, 1, 2))
+    assert first == again != other
+    assert {i.partition("/")[0] for i in first} == {"ops", *difference.DRAWN}
+
+
+@given(st.integers(0, 500), st.integers(1, 500))
+def test_an_interval_holds_its_rate(noticed: int, more: int) -> None:
+    """Wilson's interval lies within 0 and 1, around the rate, and narrows with the sample."""
+    rate, wide = Rate(noticed, noticed + more), Rate(10 * noticed, 10 * (noticed + more))
+    assert rate.value is not None
+    assert rate.interval is not None
+    assert wide.interval is not None
+    low, high = rate.interval
+    assert 0 <= low <= rate.value <= high <= 1
+    assert wide.interval[1] - wide.interval[0] < high - low
+
+
+def test_the_interval_of_a_known_rate() -> None:
+    """69 of 115, as tables of Wilson's interval have it."""
+    assert Rate(69, 115).interval == pytest.approx((0.5085, 0.6849), abs=5e-4)
+
+
+def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--json` has each mutant with its diff and status, the rate of those that change something, and its interval."""
+    statuses: tuple[Status, ...] = ("noticed", "noticed", "survived", "equivalent", "invalid")
+
+    def run(mutants: list[Mutant], *_: object) -> list[Outcome]:
+        return [Outcome(m, s, "why") for m, s in zip(mutants, statuses, strict=True)]
+
+    fault = Fault("m", "says", "cpu", ("ops",), "backends/cpu/rows.py", "a", "b")
+    monkeypatch.setattr(
+        "conformance.cli.checks.draw", lambda n, *_: [Mutant(f"id{i}", "cpu", fault, "-a\n+b") for i in range(n)]
+    )
+    monkeypatch.setattr(mutation, "run", run)
+    path = tmp_path / "m.json"
+    done = CliRunner().invoke(main, ["mutate", "--sample", "5", "--seed", "3", "--json", str(path)])
+    assert done.exit_code == 0, done.output
+    assert "id2, differs by why" in done.output
+    document = json.loads(path.read_text())
+    assert [m["status"] for m in document["mutants"]] == list(statuses)
+    assert all({"id", "file", "area", "diff", "by"} <= m.keys() for m in document["mutants"])
+    assert document["rate"] == pytest.approx(2 / 3)
+    assert np.diff(document["interval"]) > 0
+    assert document["seed"] == 3
