@@ -20,6 +20,7 @@ from conformance.ggml.lib.layout import EVAL_CALLBACK
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes
 
+from .context import Context
 from .placement import sched_homes
 from .session import UNWRITTEN, GgmlSession, Plan, overwriters
 
@@ -64,6 +65,7 @@ class SchedSession(GgmlSession):
         """Outputs that a later node of the same graph overwrites, by address: read as soon as they are computed."""
         self._values: dict[Tensor, Bytes] = {}
         self._callback = EVAL_CALLBACK(self._computed)
+        self._nothing = Context(library, 0, 1, 1)
         places, notes = sched_homes(library, device, cpu, bufts, weights, case)
         name = g.backend_dev_name(device).decode()
         self._opaque = frozenset(case.caches()) if opaque else frozenset()
@@ -81,6 +83,7 @@ class SchedSession(GgmlSession):
             most = max([LEAST_GRAPH, *(8 * len(step.graph.tensors()) for step in case.steps)])
             array = ctypes.c_void_p * n
             self._sched = g.backend_sched_new(array(*self._backends), array(*own), n, most, False, True)
+            self._empty: int = g.new_graph_custom(self._nothing.pointer, 1, False)
         except BaseException:
             self.close()
             raise
@@ -110,11 +113,14 @@ class SchedSession(GgmlSession):
             self._ggml.backend_sched_free(self._sched)
             self._sched = None
         super().close()
+        self._nothing.free()
         while self._backends:
             self._ggml.backend_free(self._backends.pop())
 
     def _build(self, graph: Graph, outputs: tuple[Tensor, ...]) -> Plan:
         self._ggml.backend_sched_reset(self._sched)
+        # As in `GgmlSession._allocate`: where sizes are equal the allocator would keep the last graph's plan.
+        self._ggml.backend_sched_reserve(self._sched, self._empty)
         return super()._build(graph, outputs)
 
     def _cuts(self, graph: Graph, outputs: Sequence[Tensor]) -> list[int]:

@@ -34,6 +34,9 @@ class UnavailableError(ConformanceError):
 class BackendError(ConformanceError):
     """A backend failed at work that it had accepted (an error status, a failed compilation)."""
 
+    step: int | None = None
+    """Of the case, where it computed one."""
+
 
 class BackendCrashError(BackendError):
     """The process that ran a backend died; the message carries the abort text."""

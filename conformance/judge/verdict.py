@@ -70,7 +70,8 @@ class Result:
     witness: dict[str, JSON] | None = None
     first_divergence: dict[str, JSON] | None = None
     """`step`, `node` (index), `op`, `name`, `index`, `expected`, `found`, `nmse`, `budget` of the first wrong node;
-    `kind` is `graph` if every node is right by itself, else `node`."""
+    `kind` is `kept` if something that the backend kept is at fault, `graph` if every node is right by itself, else
+    `node`."""
     saved: str | None = None
     """The case file that reproduces it."""
     fresh: bool = False

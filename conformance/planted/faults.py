@@ -12,8 +12,9 @@ A file holds any number of
     new = "if mode == NEOX:"
 
 A faulty adapter is a copy: its modules are loaded once more under another name, one of them with its fault. The copy
-has its own `backends.*`, engine (`conformance.backend.*`) and quantisers, so a fault may sit in any of them; tensors,
-cases and the interface are the program's own, so the suite runs the copy like any other backend.
+has its own `backends.*`, engine (`conformance.backend.*`), quantisers and scheduler, with its devices, so a fault may
+sit in any of them; tensors, cases and the interface are the program's own, so the suite runs the copy like any other
+backend.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from conformance.backend.interface import Backend
 from conformance.backend.registry import GROUP, Spec
 from conformance.case.strict import expect, only, parse_toml, read_text
 from conformance.ggml.errors import UsageError
+from conformance.run.scheduler.backend import NAME as SCHED
 from conformance.suite import FAMILIES
 
 ROOT = shipped.path().parent
@@ -52,6 +54,7 @@ SHARED = ("conformance.backend.interface", "conformance.backend.registry")
 """Of the engine, what every backend must have in common."""
 COPIED = "conformance.ggml.quants"
 """Of `ggml`, what computes: no object of it is compared by identity."""
+SCHEDULER = "conformance.run.scheduler"
 VOCABULARY = (conformance.backend, conformance.case, conformance.ggml)
 """All that an adapter may import of the framework."""
 _number = count()
@@ -164,14 +167,8 @@ def load(fault: Plant, options: Mapping[str, str] | None = None) -> Backend:
     it.
     """
     base = Spec.parse(fault.of)
-    values = [e.value for e in entry_points(group=GROUP) if e.name == base.name]
-    if not values:
-        raise UsageError(f"fault {fault.name}: no adapter {base.name!r} is installed")
-    module, _, name = values[0].partition(":")
     copy = _Copy(f"planted_{next(_number)}", fault)
-    backend = getattr(copy.module(module), name)(**(dict(base.options) if options is None else options))
-    if not isinstance(backend, Backend):
-        raise UsageError(f"fault {fault.name}: {values[0]} is no Backend")
+    backend = copy.open(base if options is None else Spec(base.name, tuple(options.items())))
     if fault.file and not copy.planted:  # a module that is imported late
         copy.module(fault.file.removesuffix(".py").replace("/", "."))
     if fault.file and not copy.planted:
@@ -182,7 +179,7 @@ def load(fault: Plant, options: Mapping[str, str] | None = None) -> Backend:
 def _is_copied(name: str) -> bool:
     if name in SHARED:
         return False
-    return f"{name}.".startswith(("backends.", "conformance.backend.", f"{COPIED}."))
+    return f"{name}.".startswith(("backends.", "conformance.backend.", f"{COPIED}.", f"{SCHEDULER}."))
 
 
 class _Copy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -191,7 +188,12 @@ class _Copy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, alias: str, fault: Plant) -> None:
         self.alias, self.fault = alias, fault
         self.planted = False
-        for name in (alias, f"{alias}.conformance", *(f"{alias}.{package.__name__}" for package in VOCABULARY)):
+        for name in (
+            alias,
+            f"{alias}.conformance",
+            f"{alias}.conformance.run",
+            *(f"{alias}.{package.__name__}" for package in VOCABULARY),
+        ):
             package = ModuleType(name)
             package.__path__ = []
             sys.modules[name] = package
@@ -204,6 +206,19 @@ class _Copy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def module(self, name: str) -> ModuleType:
         """The copy of module `name`."""
         return importlib.import_module(f"{self.alias}.{name}")
+
+    def open(self, spec: Spec) -> Backend:
+        """The backend behind `spec`, and where it is a scheduler its devices, of the copy's own modules."""
+        values = [e.value for e in entry_points(group=GROUP) if e.name == spec.name]
+        if spec.name == SCHED:
+            values = [f"{SCHEDULER}.backend:SchedBackend"]
+        if not values:
+            raise UsageError(f"fault {self.fault.name}: no adapter {spec.name!r} is installed")
+        module, _, name = values[0].partition(":")
+        backend = getattr(self.module(module), name)(**dict(spec.options))
+        if not isinstance(backend, Backend):
+            raise UsageError(f"fault {self.fault.name}: {values[0]} is no Backend")
+        return backend.attach(self.open) if spec.name == SCHED else backend  # type: ignore[attr-defined]  # a scheduler
 
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
@@ -246,4 +261,4 @@ class _Inward(ast.NodeTransformer):
 
 
 def _reaches_copies(module: str) -> bool:
-    return f"{module}.".startswith(("backends.", *(f"{package.__name__}." for package in VOCABULARY)))
+    return f"{module}.".startswith(("backends.", f"{SCHEDULER}.", *(f"{package.__name__}." for package in VOCABULARY)))

@@ -31,8 +31,9 @@ from conformance.suite.batch import isolated_nodes
 from .execute import Execution, StepValues, computed_nodes, execute, with_values
 from .oracle import Expectation, judge_steps
 
-NODE, GRAPH = "node", "graph"
-"""Kinds of divergence: a node that is wrong by itself; a value that is wrong though each node by itself is right."""
+NODE, GRAPH, KEPT = "node", "graph", "kept"
+"""Kinds of divergence: a node that is wrong by itself; a value that is wrong though each node by itself is right; one
+that is wrong by what the backend kept (`blame`)."""
 
 
 def describe(judged: Judged, case: Case, kind: str = NODE) -> dict[str, JSON]:
@@ -85,7 +86,7 @@ def locate(
         return
     if found is None:
         result.first_divergence = describe(wrong, case, GRAPH)
-        result.detail += "; each node alone is right, so fusion or state is at fault"
+        result.detail += "; each node alone is right"
     else:
         result.first_divergence = describe(found, case)
         result.detail = sentence(found, case) + "; everything before it agrees"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from conformance.backend.interface import Backend, Session, Witness
 from conformance.case.case import Case, Step
+from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor, computes, pack
 from conformance.ggml.types import F32
@@ -64,8 +65,8 @@ def execute(
 
     Of the steps `every_node` all computed nodes are wanted, not the outputs alone. If `restored`, the caches of the
     first step are written back after the second (`llama_state_set_data`); a backend with opaque caches runs nothing. In
-    `memory` each step's graph is rebuilt, for a `backend` in this process and without `every_node`. BackendError if
-    the backend failed, died or did not answer.
+    `memory` each step's graph is rebuilt, for a `backend` in this process and without `every_node`. BackendError, which
+    knows its step, if the backend failed, died or did not answer.
     """
     caches = case.caches()
     wanted = frozenset(every_node)
@@ -79,10 +80,14 @@ def execute(
             outputs = computed_nodes(step) if k in wanted else step.outputs
             for data in step.inputs.values():
                 data.flags.writeable = False  # a backend that writes there would change the inputs of others
-            if memory is None:
-                found = session.compute(step.graph, step.inputs, outputs)
-            else:
-                found = memory.compute(session, step)
+            try:
+                if memory is None:
+                    found = session.compute(step.graph, step.inputs, outputs)
+                else:
+                    found = memory.compute(session, step)
+            except BackendError as e:
+                e.step = k
+                raise
             steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in caches}))
             if restored and k == 0:
                 saved = {t: session.read(t) for t in caches}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from conformance.backend.interface import Backend, Support
 from conformance.backend.registry import Spec, resolve, third_party
 from conformance.backend.strict import clip, error_text
 from conformance.case.case import Case
+from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import (
     BackendCrashError,
+    BackendError,
     BackendTimeoutError,
     ConformanceError,
     NotIndependentError,
@@ -24,7 +27,7 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
 
-from . import cost, divergence, judgement, recorded, relate
+from . import blame, cost, divergence, judgement, recorded, relate
 from .execute import Execution, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
 from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
@@ -276,7 +279,8 @@ class Runner:
     def _run_alone(self, spec: Spec, backend: Backend, case: Case) -> Result:
         with self._ahead.one(spec, case) if self._ahead else nullcontext():
             result = self._execute_and_judge(spec, backend, case)
-            translation = select.translation_of(spec, backend, result.verdict) if self.locates else None
+            kept = any(words in result.detail for words in blame.KEPT)  # then the translation has it too
+            translation = None if kept or not self.locates else select.translation_of(spec, backend, result.verdict)
             if translation is not None:
                 result.detail += "; " + select.stage_hint(result.verdict, self._run_at_stage(translation, case))
             return result
@@ -306,7 +310,10 @@ class Runner:
         except Exception as e:  # noqa: BLE001  # an arithmetic that nobody can compute in
             why = str(e) if isinstance(e, ConformanceError) else error_text(e)
             return _uncheckable(why)
-        execution = execute(tested, case)
+        try:
+            execution = execute(tested, case)
+        except BackendError as e:
+            return self._placed(spec, tested, case, e)
         result = judgement.judge(spec, case, expectation, execution)
         self._look_closer(spec, tested, case, expectation, execution, result)
         return result
@@ -333,6 +340,45 @@ class Runner:
                 divergence.locate(result, backend, reference, case, expectation, execution)
             except Exception as e:  # noqa: BLE001  # as above
                 recorded.add_note(result, f"the first wrong node was not found: {recorded.reason(e)}")
+        if self.locates and result.verdict is Verdict.FAIL and not execution.opaque:
+            try:
+                self._tell_kept(spec, backend, case, result)
+            except Exception as e:  # noqa: BLE001  # as above
+                recorded.add_note(result, f"whether something kept is at fault was not found: {recorded.reason(e)}")
+
+    def _tell_kept(self, spec: Spec, backend: Backend, case: Case, result: Result) -> None:
+        """Say whether something that the backend kept is at fault, or nodes that are right one by one."""
+        other, arithmetic = self._other(spec, backend, case), backend.arithmetic_in(case)
+        wrong, words = blame.kept(partial(self._anew, spec, arithmetic), other, case, arithmetic)
+        first = result.first_divergence
+        if words:
+            recorded.add_note(result, words)
+            result.first_divergence = {**(first or {}), **(divergence.describe(wrong, case) if wrong else {})}
+            result.first_divergence["kind"] = divergence.KEPT
+        elif first is not None and first["kind"] == divergence.GRAPH:
+            recorded.add_note(result, blame.TOGETHER)
+
+    def _placed(self, spec: Spec, backend: Backend, case: Case, error: BackendError) -> Result:
+        """The result of a case that `backend` could not run, with the node that it failed at."""
+        result = _failed(error)
+        if self.locates and result.verdict is not Verdict.VACUOUS:
+            try:
+                anew = partial(self._anew, spec, backend.arithmetic_in(case))
+                where = blame.place(backend, anew, self._other(spec, backend, case), case, error)
+            except Exception as e:  # noqa: BLE001  # as in `_look_closer`
+                where = f"the node was not found: {recorded.reason(e)}"
+            if where:
+                recorded.add_note(result, blame.WHERE + where)
+        return result
+
+    @contextmanager
+    def _anew(self, spec: Spec, arithmetic: Arithmetic) -> Iterator[Backend]:
+        """The backend behind `spec`, opened once more; the reference in `arithmetic`."""
+        backend = self._open_guarded(spec, None)
+        try:
+            yield backend.computing_in(arithmetic) if resolve(spec).name == REFERENCE else backend
+        finally:
+            self._end(str(spec), backend.inner)
 
     def _expect(self, spec: Spec, backend: Backend, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """Expected values, and the backend to judge by them: the reference is tested in another's arithmetic."""

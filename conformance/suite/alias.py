@@ -7,7 +7,7 @@ names, shapes, op order) runs A instead of B.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,8 @@ class Traits:
     """1: the cache starts with other rows."""
     sinks: bool = False
     """One more source."""
+    row: int = 0
+    """Elements of a weight's row where the graph is three products and nothing else; 0: the sublayer."""
 
 
 DIFFERS: dict[str, Traits] = {
@@ -93,7 +95,10 @@ DIFFERS: dict[str, Traits] = {
 }
 """Difference between A and B -> B's traits."""
 
-KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab")
+PRODUCTS = ("edge", "tokens", "type", "float", "branch", "weight")
+"""Those of them that a graph of three products shows."""
+
+KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab k=0")
 
 
 def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
@@ -102,13 +107,19 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
     values, given = read_keys(case_id, body, KEYS)
     if not 1 <= values["tokens"] <= 16:
         raise UsageError(f"case {case_id!r}: tokens: 1 to 16 expected, {values['tokens']} found")
+    if values["k"] and (values["differs"] not in PRODUCTS or not 0 < values["k"] <= 1 << 14 or values["k"] % 32):
+        raise UsageError(
+            f"case {case_id!r}: k: a multiple of 32 up to 16384 expected, with differs={'|'.join(PRODUCTS)}; "
+            f"{values['k']} found, with {values['differs']}"
+        )
     return values, given, seed
 
 
 def build(case_id: str) -> Case:
     """The case behind an id; UsageError if it cannot be read."""
     v, params, seed = read(case_id)
-    sides = {"a": Side(case_id, Traits(), v["tokens"]), "b": Side(case_id, DIFFERS[v["differs"]], v["tokens"])}
+    b = replace(DIFFERS[v["differs"]], row=v["k"])
+    sides = {"a": Side(case_id, Traits(row=v["k"]), v["tokens"]), "b": Side(case_id, b, v["tokens"])}
     steps = [sides[which].step(k) for k, which in enumerate(v["order"])]
     persistent = sides["a"].persistent | sides["b"].persistent
     return Case(case_id, persistent, steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
@@ -125,25 +136,26 @@ class Side:
 
     def __init__(self, case_id: str, traits: Traits, tokens: int) -> None:
         self.id, self.t, self.n = case_id, traits, tokens + traits.tokens
+        product = (traits.row or _EMBD, _EMBD)
         shapes: dict[str, tuple[GGMLType, tuple[int, ...], float]] = {
             "attn_norm.weight": (F32, (_EMBD,), 1.0),
-            "attn_q.weight": (traits.type_, (_EMBD, _EMBD), 0.125),
-            "ffn_gate.weight": (F32, (_EMBD, _EMBD), 0.125),
-            "ffn_up.weight": (F16, (_EMBD, _EMBD), 0.125),
+            "attn_q.weight": (traits.type_, product, 0.125),
+            "ffn_gate.weight": (F32, product, 0.125),
+            "ffn_up.weight": (F16, product, 0.125),
             "attn_sinks.weight": (F32, (_HEADS,), 1.0),
             "cache_k_l0": (F16, (_EMBD, _CELLS), 1.0),
         }
         self.persistent: dict[Tensor, Bytes] = {}
         self.w: dict[str, Tensor] = {}
         for name, (type_, ne, std) in shapes.items():
-            if name == "attn_sinks.weight" and not traits.sinks:
+            if (name == "attn_sinks.weight" and not traits.sinks) or (traits.row and ne is not product):
                 continue
             t = new_tensor(type_, *ne, name=name)
             stream = Stream(case_id, f"{name} b" if name == "cache_k_l0" and traits.cache else name)
             self.persistent[t] = random_bytes(type_, stream, nelements(t), std)
             self.w[name] = t
         for name, differs in (("ffn_gate.weight", traits.weight), ("attn_norm.weight", traits.norm)):
-            if differs:
+            if differs and name in self.w:
                 data = self.persistent[self.w[name]].copy()
                 data[len(data) // 8 * 4 + 3] ^= np.uint8(0x81)  # the sign and half the exponent of one element
                 self.persistent[self.w[name]] = data
@@ -158,6 +170,14 @@ class Side:
             return t
 
         tr, n, w = self.t, self.n, self.w
+        if tr.row:
+            x, y = (leaf(name, F32, normal(), tr.row, n) for name in ("inp_embd", "inp_pos_embd"))
+            read = x, x if tr.edge == "gate" else y, y
+            q, gate, up = (_named(_B.mul_mat(*pair), pair[0].name) for pair in zip(w.values(), read, strict=True))
+            gf = Expansion()
+            gf.expand(gate)
+            taken = gf.select((q, up), tr.branch)
+            return Step(gf.graph(), inputs, (gate, taken))
         x = leaf("inp_embd", F32, normal(), _EMBD, n)
         pos = leaf("inp_pos", I32, integers(0, 50), n)
         ids = leaf("attn_inp_k_idxs", I64, chosen(_CELLS), n)
@@ -198,8 +218,8 @@ class Side:
 
 _EACH = f"differs=[{'|'.join(DIFFERS)}]"
 TABLE: Table = {
-    "smoke": (_EACH,),
-    "standard": (f"{_EACH},tokens=[1|5],order=[abab|aab]",),
+    "smoke": (_EACH, "differs=[weight|edge],k=2048"),
+    "standard": (f"{_EACH},tokens=[1|5],order=[abab|aab]", f"differs=[{'|'.join(PRODUCTS)}],k=[2048|4096]"),
     "full": (f"{_EACH},tokens=[2|7],order=[ab|ba]",),
 }
 

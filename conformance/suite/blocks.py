@@ -2,7 +2,8 @@
 
 `blocks/llama-fa=0,run=p5.d1,layer=0,block=attention@7`: the id of a decoder, and which block. For an architecture that
 the builder does not know it is the id of a recording (family `zoo`; only where llama.cpp is installed). Weights and
-caches are the whole model's; what the layers before would give is drawn anew.
+caches are the whole model's; what the layers before would give is drawn anew. `block=ffn_up` is the node alone that
+reads this weight, for a device that only multiplies.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ TABLE: Table = {
         f"gpt-oss-{_TINY},{_RUN},block=[attention|feedforward]",
         f"lfm2-{_TINY},run=p3.d1,block=recurrent",
         f"llama-{_LONG},{_RUN},block=[attention|feedforward]",
+        f"llama-{_LONG},{_RUN},block=[attn_q|ffn_up]",
     ),
     "standard": (
         f"gemma2-{_TINY},[fa=1|fa=0],{_RUN},block=attention",
@@ -59,6 +61,7 @@ TABLE: Table = {
         f"gemma2-{_TINY},{_RUN},block=head",
         f"gpt-oss-{_TINY},fa=0,layer=[0|1],{_RUN},block=attention",
         f"lfm2-{_TINY},run=p3.d1,layer=1,block=[attn_norm|attention|feedforward]",
+        f"llama-{_LONG.replace('f16', '[q4_0|q8_0|bf16]')},run=p70.p17.d1,block=[attn_v|ffn_gate]",
     ),
     "full": (f"llama-{_TINY},w=[q4_0|q8_0|f16],{_RUN},block=[feedforward|attention|head]",),
 }
@@ -177,6 +180,13 @@ def _spans(graph: Graph, persistent: Collection[Tensor]) -> dict[Block, tuple[in
     return {block: (start, end) for (block, _, _), start, end in zip(merged, starts, ends, strict=True)}
 
 
+def _reader(graph: Graph, block: Block) -> tuple[int, int] | None:
+    """The first node that reads the weight called as `block`, and the index behind it; None where none does."""
+    name = f"blk.{block.layer}.{block.name}.weight"
+    at = next((i for i, n in enumerate(graph) if any(s is not None and s.name == name for s in n.src)), None)
+    return None if at is None else (at, at + 1)
+
+
 def _states_last(graph: Graph, persistent: Collection[Tensor]) -> Graph:
     """The same nodes; those that fetch a layer's recurrent state stand right before the first node that needs it.
 
@@ -229,8 +239,9 @@ def _alone(case_id: str, whole: Case, block: Block) -> Case:
         graph = _states_last(step.graph, whole.persistent)
         spans = _spans(graph, whole.persistent)
         known |= dict.fromkeys(spans)
-        if block in spans:
-            first, last = spans[block]
+        span = spans.get(block) or _reader(graph, block)
+        if span is not None:
+            first, last = span
             part = partial(graph, first, last, persistent=whole.persistent, outputs=step.outputs)
             if part.outputs:
                 steps.append(Step(part.graph, _inputs(case_id, k, step, part), part.outputs, note=step.note))

@@ -46,6 +46,8 @@ TABLE: Table = {
         "parts-w=[q4_K|q6_K],d=256,buffer=1",
         f"{_DECODER},w=q4_0,tied=1,run=p5.d1,buffer=1",
         f"{_DECODER},w=q8_0,cache=q8_0,run=p5.d1,buffer=1,usage=any",
+        "product-w=q4_0,d=2048,buffer=1",
+        "shared-w=f32,d=2048",
     ),
     "standard": (
         f"{_GRAPHS}-w=[f32|f16|bf16|q4_0|q4_1|q5_0|q8_0],buffer=1",
@@ -63,6 +65,10 @@ TABLE: Table = {
         f"{_DECODER},attn_q=q4_0,attn_k=q8_0,attn_v=f16,ffn_up=q4_1,ffn_down=q5_0,output=bf16,run=p5.d1,buffer=1",
         "gpt-oss-l=1,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64,w=[f16|q4_0|mxfp4],run=p5.d1,buffer=1",
         "[qwen3|gemma2|lfm2]-l=2,embd=64,heads=2,kv=1,head=32,ff=64,vocab=64,w=q4_0,run=p5.d1,buffer=1",
+        "product-w=[f32|f16|q8_0|q6_K],d=2048,n=[1|17|65],buffer=[0|1]",
+        "product-w=bf16,d=[4096|5632|14336],buffer=[1|2]",
+        "shared-w=[f16|bf16|q8_0],d=2048",
+        "shared-w=[q4_K|q6_K],d=256",
     ),
     "full": (
         f"{_DECODER.replace('l=1', 'l=2')},w=[q4_0|q8_0|f16],run=at250.p5.d3,buffer=[1|2],weights={_EACH}",
@@ -165,6 +171,27 @@ def _cache(b: _Bench) -> Tensor:
     return _B.mul_mat(_B.view_2d(cache, b.d, 32, cache.nb[1], 0), b.x())
 
 
+def _product(b: _Bench) -> Tensor:
+    """A weight read whole, by all that a device may be able to do."""
+    return _B.mul_mat(b.w0(), b.x())
+
+
+def _shared(b: _Bench) -> Tensor:
+    """Two caches that each step reads before it writes them: one of the type, and one of F32 that is made into it.
+
+    Where devices share the graph, and one of them multiplies only or cannot make the type, one device reads in a step
+    what another wrote in the step before.
+    """
+    typed, plain = b.weight("cache_k_l0", b.w, b.d, _ROWS), b.weight("cache_v_l0", F32, b.d, _ROWS)
+    idxs = b.rows("idxs", I64, _ROWS, b.n)
+    made = _B.get_rows(_B.cast(plain, b.w), b.rows("ids", I32, _ROWS, b.n))
+    out = _B.concat(_B.mul_mat(typed, b.x()), made, 0)
+    b.gf.expand(out)
+    for cache in (typed, plain):
+        b.gf.expand(_B.set_rows(cache, b.input(f"new {cache.name}", F32, b.d, b.n), idxs))
+    return out
+
+
 def _experts(b: _Bench) -> Tensor:
     """One weight with a matrix per expert."""
     w = b.weight("w_exps.weight", b.w, b.d, 32, _EXPERTS)
@@ -177,7 +204,7 @@ def _added(b: _Bench) -> Tensor:
     return _B.add(cur, b.weight("w.bias", b.w, b.d))
 
 
-_MAKERS = (_rows, _parts, _both, _input, _computed, _activations, _cache, _experts, _added)
+_MAKERS = (_rows, _parts, _both, _input, _computed, _activations, _cache, _experts, _added, _product, _shared)
 KINDS: dict[str, Callable[[_Bench], Tensor]] = {make.__name__.removeprefix("_"): make for make in _MAKERS}
 """First word of an id -> what makes the graph's result."""
 

@@ -21,6 +21,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.lib.library import WHEEL, Library
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes
+from conformance.suite import FAMILIES
 from conformance.suite import decoder as models
 
 pytestmark = pytest.mark.skipif(
@@ -192,3 +193,10 @@ def test_nbytes_of_every_input_reach_the_graph(sched: GgmlBackend) -> None:
     found, _, witness = played(sched, case)
     assert [f[node].view(np.float32)[0] for f in found] == [2.0, 4.0]
     assert witness.kernels == {"CPU SCALE": 2}
+
+
+def test_graphs_of_equal_sizes_that_read_other_nodes_share_no_plan(sched: GgmlBackend, direct: GgmlBackend) -> None:
+    """Memory that only the second graph reads late is not given away early, as by the plan of the first."""
+    case = FAMILIES["alias"].build("alias/differs=edge@43")
+    for x, y in zip(played(sched, case)[0], played(direct, case)[0], strict=True):
+        assert all(np.array_equal(x[t], y[t]) for t in x)

@@ -249,3 +249,22 @@ def test_a_scheduler_gives_it_the_projections_of_a_trajectory(family: str) -> No
             assert "xdna2" in str(result.witness), result.case
     finally:
         runner.close()
+
+
+FAMILIES_OF_PRODUCTS = ("ops", "blocks", "weight_placement", "alias", "relations")
+"""Families with cases of matrix products only; others are about caches and attention, or have rows of 64 at most."""
+
+
+def test_it_takes_part_alone_in_each_family_of_products() -> None:
+    """A run of `smoke` on xdna2 by itself executes something in each of them, to the end and right."""
+    runner = Runner()
+    try:
+        for name in FAMILIES_OF_PRODUCTS:
+            backend = runner.backend(Spec("xdna2"))
+            cases = [build(i) for i in FAMILIES[name].ids("smoke") if "2048" in i]
+            taken = [c for c in cases if all(all(backend.supports(s.graph)) for s in c.steps)]
+            assert taken, name
+            for result in runner.run(Spec("xdna2"), taken):
+                assert result.verdict is Verdict.PASS, result.sentence()
+    finally:
+        runner.close()

@@ -209,7 +209,7 @@ def test_the_first_divergent_node_is_named(runner: Runner) -> None:
     assert "everything before it agrees" in result.detail
 
 
-def test_right_node_by_node_blames_fusion_or_state(runner: Runner) -> None:
+def test_right_node_by_node_blames_no_node(runner: Runner) -> None:
     """Where every node is right once intermediate values are asked for, the detail says that no node is at fault."""
 
     def tamper(graph: Graph, found: dict[Tensor, Bytes]) -> None:
@@ -218,7 +218,7 @@ def test_right_node_by_node_blames_fusion_or_state(runner: Runner) -> None:
 
     (result,) = _run(runner, FaultyBackend(tamper), _case())
     assert result.verdict is Verdict.FAIL
-    assert "fusion or state is at fault" in result.detail
+    assert "; each node alone is right; " in result.detail
 
 
 ATTENTION = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,fa=0,run=p3.d1.d1@0"
@@ -265,7 +265,7 @@ def test_a_nan_in_a_cache_is_traced_to_where_it_began(runner: Runner, step: int,
     first = result.first_divergence
     assert (first["step"], first["op"], first["kind"], first["node"]) == (at, "NONE", "graph", None), result.detail
     assert "the first NaN: " in result.detail
-    assert result.detail.endswith(cause)
+    assert cause in result.detail
 
 
 def test_a_node_that_writes_nan_into_a_cache_is_the_first_divergence(runner: Runner) -> None:

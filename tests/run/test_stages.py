@@ -148,7 +148,7 @@ def test_a_wrong_result_of_a_right_model_is_a_kernels_fault(runner: Runner, monk
 
 
 def test_a_compiler_that_refuses_a_right_translation_is_named(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An OVERCLAIM, too, says whether the translation was right."""
+    """An OVERCLAIM, too, says at which node it was, and whether the translation was right."""
 
     def compile_model(*_: Ov) -> Ov:
         msg = "no such kernel"
@@ -157,7 +157,8 @@ def test_a_compiler_that_refuses_a_right_translation_is_named(runner: Runner, mo
     monkeypatch.setattr(openvino.Core, "compile_model", compile_model)
     result = _one(runner, RUN, _case())
     assert result.verdict is Verdict.OVERCLAIM
-    assert result.detail.endswith("no such kernel; the translation is right, so the compiler or the device is at fault")
+    assert "no such kernel; where: SQR node_0 f32[8, 3, 1, 1] of f32[8, 3, 1, 1] fails by itself; " in result.detail
+    assert result.detail.endswith("; the translation is right, so the compiler or the device is at fault")
 
 
 def test_an_emitter_that_raises_fails_at_both(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

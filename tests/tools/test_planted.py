@@ -157,3 +157,11 @@ def test_a_relation_opens_a_copy_with_its_options() -> None:
     finally:
         hunter.close()
     assert [(r.verdict, r.detail) for r in found] == [(Verdict.PASS, "")]
+
+
+def test_a_fault_behind_a_scheduler_is_in_its_devices_too() -> None:
+    """A scheduler is copied with its devices: one of the scheduler's own and one of a device's are both noticed."""
+    names = ("sched-cache-not-carried", "xdna2-write-forgotten")
+    assert [(h.fault, h.noticed) for h in campaign.run([FAULTS[n] for n in names], "smoke")] == [
+        (n, True) for n in names
+    ]

@@ -78,8 +78,9 @@ class StateWalk(Walk):
             info = VariableInfo()
             info.data_shape, info.data_type, info.variable_id = PartialShape(list(shape)), TYPES[dtype], name(feed)
             variable = Variable(info)
-            zero = o.broadcast(o.convert(o.constant(0), TYPES[dtype]), self.c.i64(*shape))
-            self._own[feed] = variable, o.read_value(zero, variable)
+            # the host sets it before the first run; with a constant to start from, the CPU plugin (2026.4.1) takes what
+            # is read for a constant too, and packs garbage where it is the second operand of a product
+            self._own[feed] = variable, o.read_value(variable)
             self._out.variables.append(feed)
         return self._own[feed][1]
 

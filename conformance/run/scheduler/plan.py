@@ -67,8 +67,9 @@ def plan(case: Case, backends: Sequence[Backend], labels: Sequence[str], memory:
     """Split `case` over `backends`, in order of priority. UnavailableError if no device is left for a node; it names
     the node, its shapes and every backend's reason.
     """
-    nodes = list(dict.fromkeys(n for s in case.steps for n in s.graph))
-    answers = [dict(zip(nodes, b.supports(Graph(nodes)), strict=True)) for b in backends]
+    # step by step: what a device refuses to read behind a write of the same graph, it may read in the next
+    each = dict.fromkeys(s.graph for s in case.steps)
+    answers = [{n: a for g in each for n, a in zip(g, b.supports(g), strict=True)} for b in backends]
 
     def supports(b: int, t: Tensor) -> bool:
         return t not in answers[b] or bool(answers[b][t])  # views of what a graph only reads are no nodes

@@ -19,7 +19,8 @@ from conformance.case import codec
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, GraphError, UsageError
 from conformance.judge.verdict import FAILURES, Result, Verdict
-from conformance.run.divergence import GRAPH, NODE
+from conformance.run.blame import WHERE
+from conformance.run.divergence import NODE
 from conformance.run.runner import Runner
 
 from . import cuts, simplify
@@ -27,6 +28,7 @@ from .cuts import Recorded, record
 
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
 _QUOTED = re.compile(r"\S+/\S+@[0-9]+(?:#[0-9]+)?")
+_WHERE = re.compile(f"; {WHERE}[^;]*")
 _TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.IGNORECASE)
 _KEPT = 160
 
@@ -39,8 +41,9 @@ class Signature:
     op: str = ""
     """Of the first wrong node; empty where no single node is wrong by itself, or nothing ran to the end."""
     kind: str = ""
-    """`node` or `graph`, with `not finite` where a number became none; of a crash how it died and its last words, of
-    other failures the reason: without numbers, names of cases and what else changes as a case gets smaller."""
+    """`node`, `graph` or `kept`, with `not finite` where a number became none; of a crash how it died and its last
+    words, of other failures the reason: without numbers, names of cases and what else changes as a case gets smaller.
+    """
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.verdict.value, self.op, self.kind)))
@@ -58,12 +61,12 @@ def signature_of(result: Result) -> Signature | None:
     broken = first["found"] is not None and first["found"] != first["found"]  # NaN
     broken = broken or first["found"] in (float("inf"), float("-inf"))
     kind = str(first.get("kind", NODE)) + (", not finite" if broken else "")
-    return Signature(Verdict.FAIL, first["op"] if first.get("kind") != GRAPH else "", kind)
+    return Signature(Verdict.FAIL, first["op"] if first.get("kind", NODE) == NODE else "", kind)
 
 
 def _essence(detail: str) -> str:
     """The essence of a reason: how a process died and the assertion among its last words, or all of it."""
-    text = _QUOTED.sub("case", detail)
+    text = _QUOTED.sub("case", _WHERE.sub("", detail))
     head, _, words = text.partition("): ")
     if "its process died (" in head:
         lines = [line for line in words.split(" / ") if _TELLING.search(line)] or words.split(" / ")[-1:]

@@ -2,8 +2,8 @@
 
 `relations/chunked-run=p40.d2,to=p7.p33.d2,fa=0@5`: name of the relation, then what its two runs are made of. A decoder
 (`arch`, and keys of a decoder), or for `renamed`, `memory`, `warm` and `buffers` with `graph=random` a random
-graph (keys of the family `random`); `after` takes the keys of the family `alias`. What each claims:
-docs/suite/relations.md.
+graph (keys of the family `random`), with `graph=product` a matrix product (keys of `weight_placement`); `after` takes
+the keys of the family `alias`. What each claims: docs/suite/relations.md.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from conformance.case.case import Case
 from conformance.ggml.errors import GraphError, UsageError
-from conformance.suite import alias, random_graphs
+from conformance.suite import alias, random_graphs, weight_placement
 from conformance.suite.decoder import keys_of, make
 from conformance.suite.decoder.config import PRESETS
 from conformance.suite.family import Family, Key, Table, ids_of, keys, read_keys, split_id, text, with_seed, word
@@ -38,7 +38,7 @@ _SAME: dict[str, Callable[[str, Case, int], Case]] = {
 }
 NAMES = (*pairs.DECODERS, "renamed", *_SAME, "after")
 _ARCH = {"arch": word(*PRESETS)}
-_GRAPH = keys("graph=decoder|random")
+_GRAPH = keys("graph=decoder|random|product")
 
 
 def build(case_id: str) -> Case:
@@ -64,6 +64,8 @@ def _of_itself(case_id: str, name: str, rest: str, seed: int) -> Case:
     values, others = _split(case_id, rest, {**_GRAPH, **_ARCH, **_OWN.get(name, {})})
     if values["graph"] == "random":
         base = random_graphs.build(f"{random_graphs.NAME}/{others}@{seed}")
+    elif values["graph"] == "product":
+        base = weight_placement.build(f"{weight_placement.NAME}/product-{others}@{seed}")
     else:
         base = make(f"{NAME}/{values['arch']}{'-' if others else ''}{others}@{seed}")
     base = replace(base, params={"graph": values["graph"], **base.params})
@@ -96,6 +98,8 @@ TABLE: Table = {
         "buffers-l=1,embd=64,ff=64,w=q4_0,run=p9.d2",
         "after-differs=[eps|edge|weight|type]",
         f"restored-{_TINY},run=p9.d2",
+        "after-differs=weight,k=2048",
+        "[memory|warm]-graph=product,w=q8_0,d=2048",
     ),
     "standard": (
         "chunked-[fa=0|fa=1],[cache=f16|cache=f32|cache=bf16],run=o40.d2,to=o7.o32.o1.d2",
@@ -129,6 +133,8 @@ TABLE: Table = {
         "restored-[cache=f32|cache=bf16|cache=q8_0,head=32],run=p9.p4.d2",
         "restored-seqs=3,[unified=0|unified=1],run=p5+9+2.d2.rm1.d2",
         "restored-arch=[gemma2|gpt-oss|lfm2],run=p9.d2",
+        f"after-differs=[{'|'.join(alias.PRODUCTS)}],k=2048",
+        "[renamed|memory|warm|buffers]-graph=product,w=[f16|q4_0],d=2048,n=17",
     ),
     "full": (
         "chunked-[fa=0|fa=1],ctx=2048,run=p510.o4,to=p255.p200.p55.o4",

@@ -316,8 +316,8 @@ def restored(case_id: str, case: Case, seed: int) -> Case:
 
 def after(case_id: str, values: Mapping[str, Any], params: Mapping[str, str], seed: int) -> Case:
     """Earlier graphs do not matter: B alone, and B after an A whose tensors have the same names."""
-    b = alias.alone(case_id, alias.DIFFERS[values["differs"]], values["tokens"])
-    a = alias.alone(case_id, alias.Traits(), values["tokens"])
+    b = alias.alone(case_id, replace(alias.DIFFERS[values["differs"]], row=values["k"]), values["tokens"])
+    a = alias.alone(case_id, alias.Traits(row=values["k"]), values["tokens"])
     n = len(b.steps)
     runs = (
         Run("B alone", 0, n, opening=1),

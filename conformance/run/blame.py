@@ -1,0 +1,159 @@
+"""Where a failure comes from that a wrong number alone does not show: the node that a backend cannot run, and whether
+something that it keeps, such as a compiled graph, a cache or its log, is at fault and no kernel.
+
+A backend opened anew has kept nothing. So a step that is wrong in the whole case there, and right there by itself from
+the same caches, is wrong by what an earlier step left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from conformance.backend.interface import Backend
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import BackendError, BackendTimeoutError
+from conformance.ggml.ops.build import Expansion
+from conformance.ggml.partial import partial
+from conformance.ggml.tensor import Bytes, Tensor, pack
+from conformance.judge.judge import Judged, judge_step
+from conformance.suite.batch import isolated_nodes
+
+from .execute import StepValues, execute, with_values
+from .judgement import expected_steps
+
+WHERE = "where: "
+"""Begins the words of `place` in a result's detail."""
+SECOND = "right alone, right fresh, wrong after the steps before it: something kept (a compiled graph or its key, a "
+SECOND += "cache, a log) is at fault, and no kernel"
+BEFORE = "right on a backend opened anew: something kept from the cases before it, or chance, is at fault"
+KEPT = (SECOND, BEFORE)
+TOGETHER = "the step by itself is as wrong, so what its nodes do together (fusion, shared memory) is at fault"
+Anew = Callable[[], AbstractContextManager[Backend]]
+"""Opens the backend once more, and closes it."""
+
+
+def kept(anew: Anew, reference: Backend, case: Case, arithmetic: Arithmetic) -> tuple[Judged | None, str]:
+    """Of a failing case, which tensor is wrong first by what the backend kept, and since when, in words; the words are
+    empty where nothing kept is at fault. `reference` and backend compute in `arithmetic`. BackendError if a run failed.
+    """
+    with anew() as fresh:
+        ran = execute(fresh, case).steps
+    wrong = _first_wrong(reference, case, ran, arithmetic)
+    if wrong is None:
+        return None, BEFORE
+    if not wrong.step:
+        return wrong, ""
+    caches = ran[wrong.step - 1].caches
+    want = _by_itself(reference, case, wrong.step, caches)
+    with anew() as fresh:
+        got = _by_itself(fresh, case, wrong.step, caches)
+    right = all(j.used <= 1 for j in _judge(case, wrong.step, want, got, arithmetic))
+    return wrong, SECOND if right else ""
+
+
+def _first_wrong(reference: Backend, case: Case, ran: Sequence[StepValues], arithmetic: Arithmetic) -> Judged | None:
+    """The first wrong tensor of the first step that is wrong although it started from the backend's own caches."""
+    for k, (want, got) in enumerate(zip(expected_steps(reference, case, ran), ran, strict=True)):
+        wrong = next((j for j in _judge(case, k, want, got, arithmetic) if j.used > 1), None)
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def _judge(case: Case, k: int, want: StepValues, got: StepValues, arithmetic: Arithmetic) -> list[Judged]:
+    return list(judge_step(replace(case, tolerance={}), k, want.all, got.all, arithmetic))
+
+
+def _by_itself(backend: Backend, case: Case, k: int, caches: Mapping[Tensor, Bytes]) -> StepValues:
+    """Step `k` as the first of a session that opens the whole case with these bytes of its caches."""
+    step = case.steps[k]
+    recipes = {t: r for t, r in case.recipes.items() if t not in caches}
+    with backend.open(replace(case, persistent={**case.persistent, **caches}, recipes=recipes)) as session:
+        outputs = session.compute(step.graph, step.inputs, step.outputs)
+        return StepValues(dict(outputs), {t: pack(session.read(t), t, 0) for t in caches})
+
+
+# -- what a backend cannot run -----------------------------------------------------------------------------------------
+
+
+def place(backend: Backend, anew: Anew, reference: Backend, case: Case, error: BackendError) -> str:
+    """Where `backend` failed at `case` with `error`, in words: the step, and the first of its nodes that fails by
+    itself, with shapes, or else the first that fails behind those before it; or that the step runs on a backend opened
+    anew. Empty where there is nothing to add. BackendError if another run failed.
+    """
+    k = error.step
+    if k is None:
+        return ""
+    graph = case.steps[k].graph
+    at = f"step {k}" if len(case.steps) > 1 else ""
+    if len(graph) == 1 or isinstance(error, BackendTimeoutError):  # each try would take as long
+        return at
+    start = replace(case, steps=case.steps[: k + 1], tolerance={})
+    right = execute(reference, start, every_node=[k]).steps
+    alone, original = isolated_nodes(with_values(start, right), k)
+    copies = list(original)
+    found = _first(len(copies), lambda n: not _runs(backend, _some(alone, copies[:n])))
+    if found is not None and not _runs(backend, _some(alone, copies[found : found + 1])):
+        return _join(at, f"{_spell(original[copies[found]])} fails by itself")
+    caches = right[k - 1].caches if k else {t: case.persistent[t] for t in case.caches()}
+    with anew() as fresh:
+        try:
+            _by_itself(fresh, case, k, caches)
+        except BackendError:
+            found = _first(len(graph), lambda n: not _runs(fresh, _beginning(case, k, n, caches)))
+            return _join(at, "" if found is None else f"{_spell(graph.nodes[found])} fails behind the nodes before it")
+    return _join(at, SECOND if k else BEFORE)
+
+
+def _join(*parts: str) -> str:
+    return ": ".join(filter(None, parts))
+
+
+def _first(n: int, fails: Callable[[int], bool]) -> int | None:
+    """The index of the first of `n` items with which those up to it fail; None where all together do not."""
+    if not fails(n):
+        return None
+    low, high = 0, n
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fails(middle) else (middle, high)
+    return high - 1
+
+
+def _runs(backend: Backend, case: Case) -> bool:
+    try:
+        execute(backend, case)
+    except BackendError:
+        return False
+    return True
+
+
+def _some(alone: Case, nodes: Sequence[Tensor]) -> Case:
+    """Only `nodes` of a case of isolated ones."""
+    growing = Expansion()
+    for node in nodes:
+        growing.expand(node)
+    return _of(alone, Step(growing.graph(), alone.steps[0].inputs, tuple(nodes)), {})
+
+
+def _beginning(case: Case, k: int, n: int, caches: Mapping[Tensor, Bytes]) -> Case:
+    """The first `n` nodes of step `k` as a case, which starts from `caches`."""
+    step = case.steps[k]
+    part = partial(step.graph, 0, n, persistent=case.persistent, outputs=frozenset(step.outputs))
+    inputs = {leaf: step.inputs[root] for leaf, root in part.inputs.items()}
+    return _of(case, Step(part.graph, inputs, part.outputs), caches)
+
+
+def _of(case: Case, step: Step, caches: Mapping[Tensor, Bytes]) -> Case:
+    """A case of one step, with the tensors of `case` that it has."""
+    used = set(step.graph.tensors())
+    persistent = {t: data for t, data in {**case.persistent, **caches}.items() if t in used}
+    step.inputs = {t: data for t, data in step.inputs.items() if t in used}
+    return Case(case.id, persistent, [step], family=case.family, params=case.params)
+
+
+def _spell(node: Tensor) -> str:
+    return f"{node} of {', '.join(f'{s.type}{list(s.ne)}' for s in node.src if s is not None)}"

@@ -1,0 +1,225 @@
+"""Blame: a fault in what a backend keeps is told from a kernel's, and a failure in foreign words names its node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness
+from conformance.backend.registry import Spec, create
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import BackendError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import Builder, Expansion
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, new_tensor
+from conformance.ggml.types import F16, F32, I64
+from conformance.judge.verdict import Result, Verdict
+from conformance.run import blame
+from conformance.run.isolation.isolate import open_backend
+from conformance.run.runner import Runner
+from conformance.run.shrink import signature_of
+
+SPEC = Spec("faulty")
+B = Builder()
+Fault = Callable[["Faulty", int, Graph, dict[Tensor, Bytes]], None]
+
+
+class Faulty(Backend):
+    """The reference; `fault` gets the outputs of the session's `k`-th compute. `kept` lives as long as the backend."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.inner, self.fault = create(Spec("cpu")), fault
+        self.kept: dict[Any, Bytes] = {}
+
+    def info(self) -> DeviceInfo:
+        """A made-up device."""
+        return DeviceInfo("faulty", "none", "the reference with a fault")
+
+    def supports_op(self, node: Tensor) -> Support:
+        """Everything."""
+        del node
+        return YES
+
+    def open(self, case: Case) -> Session:
+        """The reference's session with the fault."""
+        return FaultySession(self, self.inner.open(case))
+
+
+class FaultySession(Session):
+    """Counts its steps."""
+
+    def __init__(self, backend: Faulty, inner: Session) -> None:
+        self.backend, self.inner, self.steps = backend, inner, 0
+
+    def write(self, tensor: Tensor, data: Bytes) -> None:
+        """As the reference."""
+        self.inner.write(tensor, data)
+
+    def read(self, tensor: Tensor) -> Bytes:
+        """As the reference."""
+        return self.inner.read(tensor)
+
+    def compute(
+        self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+    ) -> Mapping[Tensor, Bytes]:
+        """As the reference, then the fault."""
+        found = {t: data.copy() for t, data in self.inner.compute(graph, inputs, outputs).items()}
+        self.backend.fault(self.backend, self.steps, graph, found)
+        self.steps += 1
+        return found
+
+    def witness(self) -> Witness:
+        """As the reference."""
+        return self.inner.witness()
+
+
+class FaultyRunner(Runner):
+    """Opens a backend with the fault as often as it is asked to."""
+
+    fault: Fault
+
+    def _open(self, spec: Spec, isolate: bool | None) -> Backend:
+        return Faulty(self.fault) if spec == SPEC else open_backend(spec, self._isolation.but(isolate))
+
+
+@pytest.fixture
+def runner() -> Iterator[FaultyRunner]:
+    """A runner that opens the faulty backend."""
+    runner = FaultyRunner()
+    yield runner
+    runner.close()
+
+
+def _floats(*shape: int, seed: int) -> Bytes:
+    return np.random.default_rng(seed).standard_normal(shape).astype("<f4").reshape(-1).view(np.uint8)
+
+
+def _case(steps: int = 3) -> Case:
+    """Rows into a cache, and the sum of all of it with an input, times 0.5, 1, 1.5, …: three nodes that compute."""
+    cache = new_tensor(F16, 8, 4, name="cache_k_l0")
+    case = Case("test/blame@0", {cache: np.zeros(64, np.uint8)}, [])
+    for k in range(steps):
+        x, new = (new_tensor(F32, 8, 4, name=name, flags=FLAG_INPUT) for name in ("x", "new"))
+        ids = new_tensor(I64, 4, name="ids", flags=FLAG_INPUT)
+        growing = Expansion()
+        growing.expand(B.set_rows(cache, new, ids))
+        out = B.scale(B.add(x, cache), 0.5 * (k + 1))
+        growing.expand(out)
+        inputs = {x: _floats(4, 8, seed=k), new: _floats(4, 8, seed=9 + k), ids: np.arange(4).view(np.uint8)}
+        case.steps.append(Step(growing.graph(), inputs, (out,)))
+    case.validate()
+    return case
+
+
+def _run(runner: FaultyRunner, fault: Fault, case: Case | None = None) -> Result:
+    runner.fault = fault
+    (result,) = runner.run(SPEC, [case or _case()])
+    return result
+
+
+def _program_of_first(backend: Faulty, _: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+    """A key without `op_params`: an equal graph with another factor gives what the first gave."""
+    for t, data in found.items():
+        if t.op == "SCALE":
+            data[:] = backend.kept.setdefault((len(graph), t.ne), data.copy())
+
+
+def _second_step(_: Faulty, k: int, __: Graph, found: dict[Tensor, Bytes]) -> None:
+    """A log that the session keeps: from the second step on the outputs are wrong."""
+    for t, data in found.items():
+        if k and t.op == "SCALE":
+            data.view("<f4")[3] += 1
+
+
+def _kernel(_: Faulty, __: int, ___: Graph, found: dict[Tensor, Bytes]) -> None:
+    for t, data in found.items():
+        if t.op == "SCALE":
+            data.view("<f4")[3] += 1
+
+
+def _kernel_of_large_factors(_: Faulty, __: int, ___: Graph, found: dict[Tensor, Bytes]) -> None:
+    """A kernel that is wrong for what only the last step has."""
+    for t, data in found.items():
+        if t.op == "SCALE" and t.params.s > 1:
+            data.view("<f4")[3] += 1
+
+
+def _together(_: Faulty, __: int, graph: Graph, found: dict[Tensor, Bytes]) -> None:
+    """A fusion of ADD and SCALE, which nobody sees where ADD is asked for too."""
+    adds = [n for n in graph if n.op == "ADD"]
+    if adds and not any(n in found for n in adds):
+        next(iter(found.values())).view("<f4")[3] += 1
+
+
+@pytest.mark.parametrize("fault", [_program_of_first, _second_step])
+def test_what_is_kept_is_told_from_a_kernel(runner: FaultyRunner, fault: Fault) -> None:
+    """Right by itself on a backend opened anew, from the same caches, and wrong after other steps: something kept."""
+    result = _run(runner, fault)
+    assert result.verdict is Verdict.FAIL
+    assert result.detail.startswith("step 1: SCALE")
+    assert result.detail.endswith(blame.SECOND)
+    assert result.first_divergence is not None
+    assert (result.first_divergence["kind"], result.first_divergence["step"]) == ("kept", 1)
+    assert str(signature_of(result)) == "FAIL, kept"
+
+
+@pytest.mark.parametrize(("fault", "step"), [(_kernel, 0), (_kernel_of_large_factors, 2)])
+def test_a_kernels_fault_is_no_kept_one(runner: FaultyRunner, fault: Fault, step: int) -> None:
+    """A node that is wrong by itself too is named, in whichever step it is, and nothing else is blamed."""
+    result = _run(runner, fault)
+    assert result.first_divergence is not None
+    assert (result.first_divergence["kind"], result.first_divergence["step"]) == ("node", step)
+    assert result.first_divergence["op"] == "SCALE"
+    assert result.detail.endswith("everything before it agrees")
+
+
+def test_nodes_that_are_wrong_together_are_no_kept_fault(runner: FaultyRunner) -> None:
+    """Each node right alone, the step by itself wrong: fusion."""
+    result = _run(runner, _together)
+    assert result.first_divergence is not None
+    assert result.first_divergence["kind"] == "graph"
+    assert result.detail.endswith(f"each node alone is right; {blame.TOGETHER}")
+
+
+def test_what_another_case_left_is_said(runner: FaultyRunner) -> None:
+    """A case that is right on a backend opened anew is wrong by what cases before it left."""
+    fine, other = _case(1), _case(2)
+    other.steps = other.steps[1:]
+    assert _run(runner, _program_of_first, fine).verdict is Verdict.PASS
+    result = _run(runner, _program_of_first, other)
+    assert result.verdict is Verdict.FAIL
+    assert result.detail.endswith(blame.BEFORE)
+
+
+def _raises(op: str, *, from_step: int = 0, behind: str = "") -> Fault:
+    def fault(_: Faulty, k: int, graph: Graph, __: dict[Tensor, Bytes]) -> None:
+        ops = [n.op for n in graph]
+        if k >= from_step and op in ops and (not behind or behind in ops):
+            raise BackendError("shape.compatible(): ScatterUpdate_192")
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [
+        (_raises("SET_ROWS"), "step 0: SET_ROWS cache_k_l0 (view) f16[8, 4, 1, 1] of f32[8, 4, 1, 1], i64[4, 1, 1, 1]"),
+        (_raises("SCALE", behind="SET_ROWS"), "step 0: SCALE node_2 f32[8, 4, 1, 1] of f32[8, 4, 1, 1] fails behind"),
+        (_raises("SCALE", from_step=1), f"step 1: {blame.SECOND}"),
+    ],
+)
+def test_foreign_words_are_followed_by_the_node(runner: FaultyRunner, fault: Fault, where: str) -> None:
+    """Behind what was raised stand the step and the node, with op, name and shapes, or that the step alone runs."""
+    result = _run(runner, fault)
+    assert result.verdict is Verdict.OVERCLAIM
+    assert f"ScatterUpdate_192; where: {where}" in result.detail
+
+
+def test_a_failure_keeps_its_signature_while_it_shrinks(runner: FaultyRunner) -> None:
+    """Where it failed is no part of what must stay the same: with fewer steps and nodes it is elsewhere."""
+    long, short = (_run(runner, _raises("SET_ROWS"), _case(n)) for n in (3, 1))
+    assert long.detail != short.detail
+    assert signature_of(long) == signature_of(short)
