@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from conformance.backend.interface import Session, Witness
+from conformance.backend.translating.plan import Snapshot
 from conformance.case.case import Case, writes_in_place
 from conformance.ggml.errors import BackendError, GraphError
 from conformance.ggml.graph import Graph
@@ -41,6 +42,8 @@ class Plan:
     """A graph built in the library, with its inputs, cut where an output must be read before it is overwritten."""
 
     graph: Graph
+    snapshot: Snapshot
+    """The graph when it was built: a caller may build its next graph in the same objects."""
     outputs: tuple[Tensor, ...]
     inputs: Store
     context: Context
@@ -148,7 +151,7 @@ class GgmlSession(Session):
         """
         self._library.log.clear()  # what it says from here on is of this graph
         plan = self._plan
-        if plan is None or plan.graph is not graph or plan.outputs != tuple(outputs):
+        if plan is None or not (plan.graph is graph and plan.outputs == tuple(outputs) and plan.snapshot.shows(graph)):
             plan = self._plan = self._build(graph, tuple(outputs))
         self._clear(plan)
         start = time.perf_counter()
@@ -242,7 +245,7 @@ class GgmlSession(Session):
         cuts = self._cuts(graph, outputs)
         n = len(graph.tensors())
         context = Context(self._library, n, n + 1, 2 + len(cuts) if cuts else 1, self._arenas[1])
-        plan = Plan(graph, outputs, store, context, leaves, {**self._at, **store.at})
+        plan = Plan(graph, Snapshot(graph), outputs, store, context, leaves, {**self._at, **store.at})
         try:
             self._fill(plan, cuts, n + 1)
         except BaseException:

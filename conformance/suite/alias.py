@@ -2,7 +2,8 @@
 
 `alias/differs=eps,tokens=3@7` runs A, B, A, B: a sublayer of a decoder, over weights, caches and inputs that A and B
 each have for themselves under the same names. A backend whose key of a compiled graph lacks a part of the graph (only
-names, shapes, op order) runs A instead of B.
+names, shapes, op order) runs A instead of B. With `shared=1` A and B have the same weights and caches, as two graphs of
+one model do: nothing but the difference itself tells them apart.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class Traits:
     """1: the cache starts with other rows."""
     sinks: bool = False
     """One more source."""
+    outputs: int = 0
+    """1: other nodes are asked for."""
 
 
 DIFFERS: dict[str, Traits] = {
@@ -90,10 +93,14 @@ DIFFERS: dict[str, Traits] = {
     "norm": Traits(norm=1),
     "cache": Traits(cache=1),
     "src": Traits(sinks=True),
+    "outputs": Traits(outputs=1),
 }
 """Difference between A and B -> B's traits."""
+_OWN = frozenset({"type", "float", "weight", "norm", "cache", "src"})
+"""Of these, differences in weights and caches: A and B cannot share them."""
+SHARED = tuple([what for what in DIFFERS if what not in _OWN])
 
-KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab")
+KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab shared=0|1")
 
 
 def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
@@ -102,15 +109,19 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
     values, given = read_keys(case_id, body, KEYS)
     if not 1 <= values["tokens"] <= 16:
         raise UsageError(f"case {case_id!r}: tokens: 1 to 16 expected, {values['tokens']} found")
+    if values["shared"] == "1" and values["differs"] in _OWN:
+        raise UsageError(f"case {case_id!r}: shared=1 goes with differs={'|'.join(SHARED)}")
     return values, given, seed
 
 
 def build(case_id: str) -> Case:
     """The case behind an id; UsageError if it cannot be read."""
     v, params, seed = read(case_id)
-    sides = {"a": Side(case_id, Traits(), v["tokens"]), "b": Side(case_id, DIFFERS[v["differs"]], v["tokens"])}
-    steps = [sides[which].step(k) for k, which in enumerate(v["order"])]
-    persistent = sides["a"].persistent | sides["b"].persistent
+    a, b = Side(case_id, Traits(), v["tokens"]), Side(case_id, DIFFERS[v["differs"]], v["tokens"])
+    if v["shared"] == "1":
+        b.persistent, b.w = a.persistent, a.w
+    steps = [(a if which == "a" else b).step(k) for k, which in enumerate(v["order"])]
+    persistent = a.persistent | b.persistent
     return Case(case_id, persistent, steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
 
 
@@ -193,13 +204,17 @@ class Side:
         branches = _named(_B.scale(diff, 0.5), "branch-0"), _named(_B.sqr(diff), "branch-1")
         gf.select(branches, tr.branch)
         graph = gf.graph()
-        return Step(graph, inputs, (kq, ffn, branches[tr.branch]))
+        return Step(graph, inputs, (gate, out, up) if tr.outputs else (kq, ffn, branches[tr.branch]))
 
 
 _EACH = f"differs=[{'|'.join(DIFFERS)}]"
 TABLE: Table = {
     "smoke": (_EACH,),
-    "standard": (f"{_EACH},tokens=[1|5],order=[abab|aab]",),
+    "standard": (
+        f"{_EACH},tokens=[1|5],order=[abab|aab]",
+        f"differs=[{'|'.join(SHARED)}],tokens=[1|5],shared=1",
+        f"differs=[{'|'.join(SHARED)}],order=aab,shared=1",
+    ),
     "full": (f"{_EACH},tokens=[2|7],order=[ab|ba]",),
 }
 
