@@ -2,13 +2,14 @@
 
 `alias/differs=eps,tokens=3@7` runs A, B, A, B: a sublayer of a decoder, over weights, caches and inputs that A and B
 each have for themselves under the same names. A backend whose key of a compiled graph lacks a part of the graph (only
-names, shapes, op order) runs A instead of B. With `shared=1` A and B have the same weights and caches, as two graphs of
-one model do: nothing but the difference itself tells them apart.
+names, shapes, op order) runs A instead of B. With `shared=1` A and B have the same weights and caches, as two graphs
+of one model do: nothing but the difference itself tells them apart. With `of=decoder` they are whole decoders over one
+model's weights and cache, a prompt and decodes of each in turn: graphs that a backend fuses, or runs at other sizes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_te
 from conformance.ggml.types import F16, F32, I32, I64, Q4_0, Q8_0, GGMLType
 
 from .data import Fill, chosen, encode, integers, normal, random_bytes
+from .decoder import make
 from .family import Family, Table, ids_of, keys, read_keys, split_id, with_seed
 
 NAME = "alias"
@@ -31,6 +33,7 @@ GENERATOR = 1
 _B = Builder()
 _named = _B.set_name
 _EMBD, _HEAD, _HEADS, _CELLS = 64, 16, 4, 32
+_DECODER = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,10 @@ _OWN = frozenset({"type", "float", "weight", "norm", "cache", "src"})
 """Of these, differences in weights and caches: A and B cannot share them."""
 SHARED = tuple([what for what in DIFFERS if what not in _OWN])
 
-KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab shared=0|1")
+DECODERS = {"eps": "eps=0.5", "freq_base": "base=100.0", "mode": "rope=neox", "sub_op": "ffn=geglu"}
+"""Of these, those that a decoder can have -> B's key."""
+
+KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab shared=0|1 of=sublayer|decoder")
 
 
 def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
@@ -111,18 +117,32 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
         raise UsageError(f"case {case_id!r}: tokens: 1 to 16 expected, {values['tokens']} found")
     if values["shared"] == "1" and values["differs"] in _OWN:
         raise UsageError(f"case {case_id!r}: shared=1 goes with differs={'|'.join(SHARED)}")
+    if values["of"] == "decoder" and not (values["differs"] in DECODERS and given.keys() <= {"differs", "of"}):
+        raise UsageError(f"case {case_id!r}: of=decoder goes with differs={'|'.join(DECODERS)} and no other key")
     return values, given, seed
 
 
 def build(case_id: str) -> Case:
     """The case behind an id; UsageError if it cannot be read."""
     v, params, seed = read(case_id)
+    if v["of"] == "decoder":
+        return _decoders(case_id, DECODERS[v["differs"]], params, seed)
     a, b = Side(case_id, Traits(), v["tokens"]), Side(case_id, DIFFERS[v["differs"]], v["tokens"])
     if v["shared"] == "1":
         b.persistent, b.w = a.persistent, a.w
     steps = [(a if which == "a" else b).step(k) for k, which in enumerate(v["order"])]
     persistent = a.persistent | b.persistent
     return Case(case_id, persistent, steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
+
+
+def _decoders(case_id: str, difference: str, params: dict[str, str], seed: int) -> Case:
+    a, b = (make(f"{NAME}/llama-{_DECODER}{more}@{seed}") for more in ("", f",{difference}"))
+    shared: dict[Tensor | None, Tensor] = dict(zip(b.persistent, a.persistent, strict=True))
+    for t in dict.fromkeys(t for step in b.steps for t in step.graph.tensors()):
+        t.src = tuple([shared.get(s, s) for s in t.src])
+        t.view_src = shared.get(t.view_src, t.view_src)
+    steps = [step for both in zip(a.steps, b.steps, strict=True) for step in both]
+    return replace(a, id=case_id, steps=steps, params=dict(params), seed=seed, generator=GENERATOR)
 
 
 def alone(case_id: str, traits: Traits, tokens: int) -> Case:
@@ -211,6 +231,7 @@ _EACH = f"differs=[{'|'.join(DIFFERS)}]"
 TABLE: Table = {
     "smoke": (_EACH,),
     "standard": (
+        f"differs=[{'|'.join(DECODERS)}],of=decoder",
         f"{_EACH},tokens=[1|5],order=[abab|aab]",
         f"differs=[{'|'.join(SHARED)}],tokens=[1|5],shared=1",
         f"differs=[{'|'.join(SHARED)}],order=aab,shared=1",

@@ -291,6 +291,8 @@ def buffers(case_id: str, case: Case, seed: int) -> Case:
 
 def after(case_id: str, values: Mapping[str, Any], params: Mapping[str, str], seed: int) -> Case:
     """Earlier graphs do not matter: B alone, and B after an A whose tensors have the same names."""
+    if values["of"] != "sublayer" or values["shared"] != "0":
+        raise UsageError(f"case {case_id!r}: after: A and B have weights and caches of their own, each a sublayer")
     b = alias.alone(case_id, alias.DIFFERS[values["differs"]], values["tokens"])
     a = alias.alone(case_id, alias.Traits(), values["tokens"])
     n = len(b.steps)
