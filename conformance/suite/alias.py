@@ -229,7 +229,7 @@ class Side:
 
 _EACH = f"differs=[{'|'.join(DIFFERS)}]"
 TABLE: Table = {
-    "smoke": (_EACH,),
+    "smoke": (_EACH, "differs=eps,of=decoder"),
     "standard": (
         f"differs=[{'|'.join(DECODERS)}],of=decoder",
         f"{_EACH},tokens=[1|5],order=[abab|aab]",

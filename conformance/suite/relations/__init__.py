@@ -104,9 +104,10 @@ TABLE: Table = {
         f"restored-{_TINY},run=p9.d2",
         f"unread-{_TINY},run=p9.d3",
         f"weights-{_TINY},w=q8_0,run=p9.d2",
+        f"reused-{_TINY},run=p9.d4",
+        "memory-graph=alias,differs=eps,shared=1",
     ),
     "standard": (
-        f"reused-{_TINY},run=p9.d4",
         "reused-graph=alias,differs=[eps|edge|outputs],shared=1,order=[abab|aab]",
         f"memory-graph=alias,differs=[{'|'.join(alias.SHARED)}],shared=1",
         "chunked-[fa=0|fa=1],[cache=f16|cache=f32|cache=bf16],run=o40.d2,to=o7.o32.o1.d2",
