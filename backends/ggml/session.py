@@ -151,8 +151,7 @@ class GgmlSession(Session):
         """
         self._library.log.clear()  # what it says from here on is of this graph
         plan = self._plan
-        same = plan is not None and plan.graph is graph and plan.outputs == tuple(outputs)
-        if plan is None or not (same and plan.snapshot.shows(graph)):
+        if plan is None or not (plan.graph is graph and plan.outputs == tuple(outputs) and plan.snapshot.shows(graph)):
             plan = self._plan = self._build(graph, tuple(outputs))
         self._clear(plan)
         start = time.perf_counter()

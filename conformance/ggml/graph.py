@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 
 from .errors import GraphError
 from .ops.op import check_node
@@ -39,6 +39,17 @@ class Graph:
                     _visit(s, order, nodes)
             order[node] = None
         return list(order)
+
+    def key(self, persistent: Container[Tensor]) -> Hashable:
+        """Equal for two graphs of which one can be computed for both: all but names, over the same `persistent`."""
+        place: dict[Tensor | None, int] = {t: i for i, t in enumerate(self.tensors())}
+        place[None] = -1
+        parts = [
+            (t.op, t.op_params, t.type.id, t.ne, t.nb, t.view_offs, t.flags, place[t.view_src],
+             tuple([place[s] for s in t.src]), t if t in persistent else None)
+            for t in place if t is not None
+        ]  # fmt: skip
+        return tuple(parts), tuple([place[n] for n in self.nodes])
 
     def validate(self) -> None:
         """Check that ggml could build and run this graph; GraphError names the first bad tensor and the rule."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from conformance.backend.interface import Backend, Session, Witness
@@ -58,25 +58,26 @@ def execute(
     case: Case,
     *,
     every_node: Sequence[int] = (),
-    restored: bool = False,
     memory: Memory | None = None,
+    unread: bool = False,
+    before: Callable[[Session, int], None] = lambda _session, _step: None,
 ) -> Execution:
     """Run all steps of `case` freely: each step starts from the caches that the one before left.
 
-    Of the steps `every_node` all computed nodes are wanted, not the outputs alone. If `restored`, the caches of the
-    first step are written back after the second (`llama_state_set_data`); a backend with opaque caches runs nothing. In
-    `memory` each step's graph is rebuilt, for a `backend` in this process and without `every_node`. BackendError, which
+    Of the steps `every_node` all computed nodes are wanted, not the outputs alone. `memory` says by which graph a step
+    is computed, without `every_node`. If `unread`, caches are read after the last step only, and no other step's values
+    have them. `before` is called before each step: what somebody does to the session between steps. BackendError, which
     knows its step, if the backend failed, died or did not answer.
     """
     caches = case.caches()
     wanted = frozenset(every_node)
     steps: list[StepValues] = []
-    saved: dict[Tensor, Bytes] = {}
     start = time.perf_counter()
     with backend.open(case) as session:
         opaque = session.opaque().intersection(caches)
         caches = [t for t in caches if t not in opaque]
-        for k, step in enumerate(() if restored and opaque else case.steps):
+        for k, step in enumerate(case.steps):
+            before(session, k)
             outputs = computed_nodes(step) if k in wanted else step.outputs
             for data in step.inputs.values():
                 data.flags.writeable = False  # a backend that writes there would change the inputs of others
@@ -88,12 +89,8 @@ def execute(
             except BackendError as e:
                 e.step = k
                 raise
-            steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in caches}))
-            if restored and k == 0:
-                saved = {t: session.read(t) for t in caches}
-            elif restored and k == 1:
-                for t, data in saved.items():
-                    session.write(t, data)
+            read = () if unread and k + 1 < len(case.steps) else caches
+            steps.append(StepValues(dict(found), {t: pack(session.read(t), t, 0) for t in read}))
         witness = session.witness()
     if any(p.buffer for p in case.placement.values()) and len(backend.buffer_types()) == 1:
         witness.notes.append("one buffer type, so nothing is placed elsewhere")
@@ -114,13 +111,13 @@ class Memory:
 
     def compute(self, session: Session, step: Step) -> Mapping[Tensor, Bytes]:
         """Compute `step` here; the values of its outputs."""
-        now = self._rebuild(step.graph)
+        graph, now = self.place(step.graph)
         inputs = {now[t]: data for t, data in step.inputs.items()}
-        found = session.compute(self._graph, inputs, [now[t] for t in step.outputs])
+        found = session.compute(graph, inputs, [now[t] for t in step.outputs])
         return {t: found[now[t]] for t in step.outputs}
 
-    def _rebuild(self, graph: Graph) -> dict[Tensor, Tensor]:
-        """Fill the memory with `graph`; each of its tensors -> the one that stands for it."""
+    def place(self, graph: Graph) -> tuple[Graph, Mapping[Tensor, Tensor]]:
+        """Fill the memory with `graph`: the graph that stands for it, and each of its tensors -> the one that does."""
         now = {t: t for t in self._persistent}
         made = [t for t in graph.tensors() if t not in self._persistent]
         while len(self._tensors) < len(made):
@@ -134,4 +131,17 @@ class Memory:
             into.view_src = None if t.view_src is None else now[t.view_src]
             into.view_offs = t.view_offs
         self._graph.nodes[:] = [now[n] for n in graph]
-        return now
+        return self._graph, now
+
+
+class Reuse(Memory):
+    """Of equal graphs the first, computed again for all of them, as llama.cpp does while it can reuse a graph."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self._first: dict[Hashable, Graph] = {}
+
+    def place(self, graph: Graph) -> tuple[Graph, Mapping[Tensor, Tensor]]:
+        """The first graph that equals `graph`."""
+        first = self._first.setdefault(graph.key(self._persistent), graph)
+        return first, dict(zip(graph.tensors(), first.tensors(), strict=True))

@@ -16,7 +16,7 @@ from math import sqrt
 
 import numpy as np
 
-from conformance.backend.interface import Backend, describe
+from conformance.backend.interface import Backend, Session, describe
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
@@ -29,17 +29,22 @@ from conformance.suite.relations.claim import (
     BITS,
     BUFFERS,
     FOLDER,
+    HANDED,
     OVERWRITTEN,
     PROCESS,
     RESTORED,
+    REUSED,
+    UNREAD,
+    WRITTEN,
     Claim,
     Place,
+    Run,
     case_of,
     read,
 )
 
 from . import divergence
-from .execute import Execution, Memory, execute
+from .execute import Execution, Memory, Reuse, execute
 from .isolation.guard import Guarded
 from .isolation.isolate import IsolatedBackend
 from .scheduler.backend import SchedBackend
@@ -101,22 +106,48 @@ class _Runs:
         r = self.claim.runs[i]
         key = (i, variant if r.how == BUFFERS else "")
         if key not in self.done:
-            backend = self._open(i, key[1])
-            alone = case_of(self.case, self.claim, i)
-            if r.how == RESTORED:
-                self.done[key] = execute(backend, alone, restored=True)
-                if self.done[key].opaque:
-                    raise NotOfferedError(f"{self.spec} cannot show its caches, so nobody can save them")
-            elif r.how == OVERWRITTEN and not isinstance(_inner(backend), (IsolatedBackend, SchedBackend)):
-                self.done[key] = execute(backend, alone, memory=Memory(alone))
-            elif r.how == OVERWRITTEN and not all(_takes(self.backend, k) for k in r.options):
-                raise NotOfferedError(
-                    f"{self.spec} runs in a process of its own, or shares graphs out beforehand, so only the adapter "
-                    f"can say in which memory a graph is rebuilt: it has no option {', '.join(r.options)}"
-                )
-            else:
-                self.done[key] = execute(backend, alone)
+            self.done[key] = self._execute(self._open(i, key[1]), case_of(self.case, self.claim, i), r)
         return self.done[key]
+
+    def _execute(self, backend: Backend, alone: Case, r: Run) -> Execution:
+        if r.how in {RESTORED, WRITTEN, HANDED}:
+            return execute(backend, alone, unread=r.how == HANDED, before=self._outside(alone, r))
+        if r.how == UNREAD:
+            return execute(backend, alone, unread=True)
+        if r.how == REUSED:
+            return execute(backend, alone, memory=Reuse(alone))
+        if r.how == OVERWRITTEN and not isinstance(_inner(backend), (IsolatedBackend, SchedBackend)):
+            return execute(backend, alone, memory=Memory(alone))
+        if r.how == OVERWRITTEN and not all(_takes(self.backend, k) for k in r.options):
+            raise NotOfferedError(
+                f"{self.spec} runs in a process of its own, or shares graphs out beforehand, so only the adapter "
+                f"can say in which memory a graph is rebuilt: it has no option {', '.join(r.options)}"
+            )
+        return execute(backend, alone)
+
+    def _outside(self, alone: Case, r: Run) -> Callable[[Session, int], None]:
+        """What somebody writes between the steps of run `r`, whose case is `alone`."""
+        caches = alone.caches()
+        given: dict[Tensor, Bytes] = {}
+        written_at = r.at + 1
+        if r.how == WRITTEN:
+            given.update(zip(alone.persistent, case_of(self.case, self.claim, 0).persistent.values(), strict=True))
+        elif r.how == RESTORED:
+            written_at += 1
+
+        def before(session: Session, step: int) -> None:
+            if step == 0 and not session.opaque().isdisjoint(caches):
+                raise NotOfferedError(f"{self.spec} cannot show its caches, so nobody can save or set them")
+            if step == r.at + 1 and r.how == RESTORED:
+                given.update((t, session.read(t)) for t in caches)
+            if step == written_at:
+                if r.how == HANDED:
+                    had = self.execution(0, "").steps[r.at].caches
+                    given.update((t, had[t]) for t in caches[::2])
+                for t, data in given.items():
+                    session.write(t, data)
+
+        return before
 
     def _open(self, i: int, variant: str) -> Backend:
         r = self.claim.runs[i]

@@ -2,7 +2,9 @@
 
 `alias/differs=eps,tokens=3@7` runs A, B, A, B: a sublayer of a decoder, over weights, caches and inputs that A and B
 each have for themselves under the same names. A backend whose key of a compiled graph lacks a part of the graph (only
-names, shapes, op order) runs A instead of B.
+names, shapes, op order) runs A instead of B. With `shared=1` A and B have the same weights and caches, as two graphs
+of one model do: nothing but the difference itself tells them apart. With `of=decoder` they are whole decoders over one
+model's weights and cache, a prompt and decodes of each in turn: graphs that a backend fuses, or runs at other sizes.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_te
 from conformance.ggml.types import F16, F32, I32, I64, Q4_0, Q8_0, GGMLType
 
 from .data import Fill, chosen, encode, integers, normal, random_bytes
+from .decoder import make
 from .family import Family, Table, ids_of, keys, read_keys, split_id, with_seed
 
 NAME = "alias"
@@ -30,6 +33,7 @@ GENERATOR = 1
 _B = Builder()
 _named = _B.set_name
 _EMBD, _HEAD, _HEADS, _CELLS = 64, 16, 4, 32
+_DECODER = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class Traits:
     """One more source."""
     row: int = 0
     """Elements of a weight's row where the graph is three products and nothing else; 0: the sublayer."""
+    outputs: int = 0
+    """1: other nodes are asked for."""
 
 
 DIFFERS: dict[str, Traits] = {
@@ -92,13 +98,19 @@ DIFFERS: dict[str, Traits] = {
     "norm": Traits(norm=1),
     "cache": Traits(cache=1),
     "src": Traits(sinks=True),
+    "outputs": Traits(outputs=1),
 }
 """Difference between A and B -> B's traits."""
+_OWN = frozenset({"type", "float", "weight", "norm", "cache", "src"})
+"""Of these, differences in weights and caches: A and B cannot share them."""
+SHARED = tuple([what for what in DIFFERS if what not in _OWN])
 
 PRODUCTS = ("edge", "tokens", "type", "float", "branch", "weight")
-"""Those of them that a graph of three products shows."""
+"""Of these, those that a graph of three products shows."""
+DECODERS = {"eps": "eps=0.5", "freq_base": "base=100.0", "mode": "rope=neox", "sub_op": "ffn=geglu"}
+"""Of these, those that a decoder can have -> B's key."""
 
-KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab k=0")
+KEYS = keys(f"differs={'|'.join(DIFFERS)} tokens=3 order=abab|ab|ba|aab k=0 shared=0|1 of=sublayer|decoder")
 
 
 def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
@@ -112,17 +124,35 @@ def read(case_id: str) -> tuple[dict[str, Any], dict[str, str], int]:
             f"case {case_id!r}: k: a multiple of 32 up to 16384 expected, with differs={'|'.join(PRODUCTS)}; "
             f"{values['k']} found, with {values['differs']}"
         )
+    if values["shared"] == "1" and values["differs"] in _OWN:
+        raise UsageError(f"case {case_id!r}: shared=1 goes with differs={'|'.join(SHARED)}")
+    if values["of"] == "decoder" and not (values["differs"] in DECODERS and given.keys() <= {"differs", "of"}):
+        raise UsageError(f"case {case_id!r}: of=decoder goes with differs={'|'.join(DECODERS)} and no other key")
     return values, given, seed
 
 
 def build(case_id: str) -> Case:
     """The case behind an id; UsageError if it cannot be read."""
     v, params, seed = read(case_id)
-    b = replace(DIFFERS[v["differs"]], row=v["k"])
-    sides = {"a": Side(case_id, Traits(row=v["k"]), v["tokens"]), "b": Side(case_id, b, v["tokens"])}
-    steps = [sides[which].step(k) for k, which in enumerate(v["order"])]
-    persistent = sides["a"].persistent | sides["b"].persistent
+    if v["of"] == "decoder":
+        return _decoders(case_id, DECODERS[v["differs"]], params, seed)
+    a = Side(case_id, Traits(row=v["k"]), v["tokens"])
+    b = Side(case_id, replace(DIFFERS[v["differs"]], row=v["k"]), v["tokens"])
+    if v["shared"] == "1":
+        b.persistent, b.w = a.persistent, a.w
+    steps = [(a if which == "a" else b).step(k) for k, which in enumerate(v["order"])]
+    persistent = a.persistent | b.persistent
     return Case(case_id, persistent, steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
+
+
+def _decoders(case_id: str, difference: str, params: dict[str, str], seed: int) -> Case:
+    a, b = (make(f"{NAME}/llama-{_DECODER}{more}@{seed}") for more in ("", f",{difference}"))
+    shared: dict[Tensor | None, Tensor] = dict(zip(b.persistent, a.persistent, strict=True))
+    for t in dict.fromkeys(t for step in b.steps for t in step.graph.tensors()):
+        t.src = tuple([shared.get(s, s) for s in t.src])
+        t.view_src = shared.get(t.view_src, t.view_src)
+    steps = [step for both in zip(a.steps, b.steps, strict=True) for step in both]
+    return replace(a, id=case_id, steps=steps, params=dict(params), seed=seed, generator=GENERATOR)
 
 
 def alone(case_id: str, traits: Traits, tokens: int) -> Case:
@@ -213,13 +243,19 @@ class Side:
         branches = _named(_B.scale(diff, 0.5), "branch-0"), _named(_B.sqr(diff), "branch-1")
         gf.select(branches, tr.branch)
         graph = gf.graph()
-        return Step(graph, inputs, (kq, ffn, branches[tr.branch]))
+        return Step(graph, inputs, (gate, out, up) if tr.outputs else (kq, ffn, branches[tr.branch]))
 
 
 _EACH = f"differs=[{'|'.join(DIFFERS)}]"
 TABLE: Table = {
-    "smoke": (_EACH, "differs=[weight|edge],k=2048"),
-    "standard": (f"{_EACH},tokens=[1|5],order=[abab|aab]", f"differs=[{'|'.join(PRODUCTS)}],k=[2048|4096]"),
+    "smoke": (_EACH, "differs=[weight|edge],k=2048", "differs=eps,of=decoder"),
+    "standard": (
+        f"differs=[{'|'.join(DECODERS)}],of=decoder",
+        f"{_EACH},tokens=[1|5],order=[abab|aab]",
+        f"differs=[{'|'.join(PRODUCTS)}],k=[2048|4096]",
+        f"differs=[{'|'.join(SHARED)}],tokens=[1|5],shared=1",
+        f"differs=[{'|'.join(SHARED)}],order=aab,shared=1",
+    ),
     "full": (f"{_EACH},tokens=[2|7],order=[ab|ba]",),
 }
 

@@ -30,9 +30,10 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, pack
 from conformance.ggml.types import GLU_OPS, OPS, UNARY_OPS
 from conformance.judge.verdict import Verdict
+from conformance.run.execute import Memory, Reuse, execute
 from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
-from conformance.suite import captured
+from conformance.suite import alias, captured
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
@@ -274,6 +275,16 @@ def test_the_same_graph_with_other_outputs(backend: GgmlBackend) -> None:
     for i, n in enumerate(nodes):
         assert every[n].tobytes() == raw(np.arange(1, 9, dtype="<f4") * 2 ** (i + 1)).tobytes()
         assert again[n].tobytes() == raw(np.arange(5, 13, dtype="<f4") * 2 ** (i + 1)).tobytes()
+
+
+@pytest.mark.parametrize("what", ["eps", "edge", "outputs"])
+@pytest.mark.parametrize("memory", [Memory, Reuse])
+def test_a_graph_in_the_objects_of_another_is_built_anew(backend: GgmlBackend, memory: type[Memory], what: str) -> None:
+    """A caller may build its next graph in the same objects, or compute one again with other inputs."""
+    case = alias.build(f"alias/differs={what},order=aab,shared=1@7")
+    for own, again in zip(execute(backend, case).steps, execute(backend, case, memory=memory(case)).steps, strict=True):
+        for t, data in own.all.items():
+            np.testing.assert_array_equal(again.all[t], data)
 
 
 def test_nodes_without_compute_do_not_run(backend: GgmlBackend) -> None:

@@ -57,7 +57,8 @@ class FaultySession(Session):
             self._inner.write(tensor, data)
 
     def read(self, tensor: Tensor) -> Bytes:
-        """As the reference."""
+        """As the reference; noted for `unsettled`."""
+        self._own["read"] = True
         return self._inner.read(tensor)
 
     def compute(
@@ -176,6 +177,21 @@ def packed_weights(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> V
     return off(found) if call.kept["buffer"] == "packed" else found
 
 
+def unsettled(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """What a step left in the device is lost unless somebody reads it before the next."""
+    lost = not call.session.get("read", True)
+    call.session["read"] = False
+    found = right(call, compute, outputs)
+    return off(found) if lost else found
+
+
+def asked_first(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """A graph that was there before gives what it was asked for then."""
+    _, then = call.session.setdefault(id(call.graph), (call.graph, tuple(outputs)))
+    found = right(call, compute, outputs)
+    return found if then == tuple(outputs) else off(found)
+
+
 def by_names_and_ops(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
     """The key of a compiled graph has names and ops, not op_params: the first graph's are used."""
     params = call.kept.setdefault(tuple((n.name, n.op) for n in call.graph), [n.op_params for n in call.graph])
@@ -200,7 +216,10 @@ PLANTED: dict[str, tuple[Fault, str]] = {
     "memory": (by_address, f"{TINY},run=p9.d3"),
     "warm": (second_run, f"{TINY},run=p9.d2"),
     "buffers": (packed_weights, f"{TINY},run=p9.d2"),
-    "restored": (deaf, f"{TINY},run=p9.d2"),
+    "restored": (deaf, f"{TINY},run=p9.d3,at=1"),
+    "weights": (deaf, f"{TINY},run=p9.d2"),
+    "unread": (unsettled, f"{TINY},run=p9.d2"),
+    "reused": (asked_first, f"{TINY},run=p9.d3"),
     "after": (by_names_and_ops, "differs=eps"),
 }
 """Relation -> a fault of the kind it is for, and the id it is found by."""
@@ -286,6 +305,10 @@ BROKEN: dict[str, Callable[[dict[str, Any]], Any]] = {
     "an output that is not there": lambda d: d["links"][0]["left"][0].__setitem__(3, 99),
     "a run that is not there": lambda d: d["links"][0]["left"][0].__setitem__(0, 7),
     "another equality": lambda d: d.update(equal="nearly"),
+    "a step beyond the run": lambda d: d["runs"][0].update(at=99),
+    "caches of a run with other steps": lambda d: d["runs"][1].update(how="handed"),
+    "weights of a run with others": lambda d: d["runs"][1].update(how="written", first=0),
+    "bytes of itself": lambda d: d["runs"][0].update(how="handed"),
     "no list": lambda d: d.update(links=3),
 }
 
@@ -303,7 +326,9 @@ def test_a_malformed_claim_is_refused(what: str) -> None:
 @pytest.mark.parametrize(
     "case_id",
     ["relations/nonsense-run=p1@1", "relations/chunked-run=p9,colour=red@1",
-     "relations/after-differs=nothing@1", "relations/renamed-graph=random,nodes=1@1", "relations/batch-run=p3@x"],
+     "relations/after-differs=nothing@1", "relations/renamed-graph=random,nodes=1@1", "relations/batch-run=p3@x",
+     "relations/restored-run=p9.d1,at=1@1", "relations/restored-graph=alias,differs=eps@1", "relations/unread-run=p9@1",
+     "relations/reused-run=p9.d1@1", "relations/memory-graph=alias,differs=type,shared=1@1"],
 )  # fmt: skip
 def test_an_unreadable_id_is_refused(case_id: str) -> None:
     """Each part of an id that cannot be read, or relates nothing, is a usage error."""

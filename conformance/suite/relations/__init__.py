@@ -1,9 +1,9 @@
 """The family `relations`: pairs of runs that must give the same, whatever the right numbers are.
 
 `relations/chunked-run=p40.d2,to=p7.p33.d2,fa=0@5`: name of the relation, then what its two runs are made of. A decoder
-(`arch`, and keys of a decoder), or for `renamed`, `memory`, `warm` and `buffers` with `graph=random` a random
-graph (keys of the family `random`), with `graph=product` a matrix product (keys of `weight_placement`); `after` takes
-the keys of the family `alias`. What each claims: docs/suite/relations.md.
+(`arch`, and keys of a decoder), or for those that any graph can be in, such as `renamed` and `memory`, with
+`graph=random` or `graph=alias` a graph of that family (its keys), with `graph=product` a matrix product (keys of
+`weight_placement`); `after` takes the keys of the family `alias`. What each claims: docs/suite/relations.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from conformance.suite.decoder import keys_of, make
 from conformance.suite.decoder.config import PRESETS
 from conformance.suite.family import Family, Key, Table, ids_of, keys, read_keys, split_id, text, with_seed, word
 
-from . import pairs
+from . import pairs, sessions
 from .claim import applies, read
 
 __all__ = ["FAMILY", "applies", "build", "read"]
@@ -31,14 +31,16 @@ _OWN: dict[str, dict[str, Key]] = {
     "reset": {"before": text("p9.d2", "a plan like p9.d2")},
     "rewound": keys("back=3"),
     "renamed": keys("how=other|none|one|swapped"),
+    "restored": keys("at=0"),
 }
 """Relation -> keys of its own."""
 _SAME: dict[str, Callable[[str, Case, int], Case]] = {
-    relation.__name__: relation for relation in (pairs.memory, pairs.warm, pairs.buffers, pairs.restored)
+    relation.__name__: relation
+    for relation in (pairs.memory, pairs.warm, pairs.buffers, sessions.weights, sessions.unread, sessions.reused)
 }
-NAMES = (*pairs.DECODERS, "renamed", *_SAME, "after")
+NAMES = (*pairs.DECODERS, "renamed", "restored", *_SAME, "after")
 _ARCH = {"arch": word(*PRESETS)}
-_GRAPH = keys("graph=decoder|random|product")
+_GRAPH = keys("graph=decoder|random|alias|product")
 
 
 def build(case_id: str) -> Case:
@@ -66,11 +68,15 @@ def _of_itself(case_id: str, name: str, rest: str, seed: int) -> Case:
         base = random_graphs.build(f"{random_graphs.NAME}/{others}@{seed}")
     elif values["graph"] == "product":
         base = weight_placement.build(f"{weight_placement.NAME}/product-{others}@{seed}")
+    elif values["graph"] == alias.NAME:
+        base = alias.build(f"{alias.NAME}/{others}@{seed}")
     else:
         base = make(f"{NAME}/{values['arch']}{'-' if others else ''}{others}@{seed}")
     base = replace(base, params={"graph": values["graph"], **base.params})
     if name == "renamed":
         return pairs.renamed(case_id, base, values["how"], seed)
+    if name == "restored":
+        return sessions.restored(case_id, base, values["at"], seed)
     return _SAME[name](case_id, base, seed)
 
 
@@ -100,8 +106,14 @@ TABLE: Table = {
         f"restored-{_TINY},run=p9.d2",
         "after-differs=weight,k=2048",
         "[memory|warm]-graph=product,w=q8_0,d=2048",
+        f"unread-{_TINY},run=p9.d3",
+        f"weights-{_TINY},w=q8_0,run=p9.d2",
+        f"reused-{_TINY},run=p9.d4",
+        "memory-graph=alias,differs=eps,shared=1",
     ),
     "standard": (
+        "reused-graph=alias,differs=[eps|edge|outputs],shared=1,order=[abab|aab]",
+        f"memory-graph=alias,differs=[{'|'.join(alias.SHARED)}],shared=1",
         "chunked-[fa=0|fa=1],[cache=f16|cache=f32|cache=bf16],run=o40.d2,to=o7.o32.o1.d2",
         "chunked-[cache=q8_0,head=32|cache=q4_0,head=32],run=o40.d2,to=o7.o32.o1.d2",
         "chunked-[fa=0|fa=1],ctx=768,run=p300.o4,to=p100.p156.p44.o3.o1",
@@ -135,6 +147,20 @@ TABLE: Table = {
         "restored-arch=[gemma2|gpt-oss|lfm2],run=p9.d2",
         f"after-differs=[{'|'.join(alias.PRODUCTS)}],k=2048",
         "[renamed|memory|warm|buffers]-graph=product,w=[f16|q4_0],d=2048,n=17",
+        "restored-[fa=0|fa=1],[write=set_rows|write=cpy],run=p30.d4,at=2",
+        "restored-[cache=f32|cache=bf16|cache=q8_0,head=32],run=p254.d4,at=[1|2]",
+        "restored-[seqs=3,unified=0|seqs=3,unified=1|arch=gemma2|arch=lfm2],run=p9.d4,at=2",
+        "weights-[fa=0|fa=1],w=[f32|f16|q4_0|q8_0],run=p30.d2",
+        "weights-w=[q4_K|q6_K],embd=256,heads=4,kv=2,head=64,ff=256,run=p9.d2",
+        "weights-[tied=1,w=q8_0|qkv=fused|qkvbias=1|freqs=1|arch=gemma2|arch=gpt-oss|arch=lfm2],run=p9.d2",
+        f"weights-{_RANDOM}",
+        "unread-[fa=0|fa=1],[write=set_rows|write=cpy],[run=p30.d4|run=p254.d4.back2.p3.d1]",
+        "unread-[cache=f32|cache=bf16|cache=q8_0,head=32],run=p9.p4.d3",
+        "unread-[seqs=3,unified=0|seqs=3,unified=1],run=p5+9+2.d3.rm1.d2",
+        "unread-arch=[gemma2|gpt-oss|lfm2],run=p9.d3",
+        "unread-graph=alias,differs=[eps|offset|cache]",
+        "reused-[fa=0|fa=1|cache=q8_0,head=32|seqs=3,unified=0|seqs=3,unified=1],run=p9.d4",
+        "reused-arch=[gemma2|gpt-oss|lfm2],run=p9.d4",
     ),
     "full": (
         "chunked-[fa=0|fa=1],ctx=2048,run=p510.o4,to=p255.p200.p55.o4",

@@ -21,13 +21,17 @@ from conformance.ggml.tensor import Bytes, Tensor
 KEY = "relation"
 
 PLAIN, OVERWRITTEN, BUFFERS, PROCESS = "plain", "overwritten", "buffers", "process"
-RESTORED = "restored"
+RESTORED, WRITTEN, UNREAD, HANDED, REUSED = "restored", "written", "unread", "handed", "reused"
 HOW: dict[str, str] = {
     PLAIN: "each step's graph where it is",
     OVERWRITTEN: "each step's graph rebuilt in the memory of the one before, as llama.cpp does",
     BUFFERS: "once for each further buffer type that the backend offers for weights",
     PROCESS: "in a process of its own",
-    RESTORED: "caches saved after the first step, and written back after the second, as llama_state_set_data does",
+    RESTORED: "caches saved after step `at`, and written back after the next, as llama_state_set_data does",
+    WRITTEN: "weights and caches written after step `at`, with the bytes that the first run starts with",
+    UNREAD: "nobody reads a cache before the end",
+    HANDED: "the same; after step `at` every other cache is written with the bytes that the first run had there",
+    REUSED: "of equal graphs the first, computed again, as llama.cpp does while it can reuse a graph",
 }
 """Ways to run."""
 
@@ -50,6 +54,8 @@ class Run:
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of the backend of this opening, as far as its adapter has them; FOLDER stands for a folder that all
     openings of the relation share, empty at first."""
+    at: int = 0
+    """The step, counted from the run's first, after which `how` does something; left out of the JSON where it is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,10 @@ class Claim:
 
     def to_json(self) -> JSON:
         """As a case stores it."""
-        runs = [{f: getattr(r, f) for f in Run.__slots__} | {"options": dict(r.options)} for r in self.runs]
+        runs = [
+            {f: getattr(r, f) for f in Run.__slots__ if f != "at" or r.at} | {"options": dict(r.options)}
+            for r in self.runs
+        ]
         links = [{"left": [_place(p) for p in k.left], "right": [_place(p) for p in k.right]} for k in self.links]
         whole = [list(pair) for pair in self.whole]
         return {
@@ -155,8 +164,9 @@ def _check(case: Case, claim: Claim) -> None:
     if not claim.runs or not (claim.whole or claim.links):
         raise ValueError("runs, and something to compare, expected")
     for r in claim.runs:
-        if r.how not in HOW or not 0 <= r.first < r.last <= len(case.steps):
+        if r.how not in HOW or not 0 <= r.first < r.last <= len(case.steps) or not 0 <= r.at < r.last - r.first:
             raise ValueError(f"run {r} is none of this case of {len(case.steps)} steps")
+        _check_after_first(case, claim, r)
     for a, b in claim.whole:
         left, right = case_of(case, claim, a), case_of(case, claim, b)
         if [len(s.outputs) for s in left.steps] != [len(s.outputs) for s in right.steps]:
@@ -169,6 +179,19 @@ def _check(case: Case, claim: Claim) -> None:
             raise ValueError(f"{p} is nowhere in this case")
         if any(not 0 <= i < n for i in p.rows or ()):
             raise ValueError(f"{p}: {t} has {n} rows")
+
+
+def _check_after_first(case: Case, claim: Claim, r: Run) -> None:
+    """ValueError where `r` takes bytes from the first run that this one has not."""
+    first = claim.runs[0]
+    if r.how in {WRITTEN, HANDED} and first.how != PLAIN:
+        raise ValueError(f"the first run, {first}, must be {PLAIN} for another to take bytes from it")
+    if r.how == HANDED and (r.first, r.last) != (first.first, first.last):
+        raise ValueError(f"run {r} has other steps than the first and takes caches from it")
+    if r.how == WRITTEN:
+        sizes = [[d.nbytes for d in case_of(case, claim, claim.runs.index(x)).persistent.values()] for x in (first, r)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"run {r} has other weights and caches than the first and takes bytes from it")
 
 
 def cases_of(case: Case) -> list[Case]:

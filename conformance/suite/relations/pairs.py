@@ -10,7 +10,7 @@ The others relate a case to itself, or to a copy under other names: every output
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from conformance.suite import alias
 from conformance.suite.decoder import Trajectory, trajectory_of
 from conformance.suite.decoder.memory import Ubatch
 
-from .claim import BITS, BUDGET, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, RESTORED, Claim, Link, Place, Run, combine
+from .claim import BITS, BUDGET, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, Claim, Link, Place, Run, combine
 
 Token = tuple[int, int]
 """Sequence and position."""
@@ -234,14 +234,14 @@ NAMINGS = {"other": "t{}", "none": "", "one": "x"}
 """Way of naming -> name of the i-th tensor; `swapped`, beside these, gives each the name of another."""
 
 
-def _copy(case: Case) -> Case:
+def copied(case: Case) -> Case:
     """The same case with new tensors."""
     return codec.load(*codec.dump(case))
 
 
 def renamed(case_id: str, case: Case, how: str, seed: int) -> Case:
     """Names do not matter: the case, and the same with other names, one name, none, or each other's."""
-    other = _copy(case)
+    other = copied(case)
     tensors: dict[Tensor, None] = dict.fromkeys(other.persistent)
     for step in other.steps:
         tensors |= dict.fromkeys(step.graph.tensors())
@@ -275,7 +275,7 @@ def warm(case_id: str, case: Case, seed: int) -> Case:
         Run("a run in a new process", 0, n, opening=2, how=PROCESS, options=options),
     )
     claim = Claim("warm", "cold = warm = new process", BUDGET, runs, ((0, 1), (0, 2), (0, 3)))
-    return combine(case_id, claim, [case, _copy(case)], case.params, seed)
+    return combine(case_id, claim, [case, copied(case)], case.params, seed)
 
 
 def buffers(case_id: str, case: Case, seed: int) -> Case:
@@ -289,33 +289,10 @@ def buffers(case_id: str, case: Case, seed: int) -> Case:
     return combine(case_id, claim, [case], case.params, seed)
 
 
-def restored(case_id: str, case: Case, seed: int) -> Case:
-    """Caches may be saved, overwritten by another prompt, and written back."""
-    first, *rest = case.steps
-    tokens = {t: np.roll(d.view("<i4"), 1).view(np.uint8) for t, d in first.inputs.items() if t.name == "inp_tokens"}
-    if not rest or not tokens:
-        raise UsageError("restored: a prompt of tokens and steps after it expected")
-    other = replace(first, inputs={**first.inputs, **tokens})
-    n = len(case.steps)
-    runs = (
-        Run("the steps one after the other", 0, n),
-        Run("the first step, another in its place, its caches written back, and the others", n, 2 * n + 1, 1, RESTORED),
-    )
-    caches = case.caches()
-    at = [i for i, t in enumerate(case.persistent) if t in caches]
-    links = tuple(
-        Link((Place(0, k, kind, i),), (Place(1, k + 1, kind, i),))
-        for k in range(1, n)
-        for kind, places in (("output", range(len(case.steps[k].outputs))), ("cache", at))
-        for i in places
-    )
-    claim = Claim("restored", "caches saved and written back = undisturbed", BUDGET, runs, links=links)
-    whole = replace(case, steps=[*case.steps, first, other, *rest])
-    return combine(case_id, claim, [whole], case.params, seed)
-
-
 def after(case_id: str, values: Mapping[str, Any], params: Mapping[str, str], seed: int) -> Case:
     """Earlier graphs do not matter: B alone, and B after an A whose tensors have the same names."""
+    if values["of"] != "sublayer" or values["shared"] != "0":
+        raise UsageError(f"case {case_id!r}: after: A and B have weights and caches of their own, each a sublayer")
     b = alias.alone(case_id, replace(alias.DIFFERS[values["differs"]], row=values["k"]), values["tokens"])
     a = alias.alone(case_id, alias.Traits(row=values["k"]), values["tokens"])
     n = len(b.steps)

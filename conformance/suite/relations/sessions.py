@@ -1,0 +1,96 @@
+"""Relations of one session: what is written, read or asked for between its steps, and by which graph a step runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import UsageError
+
+from .claim import BUDGET, HANDED, RESTORED, REUSED, UNREAD, WRITTEN, Claim, Link, Place, Run, combine
+from .pairs import copied
+
+
+def restored(case_id: str, case: Case, at: int, seed: int) -> Case:
+    """Caches may be saved after step `at`, overwritten by that step with other tokens, and written back."""
+    n = len(case.steps)
+    if not 0 <= at < n - 1:
+        raise UsageError(f"restored: at: a step with another after it expected, {at} of {n} found")
+    other = _other_tokens(case.steps[at])
+    which, its = ("the first step", "its") if at == 0 else (f"step {at}", "the")
+    says = f"{which}, another in its place, {its} caches written back, and the others"
+    runs = (Run("the steps one after the other", 0, n), Run(says, n, 2 * n + 1, 1, RESTORED, at=at))
+    links = tuple(link for k in range(at + 1, n) for link in _links(case, k, 1, k + 1))
+    claim = Claim("restored", "caches saved and written back = undisturbed", BUDGET, runs, links=links)
+    steps = [*case.steps, *case.steps[: at + 1], other, *case.steps[at + 1 :]]
+    return combine(case_id, claim, [replace(case, steps=steps)], case.params, seed)
+
+
+def _other_tokens(step: Step) -> Step:
+    """The step with its tokens in another order; a single one becomes the next of the vocabulary."""
+    leaf = next((t for t in step.inputs if t.name == "inp_tokens"), None)
+    rows = next((n.src[0] for n in step.graph if n.op == "GET_ROWS" and n.src[1] is leaf), None)
+    if leaf is None or rows is None:
+        raise UsageError("restored: a step of tokens expected")
+    tokens = step.inputs[leaf].view("<i4")
+    others = np.roll(tokens, 1) if tokens.size > 1 else (tokens + 1) % np.int32(rows.ne[1])
+    return replace(step, inputs={**step.inputs, leaf: others.view(np.uint8)})
+
+
+def _links(case: Case, left: int, run: int, right: int, *, caches: bool = True, shift: int = 0) -> Iterator[Link]:
+    """Every output of step `left` of the first run, and every cache then, = those of step `right` of `run`, whose
+    persistent tensors come `shift` later.
+    """
+    held = case.caches() if caches else []
+    for i in range(len(case.steps[left].outputs)):
+        yield Link((Place(0, left, "output", i),), (Place(run, right, "output", i),))
+    for i in [i for i, t in enumerate(case.persistent) if t in held]:
+        yield Link((Place(0, left, "cache", i),), (Place(run, right, "cache", i + shift),))
+
+
+def weights(case_id: str, case: Case, seed: int) -> Case:
+    """Weights may change between steps: the whole trajectory with others, these and the caches written, and again."""
+    n, held = len(case.steps), set(case.caches())
+    other = copied(case)
+    for t, own in zip(other.persistent, case.persistent, strict=True):
+        if own not in held:
+            other.persistent[t] = np.roll(case.persistent[own], own.type.type_size)
+    again = replace(other, steps=other.steps * 2)
+    says = "the steps with others, then these weights and fresh caches, and the steps again"
+    runs = (Run("these weights from the start", 0, n), Run(says, n, 3 * n, 1, WRITTEN, at=n - 1))
+    links = tuple(link for k in range(n) for link in _links(case, k, 1, n + k, shift=len(case.persistent)))
+    claim = Claim("weights", "weights written in mid-session = the same from the start", BUDGET, runs, links=links)
+    return combine(case_id, claim, [case, again], case.params, seed)
+
+
+def unread(case_id: str, case: Case, seed: int) -> Case:
+    """Reading changes nothing: nobody reads a cache before the end, and some are written that nobody has read."""
+    n = len(case.steps)
+    if n < 2 or not case.caches():
+        raise UsageError("unread: caches, and two steps or more, expected")
+    runs = [Run("every cache read after every step", 0, n), Run("no cache read before the end", 0, n, how=UNREAD)]
+    if len(case.caches()) > 1:
+        at = (n - 1) // 2
+        runs.append(Run("the same, every other cache written with what it holds", 0, n, how=HANDED, at=at))
+    links = [x for r in range(1, len(runs)) for k in range(n) for x in _links(case, k, r, k, caches=k == n - 1)]
+    claim = Claim("unread", "caches read at the end = read after each step", BUDGET, tuple(runs), links=tuple(links))
+    return combine(case_id, claim, [case], case.params, seed)
+
+
+def reused(case_id: str, case: Case, seed: int) -> Case:
+    """A graph may be computed again, and be asked for other outputs: in the third run each second step for none."""
+    n = len(case.steps)
+    if len({s.graph.key(case.persistent) for s in case.steps}) == n:
+        raise UsageError("reused: two steps of one graph expected")
+    steps = [s if k % 2 == 0 else replace(s, outputs=()) for k, s in enumerate(case.steps)]
+    runs = (
+        Run("a graph for each step", 0, n),
+        Run("one graph for all steps that it is equal in", 0, n, how=REUSED),
+        Run("the same, asked for outputs in every other step", n, 2 * n, how=REUSED),
+    )
+    links = [link for r in (1, 2) for k in range(n) for link in _links(case, k, r, k) if steps[k].outputs or r == 1]
+    claim = Claim("reused", "one graph computed again = a graph for each step", BUDGET, runs, links=tuple(links))
+    return combine(case_id, claim, [replace(case, steps=[*case.steps, *steps])], case.params, seed)
