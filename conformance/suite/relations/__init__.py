@@ -1,8 +1,8 @@
 """The family `relations`: pairs of runs that must give the same, whatever the right numbers are.
 
 `relations/chunked-run=p40.d2,to=p7.p33.d2,fa=0@5`: name of the relation, then what its two runs are made of. A decoder
-(`arch`, and keys of a decoder), or for `renamed`, `memory`, `warm` and `buffers` with `graph=random` a random
-graph (keys of the family `random`); `after` takes the keys of the family `alias`. What each claims:
+(`arch`, and keys of a decoder), or for `renamed`, `memory`, `warm`, `threads` and `buffers` with `graph=random` a
+random graph (keys of the family `random`); `after` takes the keys of the family `alias`. What each claims:
 docs/suite/relations.md.
 """
 
@@ -34,7 +34,7 @@ _OWN: dict[str, dict[str, Key]] = {
 }
 """Relation -> keys of its own."""
 _SAME: dict[str, Callable[[str, Case, int], Case]] = {
-    relation.__name__: relation for relation in (pairs.memory, pairs.warm, pairs.buffers, pairs.restored)
+    relation.__name__: relation for relation in (pairs.memory, pairs.warm, pairs.buffers, pairs.threads, pairs.restored)
 }
 NAMES = (*pairs.DECODERS, "renamed", *_SAME, "after")
 _ARCH = {"arch": word(*PRESETS)}
@@ -96,6 +96,7 @@ TABLE: Table = {
         "buffers-l=1,embd=64,ff=64,w=q4_0,run=p9.d2",
         "after-differs=[eps|edge|weight|type]",
         f"restored-{_TINY},run=p9.d2",
+        f"threads-{_TINY},[fa=1|fa=0],run=p9.d2",
     ),
     "standard": (
         "chunked-[fa=0|fa=1],[cache=f16|cache=f32|cache=bf16],run=o40.d2,to=o7.o32.o1.d2",
@@ -129,6 +130,12 @@ TABLE: Table = {
         "restored-[cache=f32|cache=bf16|cache=q8_0,head=32],run=p9.p4.d2",
         "restored-seqs=3,[unified=0|unified=1],run=p5+9+2.d2.rm1.d2",
         "restored-arch=[gemma2|gpt-oss|lfm2],run=p9.d2",
+        "threads-[fa=0|fa=1],[heads=4|heads=7,kv=7],run=p33.d2",
+        "threads-seqs=3,[cache=f16|cache=q8_0,head=32],run=p5+9+2.d2",
+        "threads-w=[f16|q8_0|q4_0],embd=256,ff=256,run=p33.d1",
+        "threads-w=q4_K,embd=256,heads=4,head=64,ff=256,run=p9.d1",
+        "threads-arch=[gemma2|gpt-oss|lfm2],run=p9.d1",
+        "threads-graph=random,nodes=[18|40],steps=1,d=32,w=[f32|q8_0]",
     ),
     "full": (
         "chunked-[fa=0|fa=1],ctx=2048,run=p510.o4,to=p255.p200.p55.o4",

@@ -22,11 +22,13 @@ KEY = "relation"
 
 PLAIN, OVERWRITTEN, BUFFERS, PROCESS = "plain", "overwritten", "buffers", "process"
 RESTORED = "restored"
+THREADS = "threads"
 HOW: dict[str, str] = {
     PLAIN: "each step's graph where it is",
     OVERWRITTEN: "each step's graph rebuilt in the memory of the one before, as llama.cpp does",
     BUFFERS: "once for each further buffer type that the backend offers for weights",
     PROCESS: "in a process of its own",
+    THREADS: "with as many threads as its option says, on a backend that offers the choice",
     RESTORED: "caches saved after the first step, and written back after the second, as llama_state_set_data does",
 }
 """Ways to run."""
