@@ -59,6 +59,8 @@ def test_a_step_may_move_the_cells_that_it_writes(keys: str, cell: int) -> None:
         (",softcap=3", "p9.d2", False),
         (",rope=none,alibi=8", "p9.d2", False),
         ("", "p9.shift2.d2", False),
+        (",seqs=2", "p9.d2", True),
+        (",seqs=2,write=cpy", "p9+3.d2", False),
     ],
 )
 def test_plain_attention_over_floats_is_fused(keys: str, run: str, fused: bool) -> None:

@@ -6,12 +6,12 @@ it. Where prompts and single tokens read three blocks of 256 cells, there are tw
 | promise | of a trajectory |
 |---|---|
 | `lifts` | a program for each form, as its first graph is, and one more for all others once sizes change |
-| `static` | a program for each form, whatever its sizes, where all attentions of a graph see as many cells |
+| `static` | a program for each form, whatever its sizes, where all attentions of a graph share a mask |
 | `appends` | moves the cells that its nodes write, and no others |
 | `fuses` | keeps caches of floats in the kernel that attends to them, where that is FLASH_ATTN_EXT without extras |
 
-The extents of inputs vary by themselves. A view's offset is a number of the graph: the first graph that moves it shows
-that it varies, and may cost `lifts` a program more.
+Extents of inputs that were equal in all graphs before look like one number, an offset of a view that was constant looks
+like a constant: the graph that shows they are not costs `lifts` one program more.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import TypeAlias
 
 from conformance.case.case import JSON, Step, writes_in_place
+from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor, computes, nelements
 from conformance.ggml.types import BF16, F16, F32
 
@@ -27,8 +28,8 @@ OFFSET_PARAMS = 2
 """The first two `op_params` of a VIEW are its offset."""
 MASKS = {"FLASH_ATTN_EXT": 3, "SOFT_MAX": 1}
 """Op of an attention -> which source is its mask."""
-Sizes: TypeAlias = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
-"""Of a graph's tensors `ne` and `nb`, and `view_offs`."""
+Sizes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Of a graph: every `ne` and `nb`; every `ne` of inputs; every `view_offs`."""
 
 
 def demands(steps: Sequence[Step], persistent: Collection[Tensor]) -> dict[str, JSON]:
@@ -36,15 +37,15 @@ def demands(steps: Sequence[Step], persistent: Collection[Tensor]) -> dict[str, 
     if len(steps) < 2:
         return {}
     forms = _forms(steps, persistent)
-    nodes = [n for s in steps for n in s.graph if computes(n)]
-    writers = [n for n in nodes if writes_in_place(n) and n.root in persistent]
+    nodes = [[n for n in s.graph if computes(n)] for s in steps]
+    writers = [[n for n in each if writes_in_place(n) and n.root in persistent] for each in nodes]
     found: dict[str, JSON] = {
         "lifts": {"compiles": f"<={sum(map(_lifted, forms.values()))}"},
-        "appends": {"cache_bytes": f"<={sum(map(_written, writers))}"},
+        "appends": {"cache_bytes": f"<={sum(_written(n) for each in writers for n in each)}"},
     }
-    if all(len({_cells(n) for n in s.graph if n.op in MASKS}) == 1 for s in steps):
+    if all(len({optional(n, MASKS[n.op]) for n in each if n.op in MASKS} - {None}) == 1 for each in nodes):
         found["static"] = {"compiles": f"<={len(forms)}"}
-    if writers and _fuses(nodes, writers):
+    if all(map(_fuses, nodes, writers)):
         found["fuses"] = {"state": "fused"}
     return found
 
@@ -69,37 +70,36 @@ def _forms(steps: Iterable[Step], persistent: Collection[Tensor]) -> dict[Hashab
             )
             for t in tensors
         )
-        sizes = tuple((*t.ne, *t.nb) for t in tensors), tuple(t.view_offs for t in tensors)
-        forms.setdefault((form, tuple(at[t] for t in step.outputs)), []).append(sizes)
+        forms.setdefault((form, tuple(at[t] for t in step.outputs)), []).append(
+            (
+                tuple(n for t in tensors for n in (*t.ne, *t.nb)),
+                tuple(n for t in tensors if t in step.inputs for n in t.ne),
+                tuple(t.view_offs for t in tensors),
+            )
+        )
     return forms
 
 
 def _lifted(graphs: Sequence[Sizes]) -> int:
     """Programs that graphs of one form are entitled to."""
-    seen: dict[Sizes, None] = {}
-    moved: set[int] = set()
-    count = 0
-    for graph in graphs:
-        first = next(iter(seen), graph)
-        now = {i for i, (a, b) in enumerate(zip(graph[1], first[1], strict=True)) if a != b}
-        if graph not in seen and (len(seen) < 2 or not now <= moved):
-            count += 1
-        seen[graph] = None
-        moved |= now
+    known, count = 0, 0
+    seen: list[Sizes] = []
+    for graph in dict.fromkeys(graphs):
+        seen.append(graph)
+        extents, offsets = ({*zip(*(g[i] for g in seen), strict=True)} for i in (1, 2))
+        now = len(extents) + len([o for o in offsets if len({*o}) > 1])
+        count += len(seen) < 3 or now > known
+        known = now
     return count
 
 
-def _cells(attention: Tensor) -> int | None:
-    """Cells of the cache that an attention sees, by its mask; None where it has none."""
-    mask = (*attention.src, None, None, None)[MASKS[attention.op]]
-    return None if mask is None else mask.ne[0]
-
-
 def _fuses(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
+    """Whether a step appends once to each of some caches of floats, and only plain attentions read them."""
     caches = {n.root for n in writers}
     readers = [n for n in nodes if any(s is not None and s.root in caches - {n.root} for s in n.src)]
     return (
-        all(t.type in (F32, F16, BF16) for t in caches)
+        0 < len(caches) == len(writers)
+        and all(t.type in (F32, F16, BF16) for t in caches)
         and all(n.op in ("SET_ROWS", "CPY") and n.src[0] is not None and n.src[0].root is not n.root for n in writers)
         and all(n.op == "FLASH_ATTN_EXT" and _is_plain(n) for n in readers)
     )

@@ -96,7 +96,7 @@ TABLE: Table = {
         "buffers-l=1,embd=64,ff=64,w=q4_0,run=p9.d2",
         "after-differs=[eps|edge|weight|type]",
         f"restored-{_TINY},run=p9.d2",
-        f"threads-{_TINY},[fa=1|fa=0],run=p9.d2",
+        f"threads-{_TINY},[run=p9.d2|ctx=1024,run=at700.d2]",
     ),
     "standard": (
         "chunked-[fa=0|fa=1],[cache=f16|cache=f32|cache=bf16],run=o40.d2,to=o7.o32.o1.d2",
@@ -132,6 +132,7 @@ TABLE: Table = {
         "restored-arch=[gemma2|gpt-oss|lfm2],run=p9.d2",
         "threads-[fa=0|fa=1],[heads=4|heads=7,kv=7],run=p33.d2",
         "threads-seqs=3,[cache=f16|cache=q8_0,head=32],run=p5+9+2.d2",
+        "threads-[fa=0|fa=1,cache=f32|cache=q8_0,head=32],ctx=1024,run=at700.d2",
         "threads-w=[f16|q8_0|q4_0],embd=256,ff=256,run=p33.d1",
         "threads-w=q4_K,embd=256,heads=4,head=64,ff=256,run=p9.d1",
         "threads-arch=[gemma2|gpt-oss|lfm2],run=p9.d1",
