@@ -44,7 +44,7 @@ class OpenVinoNpu(OpenVinoStateless):
     """
 
     name = "npu"
-    promises = ("static",)
+    promises: tuple[str, ...] = ("static",)
 
     def __init__(self, chunk: str = "256", requant: str = "npu", stage: str = "run", path: str = "static") -> None:
         self._npu = npu_compiler()
