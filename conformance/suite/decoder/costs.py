@@ -6,7 +6,7 @@ it. Where prompts and single tokens read three blocks of 256 cells, there are tw
 | promise | of a trajectory |
 |---|---|
 | `lifts` | a program for each form, as its first graph is, and one more for all others once sizes change |
-| `static` | a program for each form, whatever its sizes, where all attentions of a graph share a mask |
+| `static` | a program for each form, whatever its sizes, where attentions share a mask and no other caches are |
 | `appends` | moves the cells that its nodes write, and no others |
 | `fuses` | keeps caches of floats in the kernel that attends to them, where that is FLASH_ATTN_EXT without extras |
 
@@ -43,7 +43,7 @@ def demands(steps: Sequence[Step], persistent: Collection[Tensor]) -> dict[str, 
         "lifts": {"compiles": f"<={sum(map(_lifted, forms.values()))}"},
         "appends": {"cache_bytes": f"<={sum(_written(n) for each in writers for n in each)}"},
     }
-    if all(len({optional(n, MASKS[n.op]) for n in each if n.op in MASKS} - {None}) == 1 for each in nodes):
+    if all(map(_shares_mask, nodes, writers)):
         found["static"] = {"compiles": f"<={len(forms)}"}
     if all(map(_fuses, nodes, writers)):
         found["fuses"] = {"state": "fused"}
@@ -91,6 +91,12 @@ def _lifted(graphs: Sequence[Sizes]) -> int:
         count += len(seen) < 3 or now > known
         known = now
     return count
+
+
+def _shares_mask(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
+    """Whether all attentions of a step share a mask, and each writes its K and V and nothing else is written."""
+    masks = [m for n in nodes if n.op in MASKS and (m := optional(n, MASKS[n.op])) is not None]
+    return len(set(masks)) == 1 and len(writers) == 2 * len(masks)
 
 
 def _fuses(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
