@@ -49,6 +49,7 @@ class OpenVinoStateless(TranslatingBackend):
         attention: how FLASH_ATTN_EXT is expressed: `manual` (products and a softmax; K and V stay at their own heads),
             `sdpa` (the operator, K and V repeated to all heads) or `sdpa5d` (the operator, nothing repeated).
         cache_dir: where compiled models are kept for other processes; empty for nowhere.
+        threads: how many compute, of as many processors as there are; as many as the device likes if empty.
         requant: how quantised weights are stored: `none` (exactly), `channel8` or `npu` (`ggml.quants.requant`).
     """
 
@@ -56,6 +57,7 @@ class OpenVinoStateless(TranslatingBackend):
     batch: ClassVar[int] = 100
     stages: ClassVar[tuple[str, ...]] = ("translate", "run")
     places: ClassVar[frozenset[str] | None] = frozenset({"cache_dir"})
+    promises: tuple[str, ...] = ("appends",)
 
     def __init__(
         self,
@@ -67,17 +69,20 @@ class OpenVinoStateless(TranslatingBackend):
         requant: str = "none",
         attention: str = "manual",
         cache_dir: str = "",
+        threads: str = "",
     ) -> None:
         super().__init__()
         self._arithmetic = requantising(requant)
         self.requant = mode_named(requant)
         self.stage = one_of("stage", stage, self.stages)
         self.lifts = one_of("dynamic", dynamic, ("on", "off")) == "on"
+        if dynamic == "on":
+            self.promises = (*self.promises, "lifts")
         self._attention = one_of("attention", attention, ATTENTION)
-        self._options = (device, precision, fusion, stage, requant, attention)
+        self._options = (device, precision, fusion, stage, requant, attention, threads)
         self._cache = ModelCache(Path(cache_dir)) if cache_dir and stage == "run" else None
         self.device = device
-        self._compiler = compiler(device, precision, fusion, stage)
+        self._compiler = compiler(device, precision, fusion, stage, threads)
 
     def info(self) -> DeviceInfo:
         """Device name, OpenVINO's and the plugin's versions."""
@@ -203,6 +208,7 @@ class OpenVinoSession(TranslatingSession):
         """Execution devices, layer types, views and bytes of every program that ran here."""
         w = super().witness()
         _testify(w, self.programs(), self._stage)  # type: ignore[arg-type]  # programs of this backend are Requests
+        w.cache_bytes = self._memory.moved  # type: ignore[attr-defined]  # a HostMemory
         w.state = "bound" if "cache" in self._roles.values() else ""
         w.bytes["weights"] = self._memory.weights.nbytes  # type: ignore[attr-defined]  # a HostMemory
         w.notes += [f"compiled one by one: {r}" for r in self._reasons]

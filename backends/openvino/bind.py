@@ -80,6 +80,8 @@ class HostMemory(Memory):
         self.caches: dict[Tensor, dict[str, OvTensor]] = {}
         self.stamp = object()
         """Replaced whenever a cache becomes another OpenVINO tensor."""
+        self.moved = 0
+        """Bytes that programs gave for caches, in the caches' own types."""
         for t in case.caches():
             if not is_empty(t):
                 self.write(t, self._bytes.pop(t))
@@ -99,6 +101,11 @@ class HostMemory(Memory):
         """The bytes, exact."""
         look = self.look(tensor)
         return look.copy() if tensor in self._bytes else look
+
+    def count(self, cache: Tensor, form: str, cells: int, of: int) -> None:
+        """Count that a program gave `cells` of all `of` of a cache: once, for the first of its forms."""
+        if form == next(iter(self.caches[cache])):
+            self.moved += nbytes(cache) * cells // of
 
     def look(self, tensor: Tensor) -> Bytes:
         """The bytes, a weight's not copied."""
@@ -165,7 +172,7 @@ class Request(Program):
         if self._request is not None:
             self._keep(plan, memory)
             if self._commits:
-                self._commit(plan)
+                self._commit(plan, memory)
         return values
 
     def _feed(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> None:
@@ -214,6 +221,7 @@ class Request(Program):
             index, form = self._outputs[i]
             t = plan.tensors[index]
             cache = memory.caches[t]
+            memory.count(t, form, 1, 1)
             if narrow(t.type, form):
                 with np.errstate(over="ignore"):
                     cache[form].data[...] = self._request.get_output_tensor(i).data.astype("<f2")
@@ -224,7 +232,7 @@ class Request(Program):
             if not narrow(t.type, form):
                 memory.stamp = object()
 
-    def _commit(self, plan: Plan) -> None:
+    def _commit(self, plan: Plan, memory: HostMemory) -> None:
         """New rows go into the caches."""
         # what lies in the memory of a cache is taken before any cache changes
         copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= len(self._outputs)}
@@ -236,6 +244,7 @@ class Request(Program):
                     if at not in places:
                         places[at] = _places(self._out(c.ids, copies), at[1])
                     rows = self._out(c.rows, copies)
+                    memory.count(t, c.form, rows.size, table.size)
                     to = (*[slice(None)] * c.axis, places[at])
                     table[to] = rows.astype("<f2") if narrow(t.type, c.form) else rows
                 except IndexError as e:

@@ -20,6 +20,7 @@ ACCURACY = {"EXECUTION_MODE_HINT": "ACCURACY", "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """f32 throughout."""
 PROPERTIES: dict[str, dict[str, Any]] = {"accuracy": ACCURACY, "default": {}}
 """Value of the option `precision` -> what a model is compiled with."""
+MOST_THREADS = 1 << 15
 FUSION = ("auto", "on", "off")
 UNFUSED = {"SNIPPETS_MODE": "DISABLE"}
 """Makes the CPU plugin run elementwise ops one by one; a property of its own that another version may not know."""
@@ -112,10 +113,14 @@ def _core(openvino: ModuleType, _whose: str) -> Any:  # noqa: ANN401  # openvino
     return openvino.Core()
 
 
-def compiler(device: str, precision: str, fusion: str, stage: str = "run") -> Compiler:
+def compiler(device: str, precision: str, fusion: str, stage: str = "run", threads: str = "") -> Compiler:
     """The compiler for `device`; UnavailableError where it is not here, UsageError for an unknown option."""
     one_of("fusion", fusion, FUSION)
     properties = PROPERTIES[one_of("precision", precision, tuple(PROPERTIES))]
+    if threads:
+        if not (threads.isascii() and threads.isdecimal() and 0 < int(threads) < MOST_THREADS):
+            raise UsageError(f"threads: a number from 1 expected, {threads!r} given")
+        properties = {**properties, "INFERENCE_NUM_THREADS": int(threads)}
     openvino, core = openvino_core()
     here = core.available_devices
     # GPU.0 may be asked for as GPU

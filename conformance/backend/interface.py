@@ -78,6 +78,8 @@ class Witness:
     cache_hits: int = 0
     splits: int = 0
     copies: int = 0
+    cache_bytes: int = 0
+    """Bytes that were moved into caches in all steps, in their own types; 0 if a backend does not count them."""
     bytes: dict[str, int] = field(default_factory=dict)
     """Buffer type or kind of memory -> bytes."""
     kernels: dict[str, int] = field(default_factory=dict)
@@ -98,6 +100,8 @@ class Witness:
     """Largest rise of resident memory while compiling a graph; None if unknown or nothing was compiled."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Device -> seconds of computing, if several share a graph."""
+    promises: list[str] = field(default_factory=list)
+    """What the backend promises of its cost, whatever ran: `case.demands` lists the words."""
 
 
 class Session(AbstractContextManager["Session"], ABC):

@@ -3,8 +3,17 @@
     {"compiles": "<=2", "kernels": ["RMS"], "state": "fused", "views": {"gather": 0}}
     {"openvino-*": {"compiles": "<=2"}, "ggml*": {"device": "CPU*"}}
 
-A key is a field of a witness, or a glob over backends (`name` or `name?option=value`) with demands for those backends
-only. All demands must be met.
+    {"lifts": {"compiles": "<=4"}, "appends": {"cache_bytes": "<=8192"}}
+
+A key is a field of a witness, or a glob over backends (`name` or `name?option=value`) and over what they promise
+(`Witness.promises`), with demands for those backends only. All demands must be met.
+
+| promise | of a backend that |
+|---|---|
+| `lifts` | compiles one program for all graphs that differ in sizes and offsets only, once it has seen two of them |
+| `static` | compiles one program for all of them, with sizes of its own |
+| `appends` | moves no more of a cache than a step writes |
+| `fuses` | keeps caches inside the kernel that attends to them |
 
 | field holds | a demand of it |
 |---|---|
@@ -30,9 +39,9 @@ Kind = Literal["number", "text", "counts", "lines"]
 FIELDS: dict[str, Kind] = {
     "device": "text", "path": "text", "stage": "text", "template": "text", "state": "text",
     "nodes": "number", "compiles": "number", "cache_hits": "number", "splits": "number", "copies": "number",
-    "peak_compile_bytes": "number",
+    "cache_bytes": "number", "peak_compile_bytes": "number",
     "bytes": "counts", "kernels": "counts", "symbols": "counts", "views": "counts",
-    "notes": "lines",
+    "notes": "lines", "promises": "lines",
 }  # fmt: skip
 """Field of a witness -> what it holds."""
 
@@ -45,7 +54,7 @@ class Demand:
     """One demand of one field."""
 
     backends: str
-    """A glob over backends."""
+    """A glob over backends and promises."""
     field: str
     entry: str | None
     """Which of the field's counts; None for the field itself."""

@@ -36,7 +36,10 @@ Opener = Callable[[], Backend]
 """Starts a backend; the caller closes it."""
 Values = list[Mapping[Tensor, Bytes]]
 """The outputs of each timed step."""
-COUNTED = {"compiles": "compiles", "hits": "cache_hits", "splits": "splits", "copies": "copies", "nodes": "nodes"}
+COUNTED = {
+    "compiles": "compiles", "hits": "cache_hits", "splits": "splits", "copies": "copies", "nodes": "nodes",
+    "cache_bytes": "cache_bytes",
+}  # fmt: skip
 """Counter in a document -> field of `Witness`."""
 
 

@@ -72,7 +72,7 @@ def unmet(case: Case, spec: Spec, witness: Witness) -> str:
     """
     said = describe(witness)
     for demand in parse(case.demands):
-        if not _concerns(demand, spec):
+        if not _concerns(demand, spec, witness):
             continue
         have = said[demand.field]
         if demand.entry is not None:
@@ -82,8 +82,9 @@ def unmet(case: Case, spec: Spec, witness: Witness) -> str:
     return ""
 
 
-def _concerns(demand: Demand, spec: Spec) -> bool:
-    return any(fnmatchcase(t, demand.backends) for s in (spec, resolve(spec)) for t in (s.name, str(s)))
+def _concerns(demand: Demand, spec: Spec, witness: Witness) -> bool:
+    names = [t for s in (spec, resolve(spec)) for t in (s.name, str(s))]
+    return any(fnmatchcase(t, demand.backends) for t in (*names, *witness.promises))
 
 
 def _meets(have: Any, what: Any) -> bool:  # noqa: ANN401  # JSON

@@ -20,6 +20,7 @@ from conformance.backend.interface import Backend, Session, describe
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb
 from conformance.judge.budget import RAW, Budget
 from conformance.judge.compare import compare
@@ -34,6 +35,7 @@ from conformance.suite.relations.claim import (
     PROCESS,
     RESTORED,
     REUSED,
+    THREADS,
     UNREAD,
     WRITTEN,
     Claim,
@@ -93,6 +95,8 @@ class _Runs:
 
     def variants(self) -> Iterator[str]:
         """Names of what the claim varies in the backend; one empty name where it varies nothing."""
+        if any(r.how == THREADS for r in self.claim.runs) and not _takes(self.backend, THREADS):
+            raise NotOfferedError(f"{self.spec} offers no choice of threads")
         if all(r.how != BUFFERS for r in self.claim.runs):
             yield ""
             return
@@ -160,7 +164,12 @@ class _Runs:
             if variant:
                 options["buffer"] = variant
             spec = replace(self.spec, options=tuple({**dict(self.spec.options), **options}.items()))
-            backend = self._opener(spec, True if r.how == PROCESS else None)
+            try:
+                backend = self._opener(spec, True if r.how == PROCESS else None)
+            except UsageError as e:
+                if r.how != THREADS:
+                    raise
+                raise NotOfferedError(str(e)) from e  # the option is the adapter's, and this device has no threads
             self._stack.callback(backend.close)
             self._opened[key] = backend
         return self._opened[key]

@@ -36,6 +36,8 @@ _WINDOW = "ctx=1024,ubatch=64,run=at250.p10.d3.p300.d2.reset.p9.d2"
 """A window of 32 over 256 cells: the prompt goes round them, other layers grow to 768, then a second prompt."""
 _SHIFT = "run=at250.d1.shift9.p30.d2.back4.d2"
 """A context that is full forgets its first tokens: K in the cache is rotated to where its tokens moved."""
+_BLOCKS = "ctx=768,run=at200.p9.p20.d1.p250.d1.p240.d1"
+"""Prompts of four sizes and tokens, in turn, in three blocks of cells: a program that is not kept is compiled again."""
 _ALL = "p250.15(d12.p244).d6"
 """From nothing to 4,096 tokens, over each multiple of 256 token by token."""
 _COME_AND_GO = "p5.d3.rm1.d2.back4.d2.add1.p3+9+3+3.d1"
@@ -53,6 +55,7 @@ _KV_GROWTH: Table = {
         f"llama-{_GROWING},run=at245.d1.shift9.p30.d2",
         f"gemma2-{_GROWING.replace('l=1', 'l=2')},ubatch=64,run=at250.d2.p10.d2",
         f"llama-{_LONG},w=q8_0,run=at252.p3.d3",
+        f"llama-{_GROWING},{_BOTH},{_BLOCKS}",
     ),
     "standard": (
         f"llama-{_CACHES},[write=set_rows|write=cpy],{_CROSS}",
@@ -80,6 +83,8 @@ _KV_GROWTH: Table = {
         "lfm2-seqs=3,[unified=0|unified=1],run=at20.p2.d2.rm1.d2.add1.p3.d2",
         "qwen3-[fa=1|fa=0],run=at253.p2.d3",
         f"llama-{_LONG},[w=f16|w=q4_0|w=q8_0,fa=0],run=at240.p65.d2.back3.d2",
+        f"llama-[cache=q8_0,head=32|write=cpy|seqs=2],{_BLOCKS}",
+        f"[qwen3|gemma2|lfm2|gpt-oss]-{_BLOCKS}",
     ),
     "full": (
         f"llama-{_GROWING},[fa=0|fa=1],[seqs=1|seqs=4],ctx=4096,run={_ALL}",

@@ -18,6 +18,7 @@ from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import Result, Verdict
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.suite import relations
 from conformance.suite.relations import claim
@@ -77,13 +78,13 @@ class FaultySession(Session):
 
 
 class Faulty(Backend):
-    """The reference with a fault, and a choice of buffer type."""
+    """The reference with a fault, a choice of buffer type, and of threads that it does not have."""
 
     fault: ClassVar[Fault]
 
-    def __init__(self, buffer: str = "") -> None:
+    def __init__(self, buffer: str = "", threads: str = "1") -> None:
         self._inner = create(Spec("cpu"))
-        self._kept: dict[Any, Any] = {"buffer": buffer}
+        self._kept: dict[Any, Any] = {"buffer": buffer, "threads": int(threads)}
 
     def info(self) -> DeviceInfo:
         """A made-up device."""
@@ -192,6 +193,19 @@ def asked_first(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Valu
     return found if then == tuple(outputs) else off(found)
 
 
+def last_part(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """Heads are shared out: a thread more than there are of them loses what it should have summed."""
+    found = right(call, compute, outputs)
+    return off(found, rows=slice(-1, None)) if call.kept["threads"] == 3 else found
+
+
+def at_eight(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
+    """Eight threads wait for each other for ever."""
+    while call.kept["threads"] == 8:
+        pass
+    return right(call, compute, outputs)
+
+
 def by_names_and_ops(call: Call, compute: Compute, outputs: Sequence[Tensor]) -> Values:
     """The key of a compiled graph has names and ops, not op_params: the first graph's are used."""
     params = call.kept.setdefault(tuple((n.name, n.op) for n in call.graph), [n.op_params for n in call.graph])
@@ -220,6 +234,7 @@ PLANTED: dict[str, tuple[Fault, str]] = {
     "weights": (deaf, f"{TINY},run=p9.d2"),
     "unread": (unsettled, f"{TINY},run=p9.d2"),
     "reused": (asked_first, f"{TINY},run=p9.d3"),
+    "threads": (last_part, f"{TINY},run=p9.d2"),
     "after": (by_names_and_ops, "differs=eps"),
 }
 """Relation -> a fault of the kind it is for, and the id it is found by."""
@@ -236,7 +251,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Case, Fault], Result]:
 
     def runs(case: Case, fault: Fault) -> Result:
         kind = type("Planted", (Faulty,), {"fault": staticmethod(fault)})
-        runner = Runner()
+        runner = Runner(isolation=Isolation(time_limit=2.0 if fault is at_eight else 120.0))
         monkeypatch.setattr(runner, "_open", lambda spec, _isolate: kind(**dict(spec.options)))
         try:
             (result,) = runner.run(SPEC, [case])
@@ -336,12 +351,20 @@ def test_an_unreadable_id_is_refused(case_id: str) -> None:
         relations.build(case_id)
 
 
-def test_no_choice_is_unsupported() -> None:
-    """A backend without a choice of buffer type says so and does not fail."""
+@pytest.mark.parametrize(("name", "what"), [("buffers", "buffer type"), ("threads", "threads")])
+def test_no_choice_is_unsupported(name: str, what: str) -> None:
+    """A backend without a choice of what a relation varies says so and does not fail."""
     runner = Runner()
     try:
-        (result,) = runner.run(Spec("cpu"), [relations.build(id_of("buffers"))])
+        (result,) = runner.run(Spec("cpu"), [relations.build(id_of(name))])
     finally:
         runner.close()
     assert result.verdict is Verdict.UNSUPPORTED
-    assert "no choice of buffer type" in result.detail
+    assert f"no choice of {what}" in result.detail
+
+
+def test_threads_that_never_meet_are_a_timeout(run: Callable[[Case, Fault], Result]) -> None:
+    """A hang with eight threads alone is a verdict of the relation, which runs with one, three and eight."""
+    case = relations.build(id_of("threads"))
+    assert [r.options["threads"] for r in claim.read(case).runs] == ["1", "3", "8"]
+    assert run(case, at_eight).verdict is Verdict.TIMEOUT

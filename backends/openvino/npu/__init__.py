@@ -44,6 +44,7 @@ class OpenVinoNpu(OpenVinoStateless):
     """
 
     name = "npu"
+    promises: tuple[str, ...] = ("static",)
 
     def __init__(self, chunk: str = "256", requant: str = "npu", stage: str = "run", path: str = "static") -> None:
         self._npu = npu_compiler()
@@ -55,7 +56,7 @@ class OpenVinoNpu(OpenVinoStateless):
             raise UsageError(f"path: one of {', '.join(PATHS)} expected, llm with stage=run only; {path!r} given")
         self.path = path
         if path == "llm":
-            self.batch, self.stages = 1, ("run",)  # type: ignore[misc]  # a case is a decoder of its own
+            self.batch, self.stages, self.promises = 1, ("run",), ()  # type: ignore[misc]  # a case is a decoder of its own
         if stage == "run":
             self.device = self._npu.label()
             self._compiler = self._npu

@@ -160,6 +160,8 @@ class TranslatingBackend(Backend):
     """Size of the cache of compiled programs (least recently used out first)."""
     lifts: bool = False
     """`translate` accepts plans with symbols, so that one program serves all graphs of a template."""
+    promises: tuple[str, ...] = ()
+    """`Witness.promises`."""
 
     def __init__(self) -> None:
         self._programs: OrderedDict[Hashable, Program] = OrderedDict()
@@ -298,7 +300,7 @@ class TranslatingSession(Session):
             t: "cache" if t in caches else backend.role_of(case, t) for t in case.persistent
         }
         self._digests: dict[Tensor, bytes] = {}
-        self._witness = Witness(backend.device, "translated")
+        self._witness = Witness(backend.device, "translated", promises=[*backend.promises])
         self._programs: dict[int, Program] = {}
         self._reasons: dict[str, None] = {}
         self._templates: dict[TemplateKey, TemplateKey] = {}

@@ -17,6 +17,7 @@ from conformance.suite.data import hadamard
 
 from . import weights
 from .config import Cparams, Hparams, n_rot
+from .costs import demands
 from .decoder import Decode, build, build_shift
 from .kv import Cache
 from .layers import Sketch
@@ -124,7 +125,10 @@ class Trajectory(Player):
         persistent = {t: weights.weight(self.id, self.h, t) for t in self.weights.values()}
         for t in self.cache.tensors():
             persistent[t] = self._start.get(t, np.zeros(nbytes(t), np.uint8))
-        return Case(self.id, persistent, self.steps, family=family, params=dict(params), seed=seed, generator=GENERATOR)
+        return Case(
+            self.id, persistent, self.steps, family=family, params=dict(params), seed=seed, generator=GENERATOR,
+            demands=demands(self.steps, persistent),
+        )  # fmt: skip
 
     def _add(self, decode: Decode, values: Mapping[str, Callable[[], NDArray[Any]]], note: dict[str, Any]) -> None:
         if len(self.steps) == MAX_STEPS:

@@ -36,7 +36,15 @@ _OWN: dict[str, dict[str, Key]] = {
 """Relation -> keys of its own."""
 _SAME: dict[str, Callable[[str, Case, int], Case]] = {
     relation.__name__: relation
-    for relation in (pairs.memory, pairs.warm, pairs.buffers, sessions.weights, sessions.unread, sessions.reused)
+    for relation in (
+        pairs.memory,
+        pairs.warm,
+        pairs.buffers,
+        pairs.threads,
+        sessions.weights,
+        sessions.unread,
+        sessions.reused,
+    )
 }
 NAMES = (*pairs.DECODERS, "renamed", "restored", *_SAME, "after")
 _ARCH = {"arch": word(*PRESETS)}
@@ -110,6 +118,7 @@ TABLE: Table = {
         f"weights-{_TINY},w=q8_0,run=p9.d2",
         f"reused-{_TINY},run=p9.d4",
         "memory-graph=alias,differs=eps,shared=1",
+        f"threads-{_TINY},[run=p9.d2|ctx=1024,run=at700.d2]",
     ),
     "standard": (
         "reused-graph=alias,differs=[eps|edge|outputs],shared=1,order=[abab|aab]",
@@ -161,6 +170,13 @@ TABLE: Table = {
         "unread-graph=alias,differs=[eps|offset|cache]",
         "reused-[fa=0|fa=1|cache=q8_0,head=32|seqs=3,unified=0|seqs=3,unified=1],run=p9.d4",
         "reused-arch=[gemma2|gpt-oss|lfm2],run=p9.d4",
+        "threads-[fa=0|fa=1],[heads=4|heads=7,kv=7],run=p33.d2",
+        "threads-seqs=3,[cache=f16|cache=q8_0,head=32],run=p5+9+2.d2",
+        "threads-[fa=0|fa=1,cache=f32|cache=q8_0,head=32],ctx=1024,run=at700.d2",
+        "threads-w=[f16|q8_0|q4_0],embd=256,ff=256,run=p33.d1",
+        "threads-w=q4_K,embd=256,heads=4,head=64,ff=256,run=p9.d1",
+        "threads-arch=[gemma2|gpt-oss|lfm2],run=p9.d1",
+        "threads-graph=random,nodes=[18|40],steps=1,d=32,w=[f32|q8_0]",
     ),
     "full": (
         "chunked-[fa=0|fa=1],ctx=2048,run=p510.o4,to=p255.p200.p55.o4",

@@ -22,11 +22,13 @@ KEY = "relation"
 
 PLAIN, OVERWRITTEN, BUFFERS, PROCESS = "plain", "overwritten", "buffers", "process"
 RESTORED, WRITTEN, UNREAD, HANDED, REUSED = "restored", "written", "unread", "handed", "reused"
+THREADS = "threads"
 HOW: dict[str, str] = {
     PLAIN: "each step's graph where it is",
     OVERWRITTEN: "each step's graph rebuilt in the memory of the one before, as llama.cpp does",
     BUFFERS: "once for each further buffer type that the backend offers for weights",
     PROCESS: "in a process of its own",
+    THREADS: "with as many threads as its option says, on a backend that offers the choice",
     RESTORED: "caches saved after step `at`, and written back after the next, as llama_state_set_data does",
     WRITTEN: "weights and caches written after step `at`, with the bytes that the first run starts with",
     UNREAD: "nobody reads a cache before the end",

@@ -10,7 +10,7 @@ The others relate a case to itself, or to a copy under other names: every output
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from conformance.suite import alias
 from conformance.suite.decoder import Trajectory, trajectory_of
 from conformance.suite.decoder.memory import Ubatch
 
-from .claim import BITS, BUDGET, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, Claim, Link, Place, Run, combine
+from .claim import BITS, BUDGET, BUFFERS, FOLDER, OVERWRITTEN, PROCESS, THREADS, Claim, Link, Place, Run, combine
 
 Token = tuple[int, int]
 """Sequence and position."""
@@ -286,6 +286,23 @@ def buffers(case_id: str, case: Case, seed: int) -> Case:
         Run("weights in another", 0, n, opening=1, how=BUFFERS),
     )
     claim = Claim("buffers", "weight in any buffer type = same result", BUDGET, runs, ((0, 1),))
+    return combine(case_id, claim, [case], case.params, seed)
+
+
+MANY = 8
+ATTENTION = ("FLASH_ATTN_EXT", "SOFT_MAX")
+"""Ops whose `src[0]` has the heads in `ne[2]`."""
+
+
+def threads(case_id: str, case: Case, seed: int) -> Case:
+    """How many threads compute does not matter: one, eight, and more than there are heads."""
+    attended = [n.src[0] for s in case.steps for n in s.graph if n.op in ATTENTION]
+    heads = max((x.ne[2] for x in attended if x is not None), default=2)
+    counts = sorted({1, heads + 1, MANY})
+    n = len(case.steps)
+    runs = tuple(Run(f"threads={k}", 0, n, i, THREADS, {"threads": str(k)}) for i, k in enumerate(counts, 1))
+    whole = tuple((0, i) for i in range(1, len(runs)))
+    claim = Claim("threads", "one thread = as many as heads and one more = eight", BUDGET, runs, whole)
     return combine(case_id, claim, [case], case.params, seed)
 
 

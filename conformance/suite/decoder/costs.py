@@ -1,0 +1,124 @@
+"""What a trajectory may cost a backend that promises a price (`Witness.promises`): a rule over its shapes, no record.
+
+A *form* is what graphs share that differ in nothing but sizes and offsets; whether an extent is 0, 1 or more belongs to
+it. Where prompts and single tokens read three blocks of 256 cells, there are two forms, both with changing sizes.
+
+| promise | of a trajectory |
+|---|---|
+| `lifts` | a program for each form, as its first graph is, and one more for all others once sizes change |
+| `static` | a program for each form, whatever its sizes, where attentions share a mask and no other caches are |
+| `appends` | moves the cells that its nodes write, and no others |
+| `fuses` | keeps caches of floats in the kernel that attends to them, where that is FLASH_ATTN_EXT without extras |
+
+Extents of inputs that were equal in all graphs before look like one number, an offset of a view that was constant looks
+like a constant: the graph that shows they are not costs `lifts` one program more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import TypeAlias
+
+from conformance.case.case import JSON, Step, writes_in_place
+from conformance.ggml.ops.op import optional
+from conformance.ggml.tensor import Tensor, computes, nelements
+from conformance.ggml.types import BF16, F16, F32
+
+OFFSET_PARAMS = 2
+"""The first two `op_params` of a VIEW are its offset."""
+MASKS = {"FLASH_ATTN_EXT": 3, "SOFT_MAX": 1}
+"""Op of an attention -> which source is its mask."""
+Sizes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Of a graph: every `ne` and `nb`; every `ne` of inputs; every `view_offs`."""
+
+
+def demands(steps: Sequence[Step], persistent: Collection[Tensor]) -> dict[str, JSON]:
+    """`Case.demands` of a trajectory over `persistent`; none for a single step, which has nothing to use again."""
+    if len(steps) < 2:
+        return {}
+    forms = _forms(steps, persistent)
+    nodes = [[n for n in s.graph if computes(n)] for s in steps]
+    writers = [[n for n in each if writes_in_place(n) and n.root in persistent] for each in nodes]
+    found: dict[str, JSON] = {
+        "lifts": {"compiles": f"<={sum(map(_lifted, forms.values()))}"},
+        "appends": {"cache_bytes": f"<={sum(_written(n) for each in writers for n in each)}"},
+    }
+    if all(map(_shares_mask, nodes, writers)):
+        found["static"] = {"compiles": f"<={len(forms)}"}
+    if all(map(_fuses, nodes, writers)):
+        found["fuses"] = {"state": "fused"}
+    return found
+
+
+def _forms(steps: Iterable[Step], persistent: Collection[Tensor]) -> dict[Hashable, list[Sizes]]:
+    """Form -> sizes and offsets of each of its graphs, in order."""
+    held = {t: i for i, t in enumerate(persistent)}
+    forms: dict[Hashable, list[Sizes]] = {}
+    for step in steps:
+        tensors = step.graph.tensors()
+        at: dict[Tensor | None, int] = {None: -1} | {t: i for i, t in enumerate(tensors)}
+        form = tuple(
+            (
+                t.op,
+                t.op_params[OFFSET_PARAMS if t.op == "VIEW" else 0 :],
+                t.type.id,
+                t.flags,
+                held.get(t),
+                tuple(at[s] for s in t.src),
+                at[t.view_src],
+                tuple(min(n, 2) for n in t.ne),
+            )
+            for t in tensors
+        )
+        forms.setdefault((form, tuple(at[t] for t in step.outputs)), []).append(
+            (
+                tuple(n for t in tensors for n in (*t.ne, *t.nb)),
+                tuple(n for t in tensors if t in step.inputs for n in t.ne),
+                tuple(t.view_offs for t in tensors),
+            )
+        )
+    return forms
+
+
+def _lifted(graphs: Sequence[Sizes]) -> int:
+    """Programs that graphs of one form are entitled to."""
+    known, count = 0, 0
+    seen: list[Sizes] = []
+    for graph in dict.fromkeys(graphs):
+        seen.append(graph)
+        extents, offsets = ({*zip(*(g[i] for g in seen), strict=True)} for i in (1, 2))
+        now = len(extents) + len([o for o in offsets if len({*o}) > 1])
+        count += len(seen) < 3 or now > known
+        known = now
+    return count
+
+
+def _shares_mask(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
+    """Whether all attentions of a step share a mask, and each writes its K and V and nothing else is written."""
+    masks = [m for n in nodes if n.op in MASKS and (m := optional(n, MASKS[n.op])) is not None]
+    return len(set(masks)) == 1 and len(writers) == 2 * len(masks)
+
+
+def _fuses(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
+    """Whether a step appends once to each of some caches of floats, and only plain attentions read them."""
+    caches = {n.root for n in writers}
+    readers = [n for n in nodes if any(s is not None and s.root in caches - {n.root} for s in n.src)]
+    return (
+        0 < len(caches) == len(writers)
+        and all(t.type in (F32, F16, BF16) for t in caches)
+        and all(n.op in ("SET_ROWS", "CPY") and n.src[0] is not None and n.src[0].root is not n.root for n in writers)
+        and all(n.op == "FLASH_ATTN_EXT" and _is_plain(n) for n in readers)
+    )
+
+
+def _is_plain(attention: Tensor) -> bool:
+    """Whether it has a mask, and no sinks, ALiBi slopes or softcap."""
+    mask, sinks = (*attention.src, None, None)[3:5]
+    p = attention.params
+    return mask is not None and sinks is None and not p.max_bias and not p.logit_softcap
+
+
+def _written(node: Tensor) -> int:
+    """Bytes that `node` writes into the tensor that it is a view of: of SET_ROWS its rows only."""
+    rows = node.src[0] if node.op == "SET_ROWS" and node.src[0] is not None else node
+    return nelements(rows) * node.type.type_size // node.type.blck_size

@@ -1,0 +1,52 @@
+"""Costs that the OpenVINO backends promise: kept as they are, missed with a fault that costs time only."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec, create
+from conformance.planted.faults import FOLDER, load, read
+from conformance.run.execute import execute
+from conformance.run.judgement import unmet
+from conformance.run.session.select import build
+
+BLOCKS = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,ctx=768,run=at200.p9.p20.d1.p250.d1.p240.d1@1"
+NAMES = ("openvino-stateless", "openvino-stateful", "npu")
+FAULTS = {f.name: f for f in read([FOLDER / "costs.toml"]) if "kv_growth" in f.families}
+
+
+def cost(backend: Backend, spec: Spec) -> str:
+    """What the trajectory over three blocks says of its cost, in words; empty where nothing is wrong."""
+    case = build(BLOCKS)
+    try:
+        return unmet(case, spec, execute(backend, case).witness)
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_promises_are_kept(name: str) -> None:
+    """Each promises something, and three blocks of cells cost what the trajectory entitles it to."""
+    pytest.importorskip("openvino")
+    spec = Spec(name)
+    assert not cost(create(spec), spec)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_of_cost_alone_is_seen(name: str) -> None:
+    """Nothing is wrong with its numbers; the witness misses the demand."""
+    pytest.importorskip("openvino")
+    fault = FAULTS[name]
+    assert "the case demands" in cost(load(fault), fault.spec)
+
+
+@pytest.mark.parametrize("text", ["openvino-stateless?dynamic=off", "openvino-stateful?dynamic=off"])
+def test_who_promises_nothing_is_not_charged(text: str) -> None:
+    """A user who switches lifting off gets a program for each size, and no verdict for it."""
+    pytest.importorskip("openvino")
+    spec = Spec.parse(text)
+    backend = create(spec)
+    with backend.open(build(BLOCKS)) as session:
+        assert "lifts" not in session.witness().promises
+    assert not cost(backend, spec)
