@@ -160,6 +160,7 @@ def _scaled(most: bool, type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
         b[field] = (bits & 0x83FF | (0x7800 if most else 0)).view(np.float16)
     if type_ is MXFP4:
         b["e"] = b["e"] % 2 + (250 if most else 0)
+        b["qs"] |= 0x44  # none below 4: with exponent 0 that is float32's least normal number
     elif type_ is NVFP4:
         b["d"] = b["d"] % 7 + (0x78 if most else 0)
     elif type_ is IQ1_M:  # the top nibbles hold an F16
