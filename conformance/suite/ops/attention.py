@@ -35,7 +35,8 @@ def _mask_fill(kind: str, n_kv: int, n: int) -> Fill:
     holes = causal(n_kv - n, dead=0.3)
     unseen = causal(n_kv - n - _JUNK, dead=0.3)
     return {
-        "finite": _finite(holes), "holes": holes, "bias": biased(holes, 1.0), "blind": blind(holes), "junk": unseen, "seen": causal(n_kv - n)
+        "holes": holes, "bias": biased(holes, 1.0), "blind": blind(holes), "junk": unseen, "seen": causal(n_kv - n),
+        "finite": _finite(holes),
     }[kind]  # fmt: skip
 
 

@@ -170,7 +170,8 @@ class Bench:
     def outputs_of(self, make: Make) -> Sequence[Tensor]:
         """Build the graph, once per regime of the key `data`; returns what to check."""
         outputs: list[Tensor] = []
-        for self.suffix, self.regime in regimes(self.v.get("data", ""), self.id.op, self.types).items():
+        for suffix, regime in regimes(self.v.get("data", ""), self.id.op, self.types).items():
+            self.suffix, self.regime = suffix, regime
             made = make(self)
             outputs += (made,) if isinstance(made, Tensor) else made
         return outputs
@@ -218,7 +219,7 @@ class OpCases:
     full: Sequence[str]
     """Further ones of level `full`: large."""
     smoke: Sequence[str]
-    """Those of `standard` that `smoke` always has: where few backends take what the others are, and a few `wide` ones."""
+    """Those of `standard` that `smoke` always has: where few backends take what the others are; some `wide` ones."""
     timed: Sequence[Timed]
 
 

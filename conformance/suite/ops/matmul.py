@@ -152,9 +152,7 @@ def _mul_mat_id(bench: Bench) -> Tensor:
         "OUT_PROD-[f16|q8_0]+f32-a=64x9x3x2,b=5x9x3x2",
         "OUT_PROD-f32+f32-a=24x6x3x2,b=7x6x3x2,[va=pad|va=off|vb=p1023|vb=p0213|vb=pad]",
     ),
-    wide=(
-        f"OUT_PROD-[q5_0|q5_1|mxfp4|q2_K|q3_K|q4_K|q5_K|{RARE}]+f32-[a=256x5,b=7x5|a=256x9x3x2,b=5x9x3x2]",
-    ),
+    wide=(f"OUT_PROD-[q5_0|q5_1|mxfp4|q2_K|q3_K|q4_K|q5_K|{RARE}]+f32-[a=256x5,b=7x5|a=256x9x3x2,b=5x9x3x2]",),
     full=("OUT_PROD-f32+f32-a=512x256,b=128x256",),
 )
 def _out_prod(bench: Bench) -> Tensor:

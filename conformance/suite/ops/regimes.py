@@ -84,24 +84,23 @@ def _around(fill: Fill) -> Fill:
     return filled
 
 
-_CANCELS = {
-    **dict.fromkeys(("UNARY.EXPM1", "UNARY.ELU", "UNARY.XIELU"), {"subnormal", "least"}),
-    "UNARY.SOFTPLUS": {"falling"},
-    **dict.fromkeys(("SUM", "SUM_ROWS", "MEAN", "CUMSUM"), {"subnormal", "least", "curve", "large", "huge", "mixed"}),
-    **dict.fromkeys(("NORM", "RMS_NORM", "L2_NORM"), {"subnormal", "least", "huge", "mixed"}),
+_LEFT_OUT = {
+    "UNARY.EXPM1 UNARY.ELU UNARY.XIELU": "subnormal least",
+    "UNARY.SOFTPLUS": "falling",
+    "SUM SUM_ROWS MEAN CUMSUM": "subnormal least curve large huge mixed",
+    "NORM RMS_NORM L2_NORM": "subnormal least huge mixed",
 }
-"""Op -> regimes in which its formula has no relative precision: `expf(x) - 1`, `logf(1 + expf(x))`, squares beyond
-float32, sums that cancel."""
+"""Ops -> regimes in which their formula has no relative precision: `expf(x) - 1`, `logf(1 + expf(x))`, sums that
+cancel, squares beyond float32."""
 
 
 def _range(op: str, type_: GGMLType, *leaves: str) -> dict[str, Regime]:
-    left_out = _CANCELS.get(op, set())
-    return {
-        name: dict.fromkeys(leaves, _filled(fill)) for name, fill in _ranges(type_).items() if name not in left_out
-    }
+    left_out = next((names.split() for ops, names in _LEFT_OUT.items() if op in ops.split()), [])
+    fills = {name: _filled(fill) for name, fill in _ranges(type_).items() if name not in left_out}
+    return {name: dict.fromkeys(leaves, fill) for name, fill in fills.items()}
 
 
-def casts(s: Stream, ne: Dims) -> NDArray[Any]:
+def _casts(s: Stream, ne: Dims) -> NDArray[Any]:
     """Rows at the borders of F16 and BF16: the largest F16, its subnormals and their ties, ties of BF16, specials."""
     n0 = ne[0]
     like = (n0, 1, 1, 1)
@@ -121,7 +120,7 @@ def _cycle(rows: list[NDArray[Any]], ne: Dims) -> NDArray[Any]:
     return np.stack([rows[i % len(rows)] for i in range(math.prod(ne[1:]))]).astype(np.float32)
 
 
-def borders(s: Stream, ne: Dims, *, zeros: bool = True) -> NDArray[Any]:
+def _borders(s: Stream, ne: Dims, *, zeros: bool = True) -> NDArray[Any]:
     """Rows at the borders of quantisers, the same in each 16 elements of a row: ties, borders of scales, zeros."""
     n0 = ne[0]
     like = (n0, 1, 1, 1)
@@ -176,24 +175,29 @@ def _positive(type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
     return from_float(type_, values(s, ne).reshape(-1, type_.blck_size)).reshape(-1)
 
 
+def _scales(*, most: bool) -> Regime:
+    other = _span(-14, -8) if most else _span(12, 16)
+    return {**dict.fromkeys((*_WEIGHTS, "a"), partial(_scaled, most)), "b": _filled(other)}
+
+
+_Words = dict[str, Callable[[str, tuple[GGMLType, ...]], Mapping[str, Regime]]]
+_WORDS: _Words = {
+    "": lambda _op, _types: {"": {}},
+    "range": lambda op, types: _range(op, types[0], "a"),
+    "both": lambda op, types: _range(op, types[0], "a", "b"),
+    "positive": lambda _op, _types: {"": dict.fromkeys((*_WEIGHTS, "a", "b"), _positive)},
+    "casts": lambda _op, _types: {"": {"a": _filled(_casts)}},
+    # of a block of zeros ggml leaves the quants of IQ4_NL as they were
+    "borders": lambda _op, types: {"": dict.fromkeys("ab", _filled(partial(_borders, zeros=IQ4_NL not in types)))},
+    "scales": lambda _op, _types: {"least": _scales(most=False), "most": _scales(most=True)},
+}
+"""Word of the key `data` -> its regimes, from the op and its types.
+
+`range`: the first operand over its range; `both`: two of them alike. `positive`: nothing cancels. `casts`: borders of
+F16 and BF16. `borders`: of the quantisers. `scales`: blocks with the least and with the largest scales.
+"""
+
+
 def regimes(data: str, op: str, types: tuple[GGMLType, ...]) -> Mapping[str, Regime]:
-    """Suffix of its leaves' names -> regime, one node each, for a word of the key `data`."""
-    match data:
-        case "range":
-            return _range(op, types[0], "a")
-        case "both":
-            return _range(op, types[0], "a", "b")
-        case "casts":
-            return {"": {"a": _filled(casts)}}
-        case "borders":
-            return {"": dict.fromkeys("ab", _filled(partial(borders, zeros=IQ4_NL not in types)))}
-        case "scales":
-            small, large = _filled(_span(-14, -8)), _filled(_span(12, 16))
-            return {
-                "least": {**dict.fromkeys((*_WEIGHTS, "a"), partial(_scaled, False)), "b": large},
-                "most": {**dict.fromkeys((*_WEIGHTS, "a"), partial(_scaled, True)), "b": small},
-            }
-        case "positive":
-            return {"": dict.fromkeys((*_WEIGHTS, "a", "b"), _positive)}
-        case _:
-            return {"": {}}
+    """Suffix of the names of its leaves -> regime: a node each."""
+    return _WORDS.get(data, _WORDS[""])(op, types)
