@@ -163,7 +163,7 @@ _BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|n
 
 @cases(
     "SOFT_MAX",
-    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0",
+    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0 data=|range",
     standard=(
         "SOFT_MAX-f32-ne=[2x1|9x5x3x2|32x4|67x3x2|256x5|1023x2],[scale=1.0|scale=0.125|scale=2.5]",
         "SOFT_MAX-f32-ne=32x6x4x2,mask=[32x6|32x6x4|32x6x1x2|32x6x4x2|32x6x2|32x9],mt=[f16|f32],scale=0.5",
@@ -177,6 +177,7 @@ _BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|n
     wide=(
         "SOFT_MAX-f32-ne=32x9x4,mask=[32x9|32x9x4],mt=[f16|f32],hide=finite[|,scale=0.5|,max_bias=8.0]",
         "SOFT_MAX-f32-ne=131x75x2,mask=131x75,hide=finite",
+        "SOFT_MAX-f32-ne=67x4[|,sinks=1],data=range",
     ),
     smoke=("SOFT_MAX-f32-ne=32x9x4,mask=32x9,mt=f16,hide=finite",),
     full=("SOFT_MAX-f32-ne=[4096x32x2|2048x1x32x4|16384x3]", "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883"),

@@ -186,7 +186,7 @@ _WORDS: _Words = {
     "range": lambda op, types: _range(op, types[0], "a"),
     "both": lambda op, types: _range(op, types[0], "a", "b"),
     "positive": lambda _op, _types: {"": dict.fromkeys((*_WEIGHTS, "a", "b"), _positive)},
-    "casts": lambda _op, _types: {"": {"a": _filled(_casts)}},
+    "casts": lambda _op, _types: {"": dict.fromkeys("ab", _filled(_casts))},
     # of a block of zeros ggml leaves the quants of IQ4_NL as they were
     "borders": lambda _op, types: {"": dict.fromkeys("ab", _filled(partial(_borders, zeros=IQ4_NL not in types)))},
     "scales": lambda _op, _types: {"least": _scales(most=False), "most": _scales(most=True)},

@@ -166,7 +166,7 @@ _DESTINATIONS = f"[{FLOATS}|{BLOCKS}]"
 
 @cases(
     "SET_ROWS",
-    keys="a=SHAPE n=1 ids=NUMBERS va= vb= vids= data=|borders",
+    keys="a=SHAPE n=1 ids=NUMBERS va= vb= vids= data=|borders|casts",
     types="a b ids",
     standard=(
         f"SET_ROWS-{_DESTINATIONS}+[f32+i64|f32+i32|f16+i64|f16+i32]-a=256x7,n=4",
@@ -184,6 +184,7 @@ _DESTINATIONS = f"[{FLOATS}|{BLOCKS}]"
         f"SET_ROWS-[{RARE_STORED}]+[f32+i64|f32+i32|f16+i64]-a=256x7,n=4",
         f"SET_ROWS-[{RARE_STORED}]+f32+i64-a=256x9x2,n=4,[va=slab|va=off,vb=p0213]",
         f"SET_ROWS-[{BLOCKS}|{RARE_STORED}]+f32+i64-a=256x21,n=16,data=borders",
+        "SET_ROWS-[f32|f16|bf16]+[f32|f16]+i64-a=67x18,n=12,data=casts",
     ),
     full=(f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=1024x4096,n=512",),
     timed=(
