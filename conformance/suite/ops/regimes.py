@@ -86,12 +86,13 @@ def _around(fill: Fill) -> Fill:
 
 _LEFT_OUT = {
     "UNARY.EXPM1 UNARY.ELU UNARY.XIELU": "subnormal least",
-    "UNARY.SOFTPLUS": "falling",
+    "UNARY.SOFTPLUS UNARY.GELU_QUICK GLU.GEGLU_QUICK GLU.SWIGLU_OAI": "falling",
+    "GLU.GEGLU_ERF": "huge mixed",
     "SUM SUM_ROWS MEAN CUMSUM": "subnormal least curve large huge mixed",
     "NORM RMS_NORM L2_NORM": "subnormal least huge mixed",
 }
-"""Ops -> regimes in which their formula has no relative precision: `expf(x) - 1`, `logf(1 + expf(x))`, sums that
-cancel, squares beyond float32."""
+"""Ops -> regimes in which their formula has no relative precision (`expf(x) - 1`, `logf(1 + expf(x))`, exp of a rounded
+product, sums that cancel) or goes beyond float32 (squares, and factors that come in no certain order)."""
 
 
 def _range(op: str, type_: GGMLType, *leaves: str) -> dict[str, Regime]:
