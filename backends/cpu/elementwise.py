@@ -168,7 +168,7 @@ def _looked_up(function: Function, table: str, x: Values) -> Values:
 
 
 def _gelu_looked_up(table: str, x: Values) -> Values:
-    """GELU's table ends at ten: zero below, the argument itself above."""
+    """GELU's table for F32 ends at ten: zero below, the argument itself above."""
     inside = np.abs(x) < 10
     return np.where(inside | np.isnan(x), _looked_up(gelu, table, np.where(inside, x, 0.0)), np.maximum(x, 0.0))
 
@@ -178,7 +178,9 @@ def _function(tables: Mapping[str, str], op: str, type_: GGMLType) -> Function:
     table = tables.get(op) if type_ in _TABLE_TYPES else None
     if table is None:
         return UNARY[op]
-    return partial(_gelu_looked_up, table) if op == "GELU" else partial(_looked_up, UNARY[op], table)
+    if op == "GELU" and type_ is F32:
+        return partial(_gelu_looked_up, table)
+    return partial(_looked_up, UNARY[op], table)
 
 
 def _applied(tables: Mapping[str, str], node: Tensor, x: Values) -> NDArray[Any]:

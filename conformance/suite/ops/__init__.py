@@ -13,7 +13,6 @@ from functools import cache
 
 from conformance.case.case import Case
 from conformance.ggml.errors import GraphError, UsageError
-from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F32
 from conformance.suite.family import Family, Level, expand, with_seed
 
@@ -91,7 +90,8 @@ def ids(level: Level) -> Sequence[str]:
     standard = _ids(pattern for table in TABLES for pattern in table.standard)
     if level == "smoke":
         return _by_size(always | set(_cross_section(_by_size(standard))))
-    return _by_size(always | standard | (_ids(p for t in TABLES for p in t.full) if level == "full" else set()))
+    wide = _ids(p for t in TABLES for p in (*t.wide, *(t.full if level == "full" else ())))
+    return _by_size(always | standard | wide)
 
 
 def _ids(patterns: Iterable[str]) -> set[str]:
@@ -112,10 +112,10 @@ def build(case_id: str) -> Case:
     op_id = parse(case_id, KNOWN)
     bench = Bench(op_id)
     try:
-        outputs = KNOWN[op_id.op].make(bench)
+        outputs = bench.outputs_of(KNOWN[op_id.op].make)
     except GraphError as e:
         raise UsageError(f"case {case_id!r}: ggml has no such op: {e}") from None
-    return bench.case((outputs,) if isinstance(outputs, Tensor) else outputs)
+    return bench.case(outputs)
 
 
 FAMILY = Family(NAME, "single ops over types, shapes, strides and parameters", ids, build)

@@ -18,12 +18,13 @@ from conformance.ggml.tensor import Dims, Tensor, dims
 from conformance.ggml.types import F16, F32, type_named
 from conformance.suite.data import Fill, biased, blind, causal, normal, uniform
 
-from .bench import INPLACE, Bench, Timed, cases
+from .bench import BLOCKS_256, INPLACE, RARE, Bench, Timed, cases
 
-_HIDE = "hide=causal|holes|bias|blind|junk|seen"
+_HIDE = "hide=causal|holes|bias|blind|junk|seen|finite"
 """Key: what a mask hides. `causal`: the future. `holes`: a third of the past too. `bias`: the same, finite values
 elsewhere. `blind`: all of one row. `junk`: the last cells from every row, where K and V hold NaN and infinities.
-`seen`: the future; every row sees one infinity of V."""
+`seen`: the future; every row sees one infinity of V. `finite`: nothing: what is hidden has a large negative number, and
+every second row has no other; products are whole numbers then, which float32 holds beside it."""
 _JUNK = 5
 """Cells that `junk` hides."""
 
@@ -34,8 +35,27 @@ def _mask_fill(kind: str, n_kv: int, n: int) -> Fill:
     holes = causal(n_kv - n, dead=0.3)
     unseen = causal(n_kv - n - _JUNK, dead=0.3)
     return {
-        "holes": holes, "bias": biased(holes, 1.0), "blind": blind(holes), "junk": unseen, "seen": causal(n_kv - n)
+        "holes": holes, "bias": biased(holes, 1.0), "blind": blind(holes), "junk": unseen, "seen": causal(n_kv - n),
+        "finite": _finite(holes),
     }[kind]  # fmt: skip
+
+
+def _finite(mask: Fill) -> Fill:
+    """`mask` with numbers of every size in place of -inf; one of them all along every second row."""
+
+    def filled(s: Stream, ne: Dims) -> NDArray[Any]:
+        x = mask(s, ne).reshape(-1, ne[0]).copy()
+        low = np.resize(np.array([-40000, -10000, -65504, -1000, -5], np.float32), len(x))[:, None]
+        x = np.where(np.isneginf(x), low, x)
+        x[::2] = low[::2]
+        return x
+
+    return filled
+
+
+def _whole(low: int, high: int) -> Fill:
+    """Whole numbers, as float32."""
+    return lambda s, ne: s.integers(math.prod(ne), low, high).astype(np.float32)
 
 
 def _junk(fill: Fill) -> Fill:
@@ -61,6 +81,7 @@ def _infinite(fill: Fill) -> Fill:
 
 
 _CACHE = "[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q4_1+q4_1|q5_0+q5_0|q5_1+q5_1|q8_0+q8_0|mxfp4+mxfp4]"
+_SUPER = "|".join(f"{t}+{t}" for t in (*BLOCKS_256.split("|"), *RARE.split("|")))
 _FEW = "[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q8_0+q8_0]"
 _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
 
@@ -92,6 +113,13 @@ _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
         "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16]-[q=64x1x4,k=64x40x2,mask=40x1|q=32x3x4,k=32x16x2,mask=16x3],hide=junk[|,max_bias=8.0|,sinks=1]",
         "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16]-q=32x3x4,k=32x16x2,mask=16x3,hide=seen[|,sinks=1]",
     ),
+    wide=(
+        "FLASH_ATTN_EXT-[iq4_nl|nvfp4|q2_0|q1_0|f16]+[iq4_nl|nvfp4|q2_0|q1_0]-q=128x3x4,k=128x32x2,mask=32x3",
+        f"FLASH_ATTN_EXT-[{_SUPER}]-q=256x3x4,k=256x16x2,mask=16x3",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16]-q=64x[9|1]x4,k=64x32x2,mask=32x9,hide=finite[|,max_bias=8.0]",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32]-q=64x75x2,k=64x131x2,mask=131x75,hide=finite",
+    ),
+    smoke=("FLASH_ATTN_EXT-f16+f16-q=64x9x4,k=64x32x2,mask=32x9,hide=finite",),
     full=(
         f"FLASH_ATTN_EXT-{_CACHE}-q=128x[1|32]x32,k=128x1024x8,vk=p0213,vv=p0213",
         "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=64x[1|256]x32,k=64x2048x8,mask=2048x256,hide=holes",
@@ -109,9 +137,10 @@ def _flash_attn(bench: Bench) -> Tensor:
     dk, n, heads, n_seq = v["q"]
     _, n_kv, heads_kv, _ = v["k"]
     dv = v["dv"] or dk
-    cells = _junk(normal()) if v["hide"] == "junk" else normal()
+    exact = v["hide"] == "finite"
+    cells = _junk(normal()) if v["hide"] == "junk" else _whole(-2, 3) if exact else normal()
     cells_v = _infinite(normal()) if v["hide"] == "seen" else cells
-    q = bench.operand("Qcur-0", F32, v["q"], normal(1.5), v["vq"])
+    q = bench.operand("Qcur-0", F32, v["q"], _whole(-2, 3) if exact else normal(1.5), v["vq"])
     k = bench.operand("cache_k_l0", type_k, v["k"], cells, v["vk"], keep=True)
     if v["mla"]:
         vv = b.view_4d(k, dv, *k.ne[1:], *k.nb[1:], 0)
@@ -134,7 +163,7 @@ _BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|n
 
 @cases(
     "SOFT_MAX",
-    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0",
+    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0 data=|range",
     standard=(
         "SOFT_MAX-f32-ne=[2x1|9x5x3x2|32x4|67x3x2|256x5|1023x2],[scale=1.0|scale=0.125|scale=2.5]",
         "SOFT_MAX-f32-ne=32x6x4x2,mask=[32x6|32x6x4|32x6x1x2|32x6x4x2|32x6x2|32x9],mt=[f16|f32],scale=0.5",
@@ -145,12 +174,18 @@ _BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|n
         "SOFT_MAX-f32-ne=24x5x3,vne=[off|flat][|,mask=24x5]",
         "SOFT_MAX-f32-ne=24x5x3,inplace=[leaf|mid|input][|,mask=24x5,scale=0.3]",
     ),
+    wide=(
+        "SOFT_MAX-f32-ne=32x9x4,mask=[32x9|32x9x4],mt=[f16|f32],hide=finite[|,scale=0.5|,max_bias=8.0]",
+        "SOFT_MAX-f32-ne=131x75x2,mask=131x75,hide=finite",
+        "SOFT_MAX-f32-ne=67x4[|,sinks=1],data=range",
+    ),
+    smoke=("SOFT_MAX-f32-ne=32x9x4,mask=32x9,mt=f16,hide=finite",),
     full=("SOFT_MAX-f32-ne=[4096x32x2|2048x1x32x4|16384x3]", "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883"),
     timed=(Timed("SOFT_MAX-f32-ne=1024x64x16,mask=1024x64,scale=0.125", 64, 2),),
 )
 def _soft_max(bench: Bench) -> Sequence[Tensor]:
     v, b = bench.v, bench.b
-    a = bench.first("a", "ne", normal(3.0))
+    a = bench.first("a", "ne", _whole(-9, 10) if v["hide"] == "finite" else normal(3.0))
     n_kv, n, heads, _ = v["ne"]
     mask = None
     if v["mask"]:
@@ -163,6 +198,7 @@ def _soft_max(bench: Bench) -> Sequence[Tensor]:
 
 @cases(
     "LIGHTNING_INDEXER",
+    wide=("LIGHTNING_INDEXER-[iq4_nl|nvfp4|q2_0|q1_0]-q=128x4x3,n_kv=33,hide=bias",),
     keys="q=SHAPE n_kv=16 masks=0 hide=causal|holes|bias vq= vk=",
     types="k",
     standard=(

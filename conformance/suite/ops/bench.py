@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from conformance.case.case import Case, Step
@@ -21,6 +21,8 @@ from conformance.ggml.types import TYPES, GGMLType
 from conformance.suite import family
 from conformance.suite.data import Fill, chosen, encode
 
+from .regimes import Regime, regimes
+
 NAME = "ops"
 GENERATOR = 1
 """Raise it when any id's bytes change."""
@@ -30,6 +32,9 @@ BLOCKS_32 = "q4_0|q4_1|q5_0|q5_1|q8_0|mxfp4"
 BLOCKS_256 = "q2_K|q3_K|q4_K|q5_K|q6_K"
 BLOCKS = f"{BLOCKS_32}|{BLOCKS_256}"
 """Types for the brackets of a pattern."""
+RARE_STORED = "iq4_nl|q1_0|q2_0|nvfp4|tq1_0|tq2_0|iq4_xs"
+RARE = f"{RARE_STORED}|iq1_s|iq1_m|iq2_xxs|iq2_xs|iq2_s|iq3_xxs|iq3_s"
+"""The other block types, for rows of a multiple of 256; ggml's CPU stores values in the former."""
 
 INPLACE = "inplace=|leaf|mid|input"
 """Key: `leaf` overwrites a persistent tensor, `mid` the result of the node before, `input` an input."""
@@ -71,7 +76,7 @@ def parse(case_id: str, known: Mapping[str, OpCases]) -> OpId:
 class Bench:
     """Builds one case. Weights and caches are persistent (`keep`), everything else is an input of the step."""
 
-    __slots__ = ("b", "id", "inputs", "persistent", "types", "v")
+    __slots__ = ("b", "id", "inputs", "persistent", "regime", "suffix", "types", "v")
 
     def __init__(self, op_id: OpId) -> None:
         self.id = op_id
@@ -80,11 +85,16 @@ class Bench:
         self.b = Builder()
         self.persistent: dict[Tensor, Bytes] = {}
         self.inputs: dict[Tensor, Bytes] = {}
+        self.suffix = ""
+        """Of the names of leaves: the regime that the graph is built for now."""
+        self.regime: Regime = {}
 
     def leaf(self, name: str, type_: GGMLType, ne: Dims, fill: Fill, *, keep: bool = False) -> Tensor:
         """A tensor that owns its bytes, filled from its own stream."""
-        t = new_tensor(type_, *ne, name=name, flags=0 if keep else FLAG_INPUT)
-        (self.persistent if keep else self.inputs)[t] = encode(type_, Stream(self.id.id, name), ne, fill)
+        full_name = f"{name}.{self.suffix}" if self.suffix else name
+        t = new_tensor(type_, *ne, name=full_name, flags=0 if keep else FLAG_INPUT)
+        make = self.regime.get(name, partial(encode, fill=fill))
+        (self.persistent if keep else self.inputs)[t] = make(type_, Stream(self.id.id, full_name), ne)
         return t
 
     def operand(
@@ -157,6 +167,15 @@ class Bench:
         """The tensors to check: with `mid` also the node before, as it was until `out` overwrote it."""
         return (a, out) if self.v["inplace"] == "mid" else (out,)
 
+    def outputs_of(self, make: Make) -> Sequence[Tensor]:
+        """Build the graph, once per regime of the key `data`; returns what to check."""
+        outputs: list[Tensor] = []
+        for suffix, regime in regimes(self.v.get("data", ""), self.id.op, self.types).items():
+            self.suffix, self.regime = suffix, regime
+            made = make(self)
+            outputs += (made,) if isinstance(made, Tensor) else made
+        return outputs
+
     def case(self, outputs: Sequence[Tensor]) -> Case:
         """The finished case: the graph that computes `outputs`."""
         graph = self.b.build_forward_expand(*outputs)
@@ -195,10 +214,12 @@ class OpCases:
     make: Make
     standard: Sequence[str]
     """Patterns of ids without family and seed."""
+    wide: Sequence[str]
+    """Further ones of level `standard`, of which `smoke` shows no cross-section."""
     full: Sequence[str]
     """Further ones of level `full`: large."""
     smoke: Sequence[str]
-    """Those of `standard` that `smoke` always has: where few backends take what the others are."""
+    """Those of `standard` that `smoke` always has: where few backends take what the others are; some `wide` ones."""
     timed: Sequence[Timed]
 
 
@@ -212,6 +233,7 @@ def cases(
     keys: str,
     standard: Sequence[str],
     types: str = "a",
+    wide: Sequence[str] = (),
     full: Sequence[str] = (),
     smoke: Sequence[str] = (),
     timed: Sequence[Timed] = (),
@@ -220,7 +242,9 @@ def cases(
 
     def declare(make: Make) -> Make:
         declared = family.keys(keys)
-        TABLES.append(OpCases(tuple(ops.split()), tuple(types.split()), declared, make, standard, full, smoke, timed))
+        TABLES.append(
+            OpCases(tuple(ops.split()), tuple(types.split()), declared, make, standard, wide, full, smoke, timed)
+        )
         return make
 
     return declare

@@ -14,7 +14,7 @@ from conformance.ggml.tensor import Dims, Tensor
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import hadamard, normal
 
-from .bench import BLOCKS, BLOCKS_32, FLOATS, Bench, Timed, cases
+from .bench import BLOCKS, BLOCKS_32, FLOATS, RARE, RARE_STORED, Bench, Timed, cases
 
 _ANY32 = f"[{FLOATS}|{BLOCKS_32}]"
 _ANY = f"[{FLOATS}|{BLOCKS}]"
@@ -22,7 +22,7 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
 
 @cases(
     "MUL_MAT",
-    keys="a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD",
+    keys="a=SHAPE b=SHAPE va= vb= prec=|F32|DEFAULT hint=|SRC0_IS_HADAMARD data=|positive|scales",
     types="a b",
     standard=(
         f"MUL_MAT-{_ANY}+f32-a=256x16,b=256x[1|2|4|7|16]",
@@ -47,7 +47,17 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
         "MUL_MAT-[f32|f16|bf16|q4_0|q8_0|q4_K|q6_K]+f32-a=2048x4,b=2048x[1|3|16|17|64|65|256|300]",
         "MUL_MAT-[q4_0|q8_0|f16]+f32-[a=4096x4,b=4096x17|a=5632x4,b=5632x3|a=5632x4,b=5632x65|a=14336x4,b=14336x1|a=14336x4,b=14336x3]",
     ),
+    wide=(
+        f"MUL_MAT-[{RARE}]+f32-a=256x16,b=256x[1|4|16]",
+        f"MUL_MAT-[{RARE}]+f32-[a=512x8x2x2,b=512x3x2x2|a=256x5x1x2,b=256x3x2x4|a=2048x4,b=2048x3]",
+        f"MUL_MAT-[{RARE}]+f32-a=256x6x2,b=256x5x4,[va=pad|va=p0213,vb=p0213]",
+        "MUL_MAT-[iq4_nl+f32-a=96x33,b=96x6|nvfp4+f32-a=192x33,b=192x6|q2_0+f32-a=192x33,b=192x6|q1_0+f32-a=384x33,b=384x6]",
+        "MUL_MAT-[iq4_nl|nvfp4|q1_0|q2_0]+q8_0-a=128x9,b=128x[1|4]",
+        f"MUL_MAT-[{BLOCKS}|{RARE}]+f32-a=256x9,b=256x5,data=scales",
+        f"MUL_MAT-[f32|f16|bf16|{BLOCKS}|{RARE_STORED}]+f32-[a=256x9,b=256x5|a=2048x4,b=2048x20],data=positive",
+    ),
     smoke=(
+        "MUL_MAT-[f32+f32-a=2048x4,b=2048x20,data=positive|iq3_s+f32-a=256x16,b=256x4]",
         "MUL_MAT-[f16+f32-a=2048x16,b=2048x2|f32+f32-a=2048x4,b=2048x1|f32+f32-a=2048x4,b=2048x17]",
         "MUL_MAT-[bf16+f32-a=2048x4,b=2048x3|q4_0+f32-a=2048x4,b=2048x16|q8_0+f32-a=2048x4,b=2048x64]",
         "MUL_MAT-[q4_K+f32-a=2048x4,b=2048x65|q6_K+f32-a=2048x4,b=2048x3|f16+f32-a=2048x4,b=2048x1]",
@@ -105,13 +115,17 @@ def _check_hadamard(bench: Bench) -> None:
 
 @cases(
     "MUL_MAT_ID",
-    keys="as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids=",
+    keys="as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids= data=|scales",
     types="as b",
     standard=(
         f"MUL_MAT_ID-{_ANY}+f32-as=256x5x4,[n_used=1,n_tokens=7|n_used=2,n_tokens=1|n_used=4,n_tokens=5]",
         f"MUL_MAT_ID-{_ANY}+f32-as=256x5x8,n_used=2,n_tokens=[1|9],n_b=1",
         f"MUL_MAT_ID-{_ANY}+f32-as=256x6x8,n_used=2,n_tokens=5,[vids=pad|vb=pad|vb=p0213,n_b=1|vas=pad]",
         f"MUL_MAT_ID-{_ANY32}+f32-as=64x33x8,n_used=4,n_tokens=[1|33]",
+    ),
+    wide=(
+        f"MUL_MAT_ID-[{RARE}]+f32-as=256x5x8,[n_used=2,n_tokens=9|n_used=4,n_tokens=5,n_b=1|n_used=2,n_tokens=5,vas=pad]",
+        f"MUL_MAT_ID-[{BLOCKS}|{RARE}]+f32-as=256x5x4,n_used=2,n_tokens=3,data=scales",
     ),
     full=(
         f"MUL_MAT_ID-{_ANY}+f32-as=512x256x32,n_used=4,n_tokens=[1|32|129]",
@@ -138,6 +152,7 @@ def _mul_mat_id(bench: Bench) -> Tensor:
         "OUT_PROD-[f16|q8_0]+f32-a=64x9x3x2,b=5x9x3x2",
         "OUT_PROD-f32+f32-a=24x6x3x2,b=7x6x3x2,[va=pad|va=off|vb=p1023|vb=p0213|vb=pad]",
     ),
+    wide=(f"OUT_PROD-[q5_0|q5_1|mxfp4|q2_K|q3_K|q4_K|q5_K|{RARE}]+f32-[a=256x5,b=7x5|a=256x9x3x2,b=5x9x3x2]",),
     full=("OUT_PROD-f32+f32-a=512x256,b=128x256",),
 )
 def _out_prod(bench: Bench) -> Tensor:

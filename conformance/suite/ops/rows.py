@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.case.streams import Stream
 from conformance.ggml.ops.rows import SORT_ORDER
-from conformance.ggml.tensor import Tensor, dims
-from conformance.ggml.types import I32
-from conformance.suite.data import distinct, integers, normal, values
+from conformance.ggml.tensor import Dims, Tensor, dims
+from conformance.ggml.types import F32, I32
+from conformance.suite.data import distinct, integers, normal, uniform, values
 
-from .bench import BLOCKS, FLOATS, INPLACE, Bench, Timed, cases
+from .bench import BLOCKS, FLOATS, INPLACE, RARE, RARE_STORED, Bench, Timed, cases
 
 
 @cases(
     "SUM_ROWS MEAN",
-    keys="ne=SHAPE vne=",
+    keys="ne=SHAPE vne= data=|range",
+    wide=("[SUM_ROWS|MEAN]-f32-ne=4096x3,data=range",),
     standard=(
         "[SUM_ROWS|MEAN]-f32-ne=[1x7|2x5x3x2|33x5x3x2|67x4|256x5|1025x3|4096x2]",
         "[SUM_ROWS|MEAN]-f32-ne=35x6x3x2,vne=[pad|rows|off|slab|p0213|p0321|pad.p0213|flat]",
@@ -31,7 +38,8 @@ _NORMAL = normal(1.5, 0.5)
 
 @cases(
     "NORM RMS_NORM L2_NORM",
-    keys=f"ne=SHAPE vne= {INPLACE} eps=1e-5",
+    keys=f"ne=SHAPE vne= {INPLACE} eps=1e-5 data=|range",
+    wide=("[NORM|RMS_NORM|L2_NORM]-f32-ne=257x5,eps=[1e-5|0.0],data=range",),
     standard=(
         "[NORM|RMS_NORM|L2_NORM]-f32-ne=[7x5x3x2|64x6|67x4|257x3x2|2048x2]",
         "[NORM|RMS_NORM|L2_NORM]-f32-ne=[64x5x2|33x4],eps=[0.0|1e-6|0.1|10.0]",
@@ -69,39 +77,87 @@ _SORTED = "[3x3|2x3|16x10|60x10|7x5x3x2|128x4x2|513x3|1024x2]"
 
 @cases(
     "ARGSORT",
-    keys="ne=SHAPE vne= order=ASC|DESC",
+    keys="ne=SHAPE vne= order=ASC|DESC data=|ties",
     standard=(
         f"ARGSORT-f32-ne={_SORTED},order=[ASC|DESC]",
         "ARGSORT-f32-ne=24x6x3,vne=[pad|off|flat],order=[ASC|DESC]",
         "ARGSORT-f32-ne=24x6,vne=rows,order=[ASC|DESC]",
     ),
+    wide=("ARGSORT-f32-ne=[7x9|64x9|1025x9],order=[ASC|DESC],data=ties",),
     full=("ARGSORT-f32-ne=[8192x17|2x4097|2048x2x1x3],order=[ASC|DESC]",),
 )
 @cases(
     "TOP_K",
-    keys="ne=SHAPE vne= k=1",
+    keys="ne=SHAPE vne= k=1 data=|ties",
     standard=(
         "TOP_K-f32-ne=[16x10|60x5x3|128x4x2|513x3|1024x2],k=[1|2|3|8|15]",
         "TOP_K-f32-ne=8x5,k=[1|2|7]",
         "TOP_K-f32-ne=24x6x3,vne=[pad|off],k=[4|23]",
     ),
+    wide=("TOP_K-f32-ne=[8x9|64x9|1025x9],k=[1|2|7],data=ties",),
+    smoke=("TOP_K-f32-ne=64x9,k=7,data=ties",),
     full=("TOP_K-f32-ne=[8192x17|151936x2],k=[1|40|100]",),
 )
-def _sort(bench: Bench) -> Tensor:
+def _sort(bench: Bench) -> Tensor | Sequence[Tensor]:
     v = bench.v
+    if v["data"]:
+        return _sort_ties(bench)
     a = bench.first("a", "ne", distinct(-8.0, 8.0))
     if bench.id.op == "TOP_K":
         return bench.b.top_k(a, v["k"])
     return bench.b.argsort(a, SORT_ORDER[v["order"]])
 
 
+def _tied(s: Stream, ne: Dims) -> NDArray[Any]:
+    """Rows of a few values each: of all the same, of two, of five, of infinities too."""
+    n0 = ne[0]
+    rows = [
+        np.full(n0, s.normal(1)[0]),
+        s.integers(n0, 0, 2) - 0.5,
+        s.integers(n0, 0, 5) + 0.25,
+        np.where(s.integers(n0, 0, 4) == 0, s.integers(n0, 1, 4), -np.inf),
+        np.where(s.integers(n0, 0, 9) == 0, np.inf, s.integers(n0, 1, 3)),
+        np.full(n0, -np.inf),
+    ]
+    return np.stack([rows[i % len(rows)] for i in range(math.prod(ne[1:]))]).astype(np.float32)
+
+
+def _picked(bench: Bench, rows: Tensor, indices: Tensor) -> Tensor:
+    """The elements [1, k, n] of `rows` [n0, n] at `indices` [k, n]."""
+    return bench.b.get_rows(bench.b.reshape_3d(rows, 1, *rows.ne[:2]), indices)
+
+
+def _sort_ties(bench: Bench) -> Sequence[Tensor]:
+    """Ggml leaves the order of equals open, so this checks what was picked, and that nothing was picked twice.
+
+    ARGSORT: the values in order, and each written back to where it came from, which gives `a` again. TOP_K, which may
+    leave any of several equals out: the values written back over ones larger than all, sorted.
+    """
+    v, b = bench.v, bench.b
+    n0, n, _, _ = v["ne"]
+    a = bench.leaf("a", F32, v["ne"], _tied, keep=True)
+    top = bench.id.op == "TOP_K"
+    indices = b.top_k(a, v["k"]) if top else b.argsort(a, SORT_ORDER[v["order"]])
+    values = _picked(bench, a, indices)
+    blank = bench.leaf("blank", F32, (1, n0, n, 1), uniform(99.0, 99.0), keep=True)
+    back = b.set_rows(b.cont(blank), values, indices)
+    if not top:
+        return values, back
+    again = b.reshape_2d(back, n0, n)
+    return (_picked(bench, again, b.argsort(again, SORT_ORDER.ASC)),)
+
+
 @cases(
     "ARGMAX",
-    keys="ne=SHAPE vne=",
+    keys="ne=SHAPE vne= data=|ties",
     standard=("ARGMAX-f32-ne=[9x6|17x5|1025x3]", "ARGMAX-f32-ne=33x6,vne=[pad|rows|off]"),
+    wide=("ARGMAX-f32-ne=[7x9|64x9|1025x9],data=ties",),
     full=("ARGMAX-f32-ne=151936x2",),
 )
 def _argmax(bench: Bench) -> Tensor:
+    if bench.v["data"]:  # any of several equals will do: what counts is its value
+        a = bench.leaf("a", F32, bench.v["ne"], _tied, keep=True)
+        return _picked(bench, a, bench.b.reshape_2d(bench.b.argmax(a), 1, a.ne[1]))
     return bench.b.argmax(bench.first("a", "ne", distinct(-8.0, 8.0)))
 
 
@@ -110,7 +166,7 @@ _DESTINATIONS = f"[{FLOATS}|{BLOCKS}]"
 
 @cases(
     "SET_ROWS",
-    keys="a=SHAPE n=1 ids=NUMBERS va= vb= vids=",
+    keys="a=SHAPE n=1 ids=NUMBERS va= vb= vids= data=|borders|casts",
     types="a b ids",
     standard=(
         f"SET_ROWS-{_DESTINATIONS}+[f32+i64|f32+i32|f16+i64|f16+i32]-a=256x7,n=4",
@@ -123,6 +179,12 @@ _DESTINATIONS = f"[{FLOATS}|{BLOCKS}]"
         "SET_ROWS-[f32|f16|q8_0]+f32+i64-a=256x9x2,n=4,va=p0213,ids=2,vids=[pad|off]",
         "SET_ROWS-[f32|f16|bf16]+[f32|f16]+i64-a=[1x33|31x6],n=5",
         "SET_ROWS-i32+f32+i64-a=33x6,n=4",
+    ),
+    wide=(
+        f"SET_ROWS-[{RARE_STORED}]+[f32+i64|f32+i32|f16+i64]-a=256x7,n=4",
+        f"SET_ROWS-[{RARE_STORED}]+f32+i64-a=256x9x2,n=4,[va=slab|va=off,vb=p0213]",
+        f"SET_ROWS-[{BLOCKS}|{RARE_STORED}]+f32+i64-a=256x21,n=16,data=borders",
+        "SET_ROWS-[f32|f16|bf16]+[f32|f16]+i64-a=67x18,n=12,data=casts",
     ),
     full=(f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=1024x4096,n=512",),
     timed=(
@@ -143,7 +205,7 @@ def _set_rows(bench: Bench) -> Tensor:
 
 @cases(
     "GET_ROWS",
-    keys="a=SHAPE n=1 va= vids=",
+    keys="a=SHAPE n=1 va= vids= data=|scales",
     types="a ids",
     standard=(
         f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x5,n=[1|9]",
@@ -151,6 +213,11 @@ def _set_rows(bench: Bench) -> Tensor:
         f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x6x3x2,n=4,[va=pad|va=p0213,vids=p1023|va=slab,vids=pad]",
         f"GET_ROWS-[{FLOATS}|i32]+i32-a=[1x9|33x7],n=[1|12]",
     ),
+    wide=(
+        f"GET_ROWS-[{RARE}]+i32-[a=256x5,n=9|a=256x6x3x2,n=4|a=256x6x3x2,n=4,va=pad|a=256x6x3,n=4,va=p0213]",
+        f"GET_ROWS-[{BLOCKS}|{RARE}]+i32-a=256x9,n=12,data=scales",
+    ),
+    smoke=("GET_ROWS-mxfp4+i32-a=256x9,n=12,data=scales",),
     full=(f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=4096x1000,n=64",),
     timed=(Timed("GET_ROWS-q4_0+i32-a=2048x4096,n=64", 64, 16),),
 )

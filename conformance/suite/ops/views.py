@@ -11,7 +11,7 @@ from conformance.ggml.tensor import Tensor, dims
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import normal, values
 
-from .bench import BLOCKS, BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, Bench, cases
+from .bench import BLOCKS, BLOCKS_32, BLOCKS_256, FLOATS, INPLACE, RARE, RARE_STORED, Bench, cases
 
 _EVERY = f"[{FLOATS}|i32|i64|{BLOCKS}]"
 _ELEMENTS = f"[{FLOATS}|i32|i64]"
@@ -46,6 +46,12 @@ def _read_through(bench: Bench, t: Tensor) -> Tensor:
         f"TRANSPOSE-{_ELEMENTS}-a=[10x3|1x7|9x4x3|5x4x3x2]",
         f"TRANSPOSE-{_ELEMENTS}-a=9x4x3,va=[pad|rows|off|p0213]",
         f"TRANSPOSE-[{FLOATS}]-a=9x4x3,use=add",
+    ),
+    wide=(
+        f"NONE-[{RARE}]-a=256x3x2",
+        f"VIEW-[{RARE}]-a=512x5x4x2,ne=256x3x2x1,at=256x1x2x1",
+        f"RESHAPE-[{RARE}]-a=256x6x4,ne=512x3x4",
+        f"PERMUTE-[{RARE}]-a=256x3x4x2,axes=0x2x1x3",
     ),
     full=(f"TRANSPOSE-{_ELEMENTS}-a=512x129x3", f"PERMUTE-{_EVERY}-a=256x64x32,axes=0x2x1x3"),
 )
@@ -87,11 +93,12 @@ _PAIRS = (
 )
 _ALL_BLOCKS = f"[{BLOCKS}]"
 _SAME_BLOCKS = "[" + "|".join(f"{t}+{t}" for t in BLOCKS.split("|")) + "]"
+_SAME_RARE = "[" + "|".join(f"{t}+{t}" for t in RARE_STORED.split("|")) + "]"
 
 
 @cases(
     "CPY",
-    keys="a=SHAPE b=SHAPE? va= vb= form=|cast",
+    keys="a=SHAPE b=SHAPE? va= vb= form=|cast|back data=|casts|borders|scales",
     types="a b",
     standard=(
         f"CPY-{_PAIRS}-a=12x5x3x2[|,form=cast]",
@@ -105,14 +112,25 @@ _SAME_BLOCKS = "[" + "|".join(f"{t}+{t}" for t in BLOCKS.split("|")) + "]"
         f"CPY-{_ALL_BLOCKS}+f32-a=256x3x2[|,va=p0213|,vb=pad|,b=256x6|,form=cast]",
         f"CPY-{_SAME_BLOCKS}-a=256x4x3[|,va=p0213|,vb=slab]",
     ),
+    wide=(
+        f"CPY-[f32|f16|bf16]+[{RARE_STORED}]-a=256x3x2",
+        f"CPY-f32+[{RARE_STORED}]-a=256x3x2,[va=pad|va=p0213|vb=off|form=cast]",
+        f"CPY-[{RARE}]+f32-a=256x3x2[|,va=p0213|,vb=pad|,b=256x6|,form=cast]",
+        f"CPY-{_SAME_RARE}-a=256x4x3[|,va=p0213|,vb=slab]",
+        f"CPY-f32+[{BLOCKS}|{RARE_STORED}]-a=256x32[|,form=back],data=borders",
+        f"CPY-[{BLOCKS}|{RARE}]+f32-a=256x9,data=scales",
+        "CPY-[f32|f16|bf16]+[f32|f16|bf16]-a=67x12[|,form=cast|,form=back],data=casts",
+    ),
+    smoke=("CPY-f32+[f16-a=67x12,form=back,data=casts|q4_0-a=256x32,data=borders|mxfp4-a=256x32,data=borders]",),
     full=(f"CPY-{_PAIRS}-a=1024x64x9,va=p1023", f"CPY-f32+{_ALL_BLOCKS}-a=1024x512"),
 )
 def _cpy(bench: Bench) -> Tensor:
     v, (type_a, type_b) = bench.v, bench.types
     fill = normal(300.0) if type_a is F32 and type_b is I32 else values(type_a)
     a = bench.operand("a", type_a, v["a"], fill, v["va"])
-    if v["form"] == "cast":
-        return bench.b.cast(a, type_b)
+    if v["form"]:
+        cast = bench.b.cast(a, type_b)
+        return bench.b.cast(cast, type_a) if v["form"] == "back" else cast
     b = bench.operand("cache_v_l0", type_b, v["b"] or v["a"], values(type_b), v["vb"], keep=True)
     return bench.b.cpy(a, b)
 
@@ -128,6 +146,7 @@ def _cpy(bench: Bench) -> Tensor:
         f"CONT-{_ELEMENTS}-ne=10x6x4x2,to=[60x8|480|10x2x3x8],vne=[p1023|pad]",
         "DUP-[f32|f16|q8_0]-ne=256x3,form=inplace",
     ),
+    wide=(f"CONT-[{RARE}]-ne=256x3x2[|,vne=pad|,vne=p0213|,vne=rows]", f"DUP-[{RARE}]-ne=256x3x2[|,vne=p0213]"),
     full=(f"CONT-{_ELEMENTS}-ne=256x64x9,vne=p1023",),
 )
 def _cont(bench: Bench) -> Tensor:
@@ -192,6 +211,7 @@ def _repeat(bench: Bench) -> Tensor:
         f"CONCAT-[{BLOCKS_256}]-a=256x3x2,[n=512,dim=0|n=4,dim=1|n=1,dim=2]",
         "CONCAT-[q4_0|q8_0|q4_K]-a=256x4x3,dim=[0|1],n=256,va=pad,vb=rows",
     ),
+    wide=(f"CONCAT-[{RARE}]-a=256x3x2,[n=512,dim=0|n=4,dim=1|n=1,dim=2]",),
     full=("CONCAT-[f32|f16]-a=128x256x8x2,n=128,dim=0",),
 )
 def _concat(bench: Bench) -> Tensor:

@@ -1,0 +1,204 @@
+"""The key `data`: operands filled by design, over a type's whole range, where other data is bell-shaped around 0.
+
+An NMSE hides what is small beside what is large. So where an op rounds, each *regime* (subnormal, huge, all positive)
+is a node of its own in the graph of the case, over leaves of its own, and judged by itself. Ops that are right to the
+bit hold every regime in one tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.case.streams import Stream
+from conformance.ggml.quants import from_float
+from conformance.ggml.quants.blocks import BLOCK, SCALES, random_blocks
+from conformance.ggml.quants.write import WRITE
+from conformance.ggml.tensor import Bytes, Dims
+from conformance.ggml.types import F16, IQ1_M, IQ4_NL, MXFP4, NVFP4, GGMLType
+from conformance.suite.data import Fill, encode, normal, uniform
+
+Make = Callable[[GGMLType, Stream, Dims], Bytes]
+"""The bytes of a leaf."""
+Regime = Mapping[str, Make]
+"""Name of a leaf -> how it is filled; other leaves are filled as ever."""
+
+_WEIGHTS = ("blk.0.weight", "blk.0.ffn_exps.weight", "token_embd.weight")
+
+
+def _filled(fill: Fill) -> Make:
+    return lambda type_, s, ne: encode(type_, s, ne, fill)
+
+
+def _span(low: int, high: int, sign: float = 0.0) -> Fill:
+    """Magnitudes from 2**low to below 2**high, each exponent as likely; of either sign, or that of `sign`."""
+
+    def filled(s: Stream, ne: Dims) -> NDArray[Any]:
+        n = math.prod(ne)
+        words = s.words32(n)
+        mantissa = (words & np.uint32(0x007FFFFF) | np.uint32(0x3F800000)).view(np.float32)
+        x = np.ldexp(mantissa, s.integers(n, low, high).astype(np.int32))
+        return np.copysign(x, sign or (words >> np.uint32(31)).astype(np.float32) - np.float32(0.5))
+
+    return filled
+
+
+def _ranges(type_: GGMLType) -> dict[str, Fill]:
+    """Regime -> values of a float type, from its subnormals to half of its largest (of F16 to its largest)."""
+    first, last = (-14, 16) if type_ is F16 else (-126, 127)
+    return {
+        "subnormal": _span(first - 7, first),
+        "least": _span(first, first + 3),
+        "positive": uniform(0.5, 1.5),
+        "curve": _around(_span(4, 7)),
+        "falling": _around(_span(4, 7, -1.0)),
+        "large": _span(8, 12),
+        "huge": _span(last - 3, last),
+        "mixed": _mixed(first, last),
+    }
+
+
+def _mixed(first: int, last: int) -> Fill:
+    """Every exponent, ±0 and ±1."""
+
+    def filled(s: Stream, ne: Dims) -> NDArray[Any]:
+        x = _around(_span(first - 7, last))(s, ne)
+        s.sprinkle(x, (0.0, -0.0, 1.0, -1.0))
+        return x
+
+    return filled
+
+
+def _around(fill: Fill) -> Fill:
+    """`fill` without the last unit before exp leaves float32 at 88.72: kernels differ in where they let it end."""
+
+    def filled(s: Stream, ne: Dims) -> NDArray[Any]:
+        x = fill(s, ne)
+        return np.where((np.abs(x) >= 87) & (np.abs(x) < 89), x / 2, x)
+
+    return filled
+
+
+_LEFT_OUT = {
+    "UNARY.EXPM1 UNARY.ELU UNARY.XIELU": "subnormal least",
+    "UNARY.SOFTPLUS UNARY.GELU_QUICK GLU.GEGLU_QUICK GLU.SWIGLU_OAI": "falling",
+    "GLU.GEGLU_ERF": "huge mixed",
+    "SUM SUM_ROWS MEAN CUMSUM": "subnormal least curve large huge mixed",
+    "NORM RMS_NORM L2_NORM": "subnormal least huge mixed",
+}
+"""Ops -> regimes in which their formula has no relative precision (`expf(x) - 1`, `logf(1 + expf(x))`, exp of a rounded
+product, sums that cancel) or goes beyond float32 (squares, and factors that come in no certain order)."""
+
+
+def _range(op: str, type_: GGMLType, *leaves: str) -> dict[str, Regime]:
+    left_out = next((names.split() for ops, names in _LEFT_OUT.items() if op in ops.split()), [])
+    fills = {name: _filled(fill) for name, fill in _ranges(type_).items() if name not in left_out}
+    return {name: dict.fromkeys(leaves, fill) for name, fill in fills.items()}
+
+
+def _casts(s: Stream, ne: Dims) -> NDArray[Any]:
+    """Rows at the borders of F16 and BF16: the largest F16, its subnormals and their ties, ties of BF16, specials."""
+    n0 = ne[0]
+    like = (n0, 1, 1, 1)
+    rows = [
+        s.uniform(n0, 65472.0, 65519.0),
+        np.resize(np.array([65504, 65519, 65519.996, -65519.996, 65520, -65536, math.inf, math.nan], np.float32), n0),
+        _span(-24, -13)(s, like),
+        np.ldexp(s.integers(n0, 1, 64).astype(np.float32), -25),
+        np.ldexp(s.integers(n0, 1, 64).astype(np.float32), -27),
+        s.integers(n0, -511, 512).astype(np.float32),
+        _span(-24, 128)(s, like),
+    ]
+    return _cycle(rows, ne)
+
+
+def _cycle(rows: list[NDArray[Any]], ne: Dims) -> NDArray[Any]:
+    return np.stack([rows[i % len(rows)] for i in range(math.prod(ne[1:]))]).astype(np.float32)
+
+
+def _borders(s: Stream, ne: Dims, *, zeros: bool = True) -> NDArray[Any]:
+    """Rows at the borders of quantisers, the same in each 16 elements of a row: ties, borders of scales, zeros."""
+    n0 = ne[0]
+    like = (n0, 1, 1, 1)
+    signs = np.copysign(np.float32(1), s.normal(n0))
+    first = np.arange(n0) % 16 == s.integers(1, 0, 16)[0]
+    inside = s.uniform(n0, -0.7, 0.7)
+    below = np.nextafter(np.float32(1), np.float32(0))
+    steps = s.integers(n0, -14, 15).astype(np.float32) / np.float32(2)
+    rows = [
+        signs * np.float32(1.5),
+        np.where(first, below * 4, inside),
+        np.where(first, -below / 8, inside / 8),
+        np.where(first, np.float32(2), inside),
+        np.where(first, np.float32(-8), steps),
+        np.where(first, np.float32(127), steps),
+        np.full(n0, 0.3, np.float32),
+        np.full(n0, -0.3, np.float32),
+        uniform(1.0, 2.0)(s, like),
+        uniform(-2.0, -1.0)(s, like),
+        np.where(first, signs * np.float32(700), inside / 1000),
+        _span(-18, -12)(s, like),
+        _span(10, 14)(s, like),
+    ]
+    if zeros:
+        rows += [np.zeros(n0, np.float32), np.where(first, signs, 0), np.where(np.arange(n0) < n0 // 2, 0, signs)]
+    return _cycle(rows, ne)
+
+
+def _scaled(most: bool, type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
+    """Random blocks whose scales are the least of their type (subnormals, in part 0) or the largest."""
+    if not type_.is_quantized:
+        return encode(type_, s, ne, normal())
+    b = random_blocks(type_, s.words, math.prod(ne) // type_.blck_size).reshape(-1).view(BLOCK[type_])
+    for field in SCALES.get(type_, {}):
+        bits = np.ascontiguousarray(b[field]).view(np.uint16)
+        b[field] = (bits & 0x83FF | (0x7800 if most else 0)).view(np.float16)
+    if type_ is MXFP4:
+        b["e"] = b["e"] % 2 + (250 if most else 0)
+        b["qs"] |= 0x44  # none below 4: with exponent 0 that is float32's least normal number
+    elif type_ is NVFP4:
+        b["d"] = b["d"] % 7 + (0x78 if most else 0)
+    elif type_ is IQ1_M:  # the top nibbles hold an F16
+        b["scales"][:, 3] = b["scales"][:, 3] & 0x8FFF | (0x7000 if most else 0)
+        b["scales"][:, 2] = b["scales"][:, 2] & 0x3FFF | (0x8000 if most else 0)
+    return b.view(np.uint8)
+
+
+def _positive(type_: GGMLType, s: Stream, ne: Dims) -> Bytes:
+    values = uniform(0.5, 1.5)
+    if type_ not in WRITE:
+        return encode(type_, s, ne, values)
+    return from_float(type_, values(s, ne).reshape(-1, type_.blck_size)).reshape(-1)
+
+
+def _scales(*, most: bool) -> Regime:
+    other = _span(-14, -8) if most else _span(12, 16)
+    return {**dict.fromkeys((*_WEIGHTS, "a"), partial(_scaled, most)), "b": _filled(other)}
+
+
+_Words = dict[str, Callable[[str, tuple[GGMLType, ...]], Mapping[str, Regime]]]
+_WORDS: _Words = {
+    "": lambda _op, _types: {"": {}},
+    "range": lambda op, types: _range(op, types[0], "a"),
+    "both": lambda op, types: _range(op, types[0], "a", "b"),
+    "positive": lambda _op, _types: {"": dict.fromkeys((*_WEIGHTS, "a", "b"), _positive)},
+    "casts": lambda _op, _types: {"": dict.fromkeys("ab", _filled(_casts))},
+    # of a block of zeros ggml leaves the quants of IQ4_NL as they were
+    "borders": lambda _op, types: {"": dict.fromkeys("ab", _filled(partial(_borders, zeros=IQ4_NL not in types)))},
+    "scales": lambda _op, _types: {"least": _scales(most=False), "most": _scales(most=True)},
+}
+"""Word of the key `data` -> its regimes, from the op and its types.
+
+`range`: the first operand over its range; `both`: two of them alike. `positive`: nothing cancels. `casts`: borders of
+F16 and BF16. `borders`: of the quantisers. `scales`: blocks with the least and with the largest scales.
+"""
+
+
+def regimes(data: str, op: str, types: tuple[GGMLType, ...]) -> Mapping[str, Regime]:
+    """Suffix of the names of its leaves -> regime: a node each."""
+    return _WORDS.get(data, _WORDS[""])(op, types)
