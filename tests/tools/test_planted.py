@@ -157,3 +157,23 @@ def test_a_relation_opens_a_copy_with_its_options() -> None:
     finally:
         hunter.close()
     assert [(r.verdict, r.detail) for r in found] == [(Verdict.PASS, "")]
+
+
+def test_a_worker_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hunt of many turns finds what one of one turn finds, each case run once."""
+    faults = [replace(FAULTS["argsort-ascending"], families=("ops",)), control("cpu", ["ops"])]
+    whole = campaign.run(faults, "smoke")
+    monkeypatch.setattr(campaign, "TURN", 3)
+    turns, done, start, found = 0, set[tuple[str, str]](), dict[str, int](), {}
+    kind = "turn"
+    while kind == "turn":
+        turns += 1
+        for event in campaign.hunt(faults, "smoke", set(done), dict(start)):
+            kind = event["event"]
+            if kind == "cases":
+                start[event["family"]] = event["at"]
+            elif kind in ("noticed", "survived"):
+                done.add((event["fault"], event["family"]))
+                found[event["fault"]] = kind == "noticed"
+    assert turns > 1
+    assert found == {h.fault: h.noticed for h in whole}
