@@ -224,7 +224,7 @@ def main() -> None:
         faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
         try:
             done = {(f, n) for f, n in request["done"]}
-            for event in hunt(faults, request["level"], done, request["start"], once=request["once"]):
+            for event in hunt(faults, request["level"], done, request["start"], once=request.get("once", False)):
                 service.send(event)
         except ConformanceError as e:
             service.send(*failure(e, UsageError.__name__))
