@@ -24,6 +24,9 @@ from conformance.suite.family import Level
 from .faults import Fault, load
 from .reach import Probe
 
+TURN = 400
+"""Runs after which a worker gives way to another: OpenVINO keeps some ninety mappings of memory for each case that it
+has compiled, and Linux lets a process have 65,530."""
 TIME_LIMIT = 300.0
 """Seconds without an event after which the worker is killed: its fault hangs."""
 
@@ -52,8 +55,8 @@ class _State:
 
     def take(self, event: JSON) -> None:
         kind = event["event"]
-        if kind == "end":
-            self.ended = True
+        if kind in ("end", "turn"):
+            self.ended = kind == "end"
         elif kind == "cases":
             self.start[event["family"]] = event["at"]
         elif kind == "runs":
@@ -85,7 +88,7 @@ def run(
     while not state.ended:
         before = len(state.done)
         last_words = _one_worker(faults, level, state, limit)
-        if not state.ended:
+        if last_words:
             at = state.running
             if (
                 at is None
@@ -99,7 +102,7 @@ def run(
 
 
 def _one_worker(faults: Sequence[Fault], level: Level, state: _State, limit: float) -> str:
-    """Hunt until the end ("") or until the worker dies: how it died."""
+    """Hunt until the end or the end of a turn (""), or until the worker dies: how it died."""
     request = {
         "faults": [asdict(f) for f in faults], "level": level, "once": state.once,
         "done": list(state.done), "start": state.start,
@@ -108,7 +111,7 @@ def _one_worker(faults: Sequence[Fault], level: Level, state: _State, limit: flo
     try:
         event, _ = worker.ask(request)
         state.take(event)
-        while not state.ended:
+        while event["event"] not in ("end", "turn"):
             event, _ = worker.ask(None)
             state.take(event)
     except WorkerDiedError as e:
@@ -175,8 +178,10 @@ def hunt(
 ) -> Iterator[JSON]:
     """Run every family on every fault that names it, until a case notices it; `once` as in `run`.
 
-    A hunt before this one `done` some (fault, family) pairs, and ended before the case at `start` of each family.
+    A hunt before this one `done` some (fault, family) pairs, and ended before the case at `start` of each family. It
+    ends with the event `turn` where another worker must go on, or with `end`.
     """
+    runs = 0
     probes = [Probe(of, [f for f in faults if f.of == of]) for of in dict.fromkeys(f.of for f in faults)]
     runner = Hunter([*faults, *probes])
     reach = Reach(runner, probes)
@@ -188,11 +193,15 @@ def hunt(
             alive = [f for f in hunted if (f.name, name) not in done]
             if not alive:
                 break
+            if runs >= TURN:
+                yield {"event": "turn"}
+                return
             yield {"event": "cases", "family": name, "at": at}
             cases = [runner.case(i) for i in ids[at : at + size]]
             if once:
                 yield {"event": "runs", "fault": Probe.name, "family": name, "case": ids[at]}
                 alive = reach.of(cases, alive)
+            runs += len(alive)
             for fault in alive:
                 yield {"event": "runs", "fault": fault.name, "family": name, "case": ids[at]}
                 wrong = next((r for r in runner.run(fault.spec, cases) if r.verdict in FAILURES), None)
@@ -204,6 +213,7 @@ def hunt(
             if (fault.name, name) not in done:
                 done.add((fault.name, name))
                 yield {"event": "survived", "fault": fault.name, "family": name, "cases": len(ids)}
+    yield {"event": "end"}
 
 
 def main() -> None:
@@ -214,12 +224,10 @@ def main() -> None:
         faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
         try:
             done = {(f, n) for f, n in request["done"]}
-            for event in hunt(faults, request["level"], done, request["start"], once=request["once"]):
+            for event in hunt(faults, request["level"], done, request["start"], once=request.get("once", False)):
                 service.send(event)
         except ConformanceError as e:
             service.send(*failure(e, UsageError.__name__))
-        else:
-            service.send({"event": "end"})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from conformance.run.execute import execute
 from conformance.suite import FAMILIES
 from conformance.suite.strategies import case_ids
 
-from .campaign import TIME_LIMIT, Hunter, Reach
+from .campaign import TIME_LIMIT, TURN, Hunter, Reach
 from .faults import Fault, control
 from .reach import Probe
 
@@ -52,9 +52,10 @@ def search(
             while not ended:
                 event, _ = worker.ask(header)
                 header, kind = None, event["event"]
-                if kind == "end":
-                    ended = True
-                elif kind == "case":
+                if kind in ("end", "turn"):
+                    ended = kind == "end"
+                    break
+                if kind == "case":
                     start, running = event["at"], None
                 elif kind == "runs":
                     running = event
@@ -107,6 +108,9 @@ def differences(faults: Sequence[Fault], seed: int, examples: int, start: int) -
     alive = list(faults)
     ids = draw(seed, examples)
     for at in range(start, len(ids)):
+        if at - start >= TURN:
+            yield {"event": "turn"}
+            return
         yield {"event": "case", "at": at}
         case = runner.case(ids[at])
         for base in bases:
@@ -117,6 +121,7 @@ def differences(faults: Sequence[Fault], seed: int, examples: int, start: int) -
                 if _answer(runner.backend(fault.spec), case) != right:
                     alive.remove(fault)
                     yield {"event": "differs", "fault": fault.name, "case": case.id}
+    yield {"event": "end"}
 
 
 def _answer(backend: Backend, case: Case) -> object:
@@ -142,8 +147,6 @@ def main() -> None:
                 service.send(event)
         except ConformanceError as e:
             service.send(*failure(e, UsageError.__name__))
-        else:
-            service.send({"event": "end"})
 
 
 if __name__ == "__main__":

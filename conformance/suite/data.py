@@ -98,12 +98,13 @@ def with_edges(fill: Fill, kind: str) -> Fill:
 def causal(n_past: int, *, dead: float = 0.0) -> Fill:
     """An attention mask [n_kv, n_q, ...]: query i sees keys 0..n_past + i, a share `dead` of which is hidden too.
 
-    Seen entries are 0, hidden ones -inf; a query's own key is always seen.
+    Seen entries are 0, hidden ones -inf; a query's own key is always seen. A query before the first key sees none, or
+    one where a share is hidden.
     """
 
     def filled(s: Stream, ne: Dims) -> NDArray[Any]:
         n_kv, n_q, n2, n3 = ne
-        last = np.minimum(np.arange(n_q) + n_past, n_kv - 1)
+        last = np.clip(np.arange(n_q) + n_past, -n_kv, n_kv - 1)
         keys = np.arange(n_kv)
         hidden = np.broadcast_to(keys > last[:, None], (n3 * n2, n_q, n_kv)).copy()
         if dead > 0.0:

@@ -306,6 +306,15 @@ def test_masks_leave_each_query_its_own_key(n: int, past: int, heads: int, dead:
     assert hidden.sum() == heads
 
 
+@given(st.integers(1, 9), st.integers(1, 60), st.floats(0, 0.9))
+def test_a_query_before_the_first_key_sees_one_at_most(keys: int, before: int, dead: float) -> None:
+    """However many queries there are more than keys, each has a row of the mask."""
+    queries = keys + before
+    mask = causal(-before, dead=dead)(Stream("a"), (keys, queries, 1, 1)).reshape(queries, keys)
+    assert (np.isfinite(mask[:before]).sum(axis=-1) <= (dead > 0)).all()
+    assert np.isfinite(mask[range(before, queries), range(keys)]).all()
+
+
 def _layout(layout: str, ne: tuple[int, int, int, int], *, quantized: bool = False) -> tuple[Tensor, Bench]:
     bench = Bench(OpId("ops/X@1", "X", (), {}, {}, 1))
     type_ = Q8_0 if quantized else F16

@@ -165,3 +165,23 @@ def test_a_fault_behind_a_scheduler_is_in_its_devices_too() -> None:
     assert [(h.fault, h.noticed) for h in campaign.run([FAULTS[n] for n in names], "smoke")] == [
         (n, True) for n in names
     ]
+
+
+def test_a_worker_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hunt of many turns finds what one of one turn finds, each case run once."""
+    faults = [replace(FAULTS["argsort-ascending"], families=("ops",)), control("cpu", ["ops"])]
+    whole = campaign.run(faults, "smoke")
+    monkeypatch.setattr(campaign, "TURN", 3)
+    turns, done, start, found = 0, set[tuple[str, str]](), dict[str, int](), {}
+    kind = "turn"
+    while kind == "turn":
+        turns += 1
+        for event in campaign.hunt(faults, "smoke", set(done), dict(start)):
+            kind = event["event"]
+            if kind == "cases":
+                start[event["family"]] = event["at"]
+            elif kind in ("noticed", "survived"):
+                done.add((event["fault"], event["family"]))
+                found[event["fault"]] = kind == "noticed"
+    assert turns > 1
+    assert found == {h.fault: h.noticed for h in whole}
