@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
@@ -123,11 +123,10 @@ class Pair:
 
     def __init__(self, base: Path, head: Path, level: Level, *, isolate: bool = True) -> None:
         self.builds = {BASE: Build(base, isolate=isolate)}
-        try:
+        with ExitStack() as stack:
+            stack.callback(self.close)
             self.builds[HEAD] = Build(head, isolate=isolate)
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
         self.level = level
         self.seconds: dict[tuple[Unit, Spec], dict[str, list[float]]] = {}
         """Of a unit on a backend: base's and head's seconds, one per round."""

@@ -5,7 +5,7 @@ As a script it is that worker: it answers one request with a reply for each even
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
@@ -103,22 +103,39 @@ def run(
 
 def _one_worker(faults: Sequence[Fault], level: Level, state: _State, limit: float) -> str:
     """Hunt until the end or the end of a turn (""), or until the worker dies: how it died."""
-    request = {
-        "faults": [asdict(f) for f in faults], "level": level, "once": state.once,
-        "done": list(state.done), "start": state.start,
-    }  # fmt: skip
-    worker = Worker("conformance.planted.campaign", time_limit=limit)
+    request = {"level": level, "once": state.once, "done": list(state.done), "start": state.start}
     try:
-        event, _ = worker.ask(request)
-        state.take(event)
-        while event["event"] not in ("end", "turn"):
-            event, _ = worker.ask(None)
+        for event in events("conformance.planted.campaign", faults, request, limit):
             state.take(event)
     except WorkerDiedError as e:
         return str(e)
+    return ""
+
+
+def events(service: str, faults: Sequence[Fault], request: Mapping[str, JSON], limit: float) -> Iterator[JSON]:
+    """What a worker whose module calls `answer` says of `faults`, up to `turn` or `end`; WorkerDiedError if it dies."""
+    worker = Worker(service, time_limit=limit)
+    try:
+        event, _ = worker.ask({**request, "faults": [asdict(f) for f in faults]})
+        yield event
+        while event["event"] not in ("end", "turn"):
+            event, _ = worker.ask(None)
+            yield event
     finally:
         worker.close()
-    return ""
+
+
+def answer(say: Callable[[list[Fault], JSON], Iterator[JSON]]) -> None:
+    """As a worker, answer one request with all events that `say` makes of its faults and the rest of it."""
+    service = Service()
+    with suppress(Closed):
+        request, _ = service.receive()
+        try:
+            faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
+            for event in say(faults, request):
+                service.send(event)
+        except ConformanceError as e:
+            service.send(*failure(e, UsageError.__name__))
 
 
 TOGETHER = {"ops": 128}
@@ -199,6 +216,7 @@ def hunt(
             yield {"event": "cases", "family": name, "at": at}
             cases = [runner.case(i) for i in ids[at : at + size]]
             if once:
+                runs += 1  # of the probe
                 yield {"event": "runs", "fault": Probe.name, "family": name, "case": ids[at]}
                 alive = reach.of(cases, alive)
             runs += len(alive)
@@ -216,19 +234,10 @@ def hunt(
     yield {"event": "end"}
 
 
-def main() -> None:
-    """Answer one request with all its events."""
-    service = Service()
-    with suppress(Closed):
-        request, _ = service.receive()
-        faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
-        try:
-            done = {(f, n) for f, n in request["done"]}
-            for event in hunt(faults, request["level"], done, request["start"], once=request.get("once", False)):
-                service.send(event)
-        except ConformanceError as e:
-            service.send(*failure(e, UsageError.__name__))
+def _hunt(faults: list[Fault], request: JSON) -> Iterator[JSON]:
+    done = {(f, n) for f, n in request["done"]}
+    return hunt(faults, request["level"], done, request["start"], once=request.get("once", False))
 
 
 if __name__ == "__main__":
-    main()
+    answer(_hunt)

@@ -6,8 +6,6 @@ As a script it is the worker that runs them: it answers one request with a reply
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict
 from itertools import zip_longest
 
 import hypothesis
@@ -16,14 +14,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from conformance.backend.interface import Backend
 from conformance.case.case import JSON, Case
-from conformance.ggml.errors import ConformanceError, UsageError
-from conformance.process import Worker, WorkerDiedError
-from conformance.process.service import Closed, Service, failure
+from conformance.ggml.errors import UsageError
+from conformance.process import WorkerDiedError
 from conformance.run.execute import execute
 from conformance.suite import FAMILIES
 from conformance.suite.strategies import case_ids
 
-from .campaign import TIME_LIMIT, TURN, Hunter, Reach
+from .campaign import TIME_LIMIT, TURN, Hunter, Reach, answer, events
 from .faults import Fault, control
 from .reach import Probe
 
@@ -45,29 +42,23 @@ def search(
     found: dict[str, str] = {}
     start, running, ended = 0, None, not faults
     while not ended:
-        request = {"faults": [asdict(f) for f in faults if f.name not in found], "seed": seed, "examples": examples}
-        worker = Worker("conformance.planted.difference", time_limit=limit)
-        header: JSON = {**request, "start": start}
+        alive = [f for f in faults if f.name not in found]
+        request = {"seed": seed, "examples": examples, "start": start}
         try:
-            while not ended:
-                event, _ = worker.ask(header)
-                header, kind = None, event["event"]
-                if kind in ("end", "turn"):
-                    ended = kind == "end"
-                    break
+            for event in events("conformance.planted.difference", alive, request, limit):
+                kind = event["event"]
                 if kind == "case":
                     start, running = event["at"], None
                 elif kind == "runs":
                     running = event
-                else:
+                elif kind == "differs":
                     found[event["fault"]] = event["case"]
                     progress(event["fault"], event["case"])
+                ended = kind == "end"
         except WorkerDiedError as e:
             if running is None:
                 raise UsageError(f"mutants: the adapter as it is died: {e}") from None
             found[running["fault"]] = running["case"]
-        finally:
-            worker.close()
     return found
 
 
@@ -136,18 +127,9 @@ def _answer(backend: Backend, case: Case) -> object:
     return [[np.asarray(data).tobytes() for data in step.all.values()] for step in steps]
 
 
-def main() -> None:
-    """Answer one request with all its events."""
-    service = Service()
-    with suppress(Closed):
-        request, _ = service.receive()
-        faults = [Fault(**{**f, "families": tuple(f["families"])}) for f in request["faults"]]
-        try:
-            for event in differences(faults, request["seed"], request["examples"], request["start"]):
-                service.send(event)
-        except ConformanceError as e:
-            service.send(*failure(e, UsageError.__name__))
+def _differences(faults: list[Fault], request: JSON) -> Iterator[JSON]:
+    return differences(faults, request["seed"], request["examples"], request["start"])
 
 
 if __name__ == "__main__":
-    main()
+    answer(_differences)

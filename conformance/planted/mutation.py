@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Literal
+from typing import Literal, get_args
 
 from conformance.case.case import JSON
 from conformance.suite.family import Level
@@ -17,7 +17,7 @@ from .difference import search
 from .mutants import AREAS, Mutant
 
 Status = Literal["noticed", "survived", "equivalent", "invalid"]
-STATUSES: tuple[Status, ...] = ("noticed", "survived", "equivalent", "invalid")
+STATUSES: tuple[Status, ...] = get_args(Status)
 TIME_LIMIT = 120.0
 """Seconds without an event after which a mutant counts as one that hangs."""
 TOGETHER = 60
@@ -41,11 +41,7 @@ class Outcome:
 
 
 def run(
-    mutants: Sequence[Mutant],
-    level: Level,
-    seed: int,
-    progress: Callable[[str], None] = lambda _: None,
-    examples: int = EXAMPLES,
+    mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable[[str], None] = lambda _: None
 ) -> list[Outcome]:
     """What becomes of each mutant, in their order; `seed` draws the cases that tell survivors from equivalents.
 
@@ -55,13 +51,11 @@ def run(
     for area in AREAS:
         own = [m for m in mutants if m.area == area]
         for at in range(0, len(own), TOGETHER):
-            found.update(_some(own[at : at + TOGETHER], level, seed, progress, examples))
+            found.update(_some(own[at : at + TOGETHER], level, seed, progress))
     return [found[m.fault.name] for m in mutants]
 
 
-def _some(
-    mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable[[str], None], examples: int
-) -> dict[str, Outcome]:
+def _some(mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable[[str], None]) -> dict[str, Outcome]:
     names = {m.fault.name: m for m in mutants}
 
     def say(hunt: Hunt) -> None:
@@ -75,7 +69,7 @@ def _some(
     def differs(fault: str, case: str) -> None:
         progress(f"{names[fault].id}: differs {case}")
 
-    differ = search([m.fault for m in left], seed, examples, differs, TIME_LIMIT)
+    differ = search([m.fault for m in left], seed, EXAMPLES, differs, TIME_LIMIT)
     outcomes = {}
     for m in mutants:
         hunt, case = noticed.get(m.fault.name), differ.get(m.fault.name)
