@@ -73,6 +73,7 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
     sizes=(
         "MUL_MAT-[f32|f16|q4_0|q8_0|q4_K]+f32-[a=256x513,b=256x3|a=256x3,b=256x513|a=256x257,b=256x512|a=256x511,b=256x255]",
         "MUL_MAT-[f32|q4_0]+f32-[a=32x65540,b=32x2|a=32x2,b=32x65540|a=65792x2,b=65792x2]",
+        "MUL_MAT-q4_0+f32-a=4096x4112,b=4096x1",
     ),
     pairs=(
         f"MUL_MAT-{_ANY}+f32-a=256x6[|x2|x1x2|x2x2],b=256x[1x4x4|3x4x4|17x2x2|5x2x4|2x4x2][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=part.p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p0321][|,prec=F32]",
