@@ -44,6 +44,11 @@ _COME_AND_GO = "p5.d3.rm1.d2.back4.d2.add1.p3+9+3+3.d1"
 _FOUR = f"[seqs=4,run=at250.{_COME_AND_GO}|seqs=4,unified=1,run=at60.{_COME_AND_GO}]"
 """Four sequences with a stream each, and in one stream."""
 
+_AT_ONCE = "p257.d1|p512.d1|p513.d1|o257|at255.p257.d1|p256.p256.p257"
+"""Prompts in one graph on both sides of 256 and 512, where static models begin another chunk."""
+_BORDERS = "ctx=255,run=at252.p2.d1|ctx=256,run=at253.p2.d1|ctx=257,run=at253.p2.d2"
+"""n_kv of exactly 255, 256 and 257."""
+
 _KV_GROWTH: Table = {
     "smoke": (
         f"llama-{_GROWING},run=p253.d5",
@@ -85,6 +90,10 @@ _KV_GROWTH: Table = {
         f"llama-{_LONG},[w=f16|w=q4_0|w=q8_0,fa=0],run=at240.p65.d2.back3.d2",
         f"llama-[cache=q8_0,head=32|write=cpy|seqs=2],{_BLOCKS}",
         f"[qwen3|gemma2|lfm2|gpt-oss]-{_BLOCKS}",
+        f"llama-{_GROWING},[cache=f16|cache=q8_0,head=32|fa=0],ctx=1024,ubatch=1024,run=[{_AT_ONCE}]",
+        f"llama-{_GROWING},[fa=1|fa=0],write=cpy,ctx=1024,ubatch=1024,run=p257.d1.p512.d1",
+        f"gemma2-{_GROWING.replace('l=1', 'l=2')},[fa=1|fa=0],ctx=1024,ubatch=1024,run=p513.d1",
+        f"llama-{_GROWING},[fa=1|fa=0],[{_BORDERS}]",
     ),
     "full": (
         f"llama-{_GROWING},[fa=0|fa=1],[seqs=1|seqs=4],ctx=4096,run={_ALL}",
@@ -134,6 +143,8 @@ _GQA: Table = {
         f"[gemma2|gpt-oss]-l=2,embd=32,ff=32,vocab=32,[heads=6,kv=2|heads=5,kv=1],head=32,{_BOTH},run=at250.p5.d2",
         f"qwen3-l=1,embd=32,ff=32,vocab=32,[heads=6,kv=2|heads=5,kv=1],head=32,{_BOTH},run=at250.p5.d2",
         "llama-l=2,embd=64,ff=64,vocab=32,heads=6,kv=2,head=32,w=[f16|q8_0|q4_0],run=at250.p5.d2",
+        f"{_GROUPED},heads=6,kv=2,head=32,{_BOTH},[cache=f16|{_SLOPED}|sinks=1],[{_BORDERS}]",
+        f"{_GROUPED},heads=6,kv=2,head=32,{_BOTH},ctx=1024,ubatch=1024,run=[{_AT_ONCE}]",
     ),
     "full": (
         f"{_GROUPED},{_RATIOS},{_SIZES},{_BOTH},run=at250.p5.d2",
@@ -183,6 +194,7 @@ _MULTI_SEQUENCE: Table = {
         f"[qwen3-l=1|gpt-oss-l=1|gemma2-l=2|lfm2-l=2],embd=32,ff=32,vocab=32,seqs=3,ctx=256,{_WAYS},run=p5+9+1.d1.rm1.d1",
         f"[gemma2-l=2|gpt-oss-l=1],embd=32,ff=32,vocab=32,seqs=3,ctx=512,ubatch=32,{_WAYS},fa=0,run=p90+3+40.d1",
         f"{_SEQUENCES},rope=none,alibi=8,seqs=3,ctx=256,{_WAYS},{_BOTH},run=p5+9+1.d1.rm1.d1",
+        f"{_SEQUENCES},seqs=3,ctx=1024,ubatch=1024,{_WAYS},{_BOTH},run=[p257+1+255.d1|p171+171+171.d1]",
     ),
     "full": (
         f"{_SEQUENCES},[seqs=6|seqs=7|seqs=8],{_WAYS},{_BOTH},[cache=f16|cache=f32],run=at40.p3.d3.rm2.d2.add2.p4.d2",

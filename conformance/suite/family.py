@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from typing import Any, Literal, get_args
 
 from conformance.case.case import Case
@@ -80,12 +80,18 @@ def with_seed(family: str, body: str, seed_of: str = "") -> str:
     return f"{family}/{body}@{zlib.crc32((seed_of or body).encode()) % 1000}"
 
 
-def expand(pattern: str) -> Iterator[str]:
-    """All texts of a pattern."""
+def choices(pattern: str) -> tuple[list[str], list[list[str]]]:
+    """The texts around a pattern's brackets, and the parts of each bracket."""
     pieces = re.split(r"\[([^\[\]]*)\]", pattern)
-    choices = [piece.split("|") if i % 2 else [piece] for i, piece in enumerate(pieces)]
-    for parts in product(*choices):
-        yield "".join(parts)
+    return pieces[::2], [piece.split("|") for piece in pieces[1::2]]
+
+
+def expand(pattern: str, rows: str = "") -> Iterator[str]:
+    """All texts of a pattern; or those of `rows`, words separated by blanks with a digit (base 36) per bracket."""
+    around, brackets = choices(pattern)
+    picked = (map(lambda parts, i: parts[int(i, 36)], brackets, row) for row in rows.split())
+    for parts in picked if rows else product(*brackets):
+        yield "".join(chain.from_iterable(zip(around, (*parts, ""), strict=True)))
 
 
 def split_id(case_id: str, family: str, form: str) -> tuple[str, int]:

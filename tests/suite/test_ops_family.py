@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, product
+from string import ascii_lowercase, digits
 
 import numpy as np
 import pytest
@@ -14,18 +17,18 @@ from hypothesis import strategies as st
 
 from conformance.case.case import Case
 from conformance.case.streams import Stream
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_INPUT, Tensor, contiguous_nb, nbytes, new_tensor, strided
 from conformance.ggml.types import F16, F32, GLU_OPS, Q8_0, UNARY_OPS
 from conformance.suite.data import blind, causal
-from conformance.suite.family import LEVELS, expand, keys, read_keys, with_seed
-from conformance.suite.ops import KNOWN, build, ids
+from conformance.suite.family import LEVELS, choices, expand, keys, read_keys, with_seed
+from conformance.suite.ops import KNOWN, PAIRS, build, ids
 from conformance.suite.ops.bench import TABLES, Bench, OpId, parse
 
 STANDARD = ids("standard")
-WIDE = {with_seed("ops", body) for table in TABLES for pattern in table.wide for body in expand(pattern)}
-NARROW = [i for i in STANDARD if i not in WIDE]
+DIGITS = digits + ascii_lowercase
+ROWS = [with_seed("ops", body) for t in TABLES for pattern in (*t.standard, *t.smoke) for body in expand(pattern)]
 """What `smoke` shows a cross-section of."""
 
 OPS = {*DECLARATIONS, *(f"UNARY.{op}" for op in UNARY_OPS), *(f"GLU.{op}" for op in GLU_OPS)} - {"UNARY", "GLU"}
@@ -171,17 +174,36 @@ def test_every_promised_type_is_there() -> None:
     def operands(case_ids: Sequence[str]) -> set[tuple[str, int, str]]:
         return {(KNOWN[_op(i)].ops[0], k, t) for i in case_ids for k, t in enumerate(_types(i).split("+"))}
 
-    assert operands(NARROW) <= operands(ids("smoke"))
+    assert operands(ROWS) <= operands(ids("smoke"))
 
 
 def test_smoke_shows_every_kind() -> None:
-    """Each op's every key, and each word a key can say at standard, stands in a smoke case of the op; `wide` apart."""
+    """Each op's every key, and each word that the rows of its table say, stands in a smoke case of the op."""
 
     def kinds(case_ids: Sequence[str]) -> set[tuple[str, str, str]]:
         given = [(_op(i).partition(".")[0], parse(i, KNOWN).given) for i in case_ids]
         return {(op, k, p if p.isalpha() else "") for op, keys in given for k, v in keys.items() for p in v.split(".")}
 
-    assert kinds(NARROW) <= kinds(ids("smoke"))
+    assert kinds(ROWS) == kinds(ids("smoke"))
+
+
+def test_each_two_parts_of_two_brackets_meet() -> None:
+    """Of every pattern of pairs two parts stand together in a row, or ggml refuses each row with them put into it."""
+    rows = json.loads(PAIRS.read_text())
+    assert list(rows) == [pattern for t in TABLES for pattern in t.pairs]
+    for pattern, text in rows.items():
+        sizes = [len(parts) for parts in choices(pattern)[1]]
+        met = {(i, row[i], j, row[j]) for row in text.split() for i, j in combinations(range(len(sizes)), 2)}
+        for i, j in combinations(range(len(sizes)), 2):
+            for a, b in product(DIGITS[: sizes[i]], DIGITS[: sizes[j]]):
+                if (i, a, j, b) not in met:
+                    for body in expand(pattern, " ".join(_put(row, {i: a, j: b}) for row in text.split())):
+                        with pytest.raises(ConformanceError):
+                            build(with_seed("ops", body)).validate()
+
+
+def _put(row: str, parts: Mapping[int, str]) -> str:
+    return "".join(parts.get(k, digit) for k, digit in enumerate(row))
 
 
 def test_every_id_builds_a_legal_case(capsys: pytest.CaptureFixture[str]) -> None:
@@ -371,6 +393,7 @@ def test_patterns_stand_for_each_of_their_parts() -> None:
     """Brackets stand for each of their parts in turn, an empty part included."""
     assert list(expand("[A|B]-x[|,y=1]")) == ["A-x", "A-x,y=1", "B-x", "B-x,y=1"]
     assert list(expand("plain")) == ["plain"]
+    assert list(expand("[A|B]-x[|,y=1]", "01 10")) == ["A-x,y=1", "B-x"]
 
 
 def test_keys_are_declared_as_they_stand_in_an_id() -> None:
@@ -401,6 +424,7 @@ def test_keys_are_declared_as_they_stand_in_an_id() -> None:
         ("ops/ADD-f32+f32-a=99999x99999@1", "of at most"),
         ("ops/ADD-f32+f32-b=4@1", "a: .* is missing"),
         ("ops/ADD-f32+f32-a=4,inplace=maybe@1", "inplace: one of .*leaf, mid, input expected, 'maybe' found"),
+        ("ops/SUM-f32-ne=4,inplace=leaf@1", "ggml has no sum_inplace"),
         ("ops/ADD-f32+f32-a=4,va=upside@1", "layout 'upside': pad, off"),
         ("ops/ADD-f32+f32-a=4,va=p0012@1", "layout 'p0012'"),
         ("ops/ADD-f32+f32-a=4,b=3@1", "ggml has no such op: .*can_repeat"),

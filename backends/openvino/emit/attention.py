@@ -32,17 +32,18 @@ def slopes(n_head: int, max_bias: float) -> np.ndarray[tuple[int, ...], np.dtype
 
 
 def _mask(e: Walk, mask: Tensor | None, scores: Shape, max_bias: float) -> Value | None:
-    """Slope times mask, which may have more rows than scores (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n)."""
+    """Slope times mask, which may be larger than scores (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n)."""
     if mask is None:
         return None
-    _, heads, rows, _ = scores
-    m: Value = broadcastable(e.c, cut(e.c, e.number(mask), [0], [rows], [2]), scores)
+    _, heads, rows, n = scores
+    m = cut(e.c, e.number(mask), [0], [rows], [2])
+    m = broadcastable(e.c, cut(e.c, m, [0], [n], [3]), scores)
     return o.multiply(m, o.constant(slopes(e.c.fixed(heads), max_bias).reshape(1, -1, 1, 1))) if max_bias > 0 else m
 
 
 def _flash_mask(e: Walk, node: Tensor) -> Value | None:
-    q, mask = src(node, 0), optional(node, 3)
-    return mask and _mask(e, mask, (q.ne[3], q.ne[2], q.ne[1], mask.ne[0]), node.params.max_bias)
+    q, k, mask = src(node, 0), src(node, 1), optional(node, 3)
+    return mask and _mask(e, mask, (q.ne[3], q.ne[2], q.ne[1], k.ne[1]), node.params.max_bias)
 
 
 def _sinks(e: Walk, sinks: Tensor | None, heads: int) -> Value | None:

@@ -5,12 +5,14 @@ A module per topic, as in `ggml/ops`, declares the cases (`@cases`); `bench.py` 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
+from conformance import shipped
 from conformance.case.case import Case
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.types import F32
@@ -23,12 +25,14 @@ from . import matmul, attention, rope, rows, elementwise, recurrent, views, wind
 # isort: on
 from .bench import NAME, TABLES, Bench, OpCases, OpId, Timed, parse
 
-__all__ = ["FAMILY", "Timed", "build", "ids", "timed"]
+__all__ = ["FAMILY", "NAME", "Timed", "build", "ids", "timed"]
 
 KNOWN: dict[str, OpCases] = {op: table for table in TABLES for op in table.ops}
 """Op, with its sub-op -> its cases."""
 ENOUGH = 64
 """Elements that show most faults: smoke takes a smaller case only for a trait that no larger one shows."""
+PAIRS = shipped.path("suite", "ops", "pairs.json")
+"""Covering arrays of strength 2, written by `ci/pairs.py` and kept: a row that stands here keeps its case."""
 LONG = 2048
 """Elements of a row from which kernels split it, and accelerators take it."""
 
@@ -90,8 +94,16 @@ def ids(level: Level) -> Sequence[str]:
     standard = _ids(pattern for table in TABLES for pattern in table.standard)
     if level == "smoke":
         return _by_size(always | set(_cross_section(_by_size(standard))))
+    paired = {with_seed(NAME, body) for table in TABLES for p in table.pairs for body in expand(p, _paired()[p])}
     wide = _ids(p for t in TABLES for p in (*t.wide, *(t.full if level == "full" else ())))
-    return _by_size(always | standard | wide)
+    return _by_size(always | standard | paired | wide)
+
+
+@cache
+def _paired() -> dict[str, str]:
+    """Pattern of `OpCases.pairs` -> the rows of it that run: `expand`."""
+    kept: dict[str, str] = json.loads(PAIRS.read_text(encoding="ascii"))
+    return kept
 
 
 def _ids(patterns: Iterable[str]) -> set[str]:

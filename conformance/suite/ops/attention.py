@@ -90,7 +90,7 @@ _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
     "FLASH_ATTN_EXT",
     keys=(
         f"q=SHAPE k=SHAPE dv=0 mask=SHAPE? {_HIDE} scale=0.0 max_bias=0.0 softcap=0.0 sinks=0 prec=|F32 mla=0 vq= "
-        "vk= vv="
+        "vk= vv= vm="
     ),
     types="k v",
     standard=(
@@ -118,8 +118,13 @@ _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
         f"FLASH_ATTN_EXT-[{_SUPER}]-q=256x3x4,k=256x16x2,mask=16x3",
         "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16]-q=64x[9|1]x4,k=64x32x2,mask=32x9,hide=finite[|,max_bias=8.0]",
         "FLASH_ATTN_EXT-[f16+f16|f32+f32]-q=64x75x2,k=64x131x2,mask=131x75,hide=finite",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|q8_0+q8_0]-q=64x3x4,[k=64x255x2,mask=255x3|k=64x256x2,mask=256x3|k=64x257x2,mask=257x3],hide=holes",
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32]-[q=64x257x2,k=64x257x1,mask=257x257|q=64x513x2,k=64x513x1,mask=513x513],hide=holes",
     ),
-    smoke=("FLASH_ATTN_EXT-f16+f16-q=64x9x4,k=64x32x2,mask=32x9,hide=finite",),
+    smoke=(
+        "FLASH_ATTN_EXT-f16+f16-q=64x9x4,k=64x32x2,mask=32x9,hide=finite",
+        "FLASH_ATTN_EXT-f32+f32-q=64x3x6x4,k=64x32x3x4,mask=32x5x6x2,hide=bias,vm=off",
+    ),
     full=(
         f"FLASH_ATTN_EXT-{_CACHE}-q=128x[1|32]x32,k=128x1024x8,vk=p0213,vv=p0213",
         "FLASH_ATTN_EXT-[f16+f16|q8_0+q8_0]-q=64x[1|256]x32,k=64x2048x8,mask=2048x256,hide=holes",
@@ -130,6 +135,9 @@ _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
         Timed("FLASH_ATTN_EXT-f16+f16-q=64x64x32,k=64x1024x8,mask=1024x64,vk=p0213,vv=p0213", 64, 1),
         Timed("FLASH_ATTN_EXT-q8_0+q8_0-q=64x1x32,k=64x1024x8,vk=p0213,vv=p0213", 1, 8),
         Timed("FLASH_ATTN_EXT-f16+f16-q=64x512x32,k=64x512x8,mask=512x512,vk=p0213,vv=p0213", 512, 1, "full"),
+    ),
+    pairs=(
+        "FLASH_ATTN_EXT-[f16+f16|f32+f32|bf16+bf16|q4_0+q4_0|q8_0+q8_0|q8_0+f16|f32+f16]-q=64x[1|3|66]x6x4,k=64x96x[6|3|1]x4[,mask=96x68|,mask=96x68x6|,mask=96x68x3|,mask=96x68x1x4|,mask=96x68x1x2|,mask=96x68x6x4|,mask=96x68x6x2|,mask=96x68x2x2|,mask=112x68x6x2|],hide=[causal|holes|bias][|,vm=off|,vm=flat][|,max_bias=8.0][|,softcap=5.0][|,sinks=1][|,vq=pad|,vq=p0213|,vq=rows|,vq=part][|,vk=pad|,vk=slab|,vk=p0213|,vk=part.p0213][|,vv=pad|,vv=slab|,vv=p0213|,vv=part.p0213][|,dv=32][|,scale=0.3][|,prec=F32]",
     ),
 )
 def _flash_attn(bench: Bench) -> Tensor:
@@ -148,7 +156,7 @@ def _flash_attn(bench: Bench) -> Tensor:
         vv = bench.operand("cache_v_l0", type_v, (dv, n_kv, heads_kv, n_seq), cells_v, v["vv"], keep=True)
     mask = None
     if v["mask"]:
-        mask = bench.leaf("KQ_mask", F16, v["mask"], _mask_fill(v["hide"], n_kv, n))
+        mask = bench.operand("KQ_mask", F16, v["mask"], _mask_fill(v["hide"], n_kv, n), v["vm"])
     scale = v["scale"] or 1.0 / math.sqrt(dk)
     out = b.flash_attn_ext(q, k, vv, mask, scale, v["max_bias"], v["softcap"])
     if v["sinks"]:
@@ -163,7 +171,7 @@ _BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|n
 
 @cases(
     "SOFT_MAX",
-    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0 data=|range",
+    keys=f"ne=SHAPE vne= {INPLACE} mask=SHAPE? mt=f16|f32 {_HIDE} scale=1.0 max_bias=0.0 sinks=0 vm= data=|range",
     standard=(
         "SOFT_MAX-f32-ne=[2x1|9x5x3x2|32x4|67x3x2|256x5|1023x2],[scale=1.0|scale=0.125|scale=2.5]",
         "SOFT_MAX-f32-ne=32x6x4x2,mask=[32x6|32x6x4|32x6x1x2|32x6x4x2|32x6x2|32x9],mt=[f16|f32],scale=0.5",
@@ -178,10 +186,20 @@ _BIASED = "[ne=33x5x4,mask=33x5|ne=33x5x6x2,mask=33x5x1x2|ne=33x5x12,mask=33x5|n
         "SOFT_MAX-f32-ne=32x9x4,mask=[32x9|32x9x4],mt=[f16|f32],hide=finite[|,scale=0.5|,max_bias=8.0]",
         "SOFT_MAX-f32-ne=131x75x2,mask=131x75,hide=finite",
         "SOFT_MAX-f32-ne=67x4[|,sinks=1],data=range",
+        "SOFT_MAX-f32-[ne=255x3x2,mask=255x3|ne=256x3x2,mask=256x3|ne=257x3x2,mask=257x3|ne=513x257,mask=513x257|ne=3x65537],hide=holes",
     ),
-    smoke=("SOFT_MAX-f32-ne=32x9x4,mask=32x9,mt=f16,hide=finite",),
-    full=("SOFT_MAX-f32-ne=[4096x32x2|2048x1x32x4|16384x3]", "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883"),
+    smoke=(
+        "SOFT_MAX-f32-ne=32x9x4,mask=32x9,mt=f16,hide=finite",
+        "SOFT_MAX-f32-ne=33x5x6x4,mask=33x7x6x2,hide=bias,vm=off",
+    ),
+    full=(
+        "SOFT_MAX-f32-ne=[4096x32x2|2048x1x32x4|16384x3|65537x2|4096x4100]",
+        "SOFT_MAX-f32-ne=1024x64x32,mask=1024x64,scale=0.0883",
+    ),
     timed=(Timed("SOFT_MAX-f32-ne=1024x64x16,mask=1024x64,scale=0.125", 64, 2),),
+    pairs=(
+        "SOFT_MAX-f32-ne=33x5x6x4[,mask=33x5|,mask=33x7x6|,mask=33x5x3|,mask=33x7x1x4|,mask=33x5x1x2|,mask=33x5x6x4|,mask=33x7x6x2|,mask=33x5x2x2|],mt=[f16|f32],hide=[causal|holes|bias][|,vm=off|,vm=flat][|,vne=off|,vne=flat][|,inplace=leaf|,inplace=mid|,inplace=input][|,max_bias=8.0][|,sinks=1],scale=[1.0|0.3]",
+    ),
 )
 def _soft_max(bench: Bench) -> Sequence[Tensor]:
     v, b = bench.v, bench.b
@@ -189,7 +207,7 @@ def _soft_max(bench: Bench) -> Sequence[Tensor]:
     n_kv, n, heads, _ = v["ne"]
     mask = None
     if v["mask"]:
-        mask = bench.leaf("kq_mask", type_named(v["mt"]), v["mask"], _mask_fill(v["hide"], n_kv, n))
+        mask = bench.operand("kq_mask", type_named(v["mt"]), v["mask"], _mask_fill(v["hide"], n_kv, n), v["vm"])
     out = bench.build("soft_max_ext")(a, mask, v["scale"], v["max_bias"])
     if v["sinks"]:
         b.soft_max_add_sinks(out, bench.leaf("attn_sinks", F32, (heads, 1, 1, 1), uniform(-1.0, 4.0), keep=True))
@@ -199,23 +217,27 @@ def _soft_max(bench: Bench) -> Sequence[Tensor]:
 @cases(
     "LIGHTNING_INDEXER",
     wide=("LIGHTNING_INDEXER-[iq4_nl|nvfp4|q2_0|q1_0]-q=128x4x3,n_kv=33,hide=bias",),
-    keys="q=SHAPE n_kv=16 masks=0 hide=causal|holes|bias vq= vk=",
+    keys="q=SHAPE n_kv=16 masks=0 hide=causal|holes|bias vq= vk= vw= vm=",
     types="k",
     standard=(
         "LIGHTNING_INDEXER-[f32|f16|bf16|q8_0|q4_0]-q=64x[1|4]x[1|3],n_kv=[16|33],hide=[causal|bias]",
         "LIGHTNING_INDEXER-[f32|f16]-q=64x4x3x2,n_kv=32,[hide=holes|masks=1|vq=p0213|vk=slab|vk=part|vk=p0213]",
     ),
     full=("LIGHTNING_INDEXER-[f16|q8_0]-q=128x64x[1|16],n_kv=2048,hide=holes",),
+    smoke=("LIGHTNING_INDEXER-f32-q=64x4x3x4,n_kv=33,masks=2,vw=pad,vm=pad",),
+    pairs=(
+        "LIGHTNING_INDEXER-[f32|f16|bf16|q8_0|q4_0]-q=64x[1|6]x[1|5]x4,n_kv=[16|33][|,masks=1|,masks=2],hide=[causal|holes|bias][|,vq=pad|,vq=p0213|,vq=part][|,vk=pad|,vk=slab|,vk=part][|,vw=pad|,vw=off][|,vm=pad|,vm=off|,vm=slab]",
+    ),
 )
 def _lightning_indexer(bench: Bench) -> Tensor:
     v = bench.v
     n, heads, n_t, n_s = v["q"]
     q = bench.operand("q", F32, v["q"], normal(), v["vq"])
     k = bench.operand("cache_k_l0", bench.types[0], (n, 1, v["n_kv"], n_s), normal(), v["vk"], keep=True)
-    weights = bench.leaf("weights", F32, (heads, n_t, 1, n_s), uniform(0.0, 1.0))
+    weights = bench.operand("weights", F32, (heads, n_t, 1, n_s), uniform(0.0, 1.0), v["vw"])
     holes = causal(v["n_kv"] - n_t, dead=0.3)
     hidden = {"causal": causal(v["n_kv"] - n_t), "holes": holes, "bias": biased(holes, 1.0)}[v["hide"]]
-    mask = bench.leaf("KQ_mask", F16, (v["n_kv"], n_t, 1, v["masks"] or n_s), hidden)
+    mask = bench.operand("KQ_mask", F16, (v["n_kv"], n_t, 1, v["masks"] or n_s), hidden, v["vm"])
     return bench.b.lightning_indexer(q, k, weights, mask)
 
 
@@ -244,6 +266,9 @@ def _hc_comb(bench: Bench) -> Tensor:
         "DSV4_HC_PRE-f32-x=[64x4|33x4x7|16x2x3][|,gated=1,scale=0.5]",
         "DSV4_HC_PRE-f32-x=20x4x5[|,gated=1],[vx=pad|vx=p0213|vw=pad|vw=off]",
     ),
+    pairs=(
+        "DSV4_HC_PRE-f32-x=[20x4x5|33x3x1|16x1x4][|,gated=1][|,vx=pad|,vx=rows|,vx=p0213][|,vw=pad|,vw=off][|,scale=0.5]",
+    ),
 )
 def _hc_pre(bench: Bench) -> Tensor:
     v, b = bench.v, bench.b
@@ -261,6 +286,9 @@ def _hc_pre(bench: Bench) -> Tensor:
     standard=(
         "DSV4_HC_POST-f32-ne=[64x4|33x4x7|16x2x3],comb=[0|1]",
         "DSV4_HC_POST-f32-ne=20x4x5,[vx=pad|vr=p0213|vr=pad|vc=p1023|vc=off]",
+    ),
+    pairs=(
+        "DSV4_HC_POST-f32-ne=[20x4x5|33x3x1|16x1x4],comb=[0|1][|,vx=pad|,vx=off][|,vr=pad|,vr=p0213|,vr=rows][|,vc=p1023|,vc=off|,vc=pad]",
     ),
 )
 def _hc_post(bench: Bench) -> Tensor:

@@ -159,8 +159,11 @@ class Bench:
         return self.b.neg(a) if inplace == "mid" else a
 
     def build(self, name: str) -> Callable[..., Tensor]:
-        """The constructor `name`, or its form in place where the key `inplace` says so."""
-        constructor: Callable[..., Tensor] = getattr(self.b, f"{name}_inplace" if self.v["inplace"] else name)
+        """The constructor `name`, or its form in place where the key `inplace` says so; UsageError if ggml has none."""
+        name = f"{name}_inplace" if self.v["inplace"] else name
+        constructor: Callable[..., Tensor] | None = getattr(self.b, name, None)
+        if constructor is None:
+            raise UsageError(f"case {self.id.id!r}: ggml has no {name}")
         return constructor
 
     def outputs(self, a: Tensor, out: Tensor) -> Sequence[Tensor]:
@@ -221,6 +224,8 @@ class OpCases:
     smoke: Sequence[str]
     """Those of `standard` that `smoke` always has: where few backends take what the others are; some `wide` ones."""
     timed: Sequence[Timed]
+    pairs: Sequence[str]
+    """Further ones, of which only as many ids run as show each two parts of two brackets together: `PAIRS`."""
 
 
 TABLES: list[OpCases] = []
@@ -237,14 +242,14 @@ def cases(
     full: Sequence[str] = (),
     smoke: Sequence[str] = (),
     timed: Sequence[Timed] = (),
+    pairs: Sequence[str] = (),
 ) -> Callable[[Make], Make]:
     """Declare the cases that a function builds: the fields of `OpCases`; `ops` and `types` separated by blanks."""
 
     def declare(make: Make) -> Make:
         declared = family.keys(keys)
-        TABLES.append(
-            OpCases(tuple(ops.split()), tuple(types.split()), declared, make, standard, wide, full, smoke, timed)
-        )
+        names = tuple(ops.split()), tuple(types.split())
+        TABLES.append(OpCases(*names, declared, make, standard, wide, full, smoke, timed, pairs))
         return make
 
     return declare

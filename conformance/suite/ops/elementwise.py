@@ -43,9 +43,16 @@ _ARITHMETIC = "[ADD|SUB|MUL|DIV]"
         f"{_ARITHMETIC}-[f32+f32|f16+f16|bf16+bf16|f16+f32]-a=67x3,data=[range|both]",
         f"ADD-[{RARE_STORED}]+f32-a=256x3x2",
         f"ADD-[{RARE}]+f32-a=256x3,cast=f32",
+        f"{_ARITHMETIC}-f32+f32-[a=255x3|a=256x3|a=511x3|a=512x3|a=513x3,b=513|a=65537|a=3x65537,b=3|a=3x65537,b=1x65537]",
     ),
     smoke=("DIV-f32+f32-a=67x3,data=range",),
-    full=(f"{_ARITHMETIC}-{_FLOATS2}-[a=4096x33,b=4096|a=511x65x4|a=128x64x8x3,b=128x1x8x3,va=pad.p0213]",),
+    full=(
+        f"{_ARITHMETIC}-{_FLOATS2}-[a=4096x33,b=4096|a=511x65x4|a=128x64x8x3,b=128x1x8x3,va=pad.p0213]",
+        "[ADD|MUL]-f32+f32-a=4096x4100,b=4096x[1|4100]",
+    ),
+    pairs=(
+        f"{_ARITHMETIC}-{_FLOATS2}-a=24x6x4x2,b=[24x6x4x2|1|24|1x6|1x1x4|1x1x1x2|24x1x4|1x6x1x2|24x6|8x3x2x1|24x6x2x2][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p1023][|,inplace=leaf|,inplace=mid|,inplace=input]",
+    ),
 )
 def _binary(bench: Bench) -> Sequence[Tensor]:
     v, op = bench.v, bench.id.op.lower()
@@ -67,6 +74,9 @@ def _binary(bench: Bench) -> Sequence[Tensor]:
         "SCALE-[f32|bf16]-ne=40x5,inplace=leaf,[s=0.7|s=3.0,b=-0.5]",
         "SCALE-f32-ne=40x5,inplace=mid,[s=0.7|s=3.0,b=-0.5]",
         "SCALE-f32-ne=24x6x2,vne=off,inplace=leaf,s=1.25",
+    ),
+    pairs=(
+        "SCALE-[f32|bf16]-ne=[18x6x3x2|67x4][|,vne=off|,vne=flat][|,inplace=leaf|,inplace=mid],s=[-1.5|0.5][|,b=0.25]",
     ),
     full=("SCALE-[f32|bf16]-ne=4096x9,s=0.0883883",),
 )
@@ -90,6 +100,9 @@ def _scale(bench: Bench) -> Sequence[Tensor]:
         "CLAMP-[f32|f16]-ne=18x6x3x2,vne=[pad|rows|p0213|off],min=-1.5,max=0.25",
         "CLAMP-[f32|f16]-ne=40x5,inplace=[leaf|mid|input],min=-0.75,max=1.5",
     ),
+    pairs=(
+        "CLAMP-[f32|f16]-ne=[18x6x3x2|67x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213][|,inplace=leaf|,inplace=mid|,inplace=input],[min=-0.5,max=0.5|min=0.0,max=6.0|min=-inf,max=1.25|min=-2.0,max=inf]",
+    ),
     full=("CLAMP-[f32|f16]-ne=4096x9,min=-1.0,max=1.0",),
 )
 def _clamp(bench: Bench) -> Sequence[Tensor]:
@@ -101,19 +114,23 @@ def _clamp(bench: Bench) -> Sequence[Tensor]:
 
 @cases(
     "ADD_ID",
-    keys="a=SHAPE n_expert=4 va= vids=",
+    keys="a=SHAPE n_expert=4 va= vb= vids=",
     types="a b",
     standard=(
         "ADD_ID-f32+f32-a=[33x2x5|64x4x1|130x1x7|256x4x9],n_expert=[4|8|32]",
         "ADD_ID-f32+f32-a=33x3x5,n_expert=8,[va=pad|va=rows|vids=rows|vids=pad|vids=p1023|va=p0213,vids=off]",
     ),
     full=("ADD_ID-f32+f32-a=2880x4x33,n_expert=128",),
+    smoke=("ADD_ID-f32+f32-a=33x3x5,n_expert=8,vb=pad",),
+    pairs=(
+        "ADD_ID-f32+f32-a=33x3x5,n_expert=[2|8][|,va=pad|,va=off|,va=rows|,va=slab|,va=p0213][|,vb=pad|,vb=off|,vb=rows][|,vids=pad|,vids=off|,vids=rows|,vids=p1023]",
+    ),
 )
 def _add_id(bench: Bench) -> Tensor:
     v = bench.v
     n, n_used, n_tokens, _ = v["a"]
     a = bench.first("a", "a", normal())
-    b = bench.leaf("b", bench.types[1], (n, v["n_expert"], 1, 1), normal(2.0), keep=True)
+    b = bench.operand("b", bench.types[1], (n, v["n_expert"], 1, 1), normal(2.0), v["vb"], keep=True)
     ids = bench.operand("ids", I32, (n_used, n_tokens, 1, 1), integers(0, v["n_expert"]), v["vids"])
     return bench.b.add_id(a, b, ids)
 
@@ -133,6 +150,9 @@ def _by_seed(bench: Bench) -> float:
         "FILL-f32-ne=17x5x3,vne=off,c=-9.5",
         "[DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=[9x9|20x6x3x2],c=[0|3]",
         "[DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=20x6x3,inplace=[leaf|mid],c=2",
+    ),
+    pairs=(
+        "[ADD1|LEAKY_RELU|FILL|DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=[17x5x3x2|6x20][|,vne=off|,vne=flat][|,inplace=leaf|,inplace=mid|,inplace=input],c=[0.0|2.0]",
     ),
     full=("FILL-f32-ne=4096x129,c=1.5",),
 )
@@ -201,9 +221,20 @@ _KEYS = f"ne=SHAPE vne= {INPLACE} special=|edge|nan|half data=|range"
         f"{_ROUNDING}-f32-ne=32x5,special=half",
         f"[UNARY.ABS|UNARY.NEG|SQR]-{_FLOATS}-ne=32x5,special=nan",
     ),
-    wide=(f"{_SMOOTH}-{_FLOATS}-ne=67x4,data=range", f"[SQR|SQRT]-{_FLOATS}-ne=67x4,data=range"),
+    wide=(
+        f"{_SMOOTH}-{_FLOATS}-ne=67x4,data=range",
+        f"[SQR|SQRT]-{_FLOATS}-ne=67x4,data=range",
+        "[UNARY.SILU|UNARY.GELU|UNARY.NEG|SQR]-f32-ne=[255x3|257x3|511x3|512x3|513x3|65537|3x65537]",
+    ),
     smoke=("UNARY.SILU-f32-ne=67x4,data=range",),
-    full=(f"{_SMOOTH}-{_FLOATS}-ne=[4096x9|1023x31x3]", f"[SQR|SQRT]-{_FLOATS}-ne=4096x9"),
+    full=(
+        f"{_SMOOTH}-{_FLOATS}-ne=[4096x9|1023x31x3]",
+        f"[SQR|SQRT]-{_FLOATS}-ne=4096x9",
+        "UNARY.SILU-f32-ne=4096x4100",
+    ),
+    pairs=(
+        f"{_SMOOTH}-{_FLOATS}-ne=[18x6x3x2|67x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213][|,inplace=leaf|,inplace=mid|,inplace=input]",
+    ),
 )
 @cases(
     "UNARY.XIELU",
@@ -244,6 +275,9 @@ _LIMITED = "[GLU.SWIGLU_OAI-f32|GLU.SWIGLU_CLAMP-f32|GLU.SWIGLU_CLAMP-f16]"
     ),
     wide=(f"{_GATED}-{_FLOATS}-ne=67x4,form=split,data=range", f"{_LIMITED}-ne=67x4,form=split,data=range"),
     full=(f"{_GATED}-{_FLOATS}-ne=2816x9[|,form=split]",),
+    pairs=(
+        f"{_GATED}-{_FLOATS}-ne=[18x6x3x2|134x4][|,va=pad|,va=off|,va=rows|,va=slab|,va=part][|,form=swapped|,form=split|,form=split,vb=pad|,form=split,vb=off|,form=split,vb=slab|,form=split,vb=part]",
+    ),
     timed=(Timed("GLU.SWIGLU-f32-ne=5632x64", 64, 4),),
 )
 def _glu(bench: Bench) -> Tensor:
@@ -274,6 +308,10 @@ _DOMAIN = {"LOG": uniform(0.05, 20.0), "SIN": uniform(-7.0, 7.0), "COS": uniform
         "[SUM|CUMSUM]-f32-ne=18x6x3x2,vne=[pad|rows|p0213|off]",
     ),
     full=("[LOG|SIN|COS|SUM|CUMSUM]-f32-ne=4096x129",),
+    pairs=(
+        "[LOG|SIN|COS]-f32-ne=[18x6x3x2|67x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213][|,inplace=leaf|,inplace=mid|,inplace=input]",
+        "[SUM|CUMSUM]-f32-ne=[18x6x3x2|67x4|1x7][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213]",
+    ),
 )
 def _map(bench: Bench) -> Sequence[Tensor]:
     """`CUMSUM` and `SUM` have no form in place."""

@@ -55,6 +55,9 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
         "MUL_MAT-[iq4_nl|nvfp4|q1_0|q2_0]+q8_0-a=128x9,b=128x[1|4]",
         f"MUL_MAT-[{BLOCKS}|{RARE}]+f32-a=256x9,b=256x5,data=scales",
         f"MUL_MAT-[f32|f16|bf16|{BLOCKS}|{RARE_STORED}]+f32-[a=256x9,b=256x5|a=2048x4,b=2048x20],data=positive",
+        "MUL_MAT-[f32|f16|q4_0|q8_0|q4_K]+f32-[a=256x513,b=256x3|a=256x3,b=256x513|a=256x257,b=256x512|a=256x511,b=256x255]",
+        "MUL_MAT-[f32|q4_0]+f32-[a=32x65540,b=32x2|a=32x2,b=32x65540|a=65792x2,b=65792x2]",
+        "MUL_MAT-q4_0+f32-a=4096x4112,b=4096x1",
     ),
     smoke=(
         "MUL_MAT-[f32+f32-a=2048x4,b=2048x20,data=positive|iq3_s+f32-a=256x16,b=256x4]",
@@ -68,6 +71,7 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
         f"MUL_MAT-{_ANY}+f32-a=2048x2048,b=2048x[1|16]",
         "MUL_MAT-[q4_0|q8_0|f16|q4_K|q6_K]+f32-[a=5632x2048,b=5632x3|a=14336x512,b=14336x2|a=4096x4096,b=4096x1]",
         "MUL_MAT-[f16|f32]+f32-[a=128x1024x8x2,b=128x1x32x2|a=1024x128x8x2,b=1024x1x32x2],va=p0213",
+        "MUL_MAT-[f32|f16|q4_0|q8_0|q4_K]+f32-a=4096x4352,b=4096x[1|3]",
     ),
     timed=(
         Timed("MUL_MAT-q4_0+f32-a=2048x2048,b=2048x1", 1, 8, "smoke"),
@@ -78,6 +82,9 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
         Timed("MUL_MAT-q4_0+f32-a=2048x2048,b=2048x64", 64, 1),
         Timed("MUL_MAT-q4_K+f32-a=2048x2048,b=2048x64", 64, 1),
         Timed("MUL_MAT-q4_0+f32-a=4096x4096,b=4096x512", 512, 1, "full"),
+    ),
+    pairs=(
+        f"MUL_MAT-{_ANY}+f32-a=256x6[|x2|x1x2|x2x2],b=256x[1x4x4|3x4x4|17x2x2|5x2x4|2x4x2][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=part.p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p0321][|,prec=F32]",
     ),
 )
 def _mul_mat(bench: Bench) -> Tensor:
@@ -126,12 +133,16 @@ def _check_hadamard(bench: Bench) -> None:
     wide=(
         f"MUL_MAT_ID-[{RARE}]+f32-as=256x5x8,[n_used=2,n_tokens=9|n_used=4,n_tokens=5,n_b=1|n_used=2,n_tokens=5,vas=pad]",
         f"MUL_MAT_ID-[{BLOCKS}|{RARE}]+f32-as=256x5x4,n_used=2,n_tokens=3,data=scales",
+        "MUL_MAT_ID-[f32|q4_0]+f32-[as=32x5x257,n_used=2,n_tokens=33|as=32x513x4,n_used=2,n_tokens=3|as=32x3x4,n_used=2,n_tokens=513]",
     ),
     full=(
         f"MUL_MAT_ID-{_ANY}+f32-as=512x256x32,n_used=4,n_tokens=[1|32|129]",
         "MUL_MAT_ID-[q4_0|mxfp4|q4_K|f16]+f32-as=2048x768x16,n_used=8,n_tokens=[1|16],n_b=1",
     ),
     timed=(Timed("MUL_MAT_ID-q4_0+f32-as=1024x512x8,n_used=2,n_tokens=1", 1, 16),),
+    pairs=(
+        f"MUL_MAT_ID-{_ANY}+f32-as=256x6x8,n_used=[1|2|4|6|8],n_tokens=[1|5|33][|,n_b=1|,n_b=2|,n_b=3|,n_b=4][|,vas=pad|,vas=off|,vas=rows|,vas=slab][|,vb=pad|,vb=off|,vb=slab|,vb=p0213][|,vids=pad|,vids=off|,vids=rows]",
+    ),
 )
 def _mul_mat_id(bench: Bench) -> Tensor:
     v = bench.v
@@ -154,6 +165,10 @@ def _mul_mat_id(bench: Bench) -> Tensor:
     ),
     wide=(f"OUT_PROD-[q5_0|q5_1|mxfp4|q2_K|q3_K|q4_K|q5_K|{RARE}]+f32-[a=256x5,b=7x5|a=256x9x3x2,b=5x9x3x2]",),
     full=("OUT_PROD-f32+f32-a=512x256,b=128x256",),
+    pairs=(
+        "OUT_PROD-[f16|q4_0|q8_0|q4_1|q6_K]+f32-a=256x5x4x2,b=[7|1]x5x4x2[|,va=pad|,va=off|,va=slab|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=p0213|,vb=p1023]",
+        "OUT_PROD-f32+f32-a=24x5[|x2|x1x2|x2x2],b=7x5x[4x4|2x2|2x4][|,va=pad|,va=off|,va=slab|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=p0213|,vb=p1023]",
+    ),
 )
 def _out_prod(bench: Bench) -> Tensor:
     v, (type_a, type_b) = bench.v, bench.types

@@ -37,6 +37,9 @@ def _both(bench: Bench, out: Tensor, ne: Dims, n_states: int) -> Sequence[Tensor
         "SSM_SCAN-f32-x=16x4x5x2,d_state=32,a=1,[K=3|K=5|K=8|dt=large|dt=small]",
         "SSM_SCAN-f32-x=16x4x1,d_state=32,a=1,K=4",
     ),
+    pairs=(
+        "SSM_SCAN-f32-x=[1x12|16x4]x[1|5]x[1|3],d_state=[16|32|20][|,a=1],n_group=[1|2|4],K=[1|3|8],spare=[0|2],dt=[mid|large|small][|,vs=off][|,vx=off|,vx=slab|,vx=part][|,vb=off|,vb=part]",
+    ),
     full=("SSM_SCAN-f32-x=1x1536x[1|33]x2,d_state=16", "SSM_SCAN-f32-x=64x48x[1|33]x2,d_state=128,a=1,n_group=8"),
 )
 def _ssm_scan(bench: Bench) -> Sequence[Tensor]:
@@ -74,6 +77,9 @@ def _unit(size: int) -> Fill:
         "[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=32x2x5,[v=off|vs=off|v=flat]",
         "GATED_LINEAR_ATTN-f32-ne=32x2x3,scale=[1.0|0.3]",
     ),
+    pairs=(
+        "[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=[32|64]x[1|3]x[1|5]x[1|2][|,v=off|,v=flat][|,vs=off|,vs=flat]",
+    ),
     full=("[RWKV_WKV6|RWKV_WKV7|GATED_LINEAR_ATTN]-f32-ne=64x32x[1|33]x2",),
 )
 def _wkv(bench: Bench) -> Sequence[Tensor]:
@@ -106,6 +112,9 @@ def _wkv(bench: Bench) -> Sequence[Tensor]:
         "GATED_DELTA_NET-f32-ne=32x4x5x2[|,kda=1],[vk=pad|vv=p0213|vk=p0213,vv=pad|vs=off|vk=slab,vv=part]",
         "GATED_DELTA_NET-f32-ne=16x2x5x2[|,kda=1],K=[2|5|8]",
         "GATED_DELTA_NET-f32-ne=16x2x1x2,K=4",
+    ),
+    pairs=(
+        "GATED_DELTA_NET-f32-ne=[16|32|20]x4x[1|5]x4[|,kda=1][|,k_heads=1|,k_heads=2][|,k_seqs=1|,k_seqs=2],K=[1|3|8][|,vk=pad|,vk=off|,vk=slab|,vk=part|,vk=p0213][|,vv=pad|,vv=off|,vv=slab|,vv=part|,vv=p0213][|,vs=off]",
     ),
     full=("GATED_DELTA_NET-f32-ne=128x32x[1|33]x2[|,k_heads=16|,kda=1]",),
 )

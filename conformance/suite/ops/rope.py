@@ -17,6 +17,7 @@ _MULTI = (
 )
 _VISION = "mode=VISION,sections=8x8x0x0|mode=VISION,sections=4x4x4x4"
 _YARN = "freq_scale=0.25,ext_factor=1.0,attn_factor=1.1,beta_fast=32.0,beta_slow=1.0,n_ctx_orig=128"
+_LONG_YARN = "freq_scale=0.03125,ext_factor=1.0,attn_factor=1.1,n_ctx_orig=262144"
 _MIXED = "ext_factor=0.7465,attn_factor=1.4245,beta_fast=1.0"
 _TYPE = "[f32|f16]"
 
@@ -26,7 +27,7 @@ _TYPE = "[f32|f16]"
     keys=(
         f"ne=SHAPE mode={'|'.join(ROPE_TYPE.__members__)} n_dims=0 offs=0 sections=NUMBERS vne= {INPLACE} ff=0 "
         "from=0 to=256 n_ctx_orig=0 freq_base=10000.0 freq_scale=1.0 ext_factor=0.0 attn_factor=1.0 beta_fast=32.0 "
-        "beta_slow=1.0"
+        "beta_slow=1.0 vpos="
     ),
     standard=(
         f"ROPE-{_TYPE}-ne=[32x4x3|64x2x1|64x3x5x2|128x2x2],{_PLAIN}[|,ff=1]",
@@ -48,6 +49,12 @@ _TYPE = "[f32|f16]"
         f"ROPE_BACK-f32-ne=128x4x9,{_PLAIN},to=512,freq_scale=1.4245,{_MIXED}",
         f"ROPE_BACK-{_TYPE}-ne=64x3x4,{_PLAIN},[n_dims=32|ff=1|vne=p0213|{_YARN}]",
         f"ROPE_BACK-{_TYPE}-ne=32x3x4,[{_MULTI}|{_VISION}]",
+        f"ROPE-{_TYPE}-ne=128x2x9,{_PLAIN},from=65530,to=65545,freq_base=500000.0[|,{_LONG_YARN}]",
+    ),
+    smoke=("ROPE-f32-ne=64x3x4,mode=NEOX,vpos=off,n_ctx_orig=262144,ext_factor=1.0,freq_scale=0.25",),
+    wide=(f"ROPE-{_TYPE}-ne=64x2x[257|513],{_PLAIN}",),
+    pairs=(
+        f"[ROPE|ROPE_BACK]-{_TYPE}-ne=64x3x4[|x2],[mode=NORMAL|mode=NEOX|mode=MROPE,sections=8x8x8x8|mode=MROPE,sections=16x4x12x0|mode=IMROPE,sections=11x11x10x0|mode=VISION,sections=16x16x0x0][|,n_dims=32|,n_dims=20|,n_dims=32,offs=16|,n_dims=32,offs=32][|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part|,vne=p0213][|,inplace=leaf|,inplace=mid|,inplace=input][|,ff=1][|,vpos=off][|,to=1024],n_ctx_orig=[0|512|4096|262144][|,freq_base=500000.0][|,freq_scale=0.25|,freq_scale=1.5],ext_factor=[0.0|1.0|0.7],attn_factor=[1.0|1.3][|,beta_fast=24.0][|,beta_slow=2.0]",
     ),
     full=(
         f"ROPE-{_TYPE}-ne=128x32x[1|65],{_PLAIN}",
@@ -64,7 +71,7 @@ def _rope(bench: Bench) -> Sequence[Tensor]:
     n_dims = v["n_dims"] or (d // 2 if v["mode"] == "VISION" else d)
     a = bench.first("Qcur-0", "ne", normal())
     n_pos = n_tokens * 4 if multi else n_tokens
-    pos = bench.leaf("inp_pos", I32, (n_pos, 1, 1, 1), integers(v["from"], v["to"]))
+    pos = bench.operand("inp_pos", I32, (n_pos, 1, 1, 1), integers(v["from"], v["to"]), v["vpos"])
     factors = bench.leaf("rope_freqs.weight", F32, (d // 2, 1, 1, 1), uniform(0.9, 8.0), keep=True) if v["ff"] else None
     floats = (v["freq_base"], v["freq_scale"], v["ext_factor"], v["attn_factor"], v["beta_fast"], v["beta_slow"])
     back = "_back" if bench.id.op == "ROPE_BACK" else ""

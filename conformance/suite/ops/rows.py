@@ -21,12 +21,18 @@ from .bench import BLOCKS, FLOATS, INPLACE, RARE, RARE_STORED, Bench, Timed, cas
 @cases(
     "SUM_ROWS MEAN",
     keys="ne=SHAPE vne= data=|range",
-    wide=("[SUM_ROWS|MEAN]-f32-ne=4096x3,data=range",),
+    wide=(
+        "[SUM_ROWS|MEAN]-f32-ne=4096x3,data=range",
+        "[SUM_ROWS|MEAN]-f32-ne=[255x3|257x3|511x3|512x3|513x3|3x65537]",
+    ),
     standard=(
         "[SUM_ROWS|MEAN]-f32-ne=[1x7|2x5x3x2|33x5x3x2|67x4|256x5|1025x3|4096x2]",
         "[SUM_ROWS|MEAN]-f32-ne=35x6x3x2,vne=[pad|rows|off|slab|p0213|p0321|pad.p0213|flat]",
     ),
-    full=("[SUM_ROWS|MEAN]-f32-ne=[65536x3|4096x129]",),
+    full=("[SUM_ROWS|MEAN]-f32-ne=[65536x3|4096x129|65537x2|4096x4100]",),
+    pairs=(
+        "[SUM_ROWS|MEAN]-f32-ne=[35x6x3x2|2x5|1x7|130x1x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213|,vne=p0321|,vne=flat]",
+    ),
 )
 def _sum(bench: Bench) -> Tensor:
     a = bench.first("a", "ne", normal(1.0, 0.25))
@@ -39,7 +45,10 @@ _NORMAL = normal(1.5, 0.5)
 @cases(
     "NORM RMS_NORM L2_NORM",
     keys=f"ne=SHAPE vne= {INPLACE} eps=1e-5 data=|range",
-    wide=("[NORM|RMS_NORM|L2_NORM]-f32-ne=257x5,eps=[1e-5|0.0],data=range",),
+    wide=(
+        "[NORM|RMS_NORM|L2_NORM]-f32-ne=257x5,eps=[1e-5|0.0],data=range",
+        "[NORM|RMS_NORM|L2_NORM]-f32-ne=[255x3|256x3|511x3|512x3|513x3|7x65537]",
+    ),
     standard=(
         "[NORM|RMS_NORM|L2_NORM]-f32-ne=[7x5x3x2|64x6|67x4|257x3x2|2048x2]",
         "[NORM|RMS_NORM|L2_NORM]-f32-ne=[64x5x2|33x4],eps=[0.0|1e-6|0.1|10.0]",
@@ -49,7 +58,10 @@ _NORMAL = normal(1.5, 0.5)
         "[NORM|RMS_NORM|L2_NORM]-f32-ne=40x5x2,vne=pad,inplace=leaf",
         "RMS_NORM-f32-ne=40x5x2[|,vne=pad],inplace=input",
     ),
-    full=("[NORM|RMS_NORM|L2_NORM]-f32-ne=[4096x65|16384x3]",),
+    full=("[NORM|RMS_NORM|L2_NORM]-f32-ne=[4096x65|16384x3|65537x2]", "RMS_NORM-f32-ne=4096x4100"),
+    pairs=(
+        "[NORM|RMS_NORM|L2_NORM]-f32-ne=[35x6x3x2|64x5x2|1x7|130x1x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213|,vne=p0321][|,inplace=leaf|,inplace=mid|,inplace=input],eps=[1e-5|0.1]",
+    ),
     timed=(Timed("RMS_NORM-f32-ne=2048x64", 64, 16, "smoke"),),
 )
 def _norm(bench: Bench) -> Sequence[Tensor]:
@@ -66,6 +78,9 @@ def _norm(bench: Bench) -> Sequence[Tensor]:
         "GROUP_NORM-f32-ne=9x5x12x2,groups=4,[vne=pad|vne=off|inplace=leaf|inplace=mid]",
     ),
     full=("GROUP_NORM-f32-ne=64x33x320,groups=32",),
+    pairs=(
+        "GROUP_NORM-f32-ne=[9x5x12x2|16x1x12],groups=[1|3|5|12][|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part][|,inplace=leaf|,inplace=mid],eps=[1e-5|0.1]",
+    ),
 )
 def _group_norm(bench: Bench) -> Sequence[Tensor]:
     a = bench.first("a", "ne", _NORMAL)
@@ -85,6 +100,7 @@ _SORTED = "[3x3|2x3|16x10|60x10|7x5x3x2|128x4x2|513x3|1024x2]"
     ),
     wide=("ARGSORT-f32-ne=[7x9|64x9|1025x9],order=[ASC|DESC],data=ties",),
     full=("ARGSORT-f32-ne=[8192x17|2x4097|2048x2x1x3],order=[ASC|DESC]",),
+    pairs=("ARGSORT-f32-ne=[24x6x3x2|1x7|130x4][|,vne=pad|,vne=rows|,vne=off|,vne=flat],order=[ASC|DESC]",),
 )
 @cases(
     "TOP_K",
@@ -97,6 +113,7 @@ _SORTED = "[3x3|2x3|16x10|60x10|7x5x3x2|128x4x2|513x3|1024x2]"
     wide=("TOP_K-f32-ne=[8x9|64x9|1025x9],k=[1|2|7],data=ties",),
     smoke=("TOP_K-f32-ne=64x9,k=7,data=ties",),
     full=("TOP_K-f32-ne=[8192x17|151936x2],k=[1|40|100]",),
+    pairs=("TOP_K-f32-ne=[24x6x3x2|24x1|130x4][|,vne=pad|,vne=rows|,vne=off|,vne=flat],k=[1|2|5|24]",),
 )
 def _sort(bench: Bench) -> Tensor | Sequence[Tensor]:
     v = bench.v
@@ -151,7 +168,10 @@ def _sort_ties(bench: Bench) -> Sequence[Tensor]:
     "ARGMAX",
     keys="ne=SHAPE vne= data=|ties",
     standard=("ARGMAX-f32-ne=[9x6|17x5|1025x3]", "ARGMAX-f32-ne=33x6,vne=[pad|rows|off]"),
-    wide=("ARGMAX-f32-ne=[7x9|64x9|1025x9],data=ties",),
+    wide=(
+        "ARGMAX-f32-ne=[7x9|64x9|1025x9],data=ties",
+        "ARGMAX-f32-ne=[257x3|3x65537]",
+    ),
     full=("ARGMAX-f32-ne=151936x2",),
 )
 def _argmax(bench: Bench) -> Tensor:
@@ -185,8 +205,12 @@ _DESTINATIONS = f"[{FLOATS}|{BLOCKS}]"
         f"SET_ROWS-[{RARE_STORED}]+f32+i64-a=256x9x2,n=4,[va=slab|va=off,vb=p0213]",
         f"SET_ROWS-[{BLOCKS}|{RARE_STORED}]+f32+i64-a=256x21,n=16,data=borders",
         "SET_ROWS-[f32|f16|bf16]+[f32|f16]+i64-a=67x18,n=12,data=casts",
+        "SET_ROWS-[f32+f32+i32|f32+f32+i64|f16+f32+i64|q8_0+f32+i64]-a=32x131080,n=40",
     ),
     full=(f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=1024x4096,n=512",),
+    pairs=(
+        f"SET_ROWS-{_DESTINATIONS}+[f32+i64|f32+i32|f16+i64|f16+i32]-a=256x9x4x4,n=[1|4|9],ids=[1|4|2|1x4|4x2|2x2][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213][|,vids=pad|,vids=off|,vids=rows|,vids=part]",
+    ),
     timed=(
         Timed("SET_ROWS-f16+f32+i64-a=512x4096,n=64", 64, 32),
         Timed("SET_ROWS-q8_0+f32+i64-a=512x4096,n=64", 64, 32),
@@ -216,9 +240,17 @@ def _set_rows(bench: Bench) -> Tensor:
     wide=(
         f"GET_ROWS-[{RARE}]+i32-[a=256x5,n=9|a=256x6x3x2,n=4|a=256x6x3x2,n=4,va=pad|a=256x6x3,n=4,va=p0213]",
         f"GET_ROWS-[{BLOCKS}|{RARE}]+i32-a=256x9,n=12,data=scales",
+        "GET_ROWS-[f32|f16|q4_0|q8_0]+i32-[a=32x131080,n=40|a=32x9,n=65540]",
     ),
     smoke=("GET_ROWS-mxfp4+i32-a=256x9,n=12,data=scales",),
-    full=(f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=4096x1000,n=64",),
+    full=(
+        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=4096x1000,n=64",
+        "GET_ROWS-[f32|f16]+i32-[a=1x33554500|a=256x131100],n=64",
+        "GET_ROWS-[q4_0|q8_0|q4_K]+i32-a=256x131100,n=64",
+    ),
+    pairs=(
+        f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=256x6[|x3|x1x2|x3x2],n=[1|4|9][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vids=pad|,vids=off|,vids=rows|,vids=slab|,vids=p1023]",
+    ),
     timed=(Timed("GET_ROWS-q4_0+i32-a=2048x4096,n=64", 64, 16),),
 )
 def _get_rows(bench: Bench) -> Tensor:

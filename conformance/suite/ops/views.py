@@ -54,6 +54,12 @@ def _read_through(bench: Bench, t: Tensor) -> Tensor:
         f"PERMUTE-[{RARE}]-a=256x3x4x2,axes=0x2x1x3",
     ),
     full=(f"TRANSPOSE-{_ELEMENTS}-a=512x129x3", f"PERMUTE-{_EVERY}-a=256x64x32,axes=0x2x1x3"),
+    pairs=(
+        f"[NONE|TRANSPOSE]-[{FLOATS}]-a=[20x6x4x2|1x7|9x1x4][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p1023],use=[cont|add]",
+        f"PERMUTE-[{FLOATS}]-a=[10x3x4x2|1x7|9x1x4],axes=[0x1x2x3|0x2x1x3|1x0x2x3|2x0x1x3|1x2x3x0|3x2x1x0|0x3x1x2|2x3x0x1][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p1023],use=[cont|add]",
+        f"VIEW-[{FLOATS}]-a=20x6x4x2,[ne=7x3x2x2,at=9x2x1x0|ne=20x1x4x1,at=0x5x0x1|ne=7x3x2,rank=3,at=9x2x1x1|ne=7x3,rank=2,at=13x3x3x1|ne=20,rank=1,at=0x5x3x1][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p0321],use=[cont|add|mul]",
+        f"RESHAPE-[{FLOATS}]-a=18x6x4x2,ne=[6x9x8x2|864|36x3x8|18x6x4x2|2x3x4x36][|,va=off|,va=flat],use=[cont|add|mul]",
+    ),
 )
 def _view(bench: Bench) -> Sequence[Tensor]:
     v, b, (type_,) = bench.v, bench.b, bench.types
@@ -94,6 +100,8 @@ _PAIRS = (
 _ALL_BLOCKS = f"[{BLOCKS}]"
 _SAME_BLOCKS = "[" + "|".join(f"{t}+{t}" for t in BLOCKS.split("|")) + "]"
 _SAME_RARE = "[" + "|".join(f"{t}+{t}" for t in RARE_STORED.split("|")) + "]"
+_FEW_BLOCKS = "[q4_0|q5_1|q8_0|mxfp4|q4_K|q6_K]"
+_FEW_SAME_BLOCKS = "[q4_0+q4_0|q5_1+q5_1|q8_0+q8_0|mxfp4+mxfp4|q4_K+q4_K|q6_K+q6_K]"
 
 
 @cases(
@@ -122,7 +130,17 @@ _SAME_RARE = "[" + "|".join(f"{t}+{t}" for t in RARE_STORED.split("|")) + "]"
         "CPY-[f32|f16|bf16]+[f32|f16|bf16]-a=67x12[|,form=cast|,form=back],data=casts",
     ),
     smoke=("CPY-f32+[f16-a=67x12,form=back,data=casts|q4_0-a=256x32,data=borders|mxfp4-a=256x32,data=borders]",),
-    full=(f"CPY-{_PAIRS}-a=1024x64x9,va=p1023", f"CPY-f32+{_ALL_BLOCKS}-a=1024x512"),
+    full=(
+        f"CPY-{_PAIRS}-a=1024x64x9,va=p1023",
+        f"CPY-f32+{_ALL_BLOCKS}-a=1024x512",
+        "CPY-[f32+f32|f32+f16|f16+f32|q8_0+f32]-a=4096x4100",
+    ),
+    pairs=(
+        f"CPY-{_PAIRS}-a=12x5x4x2[|,b=24x10x2|,b=480|,b=6x2x10x4][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p1023|,va=p3210][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p1023]",
+        f"CPY-f32+{_FEW_BLOCKS}-a=256x3x2x2[|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=off|,form=cast]",
+        f"CPY-{_FEW_BLOCKS}+f32-a=256x3x2x2[|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=slab|,b=256x12|,b=512x6|,form=cast]",
+        f"CPY-{_FEW_SAME_BLOCKS}-a=256x3x2x2[|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part]",
+    ),
 )
 def _cpy(bench: Bench) -> Tensor:
     v, (type_a, type_b) = bench.v, bench.types
@@ -146,8 +164,16 @@ def _cpy(bench: Bench) -> Tensor:
         f"CONT-{_ELEMENTS}-ne=10x6x4x2,to=[60x8|480|10x2x3x8],vne=[p1023|pad]",
         "DUP-[f32|f16|q8_0]-ne=256x3,form=inplace",
     ),
-    wide=(f"CONT-[{RARE}]-ne=256x3x2[|,vne=pad|,vne=p0213|,vne=rows]", f"DUP-[{RARE}]-ne=256x3x2[|,vne=p0213]"),
-    full=(f"CONT-{_ELEMENTS}-ne=256x64x9,vne=p1023",),
+    wide=(
+        f"CONT-[{RARE}]-ne=256x3x2[|,vne=pad|,vne=p0213|,vne=rows]",
+        f"DUP-[{RARE}]-ne=256x3x2[|,vne=p0213]",
+        "CONT-[f32|f16]-ne=[3x65537|65537x3|257x513],vne=[p1023|pad]",
+    ),
+    full=(f"CONT-{_ELEMENTS}-ne=256x64x9,vne=p1023", "CONT-[f32|f16]-ne=4096x4100,vne=p1023"),
+    pairs=(
+        f"[CONT|DUP]-{_ELEMENTS}-ne=[10x6x4x2|1x7|9x1x4][|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part|,vne=p0213|,vne=p1023|,vne=p3210|,vne=p0321]",
+        f"[CONT|DUP]-{_FEW_BLOCKS}-ne=256x3x2x2[|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part|,vne=p0213|,vne=p0321]",
+    ),
 )
 def _cont(bench: Bench) -> Tensor:
     v, (type_,) = bench.v, bench.types
@@ -171,6 +197,10 @@ def _cont(bench: Bench) -> Tensor:
         "SET-i32-a=10x6x4x2,b=10x2x3,at=0x1,inplace=leaf",
     ),
     full=("[SET|ACC]-f32-a=128x64x32x2,b=128x64x1x2,at=0x0x7,inplace=leaf",),
+    pairs=(
+        "[SET|ACC]-f32-a=10x6x4x3,[b=4x2x2x2,at=3x1x1x0|b=10x6x4x2,at=0x0x0x1|b=10x3x1x1,at=0x2x3x2|b=10x6x4x3,at=0|b=5x3x2x2,at=1x0x1x1,every=2|b=1,at=9x5x3x2][|,va=off|,va=flat][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p1023][|,inplace=leaf|,inplace=mid]",
+        "SET-i32-a=10x6x4x3,[b=4x2x2x2,at=3x1x1x0|b=10x6x4x2,at=0x0x0x1|b=10x3x1x1,at=0x2x3x2|b=10x6x4x3,at=0|b=5x3x2x2,at=1x0x1x1,every=2|b=1,at=9x5x3x2][|,va=off|,va=flat][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p1023][|,inplace=leaf]",
+    ),
 )
 def _part(bench: Bench) -> Sequence[Tensor]:
     """`b` into (or onto) the part of `a` that starts at element `at`, with `a`'s strides."""
@@ -193,6 +223,9 @@ def _part(bench: Bench) -> Sequence[Tensor]:
         "REPEAT-[f32|f16|bf16|i32]-a=8x6x3x2,to=16x6x6x4,va=[pad|rows|off|slab|p0213|p0321]",
     ),
     full=("REPEAT-[f32|f16|bf16|i32]-a=128x1x8x3,to=128x4x8x96",),
+    pairs=(
+        "REPEAT-[f32|f16|bf16|i32]-a=[8x6x3x2|1|8|1x6|1x1x3|1x1x1x2|8x1x3|1x6x1x2],to=[8x6x3x2|16x6x3x4|8x12x6x2][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p0321]",
+    ),
 )
 def _repeat(bench: Bench) -> Tensor:
     v = bench.v
@@ -213,6 +246,10 @@ def _repeat(bench: Bench) -> Tensor:
     ),
     wide=(f"CONCAT-[{RARE}]-a=256x3x2,[n=512,dim=0|n=4,dim=1|n=1,dim=2]",),
     full=("CONCAT-[f32|f16]-a=128x256x8x2,n=128,dim=0",),
+    pairs=(
+        "CONCAT-[f32|f16|bf16|i32]-a=12x6x4x2,dim=[0|1|2|3],n=[1|7][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213|,va=p1023][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213|,vb=p1023]",
+        "CONCAT-[i64|q4_0|q5_1|q8_0|mxfp4|q4_K|q6_K]-a=256x6x4x2,dim=[0|1|2|3],n=256[|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213]",
+    ),
 )
 def _concat(bench: Bench) -> Tensor:
     v, dim, (type_,) = bench.v, bench.v["dim"], bench.types

@@ -18,6 +18,9 @@ from .bench import Bench, cases
         "PAD-f32-ne=10x5x4x3,by=0x3x1x0,vne=[pad|off|p0213]",
     ),
     full=("PAD-f32-ne=1000x65x16,by=0x24x0x63",),
+    pairs=(
+        "PAD-f32-ne=[10x5x4x3|1x7|9x1x4],by=[0x3|0x0x0x2|3x0|1x2x3x4x0x1x2x0|0x0x0x0x0x0x0x1][|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part|,vne=p0213]",
+    ),
 )
 def _pad(bench: Bench) -> Tensor:
     v, b = bench.v, bench.b
@@ -30,6 +33,9 @@ def _pad(bench: Bench) -> Tensor:
     "ROLL",
     keys="ne=SHAPE vne= by=NUMBERS",
     standard=("ROLL-f32-ne=10x5x4x3,by=[3|0x2|1x-2x3x1|-9x4x0x-1]", "ROLL-f32-ne=10x5x4x3,by=2x1,vne=[pad|p0213]"),
+    pairs=(
+        "ROLL-f32-ne=[10x5x4x3|11x6x5x4],by=[3|0x2|0x0x1|0x0x0x-1|1x-2x3x1|-9x4x0x-1][|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part|,vne=p0213]",
+    ),
 )
 def _roll(bench: Bench) -> Tensor:
     v = bench.v
@@ -45,6 +51,9 @@ def _roll(bench: Bench) -> Tensor:
         "POOL_2D-f32-ne=24x9x3,op=[MAX|AVG],k=4x1x4x1x0x0,vne=[pad|off|slab]",
     ),
     full=("POOL_2D-f32-ne=4096x33x8,op=MAX,k=128x1x128x1x0x0",),
+    pairs=(
+        "POOL_2D-[f32|f16]-ne=24x9x3[|x2],op=[MAX|AVG],k=[4x1x4x1x0x0|3x3x2x2x1x1|2x3x1x2x0x1|5x9x1x1x0x0][|,vne=pad|,vne=off|,vne=slab]",
+    ),
 )
 def _pool_2d(bench: Bench) -> Tensor:
     v = bench.v
@@ -63,6 +72,11 @@ def _pool_2d(bench: Bench) -> Tensor:
         "IM2COL-f16+f32+f16-a=7x1x6,b=20x1x6,k=1x0x3x0x1x0",
     ),
     full=("IM2COL-f16+f32+f16-a=7x512x16,b=60x512,k=1x0x3x0x1x0",),
+    smoke=("IM2COL-f32+f32+f32-a=3x5x4,b=20x5,k=1x0x1x0x1x0",),
+    pairs=(
+        "IM2COL-[f16+f32+f16|f16+f32+f32|f32+f32+f32]-a=3x5x4,b=20x5x[1|2],k=[1x0x1x0x1x0|2x0x0x0x1x0|1x0x3x0x2x0][|,vb=pad|,vb=off|,vb=slab]",
+        "IM2COL-[f16+f32+f16|f16+f32+f32|f32+f32+f32]-a=3x2x5x4,b=12x7x5x[1|2],is_2D=1,k=[1x1x1x1x1x1|2x3x0x1x1x2|1x1x0x0x2x1][|,vb=off|,vb=slab|,vb=part]",
+    ),
 )
 def _im2col(bench: Bench) -> Tensor:
     v, (type_a, type_b, to) = bench.v, bench.types
@@ -99,6 +113,7 @@ def _conv_2d_dw(bench: Bench) -> Tensor:
         "SSM_CONV-f32+f32-out=[16x1|16x7|33x5x3|64x1x4|128x12x2],d_conv=[3|4|9]",
         "SSM_CONV-f32+f32-out=32x5x3,d_conv=[2|4],vsx=[off|slab|flat]",
     ),
+    pairs=("SSM_CONV-f32+f32-out=[16x1|16x7|33x5x3|64x1x4],d_conv=[2|3|4|9][|,vsx=off|,vsx=slab|,vsx=part|,vsx=flat]",),
     full=("SSM_CONV-f32+f32-out=[1536x33x4|2048x1x16],d_conv=[3|4]",),
 )
 def _ssm_conv(bench: Bench) -> Tensor:
