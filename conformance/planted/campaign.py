@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import groupby, pairwise
 
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
@@ -18,7 +20,7 @@ from conformance.judge.verdict import FAILURES, Verdict
 from conformance.process import Worker, WorkerDiedError
 from conformance.process.service import Closed, Service, failure
 from conformance.run.runner import Runner
-from conformance.suite import FAMILIES
+from conformance.suite import FAMILIES, ops
 from conformance.suite.family import Level
 
 from .faults import Fault, load
@@ -138,8 +140,10 @@ def answer(say: Callable[[list[Fault], JSON], Iterator[JSON]]) -> None:
             service.send(*failure(e, UsageError.__name__))
 
 
-TOGETHER = {"ops": 128}
+TOGETHER = {ops.NAME: 128}
 """Cases at a time, by family; trajectories come one by one."""
+FIRST = (1, 8)
+"""How many cases of a batch run before the next ones, where one that fails is enough."""
 
 
 UNLOADABLE = "does not load: "
@@ -169,25 +173,34 @@ class Hunter(Runner):
 
 
 class Reach:
-    """Which faults the cases at hand reach."""
+    """Which faults cases reach. One may read what another made the adapter compile or keep, so a case reaches whatever
+    one of its kind has reached before.
+    """
 
     def __init__(self, runner: Runner, probes: Sequence[Probe]) -> None:
         self._runner, self._probes = runner, probes
-        self._imported: dict[str, frozenset[str]] = {}
-        """Adapter -> faults in what runs when it is imported: every case depends on it."""
+        self._seen: dict[tuple[str, str], set[str]] = {}
 
-    def of(self, cases: Sequence[Case], faults: Sequence[Fault]) -> list[Fault]:
-        """Those of `faults` whose places `cases` reach."""
+    def of(self, kind: str, faults: Sequence[Fault], run: Callable[[Spec], object]) -> list[Fault]:
+        """Those of `faults` that cases of `kind` reach, once `run` has them run on the adapter behind a spec."""
         reached: set[str] = set()
         for probe in self._probes:
             if any(f.of == probe.of for f in faults):
-                if probe.of not in self._imported:
-                    self._runner.backend(probe.spec)
-                    self._imported[probe.of] = frozenset(probe.reached)
+                self._runner.backend(probe.spec)  # what runs when it is opened lasts
+                lasting = self._seen.setdefault((probe.of, ""), set(probe.reached))
+                run(probe.spec)
+                lasting |= probe.reached & probe.lasting
+                seen = self._seen.setdefault((probe.of, kind), set())
+                seen |= probe.reached
+                reached |= seen | lasting
                 probe.reached.clear()
-                self._runner.run(probe.spec, cases)
-                reached |= probe.reached | self._imported[probe.of]
         return [f for f in faults if f.name in reached]
+
+
+def kind_of(case_id: str) -> str:
+    """Of a case of ops its op, of another its family."""
+    body = case_id.partition("@")[0]
+    return body.partition("-")[0] if body.startswith(f"{ops.NAME}/") else body.partition("/")[0]
 
 
 def hunt(
@@ -205,8 +218,8 @@ def hunt(
     for name, family in FAMILIES.items():
         hunted = [f for f in faults if name in f.families]
         ids = list(family.ids(level)) if hunted else []  # type: ignore[arg-type]  # checked by the command line
-        size = TOGETHER.get(name, 1)
-        for at in range(start.get(name, 0), len(ids), size):
+        batches = list(_batches(ids, TOGETHER.get(name, 1), kind_of if once else None))
+        for at, batch in enumerate(batches[start.get(name, 0) :], start.get(name, 0)):
             alive = [f for f in hunted if (f.name, name) not in done]
             if not alive:
                 break
@@ -214,15 +227,16 @@ def hunt(
                 yield {"event": "turn"}
                 return
             yield {"event": "cases", "family": name, "at": at}
-            cases = [runner.case(i) for i in ids[at : at + size]]
+            cases = [runner.case(i) for i in batch]
             if once:
                 runs += 1  # of the probe
-                yield {"event": "runs", "fault": Probe.name, "family": name, "case": ids[at]}
-                alive = reach.of(cases, alive)
+                yield {"event": "runs", "fault": Probe.name, "family": name, "case": batch[0]}
+                alive = reach.of(kind_of(batch[0]), alive, partial(runner.run, cases=cases))
             runs += len(alive)
             for fault in alive:
-                yield {"event": "runs", "fault": fault.name, "family": name, "case": ids[at]}
-                wrong = next((r for r in runner.run(fault.spec, cases) if r.verdict in FAILURES), None)
+                yield {"event": "runs", "fault": fault.name, "family": name, "case": batch[0]}
+                results = (r for few in _parts(cases, once=once) for r in runner.run(fault.spec, few))
+                wrong = next((r for r in results if r.verdict in FAILURES), None)
                 if wrong is not None:
                     done.update((fault.name, n) for n in (FAMILIES if once else (name,)))
                     found = {"case": wrong.case, "verdict": str(wrong.verdict), "detail": wrong.detail}
@@ -232,6 +246,19 @@ def hunt(
                 done.add((fault.name, name))
                 yield {"event": "survived", "fault": fault.name, "family": name, "cases": len(ids)}
     yield {"event": "end"}
+
+
+def _batches(ids: Sequence[str], size: int, kind: Callable[[str], str] | None) -> Iterator[Sequence[str]]:
+    """`ids` in order, `size` at a time; of one kind each where there are kinds."""
+    groups = [list(ids)] if kind is None else [list(g) for _, g in groupby(sorted(ids, key=kind), kind)]
+    for group in groups:
+        yield from (group[at : at + size] for at in range(0, len(group), size))
+
+
+def _parts(cases: Sequence[Case], *, once: bool) -> Iterator[Sequence[Case]]:
+    """All together; or few first, as most faults that are looked for once show in any case."""
+    edges = [0, *(n for n in FIRST if once and n < len(cases)), len(cases)]
+    return (cases[a:b] for a, b in pairwise(edges))
 
 
 def _hunt(faults: list[Fault], request: JSON) -> Iterator[JSON]:

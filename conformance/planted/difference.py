@@ -13,6 +13,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 
 from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
 from conformance.ggml.errors import UsageError
 from conformance.process import WorkerDiedError
@@ -20,12 +21,14 @@ from conformance.run.execute import execute
 from conformance.suite import FAMILIES
 from conformance.suite.strategies import case_ids
 
-from .campaign import TIME_LIMIT, TURN, Hunter, Reach, answer, events
-from .faults import Fault, control
+from .campaign import TIME_LIMIT, TURN, Hunter, Reach, answer, events, kind_of
+from .faults import Fault
 from .reach import Probe
 
-DRAWN = ("random", "alias")
-"""Families whose strategies draw every key of an id."""
+DRAWN = ("random", "alias", "kv_growth", "multi_sequence", "gqa")
+"""Families of trajectories that are drawn from; of the first two every key is drawn by itself."""
+OPS = 40
+"""Drawn cases of each op."""
 
 
 def search(
@@ -63,11 +66,14 @@ def search(
 
 
 def draw(seed: int, examples: int) -> list[str]:
-    """`examples` ids of each of `DRAWN`, and between them every op's at level standard, all with seeds of their own."""
+    """`examples` ids of each of `DRAWN`, and between them up to `OPS` of every op's at level standard, all with seeds
+    of their own.
+    """
     rng = np.random.Generator(np.random.PCG64(seed))
-    ops = [
-        f"{i.rpartition('@')[0]}@{rng.integers(1000, 10**9)}" for i in rng.permutation(FAMILIES["ops"].ids("standard"))
-    ]
+    of_op: dict[str, list[str]] = {}
+    for case_id in rng.permutation(FAMILIES["ops"].ids("standard")).tolist():
+        of_op.setdefault(kind_of(case_id), []).append(f"{case_id.rpartition('@')[0]}@{rng.integers(1000, 10**9)}")
+    ops = [i for turn in zip_longest(*(ids[:OPS] for ids in of_op.values())) for i in turn if i]
     trajectories = [i for ids in zip(*(_drawn(f, seed, examples) for f in DRAWN), strict=False) for i in ids]
     each = max(1, len(ops) // max(1, len(trajectories)))
     turns = [ops[k : k + each] for k in range(0, len(ops), each)]
@@ -92,26 +98,31 @@ def _drawn(family: str, seed: int, examples: int) -> list[str]:
 
 def differences(faults: Sequence[Fault], seed: int, examples: int, start: int) -> Iterator[JSON]:
     """Run the cases from `start` on, on every fault that they reach, until one differs by it."""
-    bases = [control(of, ()) for of in dict.fromkeys(f.of for f in faults)]
-    probes = [Probe(b.of, [f for f in faults if f.of == b.of]) for b in bases]
-    runner = Hunter([*faults, *bases, *probes])
+    probes = [Probe(of, [f for f in faults if f.of == of]) for of in dict.fromkeys(f.of for f in faults)]
+    runner = Hunter([*faults, *probes])
     reach = Reach(runner, probes)
+    plain = {p.of: p.spec for p in probes}
     alive = list(faults)
     ids = draw(seed, examples)
+    runs = 0
     for at in range(start, len(ids)):
-        if at - start >= TURN:
+        if runs >= TURN:
             yield {"event": "turn"}
             return
         yield {"event": "case", "at": at}
         case = runner.case(ids[at])
-        for base in bases:
-            reached = reach.of([case], [f for f in alive if f.of == base.of])
-            right = _answer(runner.backend(base.spec), case) if reached else b""
-            for fault in reached:
-                yield {"event": "runs", "fault": fault.name, "case": case.id}
-                if _answer(runner.backend(fault.spec), case) != right:
-                    alive.remove(fault)
-                    yield {"event": "differs", "fault": fault.name, "case": case.id}
+        right: dict[Spec, object] = {}
+
+        def run(spec: Spec, case: Case = case, right: dict[Spec, object] = right) -> None:
+            right[spec] = _answer(runner.backend(spec), case)
+
+        reached = reach.of(kind_of(case.id), alive, run)
+        runs += 1 + len(reached)
+        for fault in reached:
+            yield {"event": "runs", "fault": fault.name, "case": case.id}
+            if _answer(runner.backend(fault.spec), case) != right[plain[fault.of]]:
+                alive.remove(fault)
+                yield {"event": "differs", "fault": fault.name, "case": case.id}
     yield {"event": "end"}
 
 

@@ -35,6 +35,7 @@ AREAS: dict[str, Area] = {
     "xdna2": Area("xdna2", ("backends/xdna2/*.py",)),
     "ggml": Area("ggml", ("backends/ggml/*.py",)),
     "lifting": Area("openvino-stateless", ("conformance/backend/translating/*.py",)),
+    "scheduler": Area("sched?devices=xdna2,cpu", ("conformance/run/scheduler/*.py",)),
 }
 
 

@@ -14,15 +14,16 @@ from conformance.suite.family import Level
 from . import campaign
 from .campaign import Hunt
 from .difference import search
+from .faults import Fault
 from .mutants import AREAS, Mutant
 
 Status = Literal["noticed", "survived", "equivalent", "invalid"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-TIME_LIMIT = 120.0
+TIME_LIMIT = 60.0
 """Seconds without an event after which a mutant counts as one that hangs."""
 TOGETHER = 60
 """Mutants of an area that share a worker, and the expected values of its cases."""
-EXAMPLES = 60
+EXAMPLES = 40
 """Trajectories that are drawn of each family to find one that differs by a survivor; beside them, every op's cases."""
 
 
@@ -56,33 +57,35 @@ def run(
 
 
 def _some(mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable[[str], None]) -> dict[str, Outcome]:
+    """First by `smoke`, which notices most; then by drawn cases, and those alone that differ by the rest of `level`."""
     names = {m.fault.name: m for m in mutants}
 
     def say(hunt: Hunt) -> None:
         if hunt.noticed:
             progress(f"{names[hunt.fault].id}: {hunt.verdict} {hunt.case}")
 
-    hunts = campaign.run([m.fault for m in mutants], level, say, TIME_LIMIT, once=True)
-    noticed = {h.fault: h for h in hunts if h.noticed}
-    left = [m for m in mutants if m.fault.name not in noticed]
-
     def differs(fault: str, case: str) -> None:
         progress(f"{names[fault].id}: differs {case}")
 
-    differ = search([m.fault for m in left], seed, EXAMPLES, differs, TIME_LIMIT)
-    outcomes = {}
-    for m in mutants:
-        hunt, case = noticed.get(m.fault.name), differ.get(m.fault.name)
-        if hunt and hunt.detail.startswith(campaign.UNLOADABLE):
-            outcome = Outcome(m, "invalid", hunt.detail.removeprefix(campaign.UNLOADABLE))
-        elif hunt:
-            outcome = Outcome(m, "noticed", f"{hunt.case} {hunt.verdict}", hunt.family, hunt.detail)
-        elif case:
-            outcome = Outcome(m, "survived", case)
-        else:
-            outcome = Outcome(m, "equivalent", "no case drawn at random differs by it")
-        outcomes[m.fault.name] = outcome
-    return outcomes
+    def hunt(faults: Sequence[Fault], level: Level) -> dict[str, Hunt]:
+        return {h.fault: h for h in campaign.run(faults, level, say, TIME_LIMIT, once=True) if h.noticed}
+
+    noticed = hunt([m.fault for m in mutants], "smoke")
+    left = [m.fault for m in mutants if m.fault.name not in noticed]
+    differ = search(left, seed, EXAMPLES, differs, TIME_LIMIT)
+    if level != "smoke":
+        noticed |= hunt([f for f in left if f.name in differ], level)
+    return {n: _outcome(m, noticed.get(n), differ.get(n)) for n, m in names.items()}
+
+
+def _outcome(mutant: Mutant, hunt: Hunt | None, case: str | None) -> Outcome:
+    if hunt and hunt.detail.startswith(campaign.UNLOADABLE):
+        return Outcome(mutant, "invalid", hunt.detail.removeprefix(campaign.UNLOADABLE))
+    if hunt:
+        return Outcome(mutant, "noticed", f"{hunt.case} {hunt.verdict}", hunt.family, hunt.detail)
+    if case:
+        return Outcome(mutant, "survived", case)
+    return Outcome(mutant, "equivalent", "no case drawn at random differs by it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,8 @@ class Rate:
             return None
         n, p, z = self.of, self.noticed / self.of, 1.96
         middle, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+        low, high = ((middle + d) / (1 + z * z / n) for d in (-half, half))
+        return min(p, max(0.0, low)), max(p, min(1.0, high))
 
 
 def rate(outcomes: Iterable[Outcome]) -> Rate:

@@ -15,7 +15,10 @@ MARK = "_reached"
 
 
 class Probe:
-    """The adapter `of`, that notes in `reached` the names of those `faults` whose places ran, import included."""
+    """The adapter `of`, that notes in `reached` the names of those `faults` whose places ran.
+
+    `lasting` are those of them whose places run once for all cases after: in a module, a class or a cached function.
+    """
 
     name, file = "reach", ""
 
@@ -24,6 +27,7 @@ class Probe:
         base = Spec.parse(of)
         self.spec = Spec(f"{base.name}+{self.name}", base.options)
         self.reached: set[str] = set()
+        self.lasting: set[str] = set()
         self.names: Mapping[str, object] = {MARK: self.reached.add}
         self._faults = faults
 
@@ -33,9 +37,13 @@ class Probe:
         if not faults:
             return None
         tree = ast.parse(source)
+        each_time = _each_time(tree)
         marks: dict[ast.stmt, list[str]] = {}
         for f in faults:
-            marks.setdefault(_statement(tree, f.line(source)), []).append(f.name)
+            statement = _statement(tree, f.line(source))
+            marks.setdefault(statement, []).append(f.name)
+            if statement not in each_time:
+                self.lasting.add(f.name)
         return cast("ast.Module", ast.fix_missing_locations(_Marks(marks).visit(tree)))
 
 
@@ -48,6 +56,14 @@ def _statement(tree: ast.Module, line: int) -> ast.stmt:
             if first <= line <= (node.end_lineno or first):
                 found = node
     return found
+
+
+def _each_time(tree: ast.Module) -> set[ast.AST]:
+    """What runs whenever its function is called: the insides of functions that no decorator caches."""
+    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    cached = [f for f in functions if any("cache" in ast.unparse(d) for d in f.decorator_list)]
+    inner = {n for f in functions for n in ast.walk(f) if n is not f}
+    return inner - {n for f in cached for n in ast.walk(f)}
 
 
 class _Marks(ast.NodeTransformer):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conformance.cli import main
 from conformance.planted import campaign, difference, mutation
-from conformance.planted.campaign import Hunter, Reach
+from conformance.planted.campaign import Hunter, Reach, kind_of
 from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
 from conformance.planted.mutants import AREAS, Mutant, draw
 from conformance.planted.mutation import Outcome, Rate, Status
@@ -23,7 +23,7 @@ from conformance.run.session.select import build
 
 FAULTS = {f.name: f for f in read([FOLDER])}
 SOFTENED = FAULTS["mask-off-by-one"]
-ROPED = next(f for f in FAULTS.values() if f.file == "backends/cpu/rope.py")
+ROPED = FAULTS["rope-backwards"]
 
 
 def test_a_seed_draws_the_same_mutants() -> None:
@@ -50,13 +50,45 @@ def test_every_area_has_files() -> None:
 
 
 def test_only_those_faults_are_reached_whose_place_runs() -> None:
-    """A case of ROPE reaches a fault of ROPE's kernel and not one of attention's."""
+    """A case of ROPE reaches a fault of ROPE's kernel and not one of attention's, and so does each of its kind."""
     probe = Probe("cpu", [SOFTENED, ROPED])
-    reach = Reach(Hunter([SOFTENED, ROPED, probe]), [probe])
-    rope = build("ops/ROPE-f32-ne=64x4x3,mode=NEOX@1")
-    flash = build("ops/FLASH_ATTN_EXT-f32+f32-q=32x3x4,k=32x16x2,mask=16x3@1")
-    assert reach.of([rope], [SOFTENED, ROPED]) == [ROPED]
-    assert reach.of([flash], [SOFTENED, ROPED]) == [SOFTENED]
+    runner = Hunter([SOFTENED, ROPED, probe])
+    reach = Reach(runner, [probe])
+
+    def reached(case_id: str) -> list[Fault]:
+        return reach.of(kind_of(case_id), [SOFTENED, ROPED], lambda spec: runner.run(spec, [build(case_id)]))
+
+    assert reached("ops/ROPE-f32-ne=64x4x3,mode=NEOX@1") == [ROPED]
+    assert reached("ops/FLASH_ATTN_EXT-f32+f32-q=32x3x4,k=32x16x2,mask=16x3@1") == [SOFTENED]
+    assert reach.of("ops/ROPE", [SOFTENED, ROPED], lambda _: None) == [ROPED]
+
+
+def test_what_runs_once_lasts() -> None:
+    """A place in a module, in a class and in a cached function is reached by each case after it."""
+    lasting = {n for n, line in (("module", 1), ("class", 4), ("cached", 9), ("function", 7)) if _lasts(line)}
+    assert lasting == {"module", "class", "cached"}
+
+
+SOURCE = """x = 1
+
+class A:
+    y = 1
+
+    def f(self):
+        return 1
+
+    @functools.cache
+    def g(self):
+        return 2
+"""
+
+
+def _lasts(line: int) -> bool:
+    text = SOURCE.splitlines()[line - 1]
+    fault = Fault("f", "says", "cpu", ("ops",), "a.py", text, text + " ")
+    probe = Probe("cpu", [fault])
+    assert probe.change("a.py", SOURCE) is not None
+    return "f" in probe.lasting
 
 
 def test_once_is_enough() -> None:
