@@ -55,7 +55,11 @@ def _scale(e: Walk, node: Tensor) -> None:
 
 def _clamp(e: Walk, node: Tensor) -> None:
     low, high = e.c.f32(node.params.min), e.c.f32(node.params.max)
-    e.store(node, o.maximum(o.minimum(e.number(src(node, 0)), high), low))
+    x = e.number(src(node, 0))
+    x = o.select(
+        o.less(x, high), x, high
+    )  # NaN is max in ggml; what OpenVINO's minimum makes of it depends on who runs it
+    e.store(node, o.maximum(x, low))
 
 
 def _leaky_relu(e: Walk, node: Tensor) -> None:
