@@ -154,13 +154,14 @@ def known_shape(c: Constants, x: Value) -> Shape | None:
 
 
 def _broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
-    rank = max(0 if s is None else len(s) for s in shapes)
+    known = [s for s in shapes if s is not None]
+    if len(known) < len(shapes):
+        return None
+    rank = max(map(len, known))
     out: list[int] = []
     for i in range(-rank, 0):
         dims: list[int] = []
-        for s in shapes:
-            if s is None:
-                return None
+        for s in known:
             n = s[i] if -i <= len(s) else 1
             if not same(n, 1) and not (dims and same(dims[0], n)):
                 dims.append(n)

@@ -24,6 +24,7 @@ from conformance.ggml.types import F16, F32, I32, I64, Q4_0, Q8_0, GGMLType
 
 from .data import Fill, chosen, encode, integers, normal, random_bytes
 from .decoder import make
+from .decoder.costs import demands
 from .family import Family, Table, ids_of, keys, read_keys, split_id, with_seed
 
 NAME = "alias"
@@ -152,7 +153,10 @@ def _decoders(case_id: str, difference: str, params: dict[str, str], seed: int) 
         t.src = tuple([shared.get(s, s) for s in t.src])
         t.view_src = shared.get(t.view_src, t.view_src)
     steps = [step for both in zip(a.steps, b.steps, strict=True) for step in both]
-    return replace(a, id=case_id, steps=steps, params=dict(params), seed=seed, generator=GENERATOR)
+    return replace(
+        a, id=case_id, steps=steps, params=dict(params), seed=seed, generator=GENERATOR,
+        demands=demands(steps, a.persistent),
+    )  # fmt: skip
 
 
 def alone(case_id: str, traits: Traits, tokens: int) -> Case:

@@ -12,13 +12,19 @@ from conformance.run.judgement import unmet
 from conformance.run.session.select import build
 
 BLOCKS = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,ctx=768,run=at200.p9.p20.d1.p250.d1.p240.d1@1"
+SINKS = BLOCKS.replace("llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32", "gpt-oss-l=2,embd=32,ff=32,vocab=32")
+RAGGED = (
+    "multi_sequence/llama-l=1,embd=32,heads=4,kv=2,head=16,ff=32,vocab=32,seqs=4,ctx=256,unified=0,fa=0,"
+    "run=p3+5+2+4.p1+0+2+0.p0+3+0+0.p2+0+0+1@1"
+)
+IN_TURN = "alias/differs=eps,of=decoder@1"
 NAMES = ("openvino-stateless", "openvino-stateful", "npu")
 FAULTS = {f.name: f for f in read([FOLDER / "costs.toml"]) if "kv_growth" in f.families}
 
 
-def cost(backend: Backend, spec: Spec) -> str:
-    """What the trajectory over three blocks says of its cost, in words; empty where nothing is wrong."""
-    case = build(BLOCKS)
+def cost(backend: Backend, spec: Spec, case_id: str = BLOCKS) -> str:
+    """What a trajectory (default: three blocks of cells) says of its cost, in words; empty where nothing is wrong."""
+    case = build(case_id)
     try:
         return unmet(case, spec, execute(backend, case).witness)
     finally:
@@ -31,6 +37,17 @@ def test_promises_are_kept(name: str) -> None:
     pytest.importorskip("openvino")
     spec = Spec(name)
     assert not cost(create(spec), spec)
+
+
+@pytest.mark.parametrize("case_id", [SINKS, RAGGED, IN_TURN], ids=["sinks", "ragged", "in turn"])
+@pytest.mark.parametrize("name", NAMES)
+def test_other_trajectories_are_entitled_to_what_they_cost(name: str, case_id: str) -> None:
+    """Sinks, two masks that grow apart, two tokens beside two KV heads, and two decoders in turn."""
+    pytest.importorskip("openvino")
+    if name == "npu" and case_id == RAGGED:
+        pytest.skip("the NPU adapter refuses sequences of different lengths")
+    spec = Spec(name)
+    assert not cost(create(spec), spec, case_id)
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -390,3 +390,14 @@ def test_the_translation_alone_keeps_caches_too(body: str) -> None:
                 x, y = (np.asarray(v[t].view(np.float32), np.float64) for v in (found, want))
                 assert np.sum((x - y) ** 2) <= 1e-9 * np.sum(y**2)
         assert a.witness().stage == "translate"
+
+
+def test_a_program_serves_caches_of_other_sizes() -> None:
+    """Whole variables of 512 cells, then of 1024, which are nothing but other numbers of one template."""
+    ov = OpenVinoStateful()
+    for more in ("cache=f16", "seqs=3,unified=1,ctx=1024"):
+        case = make(f"kv_growth/llama-{more},run=at250.d1.shift9.p30.d2.back4.d2@577")
+        found, _ = _run(ov, case)
+        expected, _ = _run(CpuBackend(), case)
+        for k, (f, e) in enumerate(zip(found, expected, strict=True)):
+            assert [j.tensor for j in judge_step(case, k, e, f, EXACT) if j.used > 1] == [], (more, k)

@@ -35,9 +35,11 @@ def _mask(e: Walk, mask: Tensor | None, scores: Shape, max_bias: float) -> Value
     """Slope times mask, which may be larger than scores (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n)."""
     if mask is None:
         return None
-    _, heads, rows, n = scores
+    n3, heads, rows, n = scores
     m = cut(e.c, e.number(mask), [0], [rows], [2])
-    m = broadcastable(e.c, cut(e.c, m, [0], [n], [3]), scores)
+    if mask.ne[0] == n:  # in a lifted graph these may be two symbols, and what is whole would be cut
+        n = mask.ne[0]
+    m = broadcastable(e.c, cut(e.c, m, [0], [n], [3]), (n3, heads, rows, n))
     return o.multiply(m, o.constant(slopes(e.c.fixed(heads), max_bias).reshape(1, -1, 1, 1))) if max_bias > 0 else m
 
 
@@ -90,7 +92,8 @@ def _flash_attn_ext(e: Walk, node: Tensor) -> None:
     total = o.reduce_sum(w, e.c.i64(3), True)
     if sink is not None:
         total = o.add(total, o.exp(o.subtract(sink, top)))
-    y = grouped(e.c, v, o.divide(w, o.maximum(total, e.c.f32(1e-30))), transposed=False)
+    w = e.c.shaped(o.divide(w, o.maximum(total, e.c.f32(1e-30))), shape_of(e.c, x))
+    y = grouped(e.c, v, w, transposed=False)
     e.store(node, transpose(e.c, y, (0, 2, 1, 3)))
 
 

@@ -76,11 +76,12 @@ class StateWalk(Walk):
     def _variable(self, feed: Feed, dtype: str, shape: Shape) -> Value:
         if feed not in self._own:
             info = VariableInfo()
-            info.data_shape, info.data_type, info.variable_id = PartialShape(list(shape)), TYPES[dtype], name(feed)
+            info.data_shape, info.data_type = PartialShape([_dim(n) for n in shape]), TYPES[dtype]
+            info.variable_id = name(feed)
             variable = Variable(info)
             # the host sets it before the first run; with a constant to start from, the CPU plugin (2026.4.1) takes what
             # is read for a constant too, and packs garbage where it is the second operand of a product
-            self._own[feed] = variable, o.read_value(variable)
+            self._own[feed] = variable, self.c.shaped(o.read_value(variable), shape)
             self._out.variables.append(feed)
         return self._own[feed][1]
 

@@ -6,12 +6,12 @@ it. Where prompts and single tokens read three blocks of 256 cells, there are tw
 | promise | of a trajectory |
 |---|---|
 | `lifts` | a program for each form, as its first graph is, and one more for all others once sizes change |
-| `static` | a program for each form, whatever its sizes, where attentions share a mask and no other caches are |
+| `static` | a program for each form, whatever its sizes: attentions share a mask, no other caches, no experts |
 | `appends` | moves the cells that its nodes write, and no others |
-| `fuses` | keeps caches of floats in the kernel that attends to them, where that is FLASH_ATTN_EXT without extras |
+| `fuses` | keeps caches of floats in the kernel that attends to them: FLASH_ATTN_EXT without extras, of one head size |
 
-Extents of inputs that were equal in all graphs before look like one number, an offset of a view that was constant looks
-like a constant: the graph that shows they are not costs `lifts` one program more.
+Extents that were equal in all graphs before look like one number, an offset of a view that was constant looks like a
+constant: the graph that shows they are not costs `lifts` one program more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ OFFSET_PARAMS = 2
 """The first two `op_params` of a VIEW are its offset."""
 MASKS = {"FLASH_ATTN_EXT": 3, "SOFT_MAX": 1}
 """Op of an attention -> which source is its mask."""
+EXPERTS = ("MUL_MAT_ID", "ADD_ID")
 Sizes: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Of a graph: every `ne` and `nb`; every `ne` of inputs; every `view_offs`."""
+"""Of a graph: every `ne` and `nb`; every `ne`; every `view_offs`."""
 
 
 def demands(steps: Sequence[Step], persistent: Collection[Tensor]) -> dict[str, JSON]:
@@ -73,7 +74,7 @@ def _forms(steps: Iterable[Step], persistent: Collection[Tensor]) -> dict[Hashab
         forms.setdefault((form, tuple(at[t] for t in step.outputs)), []).append(
             (
                 tuple(n for t in tensors for n in (*t.ne, *t.nb)),
-                tuple(n for t in tensors if t in step.inputs for n in t.ne),
+                tuple(n for t in tensors for n in t.ne),
                 tuple(t.view_offs for t in tensors),
             )
         )
@@ -93,10 +94,10 @@ def _lifted(graphs: Sequence[Sizes]) -> int:
     return count
 
 
-def _shares_mask(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
-    """Whether all attentions of a step share a mask, and each writes its K and V and nothing else is written."""
+def _shares_mask(nodes: Sequence[Tensor], writers: Sequence[Tensor]) -> bool:
+    """Whether all attentions of a step share a mask, each writes its K and V, nothing else does, and no expert runs."""
     masks = [m for n in nodes if n.op in MASKS and (m := optional(n, MASKS[n.op])) is not None]
-    return len(set(masks)) == 1 and len(writers) == 2 * len(masks)
+    return len(set(masks)) == 1 and len(writers) == 2 * len(masks) and not any(n.op in EXPERTS for n in nodes)
 
 
 def _fuses(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
@@ -112,10 +113,11 @@ def _fuses(nodes: Iterable[Tensor], writers: Sequence[Tensor]) -> bool:
 
 
 def _is_plain(attention: Tensor) -> bool:
-    """Whether it has a mask, and no sinks, ALiBi slopes or softcap."""
-    mask, sinks = (*attention.src, None, None)[3:5]
+    """Whether it has a mask, K and V of one head size, and no sinks, ALiBi slopes or softcap."""
+    _, k, v, mask, sinks = (*attention.src, None, None)[:5]
     p = attention.params
-    return mask is not None and sinks is None and not p.max_bias and not p.logit_softcap
+    alike = k is not None and v is not None and k.ne[0] == v.ne[0]
+    return alike and mask is not None and sinks is None and not p.max_bias and not p.logit_softcap
 
 
 def _written(node: Tensor) -> int:
