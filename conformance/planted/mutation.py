@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Literal, get_args
 
 from conformance.case.case import JSON
+from conformance.perf.statistics import Rate
 from conformance.suite.family import Level
 
 from . import campaign
@@ -85,32 +84,9 @@ def _some(mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable
     return outcomes
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """How many of the mutants that change something are noticed."""
-
-    noticed: int
-    of: int
-
-    @property
-    def value(self) -> float | None:
-        """None where there is no mutant."""
-        return self.noticed / self.of if self.of else None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Wilson's at 95 %."""
-        if not self.of:
-            return None
-        n, p, z = self.of, self.noticed / self.of, 1.96
-        middle, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
-
-
 def rate(outcomes: Iterable[Outcome]) -> Rate:
     """Of `outcomes` those noticed, and all that are neither equivalent nor invalid."""
-    counts = Counter(o.status for o in outcomes)
-    return Rate(counts["noticed"], counts["noticed"] + counts["survived"])
+    return Rate.of_mutants(o.status for o in outcomes)
 
 
 def rates(outcomes: Sequence[Outcome]) -> Mapping[str, Rate]:
