@@ -11,12 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.cli import main
+from conformance.perf.statistics import Rate
 from conformance.planted import campaign, difference, mutation
 from conformance.planted.campaign import Hunter, Reach
 from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
 from conformance.planted.mutants import AREAS, Mutant, draw
 from conformance.planted.mutation import Outcome, Status
 from conformance.planted.reach import Probe
+from conformance.report.runs import read_runs
 from conformance.run.session.select import build
 
 FAULTS = {f.name: f for f in read([FOLDER])}
@@ -79,7 +81,9 @@ def test_drawn_cases_are_a_seeds_own() -> None:
 
 
 def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--json` has each mutant with its diff and status, the rate of those that change something, and its interval."""
+    """`--json` has each mutant with its diff and status, the rate of those that change something, and its interval; it
+    is a run file, and reports count as the command does.
+    """
     statuses: tuple[Status, ...] = ("noticed", "noticed", "survived", "equivalent", "invalid")
 
     def run(mutants: list[Mutant], *_: object) -> list[Outcome]:
@@ -100,3 +104,4 @@ def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert document["rate"] == pytest.approx(2 / 3)
     assert np.diff(document["interval"]) > 0
     assert document["seed"] == 3
+    assert read_runs([path]).mutant_rates() == {"cpu": Rate(2, 3)}
