@@ -147,7 +147,7 @@ PARTS = (
     Part("fresh", "new random cases until the time is used; they are filed and fail nothing", _fresh, HOUR / 2,
          "conformance", shared=True, repeats=True),
     Part("planted", "known bugs, planted, are noticed", _planted, HOUR, "planted"),
-    Part("mutants", "changes of the adapters that the seed of this night draws, and the rate that is noticed", _mutants, HOUR,
+    Part("mutants", "changes of adapters that the seed of this night draws, and how many are noticed", _mutants, HOUR,
          "mutate"),
     Part("audit", "what backends say of weights in buffers, held against runs", _audit, HOUR, "audit"),
     Part("perf", "speed of every work unit", _perf, HOUR, "perf"),

@@ -476,7 +476,7 @@ def kills(history: History) -> list[Kills]:
 
 
 def samples(history: History) -> list[Sample]:
-    """How many mutants of each area each run noticed."""
+    """How many mutants of each area each run noticed, oldest first."""
     return [
         Sample(run, written, machine, level, area, Rate(noticed, of))
         for run, written, machine, level, area, noticed, of in history.query(_SAMPLES)
@@ -549,4 +549,4 @@ _KILLS = """
 _SAMPLES = """
     SELECT runs.run, written, machine, level, text, sum(status = 'noticed'), sum(status IN ('noticed', 'survived'))
     FROM mutants JOIN runs ON runs.id = mutants.run JOIN names ON names.id = area
-    GROUP BY runs.id, level, area ORDER BY written, runs.run, text"""
+    GROUP BY runs.id, level, area ORDER BY written, runs.run, level, text"""

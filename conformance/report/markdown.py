@@ -11,7 +11,7 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.perf.statistics import Rate
 
 from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation
-from .runs import Fields, Row, Runs, budget_used, command, refusals
+from .runs import Fields, Row, Runs, budget_used, command, mutant_rates, refusals
 
 LIMIT = 50_000
 """Bytes of UTF-8; the page and the run files have the rest."""
@@ -280,9 +280,10 @@ def _rate(rate: Rate) -> str:
 
 
 def _mutants(runs: Runs) -> list[str]:
-    survived = [m.value for m in runs.mutants if m.value["status"] == "survived"]
+    mutants = [m.value for m in runs.mutants]
+    survived = [m for m in mutants if m["status"] == "survived"]
     return [
-        *(f"- {_code(area)}: {_rate(rate)}" for area, rate in runs.mutant_rates().items()),
+        *(f"- {_code(area)}: {_rate(rate)}" for area, rate in mutant_rates(mutants).items()),
         *(f"- survived: {_code(m['id'])} in {_code(m['area'])}, differs by {_code(m['by'])}" for m in survived),
     ]
 

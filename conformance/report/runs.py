@@ -112,13 +112,6 @@ class Runs:
             seen += [h.value["family"]] if h.value["noticed"] else []
         return families
 
-    def mutant_rates(self) -> dict[str, Rate]:
-        """How many mutants of each area are noticed."""
-        areas: dict[str, list[str]] = {}
-        for m in self.mutants:
-            areas.setdefault(m.value["area"], []).append(m.value["status"])
-        return {area: Rate.of_mutants(statuses) for area, statuses in areas.items()}
-
     def zoo(self) -> list[Row[Fields]]:
         """Architecture × device × run of `conform zoo`: the newest of each kind of machine."""
         newest: dict[tuple[str, ...], Row[Fields]] = {}
@@ -246,6 +239,14 @@ def _members(value: JSON) -> Iterable[tuple[str, JSON]]:
 
 def _text(value: JSON) -> str:
     return "" if value is None else str(value)
+
+
+def mutant_rates(mutants: Iterable[Fields]) -> dict[str, Rate]:
+    """How many of the mutants of each area are noticed."""
+    areas: dict[str, list[str]] = {}
+    for m in mutants:
+        areas.setdefault(m["area"], []).append(m["status"])
+    return {area: Rate.of_mutants(statuses) for area, statuses in areas.items()}
 
 
 def command(result: Result) -> str:

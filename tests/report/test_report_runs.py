@@ -17,7 +17,7 @@ from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.perf.statistics import Rate
 from conformance.report.runfile import record, write_json
-from conformance.report.runs import read_runs
+from conformance.report.runs import mutant_rates, read_runs
 
 A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
 
@@ -114,7 +114,7 @@ def test_a_sample_of_mutants_is_replaced_whole(tmp_path: Path) -> None:
         mutate(["noticed"], written="2026-01-01T00:00:00Z", machine="m2"),
     ]
     runs = read_runs([written_to(tmp_path / f"{i}.json", d) for i, d in enumerate(made)])
-    assert runs.mutant_rates() == {"cpu": Rate(2, 3), "ggml": Rate(0, 0)}
+    assert mutant_rates(m.value for m in runs.mutants) == {"cpu": Rate(2, 3), "ggml": Rate(0, 0)}
 
 
 def _set(*path: Any) -> Callable[[Any], None]:  # noqa: ANN401  # keys, and a value last

@@ -18,7 +18,7 @@ from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
 from conformance.planted.mutants import AREAS, Mutant, draw
 from conformance.planted.mutation import Outcome, Status
 from conformance.planted.reach import Probe
-from conformance.report.runs import read_runs
+from conformance.report.runs import mutant_rates, read_runs
 from conformance.run.session.select import build
 
 FAULTS = {f.name: f for f in read([FOLDER])}
@@ -104,4 +104,4 @@ def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert document["rate"] == pytest.approx(2 / 3)
     assert np.diff(document["interval"]) > 0
     assert document["seed"] == 3
-    assert read_runs([path]).mutant_rates() == {"cpu": Rate(2, 3)}
+    assert mutant_rates(m.value for m in read_runs([path]).mutants) == {"cpu": Rate(2, 3)}
