@@ -152,17 +152,10 @@ def mutate(n: int, seed: int, areas: Sequence[str], level: Level, json_path: Pat
                 line(f"  {text}")
     line("")
     counts = {a: Counter(o.status for o in outcomes if o.mutant.area == a) for a in rates}
-    rows = [(a, _percent(r), *(counts[a][s] for s in mutation.STATUSES)) for a, r in rates.items()]
+    rows = [(a, str(r), *(counts[a][s] for s in mutation.STATUSES)) for a, r in rates.items()]
     total = Counter(o.status for o in outcomes)
-    rows.append(("all", _percent(mutation.rate(outcomes)), *(total[s] for s in mutation.STATUSES)))
+    rows.append(("all", str(mutation.rate(outcomes)), *(total[s] for s in mutation.STATUSES)))
     table(rows, ["area", "rate", *mutation.STATUSES])
-
-
-def _percent(rate: mutation.Rate) -> str:
-    if rate.value is None or rate.interval is None:
-        return "-"
-    low, high = rate.interval
-    return f"{100 * rate.value:.0f} % ({100 * low:.0f} to {100 * high:.0f})"
 
 
 @click.command()

@@ -55,8 +55,8 @@ class Interrupted(BaseException):
 @LEVEL.click(help="How many cases.", default="standard", show_default=True)
 @BACKEND.click(metavar="NAME")
 @FAMILY.click()
-@SEED.click(help="What this night's generated cases are drawn from, to repeat a night; default: a new one, which is "
-            "printed.")  # fmt: skip
+@SEED.click(help="What this night's generated cases and mutants are drawn from, to repeat a night; default: a new one, "
+            "which is printed.")  # fmt: skip
 @click.option("--parts", metavar="NAME,…", help="Only these; default: all. --list shows them.")
 @click.option("--time-budget", "budget", type=click.FloatRange(min=0), default=900.0, show_default=True,
               metavar="SECONDS", help="For fresh random cases.")  # fmt: skip
@@ -118,7 +118,7 @@ def nightly(
         request["level"] = level = str(others[0].asked["level"])
     state = begin(where, label or str(environment()["system"]), request, seed)
     if not merged:
-        _say(f"seed of this night: {state.seed}; `ci/nightly --seed {state.seed}` draws the same cases")
+        _say(f"seed of this night: {state.seed}; `ci/nightly --seed {state.seed}` draws the same cases and mutants")
     history = store or where.parent / "history.sqlite"
     options = Options(
         where, level, tuple(backends), tuple(families), shard, budget, gate_budget, history, state.seed, base

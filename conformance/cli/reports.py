@@ -16,7 +16,7 @@ import click
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Verdict
 from conformance.nightly.summary import unproven
-from conformance.perf.history import FEWEST, Change, History, Kills, Run, changes, kills, runs, series
+from conformance.perf.history import FEWEST, Change, History, Kills, Run, Sample, changes, kills, runs, samples, series
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.matrix import csv_ops
@@ -101,18 +101,26 @@ def import_(paths: Sequence[Path], store: Path, nightly: bool) -> None:
 @_store
 @json_option
 def list_(store: Path, json_path: Path | None) -> None:
-    """The runs of a history, oldest first, and the kill rate of planted faults."""
+    """The runs of a history, oldest first, the kill rate of planted faults, and the rate of mutants noticed."""
     with closing(History(store)) as h:
-        stored, planted = runs(h), kills(h)
+        stored, planted, drawn = runs(h), kills(h), samples(h)
     rows = [_run(r) for r in stored]
     table(rows, ["written", "run", "kind", "nightly", "machine", "rows", "what"], disable_numparse=True)
     if planted:
         line("")
         head = ["written", "run", "level", "adapter", "planted faults noticed", "kill rate"]
         table([_kills(k) for k in planted], head, disable_numparse=True)
+    if drawn:
+        line("")
+        head = ["written", "run", "level", "area", "mutants noticed", "rate"]
+        table([_sample(s) for s in drawn], head, disable_numparse=True)
     if json_path:
-        document = {"schema": 1, "runs": [asdict(r) for r in stored], "kills": [asdict(k) for k in planted]}
-        write_json(json_path, document)
+        lists = {
+            "runs": [asdict(r) for r in stored],
+            "kills": [asdict(k) for k in planted],
+            "mutants": [asdict(s) for s in drawn],
+        }
+        write_json(json_path, {"schema": 1, **lists})
 
 
 @history.command("changes")
@@ -158,6 +166,10 @@ def _run(r: Run) -> Sequence[str]:
 def _kills(k: Kills) -> Sequence[str]:
     rate = f"{100 * k.noticed / k.faults:.0f} %"
     return (k.written, k.run[:8], k.level, k.of, f"{k.noticed} of {k.faults}", rate)
+
+
+def _sample(s: Sample) -> Sequence[str]:
+    return (s.written, s.run[:8], s.level, s.area, f"{s.rate.noticed} of {s.rate.of}", str(s.rate))
 
 
 def _change(c: Change) -> Sequence[str]:

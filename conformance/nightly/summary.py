@@ -18,6 +18,7 @@ from conformance.case.case import JSON
 from conformance.ggml.text import printable
 from conformance.judge.verdict import FAILURES as FAILING_VERDICTS
 from conformance.judge.verdict import Missing, Request, Result, Verdict
+from conformance.perf.statistics import Rate
 from conformance.report.markdown import cut
 from conformance.run.audit.cells import FAILING
 from conformance.run.session.shard import whole
@@ -35,8 +36,8 @@ DETAIL = 300
 """Characters of a failing case's detail."""
 REST = "\n… the rest is left out; it is in the documents\n"
 REPRODUCE = "failures.md"
-DRAWN = frozenset({"seeded", "fresh"})
-"""Parts whose cases are drawn from the night's seed."""
+DRAWN = frozenset({"seeded", "fresh", "mutants"})
+"""Parts whose cases or mutants are drawn from the night's seed."""
 WORDS = {
     FINE: "everything that was asked for ran, and is fine",
     FAILURES: "there are failures or regressions",
@@ -53,12 +54,14 @@ def summary(
     gating = [_line(f) for f in failing if not f.fresh]
     filed = [_line(f) for f in failing if f.fresh]
     found = [f"- {_one_line(f[:DETAIL])}" for s in states for f in findings(documents(s))]
+    survived = [f"- {_one_line(m[:DETAIL])}" for s in states for m in survivors(documents(s))]
     lines = [f"# Nightly: {words(code)}", "", _where(states), ""]
     lines += _not_run(states, names, missing)
     lines += _parts(states, names)
     lines += _listed("Failing cases", gating, f": {REPRODUCE}")
     lines += _listed("Other findings", found, ", in the documents")
     lines += _listed("Fresh cases that fail: filed, no failure of this night", filed, f": {REPRODUCE}")
+    lines += _listed("Mutants that survived: work to do, no failure of this night", survived, ", in the documents")
     return cut("\n".join(lines) + "\n", LIMIT, REST)
 
 
@@ -79,7 +82,7 @@ def _where(states: Sequence[State]) -> str:
     starts = sum(s.starts for s in states) - len(states)
     again = f"; started {starts + 1} times" if starts else ""
     seeds = sorted({s.seed for s in states if s.seed is not None and s.parts.keys() & DRAWN})
-    drawn = f"; generated cases drawn from --seed {', '.join(map(str, seeds))}" if seeds else ""
+    drawn = f"; cases and mutants drawn from --seed {', '.join(map(str, seeds))}" if seeds else ""
     return f"{', '.join(places)}; begun {began}{again}{drawn}"
 
 
@@ -196,6 +199,12 @@ def findings(documents: Sequence[dict[str, JSON]]) -> list[str]:
     ]  # fmt: skip
 
 
+def survivors(documents: Sequence[dict[str, JSON]]) -> list[str]:
+    """A sentence for each mutant that changes what an adapter answers and that no case noticed."""
+    rows = [m for m in _rows(documents, "mutants") if m.get("status") == "survived"]
+    return [f"{m.get('id')} ({m.get('area')}): {m.get('by')} differs by it" for m in rows]
+
+
 def unrun(documents: Sequence[dict[str, JSON]]) -> list[str]:
     """A sentence for each case, gate and backend that did not run within a part that did."""
     lacking = [(d.get("environment") or {}).get("unavailable") or {} for d in documents]
@@ -251,6 +260,12 @@ def _hunts(documents: Sequence[dict[str, JSON]]) -> str:
     return f"{len(names & noticed)} of {len(names)} planted bugs noticed" if names else ""
 
 
+def _mutants(documents: Sequence[dict[str, JSON]]) -> str:
+    rows = _rows(documents, "mutants")
+    rate = Rate.of_mutants(str(m.get("status")) for m in rows)
+    return f"{rate.noticed} of {rate.of} mutants noticed, {rate}" if rows else ""
+
+
 def _gates(documents: Sequence[dict[str, JSON]]) -> str:
     return _counted([f"gates {g.get('answer')}" for g in _rows(documents, "gates")])
 
@@ -271,7 +286,8 @@ def _cells(documents: Sequence[dict[str, JSON]]) -> list[tuple[str, dict[str, JS
     return [(name, c) for backends in audited for name in backends for c in _rows([backends], name)]
 
 
-_FIGURES: tuple[Callable[[Sequence[dict[str, JSON]]], str], ...] = (_verdicts, _hunts, _gates, _units, _audited)
+_Figure = Callable[[Sequence[dict[str, JSON]]], str]
+_FIGURES: tuple[_Figure, ...] = (_verdicts, _hunts, _mutants, _gates, _units, _audited)
 
 
 def _counted(words: Sequence[object]) -> str:

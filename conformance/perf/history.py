@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, final
 from conformance.case.case import JSON
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.verdict import FAILURES
-from conformance.perf.statistics import median_interval
+from conformance.perf.statistics import Rate, median_interval
 
 APPLICATION = 0x67676D6C
 """SQLite's `application_id`, which identifies the file: "ggml"."""
@@ -56,14 +56,21 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             noticed INTEGER NOT NULL, case_id {_NAME}, verdict TEXT NOT NULL, PRIMARY KEY (run, fault, family))
             WITHOUT ROWID""",
     ),
+    (
+        f"""CREATE TABLE mutants (
+            {_KEY}, area {_NAME}, mutant {_NAME}, file {_NAME}, level TEXT NOT NULL, status TEXT NOT NULL,
+            why TEXT NOT NULL, PRIMARY KEY (run, area, mutant)) WITHOUT ROWID""",
+    ),
 )
 """Statements that make version 1 from nothing, 2 from 1, and so on. A released step is never changed.
 
 Repeated texts (cases, backends, units, faults) are stored once in `names`; a column with an id of one `REFERENCES
-names`. `control` is 1 where a hunt ran on an unchanged adapter, to see that nothing is noticed there.
+names`. `control` is 1 where a hunt ran on an unchanged adapter, to see that nothing is noticed there. `why` is the case
+that noticed a mutant, or the one that differs by it.
 """
 
-NAMED = frozenset({"case_id", "backend", "unit", "model", "counter", "gate", "against", "fault", "family", "adapter"})
+NAMED = frozenset({"case_id", "backend", "unit", "model", "counter", "gate", "against", "fault", "family", "adapter",
+                   "area", "mutant", "file"})  # fmt: skip
 """Columns that hold ids of `names`."""
 
 COUNTED: dict[str, str] = {
@@ -71,6 +78,7 @@ COUNTED: dict[str, str] = {
     "timings": "verdict",
     "gates": "answer",
     "hunts": "CASE WHEN noticed THEN 'noticed' ELSE 'not noticed' END",
+    "mutants": "status",
 }
 """Table -> the SQL expression by which its rows are counted."""
 
@@ -82,6 +90,7 @@ _TIMING = ("unit", "model", "backend", "verdict", "work", "rounds", "rate", "rea
 _GATE = ("gate", "unit", "backend", "kind", "answer", "estimate", "low", "high", "rounds", "detectable", "seconds",
          "reason")  # fmt: skip
 _HUNT = ("fault", "family", "noticed", "verdict")
+_MUTANT = ("area", "file", "status")
 PATIENCE = 60.0
 """Seconds that a writer waits for others."""
 
@@ -133,10 +142,16 @@ def _hunts(document: Document) -> Iterator[Cells]:
         yield {**_pick(h, _HUNT), **more}
 
 
+def _mutants(document: Document) -> Iterator[Cells]:
+    for m in document["mutants"]:
+        yield {**_pick(m, _MUTANT), "mutant": m["id"], "level": str(document.get("level", "")), "why": m["by"]}
+
+
 TABLES: dict[str, dict[str, Callable[[Document], Iterator[Cells]]]] = {
     "conformance": {"results": _results},
     "perf": {"timings": _timings, "counters": _counters, "gates": _gates},
     "planted": {"hunts": _hunts},
+    "mutate": {"mutants": _mutants},
 }
 """Kind of document -> the tables it fills. Of other kinds (audit, phases, zoo) only the run itself is stored."""
 
@@ -418,6 +433,18 @@ class Kills:
     faults: int
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The mutants of one run in one area."""
+
+    run: str
+    written: str
+    machine: str
+    level: str
+    area: str
+    rate: Rate
+
+
 def runs(history: History) -> list[Run]:
     """Every run, oldest first."""
     counts: dict[int, dict[str, int]] = {}
@@ -446,6 +473,14 @@ def series(history: History, *, nightly: bool = True) -> list[Series]:
 def kills(history: History) -> list[Kills]:
     """How many planted faults each run noticed, per adapter; a fault that any family noticed is noticed."""
     return [Kills(*row) for row in history.query(_KILLS)]
+
+
+def samples(history: History) -> list[Sample]:
+    """How many mutants of each area each run noticed, oldest first."""
+    return [
+        Sample(run, written, machine, level, area, Rate(noticed, of))
+        for run, written, machine, level, area, noticed, of in history.query(_SAMPLES)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,3 +546,7 @@ _KILLS = """
         (SELECT runs.run AS run, written, level, adapter, max(noticed) AS seen
          FROM hunts JOIN runs ON runs.id = hunts.run WHERE NOT control GROUP BY runs.id, adapter, fault)
     JOIN names ON names.id = adapter GROUP BY run, adapter ORDER BY written, run, text"""
+_SAMPLES = """
+    SELECT runs.run, written, machine, level, text, sum(status = 'noticed'), sum(status IN ('noticed', 'survived'))
+    FROM mutants JOIN runs ON runs.id = mutants.run JOIN names ON names.id = area
+    GROUP BY runs.id, level, area ORDER BY written, runs.run, level, text"""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Literal, get_args
 
 from conformance.case.case import JSON
+from conformance.perf.statistics import Rate
 from conformance.suite.family import Level
 
 from . import campaign
@@ -88,33 +87,9 @@ def _outcome(mutant: Mutant, hunt: Hunt | None, case: str | None) -> Outcome:
     return Outcome(mutant, "equivalent", "no case drawn at random differs by it")
 
 
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """How many of the mutants that change something are noticed."""
-
-    noticed: int
-    of: int
-
-    @property
-    def value(self) -> float | None:
-        """None where there is no mutant."""
-        return self.noticed / self.of if self.of else None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Wilson's at 95 %."""
-        if not self.of:
-            return None
-        n, p, z = self.of, self.noticed / self.of, 1.96
-        middle, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        low, high = ((middle + d) / (1 + z * z / n) for d in (-half, half))
-        return min(p, max(0.0, low)), max(p, min(1.0, high))
-
-
 def rate(outcomes: Iterable[Outcome]) -> Rate:
     """Of `outcomes` those noticed, and all that are neither equivalent nor invalid."""
-    counts = Counter(o.status for o in outcomes)
-    return Rate(counts["noticed"], counts["noticed"] + counts["survived"])
+    return Rate.of_mutants(o.status for o in outcomes)
 
 
 def rates(outcomes: Sequence[Outcome]) -> Mapping[str, Rate]:

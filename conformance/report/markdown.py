@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.perf.statistics import Rate
 
 from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation
-from .runs import Fields, Row, Runs, budget_used, command, refusals
+from .runs import Fields, Row, Runs, budget_used, command, mutant_rates, refusals
 
 LIMIT = 50_000
 """Bytes of UTF-8; the page and the run files have the rest."""
@@ -38,7 +39,7 @@ Section = tuple[str, Sequence[str], Sequence[str]]
 
 
 def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT) -> str:
-    """Verdicts per backend, failures with what reproduces them, gates, speed, planted bugs, and what did not run."""
+    """Verdicts per backend, failures with their commands, gates, speed, planted bugs, mutants, and what did not run."""
     place = _text(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)), 200)
     text = "\n".join(_head(runs)) + "\n"
     for heading, lines, items in _sections(runs):
@@ -116,6 +117,8 @@ def _others(runs: Runs) -> list[str]:
     if runs.hunts:
         names = {h.value["fault"] for h in runs.hunts if h.value["noticed"]} & {f.value["name"] for f in runs.faults}
         words.append(f"{len(names):,} of {len({f.value['name'] for f in runs.faults}):,} planted bugs noticed")
+    if runs.mutants:
+        words.append(_rate(Rate.of_mutants(m.value["status"] for m in runs.mutants)))
     words += [f"{len(runs.of('audit')):,} audits"] if runs.of("audit") else []
     return words
 
@@ -140,6 +143,7 @@ def _sections(runs: Runs) -> Iterator[Section]:
     yield "Gates", *_table(["gate", "unit", "backend", "answer", "estimate", "interval", "limit", "why"], _gates(runs))
     yield "Speed", *_table(["unit", "backend", "rate", "rounds", "not timed because"], _units(runs))
     yield "Planted bugs", [], _planted(runs)
+    yield "Mutants", [], _mutants(runs)
     cells = runs.zoo()
     columns = list(dict.fromkeys((str(c.value.get("backend")), str(c.value.get("run"))) for c in cells))
     yield "Zoo", *_table(["architecture", *(f"{_code(b)}, {_text(r)}" for b, r in columns)], _zoo(cells, columns))
@@ -268,6 +272,19 @@ def _planted(runs: Runs) -> list[str]:
         *(f"- not noticed: {_code(f['name'])} in {_code(f['of'])}: {_text(f['says'])}" for f in missed),
         *(f"- false alarm: {_code(fault)}" for fault in alarms),
         *(f"- not planted: {_code(f.value['name'])}" for f, names in faults if names is None),
+    ]
+
+
+def _rate(rate: Rate) -> str:
+    return f"{rate.noticed:,} of {rate.of:,} mutants noticed, {rate}"
+
+
+def _mutants(runs: Runs) -> list[str]:
+    mutants = [m.value for m in runs.mutants]
+    survived = [m for m in mutants if m["status"] == "survived"]
+    return [
+        *(f"- {_code(area)}: {_rate(rate)}" for area, rate in mutant_rates(mutants).items()),
+        *(f"- survived: {_code(m['id'])} in {_code(m['area'])}, differs by {_code(m['by'])}" for m in survived),
     ]
 
 

@@ -28,7 +28,7 @@ from conformance.ggml.errors import CaseFileError, UsageError
 from conformance.judge.verdict import Missing, Request, Result, Totals, Verdict
 from conformance.run.session.environment import SCHEMA, header
 
-KINDS = ("conformance", "perf", "planted", "audit", "phases", "zoo")
+KINDS = ("conformance", "perf", "planted", "mutate", "audit", "phases", "zoo")
 JOURNAL = "journal"
 """Kind of the first line of a journal (`report.journal`), which holds one JSON document a line."""
 JOURNAL_BEGINS = f'{{"schema": {SCHEMA}, "kind": "{JOURNAL}", '.encode()
@@ -215,6 +215,10 @@ GATE: dict[str, Rule] = {
     "rounds": COUNT.optional(),
     "seconds": AMOUNT.optional(),
 }
+MUTANT: dict[str, Rule] = {
+    **_fields(TEXT, "id", "file", "area", "diff", "by", "family", "detail"),
+    "status": one_of("noticed", "survived", "equivalent", "invalid"),
+}
 ROWS: dict[str, dict[str, dict[str, Rule]]] = {
     "conformance": {"results": RESULT, "missing": _fields(TEXT, "backend", "case", "reason")},
     "perf": {"units": UNIT, "gates": GATE},
@@ -222,6 +226,7 @@ ROWS: dict[str, dict[str, dict[str, Rule]]] = {
         "faults": _fields(TEXT, "name", "says", "of"),
         "hunts": {**_fields(TEXT, "fault", "family", "case", "verdict", "detail"), "noticed": FLAG},
     },
+    "mutate": {"mutants": MUTANT},
 }
 """Kind -> list in its document -> the fields of each row. Other fields are kept as they are."""
 OPTIONAL_LISTS = frozenset({"gates", "missing"})

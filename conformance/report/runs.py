@@ -14,6 +14,7 @@ from conformance.case.case import JSON
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
 from conformance.judge.verdict import Result, Verdict
+from conformance.perf.statistics import Rate
 
 from .runfile import ROWS, Document, read_document
 
@@ -27,8 +28,11 @@ KEYS: dict[str, tuple[str, ...]] = {
     "gates": ("gate", "unit", "backend", "against"),
     "faults": ("name",),
     "hunts": ("fault", "family"),
+    "mutants": ("area",),
 }
-"""List -> the fields that identify a row on one kind of machine: of two rows the newer one stays."""
+"""List -> the fields that identify a row on one kind of machine: of two rows the newer one stays. The mutants of an
+area are one sample of the code as it was, so a newer sample replaces all of them.
+"""
 MUCH = 1000
 """Times an error budget: beyond, no digit says more."""
 _NODE = re.compile(r"^(?:step \d+: )?[A-Z0-9_]+ [^:]*: (?=.)")
@@ -61,6 +65,7 @@ class Runs:
     gates: tuple[Row[Fields], ...]
     faults: tuple[Row[Fields], ...]
     hunts: tuple[Row[Fields], ...]
+    mutants: tuple[Row[Fields], ...]
     superseded: tuple[Row[Result], ...]
     """Results of which a newer one is in `results`."""
     passed_over: tuple[Path, ...]
@@ -171,6 +176,7 @@ def read_runs(paths: Sequence[Path]) -> Runs:
         gates=tuple(merged["gates"][0]),
         faults=tuple(merged["faults"][0]),
         hunts=tuple(merged["hunts"][0]),
+        mutants=tuple(merged["mutants"][0]),
         superseded=tuple(_result(r) for r in merged["results"][1]),
         passed_over=tuple(passed_over),
     )
@@ -233,6 +239,14 @@ def _members(value: JSON) -> Iterable[tuple[str, JSON]]:
 
 def _text(value: JSON) -> str:
     return "" if value is None else str(value)
+
+
+def mutant_rates(mutants: Iterable[Fields]) -> dict[str, Rate]:
+    """How many of the mutants of each area are noticed."""
+    areas: dict[str, list[str]] = {}
+    for m in mutants:
+        areas.setdefault(m["area"], []).append(m["status"])
+    return {area: Rate.of_mutants(statuses) for area, statuses in areas.items()}
 
 
 def command(result: Result) -> str:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from run_files import document, gate, perf, planted, result, unit
+from run_files import document, gate, mutate, perf, planted, result, unit
 
 from conformance.case.case import JSON
 from conformance.cli import main
@@ -49,6 +49,7 @@ def documents() -> list[dict[str, JSON]]:
         document([result(ADD, "x", "FAIL", detail="d"), result(ADD, "y", "PASS")]),
         perf([unit("decode", "x", [0.1] * 8)], [gate("g", "regressed")]),
         planted({("f", "ops"): True}),
+        mutate(["noticed", "survived"]),
         audit,
         zoo,
     ]
@@ -62,7 +63,7 @@ def _places(value: JSON, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str
 
 
 MUTATED = st.tuples(
-    st.integers(0, 4),
+    st.integers(0, 5),
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(-1, len(VALUES) - 1)), min_size=1, max_size=3),
 )
 

@@ -22,8 +22,9 @@ from conformance.nightly.state import Done, State
 from conformance.nightly.summary import Failure
 from conformance.perf.bench import Row
 from conformance.perf.gates import Answer, Gate
-from conformance.perf.history import Kills, Run
+from conformance.perf.history import Kills, Run, Sample
 from conformance.perf.phases import Phase
+from conformance.perf.statistics import Rate
 from conformance.perf.units import units
 from conformance.planted.campaign import Hunt
 from conformance.run.audit import Cell, Finding
@@ -175,6 +176,7 @@ def test_history(patch: Patch, tmp_path: Path) -> None:
     patch("reports.History", _returns(SimpleNamespace(close=lambda: None)))
     patch("reports.runs", _returns([run]))
     patch("reports.kills", _returns([Kills("r" * 32, EVIL, EVIL, EVIL, 1, 1)]))
+    patch("reports.samples", _returns([Sample("r" * 32, EVIL, EVIL, EVIL, EVIL, Rate(1, 2))]))
     _conform("history", "list", "--store", str(tmp_path / "h.sqlite"))
 
 

@@ -17,12 +17,12 @@ from click.testing import CliRunner
 from history_load import load
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import document, gate, perf, planted, result, unit, written_to
+from run_files import document, gate, mutate, perf, planted, result, unit, written_to
 
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.perf.history import MIGRATIONS, History, Point, Series, changes, kills, runs, series
-from conformance.perf.statistics import median_interval
+from conformance.perf.history import MIGRATIONS, History, Point, Sample, Series, changes, kills, runs, samples, series
+from conformance.perf.statistics import Rate, median_interval
 
 A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
 
@@ -35,12 +35,14 @@ def _store(path: Path, *documents: object, nightly: bool = True) -> Path:
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
-    """Every kind's rows: verdicts are counted, rates and their intervals, kills per adapter."""
+    """Every kind's rows: verdicts are counted, rates and their intervals, kills per adapter, mutants per area."""
     seconds = [2.0, 1.0, 4.0, 1.6, 1.9, 2.1, 2.2]
     timed = perf([unit("decode", "x", seconds), unit("load", "x", [])], [gate("g", "regressed"), gate("h")])
     bugs = planted({("f1", "ops"): False, ("f1", "gqa"): True, ("f2", "ops"): False, ("control-cpu", "ops"): False})
     ran = document([(A, "x", "PASS"), (B, "x", "FAIL"), (A, "y", "UNSUPPORTED")])
-    with closing(History(_store(tmp_path / "h.sqlite", timed, bugs, ran))) as h:
+    drawn = mutate(["noticed", "noticed", "survived", "equivalent", "invalid"], run="9" * 32)
+    drawn["mutants"] += mutate(["equivalent"], "ggml")["mutants"]
+    with closing(History(_store(tmp_path / "h.sqlite", timed, bugs, ran, drawn))) as h:
         found = {r.kind: r for r in runs(h)}
         assert found["conformance"].verdicts == {"PASS": 1, "FAIL": 1, "UNSUPPORTED": 1}
         assert found["perf"].verdicts == {"PASS": 1, "FAIL": 1, "fine": 1, "regressed": 1}
@@ -52,6 +54,15 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
         assert point.packages == {"numpy": "2.1"}
         (killed,) = kills(h)
         assert (killed.of, killed.noticed, killed.faults) == ("cpu", 1, 2)
+        assert found["mutate"].verdicts == {"noticed": 2, "survived": 1, "equivalent": 2, "invalid": 1}
+        assert samples(h) == [
+            Sample("9" * 32, drawn["written"], "m1", "smoke", area, rate)
+            for area, rate in (("cpu", Rate(2, 3)), ("ggml", Rate(0, 0)))
+        ]
+        case = drawn["mutants"][2]["by"]
+        assert h.query("SELECT text, why FROM mutants JOIN names ON id = file WHERE status = 'survived'") == [
+            ("backends/cpu/a.py", case)
+        ]
         counters = h.query("SELECT text, value FROM counters JOIN names ON names.id = counter ORDER BY 1")
         assert (
             counters == [("compiles", 2.0), ("compiles", 2.0), ("kernels.RMS", 3.0), ("kernels.RMS", 3.0)]
@@ -60,13 +71,13 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.integers(0, 5), max_size=12), st.randoms(use_true_random=False))
+@given(st.lists(st.integers(0, 6), max_size=12), st.randoms(use_true_random=False))
 def test_import_is_idempotent_and_in_any_order(tmp_path: Path, order: list[int], chance: random.Random) -> None:
     """However often and in whatever order run files come, the store tells the same."""
     made = [document([(A, "x", "PASS"), (B, "x", "FAIL")], run="1" * 32), perf([unit("u", "x", [1.0])], run="2" * 32),
             planted({("f", "ops"): True}, run="3" * 32), document([(A, "x", "FAIL")], run="4" * 32, machine="m2"),
             document([(A, "x", "FAIL")], run="1" * 32, written="2026-02-01T00:00:00Z"),
-            document([], run="5" * 32)]  # fmt: skip
+            document([], run="5" * 32), mutate(["noticed", "survived"], run="6" * 32)]  # fmt: skip
     name = chance.getrandbits(60)
     whole = _store(tmp_path / f"{name}a.sqlite", *made)
     again = _store(tmp_path / f"{name}b.sqlite", *(made[i] for i in order), *chance.sample(made, len(made)))
@@ -76,6 +87,7 @@ def test_import_is_idempotent_and_in_any_order(tmp_path: Path, order: list[int],
         assert runs(a) == runs(b)
         assert series(a) == series(b)
         assert kills(a) == kills(b)
+        assert samples(a) == samples(b)
         assert a.query(told) == b.query(told)
         assert ("1" * 32, A, "FAIL", "it is FAIL") in a.query(told)  # what was written later of the same run
 
@@ -182,7 +194,7 @@ def test_closed_is_one_file(tmp_path: Path) -> None:
 
 
 def test_older_version_is_brought_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store made by version 1 opens under a version 2 with its rows kept and the new step done once."""
+    """A store made by this version opens under the next one with its rows kept and the new step done once."""
     path = _store(tmp_path / "h.sqlite", document([(A, "x", "PASS")]))
     steps = (*MIGRATIONS, ("ALTER TABLE runs ADD COLUMN note TEXT NOT NULL DEFAULT 'none'",))
     monkeypatch.setattr("conformance.perf.history.MIGRATIONS", steps)
@@ -190,6 +202,20 @@ def test_older_version_is_brought_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with closing(History(path)) as h:
             assert h.query("SELECT note, machine FROM runs") == [("none", "m1")]
             assert [r.verdicts for r in runs(h)] == [{"PASS": 1}]
+
+
+def test_a_store_without_mutants_takes_them(tmp_path: Path) -> None:
+    """A store of version 1, from before there were mutants, keeps its rows, and mutants go in beside them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("conformance.perf.history.MIGRATIONS", MIGRATIONS[:1])
+        path = _store(tmp_path / "h.sqlite", document([(A, "x", "PASS")], run="1" * 32))
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+    with closing(History(path)) as h:
+        assert [(r.run, r.verdicts) for r in runs(h)] == [("1" * 32, {"PASS": 1})]
+        assert samples(h) == []
+        assert h.add(mutate(["noticed", "survived"])).new == 2
+        assert [s.rate for s in samples(h)] == [Rate(1, 2)]
 
 
 def test_newer_version_is_refused(tmp_path: Path) -> None:
@@ -287,6 +313,7 @@ def test_command_line(tmp_path: Path) -> None:
     written_to(folder / "a.json", document([(A, "x", "PASS"), (B, "x", "FAIL")]))
     written_to(folder / "p.json", perf([unit("u", "x", [1.0, 2.0, 3.0])]))
     written_to(folder / "k.json", planted({("f", "ops"): True}))
+    written_to(folder / "m.json", mutate(["noticed", "noticed", "survived"]))
 
     def conform(*args: str) -> tuple[int, str]:
         done = CliRunner().invoke(main, ["history", *args, "--store", str(store)])
@@ -305,7 +332,11 @@ def test_command_line(tmp_path: Path) -> None:
     assert code == 0
     assert "1 PASS, 1 FAIL" in said or "1 FAIL, 1 PASS" in said
     assert "1 of 1" in said
-    assert len(json.loads((tmp_path / "list.json").read_text(encoding="utf-8"))["runs"]) == 3
+    assert "2 of 3" in said
+    assert "66 % (20 to 94)" in said
+    told = json.loads((tmp_path / "list.json").read_text(encoding="utf-8"))
+    assert len(told["runs"]) == 4
+    assert [s["rate"] for s in told["mutants"]] == [{"noticed": 2, "of": 3}]
     code, said = conform("changes")
     assert code == 0
     assert "0 change points in 0 nightly series; 1 others have fewer than 7 runs" in said

@@ -12,7 +12,7 @@ import made_runs
 import pytest
 from browser import VIEWS, Driver, ask, go, look
 from click.testing import CliRunner
-from run_files import document, head, result, written_to
+from run_files import document, head, mutate, result, written_to
 
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
@@ -291,7 +291,9 @@ def test_nothing_is_wider_than_its_place(opened: Open, browser: Driver, width: i
     name, case = f"ggml?lib=/{'long/' * 30}&device=X", f"ops/ADD-f32-{'a=1,' * 80}z=1@1"
     rows = [result(case, name, "FAIL", detail="x" * 900), result(case, "y", "PASS"), (A, "y", "PASS")]
     zoo = {**head("zoo"), "results": [{"architecture": "a" * 90, "backend": name, "run": "1", "verdict": "FAIL"}]}
-    opened(_lost((B, name), rows=rows), zoo, made_runs.perf(1), made_runs.audit())
+    mutants = mutate(["survived", "noticed"], "a" * 90)
+    mutants["mutants"][0] |= {"id": "i" * 300, "diff": "d" * 300, "by": case}
+    opened(_lost((B, name), rows=rows), zoo, made_runs.perf(1), made_runs.audit(), mutants, made_runs.mutate(2))
     look(browser, width=width)
     for view in VIEWS:
         go(browser, view)
@@ -340,6 +342,7 @@ def test_a_budget_is_a_figure_to_read(opened: Open, browser: Driver, used: float
         ("phases", "phases", "812.5"),
         ("audit", "audits", "UNSOUND"),
         ("planted", "planted", "fault-4"),
+        ("mutate", "mutation", "backends/lifting/rows.py:1:NumberReplacer:1"),
         ("perf", "speed", "prefill"),
     ],
 )
@@ -360,10 +363,13 @@ def test_each_kind_of_document_is_shown(browser: Driver, tmp_path: Path, kind: s
 
 def test_an_empty_document_says_what_to_do(opened: Open, browser: Driver) -> None:
     """A document of a kind with nothing in it says so, and names the command that writes one."""
-    opened({**head("zoo"), "results": []}, {**head("audit"), "backends": {}}, {**head("phases"), "backends": {}})
-    for view, command in (("zoo", "conform zoo"), ("audits", "conform audit"), ("phases", "conform phases")):
+    empty: dict[str, dict[str, Any]] = {
+        "zoo": {"results": []}, "audit": {"backends": {}}, "phases": {"backends": {}}, "mutate": {"mutants": []},
+    }  # fmt: skip
+    opened(*({**head(kind), **lists} for kind, lists in empty.items()))
+    for view, kind in (("zoo", "zoo"), ("audits", "audit"), ("phases", "phases"), ("mutation", "mutate")):
         go(browser, view)
         note = ask(browser, "return document.querySelector('.note').innerText")
         assert "nothing in it" in note
-        assert f"{command} --json FILE" in note
+        assert f"conform {kind} --json FILE" in note
     assert _headline(browser)[1] == "unsure"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import document, gate, head, perf, planted, result, unit, written_to
+from run_files import document, gate, head, mutate, perf, planted, result, unit, written_to
 
 from conformance.report.markdown import LIMIT, markdown
 from conformance.report.runs import Runs, read_runs
@@ -20,7 +20,7 @@ def _runs(tmp_path: Path, *documents: Any) -> Runs:  # noqa: ANN401  # JSON
 
 
 def test_it_says_what_happened(tmp_path: Path) -> None:
-    """Verdicts, failures and their commands, gates, speed, planted bugs, and what did not run."""
+    """Verdicts, failures and their commands, gates, speed, planted bugs, mutants, and what did not run."""
     rows = [("ops/ADD-f32-a=1@1", "x", "PASS"), ("ops/ADD-f32-a=2@1", "x", "FAIL"), ("gqa/l@1", "y", "UNSUPPORTED")]
     doc = document([*rows, result("ops/MUL-f32-a=1@1", "x", "CRASH", fresh=True)])
     doc["environment"]["unavailable"] = {"npu": "no such device"}
@@ -34,6 +34,7 @@ def test_it_says_what_happened(tmp_path: Path) -> None:
             doc,
             perf([unit("decode", "x", [1.0] * 7), unit("load", "y", [])], [gate("g", "regressed")]),
             planted({("f", "ops"): True, ("g", "ops"): False}),
+            mutate(["noticed", "survived", "invalid"]),
             audit,
         )
     )
@@ -47,6 +48,8 @@ def test_it_says_what_happened(tmp_path: Path) -> None:
     assert "| load | `y` | – | 0 | its case did not pass |" in text
     assert "1 of 2 planted bugs noticed (50.0 %); 0 false alarms." in text
     assert "- not noticed: `g`" in text
+    assert "- `cpu`: 1 of 2 mutants noticed, 50 % (9 to 91)" in text
+    assert "- survived: `backends/cpu/a.py:1:NumberReplacer:1` in `cpu`, differs by `ops/ADD-f32+f32-a=1@1`" in text
     assert "**OVERCLAIM** `w` in `CPU`" in text
     assert "- `npu`: not available: no such device" in text
     assert "`y` takes 1 cases not" in text

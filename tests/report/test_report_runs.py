@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import document, gate, head, perf, planted, result, unit, written_to
+from run_files import document, gate, head, mutate, perf, planted, result, unit, written_to
 
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
+from conformance.perf.statistics import Rate
 from conformance.report.runfile import record, write_json
-from conformance.report.runs import read_runs
+from conformance.report.runs import mutant_rates, read_runs
 
 A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
 
@@ -39,11 +40,13 @@ def test_every_kind_is_read(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     written_to(tmp_path / "deep" / "p.json", perf([unit("decode", "x", [1, 2])], [gate("g")]))
     written_to(tmp_path / "k.json", planted({("f", "ops"): True}))
+    written_to(tmp_path / "m.json", mutate(["noticed"]))
     written_to(tmp_path / "z.json", {**head("zoo"), "whatever": 1})
     written_to(tmp_path / "state.json", {"parts": []})
     runs = read_runs([tmp_path])
-    assert [len(x) for x in (runs.results, runs.units, runs.gates, runs.faults, runs.hunts)] == [1, 1, 1, 1, 1]
-    assert sorted(d.kind for d in runs.documents) == ["conformance", "perf", "planted", "zoo"]
+    lists = (runs.results, runs.units, runs.gates, runs.faults, runs.hunts, runs.mutants)
+    assert [len(x) for x in lists] == [1] * 6
+    assert sorted(d.kind for d in runs.documents) == ["conformance", "mutate", "perf", "planted", "zoo"]
     assert runs.passed_over == (tmp_path / "state.json",)
 
 
@@ -100,6 +103,18 @@ def test_two_kinds_of_machine_both_stay(tmp_path: Path) -> None:
     a = written_to(tmp_path / "1.json", document([(A, "x", "FAIL")], machine="m1"))
     b = written_to(tmp_path / "2.json", document([(A, "x", "PASS")], machine="m2"))
     assert {r.value.verdict for r in read_runs([a, b]).results} == {Verdict.FAIL, Verdict.PASS}
+
+
+def test_a_sample_of_mutants_is_replaced_whole(tmp_path: Path) -> None:
+    """Of two samples of an area the newer one stays; those of other areas and other kinds of machine stay, too."""
+    made = [
+        mutate(["survived"] * 3, written="2026-01-01T00:00:00Z"),
+        mutate(["noticed", "survived"], written="2026-01-02T00:00:00Z"),
+        mutate(["equivalent"], "ggml", written="2026-01-01T00:00:00Z"),
+        mutate(["noticed"], written="2026-01-01T00:00:00Z", machine="m2"),
+    ]
+    runs = read_runs([written_to(tmp_path / f"{i}.json", d) for i, d in enumerate(made)])
+    assert mutant_rates(m.value for m in runs.mutants) == {"cpu": Rate(2, 3), "ggml": Rate(0, 0)}
 
 
 def _set(*path: Any) -> Callable[[Any], None]:  # noqa: ANN401  # keys, and a value last
@@ -179,7 +194,8 @@ _JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | s
 @given(st.data())
 def test_any_change_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever stands in whichever field, the file is read or refused by the one error: nothing else escapes."""
-    makers = [document([(A, "x", "PASS")]), perf([unit("u", "x", [1.0])], [gate("g")]), planted({("f", "ops"): True})]
+    makers = [document([(A, "x", "PASS")]), perf([unit("u", "x", [1.0])], [gate("g")]), planted({("f", "ops"): True}),
+              mutate(["survived"])]  # fmt: skip
     doc = data.draw(st.sampled_from(makers))
     spot: Any = doc
     while True:
@@ -195,6 +211,17 @@ def test_any_change_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> N
         read_runs([path])
     except UsageError as e:
         assert "any.json" in str(e)  # noqa: PT017  # either way is right
+
+
+def test_a_wrong_mutant_is_named(tmp_path: Path) -> None:
+    """A status that is none, and a field that is missing, are one line with file and field."""
+    made = mutate(["noticed", "killed"])
+    with pytest.raises(UsageError, match=r"w\.json: mutants\[1\].status: one of noticed, survived, .* 'killed' found"):
+        read_runs([written_to(tmp_path / "w.json", made)])
+    made = mutate(["noticed"])
+    del made["mutants"][0]["diff"]
+    with pytest.raises(UsageError, match=r"mutants\[0\].diff: text expected, the field is missing"):
+        read_runs([written_to(tmp_path / "w.json", made)])
 
 
 def test_a_document_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
 from conformance.cli import main
+from conformance.perf.statistics import Rate
 from conformance.planted import campaign, difference, mutation
 from conformance.planted.campaign import Hunter, Reach, kind_of
 from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
 from conformance.planted.mutants import AREAS, Mutant, draw
-from conformance.planted.mutation import Outcome, Rate, Status
+from conformance.planted.mutation import Outcome, Status
 from conformance.planted.reach import Probe
+from conformance.report.runs import mutant_rates, read_runs
 from conformance.run.session.select import build
 
 FAULTS = {f.name: f for f in read([FOLDER])}
@@ -112,25 +112,10 @@ def test_drawn_cases_are_a_seeds_own() -> None:
     assert {i.partition("/")[0] for i in first} == {"ops", *difference.DRAWN}
 
 
-@given(st.integers(0, 500), st.integers(1, 500))
-def test_an_interval_holds_its_rate(noticed: int, more: int) -> None:
-    """Wilson's interval lies within 0 and 1, around the rate, and narrows with the sample."""
-    rate, wide = Rate(noticed, noticed + more), Rate(10 * noticed, 10 * (noticed + more))
-    assert rate.value is not None
-    assert rate.interval is not None
-    assert wide.interval is not None
-    low, high = rate.interval
-    assert 0 <= low <= rate.value <= high <= 1
-    assert wide.interval[1] - wide.interval[0] < high - low
-
-
-def test_the_interval_of_a_known_rate() -> None:
-    """69 of 115, as tables of Wilson's interval have it."""
-    assert Rate(69, 115).interval == pytest.approx((0.5085, 0.6849), abs=5e-4)
-
-
 def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--json` has each mutant with its diff and status, the rate of those that change something, and its interval."""
+    """`--json` has each mutant with its diff and status, the rate of those that change something, and its interval; it
+    is a run file, and reports count as the command does.
+    """
     statuses: tuple[Status, ...] = ("noticed", "noticed", "survived", "equivalent", "invalid")
 
     def run(mutants: list[Mutant], *_: object) -> list[Outcome]:
@@ -151,3 +136,4 @@ def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert document["rate"] == pytest.approx(2 / 3)
     assert np.diff(document["interval"]) > 0
     assert document["seed"] == 3
+    assert mutant_rates(m.value for m in read_runs([path]).mutants) == {"cpu": Rate(2, 3)}

@@ -15,9 +15,10 @@ from string import Template
 from conformance import __version__
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES
+from conformance.perf.statistics import Rate
 from conformance.report.matrix import ORDER, PASSED
 from conformance.report.runfile import WRITTEN, Document
-from conformance.report.runs import Row, Runs
+from conformance.report.runs import Row, Runs, mutant_rates
 
 from . import tables
 from .drawings import SECONDS, drawn_graphs
@@ -36,9 +37,9 @@ def page(
 ) -> str:
     """The whole document; ages count from `now`, and `planned` (level -> case ids) shows what never ran."""
     stored = stored or tables.Stored()
-    known = {d.run for d in runs.of("perf")}
-    older = [r for r in stored.units if r.document.run not in known]
-    documents = [*runs.documents, *{r.document.digest: r.document for r in older}.values()]
+    known = {d.run for d in runs.documents}
+    units, samples = ([r for r in rows if r.document.run not in known] for rows in (stored.units, stored.samples))
+    documents = [*runs.documents, *{r.document.digest: r.document for r in (*units, *samples)}.values()]
     timed = [Row(u, d, f"units[{i}]") for d in runs.of("perf") for i, u in enumerate(d.body["units"])]
     data = {
         "made": now.astimezone(timezone.utc).strftime(WRITTEN),
@@ -50,12 +51,20 @@ def page(
         "planned": {level: [[i, *tables.subject(i)] for i in ids] for level, ids in (planned or {}).items()},
         "superseded": len(runs.superseded),
         "unlisted": [[d.path.name, backend, n] for d, backend, n in runs.unlisted()],
-        "tables": tables.tables(runs, [*timed, *older], documents),
+        "tables": tables.tables(runs, [*timed, *units], [*tables.sampled(runs), *samples], documents),
+        "rates": _rates(runs),
         "changes": list(stored.changes),
         "unasked": stored.unasked,
         "drawings": drawn_graphs(runs, seconds=drawing),
     }
     return _assembled(data)
+
+
+def _rates(runs: Runs) -> list[JSON]:
+    """The rate of mutants noticed in words: of all, and after it of each area."""
+    mutants = [m.value for m in runs.mutants]
+    whole = Rate.of_mutants(m["status"] for m in mutants)
+    return [[None, str(whole)], *([area, str(rate)] for area, rate in mutant_rates(mutants).items())]
 
 
 def _assembled(data: JSON) -> str:

@@ -17,8 +17,9 @@ from conformance.report.runs import Runs
 
 Driver = Any
 """Selenium is imported where a browser is asked for."""
-VIEWS = ("overview", "support", "results", "budgets", "speed", "planted", "zoo", "phases", "audits", "notrun", "runs",
-         "missing", "cells", "units", "gates", "faults", "hunts", "audit")  # fmt: skip
+VIEWS = ("overview", "support", "results", "budgets", "speed", "planted", "mutation", "zoo", "phases", "audits",
+         "notrun", "runs", "missing", "cells", "units", "gates", "faults", "hunts", "mutants", "samples",
+         "audit")  # fmt: skip
 PROBES = Path(__file__).with_name("page_probes.js")
 
 ARGUMENTS = (

@@ -87,6 +87,17 @@ def planted(found: dict[tuple[str, str], bool], **head_: Any) -> dict[str, Any]:
     return {**head("planted", **head_), "level": "smoke", "faults": kept, "hunts": hunts}
 
 
+def mutate(statuses: Sequence[str], area: str = "cpu", **head_: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A document of mutants of one area, by their status."""
+    mutants = [
+        {"id": f"backends/{area}/a.py:{i}:NumberReplacer:{i}", "file": f"backends/{area}/a.py", "area": area,
+         "diff": f"@@ -{i} +{i} @@\n-x = {i}\n+x = {i + 1}", "status": s, "by": f"ops/ADD-f32+f32-a={i}@1",
+         "family": "ops" if s == "noticed" else "", "detail": ""}
+        for i, s in enumerate(statuses)
+    ]  # fmt: skip
+    return {**head("mutate", **head_), "level": "smoke", "seed": 7, "mutants": mutants}
+
+
 def written_to(path: Path, document: Any) -> Path:  # noqa: ANN401  # JSON
     """`document` in a file."""
     path.write_text(json.dumps(document), encoding="utf-8")

@@ -110,40 +110,50 @@ function gatesBox(g) {
 
 function series(unit, model, machine, rows) {
   const t = tables.units;
-  const times = [...new Set(rows.map((i) => t.written(i)))].sort();
   const backends = [...new Set(rows.map((i) => t.value("backend", i)))];
   const drawn = rows.filter((i) => t.value("rate", i) !== null);
-  const width = 360, height = 150, left = 52, right = 12, top = 12;
-  const ends = drawn.flatMap((i) => ["rate", "low", "high"].map((c) => t.value(c, i)).filter((v) => v !== null));
-  const low = 0, high = above(Math.max(0, ...ends));
-  const x = (i) => left + (width - left - right) * (times.length > 1 ? times.indexOf(t.written(i)) / (times.length - 1) : 0.5);
-  const y = (v) => top + height * (1 - (v - low) / (high - low || 1));
   const of = rows.length ? t.value("of", rows[0]) : "";
-  const parts = [0, 0.5, 1].map((f) => low + (high - low) * f).map((v, k) => [
-    s("line", { x1: left, x2: width - right, y1: y(v), y2: y(v), class: k ? "rule" : "base" }),
-    s("text", { x: left - 6, y: y(v) + 3, class: "axis end" }, k ? pace(v, of).replace(/ ?(\S+)\/s$/, of === "bytes" ? "$1" : "") : "0")]);
-  backends.forEach((b, k) => {
-    const own = drawn.filter((i) => t.value("backend", i) === b).sort((p, q) => (t.written(p) < t.written(q) ? -1 : 1));
-    const shift = times.length > 1 ? 0 : (k - (backends.length - 1) / 2) * 26;
-    parts.push(s("polyline", { points: own.map((i) => `${x(i) + shift},${y(t.value("rate", i))}`).join(" "), class: `line c${k % 6}` }));
-    own.forEach((i) => parts.push(point(i, x(i) + shift, y, k)));
-  });
-  for (const c of report.changes.filter((c) => c.unit === unit && c.model === model && c.machine === machine)) {
-    const i = drawn.find((r) => t.written(r) === c.written && t.value("backend", r) === c.backend);
-    if (i !== undefined) parts.push(s("g", { class: "change" }, s("title", null, changeText(c)),
-      s("line", { x1: x(i), x2: x(i), y1: top, y2: top + height }), s("text", { x: x(i), y: top - 2, class: "axis" }, c.change > 0 ? "▲" : "▼")));
-  }
-  if (times.length) parts.push(
-    s("text", { x: times.length > 1 ? left : (left + width) / 2, y: height + top + 14, class: times.length > 1 ? "axis start" : "axis" }, times[0].slice(0, 10)),
-    times.length > 1 ? s("text", { x: width - right, y: height + top + 14, class: "axis end" }, times.at(-1).slice(0, 10)) : "");
-  const svg = s("svg", { viewBox: `0 0 ${width} ${height + top + 20}`, role: "group", "aria-label": `${unit} of ${model}` }, parts);
-  roving(svg, "a");
+  const ends = drawn.flatMap((i) => ["rate", "low", "high"].map((c) => t.value(c, i)).filter((v) => v !== null));
   const changes = report.changes.filter((c) => c.unit === unit && c.model === model && c.machine === machine);
+  const svg = timeline(t, drawn, {
+    label: `${unit} of ${model}`, lines: backends, line: (i) => t.value("backend", i), high: above(Math.max(0, ...ends)),
+    times: rows.map((i) => t.written(i)), href: unitLink, tell: paceText,
+    tick: (v) => pace(v, of).replace(/ ?(\S+)\/s$/, of === "bytes" ? "$1" : ""),
+    marks: changes.map((c) => [drawn.find((r) => t.written(r) === c.written && t.value("backend", r) === c.backend), c.change > 0 ? "▲" : "▼", changeText(c)]),
+  });
   return h("figure", { class: "panel" },
     h("figcaption", null, h("strong", null, unit), h("span", { class: "quiet" }, ` ${model} · ${of === "bytes" ? "bytes" : of} per second, from zero · machine ${machine}`)),
     drawn.length ? svg : "",
     h("table", { class: "plain" }, h("tbody", null, backends.map((b, k) => latest(rows, b, k)))),
     changes.length ? h("ul", { class: "changes" }, changes.map((c) => h("li", null, changeText(c)))) : "");
+}
+
+// Rates over time, from zero up to `high`: a line for each of `lines`, a point for each row with its interval, and marks
+// at rows.
+function timeline(t, rows, { label, lines, line, high, times: written, tick, tell, href, marks = [] }) {
+  const times = [...new Set(written)].sort();
+  const width = 360, height = 150, left = 52, right = 12, top = 12;
+  const x = (i) => left + (width - left - right) * (times.length > 1 ? times.indexOf(t.written(i)) / (times.length - 1) : 0.5);
+  const y = (v) => top + height * (1 - v / (high || 1));
+  const parts = [0, 0.5, 1].map((f) => high * f).map((v, k) => [
+    s("line", { x1: left, x2: width - right, y1: y(v), y2: y(v), class: k ? "rule" : "base" }),
+    s("text", { x: left - 6, y: y(v) + 3, class: "axis end" }, k ? tick(v) : "0")]);
+  lines.forEach((name, k) => {
+    const own = rows.filter((i) => line(i) === name).sort((p, q) => (t.written(p) < t.written(q) ? -1 : 1));
+    const shift = times.length > 1 ? 0 : (k - (lines.length - 1) / 2) * 26;
+    parts.push(s("polyline", { points: own.map((i) => `${x(i) + shift},${y(t.value("rate", i))}`).join(" "), class: `line c${k % 6}` }));
+    own.forEach((i) => parts.push(point(t, i, x(i) + shift, y, k, tell(i), href(i))));
+  });
+  for (const [i, sign, text] of marks) {
+    if (i !== undefined) parts.push(s("g", { class: "change" }, s("title", null, text),
+      s("line", { x1: x(i), x2: x(i), y1: top, y2: top + height }), s("text", { x: x(i), y: top - 2, class: "axis" }, sign)));
+  }
+  if (times.length) parts.push(
+    s("text", { x: times.length > 1 ? left : (left + width) / 2, y: height + top + 14, class: times.length > 1 ? "axis start" : "axis" }, times[0].slice(0, 10)),
+    times.length > 1 ? s("text", { x: width - right, y: height + top + 14, class: "axis end" }, times.at(-1).slice(0, 10)) : "");
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height + top + 20}`, role: "group", "aria-label": label }, parts);
+  roving(svg, "a");
+  return svg;
 }
 
 // A round number that a chart may end with: the largest of it stands in its upper part, and its half is round too.
@@ -157,12 +167,15 @@ function changeText(c) {
   return `${c.change > 0 ? "▲" : "▼"} change point ${c.written.slice(0, 10)} on ${c.backend}: ${percent} (${pace(c.before, c.of)} before, ${pace(c.after, c.of)} after; run ${c.run.slice(0, 8)})`;
 }
 
-function point(i, px, y, k) {
-  const t = tables.units;
+function paceText(i) {
+  const t = tables.units, of = t.value("of", i);
   const [rate, low, high] = ["rate", "low", "high"].map((c) => t.value(c, i));
-  const of = t.value("of", i);
-  const text = `${t.value("backend", i)}: ${pace(rate, of)}${low === null ? "" : ` (${pace(low, of)} to ${pace(high, of)})`}, ${when(t.written(i))}; ${sourceText(t, i)}`;
-  return s("a", { href: unitLink(i), "aria-label": text, class: `c${k % 6}` }, s("title", null, text),
+  return `${t.value("backend", i)}: ${pace(rate, of)}${low === null ? "" : ` (${pace(low, of)} to ${pace(high, of)})`}, ${when(t.written(i))}; ${sourceText(t, i)}`;
+}
+
+function point(t, i, px, y, k, text, href) {
+  const [rate, low, high] = ["rate", "low", "high"].map((c) => t.value(c, i));
+  return s("a", { href, "aria-label": text, class: `c${k % 6}` }, s("title", null, text),
     low === null ? "" : s("path", { d: `M${px - 3},${y(low)}h6M${px},${y(low)}V${y(high)}M${px - 3},${y(high)}h6`, class: "interval" }),
     s("path", { d: MARKS[k % MARKS.length], transform: `translate(${px},${y(rate)}) scale(.7)`, class: "mark" }));
 }
@@ -183,9 +196,29 @@ function latest(rows, backend, k) {
   const t = tables.units;
   const i = rows.filter((r) => t.value("backend", r) === backend).sort((a, b) => (t.written(a) < t.written(b) ? 1 : -1))[0];
   const rate = t.value("rate", i);
-  const mark = s("svg", { viewBox: "-6 -6 12 12", class: `key c${k % 6}`, "aria-hidden": "true" }, s("path", { d: MARKS[k % MARKS.length], class: "mark" }));
-  return h("tr", null, h("th", { scope: "row" }, mark, ` ${backend}`),
+  return h("tr", null, h("th", { scope: "row" }, key(k), ` ${backend}`),
     h("td", { class: "number" }, rate === null
       ? h("a", { href: unitLink(i), class: "figure" }, badge("not timed", LOOKS["not timed"]))
       : [h("a", { href: unitLink(i), class: "figure" }, pace(rate, t.value("of", i))), t.value("low", i) === null ? "" : h("span", { class: "quiet" }, ` ${between_(t.value("low", i), t.value("high", i), t.value("of", i))}`)]));
+}
+
+// The mark of the k-th line of a chart.
+function key(k) {
+  return s("svg", { viewBox: "-6 -6 12 12", class: `key c${k % 6}`, "aria-hidden": "true" }, s("path", { d: MARKS[k % MARKS.length], class: "mark" }));
+}
+
+// The rate of an area's mutants, or of all, in each run; samples of two levels or kinds of machine are never joined.
+function areaPanel(area) {
+  const t = tables.samples;
+  const rows = select(t, new URLSearchParams({ area, rate: "-1..1" }));
+  const line = (i) => `level ${t.value("level", i)} on machine ${t.value("machine", i)}`;
+  const lines = [...new Set(rows.map(line))];
+  const href = (i) => link("samples", { document: t.value("document", i), area });
+  const tell = (i) => `${area}: ${t.value("shown", i)}, ${t.value("noticed", i)} of ${t.value("of", i)}, ${line(i)}, ${when(t.written(i))}; ${sourceText(t, i)}`;
+  const newest = (name) => rows.filter((i) => line(i) === name).sort((a, b) => (t.written(a) < t.written(b) ? 1 : -1))[0];
+  return h("figure", { class: "panel" },
+    h("figcaption", null, h("strong", null, area), h("span", { class: "quiet" }, " noticed, and its 95 % interval")),
+    rows.length ? timeline(t, rows, { label: `Mutants of ${area} noticed`, lines, line, high: 1, times: rows.map((i) => t.written(i)), tick: (v) => `${100 * v} %`, tell, href }) : h("p", { class: "note" }, "No mutant changed anything here."),
+    h("table", { class: "plain" }, h("tbody", null, lines.map((name, k) => h("tr", null, h("th", { scope: "row" }, key(k), ` ${name}`),
+      h("td", { class: "number" }, h("a", { href: href(newest(name)), class: "figure" }, t.value("shown", newest(name)))))))));
 }

@@ -8,9 +8,9 @@ const LOST = "missing";
 const BAD = [...FAILED, LOST];
 // Everything that a row can come to, in the order in which people want to know of it.
 const RANKS = ["FAIL", "ERROR", "CRASH", "TIMEOUT", "OVERCLAIM", "UNSOUND", "UNDERCLAIM", "VACUOUS", "XPASS", "missing",
-  "not noticed", "regressed", "undecided", "XFAIL", "not hunted", "not timed", "not run", "UNRUN", "NO REFERENCE", "UNSUPPORTED",
-  "fine", "noticed", "agreed", "timed", "PASS"];
-const STATES = ["verdict", "answer", "noticed", "finding", "timed"];
+  "not noticed", "regressed", "undecided", "survived", "XFAIL", "not hunted", "not timed", "not run", "UNRUN", "NO REFERENCE",
+  "invalid", "UNSUPPORTED", "equivalent", "fine", "noticed", "agreed", "timed", "PASS"];
+const STATES = ["verdict", "answer", "noticed", "status", "finding", "timed"];
 
 function ranked(words) {
   const rank = (w) => (RANKS.indexOf(w) + RANKS.length + 1) % (RANKS.length + 1);

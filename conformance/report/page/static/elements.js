@@ -44,6 +44,7 @@ const LOOKS = {
   "not run": ["○", "notrun"], unsupported: ["⊘", "refused"], "0 %": ["✗", "zero"],
   fine: ["✓", "good"], regressed: ["✗", "bad"], undecided: ["?", "unsure"],
   noticed: ["✓", "good"], "not noticed": ["✗", "bad"], "not hunted": ["○", "notrun"],
+  survived: ["?", "unsure"], equivalent: ["≈", "known"], invalid: ["⊘", "refused"],
   agreed: ["✓", "good"], UNSOUND: ["✗", "bad"], UNDERCLAIM: ["✗", "bad"], UNRUN: ["○", "notrun"],
   timed: ["✓", "good"], "not timed": ["○", "notrun"],
 };

@@ -23,7 +23,12 @@ function simple(name, title, facets, columns, about) {
     columns: columns.map((c) => {
       const [column, label, kind] = c;
       const column_ = t.columns[column];
-      const show = kind === "badge" ? (i) => badge(t.value(column, i)) : kind === "object" ? (i) => h("span", { class: "quiet" }, show_(t.value(column, i))) : null;
+      const shows = {
+        badge: (i) => badge(t.value(column, i)),
+        lines: (i) => h("pre", null, t.value(column, i)),
+        object: (i) => h("span", { class: "quiet" }, show_(t.value(column, i))),
+      };
+      const show = shows[kind];
       return { name: column, label: label || column, number: Boolean(column_?.numbers), wide: kind === "wide", ...(show && { show }) };
     }).concat(t.columns.row ? [source(t)] : []),
   });
@@ -42,6 +47,7 @@ const VIEWS = {
   zoo: ["Zoo", zooSection],
   phases: ["Phases", phasesSection],
   planted: ["Planted bugs", plantedSection],
+  mutation: ["Mutants", mutantsSection],
   audits: ["Audit", auditSection],
   notrun: ["Not run", notRunSection],
   runs: ["Runs", runsSection],
@@ -52,6 +58,8 @@ const VIEWS = {
   gates: ["Gates", simple("gates", "Gates", ["answer", "kind", "unit", "backend"], [["answer", "", "badge"], ["gate"], ["unit"], ["backend"], ["against"], ["limit"], ["estimate"], ["low"], ["high"], ["rounds"], ["detectable"], ["reason"]]), "speed"],
   faults: ["Faults", simple("faults", "Planted faults", ["noticed", "of"], [["noticed", "", "badge"], ["name", "fault"], ["of"], ["by", "noticed by"], ["says"], ["file"], ["old"], ["new"]]), "planted"],
   hunts: ["Hunts", simple("hunts", "Hunts for planted bugs", ["noticed", "planted", "of", "family", "verdict"], [["noticed", "", "badge"], ["fault"], ["of"], ["family", "hunted by"], ["case", "first case that noticed"], ["verdict"], ["says"], ["detail"]]), "planted"],
+  mutants: ["Mutants drawn", simple("mutants", "Mutants drawn", ["status", "area", "family"], [["status", "", "badge"], ["id", "mutant"], ["area"], ["by", "noticed, or differs, by"], ["family", "family that noticed"], ["diff", "", "lines"], ["detail"]]), "mutation"],
+  samples: ["Samples of mutants", simple("samples", "Samples of mutants", ["area", "level", "machine"], [["area"], ["shown", "rate noticed"], ["noticed"], ["of"], ["level"], ["machine"]]), "mutation"],
   audit: ["Audited", simple("audit", "Audited answers", ["finding", "backend", "subject", "buffer", "type"], [["finding", "", "badge"], ["backend"], ["subject"], ["name"], ["type"], ["ne"], ["buffer"], ["uses"], ["taken"], ["ran"], ["detail"], ["case"]]), "audits"],
 };
 
