@@ -17,7 +17,7 @@ from conformance.case import casefile
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import ConformanceError, UsageError
-from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.judge.budget import Budget
 from conformance.judge.compare import compare
 from conformance.judge.verdict import Result, Verdict
@@ -30,6 +30,8 @@ from .session.select import build
 ROOT = shipped.path("golden")
 OPS = "ops.gguf"
 AGAIN = Budget(2.0**-44, 2.0**-20, "the same computation on another machine: a last bit may round the other way")
+LARGEST = 1 << 19
+"""Bytes of a case and its values, above which the corpus, which goes with every installation, leaves it out."""
 _BATCH = 128
 
 
@@ -54,7 +56,7 @@ def update(root: Path = ROOT) -> list[Result]:
     """
     writable(root)
     with closing(Runner()) as runner:
-        cases = [build(i) for i in FAMILIES["ops"].ids("smoke")]
+        cases = [c for c in map(build, FAMILIES["ops"].ids("smoke")) if _size(c) <= LARGEST]
         results: list[Result] = []
         accepted: list[Case] = []
         for case, (values, agreed) in zip(cases, _computed(runner, cases), strict=True):
@@ -91,6 +93,12 @@ def _provenance(oracle: Oracle, agreement: Result) -> dict[str, object]:
         "nmse": agreement.to_json()["nmse"],
         "budget_used": agreement.to_json()["budget_used"],
     }
+
+
+def _size(case: Case) -> int:
+    (step,) = case.steps
+    leaves = (*case.persistent.values(), *step.inputs.values())
+    return sum(data.nbytes for data in leaves) + sum(map(nbytes, step.outputs))
 
 
 def _bare(case: Case) -> Case:

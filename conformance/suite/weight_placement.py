@@ -48,6 +48,7 @@ TABLE: Table = {
         f"{_DECODER},w=q8_0,cache=q8_0,run=p5.d1,buffer=1,usage=any",
         "product-w=q4_0,d=2048,buffer=1",
         "shared-w=f32,d=2048",
+        "shared-w=q4_K,d=256",
     ),
     "standard": (
         f"{_GRAPHS}-w=[f32|f16|bf16|q4_0|q4_1|q5_0|q8_0],buffer=1",

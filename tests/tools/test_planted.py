@@ -15,7 +15,7 @@ from night_script import lives, until
 
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
-from conformance.judge.verdict import Verdict
+from conformance.judge.verdict import FAILURES, Verdict
 from conformance.planted import campaign
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
@@ -185,3 +185,45 @@ def test_a_worker_gives_way_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
                 found[event["fault"]] = kind == "noticed"
     assert turns > 1
     assert found == {h.fault: h.noticed for h in whole}
+
+
+TINY = "l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
+CLASSES = {
+    "types": ("iq4-xs-scale-off-by-one", "ops/GET_ROWS-iq4_xs+i32-a=256x5,n=9@466"),
+    "values": ("silu-overflows", "ops/UNARY.SILU-f32-ne=67x4,data=range@983"),
+    "ties": ("argmax-adds-equals-up", "ops/ARGMAX-f32-ne=64x9,data=ties@3"),
+    "shapes": (
+        "mask-of-first-head",
+        "ops/FLASH_ATTN_EXT-f32+f32-q=64x3x6x4,k=64x32x3x4,mask=32x5x6x2,hide=bias,vm=off@696",
+    ),
+    "sizes": ("rows-by-16-bits", "ops/GET_ROWS-q4_0+i32-a=32x131080,n=40@547"),
+    "prompts": (
+        "npu-tokens-of-first-chunk",
+        f"kv_growth/llama-{TINY},cache=f16,ctx=1024,ubatch=1024,run=p257.d1@926",
+    ),
+    "xdna2 alone": (
+        "xdna2-scale-of-next-row",
+        "blocks/llama-l=1,embd=2048,heads=4,kv=2,head=16,ff=32,vocab=32,ctx=256,w=f16,run=at20.p3.d1,block=attn_q@783",
+    ),
+    "devices": ("sched-cache-not-carried", "weight_placement/shared-w=f32,d=2048@138"),
+    "weights in mid-session": ("session-weight-form-stays", f"relations/weights-{TINY},w=q8_0,run=p9.d2@714"),
+    "caches nobody reads": ("session-rows-lost-unread", f"relations/unread-{TINY},run=p9.d3@693"),
+    "other outputs": ("session-plan-of-first-outputs", f"relations/reused-{TINY},run=p9.d4@838"),
+    "equal but for a parameter": ("session-size-without-op-params", "alias/differs=eps,of=decoder@645"),
+    "cost": ("ov-lifting-off", f"kv_growth/llama-{TINY},write=cpy,fa=0,run=at254.d4.reset.p3.d1@800"),
+    "threads": ("ov-thread-part-lost", f"relations/threads-{TINY},run=p9.d2@550"),
+}
+"""What 115 mutants showed that earlier suites did not see -> a fault of that class, and a case of `smoke`."""
+
+
+@pytest.mark.parametrize(("fault", "case_id"), CLASSES.values(), ids=CLASSES)
+def test_each_class_of_blind_spots_is_seen(fault: str, case_id: str) -> None:
+    """The case stands at smoke and fails with the fault; without it the adapter passes."""
+    assert case_id in FAMILIES[case_id.partition("/")[0]].ids("smoke")
+    plants = [FAULTS[fault], control(FAULTS[fault].of, ())]
+    hunter = Hunter(plants)
+    try:
+        faulty, plain = (hunter.run(p.spec, [hunter.case(case_id)])[0] for p in plants)
+    finally:
+        hunter.close()
+    assert (faulty.verdict in FAILURES, plain.verdict) == (True, Verdict.PASS), (faulty, plain)

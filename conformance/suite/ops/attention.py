@@ -224,7 +224,7 @@ def _soft_max(bench: Bench) -> Sequence[Tensor]:
         "LIGHTNING_INDEXER-[f32|f16]-q=64x4x3x2,n_kv=32,[hide=holes|masks=1|vq=p0213|vk=slab|vk=part|vk=p0213]",
     ),
     full=("LIGHTNING_INDEXER-[f16|q8_0]-q=128x64x[1|16],n_kv=2048,hide=holes",),
-    smoke=("LIGHTNING_INDEXER-f32-q=64x4x3x4,n_kv=33,masks=2,vw=pad,vm=pad",),
+    smoke=("LIGHTNING_INDEXER-f32-q=64x4x3x4,n_kv=33,masks=2,hide=bias,vw=pad,vm=pad",),
     pairs=(
         "LIGHTNING_INDEXER-[f32|f16|bf16|q8_0|q4_0]-q=64x[1|6]x[1|5]x4,n_kv=[16|33][|,masks=1|,masks=2],hide=[causal|holes|bias][|,vq=pad|,vq=p0213|,vq=part][|,vk=pad|,vk=slab|,vk=part][|,vw=pad|,vw=off][|,vm=pad|,vm=off|,vm=slab]",
     ),

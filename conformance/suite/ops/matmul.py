@@ -65,6 +65,7 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
         "MUL_MAT-[bf16+f32-a=2048x4,b=2048x3|q4_0+f32-a=2048x4,b=2048x16|q8_0+f32-a=2048x4,b=2048x64]",
         "MUL_MAT-[q4_K+f32-a=2048x4,b=2048x65|q6_K+f32-a=2048x4,b=2048x3|f16+f32-a=2048x4,b=2048x1]",
         "MUL_MAT-[q8_0+f32-a=4096x4,b=4096x17|q4_0+f32-a=5632x4,b=5632x3|f16+f32-a=14336x4,b=14336x1]",
+        "MUL_MAT-q4_0+f32-[a=256x3,b=256x513|a=256x513,b=256x3|a=4096x4112,b=4096x1]",
     ),
     full=(
         f"MUL_MAT-{_ANY}+f32-a=4096x128,b=4096x[1|4|64]",
@@ -124,6 +125,7 @@ def _check_hadamard(bench: Bench) -> None:
     "MUL_MAT_ID",
     keys="as=SHAPE n_used=2 n_tokens=1 n_b=0 vas= vb= vids= data=|scales",
     types="as b",
+    smoke=("MUL_MAT_ID-f16+f32-as=256x6x8,n_used=6,n_tokens=1,n_b=3,vas=pad,vb=slab,vids=rows",),
     standard=(
         f"MUL_MAT_ID-{_ANY}+f32-as=256x5x4,[n_used=1,n_tokens=7|n_used=2,n_tokens=1|n_used=4,n_tokens=5]",
         f"MUL_MAT_ID-{_ANY}+f32-as=256x5x8,n_used=2,n_tokens=[1|9],n_b=1",

@@ -172,6 +172,7 @@ def _sort_ties(bench: Bench) -> Sequence[Tensor]:
         "ARGMAX-f32-ne=[7x9|64x9|1025x9],data=ties",
         "ARGMAX-f32-ne=[257x3|3x65537]",
     ),
+    smoke=("ARGMAX-f32-ne=64x9,data=ties",),
     full=("ARGMAX-f32-ne=151936x2",),
 )
 def _argmax(bench: Bench) -> Tensor:
@@ -207,6 +208,7 @@ _DESTINATIONS = f"[{FLOATS}|{BLOCKS}]"
         "SET_ROWS-[f32|f16|bf16]+[f32|f16]+i64-a=67x18,n=12,data=casts",
         "SET_ROWS-[f32+f32+i32|f32+f32+i64|f16+f32+i64|q8_0+f32+i64]-a=32x131080,n=40",
     ),
+    smoke=("SET_ROWS-f16+[f16+i32-a=256x9x4x4,n=1,ids=2x2,va=off,vb=part,vids=rows|f32+i64-a=32x131080,n=40]",),
     full=(f"SET_ROWS-{_DESTINATIONS}+f32+i64-a=1024x4096,n=512",),
     pairs=(
         f"SET_ROWS-{_DESTINATIONS}+[f32+i64|f32+i32|f16+i64|f16+i32]-a=256x9x4x4,n=[1|4|9],ids=[1|4|2|1x4|4x2|2x2][|,va=pad|,va=off|,va=rows|,va=slab|,va=part|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=slab|,vb=part|,vb=p0213][|,vids=pad|,vids=off|,vids=rows|,vids=part]",
@@ -242,7 +244,11 @@ def _set_rows(bench: Bench) -> Tensor:
         f"GET_ROWS-[{BLOCKS}|{RARE}]+i32-a=256x9,n=12,data=scales",
         "GET_ROWS-[f32|f16|q4_0|q8_0]+i32-[a=32x131080,n=40|a=32x9,n=65540]",
     ),
-    smoke=("GET_ROWS-mxfp4+i32-a=256x9,n=12,data=scales",),
+    smoke=(
+        "GET_ROWS-mxfp4+i32-a=256x9,n=12,data=scales",
+        "GET_ROWS-q4_0+i32-[a=256x6x3x2,n=4|a=32x131080,n=40|a=32x9,n=65540]",
+        "GET_ROWS-[iq4_xs|nvfp4]+i32-a=256x5,n=9",
+    ),
     full=(
         f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=4096x1000,n=64",
         "GET_ROWS-[f32|f16]+i32-[a=1x33554500|a=256x131100],n=64",
