@@ -137,13 +137,19 @@ def mutate(n: int, seed: int, areas: Sequence[str], level: Level, json_path: Pat
     """Change adapters at places that a seed draws, one at a time, and print the rate of changes that the suite notices.
 
     cosmic-ray makes the changes. One that no case notices survived where a case drawn at random differs by it, and is
-    taken as equivalent where none does. The survivors are printed as a list of work.
+    taken as equivalent where none does. The survivors are printed as a list of work. Ctrl-C keeps the areas that are
+    done.
     """
     mutants = draw(n, seed, areas)
-    outcomes = mutation.run(mutants, level, seed, lambda text: line(text, err=True))
+    outcomes: list[mutation.Outcome] = []
+    try:
+        outcomes.extend(mutation.run(mutants, level, seed, lambda text: line(text, err=True)))
+    except KeyboardInterrupt:
+        line(f"interrupted; {len(outcomes)} of {n} mutants are recorded", err=True)
+    finally:
+        if json_path:
+            write_json(json_path, {**header("mutate"), **mutation.document(outcomes), "level": level, "seed": seed})
     rates = mutation.rates(outcomes)
-    if json_path:
-        write_json(json_path, {**header("mutate"), **mutation.document(outcomes), "level": level, "seed": seed})
     for o in outcomes:
         if o.status == "survived":
             line("")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, get_args
 
 from conformance.case.case import JSON
@@ -14,7 +15,7 @@ from . import campaign
 from .campaign import Hunt
 from .difference import search
 from .faults import Fault
-from .mutants import AREAS, Mutant
+from .mutants import Mutant
 
 Status = Literal["noticed", "survived", "equivalent", "invalid"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -42,20 +43,18 @@ class Outcome:
 
 def run(
     mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable[[str], None] = lambda _: None
-) -> list[Outcome]:
-    """What becomes of each mutant, in their order; `seed` draws the cases that tell survivors from equivalents.
+) -> Iterator[Outcome]:
+    """What becomes of each mutant, some at a time, area by area as `draw` has them.
 
-    UsageError if an adapter as it is dies.
+    `seed` draws the cases that tell survivors from equivalents. UsageError if an adapter as it is dies.
     """
-    found: dict[str, Outcome] = {}
-    for area in AREAS:
-        own = [m for m in mutants if m.area == area]
-        for at in range(0, len(own), TOGETHER):
-            found.update(_some(own[at : at + TOGETHER], level, seed, progress))
-    return [found[m.fault.name] for m in mutants]
+    for _, own in groupby(mutants, lambda m: m.area):
+        area = list(own)
+        for at in range(0, len(area), TOGETHER):
+            yield from _some(area[at : at + TOGETHER], level, seed, progress)
 
 
-def _some(mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable[[str], None]) -> dict[str, Outcome]:
+def _some(mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable[[str], None]) -> list[Outcome]:
     """First by `smoke`, which notices most; then by drawn cases, and those alone that differ by the rest of `level`."""
     names = {m.fault.name: m for m in mutants}
 
@@ -74,7 +73,7 @@ def _some(mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable
     differ = search(left, seed, EXAMPLES, differs, TIME_LIMIT)
     if level != "smoke":
         noticed |= hunt([f for f in left if f.name in differ], level)
-    return {n: _outcome(m, noticed.get(n), differ.get(n)) for n, m in names.items()}
+    return [_outcome(m, noticed.get(n), differ.get(n)) for n, m in names.items()]
 
 
 def _outcome(mutant: Mutant, hunt: Hunt | None, case: str | None) -> Outcome:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -118,8 +119,10 @@ def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     statuses: tuple[Status, ...] = ("noticed", "noticed", "survived", "equivalent", "invalid")
 
-    def run(mutants: list[Mutant], *_: object) -> list[Outcome]:
-        return [Outcome(m, s, "why") for m, s in zip(mutants, statuses, strict=True)]
+    def run(mutants: list[Mutant], *_: object) -> Iterator[Outcome]:
+        yield from (Outcome(m, s, "why") for m, s in zip(mutants, statuses, strict=False))
+        if len(mutants) > len(statuses):
+            raise KeyboardInterrupt
 
     fault = Fault("m", "says", "cpu", ("ops",), "backends/cpu/rows.py", "a", "b")
     monkeypatch.setattr(
@@ -131,6 +134,9 @@ def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0, done.output
     assert "id2, differs by why" in done.output
     document = json.loads(path.read_text())
+    more = CliRunner().invoke(main, ["mutate", "--sample", "9", "--json", str(path)])
+    assert "interrupted; 5 of 9 mutants are recorded" in more.output
+    assert json.loads(path.read_text())["mutants"] == document["mutants"]
     assert [m["status"] for m in document["mutants"]] == list(statuses)
     assert all({"id", "file", "area", "diff", "by"} <= m.keys() for m in document["mutants"])
     assert document["rate"] == pytest.approx(2 / 3)
