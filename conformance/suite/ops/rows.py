@@ -247,7 +247,7 @@ def _set_rows(bench: Bench) -> Tensor:
     smoke=(
         "GET_ROWS-mxfp4+i32-a=256x9,n=12,data=scales",
         "GET_ROWS-q4_0+i32-[a=256x6x3x2,n=4|a=32x131080,n=40|a=32x9,n=65540]",
-        "GET_ROWS-[iq4_xs|nvfp4]+i32-a=256x5,n=9",
+        f"GET_ROWS-[{RARE}]+i32-a=256x5,n=9",
     ),
     full=(
         f"GET_ROWS-[{FLOATS}|i32|{BLOCKS}]+i32-a=4096x1000,n=64",
