@@ -48,14 +48,17 @@ class Probe:
 
 
 def _statement(tree: ast.Module, line: int) -> ast.stmt:
-    """The innermost statement that holds `line`; the decorators of a definition are part of it."""
-    found = tree.body[0]
+    """The innermost statement that holds `line`, or the first after it; decorators of a definition are part of it."""
+    found: ast.stmt | None = None
+    after: list[tuple[int, ast.stmt]] = []
     for node in ast.walk(tree):  # outer ones first
         if isinstance(node, ast.stmt):
             first = min(n.lineno for n in (node, *getattr(node, "decorator_list", ())))
             if first <= line <= (node.end_lineno or first):
                 found = node
-    return found
+            elif first > line:
+                after.append((first, node))
+    return found or min(after, key=lambda entry: entry[0])[1]
 
 
 def _each_time(tree: ast.Module) -> set[ast.AST]:

@@ -84,6 +84,15 @@ class A:
 """
 
 
+def test_a_blank_line_belongs_to_what_follows() -> None:
+    """A change that begins between two definitions marks the second, as the first line of a file takes no mark."""
+    fault = Fault("f", "says", "cpu", ("ops",), "a.py", "\nclass A:", "class A:")
+    probe = Probe("cpu", [fault])
+    tree = probe.change("a.py", SOURCE)
+    assert tree is not None
+    assert [type(n) for n in tree.body] == [ast.Assign, ast.Expr, ast.ClassDef]
+
+
 def _lasts(line: int) -> bool:
     text = SOURCE.splitlines()[line - 1]
     fault = Fault("f", "says", "cpu", ("ops",), "a.py", text, text + " ")
