@@ -221,7 +221,10 @@ def _flip(backend: Backend, reference: Backend, case: Case, execution: Execution
     ran, right = (execute(b, case, every_node=every).steps for b in (backend, reference))
     arithmetic = reference.arithmetic()
     flip = near_tie(case, [v.outputs for v in ran], [v.outputs for v in right], arithmetic)
-    whole = [StepValues({t: v.outputs[t] for t in s.outputs}, v.caches) for s, v in zip(case.steps, ran, strict=True)]
+    whole = [  # a view that is an output shows a node, which is judged itself
+        StepValues({t: v.outputs[t] for t in s.outputs if t in v.outputs}, v.caches)
+        for s, v in zip(case.steps, ran, strict=True)
+    ]
     same = all(j.used <= 1 for j in judge_steps(case, whole, execution, arithmetic))
     if not flip or not same or first_divergent(ran, reference, case, every[-1]) is not None:
         return ""
