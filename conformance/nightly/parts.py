@@ -146,7 +146,7 @@ PARTS = (
          "conformance"),
     Part("fresh", "new random cases until the time is used; they are filed and fail nothing", _fresh, HOUR / 2,
          "conformance", shared=True, repeats=True),
-    Part("planted", "known bugs, planted, are noticed", _planted, HOUR, "planted"),
+    Part("planted", "known bugs, planted, are noticed", _planted, 3 * HOUR, "planted"),
     Part("mutants", "changes of adapters that the seed of this night draws, and how many are noticed", _mutants, HOUR,
          "mutate"),
     Part("audit", "what backends say of weights in buffers, held against runs", _audit, HOUR, "audit"),

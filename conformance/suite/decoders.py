@@ -61,7 +61,7 @@ _KV_GROWTH: Table = {
         f"gemma2-{_GROWING.replace('l=1', 'l=2')},ubatch=64,run=at250.d2.p10.d2",
         f"llama-{_LONG},w=q8_0,run=at252.p3.d3",
         f"llama-{_GROWING},{_BOTH},{_BLOCKS}",
-        f"llama-{_GROWING},cache=f16,ctx=1024,ubatch=1024,run=[p257.d1|p512.d1]",
+        f"llama-{_GROWING},cache=f16,ctx=1024,ubatch=1024,run=[at255.p257.d1|p512.d1]",
         f"llama-{_GROWING},fa=1,ctx=257,run=at253.p2.d2",
     ),
     "standard": (

@@ -199,7 +199,7 @@ CLASSES = {
     "sizes": ("rows-by-16-bits", "ops/GET_ROWS-q4_0+i32-a=32x131080,n=40@547"),
     "prompts": (
         "npu-tokens-of-first-chunk",
-        f"kv_growth/llama-{TINY},cache=f16,ctx=1024,ubatch=1024,run=p257.d1@926",
+        f"kv_growth/llama-{TINY},cache=f16,ctx=1024,ubatch=1024,run=at255.p257.d1@877",
     ),
     "xdna2 alone": (
         "xdna2-scale-of-next-row",
