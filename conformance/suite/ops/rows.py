@@ -60,7 +60,7 @@ _NORMAL = normal(1.5, 0.5)
     ),
     full=("[NORM|RMS_NORM|L2_NORM]-f32-ne=[4096x65|16384x3|65537x2]", "RMS_NORM-f32-ne=4096x4100"),
     pairs=(
-        "[NORM|RMS_NORM|L2_NORM]-f32-ne=[35x6x3x2|64x5x2|2x7|130x1x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213|,vne=p0321][|,inplace=leaf|,inplace=mid|,inplace=input],eps=[1e-5|0.1]",
+        "[NORM|RMS_NORM|L2_NORM]-f32-ne=[35x6x3x2|64x5x2|6x7|130x1x4][|,vne=pad|,vne=rows|,vne=off|,vne=slab|,vne=part|,vne=p0213|,vne=p0321][|,inplace=leaf|,inplace=mid|,inplace=input],eps=[1e-5|0.1]",
     ),
     timed=(Timed("RMS_NORM-f32-ne=2048x64", 64, 16, "smoke"),),
 )
