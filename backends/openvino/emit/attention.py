@@ -35,11 +35,9 @@ def _mask(e: Walk, mask: Tensor | None, scores: Shape, max_bias: float) -> Value
     """Slope times mask, which may be larger than scores (ne3, heads, rows, n): (ne3 or 1, heads or 1, rows, n)."""
     if mask is None:
         return None
-    n3, heads, rows, n = scores
-    m = cut(e.c, e.number(mask), [0], [rows], [2])
-    if mask.ne[0] == n:  # in a lifted graph these may be two symbols, and what is whole would be cut
-        n = mask.ne[0]
-    m = broadcastable(e.c, cut(e.c, m, [0], [n], [3]), (n3, heads, rows, n))
+    _, heads, rows, n = scores
+    m = cut(e.c, cut(e.c, e.number(mask), [0], [rows], [2]), [0], [n], [3])
+    m = broadcastable(e.c, m, scores)
     return o.multiply(m, o.constant(slopes(e.c.fixed(heads), max_bias).reshape(1, -1, 1, 1))) if max_bias > 0 else m
 
 

@@ -56,9 +56,7 @@ def _scale(e: Walk, node: Tensor) -> None:
 def _clamp(e: Walk, node: Tensor) -> None:
     low, high = e.c.f32(node.params.min), e.c.f32(node.params.max)
     x = e.number(src(node, 0))
-    x = o.select(
-        o.less(x, high), x, high
-    )  # NaN is max in ggml; what OpenVINO's minimum makes of it depends on who runs it
+    x = o.select(o.less(x, high), x, high)  # NaN is max in ggml; OpenVINO's minimum gives what its executor does
     e.store(node, o.maximum(x, low))
 
 
