@@ -18,6 +18,7 @@ from conformance.case.case import JSON, Case
 from conformance.ggml.errors import BackendError, ConformanceError, UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.process import Worker, WorkerDiedError
+from conformance.process.memory import mappings
 from conformance.process.service import Closed, Service, failure
 from conformance.run.runner import Runner
 from conformance.suite import FAMILIES, ops
@@ -27,8 +28,9 @@ from .faults import Fault, load
 from .reach import Probe
 
 TURN = 400
-"""Runs after which a worker gives way to another: OpenVINO keeps some ninety mappings of memory for each case that it
-has compiled, and Linux lets a process have 65,530."""
+"""Runs after which a worker gives way to another if its mappings of memory are more than `CROWDED`, or unknown."""
+CROWDED = 30_000
+"""OpenVINO keeps some ninety mappings for each case that it has compiled, and Linux lets a process have 65,530."""
 TIME_LIMIT = 300.0
 """Seconds without an event after which the worker is killed: its fault hangs."""
 
@@ -197,6 +199,12 @@ class Reach:
         return [f for f in faults if f.name in reached]
 
 
+def crowded(runs: int) -> bool:
+    """Whether a worker gives way to another after so many `runs`."""
+    held = mappings() if runs >= TURN else 0
+    return held is None or held > CROWDED
+
+
 def kind_of(case_id: str) -> str:
     """Of a case of ops its op, of another its family."""
     body = case_id.partition("@")[0]
@@ -223,7 +231,7 @@ def hunt(
             alive = [f for f in hunted if (f.name, name) not in done]
             if not alive:
                 break
-            if runs >= TURN:
+            if crowded(runs):
                 yield {"event": "turn"}
                 return
             yield {"event": "cases", "family": name, "at": at}

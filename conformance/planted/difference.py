@@ -5,7 +5,8 @@ As a script it is the worker that runs them: it answers one request with a reply
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 
 import hypothesis
@@ -21,7 +22,7 @@ from conformance.run.execute import execute
 from conformance.suite import FAMILIES
 from conformance.suite.strategies import case_ids
 
-from .campaign import TIME_LIMIT, TURN, Hunter, Reach, answer, events, kind_of
+from .campaign import TIME_LIMIT, Hunter, Reach, answer, crowded, events, kind_of
 from .faults import Fault
 from .reach import Probe
 
@@ -29,6 +30,10 @@ DRAWN = ("random", "alias", "kv_growth", "multi_sequence", "gqa")
 """Families of trajectories that are drawn from; of the first two every key is drawn by itself."""
 OPS = 40
 """Drawn cases of each op."""
+BETWEEN = 3
+"""Cases of ops between two trajectories."""
+ENOUGH = 600
+"""Cases that reach a fault and differ nowhere by it, after which no more are tried."""
 
 
 def search(
@@ -43,10 +48,13 @@ def search(
     UsageError if the adapter as it is dies.
     """
     found: dict[str, str] = {}
-    start, running, ended = 0, None, not faults
+    tried = Counter[str]()
+    start, running, ended = 0, None, False
     while not ended:
-        alive = [f for f in faults if f.name not in found]
-        request = {"seed": seed, "examples": examples, "start": start}
+        alive = [f for f in faults if f.name not in found and tried[f.name] < ENOUGH]
+        if not alive:
+            break
+        request = {"seed": seed, "examples": examples, "start": start, "tried": dict(tried)}
         try:
             for event in events("conformance.planted.difference", alive, request, limit):
                 kind = event["event"]
@@ -54,6 +62,7 @@ def search(
                     start, running = event["at"], None
                 elif kind == "runs":
                     running = event
+                    tried[event["fault"]] += 1
                 elif kind == "differs":
                     found[event["fault"]] = event["case"]
                     progress(event["fault"], event["case"])
@@ -75,8 +84,7 @@ def draw(seed: int, examples: int) -> list[str]:
         of_op.setdefault(kind_of(case_id), []).append(f"{case_id.rpartition('@')[0]}@{rng.integers(1000, 10**9)}")
     ops = [i for turn in zip_longest(*(ids[:OPS] for ids in of_op.values())) for i in turn if i]
     trajectories = [i for ids in zip(*(_drawn(f, seed, examples) for f in DRAWN), strict=False) for i in ids]
-    each = max(1, len(ops) // max(1, len(trajectories)))
-    turns = [ops[k : k + each] for k in range(0, len(ops), each)]
+    turns = [ops[k : k + BETWEEN] for k in range(0, len(ops), BETWEEN)]
     return [i for turn, last in zip_longest(turns, trajectories) for i in (*(turn or ()), last) if i]
 
 
@@ -96,8 +104,14 @@ def _drawn(family: str, seed: int, examples: int) -> list[str]:
     return list(ids)
 
 
-def differences(faults: Sequence[Fault], seed: int, examples: int, start: int) -> Iterator[JSON]:
-    """Run the cases from `start` on, on every fault that they reach, until one differs by it."""
+def differences(
+    faults: Sequence[Fault], seed: int, examples: int, start: int, before: Mapping[str, int]
+) -> Iterator[JSON]:
+    """Run the cases from `start` on, on every fault that they reach, until one differs by it or `ENOUGH` do not.
+
+    Of each fault so many cases have run `before`.
+    """
+    tried = Counter(before)
     probes = [Probe(of, [f for f in faults if f.of == of]) for of in dict.fromkeys(f.of for f in faults)]
     runner = Hunter([*faults, *probes])
     reach = Reach(runner, probes)
@@ -106,7 +120,7 @@ def differences(faults: Sequence[Fault], seed: int, examples: int, start: int) -
     ids = draw(seed, examples)
     runs = 0
     for at in range(start, len(ids)):
-        if runs >= TURN:
+        if crowded(runs) or not alive:
             yield {"event": "turn"}
             return
         yield {"event": "case", "at": at}
@@ -120,9 +134,12 @@ def differences(faults: Sequence[Fault], seed: int, examples: int, start: int) -
         runs += 1 + len(reached)
         for fault in reached:
             yield {"event": "runs", "fault": fault.name, "case": case.id}
+            tried[fault.name] += 1
             if _answer(runner.backend(fault.spec), case) != right[plain[fault.of]]:
                 alive.remove(fault)
                 yield {"event": "differs", "fault": fault.name, "case": case.id}
+            elif tried[fault.name] == ENOUGH:
+                alive.remove(fault)
     yield {"event": "end"}
 
 
@@ -139,7 +156,7 @@ def _answer(backend: Backend, case: Case) -> object:
 
 
 def _differences(faults: list[Fault], request: JSON) -> Iterator[JSON]:
-    return differences(faults, request["seed"], request["examples"], request["start"])
+    return differences(faults, request["seed"], request["examples"], request["start"], request["tried"])
 
 
 if __name__ == "__main__":

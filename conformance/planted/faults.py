@@ -20,6 +20,7 @@ backend.
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -28,10 +29,11 @@ import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from itertools import count
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, Protocol
 
 import conformance.backend
@@ -239,25 +241,32 @@ class _Copy(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Run the source, with the fault where this is its file, and with absolute imports kept within the copy."""
         path = Path(str(module.__file__))
-        source = path.read_text(encoding="utf-8")
-        changed = self.fault.change(path.relative_to(ROOT).as_posix(), source) if path.is_relative_to(ROOT) else None
-        self.planted |= changed is not None
-        module.__dict__.update(self.fault.names)
-        tree = _Inward(self.alias).visit(changed or ast.parse(source))
-        exec(compile(tree, str(path), "exec"), module.__dict__)  # noqa: S102  # our own source, one line changed
+        code = _code(path)
+        if path.is_relative_to(ROOT):
+            changed = self.fault.change(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
+            if changed is not None:
+                self.planted = True
+                code = compile(changed, str(path), "exec", dont_inherit=True)
+        module.__dict__.update(self.fault.names, __builtins__={**vars(builtins), "__import__": self._import})
+        exec(code, module.__dict__)  # noqa: S102  # our own source, one line changed
+
+    def _import(
+        self,
+        name: str,
+        scope: Mapping[str, object] | None = None,
+        local: Mapping[str, object] | None = None,
+        names: Sequence[str] = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """`from conformance.backend.kernel import x` -> `from {alias}.conformance.backend.kernel import x`."""
+        inward = level == 0 and bool(names) and _reaches_copies(name)
+        return __import__(f"{self.alias}.{name}" if inward else name, scope, local, names, level)
 
 
-class _Inward(ast.NodeTransformer):
-    """`from conformance.backend.kernel import x` -> `from {alias}.conformance.backend.kernel import x`."""
-
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
-
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:  # ast's own name
-        """Absolute ones of ours."""
-        if node.level == 0 and node.module and _reaches_copies(node.module):
-            node.module = f"{self.alias}.{node.module}"
-        return node
+@cache
+def _code(path: Path) -> CodeType:
+    """The same for all copies."""
+    return compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
 
 
 def _reaches_copies(module: str) -> bool:

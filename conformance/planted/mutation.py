@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal, get_args
 
@@ -15,7 +15,7 @@ from . import campaign
 from .campaign import Hunt
 from .difference import search
 from .faults import Fault
-from .mutants import Mutant
+from .mutants import AREAS, Mutant
 
 Status = Literal["noticed", "survived", "equivalent", "invalid"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -55,25 +55,40 @@ def run(
 
 
 def _some(mutants: Sequence[Mutant], level: Level, seed: int, progress: Callable[[str], None]) -> list[Outcome]:
-    """First by `smoke`, which notices most; then by drawn cases, and those alone that differ by the rest of `level`."""
+    """On each adapter of the area those that none before it noticed."""
     names = {m.fault.name: m for m in mutants}
+    noticed: dict[str, Hunt] = {}
+    differ: dict[str, str] = {}
+    for of in AREAS[mutants[0].area].of:
+        left = [replace(m.fault, of=of) for n, m in names.items() if n not in noticed]
+        _hunt(left, level, seed, noticed, differ, lambda fault, says: progress(f"{names[fault].id}: {says}"))
+    return [_outcome(m, noticed.get(n), differ.get(n)) for n, m in names.items()]
+
+
+def _hunt(
+    faults: Sequence[Fault],
+    level: Level,
+    seed: int,
+    noticed: dict[str, Hunt],
+    differ: dict[str, str],
+    progress: Callable[[str, str], None],
+) -> None:
+    """First by `smoke`, which notices most; then by drawn cases, and those alone that differ by the rest of `level`.
+
+    What notices a fault goes into `noticed`, and a case that differs by it into `differ`.
+    """
 
     def say(hunt: Hunt) -> None:
         if hunt.noticed:
-            progress(f"{names[hunt.fault].id}: {hunt.verdict} {hunt.case}")
+            noticed[hunt.fault] = hunt
+            progress(hunt.fault, f"{hunt.verdict} {hunt.case}")
 
-    def differs(fault: str, case: str) -> None:
-        progress(f"{names[fault].id}: differs {case}")
-
-    def hunt(faults: Sequence[Fault], level: Level) -> dict[str, Hunt]:
-        return {h.fault: h for h in campaign.run(faults, level, say, TIME_LIMIT, once=True) if h.noticed}
-
-    noticed = hunt([m.fault for m in mutants], "smoke")
-    left = [m.fault for m in mutants if m.fault.name not in noticed]
-    differ = search(left, seed, EXAMPLES, differs, TIME_LIMIT)
+    campaign.run(faults, "smoke", say, TIME_LIMIT, once=True)
+    unknown = [f for f in faults if f.name not in noticed and f.name not in differ]
+    differ |= search(unknown, seed, EXAMPLES, lambda fault, case: progress(fault, f"differs {case}"), TIME_LIMIT)
     if level != "smoke":
-        noticed |= hunt([f for f in left if f.name in differ], level)
-    return [_outcome(m, noticed.get(n), differ.get(n)) for n, m in names.items()]
+        left = [f for f in faults if f.name in differ and f.name not in noticed]
+        campaign.run(left, level, say, TIME_LIMIT, once=True)
 
 
 def _outcome(mutant: Mutant, hunt: Hunt | None, case: str | None) -> Outcome:
