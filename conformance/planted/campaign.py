@@ -24,7 +24,7 @@ from conformance.run.runner import Runner
 from conformance.suite import FAMILIES, ops
 from conformance.suite.family import Level
 
-from .faults import Fault, load
+from .faults import Fault, PlantError, control, load
 from .reach import Probe
 
 TURN = 400
@@ -168,9 +168,10 @@ class Hunter(Runner):
             return super()._open(spec, isolate)
         try:
             return load(plant, dict(spec.options))
-        except ConformanceError:
+        except PlantError:
             raise
         except Exception as e:
+            load(control(plant.of, ()), dict(spec.options)).close()  # what it raises is no fault's
             raise BackendError(f"{UNLOADABLE}{error_text(e)}") from e
 
 

@@ -63,6 +63,10 @@ _number = count()
 _FIELDS = ("name", "says", "of", "file", "old", "new")
 
 
+class PlantError(UsageError):
+    """A fault that cannot be planted: its place is elsewhere, or its file is no file of the adapter."""
+
+
 class Plant(Protocol):
     """What an adapter's copy has in its code."""
 
@@ -105,9 +109,9 @@ class Fault:
         return Spec(f"{base.name}+{self.name}", base.options)
 
     def apply(self, source: str) -> str:
-        """`source` with the fault in it; UsageError if the place is not there, or there more than once."""
+        """`source` with the fault in it; PlantError if the place is not there, or there more than once."""
         if self.old and source.count(self.old) != 1:
-            raise UsageError(
+            raise PlantError(
                 f"fault {self.name}: {self.old!r} expected once in {self.file}, found {source.count(self.old)} times"
             )
         return source.replace(self.old, self.new) if self.old else source
@@ -165,7 +169,7 @@ def _fault(entry: dict[str, Any], where: str) -> Fault:
 def load(fault: Plant, options: Mapping[str, str] | None = None) -> Backend:
     """A backend with the fault in it; `options` of the adapter replace those that the fault names.
 
-    UsageError if the fault cannot be planted, or its adapter is unknown; UnavailableError if this machine cannot have
+    PlantError if the fault cannot be planted, UsageError if its adapter is unknown, UnavailableError if this machine cannot have
     it.
     """
     base = Spec.parse(fault.of)
@@ -174,7 +178,7 @@ def load(fault: Plant, options: Mapping[str, str] | None = None) -> Backend:
     if fault.file and not copy.planted:  # a module that is imported late
         copy.module(fault.file.removesuffix(".py").replace("/", "."))
     if fault.file and not copy.planted:
-        raise UsageError(f"fault {fault.name}: {fault.file} is no file of an adapter, its engine or the quantisers")
+        raise PlantError(f"fault {fault.name}: {fault.file} is no file of an adapter, its engine or the quantisers")
     return backend
 
 

@@ -107,6 +107,15 @@ def test_once_is_enough() -> None:
     assert [(h.family, h.noticed) for h in hunts] == [("ops", True)]
 
 
+def test_a_fault_that_refuses_its_adapters_options_does_not_load() -> None:
+    """What a constructor raises is the fault's, whatever it raises, and ends no hunt of others."""
+    refuses = "from conformance.ggml.errors import UsageError\nraise UsageError('no')\nclass CpuBackend("
+    refusal = Fault("refusal", "says", "cpu", ("ops",), "backends/cpu/__init__.py", "class CpuBackend(", refuses)
+    hunts = {h.fault: h for h in campaign.run([refusal, ROPED], "smoke", once=True) if h.noticed}
+    assert hunts["refusal"].detail.startswith(campaign.UNLOADABLE)
+    assert hunts[ROPED.name].verdict == "FAIL"
+
+
 def test_a_fault_differs_where_its_place_runs() -> None:
     """The answers of the adapter with a fault and without differ for a case of its op, and for no other."""
     plain, faulty = load(control("cpu", ())), load(ROPED)

@@ -24,7 +24,7 @@ from conformance.suite.data import Fill, chosen, encode
 from .regimes import Regime, regimes
 
 NAME = "ops"
-GENERATOR = 1
+GENERATOR = 2
 """Raise it when any id's bytes change."""
 
 FLOATS = "f32|f16|bf16"
