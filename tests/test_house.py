@@ -28,6 +28,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"run"},
             {"perf"},
             {"report"},
+            {"causes"},
             {"nightly", "planted"},
             {"plugin_perf"},
             {"cli"},

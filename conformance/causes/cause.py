@@ -1,0 +1,82 @@
+"""A cause: what many failures of one backend have in common, and nothing that passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from conformance.case.case import JSON
+from conformance.judge.verdict import Verdict
+
+ALWAYS = "always"
+"""Of `Cause.seen`: each confirmed case of it failed alone in a fresh process, each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One property of a node or of its step, and the value that it has: `src[1].ne[2]` is `>1`."""
+
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.value}" if self.value[:1] in "<>=" else f"{self.key} = {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Failures of one backend that one fault explains."""
+
+    id: str
+    """The same in every run and build: from the signature, and the predicate where two causes share that."""
+    sentence: str
+    """For a person: the op, the conditions, how it fails, and the counts behind them."""
+    backend: str
+    verdict: Verdict
+    op: str
+    """Of the node at fault; empty where no single node is."""
+    message: str
+    """The innermost message, without addresses, sizes and lines of source; empty for wrong numbers."""
+    conditions: tuple[Condition, ...]
+    """All hold for a node at fault; none passes that has them all."""
+    cases: tuple[str, ...]
+    """Ids, smallest first."""
+    seen: str = ""
+    """`always`, `k of n`, `after CASE`; empty where it was not confirmed."""
+    rank: Mapping[str, int] = field(default_factory=dict)
+    """`architectures`: how many of the zoo's hold a node with the conditions; `failed`, `passed`: cases that do."""
+    folder: str | None = None
+    """Of its smallest proof and drafts."""
+
+    @property
+    def smallest(self) -> str:
+        """The smallest case."""
+        return self.cases[0]
+
+    def to_json(self) -> dict[str, JSON]:
+        """As the run file has it."""
+        return {
+            "id": self.id, "sentence": self.sentence, "backend": self.backend, "verdict": self.verdict.value,
+            "op": self.op, "message": self.message, "conditions": [[c.key, c.value] for c in self.conditions],
+            "cases": list(self.cases), "smallest": self.smallest, "seen": self.seen, "rank": dict(self.rank),
+            "folder": self.folder,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Cause:
+        """`to_json`, read; the row has the fields that `report.runfile` checks."""
+        conditions = tuple(Condition(k, v) for k, v in row["conditions"])
+        return cls(
+            row["id"], row["sentence"], row["backend"], Verdict(row["verdict"]), row["op"], row["message"], conditions,
+            tuple(row["cases"]), row["seen"], row["rank"], row["folder"],
+        )  # fmt: skip
+
+
+def in_order(causes: Sequence[Cause]) -> list[Cause]:
+    """Most urgent first: wrong numbers in silence before errors, those who are hit by more architectures, more cases."""
+    silent = {Verdict.FAIL: 0, Verdict.CRASH: 1, Verdict.TIMEOUT: 2, Verdict.OVERCLAIM: 3}
+    return sorted(
+        causes,
+        key=lambda c: (silent.get(c.verdict, 4), -c.rank.get("architectures", 0), -len(c.cases), c.id),
+    )
