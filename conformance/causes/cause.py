@@ -74,7 +74,7 @@ class Cause:
 
 
 def in_order(causes: Sequence[Cause]) -> list[Cause]:
-    """Most urgent first: wrong numbers in silence before errors, those who are hit by more architectures, more cases."""
+    """Most urgent first: wrong numbers in silence before errors, then by how many architectures they hit."""
     silent = {Verdict.FAIL: 0, Verdict.CRASH: 1, Verdict.TIMEOUT: 2, Verdict.OVERCLAIM: 3}
     return sorted(
         causes,

@@ -36,6 +36,8 @@ class BackendError(ConformanceError):
 
     step: int | None = None
     """Of the case, where it computed one."""
+    side: str = ""
+    """Of a relation: the run that failed, in words."""
 
 
 class BackendCrashError(BackendError):

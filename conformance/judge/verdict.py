@@ -72,6 +72,8 @@ class Result:
     """`step`, `node` (index), `op`, `name`, `index`, `expected`, `found`, `nmse`, `budget` of the first wrong node;
     `kind` is `kept` if something that the backend kept is at fault, `graph` if every node is right by itself, else
     `node`."""
+    place: dict[str, JSON] | None = None
+    """Of a failure without numbers: `step`, and as far as known `node` (index), `op`, `name`; `side` of a relation."""
     saved: str | None = None
     """The case file that reproduces it."""
     fresh: bool = False

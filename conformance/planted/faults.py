@@ -169,8 +169,8 @@ def _fault(entry: dict[str, Any], where: str) -> Fault:
 def load(fault: Plant, options: Mapping[str, str] | None = None) -> Backend:
     """A backend with the fault in it; `options` of the adapter replace those that the fault names.
 
-    PlantError if the fault cannot be planted, UsageError if its adapter is unknown, UnavailableError if this machine cannot have
-    it.
+    PlantError if the fault cannot be planted, UsageError if its adapter is unknown, UnavailableError if this machine
+    cannot have it.
     """
     base = Spec.parse(fault.of)
     copy = _Copy(f"planted_{next(_number)}", fault)

@@ -191,7 +191,7 @@ RESULT: dict[str, Rule] = {
     **_fields(AMOUNT.optional(), "budget_used", "nmse", "nmse_exact"),
     "seconds": AMOUNT,
     "steps": COUNT,
-    **_fields(OBJECT.optional(), "witness", "first_divergence"),
+    **_fields(OBJECT.optional(), "witness", "first_divergence", "place"),
     "saved": TEXT.optional(),
     "fresh": FLAG,
     "waived": VERDICT.optional(),

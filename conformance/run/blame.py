@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from conformance.backend.interface import Backend
-from conformance.case.case import Case, Step
+from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, BackendTimeoutError
 from conformance.ggml.ops.build import Expansion
@@ -79,33 +79,62 @@ def _by_itself(backend: Backend, case: Case, k: int, caches: Mapping[Tensor, Byt
 # -- what a backend cannot run -----------------------------------------------------------------------------------------
 
 
-def place(backend: Backend, anew: Anew, reference: Backend, case: Case, error: BackendError) -> str:
-    """Where `backend` failed at `case` with `error`, in words: the step, and the first of its nodes that fails by
-    itself, with shapes, or else the first that fails behind those before it; or that the step runs on a backend opened
-    anew. Empty where there is nothing to add. BackendError if another run failed.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a backend failed."""
+
+    step: int
+    node: Tensor | None
+    """That fails by itself, or behind those before it."""
+    words: str
+
+    def record(self, case: Case) -> dict[str, JSON]:
+        """As a result has it."""
+        if self.node is None:
+            return {"step": self.step}
+        index = case.steps[self.step].graph.nodes.index(self.node)
+        return {"step": self.step, "node": index, "op": self.node.op, "name": self.node.name}
+
+
+def place(backend: Backend, anew: Anew, reference: Backend, case: Case, error: BackendError) -> Place | None:
+    """Where `backend` failed at `case` with `error`: the step, and the first of its nodes that fails by itself, or else
+    the first that fails behind those before it; the words also say that the step runs on a backend opened anew. None
+    where the step is unknown. BackendError if another run failed.
     """
     k = error.step
     if k is None:
-        return ""
+        return None
     graph = case.steps[k].graph
     at = f"step {k}" if len(case.steps) > 1 else ""
-    if len(graph) == 1 or isinstance(error, BackendTimeoutError):  # each try would take as long
-        return at
+    if len(graph) == 1:
+        return Place(k, graph.nodes[0], at)
+    if isinstance(error, BackendTimeoutError):  # each try would take as long
+        return Place(k, None, at)
     start = replace(case, steps=case.steps[: k + 1], tolerance={})
     right = execute(reference, start, every_node=[k]).steps
     alone, original = isolated_nodes(with_values(start, right), k)
     copies = list(original)
     found = _first(len(copies), lambda n: not _runs(backend, _some(alone, copies[:n])))
     if found is not None and not _runs(backend, _some(alone, copies[found : found + 1])):
-        return _join(at, f"{_spell(original[copies[found]])} fails by itself")
-    caches = right[k - 1].caches if k else {t: case.persistent[t] for t in case.caches()}
+        node = original[copies[found]]
+        return Place(k, node, _join(at, f"{_spell(node)} fails by itself"))
     with anew() as fresh:
-        try:
-            _by_itself(fresh, case, k, caches)
-        except BackendError:
-            found = _first(len(graph), lambda n: not _runs(fresh, _beginning(case, k, n, caches)))
-            return _join(at, "" if found is None else f"{_spell(graph.nodes[found])} fails behind the nodes before it")
-    return _join(at, SECOND if k else BEFORE)
+        return _behind(fresh, case, k, right[k - 1].caches if k else {t: case.persistent[t] for t in case.caches()})
+
+
+def _behind(fresh: Backend, case: Case, k: int, caches: Mapping[Tensor, Bytes]) -> Place:
+    """Where step `k` fails on a backend opened anew, from `caches`."""
+    graph = case.steps[k].graph
+    at = f"step {k}" if len(case.steps) > 1 else ""
+    try:
+        _by_itself(fresh, case, k, caches)
+    except BackendError:
+        found = _first(len(graph), lambda n: not _runs(fresh, _beginning(case, k, n, caches)))
+        if found is None:
+            return Place(k, None, at)
+        node = graph.nodes[found]
+        return Place(k, node, _join(at, f"{_spell(node)} fails behind the nodes before it"))
+    return Place(k, None, _join(at, SECOND if k else BEFORE))
 
 
 def _join(*parts: str) -> str:

@@ -20,7 +20,7 @@ from conformance.backend.interface import Backend, Session, describe
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.tensor import Bytes, Tensor, contiguous_nb
 from conformance.judge.budget import RAW, Budget
 from conformance.judge.compare import compare
@@ -110,7 +110,11 @@ class _Runs:
         r = self.claim.runs[i]
         key = (i, variant if r.how == BUFFERS else "")
         if key not in self.done:
-            self.done[key] = self._execute(self._open(i, key[1]), case_of(self.case, self.claim, i), r)
+            try:
+                self.done[key] = self._execute(self._open(i, key[1]), case_of(self.case, self.claim, i), r)
+            except BackendError as e:
+                e.side = f"{r.what} ({variant})" if variant else r.what
+                raise
         return self.done[key]
 
     def _execute(self, backend: Backend, alone: Case, r: Run) -> Execution:

@@ -364,7 +364,9 @@ class Runner:
         if self.locates and result.verdict is not Verdict.VACUOUS:
             try:
                 anew = partial(self._anew, spec, backend.arithmetic_in(case))
-                where = blame.place(backend, anew, self._other(spec, backend, case), case, error)
+                found = blame.place(backend, anew, self._other(spec, backend, case), case, error)
+                result.place = found.record(case) if found else None
+                where = found.words if found else ""
             except Exception as e:  # noqa: BLE001  # as in `_look_closer`
                 where = f"the node was not found: {recorded.reason(e)}"
             if where:
@@ -434,7 +436,11 @@ _VERDICT_OF: tuple[tuple[type[ConformanceError], Verdict], ...] = (
 
 def _failed(error: ConformanceError) -> Result:
     verdict = next((v for kind, v in _VERDICT_OF if isinstance(error, kind)), Verdict.OVERCLAIM)
-    return Result("", "", verdict, detail=clip(str(error)))
+    result = Result("", "", verdict, detail=clip(str(error)))
+    if isinstance(error, BackendError) and error.step is not None:
+        result.place = {"step": error.step} | ({"side": error.side} if error.side else {})
+        result.detail += f"; it threw in {error.side}, step {error.step}" if error.side else ""
+    return result
 
 
 def _uncheckable(why: str) -> Result:

@@ -20,7 +20,7 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run import blame
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
-from conformance.run.shrink import signature_of
+from conformance.run.signature import signature_of
 
 SPEC = Spec("faulty")
 B = Builder()

@@ -19,7 +19,8 @@ from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.types import F32, I64
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.runner import Runner
-from conformance.run.shrink import Shrunk, _Search, measure, shrink, signature_of
+from conformance.run.shrink import Shrunk, _Search, measure, shrink
+from conformance.run.signature import signature_of
 from conformance.suite.decoder import make
 
 SPEC = Spec("planted")

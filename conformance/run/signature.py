@@ -1,0 +1,64 @@
+"""The signature of a failure: what stays the same while a case gets smaller, and in another case that fails alike."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from conformance.judge.verdict import FAILURES, Result, Verdict
+
+from .blame import WHERE
+from .divergence import NODE
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
+_QUOTED = re.compile(r"\S+/\S+@[0-9]+(?:#[0-9]+)?")
+_WHERE = re.compile(f"; {WHERE}[^;]*")
+_TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.IGNORECASE)
+_WRAPPER = re.compile(r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' failed at \S+:\s*|\S*/(?=[\w.-]+:[0-9]+)")
+"""What OpenVINO and ggml put around a message: who passed it on, and where the source was built."""
+_SHAPE = re.compile(r"[\[({](?:\s*[-?.#]*\s*[,x;:]?)+[\])}]")
+_STEP = re.compile(r"^.*?computing steps\[[0-9]+\]: ")
+_KEPT = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The part of a failure that must stay the same while the case gets smaller."""
+
+    verdict: Verdict
+    op: str = ""
+    """Of the node at fault; empty where no single node is, or nothing says which."""
+    kind: str = ""
+    """`node`, `graph`, `kept` or `state`, with `not finite` where a number became none; of a crash how it died and its
+    last words, of other failures the innermost message: without numbers, shapes, names of cases, and what wraps it.
+    """
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.verdict.value, self.op, self.kind)))
+
+
+def signature_of(result: Result) -> Signature | None:
+    """The signature of a failure; None where `result` is no failure."""
+    if result.verdict not in FAILURES:
+        return None
+    first = result.first_divergence
+    if result.verdict is not Verdict.FAIL:
+        return Signature(result.verdict, (result.place or {}).get("op", ""), innermost(result.detail))
+    if first is None:  # every node and the free run are right; a step from the backend's own caches is not
+        return Signature(Verdict.FAIL, kind="state")
+    broken = first["found"] is None or first["found"] != first["found"] or abs(first["found"]) == float("inf")
+    kind = str(first.get("kind", NODE)) + (", not finite" if broken else "")
+    return Signature(Verdict.FAIL, first["op"] if first.get("kind", NODE) == NODE else "", kind)
+
+
+def innermost(detail: str) -> str:
+    """The innermost message of a failure: how a process died and the assertion among its last words, or the text that
+    nobody passed on; numbers and shapes are `#`.
+    """
+    text = _QUOTED.sub("case", _WHERE.sub("", detail))
+    head, _, words = text.partition("): ")
+    if "its process died (" in head:
+        lines = [line for line in words.split(" / ") if _TELLING.search(line)] or words.split(" / ")[-1:]
+        text = f"{head[head.index('its process died') :]}): {lines[0]}"
+    text = _WRAPPER.sub(lambda m: f"{m[1]}': " if m[1] is not None else "", _STEP.sub("", text))
+    return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", text)).split())[:_KEPT]
