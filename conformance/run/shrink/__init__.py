@@ -32,6 +32,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("fewer nodes", cuts.nodes),
     ("fewer views", simplify.shapes),
     ("fewer outputs", cuts.outputs),
+    ("plainer parameters", simplify.parameters),
     ("smaller", simplify.dims),
     ("simpler types", simplify.types),
     ("simpler values", simplify.values),
@@ -60,13 +61,14 @@ def shrink(
     case: Case,
     *,
     time_budget: float = 120.0,
+    accept: Callable[[Case, Result], bool] = lambda _case, _result: True,
     progress: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Shrunk:
     """The smallest case found that fails on `spec` as `case` does. After `time_budget` seconds the smallest case so far
-    is the answer. What is left of them bounds each run but the first, without which there is no answer. `progress` gets
-    a line for each success. UsageError if `case` does not fail on `spec`, or computing it takes more than the limits
-    allow.
+    is the answer. What is left of them bounds each run but the first, without which there is no answer. Each case on the
+    way is one that `accept` takes, with its result. `progress` gets a line for each success. UsageError if `case` does
+    not fail on `spec`, or computing it takes more than the limits allow.
     """
     start = clock()
     if why := runner.too_costly([case]):
@@ -75,7 +77,7 @@ def shrink(
     signature = signature_of(result)
     if signature is None:
         raise UsageError(f"{case.id} does not fail on {spec}: {result.verdict}; there is nothing to shrink")
-    search = _Search(runner, spec, signature, case, result, lambda: time_budget - (clock() - start))
+    search = _Search(runner, spec, signature, case, result, lambda: time_budget - (clock() - start), accept)
     progress(f"{signature}: {size(case)}")
     finished = search.run(progress)
     return Shrunk(search.case, search.result, signature, search.tried, clock() - start, finished)
@@ -89,11 +91,19 @@ def size(case: Case) -> str:
 
 class _Search:
     def __init__(
-        self, runner: Runner, spec: Spec, signature: Signature, case: Case, result: Result, left: Callable[[], float]
+        self,
+        runner: Runner,
+        spec: Spec,
+        signature: Signature,
+        case: Case,
+        result: Result,
+        left: Callable[[], float],
+        accept: Callable[[Case, Result], bool],
     ) -> None:
         self.case, self.result = case, result  # the smallest so far
         self.tried = 0
         self._runner, self._spec, self._signature, self._left = runner, spec, signature, left
+        self._accept = accept
         self._seen: set[bytes] = set()
 
     def run(self, progress: Callable[[str], None]) -> bool:
@@ -143,7 +153,9 @@ class _Search:
                 (result,) = self._runner.run(self._spec, [candidate])
         except ConformanceError:
             return False
-        if self._late() or signature_of(result) != self._signature:  # late: the bound may have ended it
+        if (
+            self._late() or signature_of(result) != self._signature or not self._accept(candidate, result)
+        ):  # late: the bound may have ended it
             return False
         self.case, self.result = candidate, result
         return True
@@ -158,6 +170,7 @@ def measure(case: Case) -> tuple[int, ...]:
         len(case.steps),
         sum(len(s.graph) for s in case.steps),
         sum(len(s.outputs) for s in case.steps),
+        simplify.words(case),
         simplify.elements(case),
         sum(simplify.rank(t.type) for t in leaves),
         sum(simplify.plainness(t, data) for t, data in leaves.items()),

@@ -18,7 +18,8 @@ from conformance.case.case import Case, Step
 from conformance.ggml import quants
 from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.op import lay_out, set_param
+from conformance.ggml.ops.fields import Field
+from conformance.ggml.ops.op import DECLARATIONS, lay_out, set_param
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.ops.views import view_offset
 from conformance.ggml.partial import below
@@ -164,6 +165,49 @@ def values(recorded: Recorded, _: Result) -> Iterator[Case]:
                     yield changed(case, Change(data={t: new[t] for t in group}))
 
 
+def parameters(recorded: Recorded, _: Result) -> Iterator[Case]:
+    """Ops without a source that they need not have, and with a parameter that is neutral."""
+    case = recorded.case
+    nodes = [n for s in case.steps for n in s.graph]
+    for op, i in dict.fromkeys((n.op, i) for n in nodes for i in optional_sources(n)):
+        with suppress(GraphError):
+            yield changed(case, Change(without=(op, i)))
+    for op, name in dict.fromkeys((n.op, f.name) for n in nodes for f in parameters_of(n)):
+        with suppress(GraphError, ValueError, TypeError):  # a value that the op does not take
+            yield changed(case, Change(param=(op, name, neutral(name))))
+
+
+def parameters_of(node: Tensor) -> list[Field]:
+    """The parameters of a node that are not neutral."""
+    declared = DECLARATIONS.get(node.op)
+    fields = declared.fields if declared and node.op not in VIEW_OPS else ()
+    return [f for f in fields if f.name not in {"", "op"} and not _is_neutral(f.name, f.of(node.op_params))]
+
+
+def _is_neutral(parameter: str, value: object) -> bool:
+    return not any(value) if isinstance(value, tuple) else value == neutral(parameter)
+
+
+def neutral(parameter: str) -> int:
+    """The value with which a parameter of this name does nothing."""
+    return int(parameter in FACTORS)
+
+
+FACTORS = frozenset({"scale", "freq_scale", "attn_factor", "s"})
+
+
+def optional_sources(node: Tensor) -> list[int]:
+    """Indices of the sources that a node has and need not have."""
+    declared = DECLARATIONS.get(node.op)
+    given = [i for i, s in enumerate(node.src) if s is not None]
+    return [i for i in given if declared and declared.n_src <= i < len(declared.src)]
+
+
+def words(case: Case) -> int:
+    """Sources that ops need not have, and parameters that are not neutral."""
+    return sum(len(optional_sources(n)) + len(parameters_of(n)) for s in case.steps for n in s.graph)
+
+
 def plainness(t: Tensor, data: Bytes) -> int:
     """Which of `SIMPLE` the values are; its length where they are none."""
     if not nelements(t):
@@ -215,6 +259,10 @@ class Change:
     """Leaf -> its new type; its values are converted."""
     data: Mapping[Tensor, Bytes] = field(default_factory=dict)
     """Leaf of unchanged shape and type -> its new bytes."""
+    without: tuple[str, int] | None = None
+    """An op, and the index of a source that no node of it has any more."""
+    param: tuple[str, str, int] | None = None
+    """An op, a parameter by ggml's name and its new value in every node of it."""
     last: bool = False
     """Whether of a longer dimension the last elements stay, not the first."""
 
@@ -229,7 +277,13 @@ def changed(case: Case, change: Change) -> Case:
         persistent[t], leaf_data = _leaf(t, data, change)
         bytes_of[persistent[t]] = leaf_data
     steps = [_step(step, persistent, change) for step in case.steps]
-    placement = {persistent[t]: p for t, p in case.placement.items()}
+    if change.without is not None:
+        used = {t for s in steps for t in s.graph.tensors()}
+        bytes_of = {t: data for t, data in bytes_of.items() if t in used}
+        for s in steps:
+            s.inputs = {t: data for t, data in s.inputs.items() if t in used}
+        persistent = {t: new for t, new in persistent.items() if new in used}
+    placement = {persistent[t]: p for t, p in case.placement.items() if t in persistent}
     return renamed(replace(case, persistent=bytes_of, steps=steps, placement=placement))
 
 
@@ -273,12 +327,23 @@ def _node(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Tensor:
         raise GraphError(f"{t}: reads a leaf that is a view of another, which stays as it is")
     copy = over(t, new.__getitem__)
     copy.ne = _ne(t, new, change)
+    if change.without is not None and t.op == change.without[0]:
+        copy.src = _without(copy.src, change.without[1])
+    if change.param is not None and t.op == change.param[0]:
+        set_param(copy, *change.param[1:])
     if t.op == "VIEW":
         _place(t, copy)
     if "n_dims" in FIELDS[t.op]:
         _turn_all(t, copy)
     lay_out(copy)
     return copy
+
+
+def _without(src: tuple[Tensor | None, ...], i: int) -> tuple[Tensor | None, ...]:
+    left = [None if k == i else s for k, s in enumerate(src)]
+    while left and left[-1] is None:
+        left.pop()
+    return tuple(left)
 
 
 def _ne(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Dims:

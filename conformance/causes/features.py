@@ -1,0 +1,84 @@
+"""What a cause may depend on: the properties of a node and of its step, in ggml's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import IntEnum
+
+from conformance.case.case import Case
+from conformance.ggml.ops.op import DECLARATIONS
+from conformance.ggml.tensor import (
+    VIEW_OPS,
+    Tensor,
+    computes,
+    is_contiguous,
+    is_contiguous_rows,
+    is_permuted,
+    is_transposed,
+)
+
+Features = Mapping[str, str]
+"""Property -> its value."""
+OP, STEP, IN_PLACE, LAYOUT, OFFSET = "op", "step", "in place", "layout", "offset"
+CONTIGUOUS, FIRST = "contiguous", "first"
+
+
+def name_of(node: Tensor) -> str:
+    """The op, with its sub-op: `UNARY.GELU`."""
+    declared = DECLARATIONS.get(node.op)
+    sub = declared.field("op") if declared else None
+    return f"{node.op}.{sub.of(node.op_params)}" if sub else node.op
+
+
+def nodes_of(case: Case) -> Iterator[tuple[int, int, Tensor]]:
+    """Step, index and node of everything that a case computes."""
+    for k, step in enumerate(case.steps):
+        for i, node in enumerate(step.graph):
+            if computes(node) and node.op not in VIEW_OPS:
+                yield k, i, node
+
+
+def features(case: Case, k: int, node: Tensor) -> Features:
+    """The properties of `node` in step `k`."""
+    found = {OP: name_of(node), STEP: _step(case, k), IN_PLACE: "no" if node.view_src is None else "yes"}
+    for i, s in enumerate(node.src):
+        if s is not None:
+            found |= {f"src[{i}]": "given", f"src[{i}].type": s.type.name, f"src[{i}].{LAYOUT}": _layout(s)}
+            found |= {f"src[{i}].{OFFSET}": "yes" if s.view_offs else "no"}
+            found |= {f"src[{i}].ne[{d}]": str(n) for d, n in enumerate(s.ne)}
+    declared = DECLARATIONS.get(node.op)
+    if declared:
+        found |= {f.name: word(f.of(node.op_params)) for f in declared.fields if f.name and f.name != OP}
+    return found
+
+
+def _layout(t: Tensor) -> str:
+    if is_contiguous(t):
+        return CONTIGUOUS
+    if is_transposed(t):
+        return "transposed"
+    if is_permuted(t):
+        return "permuted"
+    return "rows apart" if is_contiguous_rows(t) else "gaps in rows"
+
+
+def word(value: object) -> str:
+    """A parameter's value as a condition has it."""
+    if isinstance(value, IntEnum):
+        return value.name
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
+def _step(case: Case, k: int) -> str:
+    """How the sizes of step `k` follow from those of the step before."""
+    if k == 0:
+        return FIRST
+    now, before = ([n.ne for n in case.steps[j].graph] for j in (k, k - 1))
+    if now == before:
+        return "same shape"
+    if len(now) != len(before):
+        return "another graph"
+    pairs = [(a, b) for x, y in zip(now, before, strict=True) for a, b in zip(x, y, strict=True)]
+    if all(a >= b for a, b in pairs):
+        return "larger"
+    return "smaller" if all(a <= b for a, b in pairs) else "other sizes"

@@ -1,0 +1,298 @@
+"""Failures of one backend, grouped by cause.
+
+The smallest failing case that no known form explains is shrunk, outside of all known forms: what is left is the form of
+another cause, and every failure whose node meets it is explained. An explained failure may hide a second fault, so
+variants of it that meet no known form run, too; one that still fails is shrunk likewise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from operator import itemgetter
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.ggml.errors import ConformanceError
+from conformance.judge.verdict import Result, Verdict
+from conformance.run.divergence import NODE
+from conformance.run.runner import Runner
+from conformance.run.shrink import cuts, shrink, simplify
+from conformance.run.signature import Signature, signature_of
+from conformance.suite.relations import claim
+
+from .cause import Cause, Condition
+from .features import OP, STEP, Features, features, nodes_of
+from .form import Form, common, form_of, meets, without
+
+EACH = 10.0
+"""Seconds to shrink one case."""
+JOINED = 0.6
+"""How much of the share of failures may be lost where two groups are joined."""
+VARIANTS = 12
+"""Variants that run of one explained failure, those nearest to it first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failing case with the node at fault, where one is."""
+
+    case: Case
+    result: Result
+    signature: Signature
+    at: tuple[int, int] | None
+    """Step and index of the node."""
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Failures of another kind have another cause."""
+        if self.at is not None:
+            message = "" if self.result.verdict is Verdict.FAIL else self.signature.kind
+            return self.result.verdict.value, message
+        related = "relation, " if claim.applies(self.case) else ""
+        return self.result.verdict.value, related + self.signature.kind
+
+    def features(self) -> Features:
+        """Of the node at fault."""
+        assert self.at is not None
+        k, i = self.at
+        return features(self.case, k, self.case.steps[k].graph.nodes[i])
+
+
+@dataclass(slots=True)
+class Group:
+    """What one fault explains."""
+
+    kind: tuple[str, str]
+    form: Form
+    proof: Failure
+    """The smallest case that shows it."""
+    failures: list[Failure] = field(default_factory=list)
+
+    def explains(self, failure: Failure) -> bool:
+        """Whether the fault makes `failure`: at its node; or, of one without, wherever in it."""
+        if failure.at is not None:
+            return failure.kind == self.kind and self.form.holds(failure.features())
+        if failure.kind == self.kind and not self.form.ops:
+            return True
+        if failure.result.verdict is not Verdict.FAIL or "kept" in failure.signature.kind or not self.form.ops:
+            return False
+        case = failure.case
+        return self.kind[0] == Verdict.FAIL and any(self.form.holds(features(case, k, n)) for k, _, n in nodes_of(case))
+
+
+def failure_of(case: Case, result: Result) -> Failure | None:
+    """`result` as a failure; None where it is none."""
+    signature = signature_of(result)
+    if signature is None:
+        return None
+    return Failure(case, result, signature, _at(case, result))
+
+
+def _at(case: Case, result: Result) -> tuple[int, int] | None:
+    first = result.first_divergence
+    by_itself = first is None or first.get("kind", NODE) == NODE
+    found = first or result.place or {}
+    if not by_itself:
+        return None
+    k, i = found.get("step"), found.get("node")
+    if k is None or i is None or claim.applies(case):
+        return None
+    return (k, i) if k < len(case.steps) and i < len(case.steps[k].graph) else None
+
+
+class Search:
+    """Groups the failures of `spec`; `seconds` bound all of it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        spec: Spec,
+        *,
+        seconds: float = 1800.0,
+        progress: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner, self._spec, self._progress, self._clock = runner, spec, progress, clock
+        self._end = clock() + seconds
+        self._looked: set[frozenset[tuple[str, str]]] = set()
+        self.groups: list[Group] = []
+
+    def run(self, failures: Sequence[Failure], nodes: Nodes) -> list[Group]:
+        """The groups; each failure is in one of them at least."""
+        for failure in sorted(failures, key=_size):
+            group = self._explaining(failure)
+            if group is None:
+                group = self._new(failure)
+                self._progress(f"{len(self.groups)} causes: {failure.case.id}")
+            elif failure.at is not None:
+                for variant in self._hidden(failure):
+                    self._new(variant).failures.append(failure)
+            group.failures.append(failure)
+        return self._merged(nodes)
+
+    def _late(self) -> bool:
+        return self._clock() > self._end
+
+    def _explaining(self, failure: Failure) -> Group | None:
+        return next((g for g in self.groups if g.explains(failure)), None)
+
+    def _outside(self, case: Case, result: Result) -> bool:
+        """Whether no known form explains the failure of `case`."""
+        failure = failure_of(case, result)
+        return failure is not None and self._explaining(failure) is None
+
+    def _new(self, failure: Failure) -> Group:
+        """The group of a failure that no other explains."""
+        proof = failure
+        if not self._late():
+            with suppress(ConformanceError):
+                small = shrink(
+                    self._runner, self._spec, failure.case, time_budget=min(EACH, self._end - self._clock()),
+                    accept=self._outside,
+                )  # fmt: skip
+                proof = failure_of(small.case, small.result) or failure
+        group = Group(failure.kind, _form(proof), proof)
+        self.groups.append(group)
+        return group
+
+    def _hidden(self, failure: Failure) -> Iterator[Failure]:
+        """Variants of an explained failure that fail although nothing known explains them; one at most."""
+        shape = frozenset((k, _coarse(v)) for k, v in failure.features().items())
+        if shape in self._looked or self._late():
+            return
+        self._looked.add(shape)
+        with suppress(ConformanceError):
+            for case in itertools.islice(self._variants(failure), VARIANTS):
+                (result,) = self._runner.run(self._spec, [case])
+                found = failure_of(case, result)
+                if found is not None and found.kind == failure.kind and self._explaining(found) is None:
+                    yield found
+                    return
+
+    def _variants(self, failure: Failure) -> Iterator[Case]:
+        """Cases a step simpler than the failing one, the largest first, that meet no known form where it fails."""
+        reference = self._runner.oracle.reference_in(self._runner.backend(self._spec).arithmetic_in(failure.case))
+        recorded = cuts.record(failure.case, reference)
+        passes = (simplify.parameters, simplify.types, simplify.dims, cuts.nodes)
+        made = [c for make in passes for c in itertools.islice(make(recorded, failure.result), 200)]
+        for case in sorted(made, key=simplify.elements, reverse=True):
+            if not any(g.form.holds(features(case, k, n)) for g in self.groups for k, _, n in nodes_of(case)):
+                yield case
+
+    def _merged(self, nodes: Nodes) -> list[Group]:
+        """Groups, joined as long as what two forms share tells failures from passes nearly as well as they do."""
+        groups = [g for g in self.groups if g.failures]
+        for g in groups:
+            g.form = without(g.form, partial(nodes.always, g.form.ops))
+        found = True
+        while found:
+            found = False
+            for a, b in itertools.combinations(groups, 2):
+                form = common(a.form, b.form) if a.kind == b.kind else None
+                if form is not None and nodes.share(form) >= JOINED * min(nodes.share(a.form), nodes.share(b.form)):
+                    a.form, a.failures, found = form, a.failures + b.failures, True
+                    groups.remove(b)
+                    break
+        return groups
+
+
+class Nodes:
+    """The nodes of failures, and those of cases that pass, by op."""
+
+    def __init__(self, failures: Iterable[Failure], passed: Iterable[Case]) -> None:
+        self._failed = _by_op(f.features() for f in failures if f.at is not None)
+        self._passed = _by_op(features(case, k, n) for case in passed for k, _, n in nodes_of(case))
+
+    def always(self, ops: Sequence[str], condition: Condition) -> bool:
+        """Whether every node of `ops` meets the condition."""
+        return all(meets(condition, f) for op in ops for side in (self._failed, self._passed) for f in side.get(op, ()))
+
+    def share(self, form: Form) -> float:
+        """Failures among the nodes that meet `form`."""
+        failed, passed = (self.count(form, side) for side in (self._failed, self._passed))
+        return failed / max(1, failed + passed)
+
+    def count(self, form: Form, side: Mapping[str, Sequence[Features]]) -> int:
+        """Nodes of one side that meet `form`."""
+        return sum(form.holds(f) for op in form.ops for f in side.get(op, ()))
+
+    def passed(self, form: Form) -> int:
+        """Nodes that meet `form` and are right."""
+        return self.count(form, self._passed)
+
+
+def _by_op(rows: Iterable[Features]) -> Mapping[str, Sequence[Features]]:
+    """Different ones, by their op."""
+    different = {frozenset(f.items()): f for f in rows}.values()
+    return {op: list(fs) for op, fs in itertools.groupby(sorted(different, key=itemgetter(OP)), itemgetter(OP))}
+
+
+def _size(failure: Failure) -> tuple[bool, bool, int, str]:
+    case = failure.case
+    return failure.at is None, len(case.steps) > 1, simplify.elements(case), case.id
+
+
+def _coarse(value: str) -> str:
+    return ("1" if value == "1" else "n") if value.isdigit() else value
+
+
+def _form(proof: Failure) -> Form:
+    if proof.at is None:
+        steps = len(proof.case.steps)
+        return Form((Condition(STEP, "first"),) if steps == 1 else ())
+    k, i = proof.at
+    return form_of(proof.case, k, proof.case.steps[k].graph.nodes[i])
+
+
+def cause_of(group: Group, backend: str, nodes: Nodes) -> Cause:
+    """The record of a group."""
+    result, form = group.proof.result, group.form
+    failed = sorted(group.failures, key=_size)
+    passed = nodes.passed(form)
+    key = "\n".join((backend.partition("?")[0], *group.kind, *map(str, form.conditions)))
+    name = "+".join(form.ops[:2]) or group.kind[0]
+    return Cause(
+        f"{name}-{sha256(key.encode()).hexdigest()[:8]}",
+        _sentence(group, len(failed), passed),
+        backend,
+        result.verdict,
+        form.ops[0] if len(form.ops) == 1 else "",
+        "" if result.verdict is Verdict.FAIL else group.proof.signature.kind,
+        form.conditions,
+        tuple(dict.fromkeys(f.case.id for f in failed)),
+        rank={"failed": len(failed), "passed": passed},
+    )
+
+
+def _sentence(group: Group, failed: int, passed: int) -> str:
+    rest = [c for c in group.form.conditions if c.key != "op"]
+    what = " and ".join(group.form.ops) or group.kind[1] or "a case as a whole"
+    where = f" with {', '.join(map(str, rest))}" if rest else ""
+    verdict, message = group.kind
+    how = "wrong numbers" if verdict == Verdict.FAIL else f"{verdict}: {message}"
+    return f"{what}{where}: {how} ({failed} failures; {passed} such nodes are right)"
+
+
+def causes(
+    runner: Runner,
+    spec: Spec,
+    results: Sequence[Result],
+    build: Callable[[str], Case],
+    *,
+    seconds: float = 1800.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Cause]:
+    """The causes of the failures among `results`, which are all of `spec`; each failing result gets its cause's id.
+
+    `build` gives the case behind an id, `seconds` bound the search.
+    """
+    failures = [f for r in results if (f := failure_of(build(r.case), r)) is not None]
+    nodes = Nodes(failures, (build(r.case) for r in results if r.verdict is Verdict.PASS))
+    groups = Search(runner, spec, seconds=seconds, progress=progress).run(failures, nodes)
+    return [cause_of(g, str(spec), nodes) for g in groups]
