@@ -44,7 +44,7 @@ def test_the_overview_counts_the_run(at: Driver, runs: Runs) -> None:
     """The table of backends is what the run's JSON says, counted here."""
     shown = ask(
         at,
-        "return all('.overview table tbody tr')"
+        "return all('.overview [aria-label=Backends] tbody tr')"
         ".map((tr) => [tr.cells[0].textContent, ...[...tr.cells].slice(2).map(numeral)])",
     )
     want = []

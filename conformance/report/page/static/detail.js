@@ -38,9 +38,11 @@ function causeOf(i) {
   return Object.fromEntries(["id", "backend", "verdict", "smallest"].map((c) => [c, t.value(c, i)]));
 }
 
-// A cause by its id and backend, which every run and build has the same.
+const CAUSE_NAMES = new Set(Array.from({ length: tables.causes.count }, (_, i) => `${tables.causes.value("id", i)}\n${tables.causes.value("backend", i)}`));
+
+// A cause by its id and backend, which every run and build has the same; a cell may name one that no file here has.
 function causeLink(id, backend, text) {
-  return h("a", { href: link("cause", { id, backend }), class: "row" }, text || id);
+  return !CAUSE_NAMES.has(`${id}\n${backend}`) ? h("span", null, text || id) : h("a", { href: link("cause", { id, backend }), class: "row" }, text || id);
 }
 
 // Case and backend -> the row of its newest result.
@@ -62,16 +64,17 @@ function causeSection(root, params) {
     return add(root, h("h2", null, "No such cause"), h("p", null, h("a", { href: "#causes" }, "All causes")));
   }
   const i = found[0], { id, backend, verdict, smallest } = causeOf(i);
-  const proof = newestOf().get(`${smallest}\n${backend}`), of = (column) => (proof === undefined ? null : tables.results.value(column, proof));
+  const proof = newestOf().get(`${smallest}\n${backend}`);
+  const its = (column) => (proof === undefined ? null : tables.results.value(column, proof));
   add(root,
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
     h("h2", null, t.value("sentence", i)),
     h("p", { class: "verdict" }, badge(verdict), ` on ${backend}`),
     h("div", { class: "columns" },
       h("section", null, h("h3", null, "What it is"), causeFacts(i)),
-      h("section", null, h("h3", null, "Run its smallest case again"), commands(smallest, backend, of("saved")),
+      h("section", null, h("h3", null, "Run its smallest case again"), commands(smallest, backend, its("saved")),
         t.value("folder", i) ? h("p", null, "Its proof and drafts: ", h("code", null, t.value("folder", i))) : "")),
-    h("h3", null, "Smallest case"), h("p", null, proof === undefined ? smallest : caseLink(proof)), graph(smallest, of("first_divergence")),
+    h("h3", null, "Smallest case"), h("p", null, proof === undefined ? smallest : caseLink(proof)), graph(smallest, its("first_divergence")),
     h("h3", null, "Cases"), causeCases(i),
     h("h3", null, "Source"), h("p", null, sourceText(t, i)));
 }

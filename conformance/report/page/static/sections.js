@@ -43,7 +43,7 @@ function zooCauses() {
     columns.add(plan);
     if (!rows.has(name)) rows.set(name, new Map());
     const plans = rows.get(name);
-    plans.set(plan, [...(plans.get(plan) || []), causeLink(id, backend)]);
+    plans.set(plan, [...(plans.get(plan) || []), [causeLink(id, backend), h("span", { class: "quiet" }, ` ${brief(backend)}`)]]);
   };
   const z = tables.cells, t = tables.results;
   for (let i = 0; i < z.count; i++) if (z.value("cause", i)) put(z.value("architecture", i), z.value("run", i), z.value("cause", i), z.value("backend", i));
