@@ -199,7 +199,7 @@ RESULT: dict[str, Rule] = {
     "cause": TEXT.optional(),
 }
 CAUSE: dict[str, Rule] = {
-    "id": Rule("a text of one character at least", lambda v: isinstance(v, str) and v != ""),
+    "id": Rule("a text that is not empty", lambda v: isinstance(v, str) and bool(v.strip())),
     **_fields(TEXT, "sentence", "backend", "op", "message", "smallest", "seen"),
     "verdict": FAILURE,
     "conditions": _list_of("pairs of texts", lambda v: _list_of("texts", TEXT.ok).ok(v) and len(v) == 2),
