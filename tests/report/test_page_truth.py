@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import made_runs
 import pytest
@@ -338,9 +339,18 @@ def test_nothing_is_wider_than_its_place(opened: Open, browser: Driver, width: i
     zoo = {**head("zoo"), "results": [{"architecture": "a" * 90, "backend": name, "run": "1", "verdict": "FAIL"}]}
     mutants = mutate(["survived", "noticed"], "a" * 90)
     mutants["mutants"][0] |= {"id": "i" * 300, "diff": "d" * 300, "by": case}
-    opened(_lost((B, name), rows=rows), zoo, made_runs.perf(1), made_runs.audit(), mutants, made_runs.mutate(2))
+    rows[0] = rows[0] | {"cause": "c" * 90}
+    odd = cause("c" * 90, [case], name, sentence="s" * 500, op="o" * 90, message="m" * 300, folder="f" * 300)
+    opened(
+        _lost((B, name), rows=rows, causes=[odd]),
+        zoo,
+        made_runs.perf(1),
+        made_runs.audit(),
+        mutants,
+        made_runs.mutate(2),
+    )
     look(browser, width=width)
-    for view in VIEWS:
+    for view in (*VIEWS, f"cause?{urlencode({'id': 'c' * 90, 'backend': name})}"):
         go(browser, view)
         wide = ask(
             browser,
