@@ -80,6 +80,8 @@ class Result:
     """The case has a new random seed: a failure is filed, but does not fail the run."""
     waived: str | None = None
     """Its verdict before a waiver made it XFAIL or XPASS."""
+    cause: str | None = None
+    """The id of the cause that explains its failure, among the `causes` of its run."""
     detail: str = ""
     """A sentence: a reason, an abort text, a divergence."""
 

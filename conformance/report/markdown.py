@@ -1,4 +1,4 @@
-"""A summary in Markdown of bounded size, for a job summary of GitHub."""
+"""A summary in Markdown of bounded size, for a job summary of GitHub; causes first."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ Section = tuple[str, Sequence[str], Sequence[str]]
 
 
 def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT) -> str:
-    """Verdicts per backend, failures with their commands, gates, speed, planted bugs, mutants, and what did not run."""
+    """Causes, verdicts per backend, failures with their commands, gates, speed, planted bugs, mutants, and what did not
+    run.
+    """
     place = _text(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)), 200)
     text = "\n".join(_head(runs)) + "\n"
     for heading, lines, items in _sections(runs):
@@ -81,6 +83,8 @@ def _head(runs: Runs) -> Iterator[str]:
     words = [f"{len(failed):,} failures", f"{ran:,} cases executed on backends"] if runs.results else []
     if not runs.results and (runs.of("conformance") or not _others(runs)):
         words.append("no cases ran")
+    if runs.causes:
+        words.insert(0, f"{len(runs.causes):,} causes")
     if runs.missing:
         words.append(f"{len(runs.missing):,} cases asked for have no result")
     if runs.gates:
@@ -128,13 +132,15 @@ def _fails(cell: Row[Fields]) -> bool:
 
 
 def _sections(runs: Runs) -> Iterator[Section]:
+    yield f"Causes ({len(runs.causes):,})", [], _causes(runs)
     yield f"Asked for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
     verdicts = [v for v in ORDER if any(r.value.verdict is v for r in runs.results)]
     yield "Verdicts", *_table(["backend", *map(str, verdicts), "budget used, at most"], _verdicts(runs, verdicts))
-    failed = [r for r in runs.results if r.value.verdict in FAILURES]
+    failed = [r for r in runs.results if r.value.verdict in FAILURES and r.value.cause is None]
+    unexplained = " that no cause explains" if runs.causes else ""
     for fresh, title in (
-        (False, "Failures ({n:,})"),
-        (True, "Fresh cases that failed ({n:,}): filed, no failure of this run"),
+        (False, f"Failures{unexplained} ({{n:,}})"),
+        (True, f"Fresh cases that failed{unexplained} ({{n:,}}): filed, no failure of this run"),
     ):
         of = [r for r in failed if r.value.fresh is fresh]
         yield title.format(n=len(of)), [], [_group(g) for g in groups(of)]
@@ -156,6 +162,20 @@ def _sections(runs: Runs) -> Iterator[Section]:
     yield "Not run", [], _not_run(runs)
     m = matrix(r for r in runs.results if r.value.case.startswith(f"{OPS}/"))
     yield "Single ops, passed of declared", *_table(["op", "types", *map(_code, m.backends)], _matrix(m))
+
+
+def _causes(runs: Runs) -> list[str]:
+    """A line for each cause: what it is, how many fail by it, whom it hits, since when, and its smallest case."""
+    counts = Counter((r.value.cause, r.value.backend) for r in runs.results)
+    lines = []
+    for row, first, proof in zip(runs.causes, runs.first_seen(), runs.proofs(), strict=True):
+        c = row.value
+        failed = counts[c["id"], c["backend"]] or len(c["cases"])
+        facts = [f"{failed:,} cases on {_code(c['backend'], 120)}", f"first seen {first.written[:10]}"]
+        if (hit := c["rank"].get("architectures")) is not None:
+            facts.insert(1, f"hits {hit:,} architectures")
+        lines.append(f"- **{c['verdict']}** {_text(c['sentence'])} ({', '.join(facts)}): {_code(command(proof.value))}")
+    return lines
 
 
 def _missing(runs: Runs) -> list[str]:
@@ -184,11 +204,11 @@ def _failure(row: Row[Result]) -> str:
 
 
 def _group(group: Group) -> str:
-    """One failure; or the cause of several, their ops and backends, and the first of them."""
+    """One failure; or the reason of several, their ops and backends, and the first of them."""
     first, n = group.rows[:FIRST], len(group.rows)
     if n == 1:
         return _failure(group.rows[0])
-    why = _text(group.cause or "no detail")
+    why = _text(group.reason or "no detail")
     ops = _named(operation(r.value.case).name for r in group.rows)
     backends = _named(r.value.backend for r in group.rows)
     lines = [f"- **{group.verdict}** {n:,} times: {why}", f"  - of {ops}; on {backends}"]

@@ -1,4 +1,4 @@
-"""Results counted: the support matrix (op × types × backend), groups by cause, and llama.cpp's CSV of ops."""
+"""Results counted: the support matrix (op × types × backend), groups by reason, and llama.cpp's CSV of ops."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ ORDER: tuple[Verdict, ...] = (
 )  # fmt: skip
 """The order of verdicts in reports: what needs a look first."""
 LONGEST = 300
-"""Characters of a cause."""
+"""Characters of a reason."""
 _READ = 4000
-"""Characters of a detail that a cause is made of: a detail may hold pages of stderr."""
+"""Characters of a detail that a reason is made of: a detail may hold pages of stderr."""
 CSV_COLUMNS = ("backend_name", "op_name", "op_params", "test_mode", "supported", "error_message", "backend_reg_name")
 """In the order of llama.cpp's docs/ops (`csv_printer` in tests/test-backend-ops.cpp)."""
 _FORMULA = ("=", "+", "-", "@")
@@ -108,23 +108,23 @@ def matrix(results: Iterable[Row[Result]]) -> Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Results of one verdict and one cause."""
+    """Results of one verdict and one reason."""
 
     verdict: Verdict
-    cause: str
+    reason: str
     rows: Sequence[Row[Result]]
 
 
 def groups(rows: Iterable[Row[Result]]) -> list[Group]:
-    """Rows by verdict and cause: verdicts in `ORDER`, the largest groups of each first."""
+    """Rows by verdict and reason: verdicts in `ORDER`, the largest groups of each first."""
     members: dict[tuple[Verdict, str], list[Row[Result]]] = {}
     for row in rows:
-        members.setdefault((row.value.verdict, cause(row.value)), []).append(row)
+        members.setdefault((row.value.verdict, reason(row.value)), []).append(row)
     listed = [Group(verdict, why, of) for (verdict, why), of in members.items()]
     return sorted(listed, key=lambda g: (ORDER.index(g.verdict), -len(g.rows)))
 
 
-def cause(result: Result) -> str:
+def reason(result: Result) -> str:
     """The reason of a result without what differs from case to case: ids, nodes, shapes, steps and numbers.
 
     The line of a source file (`ops.cpp:3564`) and ggml's name of the op stay.

@@ -25,7 +25,7 @@ from conformance.case.case import JSON
 from conformance.case.leftover import write_whole
 from conformance.case.strict import Memory
 from conformance.ggml.errors import CaseFileError, UsageError
-from conformance.judge.verdict import Missing, Request, Result, Totals, Verdict
+from conformance.judge.verdict import FAILURES, Missing, Request, Result, Totals, Verdict
 from conformance.run.session.environment import SCHEMA, header
 
 KINDS = ("conformance", "perf", "planted", "mutate", "audit", "phases", "zoo")
@@ -163,6 +163,7 @@ TEXTS = _object_of("texts", TEXT.ok)
 AMOUNTS = _list_of("finite numbers from 0", AMOUNT.ok)
 MEMORY = _object_of("whole numbers or null", lambda v: v is None or _whole(v))
 VERDICT = one_of(*map(str, Verdict))
+FAILURE = one_of(*(str(v) for v in Verdict if v in FAILURES))
 
 
 def _fields(rule: Rule, *names: str) -> dict[str, Rule]:
@@ -195,6 +196,16 @@ RESULT: dict[str, Rule] = {
     "saved": TEXT.optional(),
     "fresh": FLAG,
     "waived": VERDICT.optional(),
+    "cause": TEXT.optional(),
+}
+CAUSE: dict[str, Rule] = {
+    "id": Rule("a text that is not empty", lambda v: isinstance(v, str) and bool(v.strip())),
+    **_fields(TEXT, "sentence", "backend", "op", "message", "smallest", "seen"),
+    "verdict": FAILURE,
+    "conditions": _list_of("pairs of texts", lambda v: _list_of("texts", TEXT.ok).ok(v) and len(v) == 2),
+    "cases": Rule("a list of texts, one at least", lambda v: _list_of("texts", TEXT.ok).ok(v) and bool(v)),
+    "rank": _object_of("whole numbers", _whole),
+    "folder": TEXT.optional(required=True),
 }
 UNIT: dict[str, Rule] = {
     **_fields(TEXT, "unit", "model", "case", "backend", "of", "reason"),
@@ -220,7 +231,7 @@ MUTANT: dict[str, Rule] = {
     "status": one_of("noticed", "survived", "equivalent", "invalid"),
 }
 ROWS: dict[str, dict[str, dict[str, Rule]]] = {
-    "conformance": {"results": RESULT, "missing": _fields(TEXT, "backend", "case", "reason")},
+    "conformance": {"results": RESULT, "missing": _fields(TEXT, "backend", "case", "reason"), "causes": CAUSE},
     "perf": {"units": UNIT, "gates": GATE},
     "planted": {
         "faults": _fields(TEXT, "name", "says", "of"),
@@ -229,7 +240,7 @@ ROWS: dict[str, dict[str, dict[str, Rule]]] = {
     "mutate": {"mutants": MUTANT},
 }
 """Kind -> list in its document -> the fields of each row. Other fields are kept as they are."""
-OPTIONAL_LISTS = frozenset({"gates", "missing"})
+OPTIONAL_LISTS = frozenset({"gates", "missing", "causes"})
 ASKED: dict[str, Rule] = {"asked": replace(_object_of("whole numbers", _whole), required=False)}
 """Of conformance runs: how many cases were requested of each backend."""
 
@@ -332,7 +343,26 @@ def _document(path: Path, body: JSON, digest: str) -> Document:
             if not isinstance(row, dict):
                 raise UsageError(f"{path}: {name}[{i}]: an object expected, {_short(row)} found")
             check(path, f"{name}[{i}]", row, rules)
+    if body["kind"] == "conformance":
+        _check_causes(path, body)
     return Document(path, body["kind"], body["run"], body["written"], body["environment"], body, digest)
+
+
+def _check_causes(path: Path, body: Mapping[str, JSON]) -> None:
+    """Refuse two causes with one id on one backend, and a result with a cause that its file does not have."""
+    known: set[tuple[str, str]] = set()
+    for i, c in enumerate(body.get("causes", ())):
+        if (c["id"], c["backend"]) in known:
+            raise UsageError(
+                f"{path}: causes[{i}].id: one that no other cause of its backend has expected, {_short(c['id'])} found"
+            )
+        known.add((c["id"], c["backend"]))
+    for i, r in enumerate(body["results"]):
+        if r.get("cause") is not None and (r["cause"], r["backend"]) not in known:
+            raise UsageError(
+                f"{path}: results[{i}].cause: the id of a cause of this file and backend, or null expected, "
+                f"{_short(r['cause'])} found"
+            )
 
 
 def partial_body(raw: bytes, memory: Memory) -> dict[str, JSON] | None:

@@ -68,6 +68,8 @@ class Runs:
     mutants: tuple[Row[Fields], ...]
     superseded: tuple[Row[Result], ...]
     """Results of which a newer one is in `results`."""
+    causes: tuple[Row[Fields], ...]
+    """What explains failures that still stand, each once: the newest file's first, each file's in its own order."""
     passed_over: tuple[Path, ...]
     """JSON files of a folder that are no run files."""
 
@@ -91,6 +93,19 @@ class Runs:
             requested = d.body.get("asked", {}).items()
             lacking += [(d, backend, n - listed[backend]) for backend, n in requested if n > listed[backend]]
         return lacking
+
+    def first_seen(self) -> list[Document]:
+        """The earliest document that has each of `causes`."""
+        first: dict[tuple[str, str], Document] = {}
+        for d in self.of("conformance"):
+            for c in d.body.get("causes", ()):
+                first.setdefault(_name(c), d)
+        return [first[_name(c.value)] for c in self.causes]
+
+    def proofs(self) -> list[Row[Result]]:
+        """The newest result of the smallest case of each of `causes`; without one here, what the cause says of it."""
+        newest = {(r.value.case, r.value.backend): r for r in self.results}
+        return [newest.get((c.value["smallest"], c.value["backend"]), _said(c)) for c in self.causes]
 
     def faults_noticed(self) -> list[tuple[Row[Fields], list[str] | None]]:
         """Each planted fault and the families that noticed it on its kind of machine; None where it was not hunted."""
@@ -178,6 +193,7 @@ def read_runs(paths: Sequence[Path]) -> Runs:
         hunts=tuple(merged["hunts"][0]),
         mutants=tuple(merged["mutants"][0]),
         superseded=tuple(_result(r) for r in merged["results"][1]),
+        causes=tuple(_standing_causes(ordered, merged["results"][0], answered)),
         passed_over=tuple(passed_over),
     )
 
@@ -210,6 +226,30 @@ def _merge(documents: Sequence[Document], name: str) -> tuple[list[Row[Fields]],
                 rows.clear()
             rows.append(Row(value, d, f"{name}[{i}]"))
     return [r for rows in newest.values() for r in rows], older
+
+
+def _standing_causes(
+    documents: Sequence[Document], results: Iterable[Row[Fields]], answered: Mapping[tuple[JSON, ...], str]
+) -> Iterator[Row[Fields]]:
+    """The newest row of each cause that a newest result names, or of which a case did not run again since."""
+    named = {(r.value.get("cause"), r.value["backend"]) for r in results}
+    newest: dict[tuple[str, str], Row[Fields]] = {}
+    for d in reversed([d for d in documents if d.kind == "conformance"]):
+        for i, c in enumerate(d.body.get("causes", ())):
+            newest.setdefault(_name(c), Row(c, d, f"causes[{i}]"))
+    for name, row in newest.items():
+        pairs = ((row.document.machine, case, row.value["backend"]) for case in row.value["cases"])
+        if name in named or any(answered.get(pair, "") <= row.document.written for pair in pairs):
+            yield row
+
+
+def _said(cause: Row[Fields]) -> Row[Result]:
+    c = cause.value
+    return Row(Result(c["smallest"], c["backend"], Verdict(c["verdict"]), cause=c["id"]), cause.document, cause.place)
+
+
+def _name(cause: Fields) -> tuple[str, str]:
+    return cause["id"], cause["backend"]
 
 
 def _pair(row: Row[Fields]) -> tuple[JSON, ...]:

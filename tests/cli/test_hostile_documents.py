@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from run_files import document, gate, mutate, perf, planted, result, unit
+from run_files import cause, document, gate, mutate, perf, planted, result, unit
 
 from conformance.case.case import JSON
 from conformance.cli import main
@@ -44,9 +44,12 @@ VALUES: list[JSON] = [None, True, -1, 10**400, 2**63, 1e308, -0.5, "", "x" * 300
 def documents() -> list[dict[str, JSON]]:
     """One valid document of each kind."""
     audit = {**header("audit"), "backends": {"cpu": [{"case": ADD, "finding": "overclaim", "name": "w", "ne": [1, 2]}]}}
-    zoo = {**header("zoo"), "results": [{"arch": "llama", "device": "cpu", "verdict": "PASS"}]}
+    zoo = {**header("zoo"), "results": [{"arch": "llama", "device": "cpu", "verdict": "PASS", "cause": "p"}]}
     return [
-        document([result(ADD, "x", "FAIL", detail="d"), result(ADD, "y", "PASS")]),
+        {
+            **document([result(ADD, "x", "FAIL", detail="d", cause="p"), result(ADD, "y", "PASS")]),
+            "causes": [cause("p", [ADD])],
+        },
         perf([unit("decode", "x", [0.1] * 8)], [gate("g", "regressed")]),
         planted({("f", "ops"): True}),
         mutate(["noticed", "survived"]),

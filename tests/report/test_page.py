@@ -117,12 +117,12 @@ def test_the_page_holds_every_row(runs: Runs) -> None:
         assert _cell(table, "document", i) == index
         row = documents[0].body[_cell(table, "list", i)][_cell(table, "row", i)]
         for key in ("case", "backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
-                    "first_divergence", "saved", "waived", "detail"):  # fmt: skip
+                    "first_divergence", "saved", "waived", "cause", "detail"):  # fmt: skip
             assert _cell(table, key, i) == row[key], key
         assert (_cell(table, "fresh", i) == "fresh") == row["fresh"]
 
 
-@pytest.mark.parametrize("name", ["faults", "hunts", "mutants", "audit", "units", "gates"])
+@pytest.mark.parametrize("name", ["causes", "faults", "hunts", "mutants", "audit", "units", "gates"])
 def test_every_row_says_where_it_stands(runs: Runs, name: str) -> None:
     """Rows of every other table name a place in a document, and what is shown there is what stands there."""
     data = _data(page(runs, now=NOW))
@@ -203,7 +203,8 @@ def test_a_saved_case_is_drawn_from_its_file(tmp_path: Path) -> None:
     from conformance.run.session.select import build  # noqa: PLC0415  # as above
 
     casefile.write(tmp_path / "kept.gguf", [build(result["case"])])
-    result |= {"case": "mine/shrunk", "verdict": "FAIL", "saved": "/elsewhere/kept.gguf"}
+    result |= {"case": "mine/shrunk", "verdict": "FAIL", "saved": "/elsewhere/kept.gguf", "cause": None}
+    run["causes"] = []
     (tmp_path / "run.json").write_text(json.dumps(run), encoding="utf-8")
     assert list(drawn_graphs(read_runs([tmp_path / "run.json"]))) == ["mine/shrunk"]
 

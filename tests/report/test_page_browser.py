@@ -7,10 +7,11 @@ from collections import Counter
 from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import made_runs
 import pytest
-from browser import VIEWS, Driver, ask, case_view, failed_view, go, results
+from browser import VIEWS, Driver, ask, case_view, cause_view, failed_view, go, results
 
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.perf.history import History
@@ -44,7 +45,7 @@ def test_the_overview_counts_the_run(at: Driver, runs: Runs) -> None:
     """The table of backends is what the run's JSON says, counted here."""
     shown = ask(
         at,
-        "return all('.overview table tbody tr')"
+        "return all('.overview [aria-label=Backends] tbody tr')"
         ".map((tr) => [tr.cells[0].textContent, ...[...tr.cells].slice(2).map(numeral)])",
     )
     want = []
@@ -107,6 +108,64 @@ def test_a_row_is_the_row_of_the_run(at: Driver, runs: Runs) -> None:
         assert json.loads(ask(at, "return document.querySelector('details pre').textContent")) == rows[i]
         assert f"results[{i}]" in ask(at, "return document.querySelector('main').innerText")
         assert command(runs.results[i].value) in ask(at, "return all('.command code').map((c) => c.textContent)")
+
+
+def test_it_begins_with_causes(at: Driver, runs: Runs) -> None:
+    """The overview begins with each cause in the order of the file: its verdict, whom it hits, its cases and the
+    smallest of them, and since when; failures that it explains are not told again below.
+    """
+    first, *rows = ask(
+        at,
+        """return [document.querySelector('.overview table').closest('.scroll').ariaLabel,
+          ...all('.causes tbody tr').map((tr) => [...tr.cells].map((c) => c.innerText.split("\\n")[0]))]""",
+    )
+    assert first == "Causes"
+    assert len(runs.causes) == len(rows) > 2
+    for k, (row, c) in enumerate(zip(rows, runs.causes, strict=True)):
+        v = c.value
+        assert row[0] == str(k + 1)
+        assert v["verdict"] in row[1]
+        assert row[2:] == [
+            v["sentence"], str(len(v["cases"])), str(v["rank"]["architectures"]), v["smallest"], "2026-11-20 02:30"
+        ]  # fmt: skip
+    told = ask(at, "return all('.stories strong a').map((a) => new URLSearchParams(a.hash.slice(9)).get('cause'))")
+    assert set(told) == {"none"}
+
+
+def test_a_cause_shows_its_proof(at: Driver, runs: Runs) -> None:
+    """The view of each cause has its sentence, verdict, conditions, when and where it was seen, whom it hits, links to
+    its cases, the drawing of the smallest, and the command that runs that again.
+    """
+    rows = results(runs)
+    for i, (c, proof) in enumerate(zip(runs.causes, runs.proofs(), strict=True)):
+        go(at, cause_view(runs, i))
+        assert ask(at, "return document.querySelector('h2').textContent") == c.value["sentence"]
+        text = " ".join(ask(at, "return document.querySelector('main').innerText").split())
+        hit = f"{c.value['rank']['architectures']} architectures of the zoo"
+        said = ("src[0].type = f16 src[1].ne[2] >1", "seen always", hit, "conformance.json, run ",
+                f"on {c.value['backend']}", c.value["verdict"], c.value["folder"])  # fmt: skip
+        assert [s for s in said if s not in text] == []
+        assert ask(at, "return all('svg.graph[role=img] .box').length") >= 2
+        assert command(proof.value) in ask(at, "return all('.command code').map((c) => c.textContent)")
+        listed = ask(at, "return all('main > div > ul.others a').map((a) => [a.textContent, a.hash])")
+        assert [name for name, _ in listed] == c.value["cases"]
+        for name, href in listed:
+            row = rows[int(parse_qs(href.partition("?")[2])["row"][0])]
+            assert (row["case"], row["backend"], row["cause"]) == (name, c.value["backend"], c.value["id"])
+
+
+def test_a_case_leads_to_its_cause(at: Driver, runs: Runs) -> None:
+    """A result that a cause explains names it, in the list and in its own view; an unknown cause is said to be none."""
+    rows = results(runs)
+    i = next(i for i, r in enumerate(rows) if r["cause"])
+    go(at, case_view(runs, i))
+    (link,) = ask(at, "return all('main a').map((a) => a.hash).filter((x) => x.startsWith('#cause?'))")
+    go(at, link[1:])
+    assert rows[i]["case"] in ask(at, "return all('main a').map((a) => a.textContent)")
+    go(at, f"results?cause={rows[i]['cause']}")
+    assert ask(at, "return found()") == sum(r["cause"] == rows[i]["cause"] for r in rows)
+    go(at, "cause?id=x&backend=y")
+    assert ask(at, "return document.querySelector('h2').textContent") == "No such cause"
 
 
 def test_a_failure_shows_its_graph(at: Driver, runs: Runs) -> None:

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import made_runs
 import pytest
 from browser import VIEWS, Driver, ask, go, look
 from click.testing import CliRunner
-from run_files import document, head, mutate, result, written_to
+from run_files import cause, document, head, mutate, result, written_to
 
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
@@ -192,6 +193,51 @@ def test_failures_alike_are_one_entry(opened: Open, browser: Driver) -> None:
     assert ask(browser, "return wrongFigures(given[0])", told) == []
 
 
+def test_causes_of_several_runs(opened: Open, browser: Driver) -> None:
+    """Results of one cause stand together, before those of the next and before passes; a cause is first seen in the
+    earliest file that has it; in the zoo it stands by architecture and plan.
+    """
+    order = ("p", None, "q", "p", None, "q")
+    cases = [f"zoo/arch-{i}-seqs=2,nodes=1@{i}" for i in range(6)]
+    rows = [(c, result(cases[i], "x", "FAIL", cause=c)) for i, c in enumerate(order)]
+    causes = [cause(c, [r["case"] for d, r in rows if d == c]) for c in ("q", "p")]
+    of = [{**document([result(A, "x", "PASS"), *(r for _, r in rows)], written=w), "causes": causes}
+          for w in ("2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z")]  # fmt: skip
+    zoo = {"architecture": "gemma", "backend": "x", "run": "2 streams", "verdict": "FAIL", "cause": "q"}
+    opened(of[1], of[0], {**head("zoo"), "results": [zoo, {**zoo, "architecture": "bert", "cause": HOSTILE}]})
+    firsts = ask(browser, "return all('.causes tbody tr').map((tr) => tr.cells[6].innerText)")
+    assert [f.split("\n")[0] for f in firsts] == ["2026-01-01 00:00"] * 2
+    (label,) = ask(browser, "return all('.overview .matrix').map((e) => e.closest('.scroll').ariaLabel)")
+    assert label == "Causes in the zoo"
+    matrix = ask(browser, "return all('.overview .matrix tr').map((tr) => [...tr.cells].map((c) => c.innerText))")
+    assert matrix[0] == ["architecture", "2 streams", "seqs=2,nodes=1"]
+    assert ["arch-0", "–", "p x"] in matrix
+    assert ["gemma", "q x", "–"] in matrix
+    assert len(matrix) == 7
+    assert ask(browser, "return all('img, main script').length") == 0
+    go(browser, "results")
+    told = ask(browser, "return all('.rows tbody tr').map((tr) => tr.cells[2].innerText)")
+    assert told == ["q", "q", "p", "p", "–", "–", "–"]
+
+
+@pytest.mark.parametrize("view", ["overview", "causes", "cause", "results"])
+def test_no_text_of_a_cause_becomes_markup(opened: Open, browser: Driver, view: str) -> None:
+    """Each text of a cause, its id and backend among them, is shown letter for letter, and its links work."""
+    odd = cause(HOSTILE, [f"ops/{HOSTILE}"], HOSTILE, sentence=HOSTILE, op=HOSTILE, message=HOSTILE, seen=HOSTILE)
+    odd |= {"conditions": [[HOSTILE, HOSTILE]], "folder": HOSTILE}
+    opened({**document([result(f"ops/{HOSTILE}", HOSTILE, "FAIL", cause=HOSTILE)]), "causes": [odd]})
+    if view == "cause":
+        ask(browser, "await go(all('.causes a').find((a) => a.hash.startsWith('#cause?')).hash)")
+        assert ask(browser, "return document.querySelector('.facts').textContent.split('<img').length") >= 5
+    else:
+        go(browser, view)
+    assert ask(browser, "return all('main h2').length") == 1
+    assert ask(browser, "return all('img, main script').length") == 0
+    text = ask(browser, "return document.querySelector('main').textContent")
+    assert "</script><img src=x" in text
+    assert "\u202e" not in text
+
+
 @pytest.mark.parametrize(
     "link", ["javascript:alert(1)", "data:text/html,x", f"https://x/{HOSTILE}", "//x", "https://[x"]
 )
@@ -289,13 +335,22 @@ def test_a_drawing_by_itself_fits_too(browser: Driver, tmp_path: Path, letter: s
 def test_nothing_is_wider_than_its_place(opened: Open, browser: Driver, width: int) -> None:
     """Long names, ids and reasons are wrapped or cut: no text is wider than what it stands in, at any width."""
     name, case = f"ggml?lib=/{'long/' * 30}&device=X", f"ops/ADD-f32-{'a=1,' * 80}z=1@1"
-    rows = [result(case, name, "FAIL", detail="x" * 900), result(case, "y", "PASS"), (A, "y", "PASS")]
+    failed = result(case, name, "FAIL", detail="x" * 900, cause="c" * 90)
+    rows = [failed, result(case, "y", "PASS"), (A, "y", "PASS")]
     zoo = {**head("zoo"), "results": [{"architecture": "a" * 90, "backend": name, "run": "1", "verdict": "FAIL"}]}
     mutants = mutate(["survived", "noticed"], "a" * 90)
     mutants["mutants"][0] |= {"id": "i" * 300, "diff": "d" * 300, "by": case}
-    opened(_lost((B, name), rows=rows), zoo, made_runs.perf(1), made_runs.audit(), mutants, made_runs.mutate(2))
+    odd = cause("c" * 90, [case], name, sentence="s" * 500, op="o" * 90, message="m" * 300, folder="f" * 300)
+    opened(
+        _lost((B, name), rows=rows, causes=[odd]),
+        zoo,
+        made_runs.perf(1),
+        made_runs.audit(),
+        mutants,
+        made_runs.mutate(2),
+    )
     look(browser, width=width)
-    for view in VIEWS:
+    for view in (*VIEWS, f"cause?{urlencode({'id': 'c' * 90, 'backend': name})}"):
         go(browser, view)
         wide = ask(
             browser,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import document, gate, head, mutate, perf, planted, result, unit, written_to
+from run_files import cause, document, gate, head, mutate, perf, planted, result, unit, written_to
 
 from conformance.report.markdown import LIMIT, markdown
 from conformance.report.runs import Runs, read_runs
@@ -102,6 +102,48 @@ def test_failures_alike_are_told_once(tmp_path: Path) -> None:
     assert "  - of `GLU` 40; on `y` 40\n  - `ops/GLU-f32-a=0@1` on `y`\n    `conform run --case ops/GLU" in text
     assert "  - and 37 more like these" in text
     assert len(text) < 8000
+
+
+def test_it_begins_with_causes(tmp_path: Path) -> None:
+    """Causes come first, a line each in the order of the file; failures of a cause are not told again."""
+    rows = [result(f"ops/ADD-f32-a={i}@1", "x", "FAIL", cause="p" if i < 5 else None) for i in range(6)]
+    p = cause("p", [r["case"] for r in rows[:5]])
+    q = cause("q", ["mine/small"], verdict="CRASH", sentence="a\nb | <c>", rank={})
+    lines = markdown(_runs(tmp_path, {**document(rows), "causes": [p, q]})).split("\n")
+    assert lines[0].startswith("# Conformance: 2 causes, 6 failures, ")
+    first = lines.index("## Causes (2)")
+    assert not any(line.startswith("## ") for line in lines[:first])
+    assert lines[first + 2] == (
+        r"- **FAIL** MUL\_MAT with src\[0\].type = p is wrong (5 cases on `x`, hits 7 architectures, first seen "
+        "2026-01-02): `conform run --case ops/ADD-f32-a=0@1 --backend x`"
+    )
+    assert lines[first + 3] == (
+        r"- **CRASH** a b \| &lt;c&gt; (1 cases on `x`, first seen 2026-01-02): "
+        "`conform run --case mine/small --backend x`"
+    )
+    assert "## Failures that no cause explains (1)" in lines
+    assert sum(line.startswith("- **FAIL**") for line in lines) == 2
+
+
+def test_causes_of_any_length_leave_room(tmp_path: Path) -> None:
+    """10,000 failures with texts of 8 KiB, by 10,000 causes and by none: 50 kB at most, and it says how many causes
+    and failures are left out, and where they are.
+    """
+    rows, causes = [], []
+    for i in range(10_000):
+        name = "".join(chr(97 + int(d)) for d in str(i)) + "<|" * 4096
+        explained = i % 2 == 0
+        rows.append(result(f"ops/ADD-f32-a={i}@1", "x", "FAIL", detail=name, cause=str(i) if explained else None))
+        if explained:
+            causes.append(cause(str(i), [rows[-1]["case"]], sentence=name))
+    text = markdown(_runs(tmp_path, {**document(rows), "causes": causes}), where="index.html")
+    assert len(text.encode()) <= LIMIT
+    for what in ("Causes", "Failures that no cause explains"):
+        section = text.partition(f"## {what} (5,000)")[2].partition("\n## ")[0]
+        shown = len(re.findall(r"^- \*\*FAIL\*\*", section, re.MULTILINE))
+        (left,) = re.findall(r"\*\*([\d,]+) more of 5,000 are left out here; all of them: index\.html\*\*", section)
+        assert shown > 3
+        assert shown + int(left.replace(",", "")) == 5000
 
 
 @pytest.mark.parametrize("text", ["&" * 900, "\U0001f600" * 900, "`|" * 900])

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import document, gate, head, mutate, perf, planted, result, unit, written_to
+from run_files import cause, document, gate, head, mutate, perf, planted, result, unit, written_to
 
+from conformance.causes.cause import Cause
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.perf.statistics import Rate
@@ -117,6 +118,46 @@ def test_a_sample_of_mutants_is_replaced_whole(tmp_path: Path) -> None:
     assert mutant_rates(m.value for m in runs.mutants) == {"cpu": Rate(2, 3), "ggml": Rate(0, 0)}
 
 
+def _explained(*names: str | None, written: str = "2026-01-01T00:00:00Z", **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A run of one case per name, which fails by the cause of this name; None passes."""
+    cases = [f"ops/ADD-f32+f32-a={i}@1" for i in range(len(names))]
+    rows = [result(c, "x", "FAIL" if n else "PASS", cause=n) for c, n in zip(cases, names, strict=True)]
+    causes = [cause(n, [c for c, m in zip(cases, names, strict=True) if m == n]) for n in dict.fromkeys(names) if n]
+    return {**document(rows, written=written, **more), "causes": causes}
+
+
+def test_causes_are_read_in_their_order(tmp_path: Path) -> None:
+    """Causes come as the file has them, with their place; a result has the id of its own; older files have none."""
+    runs = read_runs([written_to(tmp_path / "a.json", _explained("q", None, "p", "q"))])
+    assert [(c.value["id"], c.place, Cause.from_json(c.value).to_json() == c.value) for c in runs.causes] == [
+        ("q", "causes[0]", True),
+        ("p", "causes[1]", True),
+    ]
+    assert [r.value.cause for r in runs.results] == ["q", None, "p", "q"]
+    assert [p.value.case for p in runs.proofs()] == ["ops/ADD-f32+f32-a=0@1", "ops/ADD-f32+f32-a=2@1"]
+    old = document([(A, "x", "FAIL")])
+    del old["results"][0]["cause"]
+    runs = read_runs([written_to(tmp_path / "old.json", old)])
+    assert (runs.causes, runs.results[0].value.cause) == ((), None)
+
+
+def test_a_cause_ends_when_its_cases_ran_again_without_it(tmp_path: Path) -> None:
+    """Of several runs a cause stands once, as the newest has it, first seen in the oldest; one whose every case has a
+    newer result that does not name it is gone; one of whose cases did not run again stays.
+    """
+    documents = [
+        _explained("p", "q", "r", "r", written="2026-01-01T00:00:00Z"),
+        _explained("p", None, "r", written="2026-01-02T00:00:00Z"),
+        _explained("p", None, None, written="2026-01-03T00:00:00Z"),
+    ]
+    runs = read_runs([written_to(tmp_path / f"{i}.json", d) for i, d in enumerate(documents)])
+    told = zip(runs.causes, runs.first_seen(), strict=True)
+    assert [(c.value["id"], c.document.path.name, d.path.name) for c, d in told] == [
+        ("p", "2.json", "0.json"),
+        ("r", "1.json", "0.json"),
+    ]
+
+
 def _set(*path: Any) -> Callable[[Any], None]:  # noqa: ANN401  # keys, and a value last
     def change(doc: Any) -> None:  # noqa: ANN401
         *way, last, value = path
@@ -145,6 +186,22 @@ def _set(*path: Any) -> Callable[[Any], None]:  # noqa: ANN401  # keys, and a va
         (_set("results", 0, "steps", 1 << 60), r"results\[0\].steps: a whole number from 0"),
         (_set("results", 0, "witness", "seen"), r"results\[0\].witness: an object or null"),
         (_set("results", 0, "detail", None), r"results\[0\].detail: text expected, None found"),
+        (_set("results", 0, "cause", 5), r"results\[0\].cause: text or null expected, 5 found"),
+        (_set("results", 0, "cause", "p"), r"results\[0\].cause: the id of a cause of this file .* 'p' found"),
+        (_set("causes", {}), r"causes: a list expected, dict of 0 found"),
+        (_set("causes", [5]), r"causes\[0\]: an object expected, 5 found"),
+        (_set("causes", [{}]), r"causes\[0\].id: .* the field is missing"),
+        (_set("causes", [cause(" ", [A])]), r"causes\[0\].id: a text that is not empty expected"),
+        (_set("causes", [cause("p", [A])] * 2), r"causes\[1\].id: one that no other cause .* 'p' found"),
+        (
+            _set("causes", [{**cause("p", [A]), "cases": []}]),
+            r"causes\[0\].cases: a list of texts, one at least expected, list of 0 found",
+        ),
+        (_set("causes", [cause("p", [A], verdict="PASS")]), r"causes\[0\].verdict: one of FAIL, .* 'PASS' found"),
+        (_set("causes", [cause("p", [A], conditions=[["a"]])]), r"causes\[0\].conditions: a list of pairs of texts"),
+        (_set("causes", [cause("p", [A], conditions=["ab"])]), r"causes\[0\].conditions: a list of pairs of texts"),
+        (_set("causes", [cause("p", [A], rank={"failed": -1})]), r"causes\[0\].rank: an object of whole numbers"),
+        (_set("causes", [cause("p", [A], folder=5)]), r"causes\[0\].folder: text or null expected, 5 found"),
         (_set("results", 0, "detail", "\ud800"), r"results\[0\].detail: text expected, half of a surrogate pair"),
     ],
 )
@@ -194,8 +251,8 @@ _JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | s
 @given(st.data())
 def test_any_change_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever stands in whichever field, the file is read or refused by the one error: nothing else escapes."""
-    makers = [document([(A, "x", "PASS")]), perf([unit("u", "x", [1.0])], [gate("g")]), planted({("f", "ops"): True}),
-              mutate(["survived"])]  # fmt: skip
+    makers = [document([(A, "x", "PASS")]), _explained("p", "q"), perf([unit("u", "x", [1.0])], [gate("g")]),
+              planted({("f", "ops"): True}), mutate(["survived"])]  # fmt: skip
     doc = data.draw(st.sampled_from(makers))
     spot: Any = doc
     while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,14 +29,15 @@ SECONDS = 6.0
 def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds: float = SECONDS) -> dict[str, JSON]:
     """Case id -> `{"step", "width", "height", "boxes": [[node, x, y, kind, *lines, title]], "edges": [path]}`.
 
-    Failed cases come first, in the order of the results, each at the step where it diverges; then one case of each op.
+    The smallest case of each cause comes first; then failed cases in the order of the results, each at the step where
+    it diverges; then one case of each op.
     A case is left out if its graph exceeds the budget, or if neither its id nor its saved file builds it here. `node`
     is the index in the graph's nodes, None for a leaf; x and y are whole pixels, the middle of a box's upper edge.
     """
     drawings: dict[str, JSON] = {}
     left = boxes
     end = time.monotonic() + seconds
-    for row in _wanted(runs.results):
+    for row in _wanted(runs):
         result = row.value
         if result.case in drawings:
             continue
@@ -55,8 +56,10 @@ def drawn_graphs(runs: Runs, *, boxes: int = BOXES, cases: int = CASES, seconds:
     return drawings
 
 
-def _wanted(results: Sequence[Row[Result]]) -> Iterator[Row[Result]]:
-    """Failures, then waived ones, then the first case of each op."""
+def _wanted(runs: Runs) -> Iterator[Row[Result]]:
+    """Smallest cases of causes, failures, then waived ones, then the first case of each op."""
+    results = runs.results
+    yield from runs.proofs()
     yield from (r for r in results if r.value.verdict in FAILURES)
     yield from (r for r in results if r.value.verdict is Verdict.XFAIL)
     known: set[str] = set()

@@ -18,7 +18,7 @@ from conformance.ggml.errors import UnavailableError
 from conformance.judge.verdict import FAILURES, Result
 from conformance.perf.history import History, Sample, Series, changes, samples, series
 from conformance.perf.statistics import Rate, median_interval
-from conformance.report.matrix import OPS, cause, counts, operation
+from conformance.report.matrix import OPS, counts, operation, reason
 from conformance.report.runfile import Document
 from conformance.report.runs import Fields, Row, Runs, mutant_rates
 
@@ -26,9 +26,13 @@ T = TypeVar("T")
 
 COLUMNS: dict[str, tuple[str, str, str]] = {
     "results": (
-        "case family op type backend verdict taken cause waived fresh detail saved",
+        "case family op type backend verdict taken cause reason waived fresh detail saved",
         "budget_used nmse nmse_exact seconds steps",
         "counts witness first_divergence",
+    ),
+    "causes": (
+        "id sentence backend verdict op message smallest seen folder", "architectures failed passed first",
+        "conditions cases",
     ),
     "faults": ("noticed by name of says file old new", "", ""),
     "hunts": ("fault family case verdict detail planted noticed of says", "", ""),
@@ -41,7 +45,7 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
     "gates": (
         "gate kind unit backend against answer reason", "limit estimate low high rounds detectable seconds", ""
     ),
-    "cells": ("architecture backend run verdict detail", "nmse batch nodes splits", ""),
+    "cells": ("architecture backend run verdict cause detail", "nmse batch nodes splits", ""),
     "phases": (
         "backend model name reason timed", "tokens tokens_per_second seconds watts joules_per_token splits", "shares"
     ),
@@ -49,6 +53,8 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
 """Table -> its columns of texts, of numbers and of objects; a field that is missing or of another type is empty."""
 TAKEN = ("refused", "begun, not finished", "finished")
 """What a backend did with a case: refused it; accepted it and gave no answer; answered, right or wrong."""
+RANK = ("architectures", "failed", "passed")
+"""Of a cause's `rank`: how many architectures of the zoo it hits; how many cases with its conditions failed, passed."""
 LOST = "missing"
 """In place of verdict and `taken`: the case was requested of the backend and has no result."""
 LOST_COUNT = "lost"
@@ -56,15 +62,17 @@ LOST_COUNT = "lost"
 NOTHING = -1
 """In `at`: no value."""
 _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
-           "first_divergence")  # fmt: skip
+           "first_divergence", "cause")  # fmt: skip
 
 
 def tables(
     runs: Runs, timed: Sequence[Row[Fields]], sampled: Sequence[Row[Fields]], documents: Sequence[Document]
 ) -> dict[str, JSON]:
     """All tables of the page."""
+    index = {d.digest: i for i, d in enumerate(documents)}
     rows: dict[str, Sequence[Row[Fields]]] = {
         "results": _results(runs),
+        "causes": _causes(runs, index),
         "faults": _faults(runs),
         "hunts": _hunts(runs),
         "mutants": runs.mutants,
@@ -75,7 +83,6 @@ def tables(
         "cells": [_with(r, **{k: _text(r.value, k) or "" for k in COLUMNS["cells"][0].split()}) for r in runs.zoo()],
         "phases": [_with(r, timed=_timed(_number(r.value, "tokens_per_second") or None)) for r in runs.phases()],
     }
-    index = {d.digest: i for i, d in enumerate(documents)}
     return {name: _table(name, own, index) for name, own in rows.items()}
 
 
@@ -98,8 +105,11 @@ def _with(row: Row[Fields], **more: JSON) -> Row[Fields]:
 
 
 def _results(runs: Runs) -> list[Row[Fields]]:
-    """One row per case, backend and kind of machine: the newest; then requested pairs without a result."""
+    """One row per case, backend and kind of machine: the newest, those of one cause together; then requested pairs
+    without a result.
+    """
     subjects: dict[str, Fields] = {}
+    order = {(c.value["id"], c.value["backend"]): k for k, c in enumerate(runs.causes)}
 
     def about(case_id: str) -> Fields:
         if case_id not in subjects:
@@ -107,13 +117,22 @@ def _results(runs: Runs) -> list[Row[Fields]]:
         return subjects[case_id]
 
     rows: list[Row[Fields]] = [
-        Row({**_result(r.value), **about(r.value.case)}, r.document, r.place) for r in runs.results
+        Row({**_result(r.value), **about(r.value.case)}, r.document, r.place)
+        for r in sorted(runs.results, key=lambda r: order.get((r.value.cause, r.value.backend), len(order)))
     ]
     for m in runs.missing:
         why = m.value["reason"]
-        lost = {"verdict": LOST, "taken": LOST, "counts": [LOST_COUNT], "detail": why, "cause": why}
+        lost = {"verdict": LOST, "taken": LOST, "counts": [LOST_COUNT], "detail": why, "reason": why}
         rows.append(_with(m, **about(m.value["case"]), **lost))
     return rows
+
+
+def _causes(runs: Runs, index: Mapping[str, int]) -> list[Row[Fields]]:
+    """One row per cause; `first` is the index of the document that has it first."""
+    return [
+        _with(c, **{k: c.value["rank"].get(k) for k in RANK}, first=index[d.digest])
+        for c, d in zip(runs.causes, runs.first_seen(), strict=True)
+    ]
 
 
 def _result(r: Result) -> dict[str, JSON]:
@@ -125,7 +144,7 @@ def _result(r: Result) -> dict[str, JSON]:
         "fresh": "fresh" if r.fresh else None,
         "counts": raised,
         "taken": TAKEN[("declared" in raised) + ("executed" in raised)],
-        "cause": cause(r) if r.verdict in FAILURES else None,
+        "reason": reason(r) if r.verdict in FAILURES else None,
     }
 
 

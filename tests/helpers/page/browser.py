@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -19,7 +20,7 @@ Driver = Any
 """Selenium is imported where a browser is asked for."""
 VIEWS = ("overview", "support", "results", "budgets", "speed", "planted", "mutation", "zoo", "phases", "audits",
          "notrun", "runs", "missing", "cells", "units", "gates", "faults", "hunts", "mutants", "samples",
-         "audit")  # fmt: skip
+         "audit", "causes", "cause")  # fmt: skip
 PROBES = Path(__file__).with_name("page_probes.js")
 
 ARGUMENTS = (
@@ -101,6 +102,12 @@ def case_view(runs: Runs, i: int) -> str:
     """The view of one result."""
     (document,) = runs.of("conformance")
     return f"case?run={document.run}&row={i}&document={runs.documents.index(document)}"
+
+
+def cause_view(runs: Runs, i: int = 0) -> str:
+    """The view of one cause."""
+    c = runs.causes[i].value
+    return f"cause?{urlencode({'id': c['id'], 'backend': c['backend']})}"
 
 
 def failed_view(runs: Runs) -> str:

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from conformance.case.case import JSON
+from conformance.causes.cause import Cause, Condition, in_order
 from conformance.judge.verdict import Result, Totals, Verdict
 from conformance.run.session.select import case_ids
 
@@ -38,7 +39,8 @@ def header(kind: str, name: str, written: str, machine: str = "0123456789ab") ->
 
 def conformance(count: int, name: str = "night", backends: Sequence[str] = BACKENDS) -> dict[str, JSON]:
     """A run of about `count` results over `backends`: mostly passes, every verdict, two ops refused, one that never
-    passes, a single op that diverges whatever is drawn, cases that not every backend has.
+    passes, a single op that diverges whatever is drawn, cases that not every backend has. Causes explain what is wrong
+    or died of itself, but nothing else that failed.
     """
     rng = random.Random(name)  # noqa: S311  # no secret
     listed = case_ids((), (), "full")
@@ -48,12 +50,39 @@ def conformance(count: int, name: str = "night", backends: Sequence[str] = BACKE
         ids = listed[:: len(listed) // per][:per]
     broken = next((i for i in ids if i.startswith("ops/")), None), backends[-1]
     results = [_result(rng, i, b, fails=(i, b) == broken) for i in ids for b in backends if _ran(i, b)][:count]
+    causes = _explain(results)
     totals = Totals()
     for r in results:
         totals.add(r)
     begun = header("conformance", name, "2026-11-20T02:30:00Z")
     begun["environment"]["unavailable"] = {"openvino-gpu": "no device GPU on this machine"}
-    return {**begun, "results": [r.to_json() for r in results], "totals": totals.to_json()}
+    rows: dict[str, JSON] = {"results": [r.to_json() for r in results], "causes": [c.to_json() for c in causes]}
+    return {**begun, **rows, "totals": totals.to_json()}
+
+
+def _explain(results: Sequence[Result]) -> list[Cause]:
+    """A cause for each op (or family), backend and verdict of FAIL and CRASH; each result gets the id of its own."""
+    alike: dict[tuple[str, str, Verdict], list[Result]] = {}
+    for r in results:
+        if r.verdict in {Verdict.FAIL, Verdict.CRASH}:
+            family, _, rest = r.case.partition("/")
+            op = rest.partition("-")[0] if family == "ops" else ""
+            alike.setdefault((op or family, r.backend, r.verdict), []).append(r)
+    causes = []
+    for (what, backend, verdict), of in alike.items():
+        name = sha256(f"{what} {verdict}".encode()).hexdigest()[:8]
+        for r in of:
+            r.cause = name
+        cases = sorted({r.case for r in of}, key=lambda c: (len(c), c))
+        causes.append(
+            Cause(
+                name, f"{what} with src[0].type f16 </script><b>&amp; is {verdict} in {len(cases)} cases", backend,
+                verdict, what, "" if verdict is Verdict.FAIL else "its process died (SIGABRT)",
+                (Condition("src[0].type", "f16"), Condition("src[1].ne[2]", ">1")), tuple(cases), "always",
+                {"architectures": len(what), "failed": len(cases), "passed": 0}, f"causes/{name}",
+            )
+        )  # fmt: skip
+    return in_order(causes)
 
 
 def _ran(case: str, backend: str) -> bool:
@@ -203,6 +232,7 @@ def zoo() -> dict[str, JSON]:
     devices = ("ggml?device=Vulkan0", "ggml?lib=/opt/libraries/of-a-build-with-a-long-name/lib&device=OPENVINO0")
     results = [
         {"architecture": f"arch-{a}", "backend": devices[b], "run": run, "verdict": words[k % 9 if a % 3 else 0],
+         "cause": f"cause-{a % 2}" if words[k % 9 if a % 3 else 0] == "FAIL" else None,
          "detail": f"batch {k}: NMSE 0.1", "nmse": 10.0 ** -(k % 12), "batch": None, "nodes": 40 + k, "splits": k % 4}
         for k, (a, b, run) in enumerate(runs)
     ]  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance.causes.cause import Cause, Condition
 from conformance.judge.verdict import Result, Totals, Verdict
 
 WHEN = "2026-01-02T03:04:05Z"
@@ -24,6 +25,17 @@ def result(case: str, backend: str, verdict: str, **more: Any) -> dict[str, Any]
     """A result's record; `XFAIL:CRASH` is a waived crash."""
     word, _, waived = verdict.partition(":")
     made = Result(case, backend, Verdict(word), waived=waived or None, detail="" if word == "PASS" else f"it is {word}")
+    return {**made.to_json(), **more}
+
+
+def cause(name: str, cases: Sequence[str], backend: str = "x", **more: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A cause's record."""
+    conditions = (Condition("src[0].type", name), Condition("src[1].ne[2]", ">1"))
+    sentence = f"MUL_MAT with src[0].type = {name} is wrong"
+    made = Cause(
+        name, sentence, backend, Verdict.FAIL, "MUL_MAT", "", conditions, tuple(cases), "always",
+        {"architectures": 7, "failed": len(cases), "passed": 0}, f"causes/{name}",
+    )  # fmt: skip
     return {**made.to_json(), **more}
 
 

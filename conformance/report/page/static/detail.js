@@ -1,4 +1,4 @@
-// One case on one backend: everything its row says, its graph, and the command that runs it again.
+// One case on one backend: everything its row says, its graph, and the command that runs it again; and one cause.
 
 function caseLink(i, text, className) {
   const t = tables.results;
@@ -20,14 +20,91 @@ function caseSection(root, params) {
     h("h2", { class: "id" }, get("case")),
     h("p", { class: "verdict" }, badge(get("verdict")), ` on ${get("backend")}`, get("waived") ? ` (${get("waived")}, as a waiver says)` : "", get("fresh") ? " · a fresh case: filed, fails no run" : ""),
     get("detail") ? h("p", { class: "story" }, get("detail")) : "",
+    get("cause") ? h("p", null, "Its cause: ", causeLink(get("cause"), get("backend"))) : "",
     h("div", { class: "columns" },
       h("section", null, h("h3", null, "Numbers"), facts(numbersOf(i)), divergence(get("first_divergence"))),
-      h("section", null, h("h3", null, "Run it again"), commands(i), h("h3", null, "Elsewhere"), elsewhere(i))),
-    h("h3", null, "Graph"), graph(i),
+      h("section", null, h("h3", null, "Run it again"), commands(get("case"), get("backend"), get("saved")), h("h3", null, "Elsewhere"), elsewhere(i))),
+    h("h3", null, "Graph"), graph(get("case"), get("first_divergence")),
     h("h3", null, "Witness"), get("witness") ? facts(Object.entries(get("witness")).map(([k, v]) => [k, show(v)])) : h("p", { class: "quiet" }, "It did not run to the end, so nothing witnessed it."),
     h("h3", null, "Source"),
     h("p", null, `${place} of ${file}, run ${run}, written ${when(written)} UTC`),
     h("details", null, h("summary", null, "The row as JSON"), h("pre", { tabindex: "0" }, JSON.stringify(rowJson(i), null, 1))));
+}
+
+const CASES = 200;
+
+function causeOf(i) {
+  const t = tables.causes;
+  return Object.fromEntries(["id", "backend", "verdict", "smallest"].map((c) => [c, t.value(c, i)]));
+}
+
+const CAUSE_NAMES = new Set(Array.from({ length: tables.causes.count }, (_, i) => `${tables.causes.value("id", i)}\n${tables.causes.value("backend", i)}`));
+
+// A cause by its id and backend, which every run and build has the same; a cell may name one that no file here has.
+function causeLink(id, backend, text) {
+  return !CAUSE_NAMES.has(`${id}\n${backend}`) ? h("span", null, text || id) : h("a", { href: link("cause", { id, backend }), class: "row" }, text || id);
+}
+
+// Case and backend -> the row of its newest result.
+function newestOf() {
+  const t = tables.results, newest = new Map();
+  for (let i = 0; i < t.count; i++) newest.set(`${t.value("case", i)}\n${t.value("backend", i)}`, i);
+  return newest;
+}
+
+function seenFirst(i) {
+  const d = report.documents[tables.causes.value("first", i)];
+  return [when(d.written), h("div", { class: "source" }, `${d.file}, run ${d.run.slice(0, 8)}`)];
+}
+
+function causeSection(root, params) {
+  const t = tables.causes;
+  const found = select(t, new URLSearchParams({ id: params.get("id") ?? "", backend: params.get("backend") ?? "" }));
+  if (found.length !== 1) {
+    return add(root, h("h2", null, "No such cause"), h("p", null, h("a", { href: "#causes" }, "All causes")));
+  }
+  const i = found[0], { id, backend, verdict, smallest } = causeOf(i);
+  const proof = newestOf().get(`${smallest}\n${backend}`);
+  const its = (column) => (proof === undefined ? null : tables.results.value(column, proof));
+  add(root,
+    h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
+    h("h2", null, t.value("sentence", i)),
+    h("p", { class: "verdict" }, badge(verdict), ` on ${backend}`),
+    h("div", { class: "columns" },
+      h("section", null, h("h3", null, "What it is"), causeFacts(i)),
+      h("section", null, h("h3", null, "Run its smallest case again"), commands(smallest, backend, its("saved")),
+        t.value("folder", i) ? h("p", null, "Its proof and drafts: ", h("code", null, t.value("folder", i))) : "")),
+    h("h3", null, "Smallest case"), h("p", null, proof === undefined ? smallest : caseLink(proof)), graph(smallest, its("first_divergence")),
+    h("h3", null, "Cases"), causeCases(i),
+    h("h3", null, "Source"), h("p", null, sourceText(t, i)));
+}
+
+function causeFacts(i) {
+  const t = tables.causes;
+  const conditions = t.value("conditions", i);
+  return facts([
+    ["id", t.value("id", i)],
+    ["op", t.value("op", i) || "–"],
+    ["conditions", conditions.length ? h("ul", { class: "others" }, conditions.map(([k, v]) => h("li", null, h("code", null, /^[<>=]/.test(v) ? `${k} ${v}` : `${k} = ${v}`)))) : "–"],
+    ["message", t.value("message", i) || "–"],
+    ["seen", t.value("seen", i) || "not confirmed"],
+    ["who is hit", t.value("architectures", i) === null ? "not known" : `${plural(t.value("architectures", i), "architecture")} of the zoo`],
+    ["with the conditions", `${number(t.value("failed", i))} failed, ${number(t.value("passed", i))} passed`],
+    ["first seen", seenFirst(i)],
+  ]);
+}
+
+// Its cases, smallest first: those with a result here lead to it.
+function causeCases(i) {
+  const t = tables.causes, { id, backend } = causeOf(i), rows = new Map();
+  for (const k of select(tables.results, new URLSearchParams({ cause: id, backend }))) rows.set(tables.results.value("case", k), k);
+  const listed = [...new Set([...t.value("cases", i), ...rows.keys()])];
+  const item = (name) => (rows.has(name) ? [badge(tables.results.value("verdict", rows.get(name))), " ", caseLink(rows.get(name))] : name);
+  return [
+    h("p", null, figure("results", { cause: id, backend }), " results here have this cause."),
+    h("ul", { class: "others" }, listed.slice(0, CASES).map((name) => h("li", null, item(name)))),
+    listed.length > CASES ? h("p", { class: "quiet" }, `and ${count(listed.length - CASES)} more`) : "",
+  ];
 }
 
 function numbersOf(i) {
@@ -62,12 +139,10 @@ function facts(pairs) {
   return h("dl", { class: "facts" }, pairs.map(([k, v]) => [h("dt", null, k), h("dd", null, v)]));
 }
 
-function commands(i) {
-  const t = tables.results;
-  const id = t.value("case", i), backend = quoted(t.value("backend", i)), saved = t.value("saved", i);
+function commands(id, backend, saved) {
   return [
-    saved ? copyable(`conform repro ${quoted(saved)} --backend ${backend}`) : "",
-    copyable(`conform run --case ${quoted(id)} --backend ${backend}`),
+    saved ? copyable(`conform repro ${quoted(saved)} --backend ${quoted(backend)}`) : "",
+    copyable(`conform run --case ${quoted(id)} --backend ${quoted(backend)}`),
     copyable(`conform show ${quoted(id)} --svg graph.svg`),
   ];
 }
@@ -96,11 +171,9 @@ function fit(svg) {
 
 const KIND_CLASSES = { weight: "k-weight", cache: "k-cache", input: "k-input", view: "k-view", compute: "k-compute", "writes in place": "k-inplace" };
 
-function graph(i) {
-  const t = tables.results;
-  const id = t.value("case", i), d = Object.hasOwn(report.drawings, id) && report.drawings[id];
+function graph(id, wrong) {
+  const d = Object.hasOwn(report.drawings, id) && report.drawings[id];
   if (!d) return h("p", { class: "note" }, "Not drawn in this page, which draws failures and one case of each op. The last command above draws it.");
-  const wrong = t.value("first_divergence", i);
   const culprit = wrong && wrong.step === d.step ? wrong.node : null;
   const boxes = d.boxes.map(([node, x, y, kind, head, below, holds, title]) => {
     const marked = culprit !== null && node === culprit;
@@ -127,6 +200,6 @@ function graph(i) {
 
 function rowJson(i) {
   const t = tables.results;
-  const names = ["case", "backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness", "first_divergence", "saved", "fresh", "waived", "detail"];
+  const names = ["case", "backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness", "first_divergence", "saved", "fresh", "waived", "cause", "detail"];
   return Object.fromEntries(names.map((n) => [n, n === "fresh" ? t.value(n, i) !== null : t.value(n, i)]));
 }

@@ -3,11 +3,12 @@
 const resultsGrid = grid(tables.results, {
   title: "Results",
   about: "One row per case and backend. Arrow keys go from row to row, Enter opens one.",
-  facets: ["verdict", "backend", "family", "op", "type"],
+  facets: ["verdict", "cause", "backend", "family", "op", "type"],
   hint: "words of case, backend, detail …",
   columns: [
     { name: "verdict", label: "verdict", bare: true, show: (i) => badge(tables.results.value("verdict", i)) },
     { name: "case", label: "case", main: true, show: (i) => [caseLink(i), tables.results.value("detail", i) ? h("div", { class: "quiet clip" }, tables.results.value("detail", i)) : ""] },
+    { name: "cause", label: "cause", show: (i) => (tables.results.value("cause", i) ? causeLink(tables.results.value("cause", i), tables.results.value("backend", i)) : "–") },
     { name: "backend", label: "backend" },
     { name: "budget_used", label: "budget used", number: true, unit: share },
     { name: "nmse", label: "NMSE", number: true, wide: true },
@@ -24,6 +25,7 @@ function simple(name, title, facets, columns, about) {
       const [column, label, kind] = c;
       const column_ = t.columns[column];
       const shows = {
+        cause: (i) => causeLink(t.value("id", i), t.value("backend", i)),
         badge: (i) => badge(t.value(column, i)),
         lines: (i) => h("pre", null, t.value(column, i)),
         object: (i) => h("span", { class: "quiet" }, show_(t.value(column, i))),
@@ -52,8 +54,10 @@ const VIEWS = {
   notrun: ["Not run", notRunSection],
   runs: ["Runs", runsSection],
   case: ["Case", caseSection, "results"],
+  cause: ["Cause", causeSection, "overview"],
+  causes: ["Causes", simple("causes", "Causes", ["verdict", "backend", "op", "seen"], [["verdict", "", "badge"], ["id", "cause", "cause"], ["sentence"], ["backend"], ["op"], ["message"], ["architectures", "hits architectures"], ["failed"], ["passed"], ["seen"], ["smallest", "smallest case"]]), "overview"],
   missing: ["Cases not run", simple("missing", "Cases that did not run", ["backend", "family", "op", "known"], [["case"], ["backend"], ["known", "known because it"], ["where", "there"]]), "notrun"],
-  cells: ["Zoo cells", simple("cells", "Runs of the zoo", ["verdict", "backend", "run", "architecture"], [["verdict", "", "badge"], ["architecture"], ["backend"], ["run"], ["nmse", "NMSE"], ["batch", "first batch out of tolerance"], ["nodes"], ["splits"], ["detail"]]), "zoo"],
+  cells: ["Zoo cells", simple("cells", "Runs of the zoo", ["verdict", "backend", "run", "architecture"], [["verdict", "", "badge"], ["architecture"], ["backend"], ["run"], ["cause"], ["nmse", "NMSE"], ["batch", "first batch out of tolerance"], ["nodes"], ["splits"], ["detail"]]), "zoo"],
   units: ["Units", simple("units", "Timed units", ["timed", "unit", "backend", "model"], [["timed", "", "badge"], ["unit"], ["backend"], ["model"], ["of", "unit of work"], ["rate", "work per second"], ["low"], ["high"], ["rounds"], ["seconds", "seconds of each round", "object"], ["counters", "", "object"], ["memory", "", "object"], ["reason"]]), "speed"],
   gates: ["Gates", simple("gates", "Gates", ["answer", "kind", "unit", "backend"], [["answer", "", "badge"], ["gate"], ["unit"], ["backend"], ["against"], ["limit"], ["estimate"], ["low"], ["high"], ["rounds"], ["detectable"], ["reason"]]), "speed"],
   faults: ["Faults", simple("faults", "Planted faults", ["noticed", "of"], [["noticed", "", "badge"], ["name", "fault"], ["of"], ["by", "noticed by"], ["says"], ["file"], ["old"], ["new"]]), "planted"],

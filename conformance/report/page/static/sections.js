@@ -1,12 +1,66 @@
-// The overview, what did not run, planted bugs, mutants, the audit, and the runs themselves.
+// The overview, causes first; what did not run, planted bugs, mutants, the audit, and the runs themselves.
 
 function overviewSection(root) {
   const t = tables.results;
   add(root, h("h2", null, "Overview"));
+  if (tables.causes.count) add(root, h("h3", null, plural(tables.causes.count, "cause"), ", most urgent first"), causesTable(), zooCauses());
   add(root, h("div", { class: "cards" }, cards()));
   if (t.count) add(root, h("h3", null, "Backends"), scroller("Backends", backendsTable()));
-  if (t.count) add(root, h("h3", null, "Failures, by what they have in common"), failures());
+  if (t.count) add(root, h("h3", null, `Failures${tables.causes.count ? " that no cause explains" : ""}, by what they have in common`), failures());
   add(root, h("h3", null, "What did not run"), notRunSummary());
+}
+
+const CAUSES = 50;
+
+function causesTable() {
+  const t = tables.causes;
+  const heads = ["rank", "", "cause", "cases", "hits architectures", "smallest case", "first seen"];
+  const numeric = ["rank", "cases", "hits architectures"];
+  const proofs = newestOf();
+  return [
+    scroller("Causes", h("table", { class: "plain causes" },
+      h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col", class: numeric.includes(x) ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
+      h("tbody", null, Array.from({ length: Math.min(t.count, CAUSES) }, (_, i) => {
+        const { id, backend, verdict, smallest } = causeOf(i), proof = proofs.get(`${smallest}\n${backend}`);
+        return h("tr", null,
+          h("td", { class: "number" }, i + 1), h("td", null, badge(verdict)),
+          h("th", { scope: "row" }, causeLink(id, backend, t.value("sentence", i)), h("div", { class: "quiet" }, `on ${backend}`)),
+          h("td", { class: "number" }, figure("results", { cause: id, backend })),
+          h("td", { class: "number" }, number(t.value("architectures", i))),
+          h("td", null, proof === undefined ? smallest : caseLink(proof)),
+          h("td", null, seenFirst(i)));
+      })))),
+    t.count > CAUSES ? h("p", null, rowsLink("causes", {}, `All ${plural(t.count, "cause")}`)) : "",
+  ];
+}
+
+const ARCHITECTURES = 200;
+
+// Architecture × plan of the zoo, where a cause is at work: cells of `conform zoo`, and cases of the family zoo.
+function zooCauses() {
+  const columns = new Set(), rows = new Map();
+  const put = (name, plan, id, backend) => {
+    columns.add(plan);
+    if (!rows.has(name)) rows.set(name, new Map());
+    const plans = rows.get(name);
+    plans.set(plan, [...(plans.get(plan) || []), [causeLink(id, backend), h("span", { class: "quiet" }, ` ${brief(backend)}`)]]);
+  };
+  const z = tables.cells, t = tables.results;
+  for (let i = 0; i < z.count; i++) if (z.value("cause", i)) put(z.value("architecture", i), z.value("run", i), z.value("cause", i), z.value("backend", i));
+  for (const i of select(t, new URLSearchParams({ family: "zoo" }))) {
+    const [id, name, cause] = ["case", "type", "cause"].map((c) => t.value(c, i));
+    if (cause) put(name, id.slice(`zoo/${name}-`.length, id.lastIndexOf("@")), cause, t.value("backend", i));
+  }
+  if (!rows.size) return "";
+  const plans = [...columns].sort();
+  return [
+    h("h3", null, "Causes in the zoo, by architecture and plan"),
+    scroller("Causes in the zoo", h("table", { class: "matrix" },
+      h("thead", null, h("tr", null, h("th", { scope: "col" }, "architecture"), plans.map((p) => h("th", { scope: "col", title: p }, h("span", { class: "name" }, brief(p)))))),
+      h("tbody", null, [...rows].sort((a, b) => (a[0] < b[0] ? -1 : 1)).slice(0, ARCHITECTURES).map(([name, found]) =>
+        h("tr", null, h("th", { scope: "row" }, name), plans.map((p) => h("td", null, (found.get(p) || ["–"]).map((x) => h("div", null, x))))))))),
+    rows.size > ARCHITECTURES ? h("p", { class: "quiet" }, `and ${plural(rows.size - ARCHITECTURES, "more architecture")}`) : "",
+  ];
 }
 
 function cards() {
@@ -72,11 +126,12 @@ function backendsTable() {
 
 function failures() {
   const t = tables.results;
-  const rows = select(t, new URLSearchParams(FAILED.map((v) => ["verdict", v])));
-  if (!rows.length) return h("p", null, badge("no failure", ["✓", "good"]), " among ", figure("results", { taken: DECLARED }), " cases that the backends take.");
+  const explained = tables.causes.count ? { cause: "none" } : {};
+  const rows = select(t, new URLSearchParams(link("", { verdict: FAILED, ...explained }).slice(2)));
+  if (!rows.length) return h("p", null, badge(tables.causes.count ? "no other failure" : "no failure", ["✓", "good"]), " among ", figure("results", { taken: DECLARED }), " cases that the backends take.");
   const groups = new Map();
   for (const i of rows) {
-    const key = `${t.value("verdict", i)}\n${t.value("cause", i)}`;
+    const key = `${t.value("verdict", i)}\n${t.value("reason", i)}`;
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(i);
   }
@@ -89,7 +144,7 @@ function failures() {
   });
   return [
     h("ul", { class: "stories" }, shown.map(groupItem)),
-    h("p", null, rowsLink("results", { verdict: FAILED }, `All ${plural(rows.length, "failure")}`), ` in ${plural(groups.size, "group")}${groups.size > shown.length ? `, the ${GROUPS} largest of each verdict here` : ""}.`),
+    h("p", null, rowsLink("results", { verdict: FAILED, ...explained }, `All ${plural(rows.length, "failure")}`), ` in ${plural(groups.size, "group")}${groups.size > shown.length ? `, the ${GROUPS} largest of each verdict here` : ""}.`),
   ];
 }
 
@@ -97,7 +152,8 @@ const GROUPS = 10;
 
 // Failures alike: their number, why, which ops and backends they are of, and one to begin with.
 function groupItem(rows) {
-  const t = tables.results, i = rows[0], verdict = t.value("verdict", i), cause = t.value("cause", i);
+  const t = tables.results, i = rows[0], verdict = t.value("verdict", i), reason = t.value("reason", i);
+  const filter = { verdict, reason, ...(tables.causes.count && { cause: "none" }) };
   const counted = (column) => {
     const counts = new Map();
     for (const k of rows) counts.set(t.value(column, k), (counts.get(t.value(column, k)) || 0) + 1);
@@ -105,8 +161,8 @@ function groupItem(rows) {
     return all.slice(0, 6).map(([name, n]) => (counts.size > 1 ? `${name} ${count(n)}` : name)).join(", ") + (all.length > 6 ? ` and ${all.length - 6} more` : "");
   };
   return h("li", null,
-    badge(verdict), " ", h("strong", null, figure("results", { verdict, cause })), rows.length === 1 ? " case" : " cases", ` of ${counted("op")} on ${counted("backend")}`,
-    h("p", { class: "story clip4", title: rows.length > 1 ? cause : null }, rows.length > 1 ? cause || "no detail" : t.value("detail", i) || "no detail"),
+    badge(verdict), " ", h("strong", null, figure("results", filter)), rows.length === 1 ? " case" : " cases", ` of ${counted("op")} on ${counted("backend")}`,
+    h("p", { class: "story clip4", title: rows.length > 1 ? reason : null }, rows.length > 1 ? reason || "no detail" : t.value("detail", i) || "no detail"),
     h("p", { class: "quiet" }, rows.length > 1 ? "such as " : "", caseLink(i)));
 }
 
@@ -288,6 +344,7 @@ function zooCell(found, filter) {
     return [
       h("a", { href: link("cells", filter), class: "state", title, "aria-label": `${verdict}: show the row` }, badge(verdict)),
       h("div", { class: "counts" }, nmse === null ? "" : number(nmse, 2), splits > 1 ? ` ${plural(splits, "split")}` : ""),
+      t.value("cause", i) ? h("div", null, causeLink(t.value("cause", i), t.value("backend", i))) : "",
     ];
   }));
 }

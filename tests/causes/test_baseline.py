@@ -1,0 +1,156 @@
+"""A baseline of known causes: written, filled in by a person, read, and held against a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.causes.baseline import Baseline, Known, compare, diff, parse, read, write
+from conformance.causes.cause import Cause, Condition
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import FAILURES, Verdict
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+CAUSES = st.builds(
+    Cause,
+    id=TEXT.filter(lambda t: bool(t.strip())), sentence=TEXT, backend=TEXT, verdict=st.sampled_from(sorted(FAILURES)),
+    op=TEXT, message=TEXT, conditions=st.lists(st.builds(Condition, TEXT, TEXT), max_size=3).map(tuple),
+    cases=st.lists(TEXT, min_size=1, max_size=3).map(tuple),
+)  # fmt: skip
+
+
+def _cause(name: str = "a1", backend: str = "npu") -> Cause:
+    return Cause(
+        name, f"MUL_MAT with src[0].type = {name} is wrong", backend, Verdict.FAIL, "MUL_MAT", "",
+        (Condition("src[0].type", name), Condition("src[1].ne[2]", ">1")), (f"ops/MUL_MAT-{name}@1", "ops/X@2"),
+    )  # fmt: skip
+
+
+@given(st.lists(CAUSES, max_size=4, unique_by=lambda c: (c.id, c.backend)))
+def test_what_is_written_is_read_back(causes: list[Cause]) -> None:
+    """Whatever a cause holds, its entry comes back with each field, and nothing differs from it."""
+    made = Baseline("b.toml").renewed(causes)
+    back = parse(made.to_toml(), "b.toml")
+    assert back == made
+    assert [(e.sentence, e.conditions, e.reason, e.link) for e in back.entries] == [
+        (c.sentence, c.conditions, "", "") for c in causes
+    ]
+    assert compare(back, causes).exit_code() == 0
+
+
+def test_reason_and_link_stay_when_it_is_written_again(tmp_path: Path) -> None:
+    """A second writing keeps the words of people, drops what is gone, and says what is still to fill in."""
+    path = tmp_path / "known.toml"
+    made = write(path, [_cause("a"), _cause("b")], "-o")
+    assert made.unfilled() == [f"{path}: cause 1 (a) reason: fill it in", f"{path}: cause 2 (b) reason: fill it in"]
+    text = path.read_text(encoding="utf-8").replace('reason = ""', 'reason = "no kernel"', 1)
+    path.write_text(text.replace('link = ""', 'link = "https://x/7"', 1), encoding="utf-8")
+    write(path, [_cause("c"), _cause("a")], "-o")
+    again = read(path)
+    assert [(e.id, e.reason, e.link) for e in again.entries] == [("c", "", ""), ("a", "no kernel", "https://x/7")]
+    assert again.unfilled() == [f"{path}: cause 1 (c) reason: fill it in"]
+
+
+def test_no_other_file_is_overwritten(tmp_path: Path) -> None:
+    """A file that is no baseline stays, and so does the place of one that cannot be written."""
+    path = tmp_path / "waivers.toml"
+    path.write_text("[[waiver]]\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=r"waivers\.toml waiver: is unknown; known: cause"):
+        write(path, [_cause()], "-o")
+    assert path.read_text(encoding="utf-8") == "[[waiver]]\n"
+    with pytest.raises(UsageError, match=r"-o .*cannot be written"):
+        write(tmp_path / "no" / "known.toml", [_cause()], "-o")
+
+
+def test_a_new_cause_and_one_that_is_gone_are_named() -> None:
+    """Both fail the run and are told, new ones first; an entry is found by id and backend alone."""
+    known = Baseline("b.toml").renewed([_cause("a"), _cause("b"), _cause("c", "ggml")])
+    told = replace(known.entries[1], reason="no kernel")
+    baseline = replace(known, entries=(known.entries[0], told, known.entries[2]))
+    found = compare(baseline, [_cause("d"), replace(_cause("a"), sentence="said otherwise"), _cause("c")])
+    assert [c.id for c in found.new] == ["d", "c"]
+    assert [(e.id, e.backend) for e in found.gone] == [("b", "npu"), ("c", "ggml")]
+    assert [c.sentence for c in found.known] == ["said otherwise"]
+    assert found.exit_code() == 1
+    assert found.sentences() == [
+        "new: d on npu, FAIL: MUL_MAT with src[0].type = d is wrong (smallest case of 2: ops/MUL_MAT-d@1)",
+        "new: c on npu, FAIL: MUL_MAT with src[0].type = c is wrong (smallest case of 2: ops/MUL_MAT-c@1)",
+        "gone: b on npu, FAIL: MUL_MAT with src[0].type = b is wrong (no kernel)",
+        "gone: c on ggml, FAIL: MUL_MAT with src[0].type = c is wrong",
+    ]
+
+
+@pytest.mark.parametrize(("causes", "code"), [("ab", 0), ("ba", 0), ("a", 1), ("abc", 1), ("", 1)])
+def test_the_exit_code(causes: str, code: int) -> None:
+    """0 where no cause is new and none is gone, 1 otherwise."""
+    baseline = Baseline("b.toml").renewed([_cause("a"), _cause("b")])
+    assert compare(baseline, [_cause(c) for c in causes]).exit_code() == code
+
+
+def test_entries_of_a_backend_that_did_not_run_are_not_gone() -> None:
+    """A run on one backend says nothing of the others."""
+    baseline = Baseline("b.toml").renewed([_cause("a"), _cause("b", "ggml")])
+    assert compare(baseline, [_cause("a")], {"npu"}).exit_code() == 0
+    assert [e.id for e in compare(baseline, [], {"npu"}).gone] == ["a"]
+
+
+def test_two_runs_differ_by_their_causes() -> None:
+    """What the later run has and the earlier not, and the other way round; equal runs differ by nothing."""
+    before, after = [_cause("a"), _cause("b")], [_cause("b"), _cause("c")]
+    found = diff(before, after)
+    assert [[c.id for c in of] for of in (found.new, found.gone, found.known)] == [["c"], ["a"], ["b"]]
+    assert found.exit_code() == 1
+    assert (diff(before, before).sentences(), diff(before, before).exit_code()) == ([], 0)
+
+
+def test_a_hostile_text_forges_no_line() -> None:
+    """Line breaks and escapes of a cause are shown by their numbers."""
+    found = diff([], [replace(_cause(), sentence="x\nnew: nothing\x1b[2J\u202e")])
+    (line,) = found.sentences()
+    assert line.isprintable()
+    assert r"x\x0anew: nothing\x1b[2J\u202e" in line
+
+
+ENTRY = Baseline("b.toml").renewed([_cause()]).to_toml()
+
+
+def _with(old: str, new: str) -> Callable[[], str]:
+    assert old in ENTRY
+    return lambda: ENTRY.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (lambda: "cause = 5", r"b\.toml: \[\[cause\]\] tables expected, 5 found"),
+        (lambda: "cause = [5]", r"b\.toml: \[\[cause\]\] tables expected"),
+        (lambda: "x = 1", r"b\.toml x: is unknown; known: cause"),
+        (lambda: "[[cause]", r"b\.toml: "),
+        (lambda: ENTRY + ENTRY, r"b\.toml: cause 2 id: another than that of cause 1 expected, 'a1' found"),
+        (lambda: ENTRY + "expiry = 1", r"b\.toml: cause 1 expiry: is unknown; known: id, sentence, backend, verdict,"),
+        (_with('id = "a1"', 'id = " "'), r"b\.toml: cause 1 id: a text that is not empty expected, ' ' found"),
+        (_with('id = "a1"\n', ""), r"b\.toml: cause 1 id: a text expected, nothing found"),
+        (_with('"FAIL"', '"PASS"'), r"b\.toml: cause 1 verdict: one of FAIL, .* expected, 'PASS' found"),
+        (_with('reason = ""', "reason = 3"), r"b\.toml: cause 1 reason: a text expected, 3 found"),
+        (_with('reason = ""\n', ""), r"b\.toml: cause 1 reason: a text expected, nothing found"),
+        (_with('link = ""', 'link = "javascript:x"'), r"b\.toml: cause 1 link: an http\(s\) address, or an empty text"),
+        (_with('[["src[0].type"', '[["x"], ["y"'), r"b\.toml: cause 1 conditions: a list of pairs of texts expected"),
+        (_with('"a1"], [', "3], ["), r"b\.toml: cause 1 conditions: a list of pairs of texts expected"),
+    ],
+)
+def test_one_error_names_entry_and_key(text: Callable[[], str], says: str) -> None:
+    """A wrong entry is one line that names the file, the entry, the key, what was expected and what came."""
+    with pytest.raises(UsageError, match=says) as raised:
+        parse(text(), "b.toml")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_an_entry_may_stand_by_itself() -> None:
+    """`Known.of` takes a cause as it is, and what was said of it."""
+    said = replace(Known.of(_cause()), reason="r", link="https://x")
+    assert Known.of(_cause(), said) == said
