@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
+from math import inf
 from operator import itemgetter
 
 from conformance.backend.registry import Spec
@@ -34,6 +35,8 @@ EACH = 10.0
 """Seconds to shrink one case."""
 JOINED = 0.6
 """How much of the share of failures may be lost where two groups are joined."""
+FEW = 3
+"""Right nodes without which nobody can say that a condition tells nothing."""
 VARIANTS = 12
 """Variants that run of one explained failure, those nearest to it first."""
 
@@ -125,16 +128,24 @@ class Search:
 
     def run(self, failures: Sequence[Failure], nodes: Nodes) -> list[Group]:
         """The groups; each failure is in one of them at least."""
-        for failure in sorted(failures, key=_size):
-            group = self._explaining(failure)
-            if group is None:
-                group = self._new(failure)
-                self._progress(f"{len(self.groups)} causes: {failure.case.id}")
-            elif failure.at is not None:
-                for variant in self._hidden(failure):
-                    self._new(variant).failures.append(failure)
-            group.failures.append(failure)
+        for n, failure in enumerate(sorted(failures, key=_size), 1):
+            try:
+                self._take(failure)
+            except KeyboardInterrupt:
+                self._end = -inf
+                self._progress("interrupted: the rest is grouped by what is known")
+                self._take(failure)
+            self._progress(f"{n} of {len(failures)} failures, {len(self.groups)} forms: {failure.case.id}")
         return self._merged(nodes)
+
+    def _take(self, failure: Failure) -> None:
+        group = self._explaining(failure)
+        if group is None:
+            group = self._new(failure)
+        elif failure.at is not None:
+            for variant in self._hidden(failure):
+                self._new(variant).failures.append(failure)
+        group.failures.append(failure)
 
     def _late(self) -> bool:
         return self._clock() > self._end
@@ -210,8 +221,10 @@ class Nodes:
         self._passed = _by_op(features(case, k, n) for case in passed for k, _, n in nodes_of(case))
 
     def always(self, ops: Sequence[str], condition: Condition) -> bool:
-        """Whether every node of `ops` meets the condition."""
-        return all(meets(condition, f) for op in ops for side in (self._failed, self._passed) for f in side.get(op, ()))
+        """Whether every node of `ops` meets the condition, and enough of them are right to say so."""
+        right = [f for op in ops for f in self._passed.get(op, ())]
+        wrong = [f for op in ops for f in self._failed.get(op, ())]
+        return len(right) >= FEW and all(meets(condition, f) for f in (*right, *wrong))
 
     def share(self, form: Form) -> float:
         """Failures among the nodes that meet `form`."""
@@ -277,22 +290,3 @@ def _sentence(group: Group, failed: int, passed: int) -> str:
     verdict, message = group.kind
     how = "wrong numbers" if verdict == Verdict.FAIL else f"{verdict}: {message}"
     return f"{what}{where}: {how} ({failed} failures; {passed} such nodes are right)"
-
-
-def causes(
-    runner: Runner,
-    spec: Spec,
-    results: Sequence[Result],
-    build: Callable[[str], Case],
-    *,
-    seconds: float = 1800.0,
-    progress: Callable[[str], None] = lambda _: None,
-) -> list[Cause]:
-    """The causes of the failures among `results`, which are all of `spec`; each failing result gets its cause's id.
-
-    `build` gives the case behind an id, `seconds` bound the search.
-    """
-    failures = [f for r in results if (f := failure_of(build(r.case), r)) is not None]
-    nodes = Nodes(failures, (build(r.case) for r in results if r.verdict is Verdict.PASS))
-    groups = Search(runner, spec, seconds=seconds, progress=progress).run(failures, nodes)
-    return [cause_of(g, str(spec), nodes) for g in groups]

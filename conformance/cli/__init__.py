@@ -17,9 +17,11 @@ from .output import Group
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": (".checks", "Hold what a backend says of weights, buffers and op_params against a run."),
+    "baseline": (".reports", "Write the causes of a run's failures as known, with room for reasons."),
     "backends": (".cases", "List the backends: what executes, or why one is not available."),
     "capture": (".llama", "Record what llama.cpp runs as a case file."),
     "cases": (".cases", "List case ids, smallest first within a family."),
+    "causes": (".reports", "Group the failures of a run by cause."),
     "golden": (".checks", "Golden outputs: the pinned corpus of expected values."),
     "history": (".reports", "Runs of many nights and machines in one file."),
     "import-capture": (".llama", "Turn a capture (JSON beside its .npz) into a case file."),

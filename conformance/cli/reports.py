@@ -1,4 +1,4 @@
-"""`conform report` and `conform history`: one page of some runs, and one file of many."""
+"""Of runs that were: `conform report`, a page; `history`, one file of many; `causes` and `baseline`, their failures."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from conformance.causes import baseline as baseline_file
+from conformance.causes.analyse import analyse
+from conformance.causes.cause import Cause
 from conformance.ggml.errors import UsageError
-from conformance.judge.verdict import Verdict
+from conformance.judge.verdict import FAILURES, Verdict
 from conformance.nightly.summary import unproven
 from conformance.perf.history import FEWEST, Change, History, Kills, Run, Sample, changes, kills, runs, samples, series
 from conformance.report.junit import junit
@@ -24,10 +28,11 @@ from conformance.report.page import page
 from conformance.report.page.tables import read_history
 from conformance.report.runfile import write_json
 from conformance.report.runs import Runs, read_runs
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.select import case_ids
 from conformance.suite.family import LEVELS, Level
 
-from .options import ExistingFile, File, Folder, json_option
+from .options import ExistingFile, File, Folder, isolation, json_option
 from .output import Group, line, table
 
 
@@ -71,6 +76,59 @@ def _unproven(runs: Runs) -> list[str]:
     machines = {d.machine: [x.body for x in runs.documents if x.machine == d.machine] for d in runs.documents}
     sentences = [(m, b, sentence) for m, bodies in machines.items() for b, sentence in unproven(bodies).items()]
     return [sentence for m, b, sentence in sentences if (m, b) not in passed]
+
+
+@click.command()
+@click.argument("path", type=ExistingFile, metavar="RUN.json")
+@json_option
+@click.option("--minutes", type=click.FloatRange(min=0), default=30.0, show_default=True, help="At most, per backend.")
+@click.option("--baseline", "known", type=ExistingFile, metavar="FILE", help="Fail only where a cause is new or gone.")
+@isolation
+def causes(path: Path, json_path: Path | None, minutes: float, known: Path | None, isolation: Isolation) -> None:
+    """Group the failures of RUN.json by cause: shrink some of them, and test what else fails in the same way.
+
+    --json writes RUN.json again, with its causes. Ctrl-C ends the search; what is left is grouped by what is known.
+    Exit code 1 where there are failures, or with --baseline where a cause is new or gone.
+    """
+    runs = read_runs([path])
+    document = next(iter(runs.of("conformance")), None)
+    if document is None:
+        raise UsageError(f"{path}: a run of `conform run --json` expected, none found")
+    against = baseline_file.read(known) if known else None
+    results = [r.value for r in runs.results]
+    found = analyse(results, isolation=isolation, seconds=60 * minutes, progress=partial(line, err=True))
+    show_causes(found)
+    if json_path:
+        rows = [r.to_json() for r in results]
+        write_json(json_path, {**document.body, "results": rows, "causes": [c.to_json() for c in found]})
+    if against is None:
+        sys.exit(int(any(r.verdict in FAILURES for r in results)))
+    difference = baseline_file.compare(against, found, {r.backend for r in results})
+    for sentence in (*difference.sentences(), *against.unfilled()):
+        line(sentence)
+    sys.exit(difference.exit_code())
+
+
+def show_causes(found: Sequence[Cause]) -> None:
+    """A line for each cause, the most urgent first, and its smallest case."""
+    for n, cause in enumerate(found, 1):
+        seen = f", {cause.seen}" if cause.seen else ""
+        hit = cause.rank.get("architectures")
+        hurt = "" if hit is None else f"; {hit} architectures have such a node"
+        line(f"{n:3}. {cause.id} on {cause.backend}{seen}: {cause.sentence}{hurt}")
+        line(f"     {cause.smallest}")
+
+
+@click.command()
+@click.argument("path", type=ExistingFile, metavar="RUN.json")
+@click.option("-o", "--output", type=File, required=True, metavar="FILE", help="Reasons and links in it are kept.")
+def baseline(path: Path, output: Path) -> None:
+    """Write the causes in RUN.json, which `conform causes` found, to FILE, as known; fill in why, and a link."""
+    runs = read_runs([path])
+    if not runs.causes and any(r.value.verdict in FAILURES for r in runs.results):
+        raise UsageError(f"{path}: has failures and no causes; first: conform causes {path} --json {path}")
+    written = baseline_file.write(output, [Cause.from_json(c.value) for c in runs.causes], "-o")
+    line(f"{output}: {len(written.entries)} known causes; fill in each reason and link")
 
 
 _store = click.option("--store", type=File, required=True, metavar="FILE", help="The history, one SQLite file.")

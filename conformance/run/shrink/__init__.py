@@ -66,9 +66,9 @@ def shrink(
     clock: Callable[[], float] = time.monotonic,
 ) -> Shrunk:
     """The smallest case found that fails on `spec` as `case` does. After `time_budget` seconds the smallest case so far
-    is the answer. What is left of them bounds each run but the first, without which there is no answer. Each case on the
-    way is one that `accept` takes, with its result. `progress` gets a line for each success. UsageError if `case` does
-    not fail on `spec`, or computing it takes more than the limits allow.
+    is the answer. What is left of them bounds each run but the first, without which there is no answer. Each case on
+    the way is one that `accept` takes, with its result. `progress` gets a line for each success. UsageError if `case`
+    does not fail on `spec`, or computing it takes more than the limits allow.
     """
     start = clock()
     if why := runner.too_costly([case]):

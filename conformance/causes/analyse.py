@@ -1,0 +1,98 @@
+"""The causes of a run's failures, from its results alone: cases are built again by their ids, or read from files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+
+from conformance.backend.registry import Spec
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.ggml.errors import ConformanceError, UnavailableError
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
+from conformance.run.session.select import build
+from conformance.suite import ops
+
+from .cause import Cause, in_order
+from .features import name_of
+from .group import Failure, Nodes, Search, cause_of, failure_of
+from .rank import rank
+
+
+def analyse(
+    results: Sequence[Result],
+    *,
+    isolation: Isolation | None = None,
+    seconds: float = 1800.0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Cause]:
+    """The causes of all failures in `results`, the most urgent first; each failing result gets the id of its own.
+
+    `seconds` bound the search on each backend, and Ctrl-C ends it: what is left is grouped by what is known. A failure
+    whose case neither an id nor a file gives is left out, and so is a backend that is not here; `progress` says so.
+    """
+    found: list[Cause] = []
+    for backend, own in groupby(sorted(results, key=lambda r: r.backend), lambda r: r.backend):
+        try:
+            found += _of_backend(Spec.parse(backend), list(own), isolation, seconds, progress)
+        except UnavailableError as e:
+            progress(f"{backend}: its failures are left out: {e}")
+    return in_order([rank(c) for c in found])
+
+
+def _of_backend(
+    spec: Spec,
+    results: Sequence[Result],
+    isolation: Isolation | None,
+    seconds: float,
+    progress: Callable[[str], None],
+) -> list[Cause]:
+    failures = [f for r in results if r.verdict in FAILURES and (f := _failure(r, progress)) is not None]
+    if not failures:
+        return []
+    nodes = Nodes(failures, (c for r in _telling(results, failures) if (c := _case(r)) is not None))
+    runner = Runner(isolation=isolation)
+    try:
+        runner.backend(spec)
+        groups = Search(runner, spec, seconds=seconds, progress=progress).run(failures, nodes)
+    finally:
+        runner.close()
+    causes = [cause_of(g, str(spec), nodes) for g in groups]
+    for cause, group in zip(causes, groups, strict=True):
+        for failure in group.failures:
+            failure.result.cause = failure.result.cause or cause.id
+    return causes
+
+
+def _telling(results: Sequence[Result], failures: Sequence[Failure]) -> list[Result]:
+    """The passes that may hold a node such as failed: trajectories, and single cases of the same ops."""
+    at = {name_of(f.case.steps[f.at[0]].graph.nodes[f.at[1]]) for f in failures if f.at is not None}
+    return [r for r in results if r.verdict is Verdict.PASS and _op(r.case) in {*at, ""}]
+
+
+def _op(case_id: str) -> str:
+    """The op of a case of the family `ops`; of others nothing."""
+    family, _, body = case_id.partition("/")
+    return body.partition("-")[0] if family == ops.NAME else ""
+
+
+def _failure(result: Result, progress: Callable[[str], None]) -> Failure | None:
+    case = _case(result)
+    if case is None:
+        progress(f"{result.case}: left out: no id and no file gives its case")
+        return None
+    return failure_of(case, result)
+
+
+def _case(result: Result) -> Case | None:
+    """The case of a result, from the file that it was saved in, or by its id; None where neither gives it."""
+    if result.saved and Path(result.saved).is_file():
+        with suppress(ConformanceError):
+            return next((c for c in casefile.read(Path(result.saved)) if c.id == result.case), None)
+    with suppress(ConformanceError):
+        return build(result.case)
+    return None
