@@ -20,7 +20,7 @@ from .features import CONTIGUOUS, FIRST, IN_PLACE, LAYOUT, OFFSET, OP, STEP, Fea
 
 BORDERS = (1, 2, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096, 65535, 65536)
 """Sizes that a condition names: kernels, blocks and caches change there."""
-TYPE = "type"
+TYPE = "a type"
 """Of any operand."""
 ANY_OF = "|"
 """Between the ops that share a form."""
@@ -50,7 +50,7 @@ class Form:
 def meets(condition: Condition, found: Features) -> bool:
     """Whether a node with these features has the property."""
     if condition.key == TYPE:
-        return any(key.endswith(f".{TYPE}") and value == condition.value for key, value in found.items())
+        return any(key.endswith(".type") and value == condition.value for key, value in found.items())
     value = found.get(condition.key)
     if value is None:
         return False
@@ -108,7 +108,7 @@ def common(a: Form, b: Form) -> Form | None:
     nothing beside the op, or where ops of different kernels share no more than sizes.
     """
     shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y)) is not None]
-    of_operand = any(c.key.endswith(("type", LAYOUT, OFFSET)) for c in shared)
+    of_operand = any(c.key.endswith((TYPE, ".type", LAYOUT, OFFSET)) for c in shared)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or _module(a) == _module(b)):
         return None
     ops = dict.fromkeys((*a.ops, *b.ops))
@@ -120,7 +120,7 @@ def _shared(a: Condition, b: Condition) -> Condition | None:
         return a
     if a.key == b.key and a.value.startswith("> ") and b.value.startswith("> "):
         return min(a, b, key=lambda c: int(c.value[2:]))
-    if a.value == b.value and a.key.endswith(TYPE) and b.key.endswith(TYPE):
+    if a.value == b.value and all(x.key == TYPE or x.key.endswith(".type") for x in (a, b)):
         return Condition(TYPE, a.value)
     return None
 

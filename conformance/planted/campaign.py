@@ -24,7 +24,7 @@ from conformance.run.runner import Runner
 from conformance.suite import FAMILIES, ops
 from conformance.suite.family import Level
 
-from .faults import Fault, PlantError, control, load
+from .faults import Bundle, Fault, PlantError, control, load
 from .reach import Probe
 
 TURN = 400
@@ -157,7 +157,7 @@ class Hunter(Runner):
 
     locates = False
 
-    def __init__(self, plants: Sequence[Fault | Probe]) -> None:
+    def __init__(self, plants: Sequence[Fault | Bundle | Probe]) -> None:
         super().__init__()
         self._plants = {p.spec.name: p for p in plants}
 

@@ -28,7 +28,7 @@ import importlib.util
 import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
 from itertools import count
@@ -129,6 +129,41 @@ class Fault:
         """The first line of `source`, from 1, that the fault changes."""
         same = next((i for i, (a, b) in enumerate(zip(self.old, self.new, strict=False)) if a != b), 0)
         return source.count("\n", 0, source.index(self.old) + same) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Several faults at once in a copy of the one adapter that all of them are of."""
+
+    name: str
+    faults: tuple[Fault, ...]
+
+    @property
+    def of(self) -> str:
+        """The adapter."""
+        return self.faults[0].of
+
+    @property
+    def file(self) -> str:
+        """The first fault's; `change` finds the others'."""
+        return self.faults[0].file
+
+    @property
+    def spec(self) -> Spec:
+        """As of one fault."""
+        return replace(self.faults[0], name=self.name).spec
+
+    @property
+    def names(self) -> Mapping[str, object]:
+        """None."""
+        return {}
+
+    def change(self, file: str, source: str) -> ast.Module | None:
+        """The program with every fault that stands in `file`."""
+        own = [f for f in self.faults if f.file == file]
+        for fault in own:
+            source = fault.apply(source)
+        return ast.parse(source) if own else None
 
 
 def control(of: str, families: Sequence[str]) -> Fault:

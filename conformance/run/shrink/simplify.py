@@ -190,10 +190,11 @@ def _is_neutral(parameter: str, value: object) -> bool:
 
 def neutral(parameter: str) -> int:
     """The value with which a parameter of this name does nothing."""
-    return int(parameter in FACTORS)
+    return NEUTRAL.get(parameter, 0)
 
 
-FACTORS = frozenset({"scale", "freq_scale", "attn_factor", "s"})
+NEUTRAL = {"scale": 1, "freq_scale": 1, "attn_factor": 1, "s": 1, "freq_base": 10_000}
+"""Parameters that do nothing, or what everybody takes, at another value than 0."""
 
 
 def optional_sources(node: Tensor) -> list[int]:

@@ -1,0 +1,45 @@
+"""Forms: a form holds for the node that it was read from, and what two forms share holds wherever one of them does."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.causes.cause import Condition
+from conformance.causes.features import features, nodes_of
+from conformance.causes.form import Form, common, form_of
+from conformance.run.session.select import build, case_ids
+
+CASES = case_ids((), (), "smoke")[::9]
+
+
+@pytest.mark.parametrize("case_id", CASES)
+def test_a_form_holds_for_its_own_node(case_id: str) -> None:
+    """Whatever a node has is true of it."""
+    case = build(case_id)
+    for k, _, node in nodes_of(case):
+        assert form_of(case, k, node).holds(features(case, k, node)), node
+
+
+def test_what_two_forms_share_holds_for_both() -> None:
+    """The nodes of either form meet what both have in common."""
+    forms = []
+    for case_id in case_ids((), ("ops/ROPE-*", "ops/MUL_MAT-*", "ops/GET_ROWS-*"), "smoke"):
+        case = build(case_id)
+        k, _, node = list(nodes_of(case))[-1]
+        forms.append((form_of(case, k, node), features(case, k, node)))
+    shared = [(c, a, b) for i, (fa, a) in enumerate(forms) for fb, b in forms[:i] if (c := common(fa, fb)) is not None]
+    assert shared
+    assert all(c.holds(a) and c.holds(b) for c, a, b in shared)
+
+
+def test_ops_of_other_kernels_share_no_sizes() -> None:
+    """Two ops that fail with two rows each are two faults; with one block type they are one."""
+
+    def of(op: str, *rest: tuple[str, str]) -> Form:
+        return Form(tuple(Condition(*c) for c in (("op", op), *rest)))
+
+    assert common(of("ROPE", ("src[0].ne[1]", "> 1")), of("MUL_MAT", ("src[0].ne[1]", "> 2"))) is None
+    both = common(of("GET_ROWS", ("src[0].type", "q4_0")), of("CPY", ("src[1].type", "q4_0")))
+    assert both == of("GET_ROWS|CPY", ("a type", "q4_0"))
+    wider = common(of("ROPE", ("src[0].ne[1]", "> 31")), of("ROPE", ("src[0].ne[1]", "> 2")))
+    assert wider == of("ROPE", ("src[0].ne[1]", "> 2"))

@@ -1,0 +1,89 @@
+"""Causes: failures of several faults fall into as many groups, and what is said of each is true of its fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from conformance.backend.registry import Spec
+from conformance.causes.cause import Cause
+from conformance.causes.group import Nodes, Search, cause_of, failure_of
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.planted.campaign import Hunter
+from conformance.planted.faults import FOLDER, Bundle, read
+from conformance.run.session.select import case_ids
+
+FAULTS = {f.name: f for f in read([FOLDER])}
+
+
+class _Runner(Hunter):
+    locates = True
+
+
+def _causes(names: Sequence[str], globs: Sequence[str]) -> list[Cause]:
+    """Of the cases of `ops` at smoke that `globs` match, with all these faults planted together."""
+    bundle = Bundle("together", tuple(FAULTS[n] for n in names))
+    runner = _Runner([bundle])
+    results = runner.run(bundle.spec, [runner.case(i) for i in case_ids((), globs, "smoke")])
+    return _grouped(runner, bundle.spec, results)
+
+
+def _grouped(runner: _Runner, spec: Spec, results: Sequence[Result]) -> list[Cause]:
+    failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
+    nodes = Nodes(failures, [runner.case(r.case) for r in results if r.verdict is Verdict.PASS])
+    groups = Search(runner, spec).run(failures, nodes)
+    return [cause_of(g, str(spec), nodes) for g in groups]
+
+
+@pytest.mark.parametrize(
+    ("names", "globs", "expected"),
+    [
+        pytest.param(
+            ("rope-factors-ignored", "expert-input-of-first-slot", "soft-max-sink-forgotten"),
+            ("ops/ROPE-*", "ops/MUL_MAT_ID-*", "ops/SOFT_MAX-*"),
+            {"ROPE": "src[2]", "MUL_MAT_ID": "src[2].ne[0]", "SOFT_MAX": "src[2]"},
+            id="in three kernels",
+        ),
+        pytest.param(
+            ("flash-attn-sink-forgotten", "softcap-before-scale"),
+            ("ops/FLASH_ATTN_EXT-*",),
+            {"FLASH_ATTN_EXT": "src[4]", "FLASH_ATTN_EXT ": "logit_softcap"},
+            id="in one kernel",
+        ),
+    ],
+)
+def test_faults_together_are_as_many_causes(
+    names: Sequence[str], globs: Sequence[str], expected: dict[str, str]
+) -> None:
+    """Each fault is one cause, and its conditions name what the fault is about."""
+    found = sorted((c.op, {x.key for x in c.conditions}) for c in _causes(names, globs))
+    assert [op for op, _ in found] == sorted(op.strip() for op in expected)
+    for op, key in expected.items():
+        assert any(op.strip() == o and key in keys for o, keys in found), (op, key, found)
+
+
+def test_a_fault_of_a_type_is_one_cause_of_many_ops() -> None:
+    """Ops that fail with one type, and only with it, share a cause."""
+    (cause,) = _causes(("mxfp4-scale-doubled",), ("ops/GET_ROWS-*", "ops/MUL_MAT-*"))
+    assert cause.op == ""
+    assert ("a type", "mxfp4") in {(c.key, c.value) for c in cause.conditions}
+
+
+def test_an_id_is_the_same_twice() -> None:
+    """A cause has the same id in two runs."""
+    first, second = (_causes(("soft-max-sink-forgotten",), ("ops/SOFT_MAX-*",)) for _ in range(2))
+    assert [c.id for c in first] == [c.id for c in second]
+    assert len(first) == 1
+
+
+def test_every_failure_is_in_a_cause() -> None:
+    """No time to shrink anything leaves no failure without a cause."""
+    fault = FAULTS["kv-head-modulo"]
+    runner = _Runner([fault])
+    ids = case_ids((), ("ops/FLASH_ATTN_EXT-*", "ops/MUL_MAT-*"), "smoke")
+    results = runner.run(fault.spec, [runner.case(i) for i in ids])
+    failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
+    groups = Search(runner, fault.spec, seconds=0).run(failures, Nodes(failures, []))
+    assert {f.case.id for f in failures} == {f.case.id for g in groups for f in g.failures}
+    assert failures
