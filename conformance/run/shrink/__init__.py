@@ -196,10 +196,9 @@ class _Search:
                 (result,) = self._runner.run(self._spec, [candidate])
         except ConformanceError:
             return False
-        if self._late() or signature_of(result) != self._signature:  # late: the bound may have ended it
-            return False
-        unlike = self._is_unlike(candidate)
-        if self._unlike and not unlike:
+        alike = not self._late() and signature_of(result) == self._signature  # late: the bound may have ended it
+        unlike = alike and self._is_unlike(candidate)
+        if not alike or (self._unlike and not unlike):
             return False
         self.case, self.result, self._unlike = candidate, result, unlike
         return True
