@@ -43,6 +43,15 @@ struct Step {
     std::vector<Wanted> wanted;
 };
 
+[[maybe_unused]] static Bytes in_hex(const char * text) {
+    auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
+    Bytes out;
+    for (; *text; text += 2) {
+        out.push_back((uint8_t) (16 * digit(text[0]) + digit(text[1])));
+    }
+    return out;
+}
+
 //CASE//
 
 // Byte that fills results first: NaN in every float type, so that a node which is skipped cannot be right.

@@ -7,6 +7,7 @@ graphs, bytes, expected values and what they may be off by.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,10 @@ from conformance.run.execute import Execution
 from conformance.run.oracle import Expectation
 
 FRAME = Path(__file__).with_name("frame.cpp")
+MOST_DATA = 1 << 20
+"""Bytes of leaves and expected values that a program can hold."""
+SPELLED_OUT = 256
+"""Bytes up to which they are numbers; beyond, hexadecimal text, which a compiler reads a hundred times faster."""
 PLACE = "//CASE//\n"
 """The line of the frame that the case takes."""
 
@@ -133,9 +138,14 @@ def _bool(x: object) -> str:
 
 
 def _static(name: str, data: Bytes) -> Iterator[str]:
-    first, *rest = cpp_bytes(name, data)
-    yield f"static {first}"
-    yield from rest
+    if data.nbytes > SPELLED_OUT and data.any():
+        yield f"static const Bytes {name} = in_hex("
+        yield from (f'    "{line}"' for line in textwrap.wrap(data.tobytes().hex(), 110))
+        yield ");"
+    else:
+        first, *rest = cpp_bytes(name, data)
+        yield f"static {first}"
+        yield from rest
 
 
 def _kept(case: Case, t: Tensor, name: str) -> str:
@@ -199,7 +209,7 @@ def _double(x: float) -> str:
     return repr(x) if math.isfinite(x) else "INFINITY"
 
 
-def size_of(case: Case, wanted: Iterable[Wanted] = ()) -> int:
-    """Bytes that the source of the case has to hold."""
+def size_of(case: Case, wanted: Iterable[Wanted]) -> int:
+    """Bytes that a program has to hold."""
     leaves = [*case.persistent.values(), *(data for s in case.steps for data in s.inputs.values())]
     return sum(data.nbytes for data in leaves) + sum(w.expected.nbytes for w in wanted)

@@ -10,11 +10,11 @@ from conformance.case.case import Case
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.judge.budget import touches
 from conformance.judge.verdict import Result, Verdict
-from conformance.report.snippet import MOST_DATA, cpp, results
+from conformance.report.snippet import cpp, results
 from conformance.run.oracle import Expectation
 from conformance.suite.relations import claim
 
-from .program import Wanted, is_scheduled, program, size_of, wanted_of
+from .program import MOST_DATA, Wanted, is_scheduled, program, size_of, wanted_of
 
 DEFAULT_NMSE = 1e-7
 """What test-backend-ops allows a `test_case` that says nothing else."""
