@@ -142,6 +142,17 @@ def test_what_nothing_shows_says_so(
     assert why in what.why
 
 
+def test_what_another_case_left_is_not_shown(oracle: Oracle) -> None:
+    """Neither stub would fail by itself."""
+    case = build(ONE)
+    for seen, kind in (("after ops/X@1", "node"), ("", "kept")):
+        result = _result(case)
+        result.first_divergence = {"kind": kind}
+        what = shown(case, result, _expected(oracle, case), seen)
+        assert (what.test_case, what.program) == ("", "")
+        assert "after other cases" in what.why
+
+
 def test_a_test_case_allows_what_a_right_device_needs(oracle: Oracle) -> None:
     """Less than ggml's default only where the failure is below it; more where one side alone rounds activations."""
     plain, rounded = build("ops/RMS_NORM-f32-ne=33x4,eps=0.0@426"), build(QUANTISED)

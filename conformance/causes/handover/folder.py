@@ -56,7 +56,8 @@ def hand_over(
             new = Path(made) / "new"
             new.mkdir()
             casefile.write(new / CASE, [failures.with_result(case, result)])
-            for name, text in _texts(cause, case, result, shown(case, result, expectation), info, since).items():
+            what = shown(case, result, expectation, cause.seen)
+            for name, text in _texts(cause, case, result, what, info, since).items():
                 (new / name).write_text(text, encoding="utf-8", newline="\n")
             _put(new, target, Path(made) / "old")
     except OSError as e:

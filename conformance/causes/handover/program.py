@@ -64,7 +64,7 @@ def program(case: Case, wanted: Sequence[Wanted], spec: Spec) -> str:
     before, place, after = _frame().partition(PLACE)
     assert place
     head = (
-        f"// {plain(case.id)} on {plain(str(spec))}",
+        f"// {plain(case.id)}, which failed on {plain(spec.name)}",
         "//",
         "// program [DEVICE [FOLDER]] ends with 0 where the device computes the case right, 1 where it does not,",
         "// 2 where it could not be tried. FOLDER holds libraries of backends to load.",

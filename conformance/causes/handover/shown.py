@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 from conformance.backend.registry import Spec, resolve
 from conformance.case.case import Case
+from conformance.causes.cause import ALWAYS
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.judge.budget import touches
 from conformance.judge.verdict import Result, Verdict
 from conformance.report.snippet import cpp, results
+from conformance.run.divergence import KEPT
 from conformance.run.oracle import Expectation
 from conformance.suite.relations import claim
 
@@ -32,14 +34,15 @@ class Shown:
     """Why there is no `test_case`, and where there is no program either, why not that."""
 
 
-def shown(case: Case, result: Result, expectation: Expectation | None) -> Shown:
+def shown(case: Case, result: Result, expectation: Expectation | None, seen: str = "") -> Shown:
     """The `test_case` where that fails on the backend of `result` as `case` does, else the program, else neither.
 
-    A right backend passes both. `expectation` is of `case` on that backend; None where nothing could compute it.
+    A right backend passes both. `expectation` is of `case` on that backend; None where nothing could compute it. `seen`
+    is the cause's.
     """
     spec = Spec.parse(result.backend)
     wanted = wanted_of(case, expectation) if expectation is not None and not claim.applies(case) else []
-    if why := next(_beyond_both(case, spec, wanted), ""):
+    if why := next(_beyond_both(case, result, wanted, seen), ""):
         return Shown(why=f"Neither a test_case nor a program shows it: {why}.")
     assert expectation is not None
     allowed = _allowed(case, result, expectation, wanted)
@@ -49,12 +52,15 @@ def shown(case: Case, result: Result, expectation: Expectation | None) -> Shown:
     return Shown(test_case=cpp(case, max_nmse=other))
 
 
-def _beyond_both(case: Case, spec: Spec, wanted: Sequence[Wanted]) -> Iterator[str]:
-    options = dict(resolve(spec).options)
+def _beyond_both(case: Case, result: Result, wanted: Sequence[Wanted], seen: str) -> Iterator[str]:
+    options = dict(resolve(Spec.parse(result.backend)).options)
+    kept = (result.first_divergence or {}).get("kind") == KEPT and len(case.steps) == 1
     if claim.applies(case):
         yield "two runs must agree here, and no value is wrong by itself"
     if options.get("guard") == "on":
         yield "what is wrong is memory beside a tensor, which only guard=on watches"
+    if seen.startswith("after ") or (kept and seen != ALWAYS):
+        yield "it fails only after other cases of the same process"
     if not wanted:
         yield "no output can be compared after its step"
     if (size := size_of(case, wanted)) > MOST_DATA:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from conformance.backend.interface import DeviceInfo
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
-from conformance.causes.cause import Cause
+from conformance.causes.cause import ALWAYS, Cause
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.text import printable, shell
 from conformance.judge.verdict import Result, Verdict
@@ -128,8 +128,8 @@ def _problem(cause: Cause, case: Case, result: Result, what: Shown) -> Iterator[
     if cause.conditions:
         yield "\nIt happens where all of this holds; no case that has it all passes:\n"
         yield from (f"- {code(str(c), 200)}" for c in cause.conditions)
-    if cause.seen and cause.seen != "always":
-        yield f"\nSeen: {_said(cause.seen)}, each time alone in a fresh process."
+    if cause.seen and cause.seen != ALWAYS:
+        yield f"\nSeen: {_said(cause.seen)}."
     yield f"\nThe smallest graph{'s' if len(case.steps) > 1 else ''}:\n"
     yield _fenced("\n".join(_nodes(case)))
     if what.why:
@@ -148,7 +148,7 @@ def _proof(what: Shown) -> Iterator[str]:
             "`./program DEVICE FOLDER` names the device and the folder of the libraries:\n"
         )
     if text:
-        yield _fenced(text, "cpp") if len(text) <= EMBEDDED else f"(attached: {name})"
+        yield _fenced(text.rstrip(), "cpp") if len(text) <= EMBEDDED else f"(attached: {name})"
 
 
 def _nodes(case: Case) -> Iterator[str]:

@@ -8,6 +8,7 @@ reference knows what it should give, and the backend gives something else.
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -147,6 +148,7 @@ class _Search:
         self.tried = 0
         self._runner, self._spec, self._signature, self._left = runner, spec, signature, left
         self._seen: set[bytes] = set()
+        self._unwritten = _may_be_unwritten(result)
         self._unlike = self._is_unlike(case)
 
     def run(self, progress: Callable[[str], None]) -> bool:
@@ -204,10 +206,10 @@ class _Search:
         return True
 
     def _is_unlike(self, case: Case) -> bool:
-        """Whether the backend gave up, and memory that it did not write would be wrong in every output and cache. A
-        test that asks for values alone, as test-backend-ops does, sees nothing else of such a failure.
+        """Whether memory that the backend did not write is wrong in every output and cache, even if it is all zeros. A
+        test that asks for values alone, as test-backend-ops does, sees nothing else of a backend that gave up.
         """
-        if self._signature.verdict is not Verdict.OVERCLAIM:
+        if not self._unwritten:
             return False
         try:
             arithmetic = self._runner.backend(self._spec).arithmetic_in(case)
@@ -217,6 +219,12 @@ class _Search:
         outputs = (x for v in steps for x in v.outputs.values())
         kept = (np.array_equal(case.persistent[t], x) for t, x in steps[-1].caches.items())
         return all(x.any() for x in outputs if x.size) and not any(kept)
+
+
+def _may_be_unwritten(result: Result) -> bool:
+    """Whether the backend raised an error, or left what an adapter fills memory with: NaN, or -1 in integers."""
+    found = (result.first_divergence or {}).get("found")
+    return result.verdict is Verdict.OVERCLAIM or (isinstance(found, float) and (math.isnan(found) or found == -1))
 
 
 def measure(case: Case) -> tuple[int, ...]:
