@@ -20,14 +20,18 @@ from hypothesis import strategies as st
 from conformance.backend.interface import DeviceInfo
 from conformance.backend.registry import Spec
 from conformance.case import casefile
-from conformance.case.case import Case
+from conformance.case.case import Case, Step
 from conformance.causes.cause import Cause, Condition
 from conformance.causes.handover import hand_over, prove
 from conformance.causes.handover.proof import headers_in
 from conformance.causes.handover.shown import shown
 from conformance.ggml.arithmetic import EXACT, GGML_CPU
 from conformance.ggml.errors import CaseFileError, UnavailableError, UsageError
+from conformance.ggml.graph import Graph
 from conformance.ggml.lib import library
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import FLAG_COMPUTE, new_tensor
+from conformance.ggml.types import F32, I64
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import StepValues
 from conformance.run.oracle import Expectation, Oracle
@@ -58,6 +62,27 @@ def _cause(case: Case, verdict: Verdict = Verdict.FAIL) -> Cause:
         "MUL_MAT", "", (Condition("src[1].ne[2]", ">1"),), (case.id,), "always",
         {"architectures": 41, "failed": 12, "passed": 0},
     )  # fmt: skip
+
+
+def _growing() -> Case:
+    """A cache of three rows, one written in each of two steps, read whole by a product with a weight."""
+    b = Builder()
+    cache, weight = new_tensor(F32, 4, 3, name="cache"), new_tensor(F32, 4, 2, name="weight")
+    steps = []
+    for k in range(2):
+        row, at = new_tensor(F32, 4, 1, name="row"), new_tensor(I64, 1, name="at")
+        written = b.set_rows(cache, row, at)
+        out = b.mul_mat(weight, b.reshape_2d(written, 4, 3))
+        inputs = {row: np.full(4, k + 1, "<f4").view(np.uint8), at: np.array([k], "<i8").view(np.uint8)}
+        nodes = [written, out.src[1], out]
+        for n in nodes:
+            n.flags = FLAG_COMPUTE
+        steps.append(Step(Graph(nodes), inputs, (out,)))
+    case = Case(
+        "made/growing@1", {cache: np.zeros(48, np.uint8), weight: np.arange(8, dtype="<f4").view(np.uint8)}, steps
+    )
+    case.validate()
+    return case
 
 
 def _result(case: Case, backend: str = GPU, verdict: Verdict = Verdict.FAIL, nmse: float | None = 0.5) -> Result:
@@ -308,7 +333,7 @@ def test_a_program_ends_with_1_where_ggml_is_wrong(run: Run) -> None:
 @pytest.mark.parametrize("backend", ["ggml?mode=sched", "ggml?memory=fresh"])
 def test_a_program_ends_with_0_where_ggml_is_right(run: Run, backend: str) -> None:
     """Steps, caches and placed weights, freely and behind a scheduler, whatever nodes are called."""
-    case, expectation = _of_ggml(STEPS if "sched" in backend else PLACED, Spec.parse(backend))
+    case, expectation = _of_ggml(_growing() if "sched" in backend else build(PLACED), Spec.parse(backend))
     for t in (t for s in case.steps for t in s.graph):
         t.name = '"\\?/%s\n*/'
     code, said = run(shown(case, _result(case, backend), expectation).program, "CPU")
@@ -317,15 +342,14 @@ def test_a_program_ends_with_0_where_ggml_is_right(run: Run, backend: str) -> No
 
 def test_one_wrong_bit_in_the_last_step_shows(run: Run) -> None:
     """Every step is compared."""
-    case, expectation = _of_ggml(PLACED, Spec("ggml"))
+    case, expectation = _of_ggml(_growing(), Spec("ggml"))
     steps = [StepValues(dict(v.outputs), dict(v.caches)) for v in expectation.steps]
-    t, data = next(iter(steps[-1].outputs.items()))
-    steps[-1].outputs[t] = np.concatenate([data[:3], data[3:4] ^ 0x40, data[4:]])
+    t, data = next(iter(steps[-1].caches.items()))
+    steps[-1].caches[t] = np.concatenate([data[:3], data[3:4] ^ 0x40, data[4:]])
     code, said = run(shown(case, _result(case), replace(expectation, steps=steps)).program, "CPU")
     assert (code, said.strip().splitlines()[-1][:13]) == (1, f"wrong: step {len(case.steps) - 1}")
 
 
-def _of_ggml(case_id: str, spec: Spec) -> tuple[Case, Expectation]:
-    case = build(case_id)
+def _of_ggml(case: Case, spec: Spec) -> tuple[Case, Expectation]:
     with closing(Runner()) as runner:
         return case, runner.expectation(spec, case)

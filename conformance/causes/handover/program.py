@@ -194,12 +194,19 @@ def _body(
 def _marks(t: Tensor, name: str, more: int, own: int = 0) -> Iterator[str]:
     """Name and flags; `own` are the flags that ggml gives it by itself."""
     yield f"ggml_set_name({name}, {literal(t.name)});"
-    if (t.flags | more) != own:
-        yield f"{name}->flags = {t.flags | more};"
+    flags = t.flags | more
+    if flags & ~(FLAG_INPUT | FLAG_OUTPUT) != own:
+        yield f"{name}->flags = {flags};"
+        return
+    if flags & FLAG_INPUT:
+        yield f"ggml_set_input({name});"
+    if flags & FLAG_OUTPUT:
+        yield f"ggml_set_output({name});"
 
 
 def _wanted(w: Wanted, k: int, i: int, names: dict[Tensor, str]) -> str:
-    label = f'"{plain(f"{w.tensor.op} {w.tensor.name}".strip())}"'
+    what = "cache" if w.tensor.op == "NONE" else w.tensor.op
+    label = f'"{plain(f"{what} {w.tensor.name}".strip())}"'
     unordered = _bool(w.tensor.op == "TOP_K")
     limits = (_double(w.budget.nmse), _double(w.budget.element))
     return ", ".join((names[w.tensor], label, f"w{k}_{i}", *limits, unordered))
