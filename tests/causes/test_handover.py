@@ -72,9 +72,10 @@ def _growing() -> Case:
     for k in range(2):
         row, at = new_tensor(F32, 4, 1, name="row"), new_tensor(I64, 1, name="at")
         written = b.set_rows(cache, row, at)
-        out = b.mul_mat(weight, b.reshape_2d(written, 4, 3))
+        whole = b.reshape_2d(written, 4, 3)
+        out = b.mul_mat(weight, whole)
         inputs = {row: np.full(4, k + 1, "<f4").view(np.uint8), at: np.array([k], "<i8").view(np.uint8)}
-        nodes = [written, out.src[1], out]
+        nodes = [written, whole, out]
         for n in nodes:
             n.flags = FLAG_COMPUTE
         steps.append(Step(Graph(nodes), inputs, (out,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,8 +54,8 @@ def prove(
         made = str(Path(folder) / "program")
         linked = [word for path in libraries for word in (str(path.resolve()), f"-Wl,-rpath,{path.resolve().parent}")]
         # A Python module brings ggml along, and wants of Python what this program never calls.
-        loose = "-Wl,--unresolved-symbols=ignore-in-shared-libs"
-        built = _ended([compiler, "-std=c++17", f"-I{headers}", str(program), *linked, loose, "-o", made], limit)
+        loose = ["-Wl,--unresolved-symbols=ignore-in-shared-libs"] if sys.platform == "linux" else []
+        built = _ended([compiler, "-std=c++17", f"-I{headers}", str(program), *linked, *loose, "-o", made], limit)
         if built.code:
             raise UnavailableError(f"{program} does not compile: {built.said}")
         return _ended([made, *args], limit)
