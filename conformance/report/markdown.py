@@ -42,7 +42,7 @@ def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT) -> str:
     """Causes, verdicts per backend, failures with their commands, gates, speed, planted bugs, mutants, and what did not
     run.
     """
-    place = _text(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)), 200)
+    place = inline(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)), 200)
     text = "\n".join(_head(runs)) + "\n"
     for heading, lines, items in _sections(runs):
         if items:
@@ -95,8 +95,8 @@ def _head(runs: Runs) -> Iterator[str]:
     for d in runs.documents[-DOCUMENTS:]:
         env = d.environment
         machine = f"{env.get('cpu') or 'unknown processor'}, {env.get('cores') or '?'} cores, {env.get('system') or ''}"
-        on = f"{_text(d.machine, 40)} ({_text(machine, 120)})"
-        yield f"- {d.kind}, {d.written}: {_code(d.path.name, 120)}, run {d.run[:8]} on {on}{_origin(env)}"
+        on = f"{inline(d.machine, 40)} ({inline(machine, 120)})"
+        yield f"- {d.kind}, {d.written}: {code(d.path.name, 120)}, run {d.run[:8]} on {on}{_origin(env)}"
     if (more := len(runs.documents) - DOCUMENTS) > 0:
         yield f"- and {more} older run files"
 
@@ -104,9 +104,9 @@ def _head(runs: Runs) -> Iterator[str]:
 def _origin(environment: Mapping[str, JSON]) -> str:
     """Commit, branch and CI job, if the run file has them."""
     commit, branch, ci = (str(environment.get(k) or "") for k in ("commit", "branch", "ci"))
-    note = f"commit {_code(commit[:12], 12)}" if commit else ""
-    note += f" of {_code(branch, 80)}" if branch else ""
-    return "".join(f", {word.strip()}" for word in (note, f"CI {_code(ci, 300)}" if ci else "") if word)
+    note = f"commit {code(commit[:12], 12)}" if commit else ""
+    note += f" of {code(branch, 80)}" if branch else ""
+    return "".join(f", {word.strip()}" for word in (note, f"CI {code(ci, 300)}" if ci else "") if word)
 
 
 def _others(runs: Runs) -> list[str]:
@@ -145,14 +145,14 @@ def _sections(runs: Runs) -> Iterator[Section]:
         of = [r for r in failed if r.value.fresh is fresh]
         yield title.format(n=len(of)), [], [_group(g) for g in groups(of)]
     waivers = [w for d in runs.of("conformance") for w in d.body.get("waivers") or () if isinstance(w, str)]
-    yield "Waivers that need a look", [], [f"- {_text(w)}" for w in waivers]
+    yield "Waivers that need a look", [], [f"- {inline(w)}" for w in waivers]
     yield "Gates", *_table(["gate", "unit", "backend", "answer", "estimate", "interval", "limit", "why"], _gates(runs))
     yield "Speed", *_table(["unit", "backend", "rate", "rounds", "not timed because"], _units(runs))
     yield "Planted bugs", [], _planted(runs)
     yield "Mutants", [], _mutants(runs)
     cells = runs.zoo()
     columns = list(dict.fromkeys((str(c.value.get("backend")), str(c.value.get("run"))) for c in cells))
-    yield "Zoo", *_table(["architecture", *(f"{_code(b)}, {_text(r)}" for b, r in columns)], _zoo(cells, columns))
+    yield "Zoo", *_table(["architecture", *(f"{code(b)}, {inline(r)}" for b, r in columns)], _zoo(cells, columns))
     yield "Zoo cells that failed", [], [_cell(c) for c in cells if _fails(c)]
     yield (
         "Phases",
@@ -161,7 +161,7 @@ def _sections(runs: Runs) -> Iterator[Section]:
     yield "Weights in buffers, said and done", [], _audit(runs)
     yield "Not run", [], _not_run(runs)
     m = matrix(r for r in runs.results if r.value.case.startswith(f"{OPS}/"))
-    yield "Single ops, passed of declared", *_table(["op", "types", *map(_code, m.backends)], _matrix(m))
+    yield "Single ops, passed of declared", *_table(["op", "types", *map(code, m.backends)], _matrix(m))
 
 
 def _causes(runs: Runs) -> list[str]:
@@ -171,10 +171,10 @@ def _causes(runs: Runs) -> list[str]:
     for row, first, proof in zip(runs.causes, runs.first_seen(), runs.proofs(), strict=True):
         c = row.value
         failed = counts[c["id"], c["backend"]] or len(c["cases"])
-        facts = [f"{failed:,} cases on {_code(c['backend'], 120)}", f"first seen {first.written[:10]}"]
+        facts = [f"{failed:,} cases on {code(c['backend'], 120)}", f"first seen {first.written[:10]}"]
         if (hit := c["rank"].get("architectures")) is not None:
             facts.insert(1, f"hits {hit:,} architectures")
-        lines.append(f"- **{c['verdict']}** {_text(c['sentence'])} ({', '.join(facts)}): {_code(command(proof.value))}")
+        lines.append(f"- **{c['verdict']}** {inline(c['sentence'])} ({', '.join(facts)}): {code(command(proof.value))}")
     return lines
 
 
@@ -184,23 +184,23 @@ def _missing(runs: Runs) -> list[str]:
         asked.update(d.body.get("asked") or {})
     rows = [m.value for m in runs.missing]
     lines = [
-        f"- {_code(backend)}: {n:,} cases of {asked[backend]:,} asked: {_text(why)}"
+        f"- {code(backend)}: {n:,} cases of {asked[backend]:,} asked: {inline(why)}"
         for (backend, why), n in Counter((m["backend"], m["reason"]) for m in rows).most_common()
     ]
-    return [*lines, *(f"  - {_code(m['case'])} on {_code(m['backend'])}" for m in rows)]
+    return [*lines, *(f"  - {code(m['case'])} on {code(m['backend'])}" for m in rows)]
 
 
 def _verdicts(runs: Runs, verdicts: Sequence[Verdict]) -> Iterator[Sequence[str]]:
     for backend in dict.fromkeys(r.value.backend for r in runs.results):
         here = [r.value for r in runs.results if r.value.backend == backend]
         counts = Counter(r.verdict for r in here)
-        yield _code(backend), *(f"{counts[v]:,}" for v in verdicts), budget_used(here, "nothing checked")
+        yield code(backend), *(f"{counts[v]:,}" for v in verdicts), budget_used(here, "nothing checked")
 
 
 def _failure(row: Row[Result]) -> str:
     r = row.value
-    note = f"- **{r.verdict}** {_code(r.case)} on {_code(r.backend)}: {_text(r.detail or 'no detail')}"
-    return f"{note}\n  {_code(command(r))}"
+    note = f"- **{r.verdict}** {code(r.case)} on {code(r.backend)}: {inline(r.detail or 'no detail')}"
+    return f"{note}\n  {code(command(r))}"
 
 
 def _group(group: Group) -> str:
@@ -208,20 +208,20 @@ def _group(group: Group) -> str:
     first, n = group.rows[:FIRST], len(group.rows)
     if n == 1:
         return _failure(group.rows[0])
-    why = _text(group.reason or "no detail")
+    why = inline(group.reason or "no detail")
     ops = _named(operation(r.value.case).name for r in group.rows)
     backends = _named(r.value.backend for r in group.rows)
     lines = [f"- **{group.verdict}** {n:,} times: {why}", f"  - of {ops}; on {backends}"]
     for row in first:
-        lines.append(f"  - {_code(row.value.case, 200)} on {_code(row.value.backend, 120)}")
-        lines.append(f"    {_code(command(row.value))}")
+        lines.append(f"  - {code(row.value.case, 200)} on {code(row.value.backend, 120)}")
+        lines.append(f"    {code(command(row.value))}")
     return "\n".join([*lines, *([f"  - and {n - len(first):,} more like these"] if n > len(first) else [])])
 
 
 def _named(names: Iterable[str]) -> str:
     """The most frequent names with their counts, and the number of others."""
     counts = Counter(names)
-    words = [f"{_code(name, 120)} {n:,}" for name, n in counts.most_common(NAMES)]
+    words = [f"{code(name, 120)} {n:,}" for name, n in counts.most_common(NAMES)]
     more = len(counts) - NAMES
     return ", ".join([*words, *([f"{more:,} others"] if more > 0 else [])])
 
@@ -233,22 +233,22 @@ def _zoo(cells: Sequence[Row[Fields]], columns: Sequence[tuple[str, str]]) -> It
         here = found.setdefault(str(c.value.get("architecture")), {})
         here[str(c.value.get("backend")), str(c.value.get("run"))] = c
     for name, here in sorted(found.items(), key=lambda item: (not any(map(_fails, item[1].values())), item[0])):
-        yield _text(name, 80), *(_cell_text(here.get(c)) for c in columns)
+        yield inline(name, 80), *(_cell_text(here.get(c)) for c in columns)
 
 
 def _cell_text(cell: Row[Fields] | None) -> str:
     if cell is None:
         return "not run"
-    word, nmse = _text(str(cell.value.get("verdict")), 40), cell.value.get("nmse")
+    word, nmse = inline(str(cell.value.get("verdict")), 40), cell.value.get("nmse")
     figure = f" {nmse:.1e}" if isinstance(nmse, (int, float)) and not isinstance(nmse, bool) else ""
     return f"**{word}**{figure}" if _fails(cell) else f"{word}{figure}"
 
 
 def _cell(cell: Row[Fields]) -> str:
     c = cell.value
-    where = f"{_code(str(c.get('backend')), 120)}, {_text(str(c.get('run')), 80)}"
-    named = f"{_code(str(c.get('architecture')), 80)} on {where}"
-    return f"- **{_text(str(c.get('verdict')), 40)}** {named}: {_text(str(c.get('detail') or 'no detail'), 300)}"
+    where = f"{code(str(c.get('backend')), 120)}, {inline(str(c.get('run')), 80)}"
+    named = f"{code(str(c.get('architecture')), 80)} on {where}"
+    return f"- **{inline(str(c.get('verdict')), 40)}** {named}: {inline(str(c.get('detail') or 'no detail'), 300)}"
 
 
 def _phases(runs: Runs) -> Iterator[Sequence[str]]:
@@ -256,7 +256,7 @@ def _phases(runs: Runs) -> Iterator[Sequence[str]]:
         p = row.value
         figures = (p.get(k) for k in ("tokens_per_second", "watts", "joules_per_token", "splits"))
         words = [_number(v if isinstance(v, (int, float)) else None) for v in figures]
-        yield _code(str(p["backend"])), _text(str(p.get("name") or "–")), *words, _text(str(p.get("reason") or ""))
+        yield code(str(p["backend"])), inline(str(p.get("name") or "–")), *words, inline(str(p.get("reason") or ""))
 
 
 def _gates(runs: Runs) -> Iterator[Sequence[str]]:
@@ -267,15 +267,15 @@ def _gates(runs: Runs) -> Iterator[Sequence[str]]:
         between = f"{low:.4g} to {high:.4g}" if low is not None and high is not None else "–"
         seen = f", could have seen {100 * g['detectable']:.2g} %" if g.get("detectable") is not None else ""
         answer = f"**{g['answer']}**" if g["answer"] != "fine" else "fine"
-        yield (_text(g["gate"]), _text(g["unit"]), _code(g["backend"]), answer, _number(g.get("estimate")), between,
-               _number(g.get("limit")), _text((g.get("reason") or "") + seen))  # fmt: skip
+        yield (inline(g["gate"]), inline(g["unit"]), code(g["backend"]), answer, _number(g.get("estimate")), between,
+               _number(g.get("limit")), inline((g.get("reason") or "") + seen))  # fmt: skip
 
 
 def _units(runs: Runs) -> Iterator[Sequence[str]]:
     for row in runs.units:
         u = row.value
-        rate = "–" if u["rate"] is None else f"{u['rate']:.4g} {_text(u['of'])}/s"
-        yield _text(u["unit"]), _code(u["backend"]), rate, str(u["rounds"]), _text(u["reason"])
+        rate = "–" if u["rate"] is None else f"{u['rate']:.4g} {inline(u['of'])}/s"
+        yield inline(u["unit"]), code(u["backend"]), rate, str(u["rounds"]), inline(u["reason"])
 
 
 def _planted(runs: Runs) -> list[str]:
@@ -289,9 +289,9 @@ def _planted(runs: Runs) -> list[str]:
     return [
         f"{len(hunted) - len(missed)} of {len(hunted)} planted bugs noticed{rate}; {len(alarms)} false alarms.",
         "",
-        *(f"- not noticed: {_code(f['name'])} in {_code(f['of'])}: {_text(f['says'])}" for f in missed),
-        *(f"- false alarm: {_code(fault)}" for fault in alarms),
-        *(f"- not planted: {_code(f.value['name'])}" for f, names in faults if names is None),
+        *(f"- not noticed: {code(f['name'])} in {code(f['of'])}: {inline(f['says'])}" for f in missed),
+        *(f"- false alarm: {code(fault)}" for fault in alarms),
+        *(f"- not planted: {code(f.value['name'])}" for f, names in faults if names is None),
     ]
 
 
@@ -303,8 +303,8 @@ def _mutants(runs: Runs) -> list[str]:
     mutants = [m.value for m in runs.mutants]
     survived = [m for m in mutants if m["status"] == "survived"]
     return [
-        *(f"- {_code(area)}: {_rate(rate)}" for area, rate in mutant_rates(mutants).items()),
-        *(f"- survived: {_code(m['id'])} in {_code(m['area'])}, differs by {_code(m['by'])}" for m in survived),
+        *(f"- {code(area)}: {_rate(rate)}" for area, rate in mutant_rates(mutants).items()),
+        *(f"- survived: {code(m['id'])} in {code(m['area'])}, differs by {code(m['by'])}" for m in survived),
     ]
 
 
@@ -312,27 +312,27 @@ def _audit(runs: Runs) -> list[str]:
     lines: list[str] = []
     for _, backend, rows in runs.audits():
         counts = Counter(str(r.value.get("finding")) for r in rows)
-        lines.append(f"- {_code(backend)}: {', '.join(f'{n:,} {_text(w)}' for w, n in counts.items()) or 'nothing'}")
+        lines.append(f"- {code(backend)}: {', '.join(f'{n:,} {inline(w)}' for w, n in counts.items()) or 'nothing'}")
         for c in (r.value for r in rows if r.value.get("finding") != "agreed"):
-            where = f"{_code(str(c.get('weight') or 'the trajectory'))} in {_code(str(c.get('buffer')))}"
-            why = f"{_text(str(c.get('detail') or ''))}, {_code(str(c.get('case')))}"
-            lines.append(f"  - **{_text(str(c.get('finding')))}** {where}: {why}")
+            where = f"{code(str(c.get('weight') or 'the trajectory'))} in {code(str(c.get('buffer')))}"
+            why = f"{inline(str(c.get('detail') or ''))}, {code(str(c.get('case')))}"
+            lines.append(f"  - **{inline(str(c.get('finding')))}** {where}: {why}")
     return lines
 
 
 def _not_run(runs: Runs) -> list[str]:
-    lines = [f"- {_code(name)}: not available: {_text(why)}" for name, why in runs.unavailable().items()]
+    lines = [f"- {code(name)}: not available: {inline(why)}" for name, why in runs.unavailable().items()]
     for backend, reasons in refusals(r.value for r in runs.results).items():
-        lines.append(f"- {_code(backend)} takes {sum(reasons.values()):,} cases not (UNSUPPORTED), by its reason:")
-        lines += [f"  - {n:,}: {_text(why) or 'no reason given'}" for why, n in reasons.most_common()]
-    lines += [f"- {_code(p.name)}: no run file, passed over" for p in runs.passed_over]
+        lines.append(f"- {code(backend)} takes {sum(reasons.values()):,} cases not (UNSUPPORTED), by its reason:")
+        lines += [f"  - {n:,}: {inline(why) or 'no reason given'}" for why, n in reasons.most_common()]
+    lines += [f"- {code(p.name)}: no run file, passed over" for p in runs.passed_over]
     return lines
 
 
 def _matrix(m: Matrix) -> Iterator[Sequence[str]]:
     for what in m.rows:
         cells = [m.cells.get((what, b)) for b in m.backends]
-        yield _text(what.name), _text(what.types), *map(_passed, cells)
+        yield inline(what.name), inline(what.types), *map(_passed, cells)
 
 
 def _passed(cell: Counter[str] | None) -> str:
@@ -355,12 +355,12 @@ def _short(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[:most]}… ({len(line) - most:,} more characters)"
 
 
-def _text(text: str, most: int = LONGEST) -> str:
+def inline(text: str, most: int = LONGEST) -> str:
     """One line of text without markup or HTML."""
     return _short(text, most).translate(_MEANS_ITSELF)
 
 
-def _code(text: str, most: int = LONGEST) -> str:
+def code(text: str, most: int = LONGEST) -> str:
     """A code span of one line, also for tables; a backtick would end it, so it becomes an apostrophe."""
     inside = _short(text, most).replace("`", "'").replace("|", "\\|")
     return f"`{inside or ' '}`"

@@ -99,7 +99,7 @@ def _value(t: Tensor, name: str) -> Any:  # noqa: ANN401  # an `Argument`
     }[name]
 
 
-def _named_views(t: Tensor, place: str, names: dict[Tensor, str]) -> list[tuple[Tensor, str]]:
+def named_views(t: Tensor, place: str, names: dict[Tensor, str]) -> list[tuple[Tensor, str]]:
     """Name node `t` and the new leaves among its sources that are views; each of these with the name of its root."""
     views = []
     for j, s in enumerate(t.src):
@@ -174,7 +174,7 @@ def _python_step(k: int, step: Step, names: dict[Tensor, str]) -> Iterator[str]:
         names[t] = f"x{k}_{i}"
         yield f"{names[t]} = {_python_leaf(t)}"
     for i, t in enumerate(step.graph):
-        for s, root in _named_views(t, f"{k}_{i}", names):
+        for s, root in named_views(t, f"{k}_{i}", names):
             yield f"{names[s]} = named(b.view_tensor({root}), {s.name!a}, {s.flags})"
         call = call_of(t)
         made = _python_by_hand(t, names) if call is None else f"b.{call.name}({_python_arguments(call.args, names)})"
@@ -244,8 +244,9 @@ LONGEST = 400
 """Characters of an id or a name that are kept."""
 
 
-def cpp(case: Case, name: str = "test_shrunk") -> str:
-    """`struct NAME : public test_case` with vars(), build_graph and initialize_tensors, and the line that adds it.
+def cpp(case: Case, name: str = "test_shrunk", max_nmse: float | None = None) -> str:
+    """`struct NAME : public test_case` with vars(), build_graph and initialize_tensors, and the line that adds it;
+    with `max_nmse` the error that it allows is another than ggml's default.
 
     That file runs one graph and compares every node of it on two backends, so the steps of a case stand in one graph,
     one after the other, and where several results are to be seen their sums are added up at the end.
@@ -255,7 +256,7 @@ def cpp(case: Case, name: str = "test_shrunk") -> str:
     body = []
     for t in leaves:
         names[t] = f"x{len(names)}"
-        body.append(f"ggml_tensor * {names[t]} = {_cpp_leaf(t)};  // {_plain(t.name)}")
+        body.append(f"ggml_tensor * {names[t]} = {cpp_leaf(t)};  // {plain(t.name)}")
         body.append(f'ggml_set_name({names[t]}, "{names[t]}");')
     body += _cpp_nodes(case, names)
     drawn = sum(data.nbytes for data in leaves.values()) > MOST_DATA
@@ -266,12 +267,13 @@ def cpp(case: Case, name: str = "test_shrunk") -> str:
         init = [line for t, data in leaves.items() for line in _cpp_data(names[t], data)]
     return "\n".join(
         [
-            f"// {_plain(case.id)}",
+            f"// {plain(case.id)}",
             f"struct {name} : public test_case {{",
             "    std::string vars() override {",
-            f'        return "{_plain(case.id)}";',
+            f'        return "{plain(case.id)}";',
             "    }",
             "",
+            *([] if max_nmse is None else [f"    double max_nmse_err() override {{ return {max_nmse!r}; }}", ""]),
             "    ggml_tensor * build_graph(ggml_context * ctx) override {",
             *(f"        {line}" for line in body),
             "    }",
@@ -287,27 +289,26 @@ def cpp(case: Case, name: str = "test_shrunk") -> str:
     )
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """`text` for a comment or a literal: ASCII without quotes, without a backslash that would join the next line, and
     without the question marks that trigraphs are made of.
     """
     return "".join(c if c.isascii() and c.isprintable() and c not in '"\\?' else "_" for c in text[:LONGEST])
 
 
-def _cpp_leaf(t: Tensor) -> str:
-    return f"ggml_new_tensor_4d(ctx, {_cpp_type(t.type)}, {', '.join(map(str, t.ne))})"
+def cpp_leaf(t: Tensor, context: str = "ctx") -> str:
+    """The call that makes a leaf of its type and shape."""
+    return f"ggml_new_tensor_4d({context}, {_cpp_type(t.type)}, {', '.join(map(str, t.ne))})"
 
 
 def _cpp_nodes(case: Case, names: dict[Tensor, str]) -> Iterator[str]:
     sinks: list[Tensor] = []
     for k, step in enumerate(case.steps):
-        read = {s for n in step.graph for s in n.src if s is not n}
         for i, t in enumerate(step.graph):
-            for s, root in _named_views(t, f"{k}_{i}", names):
+            for s, root in named_views(t, f"{k}_{i}", names):
                 yield f"ggml_tensor * {names[s]} = ggml_view_tensor(ctx, {root});"
-            yield from _cpp_node(t, names)
-        seen = [t for t in step.graph if computes(t) and (t not in read or t in step.outputs)]
-        sinks += seen
+            yield from cpp_node(t, names)
+        sinks += results(step)
     if len(sinks) == 1:
         yield f"return {names[sinks[0]]};"
         return
@@ -319,7 +320,14 @@ def _cpp_nodes(case: Case, names: dict[Tensor, str]) -> Iterator[str]:
     yield f"return out{len(sinks) - 1};"
 
 
-def _cpp_node(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
+def results(step: Step) -> list[Tensor]:
+    """The nodes whose values are to be seen: outputs, and what no other node reads."""
+    read = {s for n in step.graph for s in n.src if s is not n}
+    return [t for t in step.graph if computes(t) and (t not in read or t in step.outputs)]
+
+
+def cpp_node(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
+    """Lines that declare a node by its name and make it in `ctx`."""
     call = call_of(t)
     if call is None:
         yield from _by_hand(t, names)
@@ -332,7 +340,7 @@ def _cpp_node(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
 def _by_hand(t: Tensor, names: dict[Tensor, str]) -> Iterator[str]:
     """A node whose constructor is not known, field by field."""
     first = next((names[s] for s in t.src if s is not None and s.root is t.view_src), "")
-    yield f"ggml_tensor * {names[t]} = {f'ggml_view_tensor(ctx, {first})' if first else _cpp_leaf(t)};"
+    yield f"ggml_tensor * {names[t]} = {f'ggml_view_tensor(ctx, {first})' if first else cpp_leaf(t)};"
     yield f"{names[t]}->op = GGML_OP_{t.op};"
     for i, s in enumerate(t.src):
         if s is not None:
@@ -369,12 +377,16 @@ def _cpp_type(t: GGMLType) -> str:
     return f"GGML_TYPE_{t.name.upper()}"
 
 
-def _cpp_data(name: str, data: Bytes) -> Iterator[str]:
+def cpp_bytes(name: str, data: Bytes) -> Iterator[str]:
+    """Lines that declare `name` and fill it."""
     if not data.any():
         yield f"const std::vector<uint8_t> {name}({data.nbytes}, 0);"
-    else:
-        text = ", ".join(map(str, data.tolist()))
-        yield f"const std::vector<uint8_t> {name} = {{"
-        yield from (f"    {line}" for line in textwrap.wrap(text, 100))
-        yield "};"
+        return
+    yield f"const std::vector<uint8_t> {name} = {{"
+    yield from (f"    {line}" for line in textwrap.wrap(", ".join(map(str, data.tolist())), 100))
+    yield "};"
+
+
+def _cpp_data(name: str, data: Bytes) -> Iterator[str]:
+    yield from cpp_bytes(name, data)
     yield f'ggml_backend_tensor_set(ggml_get_tensor(ctx, "{name}"), {name}.data(), 0, {name}.size());'

@@ -250,6 +250,12 @@ class Runner:
             return _failed(e)
         return None if reason is None else Result("", "", Verdict.UNSUPPORTED, detail=reason)
 
+    def expectation(self, spec: Spec, case: Case) -> Expectation:
+        """What `case` should give on the backend behind `spec`; ConformanceError if nothing can compute it."""
+        backend = self._guarded(spec)
+        backend.arithmetic_in(case)
+        return self._expect(spec, backend, [case])[0][0]
+
     def too_costly(self, cases: Sequence[Case]) -> str:
         """Why `cases` are not computed together within the limits of a process, in words; empty where they are."""
         limits = self._isolation

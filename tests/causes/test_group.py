@@ -67,7 +67,7 @@ def test_a_fault_of_a_type_is_one_cause_of_many_ops() -> None:
     """Ops that fail with one type, and only with it, share a cause."""
     (cause,) = _causes(("mxfp4-scale-doubled",), ("ops/GET_ROWS-*", "ops/MUL_MAT-*"))
     assert cause.op == ""
-    assert ("a type", "mxfp4") in {(c.key, c.value) for c in cause.conditions}
+    assert "mxfp4" in {c.value for c in cause.conditions}
 
 
 def test_an_id_is_the_same_twice() -> None:

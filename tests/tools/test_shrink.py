@@ -13,7 +13,7 @@ from backends.cpu import CpuBackend
 from conformance.backend.kernel import Kernel, KernelSession, Raw, Sources
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
-from conformance.ggml.errors import BackendCrashError, UsageError
+from conformance.ggml.errors import BackendCrashError, BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.types import F32, I64
@@ -67,11 +67,14 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "cache row one late": ("SET_ROWS", row_late),
     "rotation on the wrong half": ("ROPE", wrong_half),
     "dies": ("MUL_MAT", dies),
+    "raises": ("MUL_MAT", dies),
 }
 
 
 class Mortal(KernelSession):
-    """Dies as an isolated backend does."""
+    """Dies as an isolated backend does, or raises where the fault says so."""
+
+    raises = False
 
     def compute(
         self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
@@ -80,8 +83,16 @@ class Mortal(KernelSession):
         try:
             return super().compute(graph, inputs, outputs)
         except DiedError as e:
+            if self.raises:
+                raise BackendError("ne1 == 1 expected") from None
             message = f"its process died (SIGABRT): ggml.c:{e}: GGML_ASSERT(ne1 == 1) failed / at 0x{e}"
             raise BackendCrashError(message) from None
+
+
+class Raising(Mortal):
+    """Raises where the other dies."""
+
+    raises = True
 
 
 class Forgetful(KernelSession):
@@ -121,7 +132,7 @@ class Planted(CpuBackend):
 
     def open(self, case: Case) -> KernelSession:
         """Forgetful where that is the fault."""
-        kind = Mortal if self._fault in FAULTS else Forgetful
+        kind = Forgetful if self._fault not in FAULTS else Raising if self._fault == "raises" else Mortal
         return kind(self.name, self.kernels(), case)
 
 
@@ -182,6 +193,19 @@ def test_types_are_simplified_and_sequences_dropped(runner: Runner) -> None:
     (step,) = found.case.steps
     assert [n.op for n in step.graph] == ["SET_ROWS"]
     assert all(t.type in {F32, I64} for t in step.graph.tensors())
+
+
+def test_values_stay_where_an_error_is_the_failure(runner: Runner) -> None:
+    """Of a backend that raised, memory that it never wrote is no right output; one that dies shows itself."""
+    raised, died = (_shrunk(runner, fault) for fault in ("raises", "dies"))
+    assert raised.signature.verdict is Verdict.OVERCLAIM
+    assert died.signature.verdict is Verdict.CRASH
+    leaves, others = ([x.any() for s in found.case.steps for x in s.inputs.values()] for found in (raised, died))
+    assert any(leaves)
+    assert not any(others)
+    (expected,) = runner.oracle.expect([raised.case], runner.backend(SPEC).arithmetic_in(raised.case))[0].steps
+    assert expected.outputs
+    assert all(x.any() for x in expected.outputs.values())
 
 
 def test_what_does_not_fail_is_refused(runner: Runner) -> None:

@@ -1,0 +1,93 @@
+"""The folder of one cause."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from conformance.backend.interface import DeviceInfo
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.causes.cause import Cause
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Result
+from conformance.report.snippet import python
+from conformance.run.oracle import Expectation
+from conformance.run.session import failures
+
+from .shown import Shown, shown
+from .writing import issue, readme
+
+CASE = "case.gguf"
+
+
+def hand_over(
+    folder: Path,
+    cause: Cause,
+    case: Case,
+    result: Result,
+    *,
+    expectation: Expectation | None = None,
+    info: DeviceInfo | None = None,
+    since: str = "",
+) -> Path:
+    """Write `folder/<cause.id>/`: the case, what shows its failure, a README and the draft of an issue; its path.
+
+    It appears whole or not at all, and takes the place of one that an earlier run wrote.
+
+    Args:
+        folder: made where it is missing.
+        cause: whose smallest case this is.
+        case: the smallest case.
+        result: of `case` on the backend of the cause.
+        expectation: of `case` on that backend (`Runner.expectation`); without it there is no C++.
+        info: what really executed, as the backend says.
+        since: the first version that fails, where somebody looked.
+
+    Raises:
+        UsageError: it cannot be written, or something else stands in its place.
+        CaseFileError: the case cannot be written.
+    """
+    target = folder / (failures.file_name(cause.id).removesuffix(".gguf").lstrip(".") or "cause")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder) as made:
+            new = Path(made) / "new"
+            new.mkdir()
+            casefile.write(new / CASE, [failures.with_result(case, result)])
+            what = shown(case, result, expectation, cause.seen)
+            for name, text in _texts(cause, case, result, what, info, since).items():
+                (new / name).write_text(text, encoding="utf-8", newline="\n")
+            _put(new, target, Path(made) / "old")
+    except OSError as e:
+        raise UsageError(f"{target}: cannot be written: {e.strerror}") from None
+    return target
+
+
+def _texts(
+    cause: Cause, case: Case, result: Result, what: Shown, info: DeviceInfo | None, since: str
+) -> dict[str, str]:
+    texts = {"case.py": _python(case), "test_case.cpp": what.test_case, "program.cpp": what.program}
+    present = {name: text for name, text in texts.items() if text}
+    return {
+        **present,
+        "README.md": readme(cause, result, what, [CASE, *present]),
+        "issue.md": issue(cause, case, result, what, info, since),
+    }
+
+
+def _python(case: Case) -> str:
+    try:
+        return python(case)
+    except UsageError:  # a graph that no constructor of ggml makes
+        return ""
+
+
+def _put(new: Path, target: Path, old: Path) -> None:
+    if target.is_symlink() or (target.exists() and not (target / CASE).is_file()):
+        raise UsageError(f"{target}: something else stands there; name another folder")
+    if target.exists():
+        target.replace(old)
+    new.replace(target)
+    shutil.rmtree(old, ignore_errors=True)
