@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from conformance.suite import ops
 
 from .cause import Cause, in_order
 from .features import name_of
-from .group import Failure, Nodes, Search, cause_of, failure_of
+from .group import Failure, Group, Nodes, Search, cause_of, failure_of
+from .handover import hand_over
 from .rank import rank
 
 
@@ -28,20 +30,22 @@ def analyse(
     *,
     isolation: Isolation | None = None,
     seconds: float = 1800.0,
+    folder: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Cause]:
     """The causes of all failures in `results`, the most urgent first; each failing result gets the id of its own.
 
-    `seconds` bound the search on each backend, and Ctrl-C ends it: what is left is grouped by what is known. A failure
-    whose case neither an id nor a file gives is left out, and so is a backend that is not here; `progress` says so.
+    `seconds` bound the search on each backend, and Ctrl-C ends it: what is left is grouped by what is known. `folder`
+    takes what is handed over of each cause. A failure whose case neither an id nor a file gives is left out, and so is
+    a backend that is not here; `progress` says so.
     """
     found: list[Cause] = []
     for backend, own in groupby(sorted(results, key=lambda r: r.backend), lambda r: r.backend):
         try:
-            found += _of_backend(Spec.parse(backend), list(own), isolation, seconds, progress)
+            found += _of_backend(Spec.parse(backend), list(own), isolation, seconds, folder, progress)
         except UnavailableError as e:
             progress(f"{backend}: its failures are left out: {e}")
-    return in_order([rank(c) for c in found])
+    return in_order(found)
 
 
 def _of_backend(
@@ -49,6 +53,7 @@ def _of_backend(
     results: Sequence[Result],
     isolation: Isolation | None,
     seconds: float,
+    folder: Path | None,
     progress: Callable[[str], None],
 ) -> list[Cause]:
     failures = [f for r in results if r.verdict in FAILURES and (f := _failure(r, progress)) is not None]
@@ -59,13 +64,25 @@ def _of_backend(
     try:
         runner.backend(spec)
         groups = Search(runner, spec, seconds=seconds, progress=progress).run(failures, nodes)
+        causes = [rank(cause_of(g, str(spec), nodes)) for g in groups]
+        for cause, group in zip(causes, groups, strict=True):
+            for failure in group.failures:
+                failure.result.cause = failure.result.cause or cause.id
+        return (
+            causes if folder is None else [_handed(c, g, runner, folder) for c, g in zip(causes, groups, strict=True)]
+        )
     finally:
         runner.close()
-    causes = [cause_of(g, str(spec), nodes) for g in groups]
-    for cause, group in zip(causes, groups, strict=True):
-        for failure in group.failures:
-            failure.result.cause = failure.result.cause or cause.id
-    return causes
+
+
+def _handed(cause: Cause, group: Group, runner: Runner, folder: Path) -> Cause:
+    """`cause` with the folder of its proof and drafts."""
+    case, spec = group.proof.case, Spec.parse(cause.backend)
+    expectation = None
+    with suppress(ConformanceError):  # without it there is no C++, and the folder says so
+        expectation = runner.expectation(spec, case)
+    path = hand_over(folder, cause, case, group.proof.result, expectation=expectation, info=runner.backend(spec).info())
+    return replace(cause, folder=str(path))
 
 
 def _telling(results: Sequence[Result], failures: Sequence[Failure]) -> list[Result]:

@@ -83,8 +83,13 @@ def _unproven(runs: Runs) -> list[str]:
 @json_option
 @click.option("--minutes", type=click.FloatRange(min=0), default=30.0, show_default=True, help="At most, per backend.")
 @click.option("--baseline", "known", type=ExistingFile, metavar="FILE", help="Fail only where a cause is new or gone.")
+@click.option(
+    "--hand-over", "folder", type=Folder, metavar="DIR", help="Keep each one's smallest case and drafts here."
+)
 @isolation
-def causes(path: Path, json_path: Path | None, minutes: float, known: Path | None, isolation: Isolation) -> None:
+def causes(
+    path: Path, json_path: Path | None, minutes: float, known: Path | None, folder: Path | None, isolation: Isolation
+) -> None:
     """Group the failures of RUN.json by cause: shrink some of them, and test what else fails in the same way.
 
     --json writes RUN.json again, with its causes. Ctrl-C ends the search; what is left is grouped by what is known.
@@ -96,7 +101,8 @@ def causes(path: Path, json_path: Path | None, minutes: float, known: Path | Non
         raise UsageError(f"{path}: a run of `conform run --json` expected, none found")
     against = baseline_file.read(known) if known else None
     results = [r.value for r in runs.results]
-    found = analyse(results, isolation=isolation, seconds=60 * minutes, progress=partial(line, err=True))
+    say = partial(line, err=True)
+    found = analyse(results, isolation=isolation, seconds=60 * minutes, folder=folder, progress=say)
     show_causes(found)
     if json_path:
         rows = [r.to_json() for r in results]

@@ -9,8 +9,9 @@ from conformance.run.signature import innermost, signature_of
 
 OPENVINO = (
     "openvino: computing steps[{k}] of ops/A-f32@{k}: Exception from src/inference/src/cpp/core.cpp:{n}: "
-    "Exception from src/inference/src/dev/plugin.cpp:{n}: Check 'shape.compatible({n})' failed at "
-    "src/core/src/op/add.cpp:{n}: Requested output shape [{n},2,256,512] is no match; where: step {k}: ADD node_{n} f32[1, 1, 1, 1] fails by itself"
+    "Exception from src/inference/src/dev/plugin.cpp:{n}: "
+    "Check 'shape.compatible({n})' failed at src/core/src/op/add.cpp:{n}: "
+    "Requested output shape [{n},2,256,512] is no match; where: step {k}: ADD node_{n} f32[1, 1, 1, 1] fails by itself"
 )
 
 
