@@ -4,6 +4,7 @@ Each try starts a process of its own. A case that fails alone in each is at faul
 have stumbled over what another left behind: it runs again after the last few cases that ran before it in its process,
 then after more of them, until the process dies or the case fails. The shortest such tail begins with the poison.
 Nothing is left out between the poison and the end, so a fault that waits for a number of cases meets as many again.
+The poison is named if it does the same with the failing case alone, many times over, and that does nothing without it.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ TRIES = 10
 """Of a case alone: one that fails with a probability of 0.3 fails in all of them once in 170,000 times."""
 SURE = 6
 """Failures in a row below which nothing is called `always`: 0.3 to the sixth power is less than 1 in 1,000."""
-ALONE = 3
+ALONE = 2
 """Tries without a failure after which what ran before is suspected."""
 FEW = 3
 """Cases of a signature that get all tries. Another gets one, and the others only if it does not fail like those."""
 AGAIN = 2
-"""How often more a poison must do harm, and its absence none, before it is named."""
+"""How often a poison must do harm without the cases between it and the end, and those none without it."""
 SPARE = 8
 """How many times more the failing case runs after a tail, and once more for four cases of it."""
-PATIENCE = (1, 8)
+PATIENCE = (1, 16)
 """Factors of that: a damaged heap may last longer when it is damaged again."""
 STRIDE = 8
 """The first tail that is tried, and by how much the next one is longer."""
@@ -150,7 +151,7 @@ class _Fresh(Runner):
 
 
 class _Trial:
-    """Tries on one backend; once it is late, no try does harm."""
+    """Tries on one backend; once it is late, a try is cut short and does no harm."""
 
     def __init__(
         self, spec: Spec, results: Sequence[Result], isolation: Isolation, runs: int, late: Callable[[], bool]
@@ -177,8 +178,10 @@ class _Trial:
         """How `failure` comes again; `kin` are those of its signature so far. Without a run where time is up."""
         failed = tries = 0
         while tries < self._runs and not self._late():
-            failed += self._harms(failure, (), 1)
-            tries += 1
+            harmed = self._harms(failure, (), 1)
+            if not harmed and self._late():  # it may have been cut short
+                break
+            failed, tries = failed + harmed, tries + 1
             if len(kin) >= FEW and (failed or any(k.unsteady for k in kin)):
                 break
             if tries == min(ALONE, self._runs) and not failed and (poison := self._poison(failure, before)):
@@ -186,17 +189,20 @@ class _Trial:
         return Seen(ALWAYS if failed == tries >= SURE else f"{failed} of {tries}", failed, tries)
 
     def _poison(self, failure: Result, before: Sequence[str]) -> str:
-        """The case of `before` from which on they do harm; empty where none does each time."""
+        """The case of `before` after which, whatever came before it, the process dies or the failing case fails; empty
+        where there is none.
+        """
         for patience in PATIENCE:
             bad = self._shortest(failure, before, patience)
-            # without the poison there is more padding in its place: what counts cases does harm there too
-            without, times = _last(before, bad - 1), _times(bad, max(PATIENCE)) + 1
+            poison, rest, times = _last(before, bad)[:1], _last(before, bad - 1), _times(bad, max(PATIENCE))
+            # one more in the poison's place: what counts cases, or comes and goes, does harm without it too
             if (
                 bad
-                and not any(self._harms(failure, without, times) for _ in range(AGAIN))
-                and all(self._harms(failure, _last(before, bad), _times(bad, patience)) for _ in range(AGAIN))
+                and all(self._harms(failure, poison, times) for _ in range(AGAIN))
+                and not any(self._harms(failure, rest, times + 1) for _ in range(AGAIN))
+                and not self._late()
             ):
-                return before[-bad]
+                return poison[0]
         return ""
 
     def _shortest(self, failure: Result, before: Sequence[str], patience: int) -> int:

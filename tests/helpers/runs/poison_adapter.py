@@ -33,6 +33,7 @@ HELD = 4096
 
 
 def _abort() -> Callable[[], object]:
+    """Nothing but the end."""
     return os.abort
 
 
@@ -93,6 +94,7 @@ class Poison(GgmlBackend):
             self._left -= 1
             if not self._left:
                 self._end()
+                os.abort()  # who frees a damaged block may live on
         self._poisoned |= digest(case.id) == self._at
         if self._odds and self._draw() < self._odds:
             raise BackendError("no luck")
