@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
@@ -18,11 +18,16 @@ from conformance.run.runner import Runner
 from conformance.run.session.select import build
 from conformance.suite import ops
 
-from .cause import Cause, in_order
+from .cause import ALWAYS, Cause, in_order
+from .confirm import Seen, confirm
 from .features import name_of
+from .form import Form
 from .group import Failure, Group, Nodes, Search, cause_of, failure_of
 from .handover import hand_over
 from .rank import rank
+
+CONFIRMING = 1 / 3
+"""Of the time, to see failures again."""
 
 
 def analyse(
@@ -30,19 +35,21 @@ def analyse(
     *,
     isolation: Isolation | None = None,
     seconds: float = 1800.0,
+    again: bool = True,
     folder: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Cause]:
     """The causes of all failures in `results`, the most urgent first; each failing result gets the id of its own.
 
-    `seconds` bound the search on each backend, and Ctrl-C ends it: what is left is grouped by what is known. `folder`
-    takes what is handed over of each cause. A failure whose case neither an id nor a file gives is left out, and so is
-    a backend that is not here; `progress` says so.
+    `seconds` bound the search on each backend, and Ctrl-C ends it: what is left is grouped by what is known. If
+    `again`, failures first run again, each alone in a fresh process, for a third of that time at most. `folder` takes
+    what is handed over of each cause. A failure whose case neither an id nor a file gives is left out, and so is a
+    backend that is not here; `progress` says so.
     """
     found: list[Cause] = []
     for backend, own in groupby(sorted(results, key=lambda r: r.backend), lambda r: r.backend):
         try:
-            found += _of_backend(Spec.parse(backend), list(own), isolation, seconds, folder, progress)
+            found += _of_backend(Spec.parse(backend), list(own), isolation, seconds, again, folder, progress)
         except UnavailableError as e:
             progress(f"{backend}: its failures are left out: {e}")
     return in_order(found)
@@ -53,6 +60,7 @@ def _of_backend(
     results: Sequence[Result],
     isolation: Isolation | None,
     seconds: float,
+    again: bool,
     folder: Path | None,
     progress: Callable[[str], None],
 ) -> list[Cause]:
@@ -60,11 +68,17 @@ def _of_backend(
     if not failures:
         return []
     nodes = Nodes(failures, (c for r in _telling(results, failures) if (c := _case(r)) is not None))
+    seen: dict[str, Seen] = {}
+    if again:
+        budget = seconds * CONFIRMING
+        seen = confirm(spec, results, isolation=isolation, time_budget=budget, progress=progress)
     runner = Runner(isolation=isolation)
     try:
         runner.backend(spec)
-        groups = Search(runner, spec, seconds=seconds, progress=progress).run(failures, nodes)
-        causes = [rank(cause_of(g, str(spec), nodes)) for g in groups]
+        alone = [f for f in failures if not _after(f, seen)]
+        groups = Search(runner, spec, seconds=seconds * (1 - CONFIRMING), progress=progress).run(alone, nodes)
+        groups += _poisoned(failures, seen)
+        causes = [rank(cause_of(g, str(spec), nodes, _words(g, seen))) for g in groups]
         for cause, group in zip(causes, groups, strict=True):
             for failure in group.failures:
                 failure.result.cause = failure.result.cause or cause.id
@@ -73,6 +87,27 @@ def _of_backend(
         )
     finally:
         runner.close()
+
+
+def _after(failure: Failure, seen: Mapping[str, Seen]) -> str:
+    """The case that poisons the process of a failure; empty where none is known."""
+    return seen[failure.case.id].after if failure.case.id in seen else ""
+
+
+def _poisoned(failures: Sequence[Failure], seen: Mapping[str, Seen]) -> list[Group]:
+    """A group for each case after which others fail."""
+    groups: dict[str, Group] = {}
+    for f in failures:
+        if after := _after(f, seen):
+            groups.setdefault(after, Group((f.result.verdict.value, f"after {after}"), Form(()), f)).failures.append(f)
+    return list(groups.values())
+
+
+def _words(group: Group, seen: Mapping[str, Seen]) -> str:
+    """How the failures of a group came again: as the steadiest of them."""
+    tried = [seen[f.case.id] for f in group.failures if f.case.id in seen]
+    best = max(tried, key=lambda s: (s.words == ALWAYS, s.failed, s.runs), default=None)
+    return "" if best is None else best.words
 
 
 def _handed(cause: Cause, group: Group, runner: Runner, folder: Path) -> Cause:

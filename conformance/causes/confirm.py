@@ -23,7 +23,7 @@ from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.run.isolation.isolate import DEFAULT, Isolation
 from conformance.run.runner import Runner
-from conformance.run.shrink import Signature, signature_of
+from conformance.run.signature import Signature, signature_of
 
 from .cause import ALWAYS
 

@@ -6,7 +6,7 @@ What is left is a condition, and the case that passed without it is the proof.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from conformance.case.case import Case
@@ -50,7 +50,8 @@ class Form:
 def meets(condition: Condition, found: Features) -> bool:
     """Whether a node with these features has the property."""
     if condition.key == TYPE:
-        return any(key.endswith(".type") and value == condition.value for key, value in found.items())
+        named = condition.value.split(ANY_OF)
+        return any(key.endswith(".type") and value in named for key, value in found.items())
     value = found.get(condition.key)
     if value is None:
         return False
@@ -68,7 +69,7 @@ def form_of(case: Case, k: int, node: Tensor) -> Form:
 
 def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
     yield from (Condition(f"src[{i}]", "given") for i in optional_sources(node))
-    yield from (c for i, s in enumerate(node.src) if s is not None for c in _of_operand(f"src[{i}]", s, found))
+    yield from (c for i, s in enumerate(node.src) if s is not None for c in _of_operand(node, i, found))
     yield from (Condition(f.name, _value(f, f.of(node.op_params))) for f in parameters_of(node))
     if found[IN_PLACE] == "yes" and node.op not in _ALWAYS_IN_PLACE:
         yield Condition(IN_PLACE, "yes")
@@ -76,7 +77,9 @@ def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
         yield Condition(STEP, found[STEP])
 
 
-def _of_operand(src: str, t: Tensor, found: Features) -> Iterator[Condition]:
+def _of_operand(node: Tensor, i: int, found: Features) -> Iterator[Condition]:
+    src, t = f"src[{i}]", node.src[i]
+    assert t is not None
     if rank(t.type):
         yield Condition(f"{src}.type", t.type.name)
     if found[f"{src}.{LAYOUT}"] != CONTIGUOUS:
@@ -84,7 +87,8 @@ def _of_operand(src: str, t: Tensor, found: Features) -> Iterator[Condition]:
     if t.view_offs:
         yield Condition(f"{src}.{OFFSET}", "yes")
     for d, n in enumerate(t.ne):
-        if n > (t.type.blck_size if d == 0 else 1):
+        said = any(s is not None and s.ne[d] == n for s in node.src[:i])  # mostly the same dimension
+        if n > (t.type.blck_size if d == 0 else 1) and not said:
             yield Condition(f"{src}.ne[{d}]", f"> {max(b for b in BORDERS if b < n)}")
 
 
@@ -113,6 +117,19 @@ def common(a: Form, b: Form) -> Form | None:
         return None
     ops = dict.fromkeys((*a.ops, *b.ops))
     return Form((Condition(OP, ANY_OF.join(ops)), *sorted(dict.fromkeys(shared), key=str)))
+
+
+def type_of(form: Form) -> str:
+    """The type that is all a form says beside its ops; empty where it says something else."""
+    values = [c.value for c in form.rest if c.key == TYPE or c.key.endswith(".type")]
+    return values[0] if len(values) == len(form.rest) == 1 else ""
+
+
+def of_types(forms: Sequence[Form]) -> Form:
+    """The form of nodes of any op and any type of `forms`."""
+    ops = dict.fromkeys(op for f in forms for op in f.ops)
+    types = dict.fromkeys(type_of(f) for f in forms)
+    return Form((Condition(OP, ANY_OF.join(ops)), Condition(TYPE, ANY_OF.join(types))))
 
 
 def _shared(a: Condition, b: Condition) -> Condition | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from conformance.suite.relations import claim
 
 from .cause import Cause, Condition
 from .features import OP, STEP, Features, features, nodes_of
-from .form import Form, common, form_of, meets, without
+from .form import Form, common, form_of, meets, of_types, type_of, without
 
 EACH = 10.0
 """Seconds to shrink one case."""
@@ -37,6 +38,8 @@ JOINED = 0.6
 """How much of the share of failures may be lost where two groups are joined."""
 FEW = 3
 """Right nodes without which nobody can say that a condition tells nothing."""
+SEVERAL = 3
+"""Types from which on what they share is at fault, and not each."""
 VARIANTS = 12
 """Variants that run of one explained failure, those nearest to it first."""
 
@@ -210,7 +213,20 @@ class Search:
                     a.form, a.failures, found = form, a.failures + b.failures, True
                     groups.remove(b)
                     break
-        return groups
+        return _of_types(groups)
+
+
+def _of_types(groups: Sequence[Group]) -> list[Group]:
+    """Groups of `SEVERAL` types, each of which fails by itself, are one: what these types share is at fault."""
+    kinds = Counter(g.kind for g in groups if type_of(g.form))
+    joined: list[Group] = []
+    for g in groups:
+        first = next((j for j in joined if j.kind == g.kind and type_of(j.form)), None)
+        if first is None or not type_of(g.form) or kinds[g.kind] < SEVERAL:
+            joined.append(g)
+        else:
+            first.form, first.failures = of_types([first.form, g.form]), first.failures + g.failures
+    return joined
 
 
 class Nodes:
@@ -263,8 +279,8 @@ def _form(proof: Failure) -> Form:
     return form_of(proof.case, k, proof.case.steps[k].graph.nodes[i])
 
 
-def cause_of(group: Group, backend: str, nodes: Nodes) -> Cause:
-    """The record of a group."""
+def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
+    """The record of a group; `seen` says how it came again."""
     result, form = group.proof.result, group.form
     failed = sorted(group.failures, key=_size)
     passed = nodes.passed(form)
@@ -279,6 +295,7 @@ def cause_of(group: Group, backend: str, nodes: Nodes) -> Cause:
         "" if result.verdict is Verdict.FAIL else group.proof.signature.kind,
         form.conditions,
         tuple(dict.fromkeys(f.case.id for f in failed)),
+        seen,
         rank={"failed": len(failed), "passed": passed},
     )
 
@@ -289,4 +306,4 @@ def _sentence(group: Group, failed: int, passed: int) -> str:
     where = f" with {', '.join(map(str, rest))}" if rest else ""
     verdict, message = group.kind
     how = "wrong numbers" if verdict == Verdict.FAIL else f"{verdict}: {message}"
-    return f"{what}{where}: {how} ({failed} failures; {passed} such nodes are right)"
+    return f"{what}{where}: {how} ({failed} fail; {passed} such nodes are right)"

@@ -82,13 +82,20 @@ def _unproven(runs: Runs) -> list[str]:
 @click.argument("path", type=ExistingFile, metavar="RUN.json")
 @json_option
 @click.option("--minutes", type=click.FloatRange(min=0), default=30.0, show_default=True, help="At most, per backend.")
+@click.option("--again/--no-again", default=True, help="See failures again first, each alone in a fresh process.")
 @click.option("--baseline", "known", type=ExistingFile, metavar="FILE", help="Fail only where a cause is new or gone.")
 @click.option(
     "--hand-over", "folder", type=Folder, metavar="DIR", help="Keep each one's smallest case and drafts here."
 )
 @isolation
 def causes(
-    path: Path, json_path: Path | None, minutes: float, known: Path | None, folder: Path | None, isolation: Isolation
+    path: Path,
+    json_path: Path | None,
+    minutes: float,
+    again: bool,
+    known: Path | None,
+    folder: Path | None,
+    isolation: Isolation,
 ) -> None:
     """Group the failures of RUN.json by cause: shrink some of them, and test what else fails in the same way.
 
@@ -102,7 +109,7 @@ def causes(
     against = baseline_file.read(known) if known else None
     results = [r.value for r in runs.results]
     say = partial(line, err=True)
-    found = analyse(results, isolation=isolation, seconds=60 * minutes, folder=folder, progress=say)
+    found = analyse(results, isolation=isolation, seconds=60 * minutes, again=again, folder=folder, progress=say)
     show_causes(found)
     if json_path:
         rows = [r.to_json() for r in results]

@@ -23,7 +23,7 @@ from conformance.ggml.errors import (
     UsageError,
 )
 from conformance.ggml.graph import Graph
-from conformance.judge.verdict import Result, Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
 
@@ -235,8 +235,15 @@ class Runner:
         graphs = [s.graph for c in cases for s in c.steps]
         try:
             answers = iter(backend.supports(Graph([n for g in graphs for n in g])))
-        except ConformanceError:
-            return [self._refusal(backend, c, None) for c in cases]
+        except ConformanceError as e:
+            alone = [self._refusal(backend, c, None) for c in cases]
+            if isinstance(e, (BackendCrashError, BackendTimeoutError)) and not any(
+                r is not None and r.verdict in FAILURES for r in alone
+            ):
+                died = _failed(e)
+                died.detail += f"; asked with {len(cases) - 1} other cases, and each by itself is answered"
+                alone[0] = died
+            return alone
         return [self._refusal(backend, c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]
 
     def _refusal(self, backend: Backend, case: Case, answers: Sequence[Sequence[Support]] | None) -> Result | None:
