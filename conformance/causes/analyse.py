@@ -78,6 +78,7 @@ def _of_backend(
         alone = [f for f in failures if not _after(f, seen)]
         groups = Search(runner, spec, seconds=seconds * (1 - CONFIRMING), progress=progress).run(alone, nodes)
         groups += _poisoned(failures, seen)
+        progress("counting the architectures that each cause hurts")
         causes = [rank(cause_of(g, str(spec), nodes, _words(g, seen))) for g in groups]
         for cause, group in zip(causes, groups, strict=True):
             for failure in group.failures:

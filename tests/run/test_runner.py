@@ -385,3 +385,21 @@ def test_saved_names_are_bounded_and_one_for_each_id(body: str) -> None:
     assert len(names) == 4
     assert all(len(n) < 100 and re.fullmatch(r"[A-Za-z0-9_.=@-]+", n) for n in names)
     assert file_name("ops/ADD-f32+f32-a=4,b=1@1_ggml") == "ops_ADD-f32_f32-a=4_b=1@1_ggml.gguf"
+
+
+def test_a_death_when_asked_together_is_no_pass(runner: Runner) -> None:
+    """A process that dies when it is asked what it supports of many cases, and of none by itself, is a CRASH."""
+    asked = []
+
+    def support(node: Tensor) -> Support:
+        asked.append(node)
+        if len(asked) == 4:
+            raise BackendCrashError("faulty: its process died")
+        return YES
+
+    spec = Spec("faulty")
+    runner._backends[spec] = FaultyBackend(lambda _graph, _found: None, support)
+    first, second = runner.run(spec, [_case("test/a@0"), _case("test/b@1", seed=1)])
+    assert first.verdict is Verdict.CRASH
+    assert "asked with 1 other cases, and each by itself is answered" in first.detail
+    assert second.verdict is Verdict.PASS

@@ -1,0 +1,97 @@
+"""`conform causes` and `conform baseline`: failures of the real ggml become causes, and known causes are no failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from conformance.causes import rank
+from conformance.causes.features import features, nodes_of
+from conformance.cli import main
+from conformance.run.session.select import build
+
+TRANSPOSED = ("ops/SUM-f32-ne=5x3,vne=p1023@1", "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1")
+"""ggml reads dense rows of a transposed matrix (docs/findings-ggml.md)."""
+FINE = ("ops/SUM-f32-ne=1025x3@1", "ops/GET_ROWS-f32+i32-a=33x7,n=12@1")
+
+
+def invoke(*args: object) -> Any:  # noqa: ANN401  # click's result
+    """Run a command."""
+    return CliRunner().invoke(main, [str(a) for a in args])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_architectures() -> Iterator[None]:
+    """No block is built to count architectures: llama.cpp lays most of them out, in a minute."""
+    case = build(TRANSPOSED[0])
+    nodes = [features(case, k, node) for k, _, node in nodes_of(case)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank, "_architectures", lambda: {"one": nodes, "two": []})
+        yield
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of ggml with two failures."""
+    path = tmp_path_factory.mktemp("run") / "run.json"
+    cases = [x for i in (*TRANSPOSED, *FINE) for x in ("--case", i)]
+    assert invoke("run", "--backend", "ggml", "--json", path, *cases).exit_code == 1
+    return path
+
+
+@pytest.fixture(scope="module")
+def grouped(run_file: Path) -> Path:
+    """The same with its causes."""
+    path = run_file.with_name("causes.json")
+    done = invoke("causes", run_file, "--json", path, "--no-again", "--hand-over", run_file.with_name("bugs"))
+    assert done.exit_code == 1, done.output
+    return path
+
+
+def test_failures_become_causes(grouped: Path) -> None:
+    """Each failing result names its cause, which has the case, a sentence, and a folder with the proof."""
+    document = json.loads(grouped.read_text())
+    ids = {c["id"] for c in document["causes"]}
+    named = {r["case"]: r["cause"] for r in document["results"]}
+    assert {named[i] for i in TRANSPOSED} == ids
+    assert all(named[i] is None for i in FINE)
+    for cause in document["causes"]:
+        assert cause["smallest"] in cause["cases"]
+        assert ["src[0].layout", "transposed"] in cause["conditions"]
+        assert cause["rank"]["architectures"] == 1
+        assert (Path(cause["folder"]) / "case.gguf").is_file()
+
+
+def test_known_causes_are_no_failure(run_file: Path, grouped: Path) -> None:
+    """Against its own baseline a run is fine; a baseline that lacks a cause, or has one more, says which."""
+    known = grouped.with_name("known.toml")
+    assert invoke("baseline", grouped, "-o", known).exit_code == 0
+    same = invoke("causes", run_file, "--no-again", "--baseline", known)
+    assert same.exit_code == 0, same.output
+    empty = grouped.with_name("empty.toml")
+    empty.write_text("")
+    new = invoke("causes", run_file, "--no-again", "--baseline", empty)
+    assert new.exit_code == 1
+    assert "new" in new.output
+    known.write_text(known.read_text().replace('id = "', 'id = "X'))
+    gone = invoke("causes", run_file, "--no-again", "--baseline", known)
+    assert gone.exit_code == 1
+    assert "gone" in gone.output
+
+
+def test_a_baseline_asks_for_causes_first(run_file: Path, tmp_path: Path) -> None:
+    """A run whose failures were not grouped makes no baseline: it would say that nothing fails."""
+    done = invoke("baseline", run_file, "-o", tmp_path / "known.toml")
+    assert done.exit_code == 2
+    assert "first: conform causes" in done.output
+
+
+def test_failures_are_seen_again(run_file: Path) -> None:
+    """A case that always fails alone is said to."""
+    done = invoke("causes", run_file, "--minutes", "2")
+    assert "always" in done.output, done.output
