@@ -5,10 +5,9 @@ As a script it is that worker: it answers one request with a reply for each even
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import groupby, pairwise
 
 from conformance.backend.interface import Backend
@@ -16,7 +15,7 @@ from conformance.backend.registry import Spec
 from conformance.backend.strict import error_text
 from conformance.case.case import JSON, Case
 from conformance.ggml.errors import BackendError, ConformanceError, UsageError
-from conformance.judge.verdict import FAILURES, Verdict
+from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.process import Worker, WorkerDiedError
 from conformance.process.memory import mappings
 from conformance.process.service import Closed, Service, failure
@@ -54,6 +53,10 @@ class _State:
     once: bool
     done: dict[tuple[str, str], Hunt] = field(default_factory=dict)
     start: dict[str, int] = field(default_factory=dict)
+    passed: set[str] = field(default_factory=set)
+    """Faults with which some case that passes without them passes still, or that none reaches."""
+    proven: bool = False
+    """Whether a case passes without any fault."""
     running: JSON = None
     ended: bool = False
 
@@ -65,6 +68,9 @@ class _State:
             self.start[event["family"]] = event["at"]
         elif kind == "runs":
             self.running = event
+        elif kind == "passes":
+            self.passed |= set(event["faults"])
+            self.proven = True
         else:
             fields = {k: event[k] for k in ("fault", "family", "case", "verdict", "detail") if k in event}
             self.note(Hunt(noticed=kind == "noticed", **fields))
@@ -101,13 +107,29 @@ def run(
             ):
                 raise UsageError(f"planted: the worker died without a fault: {last_words}")
             state.note(Hunt(at["fault"], at["family"], True, at["case"], str(Verdict.CRASH), last_words))  # noticed
+    if once and state.proven:
+        _refusing(faults, state)
     found = [state.done[f.name, family] for f in faults for family in f.families if (f.name, family) in state.done]
     return list(dict.fromkeys(found))
 
 
+NOTHING = "nothing passes"
+"""Verdict on a fault by which an adapter refuses whatever it took: a run in which nothing passes on a backend fails."""
+
+
+def _refusing(faults: Sequence[Fault], state: _State) -> None:
+    noticed = {name for (name, _), h in state.done.items() if h.noticed}
+    for f in faults:
+        if f.name not in noticed | state.passed:
+            refused = Hunt(f.name, f.families[0], True, "", NOTHING, "every case that passes without it is refused")
+            state.done.update(((f.name, family), refused) for family in f.families)
+            state.progress(refused)
+
+
 def _one_worker(faults: Sequence[Fault], level: Level, state: _State, limit: float) -> str:
     """Hunt until the end or the end of a turn (""), or until the worker dies: how it died."""
-    request = {"level": level, "once": state.once, "done": list(state.done), "start": state.start}
+    request: dict[str, JSON] = {"level": level, "once": state.once, "done": list(state.done), "start": state.start}
+    request["passed"] = sorted(state.passed)
     try:
         for event in events("conformance.planted.campaign", faults, request, limit):
             state.take(event)
@@ -213,14 +235,21 @@ def kind_of(case_id: str) -> str:
 
 
 def hunt(
-    faults: Sequence[Fault], level: str, done: set[tuple[str, str]], start: dict[str, int], *, once: bool = False
+    faults: Sequence[Fault],
+    level: str,
+    done: set[tuple[str, str]],
+    start: dict[str, int],
+    passed: Collection[str] = (),
+    *,
+    once: bool = False,
 ) -> Iterator[JSON]:
     """Run every family on every fault that names it, until a case notices it; `once` as in `run`.
 
-    A hunt before this one `done` some (fault, family) pairs, and ended before the case at `start` of each family. It
+    A hunt before this one `done` some (fault, family) pairs, ended before the case at `start` of each family, and saw
+    cases pass with the faults in `passed`, which `once` asks of each batch where the adapter as it is passes one. It
     ends with the event `turn` where another worker must go on, or with `end`.
     """
-    runs = 0
+    runs, proven = 0, set(passed)
     probes = [Probe(of, [f for f in faults if f.of == of]) for of in dict.fromkeys(f.of for f in faults)]
     runner = Hunter([*faults, *probes])
     reach = Reach(runner, probes)
@@ -236,25 +265,53 @@ def hunt(
                 yield {"event": "turn"}
                 return
             yield {"event": "cases", "family": name, "at": at}
-            cases = [runner.case(i) for i in batch]
-            if once:
-                runs += 1  # of the probe
-                yield {"event": "runs", "fault": Probe.name, "family": name, "case": batch[0]}
-                alive = reach.of(kind_of(batch[0]), alive, partial(runner.run, cases=cases))
-            runs += len(alive)
-            for fault in alive:
-                yield {"event": "runs", "fault": fault.name, "family": name, "case": batch[0]}
-                results = (r for few in _parts(cases, once=once) for r in runner.run(fault.spec, few))
-                wrong = next((r for r in results if r.verdict in FAILURES), None)
-                if wrong is not None:
-                    done.update((fault.name, n) for n in (FAMILIES if once else (name,)))
-                    found = {"case": wrong.case, "verdict": str(wrong.verdict), "detail": wrong.detail}
-                    yield {"event": "noticed", "fault": fault.name, "family": name, **found}
+            for event in _batch(runner, reach if once else None, name, batch, alive, proven):
+                runs += event["event"] == "runs"
+                if event["event"] == "noticed":
+                    done.update((event["fault"], n) for n in (FAMILIES if once else (name,)))
+                yield event
         for fault in hunted:
             if (fault.name, name) not in done:
                 done.add((fault.name, name))
                 yield {"event": "survived", "fault": fault.name, "family": name, "cases": len(ids)}
     yield {"event": "end"}
+
+
+def _batch(
+    runner: Runner, reach: Reach | None, family: str, ids: Sequence[str], faults: Sequence[Fault], proven: set[str]
+) -> Iterator[JSON]:
+    """Run the cases of a batch on `faults`; where there is a `reach`, on those that they reach."""
+    cases = [runner.case(i) for i in ids]
+    if reach is not None:
+        yield {"event": "runs", "fault": Probe.name, "family": family, "case": ids[0]}
+        right: list[Result] = []
+        reached = reach.of(kind_of(ids[0]), faults, lambda spec: right.extend(runner.run(spec, cases)))
+        if any(r.verdict is Verdict.PASS for r in right):
+            yield _passing((f.name for f in faults if f not in reached), proven)
+        faults = reached
+    for fault in faults:
+        yield from _try(runner, fault, family, cases, proven, once=reach is not None)
+
+
+def _passing(names: Iterable[str], proven: set[str]) -> JSON:
+    """The event that a case passes with these faults; they go into `proven`."""
+    new = sorted(set(names) - proven)
+    proven.update(new)
+    return {"event": "passes", "faults": new}
+
+
+def _try(
+    runner: Runner, fault: Fault, family: str, cases: Sequence[Case], proven: set[str], *, once: bool
+) -> Iterator[JSON]:
+    """Run `cases` on a fault until one notices it."""
+    yield {"event": "runs", "fault": fault.name, "family": family, "case": cases[0].id}
+    for result in (r for few in _parts(cases, once=once) for r in runner.run(fault.spec, few)):
+        if result.verdict in FAILURES:
+            found = {"case": result.case, "verdict": str(result.verdict), "detail": result.detail}
+            yield {"event": "noticed", "fault": fault.name, "family": family, **found}
+            return
+        if once and result.verdict is Verdict.PASS and fault.name not in proven:
+            yield _passing([fault.name], proven)
 
 
 def _batches(ids: Sequence[str], size: int, kind: Callable[[str], str] | None) -> Iterator[Sequence[str]]:
@@ -272,7 +329,9 @@ def _parts(cases: Sequence[Case], *, once: bool) -> Iterator[Sequence[Case]]:
 
 def _hunt(faults: list[Fault], request: JSON) -> Iterator[JSON]:
     done = {(f, n) for f, n in request["done"]}
-    return hunt(faults, request["level"], done, request["start"], once=request.get("once", False))
+    return hunt(
+        faults, request["level"], done, request["start"], request.get("passed", ()), once=request.get("once", False)
+    )
 
 
 if __name__ == "__main__":

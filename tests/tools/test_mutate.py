@@ -107,6 +107,18 @@ def test_once_is_enough() -> None:
     assert [(h.family, h.noticed) for h in hunts] == [("ops", True)]
 
 
+def test_a_fault_that_refuses_everything_is_noticed() -> None:
+    """A run in which nothing passes fails, so an adapter that takes nothing any more is no survivor; one that refuses a
+    single op is none of these.
+    """
+    file = "backends/xdna2/__init__.py"
+    all_ = Fault("all", "says", "xdna2", ("ops", "blocks"), file, 'if not holds), "")', 'if holds), "")')
+    hunts = [h for h in campaign.run([all_], "smoke", once=True) if h.noticed]
+    assert {(h.fault, h.verdict) for h in hunts} == {("all", campaign.NOTHING)}
+    one = Fault("one", "says", "cpu", ("ops",), "backends/cpu/takes.py", "(FLOAT,))\n", "(ONLY_I32,))\n")
+    assert not [h for h in campaign.run([one], "smoke", once=True) if h.noticed]
+
+
 def test_a_fault_that_refuses_its_adapters_options_does_not_load() -> None:
     """What a constructor raises is the fault's, whatever it raises, and ends no hunt of others."""
     refuses = "from conformance.ggml.errors import UsageError\nraise UsageError('no')\nclass CpuBackend("
