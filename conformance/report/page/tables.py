@@ -28,7 +28,7 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
     "results": (
         "case family op type backend verdict taken cause reason waived fresh detail saved",
         "budget_used nmse nmse_exact seconds steps",
-        "counts witness first_divergence",
+        "counts witness first_divergence place",
     ),
     "causes": (
         "id sentence backend verdict op message smallest seen folder", "architectures failed passed first",
@@ -62,7 +62,7 @@ LOST_COUNT = "lost"
 NOTHING = -1
 """In `at`: no value."""
 _RESULT = ("case", "backend", "detail", "saved", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness",
-           "first_divergence", "cause")  # fmt: skip
+           "first_divergence", "place", "cause")  # fmt: skip
 
 
 def tables(

@@ -114,6 +114,7 @@ def _result(rng: random.Random, case: str, backend: str, *, fails: bool) -> Resu
     elif verdict in {Verdict.CRASH, Verdict.TIMEOUT, Verdict.OVERCLAIM}:
         r.budget_used = r.nmse = r.nmse_exact = r.witness = None
         r.steps = 0
+        r.place = {"step": 0, "node": 0, "op": "ADD", "name": "node_0"}
         r.detail = f"{backend}: computing steps[0]: its process died (SIGABRT): </script><b>&amp; <!-- not markup"
     elif verdict is Verdict.VACUOUS:
         r.detail = "its demand compiles <= 2 is unmet: 5 compiles"

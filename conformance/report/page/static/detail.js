@@ -200,6 +200,6 @@ function graph(id, wrong) {
 
 function rowJson(i) {
   const t = tables.results;
-  const names = ["case", "backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness", "first_divergence", "saved", "fresh", "waived", "cause", "detail"];
+  const names = ["case", "backend", "verdict", "budget_used", "nmse", "nmse_exact", "seconds", "steps", "witness", "first_divergence", "place", "saved", "fresh", "waived", "cause", "detail"];
   return Object.fromEntries(names.map((n) => [n, n === "fresh" ? t.value(n, i) !== null : t.value(n, i)]));
 }

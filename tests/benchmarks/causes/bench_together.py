@@ -1,6 +1,6 @@
 """Planted faults together: are the causes found as many as the faults, and is each the cause of one?
 
-    python tests/benchmarks/bench_causes.py DRAWS SEED [ADAPTER]
+    python tests/benchmarks/causes/bench_together.py DRAWS SEED [ADAPTER]
 
 Each draw plants 2 to 6 faults in one adapter and runs level smoke. A cause belongs to the fault with which its smallest
 case fails when it is planted alone. Precision: causes that belong to a fault which no other cause belongs to, of all
@@ -14,6 +14,8 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 from conformance.backend.registry import Spec
 from conformance.causes.group import Group, Nodes, Search, failure_of
@@ -88,11 +90,11 @@ def main(draws: int, seed: int, adapter: str) -> None:
     context = multiprocessing.get_context("spawn")
     causes = wanted = found = 0
     for n in range(seed, seed + draws):
-        with context.Pool(1) as pool:  # a fault may corrupt the memory of its process
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
             try:
-                a, b, c, text = pool.apply_async(draw, (faults, n)).get(timeout=900)
-            except multiprocessing.TimeoutError:
-                sys.stdout.write(f"seed {n}: died, or took over 15 min\n")
+                a, b, c, text = pool.submit(draw, faults, n).result()
+            except BrokenProcessPool:  # a fault may corrupt the memory of its process
+                sys.stdout.write(f"seed {n}: died\n")
                 continue
         causes, wanted, found = causes + a, wanted + b, found + c
         sys.stdout.write(

@@ -1,4 +1,4 @@
-"""Poisoned and flaky adapters: `python tests/benchmarks/bench_confirm.py [DRAWS [FIRST]]`.
+"""Poisoned and flaky adapters: `python tests/benchmarks/causes/bench_confirm.py [DRAWS [FIRST]]`.
 
 In each draw one case of `ops` spoils its process, which dies 1 to 200 cases later by an abort, a fault or a damaged
 heap. Then, a fifth as often, an adapter fails each case with probability 0.3. Prints what was named. Exit code 1 where
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers" / "runs"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "helpers" / "runs"))
 from poison_adapter import WAYS, flaky, installed, poisoned
 
 from conformance.backend.registry import Spec
