@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -41,10 +41,10 @@ def analyse(
 ) -> list[Cause]:
     """The causes of all failures in `results`, the most urgent first; each failing result gets the id of its own.
 
-    `seconds` bound the search on each backend, and Ctrl-C ends it: what is left is grouped by what is known. If
-    `again`, failures first run again, each alone in a fresh process, for a third of that time at most. `folder` takes
-    what is handed over of each cause. A failure whose case neither an id nor a file gives is left out, and so is a
-    backend that is not here; `progress` says so.
+    `seconds` bound the search on each backend. Ctrl-C ends a part of it, and what is left is grouped by what is known.
+    If `again`, failures first run again, each alone in a fresh process, for a third of that time at most. `folder`
+    takes what is handed over of each cause. A failure whose case neither an id nor a file gives is left out, and so is
+    a backend that is not here; `progress` says so.
     """
     found: list[Cause] = []
     for backend, own in groupby(sorted(results, key=lambda r: r.backend), lambda r: r.backend):
@@ -64,30 +64,44 @@ def _of_backend(
     folder: Path | None,
     progress: Callable[[str], None],
 ) -> list[Cause]:
-    failures = [f for r in results if r.verdict in FAILURES and (f := _failure(r, progress)) is not None]
+    wrong = [r for r in results if r.verdict in FAILURES - {Verdict.XPASS}]
+    failures = [f for r in wrong if (f := _failure(r, progress)) is not None]
     if not failures:
         return []
     nodes = Nodes(failures, (c for r in _telling(results, failures) if (c := _case(r)) is not None))
     seen: dict[str, Seen] = {}
     if again:
-        budget = seconds * CONFIRMING
-        seen = confirm(spec, results, isolation=isolation, time_budget=budget, progress=progress)
+        with _interruptible("whether failures come again is not known", progress):
+            seen = confirm(spec, results, isolation=isolation, time_budget=seconds * CONFIRMING, progress=progress)
     runner = Runner(isolation=isolation)
     try:
         runner.backend(spec)
         alone = [f for f in failures if not _after(f, seen)]
         groups = Search(runner, spec, seconds=seconds * (1 - CONFIRMING), progress=progress).run(alone, nodes)
         groups += _poisoned(failures, seen)
-        progress("counting the architectures that each cause hurts")
-        causes = [rank(cause_of(g, str(spec), nodes, _words(g, seen))) for g in groups]
+        causes = [cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups]
         for cause, group in zip(causes, groups, strict=True):
             for failure in group.failures:
                 failure.result.cause = failure.result.cause or cause.id
-        return (
-            causes if folder is None else [_handed(c, g, runner, folder) for c, g in zip(causes, groups, strict=True)]
-        )
+        progress("counting the architectures that each cause hurts")
+        with _interruptible("how many architectures have such nodes is not known", progress):
+            causes = [rank(c) for c in causes]
+        if folder is not None:
+            with _interruptible("some causes have no folder", progress):
+                for i, group in enumerate(groups):
+                    causes[i] = _handed(causes[i], group, runner, folder)
+        return causes
     finally:
         runner.close()
+
+
+@contextmanager
+def _interruptible(without: str, progress: Callable[[str], None]) -> Iterator[None]:
+    """Ctrl-C ends what is in the block, and no more; `without` says what is missing then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        progress(f"interrupted: {without}")
 
 
 def _after(failure: Failure, seen: Mapping[str, Seen]) -> str:

@@ -15,13 +15,13 @@ ALWAYS = "always"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One property of a node or of its step, and the value that it has: `src[1].ne[2]` is `>1`."""
+    """One property of a node or of its step, and the value that it has: `src[1].ne[2]` is `> 1`."""
 
     key: str
     value: str
 
     def __str__(self) -> str:
-        return f"{self.key} {self.value}" if self.value[:1] in "<>=" else f"{self.key} = {self.value}"
+        return f"{self.key} {self.value}" if self.value[:1] in "<>=!" else f"{self.key} = {self.value}"
 
 
 @dataclass(frozen=True, slots=True)

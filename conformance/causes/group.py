@@ -22,7 +22,7 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.divergence import NODE
+from conformance.run.divergence import KEPT, NODE
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink, simplify
 from conformance.run.signature import Signature, signature_of
@@ -86,10 +86,12 @@ class Group:
             return failure.kind == self.kind and self.form.holds(failure.features())
         if failure.kind == self.kind and not self.form.ops:
             return True
-        if failure.result.verdict is not Verdict.FAIL or "kept" in failure.signature.kind or not self.form.ops:
+        if not self.form.ops or not self.kind[0] == failure.result.verdict == Verdict.FAIL:
+            return False
+        if failure.signature.kind.startswith(KEPT):  # right on a backend opened anew, so no kernel is at fault
             return False
         case = failure.case
-        return self.kind[0] == Verdict.FAIL and any(self.form.holds(features(case, k, n)) for k, _, n in nodes_of(case))
+        return any(self.form.holds(features(case, k, n)) for k, _, n in nodes_of(case))
 
 
 def failure_of(case: Case, result: Result) -> Failure | None:
@@ -101,13 +103,9 @@ def failure_of(case: Case, result: Result) -> Failure | None:
 
 
 def _at(case: Case, result: Result) -> tuple[int, int] | None:
-    first = result.first_divergence
-    by_itself = first is None or first.get("kind", NODE) == NODE
-    found = first or result.place or {}
-    if not by_itself:
-        return None
+    found = result.first_divergence or result.place or {}
     k, i = found.get("step"), found.get("node")
-    if k is None or i is None or claim.applies(case):
+    if k is None or i is None or found.get("kind", NODE) != NODE or claim.applies(case):
         return None
     return (k, i) if k < len(case.steps) and i < len(case.steps[k].graph) else None
 
@@ -145,9 +143,8 @@ class Search:
         group = self._explaining(failure)
         if group is None:
             group = self._new(failure)
-        elif failure.at is not None:
-            for variant in self._hidden(failure):
-                self._new(variant).failures.append(failure)
+        elif (variant := self._hidden(failure)) is not None:
+            self._new(variant).failures.append(failure)
         group.failures.append(failure)
 
     def _late(self) -> bool:
@@ -175,19 +172,23 @@ class Search:
         self.groups.append(group)
         return group
 
-    def _hidden(self, failure: Failure) -> Iterator[Failure]:
-        """Variants of an explained failure that fail although nothing known explains them; one at most."""
+    def _hidden(self, failure: Failure) -> Failure | None:
+        """A variant of an explained failure that fails although nothing known explains it; None where none was found,
+        or one like it was looked at before.
+        """
+        if failure.at is None or self._late():
+            return None
         shape = frozenset((k, _coarse(v)) for k, v in failure.features().items())
-        if shape in self._looked or self._late():
-            return
+        if shape in self._looked:
+            return None
         self._looked.add(shape)
         with suppress(ConformanceError):
             for case in itertools.islice(self._variants(failure), VARIANTS):
                 (result,) = self._runner.run(self._spec, [case])
                 found = failure_of(case, result)
                 if found is not None and found.kind == failure.kind and self._explaining(found) is None:
-                    yield found
-                    return
+                    return found
+        return None
 
     def _variants(self, failure: Failure) -> Iterator[Case]:
         """Cases a step simpler than the failing one, the largest first, that meet no known form where it fails."""
@@ -301,7 +302,7 @@ def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
 
 
 def _sentence(group: Group, failed: int, passed: int) -> str:
-    rest = [c for c in group.form.conditions if c.key != "op"]
+    rest = [c for c in group.form.conditions if c.key != OP]
     what = " and ".join(group.form.ops) or group.kind[1] or "a case as a whole"
     where = f" with {', '.join(map(str, rest))}" if rest else ""
     verdict, message = group.kind

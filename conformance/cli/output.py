@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 from tabulate import tabulate
 
+from conformance.causes.cause import Cause
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.text import printable
 
@@ -53,6 +54,17 @@ class Group(click.Group):
 def line(text: str, *, err: bool = False) -> None:
     """Print one line; what would move the cursor, or begin another line, is spelled out."""
     click.echo(printable(text), err=err)
+
+
+def cause_lines(causes: Iterable[Cause]) -> list[str]:
+    """Two lines for each cause, the most urgent first: what it is, and its smallest case."""
+    lines = []
+    for n, cause in enumerate(causes, 1):
+        seen = f", {cause.seen}" if cause.seen else ""
+        hit = cause.rank.get("architectures")
+        hurt = "" if hit is None else f"; {hit} architectures have such a node"
+        lines += [f"{n:3}. {cause.id} on {cause.backend}{seen}: {cause.sentence}{hurt}", f"     {cause.smallest}"]
+    return lines
 
 
 def grid(rows: Iterable[Sequence[object]], headers: Sequence[str], **layout: Any) -> str:  # noqa: ANN401  # tabulate's

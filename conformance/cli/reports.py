@@ -33,7 +33,7 @@ from conformance.run.session.select import case_ids
 from conformance.suite.family import LEVELS, Level
 
 from .options import ExistingFile, File, Folder, isolation, json_option
-from .output import Group, line, table
+from .output import Group, cause_lines, line, table
 
 
 @click.command()
@@ -110,7 +110,8 @@ def causes(
     results = [r.value for r in runs.results]
     say = partial(line, err=True)
     found = analyse(results, isolation=isolation, seconds=60 * minutes, again=again, folder=folder, progress=say)
-    show_causes(found)
+    for text in cause_lines(found):
+        line(text)
     if json_path:
         rows = [r.to_json() for r in results]
         write_json(json_path, {**document.body, "results": rows, "causes": [c.to_json() for c in found]})
@@ -120,16 +121,6 @@ def causes(
     for sentence in (*difference.sentences(), *against.unfilled()):
         line(sentence)
     sys.exit(difference.exit_code())
-
-
-def show_causes(found: Sequence[Cause]) -> None:
-    """A line for each cause, the most urgent first, and its smallest case."""
-    for n, cause in enumerate(found, 1):
-        seen = f", {cause.seen}" if cause.seen else ""
-        hit = cause.rank.get("architectures")
-        hurt = "" if hit is None else f"; {hit} architectures have such a node"
-        line(f"{n:3}. {cause.id} on {cause.backend}{seen}: {cause.sentence}{hurt}")
-        line(f"     {cause.smallest}")
 
 
 @click.command()

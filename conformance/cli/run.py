@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import click
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
+from conformance.causes.analyse import analyse
+from conformance.causes.cause import Cause
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable
 from conformance.judge.verdict import FAILURES, STOPPED, Missing, Request, Result, Totals, Verdict, missing_lines
@@ -34,7 +37,7 @@ from conformance.suite.family import LEVELS
 from . import options
 from .cases import CasePath, read_cases
 from .options import Selection, backend_option, isolation, json_option, missing_backends, selection, settings_here
-from .output import end, fail, grid, line, silence
+from .output import cause_lines, end, fail, grid, line, silence
 
 INTERRUPTED = 130
 """Exit code of a run that the user ended: as a shell has it for SIGINT."""
@@ -92,6 +95,9 @@ class Plan:
     reasons: bool = False
     """Print the reasons for UNSUPPORTED, counted."""
 
+    minutes: float | None = None
+    """To group failures by cause; None: they are not."""
+
     @property
     def lacking(self) -> dict[str, str]:
         """Backends that are not here, by name."""
@@ -115,6 +121,13 @@ class Plan:
 @options.SAVE.click()
 @options.WAIVERS.click()
 @isolation
+@click.option(
+    "--causes",
+    "minutes",
+    type=click.FloatRange(min=0),
+    metavar="MINUTES",
+    help="Group failures by cause, for so long per backend at most; conform causes does it later.",
+)
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure; what did not run is listed.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
 @click.option("-v", "--verbose", is_flag=True, help="A line for each result, UNSUPPORTED with its reason.")
@@ -133,6 +146,7 @@ def run(
     save_failures: Path | None,
     waivers_path: Path | None,
     isolation: Isolation,
+    minutes: float | None,
     exitfirst: bool,
     maxfail: int | None,
     verbose: bool,
@@ -192,6 +206,7 @@ def run(
         verbose=verbose,
         quiet=quiet,
         reasons=reasons or verbose,
+        minutes=minutes,
     )
     sys.exit(_Execution(plan).run())
 
@@ -242,6 +257,7 @@ class _Execution:
             on_hang=self._hung,
         )
         self._results: list[Result] = []
+        self._causes: list[Cause] | None = None
         self._reasons: dict[tuple[str, str], str] = {}
         self._failures = 0
         self._missing: list[Missing] = []
@@ -257,6 +273,7 @@ class _Execution:
         why, error = ENDED, None
         try:
             self._all()
+            self._group()
             why = STOPPED if self._plan.maxfail == 1 else f"stopped after {self._failures} failures"
         except KeyboardInterrupt:
             why = WHY_INTERRUPTED
@@ -283,6 +300,13 @@ class _Execution:
                 why = f"{ENDED}: {_place(e)}"
                 self._reasons[str(spec), ""] = why
                 line(f"{spec}: {why}", err=True)
+
+    def _group(self) -> None:
+        """Find the causes of what failed, if the user wants them."""
+        if self._plan.minutes is not None:
+            self._progress.clear()
+            say, limits = partial(line, err=True), self._plan.isolation
+            self._causes = analyse(self._results, isolation=limits, seconds=60 * self._plan.minutes, progress=say)
 
     def _backend(self, spec: Spec) -> None:
         """Each case of one backend, in order: from the journal, or run now and written down."""
@@ -378,7 +402,8 @@ class _Execution:
             if plan.json_path:
                 document = record(self._results, plan.lacking, self._waiver_problems[0], asked=self._request,
                                   missing=self._missing, settings=self._settings)  # fmt: skip
-                write_json(plan.json_path, {**document, **plan.extra})
+                causes = {} if self._causes is None else {"causes": [c.to_json() for c in self._causes]}
+                write_json(plan.json_path, {**document, **causes, **plan.extra})
                 written = True
         finally:
             if self._partial and (message := self._partial.close(written=written)):
@@ -408,6 +433,7 @@ class _Execution:
                 lines.append(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
         if plan.reasons:
             lines += _refusals(results)
+        lines += cause_lines(self._causes or ())
         lines += [text for block in report(*self._waiver_problems) for text in block.split("\n")]
         lines += missing_lines(self._missing, sum(map(len, self._request.cases.values())))
         lines += self._request.unproven(results, self._missing).values()

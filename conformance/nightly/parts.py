@@ -15,6 +15,8 @@ CONFORM = tuple(words("conformance.cli"))
 HOUR = 3600.0
 ROUND = 30
 """Fresh cases of one round."""
+CAUSES = 30
+"""Minutes per backend to group failures by cause."""
 MUTANTS = 40
 """Of one night, five of each area. One of an OpenVINO area that nothing notices takes minutes: each case of `smoke`
 that reaches it runs, and two thousand that are drawn."""
@@ -89,7 +91,7 @@ def _run(o: Options, p: Paths, *words: object, level: str = "") -> list[str]:
 
 
 def _conformance(o: Options, p: Paths) -> list[str]:
-    return _run(o, p, "--shard", o.shard)
+    return _run(o, p, "--shard", o.shard, "--causes", CAUSES)
 
 
 def _seeded(o: Options, p: Paths) -> list[str]:

@@ -87,3 +87,21 @@ def test_every_failure_is_in_a_cause() -> None:
     groups = Search(runner, fault.spec, seconds=0).run(failures, Nodes(failures, []))
     assert {f.case.id for f in failures} == {f.case.id for g in groups for f in g.failures}
     assert failures
+
+
+def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt ends the search and loses no failure."""
+    fault = FAULTS["kv-head-modulo"]
+    runner = _Runner([fault])
+    ids = case_ids((), ("ops/FLASH_ATTN_EXT-*", "ops/MUL_MAT-*"), "smoke")
+    results = runner.run(fault.spec, [runner.case(i) for i in ids])
+    failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
+    said: list[str] = []
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("conformance.causes.group.shrink", interrupted)
+    groups = Search(runner, fault.spec, progress=said.append).run(failures, Nodes(failures, []))
+    assert {f.case.id for f in failures} == {f.case.id for g in groups for f in g.failures}
+    assert sum(text.startswith("interrupted") for text in said) == 1

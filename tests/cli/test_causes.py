@@ -95,3 +95,13 @@ def test_failures_are_seen_again(run_file: Path) -> None:
     """A case that always fails alone is said to."""
     done = invoke("causes", run_file, "--minutes", "2")
     assert "always" in done.output, done.output
+
+
+def test_a_run_groups_its_own_failures(tmp_path: Path) -> None:
+    """`conform run --causes` prints the causes and records them, and a run without failures has none."""
+    for case, n in ((TRANSPOSED[0], 1), (FINE[0], 0)):
+        path = tmp_path / "run.json"
+        done = invoke("run", "--backend", "ggml", "--case", case, "--causes", "0.01", "--json", path)
+        document = json.loads(path.read_text())
+        assert len(document["causes"]) == n
+        assert all(c["id"] in done.output for c in document["causes"])
