@@ -6,14 +6,16 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from tabulate import tabulate
 
-from conformance.causes.cause import Cause
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.text import printable
+
+if TYPE_CHECKING:  # `--help` imports next to nothing
+    from conformance.causes.cause import Cause
 
 CLOSED = 141
 """Exit code where nobody reads stdout any more: as a shell has it for SIGPIPE."""

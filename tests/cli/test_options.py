@@ -15,7 +15,18 @@ from conformance.cli.options import PERF, PERF_RUN, RUN, Option
 from conformance.cli.perf import perf_run
 from conformance.cli.run import run
 
-RUN_ONLY = {"only_fresh", "journal_path", "exitfirst", "maxfail", "verbose", "quiet", "reasons", "color", "files"}
+RUN_ONLY = {
+    "minutes",
+    "only_fresh",
+    "journal_path",
+    "exitfirst",
+    "maxfail",
+    "verbose",
+    "quiet",
+    "reasons",
+    "color",
+    "files",
+}
 """Options of `conform run` that pytest has by other names or not at all."""
 
 
