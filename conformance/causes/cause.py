@@ -9,6 +9,8 @@ from typing import Any
 from conformance.case.case import JSON
 from conformance.judge.verdict import Verdict
 
+ANY_OF = "|"
+"""Between values of a condition, any of which will do."""
 ALWAYS = "always"
 """Of `Cause.seen`: each confirmed case of it failed alone in a fresh process, each time."""
 
@@ -21,7 +23,8 @@ class Condition:
     value: str
 
     def __str__(self) -> str:
-        return f"{self.key} {self.value}" if self.value[:1] in "<>=!" else f"{self.key} = {self.value}"
+        value = self.value.replace(ANY_OF, " or ")
+        return f"{self.key} {value}" if value[:1] in "<>=!" else f"{self.key} = {value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class Cause:
     seen: str = ""
     """`always`, `k of n`, `after CASE`; empty where it was not confirmed."""
     rank: Mapping[str, int] = field(default_factory=dict)
-    """`architectures`: how many of the zoo's hold a node with the conditions; `failed`, `passed`: cases that do."""
+    """`architectures`: how many of the zoo's hold a node with the conditions; `failed`: cases;
+    `passed`: different nodes with the conditions that are right."""
     folder: str | None = None
     """Of its smallest proof and drafts."""
 

@@ -15,15 +15,13 @@ from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Tensor
 from conformance.run.shrink.simplify import neutral, optional_sources, parameters_of, rank
 
-from .cause import Condition
+from .cause import ANY_OF, Condition
 from .features import CONTIGUOUS, FIRST, IN_PLACE, LAYOUT, OFFSET, OP, STEP, Features, features, name_of, word
 
 BORDERS = (1, 2, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096, 65535, 65536)
 """Sizes that a condition names: kernels, blocks and caches change there."""
 TYPE = "a type"
 """Of any operand."""
-ANY_OF = "|"
-"""Between the ops that share a form."""
 
 
 @dataclass(frozen=True, slots=True)

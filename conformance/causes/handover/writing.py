@@ -118,7 +118,7 @@ def _hit(cause: Cause) -> str:
     rank = cause.rank
     n, failed, passed = (rank.get(k, 0) for k in ("architectures", "failed", "passed"))
     models = f"{n} of the architectures of llama.cpp have a node like this." if n else "No model is known to be hit."
-    cases = f" Of the generated cases with these conditions {failed} fail and {passed} pass." if failed else ""
+    cases = f" {failed} generated cases fail by it; {passed} nodes with these conditions are right." if failed else ""
     return models + cases
 
 
@@ -126,7 +126,13 @@ def _problem(cause: Cause, case: Case, result: Result, what: Shown) -> Iterator[
     yield f"{_said(cause.sentence)}\n"
     yield f"What happens: {HOW.get(result.verdict, 'it fails')}."
     if cause.conditions:
-        yield "\nIt happens where all of this holds; no case that has it all passes:\n"
+        right = cause.rank.get("passed", 0)
+        others = (
+            f"{right} nodes that have it all are right, so values matter, too"
+            if right
+            else "none that has it all is right"
+        )
+        yield f"\nIt happens where all of this holds; {others}:\n"
         yield from (f"- {code(str(c), 200)}" for c in cause.conditions)
     if cause.seen and cause.seen != ALWAYS:
         yield f"\nSeen: {_said(cause.seen)}."

@@ -54,7 +54,8 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
 TAKEN = ("refused", "begun, not finished", "finished")
 """What a backend did with a case: refused it; accepted it and gave no answer; answered, right or wrong."""
 RANK = ("architectures", "failed", "passed")
-"""Of a cause's `rank`: how many architectures of the zoo it hits; how many cases with its conditions failed, passed."""
+"""Of a cause's `rank`: how many architectures of the zoo it hits; how many cases fail by it, how many nodes with its
+conditions are right."""
 LOST = "missing"
 """In place of verdict and `taken`: the case was requested of the backend and has no result."""
 LOST_COUNT = "lost"
