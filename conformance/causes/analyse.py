@@ -46,13 +46,18 @@ def analyse(
     takes what is handed over of each cause. A failure whose case neither an id nor a file gives is left out, and so is
     a backend that is not here; `progress` says so.
     """
-    found: list[Cause] = []
+    found: list[tuple[Cause, Group]] = []
     for backend, own in groupby(sorted(results, key=lambda r: r.backend), lambda r: r.backend):
         try:
             found += _of_backend(Spec.parse(backend), list(own), isolation, seconds, again, folder, progress)
         except UnavailableError as e:
             progress(f"{backend}: its failures are left out: {e}")
-    return in_order(found)
+    for r in results:  # they may have the causes of an earlier search
+        r.cause = None
+    for cause, group in found:
+        for failure in group.failures:
+            failure.result.cause = failure.result.cause or cause.id
+    return in_order([cause for cause, _ in found])
 
 
 def _of_backend(
@@ -63,7 +68,7 @@ def _of_backend(
     again: bool,
     folder: Path | None,
     progress: Callable[[str], None],
-) -> list[Cause]:
+) -> list[tuple[Cause, Group]]:
     wrong = [r for r in results if r.verdict in FAILURES - {Verdict.XPASS}]
     failures = [f for r in wrong if (f := _failure(r, progress)) is not None]
     if not failures:
@@ -80,9 +85,6 @@ def _of_backend(
         groups = Search(runner, spec, seconds=seconds * (1 - CONFIRMING), progress=progress).run(alone, nodes)
         groups += _poisoned(failures, seen)
         causes = [cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups]
-        for cause, group in zip(causes, groups, strict=True):
-            for failure in group.failures:
-                failure.result.cause = failure.result.cause or cause.id
         progress("counting the architectures that each cause hurts")
         with _interruptible("how many architectures have such nodes is not known", progress):
             causes = [rank(c) for c in causes]
@@ -90,7 +92,7 @@ def _of_backend(
             with _interruptible("some causes have no folder", progress):
                 for i, group in enumerate(groups):
                     causes[i] = _handed(causes[i], group, runner, folder)
-        return causes
+        return list(zip(causes, groups, strict=True))
     finally:
         runner.close()
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case
@@ -149,10 +148,6 @@ class _Fresh(Runner):
             self._end(str(spec), backend)
         for held in (self._backends, self._guards, self._broken):
             held.clear()
-
-    def _refusals(self, backend: Backend, cases: Sequence[Case]) -> list[Result | None]:
-        """As a runner's, which asks twice and so hides that a process died when it was first asked."""
-        return [self._refusal(backend, c, None) for c in cases]
 
 
 class _Trial:

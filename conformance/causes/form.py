@@ -1,7 +1,7 @@
-"""The form of a fault: what the smallest failing case still has, each part of which it needs to fail.
+"""The form of a fault: what the smallest failing case still has.
 
 Shrinking has tried to take everything away: views, types, sources that an op need not have, parameters, dimensions.
-What is left is a condition, and the case that passed without it is the proof.
+What is left is a condition: without it the case passed, failed in another way, or was no legal graph.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import click
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
-from conformance.causes.analyse import analyse
 from conformance.causes.cause import Cause
 from conformance.ggml.errors import CaseFileError, ConformanceError, UnavailableError, UsageError
 from conformance.ggml.text import printable
@@ -304,6 +303,8 @@ class _Execution:
     def _group(self) -> None:
         """Find the causes of what failed, if the user wants them."""
         if self._plan.minutes is not None:
+            from conformance.causes.analyse import analyse  # noqa: PLC0415  # most runs group nothing
+
             self._progress.clear()
             say, limits = partial(line, err=True), self._plan.isolation
             self._causes = analyse(self._results, isolation=limits, seconds=60 * self._plan.minutes, progress=say)

@@ -241,7 +241,7 @@ class Runner:
                 r is not None and r.verdict in FAILURES for r in alone
             ):
                 died = _failed(e)
-                died.detail += f"; asked with {len(cases) - 1} other cases, and each by itself is answered"
+                died.detail += "; asked what it supports of these cases, and each by itself is answered"
                 alone[0] = died
             return alone
         return [self._refusal(backend, c, [[next(answers) for _ in s.graph] for s in c.steps]) for c in cases]

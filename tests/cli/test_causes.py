@@ -105,3 +105,15 @@ def test_a_run_groups_its_own_failures(tmp_path: Path) -> None:
         document = json.loads(path.read_text())
         assert len(document["causes"]) == n
         assert all(c["id"] in done.output for c in document["causes"])
+
+
+def test_grouping_twice_leaves_no_cause_of_before(grouped: Path, tmp_path: Path) -> None:
+    """A file that has causes is grouped anew, and no result names a cause that is no more."""
+    document = json.loads(grouped.read_text())
+    text = grouped.read_text().replace(document["causes"][0]["id"], "OLD-00000000")
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text(text)
+    invoke("causes", old, "--no-again", "--json", new)
+    again = json.loads(new.read_text())
+    assert [c["id"] for c in again["causes"]] == [c["id"] for c in document["causes"]]
+    assert {r["cause"] for r in again["results"]} == {None, *(c["id"] for c in again["causes"])}
