@@ -207,8 +207,3 @@ def compare(baseline: Baseline, causes: Sequence[Cause], backends: Collection[st
         tuple(e for e in baseline.entries if e.key not in here and (backends is None or e.backend in backends)),
         tuple(c for c in causes if (c.id, c.backend) in known),
     )
-
-
-def diff(before: Sequence[Cause], after: Sequence[Cause]) -> Difference:
-    """What differs between the causes of two runs."""
-    return compare(Baseline("").renewed(before), after)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.causes.baseline import Baseline, Known, compare, diff, parse, read, write
+from conformance.causes.baseline import Baseline, Difference, Known, compare, parse, read, write
 from conformance.causes.cause import Cause, Condition
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import FAILURES, Verdict
@@ -22,6 +22,10 @@ CAUSES = st.builds(
     op=TEXT, message=TEXT, conditions=st.lists(st.builds(Condition, TEXT, TEXT), max_size=3).map(tuple),
     cases=st.lists(TEXT, min_size=1, max_size=3).map(tuple),
 )  # fmt: skip
+
+
+def _between(before: Sequence[Cause], after: Sequence[Cause]) -> Difference:
+    return compare(Baseline("").renewed(before), after)
 
 
 def _cause(name: str = "a1", backend: str = "npu") -> Cause:
@@ -102,15 +106,15 @@ def test_entries_of_a_backend_that_did_not_run_are_not_gone() -> None:
 def test_two_runs_differ_by_their_causes() -> None:
     """What the later run has and the earlier not, and the other way round; equal runs differ by nothing."""
     before, after = [_cause("a"), _cause("b")], [_cause("b"), _cause("c")]
-    found = diff(before, after)
+    found = _between(before, after)
     assert [[c.id for c in of] for of in (found.new, found.gone, found.known)] == [["c"], ["a"], ["b"]]
     assert found.exit_code() == 1
-    assert (diff(before, before).sentences(), diff(before, before).exit_code()) == ([], 0)
+    assert (_between(before, before).sentences(), _between(before, before).exit_code()) == ([], 0)
 
 
 def test_a_hostile_text_forges_no_line() -> None:
     """Line breaks and escapes of a cause are shown by their numbers."""
-    found = diff([], [replace(_cause(), sentence="x\nnew: nothing\x1b[2J\u202e")])
+    found = _between([], [replace(_cause(), sentence="x\nnew: nothing\x1b[2J\u202e")])
     (line,) = found.sentences()
     assert line.isprintable()
     assert r"x\x0anew: nothing\x1b[2J\u202e" in line
