@@ -17,8 +17,10 @@ from .output import Group
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": (".checks", "Hold what a backend says of weights, buffers and op_params against a run."),
+    "backtest": (".release", "Are faults of the past found in the builds that had them?"),
     "baseline": (".reports", "Write the causes of a run's failures as known, with room for reasons."),
     "backends": (".cases", "List the backends: what executes, or why one is not available."),
+    "bisect": (".release", "Find the first build that has a cause."),
     "capture": (".llama", "Record what llama.cpp runs as a case file."),
     "cases": (".cases", "List case ids, smallest first within a family."),
     "causes": (".reports", "Group the failures of a run by cause."),
@@ -36,6 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "phases": (".perf", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
     "mutate": (".checks", "Change adapters at random places and print the rate that the suite notices."),
     "planted": (".checks", "Plant known bugs in the adapters and print which the suite notices."),
+    "release": (".release", "Test a build of llama.cpp on all its devices, against the build before."),
     "report": (".reports", "Write a page and other reports from run files."),
     "repro": (".run", "Run saved cases again and compare with what was saved."),
     "run": (".run", "Run cases on backends; print what is wrong and the totals."),

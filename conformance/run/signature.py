@@ -17,7 +17,7 @@ _TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.
 _WRAPPER = re.compile(r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' failed at \S+:\s*|\S*/(?=[\w.-]+:[0-9]+)")
 """What OpenVINO and ggml put around a message: who passed it on, and where the source was built."""
 _SHAPE = re.compile(r"[\[({](?:\s*[-?.#]*\s*[,x;:]?)+[\])}]")
-_STEP = re.compile(r"^.*?computing steps\[[0-9]+\]: ")
+_STEP = re.compile(r"^.*?computing steps\[[0-9]+\](?: of case)?: ")
 _KEPT = 240
 
 

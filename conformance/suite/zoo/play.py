@@ -48,6 +48,8 @@ class Device:
     """As `ggml_backend_dev_name` has it; "" for the CPU alone."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Variables that its process has beside our own environment; None takes one away."""
+    judge: str | None = None
+    """The library whose CPU run judges it; its own where None, the wheel's where empty."""
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ def nmse(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
 def play(
     case_id: str, devices: Sequence[Device], runs: Mapping[str, Mapping[str, Any]], time_limit: float = 60.0
 ) -> dict[tuple[str, str], Played]:
-    """Run a model on devices, every run also on the CPU of the same library, and compare.
+    """Run a model on devices, every run also on the CPU of the library that judges the device, and compare.
 
     `runs`: name -> the fields of the request that it sets. `time_limit`: seconds that one run may take.
 
@@ -113,9 +115,11 @@ def play(
         except ConformanceError as e:
             return {(d.name, run): Played("NO REFERENCE", f"no model: {e}") for d in devices for run in runs}
         for d in devices:
-            if d.lib not in references:
-                references[d.lib] = _reference(replace(model, lib=d.lib), runs, folder, time_limit)
-            request, reference = references[d.lib]
+            judge = d.lib if d.judge is None else d.judge
+            if judge not in references:
+                references[judge] = _reference(replace(model, lib=judge), runs, folder, time_limit)
+            request, reference = references[judge]
+            request = replace(request, lib=d.lib)
             possible = {run: changes for run, changes in runs.items() if reference[run].verdict == "PASS"}
             played = _run(request, d, possible, folder, time_limit)
             for run, changes in runs.items():

@@ -1,0 +1,212 @@
+"""`conform release`, `bisect` and `backtest`: builds that somebody ships, each against another."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import click
+
+from conformance.backend.registry import Spec
+from conformance.builds.build import Build, probe
+from conformance.case.case import JSON
+from conformance.cli.llama import device
+from conformance.cli.options import ExistingFile, Folder, isolation, json_option
+from conformance.cli.output import line, table
+from conformance.ggml.errors import UsageError
+from conformance.release import backtest as past
+from conformance.release import bisect as halving
+from conformance.release.backtest import Answer
+from conformance.release.cases import Cases
+from conformance.release.record import load, write
+from conformance.release.release import Release, plan
+from conformance.release.target import targets
+from conformance.release.work import Kind
+from conformance.release.zoo import Models
+from conformance.report.progress import Progress, since
+from conformance.report.runfile import write_json
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.session.environment import header
+from conformance.suite.family import LEVELS, Level
+
+FAILED, NOTHING, INTERRUPTED = 1, 3, 130
+RECORD = "release.json"
+PATIENCE = 1 / 20
+"""Of the time: more than that no request may take, or a few that hang would use it up."""
+LEAST = 20.0
+"""Seconds that a request may take however little time there is."""
+VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
+"""ggml-vulkan leaves out drivers that run on the CPU unless a device is named."""
+_device_option = click.option("--device", "devices", multiple=True, metavar="NAME",
+                              help="Only targets whose names begin so, repeatable.")  # fmt: skip
+_minutes_option = click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=30.0,
+                               show_default=True, help="For all of it, causes included.")  # fmt: skip
+
+
+@click.command()
+@click.argument("build")
+@click.option("--base", metavar="BUILD", help="The build before: say what is new, fixed, and still there.")
+@_device_option
+@_minutes_option
+@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
+@click.option("--zoo/--no-zoo", "with_zoo", default=True, help="Let its llama.cpp run whole models, too.")
+@click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page and both builds' results to DIR.")
+@json_option
+@isolation
+def release(
+    build: str,
+    base: str | None,
+    devices: Sequence[str],
+    minutes: float,
+    level: Level,
+    with_zoo: bool,
+    output: Path | None,
+    json_path: Path | None,
+    isolation: Isolation,
+) -> None:
+    """Test BUILD of llama.cpp on each of its devices, against the build before.
+
+    BUILD is a folder, an archive, a wheel, a library, pypi:NAME==VERSION or npm:NAME@VERSION. Exit code 1 where a cause
+    is new: without --base, where there is any. 3 where nothing passed on a device.
+    """
+    begun = since(f"conform release {build}")
+    here, before = _probe(build), None if base is None else _probe(base)
+    it = _release(here, before, devices, 60 * minutes, level, isolation, with_zoo=with_zoo)
+    with Progress().of(begun):
+        it.run()
+    _show(it)
+    document = {**header("release"), **it.to_json()}
+    if json_path:
+        write_json(json_path, document)
+    if output:
+        for path in write(output, document, it):
+            line(f"{path}: written")
+    unproven = it.unproven()
+    for name in unproven:
+        line(f"{name}: nothing passed, so nothing is proven", err=True)
+    sys.exit(FAILED if any(f.state == "new" for f in it.found) else NOTHING if unproven else 0)
+
+
+def _probe(text: str) -> Build:
+    """The build, with a software driver of Vulkan among its devices where there is one."""
+    line(f"looking at {text}", err=True)
+    found = probe(text)
+    if not any(d.name.startswith("Vulkan") for d in found.devices):
+        again = probe(text, VULKAN)
+        if len(again.devices) > len(found.devices):
+            os.environ.update(VULKAN)
+            line(f"{text}: {' '.join(f'{k}={v}' for k, v in VULKAN.items())} shows its Vulkan device", err=True)
+            return again
+    return found
+
+
+def _release(
+    build: Build,
+    base: Build | None,
+    devices: Sequence[str],
+    seconds: float,
+    level: Level,
+    isolation: Isolation,
+    *,
+    with_zoo: bool = True,
+) -> Release:
+    say = partial(line, err=True)
+    isolation = replace(isolation, isolate=True, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
+    chosen = targets(build, base, devices)
+    drives = with_zoo and build.llama and (base is None or base.llama)
+    work = plan(chosen, level, Cases(isolation, say), Models(device) if drives else None)
+    return Release(build, base, chosen, work, seconds, isolation, say)
+
+
+def _show(it: Release) -> None:
+    totals = it.totals()
+    rows = [(t.name, str(totals[t.name]), "" if t.base or not it.base else "not in the base") for t in it.targets]
+    table(rows, ["device", "verdicts", ""])
+    for state in dict.fromkeys(f.state for f in it.found):
+        own = [f for f in it.found if f.state is state]
+        line("")
+        line(f"{state}: {len(own)}" if it.base else f"causes: {len(own)}")
+        for n, f in enumerate(own, 1):
+            seen = f", {f.cause.seen}" if f.cause.seen else ""
+            line(f"{n:3}. {f.cause.id} on {', '.join(f.devices)}{seen}: {f.cause.sentence}")
+            line(f"     {f.cause.smallest}{'; ' if f.note else ''}{f.note}")
+    if it.base is not None and not it.found:
+        line("no cause: neither new, nor fixed, nor still there")
+    for row in it.not_run():
+        where = f"{row['device']}: " if row["device"] else ""
+        line(f"not run: {where}{row['what']}{_cases(row)}: {row['why']}")
+
+
+def _cases(row: dict[str, JSON]) -> str:
+    return f", {row['cases']} cases" if row["cases"] else ""
+
+
+@click.command()
+@click.argument("cause")
+@click.option("--builds", "first", multiple=True, metavar="BUILD…", help="In order, the oldest first.")
+@click.argument("others", nargs=-1, metavar="")
+@click.option("--in", "path", type=ExistingFile, default=Path(RECORD), show_default=True, metavar="FILE",
+              help="The record of the release that has the cause.")  # fmt: skip
+@json_option
+@isolation
+def bisect(
+    cause: str, first: Sequence[str], others: Sequence[str], path: Path, json_path: Path | None, isolation: Isolation
+) -> None:
+    """Find the first of --builds that has CAUSE, an id in the record of `conform release --json`."""
+    names = [*first, *others]
+    if len(names) < 2:
+        raise UsageError("bisect: --builds BUILD BUILD… expected, two at least, the oldest first")
+    row = next((c for c in load(path)["causes"] if c["id"] == cause), None)
+    if row is None:
+        raise UsageError(
+            f"{path}: no cause {cause}; it has {', '.join(c['id'] for c in load(path)['causes']) or 'none'}"
+        )
+    whole = " " in row["smallest"]
+    kind: Kind = Models(device) if whole else Cases(isolation)
+    found = halving.bisect(row["smallest"], Spec.parse(row["backend"]), [probe(n) for n in names], kind, _tried)
+    line(found.sentence())
+    if json_path:
+        rows = [{"build": t.build.name, **t.result.to_json()} for t in found.tried]
+        write_json(json_path, {**header("bisect"), "cause": cause, "answer": found.sentence(), "tried": rows})
+
+
+def _tried(tried: halving.Tried) -> None:
+    line(f"{tried.build.name}: {tried.result.sentence()}", err=True)
+
+
+@click.command()
+@click.option("--file", "path", type=ExistingFile, default=Path("ci/backtest.toml"), show_default=True, metavar="TOML")
+@click.option("--link", "globs", multiple=True, metavar="TEXT", help="Only faults whose link has this, repeatable.")
+@click.option("--zoo/--no-zoo", "with_zoo", default=True, help="Let each llama.cpp run whole models, too.")
+@json_option
+@isolation
+def backtest(path: Path, globs: Sequence[str], with_zoo: bool, json_path: Path | None, isolation: Isolation) -> None:
+    """Is each fault of the past found in the build that has it, and gone from the one that has not?
+
+    Exit code 1 where one is missed, 3 where no build could be tested.
+    """
+    faults = [f for f in past.read(path) if not globs or any(g in f.link for g in globs)]
+    if not faults:
+        raise UsageError(f"{path}: no fault is left by --link {', '.join(globs)}")
+
+    def prepare(bad: str, good: str, name: str, seconds: float) -> Release:
+        return _release(_probe(bad), _probe(good), [name], seconds, "standard", isolation, with_zoo=with_zoo)
+
+    answers: list[Answer] = []
+    try:
+        for fault in faults:
+            answers.append(past.attempt(fault, prepare))
+            line(answers[-1].sentence())
+    except KeyboardInterrupt:
+        line("interrupted; what was tried is recorded", err=True)
+    tried = [a for a in answers if not a.error]
+    found = [a for a in tried if a.found and not a.after]
+    line(f"{len(found)} of {len(tried)} found before and gone after; {len(answers) - len(tried)} could not be tried")
+    if json_path:
+        rows: list[JSON] = [a.to_json() for a in answers]
+        write_json(json_path, {**header("backtest"), "faults": rows, "found": len(found), "tried": len(tried)})
+    sys.exit(NOTHING if not tried else int(len(found) < len(answers)))

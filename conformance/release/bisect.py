@@ -1,0 +1,82 @@
+"""The first build that has a cause."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from conformance.backend.registry import Spec
+from conformance.builds.build import Build
+from conformance.judge.verdict import Result
+
+from .work import Kind, fails
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One build, and what the case gave on it."""
+
+    build: Build
+    result: Result
+
+    @property
+    def has(self) -> bool:
+        """Whether it has the fault; one that refuses the case has not."""
+        return fails(self.result)
+
+
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """What was tried, in the order of the builds."""
+
+    tried: Sequence[Tried]
+
+    def sentence(self) -> str:
+        """The answer."""
+        builds = [t.build.name for t in self.tried]
+        bad = [t.has for t in self.tried]
+        if not any(bad):
+            return f"no build has it; tried: {', '.join(builds)}"
+        if not bad[-1]:
+            last = max(i for i, has in enumerate(bad) if has)
+            return f"{builds[last]} is the last that has it, {builds[last + 1]} has it no more"
+        if all(bad):
+            return f"every build has it, {builds[0]} already"
+        first = max(i for i, has in enumerate(bad) if not has) + 1
+        return f"{builds[first]} is the first that has it, {builds[first - 1]} has it not"
+
+
+def bisect(
+    case_id: str, spec: Spec, builds: Sequence[Build], kind: Kind, tell: Callable[[Tried], None] = lambda _: None
+) -> Bisection:
+    """Run a case on some of `builds`, which are in order, until two neighbours differ.
+
+    `spec` says the device; its library is replaced by each build's. The ends are tried first: where they agree, the
+    others tell nothing that a bisection could find, and none of them runs.
+    """
+    tried: dict[int, Tried] = {}
+
+    def has(i: int) -> bool:
+        tried[i] = Tried(builds[i], kind.again(on(spec, builds[i]), case_id))
+        tell(tried[i])
+        return tried[i].has
+
+    first, last = has(0), has(len(builds) - 1)
+    low, high = 0, len(builds) - 1
+    while first != last and high - low > 1:
+        middle = (low + high) // 2
+        if has(middle) == first:
+            low = middle
+        else:
+            high = middle
+    return Bisection([tried[i] for i in sorted(tried)])
+
+
+def on(spec: Spec, build: Build) -> Spec:
+    """`spec` with the library of `build`."""
+    return Spec(spec.name, tuple(_options(spec, build)))
+
+
+def _options(spec: Spec, build: Build) -> Iterator[tuple[str, str]]:
+    yield "lib", str(build.path)
+    yield from ((k, v) for k, v in spec.options if k != "lib")

@@ -1,0 +1,71 @@
+"""Cases of the suite on a target, in lockstep: each on the build and then on its base, so that both have the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.causes.analyse import analyse
+from conformance.causes.cause import Cause
+from conformance.judge.verdict import Result
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
+
+from .target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """Cases of the suite."""
+
+    isolation: Isolation
+    progress: Callable[[str], None] = lambda _: None
+
+    def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
+        """By the form of each fault (`causes.analyse`)."""
+        return analyse(results, isolation=self.isolation, seconds=seconds, progress=self.progress)
+
+    def again(self, spec: Spec, case_id: str) -> Result:
+        """On a runner of its own."""
+        runner = Runner(isolation=replace(self.isolation, isolate=True))
+        try:
+            (result,) = runner.run(spec, [runner.case(case_id)])
+            return result
+        finally:
+            runner.close()
+
+
+@dataclass(slots=True)
+class Sweep:
+    """The cases of one stage on one target."""
+
+    target: Target
+    stage: str
+    kind: Cases
+    left: list[str]
+    """Ids that did not run yet, in order."""
+    results: dict[Spec, list[Result]] = field(default_factory=dict)
+
+    def run(self, runner: Runner, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Run what is left, for so long; the group of cases that is under way then is brought to its end."""
+        end = clock() + seconds
+        size = max(runner.batch_size(s) for s in self.target.specs)
+        while self.left and clock() < end:
+            cases = [runner.case(i) for i in self.left[:size]]
+            for group in _groups(cases):
+                for spec in self.target.specs:
+                    self.results.setdefault(spec, []).extend(runner.run(spec, group))
+                del self.left[: len(group)]
+                if clock() >= end:
+                    break
+
+
+def _groups(cases: Sequence[Case]) -> Iterator[list[Case]]:
+    """Cases of one step together, each trajectory by itself."""
+    for single, group in groupby(cases, key=lambda c: len(c.steps) == 1):
+        together = list(group)
+        yield from [together] if single else ([c] for c in together)

@@ -1,0 +1,136 @@
+"""The causes of what differs between two builds, each once, with the devices that have it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from conformance.case.case import JSON
+from conformance.causes.cause import Cause, in_order
+from conformance.judge.verdict import Result, Verdict
+from conformance.run.signature import signature_of
+
+from .target import Target
+from .work import Kind, difference, fails
+
+RIGHT = 3
+"""How often the smallest case of a cause runs by itself, each time in a new process: to come again, or to be right."""
+AFTER = "after "
+"""Of `Cause.seen`, where another case must run before."""
+
+
+class State(str, Enum):
+    """What a cause says of the two builds."""
+
+    NEW = "new"
+    STILL = "still"
+    FIXED = "fixed"
+    ONCE = "once"
+    """It failed once and never again: neither new nor fixed."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(slots=True)
+class Found:
+    """A cause, and where it is."""
+
+    cause: Cause
+    state: State
+    devices: list[str] = field(default_factory=list)
+    note: str = ""
+    """Why it is not called new or fixed, where it might have been."""
+
+    def to_json(self) -> dict[str, JSON]:
+        """As the record of a release has it."""
+        return {**self.cause.to_json(), "state": str(self.state), "devices": list(self.devices), "note": self.note}
+
+
+class Causes:
+    """Finds causes for `seconds` in all; what fails alike on several devices is analysed on the first."""
+
+    def __init__(
+        self,
+        *,
+        seconds: float,
+        progress: Callable[[str], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._progress, self._clock = progress, clock
+        self._end = clock() + seconds
+        self._known: dict[tuple[str, str, State], Found] = {}
+        """Case, signature and state -> the cause that explains it."""
+        self._found: list[Found] = []
+
+    def add(self, target: Target, kind: Kind, build: Sequence[Result], base: Sequence[Result], share: float) -> None:
+        """Find the causes of what one kind gave on a target, for `share` of the time that is left."""
+        changed = difference(build, base)
+        parts = ((State.NEW, changed.new), (State.FIXED, changed.fixed), (State.STILL, changed.still))
+        wanted = [
+            (state, fresh) for state, results in parts if any(map(fails, fresh := self._fresh(target, state, results)))
+        ]
+        until = self._clock() + max(0.0, self._end - self._clock()) * share
+        for i, (state, results) in enumerate(wanted):
+            self._progress(f"{target.name}: {sum(map(fails, results))} failures, {state}")
+            causes = kind.find(results, max(0.0, until - self._clock()) / (len(wanted) - i))
+            for cause in causes:
+                found = self._merged(target, kind, state, cause)
+                for r in results:
+                    if r.cause == cause.id:
+                        self._known[r.case, str(signature_of(r)), state] = found
+
+    def _fresh(self, target: Target, state: State, results: Sequence[Result]) -> list[Result]:
+        """`results` without failures that a cause of another device explains; that has this device then, too."""
+        fresh: list[Result] = []
+        for r in results:
+            known = self._known.get((r.case, str(signature_of(r)), state)) if fails(r) else None
+            if known is None:
+                fresh.append(r)
+            else:
+                r.cause = known.cause.id
+                known.devices += [] if target.name in known.devices else [target.name]
+        return fresh
+
+    def _merged(self, target: Target, kind: Kind, state: State, cause: Cause) -> Found:
+        state, note = self._confirmed(target, kind, state, cause)
+        same = next((f for f in self._found if f.cause.id == cause.id and f.state is state), None)
+        if same is None:
+            same = Found(cause, state, note=note)
+            self._found.append(same)
+        else:
+            same.cause = replace(same.cause, cases=tuple(dict.fromkeys([*same.cause.cases, *cause.cases])))
+        same.devices += [] if target.name in same.devices else [target.name]
+        return same
+
+    def _confirmed(self, target: Target, kind: Kind, state: State, cause: Cause) -> tuple[State, str]:
+        """Whether a cause that one side has comes again there, and never on the other; else what it is, and why."""
+        sides = {State.NEW: (target.build, target.base), State.FIXED: (target.base, target.build)}
+        own, other = sides.get(state, (None, None))
+        runs = 1 if cause.verdict is Verdict.TIMEOUT else RIGHT
+        alone = own is not None and not cause.seen.startswith(AFTER)
+        if own is not None and alone and not any(fails(kind.again(own, cause.smallest)) for _ in range(runs)):
+            return State.ONCE, f"{cause.smallest} was right {runs} times of {runs} by itself"
+        if other is not None and (failed := sum(fails(kind.again(other, cause.smallest)) for _ in range(runs))):
+            side = "base" if state is State.NEW else "build"
+            return State.STILL, f"{cause.smallest} failed on the {side} as well, {failed} times of {runs} by itself"
+        return state, ""
+
+    def all(self) -> list[Found]:
+        """New ones first, then those still there, then fixed ones; the most urgent of each first.
+
+        A cause that is new by some cases and was there by others is still there.
+        """
+        ids = {state: {f.cause.id for f in self._found if f.state is state} for state in State}
+        both = ids[State.STILL] | (ids[State.NEW] & ids[State.FIXED])
+        for f in self._found:
+            if f.state in (State.NEW, State.FIXED) and f.cause.id in both:
+                f.state, f.note = State.STILL, f"{f.state} by these cases; both builds have the cause by others"
+        return [f for state in State for f in self._of(state)]
+
+    def _of(self, state: State) -> Iterator[Found]:
+        own = [f for f in self._found if f.state is state]
+        for cause in in_order([f.cause for f in own]):
+            yield next(f for f in own if f.cause is cause)

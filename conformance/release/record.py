@@ -1,0 +1,76 @@
+"""The files of a release: its record, both builds' results, and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from conformance.case.case import JSON
+from conformance.case.strict import Memory, expect, parse_json, read_text
+from conformance.ggml.errors import CaseFileError, UsageError
+from conformance.judge.verdict import Result
+from conformance.report.markdown import markdown
+from conformance.report.page import page
+from conformance.report.runfile import record, write_json
+from conformance.report.runs import read_runs
+
+from .causes import Found
+from .release import Release
+
+RECORD, RESULTS, PAGE, SUMMARY = "release.json", "run.json", "index.html", "summary.md"
+MAX_MEMORY = 1 << 30
+"""Bytes that reading a record may take."""
+
+
+def write(folder: Path, document: Mapping[str, JSON], release: Release) -> Iterator[Path]:
+    """Write all of it; each path once it is there. UsageError if the folder takes no files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"-o {folder}: a folder that can be written expected: {e.strerror}") from e
+    write_json(folder / RECORD, dict(document))
+    yield folder / RECORD
+    results = [r for t in release.targets for side in release.results(t) for r in side]
+    write_json(folder / RESULTS, {**record(results), "causes": list(_causes(results, release.found))})
+    yield folder / RESULTS
+    runs = read_runs([folder / RESULTS])
+    for name, text in (
+        (PAGE, page(runs, now=datetime.now(timezone.utc))),
+        (SUMMARY, markdown(runs, where=PAGE)),
+    ):
+        try:
+            (folder / name).write_text(text, encoding="utf-8")
+        except OSError as e:
+            raise UsageError(f"-o {folder}: {name} cannot be written: {e.strerror}") from e
+        yield folder / name
+
+
+def _causes(results: Sequence[Result], found: Sequence[Found]) -> Iterator[JSON]:
+    """The causes as a run file has them, of one backend each; the sentence says first what it is of the two builds."""
+    cases: dict[tuple[str, str], list[JSON]] = {}
+    for r in results:
+        if r.cause is not None:
+            cases.setdefault((r.cause, r.backend), []).append(r.case)
+    for (cause_id, backend), own in cases.items():
+        of = next(f for f in found if f.cause.id == cause_id)
+        sentence = f"{of.state}: {of.cause.sentence}"
+        yield {**of.cause.to_json(), "backend": backend, "cases": own, "smallest": own[0], "sentence": sentence}
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The record of a release; UsageError if the file is none."""
+    text = read_text(path)
+    try:
+        document = parse_json(memoryview(text.encode()), Memory(MAX_MEMORY, 0), "record")
+    except CaseFileError as e:
+        raise UsageError(f"{path}: {e}") from None
+    ok = isinstance(document, dict) and isinstance(document.get("causes"), list)
+    expect(ok, str(path), "the record of `conform release --json`", document)
+    assert isinstance(document, dict)
+    for i, row in enumerate(document["causes"]):
+        fields = ("id", "smallest", "backend")
+        good = isinstance(row, dict) and all(isinstance(row.get(k), str) for k in fields)
+        expect(good, f"{path}: causes[{i}]", f"an object with {', '.join(fields)}", row)
+    return document

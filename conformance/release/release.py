@@ -1,0 +1,164 @@
+"""Test a build on all its devices, against another build where there is one, in a time that is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from conformance.builds.build import Build
+from conformance.case.case import JSON
+from conformance.judge.verdict import EXECUTED, Result, Totals, Verdict
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
+from conformance.run.session.select import case_ids
+from conformance.suite import FAMILIES, ops
+from conformance.suite.family import LEVELS, Level
+
+from .cases import Cases, Sweep
+from .causes import Causes, Found, State
+from .target import Target
+from .work import Kind, Work, difference, fails
+from .zoo import Models, Zoo
+
+RUNNING = 0.6
+"""Of the time, to run cases; the rest is for causes."""
+
+
+def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models | None) -> list[Work]:
+    """What runs, in order: single ops, trajectories and whole models on every target, then what higher levels add."""
+    rest = [f.name for f in FAMILIES.values() if f.name != ops.NAME and not f.lacks()]
+    work: list[Work] = []
+    before: set[str] = set()
+    for each in LEVELS[: LEVELS.index(level) + 1]:
+        for name, families in (("ops", [ops.NAME]), ("trajectories", rest)):
+            ids = [i for i in case_ids(families, (), each) if i not in before]
+            before.update(ids)
+            work += [Sweep(t, f"{name} at {each}", cases, list(ids)) for t in targets]
+        if each == LEVELS[0] and models is not None:
+            work += [Zoo(t, models) for t in targets if models.drives(t)]
+    return work
+
+
+@dataclass(slots=True)
+class Release:
+    """A build under test."""
+
+    build: Build
+    base: Build | None
+    targets: Sequence[Target]
+    work: Sequence[Work]
+    seconds: float
+    isolation: Isolation
+    progress: Callable[[str], None] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
+    found: list[Found] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Run, and find causes. Ctrl-C ends either; what there is then is the result."""
+        begun = self.clock()
+        try:
+            self._sweep(begun + self.seconds * RUNNING)
+        except KeyboardInterrupt:
+            self.progress("interrupted; what ran is judged")
+        left = max(0.0, begun + self.seconds - self.clock())
+        causes = Causes(seconds=left, progress=self.progress, clock=self.clock)
+        parts = list(self._parts())
+        try:
+            for i, (target, kind) in enumerate(parts):
+                build, base = self.results(target, kind)
+                causes.add(target, kind, build, base, 1 / (len(parts) - i))
+        except KeyboardInterrupt:
+            self.progress("interrupted; some failures have no cause")
+        self.found = causes.all()
+
+    def _sweep(self, end: float) -> None:
+        """Give each part of the work an equal share of what is left, until all of it is done or the time is."""
+        runner = Runner(isolation=self.isolation)
+        try:
+            while (left := [w for w in self.work if w.left]) and self.clock() < end:
+                for i, work in enumerate(left):
+                    share = (end - self.clock()) / (len(left) - i)
+                    if share <= 0:
+                        break
+                    self.progress(f"{work.target.name}: {work.stage}: {len(work.left)} left")
+                    work.run(runner, share, self.clock)
+        finally:
+            runner.close()
+
+    def _parts(self) -> Iterator[tuple[Target, Kind]]:
+        for target in self.targets:
+            kinds: list[Kind] = []
+            for w in self.work:
+                if w.target == target and w.kind not in kinds:
+                    kinds.append(w.kind)
+                    yield target, w.kind
+
+    def results(self, target: Target, kind: Kind | None = None) -> tuple[list[Result], list[Result]]:
+        """Of the build, and of its base."""
+        own = [w.results for w in self.work if w.target == target and kind in (None, w.kind)]
+        build, base = (
+            [r for results in own for r in results.get(s, ())] if s else [] for s in (target.build, target.base)
+        )
+        return build, base
+
+    def ids(self, state: State) -> list[str]:
+        """Of the causes that are new, still there or fixed."""
+        return [f.cause.id for f in self.found if f.state is state]
+
+    def fails_on_base(self, found: Found) -> bool:
+        """Whether the smallest case of a cause fails on the base of the first device that has it, by itself."""
+        target = next(t for t in self.targets if t.name in found.devices)
+        kind = next(w.kind for w in self.work if _has(w, found.cause.smallest))
+        return target.base is not None and fails(kind.again(target.base, found.cause.smallest))
+
+    def not_run(self) -> list[dict[str, JSON]]:
+        """What time or the build left out, and why."""
+        late: list[dict[str, JSON]] = [
+            {"device": w.target.name, "what": w.stage, "cases": len(w.left), "why": "the time was used"}
+            for w in self.work
+            if w.left
+        ]
+        return late + [
+            {"device": "", "what": text, "cases": 0, "why": "the build lacks it"} for text in self.build.left_out
+        ]
+
+    def totals(self) -> Mapping[str, Totals]:
+        """Of the build, by device."""
+        return {t.name: Totals.of(self.results(t)[0]) for t in self.targets}
+
+    def unproven(self) -> list[str]:
+        """Devices on which nothing passed."""
+        return [t.name for t in self.targets if not any(r.verdict is Verdict.PASS for r in self.results(t)[0])]
+
+    def executed(self) -> bool:
+        """Whether anything ran."""
+        return any(r.verdict in EXECUTED for t in self.targets for r in self.results(t)[0])
+
+    def to_json(self) -> dict[str, JSON]:
+        """The record: builds, devices, causes, what is new and fixed, and what did not run."""
+        return {
+            "build": self.build.to_json(),
+            "base": None if self.base is None else self.base.to_json(),
+            "devices": [self._device(t) for t in self.targets],
+            "causes": [f.to_json() for f in self.found],
+            "new": list(self.ids(State.NEW)),
+            "still": list(self.ids(State.STILL)),
+            "fixed": list(self.ids(State.FIXED)),
+            "not_run": list(self.not_run()),
+        }
+
+    def _device(self, target: Target) -> dict[str, JSON]:
+        build, base = self.results(target)
+        return {
+            "name": target.name,
+            "backend": str(target.build),
+            "base": None if target.base is None else str(target.base),
+            "totals": Totals.of(build).to_json(),
+            "dropped": list(difference(build, base).dropped),
+        }
+
+
+def _has(work: Work, case_id: str) -> bool:
+    """Whether a case ran there."""
+    return any(r.case == case_id for results in work.results.values() for r in results)

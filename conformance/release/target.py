@@ -1,0 +1,77 @@
+"""What is tested of a build: each of its devices, in the setups in which faults hid before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from conformance.backend.registry import Spec
+from conformance.builds.build import Build, DeviceOf
+from conformance.ggml.errors import UsageError
+
+ADAPTER = "ggml"
+THREADS = "8"
+"""More than most cases have heads or rows: faults of the past needed 3 (more threads than heads) and 8 (chunks)."""
+CPU = "CPU"
+PLACED = ("CPU_REPACK",)
+"""Buffer types of a CPU that have kernels of their own."""
+BESIDE = ("ACCEL",)
+"""Types of devices that compute a few ops beside the CPU, so that only a scheduler's graph reaches them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One device in one setup, on the build and, where it is there too, on its base."""
+
+    name: str
+    """As `CPU threads=8`."""
+    build: Spec
+    base: Spec | None
+    """None: there is no base, or it has no such device."""
+
+    @property
+    def specs(self) -> Sequence[Spec]:
+        """The build's, and the base's."""
+        return (self.build,) if self.base is None else (self.build, self.base)
+
+
+def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> list[Target]:
+    """Every target of `build`; only those whose name begins with one of `devices`, in any case of letters, if any.
+
+    UsageError lists the targets if none is left.
+    """
+    before = {} if base is None else dict(_setups(base))
+    every = [
+        Target(name, _spec(build.path, options), _spec(base.path, before[name]) if base and name in before else None)
+        for name, options in _setups(build)
+    ]
+    chosen = [t for t in every if not devices or any(t.name.lower().startswith(d.lower()) for d in devices)]
+    if not chosen:
+        has = ", ".join(t.name for t in every) or "none"
+        raise UsageError(f"{build.name}: device {' or '.join(devices) or 'of any name'} expected; it has {has}")
+    return chosen
+
+
+def _setups(build: Build) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Name of a setup -> options of the adapter."""
+    for device in build.devices:
+        yield from _of_device(device)
+
+
+def _of_device(device: DeviceOf) -> Iterator[tuple[str, Mapping[str, str]]]:
+    if device.type in BESIDE:
+        yield device.name, {"device": device.name, "mode": "sched"}
+        return
+    options = {} if device.name == CPU else {"device": device.name}
+    yield device.name, options
+    if device.type != CPU:
+        return
+    yield f"{device.name} threads={THREADS}", {**options, "threads": THREADS}
+    for name in device.buffer_types:
+        if name in PLACED:
+            yield f"{device.name} buffer={name}", {**options, "buffer": name}
+
+
+def _spec(path: Path, options: Mapping[str, str]) -> Spec:
+    return Spec(ADAPTER, (("lib", str(path)), *options.items()))

@@ -1,0 +1,108 @@
+"""llama.cpp itself on the devices of two builds: models of every architecture, made up; a run of one is a result.
+
+A device other than the CPU is judged by the CPU of its own library. A CPU is judged by the CPU of the llama.cpp that is
+installed here, so that a fault in what all of a build's devices share is seen as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import ClassVar
+
+from conformance.backend.registry import Spec
+from conformance.causes.cause import Cause
+from conformance.judge.verdict import Result, Verdict
+from conformance.run.signature import innermost
+from conformance.suite.zoo.model import runnable
+from conformance.suite.zoo.play import RUNS, Device, Played, play
+
+from .target import CPU, Target
+from .work import fails
+
+STAGE = "zoo"
+KEYS = "real=1,run=p5.d4"
+"""Of every model: as model files are, five tokens and four steps."""
+_VERDICTS = {"ERROR": Verdict.OVERCLAIM, "NO REFERENCE": Verdict.UNSUPPORTED}
+"""What a cell says -> the verdict of its result, where the two differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """Whole models, of which a case is an architecture and a run, `zoo/ARCHITECTURE-…@1 RUN`."""
+
+    device: Callable[[Spec], Device]
+    """Where llama.cpp runs for a backend."""
+    time_limit: float = 60.0
+    """Seconds of one run."""
+
+    def drives(self, target: Target) -> bool:
+        """Whether llama.cpp can run on the target: one that takes no options but its device."""
+        return all({k for k, _ in s.options} <= {"lib", "device"} for s in target.specs)
+
+    def play(self, spec: Spec, arch: str, runs: Iterable[str] = RUNS) -> list[Result]:
+        """A result for each run."""
+        device = self.device(spec)
+        on_cpu = device.device in ("", CPU)
+        case_id = f"zoo/{arch}-{KEYS}@1"
+        chosen = {name: RUNS[name] for name in runs}
+        played = play(case_id, [replace(device, judge="" if on_cpu else None)], chosen, self.time_limit)
+        return [_result(f"{case_id} {run}", spec, p) for (_, run), p in played.items()]
+
+    def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
+        """A cause for each way in which runs fail: the verdict, and the innermost message without numbers."""
+        groups: dict[tuple[Verdict, str], list[Result]] = defaultdict(list)
+        for r in filter(fails, results):
+            groups[r.verdict, "" if r.verdict is Verdict.FAIL else innermost(r.detail)].append(r)
+        return [_cause(verdict, message, rows) for (verdict, message), rows in groups.items()]
+
+    def again(self, spec: Spec, case_id: str) -> Result:
+        """The run of a case, played again."""
+        model, _, run = case_id.partition(" ")
+        (result,) = self.play(spec, model.removeprefix("zoo/").partition(f"-{KEYS}@")[0], [run])
+        return result
+
+
+@dataclass(slots=True)
+class Zoo:
+    """The architectures on one target."""
+
+    target: Target
+    models: Models
+    left: list[str] = field(default_factory=lambda: list(runnable()))
+    """Architectures that did not run yet, in order."""
+    results: dict[Spec, list[Result]] = field(default_factory=dict)
+    stage: ClassVar[str] = STAGE
+
+    @property
+    def kind(self) -> Models:
+        """What finds the causes of its failures."""
+        return self.models
+
+    def run(self, _: object, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Run what is left, for so long; the architecture that is under way then is brought to its end."""
+        end = clock() + seconds
+        while self.left and clock() < end:
+            for spec in self.target.specs:
+                self.results.setdefault(spec, []).extend(self.models.play(spec, self.left[0]))
+            del self.left[0]
+
+
+def _result(case: str, spec: Spec, played: Played) -> Result:
+    verdict = _VERDICTS.get(played.verdict) or Verdict(played.verdict)
+    return Result(case, str(spec), verdict, nmse=played.nmse, detail=played.detail)
+
+
+def _cause(verdict: Verdict, message: str, rows: Sequence[Result]) -> Cause:
+    architectures = {r.case.partition("-")[0] for r in rows}
+    digest = sha256(f"{verdict}\n{message}".encode()).hexdigest()[:8]
+    how = "wrong logits" if verdict is Verdict.FAIL else f"{verdict}: {message}"
+    n = len(architectures)
+    sentence = f"llama.cpp decodes {n} architecture{'s' if n > 1 else ''}: {how} ({len(rows)} runs fail)"
+    for r in rows:
+        r.cause = f"zoo-{digest}"
+    return Cause(f"zoo-{digest}", sentence, rows[0].backend, verdict, "", message, (), tuple(r.case for r in rows),
+                 rank={"architectures": n, "failed": len(rows)})  # fmt: skip

@@ -1,0 +1,282 @@
+"""A build against another: what is new, fixed and still there, and in what time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.backend.registry import Spec
+from conformance.builds.build import Build, DeviceOf
+from conformance.causes.cause import Cause
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Result, Verdict
+from conformance.release import backtest
+from conformance.release.bisect import bisect, on
+from conformance.release.cases import Cases, Sweep
+from conformance.release.causes import Causes, State
+from conformance.release.record import load, write
+from conformance.release.release import Release, plan
+from conformance.release.target import Target, targets
+from conformance.release.work import difference, fails
+from conformance.release.zoo import Models
+from conformance.run.isolation.isolate import DEFAULT
+
+NEW, OLD = Spec("ggml", (("lib", "/new"),)), Spec("ggml", (("lib", "/old"),))
+CPU = Target("CPU", NEW, OLD)
+VERDICTS = st.sampled_from([Verdict.PASS, Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.CRASH])
+
+
+def _build(name: str = "new", *devices: DeviceOf) -> Build:
+    return Build(name, Path("/", name), "0.26.0", "", devices, (), llama=True, left_out=())
+
+
+def _device(name: str, kind: str = "CPU", *buffers: str) -> DeviceOf:
+    return DeviceOf(name, kind, "", software=False, buffer_types=buffers)
+
+
+def _results(spec: Spec, verdicts: Mapping[str, Verdict]) -> list[Result]:
+    return [Result(case, str(spec), v, detail=v.value) for case, v in verdicts.items()]
+
+
+@dataclass
+class Fixed:
+    """A kind whose failures each have the cause of the op they name; `wrong` says what fails where, by itself."""
+
+    wrong: Mapping[Spec, frozenset[str]] = field(default_factory=dict)
+    again_of: list[tuple[Spec, str]] = field(default_factory=list)
+
+    def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
+        """One cause for each op."""
+        found: dict[str, list[str]] = {}
+        for r in filter(fails, results):
+            r.cause = r.case.partition("-")[0]
+            found.setdefault(r.cause, []).append(r.case)
+        return [
+            Cause(op, f"{op} is wrong", results[0].backend, Verdict.FAIL, op, "", (), tuple(cases))
+            for op, cases in found.items()
+        ]
+
+    def again(self, spec: Spec, case_id: str) -> Result:
+        """As `wrong` says; `again_of` has the request."""
+        self.again_of.append((spec, case_id))
+        wrong = case_id in self.wrong.get(spec, frozenset())
+        return Result(case_id, str(spec), Verdict.FAIL if wrong else Verdict.PASS)
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(VERDICTS, VERDICTS)))
+def test_each_failure_is_new_or_fixed_or_still_there(verdicts: dict[str, tuple[Verdict, Verdict]]) -> None:
+    """No failure of either build is lost, and none is in two states."""
+    here = _results(NEW, {c: v[0] for c, v in verdicts.items()})
+    there = _results(OLD, {c: v[1] for c, v in verdicts.items()})
+    changed = difference(here, there)
+    new, still, fixed = ({r.case for r in rows if fails(r)} for rows in (changed.new, changed.still, changed.fixed))
+    assert new == {r.case for r in here if fails(r)} - {r.case for r in there if fails(r)}
+    assert fixed == {r.case for r in there if fails(r)} - {r.case for r in here if fails(r)}
+    assert still == {r.case for r in here if fails(r)} & {r.case for r in there if fails(r)}
+    assert set(changed.dropped) == {c for c, v in verdicts.items() if v == (Verdict.UNSUPPORTED, Verdict.PASS)}
+
+
+def _found(kind: Fixed, here: Mapping[str, Verdict], there: Mapping[str, Verdict]) -> dict[str, State]:
+    causes = Causes(seconds=1.0)
+    causes.add(CPU, kind, _results(NEW, here), _results(OLD, there), 1.0)
+    return {f.cause.id: f.state for f in causes.all()}
+
+
+def test_a_cause_that_the_base_has_too_is_not_new() -> None:
+    """A new failure whose case fails on the base by itself, or that both builds have by other cases, is still there."""
+    kind = Fixed({NEW: frozenset({"ADD-1", "MUL-1", "SUB-1"}), OLD: frozenset({"MUL-1", "SUB-2"})})
+    here = {"ADD-1": Verdict.FAIL, "MUL-1": Verdict.FAIL, "SUB-1": Verdict.FAIL, "SUB-2": Verdict.FAIL}
+    there = {"ADD-1": Verdict.PASS, "MUL-1": Verdict.PASS, "SUB-1": Verdict.PASS, "SUB-2": Verdict.FAIL}
+    assert _found(kind, here, there) == {"ADD": State.NEW, "MUL": State.STILL, "SUB": State.STILL}
+
+
+def test_what_does_not_come_again_is_neither_new_nor_fixed() -> None:
+    """A failure that is right by itself on the side that had it proves nothing about the builds."""
+    here, there = {"ADD-1": Verdict.FAIL, "SUB-1": Verdict.PASS}, {"ADD-1": Verdict.PASS, "SUB-1": Verdict.FAIL}
+    assert _found(Fixed(), here, there) == {"ADD": State.ONCE, "SUB": State.ONCE}
+    assert _found(Fixed({NEW: frozenset({"ADD-1"}), OLD: frozenset({"SUB-1"})}), here, there) == {
+        "ADD": State.NEW, "SUB": State.FIXED,
+    }  # fmt: skip
+
+
+def test_one_fault_on_two_devices_is_one_cause() -> None:
+    """What failed alike on the first device is not analysed again on the second."""
+    kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=1.0)
+    other = Target("Vulkan0", Spec("ggml", (("lib", "/new"), ("device", "Vulkan0"))), None)
+    for target in (CPU, other):
+        here = _results(target.build, {"ADD-1": Verdict.FAIL})
+        causes.add(target, kind, here, _results(OLD, {"ADD-1": Verdict.PASS}), 1.0)
+        assert [r.cause for r in here] == ["ADD"]
+    (found,) = causes.all()
+    assert (found.state, found.devices) == (State.NEW, ["CPU", "Vulkan0"])
+    assert found.to_json()["state"] == "new"
+
+
+def test_targets_are_the_devices_that_both_builds_have() -> None:
+    """A CPU is tested with more threads and with its own kernels for weights; a device of one build has no base."""
+    here = _build(
+        "new", _device("CPU", "CPU", "CPU", "CPU_REPACK"), _device("BLAS", "ACCEL"), _device("Vulkan0", "GPU")
+    )
+    found = {t.name: t for t in targets(here, _build("old", _device("CPU", "CPU", "CPU")))}
+    assert list(found) == ["CPU", "CPU threads=8", "CPU buffer=CPU_REPACK", "BLAS", "Vulkan0"]
+    assert [n for n, t in found.items() if t.base] == ["CPU", "CPU threads=8"]
+    assert str(found["BLAS"].build) == "ggml?lib=/new&device=BLAS&mode=sched"
+    assert [t.name for t in targets(here, None, ["cpu t"])] == ["CPU threads=8"]
+    with pytest.raises(UsageError, match=r"device Metal expected; it has CPU, .*Vulkan0"):
+        targets(here, None, ["Metal"])
+
+
+def test_every_case_of_a_level_is_planned_once() -> None:
+    """What a lower level ran does not run again; whole models run once, where the build can."""
+    cases = Cases(DEFAULT)
+    work = plan([CPU], "standard", cases, None)
+    ids = [i for w in work for i in w.left]
+    assert len(ids) == len(set(ids))
+    assert [w.stage for w in work] == ["ops at smoke", "trajectories at smoke", "ops at standard",
+                                       "trajectories at standard"]  # fmt: skip
+    with_models = plan([CPU], "smoke", cases, Models(lambda _: pytest.fail("nothing runs yet")))
+    assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "zoo"]
+
+
+def _clock(step: float) -> Iterator[float]:
+    now = 0.0
+    while True:
+        yield now
+        now += step
+
+
+def test_what_the_time_leaves_out_is_said() -> None:
+    """A sweep ends with its time; the record has what did not run, and each result there is."""
+    here, there = (
+        Target("CPU", Spec("cpu"), Spec("cpu")),
+        ["ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1", "ops/SQR-f32-ne=10x5@1"],
+    )
+    sweep = Sweep(here, "ops", Cases(DEFAULT), list(there))
+    release = Release(_build(), None, [here], [sweep], 1.0, DEFAULT, clock=_clock(0.4).__next__)
+    release.run()
+    assert [r["cases"] for r in release.not_run()] == [len(sweep.left)]
+    sweep = Sweep(here, "ops", Cases(DEFAULT), list(there))
+    release = Release(_build(), None, [here], [sweep], 600.0, DEFAULT)
+    release.run()
+    document = release.to_json()
+    assert (document["not_run"], document["causes"], release.unproven()) == ([], [], [])
+    assert len(release.results(here)[0]) == 2 * len(there), "one spec stands for both sides here"
+
+
+def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) -> None:
+    """The run file beside the record can be read again, and its causes say what they are of the two builds."""
+    kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=1.0)
+    release = Release(_build(), _build("old"), [CPU], [], 1.0, DEFAULT)
+    sweep = Sweep(CPU, "ops", Cases(DEFAULT), [])
+    sweep.results = {NEW: _results(NEW, {"ADD-1": Verdict.FAIL}), OLD: _results(OLD, {"ADD-1": Verdict.PASS})}
+    release.work = [sweep]
+    causes.add(CPU, kind, *release.results(CPU), 1.0)
+    release.found = causes.all()
+    paths = list(write(tmp_path, release.to_json(), release))
+    assert [p.name for p in paths] == ["release.json", "run.json", "index.html", "summary.md"]
+    assert "new: ADD is wrong" in (tmp_path / "summary.md").read_text()
+    assert [c["id"] for c in load(paths[0])["causes"]] == release.ids(State.NEW) == ["ADD"]
+
+
+@given(st.integers(2, 40), st.data())
+def test_bisecting_finds_the_first_build_that_has_it(n: int, data: st.DataObject) -> None:
+    """In as many runs as halving takes, wherever it begins."""
+    first = data.draw(st.integers(0, n))
+    builds = [_build(f"b{i}") for i in range(n)]
+    spec = Spec("ggml", (("lib", "/x"), ("device", "Vulkan0")))
+    kind = Fixed({on(spec, b): frozenset({"ADD-1"}) for b in builds[first:]})
+    found = bisect("ADD-1", spec, builds, kind)
+    assert len(kind.again_of) <= 2 + n.bit_length()
+    expected = {0: "every build has it, b0 already", n: "no build has it; tried: b0"}
+    assert expected.get(first, f"b{first} is the first that has it") in found.sentence()
+
+
+def test_bisecting_finds_where_a_fault_was_mended() -> None:
+    """Where the newest build is right, the answer is the last that is not."""
+    builds = [_build(f"b{i}") for i in range(6)]
+    kind = Fixed({on(NEW, b): frozenset({"ADD-1"}) for b in builds[:3]})
+    assert bisect("ADD-1", NEW, builds, kind).sentence() == "b2 is the last that has it, b3 has it no more"
+
+
+FAULT = {"link": "https://x.y/1", "package": "pypi:a", "bad": "1", "good": "2", "device": "CPU", "minutes": 5.0}
+
+
+def _toml(row: Mapping[str, object]) -> str:
+    return "[[fault]]\n" + "".join(f"{k} = {v!r}\n" for k, v in row.items()).replace("'", '"')
+
+
+def test_a_fault_of_the_past_names_two_builds(tmp_path: Path) -> None:
+    """Of PyPI or npm; a name that begins with @ is npm's."""
+    path = tmp_path / "past.toml"
+    path.write_text(_toml(FAULT))
+    (fault,) = backtest.read(path)
+    assert (fault.build(fault.bad), fault.build(fault.good)) == ("pypi:a==1", "pypi:a==2")
+    assert replace(fault, package="npm:@a/b").build("3") == replace(fault, package="@a/b").build("3") == "npm:@a/b@3"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({**FAULT, "op": "ADD"}, "fault 1 op: is unknown"),
+        ({**FAULT, "minutes": 0}, "fault 1 minutes: a number above 0 expected, 0 found"),
+        ({**FAULT, "link": "x"}, "fault 1 link: an http"),
+        ({**FAULT, "package": "../x y"}, "fault 1 package: pypi:NAME or npm:NAME expected"),
+        ({k: v for k, v in FAULT.items() if k != "good"}, "fault 1 good: a version expected, nothing found"),
+    ],
+)
+def test_a_wrong_file_of_faults_is_refused(row: Mapping[str, object], message: str, tmp_path: Path) -> None:
+    """What is wrong is named, with the entry and the key; a case or an op cannot be given away in it."""
+    path = tmp_path / "past.toml"
+    path.write_text(_toml(row))
+    with pytest.raises(UsageError, match=message):
+        backtest.read(path)
+
+
+def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> None:
+    """The answer has the cause, and whether it is gone; a build that is not there is no miss, but said."""
+    path = tmp_path / "past.toml"
+    path.write_text(_toml(FAULT))
+    (fault,) = backtest.read(path)
+    kind = Fixed({NEW: frozenset({"ADD-1"})})
+
+    @dataclass
+    class Known(Sweep):
+        kind: Fixed  # type: ignore[assignment]  # a stand-in
+
+    def prepare(bad: str, good: str, device: str, seconds: float) -> Release:
+        assert (bad, good, device, seconds) == ("pypi:a==1", "pypi:a==2", "CPU", 300.0)
+        sweep = Known(CPU, "ops", kind, [])
+        sweep.results = {NEW: _results(NEW, {"ADD-1": Verdict.FAIL}), OLD: _results(OLD, {"ADD-1": Verdict.PASS})}
+        return Release(_build(), _build("old"), [CPU], [sweep], 1.0, DEFAULT)
+
+    answer = backtest.attempt(fault, prepare).to_json()
+    assert (answer["seen_before"], answer["seen_after"]) == (True, False)
+    assert isinstance(answer["cause"], dict)
+    assert answer["cause"]["id"] == "ADD"
+
+    def absent(*_: object) -> Release:
+        raise UsageError("pypi:a==1: no such version")
+
+    lost = backtest.attempt(fault, absent)
+    assert "not tried: pypi:a==1: no such version" in lost.sentence()
+    assert not lost.to_json()["seen_before"]
+
+
+def test_whole_models_that_fail_alike_are_one_cause() -> None:
+    """Errors by their innermost message without numbers, wrong logits together; what passes has none."""
+    rows = [
+        Result("zoo/llama-a@1 1", str(NEW), Verdict.FAIL, detail="batch 0 of 5"),
+        Result("zoo/qwen3-a@1 1", str(NEW), Verdict.FAIL, detail="batch 2 of 5"),
+        Result("zoo/qwen3-a@1 2 streams", str(NEW), Verdict.CRASH, detail="SIGABRT: GGML_ASSERT(x) at 12"),
+        Result("zoo/gemma-a@1 1", str(NEW), Verdict.PASS),
+    ]
+    found = Models(lambda _: pytest.fail("nothing runs")).find(rows, 1.0)
+    assert [(c.verdict, c.rank["architectures"], len(c.cases)) for c in found] == [
+        (Verdict.FAIL, 2, 2), (Verdict.CRASH, 1, 1),
+    ]  # fmt: skip
+    assert [r.cause is None for r in rows] == [False, False, False, True]
