@@ -1,0 +1,108 @@
+"""ggml over RPC: a server of the same build on this machine, and its devices in the library."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import subprocess
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.lib.library import Library
+
+LOOPBACK = "loopback"
+"""Value of the option `rpc`: start a server here."""
+PROGRAMS = ("ggml-rpc-server", "rpc-server")
+"""Its name, and the one before 2026."""
+PATIENCE = 20.0
+"""Seconds until it listens."""
+_HOST = "127.0.0.1"
+_P = ctypes.c_void_p
+
+
+class Server:
+    """A server that computes on the CPU of the build in `folder`, until it is closed.
+
+    UnavailableError if the build has no such program, or it does not listen; says its last words.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        program = next((folder / name for name in PROGRAMS if (folder / name).is_file()), None)
+        if program is None:
+            raise UnavailableError(f"ggml: rpc={LOOPBACK}: {folder}: no {' or '.join(PROGRAMS)} there")
+        self.endpoint = f"{_HOST}:{_free_port()}"
+        environment = {**os.environ, "LD_LIBRARY_PATH": os.fspath(folder)}
+        words = [*_words(program, environment), "-H", _HOST, "-p", self.endpoint.rpartition(":")[2]]
+        self._process = _start(words, environment)
+        self._lines: deque[str] = deque(maxlen=8)
+        Thread(target=self._read, daemon=True).start()
+        self._wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with suppress(OSError, ValueError):  # it ends with the server
+            self._lines.extend(line.strip() for line in self._process.stdout)
+
+    def _wait(self) -> None:
+        end = time.monotonic() + PATIENCE
+        host, _, port = self.endpoint.rpartition(":")
+        while time.monotonic() < end and self._process.poll() is None:
+            with suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
+                return
+            time.sleep(0.05)
+        self.close()
+        said = " / ".join(self._lines) or "nothing"
+        raise UnavailableError(f"ggml: its RPC server does not listen at {self.endpoint}; it said: {said}")
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _start(words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    try:
+        return subprocess.Popen(  # noqa: S603  # the program of the build that the user named
+            words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace",
+        )  # fmt: skip
+    except OSError as e:
+        raise UnavailableError(f"ggml: {words[0]} cannot be started: {e.strerror}") from None
+
+
+def _words(program: Path, environment: dict[str, str]) -> list[str]:
+    """The program, on the CPU alone where its version lets one choose: then its arithmetic is known."""
+    words = [os.fspath(program)]
+    helped = _start([*words, "--help"], environment)
+    try:
+        text, _ = helped.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        helped.kill()
+        return words
+    return [*words, "-d", "CPU"] if "--device <" in text else words
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind((_HOST, 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def connect(library: Library, endpoint: str) -> None:
+    """Register the devices of a server, `HOST:PORT`, in the library.
+
+    UnavailableError if the library has no RPC, or the server no device.
+    """
+    add = library.function("RPC", "ggml_backend_rpc_add_server", _P, ctypes.c_char_p)
+    if add is None:
+        raise UnavailableError(f"ggml: rpc: {library.title} has no RPC device; a build with libggml-rpc expected")
+    registry = add(endpoint.encode())
+    if not registry:
+        raise UnavailableError(f"ggml: rpc: no server answers at {endpoint}")
+    library.ggml.backend_register(registry)
