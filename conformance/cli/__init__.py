@@ -18,6 +18,7 @@ from .output import Group
 COMMANDS: dict[str, tuple[str, str]] = {
     "audit": (".checks", "Hold what a backend says of weights, buffers and op_params against a run."),
     "baseline": (".reports", "Write the causes of a run's failures as known, with room for reasons."),
+    "builds": (".builds", "Say of builds of ggml and llama.cpp what they hold, and what does not fit."),
     "backends": (".cases", "List the backends: what executes, or why one is not available."),
     "capture": (".llama", "Record what llama.cpp runs as a case file."),
     "cases": (".cases", "List case ids, smallest first within a family."),
