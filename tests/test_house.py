@@ -23,7 +23,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {""},
             {"ggml"},
             {"process", "shipped"},
-            {"case"},
+            {"case", "builds"},
             {"backend", "suite", "judge"},
             {"run"},
             {"perf"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -14,7 +13,7 @@ from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic, requantising
 from conformance.ggml.errors import UsageError
 from conformance.ggml.graph import Graph
-from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, Feature, TypeTraits
+from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
 from conformance.ggml.lib.library import Library
 from conformance.ggml.tensor import VIEW_OPS, Tensor
 from conformance.ggml.types import F32, Q8_0
@@ -42,6 +41,7 @@ class GgmlBackend(Backend):
 
     Args:
         lib: a library that exports all of ggml, or a folder with libggml and its parts; the installed wheel if empty.
+            On the command line any name of a build (`builds.source.locate`).
         device: as `ggml_backend_dev_name` has it; CPU if empty.
         buffer: buffer type for weights, as `buffer_types` names it; a weight goes there if every node that uses it
             is supported there, as llama.cpp decides. The device's default if empty.
@@ -67,6 +67,7 @@ class GgmlBackend(Backend):
     isolate: ClassVar[bool] = True
     batch: ClassVar[int] = 64
     places: ClassVar[frozenset[str] | None] = frozenset({"lib"})
+    builds: ClassVar[frozenset[str]] = frozenset({"lib"})
     audited: ClassVar[Mapping[str, str]] = {"guard": "on"}
 
     def __init__(
@@ -122,7 +123,7 @@ class GgmlBackend(Backend):
         if g.commit is not None and g.commit() != b"unknown":
             versions["commit"] = g.commit().decode()
         description = g.backend_dev_description(self._device).decode(errors="replace")
-        features = " ".join(self._features())
+        features = " ".join(lib.features(self._device))
         return DeviceInfo("ggml", self._name, f"{description} ({features})" if features else description, {**versions})
 
     def buffer_types(self) -> Sequence[BufferType]:
@@ -210,20 +211,6 @@ class GgmlBackend(Backend):
             self._ggml.backend_free(self._backend)
             self._backend = None
         self._library.close()
-
-    def _features(self) -> list[str]:
-        function = self._library.device_function(
-            self._device, "ggml_backend_get_features", ctypes.POINTER(Feature), ctypes.c_void_p
-        )
-        if function is None:
-            return []
-        array = function(self._ggml.backend_dev_backend_reg(self._device))
-        out: list[str] = []
-        while array and array[len(out)].name:
-            feature = array[len(out)]
-            value = feature.value.decode()
-            out.append(feature.name.decode() + ("" if value == "1" else f"={value}"))
-        return out
 
 
 def cpu_arithmetic(library: Library) -> Arithmetic:

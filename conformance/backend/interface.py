@@ -178,6 +178,8 @@ class Backend(ABC):
     places: ClassVar[frozenset[str] | None] = None
     """Options that name a file, folder, library or address: a case file must not choose them for the user. None:
     unknown, so every option whose name suggests a place counts."""
+    builds: ClassVar[frozenset[str]] = frozenset()
+    """Options that name a build of ggml, by any name that `builds.source.locate` reads; the adapter gets its path."""
     audited: ClassVar[Mapping[str, str]] = {}
     """Options that an audit adds: with them the adapter detects more faults, but takes longer."""
 

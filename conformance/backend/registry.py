@@ -13,6 +13,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import parse_qsl
 
+from conformance.builds.source import locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 
 from .interface import Backend, class_faults
@@ -167,6 +168,9 @@ def create(spec: Spec) -> Backend:
             legal = ", ".join(parameters) or "none"
             where = spec.name if key in given else f"{_named[spec.name].where} options"
             raise UsageError(f"{where}: option {key!r} is unknown; its options: {legal}")
+    for key in cls.builds:
+        if options.get(key):
+            options[key] = str(locate(options[key]))
     try:
         return cls(**options)
     except (ConformanceError, KeyboardInterrupt):

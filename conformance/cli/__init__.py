@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": (".checks", "Hold what a backend says of weights, buffers and op_params against a run."),
     "backtest": (".release", "Are faults of the past found in the builds that had them?"),
     "baseline": (".reports", "Write the causes of a run's failures as known, with room for reasons."),
+    "builds": (".builds", "Say of builds of ggml and llama.cpp what they hold, and what does not fit."),
     "backends": (".cases", "List the backends: what executes, or why one is not available."),
     "bisect": (".release", "Find the first build that has a cause."),
     "capture": (".llama", "Record what llama.cpp runs as a case file."),

@@ -14,10 +14,12 @@ from typing import Any
 import click
 
 from conformance.backend.registry import Spec, environment, resolve
+from conformance.builds.source import locate
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.case.reference import FOLDERS
 from conformance.ggml.errors import UsageError
+from conformance.ggml.lib.llama import find_llama
 from conformance.ggml.text import printable
 from conformance.ggml.types import TYPES
 from conformance.report.progress import Progress, since
@@ -38,7 +40,6 @@ SHOWN = 5
 """Differences of one setting that `layout` prints."""
 _GGML = "ggml"
 """The adapter whose libraries llama.cpp runs on."""
-_LIBLLAMA = ("libllama.so", "libllama.so.*", "libllama.dylib", "llama.dll")
 _TYPE = click.Choice(list(TYPES))
 _SWITCH = {"on": "1", "off": "0", None: ""}
 _arch_option = click.option("--arch", metavar="NAME", help="An architecture; --list shows them.")
@@ -46,7 +47,9 @@ _set_option = click.option(
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="A metadata key of the architecture; repeatable."
 )
 _seed_option = click.option("--seed", type=click.IntRange(0, 10**18 - 1), default=0, show_default=True)
-_lib_option = click.option("--lib", type=ExistingFile, help="A library with all of llama.cpp; default: the wheel's.")
+_lib_option = click.option(
+    "--lib", metavar="BUILD", help="A build with llama.cpp, as `conform builds` reads it; default: the wheel's."
+)
 _output_option = click.option("-o", "--output", type=File, metavar="FILE.gguf")
 _context_option = click.option("--context", type=click.IntRange(1), default=256, show_default=True,
                                help="Cells of one stream.")  # fmt: skip
@@ -97,7 +100,7 @@ def capture(
     weights: str,
     nodes: int,
     seed: int,
-    lib: Path | None,
+    lib: str | None,
     listing: bool,
     output: Path | None,
 ) -> None:
@@ -110,7 +113,7 @@ def capture(
     if output is None:
         raise UsageError("capture: -o FILE.gguf is missing")
     plan = plan or f"p{prefill}" + (f".d{decode}" if decode else "")
-    library = str(lib) if lib else ""
+    library = llama_of(lib)
     if model is not None:
         arch_only = {"--set": settings, "--real": real, "--weight-type": weight_type != "f32"}
         if wrong := [option for option, given in arch_only.items() if given]:
@@ -196,13 +199,13 @@ def _list() -> None:
 @_lib_option
 @_output_option
 def make_model(
-    arch: str | None, settings: Sequence[str], type_name: str, seed: int, lib: Path | None, output: Path | None
+    arch: str | None, settings: Sequence[str], type_name: str, seed: int, lib: str | None, output: Path | None
 ) -> None:
     """Write a tiny model with made-up weights, in a GGUF file that llama.cpp loads."""
     if arch is None or output is None:
         raise UsageError("make-model: --arch NAME and -o MODEL.gguf expected")
     case_id = _zoo_id(arch, {"w": type_name, "set": _settings(settings)}, seed)
-    request, name, keys, _ = family.read(case_id, str(lib or ""))
+    request, name, keys, _ = family.read(case_id, llama_of(lib))
     family.make_model(output, request, name, keys)
     line(f"{output}: {name}, {output.stat().st_size:,} bytes")
 
@@ -221,13 +224,13 @@ def import_capture(capture: Path, output: Path) -> None:
 @click.option(
     "--arch", "archs", multiple=True, type=click.Choice(tuple(layouts.SETTINGS)), help="Repeatable; default: all."
 )
-@click.option("--lib", type=ExistingFile, metavar="FILE", help="The library that has llama.cpp; default: xllamacpp's.")
-def layout(archs: Sequence[str], lib: Path | None) -> None:
+@_lib_option
+def layout(archs: Sequence[str], lib: str | None) -> None:
     """Compare llama.cpp's graphs with the builder's, node for node; exit code 1 where something moved."""
-    rows, differences = [], []
+    rows, differences, library = [], [], llama_of(lib)
     for arch in archs or layouts.SETTINGS:
         for keys in layouts.SETTINGS[arch]:
-            theirs, ours = layouts.pair(arch, keys, str(lib or ""))
+            theirs, ours = layouts.pair(arch, keys, library)
             moved = list(layouts.moved(theirs, ours))
             nodes = sum(len(step.graph) for step in theirs.steps)
             rows.append((arch, keys, len(theirs.steps), nodes, f"{len(moved)} moved" if moved else "equal"))
@@ -313,26 +316,18 @@ def zoo(
 
 
 def device(spec: Spec) -> Device:
-    """Where llama.cpp runs for a backend; UsageError if it is no ggml library."""
+    """Where llama.cpp runs for a backend; UsageError if that is no ggml library, UnavailableError if it is not here."""
     whole = resolve(spec)
     options = dict(whole.options)
     if whole.name != _GGML:
         raise UsageError(f"zoo: {spec}: llama.cpp runs on ggml's own backends only: a spec of the adapter {_GGML}")
-    lib = Path(options["lib"]) if options.get("lib") else None
-    return Device(str(spec), str(libllama(lib)) if lib else "", options.get("device", ""), environment(spec))
+    lib = llama_of(options.get("lib"))
+    return Device(str(spec), lib, options.get("device", ""), environment(spec))
 
 
-def libllama(lib: Path) -> Path:
-    """The library with llama.cpp: in the folder `lib`, beside the file `lib`, or that file itself; UsageError if the
-    folder has none.
-    """
-    folder = lib if lib.is_dir() else lib.parent
-    for pattern in _LIBLLAMA:
-        for path in sorted(folder.glob(pattern)):
-            return path
-    if lib.is_dir():
-        raise UsageError(f"zoo: {lib}: no {_LIBLLAMA[0]} there, so llama.cpp cannot run on this library")
-    return lib
+def llama_of(build: str | None) -> str:
+    """The library with llama.cpp of a build, by any name of it; "" for the wheel's."""
+    return str(find_llama(locate(build))) if build else ""
 
 
 def _runs(text: str) -> list[str]:

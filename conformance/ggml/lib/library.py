@@ -8,6 +8,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -26,6 +27,7 @@ from .layout import (
     OPTIONAL,
     CpuTypeTraits,
     CType,
+    Feature,
     InitParams,
     Layout,
     Signatures,
@@ -37,6 +39,12 @@ from .layout import (
 
 WHEEL = "xllamacpp"
 """The wheel whose extension module exports all of ggml and llama.cpp; loaded, never imported."""
+
+_NAMES = (
+    r"lib{0}\.so", r"lib{0}\.so\..+", r"lib{0}\..+\.so", r"lib{0}-[0-9a-f]{{8}}\.so.*", r"lib{0}(\..+)?\.dylib",
+    r"{0}\.dll",
+)  # fmt: skip
+"""What a library is called, the likeliest first."""
 
 _P = ctypes.c_void_p
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
@@ -67,6 +75,8 @@ class Library:
         self.version = self.ggml.version().decode() if self.ggml.version else "of unknown version"
         self.title = f"ggml {self.version} ({self.path})"
         self._require(lacking)
+        self.left_out: list[str] = []
+        """Sentences: what this library lacks, and what is thus not tested."""
         self._log_callback = LOG_CALLBACK(self._logged)
         self.ggml.log_set(ctypes.cast(self._log_callback, _P), None)
         self._probe()
@@ -115,6 +125,16 @@ class Library:
         self._ops = {i: name for name, i in self.ops.items()}
         self._types = {i: TYPES[name] for name, i in self.types.items()}
         self.layout = tensor_layout(g, self.title, self.ops, self.types["f16"])
+
+    @property
+    def build(self) -> str:
+        """llama.cpp's build number, as `b6133`, where its own library tells; else ggml's commit, else ""."""
+        for handle in self._handles:
+            with suppress(ValueError):  # it exports none
+                if n := ctypes.c_int.in_dll(handle, "LLAMA_BUILD_NUMBER").value:
+                    return f"b{n}"
+        commit = self.ggml.commit().decode() if self.ggml.commit else ""
+        return "" if commit == "unknown" else commit
 
     def lacks(self, type_: GGMLType) -> str:
         """Why tensors of `type_` cannot be made here, or ""."""
@@ -237,6 +257,16 @@ class Library:
             handles.append(array[len(handles) - 2])
         return {g.backend_buft_name(b).decode(): b for b in handles if b}
 
+    def features(self, device: int) -> list[str]:
+        """What a device was compiled with or found, such as `AVX2` or `LLAMAFILE`; `NAME=value` where it is no flag."""
+        function = self.device_function(device, "ggml_backend_get_features", ctypes.POINTER(Feature), _P)
+        array = None if function is None else function(self.ggml.backend_dev_backend_reg(device))
+        out: list[str] = []
+        while array and array[len(out)].name:
+            name, value = array[len(out)].name.decode(), array[len(out)].value.decode()
+            out.append(name if value == "1" else f"{name}={value}")
+        return out
+
     def api_version(self, device: int) -> int:
         """`ggml_backend_reg.api_version` of the device's registry."""
         return ctypes.c_int.from_address(self.ggml.backend_dev_backend_reg(device)).value
@@ -339,9 +369,13 @@ def find(where: str = "") -> Path:
     )
 
 
-def _part(folder: Path, stem: str) -> Path | None:
-    for pattern in (f"lib{stem}.so", f"lib{stem}.so.*", f"lib{stem}.*.so", f"lib{stem}.dylib", f"{stem}.dll"):
-        for path in sorted(folder.glob(pattern)):
+def part(folder: Path, stem: str) -> Path | None:
+    """The library `stem` of a split build, such as `ggml-base`, by any name it has: with a version behind or before
+    `.so`, or with the digest that auditwheel puts there. None where `folder` has none.
+    """
+    for pattern in _NAMES:
+        legal = re.compile(pattern.format(re.escape(stem)))
+        for path in sorted(p for p in folder.iterdir() if legal.fullmatch(p.name)):
             return path
     return None
 
@@ -351,7 +385,7 @@ def _load(path: Path, parts: Sequence[str]) -> Iterator[ctypes.CDLL]:
     if not path.is_dir():
         yield _open(path)
         return
-    first, *others = (_part(path, stem) for stem in parts)
+    first, *others = (part(path, stem) for stem in parts)
     if first is None:
         raise UnavailableError(f"ggml library {path}: a folder with lib{parts[0]}.so (and libggml-base.so) expected")
     try:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import platform
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
+from conformance.ggml.errors import UnavailableError
+
 from .layout import ABORT_CALLBACK, CONTEXT_DEFAULTS, GGUF, LAYOUTS, MODEL_DEFAULTS, llama_functions, mismatch
-from .library import Library
+from .library import Library, part
 
 _P = ctypes.c_void_p
 
@@ -46,6 +49,16 @@ class Llama(Library):
     def reason(self) -> str:
         """What llama.cpp last complained of."""
         return " / ".join(self.complaints()) or "it did not say why"
+
+
+def find_llama(lib: Path) -> Path:
+    """The library with llama.cpp: in the folder `lib`, beside the file `lib`, or that file itself; UnavailableError if
+    the folder has none.
+    """
+    found = part(lib if lib.is_dir() else lib.parent, "llama")
+    if found is None and lib.is_dir():
+        raise UnavailableError(f"{lib}: no libllama there, so llama.cpp cannot run on this library")
+    return found or lib
 
 
 def check(function: Any, defaults: Mapping[str, Any], title: str) -> None:  # noqa: ANN401  # a foreign function

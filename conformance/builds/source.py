@@ -1,0 +1,169 @@
+"""Where a build lies, by whatever it is called: a folder, file, archive, distribution or package of a registry."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.lib.library import part
+from conformance.process import Tail, end_group, spawn_command
+
+from .archive import fresh_folder, is_archive, settle, unpack
+
+FORMS = (
+    "a folder or build tree, a library file, an archive (.tar.gz, .tgz, .zip, .whl), an installed distribution, "
+    "pypi:NAME==VERSION or npm:NAME@VERSION"
+)
+LIBRARIES = (".so", ".dylib", ".dll", ".pyd")
+"""How a library's name ends; `.so` may be followed by a version."""
+LEVELS = 6
+"""Of folders below one that is named, down to which a build is looked for."""
+TIME_LIMIT = 1800.0
+"""Seconds that a download may take."""
+
+_PYPI = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.!+]*", re.ASCII)
+_NPM = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*@[0-9][A-Za-z0-9.+-]*", re.ASCII)
+_SYMBOL = b"ggml_backend_dev_count"
+"""In the table of names of every library that exports ggml, and of those that use one."""
+
+
+def locate(text: str) -> Path:
+    """The folder or library that `Library` loads, of the build that `text` names in one of `FORMS`.
+
+    An archive is unpacked, and a package downloaded, once; from then on the cache has it (`cache`).
+
+    Raises:
+        UsageError: a package without an exact version.
+        UnavailableError: there is no such build here, its archive is broken, its registry does not have it, or it holds
+            no library with ggml; says what was looked for.
+    """
+    kind, colon, name = text.partition(":")
+    if colon and kind in _REGISTRIES:
+        return _inside(unpack(_download(kind, name), cache() / "unpacked"), text)
+    path = Path(text)
+    if path.is_dir():
+        return _inside(path, text)
+    if path.is_file():
+        return _inside(unpack(path, cache() / "unpacked"), text) if is_archive(path) else path
+    if path.exists():
+        raise UnavailableError(f"build {text}: neither file nor folder; {FORMS} expected")
+    if (found := _installed(text)) is not None:
+        return found
+    raise UnavailableError(
+        f"build {text}: no such file or folder, and no distribution of that name is installed; {FORMS} expected"
+    )
+
+
+def cache() -> Path:
+    """The folder of what was unpacked and downloaded: `conformance/builds` below the user's folder of caches."""
+    above = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else "")
+    return (Path(above) if above else Path.home() / ".cache") / "ggml-conformance" / "builds"
+
+
+def _inside(folder: Path, text: str) -> Path:
+    """The folder with libggml at or below `folder`, or the library there that has ggml inside.
+
+    Of several folders the one that has llama.cpp too, then one that is no repair tool's `NAME.libs`, then the
+    uppermost, then the first by name.
+    """
+    found = _choose([p for f in _folders(folder) for p in sorted(f.iterdir()) if _is_library(p)])
+    if found is None:
+        raise UnavailableError(
+            f"build {text}: no libggml, and no library with {_SYMBOL.decode()}, in {folder} or {LEVELS} levels below"
+        )
+    return found
+
+
+def _choose(libraries: Sequence[Path]) -> Path | None:
+    """Of these libraries the folder with libggml, or the largest that has ggml inside."""
+    folders = [f for f in dict.fromkeys(p.parent for p in libraries) if part(f, "ggml") is not None]
+    if folders:
+        return min(folders, key=lambda f: (part(f, "llama") is None, f.suffix == ".libs", len(f.parts), f.name))
+    return max(filter(_names_ggml, libraries), key=lambda p: p.stat().st_size, default=None)
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    for name, below, _ in os.walk(folder):
+        yield Path(name)
+        below.sort()
+        if len(Path(name).relative_to(folder).parts) >= LEVELS:
+            below.clear()
+
+
+def _is_library(path: Path) -> bool:
+    return path.is_file() and (path.name.endswith(LIBRARIES) or ".so." in path.name)
+
+
+def _names_ggml(path: Path) -> bool:
+    kept = b""
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            if _SYMBOL in kept + piece:
+                return True
+            kept = piece[-len(_SYMBOL) :]
+    return False
+
+
+def _installed(name: str) -> Path | None:
+    """The build in an installed distribution, which is not imported; None where none is called so."""
+    try:
+        files = importlib.metadata.distribution(name).files or []
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
+    found = _choose([p for f in files if _is_library(p := Path(str(f.locate())))])
+    if found is None:
+        raise UnavailableError(f"build {name}: the distribution of that name has no library with ggml")
+    return found
+
+
+def _pip(name: str) -> list[str]:
+    if not _PYPI.fullmatch(name):
+        raise UsageError(f"build pypi:{name}: NAME==VERSION expected, with an exact version")
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--quiet"]
+    return [sys.executable, "-m", "pip", "download", *options, name]
+
+
+def _npm(name: str) -> list[str]:
+    if not _NPM.fullmatch(name):
+        raise UsageError(f"build npm:{name}: NAME@VERSION expected, with an exact version")
+    npm = shutil.which("npm")
+    if npm is None:
+        raise UnavailableError(f"build npm:{name}: npm is not installed here; install it, or name the package's .tgz")
+    return [npm, "pack", "--silent", name]
+
+
+_REGISTRIES: dict[str, Callable[[str], list[str]]] = {"pypi": _pip, "npm": _npm}
+"""Word before the colon -> the command that downloads a package into the current directory."""
+
+
+def _download(kind: str, name: str) -> Path:
+    """The archive of a package, downloaded once; UnavailableError says what the registry's client said."""
+    command = _REGISTRIES[kind](name)
+    folder = cache() / kind / name.replace("/", "+")
+    if not folder.is_dir():
+        with fresh_folder(folder.parent) as made:
+            said = _call(command, made)
+            if not any(map(is_archive, made.iterdir())):
+                raise UnavailableError(f"build {kind}:{name}: {command[-1]} cannot be downloaded: {said}")
+            settle(made, folder)
+    return next(p for p in sorted(folder.iterdir()) if is_archive(p))
+
+
+def _call(command: Sequence[str], folder: Path) -> str:
+    """Run a registry's client in `folder`; what it last said was wrong."""
+    null = subprocess.DEVNULL
+    child = spawn_command(command, cwd=folder, stdin=null, stdout=null, stderr=subprocess.PIPE)
+    tail = Tail(cast("BinaryIO", child.stderr))
+    end_group(child, TIME_LIMIT)
+    tail.join(1.0)
+    cast("BinaryIO", child.stderr).close()
+    errors = [line for line in tail.lines if "rror" in line or "ERR" in line]
+    return " / ".join(errors or tail.lines[-2:]) or f"its client ended with {child.returncode}"

@@ -1,0 +1,55 @@
+"""`conform builds`: what builds of ggml and llama.cpp hold, and what does not fit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from conformance.builds.build import Build, DeviceOf, probe
+from conformance.cli.options import json_option
+from conformance.cli.output import line, table
+from conformance.ggml.errors import UnavailableError
+from conformance.report.runfile import write_json
+from conformance.run.session.environment import header
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="BUILD…")
+@json_option
+def builds(names: Sequence[str], json_path: Path | None) -> None:
+    """Say of each BUILD which ggml it is, its devices here, and what it lacks.
+
+    BUILD is a folder or build tree, a library file, an archive (.tar.gz, .tgz, .zip, .whl), the name of an installed
+    distribution, pypi:NAME==VERSION or npm:NAME@VERSION. Exit code 1: none fits.
+    """
+    fit: list[Build] = []
+    refused: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        try:
+            fit.append(probe(name))
+        except UnavailableError as e:
+            refused[name] = str(e)
+    if fit:
+        table(
+            [(b.name, b.ggml, b.number, "\n".join(map(spell, b.devices)), "yes" if b.llama else "no") for b in fit],
+            ["build", "ggml", "number", "devices", "llama.cpp"],
+        )
+    for build in fit:
+        line(f"{build.name}: features: {' '.join(build.features) or 'not told'}")
+        for sentence in build.left_out:
+            line(f"{build.name}: left out: {sentence}")
+    for name, why in refused.items():
+        line(f"{name}: refused: {why}")
+    if json_path:
+        results = [*(b.to_json() for b in fit), *({"name": n, "refused": why} for n, why in refused.items())]
+        write_json(json_path, {**header("builds"), "results": results})
+    sys.exit(0 if fit else 1)
+
+
+def spell(device: DeviceOf) -> str:
+    """`Vulkan0 (CPU, in software): llvmpipe …`."""
+    software = ", in software" if device.software else ""
+    return f"{device.name} ({device.type}{software}): {device.description}"

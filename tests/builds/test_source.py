@@ -1,0 +1,264 @@
+"""What a build may be called, and that an archive of a stranger stays in its folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conformance.builds import archive, source
+from conformance.builds.build import probe
+from conformance.builds.source import locate
+from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
+from conformance.ggml.lib.library import WHEEL, part
+
+LIBRARY = b"\x7fELF stands in for one that exports ggml_backend_dev_count\0"
+needs_wheel = pytest.mark.skipif(importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel here")
+needs_links = pytest.mark.skipif(os.name != "posix", reason="this system has no links for everybody")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of builds that is this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return source.cache()
+
+
+def tar(path: Path, *members: tuple[str, bytes | str]) -> Path:
+    """A .tgz at `path`: names with bytes, or with the target of a symbolic link."""
+    with tarfile.open(path, "w:gz") as made:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                info.type, info.linkname = tarfile.SYMTYPE, content
+                made.addfile(info)
+            else:
+                info.size = len(content)
+                made.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_a_build_tree_is_named_by_its_root(tmp_path: Path) -> None:
+    """Libraries are found below the folder that is named; of two sets the one with llama.cpp, not a repaired copy."""
+    for name in ("src/libggml.so", "bin/libggml.so.0", "bin/libllama.so.0", "x.libs/libggml-0a1b2c3d.so",
+                 "x.libs/libllama-0a1b2c3d.so"):  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(LIBRARY)
+    assert locate(str(tmp_path)) == tmp_path / "bin"
+    assert locate(str(tmp_path / "src")) == tmp_path / "src"
+    assert locate(str(tmp_path / "x.libs")) == tmp_path / "x.libs"
+
+
+def test_a_library_has_many_names(tmp_path: Path) -> None:
+    """`libggml` is not `libggml-base`, whatever version or digest its name holds."""
+    names = ["libggml.so.0", "libggml.b6673.so", "libggml-f21de1e6.so.0.10.0", "libggml.dylib", "ggml.dll"]
+    for name in names:
+        folder = tmp_path / name.replace(".", "_")
+        folder.mkdir()
+        for library in (name, name.replace("ggml", "ggml-base"), "libggml-cpu-haswell.so"):
+            (folder / library).write_bytes(LIBRARY)
+        assert part(folder, "ggml") == folder / name
+        assert part(folder, "ggml-base") == folder / name.replace("ggml", "ggml-base")
+        assert part(folder, "ggml-vulkan") is None
+
+
+@pytest.mark.parametrize("suffix", [".tgz", ".tar.gz", ".whl", ".zip"])
+def test_an_archive_is_unpacked_once(tmp_path: Path, suffix: str) -> None:
+    """An archive gives its library, executables stay executable, and the second look-up unpacks nothing."""
+    path = tmp_path / f"build{suffix}"
+    if suffix in {".tgz", ".tar.gz"}:
+        tar(path, ("pkg/lib/whole.so", LIBRARY), ("pkg/readme", b"text"))
+    else:
+        with zipfile.ZipFile(path, "w") as made:
+            made.writestr("pkg/lib/whole.so", LIBRARY)
+            info = zipfile.ZipInfo("pkg/bin/rpc-server")
+            info.external_attr = (stat.S_IFREG | 0o755) << 16
+            made.writestr(info, b"#!")
+    found = locate(str(path))
+    assert found.read_bytes() == LIBRARY
+    server = found.parents[1] / "bin" / "rpc-server"
+    assert not server.exists() or os.access(server, os.X_OK)
+    before = found.stat().st_mtime_ns
+    assert locate(str(path)) == found
+    assert found.stat().st_mtime_ns == before
+
+
+@needs_links
+def test_links_inside_an_archive_hold(tmp_path: Path) -> None:
+    """A link to a versioned library, as every build tree has, leads to it."""
+    path = tar(tmp_path / "b.tgz", ("lib/libggml.so", "libggml.so.0"), ("lib/libggml.so.0", LIBRARY))
+    assert (locate(str(path)) / "libggml.so").read_bytes() == LIBRARY
+
+
+HOSTILE: dict[str, tuple[tuple[str, bytes | str], ...]] = {
+    "climbs": (("../evil.so", LIBRARY),),
+    "climbs within": (("a/../../evil.so", LIBRARY),),
+    "absolute": (("/var/evil.so", LIBRARY),),
+    "drive": (("C:evil.so", LIBRARY),),
+    "link out": (("libggml.so", "/etc/passwd"),),
+    "link up": (("a/libggml.so", "../../x"),),
+    "file behind a link": (("a", "/var"), ("a/evil.so", LIBRARY)),
+    "link behind a link": (("a", "."), ("a/b", "x")),
+    "circle": (("a", "b"), ("b", "a")),
+}
+
+
+@needs_links
+@pytest.mark.parametrize("name", HOSTILE)
+def test_nothing_of_an_archive_leaves_its_folder(tmp_path: Path, cache: Path, name: str) -> None:
+    """A name that climbs and a link that leads out are refused, and the cache keeps nothing of the archive."""
+    path = tar(tmp_path / "b.tgz", *HOSTILE[name])
+    with pytest.raises(UnavailableError, match=r"b\.tgz: an archive of a build .* expected"):
+        locate(str(path))
+    assert not list(tmp_path.rglob("evil.so"))
+    assert list((cache / "unpacked").iterdir()) == []
+
+
+@needs_links
+def test_devices_in_an_archive_are_refused(tmp_path: Path) -> None:
+    """An archive cannot make a pipe or a device."""
+    path = tmp_path / "b.tar"
+    with tarfile.open(path, "w") as made:
+        info = tarfile.TarInfo("pipe")
+        info.type = tarfile.FIFOTYPE
+        made.addfile(info)
+    with pytest.raises(UnavailableError, match="'pipe' is neither file, folder nor link"):
+        locate(str(path))
+
+
+def test_an_archive_has_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What unpacks to more than the limit is refused, by the sizes that it states and by its count."""
+    monkeypatch.setattr(archive, "MOST_BYTES", 100)
+    with pytest.raises(UnavailableError, match="it holds more than"):
+        locate(str(tar(tmp_path / "b.tgz", ("a.so", bytes(101)))))
+
+
+def _short(folder: Path) -> Path:
+    whole = tar(folder / "whole.tgz", ("libggml.so", os.urandom(100_000)))
+    path = folder / "short.tgz"
+    path.write_bytes(whole.read_bytes()[:50_000])
+    return path
+
+
+def _short_zip(folder: Path) -> Path:
+    path = folder / "short.whl"
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("libggml.so", LIBRARY)
+    path.write_bytes(path.read_bytes()[:-30])
+    return path
+
+
+def _written(name: str, data: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    return make
+
+
+def _folder(folder: Path) -> Path:
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+WRONG: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "nothing": (lambda folder: folder / "absent", "no such file or folder, and no distribution"),
+    "short tar": (_short, "it cannot be read to its end"),
+    "short zip": (_short_zip, "it cannot be read to its end"),
+    "no tar": (_written("text.tgz", b"no archive"), "it cannot be read to its end"),
+    "no library": (lambda folder: tar(folder / "b.tgz", ("readme", b"text")), "no libggml, and no library with"),
+    "empty folder": (_folder, "no libggml, and no library with"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_build_is_said(tmp_path: Path, name: str) -> None:
+    """Wrong input is one error of ours that names it and says what was looked for."""
+    make, words = WRONG[name]
+    with pytest.raises(UnavailableError, match=words):
+        locate(str(make(tmp_path)))
+
+
+@pytest.mark.parametrize("text", ["pypi:xllamacpp", "pypi:a==1;b", "pypi:../x==1", "npm:@a/b", "npm:@a/../b@1", "npm:"])
+def test_a_package_has_an_exact_version(text: str) -> None:
+    """A package without a version, or with more than a name and a version, reaches no registry."""
+    with pytest.raises((UsageError, UnavailableError), match=r"exact version|npm is not installed"):
+        locate(text)
+
+
+def test_a_package_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry's client runs once for a package; what it says when it fails is the message."""
+    made = tar(tmp_path / "pkg-1.0.tgz", ("lib/libggml.so", LIBRARY))
+    copy = f"import shutil; shutil.copy({str(made)!r}, '.')"
+    commands = {
+        "pkg@1.0": [sys.executable, "-c", copy],
+        "pkg@2.0": [sys.executable, "-c", "exit('ERR no such version')"],
+    }
+    calls: list[str] = []
+
+    def client(name: str) -> list[str]:
+        calls.append(name)
+        return commands[name]
+
+    monkeypatch.setitem(source._REGISTRIES, "npm", client)
+    first = locate("npm:pkg@1.0")
+    monkeypatch.setattr(source, "spawn_command", lambda *_, **__: pytest.fail("a second download"))
+    assert locate("npm:pkg@1.0") == first
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    monkeypatch.setitem(source._REGISTRIES, "npm", client)
+    with pytest.raises(UnavailableError, match=r"npm:pkg@2\.0: .* cannot be downloaded: ERR no such version"):
+        locate("npm:pkg@2.0")
+    assert calls[0] == "pkg@1.0"
+
+
+def test_a_distribution_without_ggml_is_no_build() -> None:
+    """An installed distribution counts only with a library that has ggml."""
+    with pytest.raises(UnavailableError, match="the distribution of that name has no library with ggml"):
+        locate("pytest")
+
+
+@needs_wheel
+def test_the_wheel_by_its_name() -> None:
+    """The installed wheel is a build with a CPU device, with llama.cpp, and with nothing left out."""
+    build = probe(WHEEL)
+    assert build.path.parent.name == WHEEL
+    assert [d.type for d in build.devices] == ["CPU"]
+    assert not build.devices[0].software
+    assert build.features
+    assert build.llama
+    assert build.left_out == ()
+    assert build.to_json()["path"] == str(build.path)
+
+
+def test_a_library_that_is_no_ggml_is_refused(tmp_path: Path) -> None:
+    """A file that is no library, and a library without ggml, are refused with what is wrong."""
+    text = tmp_path / "libtext.so"
+    text.write_bytes(b"no library")
+    with pytest.raises(UnavailableError, match="cannot be loaded"):
+        probe(str(text))
+    ctypes_of = importlib.util.find_spec("_ctypes")
+    if ctypes_of and ctypes_of.origin and Path(ctypes_of.origin).is_file():
+        with pytest.raises(UnavailableError, match="it exports no ggml_init"):
+            probe(ctypes_of.origin)
+
+
+def test_the_command_says_what_is_refused(tmp_path: Path) -> None:
+    """`conform builds` ends with 1 where no build fits, in one line each, without a traceback."""
+    command = [sys.executable, "-m", "conformance.cli", "builds", str(tmp_path / "absent"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    assert all(": refused: build " in line for line in lines)
+    assert "Traceback" not in done.stderr
+    assert issubclass(UnavailableError, ConformanceError)
