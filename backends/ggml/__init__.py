@@ -1,4 +1,4 @@
-"""The real ggml, of any version, by ctypes: `ggml?lib=DIR_OR_FILE&device=NAME&buffer=NAME&threads=N`."""
+"""The real ggml, of any version, by ctypes: `ggml?lib=BUILD&device=NAME&buffer=NAME&threads=N`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from conformance.ggml.types import F32, Q8_0
 
 from .context import refusal
 from .placement import addresses, homes, supports
+from .rpc import LOOPBACK, Server, connect
 from .sched import SchedSession
 from .session import PATHS, GgmlSession, GuardSession
 
@@ -58,6 +59,9 @@ class GgmlBackend(Backend):
         products: type that the device rounds the operands of matrix products to; other than `float32`, the budget is
             wider.
         requant: how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it.
+        variant: the CPU library to load, such as `haswell`, of a build that has several; the fittest if empty.
+        rpc: `HOST:PORT` of an RPC server, whose devices are `RPC0` and on; `loopback`: one of the same build is
+            started, and computes on its CPU.
 
     Raises:
         UnavailableError: no such library, or one that does not fit; names both versions.
@@ -66,7 +70,7 @@ class GgmlBackend(Backend):
 
     isolate: ClassVar[bool] = True
     batch: ClassVar[int] = 64
-    places: ClassVar[frozenset[str] | None] = frozenset({"lib"})
+    places: ClassVar[frozenset[str] | None] = frozenset({"lib", "rpc"})
     builds: ClassVar[frozenset[str]] = frozenset({"lib"})
     audited: ClassVar[Mapping[str, str]] = {"guard": "on"}
 
@@ -83,6 +87,8 @@ class GgmlBackend(Backend):
         uncomputed: str = "keep",
         products: str = "float32",
         requant: str = "none",
+        variant: str = "",
+        rpc: str = "",
     ) -> None:
         if not threads.isdecimal() or int(threads) < 1:
             raise UsageError(f"ggml: threads must be a number from 1, {threads!r} found")
@@ -99,6 +105,11 @@ class GgmlBackend(Backend):
         self.threads: int = int(threads)
         self._library = library = Library(lib)
         self._ggml = library.ggml
+        if variant:
+            library.load_variant(variant)
+        self._server = Server(library.folder) if rpc == LOOPBACK else None
+        if rpc:
+            connect(library, self._server.endpoint if self._server else rpc)
         self._device = library.device(device or "CPU")
         self._name: str = self._ggml.backend_dev_name(self._device).decode()
         self._buft: int = self._ggml.backend_dev_buffer_type(self._device)
@@ -137,8 +148,8 @@ class GgmlBackend(Backend):
         return out
 
     def arithmetic(self) -> Arithmetic:
-        """The CPU device's, from its tables; another device's, from the options `products` and `requant`."""
-        if self._library.device_type(self._device) == "CPU":
+        """The CPU device's, from its tables, here or behind our own server; another's, by `products` and `requant`."""
+        if self._server is not None or self._library.device_type(self._device) == "CPU":
             return cpu_arithmetic(self._library)
         if self._products == EXACT.products:
             return self._stored
@@ -210,6 +221,8 @@ class GgmlBackend(Backend):
         if self._backend is not None:
             self._ggml.backend_free(self._backend)
             self._backend = None
+        if self._server is not None:
+            self._server.close()
         self._library.close()
 
 

@@ -99,7 +99,8 @@ def connect(library: Library, endpoint: str) -> None:
 
     UnavailableError if the library has no RPC, or the server no device.
     """
-    add = library.function("RPC", "ggml_backend_rpc_add_server", _P, ctypes.c_char_p)
+    rpc = library.registry("RPC")
+    add = None if rpc is None else library.registry_function(rpc, "ggml_backend_rpc_add_server", _P, ctypes.c_char_p)
     if add is None:
         raise UnavailableError(f"ggml: rpc: {library.title} has no RPC device; a build with libggml-rpc expected")
     registry = add(endpoint.encode())

@@ -51,6 +51,10 @@ class Build:
     """Whether its llama.cpp can be driven: `conform zoo` plays models on it."""
     left_out: tuple[str, ...]
     """Sentences: what it lacks, and what is thus not tested."""
+    variants: tuple[str, ...] = ()
+    """CPU libraries that this machine can execute, such as `haswell`, where it has several."""
+    server: bool = False
+    """Whether it has a program that serves its devices by RPC, and the device that calls one."""
 
     def to_json(self) -> dict[str, Any]:
         """As strict JSON."""
@@ -90,4 +94,6 @@ def _build(text: str, path: Path, reply: Mapping[str, Any]) -> Build:
         tuple(reply["features"]),
         reply["llama"],
         tuple(reply["left_out"]),
+        tuple(reply["variants"]),
+        reply["server"],
     )

@@ -15,6 +15,8 @@ from conformance.process.service import Frame, Service, failure
 
 _SOFTWARE = re.compile(r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render", re.IGNORECASE)
 """In the description of a device that a CPU computes for."""
+SERVERS = ("ggml-rpc-server", "rpc-server")
+"""Programs that serve devices by RPC: today's name, and the one before 2026."""
 _METADATA = "_nlcBuildMetadata.json"
 """In npm's packages of node-llama-cpp: from which release of llama.cpp they were built."""
 
@@ -61,6 +63,8 @@ def describe(path: Path) -> dict[str, Any]:
         "features": [] if cpu is None else library.features(cpu),
         "llama": llama,
         "left_out": left_out,
+        "variants": library.variants(),
+        "server": library.registry("RPC") is not None and any((library.folder / p).is_file() for p in SERVERS),
     }
 
 

@@ -34,7 +34,8 @@ def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models |
         for name, families in (("ops", [ops.NAME]), ("trajectories", rest)):
             ids = [i for i in case_ids(families, (), each) if i not in before]
             before.update(ids)
-            work += [Sweep(t, f"{name} at {each}", cases, list(ids)) for t in targets]
+            single = families == [ops.NAME]
+            work += [Sweep(t, f"{name} at {each}", cases, list(ids)) for t in targets if single or not t.only_ops]
         if each == LEVELS[0] and models is not None:
             work += [Zoo(t, models) for t in targets if models.drives(t)]
     return work

@@ -14,8 +14,12 @@ ADAPTER = "ggml"
 THREADS = "8"
 """More than most cases have heads or rows: faults of the past needed 3 (more threads than heads) and 8 (chunks)."""
 CPU = "CPU"
+RPC = "RPC0"
+"""The first device of a server of the same build on this machine."""
 PLACED = ("CPU_REPACK",)
 """Buffer types of a CPU that have kernels of their own."""
+KERNELS = {"threads", "variant"}
+"""Options that choose other kernels of the same device."""
 BESIDE = ("ACCEL",)
 """Types of devices that compute a few ops beside the CPU, so that only a scheduler's graph reaches them."""
 
@@ -29,6 +33,8 @@ class Target:
     build: Spec
     base: Spec | None
     """None: there is no base, or it has no such device."""
+    only_ops: bool = False
+    """Whether it differs from another target by its kernels alone, so that trajectories tell nothing more."""
 
     @property
     def specs(self) -> Sequence[Spec]:
@@ -43,7 +49,12 @@ def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> li
     """
     before = {} if base is None else dict(_setups(base))
     every = [
-        Target(name, _spec(build.path, options), _spec(base.path, before[name]) if base and name in before else None)
+        Target(
+            name,
+            _spec(build.path, options),
+            _spec(base.path, before[name]) if base and name in before else None,
+            bool(options.keys() & KERNELS),
+        )
         for name, options in _setups(build)
     ]
     chosen = [t for t in every if not devices or any(t.name.lower().startswith(d.lower()) for d in devices)]
@@ -57,6 +68,10 @@ def _setups(build: Build) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Name of a setup -> options of the adapter."""
     for device in build.devices:
         yield from _of_device(device)
+    for variant in build.variants:
+        yield f"{CPU} variant={variant}", {"variant": variant}
+    if build.server:
+        yield RPC, {"device": RPC, "rpc": "loopback"}
 
 
 def _of_device(device: DeviceOf) -> Iterator[tuple[str, Mapping[str, str]]]:

@@ -127,6 +127,10 @@ def test_targets_are_the_devices_that_both_builds_have() -> None:
     assert [n for n, t in found.items() if t.base] == ["CPU", "CPU threads=8"]
     assert str(found["BLAS"].build) == "ggml?lib=/new&device=BLAS&mode=sched"
     assert [t.name for t in targets(here, None, ["cpu t"])] == ["CPU threads=8"]
+    several = replace(here, devices=here.devices[:1], variants=("haswell", "zen4"), server=True)
+    only_ops = {t.name: t.only_ops for t in targets(several, None)}
+    assert only_ops == {"CPU": False, "CPU threads=8": True, "CPU buffer=CPU_REPACK": False,
+                        "CPU variant=haswell": True, "CPU variant=zen4": True, "RPC0": False}  # fmt: skip
     with pytest.raises(UsageError, match=r"device Metal expected; it has CPU, .*Vulkan0"):
         targets(here, None, ["Metal"])
 
@@ -139,6 +143,8 @@ def test_every_case_of_a_level_is_planned_once() -> None:
     assert len(ids) == len(set(ids))
     assert [w.stage for w in work] == ["ops at smoke", "trajectories at smoke", "ops at standard",
                                        "trajectories at standard"]  # fmt: skip
+    kernels = replace(CPU, name="CPU threads=8", only_ops=True)
+    assert [w.stage for w in plan([kernels], "smoke", cases, None)] == ["ops at smoke"]
     with_models = plan([CPU], "smoke", cases, Models(lambda _: pytest.fail("nothing runs yet")))
     assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "zoo"]
 

@@ -46,6 +46,9 @@ _NAMES = (
 )  # fmt: skip
 """What a library is called, the likeliest first."""
 
+_VARIANT = "ggml-cpu-"
+"""What the name of a CPU library begins with, of a build that has several."""
+
 _P = ctypes.c_void_p
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 
@@ -217,6 +220,38 @@ class Library:
         if self.ggml.backend_load_all_from_path is not None:
             self.ggml.backend_load_all_from_path(os.fsencode(self.folder))
 
+    def variants(self) -> list[str]:
+        """The CPU libraries of the folder that this processor can execute, such as `haswell`; none where ggml has its
+        CPU built in. They stay loaded, so that `cpu_traits` tells nothing after this.
+        """
+        paths = sorted(self.folder.glob(f"lib{_VARIANT}*.so"))
+        return [path.name.removeprefix(f"lib{_VARIANT}").partition(".")[0] for path in paths if _runs_here(path)]
+
+    def load_variant(self, name: str) -> None:
+        """Load the CPU library called `name`, and none that this processor fits better; UsageError if it is not there,
+        or this ggml has a CPU already; UnavailableError if this processor cannot execute it.
+        """
+        path = self.folder / f"lib{_VARIANT}{name}.so"
+        if not path.is_file() or self.ggml.backend_load is None:
+            there = sorted(p.name for p in self.folder.glob(f"lib{_VARIANT}*.so"))
+            raise UsageError(f"ggml: variant={name}: {path} expected; there are {', '.join(there) or 'none'}")
+        if "CPU" in self.devices():
+            raise UsageError(f"ggml: variant={name}: {self.title} has a CPU already, which it cannot unload")
+        if not _runs_here(path) or not self.ggml.backend_load(os.fsencode(path)):
+            raise UnavailableError(f"ggml: variant={name} of {self.title}: this processor cannot execute it")
+
+    def registry(self, name: str) -> int | None:
+        """The handle of the registry of a kind of device, such as `RPC`, loading the folder's where it needs one; None
+        where there is none.
+        """
+        if self.ggml.backend_reg_by_name is None:
+            return None
+        found: int | None = self.ggml.backend_reg_by_name(name.encode())
+        if not found:
+            self.load_devices()
+            found = self.ggml.backend_reg_by_name(name.encode())
+        return found or None
+
     def device_type(self, device: int) -> str:
         """Of `enum ggml_backend_dev_type`, as `CPU`; `type N` where a library knows more."""
         i, known = self.ggml.backend_dev_type(device), self.layout.device_types
@@ -244,7 +279,11 @@ class Library:
 
     def device_function(self, device: int, name: str, result: CType, *arguments: CType) -> CType:
         """A function by `ggml_backend_reg_get_proc_address`, or None where the device has none of that name."""
-        address = self.ggml.backend_reg_get_proc_address(self.ggml.backend_dev_backend_reg(device), name.encode())
+        return self.registry_function(self.ggml.backend_dev_backend_reg(device), name, result, *arguments)
+
+    def registry_function(self, registry: int, name: str, result: CType, *arguments: CType) -> CType:
+        """The same of a registry."""
+        address = self.ggml.backend_reg_get_proc_address(registry, name.encode())
         return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
 
     def buffer_types(self, device: int) -> dict[str, int]:
@@ -409,3 +448,12 @@ def _loaded(path: Path) -> ctypes.CDLL | None:
         return ctypes.CDLL(os.fspath(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:
         return None
+
+
+def _runs_here(path: Path) -> bool:
+    """Whether this processor can execute a CPU library of a build that has several."""
+    try:
+        score = getattr(_loaded(path) or _open(path), "ggml_backend_score", None)
+    except UnavailableError:
+        return False
+    return score is not None and score() > 0
