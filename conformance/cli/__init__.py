@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "capture": (".llama", "Record what llama.cpp runs as a case file."),
     "cases": (".cases", "List case ids, smallest first within a family."),
     "causes": (".reports", "Group the failures of a run by cause."),
+    "findings": (".reports", "Write a page of the causes of runs, with room for a person's words."),
     "golden": (".checks", "Golden outputs: the pinned corpus of expected values."),
     "history": (".reports", "Runs of many nights and machines in one file."),
     "import-capture": (".llama", "Turn a capture (JSON beside its .npz) into a case file."),

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from conformance.causes import baseline as baseline_file
+from conformance.causes import findings as findings_page
 from conformance.causes.analyse import analyse
 from conformance.causes.cause import Cause
 from conformance.ggml.errors import UsageError
@@ -133,6 +134,19 @@ def baseline(path: Path, output: Path) -> None:
         raise UsageError(f"{path}: has failures and no causes; first: conform causes {path} --json {path}")
     written = baseline_file.write(output, [Cause.from_json(c.value) for c in runs.causes], "-o")
     line(f"{output}: {len(written.entries)} known causes; fill in each reason and link")
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RUN.json|DIR…")
+@click.option("-o", "--output", type=File, required=True, metavar="FILE.md", help="A person's words in it are kept.")
+def findings(paths: Sequence[Path], output: Path) -> None:
+    """Write a page of the causes in runs, which `conform causes` found: what each is, its proof and whom it hits.
+
+    Between the marks after each cause is room for a person's words. They stay with the cause when the page is written
+    again, as its title does.
+    """
+    n = findings_page.write(output, read_runs(paths), "-o")
+    line(f"{output}: {n} causes")
 
 
 _store = click.option("--store", type=File, required=True, metavar="FILE", help="The history, one SQLite file.")

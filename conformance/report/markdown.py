@@ -135,7 +135,7 @@ def _sections(runs: Runs) -> Iterator[Section]:
     yield f"Causes ({len(runs.causes):,})", [], _causes(runs)
     yield f"Asked for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
     verdicts = [v for v in ORDER if any(r.value.verdict is v for r in runs.results)]
-    yield "Verdicts", *_table(["backend", *map(str, verdicts), "budget used, at most"], _verdicts(runs, verdicts))
+    yield "Verdicts", *table(["backend", *map(str, verdicts), "budget used, at most"], _verdicts(runs, verdicts))
     failed = [r for r in runs.results if r.value.verdict in FAILURES and r.value.cause is None]
     unexplained = " that no cause explains" if runs.causes else ""
     for fresh, title in (
@@ -146,22 +146,22 @@ def _sections(runs: Runs) -> Iterator[Section]:
         yield title.format(n=len(of)), [], [_group(g) for g in groups(of)]
     waivers = [w for d in runs.of("conformance") for w in d.body.get("waivers") or () if isinstance(w, str)]
     yield "Waivers that need a look", [], [f"- {inline(w)}" for w in waivers]
-    yield "Gates", *_table(["gate", "unit", "backend", "answer", "estimate", "interval", "limit", "why"], _gates(runs))
-    yield "Speed", *_table(["unit", "backend", "rate", "rounds", "not timed because"], _units(runs))
+    yield "Gates", *table(["gate", "unit", "backend", "answer", "estimate", "interval", "limit", "why"], _gates(runs))
+    yield "Speed", *table(["unit", "backend", "rate", "rounds", "not timed because"], _units(runs))
     yield "Planted bugs", [], _planted(runs)
     yield "Mutants", [], _mutants(runs)
     cells = runs.zoo()
     columns = list(dict.fromkeys((str(c.value.get("backend")), str(c.value.get("run"))) for c in cells))
-    yield "Zoo", *_table(["architecture", *(f"{code(b)}, {inline(r)}" for b, r in columns)], _zoo(cells, columns))
+    yield "Zoo", *table(["architecture", *(f"{code(b)}, {inline(r)}" for b, r in columns)], _zoo(cells, columns))
     yield "Zoo cells that failed", [], [_cell(c) for c in cells if _fails(c)]
     yield (
         "Phases",
-        *_table(["backend", "phase", "tokens/s", "W", "J/token", "splits", "not timed because"], _phases(runs)),
+        *table(["backend", "phase", "tokens/s", "W", "J/token", "splits", "not timed because"], _phases(runs)),
     )
     yield "Weights in buffers, said and done", [], _audit(runs)
     yield "Not run", [], _not_run(runs)
     m = matrix(r for r in runs.results if r.value.case.startswith(f"{OPS}/"))
-    yield "Single ops, passed of declared", *_table(["op", "types", *map(code, m.backends)], _matrix(m))
+    yield "Single ops, passed of declared", *table(["op", "types", *map(code, m.backends)], _matrix(m))
 
 
 def _causes(runs: Runs) -> list[str]:
@@ -341,7 +341,7 @@ def _passed(cell: Counter[str] | None) -> str:
     return f"{cell['passed']} of {cell['declared']}" if cell["declared"] else "unsupported"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[list[str], list[str]]:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> tuple[list[str], list[str]]:
     """The header lines, and the rows."""
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"], [f"| {' | '.join(row)} |" for row in rows]
 

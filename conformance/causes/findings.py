@@ -1,0 +1,166 @@
+"""The page of findings: each cause of some runs with its proof and whom it hits, and room for a person's words.
+
+Everything between two marks is a person's and survives the next writing of the page:
+
+    <!-- words: SUM-85602951 -->
+    Fault of the backend, see …
+    <!-- end -->
+
+So does the title. The words on a cause stand with it, by its id; those on a cause that is no more move to the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+
+from conformance.case.strict import read_text
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.report.markdown import code, inline, table
+from conformance.report.runfile import write_text
+from conformance.report.runs import Runs, command
+from conformance.run.session.select import build
+
+from .cause import Cause, in_order
+
+TITLE = "# Findings"
+PAGE, GONE = "page", "## No longer found"
+"""The key of the words on the page as a whole; the heading over words on causes that are no more."""
+_WORDS = re.compile(r"^<!-- words: (?P<key>[^\n]+) -->\n(?P<text>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_MARK = re.compile(r"^<!-- (words: |end -->)", re.MULTILINE)
+DETAIL = 400
+"""Characters of what the smallest case says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a person wrote on a page of findings."""
+
+    title: str = TITLE
+    of: Mapping[str, str] = field(default_factory=dict)
+    """Id of a cause, or `PAGE` -> text, which ends with a newline or is empty."""
+
+
+def read_words(text: str, path: str) -> Words:
+    """A person's words on the page `text`; UsageError if it has marks without their ends, or one key twice, or if it is
+    no page that `write` made.
+    """
+    found = list(_WORDS.finditer(text))
+    if not any(m["key"] == PAGE for m in found):
+        raise UsageError(f"{path}: a page that `conform findings` wrote expected, none found; name another file")
+    if len(_MARK.findall(text)) != 2 * len(found) or any(_MARK.search(m["text"]) for m in found):
+        raise UsageError(f"{path}: after each `<!-- words: … -->` one `<!-- end -->` expected, each on its own line")
+    keys = Counter(m["key"] for m in found)
+    for key, n in keys.items():
+        if n > 1:
+            raise UsageError(f"{path}: words on {key} once expected, {n} times found; join them")
+    title = text.partition("\n")[0]
+    return Words(title if title.startswith("# ") else TITLE, {m["key"]: m["text"] for m in found})
+
+
+def write(path: Path, runs: Runs, option: str) -> int:
+    """Write the page of `runs`; the words of a page that stands at `path` stay. The number of causes on it.
+
+    Args:
+        path: the page; it need not exist.
+        runs: files with causes.
+        option: what the user named the page with, for messages.
+
+    Raises:
+        UsageError: `path` holds another kind of text, or cannot be written; or `runs` have failures and no cause.
+    """
+    if not runs.causes and any(r.value.verdict in FAILURES for r in runs.results):
+        first = runs.documents[0].path
+        raise UsageError(f"{first}: has failures and no causes; first: conform causes {first} --json {first}")
+    words = read_words(read_text(path), str(path)) if path.exists() else Words()
+    causes = in_order([Cause.from_json(c.value) for c in runs.causes])
+    write_text(path, page(runs, causes, words), option)
+    return len(causes)
+
+
+def page(runs: Runs, causes: Sequence[Cause], words: Words) -> str:
+    """The page in Markdown."""
+    proofs = {(p.value.case, p.value.backend): p.value for p in runs.proofs()}
+    lines = [words.title, "", *_marked(PAGE, words), *_head(runs, causes)]
+    written = {PAGE}
+    for n, cause in enumerate(causes, 1):
+        key = _key(cause.id)
+        lines += ["", f"## {n}. {key}", "", *_section(cause, proofs[cause.smallest, cause.backend], runs)]
+        if key not in written:  # a backend with other options has causes of the same ids
+            lines += ["", *_marked(key, words)]
+        written.add(key)
+    left = [key for key, text in words.of.items() if key not in written and text.strip()]
+    if left:
+        lines += ["", GONE, *(text for key in left for text in ("", f"{key}:", "", *_marked(key, words)))]
+    return "\n".join(lines) + "\n"
+
+
+def _key(cause_id: str) -> str:
+    """An id, whosever file it is from, without what ends a mark or a heading."""
+    return re.sub(r"[^\w+.-]|--", "?", cause_id)
+
+
+def _marked(key: str, words: Words) -> list[str]:
+    return [f"<!-- words: {key} -->", *words.of.get(key, "").splitlines(), "<!-- end -->"]
+
+
+def _head(runs: Runs, causes: Sequence[Cause]) -> Iterator[str]:
+    """The runs, their verdicts by family, and a table of the causes."""
+    yield ""
+    for d in runs.documents:
+        yield f"- {d.kind}, {d.written[:10]}, {inline(str(d.environment.get('cpu') or d.machine), 120)}"
+    results = [r.value for r in runs.results]
+    verdicts = [v for v in Verdict if any(r.verdict is v for r in results)]
+    counts = Counter((r.backend, r.case.partition("/")[0], r.verdict) for r in results)
+    rows = [
+        (code(b), code(f), *(f"{counts[b, f, v]:,}" for v in verdicts))
+        for b, f in dict.fromkeys((r.backend, r.case.partition("/")[0]) for r in results)
+    ]
+    if rows:
+        yield ""
+        yield from chain(*table(["backend", "family", *map(str, verdicts)], rows))
+    if causes:
+        head = ["", "cause", "on", "how", "cases", "architectures", "seen again"]
+        yield ""
+        yield from chain(*table(head, [(str(n), *_row(c)) for n, c in enumerate(causes, 1)]))
+    else:
+        yield from ("", "Nothing failed.")
+
+
+def _row(c: Cause) -> tuple[str, ...]:
+    hit = c.rank.get("architectures")
+    where = "–" if hit is None else str(hit)
+    return _key(c.id), code(c.backend, 120), c.verdict.value, f"{len(c.cases):,}", where, inline(c.seen or "–", 120)
+
+
+def _section(cause: Cause, proof: Result, runs: Runs) -> Iterator[str]:
+    """What a cause is, whom it hits, the command that shows it, and what that says."""
+    yield f"{inline(cause.sentence)}."
+    yield ""
+    families = Counter(i.partition("/")[0] for i in cause.cases)
+    yield f"- fails: {', '.join(f'{n:,} of {code(f)}' for f, n in families.most_common())} on {code(cause.backend)}"
+    models = sorted({str(c.value.get("architecture")) for c in runs.zoo() if _by(c.value, cause)})
+    if models:
+        yield f"- llama.cpp itself fails by it, {len(models):,} architectures: {inline(', '.join(models))}"
+    if proof.detail:
+        yield f"- {inline(proof.detail, DETAIL)}"
+    yield ""
+    yield f"    {_command(proof)}"
+
+
+def _by(cell: Mapping[str, object], cause: Cause) -> bool:
+    return cell.get("cause") == cause.id and cell.get("backend") == cause.backend
+
+
+def _command(proof: Result) -> str:
+    """By the case's id where that makes it: a file of this machine is nobody else's."""
+    with suppress(ConformanceError):
+        build(proof.case)
+        return command(replace(proof, saved=None))
+    return command(proof)
