@@ -40,13 +40,14 @@ class Server:
         words = [*_words(program, environment), "-H", _HOST, "-p", self.endpoint.rpartition(":")[2]]
         self._process = _start(words, environment)
         self._lines: deque[str] = deque(maxlen=8)
-        Thread(target=self._read, daemon=True).start()
+        self._reader = Thread(target=self._read, daemon=True)
+        self._reader.start()
         self._wait()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        with suppress(OSError, ValueError):  # it ends with the server
-            self._lines.extend(line.strip() for line in self._process.stdout)
+        with self._process.stdout as lines:
+            self._lines.extend(line.strip() for line in lines)
 
     def _wait(self) -> None:
         end = time.monotonic() + PATIENCE
@@ -63,6 +64,7 @@ class Server:
         """End the server."""
         self._process.kill()
         self._process.wait()
+        self._reader.join()
 
 
 def _start(words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:

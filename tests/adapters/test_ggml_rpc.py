@@ -1,0 +1,68 @@
+"""The RPC server of a build: started, waited for, ended; and what is said where there is none."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends.ggml import GgmlBackend
+from backends.ggml.rpc import PROGRAMS, Server
+from conformance.ggml.errors import UnavailableError, UsageError
+
+LISTENS = """
+import socket, sys, time
+if "--help" in sys.argv:
+    print("  -d, --device <dev1,dev2,...>")
+    sys.exit()
+assert sys.argv[1:3] == ["-d", "CPU"], sys.argv
+s = socket.create_server(("127.0.0.1", int(sys.argv[-1])))
+time.sleep(60)
+"""
+DIES = """
+import sys
+print("no memory")
+sys.exit(1)
+"""
+
+
+def _program(folder: Path, text: str) -> Path:
+    path = folder / PROGRAMS[0]
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return folder
+
+
+def test_a_server_listens_until_it_is_closed(tmp_path: Path) -> None:
+    """It computes on the CPU alone, where its version lets one choose, and nothing is left of it."""
+    server = Server(_program(tmp_path, LISTENS))
+    host, _, port = server.endpoint.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=5).close()
+    server.close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((host, int(port)), timeout=5)
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    """With its last words; and a build without the program names what was expected."""
+    with pytest.raises(UnavailableError, match=r"no ggml-rpc-server or rpc-server there"):
+        Server(tmp_path)
+    with pytest.raises(UnavailableError, match=r"does not listen at 127.0.0.1:\d+; it said: no memory"):
+        Server(_program(tmp_path, DIES))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "haswell"}, r"variant=haswell: .*libggml-cpu-haswell.so expected; there are none"),
+        ({"rpc": "loopback", "device": "RPC0"}, r"no ggml-rpc-server or rpc-server there"),
+        ({"rpc": "127.0.0.1:1", "device": "RPC0"}, r"rpc: .* has no RPC device"),
+    ],
+)
+def test_what_a_build_lacks_is_said(options: dict[str, str], message: str) -> None:
+    """The wheel has one CPU, built in, and no RPC."""
+    pytest.importorskip("xllamacpp")
+    with pytest.raises((UnavailableError, UsageError), match=message):
+        GgmlBackend(**options)
