@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -103,10 +104,8 @@ class GgmlBackend(Backend):
         self._drop = uncomputed == "drop"
         self._products, self._stored = products, requantising(requant)
         self.threads: int = int(threads)
-        self._library = library = Library(lib)
+        self._library = library = _load(lib, self.threads, variant)
         self._ggml = library.ggml
-        if variant:
-            library.load_variant(variant)
         self._server = Server(library.folder) if rpc == LOOPBACK else None
         if rpc:
             connect(library, self._server.endpoint if self._server else rpc)
@@ -224,6 +223,16 @@ class GgmlBackend(Backend):
         if self._server is not None:
             self._server.close()
         self._library.close()
+
+
+def _load(lib: str, threads: int, variant: str) -> Library:
+    """The library, with the CPU library that `variant` names, if any."""
+    if threads > (os.cpu_count() or 1):  # those that wait must not spin where others have work
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    library = Library(lib)
+    if variant:
+        library.load_variant(variant)
+    return library
 
 
 def cpu_arithmetic(library: Library) -> Arithmetic:
