@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from conformance.builds.build import Build
 from conformance.case.case import JSON
@@ -74,18 +75,26 @@ class Release:
         self.found = causes.all()
 
     def _sweep(self, end: float) -> None:
-        """Give each part of the work an equal share of what is left, until all of it is done or the time is."""
+        """Run all of the work, or as much as there is time for: half of what is left for the next stage, which its
+        targets share alike.
+        """
         runner = Runner(isolation=self.isolation)
         try:
             while (left := [w for w in self.work if w.left]) and self.clock() < end:
-                for i, work in enumerate(left):
-                    share = (end - self.clock()) / (len(left) - i)
-                    if share <= 0:
-                        break
-                    self.progress(f"{work.target.name}: {work.stage}: {len(work.left)} left")
-                    work.run(runner, share, self.clock)
+                stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
+                for i, works in enumerate(stages):
+                    last = i == len(stages) - 1
+                    self._stage(runner, works, end if last else (self.clock() + end) / 2)
         finally:
             runner.close()
+
+    def _stage(self, runner: Runner, works: Sequence[Work], end: float) -> None:
+        for i, work in enumerate(works):
+            share = (end - self.clock()) / (len(works) - i)
+            if share <= 0:
+                return
+            self.progress(f"{work.target.name}: {work.stage}: {len(work.left)} left")
+            work.run(runner, share, self.clock)
 
     def _parts(self) -> Iterator[tuple[Target, Kind]]:
         for target in self.targets:
