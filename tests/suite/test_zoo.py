@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.ggml.lib import llama as llama_binding
-from conformance.ggml.lib.layout import LAYOUTS, Layout
+from conformance.ggml.lib.layout import CONTEXT_PARAMS, DEFAULTS, MODEL_PARAMS
+from conformance.ggml.lib.llama import choose, put
 from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
@@ -205,20 +206,63 @@ def test_commands_do_not_load_the_binding() -> None:
     assert json.loads(done.stdout) == []
 
 
+PARAMS = {"llama_model_params": MODEL_PARAMS, "llama_context_params": CONTEXT_PARAMS}
+SET = frozenset({
+    "devices", "n_gpu_layers", "use_extra_bufts", "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads",
+    "n_threads_batch", "flash_attn_type", "flash_attn", "type_k", "type_v", "kv_unified", "swa_full", "embeddings",
+    "cb_eval",
+})  # fmt: skip
+"""What the worker sets."""
+
+
+def default_params(kind: Any, which: int, **others: int) -> Any:  # noqa: ANN401  # ctypes'
+    """A function that returns a struct laid out as `kind`: with the first or the last of the defaults known."""
+    values = kind()
+    for name, *_ in kind._fields_:
+        if name in DEFAULTS:
+            setattr(values, name, DEFAULTS[name][which])
+    for name, value in others.items():
+        setattr(values, name, value)
+
+    def fill(at: int) -> int:
+        ctypes.memmove(at, ctypes.addressof(values), kind.slack.offset)
+        return at
+
+    # System V passes the place of a large struct first and returns it
+    callback = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(fill)
+    function = ctypes.CFUNCTYPE(kind)(ctypes.cast(callback, ctypes.c_void_p).value or 0)
+    function.callback = callback  # type: ignore[attr-defined]  # it lives as long
+    return function
+
+
 @pytest.mark.skipif(
     (platform.system(), platform.machine()) != ("Linux", "x86_64"), reason="other conventions hide what is written"
 )
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: x.version)
-def test_parameters_tell_their_layout(layout: Layout) -> None:
-    """What `llama_context_default_params` writes fits its own layout of the table, and none of the others."""
+@pytest.mark.parametrize(("struct", "k"), [(s, k) for s, known in PARAMS.items() for k in range(len(known))])
+@pytest.mark.parametrize("which", [0, -1])
+def test_parameters_tell_their_layout(struct: str, k: int, which: int) -> None:
+    """From what a library fills in follows where each parameter lies that is set: two layouts are mistaken for one
+    another only where they differ in parameters behind these.
+    """
+    kind = PARAMS[struct][k]
+    found = choose(struct, default_params(kind, which), PARAMS[struct], "lib.so")
+    own, other = ({n: getattr(x, n).offset for n, *_ in x._fields_ if n in SET} for x in (kind, found))
+    assert own.items() <= other.items()
+    assert all(offset >= kind.slack.offset for name, offset in other.items() if name not in own)
 
-    def fill(at: int) -> int:
-        ctypes.memset(at, 0, layout.context_params.slack.offset)
-        return at
 
-    size = llama_binding._size(ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(fill), LAYOUTS[0].context_params)
-    assert size is not None
-    assert [x for x in LAYOUTS if llama_binding._fits(x.context_params, size)] == [layout]
+def test_parameters_of_no_layout_are_refused() -> None:
+    """A library that fills its parameters in another way is unavailable, and the message says which and how."""
+    function = default_params(CONTEXT_PARAMS[0], 0, n_batch=7)
+    with pytest.raises(UnavailableError, match=r"lib\.so does not fit: .* \S+\.n_batch is 2048; 7 found"):
+        choose("llama_context_params", function, CONTEXT_PARAMS, "lib.so")
+
+
+def test_a_parameter_that_a_version_lacks_is_told() -> None:
+    """`put` sets the fields that a struct has and names the others; ctypes would take any name in silence."""
+    params = CONTEXT_PARAMS[-1]()
+    assert put(params, n_ctx=5, kv_unified=1) == ["kv_unified"]
+    assert params.n_ctx == 5
 
 
 def test_decays_decay() -> None:

@@ -33,10 +33,7 @@ def builds(names: Sequence[str], json_path: Path | None) -> None:
         except UnavailableError as e:
             refused[name] = str(e)
     if fit:
-        table(
-            [(b.name, b.ggml, b.number, "\n".join(map(spell, b.devices)), "yes" if b.llama else "no") for b in fit],
-            ["build", "ggml", "number", "devices", "llama.cpp"],
-        )
+        table([row for b in fit for row in rows(b)], ["build", "ggml", "number", "llama.cpp", "devices"])
     for build in fit:
         line(f"{build.name}: features: {' '.join(build.features) or 'not told'}")
         for sentence in build.left_out:
@@ -47,6 +44,13 @@ def builds(names: Sequence[str], json_path: Path | None) -> None:
         results = [*(b.to_json() for b in fit), *({"name": n, "refused": why} for n, why in refused.items())]
         write_json(json_path, {**header("builds"), "results": results})
     sys.exit(0 if fit else 1)
+
+
+def rows(build: Build) -> list[tuple[str, ...]]:
+    """A row for each device; what is true of all stands in the first."""
+    first = (build.name, build.ggml, build.number, "yes" if build.llama else "no")
+    texts = [spell(d) for d in build.devices] or ["none"]
+    return [(*(first if i == 0 else ("",) * len(first)), text) for i, text in enumerate(texts)]
 
 
 def spell(device: DeviceOf) -> str:

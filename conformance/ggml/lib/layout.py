@@ -21,8 +21,11 @@ from typing import Any, TypeAlias
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.types import TYPES
 
-_I8, _I32, _U32, _I64, _Z, _F32 = (
-    ctypes.c_int8, ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_size_t, ctypes.c_float,
+CType: TypeAlias = Any
+"""A ctypes type, function or None: typeshed has no one name for what may stand as a result type."""
+
+_I8, _I32, _I64, _Z, _F32 = (
+    ctypes.c_int8, ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t, ctypes.c_float,
 )  # fmt: skip
 _P, _S, _B = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_bool
 
@@ -59,6 +62,15 @@ class Feature(ctypes.Structure):
     _fields_ = (("name", _S), ("value", _S))
 
 
+class OlderProps(ctypes.Structure):
+    """`struct ggml_backend_dev_props` before it had a `device_id`, until b6400 or so."""
+
+    _fields_ = (
+        ("name", _S), ("description", _S), ("memory_free", _Z), ("memory_total", _Z), ("type", ctypes.c_int),
+        ("async_", _B), ("host_buffer", _B), ("buffer_from_host_ptr", _B), ("events", _B),
+    )  # fmt: skip
+
+
 class TypeTraits(ctypes.Structure):
     """`struct ggml_type_traits`."""
 
@@ -74,14 +86,25 @@ class CpuTypeTraits(ctypes.Structure):
     _fields_ = (("from_float", _P), ("vec_dot", _P), ("vec_dot_type", ctypes.c_int), ("nrows", _I64))
 
 
+_TENSOR: tuple[tuple[str, CType], ...] = (
+    ("type", _I32), ("buffer", _P), ("ne", _I64 * 4), ("nb", _Z * 4), ("op", _I32), ("op_params", _I32 * 16),
+    ("flags", _I32), ("src", _P * 10), ("view_src", _P), ("view_offs", _Z), ("data", _P),
+    ("name", ctypes.c_char * 64), ("extra", _P), ("padding", ctypes.c_char * 8),
+)  # fmt: skip
+_OLDER_TENSOR = (*_TENSOR[:7], ("grad", _P), *_TENSOR[7:-1])
+"""Until b4100 or so."""
+
+
 class CTensor(ctypes.Structure):
     """`struct ggml_tensor`."""
 
-    _fields_ = (
-        ("type", _I32), ("buffer", _P), ("ne", _I64 * 4), ("nb", _Z * 4), ("op", _I32), ("op_params", _I32 * 16),
-        ("flags", _I32), ("src", _P * 10), ("view_src", _P), ("view_offs", _Z), ("data", _P),
-        ("name", ctypes.c_char * 64), ("extra", _P), ("padding", ctypes.c_char * 8),
-    )  # fmt: skip
+    _fields_ = _TENSOR
+
+
+def tensor_struct(fields: tuple[tuple[str, CType], ...], max_name: int) -> type[ctypes.Structure]:
+    """`struct ggml_tensor` of a library built with another `GGML_MAX_NAME`."""
+    own = tuple((name, ctypes.c_char * max_name if name == "name" else kind) for name, kind in fields)
+    return type("NamedTensor", (ctypes.Structure,), {"_fields_": own})
 
 
 class Batch(ctypes.Structure):
@@ -96,39 +119,72 @@ _SLACK = ("slack", ctypes.c_char * 256)
 """Behind each struct that a library fills: where its own is larger, nothing else is overwritten."""
 
 
-class ModelParams(ctypes.Structure):
-    """`struct llama_model_params`."""
-
-    _fields_ = (
-        ("devices", _P), ("tensor_buft_overrides", _P), ("n_gpu_layers", _I32), ("split_mode", _I32),
-        ("load_mode", _I32), ("lazy_mode", _I32), ("main_gpu", _I32), ("tensor_split", _P),
-        ("progress_callback", _P), ("progress_callback_user_data", _P), ("kv_overrides", _P),
-        ("vocab_only", _I8), ("check_tensors", _I8), ("use_extra_bufts", _I8), ("no_host", _I8), ("no_alloc", _I8),
-        ("load_mtp", _I8), _SLACK,
-    )  # fmt: skip
-
-
-class ContextParams(ctypes.Structure):
-    """`struct llama_context_params`."""
-
-    _fields_ = (
-        ("n_ctx", _U32), ("n_batch", _U32), ("n_ubatch", _U32), ("n_seq_max", _U32), ("n_rs_seq", _U32),
-        ("n_outputs_max", _U32), ("n_outputs_max_per_seq", _U32), ("n_threads", _I32), ("n_threads_batch", _I32),
-        ("ctx_type", _I32), ("rope_scaling_type", _I32), ("pooling_type", _I32), ("attention_type", _I32),
-        ("flash_attn_type", _I32),
-        ("rope_freq_base", _F32), ("rope_freq_scale", _F32), ("yarn_ext_factor", _F32), ("yarn_attn_factor", _F32),
-        ("yarn_beta_fast", _F32), ("yarn_beta_slow", _F32), ("yarn_orig_ctx", _U32), ("defrag_thold", _F32),
-        ("cb_eval", _P), ("cb_eval_user_data", _P), ("type_k", _I32), ("type_v", _I32),
-        ("moe_cache_size", _Z), ("abort_callback", _P), ("abort_callback_data", _P),
-        ("embeddings", _I8), ("offload_kqv", _I8), ("no_perf", _I8), ("op_offload", _I8), ("swa_full", _I8),
-        ("kv_unified", _I8), ("samplers", _P), ("n_samplers", _Z), ("ctx_other", _P), _SLACK,
-    )  # fmt: skip
+_POINTERS = (
+    "devices tensor_buft_overrides tensor_split rpc_servers progress_callback progress_callback_user_data kv_overrides "
+    "cb_eval cb_eval_user_data abort_callback abort_callback_data samplers ctx_other"
+)
+_BOOLS = (
+    "vocab_only use_mmap use_direct_io use_mlock check_tensors use_extra_bufts no_host no_alloc load_mtp logits_all "
+    "embeddings offload_kqv flash_attn no_perf op_offload swa_full kv_unified"
+)
+_FLOATS = "rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow defrag_thold"
+_SIZES = "moe_cache_size n_samplers"
+_KINDS: dict[str, CType] = {
+    name: kind
+    for names, kind in ((_POINTERS, _P), (_BOOLS, _I8), (_FLOATS, _F32), (_SIZES, _Z))
+    for name in names.split()
+}
+"""Parameter of a model or context -> its type, where that is not an enum or an int of 32 bits."""
 
 
-class OlderContextParams(ctypes.Structure):
-    """`struct llama_context_params` before it had `moe_cache_size`."""
+def _history(name: str, newest: str, *changes: tuple[str, str]) -> tuple[type[ctypes.Structure], ...]:
+    """Every layout of a struct, the newest first: each change says what stands there, and what stood there before."""
+    out, text = [], newest
+    for now, before in (("", ""), *changes):
+        assert now in text, now
+        text = " ".join(text.replace(now, before).split()) if now else text
+        fields = tuple((field, _KINDS.get(field, _I32)) for field in text.split())
+        out.append(type(name, (ctypes.Structure,), {"_fields_": (*fields, _SLACK)}))
+    return tuple(out)
 
-    _fields_ = tuple(f for f in ContextParams._fields_ if f[0] != "moe_cache_size")
+
+MODEL_PARAMS = _history(
+    "llama_model_params",
+    "devices tensor_buft_overrides n_gpu_layers split_mode load_mode lazy_mode main_gpu tensor_split progress_callback "
+    "progress_callback_user_data kv_overrides vocab_only check_tensors use_extra_bufts no_host no_alloc load_mtp",
+    ("lazy_mode ", ""),  # ggml 0.21
+    (" load_mtp", ""),
+    (" load_mode", ""), ("vocab_only ", "vocab_only use_mmap use_direct_io use_mlock "),  # ggml 0.17
+    ("use_direct_io ", ""),
+    (" no_alloc", ""),  # b7376
+    (" no_host", ""),  # b6673
+    (" use_extra_bufts", ""),  # b5835
+    ("tensor_buft_overrides ", ""),  # b4798
+    ("tensor_split ", "tensor_split rpc_servers "),
+    ("devices ", ""),  # b3889
+)  # fmt: skip
+"""`struct llama_model_params`, the newest first; beside a change the last build known without it."""
+CONTEXT_PARAMS = _history(
+    "llama_context_params",
+    "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_max_per_seq n_threads n_threads_batch ctx_type "
+    "rope_scaling_type pooling_type attention_type flash_attn_type rope_freq_base rope_freq_scale yarn_ext_factor "
+    "yarn_attn_factor yarn_beta_fast yarn_beta_slow yarn_orig_ctx defrag_thold cb_eval cb_eval_user_data type_k type_v "
+    "moe_cache_size abort_callback abort_callback_data embeddings offload_kqv no_perf op_offload swa_full kv_unified "
+    "samplers n_samplers ctx_other",
+    ("moe_cache_size ", ""),  # ggml 0.25
+    ("n_outputs_max_per_seq ", ""),  # ggml 0.17
+    (" ctx_other", ""),
+    ("n_outputs_max ", ""),
+    ("n_rs_seq ", ""), ("ctx_type ", ""),  # ggml 0.11
+    (" samplers n_samplers", ""),  # b7376
+    ("flash_attn_type ", ""), ("offload_kqv ", "offload_kqv flash_attn "),  # b6301
+    (" kv_unified", ""),  # b5835
+    (" swa_full", ""),
+    (" op_offload", ""),
+    ("abort_callback abort_callback_data embeddings offload_kqv flash_attn no_perf",
+     "logits_all embeddings offload_kqv flash_attn no_perf abort_callback abort_callback_data"),  # b4798
+)  # fmt: skip
+"""`struct llama_context_params`, likewise."""
 
 
 _WRITTEN = ("type", "buffer", "ne", "nb", "op", "op_params", "flags", "src", "view_src", "view_offs", "data", "name")
@@ -150,15 +206,9 @@ def _packer(kind: type[ctypes.Structure]) -> struct.Struct:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What changes between versions of ggml and llama.cpp."""
+    """How a library lays out `struct ggml_tensor`."""
 
-    version: str
-    """The ggml whose headers it was read from."""
     tensor: type[ctypes.Structure] = CTensor
-    model_params: type[ctypes.Structure] = ModelParams
-    context_params: type[ctypes.Structure] = ContextParams
-    device_types: tuple[str, ...] = ("CPU", "GPU", "IGPU", "ACCEL", "META")
-    """`enum ggml_backend_dev_type`."""
     packer: struct.Struct = field(init=False)
 
     def __post_init__(self) -> None:
@@ -169,41 +219,73 @@ class Layout:
         """`ggml_tensor_overhead()`: a `ggml_object` of 32 bytes and the tensor."""
         return 32 + ctypes.sizeof(self.tensor)
 
+    @property
+    def max_name(self) -> int:
+        """`GGML_MAX_NAME`."""
+        return int(self.tensor.name.size)
 
-LAYOUTS = (
-    Layout("0.26.0"),  # the wheel xllamacpp 2026.10.11549
-    Layout("0.25", context_params=OlderContextParams),  # llama-cpp-python 0.3.36
-)
-"""Every layout known, the newest first."""
-EXPECTED = LAYOUTS[0].version
+
+def layouts(overhead: int) -> list[Layout]:
+    """Every layout known of a tensor whose `ggml_tensor_overhead()` is so many bytes, the newest first.
+
+    Of a library built with a longer `GGML_MAX_NAME` it is that much larger.
+    """
+    found = []
+    for fields in (_TENSOR, _OLDER_TENSOR):
+        max_name = overhead - Layout(tensor_struct(fields, 64)).overhead + 64
+        if max_name >= 64 and max_name % 8 == 0:
+            found.append(Layout(tensor_struct(fields, max_name)))
+    return found
+
+
+DeviceTypes: TypeAlias = tuple[str, ...]
+DEVICE_TYPES: DeviceTypes = ("CPU", "GPU", "IGPU", "ACCEL", "META")
+"""`enum ggml_backend_dev_type`."""
+OLDER_DEVICE_TYPES: DeviceTypes = ("CPU", "GPU", "ACCEL")
+"""The same where `struct ggml_backend_dev_props` is `OlderProps`."""
+FIRST_DEVICE_TYPES: DeviceTypes = ("CPU", "GPU", "CPU", "GPU")
+"""The same of b3889, where the device CPU is of type 2: of full capabilities."""
+OLDEST, EXPECTED = "b3889 (October 2024)", "0.26.0"
+"""The builds between which layouts were read from headers and libraries; newer ones fit as long as nothing moves."""
 
 _F16 = 1
-MODEL_DEFAULTS: dict[str, Any] = {
-    "n_gpu_layers": -1, "split_mode": 1, "main_gpu": 0, "tensor_split": None, "kv_overrides": None,
-    "vocab_only": 0, "check_tensors": 0, "use_extra_bufts": 1, "no_host": 0, "no_alloc": 0,
+DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "n_gpu_layers": (-1, 0, 99, 999), "split_mode": (1,), "main_gpu": (0,), "tensor_split": (None,),
+    "progress_callback": (None,), "kv_overrides": (None,), "vocab_only": (0,), "use_mmap": (1,), "use_mlock": (0,),
+    "use_direct_io": (0, 1), "check_tensors": (0,), "use_extra_bufts": (1,), "no_host": (0,), "no_alloc": (0,),
+    "n_ctx": (512,), "n_batch": (2048,), "n_ubatch": (512,), "n_seq_max": (1,),
+    "rope_scaling_type": (-1,), "pooling_type": (-1,), "attention_type": (-1,), "flash_attn_type": (-1,),
+    "rope_freq_base": (0,), "rope_freq_scale": (0,), "yarn_ext_factor": (-1,), "yarn_orig_ctx": (0,),
+    "cb_eval": (None,), "type_k": (_F16,), "type_v": (_F16,), "abort_callback": (None,), "logits_all": (0,),
+    "embeddings": (0,), "offload_kqv": (1,), "flash_attn": (0,), "no_perf": (1,), "op_offload": (1,), "swa_full": (1,),
+    "kv_unified": (0,), "samplers": (None,), "n_samplers": (0,), "ctx_other": (None,),
 }  # fmt: skip
-"""What `llama_model_default_params` gives, as far as it tells the layout."""
-CONTEXT_DEFAULTS: dict[str, Any] = {
-    "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "flash_attn_type": -1, "yarn_orig_ctx": 0,
-    "cb_eval": None, "type_k": _F16, "type_v": _F16, "abort_callback": None,
-    "embeddings": 0, "offload_kqv": 1, "no_perf": 1, "op_offload": 1, "swa_full": 1, "kv_unified": 0,
-    "samplers": None, "n_samplers": 0, "ctx_other": None,
-}  # fmt: skip
-"""What `llama_context_default_params` gives, likewise."""
+"""Parameter -> what `llama_model_default_params` and `llama_context_default_params` gave it in any version, as far as
+that tells layouts apart.
+"""
+
+
+def last_written(fill: Callable[[int], object], room: int) -> int:
+    """How many bytes `fill` writes at an address, up to the last that it writes, where there is room for so many."""
+    last = 0
+    for poison in (0x5A, 0xA5):
+        buffer = ctypes.create_string_buffer(bytes([poison]) * room, room)
+        fill(ctypes.addressof(buffer))
+        written = [i for i, byte in enumerate(buffer.raw) if byte != poison]
+        last = max(last, written[-1] + 1 if written else 0)
+    return last
 
 
 def mismatch(title: str, expected: str, actual: str) -> UnavailableError:
-    """The error of a library that fits no layout of the table."""
+    """The error of a library that fits no layout known here."""
     return UnavailableError(
-        f"{title} does not fit: struct layouts are known for ggml {' and '.join(x.version for x in LAYOUTS)}, where "
-        f"{expected}; {actual} found. Use a library of about that version"
+        f"{title} does not fit: struct layouts are known for builds from {OLDEST} to ggml {EXPECTED}, where "
+        f"{expected}; {actual} found"
     )
 
 
 # --- functions, and ids by name
 
-CType: TypeAlias = Any
-"""A ctypes type, function or None: typeshed has no one name for what may stand as a result type."""
 Signatures: TypeAlias = "dict[str, tuple[CType, tuple[CType, ...]]]"
 """Symbol without its prefix -> result and argument types."""
 
@@ -213,7 +295,7 @@ _I, _U, _U8 = ctypes.c_int, ctypes.c_uint32, ctypes.c_uint8
 GGML: Signatures = {
     "init": (_P, (InitParams,)), "free": (None, (_P,)), "get_mem_buffer": (_P, (_P,)),
     "tensor_overhead": (_Z, ()), "graph_overhead_custom": (_Z, (_Z, _B)),
-    "op_name": (_P, (_I,)), "unary_op_name": (_P, (_I,)), "glu_op_name": (_P, (_I,)),
+    "op_name": (_P, (_I,)), "unary_op_name": (_P, (_I,)),
     "type_name": (_P, (_I,)), "blck_size": (_I64, (_I,)), "type_size": (_Z, (_I,)), "nbytes": (_Z, (_P,)),
     "new_tensor_1d": (_P, (_P, _I, _I64)), "new_tensor_4d": (_P, (_P, _I, _I64, _I64, _I64, _I64)),
     "set_name": (_P, (_P, _S)), "set_input": (None, (_P,)), "set_output": (None, (_P,)),
@@ -240,7 +322,7 @@ GGML: Signatures = {
     "backend_dev_name": (_S, (_P,)), "backend_dev_description": (_S, (_P,)), "backend_dev_init": (_P, (_P, _S)),
     "backend_dev_type": (_I, (_P,)), "backend_dev_buffer_type": (_P, (_P,)),
     "backend_dev_host_buffer_type": (_P, (_P,)), "backend_dev_supports_op": (_B, (_P, _P)),
-    "backend_dev_backend_reg": (_P, (_P,)), "backend_reg_name": (_S, (_P,)),
+    "backend_dev_get_props": (None, (_P, _P)), "backend_dev_backend_reg": (_P, (_P,)), "backend_reg_name": (_S, (_P,)),
     "backend_reg_get_proc_address": (_P, (_P, _S)),
     "backend_sched_new": (_P, (_P, _P, _I, _Z, _B, _B)), "backend_sched_free": (None, (_P,)),
     "backend_sched_reset": (None, (_P,)), "backend_sched_reserve": (_B, (_P, _P)),
@@ -254,10 +336,15 @@ GGML: Signatures = {
 OPTIONAL: Signatures = {
     "version": (_S, ()), "commit": (_S, ()), "set_abort_callback": (_P, (ABORT_CALLBACK,)),
     "backend_load_all_from_path": (None, (_S,)), "backend_load": (_P, (_S,)), "backend_reg_by_name": (_P, (_S,)),
-    "backend_register": (None, (_P,)), "get_type_traits": (_P, (_I,)),
-    "get_type_traits_cpu": (_P, (_I,)),
+    "backend_register": (None, (_P,)), "get_type_traits": (_P, (_I,)), "get_type_traits_cpu": (_P, (_I,)),
+    "glu_op_name": (_P, (_I,)),
 }
 """`ggml_*` that some libraries lack."""
+LEFT_OUT = {
+    "glu_op_name": "it exports no ggml_glu_op_name, so no GLU node runs on it",
+    "set_abort_callback": "it exports no ggml_set_abort_callback, so what ggml says last stands on stderr alone",
+}
+"""Optional function -> what is left out where a library lacks it."""
 
 GGUF: Signatures = {"init_from_file": (_P, (_S, GgufInitParams))}
 """`gguf_*`."""
@@ -268,17 +355,37 @@ def llama_functions(model_params: CType, context_params: CType) -> Signatures:
     return {
         "backend_init": (None, ()), "log_set": (None, (LOG_CALLBACK, _P)),
         "model_default_params": (model_params, ()), "context_default_params": (context_params, ()),
-        "model_init_from_user": (_P, (_P, SET_TENSOR_DATA, _P, model_params)),
         "model_load_from_file": (_P, (_S, model_params)), "init_from_model": (_P, (_P, context_params)),
-        "model_get_vocab": (_P, (_P,)), "vocab_n_tokens": (_I, (_P,)), "model_n_embd": (_I, (_P,)),
+        "vocab_n_tokens": (_I, (_P,)), "model_n_embd": (_I, (_P,)),
         "model_has_encoder": (_B, (_P,)), "model_has_decoder": (_B, (_P,)),
         "free": (None, (_P,)), "n_ctx": (_U, (_P,)), "pooling_type": (_I, (_P,)),
         "decode": (_I, (_P, Batch)), "encode": (_I, (_P, Batch)),
-        "get_memory": (_P, (_P,)), "memory_clear": (None, (_P, _B)), "memory_can_shift": (_B, (_P,)),
+        "memory_clear": (None, (_P, _B)),
         "memory_seq_rm": (_B, (_P, _I, _I, _I)), "memory_seq_cp": (None, (_P, _I, _I, _I, _I)),
         "memory_seq_add": (None, (_P, _I, _I, _I, _I)),
         "get_logits_ith": (_P, (_P, _I)), "get_embeddings_ith": (_P, (_P, _I)), "get_embeddings_seq": (_P, (_P, _I)),
     }
+
+
+LLAMA_OWNERS: Signatures = {"get_memory": (_P, (_P,)), "model_get_vocab": (_P, (_P,))}
+"""`llama_*` that give a part of a context or a model; older versions lack them and take the whole in its place."""
+
+
+def llama_optional(model_params: CType) -> Signatures:
+    """`llama_*` that older versions lack: they make no model from metadata, and do not say whether a memory shifts."""
+    return {
+        "model_init_from_user": (_P, (_P, SET_TENSOR_DATA, _P, model_params)), "memory_can_shift": (_B, (_P,)),
+    }
+
+
+OLDER_NAMES = {
+    "llama_model_load_from_file": ("llama_load_model_from_file",),
+    "llama_init_from_model": ("llama_new_context_with_model",),
+    "llama_vocab_n_tokens": ("llama_n_vocab",), "llama_model_n_embd": ("llama_n_embd",),
+    **{f"llama_memory_{f}": (f"llama_kv_self_{f}", f"llama_kv_cache_{f}")
+       for f in ("clear", "can_shift", "seq_rm", "seq_cp", "seq_add")},
+}
+"""Symbol -> what it was called before, with the same arguments; `clear` had one less, which C does not mind."""
 # fmt: on
 
 

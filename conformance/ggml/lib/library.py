@@ -16,23 +16,30 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conformance.ggml.errors import GraphError, UnavailableError, UsageError
-from conformance.ggml.tensor import FLAG_INPUT, FLAG_OUTPUT, Bytes, Tensor, f32_bits
+from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, Bytes, Tensor, f32_bits
 from conformance.ggml.types import F16, F32, GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType
 
 from .layout import (
-    EXPECTED,
+    DEVICE_TYPES,
+    FIRST_DEVICE_TYPES,
     GGML,
-    LAYOUTS,
+    LEFT_OUT,
     LOG_CALLBACK,
+    OLDER_DEVICE_TYPES,
+    OLDER_NAMES,
+    OLDEST,
     OPTIONAL,
     CpuTypeTraits,
     CType,
     Feature,
     InitParams,
     Layout,
+    OlderProps,
     Signatures,
     TypeTraits,
     ids,
+    last_written,
+    layouts,
     mismatch,
     type_ids,
 )
@@ -48,6 +55,8 @@ _NAMES = (
 
 _VARIANT = "ggml-cpu-"
 """What the name of a CPU library begins with, of a build that has several."""
+_REPAIRED = re.compile(r"libggml-(?!base-|cpu-)\w+-[0-9a-f]{8}\.so.*")
+"""A device library that auditwheel renamed."""
 
 _P = ctypes.c_void_p
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
@@ -74,11 +83,11 @@ class Library:
         """The library's last log lines."""
         self.ggml = SimpleNamespace()
         lacking = self._bind(self.ggml, "ggml_", GGML)
-        self._bind(self.ggml, "ggml_", OPTIONAL)
+        lacks = self._bind(self.ggml, "ggml_", OPTIONAL)
         self.version = self.ggml.version().decode() if self.ggml.version else "of unknown version"
         self.title = f"ggml {self.version} ({self.path})"
         self._require(lacking)
-        self.left_out: list[str] = []
+        self.left_out = [why for name, why in LEFT_OUT.items() if f"ggml_{name}" in lacks]
         """Sentences: what this library lacks, and what is thus not tested."""
         self._log_callback = LOG_CALLBACK(self._logged)
         self.ggml.log_set(ctypes.cast(self._log_callback, _P), None)
@@ -89,7 +98,7 @@ class Library:
         lacking = []
         for name, (result, arguments) in signatures.items():
             symbol = prefix + name
-            function = next((f for h in self._handles if (f := getattr(h, symbol, None)) is not None), None)
+            function = self.function(symbol)
             if function is None:
                 lacking.append(symbol)
             else:
@@ -97,13 +106,21 @@ class Library:
             setattr(to, name, function)
         return lacking
 
+    def function(self, symbol: str) -> Any:  # noqa: ANN401  # a ctypes function
+        """The function of a symbol, or of one of its older names; None where the library exports none."""
+        for name in (symbol, *OLDER_NAMES.get(symbol, ())):
+            for handle in self._handles:
+                if (found := getattr(handle, name, None)) is not None:
+                    return found
+        return None
+
     def _require(self, lacking: Sequence[str]) -> None:
         if lacking:
             raise UnavailableError(
-                f"{self.title} does not fit the binding, written against ggml {EXPECTED}: "
+                f"{self.title} does not fit the binding, written for builds from {OLDEST} on: "
                 f"it exports no {', '.join(lacking[:4])}"
                 + (f" and {len(lacking) - 4} more" if len(lacking) > 4 else "")
-                + f"; name the folder that holds lib{self.parts[0]} and its parts, or a library of about that version"
+                + f"; name the folder that holds lib{self.parts[0]} and its parts"
             )
 
     def _logged(self, _level: int, text: bytes | None, _data: int | None) -> None:
@@ -115,7 +132,7 @@ class Library:
         """Op -> id here."""
         self.sub_ops = {
             "UNARY": (UNARY_OPS, ids(g.unary_op_name, UNARY_OPS)),
-            "GLU": (GLU_OPS, ids(g.glu_op_name, GLU_OPS)),
+            "GLU": (GLU_OPS, ids(g.glu_op_name, GLU_OPS) if g.glu_op_name else {}),
         }
         """Op -> the names that `op_params[0]` counts in a case, and name -> id here."""
         self.types, self.other_types = type_ids(g)
@@ -128,6 +145,9 @@ class Library:
         self._ops = {i: name for name, i in self.ops.items()}
         self._types = {i: TYPES[name] for name, i in self.types.items()}
         self.layout = tensor_layout(g, self.title, self.ops, self.types["f16"])
+        self.flags_compute = marks_computed(self)
+        """Whether nodes without FLAG_COMPUTE are left alone."""
+        self._loaded = False
 
     @property
     def build(self) -> str:
@@ -216,9 +236,16 @@ class Library:
         )
 
     def load_devices(self) -> None:
-        """Load the folder's device libraries, where this ggml loads any."""
-        if self.ggml.backend_load_all_from_path is not None:
-            self.ggml.backend_load_all_from_path(os.fsencode(self.folder))
+        """Load the folder's device libraries, once, where this ggml loads any."""
+        load, load_all = self.ggml.backend_load, self.ggml.backend_load_all_from_path
+        if self._loaded or load is None or load_all is None:
+            return
+        self._loaded = True
+        load_all(os.fsencode(self.folder))
+        # It looks for the names of its own build, and loads by another name only what has variants, as the CPU has.
+        for path in sorted(self.folder.iterdir()):
+            if _REPAIRED.fullmatch(path.name) and not hasattr(_loaded(path), "ggml_backend_score"):
+                load(os.fsencode(path))
 
     def variants(self) -> list[str]:
         """The CPU libraries of the folder that this processor can execute, such as `haswell`; none where ggml has its
@@ -254,8 +281,21 @@ class Library:
 
     def device_type(self, device: int) -> str:
         """Of `enum ggml_backend_dev_type`, as `CPU`; `type N` where a library knows more."""
-        i, known = self.ggml.backend_dev_type(device), self.layout.device_types
+        i, known = self.ggml.backend_dev_type(device), DEVICE_TYPES
+        if self._older_props(device) is not None:
+            cpu = self.ggml.backend_dev_by_name(b"CPU")
+            first = bool(cpu) and self.ggml.backend_dev_type(cpu) == len(OLDER_DEVICE_TYPES) - 1
+            known = FIRST_DEVICE_TYPES if first else OLDER_DEVICE_TYPES
         return known[i] if 0 <= i < len(known) else f"type {i}"
+
+    def _older_props(self, device: int) -> OlderProps | None:
+        """What the device says of itself, where this ggml has the older struct for it."""
+        fill, props = self.ggml.backend_dev_get_props, OlderProps()
+        size = ctypes.sizeof(props)
+        if last_written(lambda at: fill(device, at), 4 * size) > size:
+            return None
+        fill(device, ctypes.addressof(props))
+        return props
 
     def start(self, device: int, threads: int | None = None) -> int:
         """The device's backend, a `ggml_backend_t`; it computes with `threads` threads, or as many as it likes.
@@ -289,7 +329,10 @@ class Library:
     def buffer_types(self, device: int) -> dict[str, int]:
         """Name -> handle of a device's default buffer type, its host type and its extra ones such as CPU_REPACK."""
         g = self.ggml
-        handles = [g.backend_dev_buffer_type(device), g.backend_dev_host_buffer_type(device)]
+        props = self._older_props(device)
+        # the first versions with devices call what a device without a host buffer does not have
+        host = None if props is not None and not props.host_buffer else g.backend_dev_host_buffer_type(device)
+        handles = [g.backend_dev_buffer_type(device), host]
         extra = self.device_function(device, "ggml_backend_dev_get_extra_bufts", ctypes.POINTER(_P), _P)
         array = extra(device) if extra is not None else None
         while array and array[len(handles) - 2]:
@@ -339,29 +382,33 @@ class Library:
 
 
 def tensor_layout(ggml: SimpleNamespace, title: str, op_ids: dict[str, int], f16: int) -> Layout:
-    """The first of `LAYOUTS` by which the tensors that the library itself builds read as they should.
+    """The first of `layouts` by which the tensors that the library itself builds read as they should.
 
     `op_ids` and `f16` are the library's own ids. UnavailableError if none fits; says what differs from the newest one.
     """
-    differing = [_difference(ggml, layout, op_ids, f16) for layout in LAYOUTS]
-    for layout, difference in zip(LAYOUTS, differing, strict=True):
+    overhead = ggml.tensor_overhead()
+    differing: list[tuple[str, str]] = []
+    for layout in layouts(overhead):
+        difference = _difference(ggml, layout, op_ids, f16)
         if difference is None:
             return layout
-    expected, actual = differing[0] or ("", "")
-    raise mismatch(title, expected, actual)
+        differing.append(difference)
+    raise mismatch(
+        title,
+        *(differing or [(f"ggml_tensor_overhead() is {Layout().overhead} bytes or more", f"{overhead} bytes")])[0],
+    )
 
 
 def _difference(ggml: SimpleNamespace, layout: Layout, op_ids: dict[str, int], f16: int) -> tuple[str, str] | None:
     """What `layout` says and what the library has instead; None where it fits."""
     overhead = ggml.tensor_overhead()
-    if overhead != layout.overhead:
-        return f"ggml_tensor_overhead() is {layout.overhead} bytes", f"{overhead} bytes"
     ctx = ggml.init(InitParams(16 * overhead, None, True))
     try:
         a = ggml.new_tensor_4d(ctx, f16, 6, 5, 4, 3)
         ggml.set_name(a, b"probe")
         ggml.set_input(a)
         b = ggml.scale(ctx, a, 2.5)
+        ggml.set_name(b, b"n" * overhead)
         ggml.set_output(b)
         c = ggml.view_1d(ctx, a, 7, 12)
         zeros = (0,) * 16
@@ -371,7 +418,7 @@ def _difference(ggml: SimpleNamespace, layout: Layout, op_ids: dict[str, int], f
             "new_tensor_4d": (a, whole | {"op": op_ids["NONE"], "op_params": zeros, "flags": FLAG_INPUT}
                               | {"src": (0,) * 10, "name": b"probe"}),
             "scale": (b, whole | {"op": op_ids["SCALE"], "op_params": (f32_bits(2.5), *zeros[1:])}
-                      | {"flags": FLAG_OUTPUT, "src": (a, *zeros[:9])}),
+                      | {"flags": FLAG_OUTPUT, "src": (a, *zeros[:9]), "name": b"n" * (layout.max_name - 1)}),
             "view_1d": (c, common | {"ne": (7, 1, 1, 1), "nb": (2, 14, 14, 14), "op": op_ids["VIEW"], "flags": 0}
                         | {"src": (a, *zeros[:9]), "view_src": a, "view_offs": 12}),
         }  # fmt: skip
@@ -386,6 +433,18 @@ def _difference(ggml: SimpleNamespace, layout: Layout, op_ids: dict[str, int], f
     finally:
         ggml.free(ctx)
     return None
+
+
+def marks_computed(library: Library) -> bool:
+    """Whether ggml sets FLAG_COMPUTE on the nodes of a graph and leaves the others alone; older ones compute all."""
+    g, overhead = library.ggml, library.layout.overhead
+    ctx = g.init(InitParams(8 * overhead + g.graph_overhead_custom(4, False), None, True))
+    try:
+        node = g.scale(ctx, g.new_tensor_1d(ctx, library.types["f32"], 4), 2.0)
+        g.build_forward_expand(g.new_graph_custom(ctx, 4, False), node)
+        return bool(library.struct(node).flags & FLAG_COMPUTE)
+    finally:
+        g.free(ctx)
 
 
 def find(where: str = "") -> Path:

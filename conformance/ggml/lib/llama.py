@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import ctypes
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 from conformance.ggml.errors import UnavailableError
 
-from .layout import ABORT_CALLBACK, CONTEXT_DEFAULTS, GGUF, LAYOUTS, MODEL_DEFAULTS, llama_functions, mismatch
+from .layout import (
+    ABORT_CALLBACK,
+    CONTEXT_PARAMS,
+    DEFAULTS,
+    GGUF,
+    LLAMA_OWNERS,
+    MODEL_PARAMS,
+    CType,
+    last_written,
+    llama_functions,
+    llama_optional,
+    mismatch,
+)
 from .library import Library, part
 
 _P = ctypes.c_void_p
 
 
 class Llama(Library):
-    """One loaded llama.cpp and the ggml it uses. `llama.decode(...)` calls `llama_decode(...)`.
+    """One loaded llama.cpp and the ggml it uses. `llama.decode(...)` calls `llama_decode(...)`, or what it was called.
 
-    `where` as of `Library`, with all of llama.cpp or `libllama`. UnavailableError as there; or its parameters are not
-    laid out as in `layout.LAYOUTS`.
+    `where` as of `Library`, with all of llama.cpp or `libllama`. UnavailableError as there; or its parameters fit no
+    layout of the table.
     """
 
     parts: ClassVar = ("llama", *Library.parts)
@@ -29,57 +41,84 @@ class Llama(Library):
     def __init__(self, where: str = "") -> None:
         super().__init__(where)
         self.llama, self.gguf = SimpleNamespace(), SimpleNamespace()
-        newest = LAYOUTS[0]
-        lacking = self._bind(self.llama, "llama_", llama_functions(newest.model_params, newest.context_params))
-        self._require(lacking + self._bind(self.gguf, "gguf_", GGUF))
-        size = _size(self.llama.context_default_params, newest.context_params)
-        layout = next((x for x in LAYOUTS if size and _fits(x.context_params, size)), newest)
-        self._bind(self.llama, "llama_", llama_functions(layout.model_params, layout.context_params))
-        check(self.llama.model_default_params, MODEL_DEFAULTS, self.title)
-        check(self.llama.context_default_params, CONTEXT_DEFAULTS, self.title)
-        self.llama.log_set(self._log_callback, None)
+        self._require(self._bind(self.llama, "llama_", llama_functions(MODEL_PARAMS[0], CONTEXT_PARAMS[0])))
+        c = self.llama
+        model = choose("llama_model_params", c.model_default_params, MODEL_PARAMS, self.title)
+        context = choose("llama_context_params", c.context_default_params, CONTEXT_PARAMS, self.title)
+        self._bind(c, "llama_", llama_functions(model, context))
+        for symbol in self._bind(c, "llama_", LLAMA_OWNERS):
+            setattr(c, symbol.removeprefix("llama_"), lambda whole: whole)
+        self._bind(c, "llama_", llama_optional(model))
+        self._bind(self.gguf, "gguf_", GGUF)
+        if c.model_init_from_user is None:
+            self.left_out.append(
+                "it exports no llama_model_init_from_user, so it plays model files and makes no models from metadata"
+            )
+        c.log_set(self._log_callback, None)
 
     def initialise(self, on_abort: Callable[[bytes], None]) -> None:
-        """`llama_backend_init`; `on_abort` gets the message before ggml ends the process."""
+        """`llama_backend_init`, and the folder's devices; `on_abort` gets the message before ggml ends the process."""
         self._abort_callback = ABORT_CALLBACK(lambda message: on_abort(message or b""))
         if self.ggml.set_abort_callback is not None:
             self.ggml.set_abort_callback(self._abort_callback)
         self.llama.backend_init()
+        self.load_devices()
 
     def reason(self) -> str:
         """What llama.cpp last complained of."""
         return " / ".join(self.complaints()) or "it did not say why"
 
 
+def put(params: ctypes.Structure, **values: object) -> list[str]:
+    """Set parameters; the names of those that this version does not have."""
+    known = {name for name, *_ in params._fields_}
+    for name, value in values.items():
+        if name in known:
+            setattr(params, name, value)
+    return [name for name in values if name not in known]
+
+
 def find_llama(lib: Path) -> Path:
     """The library with llama.cpp: in the folder `lib`, beside the file `lib`, or that file itself; UnavailableError if
     the folder has none.
     """
-    found = part(lib if lib.is_dir() else lib.parent, "llama")
-    if found is None and lib.is_dir():
-        raise UnavailableError(f"{lib}: no libllama there, so llama.cpp cannot run on this library")
-    return found or lib
+    if lib.is_dir():
+        if part(lib, "llama") is None:
+            raise UnavailableError(f"{lib}: no libllama there, so llama.cpp cannot run on this library")
+        return lib
+    return lib if part(lib.parent, "llama") is None else lib.parent
 
 
-def check(function: Any, defaults: Mapping[str, Any], title: str) -> None:  # noqa: ANN401  # a foreign function
-    """Check that `function`, which returns a struct of parameters, fills it as it is declared.
+def choose(
+    struct: str,
+    function: CType,
+    known: Sequence[type[ctypes.Structure]],
+    title: str,
+) -> type[ctypes.Structure]:
+    """The first layout of a struct of parameters that `function`, which returns one, fills as `DEFAULTS` says.
 
-    UnavailableError if it does not; names the library and the field.
+    UnavailableError if it fits none; says what differs from the newest.
     """
-    params = function()
-    kind = type(params)
-    for field, expected in defaults.items():
-        value = getattr(params, field)
-        if value != expected:
-            raise mismatch(title, f"{kind.__name__}.{field} is {expected}", f"{value}")
+    differing = [_differs(struct, function, kind) for kind in known]
+    for kind, difference in zip(known, differing, strict=True):
+        if difference is None:
+            return kind
+    raise mismatch(title, *(differing[0] or ("", "")))
+
+
+def _differs(struct: str, function: CType, kind: CType) -> tuple[str, str] | None:
+    """What a layout says and what the library has instead; None where it fits."""
+    function.restype = kind
     size = _size(function, kind)
-    if size is not None and not _fits(kind, size):
-        raise mismatch(title, f"{kind.__name__} has {kind.slack.offset} bytes", f"{size}")
-
-
-def _fits(kind: Any, size: int) -> bool:  # noqa: ANN401  # a ctypes structure with a field `slack`
-    """Whether a struct of which `size` bytes are written can be `kind`: padding at its end is not."""
-    return bool(kind.slack.offset - 8 < size <= kind.slack.offset)
+    end = kind.slack.offset
+    if size is not None and not end <= size <= -(-end // 8) * 8:  # padding may be written or not
+        return f"{struct} has {end} bytes", f"{size}"
+    params = function()
+    for field, *_ in kind._fields_:
+        value, possible = getattr(params, field), DEFAULTS.get(field)
+        if possible is not None and value not in possible:
+            return f"{struct}.{field} is {' or '.join(map(str, possible))}", f"{value}"
+    return None
 
 
 def _size(function: Callable[..., Any], kind: type[ctypes.Structure]) -> int | None:
@@ -87,10 +126,4 @@ def _size(function: Callable[..., Any], kind: type[ctypes.Structure]) -> int | N
     if platform.machine() != "x86_64" or platform.system() != "Linux":
         return None
     raw = ctypes.CFUNCTYPE(_P, _P)(ctypes.cast(cast("Any", function), _P).value or 0)
-    last = 0
-    for poison in (0x5A, 0xA5):
-        buffer = ctypes.create_string_buffer(bytes([poison]) * ctypes.sizeof(kind), ctypes.sizeof(kind))
-        raw(ctypes.addressof(buffer))
-        written = [i for i, byte in enumerate(buffer.raw) if byte != poison]
-        last = max(last, written[-1] + 1 if written else 0)
-    return last
+    return last_written(raw, ctypes.sizeof(kind))

@@ -29,7 +29,7 @@ from conformance.case.streams import Stream
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.lib.layout import SET_TENSOR_DATA, Batch, GgufInitParams
-from conformance.ggml.lib.llama import Llama
+from conformance.ggml.lib.llama import Llama, put
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import TYPES
 from conformance.process.service import Frame, Service, failure
@@ -61,10 +61,9 @@ def load_model(
     if device and not handle:
         raise UsageError(f"{library.title} has no device {device!r}")
     devices = (ctypes.c_void_p * 2)(handle, None)
-    params.devices = ctypes.cast(devices, ctypes.c_void_p)
-    params.n_gpu_layers = ALL_LAYERS if device else 0
-    if not device:
-        params.use_extra_bufts = 0
+    put(params, n_gpu_layers=ALL_LAYERS if device else 0, use_extra_bufts=int(bool(device)))
+    if put(params, devices=ctypes.cast(devices, ctypes.c_void_p)) and device:
+        raise UsageError(f"{library.title}: this llama.cpp chooses its devices itself: no llama_model_params.devices")
     errors: list[ConformanceError] = []
 
     def set_data(pointer: int, _data: int | None) -> None:
@@ -74,19 +73,31 @@ def load_model(
         except ConformanceError as e:
             errors.append(e)
 
-    path = os.fsencode(request.model)
     if request.from_file:
-        model = llama.model_load_from_file(path, params)
+        model = llama.model_load_from_file(os.fsencode(request.model), params)
     else:
-        metadata = library.gguf.init_from_file(path, GgufInitParams(True, None))
-        if not metadata:
-            raise UsageError(f"{request.model}: llama.cpp cannot read this metadata: {library.reason()}")
-        model = llama.model_init_from_user(metadata, SET_TENSOR_DATA(set_data), None, params)
+        model = from_metadata(library, request.model, set_data, params)
     if errors:
         raise errors[0]
     if not model:
         raise UsageError(f"llama.cpp cannot load the model: {library.reason()}")
     return int(model)
+
+
+def from_metadata(
+    library: Llama, path: str, set_data: Callable[[int, int | None], None], params: ctypes.Structure
+) -> int | None:
+    """`llama_model_init_from_user`: a model from metadata alone, each weight set by `set_data`; None where it fails.
+
+    UsageError if this llama.cpp makes none, or cannot read the metadata.
+    """
+    if library.llama.model_init_from_user is None:
+        raise UsageError(f"{library.title} makes no model from metadata: it exports no llama_model_init_from_user")
+    metadata = library.gguf.init_from_file(os.fsencode(path), GgufInitParams(True, None))
+    if not metadata:
+        raise UsageError(f"{path}: llama.cpp cannot read this metadata: {library.reason()}")
+    model: int | None = library.llama.model_init_from_user(metadata, SET_TENSOR_DATA(set_data), None, params)
+    return model
 
 
 def new_context(library: Llama, model: int, request: Request, callback: Any = None) -> int:  # noqa: ANN401  # ctypes' own
@@ -101,11 +112,14 @@ def new_context(library: Llama, model: int, request: Request, callback: Any = No
     params.n_ubatch = min(request.n_ubatch, params.n_ctx)
     params.n_seq_max = request.n_seq_max
     params.n_threads = params.n_threads_batch = 1
-    params.flash_attn_type = int(request.flash_attn)
     params.type_k, params.type_v = TYPES[request.type_k].id, TYPES[request.type_v].id
-    params.kv_unified = int(request.unified)
-    params.swa_full = int(request.swa_full)
     params.embeddings = int(request.embeddings)
+    if put(params, flash_attn_type=int(request.flash_attn)):
+        put(params, flash_attn=int(request.flash_attn))
+    if put(params, kv_unified=int(request.unified)) and request.n_seq_max > 1 and not request.unified:
+        raise UsageError(f"{library.title}: this llama.cpp has one stream for all sequences: no kv_unified")
+    if put(params, swa_full=int(request.swa_full)) and not request.swa_full:
+        raise UsageError(f"{library.title}: this llama.cpp keeps every cell of a sliding window: no swa_full")
     if callback is not None:
         params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
     context = library.llama.init_from_model(model, params)
@@ -189,7 +203,8 @@ class Drive(Player):
 
     def shift(self, n: int) -> None:
         """Let every sequence forget its first `n` tokens and move the others up."""
-        if not self._memory or not self._c.memory_can_shift(self._memory):
+        can_shift = self._c.memory_can_shift
+        if not self._memory or can_shift is None or not can_shift(self._memory):
             raise UsageError("run: the memory of this architecture cannot shift positions")
         super().shift(n)
 
@@ -289,7 +304,7 @@ def record(request: Request) -> dict[str, Any]:
     Drive(library, model, context, request, begin=recorder.begin, each=each).run(request.plan)
     provenance = {
         **request.provenance,
-        "source": f"{library.path.name.split('.')[0]} ggml {library.version}",
+        "source": f"{'libllama' if library.path.is_dir() else library.path.name.split('.')[0]} ggml {library.version}",
         "arithmetic": GGML_CPU.name,
     }
     case = Case(
