@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
+from conformance.backend.card import read
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic, requantising
@@ -57,6 +59,7 @@ class GgmlBackend(Backend):
             makes none, where the llama.cpp of a recording does.
         products: type that the device rounds the operands of matrix products to; other than `float32`, the budget is
             wider.
+        card: a file of `conform learn`: how the device was measured to round.
         requant: how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it.
 
     Raises:
@@ -66,7 +69,7 @@ class GgmlBackend(Backend):
 
     isolate: ClassVar[bool] = True
     batch: ClassVar[int] = 64
-    places: ClassVar[frozenset[str] | None] = frozenset({"lib"})
+    places: ClassVar[frozenset[str] | None] = frozenset({"lib", "card"})
     audited: ClassVar[Mapping[str, str]] = {"guard": "on"}
 
     def __init__(
@@ -82,6 +85,7 @@ class GgmlBackend(Backend):
         uncomputed: str = "keep",
         products: str = "float32",
         requant: str = "none",
+        card: str = "",
     ) -> None:
         if not threads.isdecimal() or int(threads) < 1:
             raise UsageError(f"ggml: threads must be a number from 1, {threads!r} found")
@@ -90,6 +94,8 @@ class GgmlBackend(Backend):
         ):
             if value not in values:
                 raise UsageError(f"ggml: {option}: one of {', '.join(values)} expected, {value!r} found")
+        if card and (products != EXACT.products or requant != "none"):
+            raise UsageError("ggml: a card says how the device rounds: products and requant do not go with it")
         if mode == "sched" and guard == "on":
             raise UsageError("ggml: guard=on goes with mode=graph: a scheduler allocates nodes itself")
         self._memory, self._guard, self._opaque = memory, guard == "on", caches == "opaque"
@@ -110,6 +116,7 @@ class GgmlBackend(Backend):
         self._weights = self._bufts[buffer] if buffer else self._buft
         self._backend: int | None = None
         self._cpu = library.device("CPU") if mode == "sched" else 0
+        self._card = card_of(card, self) if card else None
         if self._name.upper().startswith(TRANSLATES):
             self.batch = 1  # type: ignore[misc]  # this device's: it compiles each graph as a whole
         if mode == "graph":
@@ -136,7 +143,9 @@ class GgmlBackend(Backend):
         return out
 
     def arithmetic(self) -> Arithmetic:
-        """The CPU device's, from its tables; another device's, from the options `products` and `requant`."""
+        """That of its card; the CPU device's own, from its tables; another device's, from `products` and `requant`."""
+        if self._card is not None:
+            return self._card
         if self._library.device_type(self._device) == "CPU":
             return cpu_arithmetic(self._library)
         if self._products == EXACT.products:
@@ -224,6 +233,13 @@ class GgmlBackend(Backend):
             value = feature.value.decode()
             out.append(feature.name.decode() + ("" if value == "1" else f"={value}"))
         return out
+
+
+def card_of(path: str, backend: Backend) -> Arithmetic:
+    """The arithmetic of the card at `path`; UsageError if that cannot be read, or is of another device."""
+    card = read(Path(path))
+    card.check(backend.info(), path)
+    return card.arithmetic(f"card {path}")
 
 
 def cpu_arithmetic(library: Library) -> Arithmetic:
