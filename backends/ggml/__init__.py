@@ -24,10 +24,8 @@ from conformance.ggml.types import F32, Q8_0
 from .context import refusal
 from .placement import addresses, homes, supports
 from .sched import SchedSession
-from .session import PATHS, GgmlSession, GuardSession
+from .session import GgmlSession, GuardSession
 
-TRANSLATES = tuple(PATHS)
-"""Name prefixes of the devices that translate a graph as a whole."""
 CHOICES = {
     "memory": ("reused", "fresh"),
     "mode": ("graph", "sched"),
@@ -117,8 +115,8 @@ class GgmlBackend(Backend):
         self._backend: int | None = None
         self._cpu = library.device("CPU") if mode == "sched" else 0
         self._card = card_of(card, self) if card else None
-        if self._name.upper().startswith(TRANSLATES):
-            self.batch = 1  # type: ignore[misc]  # this device's: it compiles each graph as a whole
+        if library.device_type(self._device) != "CPU":
+            self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
         if mode == "graph":
             self._backend = library.start(self._device, self.threads)
 
