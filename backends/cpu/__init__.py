@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.backend.interface import DeviceInfo
 from conformance.backend.kernel import Kernel, KernelBackend, Raw, Sources
-from conformance.ggml.arithmetic import EXACT, Arithmetic, Mixed
+from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.tensor import Tensor
 
 from . import attention, elementwise, matmul, recurrent, rope, rows, views, windows
@@ -26,15 +26,17 @@ def _table(arithmetic: Arithmetic) -> dict[str, Kernel]:
     return {op: partial(kernel, arithmetic) for op, (_, kernel) in TABLE.items()}
 
 
-def _by_node(arithmetic: Mixed) -> dict[str, Kernel]:
+def _by_node(arithmetic: Arithmetic) -> dict[str, Kernel]:
     """Kernels that look up, node by node, in which arithmetic they compute."""
-    distinct = {id(a): a for a in (EXACT, *arithmetic.nodes.values())}
-    tables = {i: _table(a) for i, a in distinct.items()}
+    tables: dict[int, tuple[Arithmetic, dict[str, Kernel]]] = {}
 
     def kernel(node: Tensor, dst: Raw, src: Sources) -> None:
-        tables[id(arithmetic.at(node))][node.op](node, dst, src)
+        own = arithmetic.at(node)
+        if id(own) not in tables:
+            tables[id(own)] = own, _table(own)  # it is kept, so that no other gets its id
+        tables[id(own)][1][node.op](node, dst, src)
 
-    return dict.fromkeys(tables[id(EXACT)], kernel)
+    return dict.fromkeys(TABLE, kernel)
 
 
 class CpuBackend(KernelBackend):
@@ -47,7 +49,7 @@ class CpuBackend(KernelBackend):
 
     def _use(self, arithmetic: Arithmetic) -> None:
         self._arithmetic = arithmetic
-        self._kernels = _by_node(arithmetic) if isinstance(arithmetic, Mixed) else _table(arithmetic)
+        self._kernels = _by_node(arithmetic) if arithmetic.by_node else _table(arithmetic)
 
     def computing_in(self, arithmetic: Arithmetic) -> CpuBackend:
         """A reference that rounds activations and stores blocks as `arithmetic` says, and is exact in all else."""

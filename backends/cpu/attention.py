@@ -19,7 +19,7 @@ from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16, F32
 
-from .matmul import Activations
+from .matmul import Activations, narrowed
 from .takes import ELEMENT, FLOAT, ONLY_F32, VALUES, Table, Takes
 from .values import Values, alibi_slopes, in_float64, load, operand, optional, repeated, rounded, store
 
@@ -119,12 +119,13 @@ def attend(
 
 def _flash_attn_ext(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     (q, q_raw), (k, k_raw), (v, v_raw) = (operand(node, src, i) for i in range(3))
-    to, keep = arithmetic.flash_attn.get(k.type.name), arithmetic.flash_attn_sum.get(v.type.name)
+    to, keep = arithmetic.flash_attn, arithmetic.flash_attn_sum.get(v.type.name)
     if 0 < arithmetic.flash_attn_tile <= q.ne[1] and k.type is v.type and k.type in (F32, F16):
-        to, keep = None, None
-    kq = Activations(to, arithmetic.quantize, k.type, q.type, q_raw).times(k.type, k_raw)
+        to, keep = {}, None
+    kq = Activations(arithmetic, to, k.type, q.type, q_raw).times(k.type, k_raw)
     mask, sinks = optional(node, src, 3), optional(node, src, 4)
-    store(node.type, dst, attend(node, kq, load(v.type, v_raw), mask, sinks, keep))
+    values = narrowed(arithmetic, v.type, load(v.type, v_raw))
+    store(node.type, dst, attend(node, kq, values, mask, sinks, keep))
 
 
 def _soft_max(node: Tensor, x: Values, mask: Values | None = None, sinks: Values | None = None) -> Values:

@@ -6,7 +6,7 @@ makes the same rounding here, and the product after it stays exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.backend.kernel import Raw, Sources
 from conformance.ggml import quants
-from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.arithmetic import EXACT, SUMS, Arithmetic
 from conformance.ggml.ops.matmul import AT_ONCE, TRI_TYPE
 from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.tensor import Tensor
@@ -48,21 +48,25 @@ def _block_sum_error(raw: Raw) -> Values:
 
 
 class Activations:
-    """What meets weights (or K) of one type, rounded to the type named `to`, or as it is where there is none."""
+    """What meets weights (or K) of the type `weights`, rounded as `arithmetic` and its table `to` say."""
 
-    __slots__ = ("error", "values")
+    __slots__ = ("_arithmetic", "error", "values")
 
-    def __init__(self, to: str | None, quantize: str, weights: GGMLType, type_: GGMLType, raw: Raw) -> None:
+    def __init__(
+        self, arithmetic: Arithmetic, to: Mapping[str, str], weights: GGMLType, type_: GGMLType, raw: Raw
+    ) -> None:
+        self._arithmetic = arithmetic
         self.error: Values | None = None
         """For weights with an offset: the error of each block's sum, (..., k / 32)."""
-        if to == Q8_1.name and weights in _OFFSET_TYPES:
-            stored = raw if type_ is Q8_1 else quants.quantizer(quantize)(Q8_1, load(type_, raw))
+        name = to.get(weights.name, arithmetic.operands)
+        if name == Q8_1.name and weights in _OFFSET_TYPES:
+            stored = raw if type_ is Q8_1 else quants.quantizer(arithmetic.quantize)(Q8_1, load(type_, raw))
             self.values = load(Q8_1, stored)
             self.error = _block_sum_error(stored)
-        elif to is None or to == type_.name:  # quantising twice would not give the same blocks
+        elif name in (EXACT.operands, type_.name):  # quantising twice would not give the same blocks
             self.values = load(type_, raw)
         else:
-            self.values = rounded(load(type_, raw), to, quantize)
+            self.values = rounded(load(type_, raw), name, arithmetic.quantize)
 
     def times(self, type_: GGMLType, raw: Raw, rows: tuple[NDArray[Any], ...] = ()) -> Values:
         """The product with the weights `raw` of `type_`; `rows` picks rows of the activations first."""
@@ -70,15 +74,33 @@ class Activations:
         if rows:
             x, error = x[rows][None, None], None if error is None else error[rows][None, None]
         step = max(1, AT_ONCE // max(1, raw.shape[0] * raw.shape[1] * x.shape[-1]))
-        parts = [_dot(type_, raw[:, :, i : i + step], x, error) for i in range(0, raw.shape[2], step)]
+        parts = [self._dot(type_, raw[:, :, i : i + step], x, error) for i in range(0, raw.shape[2], step)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
 
+    def _dot(self, type_: GGMLType, raw: Raw, x: Values, error: Values | None) -> Values:
+        w = narrowed(self._arithmetic, type_, load(type_, raw))
+        if self._arithmetic.sums != EXACT.sums:
+            return _added_up(w, x, SUMS[self._arithmetic.sums])
+        y = product(w, x)
+        if error is not None:
+            y += product(raw.view(BLOCK[type_])["m"][..., 0].astype(np.float64), error)
+        return y
 
-def _dot(type_: GGMLType, raw: Raw, x: Values, error: Values | None) -> Values:
-    y = product(load(type_, raw), x)
-    if error is not None:
-        y += product(raw.view(BLOCK[type_])["m"][..., 0].astype(np.float64), error)
-    return y
+
+def narrowed(arithmetic: Arithmetic, type_: GGMLType, x: Values) -> Values:
+    """The values of an operand of `type_`, rounded to `Arithmetic.operands`."""
+    return x if arithmetic.operands in (EXACT.operands, type_.name) else rounded(x, arithmetic.operands)
+
+
+def _added_up(w: Values, x: Values, together: int) -> Values:
+    """As `product`, each product and the sum after it rounded to F16; `together` as in `SUMS`."""
+    n = w.shape[-1]
+    total = product(w[..., :0], x[..., :0])
+    for start in range(0, n, together):
+        for k in reversed(range(start, min(n, start + together))):
+            term = product(w[..., k : k + 1], x[..., k : k + 1]).astype(np.float16)
+            total = (total + term).astype(np.float16).astype(np.float64)
+    return total
 
 
 def _mul_mat(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
@@ -87,7 +109,7 @@ def _mul_mat(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> No
     With the hint GGML_HINT_SRC0_IS_HADAMARD ggml may not read `src[0]`; here it is multiplied.
     """
     (type_, w_raw), (x, x_raw) = weight(arithmetic, node, src), operand(node, src, 1)
-    activations = Activations(arithmetic.mul_mat.get(type_.name), arithmetic.quantize, type_, x.type, x_raw)
+    activations = Activations(arithmetic, arithmetic.mul_mat, type_, x.type, x_raw)
     store(node.type, dst, activations.times(type_, w_raw))
 
 
@@ -95,7 +117,7 @@ def _mul_mat_id(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) ->
     """`dst[:, iu, it] = src0[:, :, ids[iu, it]] src1[:, iu % ne11, it]`: each token's rows by its own experts."""
     (type_, w_raw), (x, x_raw) = weight(arithmetic, node, src), operand(node, src, 1)
     ids = checked_index(operand(node, src, 2)[1][0, 0], w_raw.shape[1], "ids", "experts, ne[2] of src[0]")
-    activations = Activations(arithmetic.mul_mat.get(type_.name), arithmetic.quantize, type_, x.type, x_raw)
+    activations = Activations(arithmetic, arithmetic.mul_mat, type_, x.type, x_raw)
     zero = np.zeros(1, np.int64)
     out = np.empty((*ids.shape, node.ne[0]))
     for expert in np.unique(ids):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
+from conformance.backend.card import read
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic, requantising
@@ -23,10 +25,8 @@ from .context import refusal
 from .placement import addresses, homes, supports
 from .rpc import LOOPBACK, Server, connect
 from .sched import SchedSession
-from .session import PATHS, GgmlSession, GuardSession
+from .session import GgmlSession, GuardSession
 
-TRANSLATES = tuple(PATHS)
-"""Name prefixes of the devices that translate a graph as a whole."""
 CHOICES = {
     "memory": ("reused", "fresh"),
     "mode": ("graph", "sched"),
@@ -59,6 +59,7 @@ class GgmlBackend(Backend):
             makes none, where the llama.cpp of a recording does.
         products: type that the device rounds the operands of matrix products to; other than `float32`, the budget is
             wider.
+        card: a file of `conform learn`: how the device was measured to round.
         requant: how the device stores quantised weights, a mode of `ggml.quants.requant`; the reference imitates it.
         variant: the CPU library to load, such as `haswell`, of a build that has several; the fittest if empty.
         rpc: `HOST:PORT` of an RPC server, whose devices are `RPC0` and on; `loopback`: one of the same build is
@@ -71,7 +72,7 @@ class GgmlBackend(Backend):
 
     isolate: ClassVar[bool] = True
     batch: ClassVar[int] = 64
-    places: ClassVar[frozenset[str] | None] = frozenset({"lib", "rpc"})
+    places: ClassVar[frozenset[str] | None] = frozenset({"lib", "rpc", "card"})
     builds: ClassVar[frozenset[str]] = frozenset({"lib"})
     audited: ClassVar[Mapping[str, str]] = {"guard": "on"}
 
@@ -90,6 +91,7 @@ class GgmlBackend(Backend):
         requant: str = "none",
         variant: str = "",
         rpc: str = "",
+        card: str = "",
     ) -> None:
         if not threads.isdecimal() or int(threads) < 1:
             raise UsageError(f"ggml: threads must be a number from 1, {threads!r} found")
@@ -98,6 +100,8 @@ class GgmlBackend(Backend):
         ):
             if value not in values:
                 raise UsageError(f"ggml: {option}: one of {', '.join(values)} expected, {value!r} found")
+        if card and (products != EXACT.products or requant != "none"):
+            raise UsageError("ggml: a card says how the device rounds: products and requant do not go with it")
         if mode == "sched" and guard == "on":
             raise UsageError("ggml: guard=on goes with mode=graph: a scheduler allocates nodes itself")
         self._memory, self._guard, self._opaque = memory, guard == "on", caches == "opaque"
@@ -121,8 +125,9 @@ class GgmlBackend(Backend):
         self._weights = self._bufts[buffer] if buffer else self._buft
         self._backend: int | None = None
         self._cpu = library.device("CPU") if mode == "sched" else 0
-        if self._name.upper().startswith(TRANSLATES):
-            self.batch = 1  # type: ignore[misc]  # this device's: it compiles each graph as a whole
+        self._card = card_of(card, self) if card else None
+        if library.device_type(self._device) != "CPU":
+            self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
         if mode == "graph":
             self._backend = library.start(self._device, self.threads)
 
@@ -147,7 +152,11 @@ class GgmlBackend(Backend):
         return out
 
     def arithmetic(self) -> Arithmetic:
-        """The CPU device's, from its tables, here or behind our own server; another's, by `products` and `requant`."""
+        """That of its card; the CPU device's own, from its tables, here or behind our own server; another device's,
+        from `products` and `requant`.
+        """
+        if self._card is not None:
+            return self._card
         if self._server is not None or self._library.device_type(self._device) == "CPU":
             return cpu_arithmetic(self._library)
         if self._products == EXACT.products:
@@ -233,6 +242,13 @@ def _load(lib: str, threads: int, variant: str) -> Library:
     if variant:
         library.load_variant(variant)
     return library
+
+
+def card_of(path: str, backend: Backend) -> Arithmetic:
+    """The arithmetic of the card at `path`; UsageError if that cannot be read, or is of another device."""
+    card = read(Path(path))
+    card.check(backend.info(), path)
+    return card.arithmetic(f"card {path}")
 
 
 def cpu_arithmetic(library: Library) -> Arithmetic:

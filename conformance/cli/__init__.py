@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "history": (".reports", "Runs of many nights and machines in one file."),
     "import-capture": (".llama", "Turn a capture (JSON beside its .npz) into a case file."),
     "layout": (".llama", "Compare llama.cpp's graphs with the builder's, node for node."),
+    "learn": (".checks", "Measure how a device rounds, and write its card."),
     "make-model": (".llama", "Write a tiny GGUF model with made-up weights that llama.cpp loads."),
     "new-adapter": (
         "conformance.cli.adapter",

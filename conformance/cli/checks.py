@@ -1,4 +1,6 @@
-"""`conform audit`, `planted` and `golden`: checks of what backends claim, of the suite and of its pinned values."""
+"""`conform audit`, `learn`, `planted` and `golden`: checks of what backends claim, how they round, of the suite and of
+its pinned values.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,25 @@ from typing import NoReturn
 
 import click
 
+from conformance.backend.card import Card, Entry, read
 from conformance.backend.registry import Spec
+from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable, shell
 from conformance.judge.verdict import FAILURES, Result, Totals
 from conformance.judge.waivers import Waivers
 from conformance.planted import campaign, mutation
 from conformance.planted.campaign import Hunt
-from conformance.planted.faults import FOLDER, Fault, control, read
+from conformance.planted.faults import FOLDER, Fault, control
+from conformance.planted.faults import read as read_faults
 from conformance.planted.mutants import AREAS, draw
-from conformance.report.runfile import record, write_json
+from conformance.report.runfile import record, write_json, write_text
 from conformance.run import audit as auditing
 from conformance.run import golden as corpus
+from conformance.run import learn as learning
 from conformance.run.audit import FAILING, Cell, Finding
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.learn.plain import plain
 from conformance.run.runner import Runner
 from conformance.run.session.environment import header
 from conformance.run.session.select import build, case_ids
@@ -34,7 +41,17 @@ from conformance.suite import FAMILIES
 from conformance.suite.family import Level
 
 from . import options
-from .options import backend_option, isolation, json_option, settings_here, smoke_option, specs_here
+from .options import (
+    ExistingFile,
+    File,
+    backend_option,
+    config_option,
+    isolation,
+    json_option,
+    settings_here,
+    smoke_option,
+    specs_here,
+)
 from .output import Group, line, table
 
 
@@ -127,6 +144,57 @@ def _answer(cell: Cell) -> str:
 
 
 @click.command()
+@click.argument("backend", metavar="BACKEND")
+@config_option
+@smoke_option
+@click.option("-o", "--output", type=File, metavar="CARD", help="Write the card.")
+@click.option("--against", type=ExistingFile, metavar="CARD", help="An earlier card: who became less exact fails.")
+@isolation
+def learn(backend: str, level: Level, output: Path | None, against: Path | None, isolation: Isolation) -> None:
+    """Measure how a device rounds that declares nothing, and write its card, which the option card=FILE of the adapter
+    ggml takes.
+
+    Exit code 1 where an error looks like a fault and not like rounding, or is larger than --against allows.
+    """
+    before = None if against is None else read(against)
+    (spec,), _ = specs_here([backend], isolation)
+    runner = Runner(isolation=isolation)
+    told: list[tuple[str, Entry]] = []
+
+    def tell(key: str, entry: Entry) -> None:
+        told.append((key, entry))
+        line(f"{key}: {entry.rounding}, residual {entry.residual:.2g} {entry.finding}", err=True)
+
+    try:
+        card = learning.learn(runner.backend(spec), runner.oracle, plain(level), tell)
+    finally:
+        runner.close()
+    if output is not None:
+        write_text(output, card.to_toml(), "-o")
+    show_card(card)
+    worse = [] if before is None or against is None else learning.worse(before, card, str(against))
+    for text in worse:
+        line(text)
+    sys.exit(3 if not told else 1 if worse or any(e.finding for _, e in told) else 0)
+
+
+def show_card(card: Card) -> None:
+    """Print a card: a line for each key that float32 rounding does not explain, and the number of the others."""
+    line(f"{card.device}: {card.description}, {', '.join(f'{k} {v}' for k, v in card.versions.items())}")
+    rows, exact = [], 0
+    for key, e in card.entries.items():
+        exact += e.rounding == EXACT.name and not e.bound and not e.finding
+        if e.rounding != EXACT.name or e.bound or e.finding:
+            op, _, types = key.partition("-")
+            rows.append((op, types, e.rounding, f"{e.residual:.1e}", f"{e.bound:.1e}" if e.bound else "–", e.blind))
+    table(rows, ["op", "types", "rounding", "residual", "bound", "blind to"], disable_numparse=True)
+    line(f"{exact} more keys are exact up to float32 rounding")
+    for key, e in card.entries.items():
+        if e.finding:
+            line(f"no rounding: {key}: {e.finding}")
+
+
+@click.command()
 @click.option("--sample", "n", type=click.IntRange(1), default=100, metavar="N", show_default=True,
               help="How many mutants, as many of each area as can be.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws them.")
@@ -184,7 +252,7 @@ def planted(
 
     Exit code 1 where none of its families notices a fault, or one notices an adapter without a fault.
     """
-    faults = _chosen(read(list(paths) or [FOLDER]), globs, adapters, families)
+    faults = _chosen(read_faults(list(paths) or [FOLDER]), globs, adapters, families)
     used = {
         of: sorted({n for f in faults if f.of == of for n in f.families}) for of in dict.fromkeys(f.of for f in faults)
     }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from math import inf
 from pathlib import Path
 
 import click
@@ -42,6 +44,8 @@ INTERRUPTED = 130
 """Exit code of a run that the user ended: as a shell has it for SIGINT."""
 FAILED, NOTHING = 1, 3
 ENDED = "the run ended before it"
+FEW = 8
+"""Cases at a time where the minutes are counted: what has begun is finished."""
 COLOURS = {v: "red" if v in FAILURES else "green" if v is Verdict.PASS else "yellow" for v in Verdict}
 
 
@@ -87,6 +91,8 @@ class Plan:
     journal: Journal | None = None
     extra: Mapping[str, JSON] = field(default_factory=dict)
     """Of the document, beside the record."""
+    allowed: float = inf
+    """Minutes after which no case starts."""
     verbose: bool = False
     """Print a line for each result, and how it compares with what was saved."""
     quiet: bool = False
@@ -127,6 +133,13 @@ class Plan:
     metavar="MINUTES",
     help="Group failures by cause, for so long per backend at most; conform causes does it later.",
 )
+@click.option(
+    "--minutes",
+    "allowed",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="MINUTES",
+    help="Start no case later; what did not run is listed, and with --journal the next start goes on there.",
+)
 @click.option("-x", "--exitfirst", is_flag=True, help="Stop at the first failure; what did not run is listed.")
 @click.option("--maxfail", type=click.IntRange(min=1), metavar="N", help="Stop after N failures.")
 @click.option("-v", "--verbose", is_flag=True, help="A line for each result, UNSUPPORTED with its reason.")
@@ -146,6 +159,7 @@ def run(
     waivers_path: Path | None,
     isolation: Isolation,
     minutes: float | None,
+    allowed: float | None,
     exitfirst: bool,
     maxfail: int | None,
     verbose: bool,
@@ -206,6 +220,7 @@ def run(
         quiet=quiet,
         reasons=reasons or verbose,
         minutes=minutes,
+        allowed=inf if allowed is None else allowed,
     )
     sys.exit(_Execution(plan).run())
 
@@ -255,6 +270,7 @@ class _Execution:
             waiving=plan.waiving,
             on_hang=self._hung,
         )
+        self._ends = time.monotonic() + 60 * plan.allowed
         self._results: list[Result] = []
         self._causes: list[Cause] | None = None
         self._reasons: dict[tuple[str, str], str] = {}
@@ -274,6 +290,7 @@ class _Execution:
             self._all()
             self._group()
             why = STOPPED if self._plan.maxfail == 1 else f"stopped after {self._failures} failures"
+            why = why if self._is_full() else f"{self._plan.allowed:g} minutes (--minutes) were over"
         except KeyboardInterrupt:
             why = WHY_INTERRUPTED
             line("interrupted; what ran is recorded", err=True)
@@ -315,7 +332,7 @@ class _Execution:
         chosen: list[Case | str] = [*plan.cases, *plan.ids.get(spec, ())]
         if not chosen or self._is_full():
             return
-        size = self._runner.batch_size(spec)
+        size = self._runner.batch_size(spec) if self._plan.allowed == inf else FEW
         self._steps = Steps(str(spec), len(chosen))
         with self._progress.of(lambda: str(self._steps)):
             for start in range(0, len(chosen), size):
@@ -332,16 +349,21 @@ class _Execution:
 
     def _new(self, spec: Spec, chosen: Sequence[Case | str]) -> Iterator[Result]:
         for cases in _groups([self._case(c) for c in chosen]):
-            if self._is_full():
+            left = self._ends - time.monotonic()
+            if self._is_full() or left <= 0:
                 return
             self._steps.at(cases[0].id if len(cases) == 1 else f"{cases[0].id} and {len(cases) - 1} more")
-            results = self._runner.run(spec, cases)
+            with self._runner.within(left, here=False):
+                results = self._runner.run(spec, cases)
+            if time.monotonic() > self._ends:  # whoever had no time to answer has not failed
+                cut = (k for k, r in enumerate(results) if r.verdict is Verdict.TIMEOUT)
+                results = results[: next(cut, len(results))]
             for result in results:
                 result.fresh = result.case in self._plan.fresh
             for kept in (self._plan.journal, self._partial):
                 if kept:
                     kept.add(results)
-            for case, result in zip(cases, results, strict=True):
+            for case, result in zip(cases, results, strict=False):
                 if not self._is_full():
                     self._show(case, result)
                 self._failures += result.fails_run

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from .ops.op import DECLARATIONS
 from .quants import VEC_DOT_TYPE
 from .quants.requant import mode_named
-from .tensor import Tensor
+from .tensor import Tensor, is_contiguous
+from .types import F32, TYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,32 @@ class Arithmetic:
     """Type that a device rounds both operands of every matrix product to: `float32`, or `f16` or `bf16` for speed.
     Devices vary too much to imitate (fused attention rounds in other places): this widens the budget instead."""
 
+    operands: str = "float32"
+    """Type that both operands of MUL_MAT, MUL_MAT_ID and FLASH_ATTN_EXT are rounded to, weights in blocks once they are
+    unpacked: `float32`, `f16` or `bf16`."""
+    sums: str = "float32"
+    """How MUL_MAT and MUL_MAT_ID add up: `float32`, or a key of `SUMS`: products in F16, added up in F16."""
+    roundings: Mapping[str, str] = field(default_factory=dict)
+    """Of a device that was measured: key of a node (`key_of`) -> the rounding in `ROUNDINGS` that it has."""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """Key of a node -> NMSE that its result may be off beyond that."""
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    """Key of a node -> terms of the longest sum measured; the bound of a longer one grows with it."""
+
+    @property
+    def by_node(self) -> bool:
+        """Whether nodes differ in it: `at` then says how."""
+        return bool(self.roundings)
+
     def at(self, node: Tensor) -> Arithmetic:
-        """The arithmetic of `node`: that of its device, if several devices share a graph."""
-        del node
-        return self
+        """The arithmetic of `node`: that of its device, if several devices share a graph, or that of its key."""
+        return ROUNDINGS[self.roundings.get(key_of(node), EXACT.name)] if self.roundings else self
+
+    def bound(self, node: Tensor, terms: int = 1) -> float:
+        """NMSE that `node`, a sum of `terms`, may be off beyond its rounding; 0 unless measured."""
+        key = key_of(node) if self.bounds else ""
+        longest = self.lengths.get(key, terms)
+        return self.bounds.get(key, 0.0) * max(1.0, terms / max(1, longest))
 
     def copied(self, original: Mapping[Tensor, Tensor]) -> Arithmetic:
         """The same arithmetic for copies of nodes: `original` maps each copy to its node."""
@@ -64,13 +88,24 @@ class Mixed(Arithmetic):
 
     nodes: Mapping[Tensor, Arithmetic] = field(default_factory=dict)
 
+    @property
+    def by_node(self) -> bool:
+        """Always."""
+        return True
+
     def at(self, node: Tensor) -> Arithmetic:
         """The arithmetic of `node`'s device."""
-        return self.nodes.get(node, EXACT)
+        return self.nodes.get(node, EXACT).at(node)
+
+    def bound(self, node: Tensor, terms: int = 1) -> float:
+        """That of `node`'s device."""
+        return self.nodes.get(node, EXACT).bound(node, terms)
 
     def copied(self, original: Mapping[Tensor, Tensor]) -> Mixed:
         """The same arithmetic for the nodes and for copies of them."""
-        return replace(self, nodes={**self.nodes, **{copy: self.at(node) for copy, node in original.items()}})
+        return replace(
+            self, nodes={**self.nodes, **{copy: self.nodes.get(node, EXACT) for copy, node in original.items()}}
+        )
 
 
 EXACT = Arithmetic()
@@ -98,6 +133,60 @@ def requantising(mode: str) -> Arithmetic:
         return EXACT
     return Arithmetic(f"requant-{mode}", weights=tables.weights, rows=tables.rows)
 
+
+BUCKETS = (9, 2, 1)
+"""Tokens from which devices commonly take another kernel for a product, the most first."""
+SUMS = {"f16": 1, "f16x2": 2, "f16x4": 4}
+"""Name of a sum in F16 -> how many neighbours are added together, the last of them first."""
+
+
+def key_of(node: Tensor) -> str:
+    """What a device's rounding may depend on: `MUL_MAT-q4_0+f32@9`, `GLU.SWIGLU-f16+f16`, `CPY-f32+q8_0`.
+
+    Op and sub-op; types of the required sources, and of a result that is neither F32 nor as the first; of a product the
+    least tokens of its bucket, `view` with the operands that have gaps or are permuted, and a `prec` that was set.
+    """
+    declared = DECLARATIONS[node.op]
+    types = [s.type.name for s in node.src[: declared.n_src] if s is not None]
+    if node.type.name not in {F32.name, *types[:1]}:
+        types.append(node.type.name)
+    sub = f".{node.params.op}" if node.op in {"UNARY", "GLU"} else ""
+    return f"{node.op}{sub}-{'+'.join(types)}" + _form(node)
+
+
+def _form(node: Tensor) -> str:
+    places = {"MUL_MAT": (1, 1), "MUL_MAT_ID": (1, 2), "FLASH_ATTN_EXT": (0, 1)}
+    if node.op not in places:
+        return ""
+    i, dim = places[node.op]
+    operands = [s for s in node.src[:2] if s is not None]
+    tokens = max(1, operands[i].ne[dim])
+    views = (
+        ""
+        if node.op == "FLASH_ATTN_EXT"
+        else "".join(name for name, s in zip("ab", operands, strict=False) if not is_contiguous(s))
+    )
+    form = f",view={views}" if views else ""
+    prec = f",prec={node.params.prec.name}" if node.params.prec else ""
+    return f"@{next(n for n in BUCKETS if n <= tokens)}{form}{prec}"
+
+
+_BLOCKS = [name for name, t in TYPES.items() if t.is_quantized]
+_LEARNT = (
+    Arithmetic("table of f16", tables={"GELU": "f16", "GELU_QUICK": "f16"}),
+    Arithmetic("angles in float32", rope="float32"),
+    Arithmetic("stored by simd", quantize="simd"),
+    Arithmetic("operands f16", operands="f16"),
+    Arithmetic("operands bf16", operands="bf16"),
+    *(Arithmetic(f"operands f16, sums {name}", operands="f16", sums=name) for name in SUMS),
+    *(
+        Arithmetic(f"activations {to}", mul_mat=dict.fromkeys(_BLOCKS, to), flash_attn=dict.fromkeys(_BLOCKS, to))
+        for to in ("q8_0", "q8_1", "q8_K")
+    ),
+    Arithmetic("q f16, sums f16", flash_attn={"f16": "f16"}, flash_attn_sum={"f16": "f16"}),
+)
+ROUNDINGS = {a.name: a for a in (EXACT, *_LEARNT)}
+"""The roundings that devices are known to have, the plainest first."""
 
 NAMED = {a.name: a for a in (EXACT, GGML_CPU)}
 """The arithmetics that a recording can name."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 
 from conformance.case.case import Case
-from conformance.ggml.arithmetic import EXACT, Arithmetic
+from conformance.ggml.arithmetic import EXACT, Arithmetic, key_of
 from conformance.ggml.ops.matmul import PRODUCT
 from conformance.ggml.ops.op import DECLARATIONS, operand
 from conformance.ggml.quants.requant import weight_form
@@ -56,6 +56,9 @@ _STORE_ULP = {"f16": 2.0**-10, "bf16": 2.0**-7}
 """One unit in the last place of a narrow float, relative to its value."""
 
 
+BLOCK_STEP = {"q8_0": 0.1, "q8_1": 0.1}
+BLOCK_STEP_OTHER = 1.0
+"""Largest error of an element of a block type, one of whose steps or scales went the other way."""
 _PRODUCTS = {"f16": HALF_U2, "bf16": 2.0**-18}
 """Type that a device rounds the operands of products to -> its squared unit roundoff."""
 ROUNDED = {to: PRODUCT * unit for to, unit in _PRODUCTS.items()}
@@ -68,12 +71,15 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     `same`: the backend computes in that arithmetic too. If not, a node that `arithmetic` changes may also be off by
     what the change is worth.
     """
-    if node.op in VIEW_OPS or node.type.is_quantized or (node.type.dtype is not None and node.type.dtype.kind == "i"):
+    if node.op in VIEW_OPS or (node.type.dtype is not None and node.type.dtype.kind == "i"):
         return RAW
-    arithmetic = arithmetic.at(node)
     row = DECLARATIONS[node.op].rounding
-    nmse = (row.base + row.per_k * row.terms(node)) * U2
-    why = row.why
+    bound = arithmetic.bound(node, row.terms(node) if row.per_k else 1)
+    if node.type.is_quantized:
+        return Budget(bound, BLOCK_STEP.get(node.type.name, BLOCK_STEP_OTHER), arithmetic.name) if bound else RAW
+    nmse = (row.base + row.per_k * row.terms(node)) * U2 + bound
+    why = f"{row.why}; {arithmetic.name}: {key_of(node)}" if bound else row.why
+    arithmetic = arithmetic.at(node)
     if changes(node, arithmetic):
         extra, reason = _step(node, arithmetic) if same else _distance(node)
         nmse, why = nmse + extra, f"{why}; {reason}" if extra else why
@@ -146,11 +152,13 @@ def changes(node: Tensor, arithmetic: Arithmetic) -> bool:
         case "quantize":
             changed = node.type.is_quantized and a.quantize != EXACT.quantize
         case "mul_mat":
-            changed = type_of(node, 0) in a.mul_mat or bool(weight_form(node, a.weights, a.rows))
+            narrow = a.operands != EXACT.operands or a.sums != EXACT.sums
+            changed = narrow or type_of(node, 0) in a.mul_mat or bool(weight_form(node, a.weights, a.rows))
         case "rows":
             changed = bool(weight_form(node, a.weights, a.rows))
         case "flash_attn":
-            changed = type_of(node, 1) in a.flash_attn or type_of(node, 2) in a.flash_attn_sum
+            narrow = a.operands != EXACT.operands
+            changed = narrow or type_of(node, 1) in a.flash_attn or type_of(node, 2) in a.flash_attn_sum
         case "tables":
             changed = str(node.params.op).replace("GEGLU", "GELU") in a.tables
         case "rope":

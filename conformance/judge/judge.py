@@ -35,6 +35,8 @@ _OPERANDS = {to: allowed / _INDEPENDENT for to, allowed in ROUNDED.items()}
 alone."""
 _DYNAMIC = 5e-5
 """The same for activations in 8 bits, which such a device may use with block-quantised weights."""
+_SUM = 3e-8
+"""NMSE per term that one flipped rounding adds to a sum in F16, which all later terms inherit."""
 _CHOICES = frozenset({"ARGSORT", "TOP_K"})
 """Ops that pick experts: if two router logits differ by less than the error of a rounded product, a token gets another
 expert and its row entirely different values. Few tokens do, so the NMSE stays bounded."""
@@ -177,9 +179,10 @@ class Chain:
 
 def _noise_of(node: Tensor, arithmetic: Arithmetic, *, fed: bool) -> Noise:
     """The noise that `node` adds; coarse roundings differ only if its sources already differ (`fed`)."""
-    arithmetic = arithmetic.at(node)
-    smooth = budget_of(node, replace(arithmetic, products=EXACT.products)).nmse
-    return Noise(smooth, _operands(node, arithmetic) + (_rounding(node, arithmetic) if fed else 0.0))
+    row, own = DECLARATIONS[node.op].rounding, arithmetic.at(node)
+    smooth = budget_of(node, replace(own, products=EXACT.products)).nmse
+    steps = _operands(node, own) + arithmetic.bound(node, row.terms(node) if row.per_k else 1)
+    return Noise(smooth, steps + (_rounding(node, own) if fed else 0.0))
 
 
 def _operands(node: Tensor, arithmetic: Arithmetic) -> float:
@@ -194,12 +197,14 @@ def _rounding(node: Tensor, arithmetic: Arithmetic) -> float:
     if changes(node, arithmetic):
         to = ""
         if node.op in {"MUL_MAT", "MUL_MAT_ID"}:
-            to = arithmetic.mul_mat.get(type_of(node, 0), "")
+            to = arithmetic.mul_mat.get(type_of(node, 0), arithmetic.operands)
         elif node.op == "FLASH_ATTN_EXT":
-            to = arithmetic.flash_attn.get(type_of(node, 1), "")
+            to = arithmetic.flash_attn.get(type_of(node, 1), arithmetic.operands)
         elif node.op in {"UNARY", "GLU"}:
             to = "f16"
         worth += _ACTIVATIONS.get(to, 0.0)
+        if arithmetic.sums != EXACT.sums:
+            worth += _SUM * DECLARATIONS[node.op].rounding.terms(node)
     narrow = node.type.is_quantized or node.type.name in _STORED
     data = node.src[1:2] if node.op == "IM2COL" else node.src[:1]  # IM2COL does not read the kernel, its src[0]
     if narrow and any(s is not None and s.type is not node.type for s in data):

@@ -181,12 +181,14 @@ class Runner:
             self._watchdog.rest()
 
     @contextmanager
-    def within(self, seconds: float) -> Iterator[None]:
-        """While this lasts, no request to an open backend may take longer; a shorter limit of its own holds."""
+    def within(self, seconds: float, *, here: bool = True) -> Iterator[None]:
+        """While this lasts, no request to an open backend may take longer; a shorter limit of its own holds. `here`:
+        also one to a backend in this process, which ends where that does not return.
+        """
         backends = [d for b in self._backends.values() for d in (b.devices if isinstance(b, SchedBackend) else [b])]
         inner = [b.inner if isinstance(b, Guarded) else b for b in backends]
         bounded: list[Watchdog | IsolatedBackend] = [
-            self._watchdog,
+            *([self._watchdog] if here else []),
             *(b for b in inner if isinstance(b, IsolatedBackend)),
         ]
         for it in bounded:

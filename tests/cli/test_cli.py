@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import time
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
@@ -12,13 +14,16 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from gguf import GGUFWriter
 
+from conformance.backend.registry import Spec
 from conformance.case import casefile
+from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import Result as Record
 from conformance.judge.verdict import Verdict
 from conformance.report.progress import Progress, Steps
 from conformance.report.runs import budget_used
+from conformance.run.runner import Runner
 from conformance.run.session.select import build
 from conformance.suite import FAMILIES
 
@@ -236,3 +241,36 @@ def test_a_drawing_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     fine = CliRunner().invoke(main, ["show", case_id, "--svg", str(tmp_path / "x.svg")])
     assert (fine.exit_code, [p.name for p in tmp_path.iterdir()]) == (0, ["x.svg"])
+
+
+def test_minutes_are_kept_and_what_did_not_run_is_listed(tmp_path: Path) -> None:
+    """--minutes starts no case later; the rest is listed with the reason, in the record too, and the run fails."""
+    path = tmp_path / "run.json"
+    ids = FAMILIES["ops"].ids("smoke")[:40]
+    words = [w for i in ids for w in ("--case", i)]
+    done = _conform("run", "--backend", "cpu", *words, "--minutes", "1e-9", "--json", str(path))
+    assert done.exit_code == 1
+    assert f"{len(ids)} of {len(ids)} cases asked have no result, so this run fails" in done.output
+    assert "1e-09 minutes (--minutes) were over" in done.output
+    missing = json.loads(path.read_text(encoding="utf-8"))["missing"]
+    assert [m["case"] for m in missing] == list(ids)
+    assert _conform("run", "--backend", "cpu", *words, "--minutes", "10").exit_code == 0
+
+
+def test_a_backend_without_time_to_answer_has_not_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the end of --minutes cuts off is missing; it is no TIMEOUT of the backend."""
+    monkeypatch.setattr(Runner, "run", _slow)
+    path = tmp_path / "run.json"
+    words = [w for i in FAMILIES["ops"].ids("smoke")[:3] for w in ("--case", i)]
+    done = _conform("run", "--backend", "cpu", *words, "--minutes", "0.005", "--json", str(path))
+    assert done.exit_code == 1
+    document = json.loads(path.read_text(encoding="utf-8"))
+    assert [r["verdict"] for r in document["results"]] == ["PASS"]
+    assert len(document["missing"]) == 2
+
+
+def _slow(_: Runner, spec: Spec, cases: Sequence[Case]) -> list[Record]:
+    """The first passes, the second is cut off."""
+    time.sleep(0.4)
+    verdicts = [Verdict.PASS, Verdict.TIMEOUT, Verdict.PASS]
+    return [Record(c.id, str(spec), v) for c, v in zip(cases, verdicts, strict=True)]

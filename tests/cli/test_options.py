@@ -17,6 +17,7 @@ from conformance.cli.run import run
 
 RUN_ONLY = {
     "minutes",
+    "allowed",
     "only_fresh",
     "journal_path",
     "exitfirst",

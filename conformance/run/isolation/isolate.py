@@ -434,5 +434,7 @@ _TYPES: dict[str, tuple[str, Callable[[JSON], bool]]] = {
     "dict[str, int]": ("whole numbers by name", _of(_whole)),
     "dict[str, float]": ("numbers by name", _of(_finite)),
     "Mapping[str, str]": ("texts by name", _of(_text)),
+    "Mapping[str, int]": ("whole numbers by name", _of(_whole)),
+    "Mapping[str, float]": ("numbers by name", _of(_finite)),
 }
 """Annotation of a record's field -> its name in messages, and the check of a value."""

@@ -1,0 +1,140 @@
+"""The card of a device: how it rounds, measured op by op (`conform learn`), as a TOML file.
+
+suite = "0.1.0"
+device = "Vulkan0"
+description = "llvmpipe (LLVM 15.0.6, 256 bits)"
+versions = { ggml = "0.25.1" }
+
+[op."MUL_MAT-q4_0+f32@9"]              # a key of `ggml.arithmetic.key_of`
+rounding = "operands f16, sums f16x2"  # one of `ggml.arithmetic.ROUNDINGS`
+residual = 0.0                         # the worst NMSE from the reference in that rounding
+bound = 0.0                            # NMSE that is allowed beyond float32 rounding
+terms = 2048                           # of the longest sum measured
+blind = ""                             # the faults that the bound would hide
+finding = ""                           # why the measurement cannot be trusted; nothing is allowed then
+cases = ["ops/MUL_MAT-q4_0+f32-a=256x33,b=256x9@1"]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from conformance.case.strict import expect, only, parse_toml, read_text
+from conformance.ggml.arithmetic import EXACT, ROUNDINGS, Arithmetic
+from conformance.ggml.errors import UsageError
+
+from .interface import DeviceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What was measured of one key; see the fields of the file."""
+
+    rounding: str = EXACT.name
+    residual: float = 0.0
+    bound: float = 0.0
+    terms: int = 1
+    blind: str = ""
+    finding: str = ""
+    cases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """How one device rounds."""
+
+    suite: str
+    device: str
+    description: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+
+    def arithmetic(self, name: str) -> Arithmetic:
+        """The arithmetic that the reference computes in, called `name`."""
+        return Arithmetic(
+            name,
+            roundings={k: e.rounding for k, e in self.entries.items()},
+            bounds={k: e.bound for k, e in self.entries.items() if e.bound},
+            lengths={k: e.terms for k, e in self.entries.items() if e.bound},
+        )
+
+    def check(self, info: DeviceInfo, where: str) -> None:
+        """Raise UsageError if the card at `where` is of another device than `info`; another version may differ."""
+        found = (info.device, info.description)
+        if found != (self.device, self.description):
+            raise UsageError(
+                f"{where}: a card of {info.device}, {info.description!r}, expected, one of {self.device}, "
+                f"{self.description!r}, found; `conform learn` writes one"
+            )
+
+    def to_toml(self) -> str:
+        """The text of its file."""
+        versions = ", ".join(f"{_quoted(k)} = {_quoted(v)}" for k, v in self.versions.items())
+        head = f"suite = {_quoted(self.suite)}\ndevice = {_quoted(self.device)}\n"
+        head += f"description = {_quoted(self.description)}\nversions = {{ {versions} }}\n"
+        return head + "".join(_table(k, e) for k, e in self.entries.items())
+
+
+def _table(key: str, entry: Entry) -> str:
+    values = {f.name: getattr(entry, f.name) for f in fields(entry)}
+    lines = (f"{k} = {_value(v)}\n" for k, v in values.items())
+    return f"\n[op.{_quoted(key)}]\n{''.join(lines)}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_quoted, value))}]"
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    """A TOML string: JSON's, but for a character that only JSON takes as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def read(path: Path) -> Card:
+    """The card of a file; UsageError if it cannot be read or is malformed."""
+    return parse(read_text(path), str(path))
+
+
+def parse(text: str, where: str) -> Card:
+    """The card of a text; UsageError names the file, the table and the key."""
+    document = parse_toml(text, where)
+    only(document, ("suite", "device", "description", "versions", "op"), f"{where}:")
+    for key in ("suite", "device", "description"):
+        expect(isinstance(document.get(key), str), f"{where}: {key}", "a text", document.get(key))
+    versions, tables = document.get("versions", {}), document.get("op", {})
+    texts = isinstance(versions, dict) and all(isinstance(v, str) for v in versions.values())
+    expect(texts, f"{where}: versions", "a table of texts", versions)
+    expect(isinstance(tables, dict) and bool(tables), f"{where}: op", 'tables [op."KEY"]', tables)
+    entries = {key: _entry(t, f'{where}: [op."{key}"]') for key, t in tables.items()}
+    return Card(document["suite"], document["device"], document["description"], versions, entries)
+
+
+def _entry(table: object, where: str) -> Entry:
+    expect(isinstance(table, dict), where, "a table", table)
+    values: dict[str, Any] = dict(table)  # type: ignore[call-overload]  # a dict
+    only(values, [f.name for f in fields(Entry)], where)
+    for key in ("rounding", "residual", "bound"):
+        expect(key in values, f"{where} {key}", "a value", None)
+    known = ", ".join(ROUNDINGS)
+    expect(values["rounding"] in ROUNDINGS, f"{where} rounding", f"one of {known}", values["rounding"])
+    for key in ("residual", "bound"):
+        value = values[key]
+        number = type(value) in (int, float) and math.isfinite(value) and value >= 0
+        expect(number, f"{where} {key}", "a finite number from 0", value)
+        values[key] = float(value)
+    terms = values.get("terms", 1)
+    expect(type(terms) is int and terms > 0, f"{where} terms", "a whole number from 1", terms)
+    for key in ("blind", "finding"):
+        expect(isinstance(values.get(key, ""), str), f"{where} {key}", "a text", values.get(key))
+    cases = values.get("cases", [])
+    texts = isinstance(cases, list) and all(isinstance(c, str) for c in cases)
+    expect(texts, f"{where} cases", "a list of texts", cases)
+    expect(not (values.get("finding") and values["bound"]), f"{where} bound", "0 beside a finding", values["bound"])
+    return Entry(**{**values, "cases": tuple(cases)})

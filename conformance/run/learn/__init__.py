@@ -1,0 +1,164 @@
+"""Learn how a device rounds that declares nothing, and write its card (docs/cards.md).
+
+Plain cases of the family `ops` run on the device: one node over leaves without gaps, more of them for products. For
+each key (`key_of`) the card gets the known rounding whose reference is nearest to what the device gave. What remains is
+the residual; where float32 rounding does not explain it, `SAFETY` times as much is allowed, and never more than
+upstream's own tests allow. A residual that looks like a fault, not like rounding, is a finding, and nothing is allowed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+from conformance import __version__
+from conformance.backend.card import Card, Entry
+from conformance.backend.interface import Backend
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import EXACT, ROUNDINGS
+from conformance.ggml.errors import BackendCrashError, ConformanceError
+from conformance.ggml.ops.op import DECLARATIONS
+from conformance.ggml.tensor import nelements
+from conformance.judge.budget import PEAK, budget_of
+from conformance.judge.compare import Difference
+from conformance.run.oracle import Oracle
+from conformance.suite import ops
+
+from .measure import Measured, blind, measure
+
+SAFETY = 8.0
+"""What a card allows, relative to the worst residual measured."""
+LIMIT = 1e-7
+LIMITS = {
+    **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "OUT_PROD", "FLASH_ATTN_EXT", "CPY", "SET_ROWS"), 5e-4),
+    **dict.fromkeys(("SOFT_MAX", "LIGHTNING_INDEXER"), 1e-6),
+    "SSM_SCAN": 2e-7,
+}
+"""`max_nmse_err` of upstream's test-backend-ops, where it is another than its default `LIMIT`."""
+_ALIKE = 1.5
+"""A plainer rounding is taken whose residual is at most so many times the least one."""
+_OUTLIER = 32.0
+"""Times the median residual of its key from which one case shows a fault, not rounding."""
+
+
+_FLIPS = 100.0
+"""A residual so many times smaller than what the rounding itself is worth: a few values went the other way."""
+
+
+def learn(
+    backend: Backend, oracle: Oracle, keys: Mapping[str, Sequence[str]], told: Callable[[str, Entry], None]
+) -> Card:
+    """The card of `backend`, measured by the cases of `keys` as `plain` gives them; `told` gets each entry as it comes.
+
+    A key that the device refuses has no entry.
+    """
+    info = backend.info()
+    entries: dict[str, Entry] = {}
+    for key, ids in keys.items():
+        cases = [c for c in map(ops.build, ids) if all(backend.supports(c.steps[0].graph))]
+        if cases:
+            entries[key] = _entry(backend, oracle, key, cases)
+            told(key, entries[key])
+    return Card(__version__, info.device, info.description, info.versions, entries)
+
+
+def _entry(backend: Backend, oracle: Oracle, key: str, cases: Sequence[Case]) -> Entry:
+    names = tuple(c.id for c in cases)
+    try:
+        measured = [_measured(backend, oracle, c) for c in cases]
+    except ConformanceError as e:
+        return Entry(finding=f"it did not run: {' '.join(str(e).split())}"[:400], cases=names)
+    name = _nearest(measured)
+    worst = max(m.distances[name].nmse for m in measured)
+    terms = max(m.terms for m in measured)
+    entry = Entry(name, worst if math.isfinite(worst) else 0.0, terms=terms, cases=names)
+    if not _fits(measured, name):
+        finding = _fault(measured, name, limit_of(key))
+        need = max(max(d.nmse, (d.element / PEAK) ** 2) for d in (m.distances[name] for m in measured))
+        bound = 0.0 if finding else min(SAFETY * need, limit_of(key))
+        entry = replace(entry, bound=bound, finding=finding)
+    return replace(entry, blind=blind(oracle, measured, key, entry))
+
+
+def _measured(backend: Backend, oracle: Oracle, case: Case) -> Measured:
+    """As `measure`, once more where the process died: an earlier case may have broken its memory."""
+    try:
+        return measure(backend, oracle, case)
+    except BackendCrashError:
+        return measure(backend, oracle, case)
+
+
+def limit_of(key: str) -> float:
+    """NMSE that upstream's own test of the op allows."""
+    return LIMITS.get(key.partition("-")[0], LIMIT)
+
+
+def _fits(measured: Sequence[Measured], name: str) -> bool:
+    """Whether float32 rounding explains what is left."""
+    return all(budget_of(m.node, ROUNDINGS[name]).used(m.distances[name]) <= 1 for m in measured)
+
+
+def _nearest(measured: Sequence[Measured]) -> str:
+    """The plainest rounding that explains all, else one that is about as near as the nearest."""
+    names = [n for n in ROUNDINGS if all(n in m.distances for m in measured)]
+    for name in names:
+        if _fits(measured, name):
+            return name
+    residual = {n: max(m.distances[n].nmse for m in measured) for n in names}
+    least = min(residual.values())
+    return next(n for n in names if residual[n] <= _ALIKE * least)
+
+
+def worse(before: Card, now: Card, where: str) -> list[str]:
+    """A sentence for each key of which `now` is less exact than the card `before`, at `where`, says."""
+    sentences = []
+    for key, new in now.entries.items():
+        old = before.entries.get(key)
+        if old is None or old.finding:
+            continue
+        allowed = max(old.bound, SAFETY * old.residual)
+        if new.finding or (new.bound and new.residual > allowed):
+            then = f"{old.rounding}, residual {old.residual:.2g}, {allowed:.2g} allowed"
+            today = new.finding or f"{new.rounding}, residual {new.residual:.2g}"
+            sentences.append(f"FAIL {key}: less exact than the card {where}: then {then}; now {today}")
+    return sentences
+
+
+# -- what is no rounding ----------------------------------------------------------------------------------------------
+
+
+def _fault(measured: Sequence[Measured], name: str, limit: float) -> str:
+    """Why the residual is no rounding, in words; empty where nothing says so."""
+    each = [(m, m.distances[name]) for m in measured]
+    worst, d = max(each, key=lambda e: e[1].nmse)
+    if d.special:
+        return f"{worst.case.id}: {d.special} NaN or infinities out of place"
+    kind = worst.node.type.dtype
+    if kind is not None and kind.kind == "i":
+        return f"{worst.case.id}: whole numbers differ, {d}"
+    if d.nmse > limit:
+        return f"{worst.case.id}: NMSE {d.nmse:.2g}, beyond {limit:.2g}, what upstream's own test allows"
+    typical = median(d.nmse for _, d in each)
+    if len(each) > 2 and d.nmse > _OUTLIER * typical and not _small(worst, d, name):
+        return f"{worst.case.id}: NMSE {d.nmse:.2g}, where half of the cases have {typical:.2g} or less"
+    products = [(m, d) for m, d in each if DECLARATIONS[m.node.op].rounding.products]
+    return next(filter(None, (_uneven(m, d, name) for m, d in products)), "")
+
+
+def _small(m: Measured, d: Difference, name: str) -> bool:
+    """Whether float32 rounding explains the error, or some values that were rounded the other way."""
+    return d.nmse <= max(budget_of(m.node, ROUNDINGS[name]).nmse, m.distances[EXACT.name].nmse / _FLIPS)
+
+
+def _uneven(m: Measured, d: Difference, name: str) -> str:
+    """Why the error of a product is no rounding: it stands in few elements, or all of them are scaled."""
+    n, noise = nelements(m.node), math.sqrt(d.nmse)
+    if _small(m, d, name) or n < PEAK * PEAK:
+        return ""
+    if d.element > PEAK * noise:
+        return f"{m.case.id}: one element is off by {d.element / noise:.0f} times the others, {d}"
+    if abs(m.scales[name] - 1) > PEAK * noise / math.sqrt(n):
+        return f"{m.case.id}: all values are {m.scales[name]:.5f} times those expected, beyond chance"
+    return ""

@@ -1,0 +1,140 @@
+"""The card of a device: what its file may say, and that it reaches whoever computes or judges by it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conformance.backend.card import Card, Entry, parse, read
+from conformance.backend.interface import DeviceInfo, describe
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import EXACT, ROUNDINGS, key_of
+from conformance.ggml.errors import UsageError
+from conformance.ggml.lib.library import WHEEL
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import Tensor, new_tensor
+from conformance.ggml.types import F16, F32, Q4_0
+from conformance.judge.budget import budget_of
+from conformance.run.isolation import isolate
+from conformance.run.isolation.isolate import open_backend
+
+g = Builder()
+CARD = Card(
+    "0.1.0",
+    'Vul"kan0',
+    "a device",
+    {"ggml": "0.25.1", "backend API": "2"},
+    {
+        "MUL_MAT-q4_0+f32@9": Entry("operands f16, sums f16x2", 1e-9, 8e-9, 512, "", "", ("ops/X@1", "ops/Y@2")),
+        "ROPE-f32+i32": Entry("exact", 1e-9, 8e-9),
+        "SUM-f32": Entry("exact", 0.5, 0.0, 1, "", "half of it is missing"),
+    },
+)
+
+
+def _product(tokens: int, k: int = 64) -> Tensor:
+    return g.mul_mat(new_tensor(Q4_0, k, 3), new_tensor(F32, k, tokens))
+
+
+def test_a_card_is_its_file() -> None:
+    """Written and read, it is the same."""
+    assert parse(CARD.to_toml(), "card.toml") == CARD
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("residual = 1e-09", "residual = -1.0", ["card.toml", "MUL_MAT-q4_0+f32@9", "residual", "-1.0"]),
+        ("residual = 1e-09", "residual = nan", ["residual", "nan"]),
+        ("residual = 1e-09", "residual = true", ["residual", "True"]),
+        ('"operands f16, sums f16x2"', '"none"', ["rounding", "operands bf16", "'none'"]),
+        ("terms = 512", "terms = 0", ["terms", "a whole number from 1"]),
+        ("bound = 0.0", "bound = 1.0", ["bound", "0 beside a finding"]),
+        ("blind = ", "blinded = ", ["blinded", "is unknown"]),
+        ('"ops/X@1"', "1", ["cases", "a list of texts"]),
+        ("suite = ", "suites = ", ["suites", "is unknown"]),
+        ("versions = {", "versions = { x = 1,", ["versions", "a table of texts"]),
+        ("suite = ", "suite = = ", ["card.toml"]),
+    ],
+)
+def test_a_broken_card_is_one_line(old: str, new: str, words: list[str]) -> None:
+    """What is wrong is named with file, table and key."""
+    text = CARD.to_toml()
+    assert old in text
+    with pytest.raises(UsageError) as e:
+        parse(text.replace(old, new, 1), "card.toml")
+    assert all(w in str(e.value) for w in words), str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_an_empty_or_absent_card(tmp_path: Path) -> None:
+    """Nothing is learnt from no file, nor from one without a table."""
+    with pytest.raises(UsageError, match=r"absent\.toml"):
+        read(tmp_path / "absent.toml")
+    with pytest.raises(UsageError, match=r"tables .* expected"):
+        parse('suite = "1"\ndevice = "a"\ndescription = "b"\n', "card.toml")
+
+
+def test_a_card_is_of_one_device() -> None:
+    """A later version of the library may be held against it, another device not."""
+    CARD.check(DeviceInfo("ggml", CARD.device, "a device", {"ggml": "99"}), "card.toml")
+    with pytest.raises(UsageError, match="conform learn"):
+        CARD.check(DeviceInfo("ggml", CARD.device, "another device"), "card.toml")
+
+
+def test_keys_tell_the_kernels_of_products_apart() -> None:
+    """Tokens, permuted operands and a set precision may have another kernel; sizes and heads have not."""
+    w, x = new_tensor(F16, 64, 4, 2), new_tensor(F32, 64, 4, 2)
+    assert key_of(_product(1)) == "MUL_MAT-q4_0+f32@1"
+    assert key_of(_product(8)) == "MUL_MAT-q4_0+f32@2"
+    assert key_of(_product(300, 4096)) == "MUL_MAT-q4_0+f32@9"
+    assert key_of(g.mul_mat(g.permute(w, 0, 2, 1, 3), g.permute(x, 0, 2, 1, 3))) == "MUL_MAT-f16+f32@2,view=ab"
+    precise = g.mul_mat(w, x)
+    g.mul_mat_set_prec(precise, 10)
+    assert key_of(precise) == "MUL_MAT-f16+f32@2,prec=F32"
+    assert key_of(g.gelu(w)) == "UNARY.GELU-f16"
+    assert key_of(g.cast(x, Q4_0)) == "CPY-f32+q4_0+q4_0"
+
+
+def test_arithmetic_of_a_card() -> None:
+    """A node has the rounding and the bound of its key; one that was not measured is exact."""
+    a = CARD.arithmetic("card x.toml")
+    short, long, other = _product(9), _product(9, 1024), _product(1)
+    assert a.at(short) is ROUNDINGS["operands f16, sums f16x2"]
+    assert a.at(other) is EXACT
+    assert (a.bound(short, 64), a.bound(long, 1024), a.bound(other, 64)) == (8e-9, 1.6e-8, 0.0)
+    assert budget_of(short, a).nmse > 8e-9 > budget_of(other, a).nmse
+    assert "card x.toml: MUL_MAT-q4_0+f32@9" in budget_of(short, a).why
+
+
+def test_arithmetic_of_a_card_crosses_the_wire() -> None:
+    """A backend in another process declares what it declares in this one."""
+    a = CARD.arithmetic("card x.toml")
+    sent = json.loads(json.dumps(describe(a)))
+    assert isolate._record(type(a), sent, "arithmetic") == a
+
+
+@pytest.mark.skipif(importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine")
+def test_the_adapter_takes_a_card(tmp_path: Path) -> None:
+    """`ggml?card=FILE` declares the card's arithmetic, and refuses another device's card and a second declaration."""
+    plain = open_backend(Spec("ggml"))
+    info = plain.info()
+    plain.close()
+    path = tmp_path / "card.toml"
+    path.write_text(replace(CARD, device=info.device, description=info.description).to_toml(), encoding="utf-8")
+    backend = open_backend(Spec("ggml", (("card", str(path)),)))
+    try:
+        assert backend.arithmetic() == CARD.arithmetic(f"card {path}")
+        assert backend.arithmetic_in(Case("x", {}, [])) == backend.arithmetic()
+    finally:
+        backend.close()
+    with pytest.raises(UsageError, match="do not go with it"):
+        open_backend(Spec("ggml", (("card", str(path)), ("products", "f16"))))
+    path.write_text(CARD.to_toml(), encoding="utf-8")
+    with pytest.raises(UsageError, match="conform learn"):
+        open_backend(Spec("ggml", (("card", str(path)),)))
