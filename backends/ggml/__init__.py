@@ -126,7 +126,7 @@ class GgmlBackend(Backend):
         self._backend: int | None = None
         self._cpu = library.device("CPU") if mode == "sched" else 0
         self._card = card_of(card, self) if card else None
-        if library.device_type(self._device) != "CPU":
+        if self._server is None and library.device_type(self._device) != "CPU":
             self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
         if mode == "graph":
             self._backend = library.start(self._device, self.threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from conformance.ggml.errors import UsageError
 from conformance.release import backtest as past
 from conformance.release import bisect as halving
 from conformance.release.backtest import Answer
+from conformance.release.cards import LEARNING, Cards, folder
 from conformance.release.cases import Cases
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
@@ -88,7 +90,7 @@ def release(
     unproven = it.unproven()
     for name in unproven:
         line(f"{name}: nothing passed, so nothing is proven", err=True)
-    sys.exit(FAILED if any(f.state == "new" for f in it.found) else NOTHING if unproven else 0)
+    sys.exit(FAILED if any(f.state == "new" for f in it.found) else NOTHING if unproven or not it.executed() else 0)
 
 
 def _probe(text: str) -> Build:
@@ -116,7 +118,10 @@ def _release(
 ) -> Release:
     say = partial(line, err=True)
     isolation = replace(isolation, isolate=True, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
-    chosen = targets(build, base, devices)
+    begun = time.monotonic()
+    cards = Cards(folder(), isolation, progress=say)
+    chosen = list(cards.give(targets(build, base, devices), build, base, seconds * LEARNING))
+    seconds -= time.monotonic() - begun
     drives = with_zoo and build.llama and (base is None or base.llama)
     work = plan(chosen, level, Cases(isolation, say), Models(device) if drives else None)
     return Release(build, base, chosen, work, seconds, isolation, say)

@@ -1,0 +1,127 @@
+"""Targets whose device declares nothing get a card of how it rounds, learnt once and kept."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+
+from conformance.backend.card import Card, read
+from conformance.backend.registry import Spec
+from conformance.builds.build import Build
+from conformance.builds.source import cache
+from conformance.case.leftover import write_whole
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.run import learn
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.learn.plain import plain
+from conformance.run.runner import Runner
+from conformance.suite.family import LEVELS, Level
+
+from .target import BESIDE, CPU, RPC, Target
+
+LEARNING = 1 / 3
+"""Of the time, at most."""
+_PLAIN = re.compile(r"[^A-Za-z0-9.]+")
+
+
+def folder() -> Path:
+    """The folder of cards that nobody named: below the user's caches, beside the builds."""
+    return cache().parent / "cards"
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """Cards in a folder, one for each device and build."""
+
+    folder: Path
+    isolation: Isolation
+    level: Level = LEVELS[0]
+    progress: Callable[[str], None] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
+
+    def give(self, targets: Sequence[Target], build: Build, base: Build | None, seconds: float) -> Iterator[Target]:
+        """Each target; one of a device that declares nothing with a card, or, where the time did not do to learn all
+        of it, not at all: the next run goes on there. The base's card is taken where there is a base, so that a device
+        that became less exact fails.
+        """
+        silent = {d.name for d in build.devices if d.type not in (CPU, *BESIDE)}
+        wanted = [t for t in targets if dict(t.build.options).get("device", CPU) in silent - {RPC}]
+        end = self.clock() + seconds
+        keys = plain(self.level) if wanted else {}
+        for target in targets:
+            if target not in wanted:
+                yield target
+                continue
+            of, spec = (base, target.base) if base is not None and target.base is not None else (build, target.build)
+            share = (end - self.clock()) / (len(wanted) - wanted.index(target))
+            path, done = self._card(of, spec, keys, share)
+            if not done:
+                self.progress(f"{target.name}: left out: its card is not finished; the next run goes on with {path}")
+                continue
+            yield replace(
+                target,
+                build=_with(target.build, path),
+                base=None if target.base is None else _with(target.base, path),
+            )
+
+    def path(self, build: Build, spec: Spec) -> Path:
+        """Where the card of a device of a build lies."""
+        device = dict(spec.options)["device"]
+        said = next((d.description for d in build.devices if d.name == device), "")
+        words = f"{device} {said} {build.ggml} {build.number}"
+        return self.folder / f"{_PLAIN.sub('-', words).strip('-')[:80]}-{sha256(words.encode()).hexdigest()[:8]}.toml"
+
+    def _card(self, build: Build, spec: Spec, keys: Mapping[str, Sequence[str]], seconds: float) -> tuple[Path, bool]:
+        """The file of a card, and whether it has all keys that the level uses."""
+        path, end = self.path(build, spec), self.clock() + seconds
+        runner = Runner(isolation=self.isolation)
+        try:
+            backend = runner.backend(spec)
+            card = self._begun(path) or learn.learn(backend, runner.oracle, {}, lambda *_: None)
+            known = set(card.entries) | self._refused(path)
+            for i, (key, ids) in enumerate(keys.items()):
+                if key in known:
+                    continue
+                if self.clock() >= end:
+                    return path, False
+                self.progress(f"{spec}: learning how it rounds, {i + 1} of {len(keys)}: {key}")
+                more = learn.learn(backend, runner.oracle, {key: ids}, lambda *_: None).entries
+                card = replace(card, entries={**card.entries, **more})
+                if more:
+                    self._write(path, card.to_toml())
+                else:
+                    self._write(_refusals(path), "".join(f"{k}\n" for k in sorted({*self._refused(path), key})))
+        finally:
+            runner.close()
+        return path, True
+
+    def _begun(self, path: Path) -> Card | None:
+        """What an earlier run has of a card; None where that is nothing, or cannot be read."""
+        try:
+            return read(path)
+        except ConformanceError:
+            return None
+
+    def _refused(self, path: Path) -> set[str]:
+        """Keys that the device refuses, of which a card has nothing."""
+        other = _refusals(path)
+        return set(other.read_text("utf-8").split()) if other.is_file() else set()
+
+    def _write(self, path: Path, text: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
+        except OSError as e:
+            raise UsageError(f"{path}: a card cannot be written: {e.strerror or e}") from e
+
+
+def _refusals(path: Path) -> Path:
+    return path.with_suffix(".refused")
+
+
+def _with(spec: Spec, card: Path) -> Spec:
+    return Spec(spec.name, (*spec.options, ("card", str(card))))

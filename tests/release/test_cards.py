@@ -1,0 +1,65 @@
+"""A device that declares nothing is measured before it is judged, once, and whoever has no time goes on later."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.backend.card import Card, read
+from conformance.backend.registry import Spec
+from conformance.builds.build import Build, DeviceOf
+from conformance.release import cards as module
+from conformance.release.cards import Cards
+from conformance.release.target import Target
+from conformance.run import learn
+from conformance.run.isolation.isolate import Isolation
+
+KEYS = {
+    "ADD-f32+f32": ["ops/ADD-f32+f32-a=10x5x4x3,b=10x5x4x3@1"],
+    "SQR-f32": ["ops/SQR-f32-ne=10x5@1"],
+    "UNARY.SILU-f32": ["ops/UNARY.SILU-f32-ne=10x5@1"],
+}
+DEVICE = DeviceOf("CPU", "GPU", "stands in for a GPU", software=True, buffer_types=())
+BUILD = Build("x", Path("/x"), "0.26.0", "", (DEVICE,), (), llama=False, left_out=())
+GPU = Target("GPU", Spec("ggml", (("device", "CPU"),)), None)
+PLAIN = Target("CPU", Spec("ggml"), None)
+
+
+def _cards(folder: Path, monkeypatch: pytest.MonkeyPatch, step: float) -> Cards:
+    pytest.importorskip("xllamacpp")
+    monkeypatch.setattr(module, "plain", lambda _: KEYS)
+    ticks = count()
+    return Cards(folder, Isolation(isolate=False), clock=lambda: step * next(ticks))
+
+
+def test_only_a_device_that_declares_nothing_gets_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The card has each key that the level uses; a CPU says itself how it rounds."""
+    monkeypatch.setattr(module, "CPU", "the CPU")
+    plain, gpu = _cards(tmp_path, monkeypatch, 0.0).give([PLAIN, GPU], BUILD, None, 60.0)
+    assert plain == PLAIN
+    path = Path(dict(gpu.build.options)["card"])
+    assert set(read(path).entries) >= {"ADD-f32+f32", "SQR-f32"}
+    assert path.parent == tmp_path
+
+
+def test_a_card_that_is_not_finished_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without all keys a device is left out, as what has no entry would be judged too strictly; nothing is lost."""
+    monkeypatch.setattr(module, "CPU", "the CPU")
+    assert list(_cards(tmp_path, monkeypatch, 0.6).give([GPU], BUILD, None, 2.0)) == []
+    (path,) = tmp_path.glob("*.toml")
+    begun = set(read(path).entries)
+    assert 0 < len(begun) < len(KEYS)
+    learnt: list[str] = []
+    real = learn.learn
+
+    def heard(backend: Any, oracle: Any, keys: Any, told: Any) -> Card:  # noqa: ANN401  # passed on as they come
+        learnt.extend(keys)
+        return real(backend, oracle, keys, told)
+
+    monkeypatch.setattr(learn, "learn", heard)
+    (gpu,) = _cards(tmp_path, monkeypatch, 0.0).give([GPU], BUILD, None, 60.0)
+    assert begun.isdisjoint(learnt)
+    assert dict(gpu.build.options)["card"] == str(path)
