@@ -64,6 +64,8 @@ class Interrupted(BaseException):
               help="Of measuring, for each performance gate.")  # fmt: skip
 @click.option("--base", type=ExistingFolder, metavar="VENV",
               help="The build that performance gates compare with; without it those gates are not run.")  # fmt: skip
+@click.option("--release", metavar="BUILD", default="", help="A build of llama.cpp to test, too, on all its devices.")
+@click.option("--release-base", metavar="BUILD", default="", help="The build before it.")
 @SHARD.click(help="The I-th of N machines that share the night.")
 @click.option("--store", type=File, metavar="FILE", help="The history; default: history.sqlite beside DIR.")
 @click.option("--label", metavar="TEXT", help="Of this kind of machine, in the summary; default: its system.")
@@ -84,6 +86,8 @@ def nightly(
     budget: float,
     gate_budget: float,
     base: Path | None,
+    release: str,
+    release_base: str,
     shard: Shard,
     store: Path | None,
     label: str | None,
@@ -121,8 +125,9 @@ def nightly(
         _say(f"seed of this night: {state.seed}; `ci/nightly --seed {state.seed}` draws the same cases and mutants")
     history = store or where.parent / "history.sqlite"
     options = Options(
-        where, level, tuple(backends), tuple(families), shard, budget, gate_budget, history, state.seed, base
-    )
+        where, level, tuple(backends), tuple(families), shard, budget, gate_budget, history, state.seed, base,
+        release, release_base,
+    )  # fmt: skip
     try:
         night = Night(options, state, chosen, table, lock, others, _say)
         _run(night, [p.name for p in table], *_gaps(others, expect or len(others)))

@@ -57,8 +57,8 @@ class Night:
             done = self.state.parts[part.name]
             if self._elsewhere(part):
                 done.answer, done.says = Answer.ELSEWHERE, "done whole by another shard"
-            elif part.repeats and not done.rounds and not self.options.budget:
-                done.answer, done.says = Answer.UNASKED, "no time was given to it"
+            elif not done.rounds and (why := part.idle(self.options)):
+                done.answer, done.says = Answer.UNASKED, why
             elif done.ended and not (part.last and moved):
                 self.tell(f"{part.name}: {done.answer}, by an earlier start")
             else:

@@ -17,6 +17,8 @@ ROUND = 30
 """Fresh cases of one round."""
 CAUSES = 30
 """Minutes per backend to group failures by cause."""
+RELEASE = 60
+"""Minutes for a build of llama.cpp, its base and their causes."""
 MUTANTS = 40
 """Of one night, five of each area. One of an OpenVINO area that nothing notices takes minutes: each case of `smoke`
 that reaches it runs, and two thousand that are drawn."""
@@ -41,6 +43,10 @@ class Options:
     """Generated cases and mutants of this night are drawn from it."""
     base: Path | None = None
     """A virtual environment with the build that gates compare with."""
+    release: str = ""
+    """A build of llama.cpp."""
+    release_base: str = ""
+    """The build before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,8 @@ class Part:
     """Whether each shard does its share; what is not shared is done whole by one of them."""
     repeats: bool = False
     """Whether it runs in rounds until the time budget is used."""
+    idle: Callable[[Options], str] = lambda _: ""
+    """Why it was given nothing to do; empty where it was given something."""
     last: bool = False
     """Whether it is about what the others wrote, and so runs in every shard, and again where anything ran again."""
 
@@ -132,6 +140,14 @@ def _gates(o: Options, p: Paths) -> list[str]:
     return _conform("perf", "gate", *base, "--budget", f"{o.gate_budget:g}", "--json", p.document)
 
 
+def _release(o: Options, p: Paths) -> list[str]:
+    base = ["--base", o.release_base] if o.release_base else []
+    return _conform(
+        "release", o.release, *base, "--level", _hunted(o), "--minutes", RELEASE, "--results", p.document,
+        "-o", o.folder / "release",
+    )  # fmt: skip
+
+
 def _history(o: Options, p: Paths) -> list[str]:
     return _conform("history", "import", "--nightly", "--store", o.store, *p.documents)
 
@@ -146,11 +162,13 @@ PARTS = (
     Part("seeded", "level smoke under the seed of this night, so that no answer can be known before", _seeded, HOUR,
          "conformance"),
     Part("fresh", "new random cases until the time is used; they are filed and fail nothing", _fresh, HOUR / 2,
-         "conformance", shared=True, repeats=True),
+         "conformance", shared=True, repeats=True, idle=lambda o: "" if o.budget else "no time was given to it"),
     Part("planted", "known bugs, planted, are noticed", _planted, 3 * HOUR, "planted"),
     Part("mutants", "changes of adapters that the seed of this night draws, and how many are noticed", _mutants,
          2 * HOUR, "mutate"),
     Part("audit", "what backends say of weights in buffers, held against runs", _audit, HOUR, "audit"),
+    Part("release", "a build of llama.cpp on all its devices, against the build before", _release, 2 * HOUR,
+         "conformance", idle=lambda o: "" if o.release else "no build was named"),
     Part("perf", "speed of every work unit", _perf, HOUR, "perf"),
     Part("gates", "speed against its limits", _gates, HOUR, "perf"),
     Part("history", "all of it into the history", _history, HOUR / 4, last=True),

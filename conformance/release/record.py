@@ -32,8 +32,7 @@ def write(folder: Path, document: Mapping[str, JSON], release: Release) -> Itera
         raise UsageError(f"-o {folder}: a folder that can be written expected: {e.strerror}") from e
     write_json(folder / RECORD, dict(document))
     yield folder / RECORD
-    results = [r for t in release.targets for side in release.results(t) for r in side]
-    write_json(folder / RESULTS, {**record(results), "causes": list(_causes(results, release.found))})
+    write_json(folder / RESULTS, results(release))
     yield folder / RESULTS
     runs = read_runs([folder / RESULTS])
     for name, text in (
@@ -45,6 +44,12 @@ def write(folder: Path, document: Mapping[str, JSON], release: Release) -> Itera
         except OSError as e:
             raise UsageError(f"-o {folder}: {name} cannot be written: {e.strerror}") from e
         yield folder / name
+
+
+def results(release: Release) -> dict[str, JSON]:
+    """A run file of both builds."""
+    rows = [r for t in release.targets for side in release.results(t) for r in side]
+    return {**record(rows), "causes": list(_causes(rows, release.found))}
 
 
 def _causes(results: Sequence[Result], found: Sequence[Found]) -> Iterator[JSON]:

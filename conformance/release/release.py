@@ -18,7 +18,7 @@ from conformance.suite.family import LEVELS, Level
 
 from .cases import Cases, Sweep
 from .causes import Causes, Found, State
-from .target import Target
+from .target import Target, absent
 from .work import Kind, Work, difference, fails
 from .zoo import Models, Zoo
 
@@ -129,6 +129,7 @@ class Release:
             for w in self.work
             if w.left
         ]
+        late.append({"device": ", ".join(absent(self.build)), "what": "all", "cases": 0, "why": "no such device here"})
         return late + [
             {"device": "", "what": text, "cases": 0, "why": "the build lacks it"} for text in self.build.left_out
         ]

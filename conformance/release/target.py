@@ -42,6 +42,15 @@ class Target:
         return (self.build,) if self.base is None else (self.build, self.base)
 
 
+KINDS = ("BLAS", "RPC", "Vulkan", "OpenCL", "OPENVINO", "CUDA", "ROCm", "SYCL", "MTL", "CANN")
+"""How the names of devices begin that a build may have."""
+
+
+def absent(build: Build) -> list[str]:
+    """Of `KINDS`, those that a build has not, on this machine."""
+    return [k for k in KINDS if not any(name.startswith(k) for name, _ in _setups(build))]
+
+
 def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> list[Target]:
     """Every target of `build`; only those whose name begins with one of `devices`, in any case of letters, if any.
 

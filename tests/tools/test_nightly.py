@@ -422,8 +422,9 @@ def test_a_full_disk_does_not_stop_the_night(tmp_path: Path) -> None:
 def test_every_command_of_the_table_is_one(tmp_path: Path) -> None:
     """`conform` knows each command and option that the real parts use."""
     asked = Options(
-        tmp_path, "smoke", ("cpu",), ("gqa",), Shard(1, 2), 1.0, 2.0, tmp_path / "h.sqlite", 7, tmp_path / "venv"
-    )
+        tmp_path, "smoke", ("cpu",), ("gqa",), Shard(1, 2), 1.0, 2.0, tmp_path / "h.sqlite", 7, tmp_path / "venv",
+        "pypi:new==2", "pypi:old==1",
+    )  # fmt: skip
     here = Paths(tmp_path / "a.json", tmp_path / "a.journal", (tmp_path / "b.json",))
     for part in PARTS:
         words = part.command(asked, here)

@@ -16,7 +16,7 @@ from conformance.backend.registry import Spec
 from conformance.builds.build import Build, probe
 from conformance.case.case import JSON
 from conformance.cli.llama import device
-from conformance.cli.options import ExistingFile, Folder, isolation, json_option
+from conformance.cli.options import ExistingFile, File, Folder, isolation, json_option
 from conformance.cli.output import line, table
 from conformance.ggml.errors import UsageError
 from conformance.release import backtest as past
@@ -24,7 +24,7 @@ from conformance.release import bisect as halving
 from conformance.release.backtest import Answer
 from conformance.release.cards import LEARNING, Cards, folder
 from conformance.release.cases import Cases
-from conformance.release.record import load, write
+from conformance.release.record import load, results, write
 from conformance.release.release import Release, plan
 from conformance.release.target import targets
 from conformance.release.work import Kind
@@ -57,6 +57,7 @@ _minutes_option = click.option("--minutes", type=click.FloatRange(min=0, min_ope
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
 @click.option("--zoo/--no-zoo", "with_zoo", default=True, help="Let its llama.cpp run whole models, too.")
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Write the page and both builds' results to DIR.")
+@click.option("--results", "results_path", type=File, metavar="FILE", help="Write both builds' results to FILE.")
 @json_option
 @isolation
 def release(
@@ -67,6 +68,7 @@ def release(
     level: Level,
     with_zoo: bool,
     output: Path | None,
+    results_path: Path | None,
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
@@ -84,6 +86,8 @@ def release(
     document = {**header("release"), **it.to_json()}
     if json_path:
         write_json(json_path, document)
+    if results_path:
+        write_json(results_path, results(it))
     if output:
         for path in write(output, document, it):
             line(f"{path}: written")

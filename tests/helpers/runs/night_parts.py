@@ -86,7 +86,16 @@ def _part(name: str, text: str, *, limit: float = 60.0, kind: str = "conformance
 
 PARTS = (
     Part("work", "shared and resumable", _program(WORK), 60, "conformance", shared=True),
-    Part("rounds", "repeats", _program(FINE), 60, "conformance", shared=True, repeats=True),
+    Part(
+        "rounds",
+        "repeats",
+        _program(FINE),
+        60,
+        "conformance",
+        shared=True,
+        repeats=True,
+        idle=lambda o: "" if o.budget else "no time was given to it",
+    ),
     _part("fine", FINE),
     _part("failing", "write('FAIL')\nsys.exit(1)"),
     _part("nothing", "write('')\nsys.exit(3)"),
