@@ -53,6 +53,8 @@ class Build:
     """Sentences: what it lacks, and what is thus not tested."""
     variants: tuple[str, ...] = ()
     """CPU libraries that this machine can execute, such as `haswell`, where it has several."""
+    meta: bool = False
+    """Whether its llama.cpp can split each tensor over several devices, as by `-sm tensor`."""
     server: bool = False
     """Whether it has a program that serves its devices by RPC, and the device that calls one."""
 
@@ -95,5 +97,6 @@ def _build(text: str, path: Path, reply: Mapping[str, Any]) -> Build:
         reply["llama"],
         tuple(reply["left_out"]),
         tuple(reply["variants"]),
+        reply["meta"],
         reply["server"],
     )

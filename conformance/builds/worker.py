@@ -64,6 +64,7 @@ def describe(path: Path) -> dict[str, Any]:
         "llama": llama,
         "left_out": left_out,
         "variants": library.variants(),
+        "meta": llama and library.ggml.backend_meta_device is not None,
         "server": library.registry("RPC") is not None and any((library.folder / p).is_file() for p in SERVERS),
     }
 

@@ -18,7 +18,7 @@ from conformance.suite.family import LEVELS, Level
 
 from .cases import Cases, Sweep
 from .causes import Causes, Found, State
-from .target import Target, absent
+from .target import MODELS, OPS, TRAJECTORIES, Target, absent
 from .work import Kind, Work, difference, fails
 from .zoo import Models, Zoo
 
@@ -32,13 +32,12 @@ def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models |
     work: list[Work] = []
     before: set[str] = set()
     for each in LEVELS[: LEVELS.index(level) + 1]:
-        for name, families in (("ops", [ops.NAME]), ("trajectories", rest)):
+        for name, families in ((OPS, [ops.NAME]), (TRAJECTORIES, rest)):
             ids = [i for i in case_ids(families, (), each) if i not in before]
             before.update(ids)
-            single = families == [ops.NAME]
-            work += [Sweep(t, f"{name} at {each}", cases, list(ids)) for t in targets if single or not t.only_ops]
+            work += [Sweep(t, f"{name} at {each}", cases, list(ids)) for t in targets if name in t.runs]
         if each == LEVELS[0] and models is not None:
-            work += [Zoo(t, models) for t in targets if models.drives(t)]
+            work += [Zoo(t, models) for t in targets if MODELS in t.runs]
     return work
 
 

@@ -18,8 +18,14 @@ RPC = "RPC0"
 """The first device of a server of the same build on this machine."""
 PLACED = ("CPU_REPACK",)
 """Buffer types of a CPU that have kernels of their own."""
-KERNELS = {"threads", "variant"}
-"""Options that choose other kernels of the same device."""
+OPS, TRAJECTORIES, MODELS = "ops", "trajectories", "models"
+ALL = frozenset({OPS, TRAJECTORIES, MODELS})
+KERNELS = frozenset({OPS})
+"""What runs where a setup chooses other kernels of the same device: trajectories tell nothing more."""
+GRAPHS = frozenset({OPS, TRAJECTORIES})
+"""What runs where llama.cpp cannot be told of the setup."""
+META = f"{CPU}+{CPU}"
+"""The CPU twice, behind a meta device: each half of a tensor is computed by itself, as by `-sm tensor`."""
 BESIDE = ("ACCEL",)
 """Types of devices that compute a few ops beside the CPU, so that only a scheduler's graph reaches them."""
 
@@ -33,8 +39,8 @@ class Target:
     build: Spec
     base: Spec | None
     """None: there is no base, or it has no such device."""
-    only_ops: bool = False
-    """Whether it differs from another target by its kernels alone, so that trajectories tell nothing more."""
+    runs: frozenset[str] = ALL
+    """What tells something on it: single ops, trajectories, whole models."""
 
     @property
     def specs(self) -> Sequence[Spec]:
@@ -48,7 +54,7 @@ KINDS = ("BLAS", "RPC", "Vulkan", "OpenCL", "OPENVINO", "CUDA", "ROCm", "SYCL", 
 
 def absent(build: Build) -> list[str]:
     """Of `KINDS`, those that a build has not, on this machine."""
-    return [k for k in KINDS if not any(name.startswith(k) for name, _ in _setups(build))]
+    return [k for k in KINDS if not any(name.startswith(k) for name, *_ in _setups(build))]
 
 
 def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> list[Target]:
@@ -56,15 +62,15 @@ def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> li
 
     UsageError lists the targets if none is left.
     """
-    before = {} if base is None else dict(_setups(base))
+    before = {} if base is None else {name: options for name, options, _ in _setups(base)}
     every = [
         Target(
             name,
             _spec(build.path, options),
             _spec(base.path, before[name]) if base and name in before else None,
-            bool(options.keys() & KERNELS),
+            runs,
         )
-        for name, options in _setups(build)
+        for name, options, runs in _setups(build)
     ]
     chosen = [t for t in every if not devices or any(t.name.lower().startswith(d.lower()) for d in devices)]
     if not chosen:
@@ -73,28 +79,33 @@ def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> li
     return chosen
 
 
-def _setups(build: Build) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Name of a setup -> options of the adapter."""
+Setup = tuple[str, Mapping[str, str], frozenset[str]]
+"""Name, options of the adapter, and what runs."""
+
+
+def _setups(build: Build) -> Iterator[Setup]:
     for device in build.devices:
         yield from _of_device(device)
-    for variant in build.variants:
-        yield f"{CPU} variant={variant}", {"variant": variant}
+    if build.meta:
+        yield META, {"device": META}, frozenset({MODELS})
     if build.server:
-        yield RPC, {"device": RPC, "rpc": "loopback"}
+        yield RPC, {"device": RPC, "rpc": "loopback"}, GRAPHS
+    for variant in build.variants:
+        yield f"{CPU} variant={variant}", {"variant": variant}, KERNELS
 
 
-def _of_device(device: DeviceOf) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _of_device(device: DeviceOf) -> Iterator[Setup]:
     if device.type in BESIDE:
-        yield device.name, {"device": device.name, "mode": "sched"}
+        yield device.name, {"device": device.name, "mode": "sched"}, ALL
         return
     options = {} if device.name == CPU else {"device": device.name}
-    yield device.name, options
+    yield device.name, options, ALL
     if device.type != CPU:
         return
-    yield f"{device.name} threads={THREADS}", {**options, "threads": THREADS}
+    yield f"{device.name} threads={THREADS}", {**options, "threads": THREADS}, KERNELS
     for name in device.buffer_types:
         if name in PLACED:
-            yield f"{device.name} buffer={name}", {**options, "buffer": name}
+            yield f"{device.name} buffer={name}", {**options, "buffer": name}, GRAPHS
 
 
 def _spec(path: Path, options: Mapping[str, str]) -> Spec:

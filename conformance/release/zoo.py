@@ -39,10 +39,6 @@ class Models:
     time_limit: float = 60.0
     """Seconds of one run."""
 
-    def drives(self, target: Target) -> bool:
-        """Whether llama.cpp can run on the target: one that has no options but its device and how graphs run."""
-        return all({k for k, _ in s.options} <= {"lib", "device", "mode", "card"} for s in target.specs)
-
     def play(self, spec: Spec, arch: str, runs: Iterable[str] = RUNS) -> list[Result]:
         """A result for each run."""
         device = self.device(spec)

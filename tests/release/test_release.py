@@ -21,7 +21,7 @@ from conformance.release.cases import Cases, Sweep
 from conformance.release.causes import Causes, State
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
-from conformance.release.target import Target, targets
+from conformance.release.target import KERNELS, Target, targets
 from conformance.release.work import difference, fails
 from conformance.release.zoo import Models
 from conformance.run.isolation.isolate import DEFAULT
@@ -127,10 +127,12 @@ def test_targets_are_the_devices_that_both_builds_have() -> None:
     assert [n for n, t in found.items() if t.base] == ["CPU", "CPU threads=8"]
     assert str(found["BLAS"].build) == "ggml?lib=/new&device=BLAS&mode=sched"
     assert [t.name for t in targets(here, None, ["cpu t"])] == ["CPU threads=8"]
-    several = replace(here, devices=here.devices[:1], variants=("haswell", "zen4"), server=True)
-    only_ops = {t.name: t.only_ops for t in targets(several, None)}
-    assert only_ops == {"CPU": False, "CPU threads=8": True, "CPU buffer=CPU_REPACK": False,
-                        "CPU variant=haswell": True, "CPU variant=zen4": True, "RPC0": False}  # fmt: skip
+    several = replace(here, devices=here.devices[:1], variants=("haswell", "zen4"), server=True, meta=True)
+    runs = {t.name: " ".join(sorted(t.runs)) for t in targets(several, None)}
+    assert runs == {
+        "CPU": "models ops trajectories", "CPU threads=8": "ops", "CPU buffer=CPU_REPACK": "ops trajectories",
+        "CPU+CPU": "models", "RPC0": "ops trajectories", "CPU variant=haswell": "ops", "CPU variant=zen4": "ops",
+    }  # fmt: skip
     with pytest.raises(UsageError, match=r"device Metal expected; it has CPU, .*Vulkan0"):
         targets(here, None, ["Metal"])
 
@@ -143,7 +145,7 @@ def test_every_case_of_a_level_is_planned_once() -> None:
     assert len(ids) == len(set(ids))
     assert [w.stage for w in work] == ["ops at smoke", "trajectories at smoke", "ops at standard",
                                        "trajectories at standard"]  # fmt: skip
-    kernels = replace(CPU, name="CPU threads=8", only_ops=True)
+    kernels = replace(CPU, name="CPU threads=8", runs=KERNELS)
     assert [w.stage for w in plan([kernels], "smoke", cases, None)] == ["ops at smoke"]
     with_models = plan([CPU], "smoke", cases, Models(lambda _: pytest.fail("nothing runs yet")))
     assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "zoo"]

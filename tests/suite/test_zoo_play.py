@@ -43,6 +43,24 @@ def test_a_device_that_is_the_cpu_agrees() -> None:
     assert max(p.nmse or 0.0 for p in found.values()) < 1e-4
 
 
+@needs_wheel
+def test_a_tensor_is_split_over_two_devices() -> None:
+    """Each half of the CPU computes its part, so the sums differ in the last bits; who has no such device says so."""
+    case, once = "zoo/llama-real=1,set=block_count:1@1", {"1": RUNS["1"]}
+    (split,) = play(case, [Device("split", "", "CPU+CPU")], once).values()
+    assert split.verdict == "PASS", split.detail
+    assert split.nmse
+    (lacking,) = play(case, [Device("split", "", "CPU+none")], once).values()
+    assert (lacking.verdict, "has no device 'none'" in lacking.detail) == ("ERROR", True)
+
+
+@needs_wheel
+def test_another_library_may_judge_a_cpu() -> None:
+    """`judge` names it: here the wheel's own, so that all is equal to the bit."""
+    (same,) = play("zoo/llama-real=1,set=block_count:1@1", [Device("x", judge="")], {"1": RUNS["1"]}).values()
+    assert (same.verdict, same.nmse) == ("PASS", 0.0)
+
+
 def _choice(scores: list[float], k: int = 2) -> Choice:
     values = np.array([scores])
     return Choice("ffn_moe_argsort-5", 1, k, values, np.argsort(-values, kind="stable").astype(np.int32))

@@ -337,7 +337,7 @@ OPTIONAL: Signatures = {
     "version": (_S, ()), "commit": (_S, ()), "set_abort_callback": (_P, (ABORT_CALLBACK,)),
     "backend_load_all_from_path": (None, (_S,)), "backend_load": (_P, (_S,)), "backend_reg_by_name": (_P, (_S,)),
     "backend_register": (None, (_P,)), "get_type_traits": (_P, (_I,)), "get_type_traits_cpu": (_P, (_I,)),
-    "glu_op_name": (_P, (_I,)),
+    "glu_op_name": (_P, (_I,)), "backend_meta_device": (_P, (_P, _Z, _P, _P)),
 }
 """`ggml_*` that some libraries lack."""
 LEFT_OUT = {

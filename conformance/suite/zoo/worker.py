@@ -40,6 +40,8 @@ from .family import Request
 from .model import recipe
 from .recorder import Recorder, Watch, load_choices, references, save_choices, step
 
+SPLIT_TENSOR = 3
+"""`LLAMA_SPLIT_MODE_TENSOR`: a meta device over several."""
 ALL_LAYERS = 999
 
 
@@ -48,8 +50,8 @@ def load_model(
 ) -> int:
     """The model of a request: a `llama_model *`; `weight` sets a weight's bytes where the file has metadata alone.
 
-    Without a device it is on the CPU and nothing beside it, where a callback would see a scheduler's split graph;
-    weights are then not repacked.
+    Several devices joined by `+` share each tensor, as by `-sm tensor`. Without a device it is on the CPU and nothing
+    beside it, where a callback would see a scheduler's split graph; weights are then not repacked.
 
     Raises:
         UsageError: there is no such device, or llama.cpp cannot load the model.
@@ -57,11 +59,11 @@ def load_model(
     """
     llama = library.llama
     params = llama.model_default_params()
-    handle = library.ggml.backend_dev_by_name(device.encode()) if device else None
-    if device and not handle:
-        raise UsageError(f"{library.title} has no device {device!r}")
-    devices = (ctypes.c_void_p * 2)(handle, None)
+    handles = _devices(library, device)
+    devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
     put(params, n_gpu_layers=ALL_LAYERS if device else 0, use_extra_bufts=int(bool(device)))
+    if len(handles) > 1:
+        put(params, split_mode=SPLIT_TENSOR)
     if put(params, devices=ctypes.cast(devices, ctypes.c_void_p)) and device:
         raise UsageError(f"{library.title}: this llama.cpp chooses its devices itself: no llama_model_params.devices")
     errors: list[ConformanceError] = []
@@ -82,6 +84,18 @@ def load_model(
     if not model:
         raise UsageError(f"llama.cpp cannot load the model: {library.reason()}")
     return int(model)
+
+
+def _devices(library: Llama, names: str) -> list[int]:
+    """The handles of devices joined by `+`; UsageError if one is not there, or these cannot be joined."""
+    handles: list[int] = []
+    for name in filter(None, names.split("+")):
+        handles.append(library.ggml.backend_dev_by_name(name.encode()) or 0)
+        if not handles[-1]:
+            raise UsageError(f"{library.title} has no device {name!r}")
+    if len(handles) > 1 and library.ggml.backend_meta_device is None:
+        raise UsageError(f"{library.title} cannot split tensors over {names}: it exports no ggml_backend_meta_device")
+    return handles
 
 
 def from_metadata(
