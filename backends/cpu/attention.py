@@ -120,7 +120,8 @@ def attend(
 def _flash_attn_ext(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     (q, q_raw), (k, k_raw), (v, v_raw) = (operand(node, src, i) for i in range(3))
     to, keep = arithmetic.flash_attn, arithmetic.flash_attn_sum.get(v.type.name)
-    if 0 < arithmetic.flash_attn_tile <= q.ne[1] and k.type is v.type and k.type in (F32, F16):
+    tiled = 0 < arithmetic.flash_attn_tile <= q.ne[1] and v.ne[0] % arithmetic.flash_attn_step == 0
+    if tiled and k.type is v.type and k.type in (F32, F16):
         to, keep = {}, None
     kq = Activations(arithmetic, to, k.type, q.type, q_raw).times(k.type, k_raw)
     mask, sinks = optional(node, src, 3), optional(node, src, 4)

@@ -23,6 +23,7 @@ from conformance.ggml.types import F32, Q8_0
 
 from .context import refusal
 from .placement import addresses, homes, supports
+from .probe import flash_attn_step
 from .rpc import LOOPBACK, Server, connect
 from .sched import SchedSession
 from .session import GgmlSession, GuardSession
@@ -195,7 +196,7 @@ class GgmlBackend(Backend):
         """Tensors that this library cannot have, and why."""
         for t in tensors:
             below = (lacking[s] for s in (*t.src, t.view_src) if s is not None and s in lacking)
-            if reason := refusal(library, t) or next(below, ""):
+            if reason := refusal(library, t) or library.too_old(t) or next(below, ""):
                 lacking[t] = reason
         with addresses(library, [t for t in tensors if t not in lacking]) as at:
             taken = {n for n in graph if n in at and self._ggml.backend_dev_supports_op(device, at[n])}
@@ -255,15 +256,18 @@ def cpu_arithmetic(library: Library) -> Arithmetic:
     """How this library's CPU device rounds, by its own tables and functions.
 
     MUL_MAT rounds activations to `vec_dot_type` of the weights, FLASH_ATTN_EXT rounds Q to that of K, and quantising
-    is `simd` where the library's `from_float` and its `from_float_ref` disagree about a value between two steps.
+    is `simd` where the library's `from_float` and its `from_float_ref` disagree about a value between two steps. Which
+    rows FLASH_ATTN_EXT sums in F32 is computed (`probe`).
     """
+    step = flash_attn_step(library, library.device("CPU"), GGML_CPU.flash_attn_tile)
+    base = replace(GGML_CPU, flash_attn_tile=GGML_CPU.flash_attn_tile if step else 0, flash_attn_step=step or 1)
     traits = library.cpu_traits()
     if not traits:
-        return replace(GGML_CPU, quantize="reference")
+        return replace(base, quantize="reference")
     names = {i: name for name, i in library.types.items()}
     to = {name: names.get(cpu.vec_dot_type, F32.name) for name, (_, cpu) in traits.items() if cpu.vec_dot}
     vec_dot = {name: type_ for name, type_ in to.items() if type_ != F32.name}
-    return replace(GGML_CPU, mul_mat=vec_dot, flash_attn=vec_dot, quantize=_quantize(traits))
+    return replace(base, mul_mat=vec_dot, flash_attn=vec_dot, quantize=_quantize(traits))
 
 
 def _quantize(traits: Mapping[str, tuple[TypeTraits, CpuTypeTraits]]) -> str:

@@ -35,6 +35,8 @@ class Arithmetic:
     flash_attn_tile: int = 0
     """From this many tokens on, FLASH_ATTN_EXT with K and V both F32 or both F16 rounds neither Q nor its sums; 0: no
     such kernel."""
+    flash_attn_step: int = 1
+    """The same only where V's `ne[0]` is a multiple of this."""
     tables: Mapping[str, str] = field(default_factory=dict)
     """Sub-op of UNARY -> type of the lookup table for F32 and F16 arguments: argument and value are rounded to it. The
     GLU around the same function (GEGLU around GELU) uses the table too."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -325,6 +326,17 @@ def test_flash_attn_rounds_nothing_in_tiles() -> None:
         leafs = Leafs()
         y = attention(leafs, k, v, np.zeros((tokens, 10)))
         assert np.array_equal(run(leafs, y)[0], run(leafs, y, backend=half)[0]) == same
+
+
+def test_flash_attn_has_tiles_for_some_rows() -> None:
+    """Where V's rows are no multiple of `flash_attn_step`, there are no tiles."""
+    k, v = noise(1, 2, 10, 16), noise(2, 2, 10, 16)
+    declared = Arithmetic("a", {}, {"f16": "f16"}, flash_attn_sum={"f16": "f16"}, flash_attn_tile=4)
+    for step, same in ((16, True), (32, False)):
+        leafs = Leafs()
+        y = attention(leafs, k, v, np.zeros((4, 10)))
+        tiled = CPU.computing_in(replace(declared, flash_attn_step=step))
+        assert np.array_equal(run(leafs, y)[0], run(leafs, y, backend=tiled)[0]) == same
 
 
 def test_masked_cells_have_no_say() -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from backends.ggml import GgmlBackend
 from backends.ggml.context import sub_op
+from backends.ggml.probe import flash_attn_step
 from conformance.backend.interface import Session
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
@@ -196,6 +197,34 @@ def test_info_says_what_executes(backend: GgmlBackend) -> None:
     assert info.versions["ggml"] == layout.EXPECTED
     assert int(info.versions["backend API"]) >= 1
     assert next(b for b in backend.buffer_types()).name == "CPU"
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other machines have other kernels")
+def test_tiles_of_attention_are_computed(library: Library) -> None:
+    """The probe finds F32 sums in the pinned wheel for rows of any length from 64 tokens on, and none for fewer."""
+    cpu = library.device("CPU")
+    assert flash_attn_step(library, cpu, 64) == 1
+    assert flash_attn_step(library, cpu, 63) == 0
+
+
+def test_a_use_that_the_library_lacks_is_unsupported(backend: GgmlBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter that the library would ignore in silence is refused by its sign, and so is a node that it cannot
+    leave alone; the same nodes are taken where the sign is exported.
+    """
+    library = backend._library
+    node = g.scale_bias(g.new_tensor_1d(types.F32, 4), 2.0, 1.0)
+    assert backend.supports_op(node)
+    library._symbols["ggml_scale_bias"] = False
+    monkeypatch.setattr(library, "flags_compute", False)
+    try:
+        node.flags = FLAG_COMPUTE
+        assert "it exports no ggml_scale_bias" in backend.supports_op(node).reason
+        node = g.scale(g.new_tensor_1d(types.F32, 4), 2.0)
+        assert "computes every node" in backend.supports_op(node).reason
+        node.flags = FLAG_COMPUTE
+        assert backend.supports_op(node)
+    finally:
+        library._symbols.clear()
 
 
 def test_arithmetic_is_read_from_the_library(backend: GgmlBackend) -> None:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conformance.ggml.errors import GraphError, UnavailableError, UsageError
-from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, Bytes, Tensor, f32_bits
+from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, FLAG_OUTPUT, VIEW_OPS, Bytes, Tensor, f32_bits
 from conformance.ggml.types import F16, F32, GLU_OPS, OPS, TYPES, UNARY_OPS, GGMLType
 
 from .layout import (
@@ -43,6 +43,7 @@ from .layout import (
     mismatch,
     type_ids,
 )
+from .since import unknown_use
 
 WHEEL = "xllamacpp"
 """The wheel whose extension module exports all of ggml and llama.cpp; loaded, never imported."""
@@ -148,6 +149,8 @@ class Library:
         self.flags_compute = marks_computed(self)
         """Whether nodes without FLAG_COMPUTE are left alone."""
         self._loaded = False
+        self._symbols: dict[str, bool] = {}
+        """Those asked for -> whether the library exports them."""
 
     @property
     def build(self) -> str:
@@ -158,6 +161,17 @@ class Library:
                     return f"b{n}"
         commit = self.ggml.commit().decode() if self.ggml.commit else ""
         return "" if commit == "unknown" else commit
+
+    def too_old(self, node: Tensor) -> str:
+        """Why this library is too old for a node's use of its op, or ""; it would compute something else in silence."""
+        if not (node.flags & FLAG_COMPUTE or self.flags_compute or node.op in VIEW_OPS or node.op == "NONE"):
+            return f"a {node.op} that is not to be computed is not in this ggml, which computes every node"
+        return unknown_use(node, self._exports)
+
+    def _exports(self, symbol: str) -> bool:
+        if symbol not in self._symbols:
+            self._symbols[symbol] = self.function(symbol) is not None
+        return self._symbols[symbol]
 
     def lacks(self, type_: GGMLType) -> str:
         """Why tensors of `type_` cannot be made here, or ""."""

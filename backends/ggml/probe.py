@@ -1,0 +1,45 @@
+"""What only a computation tells of a library's CPU device: how FLASH_ATTN_EXT adds up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance.case.case import Case, Step
+from conformance.ggml.graph import Graph
+from conformance.ggml.lib.library import Library
+from conformance.ggml.ops.build import Builder
+from conformance.ggml.tensor import FLAG_COMPUTE, nbytes
+from conformance.ggml.types import F16, F32
+
+from .session import GgmlSession
+
+CELLS = 4096
+"""Twice as many as F16 counts by ones."""
+STEPS = (1, 2, 4, 8, 16, 32, 64)
+"""What SIMD registers hold; the last is the row length that every kernel takes."""
+
+
+def flash_attn_step(library: Library, device: int, tokens: int) -> int:
+    """The number of which V's `ne[0]` must be a multiple for FLASH_ATTN_EXT of `tokens` to sum F16 in F32; 0: never."""
+    if not _sums_wide(library, device, tokens, STEPS[-1]):
+        return 0
+    return next(step for step in STEPS if _sums_wide(library, device, tokens, STEPS[-1] + step))
+
+
+def _sums_wide(library: Library, device: int, tokens: int, d: int) -> bool:
+    """Whether the mean of `CELLS` ones, in rows of `d`, is 1: a sum in F16 stops half way."""
+    g = Builder()
+    q, k, v = g.new_tensor_2d(F32, d, tokens), g.new_tensor_2d(F16, d, CELLS), g.new_tensor_2d(F16, d, CELLS)
+    node = g.flash_attn_ext(q, k, v, None, 1.0, 0.0, 0.0)
+    node.flags |= FLAG_COMPUTE
+    inputs = {t: np.zeros(nbytes(t), np.uint8) for t in (q, k)}
+    inputs[v] = np.ones(d * CELLS, "<f2").view(np.uint8)
+    case = Case("probe/flash_attn@0", {}, [Step(Graph([node]), inputs, (node,))])
+    backend = library.start(device, 1)
+    buft = library.ggml.backend_dev_buffer_type(device)
+    try:
+        with GgmlSession(library, "CPU", backend, buft, case, {}) as session:
+            values = session.compute(case.steps[0].graph, inputs, (node,))[node].view("<f4")
+    finally:
+        library.ggml.backend_free(backend)
+    return bool(values.min() > 0.75)

@@ -1,0 +1,86 @@
+"""What ops learnt late: an older library ignores such a parameter or source in silence, and computes something else.
+
+A row names the use that is new, and its sign: a symbol that came with it, as the constructor that makes such a node.
+No version number is trusted. Where a use came without a symbol of its own the sign is the next that came after it: a
+build between the two is asked for less than it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from conformance.ggml.ops.rope import ROPE_TYPE
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import F16
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """One use of an op that came later than the op."""
+
+    use: str
+    """In words, as `a bias`."""
+    sign: str
+    """The symbol without which a library does not know it."""
+    made: Callable[[Tensor], bool]
+    """Whether a node makes use of it."""
+
+
+def _has(i: int) -> Callable[[Tensor], bool]:
+    """Whether a node has source `i`."""
+    return lambda t: len(t.src) > i and t.src[i] is not None
+
+
+def _stacked(i: int) -> Callable[[Tensor], bool]:
+    """Whether source `i` has more than one matrix."""
+    return lambda t: len(t.src) > i and (s := t.src[i]) is not None and s.ne[2] * s.ne[3] > 1
+
+
+def _other_rows(t: Tensor) -> bool:
+    _, k, v = t.src[:3]
+    return k is not None and v is not None and k.ne[0] != v.ne[0]
+
+
+def _left(t: Tensor) -> bool:
+    return any(t.params.padding[::2])
+
+
+_ROPE = (
+    Since("an offset", "ggml_rope_set_offset", lambda t: bool(t.params.n_offs)),
+    Since("mode IMROPE", "ggml_cumsum", lambda t: t.params.mode == ROPE_TYPE.IMROPE),
+)
+
+SINCE: dict[str, tuple[Since, ...]] = {
+    "SCALE": (Since("a bias", "ggml_scale_bias", lambda t: bool(t.params.b)),),
+    "SOFT_MAX": (
+        Since("sinks", "ggml_soft_max_add_sinks", _has(2)),
+        Since("a mask of several matrices", "ggml_glu_op_name", _stacked(1)),
+    ),
+    "FLASH_ATTN_EXT": (
+        Since("sinks", "ggml_flash_attn_ext_add_sinks", _has(4)),
+        Since("a mask of several matrices", "ggml_glu_op_name", _stacked(3)),
+        Since("V of other rows than K", "ggml_is_contiguously_allocated", _other_rows),
+    ),
+    "ROPE": _ROPE,
+    "ROPE_BACK": _ROPE,
+    "PAD": (
+        Since("zeros before a dimension", "ggml_pad_ext", _left),
+        Since("circular padding", "ggml_pad_ext_circular", lambda t: bool(t.params.circular)),
+    ),
+    "SSM_SCAN": (
+        Since("rows of states by ids", "ggml_set_abort_callback", _has(6)),
+        Since("more than one state kept", "ggml_col2im_1d", lambda t: t.params.K > 1),
+    ),
+    "GATED_DELTA_NET": (Since("its states in this order", "ggml_col2im_1d", lambda _: True),),
+    "SET_ROWS": (Since("rows of F16", "ggml_col2im_1d", lambda t: (s := t.src[0]) is not None and s.type is F16),),
+}
+"""Op -> its uses that came later."""
+
+
+def unknown_use(t: Tensor, exports: Callable[[str], bool]) -> str:
+    """Why a library that exports those symbols does not know the node's use of its op, or ""."""
+    for row in SINCE.get(t.op, ()):
+        if row.made(t) and not exports(row.sign):
+            return f"{t.op} with {row.use} is not in this ggml (it exports no {row.sign})"
+    return ""
