@@ -19,14 +19,13 @@ from conformance.backend.interface import Backend
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, ROUNDINGS
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, ConformanceError
-from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import nelements
 from conformance.judge.budget import PEAK, budget_of
 from conformance.judge.compare import Difference
 from conformance.run.oracle import Oracle
 from conformance.suite import ops
 
-from .measure import Measured, blind, measure
+from .measure import WEIGHTS, Measured, blind, measure
 
 SAFETY = 8.0
 """What a card allows, relative to the worst residual measured."""
@@ -146,7 +145,7 @@ def _fault(measured: Sequence[Measured], name: str, limit: float) -> str:
         return f"{worst.case.id}: whole numbers differ, {d}"
     if d.nmse > limit:
         return f"{worst.case.id}: NMSE {d.nmse:.2g}, beyond {limit:.2g}, what upstream's own test allows"
-    if not DECLARATIONS[worst.node.op].rounding.products:
+    if worst.node.op not in WEIGHTS:
         return ""  # errors of a function or an angle are as uneven as its arguments
     typical = median(d.nmse for _, d in each)
     if len(each) > 2 and d.nmse > _OUTLIER * typical and not _small(worst, d, name):

@@ -23,6 +23,8 @@ from conformance.judge.compare import Difference, compare, values
 from conformance.run.execute import execute
 from conformance.run.oracle import Oracle
 
+WEIGHTS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "OUT_PROD": 0, "FLASH_ATTN_EXT": 1}
+"""Matrix product -> the source that holds weights, or K."""
 _PLACES = 8
 """Places in which a wrong scale is looked for."""
 
@@ -76,7 +78,7 @@ def blind(oracle: Oracle, measured: Sequence[Measured], key: str, entry: Entry) 
     Each of `_PLACES` is doubled by itself, in the case of the longest sum.
     """
     m = max(measured, key=lambda m: m.terms)
-    place = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "OUT_PROD": 0, "FLASH_ATTN_EXT": 1}.get(m.node.op)
+    place = WEIGHTS.get(m.node.op)
     weights = None if place is None else m.node.src[place]
     if weights is None or entry.finding:
         return ""
@@ -85,6 +87,7 @@ def blind(oracle: Oracle, measured: Sequence[Measured], key: str, entry: Entry) 
     right = oracle.expect([m.case], card)[0].steps[0].outputs[output]
     budget = budget_of(m.node, card)
     wrong = [oracle.expect([c], card)[0].steps[0].outputs[output] for c in _planted(m.case, weights.root)]
+    wrong = [w for w in wrong if not np.array_equal(w, right)]  # the others stand where nothing is read
     unseen = sum(budget.used(compare(output, right, w)) <= 1 for w in wrong)
     what = "block scales" if weights.type.is_quantized else "weights"
     return f"{unseen} of {len(wrong)} {what}, doubled" if unseen else ""
