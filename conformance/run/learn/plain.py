@@ -23,6 +23,9 @@ _PRODUCTS = (
 )
 _ATTENTION = "FLASH_ATTN_EXT-{}-q=64x[1|3|33]x4,k=64x[32|255]x2[|,prec=F32]"
 
+_ANGLES = "[ROPE|ROPE_BACK]-[f32|f16]-ne=128x4x9,mode=[NORMAL|NEOX],[to=512|from=2000,to=9000]"
+"""An angle is off in proportion to the position."""
+
 
 def plain(level: Level) -> dict[str, list[str]]:
     """Plain cases for the kernels that the cases of a level use, in any family: key -> ids, smallest first."""
@@ -30,6 +33,7 @@ def plain(level: Level) -> dict[str, list[str]]:
     weights = dict.fromkeys(t for key in used if key.startswith("MUL_MAT") for t in _types(key)[:1])
     caches = dict.fromkeys("+".join(_types(key)[1:]) for key in used if key.startswith("FLASH_ATTN_EXT-"))
     patterns = [p.format(t) for t in weights for p in _PRODUCTS] + [_ATTENTION.format(t) for t in caches]
+    patterns.append(_ANGLES)
     found: dict[str, list[str]] = {}
     for case_id in (with_seed(ops.NAME, body) for p in patterns for body in expand(p)):
         if (node := _node(case_id)) is not None and (key := key_of(node)) in used:
