@@ -27,7 +27,7 @@ from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import BackendError, GraphError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib import layout
-from conformance.ggml.lib.library import WHEEL, Library, tensor_layout
+from conformance.ggml.lib.library import WHEEL, Library, tensor_layout, unary_ids
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, pack
 from conformance.ggml.types import GLU_OPS, OPS, UNARY_OPS
@@ -113,6 +113,12 @@ def test_ids_are_taken_by_name() -> None:
         "GLU": 4,
     }
     assert layout.ids(table("NONE", "ADD").op_name, OPS) == {"NONE": 0, "ADD": 1}
+
+
+def test_sub_ops_are_read_from_their_constructors(library: Library) -> None:
+    """Where a library's names of UNARY stand in another order than its ids, as in b5456, its constructors count."""
+    found = unary_ids(library)
+    assert found == {name: i for i, name in enumerate(UNARY_OPS) if name != "XIELU"}
 
 
 def test_sub_ops_are_translated_by_name() -> None:

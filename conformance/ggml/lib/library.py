@@ -146,6 +146,7 @@ class Library:
         self._ops = {i: name for name, i in self.ops.items()}
         self._types = {i: TYPES[name] for name, i in self.types.items()}
         self.layout = tensor_layout(g, self.title, self.ops, self.types["f16"])
+        self.sub_ops["UNARY"][1].update(unary_ids(self))
         self.flags_compute = marks_computed(self)
         """Whether nodes without FLAG_COMPUTE are left alone."""
         self._loaded = False
@@ -447,6 +448,27 @@ def _difference(ggml: SimpleNamespace, layout: Layout, op_ids: dict[str, int], f
     finally:
         ggml.free(ctx)
     return None
+
+
+def unary_ids(library: Library) -> dict[str, int]:
+    """Sub-op of UNARY -> the id that its constructor, such as `ggml_relu`, gives the node.
+
+    The names of b5456 stand in another order than its ids. XIELU, which takes parameters, has its name alone.
+    """
+    g, found = library.ggml, {}
+    ctx = g.init(InitParams(2 * (len(UNARY_OPS) + 1) * library.layout.overhead, None, True))
+    try:
+        a = g.new_tensor_1d(ctx, library.types["f32"], 4)
+        for name in UNARY_OPS:
+            make = library.function(f"ggml_{name.lower()}") if name != "XIELU" else None
+            if make is not None:
+                make.restype, make.argtypes = _P, (_P, _P)
+                node = library.struct(make(ctx, a))
+                if node.op == library.ops["UNARY"]:
+                    found[name] = node.op_params[0]
+    finally:
+        g.free(ctx)
+    return found
 
 
 def marks_computed(library: Library) -> bool:

@@ -70,9 +70,11 @@ SINCE: dict[str, tuple[Since, ...]] = {
     ),
     "SSM_SCAN": (
         Since("rows of states by ids", "ggml_set_abort_callback", _has(6)),
-        Since("more than one state kept", "ggml_col2im_1d", lambda t: t.params.K > 1),
+        Since("more than one state kept", "ggml_rope_set_offset", lambda t: t.params.K > 1),
     ),
     "GATED_DELTA_NET": (Since("its states in this order", "ggml_col2im_1d", lambda _: True),),
+    "DSV4_HC_PRE": (Since("gated weights", "ggml_dsv4_hc_pre_gated", lambda t: bool(t.params.gated)),),
+    "DSV4_HC_POST": (Since("no comb", "ggml_dsv4_hc_pre_gated", lambda t: not _has(3)(t)),),
     "SET_ROWS": (Since("rows of F16", "ggml_col2im_1d", lambda t: (s := t.src[0]) is not None and s.type is F16),),
 }
 """Op -> its uses that came later."""
