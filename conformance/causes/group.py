@@ -8,6 +8,7 @@ variants of it that meet no known form run, too; one that still fails is shrunk 
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ EACH = 10.0
 """Seconds to shrink one case."""
 JOINED = 0.6
 """How much of the share of failures may be lost where two groups are joined."""
+_OF_SHAPES = re.compile("shape|dimension", re.IGNORECASE)
+"""What an error says where an operand is larger than its node knows."""
 TELLS = 0.1
 """The share of failures below which a form explains no other failure."""
 FEW = 3
@@ -243,7 +246,9 @@ class Search:
         """
         while (pair := self._alike(nodes, last=last)) is not None:
             a, b, form = pair
-            first, second = sorted((a, b), key=lambda g: _size(g.proof))
+            first, second = sorted(
+                (a, b), key=lambda g: (a.kind != b.kind and g.kind[0] != Verdict.FAIL, _size(g.proof))
+            )
             a.kind, a.proof, a.form, a.failures = first.kind, first.proof, form, first.failures + second.failures
             self.groups.remove(b)
 
@@ -287,7 +292,8 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     if a.kind == b.kind or (a.form.same_but_sizes(b.form) and verdicts == {Verdict.FAIL}):
         return form
     wrong, error = sorted((a, b), key=lambda g: g.kind[0] != Verdict.FAIL)
-    by_words = last and wrong.kind[0] == Verdict.FAIL and wrong.form.spreads and error.form.only_of_extent
+    of_shapes = error.form.only_of_extent and _OF_SHAPES.search(error.kind[1]) is not None
+    by_words = last and wrong.kind[0] == Verdict.FAIL and wrong.form.spreads and of_shapes
     return form if form.of_extent and (verdicts <= BY_CHANCE or by_words) else None
 
 
