@@ -152,6 +152,10 @@ class SchedSession(GgmlSession):
             self._values[t] = self._packed(pointer, t)
         return t is not None or not ask
 
+    def _split(self) -> str:
+        n = self._ggml.backend_sched_get_n_splits(self._sched)
+        return f", in {n} split{'s' if n > 1 else ''}"
+
     def _buffer(self, pointer: int) -> int | None:
         return self._library.struct(pointer).buffer  # type: ignore[no-any-return]  # a pointer field
 

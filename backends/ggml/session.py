@@ -209,8 +209,12 @@ class GgmlSession(Session):
             complaints = "; ".join(self._library.complaints())
             raise BackendError(
                 f"{function} returned {STATUS.get(status, status)} on a graph of {plan.nodes} nodes on "
-                f"{self._witness.device}" + (f": {complaints}" if complaints else "")
+                f"{self._witness.device}{self._split()}" + (f": {complaints}" if complaints else "")
             )
+
+    def _split(self) -> str:
+        """Of the last graph, in how many splits it ran, in words; empty where nothing splits it."""
+        return ""
 
     def _persistent(self, tensor: Tensor) -> int:
         try:

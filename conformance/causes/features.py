@@ -15,12 +15,15 @@ from conformance.ggml.tensor import (
     is_contiguous_rows,
     is_permuted,
     is_transposed,
+    nelements,
 )
 
 Features = Mapping[str, str]
 """Property -> its value."""
-OP, STEP, IN_PLACE, LAYOUT, OFFSET = "op", "step", "in place", "layout", "offset"
+OP, STEP, IN_PLACE, LAYOUT, OFFSET, SHOWS = "op", "step", "in place", "layout", "offset", "shows"
+OUTPUT, READ = "output", "and read later"
 CONTIGUOUS, FIRST = "contiguous", "first"
+PART = "a part of "
 
 
 def name_of(node: Tensor) -> str:
@@ -45,11 +48,21 @@ def features(case: Case, k: int, node: Tensor) -> Features:
         if s is not None:
             found |= {f"src[{i}]": "given", f"src[{i}].type": s.type.name, f"src[{i}].{LAYOUT}": _layout(s)}
             found |= {f"src[{i}].{OFFSET}": "yes" if s.view_offs else "no"}
+            if s.view_src is not None:
+                found |= {f"src[{i}].{SHOWS}": _shown(case, k, s)}
             found |= {f"src[{i}].ne[{d}]": str(n) for d, n in enumerate(s.ne)}
+    if node in case.steps[k].outputs and any(node in n.src for n in case.steps[k].graph):
+        found |= {OUTPUT: READ}
     declared = DECLARATIONS.get(node.op)
     if declared:
         found |= {f.name: word(f.of(node.op_params)) for f in declared.fields if f.name and f.name != OP}
     return found
+
+
+def _shown(case: Case, k: int, view: Tensor) -> str:
+    """What a view shows: a part, or all, of a leaf or of a node's result."""
+    kind = "a node" if view.root in case.steps[k].graph.nodes else "a leaf"
+    return f"{PART if nelements(view) < nelements(view.root) else 'all of '}{kind}"
 
 
 def _layout(t: Tensor) -> str:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
+from conformance.case.case import JSON
 from conformance.case.strict import read_text
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.judge.verdict import FAILURES, Result, Verdict
@@ -28,12 +29,15 @@ from conformance.report.runs import Runs, command
 from conformance.run.session.select import build
 
 from .cause import Cause, in_order
+from .cells import CellCause, of_zoo, zoo_message
 
 TITLE = "# Findings"
 PAGE, GONE = "page", "## No longer found"
 """The key of the words on the page as a whole; the heading over words on causes that are no more."""
 _WORDS = re.compile(r"^<!-- words: (?P<key>[^\n]+) -->\n(?P<text>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _MARK = re.compile(r"^<!-- (words: |end -->)", re.MULTILINE)
+ARCHITECTURES = 2000
+"""Characters of their names; there are 123."""
 DETAIL = 400
 """Characters of what the smallest case says."""
 
@@ -95,6 +99,10 @@ def page(runs: Runs, causes: Sequence[Cause], words: Words) -> str:
         if key not in written:  # a backend with other options has causes of the same ids
             lines += ["", *_marked(key, words)]
         written.add(key)
+    for zoo_cause in of_zoo([dict(c.value) for c in runs.zoo()]):
+        key = _key(zoo_cause.id)
+        lines += ["", f"## llama.cpp itself: {key}", "", *_of_zoo(zoo_cause, causes), "", *_marked(key, words)]
+        written.add(key)
     left = [key for key, text in words.of.items() if key not in written and text.strip()]
     if left:
         lines += ["", GONE, *(text for key in left for text in ("", f"{key}:", "", *_marked(key, words)))]
@@ -145,17 +153,31 @@ def _section(cause: Cause, proof: Result, runs: Runs) -> Iterator[str]:
     yield ""
     families = Counter(i.partition("/")[0] for i in cause.cases)
     yield f"- fails: {', '.join(f'{n:,} of {code(f)}' for f, n in families.most_common())} on {code(cause.backend)}"
-    models = sorted({str(c.value.get("architecture")) for c in runs.zoo() if _by(c.value, cause)})
+    models = sorted({str(c.value.get("architecture")) for c in runs.zoo() if _alike(c.value, cause)})
     if models:
-        yield f"- llama.cpp itself fails by it, {len(models):,} architectures: {inline(', '.join(models))}"
+        yield f"- llama.cpp itself fails alike, {len(models):,} architectures: {inline(', '.join(models))}"
     if proof.detail:
         yield f"- {inline(proof.detail, DETAIL)}"
     yield ""
     yield f"    {_command(proof)}"
 
 
-def _by(cell: Mapping[str, object], cause: Cause) -> bool:
-    return cell.get("cause") == cause.id and cell.get("backend") == cause.backend
+def _alike(cell: Mapping[str, JSON], cause: Cause) -> bool:
+    """Whether llama.cpp says on the device what the cases of `cause` say there."""
+    return bool(cause.message) and cell.get("backend") == cause.backend and zoo_message(cell) == cause.message
+
+
+def _of_zoo(zoo_cause: CellCause, causes: Sequence[Cause]) -> Iterator[str]:
+    """What a cause of zoo cells is, its cells by their run, and the cause of cases that says the same."""
+    yield f"{inline(zoo_cause.sentence)} on {code(zoo_cause.backend)}."
+    yield ""
+    runs = Counter(cell.rpartition(", ")[2] for cell in zoo_cause.cells)
+    yield f"- {', '.join(f'{n:,} in run {code(run)}' for run, n in runs.most_common())}"
+    names = dict.fromkeys(cell.rpartition(", ")[0] for cell in zoo_cause.cells)
+    yield f"- {len(names):,} architectures: {inline(', '.join(names), ARCHITECTURES)}"
+    same = [c.id for c in causes if c.backend == zoo_cause.backend and c.message == zoo_cause.message]
+    if same:
+        yield f"- cases fail alike: {', '.join(map(_key, same))}"
 
 
 def _command(proof: Result) -> str:

@@ -13,15 +13,35 @@ from conformance.case.case import Case
 from conformance.ggml.ops.fields import Field
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import I64
 from conformance.run.shrink.simplify import neutral, optional_sources, parameters_of, rank
 
 from .cause import ANY_OF, Condition
-from .features import CONTIGUOUS, FIRST, IN_PLACE, LAYOUT, OFFSET, OP, STEP, Features, features, name_of, word
+from .features import (
+    CONTIGUOUS,
+    FIRST,
+    IN_PLACE,
+    LAYOUT,
+    OFFSET,
+    OP,
+    OUTPUT,
+    PART,
+    SHOWS,
+    STEP,
+    Features,
+    features,
+    name_of,
+    word,
+)
 
+SEVERAL = 3
+"""Ops, or types, from which on what they share is at fault, and not each."""
 BORDERS = (1, 2, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096, 65535, 65536)
 """Sizes that a condition names: kernels, blocks and caches change there."""
-TYPE = "a type"
+TYPE, SHOWN = "a type", "an operand shows"
 """Of any operand."""
+OF_ANY = {TYPE: ".type", SHOWN: f".{SHOWS}"}
+"""Such a key -> how that of one operand ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +64,47 @@ class Form:
         """Whether a node with these features meets all conditions."""
         return all(meets(c, found) for c in self.conditions)
 
+    @property
+    def spreads(self) -> bool:
+        """Whether it is about so many ops that none of them is at fault, but a type, or what an operand shows."""
+        return len(self.ops) >= SEVERAL and any(c.key == OUTPUT or _of_operand_itself(c.key) for c in self.rest)
+
+    @property
+    def of_extent(self) -> bool:
+        """Whether it is about an operand that shows a part of something: who takes all of it has wrong numbers, or
+        writes where nobody looks, or damages the heap, as sizes have it.
+        """
+        return any(c.value.startswith(PART) for c in self.rest)
+
+    @property
+    def only_of_extent(self) -> bool:
+        """Whether it says nothing else of its few ops."""
+        said = all(c.key.endswith((SHOWS, OFFSET, LAYOUT)) for c in self.rest if not _is_size(c))
+        return self.of_extent and said and len(self.ops) < SEVERAL
+
+    def same_but_sizes(self, other: Form) -> bool:
+        """Whether it says what `other` says, of an op of its own, whatever the sizes."""
+        mine, theirs = ({c for c in f.rest if not _is_size(c)} for f in (self, other))
+        return mine == theirs and bool(set(self.ops) & set(other.ops))
+
+    def beside(self, found: Features) -> bool:
+        """Whether a node of any op meets the rest."""
+        return all(meets(c, found) for c in self.rest)
+
+
+def _is_size(condition: Condition) -> bool:
+    return ".ne[" in condition.key
+
+
+def _of_operand_itself(key: str) -> bool:
+    return key in OF_ANY or key.endswith(tuple(OF_ANY.values()))
+
 
 def meets(condition: Condition, found: Features) -> bool:
     """Whether a node with these features has the property."""
-    if condition.key == TYPE:
-        named = condition.value.split(ANY_OF)
-        return any(key.endswith(".type") and value in named for key, value in found.items())
+    if condition.key in OF_ANY:
+        named, end = condition.value.split(ANY_OF), OF_ANY[condition.key]
+        return any(key.endswith(end) and value in named for key, value in found.items())
     value = found.get(condition.key)
     if value is None:
         return False
@@ -71,6 +126,8 @@ def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
     yield from (Condition(f.name, _value(f, f.of(node.op_params))) for f in parameters_of(node))
     if found[IN_PLACE] == "yes" and node.op not in _ALWAYS_IN_PLACE:
         yield Condition(IN_PLACE, "yes")
+    if OUTPUT in found:
+        yield Condition(OUTPUT, found[OUTPUT])
     if found[STEP] != FIRST:
         yield Condition(STEP, found[STEP])
 
@@ -78,12 +135,14 @@ def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
 def _of_operand(node: Tensor, i: int, found: Features) -> Iterator[Condition]:
     src, t = f"src[{i}]", node.src[i]
     assert t is not None
-    if rank(t.type):
+    if rank(t.type) or t.type is I64:
         yield Condition(f"{src}.type", t.type.name)
     if found[f"{src}.{LAYOUT}"] != CONTIGUOUS:
         yield Condition(f"{src}.{LAYOUT}", found[f"{src}.{LAYOUT}"])
     if t.view_offs:
         yield Condition(f"{src}.{OFFSET}", "yes")
+    if found.get(f"{src}.{SHOWS}", "").startswith(PART):
+        yield Condition(f"{src}.{SHOWS}", found[f"{src}.{SHOWS}"])
     for d, n in enumerate(t.ne):
         said = any(s is not None and s.ne[d] == n for s in node.src[:i])  # mostly the same dimension
         if n > (t.type.blck_size if d == 0 else 1) and not said:
@@ -110,7 +169,8 @@ def common(a: Form, b: Form) -> Form | None:
     nothing beside the op, or where ops of different kernels share no more than sizes.
     """
     shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y)) is not None]
-    of_operand = any(c.key.endswith((TYPE, ".type", LAYOUT, OFFSET)) for c in shared)
+    of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS)) for c in shared)
+    of_operand |= any(c.key == OUTPUT for c in shared)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or _module(a) == _module(b)):
         return None
     ops = dict.fromkeys((*a.ops, *b.ops))
@@ -118,15 +178,16 @@ def common(a: Form, b: Form) -> Form | None:
 
 
 def type_of(form: Form) -> str:
-    """The type that is all a form says beside its ops; empty where it says something else."""
-    values = [c.value for c in form.rest if c.key == TYPE or c.key.endswith(".type")]
-    return values[0] if len(values) == len(form.rest) == 1 else ""
+    """The type that is all a form says beside its ops and sizes; empty where it says something else."""
+    said = [c for c in form.rest if not _is_size(c)]
+    values = [c.value for c in said if c.key == TYPE or c.key.endswith(".type")]
+    return values[0] if len(values) == len(said) == 1 else ""
 
 
 def of_types(forms: Sequence[Form]) -> Form:
     """The form of nodes of any op and any type of `forms`."""
     ops = dict.fromkeys(op for f in forms for op in f.ops)
-    types = dict.fromkeys(type_of(f) for f in forms)
+    types = dict.fromkeys(t for f in forms for t in type_of(f).split(ANY_OF))
     return Form((Condition(OP, ANY_OF.join(ops)), Condition(TYPE, ANY_OF.join(types))))
 
 
@@ -135,8 +196,9 @@ def _shared(a: Condition, b: Condition) -> Condition | None:
         return a
     if a.key == b.key and a.value.startswith("> ") and b.value.startswith("> "):
         return min(a, b, key=lambda c: int(c.value[2:]))
-    if a.value == b.value and all(x.key == TYPE or x.key.endswith(".type") for x in (a, b)):
-        return Condition(TYPE, a.value)
+    for key, end in OF_ANY.items():
+        if a.value == b.value and all(x.key == key or x.key.endswith(end) for x in (a, b)):
+            return Condition(key, a.value)
     return None
 
 

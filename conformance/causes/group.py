@@ -8,6 +8,7 @@ variants of it that meet no known form run, too; one that still fails is shrunk 
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,16 +31,20 @@ from conformance.suite.relations import claim
 
 from .cause import Cause, Condition
 from .features import OP, STEP, Features, features, nodes_of
-from .form import Form, common, form_of, meets, of_types, type_of, without
+from .form import SEVERAL, Form, common, form_of, meets, of_types, type_of, without
 
 EACH = 10.0
 """Seconds to shrink one case."""
 JOINED = 0.6
 """How much of the share of failures may be lost where two groups are joined."""
+_OF_SHAPES = re.compile("shape|dimension", re.IGNORECASE)
+"""What an error says where an operand is larger than its node knows."""
+TELLS = 0.1
+"""The share of failures below which a form explains no other failure."""
 FEW = 3
 """Right nodes without which nobody can say that a condition tells nothing."""
-SEVERAL = 3
-"""Types from which on what they share is at fault, and not each."""
+BY_CHANCE = frozenset({Verdict.FAIL, Verdict.CRASH})
+"""How a wrong extent shows, by chance of sizes."""
 VARIANTS = 12
 """Variants that run of one explained failure, those nearest to it first."""
 
@@ -58,9 +63,10 @@ class Failure:
     def kind(self) -> tuple[str, str]:
         """Failures of another kind have another cause."""
         if self.at is not None:
-            message = "" if self.result.verdict is Verdict.FAIL else self.signature.kind
+            wrong = self.result.verdict is Verdict.FAIL
+            message = self.signature.kind.removeprefix(NODE).lstrip(", ") if wrong else self.signature.kind
             return self.result.verdict.value, message
-        related = "relation, " if claim.applies(self.case) else ""
+        related = "relation, " if self.result.verdict is Verdict.FAIL and claim.applies(self.case) else ""
         return self.result.verdict.value, related + self.signature.kind
 
     def features(self) -> Features:
@@ -75,6 +81,7 @@ class Group:
     """What one fault explains."""
 
     kind: tuple[str, str]
+    """Of `proof`."""
     form: Form
     proof: Failure
     """The smallest case that shows it."""
@@ -82,16 +89,27 @@ class Group:
 
     def explains(self, failure: Failure) -> bool:
         """Whether the fault makes `failure`: at its node; or, of one without, wherever in it."""
-        if failure.at is not None:
-            return failure.kind == self.kind and self.form.holds(failure.features())
-        if failure.kind == self.kind and not self.form.ops:
-            return True
-        if not self.form.ops or not self.kind[0] == failure.result.verdict == Verdict.FAIL:
+        if not self.fails_as(failure):
             return False
+        if failure.at is not None:
+            found = failure.features()
+            spreads = self.form.spreads and (failure.kind == self.kind or self.form.of_extent)
+            return self.form.holds(found) or (spreads and self.form.beside(found))
+        if not self.form.ops:
+            return failure.kind == self.kind
         if failure.signature.kind.startswith(KEPT):  # right on a backend opened anew, so no kernel is at fault
             return False
-        case = failure.case
-        return any(self.form.holds(features(case, k, n)) for k, _, n in nodes_of(case))
+        anywhere = self.form.spreads and failure.result.verdict is Verdict.CRASH
+        holds = self.form.beside if anywhere else self.form.holds
+        return any(holds(features(failure.case, k, n)) for k, _, n in nodes_of(failure.case))
+
+    def fails_as(self, failure: Failure) -> bool:
+        """Whether the fault may look like `failure`: by the same words; wrong numbers anywhere; or, where an extent is
+        wrong, wrong numbers and damage.
+        """
+        if failure.kind == self.kind or (self.form.of_extent and {self.kind[0], failure.kind[0]} <= BY_CHANCE):
+            return True
+        return self.kind[0] == failure.kind[0] == Verdict.FAIL
 
 
 def failure_of(case: Case, result: Result) -> Failure | None:
@@ -105,7 +123,8 @@ def failure_of(case: Case, result: Result) -> Failure | None:
 def _at(case: Case, result: Result) -> tuple[int, int] | None:
     found = result.first_divergence or result.place or {}
     k, i = found.get("step"), found.get("node")
-    if k is None or i is None or found.get("kind", NODE) != NODE or claim.applies(case):
+    whole = found.get("kind", NODE) != NODE or not found.get("alone", True) or claim.applies(case)
+    if k is None or i is None or whole:
         return None
     return (k, i) if k < len(case.steps) and i < len(case.steps[k].graph) else None
 
@@ -125,22 +144,29 @@ class Search:
         self._runner, self._spec, self._progress, self._clock = runner, spec, progress, clock
         self._end = clock() + seconds
         self._looked: set[frozenset[tuple[str, str]]] = set()
+        self._apart: set[tuple[tuple[str, str], Form, tuple[str, str], Form]] = set()
+        """Pairs of groups that are not one."""
+        self._nodes: Nodes | None = None
         self.groups: list[Group] = []
 
     def run(self, failures: Sequence[Failure], nodes: Nodes) -> list[Group]:
         """The groups; each failure is in one of them at least."""
-        for n, failure in enumerate(sorted(failures, key=_size), 1):
+        self._nodes = nodes
+        for n, failure in enumerate(_in_turn(failures), 1):
             try:
                 self._take(failure)
             except KeyboardInterrupt:
                 self._end = -inf
                 self._progress("interrupted: the rest is grouped by what is known")
                 self._take(failure)
+            self._join(nodes)
             self._progress(f"{n} of {len(failures)} failures, {len(self.groups)} forms: {failure.case.id}")
         return self._merged(nodes)
 
     def _take(self, failure: Failure) -> None:
         group = self._explaining(failure)
+        if group is None and self._late():
+            group = self._nearest(failure)
         if group is None:
             group = self._new(failure)
         elif (variant := self._hidden(failure)) is not None:
@@ -151,7 +177,21 @@ class Search:
         return self._clock() > self._end
 
     def _explaining(self, failure: Failure) -> Group | None:
-        return next((g for g in self.groups if g.explains(failure)), None)
+        """A group whose fault makes `failure`; at a node, one whose form tells something."""
+        return next((g for g in self.groups if g.explains(failure) and (failure.at is None or self._tells(g))), None)
+
+    def _tells(self, group: Group) -> bool:
+        """Whether the form of a group tells failures from right nodes."""
+        return self._nodes is None or self._nodes.share(group.form) >= TELLS
+
+    def _nearest(self, failure: Failure) -> Group | None:
+        """Where nothing can be shrunk any more: the group that fails alike, at the same op if at one."""
+        alike = [g for g in self.groups if g.kind == failure.kind and bool(g.form.ops) == (failure.at is not None)]
+        if failure.at is None:
+            return next(iter(alike), None)
+        found = failure.features()
+        same = [g for g in alike if found[OP] in g.form.ops]
+        return max(same, key=lambda g: sum(meets(c, found) for c in g.form.rest), default=None)
 
     def _outside(self, case: Case, result: Result) -> bool:
         """Whether no known form explains the failure of `case`."""
@@ -200,30 +240,74 @@ class Search:
             if not any(g.form.holds(features(case, k, n)) for g in self.groups for k, _, n in nodes_of(case)):
                 yield case
 
+    def _join(self, nodes: Nodes, *, last: bool = False) -> None:
+        """Join groups as long as what two forms share tells failures from passes nearly as well as they do. The `last`
+        time also errors of one or two ops which nothing explains but an extent, as the words go by the op.
+        """
+        while (pair := self._alike(nodes, last=last)) is not None:
+            a, b, form = pair
+            first, second = sorted(
+                (a, b), key=lambda g: (a.kind != b.kind and g.kind[0] != Verdict.FAIL, _size(g.proof))
+            )
+            a.kind, a.proof, a.form, a.failures = first.kind, first.proof, form, first.failures + second.failures
+            self.groups.remove(b)
+
+    def _alike(self, nodes: Nodes, *, last: bool) -> tuple[Group, Group, Form] | None:
+        for a, b in itertools.combinations(self.groups, 2):
+            key = (a.kind, a.form, b.kind, b.form)
+            if key not in self._apart:
+                form = _joint(a, b, last=last)
+                least = JOINED * max(nodes.share(a.form), nodes.share(b.form))
+                if form is not None and nodes.share(form) >= least:
+                    return a, b, form
+                if (
+                    (a.kind, a.form.ops) == (b.kind, b.form.ops)
+                    and a.form.ops
+                    and not (self._tells(a) or self._tells(b))
+                ):
+                    return a, b, a.form if len(a.form.rest) < len(b.form.rest) else b.form
+                self._apart.add(key)
+        return None
+
     def _merged(self, nodes: Nodes) -> list[Group]:
-        """Groups, joined as long as what two forms share tells failures from passes nearly as well as they do."""
-        groups = [g for g in self.groups if g.failures]
-        for g in groups:
+        """The groups without conditions that tell nothing, joined once more."""
+        self.groups = [g for g in self.groups if g.failures]
+        for g in self.groups:
             g.form = without(g.form, partial(nodes.always, g.form.ops))
-        found = True
-        while found:
-            found = False
-            for a, b in itertools.combinations(groups, 2):
-                form = common(a.form, b.form) if a.kind == b.kind else None
-                if form is not None and nodes.share(form) >= JOINED * min(nodes.share(a.form), nodes.share(b.form)):
-                    a.form, a.failures, found = form, a.failures + b.failures, True
-                    groups.remove(b)
-                    break
-        return _of_types(groups)
+        self._join(nodes)
+        self.groups = _of_types(self.groups)
+        self._apart.clear()
+        self._join(nodes, last=True)
+        return self.groups
+
+
+def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
+    """What two groups share, if one fault may be both: they fail alike, or by chance of sizes as extents do. A type is
+    what two ops share only at the `last`, when it is known which types each fails with.
+    """
+    form = common(a.form, b.form)
+    if form is None or (not last and a.form.ops != b.form.ops and type_of(form)):
+        return None
+    verdicts = {a.kind[0], b.kind[0]}
+    if a.kind == b.kind or (a.form.same_but_sizes(b.form) and verdicts == {Verdict.FAIL}):
+        return form
+    wrong, error = sorted((a, b), key=lambda g: g.kind[0] != Verdict.FAIL)
+    of_shapes = error.form.only_of_extent and _OF_SHAPES.search(error.kind[1]) is not None
+    by_words = last and wrong.kind[0] == Verdict.FAIL and wrong.form.spreads and of_shapes
+    return form if form.of_extent and (verdicts <= BY_CHANCE or by_words) else None
 
 
 def _of_types(groups: Sequence[Group]) -> list[Group]:
-    """Groups of `SEVERAL` types, each of which fails by itself, are one: what these types share is at fault."""
-    kinds = Counter(g.kind for g in groups if type_of(g.form))
+    """Groups of one op and of `SEVERAL` types, each of which fails by itself, are one: what these types share is at
+    fault. Two do where an error says the same.
+    """
+    kinds = Counter((g.kind, op) for g in groups if type_of(g.form) for op in g.form.ops)
     joined: list[Group] = []
     for g in groups:
-        first = next((j for j in joined if j.kind == g.kind and type_of(j.form)), None)
-        if first is None or not type_of(g.form) or kinds[g.kind] < SEVERAL:
+        many = {op for op in g.form.ops if kinds[g.kind, op] >= (SEVERAL if g.kind[0] == Verdict.FAIL else 2)}
+        alike = (j for j in joined if j.kind == g.kind and type_of(j.form) and many.intersection(j.form.ops))
+        first = next(alike, None) if type_of(g.form) else None
+        if first is None:
             joined.append(g)
         else:
             first.form, first.failures = of_types([first.form, g.form]), first.failures + g.failures
@@ -261,6 +345,18 @@ def _by_op(rows: Iterable[Features]) -> Mapping[str, Sequence[Features]]:
     """Different ones, by their op."""
     different = {frozenset(f.items()): f for f in rows}.values()
     return {op: list(fs) for op, fs in itertools.groupby(sorted(different, key=itemgetter(OP)), itemgetter(OP))}
+
+
+def _in_turn(failures: Sequence[Failure]) -> list[Failure]:
+    """Single nodes, then trajectories, then what no node is at fault in; of each the first of every signature, then the
+    second of every one, and so on, the smallest first: time may end before all are looked at.
+    """
+    ranks: Counter[Signature] = Counter()
+    turns = []
+    for failure in sorted(failures, key=_size):
+        ranks[failure.signature] += 1
+        turns.append((_size(failure)[:2], ranks[failure.signature], failure))
+    return [failure for *_, failure in sorted(turns, key=itemgetter(0, 1))]
 
 
 def _size(failure: Failure) -> tuple[bool, bool, int, str]:
@@ -306,5 +402,5 @@ def _sentence(group: Group, failed: int, passed: int) -> str:
     what = " and ".join(group.form.ops) or group.kind[1] or "a case as a whole"
     where = f" with {', '.join(map(str, rest))}" if rest else ""
     verdict, message = group.kind
-    how = "wrong numbers" if verdict == Verdict.FAIL else f"{verdict}: {message}"
+    how = f"wrong numbers{f' ({message})' if message else ''}" if verdict == Verdict.FAIL else f"{verdict}: {message}"
     return f"{what}{where}: {how} ({failed} fail; {passed} such nodes are right)"

@@ -16,6 +16,7 @@ import click
 
 from conformance.backend.card import Card, Entry, read
 from conformance.backend.registry import Spec
+from conformance.causes.cells import CellCause, of_audit
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import printable, shell
@@ -52,7 +53,7 @@ from .options import (
     smoke_option,
     specs_here,
 )
-from .output import Group, line, table
+from .output import Group, cell_lines, line, table
 
 
 @click.command()
@@ -83,6 +84,7 @@ def audit(
     specs, lacking = specs_here(backends, isolation)
     ids = case_ids(families, globs, level) if families or globs else auditing.CASES
     audits: dict[str, list[Cell]] = {}
+    causes: dict[str, list[CellCause]] = {}
     waivers = settings_here().waivers_of(specs, waivers_path)
     for given in specs:
         known: dict[Spec, Waivers] = {}
@@ -95,11 +97,16 @@ def audit(
             cells.extend(auditing.audit(runner, spec, [build(i) for i in ids], save_failures))
         finally:
             runner.close()
+            causes[str(spec)] = of_audit(str(spec), cells)
             _show_audit(str(spec), cells)
+            for text in cell_lines(causes[str(spec)]):
+                line(text)
     if json_path:
         head = header("audit")
         head["environment"]["unavailable"] = lacking
-        write_json(json_path, {**head, "backends": {n: [c.to_json() for c in cells] for n, cells in audits.items()}})
+        found = {n: [c.to_json() for c in cells] for n, cells in audits.items()}
+        grouped = [c.to_json() for own in causes.values() for c in own]
+        write_json(json_path, {**head, "backends": found, "causes": grouped})
     every = [c for cells in audits.values() for c in cells]
     sys.exit(1 if any(c.finding in FAILING for c in every) else 0 if any(c.ran for c in every) else 3)
 

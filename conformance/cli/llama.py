@@ -18,6 +18,7 @@ from conformance.builds.source import locate
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.case.reference import FOLDERS
+from conformance.causes.cells import of_zoo
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.llama import find_llama
 from conformance.ggml.text import printable
@@ -34,7 +35,7 @@ from conformance.suite.zoo.model import table as architectures
 from conformance.suite.zoo.play import PASSES, RUNS, Device, Played, play
 
 from .options import ExistingFile, File, backend_option, json_option
-from .output import line, table
+from .output import cell_lines, line, table
 
 SHOWN = 5
 """Differences of one setting that `layout` prints."""
@@ -303,11 +304,17 @@ def zoo(
     except KeyboardInterrupt:
         line("interrupted; what ran is shown", err=True)
     ran = [a for a in archs if (a, devices[0].name, next(iter(chosen))) in cells]
+    rows = record(cells)
+    causes = of_zoo(rows)
     if json_path:
-        write_json(json_path, {**header("zoo"), "results": record(cells)})
+        write_json(json_path, {**header("zoo"), "results": rows, "causes": [c.to_json() for c in causes]})
     columns = [(d.name, run) for d in devices for run in chosen]
-    rows = [(a, *(cell(cells.get((a, *column))) for column in columns)) for a in ran]
-    table(rows, ["architecture", *(f"{printable(d)}\n{run}" for d, run in columns)])
+    number = {c.id: n for n, c in enumerate(causes, 1)}
+    by = {(r["architecture"], r["backend"], r["run"]): number[r["cause"]] for r in rows if "cause" in r}
+    shown = [(a, *(_numbered(cells.get((a, *c)), by.get((a, *c))) for c in columns)) for a in ran]
+    table(shown, ["architecture", *(f"{printable(d)}\n{run}" for d, run in columns)])
+    for text in cell_lines(causes):
+        line(text)
     for column in columns:
         verdicts = Counter(p.verdict for (_, d, run), p in cells.items() if (d, run) == column)
         line(f"{column[0]}, {column[1]}: {', '.join(f'{n} {v}' for v, n in sorted(verdicts.items()))}")
@@ -346,6 +353,11 @@ def cell(played: Played | None) -> str:
     splits = played.notes.get("splits", 0)
     where = f" ({splits} splits)" if splits > 1 else ""
     return f"{error}{where}" if played.verdict == "PASS" else f"{played.verdict} {error}".strip()
+
+
+def _numbered(played: Played | None, cause: int | None) -> str:
+    """A cell with the number of its cause in the list below the table."""
+    return cell(played) if cause is None else f"{cell(played)} [{cause}]"
 
 
 def record(cells: Mapping[tuple[str, str, str], Played]) -> list[dict[str, Any]]:

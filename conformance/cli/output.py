@@ -16,9 +16,12 @@ from conformance.ggml.text import printable
 
 if TYPE_CHECKING:  # `--help` imports next to nothing
     from conformance.causes.cause import Cause
+    from conformance.causes.cells import CellCause
 
 CLOSED = 141
 """Exit code where nobody reads stdout any more: as a shell has it for SIGPIPE."""
+CELLS = 200
+"""Characters of the cells of one cause."""
 UNWRITABLE = 74
 """Exit code where stdout takes no more: EX_IOERR of sysexits.h."""
 
@@ -66,6 +69,14 @@ def cause_lines(causes: Iterable[Cause]) -> list[str]:
         hit = cause.rank.get("architectures")
         hurt = "" if hit is None else f"; {hit} architectures have such a node"
         lines += [f"{n:3}. {cause.id} on {cause.backend}{seen}: {cause.sentence}{hurt}", f"     {cause.smallest}"]
+    return lines
+
+
+def cell_lines(causes: Iterable[CellCause]) -> list[str]:
+    """A line for each cause of cells, numbered from 1, and the cells that it hits, as many as a line holds."""
+    lines = []
+    for n, cause in enumerate(causes, 1):
+        lines += [f"{n:3}. {cause.id} on {cause.backend}: {cause.sentence}", f"     {'; '.join(cause.cells)[:CELLS]}"]
     return lines
 
 

@@ -33,7 +33,7 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.select import case_ids
 from conformance.suite.family import LEVELS, Level
 
-from .options import ExistingFile, File, Folder, isolation, json_option
+from .options import ExistingFile, File, Folder, config_option, isolation, json_option
 from .output import Group, cause_lines, line, table
 
 
@@ -88,6 +88,7 @@ def _unproven(runs: Runs) -> list[str]:
 @click.option(
     "--hand-over", "folder", type=Folder, metavar="DIR", help="Keep each one's smallest case and drafts here."
 )
+@config_option
 @isolation
 def causes(
     path: Path,

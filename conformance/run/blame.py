@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from conformance.backend.interface import Backend
 from conformance.case.case import JSON, Case, Step
 from conformance.ggml.arithmetic import Arithmetic
-from conformance.ggml.errors import BackendError, BackendTimeoutError
+from conformance.ggml.errors import BackendCrashError, BackendError, BackendTimeoutError
 from conformance.ggml.ops.build import Expansion
 from conformance.ggml.partial import partial
 from conformance.ggml.tensor import Bytes, Tensor, pack
@@ -23,9 +23,8 @@ from conformance.suite.batch import isolated_nodes
 
 from .execute import StepValues, execute, with_values
 from .judgement import expected_steps
+from .signature import innermost
 
-WHERE = "where: "
-"""Begins the words of `place` in a result's detail."""
 SECOND = "right alone, right fresh, wrong after the steps before it: something kept (a compiled graph or its key, a "
 SECOND += "cache, a log) is at fault, and no kernel"
 BEFORE = "right on a backend opened anew: something kept from the cases before it, or chance, is at fault"
@@ -87,13 +86,16 @@ class Place:
     node: Tensor | None
     """That fails by itself, or behind those before it."""
     words: str
+    alone: bool = False
+    """Whether the node fails by itself."""
 
     def record(self, case: Case) -> dict[str, JSON]:
         """As a result has it."""
         if self.node is None:
             return {"step": self.step}
         index = case.steps[self.step].graph.nodes.index(self.node)
-        return {"step": self.step, "node": index, "op": self.node.op, "name": self.node.name}
+        name = {"op": self.node.op, "name": self.node.name}
+        return {"step": self.step, "node": index, **name, **({} if self.alone else {"alone": False})}
 
 
 def place(backend: Backend, anew: Anew, reference: Backend, case: Case, error: BackendError) -> Place | None:
@@ -107,29 +109,30 @@ def place(backend: Backend, anew: Anew, reference: Backend, case: Case, error: B
     graph = case.steps[k].graph
     at = f"step {k}" if len(case.steps) > 1 else ""
     if len(graph) == 1:
-        return Place(k, graph.nodes[0], at)
+        return Place(k, graph.nodes[0], at, alone=True)
     if isinstance(error, BackendTimeoutError):  # each try would take as long
         return Place(k, None, at)
     start = replace(case, steps=case.steps[: k + 1], tolerance={})
     right = execute(reference, start, every_node=[k]).steps
     alone, original = isolated_nodes(with_values(start, right), k)
     copies = list(original)
-    found = _first(len(copies), lambda n: not _runs(backend, _some(alone, copies[:n])))
-    if found is not None and not _runs(backend, _some(alone, copies[found : found + 1])):
+    found = _first(len(copies), lambda n: _fails(backend, _some(alone, copies[:n]), error))
+    if found is not None and _fails(backend, _some(alone, copies[found : found + 1]), error):
         node = original[copies[found]]
-        return Place(k, node, _join(at, f"{_spell(node)} fails by itself"))
+        return Place(k, node, _join(at, f"{_spell(node)} fails by itself"), alone=True)
+    caches = right[k - 1].caches if k else {t: case.persistent[t] for t in case.caches()}
     with anew() as fresh:
-        return _behind(fresh, case, k, right[k - 1].caches if k else {t: case.persistent[t] for t in case.caches()})
+        return _behind(fresh, case, k, caches, error)
 
 
-def _behind(fresh: Backend, case: Case, k: int, caches: Mapping[Tensor, Bytes]) -> Place:
-    """Where step `k` fails on a backend opened anew, from `caches`."""
+def _behind(fresh: Backend, case: Case, k: int, caches: Mapping[Tensor, Bytes], error: BackendError) -> Place:
+    """Where step `k` fails with `error` on a backend opened anew, from `caches`."""
     graph = case.steps[k].graph
     at = f"step {k}" if len(case.steps) > 1 else ""
     try:
         _by_itself(fresh, case, k, caches)
     except BackendError:
-        found = _first(len(graph), lambda n: not _runs(fresh, _beginning(case, k, n, caches)))
+        found = _first(len(graph), lambda n: _fails(fresh, _beginning(case, k, n, caches), error))
         if found is None:
             return Place(k, None, at)
         node = graph.nodes[found]
@@ -152,12 +155,15 @@ def _first(n: int, fails: Callable[[int], bool]) -> int | None:
     return high - 1
 
 
-def _runs(backend: Backend, case: Case) -> bool:
+def _fails(backend: Backend, case: Case, error: BackendError) -> bool:
+    """Whether `backend` fails at `case` with `error`: another says nothing, as of a node that it never meets alone."""
     try:
         execute(backend, case)
-    except BackendError:
-        return False
-    return True
+    except BackendError as e:
+        return type(e) is type(error) and (
+            isinstance(e, BackendCrashError) or innermost(str(e)) == innermost(str(error))
+        )
+    return False
 
 
 def _some(alone: Case, nodes: Sequence[Tensor]) -> Case:

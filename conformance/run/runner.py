@@ -27,7 +27,7 @@ from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
 
-from . import blame, cost, divergence, judgement, recorded, relate
+from . import blame, cost, divergence, judgement, recorded, relate, signature
 from .execute import Execution, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
 from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
@@ -44,6 +44,8 @@ class Runner:
 
     locates = True
     """Whether a failing case runs again to find its first wrong node and its stage."""
+    tells_kept = True
+    """Whether it also runs on the backend opened anew, to tell a kernel's fault from what the backend kept."""
 
     def __init__(
         self,
@@ -198,6 +200,16 @@ class Runner:
         finally:
             for it in bounded:
                 it.bound = inf
+
+    @contextmanager
+    def looking(self, *, locates: bool, tells_kept: bool) -> Iterator[None]:
+        """While this lasts, look no closer at failures than this; opening a backend anew may take a second."""
+        before = self.locates, self.tells_kept
+        self.locates, self.tells_kept = locates and before[0], tells_kept and before[1]
+        try:
+            yield
+        finally:
+            self.locates, self.tells_kept = before
 
     def _seal(self, cases: Sequence[Case]) -> None:
         for case in cases:
@@ -355,7 +367,7 @@ class Runner:
                 divergence.locate(result, backend, reference, case, expectation, execution)
             except Exception as e:  # noqa: BLE001  # as above
                 recorded.add_note(result, f"the first wrong node was not found: {recorded.reason(e)}")
-        if self.locates and result.verdict is Verdict.FAIL and not execution.opaque:
+        if self.locates and self.tells_kept and result.verdict is Verdict.FAIL and not execution.opaque:
             try:
                 self._tell_kept(spec, backend, case, result)
             except Exception as e:  # noqa: BLE001  # as above
@@ -385,7 +397,7 @@ class Runner:
             except Exception as e:  # noqa: BLE001  # as in `_look_closer`
                 where = f"the node was not found: {recorded.reason(e)}"
             if where:
-                recorded.add_note(result, blame.WHERE + where)
+                recorded.add_note(result, signature.WHERE + where)
         return result
 
     @contextmanager
@@ -454,7 +466,7 @@ def _failed(error: ConformanceError) -> Result:
     result = Result("", "", verdict, detail=clip(str(error)))
     if isinstance(error, BackendError) and error.step is not None:
         result.place = {"step": error.step} | ({"side": error.side} if error.side else {})
-        result.detail += f"; it threw in {error.side}, step {error.step}" if error.side else ""
+        result.detail += f"; {signature.THREW}{error.side}, step {error.step}" if error.side else ""
     return result
 
 

@@ -7,15 +7,26 @@ from dataclasses import dataclass
 
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
-from .blame import WHERE
 from .divergence import NODE
 
+WHERE, THREW = "where: ", "it threw in "
+"""Begin the words of a place in a result's detail."""
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?[0-9]+(?:\.[0-9]+)?(?:e[-+]?[0-9]+)?")
 _QUOTED = re.compile(r"\S+/\S+@[0-9]+(?:#[0-9]+)?")
-_WHERE = re.compile(f"; {WHERE}[^;]*")
+_WHERE = re.compile(f"; (?:{WHERE}|{THREW})[^;]*")
 _TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.IGNORECASE)
+_PASSED_ON = re.compile(r"^.*?[\w:]*[eE]xception: (?=.)")
 _WRAPPER = re.compile(r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' failed at \S+:\s*|\S*/(?=[\w.-]+:[0-9]+)")
 """What OpenVINO and ggml put around a message: who passed it on, and where the source was built."""
+_VALIDATED = re.compile(r"While validating node '(\S+) [^']*' with friendly_name '[^']*'")
+_NAMED = re.compile(r"with name '(?:[A-Z]\w*?_[0-9]+_?)?([^'(]*?)-?[0-9]*(?: \([^']*)?'")
+_TYPED = re.compile(r"Node \S+(?: \([^:']*?)? of type (\w+)")
+_TENSOR = re.compile(r"(?<=pre-allocated tensor) \(.*\)(?= in a buffer)")
+"""The parts of a message that name a node: its op stays, and of its own name what is no count and no view."""
+_DAMAGED = re.compile(
+    r"(?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): .*|(?:corrupted|double free).*|.*stack smashing.*"
+)
+"""What the C library says of a heap that somebody damaged, which goes by chance."""
 _SHAPE = re.compile(r"[\[({](?:\s*[-?.#]*\s*[,x;:]?)+[\])}]")
 _STEP = re.compile(r"^.*?computing steps\[[0-9]+\](?: of case)?: ")
 _KEPT = 240
@@ -33,6 +44,11 @@ class Signature:
     last words, of other failures the innermost message: without numbers, shapes, names of cases, and what wraps it.
     """
 
+    def covers(self, other: Signature | None) -> bool:
+        """Whether `other` is the same failure: at the same op, or, where none is at fault here, at any."""
+        same = other is not None and (self.verdict, self.kind) == (other.verdict, other.kind)
+        return same and other is not None and self.op in {"", other.op}
+
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.verdict.value, self.op, self.kind)))
 
@@ -43,7 +59,10 @@ def signature_of(result: Result) -> Signature | None:
         return None
     first = result.first_divergence
     if result.verdict is not Verdict.FAIL:
-        return Signature(result.verdict, (result.place or {}).get("op", ""), innermost(result.detail))
+        place = result.place or {}
+        return Signature(
+            result.verdict, place.get("op", "") if place.get("alone", True) else "", innermost(result.detail)
+        )
     if first is None:  # every node and the free run are right; a step from the backend's own caches is not
         return Signature(Verdict.FAIL, kind="state")
     broken = first["found"] is None or first["found"] != first["found"] or abs(first["found"]) == float("inf")
@@ -59,6 +78,12 @@ def innermost(detail: str) -> str:
     head, _, words = text.partition("): ")
     if "its process died (" in head:
         lines = [line for line in words.split(" / ") if _TELLING.search(line)] or words.split(" / ")[-1:]
-        text = f"{head[head.index('its process died') :]}): {lines[0]}"
-    text = _WRAPPER.sub(lambda m: f"{m[1]}': " if m[1] is not None else "", _STEP.sub("", text))
+        said = "the heap is damaged" if _DAMAGED.search(lines[0]) else _TENSOR.sub("", lines[0])
+        text = ": ".join(
+            filter(None, (f"its process died ({head.rpartition('its process died (')[2].rstrip(')')})", said))
+        )
+    else:
+        text = _PASSED_ON.sub("", _STEP.sub("", text))
+    text = _WRAPPER.sub(lambda m: f"{m[1]}': " if m[1] is not None else "", text)
+    text = _NAMED.sub(lambda m: f"'{m[1]}'" if m[1] else "", _TYPED.sub(r"\1", _VALIDATED.sub(r"\1", text)))
     return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", text)).split())[:_KEPT]

@@ -43,3 +43,36 @@ def test_ops_of_other_kernels_share_no_sizes() -> None:
     assert both == of("GET_ROWS|CPY", ("a type", "q4_0"))
     wider = common(of("ROPE", ("src[0].ne[1]", "> 31")), of("ROPE", ("src[0].ne[1]", "> 2")))
     assert wider == of("ROPE", ("src[0].ne[1]", "> 2"))
+
+
+def test_what_several_ops_share_spreads_to_others() -> None:
+    """What three ops share of an operand explains a fourth; what two share, or a size, does not."""
+    part = Condition("src[0].shows", "a part of a leaf")
+    found = {"op": "SQRT", "src[0].shows": "a part of a leaf", "src[0].ne[0]": "7"}
+
+    def of(ops: str, condition: Condition) -> Form:
+        return Form((Condition("op", ops), condition))
+
+    assert of("ADD|MUL|DIV", part).spreads
+    assert of("ADD|MUL|DIV", part).beside(found)
+    assert not of("ADD|MUL", part).spreads
+    assert not of("ADD|MUL|DIV", Condition("src[0].ne[0]", "> 2")).spreads
+
+
+def test_an_operand_that_shows_a_part_is_told_wherever_it_stands() -> None:
+    """The same view as the first or as the second operand is one condition."""
+    a, b = (
+        Form((Condition("op", op), Condition(f"src[{i}].shows", "a part of a leaf")))
+        for op, i in (("ADD", 0), ("SUB", 1))
+    )
+    shared = common(a, b)
+    assert shared is not None
+    assert Condition("an operand shows", "a part of a leaf") in shared.conditions
+    assert shared.of_extent
+
+
+def test_an_integer_of_64_bits_is_a_condition() -> None:
+    """A case that fails with I64 says so: nothing simpler takes its place."""
+    case = build("ops/CONT-i64-ne=256x3x2@126")
+    (k, _, node), *_ = nodes_of(case)
+    assert Condition("src[0].type", "i64") in form_of(case, k, node).conditions

@@ -223,3 +223,18 @@ def test_a_failure_keeps_its_signature_while_it_shrinks(runner: FaultyRunner) ->
     long, short = (_run(runner, _raises("SET_ROWS"), _case(n)) for n in (3, 1))
     assert long.detail != short.detail
     assert signature_of(long) == signature_of(short)
+
+
+def test_a_node_that_fails_otherwise_alone_is_not_named(runner: FaultyRunner) -> None:
+    """SET_ROWS alone raises other words than the graph: the graph's own node is named, as one that fails behind it."""
+
+    def fault(_: Faulty, __: int, graph: Graph, ___: dict[Tensor, Bytes]) -> None:
+        ops = {n.op for n in graph}
+        if any(n.op == "SCALE" and n.src[0] in graph.nodes for n in graph):
+            raise BackendError("no memory for the graph")
+        if "SET_ROWS" in ops and "SCALE" in ops:  # each by itself, in one graph
+            raise BackendError("no kernel for rows alone")
+
+    result = _run(runner, fault)
+    assert result.place is not None
+    assert (result.place["op"], result.place["alone"]) == ("SCALE", False)

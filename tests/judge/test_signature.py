@@ -44,3 +44,50 @@ def test_an_op_is_part_of_an_error() -> None:
         for op in ("ADD", "MUL")
     )
     assert add != mul
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("ov::Exception: Node Scatter_12_x (view)#n7 of type Scatter Check 'i'", "std::exception: Scatter Check 'i'"),
+        (
+            "[CPU] Reshape node with name 'Qcur-0 (view)#n17' x",
+            "[CPU] Reshape node with name 'Reshape_3_Qcur-12 (view)' x",
+        ),
+        (
+            "While validating node 'opset8::Slice Slice_49 (a[0]:f32[2])' with friendly_name 'Slice_49': Axis 2",
+            "While validating node 'opset8::Slice Slice_7 (b[0]:f32[9])' with friendly_name 'Slice_7': Axis 3",
+        ),
+        (
+            "case: its process died (SIGABRT): malloc(): invalid size",
+            "its process died (SIGABRT): corrupted size vs. x",
+        ),
+        ("no kernel; it threw in the second run, step 3", "no kernel"),
+    ],
+    ids=["node and type", "layer and views", "validated node", "heap", "side"],
+)
+def test_names_and_chance_tell_nothing(a: str, b: str) -> None:
+    """A node's number, the layer and views of its name, the C library's words on a damaged heap, and the side of a
+    relation are no part of a message.
+    """
+    assert innermost(a) == innermost(b)
+
+
+def test_tensors_of_other_roles_are_other_failures() -> None:
+    """Q and K that fail in a node of the same type fail by two faults."""
+    q, k = (innermost(f"[CPU] Reshape node with name '{name}-1 (view)#n4' Check 'x'") for name in ("Qcur", "Kcur"))
+    assert q != k
+
+
+def test_an_op_behind_others_is_no_part_of_an_error() -> None:
+    """Where no node fails by itself, the error is the whole graph's, and covers that of any node of it."""
+    alone = {"step": 0, "node": 0, "op": "ADD"}
+    at, behind = (
+        signature_of(Result("c", "b", Verdict.OVERCLAIM, detail="no kernel", place=place))
+        for place in (alone, {**alone, "alone": False})
+    )
+    assert at is not None
+    assert behind is not None
+    assert behind.op == ""
+    assert behind.covers(at)
+    assert not at.covers(behind)

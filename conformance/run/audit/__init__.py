@@ -25,6 +25,7 @@ from conformance.run.execute import execute, with_values
 from conformance.run.isolation.isolate import IsolatedBackend
 from conformance.run.runner import Runner
 from conformance.run.session import failures
+from conformance.run.signature import signature_of
 from conformance.suite.varied import Variation, variations
 
 from . import cells
@@ -137,7 +138,9 @@ class Bench:
         return result
 
     def kept(self, cell: Cell, case: Case, result: Result | None, buffer: int = 0) -> Cell:
-        """`cell`, its case saved where something was found."""
+        """`cell` with the signature of `result`, its case saved where something was found."""
+        if result is not None and (signature := signature_of(result)) is not None:
+            cell.fault = str(signature)
         if self.save is None or cell.finding not in FOUND:
             return cell
         result = result or self.run(case, buffer)

@@ -68,6 +68,10 @@ class Cell:
     finding: Finding
     detail: str = ""
     saved: str | None = None
+    fault: str = ""
+    """The signature of its failing case; empty where none failed."""
+    cause: str = ""
+    """The id of what explains it and others, once somebody grouped them."""
 
     def to_json(self) -> dict[str, JSON]:
         """The record as JSON."""

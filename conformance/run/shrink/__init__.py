@@ -11,6 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -21,6 +22,7 @@ from conformance.case import codec
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, GraphError, UsageError
 from conformance.judge.verdict import Result, Verdict
+from conformance.run.divergence import NODE
 from conformance.run.runner import Runner
 from conformance.run.signature import Signature, signature_of
 
@@ -108,6 +110,8 @@ class _Search:
         self._runner, self._spec, self._signature, self._left = runner, spec, signature, left
         self._accept = accept
         self._seen: set[bytes] = set()
+        self._of_node = self._signature.kind.partition(",")[0] == NODE
+        self._of_message = self._signature.verdict is not Verdict.FAIL and not self._signature.op
         self._unwritten = _may_be_unwritten(result)
         self._unlike = self._is_unlike(case)
 
@@ -118,12 +122,23 @@ class _Search:
             again = False
             for words, candidates in PASSES:
                 if self._late():
+                    self._look_closer()
                     return False
                 progress(f"trying: {words}")
                 while self._step(candidates):
                     again = True
                     progress(f"{words}: {size(self.case)}")
-        return not self._late()
+        finished = not self._late()
+        self._look_closer()
+        return finished
+
+    def _look_closer(self) -> None:
+        """Run the smallest case once more, and find where it fails, if that was not looked for on the way."""
+        if self._of_node or self._of_message:
+            with suppress(ConformanceError):
+                (result,) = self._runner.run(self._spec, [self.case])
+                if self._signature.covers(signature_of(result)):
+                    self.result = result
 
     def _late(self) -> bool:
         return self._left() < 0
@@ -154,11 +169,14 @@ class _Search:
             return False
         self.tried += 1
         try:
-            with self._runner.within(left):
+            with (
+                self._runner.within(left),
+                self._runner.looking(locates=not self._of_message, tells_kept=not self._of_node),
+            ):
                 (result,) = self._runner.run(self._spec, [candidate])
         except ConformanceError:
             return False
-        alike = not self._late() and signature_of(result) == self._signature  # late: the bound may have ended it
+        alike = not self._late() and self._signature.covers(signature_of(result))  # late: the bound may have ended it
         unlike = alike and self._is_unlike(candidate)
         if not alike or (self._unlike and not unlike) or not self._accept(candidate, result):
             return False
