@@ -106,6 +106,8 @@ def _of_device(device: DeviceOf) -> Iterator[Setup]:
     for name in device.buffer_types:
         if name in PLACED:
             yield f"{device.name} buffer={name}", {**options, "buffer": name}, GRAPHS
+            both = {**options, "buffer": name, "threads": THREADS}
+            yield f"{device.name} buffer={name} threads={THREADS}", both, KERNELS
 
 
 def _spec(path: Path, options: Mapping[str, str]) -> Spec:

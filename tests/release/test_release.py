@@ -28,6 +28,7 @@ from conformance.run.isolation.isolate import DEFAULT
 
 NEW, OLD = Spec("ggml", (("lib", "/new"),)), Spec("ggml", (("lib", "/old"),))
 CPU = Target("CPU", NEW, OLD)
+REPACK = "CPU buffer=CPU_REPACK"
 VERDICTS = st.sampled_from([Verdict.PASS, Verdict.FAIL, Verdict.UNSUPPORTED, Verdict.CRASH])
 
 
@@ -123,14 +124,14 @@ def test_targets_are_the_devices_that_both_builds_have() -> None:
         "new", _device("CPU", "CPU", "CPU", "CPU_REPACK"), _device("BLAS", "ACCEL"), _device("Vulkan0", "GPU")
     )
     found = {t.name: t for t in targets(here, _build("old", _device("CPU", "CPU", "CPU")))}
-    assert list(found) == ["CPU", "CPU threads=8", "CPU buffer=CPU_REPACK", "BLAS", "Vulkan0"]
+    assert list(found) == ["CPU", "CPU threads=8", REPACK, f"{REPACK} threads=8", "BLAS", "Vulkan0"]
     assert [n for n, t in found.items() if t.base] == ["CPU", "CPU threads=8"]
     assert str(found["BLAS"].build) == "ggml?lib=/new&device=BLAS&mode=sched"
     assert [t.name for t in targets(here, None, ["cpu t"])] == ["CPU threads=8"]
     several = replace(here, devices=here.devices[:1], variants=("haswell", "zen4"), server=True, meta=True)
     runs = {t.name: " ".join(sorted(t.runs)) for t in targets(several, None)}
     assert runs == {
-        "CPU": "models ops trajectories", "CPU threads=8": "ops", "CPU buffer=CPU_REPACK": "ops trajectories",
+        "CPU": "models ops trajectories", "CPU threads=8": "ops", REPACK: "ops trajectories", f"{REPACK} threads=8": "ops",
         "CPU+CPU": "models", "RPC0": "ops trajectories", "CPU variant=haswell": "ops", "CPU variant=zen4": "ops",
     }  # fmt: skip
     with pytest.raises(UsageError, match=r"device Metal expected; it has CPU, .*Vulkan0"):
