@@ -137,7 +137,7 @@ def _npm(name: str) -> list[str]:
     npm = shutil.which("npm")
     if npm is None:
         raise UnavailableError(f"build npm:{name}: npm is not installed here; install it, or name the package's .tgz")
-    return [npm, "pack", "--silent", name]
+    return [npm, "pack", "--loglevel=error", name]
 
 
 _REGISTRIES: dict[str, Callable[[str], list[str]]] = {"pypi": _pip, "npm": _npm}
