@@ -88,15 +88,15 @@ def test_a_card_is_of_one_device() -> None:
 
 
 def test_keys_tell_the_kernels_of_products_apart() -> None:
-    """Tokens, permuted operands and a set precision may have another kernel; sizes and heads have not."""
+    """Tokens, batches, permuted operands and a set precision may have another kernel; sizes have not."""
     w, x = new_tensor(F16, 64, 4, 2), new_tensor(F32, 64, 4, 2)
     assert key_of(_product(1)) == "MUL_MAT-q4_0+f32@1"
     assert key_of(_product(8)) == "MUL_MAT-q4_0+f32@2"
     assert key_of(_product(300, 4096)) == "MUL_MAT-q4_0+f32@9"
-    assert key_of(g.mul_mat(g.permute(w, 0, 2, 1, 3), g.permute(x, 0, 2, 1, 3))) == "MUL_MAT-f16+f32@2,view=ab"
+    assert key_of(g.mul_mat(g.permute(w, 0, 2, 1, 3), g.permute(x, 0, 2, 1, 3))) == "MUL_MAT-f16+f32@2,batch,view=ab"
     precise = g.mul_mat(w, x)
     g.mul_mat_set_prec(precise, 10)
-    assert key_of(precise) == "MUL_MAT-f16+f32@2,prec=F32"
+    assert key_of(precise) == "MUL_MAT-f16+f32@2,batch,prec=F32"
     assert key_of(g.gelu(w)) == "UNARY.GELU-f16"
     assert key_of(g.cast(x, Q4_0)) == "CPY-f32+q4_0+q4_0"
 
@@ -109,7 +109,8 @@ def test_arithmetic_of_a_card() -> None:
     assert a.at(other) is EXACT
     assert (a.bound(short, 64), a.bound(long, 1024), a.bound(other, 64)) == (8e-9, 1.6e-8, 0.0)
     assert budget_of(short, a).nmse > 8e-9 > budget_of(other, a).nmse
-    assert "card x.toml: MUL_MAT-q4_0+f32@9" in budget_of(short, a).why
+    assert budget_of(short, a).card == "card x.toml: MUL_MAT-q4_0+f32@9, operands f16, sums f16x2"
+    assert budget_of(other, a).card == ""
 
 
 def test_arithmetic_of_a_card_crosses_the_wire() -> None:
