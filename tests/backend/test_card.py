@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from conformance.backend.card import Card, Entry, parse, read
 from conformance.backend.interface import DeviceInfo, describe
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
+from conformance.cli import main
 from conformance.ggml.arithmetic import EXACT, ROUNDINGS, key_of
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.library import WHEEL
@@ -139,3 +141,16 @@ def test_the_adapter_takes_a_card(tmp_path: Path) -> None:
     path.write_text(CARD.to_toml(), encoding="utf-8")
     with pytest.raises(UsageError, match="conform learn"):
         open_backend(Spec("ggml", (("card", str(path)),)))
+
+
+def test_a_card_is_printed(tmp_path: Path) -> None:
+    """What rounds, what is allowed, what is no rounding; a broken file is one line and exit code 2."""
+    path = tmp_path / "card.toml"
+    path.write_text(CARD.to_toml(), encoding="utf-8")
+    done = CliRunner().invoke(main, ["card", str(path)])
+    assert done.exit_code == 0
+    assert "q4_0+f32@9" in done.output
+    assert "operands f16, sums f16x2" in done.output
+    assert "no rounding: SUM-f32: half of it is missing" in done.output
+    path.write_text("op = 1", encoding="utf-8")
+    assert CliRunner().invoke(main, ["card", str(path)]).exit_code == 2
