@@ -356,6 +356,8 @@ class Guarded:
                 g.backend_tensor_alloc(self.buffer, tensors[behind], base + start)
             last, at = behind, stop
         g.backend_buffer_clear(self.buffer, PATTERN)
+        for gap, size, _, _ in self._gaps:  # Vulkan's clear makes the byte a 32-bit word
+            library.set(gap, np.full(size, PATTERN, np.uint8))
 
     def damage(self) -> str:
         """Which guard bytes were written, in words; empty where none was."""

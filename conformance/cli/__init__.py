@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "backends": (".cases", "List the backends: what executes, or why one is not available."),
     "bisect": (".release", "Find the first build that has a cause."),
     "capture": (".llama", "Record what llama.cpp runs as a case file."),
+    "card": (".checks", "Print a device's card: how it rounds, what is allowed, what that would hide."),
     "cases": (".cases", "List case ids, smallest first within a family."),
     "causes": (".reports", "Group the failures of a run by cause."),
     "findings": (".reports", "Write a page of the causes of runs, with room for a person's words."),

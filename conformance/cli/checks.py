@@ -173,16 +173,23 @@ def learn(backend: str, level: Level, output: Path | None, against: Path | None,
         line(f"{key}: {entry.rounding}, residual {entry.residual:.2g} {entry.finding}", err=True)
 
     try:
-        card = learning.learn(runner.backend(spec), runner.oracle, plain(level), tell)
+        made = learning.learn(runner.backend(spec), runner.oracle, plain(level), tell)
     finally:
         runner.close()
     if output is not None:
-        write_text(output, card.to_toml(), "-o")
-    show_card(card)
-    worse = [] if before is None or against is None else learning.worse(before, card, str(against))
+        write_text(output, made.to_toml(), "-o")
+    show_card(made)
+    worse = [] if before is None or against is None else learning.worse(before, made, str(against))
     for text in worse:
         line(text)
     sys.exit(3 if not told else 1 if worse or any(e.finding for _, e in told) else 0)
+
+
+@click.command()
+@click.argument("file", metavar="CARD", type=ExistingFile)
+def card(file: Path) -> None:
+    """Print a card that `conform learn` wrote: how the device rounds, what is allowed, and what that would hide."""
+    show_card(read(file))
 
 
 def show_card(card: Card) -> None:

@@ -146,7 +146,8 @@ def key_of(node: Tensor) -> str:
     """What a device's rounding may depend on: `MUL_MAT-q4_0+f32@9`, `GLU.SWIGLU-f16+f16`, `CPY-f32+q8_0`.
 
     Op and sub-op; types of the required sources, and of a result that is neither F32 nor as the first; of a product the
-    least tokens of its bucket, `view` with the operands that have gaps or are permuted, and a `prec` that was set.
+    least tokens of its bucket, `batch` where it is several, `view` with the operands that have gaps or are permuted,
+    and a `prec` that was set.
     """
     declared = DECLARATIONS[node.op]
     types = [s.type.name for s in node.src[: declared.n_src] if s is not None]
@@ -168,7 +169,8 @@ def _form(node: Tensor) -> str:
         if node.op == "FLASH_ATTN_EXT"
         else "".join(name for name, s in zip("ab", operands, strict=False) if not is_contiguous(s))
     )
-    form = f",view={views}" if views else ""
+    several = node.op == "MUL_MAT" and node.ne[2] * node.ne[3] > 1
+    form = ",batch" * several + (f",view={views}" if views else "")
     prec = f",prec={node.params.prec.name}" if node.params.prec else ""
     return f"@{next(n for n in BUCKETS if n <= tokens)}{form}{prec}"
 

@@ -10,7 +10,7 @@ docs/suite/tolerances.md has measurements of right backends, and the budgets tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, sqrt
 
 from conformance.case.case import Case
@@ -36,6 +36,8 @@ class Budget:
     element: float
     """Largest allowed `Difference.element`."""
     why: str = ""
+    card: str = ""
+    """The card that the node was judged by, the key and the rounding measured; empty without one."""
 
     def used(self, d: Difference) -> float:
         """The fraction of the budget that `d` uses: over 1 is wrong, Inf if nothing is allowed."""
@@ -76,10 +78,10 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
     row = DECLARATIONS[node.op].rounding
     bound = arithmetic.bound(node, row.terms(node) if row.per_k else 1)
     if node.type.is_quantized:
-        return Budget(bound, BLOCK_STEP.get(node.type.name, BLOCK_STEP_OTHER), arithmetic.name) if bound else RAW
+        step = BLOCK_STEP.get(node.type.name, BLOCK_STEP_OTHER)
+        return Budget(bound, step, arithmetic.name, _card(node, arithmetic)) if bound else RAW
     nmse = (row.base + row.per_k * row.terms(node)) * U2 + bound
-    why = f"{row.why}; {arithmetic.name}: {key_of(node)}" if bound else row.why
-    arithmetic = arithmetic.at(node)
+    why, card, arithmetic = row.why, _card(node, arithmetic), arithmetic.at(node)
     if changes(node, arithmetic):
         extra, reason = _step(node, arithmetic) if same else _distance(node)
         nmse, why = nmse + extra, f"{why}; {reason}" if extra else why
@@ -88,7 +90,12 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
         why = f"{why}; operands rounded to {arithmetic.products}"
     if not nmse:
         return Budget(0.0, 0.0, why)
-    return stored(node, nmse, PEAK * sqrt(nmse), why)
+    return replace(stored(node, nmse, PEAK * sqrt(nmse), why), card=card)
+
+
+def _card(node: Tensor, arithmetic: Arithmetic) -> str:
+    key = key_of(node) if arithmetic.roundings else ""
+    return f"{arithmetic.name}: {key}, {arithmetic.roundings[key]}" if key in arithmetic.roundings else ""
 
 
 def _step(node: Tensor, arithmetic: Arithmetic) -> tuple[float, str]:

@@ -61,7 +61,8 @@ def sentence(judged: Judged, case: Case) -> str:
     name = f" {t.name}" if t.name else ""
     what = t.op if t.op != "NONE" else "cache"
     budget = f"budget {judged.budget.nmse:.2g}" if judged.budget.nmse else "must be equal to the bit"
-    return f"{where}{what}{name} {t.type}{list(t.ne)} diverges {judged.difference}, {budget}"
+    by = f" by {judged.budget.card}" if judged.budget.card else ""
+    return f"{where}{what}{name} {t.type}{list(t.ne)} diverges {judged.difference}, {budget}{by}"
 
 
 def locate(

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from conformance.backend.card import Card, Entry, parse, read
 from conformance.backend.interface import DeviceInfo, describe
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
+from conformance.cli import main
 from conformance.ggml.arithmetic import EXACT, ROUNDINGS, key_of
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.library import WHEEL
@@ -88,15 +90,15 @@ def test_a_card_is_of_one_device() -> None:
 
 
 def test_keys_tell_the_kernels_of_products_apart() -> None:
-    """Tokens, permuted operands and a set precision may have another kernel; sizes and heads have not."""
+    """Tokens, batches, permuted operands and a set precision may have another kernel; sizes have not."""
     w, x = new_tensor(F16, 64, 4, 2), new_tensor(F32, 64, 4, 2)
     assert key_of(_product(1)) == "MUL_MAT-q4_0+f32@1"
     assert key_of(_product(8)) == "MUL_MAT-q4_0+f32@2"
     assert key_of(_product(300, 4096)) == "MUL_MAT-q4_0+f32@9"
-    assert key_of(g.mul_mat(g.permute(w, 0, 2, 1, 3), g.permute(x, 0, 2, 1, 3))) == "MUL_MAT-f16+f32@2,view=ab"
+    assert key_of(g.mul_mat(g.permute(w, 0, 2, 1, 3), g.permute(x, 0, 2, 1, 3))) == "MUL_MAT-f16+f32@2,batch,view=ab"
     precise = g.mul_mat(w, x)
     g.mul_mat_set_prec(precise, 10)
-    assert key_of(precise) == "MUL_MAT-f16+f32@2,prec=F32"
+    assert key_of(precise) == "MUL_MAT-f16+f32@2,batch,prec=F32"
     assert key_of(g.gelu(w)) == "UNARY.GELU-f16"
     assert key_of(g.cast(x, Q4_0)) == "CPY-f32+q4_0+q4_0"
 
@@ -109,7 +111,8 @@ def test_arithmetic_of_a_card() -> None:
     assert a.at(other) is EXACT
     assert (a.bound(short, 64), a.bound(long, 1024), a.bound(other, 64)) == (8e-9, 1.6e-8, 0.0)
     assert budget_of(short, a).nmse > 8e-9 > budget_of(other, a).nmse
-    assert "card x.toml: MUL_MAT-q4_0+f32@9" in budget_of(short, a).why
+    assert budget_of(short, a).card == "card x.toml: MUL_MAT-q4_0+f32@9, operands f16, sums f16x2"
+    assert budget_of(other, a).card == ""
 
 
 def test_arithmetic_of_a_card_crosses_the_wire() -> None:
@@ -138,3 +141,16 @@ def test_the_adapter_takes_a_card(tmp_path: Path) -> None:
     path.write_text(CARD.to_toml(), encoding="utf-8")
     with pytest.raises(UsageError, match="conform learn"):
         open_backend(Spec("ggml", (("card", str(path)),)))
+
+
+def test_a_card_is_printed(tmp_path: Path) -> None:
+    """What rounds, what is allowed, what is no rounding; a broken file is one line and exit code 2."""
+    path = tmp_path / "card.toml"
+    path.write_text(CARD.to_toml(), encoding="utf-8")
+    done = CliRunner().invoke(main, ["card", str(path)])
+    assert done.exit_code == 0
+    assert "q4_0+f32@9" in done.output
+    assert "operands f16, sums f16x2" in done.output
+    assert "no rounding: SUM-f32: half of it is missing" in done.output
+    path.write_text("op = 1", encoding="utf-8")
+    assert CliRunner().invoke(main, ["card", str(path)]).exit_code == 2

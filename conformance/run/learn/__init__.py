@@ -76,14 +76,15 @@ def _entry(backend: Backend, oracle: Oracle, key: str, cases: Sequence[Case]) ->
     if not measured:
         return Entry(finding=failed, cases=tuple(c.id for c in cases))
     name = _nearest(measured)
-    worst = max(m.distances[name].nmse for m in measured)
+    distances = [m.distances[name] for m in measured]
+    worst = max(d.nmse for d in distances)
     terms = max(m.terms for m in measured)
     entry = Entry(name, worst if math.isfinite(worst) else 0.0, terms=terms, cases=tuple(m.case.id for m in measured))
-    if not _fits(measured, name):
-        finding = _fault(measured, name, limit_of(key))
-        need = max(max(d.nmse, (d.element / PEAK) ** 2) for d in (m.distances[name] for m in measured))
-        bound = 0.0 if finding else min(SAFETY * need, limit_of(key))
-        entry = replace(entry, bound=bound, finding=finding)
+    finding = "" if _fits(measured, name) else _fault(measured, name, limit_of(key))
+    need = 0.0 if _fits(measured, name) else SAFETY * max(max(d.nmse, (d.element / PEAK) ** 2) for d in distances)
+    if ROUNDINGS[name].mul_mat:  # a scale computed otherwise in its last bit moves values that lie between two steps
+        need = max(need, max(m.distances[EXACT.name].nmse for m in measured) / _FLIPS)
+    entry = replace(entry, bound=0.0 if finding else min(need, limit_of(key)), finding=finding)
     return replace(entry, blind=blind(oracle, measured, key, entry))
 
 

@@ -16,9 +16,9 @@ _FOREIGN = ("data", "hide", "inplace", "special", "hint", "use")
 """Keys of ids whose cases are made to show something else than rounding."""
 _PRODUCTS = (
     "MUL_MAT-{}+f32-a=[256x33,b=256|2048x33,b=2048]x[1|2|33]",
-    "MUL_MAT-{}+f32-a=256x33x2,b=256x[1|2|25]x4,[va=p0213|vb=p0213|va=p0213,vb=p0213]",
+    "MUL_MAT-{}+f32-a=256x33x2,b=256x[1|2|25]x4[|,va=p0213|,vb=p0213|,va=p0213,vb=p0213]",
     "MUL_MAT-{}+f32-a=256x33,b=256x[1|2|33],prec=F32",
-    "MUL_MAT-{}+f32-a=256x33x2,b=256x[1|2|25]x4,[va=p0213|vb=p0213|va=p0213,vb=p0213],prec=F32",
+    "MUL_MAT-{}+f32-a=256x33x2,b=256x[1|2|25]x4[|,va=p0213|,vb=p0213|,va=p0213,vb=p0213],prec=F32",
     "MUL_MAT_ID-{}+f32-as=256x33x4,n_used=2,n_tokens=[1|2|33]",
 )
 _ATTENTION = "FLASH_ATTN_EXT-{}-q=64x[1|3|33]x4,k=64x[32|255]x2[|,prec=F32]"
