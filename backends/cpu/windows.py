@@ -87,6 +87,6 @@ TABLE: Table = {
     "ROLL": (MATRIX, in_float64(_roll)),
     "POOL_2D": (Takes((ONLY_F32 | {F16},), ONLY_F32), in_float64(_pool_2d)),
     "IM2COL": (Takes((FLOAT, ONLY_F32), ONLY_F32 | {F16}), in_float64(_im2col)),
-    "CONV_2D_DW": (Takes((ONLY_F32,) * 2, ONLY_F32), in_float64(_conv_2d_dw)),
+    "CONV_2D_DW": (Takes((ONLY_F32 | {F16}, ONLY_F32), ONLY_F32), in_float64(_conv_2d_dw)),
     "SSM_CONV": (BINARY, in_float64(_ssm_conv)),
 }

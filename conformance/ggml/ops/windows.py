@@ -193,7 +193,8 @@ CONV_2D_DW = Op(
     layout=_conv_2d_dw,
     asserts="a->ne[2] == 1; a->ne[3] == b->ne[2]",
     runs="""
-        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; ggml_is_contiguous(a); ggml_is_contiguous(b);
+        a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; b->type == GGML_TYPE_F32;
+        ggml_is_contiguous(a); ggml_is_contiguous(b);
         pad0 >= 0; pad1 >= 0; dilation0 >= 1; dilation1 >= 1
     """,
     rounding=replace(DOTS, terms=_area),

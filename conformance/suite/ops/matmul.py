@@ -58,6 +58,7 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
         "MUL_MAT-[f32|f16|q4_0|q8_0|q4_K]+f32-[a=256x513,b=256x3|a=256x3,b=256x513|a=256x257,b=256x512|a=256x511,b=256x255]",
         "MUL_MAT-[f32|q4_0]+f32-[a=32x65540,b=32x2|a=32x2,b=32x65540|a=65792x2,b=65792x2]",
         "MUL_MAT-q4_0+f32-a=4096x4112,b=4096x1",
+        f"MUL_MAT-{_ANY}+f32-a=256x16,b=256x[5x3|1x4x2]",
     ),
     smoke=(
         "MUL_MAT-[f32+f32-a=2048x4,b=2048x20,data=positive|iq3_s+f32-a=256x16,b=256x4]",
@@ -66,6 +67,7 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
         "MUL_MAT-[q4_K+f32-a=2048x4,b=2048x65|q6_K+f32-a=2048x4,b=2048x3|f16+f32-a=2048x4,b=2048x1]",
         "MUL_MAT-[q8_0+f32-a=4096x4,b=4096x17|q4_0+f32-a=5632x4,b=5632x3|f16+f32-a=14336x4,b=14336x1]",
         "MUL_MAT-q4_0+f32-[a=256x3,b=256x513|a=256x513,b=256x3|a=4096x4112,b=4096x1]",
+        "MUL_MAT-[q4_0|q4_K]+f32-a=256x16,b=256x5x3",
     ),
     full=(
         f"MUL_MAT-{_ANY}+f32-a=4096x128,b=4096x[1|4|64]",

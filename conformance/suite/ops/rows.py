@@ -98,7 +98,7 @@ _SORTED = "[3x3|2x3|16x10|60x10|7x5x3x2|128x4x2|513x3|1024x2]"
         "ARGSORT-f32-ne=24x6x3,vne=[pad|off|flat],order=[ASC|DESC]",
         "ARGSORT-f32-ne=24x6,vne=rows,order=[ASC|DESC]",
     ),
-    wide=("ARGSORT-f32-ne=[7x9|64x9|1025x9],order=[ASC|DESC],data=ties",),
+    wide=("ARGSORT-f32-ne=[7x9|64x9|1025x9],order=[ASC|DESC],data=ties", "ARGSORT-f32-ne=3x65537,order=[ASC|DESC]"),
     full=("ARGSORT-f32-ne=[8192x17|2x4097|2048x2x1x3],order=[ASC|DESC]",),
     pairs=("ARGSORT-f32-ne=[24x6x3x2|2x7|130x4][|,vne=pad|,vne=rows|,vne=off|,vne=flat],order=[ASC|DESC]",),
 )
@@ -110,7 +110,7 @@ _SORTED = "[3x3|2x3|16x10|60x10|7x5x3x2|128x4x2|513x3|1024x2]"
         "TOP_K-f32-ne=8x5,k=[1|2|7]",
         "TOP_K-f32-ne=24x6x3,vne=[pad|off],k=[4|23]",
     ),
-    wide=("TOP_K-f32-ne=[8x9|64x9|1025x9],k=[1|2|7],data=ties",),
+    wide=("TOP_K-f32-ne=[8x9|64x9|1025x9],k=[1|2|7],data=ties", "TOP_K-f32-ne=3x65537,k=[1|2]"),
     smoke=("TOP_K-f32-ne=64x9,k=7,data=ties",),
     full=("TOP_K-f32-ne=[8192x17|151936x2],k=[1|40|100]",),
     pairs=("TOP_K-f32-ne=[24x6x3x2|24x1|130x4][|,vne=pad|,vne=rows|,vne=off|,vne=flat],k=[1|2|5|23]",),

@@ -95,6 +95,8 @@ def _im2col(bench: Bench) -> Tensor:
         "CONV_2D_DW-f32+f32-a=[1x1|5x2|2x7]x1x6,b=20x15x6x3,k=[1x2x1x0x2x1|3x1x0x4x1x3]",
         "CONV_2D_DW-f32+f32-a=3x3x1x64,b=32x8x64x2,k=2x1x1x1x1x1",
     ),
+    wide=("CONV_2D_DW-f16+f32-[a=1x1x1x6|a=5x2x1x6|a=3x3x1x6],b=20x15x6x3,k=[1x2x1x0x2x1|3x1x0x4x1x3]",),
+    smoke=("CONV_2D_DW-f16+f32-a=3x3x1x6,b=20x15x6x3,k=1x2x1x0x2x1",),
     full=("CONV_2D_DW-f32+f32-a=7x7x1x128,b=64x64x128,k=1x1x3x3x1x1",),
 )
 def _conv_2d_dw(bench: Bench) -> Tensor:
