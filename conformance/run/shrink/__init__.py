@@ -122,7 +122,6 @@ class _Search:
             again = False
             for words, candidates in PASSES:
                 if self._late():
-                    self._look_closer()
                     return False
                 progress(f"trying: {words}")
                 while self._step(candidates):
@@ -133,11 +132,13 @@ class _Search:
         return finished
 
     def _look_closer(self) -> None:
-        """Run the smallest case once more, and find where it fails, if that was not looked for on the way."""
-        if self._of_node or self._of_message:
-            with suppress(ConformanceError):
+        """Run the smallest case once more, and find where it fails, if that was not looked for on the way and there is
+        time.
+        """
+        if (self._of_node or self._of_message) and (left := self._left()) > 0:
+            with suppress(ConformanceError), self._runner.within(left):
                 (result,) = self._runner.run(self._spec, [self.case])
-                if self._signature.covers(signature_of(result)):
+                if self._left() > 0 and self._signature.covers(signature_of(result)):
                     self.result = result
 
     def _late(self) -> bool:
