@@ -131,7 +131,8 @@ def test_targets_are_the_devices_that_both_builds_have() -> None:
     several = replace(here, devices=here.devices[:1], variants=("haswell", "zen4"), server=True, meta=True)
     runs = {t.name: " ".join(sorted(t.runs)) for t in targets(several, None)}
     assert runs == {
-        "CPU": "models ops trajectories", "CPU threads=8": "ops", REPACK: "ops trajectories", f"{REPACK} threads=8": "ops",
+        "CPU": "models ops trajectories", "CPU threads=8": "ops",
+        REPACK: "ops trajectories", f"{REPACK} threads=8": "ops",
         "CPU+CPU": "models", "RPC0": "ops trajectories", "CPU variant=haswell": "ops", "CPU variant=zen4": "ops",
     }  # fmt: skip
     with pytest.raises(UsageError, match=r"device Metal expected; it has CPU, .*Vulkan0"):

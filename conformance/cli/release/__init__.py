@@ -190,10 +190,18 @@ def _tried(tried: halving.Tried) -> None:
 @click.command()
 @click.option("--file", "path", type=ExistingFile, default=Path("ci/backtest.toml"), show_default=True, metavar="TOML")
 @click.option("--link", "globs", multiple=True, metavar="TEXT", help="Only faults whose link has this, repeatable.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="At most, for each fault.")
 @click.option("--zoo/--no-zoo", "with_zoo", default=True, help="Let each llama.cpp run whole models, too.")
 @json_option
 @isolation
-def backtest(path: Path, globs: Sequence[str], with_zoo: bool, json_path: Path | None, isolation: Isolation) -> None:
+def backtest(
+    path: Path,
+    globs: Sequence[str],
+    minutes: float | None,
+    with_zoo: bool,
+    json_path: Path | None,
+    isolation: Isolation,
+) -> None:
     """Is each fault of the past found in the build that has it, and gone from the one that has not?
 
     Exit code 1 where one is missed, 3 where no build could be tested.
@@ -203,6 +211,7 @@ def backtest(path: Path, globs: Sequence[str], with_zoo: bool, json_path: Path |
         raise UsageError(f"{path}: no fault is left by --link {', '.join(globs)}")
 
     def prepare(bad: str, good: str, name: str, seconds: float) -> Release:
+        seconds = seconds if minutes is None else min(seconds, 60 * minutes)
         return _release(_probe(bad), _probe(good), [name], seconds, "standard", isolation, with_zoo=with_zoo)
 
     answers: list[Answer] = []
