@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": (".cases", "Print the graphs of a case as a table like ggml's own dump."),
     "shrink": (".cases", "Cut a failing case down to what still fails in the same way."),
     "splits": (".cases", "Show how a scheduler divides a graph among its devices."),
+    "test-file": (".exchange", "Exchange ops with test-backend-ops."),
     "zoo": (".llama", "Let llama.cpp run every architecture on devices, against its own CPU run."),
 }
 """Command -> the module that has it, under its own name (`_` for `-`), and its line in `conform --help`."""

@@ -145,6 +145,10 @@ class Plan:
 @click.option("-v", "--verbose", is_flag=True, help="A line for each result, UNSUPPORTED with its reason.")
 @click.option("-q", "--quiet", is_flag=True, help="Only what is wrong, and a line of totals for each backend.")
 @click.option("--reasons", is_flag=True, help="Count the reasons for UNSUPPORTED; -v does so too.")
+@click.option("--test-file", "test_files", multiple=True, type=options.ExistingFile, metavar="FILE",
+              help="Also the ops of a file of test-backend-ops; repeatable.")  # fmt: skip
+@click.option("--test-file-of", "numbers", default="", metavar="BUILD",
+              help="Whose numbers of ops that has; default: the wheel's.")  # fmt: skip
 @color_option
 @click.argument("files", nargs=-1, type=CasePath)
 def run(
@@ -165,6 +169,8 @@ def run(
     verbose: bool,
     quiet: bool,
     reasons: bool,
+    test_files: Sequence[Path],
+    numbers: str,
     files: Sequence[Path],
 ) -> None:
     """Run cases, by family, glob and level or from FILES, on backends; print what is wrong and the totals.
@@ -173,7 +179,7 @@ def run(
     1 failures or cases without a result, 2 bad input, 3 nothing executed, or nothing passed on a backend that was named
     (or that is here, where a whole level runs), 130 interrupted.
     """
-    cases = [c for f in files for c in read_cases(f)]
+    cases = [c for f in files for c in read_cases(f)] + _imported(test_files, numbers)
     chosen, settings = choose(backends, stage, isolation), settings_here()
     families, globs, seed = selection.families, selection.globs, selection.seed
     levels = {spec: settings.level(spec, selection.level) for spec in chosen[0]}
@@ -184,13 +190,13 @@ def run(
         "seed": seed,
         "fresh": [selection.fresh, only_fresh],
         "shard": str(shard),
-        "files": list(map(str, files)),
+        "files": [*map(str, files), *map(str, test_files)],
         "waivers": str(waivers_path or ""),
     }
     journal = Journal(journal_path, request) if journal_path else None
     if journal:
         click.get_current_context().call_on_close(journal.close)
-    by_id = (not files or bool(families or globs)) and not only_fresh
+    by_id = (not (files or test_files) or bool(families or globs)) and not only_fresh
     used = {selection.level or LEVELS[0], *levels.values()} if by_id else set()
     ids = {n: [reseeded(i, seed) for i in case_ids(families, globs, n)] for n in used}
     fresh = selection.fresh_ids(journal.seed if journal and seed is None else seed)
@@ -247,6 +253,25 @@ def repro(file: Path, backends: Sequence[str], stage: str | None, json_path: Pat
     plan = Plan(choose(backends, stage, isolation), {}, cases, json_path, None, isolation, bare, named=named,
                 settings=settings_here(), verbose=True)  # fmt: skip
     sys.exit(_Execution(plan).run())
+
+
+def _imported(paths: Sequence[Path], numbers: str) -> list[Case]:
+    """The cases of test files; a line that no case can say is left out, and said."""
+    if not paths:
+        return []
+    from conformance.cli.exchange import read_test_file  # noqa: PLC0415  # loads a library
+    from conformance.suite.exchange.build import case_of  # noqa: PLC0415  # as above
+
+    cases: dict[str, Case] = {}
+    for path in paths:
+        for found in read_test_file(path, numbers):
+            try:
+                case = case_of(found)
+            except UsageError as e:
+                line(f"{path}: left out: {e}", err=True)
+            else:
+                cases.setdefault(case.id, case)
+    return list(cases.values())
 
 
 class _Execution:

@@ -1,0 +1,143 @@
+"""A case of one line: leaves with the strides that it says, values by rule, and the node that ggml would make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+
+import numpy as np
+
+from conformance.case.case import Case, Step
+from conformance.case.streams import Stream
+from conformance.ggml.errors import GraphError, UsageError
+from conformance.ggml.ops.build import Builder, build_forward_expand
+from conformance.ggml.ops.op import DECLARATIONS
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor
+from conformance.suite.data import Fill, away_from_zero, causal, chosen, encode, integers, uniform, values
+
+from .line import Line, Source
+
+FAMILY = "testfile"
+POSITIONS = 4096
+"""Positions of ROPE are below."""
+WRITES = {"SET_ROWS": 2, "CPY": 1, "SET": 0, "ACC": 0}
+"""Op -> the source that it may write into, which is then a cache."""
+
+Rule = Callable[[Line], Fill]
+
+
+def _rows(i: int, axis: int) -> Rule:
+    """Any index of a source along an axis."""
+    return lambda line: integers(0, max(1, line.sources[i].ne[axis]))
+
+
+def _mask(line: Line) -> Fill:
+    """A causal mask: the last query sees every key."""
+    ne = line.sources[3 if line.op == "FLASH_ATTN_EXT" else 1].ne
+    queries = line.sources[0].ne[1]
+    return causal(ne[0] - min(queries, ne[1]))
+
+
+RULES: dict[tuple[str, int], Rule] = {
+    ("GET_ROWS", 1): _rows(0, 1),
+    ("SET_ROWS", 1): lambda line: chosen(line.ne[1]),
+    ("ROPE", 1): lambda _: integers(0, POSITIONS),
+    ("ROPE_BACK", 1): lambda _: integers(0, POSITIONS),
+    ("MUL_MAT_ID", 2): _rows(0, 2),
+    ("ADD_ID", 2): _rows(1, 1),
+    ("SSM_SCAN", 6): lambda line: chosen(line.sources[0].ne[3]),
+    ("FLASH_ATTN_EXT", 3): _mask,
+    ("SOFT_MAX", 1): _mask,
+    ("SSM_SCAN", 3): lambda _: uniform(-2.0, -0.1),
+    ("RWKV_WKV6", 4): lambda _: uniform(0.3, 1.0),
+    ("RWKV_WKV7", 1): lambda _: uniform(0.3, 1.0),
+    ("GATED_LINEAR_ATTN", 3): lambda _: uniform(0.3, 1.0),
+    ("GATED_DELTA_NET", 3): lambda _: uniform(-1.0, 0.0),
+    ("GATED_DELTA_NET", 4): lambda _: uniform(0.0, 1.0),
+    ("DIV", 1): lambda _: away_from_zero(0.5, 2.0),
+    ("LOG", 0): lambda _: uniform(0.1, 4.0),
+    ("SQRT", 0): lambda _: uniform(0.0, 4.0),
+}
+"""Op and source -> its values; integers of other sources are of their type's whole range, floats around 0."""
+
+
+def case_of(line: Line) -> Case:
+    """The case; its id is of the line's content. UsageError if ggml would not make such a node, or no view of a leaf
+    has the strides of a source.
+    """
+    what = f"{FAMILY}/{line.op}-{sha256(repr(line.unnamed()).encode()).hexdigest()[:12]}@0"
+    persistent: dict[Tensor, Bytes] = {}
+    inputs: dict[Tensor, Bytes] = {}
+    try:
+        src = tuple(_source(what, line, i, persistent, inputs) for i in range(len(line.sources)))
+        node = _node(line, src)
+        graph = build_forward_expand(node)
+    except GraphError as e:
+        raise UsageError(f"{line.op} {line.name}: {e}") from None
+    return Case(what, persistent, [Step(graph, inputs, (node,))], family=FAMILY, params={"op": line.op})
+
+
+def _node(line: Line, src: tuple[Tensor, ...]) -> Tensor:
+    declared = DECLARATIONS.get(line.op)
+    if declared is None:
+        raise GraphError(f"the framework does not support {line.op} yet")
+    nb = contiguous_nb(line.type, line.ne)
+    node = Tensor(line.type, line.ne, nb, op=line.op, op_params=line.op_params, src=src, name=line.name)
+    type_, ne, nb, view_src, offset = declared.layout(node)
+    if (type_, ne) != (line.type, line.ne):
+        raise GraphError(f"ggml makes {type_}{list(ne)} of these sources, the line says {line.type}{list(line.ne)}")
+    node = replace(node, nb=nb, view_src=view_src, view_offs=offset)
+    declared.check_run(node)
+    return node
+
+
+def _source(what: str, line: Line, i: int, persistent: dict[Tensor, Bytes], inputs: dict[Tensor, Bytes]) -> Tensor:
+    s, name = line.sources[i], f"src{i}"
+    rule = RULES.get((line.op, i))
+    fill = values(s.type) if rule is None else rule(line)
+    packed = encode(s.type, Stream(what, name), s.ne, fill)
+    cache = line.op in WRITES and i == WRITES[line.op]
+    own = persistent if cache else inputs
+    flags = 0 if cache else FLAG_INPUT
+    if s.nb == contiguous_nb(s.type, s.ne):
+        leaf = new_tensor(s.type, *s.ne, name=name, flags=flags)
+        own[leaf] = packed
+        return leaf
+    ne = (_elements(s), 1, 1, 1)
+    leaf = new_tensor(s.type, *ne, name=name, flags=flags)
+    own[leaf] = _spread(encode(s.type, Stream(what, f"{name}, gaps"), ne, values(s.type)), packed, s)
+    return _strided(leaf, s, i)
+
+
+def _spread(leaf: Bytes, packed: Bytes, s: Source) -> Bytes:
+    """The bytes of a leaf, with those of a source's elements, or blocks, at its strides."""
+    n = (s.ne[0] // s.type.blck_size, *s.ne[1:])
+    at = sum(np.arange(n[d]).reshape([-1 if k == d else 1 for k in (3, 2, 1, 0)]) * s.nb[d] for d in range(4))
+    places = np.asarray(at).reshape(-1, 1) + np.arange(s.type.type_size)
+    leaf[places] = packed.reshape(-1, s.type.type_size)
+    return leaf
+
+
+def _elements(s: Source) -> int:
+    """Elements of the leaf that holds all bytes of a source; whole blocks."""
+    if 0 in s.ne:
+        return 0
+    blck = s.type.blck_size
+    first = s.type.type_size + (s.ne[0] - 1) * s.nb[0] if blck == 1 else s.ne[0] * s.nb[0] // blck
+    size = first + sum((n - 1) * nb for n, nb in zip(s.ne[1:], s.nb[1:], strict=True))
+    return -(-size // s.type.type_size) * blck
+
+
+def _strided(leaf: Tensor, s: Source, i: int) -> Tensor:
+    """A view with the source's strides: rows apart, then permuted."""
+    order = sorted(range(4), key=lambda d: (s.nb[d], d))
+    ne: Dims = tuple(s.ne[d] for d in order)  # type: ignore[assignment]  # four
+    nb = [s.nb[d] for d in order]
+    b = Builder()
+    view = b.view_4d(leaf, *ne, nb[1], nb[2], nb[3], 0)
+    if order != [0, 1, 2, 3]:
+        view = b.permute(view, *order)
+    if view.ne != s.ne or any(n > 1 and a != c for n, a, c in zip(s.ne, view.nb, s.nb, strict=True)):
+        raise GraphError(f"src[{i}]: no view of a leaf has ne {list(s.ne)} and nb {list(s.nb)}")
+    return view
