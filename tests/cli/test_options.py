@@ -17,6 +17,8 @@ from conformance.cli.run import run
 
 RUN_ONLY = {
     "minutes",
+    "test_files",
+    "numbers",
     "allowed",
     "only_fresh",
     "journal_path",
