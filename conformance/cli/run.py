@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from math import inf
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from conformance.run.session import failures, writeahead
 from conformance.run.session.select import FOLDER, build, case_ids, choose, reseeded
 from conformance.run.session.settings import Settings, Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, Shard
+from conformance.suite.batch import groups
 from conformance.suite.family import LEVELS
 
 from . import options
@@ -373,7 +373,7 @@ class _Execution:
                     self._steps.done += 1
 
     def _new(self, spec: Spec, chosen: Sequence[Case | str]) -> Iterator[Result]:
-        for cases in _groups([self._case(c) for c in chosen]):
+        for cases in groups([self._case(c) for c in chosen]):
             left = self._ends - time.monotonic()
             if self._is_full() or left <= 0:
                 return
@@ -494,13 +494,6 @@ def sentence(r: Result) -> str:
     """`Result.sentence` with its verdict in colour."""
     word = str(r.verdict)
     return click.style(word, fg=COLOURS[r.verdict], bold=True) + r.sentence()[len(word) :]
-
-
-def _groups(cases: Sequence[Case]) -> Iterator[list[Case]]:
-    """One-step cases, which may share a graph, together; each trajectory by itself: a kill costs no more than that."""
-    for single, group in groupby(cases, key=lambda c: len(c.steps) == 1):
-        together = list(group)
-        yield from [together] if single else ([c] for c in together)
 
 
 def _id(case: Case | str) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 
 from conformance.backend.registry import Spec
-from conformance.case.case import Case
 from conformance.causes.analyse import analyse
 from conformance.causes.cause import Cause
 from conformance.judge.verdict import Result
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.suite.batch import groups
 
 from .target import Target
 
@@ -56,16 +55,9 @@ class Sweep:
         size = max(runner.batch_size(s) for s in self.target.specs)
         while self.left and clock() < end:
             cases = [runner.case(i) for i in self.left[:size]]
-            for group in _groups(cases):
+            for group in groups(cases):
                 for spec in self.target.specs:
                     self.results.setdefault(spec, []).extend(runner.run(spec, group))
                 del self.left[: len(group)]
                 if clock() >= end:
                     break
-
-
-def _groups(cases: Sequence[Case]) -> Iterator[list[Case]]:
-    """Cases of one step together, each trajectory by itself."""
-    for single, group in groupby(cases, key=lambda c: len(c.steps) == 1):
-        together = list(group)
-        yield from [together] if single else ([c] for c in together)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 
@@ -11,6 +12,13 @@ from conformance.ggml.errors import GraphError
 from conformance.ggml.graph import Graph
 from conformance.ggml.partial import below, like
 from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, nbytes, strided
+
+
+def groups(cases: Sequence[Case]) -> Iterator[list[Case]]:
+    """One-step cases, which may share a graph, together; each trajectory by itself: a kill costs no more than that."""
+    for single, group in groupby(cases, key=lambda c: len(c.steps) == 1):
+        together = list(group)
+        yield from [together] if single else ([c] for c in together)
 
 
 def merge(cases: Sequence[Case]) -> Case:
