@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from .target import MODELS, OPS, TRAJECTORIES, Target, absent
 from .work import Kind, Work, difference, fails
 from .zoo import Models, Zoo
 
+_HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
+"""What ggml says where it ends itself."""
 RUNNING = 0.6
 """Of the time, to run cases; the rest is for causes."""
 
@@ -121,6 +124,14 @@ class Release:
         kind = next(w.kind for w in self.work if _has(w, found.cause.smallest))
         return target.base is not None and fails(kind.again(target.base, found.cause.smallest))
 
+    def at(self, found: Found) -> str:
+        """Whose fault a cause is: the library's, or, of numbers and deaths under a software driver alone, perhaps that
+        driver's. An assertion of the library fails on the host, whatever computes for the device.
+        """
+        software = {t.name for t in self.targets if t.software}
+        host = bool(_HOST.search(found.cause.message))
+        return "library" if host or not software.issuperset(found.devices) else "library or its software driver"
+
     def not_run(self) -> list[dict[str, JSON]]:
         """What time or the build left out, and why."""
         late: list[dict[str, JSON]] = [
@@ -151,7 +162,7 @@ class Release:
             "build": self.build.to_json(),
             "base": None if self.base is None else self.base.to_json(),
             "devices": [self._device(t) for t in self.targets],
-            "causes": [f.to_json() for f in self.found],
+            "causes": [{**f.to_json(), "at": self.at(f)} for f in self.found],
             "new": list(self.ids(State.NEW)),
             "still": list(self.ids(State.STILL)),
             "fixed": list(self.ids(State.FIXED)),
@@ -164,6 +175,7 @@ class Release:
             "name": target.name,
             "backend": str(target.build),
             "base": None if target.base is None else str(target.base),
+            "software": target.software,
             "totals": Totals.of(build).to_json(),
             "dropped": list(difference(build, base).dropped),
         }

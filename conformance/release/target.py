@@ -41,6 +41,8 @@ class Target:
     """None: there is no base, or it has no such device."""
     runs: frozenset[str] = ALL
     """What tells something on it: single ops, trajectories, whole models."""
+    software: bool = False
+    """Whether a CPU computes for the device, by a driver that may be at fault itself."""
 
     @property
     def specs(self) -> Sequence[Spec]:
@@ -69,6 +71,7 @@ def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> li
             _spec(build.path, options),
             _spec(base.path, before[name]) if base and name in before else None,
             runs,
+            any(d.software for d in build.devices if d.name == options.get("device")),
         )
         for name, options, runs in _setups(build)
     ]

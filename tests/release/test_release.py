@@ -18,7 +18,7 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.release import backtest
 from conformance.release.bisect import bisect, on
 from conformance.release.cases import Cases, Sweep
-from conformance.release.causes import Causes, State
+from conformance.release.causes import Causes, Found, State
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
@@ -116,6 +116,19 @@ def test_one_fault_on_two_devices_is_one_cause() -> None:
     (found,) = causes.all()
     assert (found.state, found.devices) == (State.NEW, ["CPU", "Vulkan0"])
     assert found.to_json()["state"] == "new"
+
+
+def test_a_fault_under_a_software_driver_may_be_the_drivers() -> None:
+    """Wrong numbers there alone may be; what fails elsewhere too, or fails an assertion of ggml's own, is not."""
+    gpu = Target("Vulkan0", NEW, OLD, software=True)
+    release = Release(_build(), None, [CPU, gpu], [], 1.0, DEFAULT)
+    wrong = Cause("ADD", "", "ggml", Verdict.FAIL, "ADD", "", (), ("ADD-1",))
+    died = replace(
+        wrong, verdict=Verdict.CRASH, message="its process died (SIGABRT)): ggml-vulkan.cpp:#: GGML_ASSERT(x)"
+    )
+    assert release.at(Found(wrong, State.NEW, ["Vulkan0"])) == "library or its software driver"
+    assert release.at(Found(wrong, State.NEW, ["Vulkan0", "CPU"])) == "library"
+    assert release.at(Found(died, State.NEW, ["Vulkan0"])) == "library"
 
 
 def test_targets_are_the_devices_that_both_builds_have() -> None:

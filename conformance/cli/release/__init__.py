@@ -24,9 +24,10 @@ from conformance.release import bisect as halving
 from conformance.release.backtest import Answer
 from conformance.release.cards import LEARNING, Cards, folder
 from conformance.release.cases import Cases
+from conformance.release.causes import Found
 from conformance.release.record import load, results, write
 from conformance.release.release import Release, plan
-from conformance.release.target import targets
+from conformance.release.target import Target, targets
 from conformance.release.work import Kind
 from conformance.release.zoo import Models
 from conformance.report.progress import Progress, since
@@ -133,7 +134,7 @@ def _release(
 
 def _show(it: Release) -> None:
     totals = it.totals()
-    rows = [(t.name, str(totals[t.name]), "" if t.base or not it.base else "not in the base") for t in it.targets]
+    rows = [(t.name, str(totals[t.name]), _note(it, t)) for t in it.targets]
     table(rows, ["device", "verdicts", ""])
     for state in dict.fromkeys(f.state for f in it.found):
         own = [f for f in it.found if f.state is state]
@@ -142,12 +143,21 @@ def _show(it: Release) -> None:
         for n, f in enumerate(own, 1):
             seen = f", {f.cause.seen}" if f.cause.seen else ""
             line(f"{n:3}. {f.cause.id} on {', '.join(f.devices)}{seen}: {f.cause.sentence}")
-            line(f"     {f.cause.smallest}{'; ' if f.note else ''}{f.note}")
+            line(f"     {'; '.join(filter(None, (f.cause.smallest, f.note, _doubt(it, f))))}")
     if it.base is not None and not it.found:
         line("no cause: neither new, nor fixed, nor still there")
     for row in it.not_run():
         where = f"{row['device']}: " if row["device"] else ""
         line(f"not run: {where}{row['what']}{_cases(row)}: {row['why']}")
+
+
+def _note(it: Release, target: Target) -> str:
+    notes = ("a software driver" if target.software else "", "" if target.base or not it.base else "not in the base")
+    return ", ".join(filter(None, notes))
+
+
+def _doubt(it: Release, found: Found) -> str:
+    return "" if it.at(found) == "library" else f"in the {it.at(found)}"
 
 
 def _cases(row: dict[str, JSON]) -> str:
