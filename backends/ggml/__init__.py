@@ -129,6 +129,7 @@ class GgmlBackend(Backend):
         self._card = card_of(card, self) if card else None
         if self._server is None and library.device_type(self._device) != "CPU":
             self.batch = 1  # type: ignore[misc]  # this device's: each kernel it compiles may take its time, or crash
+        self.fragile = library.software(self._device)
         if mode == "graph":
             self._backend = library.start(self._device, self.threads)
 
@@ -138,7 +139,7 @@ class GgmlBackend(Backend):
         versions = {"ggml": lib.version, "backend API": str(lib.api_version(self._device))}
         if g.commit is not None and g.commit() != b"unknown":
             versions["commit"] = g.commit().decode()
-        description = g.backend_dev_description(self._device).decode(errors="replace")
+        description = lib.description(self._device)
         features = " ".join(lib.features(self._device))
         return DeviceInfo("ggml", self._name, f"{description} ({features})" if features else description, {**versions})
 

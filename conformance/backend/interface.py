@@ -175,6 +175,8 @@ class Backend(ABC):
     `stage=NAME`: `translate` gives the values of the translated model before anything is compiled."""
     threads: int | None = None
     """How many threads compute, if known: a single one is measured on a processor of its own."""
+    fragile: bool = False
+    """What it frees may break its process later: each trajectory gets a new one, where it has one of its own."""
     places: ClassVar[frozenset[str] | None] = None
     """Options that name a file, folder, library or address: a case file must not choose them for the user. None:
     unknown, so every option whose name suggests a place counts."""

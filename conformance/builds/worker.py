@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from conformance.ggml.lib.library import Library
 from conformance.ggml.lib.llama import Llama, find_llama
 from conformance.process.service import Frame, Service, failure
 
-_SOFTWARE = re.compile(r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render", re.IGNORECASE)
-"""In the description of a device that a CPU computes for."""
 SERVERS = ("ggml-rpc-server", "rpc-server")
 """Programs that serve devices by RPC: today's name, and the one before 2026."""
 _METADATA = "_nlcBuildMetadata.json"
@@ -49,8 +46,8 @@ def describe(path: Path) -> dict[str, Any]:
         {
             "name": name,
             "type": library.device_type(device),
-            "description": (text := library.ggml.backend_dev_description(device).decode(errors="replace")),
-            "software": library.device_type(device) != "CPU" and _SOFTWARE.search(text) is not None,
+            "description": library.description(device),
+            "software": library.software(device),
             "buffer_types": list(library.buffer_types(device)),
         }
         for name, device in library.devices().items()

@@ -59,6 +59,9 @@ _VARIANT = "ggml-cpu-"
 _REPAIRED = re.compile(r"libggml-(?!base-|cpu-)\w+-[0-9a-f]{8}\.so.*")
 """A device library that auditwheel renamed."""
 
+_SOFTWARE = re.compile(r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render", re.IGNORECASE)
+"""In the description of a device that a CPU computes for."""
+
 _P = ctypes.c_void_p
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 
@@ -363,6 +366,14 @@ class Library:
             name, value = array[len(out)].name.decode(), array[len(out)].value.decode()
             out.append(name if value == "1" else f"{name}={value}")
         return out
+
+    def description(self, device: int) -> str:
+        """What the device says of itself, such as a processor's name."""
+        return str(self.ggml.backend_dev_description(device).decode(errors="replace"))
+
+    def software(self, device: int) -> bool:
+        """Whether a CPU computes for it, by a driver such as llvmpipe or pocl."""
+        return self.device_type(device) != "CPU" and _SOFTWARE.search(self.description(device)) is not None
 
     def api_version(self, device: int) -> int:
         """`ggml_backend_reg.api_version` of the device's registry."""

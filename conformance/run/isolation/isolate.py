@@ -156,6 +156,7 @@ class IsolatedBackend(Backend):
         self._memory_limit = default_limit() if memory_limit is None else memory_limit
         self._ids = itertools.count()
         self._process: _Process | None = None
+        self._sessions: list[_IsolatedSession] = []
         self._watch = False
         self._closed = False
         process = self._alive()
@@ -179,6 +180,7 @@ class IsolatedBackend(Backend):
         self._buffer_types = [_record(BufferType, b, f"buffer_types[{i}]") for i, b in enumerate(buffers)]
         self.batch = batch  # type: ignore[misc]  # the adapter's, which lives in the other process
         self.threads = _field(hello, "threads", lambda v: v is None or _count(v), "a whole number or nothing")
+        self.fragile = _field(hello, "fragile", lambda v: type(v) is bool, "true or false")
         self._whole = _field(hello, "whole", lambda v: type(v) is bool, "true or false")
         self.stages = tuple(stages)  # type: ignore[misc]  # as above
         self.options: Sequence[str] = tuple(_field(hello, "options", _texts, "a list of texts"))
@@ -229,7 +231,11 @@ class IsolatedBackend(Backend):
     def open(self, case: Case) -> Session:
         """Open `case` in the worker: graphs, weights, caches and inputs travel once, expected values never."""
         watch, self._watch = self._watch, False
-        return _IsolatedSession(self._alive(), next(self._ids), case, watch=watch)
+        if self.fragile and len(case.steps) > 1 and not any(s.lives() for s in self._sessions):
+            self.renew()
+        session = _IsolatedSession(self._alive(), next(self._ids), case, watch=watch)
+        self._sessions = [*(s for s in self._sessions if s.lives()), session]
+        return session
 
     def settle(self, turn: int) -> None:
         """Keep a backend of one thread on the `turn`-th processor, modulo their number, where the system can.
@@ -278,6 +284,7 @@ class _IsolatedSession(Session):
 
     def __init__(self, process: _Process, number: int, case: Case, *, watch: bool) -> None:
         self._process = process
+        self._closed = False
         self._number = number
         self._case = case
         self._persistent = {t: i for i, t in enumerate(case.persistent)}
@@ -347,8 +354,13 @@ class _IsolatedSession(Session):
 
     def close(self) -> None:
         """Close the worker's session, where the worker lives."""
+        self._closed = True
         if not self._process.worker.death:
             self._ask({"do": "close"}, (), "closing")
+
+    def lives(self) -> bool:
+        """Whether it can compute still."""
+        return not self._closed and not self._process.worker.death
 
     def _index(self, tensor: Tensor) -> int:
         try:

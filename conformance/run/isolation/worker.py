@@ -209,6 +209,7 @@ def _hello(backend: Backend) -> dict[str, JSON]:
         "buffer_types": [describe(b) for b in backend.buffer_types()],
         "batch": plain(backend.batch, "batch"),
         "threads": plain(backend.threads, "threads"),
+        "fragile": plain(backend.fragile, "fragile"),
         "whole": type(backend).supports_case is not Backend.supports_case,
         "stages": plain(backend.stages, "stages"),
         "options": list(inspect.signature(type(backend)).parameters),
