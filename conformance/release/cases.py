@@ -38,6 +38,10 @@ class Cases:
             runner.close()
 
 
+SLOW = 5.0
+"""Seconds from which a group of cases is made smaller, so that the time is kept."""
+
+
 @dataclass(slots=True)
 class Sweep:
     """The cases of one stage on one target."""
@@ -52,12 +56,12 @@ class Sweep:
     def run(self, runner: Runner, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Run what is left, for so long; the group of cases that is under way then is brought to its end."""
         end = clock() + seconds
-        size = max(runner.batch_size(s) for s in self.target.specs)
+        full = size = max(runner.batch_size(s) for s in self.target.specs)
         while self.left and clock() < end:
-            cases = [runner.case(i) for i in self.left[:size]]
-            for group in groups(cases):
-                for spec in self.target.specs:
-                    self.results.setdefault(spec, []).extend(runner.run(spec, group))
-                del self.left[: len(group)]
-                if clock() >= end:
-                    break
+            begun = clock()
+            group = next(groups([runner.case(i) for i in self.left[:size]]))
+            for spec in self.target.specs:
+                self.results.setdefault(spec, []).extend(runner.run(spec, group))
+            del self.left[: len(group)]
+            slow = clock() - begun > SLOW
+            size = max(1, len(group) // 4) if slow else min(full, 2 * size)
