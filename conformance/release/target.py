@@ -68,8 +68,8 @@ def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> li
     every = [
         Target(
             name,
-            _spec(build.path, options),
-            _spec(base.path, before[name]) if base and name in before else None,
+            _spec(build, options),
+            _spec(base, before[name]) if base and name in before else None,
             runs,
             any(d.software for d in build.devices if d.name == options.get("device")),
         )
@@ -113,5 +113,7 @@ def _of_device(device: DeviceOf) -> Iterator[Setup]:
             yield f"{device.name} buffer={name} threads={THREADS}", both, KERNELS
 
 
-def _spec(path: Path, options: Mapping[str, str]) -> Spec:
-    return Spec(ADAPTER, (("lib", str(path)), *options.items()))
+def _spec(build: Build, options: Mapping[str, str]) -> Spec:
+    """By the name that was given, which is short, and means the same on another machine where it is a package."""
+    here = Path(build.name)
+    return Spec(ADAPTER, (("lib", str(here.absolute()) if here.exists() else build.name), *options.items()))

@@ -139,7 +139,7 @@ def test_targets_are_the_devices_that_both_builds_have() -> None:
     found = {t.name: t for t in targets(here, _build("old", _device("CPU", "CPU", "CPU")))}
     assert list(found) == ["CPU", "CPU threads=8", REPACK, f"{REPACK} threads=8", "BLAS", "Vulkan0"]
     assert [n for n, t in found.items() if t.base] == ["CPU", "CPU threads=8"]
-    assert str(found["BLAS"].build) == "ggml?lib=/new&device=BLAS&mode=sched"
+    assert str(found["BLAS"].build) == "ggml?lib=new&device=BLAS&mode=sched"
     assert [t.name for t in targets(here, None, ["cpu t"])] == ["CPU threads=8"]
     several = replace(here, devices=here.devices[:1], variants=("haswell", "zen4"), server=True, meta=True)
     runs = {t.name: " ".join(sorted(t.runs)) for t in targets(several, None)}
