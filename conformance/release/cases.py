@@ -15,6 +15,7 @@ from conformance.run.runner import Runner
 from conformance.suite.batch import groups
 
 from .target import Target
+from .work import fails
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,27 @@ class Cases:
 
     isolation: Isolation
     progress: Callable[[str], None] = lambda _: None
+    clock: Callable[[], float] = time.monotonic
 
     def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
-        """By the form of each fault (`causes.analyse`)."""
-        return analyse(results, isolation=self.isolation, seconds=seconds, progress=self.progress)
+        """By the form of each fault (`causes.analyse`), once the node at fault of each failure is known."""
+        begun = self.clock()
+        self._locate([r for r in results if fails(r)], begun + seconds * LOCATING)
+        left = max(0.0, begun + seconds - self.clock())
+        return analyse(results, isolation=self.isolation, seconds=left, progress=self.progress)
+
+    def _locate(self, failures: Sequence[Result], end: float) -> None:
+        """Run failures again, each alone, and take over where they begin; a sweep only asks whether a case fails."""
+        runner = Runner(isolation=replace(self.isolation, isolate=True))
+        try:
+            for r in failures:
+                if self.clock() >= end:
+                    return
+                (again,) = runner.run(Spec.parse(r.backend), [runner.case(r.case)])
+                if again.verdict is r.verdict:
+                    r.detail, r.place, r.first_divergence = again.detail, again.place, again.first_divergence
+        finally:
+            runner.close()
 
     def again(self, spec: Spec, case_id: str) -> Result:
         """On a runner of its own."""
@@ -38,6 +56,8 @@ class Cases:
             runner.close()
 
 
+LOCATING = 0.5
+"""Of the time to find causes, to find the first wrong node of each failure."""
 SLOW = 5.0
 """Seconds from which a group of cases is made smaller, so that the time is kept."""
 

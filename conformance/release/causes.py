@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from conformance.case.case import JSON
 from conformance.causes.cause import Cause, in_order
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.signature import signature_of
+from conformance.run.signature import innermost
 
 from .target import Target
 from .work import Kind, difference, fails
@@ -61,8 +61,8 @@ class Causes:
     ) -> None:
         self._progress, self._clock = progress, clock
         self._end = clock() + seconds
-        self._known: dict[tuple[str, str, State], Found] = {}
-        """Case, signature and state -> the cause that explains it."""
+        self._known: dict[Hashable, Found] = {}
+        """What a failure is (`_key`) -> the cause that explains it."""
         self._found: list[Found] = []
 
     def add(self, target: Target, kind: Kind, build: Sequence[Result], base: Sequence[Result], share: float) -> None:
@@ -75,18 +75,17 @@ class Causes:
         until = self._clock() + max(0.0, self._end - self._clock()) * share
         for i, (state, results) in enumerate(wanted):
             self._progress(f"{target.name}: {sum(map(fails, results))} failures, {state}")
+            keys = [_key(target, state, r) for r in results]  # before they are looked at more closely
             causes = kind.find(results, max(0.0, until - self._clock()) / (len(wanted) - i))
             for cause in causes:
                 found = self._merged(target, kind, state, cause)
-                for r in results:
-                    if r.cause == cause.id:
-                        self._known[r.case, str(signature_of(r)), state] = found
+                self._known |= {k: found for k, r in zip(keys, results, strict=True) if r.cause == cause.id}
 
     def _fresh(self, target: Target, state: State, results: Sequence[Result]) -> list[Result]:
         """`results` without failures that a cause of another device explains; that has this device then, too."""
         fresh: list[Result] = []
         for r in results:
-            known = self._known.get((r.case, str(signature_of(r)), state)) if fails(r) else None
+            known = self._known.get(_key(target, state, r)) if fails(r) else None
             if known is None:
                 fresh.append(r)
             else:
@@ -134,3 +133,9 @@ class Causes:
         own = [f for f in self._found if f.state is state]
         for cause in in_order([f.cause for f in own]):
             yield next(f for f in own if f.cause is cause)
+
+
+def _key(target: Target, state: State, result: Result) -> Hashable:
+    """What is the same of one fault in several setups of a device: the case, the verdict and the innermost message."""
+    message = "" if result.verdict is Verdict.FAIL else innermost(result.detail)
+    return state, target.name.partition(" ")[0], result.case, result.verdict, message

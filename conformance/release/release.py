@@ -82,13 +82,17 @@ class Release:
         """
         runner = Runner(isolation=self.isolation)
         try:
+            self._stages(runner, end)
+        finally:
+            runner.close()
+
+    def _stages(self, runner: Runner, end: float) -> None:
+        with runner.looking(locates=False, tells_kept=False):
             while (left := [w for w in self.work if w.left]) and self.clock() < end:
                 stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
                 for i, works in enumerate(stages):
                     last = i == len(stages) - 1
                     self._stage(runner, works, end if last else (self.clock() + end) / 2)
-        finally:
-            runner.close()
 
     def _stage(self, runner: Runner, works: Sequence[Work], end: float) -> None:
         for i, work in enumerate(works):

@@ -108,13 +108,13 @@ def test_what_does_not_come_again_is_neither_new_nor_fixed() -> None:
 def test_one_fault_on_two_devices_is_one_cause() -> None:
     """What failed alike on the first device is not analysed again on the second."""
     kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=1.0)
-    other = Target("Vulkan0", Spec("ggml", (("lib", "/new"), ("device", "Vulkan0"))), None)
+    other = Target("CPU threads=8", Spec("ggml", (("lib", "/new"), ("threads", "8"))), None)
     for target in (CPU, other):
         here = _results(target.build, {"ADD-1": Verdict.FAIL})
         causes.add(target, kind, here, _results(OLD, {"ADD-1": Verdict.PASS}), 1.0)
         assert [r.cause for r in here] == ["ADD"]
     (found,) = causes.all()
-    assert (found.state, found.devices) == (State.NEW, ["CPU", "Vulkan0"])
+    assert (found.state, found.devices) == (State.NEW, ["CPU", "CPU threads=8"])
     assert found.to_json()["state"] == "new"
 
 
