@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from conformance.backend.registry import Spec
+from conformance.case.case import JSON, Case
 from conformance.causes.analyse import analyse
 from conformance.causes.cause import Cause
-from conformance.judge.verdict import Result
+from conformance.ggml.tensor import computes
+from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.suite.batch import groups
@@ -34,12 +36,18 @@ class Cases:
         return analyse(results, isolation=self.isolation, seconds=left, progress=self.progress)
 
     def _locate(self, failures: Sequence[Result], end: float) -> None:
-        """Run failures again, each alone, and take over where they begin; a sweep only asks whether a case fails."""
+        """Run failures again, each alone, and take over where they begin; a sweep only asks whether a case fails.
+
+        What ends with an error in a case of one node begins there, and need not run.
+        """
         runner = Runner(isolation=replace(self.isolation, isolate=True))
         try:
             for r in failures:
+                r.place = None if r.verdict is Verdict.FAIL else _only_node(runner.case(r.case))
+                if r.place is not None:
+                    continue
                 if self.clock() >= end:
-                    return
+                    continue
                 (again,) = runner.run(Spec.parse(r.backend), [runner.case(r.case)])
                 if again.verdict is r.verdict:
                     r.detail, r.place, r.first_divergence = again.detail, again.place, again.first_divergence
@@ -54,6 +62,15 @@ class Cases:
             return result
         finally:
             runner.close()
+
+
+def _only_node(case: Case) -> dict[str, JSON] | None:
+    """The place of the node that computes, where a case has but one."""
+    nodes = [(k, i, n) for k, s in enumerate(case.steps) for i, n in enumerate(s.graph) if computes(n)]
+    if len(nodes) != 1:
+        return None
+    ((k, i, node),) = nodes
+    return {"step": k, "node": i, "op": node.op, "name": node.name}
 
 
 LOCATING = 0.5

@@ -292,6 +292,15 @@ def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> No
     assert not lost.to_json()["seen_before"]
 
 
+def test_an_error_in_a_case_of_one_node_is_that_nodes() -> None:
+    """It need not run again to be found, and its cause names the op."""
+    died = Result(
+        "ops/SQR-f32-ne=10x5@1", "cpu", Verdict.CRASH, detail="its process died (SIGABRT): x.cpp:7: fatal error"
+    )
+    (cause,) = Cases(DEFAULT, clock=_clock(1.0).__next__).find([died], 0.5)
+    assert (cause.op, cause.verdict) == ("SQR", Verdict.CRASH)
+
+
 def test_whole_models_that_fail_alike_are_one_cause() -> None:
     """Errors by their innermost message without numbers, wrong logits together; what passes has none."""
     rows = [
