@@ -75,6 +75,8 @@ def _only_node(case: Case) -> dict[str, JSON] | None:
 
 LOCATING = 0.5
 """Of the time to find causes, to find the first wrong node of each failure."""
+FIRST = 8
+"""Cases of the first group; a fast one is followed by one twice as large."""
 SLOW = 5.0
 """Seconds from which a group of cases is made smaller, so that the time is kept."""
 
@@ -93,7 +95,7 @@ class Sweep:
     def run(self, runner: Runner, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Run what is left, for so long; the group of cases that is under way then is brought to its end."""
         end = clock() + seconds
-        full = size = max(runner.batch_size(s) for s in self.target.specs)
+        full, size = max(runner.batch_size(s) for s in self.target.specs), FIRST
         while self.left and clock() < end:
             begun = clock()
             group = next(groups([runner.case(i) for i in self.left[:size]]))
