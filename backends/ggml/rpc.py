@@ -13,12 +13,10 @@ from pathlib import Path
 from threading import Thread
 
 from conformance.ggml.errors import UnavailableError
-from conformance.ggml.lib.library import Library
+from conformance.ggml.lib.library import RPC_SERVERS, Library, rpc_server
 
 LOOPBACK = "loopback"
 """Value of the option `rpc`: start a server here."""
-PROGRAMS = ("ggml-rpc-server", "rpc-server")
-"""Its name, and the one before 2026."""
 PATIENCE = 20.0
 """Seconds until it listens."""
 _HOST = "127.0.0.1"
@@ -32,9 +30,9 @@ class Server:
     """
 
     def __init__(self, folder: Path) -> None:
-        program = next((folder / name for name in PROGRAMS if (folder / name).is_file()), None)
+        program = rpc_server(folder)
         if program is None:
-            raise UnavailableError(f"ggml: rpc={LOOPBACK}: {folder}: no {' or '.join(PROGRAMS)} there")
+            raise UnavailableError(f"ggml: rpc={LOOPBACK}: {folder}: no {' or '.join(RPC_SERVERS)} there")
         self.endpoint = f"{_HOST}:{_free_port()}"
         environment = {**os.environ, "LD_LIBRARY_PATH": os.fspath(folder)}
         words = [*_words(program, environment), "-H", _HOST, "-p", self.endpoint.rpartition(":")[2]]

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from conformance.ggml.errors import ConformanceError, UnavailableError
-from conformance.ggml.lib.library import Library
+from conformance.ggml.lib.library import Library, rpc_server
 from conformance.ggml.lib.llama import Llama, find_llama
 from conformance.process.service import Frame, Service, failure
 
-SERVERS = ("ggml-rpc-server", "rpc-server")
-"""Programs that serve devices by RPC: today's name, and the one before 2026."""
 _METADATA = "_nlcBuildMetadata.json"
 """In npm's packages of node-llama-cpp: from which release of llama.cpp they were built."""
 
@@ -62,7 +60,7 @@ def describe(path: Path) -> dict[str, Any]:
         "left_out": left_out,
         "variants": library.variants(),
         "meta": llama and library.ggml.backend_meta_device is not None,
-        "server": library.registry("RPC") is not None and any((library.folder / p).is_file() for p in SERVERS),
+        "server": library.registry("RPC") is not None and rpc_server(library.folder) is not None,
     }
 
 

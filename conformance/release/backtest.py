@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,7 @@ class Answer:
     found: Sequence[Found] = ()
     """What the bad build has and the good one has not, the most urgent first."""
     seconds: float = 0.0
+    """Of the run, which all faults of the two builds share."""
     after: bool = False
     """Whether what was found is in the good build, too."""
     error: str = ""
@@ -119,14 +120,24 @@ class Answer:
 
 
 def attempt(
-    fault: Fault, release: Callable[[str, str, str, float], Release], clock: Callable[[], float] = time.monotonic
-) -> Answer:
-    """Test the bad build against the good one; `release` gets both, the device and the seconds."""
-    begun = clock()
-    try:
-        it = release(fault.build(fault.bad), fault.build(fault.good), fault.device, 60 * fault.minutes)
-        it.run()
-    except ConformanceError as e:
-        return Answer(fault, seconds=clock() - begun, error=str(e))
-    found = [f for f in it.found if f.state is State.NEW]
-    return Answer(fault, found, clock() - begun, after=any(it.fails_on_base(f) for f in found[:1]))
+    faults: Sequence[Fault],
+    release: Callable[[str, str, str, float], Release],
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Answer]:
+    """An answer for each fault; those of the same two builds and device share one run, in the longest of their times.
+    `release` gets both builds, the device and the seconds.
+    """
+    pairs: dict[tuple[str, str, str], list[Fault]] = {}
+    for f in faults:
+        pairs.setdefault((f.build(f.bad), f.build(f.good), f.device), []).append(f)
+    for pair, own in pairs.items():
+        begun = clock()
+        try:
+            it = release(*pair, 60 * max(f.minutes for f in own))
+            it.run()
+        except ConformanceError as e:
+            yield from (Answer(f, seconds=clock() - begun, error=str(e)) for f in own)
+            continue
+        found = [f for f in it.found if f.state is State.NEW]
+        after = any(it.fails_on_base(f) for f in found[:1])
+        yield from (Answer(f, found, clock() - begun, after) for f in own)

@@ -21,7 +21,7 @@ from conformance.run.learn.plain import plain
 from conformance.run.runner import Runner
 from conformance.suite.family import LEVELS, Level
 
-from .target import BESIDE, CPU, RPC, Target
+from .target import BESIDE, CPU, RPC, LeftOut, Target
 
 LEARNING = 1 / 3
 """Of the time, at most."""
@@ -43,9 +43,11 @@ class Cards:
     progress: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
 
-    def give(self, targets: Sequence[Target], build: Build, base: Build | None, seconds: float) -> Iterator[Target]:
+    def give(
+        self, targets: Sequence[Target], build: Build, base: Build | None, seconds: float
+    ) -> Iterator[Target | LeftOut]:
         """Each target; one of a device that declares nothing with a card, or, where the time did not do to learn all
-        of it, not at all: the next run goes on there. The base's card is taken where there is a base, so that a device
+        of it, left out: the next run goes on there. The base's card is taken where there is a base, so that a device
         that became less exact fails.
         """
         silent = {d.name for d in build.devices if d.type not in (CPU, *BESIDE)}
@@ -60,7 +62,7 @@ class Cards:
             share = (end - self.clock()) / (len(wanted) - wanted.index(target))
             path, done = self._card(of, spec, keys, share)
             if not done:
-                self.progress(f"{target.name}: left out: its card is not finished; the next run goes on with {path}")
+                yield LeftOut(target.name, f"its card is not finished; the next run goes on with {path}")
                 continue
             yield replace(
                 target,

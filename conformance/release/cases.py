@@ -19,6 +19,13 @@ from conformance.suite.batch import groups
 from .target import Target
 from .work import fails
 
+LOCATING = 0.5
+"""Of the time to find causes, to find the first wrong node of each failure."""
+FIRST = 8
+"""Cases of the first group; a fast one is followed by one twice as large."""
+SLOW = 5.0
+"""Seconds from which a group of cases is made smaller, so that the time is kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cases:
@@ -43,10 +50,9 @@ class Cases:
         runner = Runner(isolation=replace(self.isolation, isolate=True))
         try:
             for r in failures:
-                r.place = None if r.verdict is Verdict.FAIL else _only_node(runner.case(r.case))
-                if r.place is not None:
-                    continue
-                if self.clock() >= end:
+                if r.place is None and r.verdict is not Verdict.FAIL:
+                    r.place = _only_node(runner.case(r.case))
+                if r.place is not None or self.clock() >= end:
                     continue
                 (again,) = runner.run(Spec.parse(r.backend), [runner.case(r.case)])
                 if again.verdict is r.verdict:
@@ -62,23 +68,6 @@ class Cases:
             return result
         finally:
             runner.close()
-
-
-def _only_node(case: Case) -> dict[str, JSON] | None:
-    """The place of the node that computes, where a case has but one."""
-    nodes = [(k, i, n) for k, s in enumerate(case.steps) for i, n in enumerate(s.graph) if computes(n)]
-    if len(nodes) != 1:
-        return None
-    ((k, i, node),) = nodes
-    return {"step": k, "node": i, "op": node.op, "name": node.name}
-
-
-LOCATING = 0.5
-"""Of the time to find causes, to find the first wrong node of each failure."""
-FIRST = 8
-"""Cases of the first group; a fast one is followed by one twice as large."""
-SLOW = 5.0
-"""Seconds from which a group of cases is made smaller, so that the time is kept."""
 
 
 @dataclass(slots=True)
@@ -104,3 +93,12 @@ class Sweep:
             del self.left[: len(group)]
             slow = clock() - begun > SLOW
             size = max(1, len(group) // 4) if slow else min(full, 2 * size)
+
+
+def _only_node(case: Case) -> dict[str, JSON] | None:
+    """The place of the node that computes, where a case has but one."""
+    nodes = [(k, i, n) for k, s in enumerate(case.steps) for i, n in enumerate(s.graph) if computes(n)]
+    if len(nodes) != 1:
+        return None
+    ((k, i, node),) = nodes
+    return {"step": k, "node": i, "op": node.op, "name": node.name}

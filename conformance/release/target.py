@@ -50,6 +50,14 @@ class Target:
         return (self.build,) if self.base is None else (self.build, self.base)
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A target on which nothing can run yet."""
+
+    name: str
+    why: str
+
+
 KINDS = ("BLAS", "RPC", "Vulkan", "OpenCL", "OPENVINO", "CUDA", "ROCm", "SYCL", "MTL", "CANN")
 """How the names of devices begin that a build may have."""
 

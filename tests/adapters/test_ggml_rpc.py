@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from backends.ggml import GgmlBackend
-from backends.ggml.rpc import PROGRAMS, Server
+from backends.ggml.rpc import Server
 from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.ggml.lib.library import RPC_SERVERS
 
 LISTENS = """
 import socket, sys, time
@@ -29,7 +30,7 @@ sys.exit(1)
 
 
 def _program(folder: Path, text: str) -> Path:
-    path = folder / PROGRAMS[0]
+    path = folder / RPC_SERVERS[0]
     path.write_text(f"#!{sys.executable}\n{text}")
     path.chmod(0o755)
     return folder

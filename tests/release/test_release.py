@@ -21,7 +21,7 @@ from conformance.release.cases import Cases, Sweep
 from conformance.release.causes import Causes, Found, State
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
-from conformance.release.target import KERNELS, Target, targets
+from conformance.release.target import KERNELS, LeftOut, Target, targets
 from conformance.release.work import difference, fails
 from conformance.release.zoo import Models
 from conformance.run.isolation.isolate import DEFAULT
@@ -208,6 +208,13 @@ def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) ->
     assert [c["id"] for c in load(paths[0])["causes"]] == release.ids(State.NEW) == ["ADD"]
 
 
+def test_a_target_without_a_card_did_not_run() -> None:
+    """The record names it and says why: nobody takes it for tested."""
+    release = Release(_build(), None, [CPU], [], 1.0, DEFAULT, left_out=[LeftOut("Vulkan0", "no card yet")])
+    row = {"device": "Vulkan0", "what": "all", "cases": 0, "why": "no card yet"}
+    assert row in release.not_run()
+
+
 @given(st.integers(2, 40), st.data())
 def test_bisecting_finds_the_first_build_that_has_it(n: int, data: st.DataObject) -> None:
     """In as many runs as halving takes, wherever it begins."""
@@ -263,23 +270,29 @@ def test_a_wrong_file_of_faults_is_refused(row: Mapping[str, object], message: s
 
 
 def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> None:
-    """The answer has the cause, and whether it is gone; a build that is not there is no miss, but said."""
+    """The answer has the cause, and whether it is gone; a build that is not there is no miss, but said. Faults of the
+    same two builds share one run.
+    """
     path = tmp_path / "past.toml"
     path.write_text(_toml(FAULT))
     (fault,) = backtest.read(path)
     kind = Fixed({NEW: frozenset({"ADD-1"})})
+    pairs: list[tuple[str, str, str, float]] = []
 
     @dataclass
     class Known(Sweep):
         kind: Fixed  # type: ignore[assignment]  # a stand-in
 
     def prepare(bad: str, good: str, device: str, seconds: float) -> Release:
-        assert (bad, good, device, seconds) == ("pypi:a==1", "pypi:a==2", "CPU", 300.0)
+        pairs.append((bad, good, device, seconds))
         sweep = Known(CPU, "ops", kind, [])
         sweep.results = {NEW: _results(NEW, {"ADD-1": Verdict.FAIL}), OLD: _results(OLD, {"ADD-1": Verdict.PASS})}
         return Release(_build(), _build("old"), [CPU], [sweep], 1.0, DEFAULT)
 
-    answer = backtest.attempt(fault, prepare).to_json()
+    kin = replace(fault, link="https://x.y/2", minutes=1.0)
+    answer, other = (a.to_json() for a in backtest.attempt([fault, kin], prepare))
+    assert other == {**answer, "link": kin.link}
+    assert pairs == [("pypi:a==1", "pypi:a==2", "CPU", 300.0)]
     assert (answer["seen_before"], answer["seen_after"]) == (True, False)
     assert isinstance(answer["cause"], dict)
     assert answer["cause"]["id"] == "ADD"
@@ -287,7 +300,7 @@ def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> No
     def absent(*_: object) -> Release:
         raise UsageError("pypi:a==1: no such version")
 
-    lost = backtest.attempt(fault, absent)
+    (lost,) = backtest.attempt([fault], absent)
     assert "not tried: pypi:a==1: no such version" in lost.sentence()
     assert not lost.to_json()["seen_before"]
 

@@ -25,9 +25,9 @@ from conformance.release.backtest import Answer
 from conformance.release.cards import LEARNING, Cards, folder
 from conformance.release.cases import Cases
 from conformance.release.causes import Found
-from conformance.release.record import load, results, write
+from conformance.release.record import RECORD, load, results, write
 from conformance.release.release import Release, plan
-from conformance.release.target import Target, targets
+from conformance.release.target import LeftOut, Target, targets
 from conformance.release.work import Kind
 from conformance.release.zoo import Models
 from conformance.report.progress import Progress, since
@@ -37,7 +37,6 @@ from conformance.run.session.environment import header
 from conformance.suite.family import LEVELS, Level
 
 FAILED, NOTHING, INTERRUPTED = 1, 3, 130
-RECORD = "release.json"
 PATIENCE = 1 / 20
 """Of the time: more than that no request may take, or a few that hang would use it up."""
 LEAST = 20.0
@@ -125,11 +124,13 @@ def _release(
     isolation = replace(isolation, isolate=True, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
     begun = time.monotonic()
     cards = Cards(folder(), isolation, progress=say)
-    chosen = list(cards.give(targets(build, base, devices), build, base, seconds * LEARNING))
+    given = list(cards.give(targets(build, base, devices), build, base, seconds * LEARNING))
+    chosen = [t for t in given if isinstance(t, Target)]
+    left_out = [t for t in given if isinstance(t, LeftOut)]
     seconds -= time.monotonic() - begun
     drives = with_zoo and build.llama and (base is None or base.llama)
     work = plan(chosen, level, Cases(isolation, say), Models(device) if drives else None)
-    return Release(build, base, chosen, work, seconds, isolation, say)
+    return Release(build, base, chosen, work, seconds, isolation, say, left_out=left_out)
 
 
 def _show(it: Release) -> None:
@@ -226,9 +227,9 @@ def backtest(
 
     answers: list[Answer] = []
     try:
-        for fault in faults:
-            answers.append(past.attempt(fault, prepare))
-            line(answers[-1].sentence())
+        for answer in past.attempt(faults, prepare):
+            answers.append(answer)
+            line(answer.sentence())
     except KeyboardInterrupt:
         line("interrupted; what was tried is recorded", err=True)
     tried = [a for a in answers if not a.error]

@@ -54,6 +54,9 @@ _NAMES = (
 )  # fmt: skip
 """What a library is called, the likeliest first."""
 
+RPC_SERVERS = ("ggml-rpc-server", "rpc-server")
+"""Programs that serve devices by RPC: today's name, and the one before 2026."""
+
 _VARIANT = "ggml-cpu-"
 """What the name of a CPU library begins with, of a build that has several."""
 _REPAIRED = re.compile(r"libggml-(?!base-|cpu-)\w+-[0-9a-f]{8}\.so.*")
@@ -523,6 +526,11 @@ def part(folder: Path, stem: str) -> Path | None:
         for path in sorted(p for p in folder.iterdir() if legal.fullmatch(p.name)):
             return path
     return None
+
+
+def rpc_server(folder: Path) -> Path | None:
+    """The program of a build that serves its devices by RPC; None where there is none."""
+    return next(filter(Path.is_file, (folder / name for name in RPC_SERVERS)), None)
 
 
 def _load(path: Path, parts: Sequence[str]) -> Iterator[ctypes.CDLL]:
