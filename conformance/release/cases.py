@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
 from conformance.causes.analyse import analyse
 from conformance.causes.cause import Cause
+from conformance.ggml.errors import ConformanceError
 from conformance.ggml.tensor import computes
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
+from conformance.suite import ops
 from conformance.suite.batch import groups
 
 from .target import Target
@@ -23,8 +28,12 @@ LOCATING = 0.5
 """Of the time to find causes, to find the first wrong node of each failure."""
 FIRST = 8
 """Cases of the first group; a fast one is followed by one twice as large."""
+MOST = 32
+"""Cases of a group: of each that dies or hangs, all of its group run again by themselves."""
 SLOW = 5.0
 """Seconds from which a group of cases is made smaller, so that the time is kept."""
+QUICK = 6.0
+"""Seconds that a request may take on a CPU, whose kernels need no compiler; causes are confirmed with more patience."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +89,50 @@ class Sweep:
     left: list[str]
     """Ids that did not run yet, in order."""
     results: dict[Spec, list[Result]] = field(default_factory=dict)
+    hung: dict[str, list[str]] = field(default_factory=dict)
+    """Op that did not return -> ids of its other cases, which do not run: the time is for other ops."""
 
     def run(self, runner: Runner, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Run what is left, for so long; the group of cases that is under way then is brought to its end."""
-        end = clock() + seconds
-        full, size = max(runner.batch_size(s) for s in self.target.specs), FIRST
+        for spec in self.target.specs:
+            with suppress(ConformanceError):  # it is the result of each case
+                runner.backend(spec)  # opened, it takes the limit
+        with runner.within(QUICK) if self.target.on_cpu else nullcontext():
+            self._run(runner, clock() + seconds, clock)
+
+    def _run(self, runner: Runner, end: float, clock: Callable[[], float]) -> None:
+        full, size = min(MOST, *(runner.batch_size(s) for s in self.target.specs)), FIRST
         while self.left and clock() < end:
             begun = clock()
             group = next(groups([runner.case(i) for i in self.left[:size]]))
             for spec in self.target.specs:
                 self.results.setdefault(spec, []).extend(runner.run(spec, group))
             del self.left[: len(group)]
+            ran = (r for spec in self.target.specs for r in self.results[spec][-len(group) :])
+            hung = (_subject(r.case) for r in ran if r.verdict is Verdict.TIMEOUT)
+            self._put_off({s for s in hung if s.startswith(ops.NAME)})
             slow = clock() - begun > SLOW
             size = max(1, len(group) // 4) if slow else min(full, 2 * size)
+
+    def _put_off(self, hung: AbstractSet[str]) -> None:
+        for subject in hung:
+            self.hung.setdefault(subject, []).extend(i for i in self.left if _subject(i) == subject)
+        self.left = [i for i in self.left if _subject(i) not in hung]
+
+
+def spread(ids: Sequence[str]) -> list[str]:
+    """The first case of each op or family, then the second of each: however short the time is, each has its share."""
+    turns = Counter[str]()
+    turn: dict[str, int] = {}
+    for i in ids:
+        turn[i] = turns[_subject(i)]
+        turns[_subject(i)] += 1
+    return sorted(ids, key=turn.__getitem__)
+
+
+def _subject(case_id: str) -> str:
+    """The op of a case, or the model of a trajectory."""
+    return case_id.partition("-")[0]
 
 
 def _only_node(case: Case) -> dict[str, JSON] | None:

@@ -17,7 +17,7 @@ from conformance.run.session.select import case_ids
 from conformance.suite import FAMILIES, ops
 from conformance.suite.family import LEVELS, Level
 
-from .cases import Cases, Sweep
+from .cases import Cases, Sweep, spread
 from .causes import Causes, Found, State
 from .target import MODELS, OPS, TRAJECTORIES, LeftOut, Target, absent
 from .work import Kind, Work, difference, fails
@@ -38,7 +38,7 @@ def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models |
         for name, families in ((OPS, [ops.NAME]), (TRAJECTORIES, rest)):
             ids = [i for i in case_ids(families, (), each) if i not in before]
             before.update(ids)
-            work += [Sweep(t, f"{name} at {each}", cases, list(ids)) for t in targets if name in t.runs]
+            work += [Sweep(t, f"{name} at {each}", cases, spread(ids)) for t in targets if name in t.runs]
         if each == LEVELS[0] and models is not None:
             work += [Zoo(t, models) for t in targets if MODELS in t.runs]
     return work
@@ -143,6 +143,12 @@ class Release:
             {"device": w.target.name, "what": w.stage, "cases": len(w.left), "why": "the time was used"}
             for w in self.work
             if w.left
+        ]
+        late += [
+            {"device": w.target.name, "what": f"{w.stage}: {what}", "cases": len(ids), "why": "it hangs in others"}
+            for w in self.work
+            for what, ids in w.hung.items()
+            if ids
         ]
         late += [{"device": t.name, "what": "all", "cases": 0, "why": t.why} for t in self.left_out]
         late.append({"device": ", ".join(absent(self.build)), "what": "all", "cases": 0, "why": "no such device here"})

@@ -45,6 +45,11 @@ class Target:
     """Whether a CPU computes for the device, by a driver that may be at fault itself."""
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether kernels of the CPU compute, in this process."""
+        return self.name.partition(" ")[0] == CPU
+
+    @property
     def specs(self) -> Sequence[Spec]:
         """The build's, and the base's."""
         return (self.build,) if self.base is None else (self.build, self.base)

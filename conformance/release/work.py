@@ -31,6 +31,8 @@ class Work(Protocol):
     left: list[str]
     """What did not run yet."""
     results: dict[Spec, list[Result]]
+    hung: dict[str, list[str]]
+    """What did not return -> what of it does not run for that."""
 
     @property
     def stage(self) -> str:

@@ -71,6 +71,7 @@ class Zoo:
     left: list[str] = field(default_factory=lambda: list(runnable()))
     """Architectures that did not run yet, in order."""
     results: dict[Spec, list[Result]] = field(default_factory=dict)
+    hung: dict[str, list[str]] = field(default_factory=dict)
     stage: ClassVar[str] = STAGE
 
     @property

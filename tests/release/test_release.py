@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf
+from conformance.case.case import Case
 from conformance.causes.cause import Cause
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.release import backtest
 from conformance.release.bisect import bisect, on
-from conformance.release.cases import Cases, Sweep
+from conformance.release.cases import FIRST, Cases, Sweep, spread
 from conformance.release.causes import Causes, Found, State
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
@@ -25,6 +27,7 @@ from conformance.release.target import KERNELS, LeftOut, Target, targets
 from conformance.release.work import difference, fails
 from conformance.release.zoo import Models
 from conformance.run.isolation.isolate import DEFAULT
+from conformance.run.runner import Runner
 
 NEW, OLD = Spec("ggml", (("lib", "/new"),)), Spec("ggml", (("lib", "/old"),))
 CPU = Target("CPU", NEW, OLD)
@@ -164,6 +167,41 @@ def test_every_case_of_a_level_is_planned_once() -> None:
     assert [w.stage for w in plan([kernels], "smoke", cases, None)] == ["ops at smoke"]
     with_models = plan([CPU], "smoke", cases, Models(lambda _: pytest.fail("nothing runs yet")))
     assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "zoo"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 99)), unique=True))
+def test_each_op_has_its_share_however_short_the_time(drawn: list[tuple[str, int]]) -> None:
+    """Whatever part of the order runs, no op has two cases more than another that has any left."""
+    ids = [f"ops/{op}-x={i}@1" for op, i in drawn]
+    order = spread(ids)
+    assert sorted(order) == sorted(ids)
+    for n in range(len(order)):
+        ran, left = (Counter(i.partition("-")[0] for i in part) for part in (order[:n], order[n:]))
+        assert all(ran[op] >= max(ran.values(), default=0) - 1 for op in left)
+
+
+class Hangs(Runner):
+    """Each case of SQR hangs."""
+
+    def run(self, spec: Spec, cases: Sequence[Case]) -> list[Result]:
+        """Nothing else is wrong."""
+        return [
+            Result(c.id, str(spec), Verdict.TIMEOUT if "/SQR-" in c.id else Verdict.PASS) for c in cases
+        ]  # fmt: skip
+
+
+def test_an_op_that_hangs_takes_no_more_time() -> None:
+    """Its other cases do not run, and the record says which and why; other ops run all the same."""
+    ids = [f"ops/{op}-f32-ne={n}x5@1" for n in range(10, 40) for op in ("SQR", "SQRT")]
+    target = Target("CPU", Spec("cpu"), None)
+    sweep = Sweep(target, "ops", Cases(DEFAULT), spread(ids))
+    sweep.run(Hangs(), 60.0)
+    ran = Counter(r.verdict for r in sweep.results[target.build])
+    assert (ran[Verdict.PASS], sweep.left) == (30, [])
+    assert ran[Verdict.TIMEOUT] + len(sweep.hung["ops/SQR"]) == 30
+    assert ran[Verdict.TIMEOUT] <= FIRST
+    row = Release(_build(), None, [target], [sweep], 1.0, DEFAULT).not_run()[0]
+    assert (row["what"], row["why"]) == ("ops: ops/SQR", "it hangs in others")
 
 
 def _clock(step: float) -> Iterator[float]:
