@@ -19,7 +19,7 @@ from conformance.suite.family import LEVELS, Level
 
 from .cases import Cases, Sweep, spread
 from .causes import Causes, Found, State
-from .target import MODELS, OPS, TRAJECTORIES, LeftOut, Target, absent
+from .target import MODELS, OPS, TRAJECTORIES, Target, absent
 from .work import Kind, Work, difference, fails
 from .zoo import Models, Zoo
 
@@ -56,7 +56,6 @@ class Release:
     isolation: Isolation
     progress: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
-    left_out: Sequence[LeftOut] = ()
     found: list[Found] = field(default_factory=list)
 
     def run(self) -> None:
@@ -150,7 +149,6 @@ class Release:
             for what, ids in w.hung.items()
             if ids
         ]
-        late += [{"device": t.name, "what": "all", "cases": 0, "why": t.why} for t in self.left_out]
         late.append({"device": ", ".join(absent(self.build)), "what": "all", "cases": 0, "why": "no such device here"})
         return late + [
             {"device": "", "what": text, "cases": 0, "why": "the build lacks it"} for text in self.build.left_out
@@ -188,6 +186,7 @@ class Release:
             "backend": str(target.build),
             "base": None if target.base is None else str(target.base),
             "software": target.software,
+            "note": target.note,
             "totals": Totals.of(build).to_json(),
             "dropped": list(difference(build, base).dropped),
         }

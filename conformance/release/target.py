@@ -43,6 +43,8 @@ class Target:
     """What tells something on it: single ops, trajectories, whole models."""
     software: bool = False
     """Whether a CPU computes for the device, by a driver that may be at fault itself."""
+    note: str = ""
+    """By what it is judged, where it is by less than a finished card."""
 
     @property
     def on_cpu(self) -> bool:
@@ -53,14 +55,6 @@ class Target:
     def specs(self) -> Sequence[Spec]:
         """The build's, and the base's."""
         return (self.build,) if self.base is None else (self.build, self.base)
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A target on which nothing can run yet."""
-
-    name: str
-    why: str
 
 
 KINDS = ("BLAS", "RPC", "Vulkan", "OpenCL", "OPENVINO", "CUDA", "ROCm", "SYCL", "MTL", "CANN")

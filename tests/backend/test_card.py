@@ -15,7 +15,7 @@ from conformance.backend.interface import DeviceInfo, describe
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.cli import main
-from conformance.ggml.arithmetic import EXACT, ROUNDINGS, key_of
+from conformance.ggml.arithmetic import EXACT, ROUNDINGS, key_of, limit_of
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.library import WHEEL
 from conformance.ggml.ops.build import Builder
@@ -46,6 +46,18 @@ def _product(tokens: int, k: int = 64) -> Tensor:
 def test_a_card_is_its_file() -> None:
     """Written and read, it is the same."""
     assert parse(CARD.to_toml(), "card.toml") == CARD
+    begun = replace(CARD, entries={}, others=True)
+    assert parse(begun.to_toml(), "card.toml") == begun
+
+
+def test_what_is_not_measured_is_exact_or_has_upstreams_limit() -> None:
+    """As the card says; what is measured is judged by its entry either way."""
+    known, unknown = _product(9), _product(1)
+    strict, loose = (replace(CARD, others=o).arithmetic("card") for o in (False, True))
+    assert (strict.bound(unknown), loose.bound(unknown)) == (0.0, limit_of("MUL_MAT"))
+    assert strict.bound(known) == loose.bound(known) == CARD.entries["MUL_MAT-q4_0+f32@9"].bound
+    assert loose.at(known) == strict.at(known) != loose.at(unknown) == EXACT
+    assert replace(CARD, entries={}, others=True).arithmetic("card").bound(known) == limit_of("MUL_MAT")
 
 
 @pytest.mark.parametrize(
@@ -55,6 +67,7 @@ def test_a_card_is_its_file() -> None:
         ("residual = 1e-09", "residual = nan", ["residual", "nan"]),
         ("residual = 1e-09", "residual = true", ["residual", "True"]),
         ('"operands f16, sums f16x2"', '"none"', ["rounding", "operands bf16", "'none'"]),
+        ("others = false", "others = 1", ["card.toml: others", "true or false"]),
         ("terms = 512", "terms = 0", ["terms", "a whole number from 1"]),
         ("bound = 0.0", "bound = 1.0", ["bound", "0 beside a finding"]),
         ("blind = ", "blinded = ", ["blinded", "is unknown"]),

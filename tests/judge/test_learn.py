@@ -15,7 +15,7 @@ from conformance.backend.interface import DeviceInfo
 from conformance.backend.kernel import Kernel, KernelBackend, Raw, Sources
 from conformance.backend.registry import Spec
 from conformance.ggml import quants
-from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.arithmetic import Arithmetic, limit_of
 from conformance.ggml.tensor import Tensor
 from conformance.judge.verdict import Verdict
 from conformance.run import learn
@@ -218,7 +218,7 @@ def test_a_fault_in_plain_cases_is_a_finding(oracle: Oracle, fault: str) -> None
 def test_a_bound_says_what_it_hides(oracle: Oracle) -> None:
     """Where the residual is large the card says that a wrong scale would pass, else that none does."""
     _, found = entry(oracle, "loose", "q4_0")
-    assert 0 < found.bound <= learn.limit_of(KEY)
+    assert 0 < found.bound <= limit_of("MUL_MAT")
     wide = card.Entry("exact", 5e-5, 4e-4, 2048)
     case = with_seed("ops", "MUL_MAT-q4_0+f32-a=2048x33x2,b=2048x17x2")
     measured = [measure(Device(), oracle, build(case))]

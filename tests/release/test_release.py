@@ -23,7 +23,7 @@ from conformance.release.cases import FIRST, Cases, Sweep, spread
 from conformance.release.causes import Causes, Found, State
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
-from conformance.release.target import KERNELS, LeftOut, Target, targets
+from conformance.release.target import KERNELS, Target, targets
 from conformance.release.work import difference, fails
 from conformance.release.zoo import Models
 from conformance.run.isolation.isolate import DEFAULT
@@ -244,13 +244,6 @@ def test_the_page_of_a_release_shows_each_cause_and_its_state(tmp_path: Path) ->
     assert [p.name for p in paths] == ["release.json", "run.json", "index.html", "summary.md"]
     assert "new: ADD is wrong" in (tmp_path / "summary.md").read_text()
     assert [c["id"] for c in load(paths[0])["causes"]] == release.ids(State.NEW) == ["ADD"]
-
-
-def test_a_target_without_a_card_did_not_run() -> None:
-    """The record names it and says why: nobody takes it for tested."""
-    release = Release(_build(), None, [CPU], [], 1.0, DEFAULT, left_out=[LeftOut("Vulkan0", "no card yet")])
-    row = {"device": "Vulkan0", "what": "all", "cases": 0, "why": "no card yet"}
-    assert row in release.not_run()
 
 
 @given(st.integers(2, 40), st.data())

@@ -27,7 +27,7 @@ from conformance.release.cases import Cases
 from conformance.release.causes import Found
 from conformance.release.record import RECORD, load, results, write
 from conformance.release.release import Release, plan
-from conformance.release.target import LeftOut, Target, targets
+from conformance.release.target import Target, targets
 from conformance.release.work import Kind
 from conformance.release.zoo import Models
 from conformance.report.progress import Progress, since
@@ -124,13 +124,11 @@ def _release(
     isolation = replace(isolation, isolate=True, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
     begun = time.monotonic()
     cards = Cards(folder(), isolation, progress=say)
-    given = list(cards.give(targets(build, base, devices), build, base, seconds * LEARNING))
-    chosen = [t for t in given if isinstance(t, Target)]
-    left_out = [t for t in given if isinstance(t, LeftOut)]
+    chosen = list(cards.give(targets(build, base, devices), build, base, seconds * LEARNING))
     seconds -= time.monotonic() - begun
     drives = with_zoo and build.llama and (base is None or base.llama)
     work = plan(chosen, level, Cases(isolation, say), Models(device) if drives else None)
-    return Release(build, base, chosen, work, seconds, isolation, say, left_out=left_out)
+    return Release(build, base, chosen, work, seconds, isolation, say)
 
 
 def _show(it: Release) -> None:
@@ -153,7 +151,8 @@ def _show(it: Release) -> None:
 
 
 def _note(it: Release, target: Target) -> str:
-    notes = ("a software driver" if target.software else "", "" if target.base or not it.base else "not in the base")
+    alone = "" if target.base or not it.base else "not in the base"
+    notes = ("a software driver" if target.software else "", alone, target.note)
     return ", ".join(filter(None, notes))
 
 

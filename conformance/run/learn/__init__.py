@@ -17,7 +17,7 @@ from conformance import __version__
 from conformance.backend.card import Card, Entry
 from conformance.backend.interface import Backend
 from conformance.case.case import Case
-from conformance.ggml.arithmetic import EXACT, ROUNDINGS
+from conformance.ggml.arithmetic import EXACT, ROUNDINGS, limit_of
 from conformance.ggml.errors import BackendCrashError, BackendTimeoutError, ConformanceError
 from conformance.ggml.tensor import nelements
 from conformance.judge.budget import PEAK, budget_of
@@ -29,13 +29,6 @@ from .measure import WEIGHTS, Measured, blind, measure
 
 SAFETY = 8.0
 """What a card allows, relative to the worst residual measured."""
-LIMIT = 1e-7
-LIMITS = {
-    **dict.fromkeys(("MUL_MAT", "MUL_MAT_ID", "OUT_PROD", "FLASH_ATTN_EXT", "CPY", "SET_ROWS"), 5e-4),
-    **dict.fromkeys(("SOFT_MAX", "LIGHTNING_INDEXER"), 1e-6),
-    "SSM_SCAN": 2e-7,
-}
-"""`max_nmse_err` of upstream's test-backend-ops, where it is another than its default `LIMIT`."""
 _ALIKE = 1.5
 """A plainer rounding is taken whose residual is at most so many times the least one."""
 _OUTLIER = 32.0
@@ -80,11 +73,11 @@ def _entry(backend: Backend, oracle: Oracle, key: str, cases: Sequence[Case]) ->
     worst = max(d.nmse for d in distances)
     terms = max(m.terms for m in measured)
     entry = Entry(name, worst if math.isfinite(worst) else 0.0, terms=terms, cases=tuple(m.case.id for m in measured))
-    finding = "" if _fits(measured, name) else _fault(measured, name, limit_of(key))
+    finding = "" if _fits(measured, name) else _fault(measured, name, limit_of(_op(key)))
     need = 0.0 if _fits(measured, name) else SAFETY * max(max(d.nmse, (d.element / PEAK) ** 2) for d in distances)
     if ROUNDINGS[name].mul_mat:  # a scale computed otherwise in its last bit moves values that lie between two steps
         need = max(need, max(m.distances[EXACT.name].nmse for m in measured) / _FLIPS)
-    entry = replace(entry, bound=0.0 if finding else min(need, limit_of(key)), finding=finding)
+    entry = replace(entry, bound=0.0 if finding else min(need, limit_of(_op(key))), finding=finding)
     return replace(entry, blind=blind(oracle, measured, key, entry))
 
 
@@ -96,9 +89,9 @@ def _measured(backend: Backend, oracle: Oracle, case: Case) -> Measured:
         return measure(backend, oracle, case)
 
 
-def limit_of(key: str) -> float:
-    """NMSE that upstream's own test of the op allows."""
-    return LIMITS.get(key.partition("-")[0], LIMIT)
+def _op(key: str) -> str:
+    """The op of a key, as `GLU.SWIGLU-f16+f16`."""
+    return key.partition("-")[0].partition(".")[0]
 
 
 def _fits(measured: Sequence[Measured], name: str) -> bool:
