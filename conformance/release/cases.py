@@ -54,14 +54,17 @@ class Cases:
     def _locate(self, failures: Sequence[Result], end: float) -> None:
         """Run failures again, each alone, and take over where they begin; a sweep only asks whether a case fails.
 
-        What ends with an error in a case of one node begins there, and need not run.
+        What ends with an error in a case of one node begins there, and need not run; nor need wrong numbers once the
+        time is over.
         """
         runner = Runner(isolation=replace(self.isolation, isolate=True))
         try:
-            for r in failures:
-                if r.place is None and r.verdict is not Verdict.FAIL:
+            turns = {i: n for n, i in enumerate(spread(list(dict.fromkeys(r.case for r in failures))))}
+            for r in sorted(failures, key=lambda r: turns[r.case]):
+                late = self.clock() >= end
+                if r.place is None and (late or r.verdict is not Verdict.FAIL):
                     r.place = _only_node(runner.case(r.case))
-                if r.place is not None or self.clock() >= end:
+                if r.place is not None or late:
                     continue
                 (again,) = runner.run(Spec.parse(r.backend), [runner.case(r.case)])
                 if again.verdict is r.verdict:

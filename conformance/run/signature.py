@@ -57,14 +57,12 @@ def signature_of(result: Result) -> Signature | None:
     """The signature of a failure; None where `result` is no failure."""
     if result.verdict not in FAILURES:
         return None
-    first = result.first_divergence
+    first, place = result.first_divergence, result.place or {}
+    op = place.get("op", "") if place.get("alone", True) else ""
     if result.verdict is not Verdict.FAIL:
-        place = result.place or {}
-        return Signature(
-            result.verdict, place.get("op", "") if place.get("alone", True) else "", innermost(result.detail)
-        )
+        return Signature(result.verdict, op, innermost(result.detail))
     if first is None:  # every node and the free run are right; a step from the backend's own caches is not
-        return Signature(Verdict.FAIL, kind="state")
+        return Signature(Verdict.FAIL, op, NODE if op else "state")
     broken = first["found"] is None or first["found"] != first["found"] or abs(first["found"]) == float("inf")
     kind = str(first.get("kind", NODE)) + (", not finite" if broken else "")
     return Signature(Verdict.FAIL, first["op"] if first.get("kind", NODE) == NODE else "", kind)

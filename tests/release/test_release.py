@@ -345,6 +345,13 @@ def test_an_error_in_a_case_of_one_node_is_that_nodes() -> None:
     assert (cause.op, cause.verdict) == ("SQR", Verdict.CRASH)
 
 
+def test_wrong_numbers_of_one_node_are_that_nodes_however_late() -> None:
+    """Once the time is over nothing runs again, and the cause names the op all the same."""
+    wrong = Result("ops/SQR-f32-ne=10x5@1", "cpu", Verdict.FAIL, detail="wrong")
+    (cause,) = Cases(DEFAULT, clock=_clock(1.0).__next__).find([wrong], 0.5)
+    assert (cause.op, cause.verdict) == ("SQR", Verdict.FAIL)
+
+
 def test_whole_models_that_fail_alike_are_one_cause() -> None:
     """Errors by their innermost message without numbers, wrong logits together; what passes has none."""
     rows = [
