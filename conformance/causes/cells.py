@@ -68,14 +68,14 @@ def of_audit(backend: str, cells: Sequence[Cell]) -> list[CellCause]:
     """
     found = [c for c in cells if c.finding in FOUND]
     named = [f"{c.case}: {c.name or 'the trajectory'} in {c.buffer}" for c in found]
-    causes, ids = _grouped([(backend, str(c.finding), _audit_message(c)) for c in found], named)
+    causes, ids = _grouped([(backend, str(c.finding), audit_message(c)) for c in found], named)
     for cell, cause_id in zip(found, ids, strict=True):
         cell.cause = cause_id
     return causes
 
 
-def _audit_message(cell: Cell) -> str:
-    """With the type of a weight, or the op_param: these are what an audit varies."""
+def audit_message(cell: Cell) -> str:
+    """What tells a cell's finding from others: with the type of a weight, or the op_param, which an audit varies."""
     what = {"weight": f"{cell.type} in {cell.buffer}", "op_param": cell.name}.get(cell.subject, "")
     return ": ".join(filter(None, (what, cell.fault or innermost(cell.detail))))
 

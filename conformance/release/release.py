@@ -17,6 +17,7 @@ from conformance.run.session.select import case_ids
 from conformance.suite import FAMILIES, ops
 from conformance.suite.family import LEVELS, Level
 
+from .audit import Audit, Audits
 from .cases import Cases, Sweep, spread
 from .causes import Causes, Found, State
 from .target import MODELS, OPS, TRAJECTORIES, Target, absent
@@ -30,7 +31,9 @@ RUNNING = 0.6
 
 
 def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models | None) -> list[Work]:
-    """What runs, in order: single ops, trajectories and whole models on every target, then what higher levels add."""
+    """What runs, in order: single ops, trajectories, audits and whole models on every target, then what higher levels
+    add.
+    """
     rest = [f.name for f in FAMILIES.values() if f.name != ops.NAME and not f.lacks()]
     work: list[Work] = []
     before: set[str] = set()
@@ -39,6 +42,8 @@ def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models |
             ids = [i for i in case_ids(families, (), each) if i not in before]
             before.update(ids)
             work += [Sweep(t, f"{name} at {each}", cases, spread(ids)) for t in targets if name in t.runs]
+        if each == LEVELS[0]:
+            work += [Audit(t, Audits(cases.isolation)) for t in targets if TRAJECTORIES in t.runs]
         if each == LEVELS[0] and models is not None:
             work += [Zoo(t, models) for t in targets if MODELS in t.runs]
     return work

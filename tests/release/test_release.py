@@ -18,6 +18,7 @@ from conformance.causes.cause import Cause
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
 from conformance.release import backtest
+from conformance.release.audit import Audit, Audits
 from conformance.release.bisect import bisect, on
 from conformance.release.cases import FIRST, Cases, Sweep, spread
 from conformance.release.causes import Causes, Found, State
@@ -26,6 +27,8 @@ from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
 from conformance.release.work import difference, fails
 from conformance.release.zoo import Models
+from conformance.run import audit
+from conformance.run.audit import Cell, Finding
 from conformance.run.isolation.isolate import DEFAULT
 from conformance.run.runner import Runner
 
@@ -161,12 +164,12 @@ def test_every_case_of_a_level_is_planned_once() -> None:
     work = plan([CPU], "standard", cases, None)
     ids = [i for w in work for i in w.left]
     assert len(ids) == len(set(ids))
-    assert [w.stage for w in work] == ["ops at smoke", "trajectories at smoke", "ops at standard",
+    assert [w.stage for w in work] == ["ops at smoke", "trajectories at smoke", "audit", "ops at standard",
                                        "trajectories at standard"]  # fmt: skip
     kernels = replace(CPU, name="CPU threads=8", runs=KERNELS)
     assert [w.stage for w in plan([kernels], "smoke", cases, None)] == ["ops at smoke"]
     with_models = plan([CPU], "smoke", cases, Models(lambda _: pytest.fail("nothing runs yet")))
-    assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "zoo"]
+    assert [w.stage for w in with_models] == ["ops at smoke", "trajectories at smoke", "audit", "zoo"]
 
 
 @given(st.lists(st.tuples(st.sampled_from("ABC"), st.integers(0, 99)), unique=True))
@@ -365,3 +368,35 @@ def test_whole_models_that_fail_alike_are_one_cause() -> None:
         (Verdict.FAIL, 2, 2), (Verdict.CRASH, 1, 1),
     ]  # fmt: skip
     assert [r.cause is None for r in rows] == [False, False, False, True]
+
+
+def test_an_audit_is_a_stage_of_a_release() -> None:
+    """Each cell is a case of its own; on the reference each is right, and one can be asked for again by itself."""
+    target, kind = Target("CPU", Spec("cpu"), None), Audits(DEFAULT)
+    stage = Audit(target, kind, [audit.CASES[0]])
+    runner = Runner()
+    try:
+        stage.run(runner, 60.0)
+    finally:
+        runner.close()
+    rows = stage.results[target.build]
+    assert {r.verdict for r in rows} <= {Verdict.PASS, Verdict.UNSUPPORTED}
+    assert (stage.left, kind.find(rows, 1.0)) == ([], [])
+    one = next(r for r in rows if " in " in r.case)
+    assert kind.again(target.build, one.case).verdict is one.verdict
+
+
+def test_cells_that_fail_alike_are_one_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An overclaim of a type in a buffer is one cause, whatever the weight; a refusal of equal work another."""
+    cells = [
+        Cell(audit.CASES[0], "weight", f"blk.{i}.attn_q.weight", "q4_0", [64, 64], "CPU_REPACK", 1, 1, 1, finding, "7")
+        for i, finding in enumerate([Finding.OVERCLAIM, Finding.OVERCLAIM, Finding.UNDERCLAIM, Finding.AGREED])
+    ]
+    monkeypatch.setattr(audit, "audit", lambda *_: iter(cells))
+    kind = Audits(DEFAULT)
+    rows = kind.play(Runner(), Spec("cpu"), audit.CASES[0])
+    over, under = kind.find(rows, 1.0)
+    assert (len(over.cases), over.verdict, over.message) == (2, Verdict.OVERCLAIM, "OVERCLAIM: q4_0 in CPU_REPACK: #")
+    assert (under.cases, under.verdict) == ((rows[2].case,), Verdict.FAIL)
+    assert [r.cause for r in rows] == [over.id, over.id, under.id, None]
+    assert kind.again(Spec("cpu"), rows[0].case).verdict is Verdict.OVERCLAIM

@@ -19,8 +19,10 @@ from conformance.cli.llama import device
 from conformance.cli.options import ExistingFile, File, Folder, isolation, json_option
 from conformance.cli.output import line, table
 from conformance.ggml.errors import UsageError
+from conformance.release import audit
 from conformance.release import backtest as past
 from conformance.release import bisect as halving
+from conformance.release.audit import Audits
 from conformance.release.backtest import Answer
 from conformance.release.cards import LEARNING, Cards, folder
 from conformance.release.cases import Cases
@@ -184,13 +186,19 @@ def bisect(
         raise UsageError(
             f"{path}: no cause {cause}; it has {', '.join(c['id'] for c in load(path)['causes']) or 'none'}"
         )
-    whole = " " in row["smallest"]
-    kind: Kind = Models(device) if whole else Cases(isolation)
+    kind = _kind(row["smallest"], isolation)
     found = halving.bisect(row["smallest"], Spec.parse(row["backend"]), [probe(n) for n in names], kind, _tried)
     line(found.sentence())
     if json_path:
         rows = [{"build": t.build.name, **t.result.to_json()} for t in found.tried]
         write_json(json_path, {**header("bisect"), "cause": cause, "answer": found.sentence(), "tried": rows})
+
+
+def _kind(case_id: str, isolation: Isolation) -> Kind:
+    """What made a case of a release."""
+    if case_id.startswith(audit.PREFIX):
+        return Audits(isolation)
+    return Models(device) if " " in case_id else Cases(isolation)
 
 
 def _tried(tried: halving.Tried) -> None:

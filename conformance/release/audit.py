@@ -1,0 +1,108 @@
+"""The placement audit on the devices of two builds: what each says of weights, buffers and op_params, against runs.
+
+A case is a cell, `audit/DECODER: WEIGHT in BUFFER`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import ClassVar
+
+from conformance.backend.registry import Spec
+from conformance.causes.cause import Cause
+from conformance.causes.cells import audit_message
+from conformance.ggml.errors import ConformanceError
+from conformance.judge.verdict import Result, Verdict
+from conformance.run import audit
+from conformance.run.audit import Cell, Finding
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
+from conformance.run.session.select import build
+
+from .target import Target
+from .work import fails
+
+STAGE = "audit"
+PREFIX = f"{STAGE}/"
+_VERDICTS = {
+    Finding.AGREED: Verdict.PASS,
+    Finding.OVERCLAIM: Verdict.OVERCLAIM,
+    Finding.XFAIL: Verdict.XFAIL,
+    Finding.XPASS: Verdict.XPASS,
+    Finding.UNRUN: Verdict.UNSUPPORTED,
+}
+"""A finding that is not here is wrong, though no number is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audits:
+    """Audits of devices."""
+
+    isolation: Isolation
+
+    def play(self, runner: Runner, spec: Spec, decoder: str) -> list[Result]:
+        """A result for each cell of one decoder; one for all of it where the backend cannot be opened."""
+        try:
+            cells = list(audit.audit(runner, audit.strict(runner, spec), [build(decoder)]))
+        except ConformanceError as e:
+            return [Result(f"{PREFIX}{decoder}", str(spec), Verdict.CRASH, detail=str(e))]
+        return [_result(spec, c) for c in cells]
+
+    def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
+        """A cause for each way in which cells fail: the finding, what was varied, and the innermost message."""
+        groups: dict[tuple[Verdict, str], list[Result]] = defaultdict(list)
+        for r in filter(fails, results):
+            groups[r.verdict, r.detail].append(r)
+        return [_cause(verdict, message, rows) for (verdict, message), rows in groups.items()]
+
+    def again(self, spec: Spec, case_id: str) -> Result:
+        """The cell of a case, from an audit of its decoder in a process of its own."""
+        runner = Runner(isolation=replace(self.isolation, isolate=True))
+        decoder = case_id.removeprefix(PREFIX).partition(": ")[0]
+        try:
+            found = {r.case: r for r in self.play(runner, spec, decoder)}
+        finally:
+            runner.close()
+        gone = Result(case_id, str(spec), Verdict.UNSUPPORTED, detail="the audit has no such cell")
+        return found.get(case_id, found.get(f"{PREFIX}{decoder}", gone))
+
+
+@dataclass(slots=True)
+class Audit:
+    """The decoders on one target."""
+
+    target: Target
+    kind: Audits
+    left: list[str] = field(default_factory=lambda: list(audit.CASES))
+    """Decoders that did not run yet, in order."""
+    results: dict[Spec, list[Result]] = field(default_factory=dict)
+    hung: dict[str, list[str]] = field(default_factory=dict)
+    stage: ClassVar[str] = STAGE
+
+    def run(self, runner: Runner, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Run what is left, for so long; the decoder that is under way then is brought to its end."""
+        end = clock() + seconds
+        while self.left and clock() < end:
+            for spec in self.target.specs:
+                self.results.setdefault(spec, []).extend(self.kind.play(runner, spec, self.left[0]))
+            del self.left[0]
+
+
+def _result(spec: Spec, cell: Cell) -> Result:
+    case = f"{PREFIX}{cell.case}" + (f": {cell.name} in {cell.buffer}" if cell.name else "")
+    verdict = _VERDICTS.get(cell.finding, Verdict.FAIL)
+    known = verdict in (Verdict.PASS, Verdict.UNSUPPORTED)
+    return Result(case, str(spec), verdict, detail="" if known else f"{cell.finding}: {audit_message(cell)}")
+
+
+def _cause(verdict: Verdict, message: str, rows: Sequence[Result]) -> Cause:
+    name = f"audit-{sha256(f'{verdict} {message}'.encode()).hexdigest()[:8]}"
+    for r in rows:
+        r.cause = name
+    cases = tuple(r.case for r in rows)
+    sentence = f"{message} ({len(rows)} cells)"
+    return Cause(name, sentence, rows[0].backend, verdict, "", message, (), cases, rank={"failed": len(rows)})
