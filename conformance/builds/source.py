@@ -68,6 +68,16 @@ def cache() -> Path:
     return (Path(above) if above else Path.home() / ".cache") / "ggml-conformance" / "builds"
 
 
+def downloaded() -> list[str]:
+    """The packages that the cache has, as `locate` takes them."""
+    return sorted(
+        f"{kind}:{folder.name.replace('+', '/')}"
+        for kind in _REGISTRIES
+        if (cache() / kind).is_dir()
+        for folder in (cache() / kind).iterdir()
+    )
+
+
 def _inside(folder: Path, text: str) -> Path:
     """The folder with libggml at or below `folder`, or the library there that has ggml inside.
 

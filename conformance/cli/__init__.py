@@ -54,6 +54,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Command -> the module that has it, under its own name (`_` for `-`), and its line in `conform --help`."""
 
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Test a backend": ("backends", "cases", "run", "repro", "audit"),
+    "Test a build of llama.cpp": ("builds", "release", "bisect", "backtest", "zoo", "learn", "card"),
+    "From failures to bugs": ("causes", "shrink", "show", "splits", "baseline", "findings"),
+    "Every night": ("nightly", "report", "history", "perf", "phases"),
+    "Exchange graphs": ("capture", "import-capture", "layout", "make-model", "test-file"),
+    "Trust the suite": ("golden", "planted", "mutate"),
+    "Write a backend": ("new-adapter",),
+}
+"""Heading of `conform --help` -> its commands, in the order in which one needs them."""
+
 
 class Commands(Group):
     """The commands of `COMMANDS`, imported on use."""
@@ -69,9 +80,12 @@ class Commands(Group):
         module = importlib.import_module(COMMANDS[cmd_name][0], __package__)
         return cast("click.Command", getattr(module, cmd_name.replace("-", "_")))
 
-    def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
-        """From the table: no module is imported for `--help`."""
-        return [(name, COMMANDS[name][1]) for name in self.list_commands(ctx)]
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # as above
+        """The commands by what one wants to do. From the table: no module is imported for `--help`."""
+        width = max(map(len, COMMANDS))
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), COMMANDS[name][1]) for name in names])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

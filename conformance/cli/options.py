@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from conformance.backend import registry
 from conformance.backend.registry import Spec
+from conformance.builds.source import downloaded
 from conformance.ggml.errors import ConformanceError, UnavailableError
 from conformance.process.memory import parse_size
 from conformance.report.runfile import check_writable
@@ -52,6 +54,11 @@ def _backends(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[
 
 def _families(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:
     return [n for n in FAMILIES if n.startswith(begun)]
+
+
+def complete_build(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """For the shell: packages that were downloaded before, then files."""
+    return [*(CompletionItem(n) for n in downloaded() if n.startswith(begun)), CompletionItem(begun, type="file")]
 
 
 def complete_case(_ctx: click.Context, _param: click.Parameter, begun: str) -> list[str]:

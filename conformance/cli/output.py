@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -44,6 +45,16 @@ class Group(click.Group):
             return super().main(*args, **kwargs)
         except OSError as e:
             _fail_at(e)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click has it; a name that is none is followed by those that are like it."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as e:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx))
+            raise click.UsageError(e.message + (f" Is it {' or '.join(near)}?" if near else ""), e.ctx) from None
 
     def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
         """Each command and its first sentence, whole."""

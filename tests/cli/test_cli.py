@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from gguf import GGUFWriter
 
 from conformance.backend.registry import Spec
+from conformance.builds.source import cache
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.cli import main
@@ -203,6 +204,17 @@ def test_a_shell_completes_names(
     monkeypatch.chdir(tmp_path)
     found = [item.value for item in ShellComplete(main, {}, "conform", "_C").get_completions(words, begun)]
     assert set(gives) <= set(found)
+
+
+def test_a_shell_completes_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were downloaded before, by the names by which they were; then files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for folder in ("pypi/a==1.0", "pypi/b==2.0", "npm/@a+b@3.0"):
+        (cache() / folder).mkdir(parents=True)
+    for words in (["builds"], ["release"], ["release", "x", "--base"]):
+        complete = ShellComplete(main, {}, "conform", "_C").get_completions
+        assert [(i.value, i.type) for i in complete(words, "pypi:a")] == [("pypi:a==1.0", "plain"), ("pypi:a", "file")]
+        assert "npm:@a/b@3.0" in [i.value for i in complete(words, "npm:")]
 
 
 @pytest.mark.parametrize(

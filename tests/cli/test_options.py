@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from conformance.cli import COMMANDS, main, options
+from conformance.cli import COMMANDS, GROUPS, main, options
 from conformance.cli.options import PERF, PERF_RUN, RUN, Option
 from conformance.cli.perf import perf_run
 from conformance.cli.run import run
@@ -123,8 +123,14 @@ def test_help_imports_next_to_nothing() -> None:
     )  # fmt: skip
 
 
+def test_each_command_stands_under_one_heading() -> None:
+    """None is left out of the help, or is there twice."""
+    assert sorted(n for names in GROUPS.values() for n in names) == sorted(COMMANDS)
+
+
 def test_an_unknown_command_is_one_line() -> None:
-    """A command that is none is refused by name."""
+    """A command that is none is refused by name, and what it may have meant is said."""
     result = CliRunner().invoke(main, ["nope"])
     assert result.exit_code == 2
     assert "No such command 'nope'" in result.output
+    assert "Is it release?" in CliRunner().invoke(main, ["relase"]).output

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from conformance.builds.build import Build, DeviceOf, probe
-from conformance.cli.options import json_option
+from conformance.cli.options import complete_build, json_option
 from conformance.cli.output import line, table
 from conformance.ggml.errors import UnavailableError
 from conformance.report.runfile import write_json
@@ -17,7 +17,7 @@ from conformance.run.session.environment import header
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="BUILD…")
+@click.argument("names", nargs=-1, required=True, metavar="BUILD…", shell_complete=complete_build)
 @json_option
 def builds(names: Sequence[str], json_path: Path | None) -> None:
     """Say of each BUILD which ggml it is, its devices here, and what it lacks.

@@ -16,7 +16,7 @@ from conformance.backend.registry import Spec
 from conformance.builds.build import Build, probe
 from conformance.case.case import JSON
 from conformance.cli.llama import device
-from conformance.cli.options import ExistingFile, File, Folder, isolation, json_option
+from conformance.cli.options import ExistingFile, File, Folder, complete_build, isolation, json_option
 from conformance.cli.output import line, table
 from conformance.ggml.errors import UsageError
 from conformance.release import audit
@@ -52,8 +52,9 @@ _minutes_option = click.option("--minutes", type=click.FloatRange(min=0, min_ope
 
 
 @click.command()
-@click.argument("build")
-@click.option("--base", metavar="BUILD", help="The build before: say what is new, fixed, and still there.")
+@click.argument("build", shell_complete=complete_build)
+@click.option("--base", metavar="BUILD", shell_complete=complete_build,
+              help="The build before: say what is new, fixed, and still there.")  # fmt: skip
 @_device_option
 @_minutes_option
 @click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How many cases.")
@@ -168,8 +169,9 @@ def _cases(row: dict[str, JSON]) -> str:
 
 @click.command()
 @click.argument("cause")
-@click.option("--builds", "first", multiple=True, metavar="BUILD…", help="In order, the oldest first.")
-@click.argument("others", nargs=-1, metavar="")
+@click.option("--builds", "first", multiple=True, metavar="BUILD…", shell_complete=complete_build,
+              help="In order, the oldest first.")  # fmt: skip
+@click.argument("others", nargs=-1, metavar="", shell_complete=complete_build)
 @click.option("--in", "path", type=ExistingFile, default=Path(RECORD), show_default=True, metavar="FILE",
               help="The record of the release that has the cause.")  # fmt: skip
 @json_option
