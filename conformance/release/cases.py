@@ -32,7 +32,7 @@ MOST = 32
 """Cases of a group: of each that dies or hangs, all of its group run again by themselves."""
 SLOW = 5.0
 """Seconds from which a group of cases is made smaller, so that the time is kept."""
-QUICK = 6.0
+QUICK = 4.0
 """Seconds that a request may take on a CPU, whose kernels need no compiler; causes are confirmed with more patience."""
 
 
@@ -43,6 +43,8 @@ class Cases:
     isolation: Isolation
     progress: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
+    hung: set[str] = field(default_factory=set)
+    """Ops that hung on a target; on the next their cases come last."""
 
     def find(self, results: Sequence[Result], seconds: float) -> list[Cause]:
         """By the form of each fault (`causes.analyse`), once the node at fault of each failure is known."""
@@ -97,6 +99,7 @@ class Sweep:
 
     def run(self, runner: Runner, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Run what is left, for so long; the group of cases that is under way then is brought to its end."""
+        self.left.sort(key=lambda i: _subject(i) in self.kind.hung)
         for spec in self.target.specs:
             with suppress(ConformanceError):  # it is the result of each case
                 runner.backend(spec)  # opened, it takes the limit
@@ -118,19 +121,22 @@ class Sweep:
             size = max(1, len(group) // 4) if slow else min(full, 2 * size)
 
     def _put_off(self, hung: AbstractSet[str]) -> None:
+        self.kind.hung.update(hung)
         for subject in hung:
             self.hung.setdefault(subject, []).extend(i for i in self.left if _subject(i) == subject)
         self.left = [i for i in self.left if _subject(i) not in hung]
 
 
-def spread(ids: Sequence[str]) -> list[str]:
-    """The first case of each op or family, then the second of each: however short the time is, each has its share."""
+def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset()) -> list[str]:
+    """The first case of each op or family, then the second of each: however short the time is, each has its share.
+    Those of ops in `first` before all others.
+    """
     turns = Counter[str]()
     turn: dict[str, int] = {}
     for i in ids:
         turn[i] = turns[_subject(i)]
         turns[_subject(i)] += 1
-    return sorted(ids, key=turn.__getitem__)
+    return sorted(ids, key=lambda i: (_subject(i).removeprefix(f"{ops.NAME}/") not in first, turn[i]))
 
 
 def _subject(case_id: str) -> str:

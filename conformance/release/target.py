@@ -16,8 +16,8 @@ THREADS = "8"
 CPU = "CPU"
 RPC = "RPC0"
 """The first device of a server of the same build on this machine."""
-PLACED = ("CPU_REPACK",)
-"""Buffer types of a CPU that have kernels of their own."""
+PLACED = {"CPU_REPACK": frozenset({"MUL_MAT", "MUL_MAT_ID"})}
+"""Buffer types of a CPU that have kernels of their own, and for which ops."""
 OPS, TRAJECTORIES, MODELS = "ops", "trajectories", "models"
 ALL = frozenset({OPS, TRAJECTORIES, MODELS})
 KERNELS = frozenset({OPS})
@@ -43,6 +43,8 @@ class Target:
     """What tells something on it: single ops, trajectories, whole models."""
     software: bool = False
     """Whether a CPU computes for the device, by a driver that may be at fault itself."""
+    first: frozenset[str] = frozenset()
+    """Ops that have kernels of their own in this setup: their cases run before others."""
     note: str = ""
     """By what it is judged, where it is by less than a finished card."""
 
@@ -79,6 +81,7 @@ def targets(build: Build, base: Build | None, devices: Sequence[str] = ()) -> li
             _spec(base, before[name]) if base and name in before else None,
             runs,
             any(d.software for d in build.devices if d.name == options.get("device")),
+            PLACED.get(options.get("buffer", ""), frozenset()),
         )
         for name, options, runs in _setups(build)
     ]

@@ -183,6 +183,12 @@ def test_each_op_has_its_share_however_short_the_time(drawn: list[tuple[str, int
         assert all(ran[op] >= max(ran.values(), default=0) - 1 for op in left)
 
 
+def test_ops_with_kernels_of_their_own_run_first() -> None:
+    """A buffer type for weights tells nothing of other ops."""
+    order = spread(["ops/ADD-x@1", "ops/MUL_MAT-a@1", "ops/MUL_MAT-b@1", "ops/SUB-x@1"], frozenset({"MUL_MAT"}))
+    assert order == ["ops/MUL_MAT-a@1", "ops/MUL_MAT-b@1", "ops/ADD-x@1", "ops/SUB-x@1"]
+
+
 class Hangs(Runner):
     """Each case of SQR hangs."""
 
@@ -205,6 +211,9 @@ def test_an_op_that_hangs_takes_no_more_time() -> None:
     assert ran[Verdict.TIMEOUT] <= FIRST
     row = Release(_build(), None, [target], [sweep], 1.0, DEFAULT).not_run()[0]
     assert (row["what"], row["why"]) == ("ops: ops/SQR", "it hangs in others")
+    other = Sweep(replace(target, name="CPU threads=8"), "ops", sweep.kind, spread(ids))
+    other.run(Hangs(), 60.0)
+    assert [r.verdict for r in other.results[target.build]][:30] == [Verdict.PASS] * 30, "what hung before comes last"
 
 
 def _clock(step: float) -> Iterator[float]:
