@@ -1,6 +1,6 @@
 """The measured side of docs/suite/tolerances.md: the worst figures per op and type out of `conform run --json` records.
 
-First `conform run --family ops --level full --json run.json`, then `python ci/tolerances.py run.json`.
+First `conform run --family ops --level full --exact --json run.json`, then `python ci/tolerances.py run.json`.
 """
 
 from __future__ import annotations

@@ -28,11 +28,16 @@ _MIX1, _MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 _TABLE = 1 << 14
 _COUNTER: Words = np.arange(1, _TABLE + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-"""`i * golden` for the first counters: most tensors need no more."""
+"""`i * golden` for the first counters: more words are drawn by so many at a time, which stay in a core's cache."""
 
 _IRWIN_HALL_MEAN = np.float32(131070.0)
 _IRWIN_HALL_UNIT = np.float32(1.0 / 37837.22537)
 """Of a sum of four 16-bit integers: mean `4 * 65535 / 2`, and 1 / deviation: `1 / sqrt(4 * (2**32 - 1) / 12)`."""
+
+
+def _parts(n: int, most: int) -> list[int]:
+    """`n` by `most` at a time."""
+    return [min(most, n - i) for i in range(0, n, most)]
 
 
 class Stream:
@@ -46,8 +51,13 @@ class Stream:
 
     def words(self, n: int) -> Words:
         """`n` uniform 64-bit words."""
-        counter = _COUNTER[:n] if n <= _TABLE else np.arange(1, n + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-        x = counter + np.uint64(self._key)
+        if n <= _TABLE:
+            return self._some(n)
+        return np.concatenate([self._some(m) for m in _parts(n, _TABLE)])
+
+    def _some(self, n: int) -> Words:
+        """As `words`, at most `_TABLE`."""
+        x = _COUNTER[:n] + np.uint64(self._key)
         self._key = (self._key + n * _GOLDEN) & _MASK
         x ^= x >> _S30
         x *= _MIX1
@@ -66,7 +76,9 @@ class Stream:
 
     def unit(self, n: int) -> F32Array:
         """`n` float32 in [0, 1), multiples of 2**-24."""
-        return _unit(self.words32(n))
+        if n <= 2 * _TABLE:
+            return _unit(self.words32(n))
+        return np.concatenate([_unit(self.words32(m)) for m in _parts(n, 2 * _TABLE)])
 
     def uniform(self, n: int, lo: float, hi: float) -> F32Array:
         """`n` float32 in [lo, hi]."""
@@ -74,6 +86,8 @@ class Stream:
 
     def normal(self, n: int, scale: float = 1.0, mean: float = 0.0) -> F32Array:
         """`n` float32, bell-shaped with standard deviation `scale`: Irwin-Hall of four, so within 3.47 `scale`."""
+        if n > _TABLE:
+            return np.concatenate([self.normal(m, scale, mean) for m in _parts(n, _TABLE)])
         x = self.words(n).astype("<u8", copy=False)
         pairs = (x & _PAIRS) + ((x >> _S16) & _PAIRS)
         halves = pairs.view("<u4").reshape(n, 2)

@@ -100,6 +100,9 @@ class Plan:
     reasons: bool = False
     """Print the reasons for UNSUPPORTED, counted."""
 
+    exact: bool = False
+    """Record how far results are from values without any declared rounding."""
+
     minutes: float | None = None
     """To group failures by cause; None: they are not."""
 
@@ -145,6 +148,8 @@ class Plan:
 @click.option("-v", "--verbose", is_flag=True, help="A line for each result, UNSUPPORTED with its reason.")
 @click.option("-q", "--quiet", is_flag=True, help="Only what is wrong, and a line of totals for each backend.")
 @click.option("--reasons", is_flag=True, help="Count the reasons for UNSUPPORTED; -v does so too.")
+@click.option("--exact", is_flag=True,
+              help="Also record the NMSE from values without the rounding that a backend declares.")  # fmt: skip
 @click.option("--test-file", "test_files", multiple=True, type=options.ExistingFile, metavar="FILE",
               help="Also the ops of a file of test-backend-ops; repeatable.")  # fmt: skip
 @click.option("--test-file-of", "numbers", default="", metavar="BUILD",
@@ -169,6 +174,7 @@ def run(
     verbose: bool,
     quiet: bool,
     reasons: bool,
+    exact: bool,
     test_files: Sequence[Path],
     numbers: str,
     files: Sequence[Path],
@@ -225,6 +231,7 @@ def run(
         verbose=verbose,
         quiet=quiet,
         reasons=reasons or verbose,
+        exact=exact,
         minutes=minutes,
         allowed=inf if allowed is None else allowed,
     )
@@ -294,6 +301,7 @@ class _Execution:
             write_ahead=folder,
             waiving=plan.waiving,
             on_hang=self._hung,
+            exact=plan.exact,
         )
         self._ends = time.monotonic() + 60 * plan.allowed
         self._results: list[Result] = []

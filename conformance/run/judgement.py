@@ -41,7 +41,7 @@ def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution
         return result
     result.budget_used = max(j.used for j in (*judged, *beside))
     result.nmse = max(j.difference.nmse for j in judged)
-    if expectation.exact is not expectation.steps:
+    if expectation.exact is not None and expectation.exact is not expectation.steps:
         exact = judge_steps(case, expectation.exact, execution, EXACT)
         result.nmse_exact = max(j.difference.nmse for j in exact)
     wrong = next((j for j in (*beside, *judged) if j.used > 1), None)

@@ -36,8 +36,8 @@ class Expectation:
 
     steps: list[StepValues]
     """In the declared arithmetic."""
-    exact: list[StepValues]
-    """Without any rounding but the last; the same object where the arithmetic changes nothing."""
+    exact: list[StepValues] | None
+    """Without any rounding but the last; `steps` where the arithmetic changes nothing, None where nobody asked."""
     arithmetic: Arithmetic
     """In which `steps` were computed."""
 
@@ -54,9 +54,10 @@ def judge_steps(
 
 
 class Oracle:
-    """Computes expected values and caches the latest."""
+    """Computes expected values and caches the latest; `exact`: also without the rounding that a backend declares."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact: bool = False) -> None:
+        self._exact = exact
         self._reference = open_backend(Spec(REFERENCE))
         self._imitating: dict[str, Backend] = {EXACT.name: self._reference}
         self._declared: dict[str, list[Arithmetic]] = {EXACT.name: [EXACT]}
@@ -99,10 +100,11 @@ class Oracle:
         """Expected values of each case, computed together where the cases have one step each; BackendError if the
         reference itself cannot run a case.
         """
-        exact = self._values(cases, EXACT)
-        changed = [c for c in cases if touches(c, arithmetic)]
-        imitated = dict(zip(changed, self._values(changed, arithmetic), strict=True))
-        return [Expectation(imitated.get(c, e), e, arithmetic) for c, e in zip(cases, exact, strict=True)]
+        changed = dict.fromkeys(c for c in cases if touches(c, arithmetic))
+        plain = [c for c in cases if self._exact or c not in changed]
+        exact = dict(zip(plain, self._values(plain, EXACT), strict=True))
+        values = exact | dict(zip(changed, self._values(list(changed), arithmetic), strict=True))
+        return [Expectation(values[c], exact.get(c), arithmetic) for c in cases]
 
     def expect_second(self, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """What the real ggml gives for each case, and the reference computing in the arithmetic that ggml declares.

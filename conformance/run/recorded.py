@@ -102,7 +102,7 @@ def expectation(oracle: Oracle, spec: Spec, backend: Backend, case: Case) -> Rec
     worth, own = None, None
     if not has_nodes(case):
         oracle.whole(case, made or EXACT if tests_reference else declared, _held(case))
-    exact = oracle.expect([case], EXACT)[0].exact
+    exact = oracle.expect([case], EXACT)[0].steps
     if not tests_reference:
         own = oracle.expect([case], declared)[0].steps
     if made is not None:

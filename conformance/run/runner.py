@@ -55,13 +55,15 @@ class Runner:
         write_ahead: Path | None = None,
         waiving: Waiving | None = None,
         on_hang: Callable[[Spec, Sequence[str], str], None] | None = None,
+        exact: bool = False,
     ) -> None:
         """Open no backend yet.
 
         `save_failures` is a folder for the case files of failures, `write_ahead` one for the running cases, and for
         failing ones that no id makes again. `on_hang` is called in a thread of its own before the process is ended
         (exit code `watchdog.HUNG`) because a backend in it does not return: with the backend, the ids of the cases of
-        this `run`, and why. It writes what the run has so far.
+        this `run`, and why. It writes what the run has so far. `exact`: results also say how far they are from values
+        without the rounding that a backend declares, which costs the reference a second time.
         """
         self._isolation = isolation or DEFAULT
         self._on_hang = on_hang
@@ -70,7 +72,7 @@ class Runner:
         self.problems: list[str] = []
         """Errors beside the cases: backends that could not be closed."""
         self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
-        self.oracle = Oracle()
+        self.oracle = Oracle(exact=exact)
         self._backends: dict[Spec, Backend] = {}
         self._guards: dict[Spec, Guarded] = {}
         self._broken: dict[Spec, ConformanceError] = {}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
 from conformance.ggml.errors import UsageError
@@ -85,6 +87,15 @@ def test_two_draws_are_one(a: int, b: int) -> None:
 def test_the_counter_table_changes_nothing(n: int) -> None:
     """A draw longer than the table of counters starts as a shorter one does."""
     assert np.array_equal(Stream(CASE).words(n)[:100], Stream(CASE).words(100))
+
+
+@pytest.mark.parametrize("draw", [Stream.words, Stream.words32, Stream.unit, Stream.normal])
+def test_a_long_draw_is_its_parts(draw: Callable[[Stream, int], NDArray[np.generic]]) -> None:
+    """What a long draw takes at a time shows in no number, and the stream goes on behind it."""
+    s, whole = Stream(CASE), Stream(CASE)
+    parts = [draw(s, n) for n in (16_384, 40_000, 4_096)]
+    assert np.array_equal(np.concatenate(parts), draw(whole, sum(map(len, parts))))
+    assert np.array_equal(s.words(3), whole.words(3))
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.text(max_size=40))

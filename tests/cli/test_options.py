@@ -27,6 +27,7 @@ RUN_ONLY = {
     "verbose",
     "quiet",
     "reasons",
+    "exact",
     "color",
     "files",
 }

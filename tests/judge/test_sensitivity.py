@@ -95,8 +95,8 @@ def test_every_planted_output_is_seen(oracle: Oracle) -> None:
         others = [build(_seed_after(i)) for i in ids]
         right, stale = oracle.expect(cases, EXACT), oracle.expect(others, EXACT)
         for case, a, b in zip(cases, right, stale, strict=True):
-            want = {**a.exact[0].outputs, **a.exact[0].caches}
-            other = [*b.exact[0].outputs.values(), *b.exact[0].caches.values()]
+            want = {**a.steps[0].outputs, **a.steps[0].caches}
+            other = [*b.steps[0].outputs.values(), *b.steps[0].caches.values()]
             seen: set[str] = set()
             blind: dict[str, str] = {}
             for (t, value), elsewhere in zip(want.items(), other, strict=True):

@@ -238,10 +238,13 @@ def test_errors_arrive_as_the_same_class(backend: IsolatedBackend, name: str) ->
 
 
 def test_a_bound_ends_a_request_before_the_time_limit(backend: IsolatedBackend) -> None:
-    """While a bound is set, a request that takes longer is a timeout; without it the limit holds again."""
+    """While a bound is set, a request that takes longer is a timeout; without it the limit holds again. A new process
+    has all of the limit to begin.
+    """
     backend.bound = 0.2
-    with pytest.raises(BackendTimeoutError, match=r"no answer within 0\.2 s"):
-        run(backend, add("sleep 600"))
+    for _ in range(2):
+        with pytest.raises(BackendTimeoutError, match=r"computing .*no answer within 0\.2 s"):
+            run(backend, add("sleep 600"))
     backend.bound = 600.0
     assert run(backend, add("sleep 0.5")) == [11.0]
 

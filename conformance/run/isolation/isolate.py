@@ -152,7 +152,7 @@ class IsolatedBackend(Backend):
         self._spec = spec
         self._time_limit = time_limit
         self.bound = inf
-        """Seconds that one request may take, where they are fewer than `time_limit`."""
+        """Seconds that one request may take, where they are fewer than `time_limit`; opening a process is none."""
         self._memory_limit = default_limit() if memory_limit is None else memory_limit
         self._ids = itertools.count()
         self._process: _Process | None = None
@@ -265,10 +265,9 @@ class IsolatedBackend(Backend):
     def _alive(self) -> _Process:
         if self._closed:
             raise BackendCrashError(f"{self._spec}: the backend is closed")
-        limit = min(self._time_limit, self.bound)
         if self._process is None or self._process.worker.death:
-            self._process = _Process(self._spec, limit, self._memory_limit)
-        self._process.worker.time_limit = limit
+            self._process = _Process(self._spec, self._time_limit, self._memory_limit)
+        self._process.worker.time_limit = min(self._time_limit, self.bound)
         return self._process
 
 

@@ -23,7 +23,7 @@ RECORD = "seen"
 """Where the record stands in a case's provenance."""
 _STEM = 94
 """Characters of a file's name before its suffix."""
-NUMBERS = ("budget_used", "nmse", "nmse_exact")
+NUMBERS = ("budget_used", "nmse")
 CLOSE = 1e-6
 """Relative difference of two numbers that count as the same: an accelerator's may differ in the last bits from run to
 run."""

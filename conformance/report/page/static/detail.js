@@ -115,7 +115,7 @@ function numbersOf(i) {
   return [
     ["budget used", used === null ? (checked ? "no budget allows the difference" : "nothing was checked") : [h("span", { title: String(used) }, share(used)), " ", bar]],
     ["NMSE, declared arithmetic", number(t.value("nmse", i), 4)],
-    ["NMSE, exact", checked && t.value("nmse_exact", i) === null ? "the same" : number(t.value("nmse_exact", i), 4)],
+    ["NMSE, exact", checked && t.value("nmse_exact", i) === null ? "the same, or not asked for (--exact)" : number(t.value("nmse_exact", i), 4)],
     ["steps that ran", number(t.value("steps", i))],
     ["time of the backend", duration(t.value("seconds", i))],
   ];
