@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -28,17 +29,23 @@ def _roll(node: Tensor, x: Values) -> Values:
     return np.roll(x, node.params.shifts[::-1], (0, 1, 2, 3))
 
 
-def _windows(
-    x: Values, kernel: Size, out: Size, strides: Size, padding: Size, dilation: Size = (1, 1), fill: float = 0.0
-) -> Iterator[tuple[int, int, Values]]:
-    """For each element (j, i) of a kernel, what it meets of the padded planes `x`; sizes as (height, width)."""
+def last(index: Iterable[Any]) -> tuple[Any, ...]:
+    """The index that takes these of the last axes."""
+    return (..., *index)
+
+
+def windows(
+    x: Values, kernel: Size, out: Size, strides: Size, padding: Size, dilation: Size = (), fill: float = 0.0
+) -> Iterator[tuple[Size, Values]]:
+    """For each element of a kernel over the last axes, its place and what it meets of the padded `x`."""
+    dilation = dilation or (1,) * len(kernel)
     reach = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(out, strides, kernel, dilation, strict=True)]
-    x = np.pad(
-        x, ((0, 0), (0, 0), *((p, max(0, r)) for p, r in zip(padding, reach, strict=True))), constant_values=fill
-    )
-    (s1, s0), (d1, d0) = strides, dilation
-    for j, i in np.ndindex(*kernel):
-        yield j, i, x[:, :, j * d1 :, i * d0 :][:, :, : (out[0] - 1) * s1 + 1 : s1, : (out[1] - 1) * s0 + 1 : s0]
+    sides = [(p, max(0, r)) for p, r in zip(padding, reach, strict=True)]
+    x = np.pad(x, [(0, 0)] * (x.ndim - len(kernel)) + sides, constant_values=fill)
+    steps = list(zip(out, strides, dilation, strict=True))
+    for place in np.ndindex(*kernel):
+        first = last(slice(i * d, None) for i, (_, _, d) in zip(place, steps, strict=True))
+        yield place, x[first][last(slice(None, max(0, (n - 1) * s + 1), s) for n, s, _ in steps)]
 
 
 def _pool_2d(node: Tensor, x: Values) -> Values:
@@ -47,7 +54,7 @@ def _pool_2d(node: Tensor, x: Values) -> Values:
     largest = p.op == OP_POOL.MAX
     empty = -float(np.finfo(np.float32).max) if largest else 0.0
     y = np.full(node.shape, empty)
-    for _, _, window in _windows(x, (p.k1, p.k0), node.shape[2:], (p.s1, p.s0), (p.p1, p.p0), fill=empty):
+    for _, window in windows(x, (p.k1, p.k0), node.shape[2:], (p.s1, p.s0), (p.p1, p.p0), fill=empty):
         y = np.maximum(y, window) if largest else y + window
     return y if largest else y / (p.k0 * p.k1)
 
@@ -60,7 +67,7 @@ def _im2col(node: Tensor, a: Values, b: Values) -> Values:
     oh, ow = (node.ne[2], node.ne[1]) if is_2d else (1, node.ne[1])
     s1, p1, d1 = (s1, p1, d1) if is_2d else (1, 0, 1)
     y = np.empty((x.shape[0], oh, ow, x.shape[1], kh, kw))
-    for j, i, window in _windows(x, (kh, kw), (oh, ow), (s1, s0), (p1, p0), (d1, d0)):
+    for (j, i), window in windows(x, (kh, kw), (oh, ow), (s1, s0), (p1, p0), (d1, d0)):
         y[..., j, i] = window.transpose(0, 2, 3, 1)
     return y.reshape(node.shape)
 
@@ -70,7 +77,7 @@ def _conv_2d_dw(node: Tensor, a: Values, b: Values) -> Values:
     p = node.params
     strides, padding, dilation = (p.stride1, p.stride0), (p.pad1, p.pad0), (p.dilation1, p.dilation0)
     y = np.zeros(node.shape)
-    for j, i, window in _windows(b, a.shape[2:], node.shape[2:], strides, padding, dilation):
+    for (j, i), window in windows(b, a.shape[2:], node.shape[2:], strides, padding, dilation):
         y += a[:, 0, j, i][:, None, None] * window
     return y
 

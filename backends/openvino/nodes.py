@@ -245,16 +245,17 @@ def broadcastable(c: Constants, x: Value, shape: Sequence[int]) -> Value:
 
 
 def windows(
-    c: Constants, x: Value, kernel: tuple[int, int], size: Sequence[int], strides: Sequence[int], steps: Sequence[int]
+    c: Constants, x: Value, kernel: Sequence[int], size: Sequence[int], strides: Sequence[int], steps: Sequence[int]
 ) -> Iterator[Value]:
-    """What each element of a kernel meets of `x`, (n, channels, height, width), as a strided slice of `size`.
+    """What each element of a kernel meets of `x`, (n, channels, …, height, width), as a strided slice of `size`.
 
     `steps`, ggml's dilation, lie between neighbours in the kernel.
     """
+    axes = c.i64(*range(2, 2 + len(kernel)))
     for place in np.ndindex(*kernel):
         first = [i * step for i, step in zip(place, steps, strict=True)]
         last = [i + (n - 1) * stride + 1 for i, n, stride in zip(first, size, strides, strict=True)]
-        yield o.slice(x, c.i64(*first), c.i64(*last), c.i64(*strides), c.i64(2, 3))
+        yield o.slice(x, c.i64(*first), c.i64(*last), c.i64(*strides), axes)
 
 
 # -- rounding to F16 and BF16 -----------------------------------------------------------------------------------------

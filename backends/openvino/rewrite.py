@@ -337,6 +337,21 @@ def _avg_pool(node: Node) -> Value:
     return o.divide(reduce(o.add, slices, c.f32(0.0)), c.f32(math.prod(a["kernel"]))).output(0)
 
 
+def _convolution(node: Node) -> Value:
+    """A product of the filters with strided slices, one for each place of the window."""
+    a, c = node.get_attributes(), Constants()
+    x, filters = node.input_values()
+    (n, channels), (oc, _, *kernel) = list(x.get_shape())[:2], filters.get_shape()
+    out = list(node.output(0).get_shape()[2:])
+    before, after = (c.i64(0, 0, *a[key]) for key in ("pads_begin", "pads_end"))
+    x = o.pad(x, before, after, "constant", arg_pad_value=c.f32(0.0))
+    columns = o.concat([*windows(c, x, kernel, out, a["strides"], a["dilations"])], 1)
+    columns = o.reshape(columns, c.i64(n, math.prod(kernel) * channels, math.prod(out)), False)
+    order = c.i64(0, *range(2, 2 + len(kernel)), 1)
+    rows = o.reshape(o.transpose(filters, order), c.i64(oc, math.prod(kernel) * channels), False)
+    return o.reshape(o.matmul(rows, columns, False, False), c.i64(n, oc, *out), False).output(0)
+
+
 def _f32(x: float) -> Node:
     return o.constant(np.float32(x))
 
@@ -344,12 +359,13 @@ def _f32(x: float) -> Node:
 EXPANSIONS: dict[str, Callable[[Node], Value | None]] = {
     "AvgPool": _avg_pool,
     "Bucketize": _bucketize,
+    "Convolution": _convolution,
     "Elu": _elu,
     "Roll": _roll,
     "ScaledDotProductAttention": _scaled_dot_product_attention,
     "ScatterUpdate": _scatter_update,
 }
 """Operation that `Model.evaluate` lacks or gets wrong -> the same in operations that it gets right, or None."""
-_CONVOLUTIONS = ("Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData")
+_CONVOLUTIONS = ("GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData")
 LACKING: dict[str, str] = dict.fromkeys(_CONVOLUTIONS, "write it as MatMul over windows")
 """Operation that `Model.evaluate` lacks and that is not expanded -> what to emit instead."""

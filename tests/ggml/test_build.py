@@ -38,6 +38,8 @@ SAME = {
     "ggml_nelements(a) == ne0*ne1*ne2": "ggml_nelements(a) == ne0*ne1*ne2*ne3",
     "ggml_nelements(a) == ggml_nelements(b)": "ggml_nelements(a) == ne0*ne1*ne2*ne3",
     "can_repeat": "ggml_can_repeat(a, b)",
+    "a->ne[3] == (int64_t) c * oc": "a->ne[3] == c*oc",
+    "b->ne[3] == (int64_t) c * n": "b->ne[3] == c*n",
 }
 """Assertions that ggml writes in several ways, and the one of our rule."""
 

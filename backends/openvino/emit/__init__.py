@@ -8,11 +8,11 @@ from __future__ import annotations
 from backends.openvino.axes import Rule
 from conformance.backend.translating.plan import Emitter
 
-from . import attention, elementwise, matmul, recurrent, rope, rows, views
+from . import attention, elementwise, matmul, media, recurrent, rope, rows, views
 
 EMITTERS: dict[str, Emitter] = {
     op: emitter
-    for topic in (attention, elementwise, matmul, recurrent, rope, rows, views)
+    for topic in (attention, elementwise, matmul, media, recurrent, rope, rows, views)
     for op, emitter in topic.EMITTERS.items()
 }
 """Op -> its emitter."""

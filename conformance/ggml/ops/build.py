@@ -15,6 +15,9 @@ from conformance.ggml.types import BF16, F16, F32
 from .attention import Attention
 from .elementwise import Elementwise
 from .matmul import MatMul
+from .media.conv import Convolutions
+from .media.images import Images
+from .media.signals import Signals
 from .op import failed
 from .recurrent import Recurrent
 from .rope import Rope
@@ -89,7 +92,7 @@ def build_forward_expand(*outputs: Tensor) -> Graph:
     return e.graph()
 
 
-class Builder(Views, Elementwise, RowOps, MatMul, Attention, Rope, Recurrent, Windows):
+class Builder(Views, Elementwise, RowOps, MatMul, Attention, Rope, Recurrent, Windows, Convolutions, Images, Signals):
     """All constructors. It holds nothing: tensors know their sources, and a graph is made from its outputs.
 
     Every method raises `GraphError` with the assertion where ggml would abort.

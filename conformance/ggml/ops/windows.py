@@ -54,8 +54,8 @@ def _im2col(t: Tensor) -> Layout:
         check(t, (b.ne[1] == a.ne[1], "b->ne[1] == a->ne[1]"), (b.ne[3] == 1, "b->ne[3] == 1"))
     if s0 < 1 or (is_2d and s1 < 1):
         raise GraphError(f"strides must be positive, {s0} and {s1} found")
-    oh = _windows(b.ne[1], a.ne[1], s1, p.p1, p.d1) if is_2d else 1
-    ow = _windows(b.ne[0], a.ne[0], s0, p.p0, p.d0)
+    oh = conv_output_size(b.ne[1], a.ne[1], s1, p.p1, p.d1) if is_2d else 1
+    ow = conv_output_size(b.ne[0], a.ne[0], s0, p.p0, p.d0)
     check(
         t,
         (oh > 0, '(!is_2D || OH > 0) && "b too small compared to a"'),
@@ -68,7 +68,7 @@ def _im2col(t: Tensor) -> Layout:
     return fresh(t.type, dims(a.ne[1] * a.ne[0], ow, b.ne[2]))
 
 
-def _windows(n: int, k: int, stride: int, padding: int, dilation: int) -> int:
+def conv_output_size(n: int, k: int, stride: int, padding: int, dilation: int) -> int:
     """`ggml_calc_conv_output_size`; C divides toward zero."""
     left = n + 2 * padding - dilation * (k - 1) - 1
     return left // stride + 1 if left >= 0 else 1 - (-left) // stride
@@ -81,8 +81,8 @@ def _conv_2d_dw(t: Tensor) -> Layout:
         raise GraphError(f"strides must be positive, {p.stride0} and {p.stride1} found")
     if b.nb[0] > b.nb[2] == b.type.type_size and b.nb[1] > b.nb[0]:
         raise GraphError("channels innermost: the result would own its bytes in that order, which no case can hold")
-    ow = _windows(b.ne[0], a.ne[0], p.stride0, p.pad0, p.dilation0)
-    oh = _windows(b.ne[1], a.ne[1], p.stride1, p.pad1, p.dilation1)
+    ow = conv_output_size(b.ne[0], a.ne[0], p.stride0, p.pad0, p.dilation0)
+    oh = conv_output_size(b.ne[1], a.ne[1], p.stride1, p.pad1, p.dilation1)
     return fresh(b.type, (ow, oh, b.ne[2], b.ne[3]))
 
 
@@ -220,6 +220,12 @@ class Windows:
         self, a: Tensor, lp0: int, rp0: int, lp1: int, rp1: int, lp2: int, rp2: int, lp3: int, rp3: int
     ) -> None:
         """`lp_i` zeros before and `rp_i` after dimension i."""
+
+    @PAD.variant(circular=True)
+    def pad_ext_circular(
+        self, a: Tensor, lp0: int, rp0: int, lp1: int, rp1: int, lp2: int, rp2: int, lp3: int, rp3: int
+    ) -> None:
+        """`lp_i` elements before and `rp_i` after dimension i, taken from its other end."""
 
     def pad(self, a: Tensor, p0: int, p1: int, p2: int, p3: int) -> Tensor:
         """`p_i` zeros after dimension i."""

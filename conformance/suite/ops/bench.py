@@ -236,7 +236,7 @@ def cases(
     ops: str,
     *,
     keys: str,
-    standard: Sequence[str],
+    standard: Sequence[str] = (),
     types: str = "a",
     wide: Sequence[str] = (),
     full: Sequence[str] = (),

@@ -12,10 +12,14 @@ from .bench import Bench, cases
 
 @cases(
     "PAD",
-    keys="ne=SHAPE vne= by=NUMBERS",
+    keys="ne=SHAPE vne= by=NUMBERS circular=0",
     standard=(
         "PAD-f32-ne=10x5x4x3,by=[0x3|0x0x0x2|3x0|1x2x3x4x0x1x2x0|0x0x0x0x0x0x0x1]",
         "PAD-f32-ne=10x5x4x3,by=0x3x1x0,vne=[pad|off|p0213]",
+    ),
+    wide=(
+        "PAD-f32-ne=10x5x4x3,by=[0x3|3x0|1x2x3x4x0x1x2x0],circular=1",
+        "PAD-f32-ne=10x5x4x3,by=1x2x3x4,circular=1,vne=[pad|p0213|p1023]",
     ),
     full=("PAD-f32-ne=1000x65x16,by=0x24x0x63",),
     pairs=(
@@ -26,7 +30,7 @@ def _pad(bench: Bench) -> Tensor:
     v, b = bench.v, bench.b
     a = bench.first("a", "ne", values(bench.types[0]))
     widths = (*v["by"], *(0,) * 8)[:8]
-    return b.pad_ext(a, *widths)
+    return b.pad_ext_circular(a, *widths) if v["circular"] else b.pad_ext(a, *widths)
 
 
 @cases(

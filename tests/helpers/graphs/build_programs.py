@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 
+import build_programs_media as media
 import build_programs_recurrent as recurrent
 from build_program import FLOATS, USED, Program, RefusedError
 from ggml_ctypes import CONSTRUCTORS, Json, run_programs
@@ -284,7 +285,7 @@ def _generator(f: str) -> Callable[[Program, str], None]:
     )  # fmt: skip
     if f in recurrent.EXACT:
         return recurrent.EXACT[f]
-    for prefix, g in (*by_prefix, *recurrent.GENERATORS):
+    for prefix, g in (*media.GENERATORS, *by_prefix, *recurrent.GENERATORS):
         if f.startswith(prefix):
             return g
     if f.startswith("cont_"):
@@ -305,6 +306,7 @@ MORE = {
     "permute": 6,
     "mul_mat": 4,
     **recurrent.MORE,
+    **media.MORE,
 }
 """Constructors with many assertions get so many times more."""
 

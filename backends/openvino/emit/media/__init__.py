@@ -1,0 +1,10 @@
+"""Emitters of the ops of vision, audio and diffusion graphs."""
+
+from __future__ import annotations
+
+from conformance.backend.translating.plan import Emitter
+
+from . import conv, images
+
+EMITTERS: dict[str, Emitter] = conv.EMITTERS | images.EMITTERS
+"""Op -> its emitter."""
