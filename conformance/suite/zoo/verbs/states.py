@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from conformance.ggml.errors import UsageError
 
-from .desk import PROMPT, Desk, Pair, Tokens, Way
+from .desk import PROMPT, Desk, Pair, Way
 
 PARTIAL, ON_DEVICE = 1, 2
 """`LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY` and `_ON_DEVICE`."""
@@ -208,10 +208,10 @@ def _same_tokens(found: NDArray[np.int32], tokens: NDArray[np.int32]) -> Pair:
 
 
 def fragmented(desk: Desk) -> Iterator[Pair]:
-    """A sequence comes back where free cells lie between those of another."""
-    way = desk.way(2, unified=True, n_ctx=256)
-    n = 120
-    texts: list[Tokens] = [desk.tokens(n, f"long {seq}") for seq in (0, 1)]
+    """A sequence comes back where too few free cells lie beside each other: between those of another."""
+    way, n = desk.way(3, unified=True, n_ctx=256), 20
+    way.feed((2, desk.tokens(205, "rest")))
+    texts = [desk.tokens(n, f"long {seq}") for seq in (0, 1)]
     way.feed(*((seq, texts[seq][i : i + 1]) for i in range(n) for seq in (0, 1)))
     state = save_seq(way, 0)
     expected = way.steps(0)
