@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -18,7 +18,7 @@ from conformance.builds.source import locate
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.case.reference import FOLDERS
-from conformance.causes.cells import of_zoo
+from conformance.causes.cells import CellCause, of_zoo
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.llama import find_llama
 from conformance.ggml.text import printable
@@ -32,7 +32,10 @@ from conformance.suite.zoo import family
 from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.model import runnable
 from conformance.suite.zoo.model import table as architectures
-from conformance.suite.zoo.play import PASSES, RUNS, Device, Played, play
+from conformance.suite.zoo.play import PASSES, RUNS, UNSUPPORTED, Device, Played, play
+from conformance.suite.zoo.verbs.desk import Kind
+from conformance.suite.zoo.verbs.play import play_verbs
+from conformance.suite.zoo.verbs.table import VERBS, Verb
 
 from .options import ExistingFile, File, backend_option, json_option
 from .output import cell_lines, line, table
@@ -42,6 +45,8 @@ SHOWN = 5
 _GGML = "ggml"
 """The adapter whose libraries llama.cpp runs on."""
 _TYPE = click.Choice(list(TYPES))
+Cells = dict[tuple[str, str, str], Played]
+"""Architecture, device's name, and run or verb -> what came of it."""
 _SWITCH = {"on": "1", "off": "0", None: ""}
 _arch_option = click.option("--arch", metavar="NAME", help="An architecture; --list shows them.")
 _set_option = click.option(
@@ -250,7 +255,10 @@ def layout(archs: Sequence[str], lib: str | None) -> None:
 @click.option(
     "--arch", "globs", multiple=True, metavar="GLOB", help="Architectures; repeatable. Default: all that run."
 )
-@click.option("--runs", default=",".join(RUNS), show_default=True, help="Which runs, joined by commas.")
+@click.option("--runs", metavar="RUN,…", help=f"Of {', '.join(RUNS)}; default: all, or none beside verbs.")
+@click.option("--verb", "verb_globs", multiple=True, metavar="GLOB", help="Verbs; repeatable.")
+@click.option("--verbs", "every_verb", is_flag=True, help="Every verb.")
+@click.option("--list-verbs", is_flag=True, help="Show every verb, what it does and for which models.")
 @click.option("--run", "plan", default="p5.d4", show_default=True, metavar="PLAN", help="What each sequence decodes.")
 @_context_option
 @_flash_option
@@ -263,7 +271,10 @@ def layout(archs: Sequence[str], lib: str | None) -> None:
 def zoo(
     backends: Sequence[str],
     globs: Sequence[str],
-    runs: str,
+    runs: str | None,
+    verb_globs: Sequence[str],
+    every_verb: bool,
+    list_verbs: bool,
     plan: str,
     context: int,
     flash_attn: str | None,
@@ -276,13 +287,19 @@ def zoo(
 ) -> None:
     """Let llama.cpp run every architecture on devices and compare its logits with those of its own CPU run.
 
+    A verb compares two ways through llama.cpp's functions, both on the device: say, a state saved and loaded, or not.
+
     Each architecture runs in processes of its own, so a crash or a hang costs one cell. Exit code 1: a cell failed;
     3: none passed or failed.
     """
+    if list_verbs:
+        table([(v.name, v.does, _kinds(v)) for v in VERBS.values()], ["verb", "what it does", "models"])
+        return
     if not backends:
         raise UsageError("zoo: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
     devices = [device(Spec.parse(text)) for text in backends]
-    chosen = {name: dict(RUNS[name]) for name in _runs(runs)}
+    verbs = _verbs(["*"] if every_verb else verb_globs)
+    chosen = {name: dict(RUNS[name]) for name in _runs(runs or ("" if verbs else ",".join(RUNS)))}
     archs = [a for a in runnable() if not globs or any(fnmatchcase(a, g) for g in globs)]
     if not archs:
         raise UsageError(f"zoo: no architecture fits {', '.join(globs)}; conform capture --list shows them")
@@ -290,12 +307,15 @@ def zoo(
         "real": "" if all_weights else "1", "w": weight_type, "fa": _SWITCH[flash_attn], "ctx": context,
         "cache": cache_type, "run": plan,
     }  # fmt: skip
-    cells: dict[tuple[str, str, str], Played] = {}
+    cells: Cells = {}
 
     def one(arch: str) -> None:
-        for (name, run), played in play(_zoo_id(arch, values, 1), devices, chosen, time_limit).items():
+        case_id = _zoo_id(arch, values, 1)
+        ended = play(case_id, devices, chosen, time_limit) if chosen else {}
+        ended.update(play_verbs(case_id, devices, verbs, time_limit) if verbs else {})
+        for (name, run), played in ended.items():
             cells[arch, name, run] = played
-            if played.verdict not in PASSES or played.detail:
+            if played.verdict not in PASSES or (played.detail and played.verdict != UNSUPPORTED):
                 line(f"{played.verdict} {arch} on {name}, {run}: {played.detail[:300]}", err=True)
 
     try:
@@ -303,23 +323,39 @@ def zoo(
             list(pool.map(one, archs))
     except KeyboardInterrupt:
         line("interrupted; what ran is shown", err=True)
-    ran = [a for a in archs if (a, devices[0].name, next(iter(chosen))) in cells]
     rows = record(cells)
     causes = of_zoo(rows)
     if json_path:
         write_json(json_path, {**header("zoo"), "results": rows, "causes": [c.to_json() for c in causes]})
-    columns = [(d.name, run) for d in devices for run in chosen]
+    _show(cells, causes, rows, archs, devices, (list(chosen), verbs))
+    judged = [p for p in cells.values() if p.verdict not in ("NO REFERENCE", UNSUPPORTED)]
+    sys.exit(3 if not judged else int(any(p.verdict not in PASSES for p in judged)))
+
+
+def _show(
+    cells: Cells,
+    causes: Sequence[CellCause],
+    rows: Sequence[Mapping[str, Any]],
+    archs: Sequence[str],
+    devices: Sequence[Device],
+    chosen: tuple[Sequence[str], Sequence[str]],
+) -> None:
+    """Print a row per architecture of the runs, and one per verb; then the causes. `chosen`: runs and verbs."""
+    runs, verbs = chosen
     number = {c.id: n for n, c in enumerate(causes, 1)}
     by = {(r["architecture"], r["backend"], r["run"]): number[r["cause"]] for r in rows if "cause" in r}
-    shown = [(a, *(_numbered(cells.get((a, *c)), by.get((a, *c))) for c in columns)) for a in ran]
-    table(shown, ["architecture", *(f"{printable(d)}\n{run}" for d, run in columns)])
+    columns = [(d.name, run) for d in devices for run in runs]
+    if columns:
+        ran = [a for a in archs if (a, *columns[0]) in cells]
+        shown = [(a, *(_numbered(cells.get((a, *c)), by.get((a, *c))) for c in columns)) for a in ran]
+        table(shown, ["architecture", *(f"{printable(d)}\n{run}" for d, run in columns)])
+    if verbs:
+        counts = [(verb, *(_counts(cells, (d.name, verb)) for d in devices)) for verb in verbs]
+        table(counts, ["verb", *(printable(d.name) for d in devices)])
     for text in cell_lines(causes):
         line(text)
     for column in columns:
-        verdicts = Counter(p.verdict for (_, d, run), p in cells.items() if (d, run) == column)
-        line(f"{column[0]}, {column[1]}: {', '.join(f'{n} {v}' for v, n in sorted(verdicts.items()))}")
-    judged = [p for p in cells.values() if p.verdict != "NO REFERENCE"]
-    sys.exit(3 if not judged else int(any(p.verdict not in PASSES for p in judged)))
+        line(f"{column[0]}, {column[1]}: {_counts(cells, column)}")
 
 
 def device(spec: Spec) -> Device:
@@ -337,8 +373,26 @@ def llama_of(build: str | None) -> str:
     return str(find_llama(locate(build))) if build else ""
 
 
+def _verbs(globs: Sequence[str]) -> list[str]:
+    """The verbs that fit, in the table's order; UsageError names a glob that fits none."""
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in VERBS):
+            raise UsageError(f"--verb {glob}: one of {', '.join(VERBS)} expected")
+    return [name for name in VERBS if any(fnmatchcase(name, glob) for glob in globs)]
+
+
+def _kinds(verb: Verb) -> str:
+    return "all" if len(verb.kinds) == len(get_args(Kind)) else ", ".join(verb.kinds)
+
+
+def _counts(cells: Cells, column: tuple[str, str]) -> str:
+    """How many architectures have which verdict in a column."""
+    verdicts = Counter(p.verdict for (_, *where), p in cells.items() if tuple(where) == column)
+    return ", ".join(f"{n} {v}" for v, n in sorted(verdicts.items()))
+
+
 def _runs(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
+    names = [name.strip() for name in text.split(",")] if text else []
     for name in names:
         if name not in RUNS:
             raise UsageError(f"--runs: one of {', '.join(RUNS)} expected, {name!r} found")
@@ -360,7 +414,7 @@ def _numbered(played: Played | None, cause: int | None) -> str:
     return cell(played) if cause is None else f"{cell(played)} [{cause}]"
 
 
-def record(cells: Mapping[tuple[str, str, str], Played]) -> list[dict[str, Any]]:
+def record(cells: Cells) -> list[dict[str, Any]]:
     """Every cell as JSON."""
     return [
         {

@@ -378,12 +378,37 @@ def llama_optional(model_params: CType) -> Signatures:
     }
 
 
+LLAMA_VERBS: Signatures = {
+    "n_seq_max": (_U, (_P,)),
+    "model_is_recurrent": (_B, (_P,)), "model_is_hybrid": (_B, (_P,)), "model_rope_type": (_I, (_P,)),
+    "model_n_layer": (_I, (_P,)), "set_embeddings": (None, (_P, _B)),
+    "memory_seq_keep": (None, (_P, _I)), "memory_seq_div": (None, (_P, _I, _I, _I, _I)),
+    "memory_seq_pos_max": (_I, (_P, _I)),
+    "state_get_size": (_Z, (_P,)), "state_get_data": (_Z, (_P, _P, _Z)), "state_set_data": (_Z, (_P, _P, _Z)),
+    "state_save_file": (_B, (_P, _S, _P, _Z)), "state_load_file": (_B, (_P, _S, _P, _Z, _P)),
+    "state_seq_get_size": (_Z, (_P, _I)),
+    "state_seq_get_data": (_Z, (_P, _P, _Z, _I)), "state_seq_set_data": (_Z, (_P, _P, _Z, _I)),
+    "state_seq_get_size_ext": (_Z, (_P, _I, _U)),
+    "state_seq_get_data_ext": (_Z, (_P, _P, _Z, _I, _U)), "state_seq_set_data_ext": (_Z, (_P, _P, _Z, _I, _U)),
+    "state_seq_save_file": (_Z, (_P, _S, _I, _P, _Z)), "state_seq_load_file": (_Z, (_P, _S, _I, _P, _Z, _P)),
+    "adapter_lora_init": (_P, (_P, _S)), "set_adapters_lora": (_I, (_P, _P, _Z, _P)),
+    "set_adapter_lora": (_I, (_P, _P, _F32)), "clear_adapter_lora": (None, (_P,)),
+    "set_adapter_cvec": (_I, (_P, _P, _Z, _I, _I, _I)),
+    "sampler_chain_default_params": (_I64, ()), "sampler_chain_init": (_P, (_I64,)),
+    "sampler_chain_add": (None, (_P, _P)), "sampler_init_greedy": (_P, ()),
+    "set_sampler": (_B, (_P, _I, _P)), "get_sampled_token_ith": (_I, (_P, _I)),
+}
+"""`llama_*` that the zoo's verbs call; a library may lack any. `llama_sampler_chain_params` is one bool: a register."""
+
+
 OLDER_NAMES = {
     "llama_model_load_from_file": ("llama_load_model_from_file",),
     "llama_init_from_model": ("llama_new_context_with_model",),
     "llama_vocab_n_tokens": ("llama_n_vocab",), "llama_model_n_embd": ("llama_n_embd",),
     **{f"llama_memory_{f}": (f"llama_kv_self_{f}", f"llama_kv_cache_{f}")
-       for f in ("clear", "can_shift", "seq_rm", "seq_cp", "seq_add")},
+       for f in ("clear", "can_shift", "seq_rm", "seq_cp", "seq_add", "seq_keep", "seq_div", "seq_pos_max")},
+    "llama_model_n_layer": ("llama_n_layer",), "llama_model_rope_type": ("llama_rope_type",),
+    "llama_set_adapter_cvec": ("llama_apply_adapter_cvec",),
 }
 """Symbol -> what it was called before, with the same arguments; `clear` had one less, which C does not mind."""
 # fmt: on

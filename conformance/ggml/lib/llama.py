@@ -17,6 +17,7 @@ from .layout import (
     DEFAULTS,
     GGUF,
     LLAMA_OWNERS,
+    LLAMA_VERBS,
     MODEL_PARAMS,
     CType,
     last_written,
@@ -48,7 +49,7 @@ class Llama(Library):
         self._bind(c, "llama_", llama_functions(model, context))
         for symbol in self._bind(c, "llama_", LLAMA_OWNERS):
             setattr(c, symbol.removeprefix("llama_"), lambda whole: whole)
-        self._bind(c, "llama_", llama_optional(model))
+        self._bind(c, "llama_", {**llama_optional(model), **LLAMA_VERBS})
         self._bind(self.gguf, "gguf_", GGUF)
         if c.model_init_from_user is None:
             self.left_out.append(

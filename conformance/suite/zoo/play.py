@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
@@ -31,7 +30,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "2 unified": {"n_seq_max": 2, "unified": True},
 }
 """Name of a run -> the fields of the request that it sets."""
-PASSES = ("PASS", "NO REFERENCE")
+UNSUPPORTED = "UNSUPPORTED"
+PASSES = ("PASS", "NO REFERENCE", UNSUPPORTED)
 """Verdicts that are no device's fault."""
 LAST_WORDS = 400
 
@@ -57,7 +57,9 @@ class Played:
     """One run on one device."""
 
     verdict: str
-    """PASS, FAIL (numbers), ERROR (llama.cpp reports one), CRASH, TIMEOUT, VACUOUS, NO REFERENCE."""
+    """PASS, FAIL (numbers), ERROR (llama.cpp reports one), CRASH, TIMEOUT, VACUOUS, NO REFERENCE, UNSUPPORTED (of a
+    verb: the model or the library has no such thing, or llama.cpp refuses it).
+    """
     detail: str = ""
     nmse: float | None = None
     """The largest of all steps."""
@@ -222,28 +224,45 @@ def _run(
     time_limit: float,
     watch: Mapping[str, Any] | None = None,
 ) -> dict[str, Played]:
+    asks: dict[str, dict[str, Any]] = {
+        name: {"run": i, "changes": dict(changes), "folder": str(folder), "watch": watch}
+        for i, (name, changes) in enumerate(runs.items())
+    }
+    return conduct(
+        request, device, asks, lambda n, reply: _played(reply, folder, asks[n]["run"], watched=bool(watch)), time_limit
+    )
+
+
+def conduct(
+    request: Request,
+    device: Device,
+    asks: Mapping[str, Mapping[str, Any]],
+    read: Callable[[str, Mapping[str, Any]], Played],
+    time_limit: float,
+) -> dict[str, Played]:
+    """Have a worker load the model and answer requests, and another one those that are left if it dies.
+
+    `asks`: name -> a request. `read` makes of a request's name and its reply what came of it. `time_limit`:
+    seconds of one; it may take what a few that are left do not need.
+    """
     played: dict[str, Played] = {}
-    while left := [n for n in runs if n not in played]:
+    while left := [n for n in asks if n not in played]:
         variables = {**os.environ, **ENVIRONMENT, **device.environment}
         env = {k: v for k, v in variables.items() if v is not None}
-        deadline = time.monotonic() + time_limit * len(left)
-        worker = Worker("conformance.suite.zoo.worker", time_limit=time_limit * len(left), env=env)
+        seconds = time_limit * min(len(left), len(RUNS))
+        worker = Worker("conformance.suite.zoo.worker", time_limit=seconds, env=env)
         try:
             try:
                 worker.ask({"load": asdict(request), "device": device.device})
             except WorkerDiedError:
                 raise
             except ConformanceError as e:
-                return {n: Played("ERROR", str(e)) for n in runs}
+                return {n: Played("ERROR", str(e)) for n in asks}
             for name in left:
-                i = list(runs).index(name)
-                header = {"run": i, "changes": dict(runs[name]), "folder": str(folder), "watch": watch}
-                reply, _ = worker.ask(header, seconds=max(0.0, deadline - time.monotonic()))
-                played[name] = _played(reply, folder, i, watched=watch is not None)
+                reply, _ = worker.ask(dict(asks[name]), seconds=seconds)
+                played[name] = read(name, reply)
         except WorkerTimeoutError:
-            played[next(n for n in left if n not in played)] = Played(
-                "TIMEOUT", f"no answer within {time_limit * len(left):g} s"
-            )
+            played[next(n for n in left if n not in played)] = Played("TIMEOUT", f"no answer within {seconds:g} s")
         except WorkerDiedError as e:
             words = " / ".join(e.lines)[-LAST_WORDS:]
             played[next(n for n in left if n not in played)] = Played("CRASH", f"{e.how}: {words}")

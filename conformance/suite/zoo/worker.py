@@ -6,7 +6,9 @@ number i), `changes` (what differs from the request loaded), `folder`, and `watc
 "values": bool}`: the plan is played; graphs run whole, on the devices that llama.cpp chose, and without a callback
 unless `recorder.Watch` looks at what routers choose. The reply `{"batches": n, "notes": {…}, "spoilt": text}` comes
 with `folder/i.npz` (an array of results per batch) and, where watched, `folder/choices-i.npz`; or it is
-`{"failed": text, "complaints": […], "notes": {…}}`.
+`{"failed": text, "complaints": […], "notes": {…}}`. `verb` (a name of `verbs.table`), `part` and `folder`: a part
+of the verb is played; the reply `{"more": bool, "pairs": [what each compares, …]}` comes with `folder/VERB.npz` where
+it has no more parts; or it is `{"unsupported": text}`, or as that of a run that failed.
 """
 
 from __future__ import annotations
@@ -28,118 +30,19 @@ from conformance.case.recipe import MAKEABLE, make
 from conformance.case.streams import Stream
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
-from conformance.ggml.lib.layout import SET_TENSOR_DATA, Batch, GgufInitParams
-from conformance.ggml.lib.llama import Llama, put
+from conformance.ggml.lib.layout import Batch
+from conformance.ggml.lib.llama import Llama
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import TYPES
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch, split
 from conformance.suite.decoder.plan import Player
 
 from .family import Request
+from .load import LacksError, load_model, new_context
 from .model import recipe
 from .recorder import Recorder, Watch, load_choices, references, save_choices, step
-
-SPLIT_TENSOR = 3
-"""`LLAMA_SPLIT_MODE_TENSOR`: a meta device over several."""
-ALL_LAYERS = 999
-
-
-def load_model(
-    library: Llama, request: Request, device: str = "", weight: Callable[[Tensor, int], None] | None = None
-) -> int:
-    """The model of a request: a `llama_model *`; `weight` sets a weight's bytes where the file has metadata alone.
-
-    Several devices joined by `+` share each tensor, as by `-sm tensor`. Without a device it is on the CPU and nothing
-    beside it, where a callback would see a scheduler's split graph; weights are then not repacked.
-
-    Raises:
-        UsageError: there is no such device, or llama.cpp cannot load the model.
-        ConformanceError: what `weight` raised.
-    """
-    llama = library.llama
-    params = llama.model_default_params()
-    handles = _devices(library, device)
-    devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
-    put(params, n_gpu_layers=ALL_LAYERS if device else 0, use_extra_bufts=int(bool(device)))
-    if len(handles) > 1:
-        put(params, split_mode=SPLIT_TENSOR)
-    if put(params, devices=ctypes.cast(devices, ctypes.c_void_p)) and device:
-        raise UsageError(f"{library.title}: this llama.cpp chooses its devices itself: no llama_model_params.devices")
-    errors: list[ConformanceError] = []
-
-    def set_data(pointer: int, _data: int | None) -> None:
-        try:
-            if weight is not None:
-                weight(library.leaf(pointer), pointer)
-        except ConformanceError as e:
-            errors.append(e)
-
-    if request.from_file:
-        model = llama.model_load_from_file(os.fsencode(request.model), params)
-    else:
-        model = from_metadata(library, request.model, set_data, params)
-    if errors:
-        raise errors[0]
-    if not model:
-        raise UsageError(f"llama.cpp cannot load the model: {library.reason()}")
-    return int(model)
-
-
-def _devices(library: Llama, names: str) -> list[int]:
-    """The handles of devices joined by `+`; UsageError if one is not there, or these cannot be joined."""
-    handles: list[int] = []
-    for name in filter(None, names.split("+")):
-        handles.append(library.ggml.backend_dev_by_name(name.encode()) or 0)
-        if not handles[-1]:
-            raise UsageError(f"{library.title} has no device {name!r}")
-    if len(handles) > 1 and library.ggml.backend_meta_device is None:
-        raise UsageError(f"{library.title} cannot split tensors over {names}: it exports no ggml_backend_meta_device")
-    return handles
-
-
-def from_metadata(
-    library: Llama, path: str, set_data: Callable[[int, int | None], None], params: ctypes.Structure
-) -> int | None:
-    """`llama_model_init_from_user`: a model from metadata alone, each weight set by `set_data`; None where it fails.
-
-    UsageError if this llama.cpp makes none, or cannot read the metadata.
-    """
-    if library.llama.model_init_from_user is None:
-        raise UsageError(f"{library.title} makes no model from metadata: it exports no llama_model_init_from_user")
-    metadata = library.gguf.init_from_file(os.fsencode(path), GgufInitParams(True, None))
-    if not metadata:
-        raise UsageError(f"{path}: llama.cpp cannot read this metadata: {library.reason()}")
-    model: int | None = library.llama.model_init_from_user(metadata, SET_TENSOR_DATA(set_data), None, params)
-    return model
-
-
-def new_context(library: Llama, model: int, request: Request, callback: Any = None) -> int:  # noqa: ANN401  # ctypes' own
-    """A context as a request says: a `llama_context *`. The caller keeps `callback`, an `EVAL_CALLBACK`, alive.
-
-    Raises:
-        UsageError: llama.cpp cannot make it.
-    """
-    params = library.llama.context_default_params()
-    params.n_ctx = request.n_ctx * (1 if request.unified else request.n_seq_max)
-    params.n_batch = params.n_ctx
-    params.n_ubatch = min(request.n_ubatch, params.n_ctx)
-    params.n_seq_max = request.n_seq_max
-    params.n_threads = params.n_threads_batch = 1
-    params.type_k, params.type_v = TYPES[request.type_k].id, TYPES[request.type_v].id
-    params.embeddings = int(request.embeddings)
-    if put(params, flash_attn_type=int(request.flash_attn)):
-        put(params, flash_attn=int(request.flash_attn))
-    if put(params, kv_unified=int(request.unified)) and request.n_seq_max > 1 and not request.unified:
-        raise UsageError(f"{library.title}: this llama.cpp has one stream for all sequences: no kv_unified")
-    if put(params, swa_full=int(request.swa_full)) and not request.swa_full:
-        raise UsageError(f"{library.title}: this llama.cpp keeps every cell of a sliding window: no swa_full")
-    if callback is not None:
-        params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
-    context = library.llama.init_from_model(model, params)
-    if not context:
-        raise UsageError(f"llama.cpp cannot make a context: {library.reason()}")
-    return int(context)
+from .verbs.desk import Desk, RefusedError
+from .verbs.table import VERBS
 
 
 class Drive(Player):
@@ -275,6 +178,8 @@ def main() -> None:
         try:
             if "run" in header:
                 return models[-1].reply(header), ()
+            if "verb" in header:
+                return models[-1].verb(header), ()
             if "load" in header:
                 models.append(DeviceModel(Request(**header["load"]), header["device"]))
                 return {}, ()
@@ -385,6 +290,29 @@ class DeviceModel:
             return self.play(replace(self._request, **run["changes"]), Path(run["folder"]), run["run"], run["watch"])
         except ConformanceError as e:
             return {"failed": str(e), "complaints": self.complaints(), "notes": self.notes}
+
+    def verb(self, ask: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to the request for a verb."""
+        verb, folder = VERBS[ask["verb"]], Path(ask["folder"])
+        self.library.log.clear()
+        desk = Desk(self.library, self.model, self._request, folder, ask["part"])
+        if desk.kind not in verb.kinds:
+            return {"unsupported": f"makes no sense for a model of kind {desk.kind}"}
+        try:
+            with desk.clean():
+                pairs = list(verb.play(desk))
+        except LacksError as e:
+            return {"unsupported": f"this llama.cpp has no {e}"}
+        except RefusedError as e:
+            return {"unsupported": f"refused: {e}"}
+        except ConformanceError as e:
+            return {"failed": str(e), "complaints": self.complaints()}
+        arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(pairs) for k in ("actual", "expected")}
+        np.savez(folder / f"{verb.name}.npz", **arrays)
+        return {
+            "more": verb.parts > ask["part"] + 1,
+            "pairs": [{"what": p.what, "exact": p.exact, "apart": p.apart} for p in pairs],
+        }
 
     def play(self, request: Request, folder: Path, number: int, watch: dict[str, Any] | None) -> dict[str, Any]:
         """Play the request's plan on a context of its own and write what each batch gave, as run `number`.

@@ -1,0 +1,133 @@
+"""A model and a context of llama.cpp, as a request says."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.lib.layout import SET_TENSOR_DATA, GgufInitParams
+from conformance.ggml.lib.llama import Llama, put
+from conformance.ggml.tensor import Tensor
+from conformance.ggml.types import TYPES
+
+from .family import Request
+
+
+class LacksError(UsageError):
+    """A symbol, or a field of a struct, that this version of llama.cpp does not have."""
+
+
+SPLIT_TENSOR = 3
+"""`LLAMA_SPLIT_MODE_TENSOR`: a meta device over several."""
+ALL_LAYERS = 999
+
+
+def load_model(
+    library: Llama, request: Request, device: str = "", weight: Callable[[Tensor, int], None] | None = None
+) -> int:
+    """The model of a request: a `llama_model *`; `weight` sets a weight's bytes where the file has metadata alone.
+
+    Several devices joined by `+` share each tensor, as by `-sm tensor`. Without a device it is on the CPU and nothing
+    beside it, where a callback would see a scheduler's split graph; weights are then not repacked.
+
+    Raises:
+        UsageError: there is no such device, or llama.cpp cannot load the model.
+        ConformanceError: what `weight` raised.
+    """
+    llama = library.llama
+    params = llama.model_default_params()
+    handles = _devices(library, device)
+    devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
+    put(params, n_gpu_layers=ALL_LAYERS if device else 0, use_extra_bufts=int(bool(device)))
+    if len(handles) > 1:
+        put(params, split_mode=SPLIT_TENSOR)
+    if put(params, devices=ctypes.cast(devices, ctypes.c_void_p)) and device:
+        raise UsageError(f"{library.title}: this llama.cpp chooses its devices itself: no llama_model_params.devices")
+    errors: list[ConformanceError] = []
+
+    def set_data(pointer: int, _data: int | None) -> None:
+        try:
+            if weight is not None:
+                weight(library.leaf(pointer), pointer)
+        except ConformanceError as e:
+            errors.append(e)
+
+    if request.from_file:
+        model = llama.model_load_from_file(os.fsencode(request.model), params)
+    else:
+        model = from_metadata(library, request.model, set_data, params)
+    if errors:
+        raise errors[0]
+    if not model:
+        raise UsageError(f"llama.cpp cannot load the model: {library.reason()}")
+    return int(model)
+
+
+def _devices(library: Llama, names: str) -> list[int]:
+    """The handles of devices joined by `+`; UsageError if one is not there, or these cannot be joined."""
+    handles: list[int] = []
+    for name in filter(None, names.split("+")):
+        handles.append(library.ggml.backend_dev_by_name(name.encode()) or 0)
+        if not handles[-1]:
+            raise UsageError(f"{library.title} has no device {name!r}")
+    if len(handles) > 1 and library.ggml.backend_meta_device is None:
+        raise UsageError(f"{library.title} cannot split tensors over {names}: it exports no ggml_backend_meta_device")
+    return handles
+
+
+def from_metadata(
+    library: Llama, path: str, set_data: Callable[[int, int | None], None], params: ctypes.Structure
+) -> int | None:
+    """`llama_model_init_from_user`: a model from metadata alone, each weight set by `set_data`; None where it fails.
+
+    UsageError if this llama.cpp makes none, or cannot read the metadata.
+    """
+    if library.llama.model_init_from_user is None:
+        raise UsageError(f"{library.title} makes no model from metadata: it exports no llama_model_init_from_user")
+    metadata = library.gguf.init_from_file(os.fsencode(path), GgufInitParams(True, None))
+    if not metadata:
+        raise UsageError(f"{path}: llama.cpp cannot read this metadata: {library.reason()}")
+    model: int | None = library.llama.model_init_from_user(metadata, SET_TENSOR_DATA(set_data), None, params)
+    return model
+
+
+def new_context(
+    library: Llama,
+    model: int,
+    request: Request,
+    callback: Any = None,  # noqa: ANN401  # ctypes' own
+    more: Mapping[str, object] | None = None,
+) -> int:
+    """A context as a request says: a `llama_context *`. The caller keeps `callback`, an `EVAL_CALLBACK`, alive.
+
+    `more`: further fields of `llama_context_params`.
+
+    Raises:
+        LacksError: this version has no such field.
+        UsageError: llama.cpp cannot make it.
+    """
+    params = library.llama.context_default_params()
+    params.n_ctx = request.n_ctx * (1 if request.unified else request.n_seq_max)
+    params.n_batch = params.n_ctx
+    params.n_ubatch = min(request.n_ubatch, params.n_ctx)
+    params.n_seq_max = request.n_seq_max
+    params.n_threads = params.n_threads_batch = 1
+    params.type_k, params.type_v = TYPES[request.type_k].id, TYPES[request.type_v].id
+    params.embeddings = int(request.embeddings)
+    if put(params, flash_attn_type=int(request.flash_attn)):
+        put(params, flash_attn=int(request.flash_attn))
+    if put(params, kv_unified=int(request.unified)) and request.n_seq_max > 1 and not request.unified:
+        raise UsageError(f"{library.title}: this llama.cpp has one stream for all sequences: no kv_unified")
+    if put(params, swa_full=int(request.swa_full)) and not request.swa_full:
+        raise UsageError(f"{library.title}: this llama.cpp keeps every cell of a sliding window: no swa_full")
+    if lacking := put(params, **(more or {})):
+        raise LacksError(f"llama_context_params.{lacking[0]}")
+    if callback is not None:
+        params.cb_eval = ctypes.cast(callback, ctypes.c_void_p)
+    context = library.llama.init_from_model(model, params)
+    if not context:
+        raise UsageError(f"llama.cpp cannot make a context: {library.reason()}")
+    return int(context)

@@ -1,0 +1,265 @@
+"""Where a verb works: a loaded model, contexts on it, and what came of two ways."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
+from conformance.ggml.lib.layout import Batch
+from conformance.ggml.lib.llama import Llama
+from conformance.suite.zoo.family import Request
+from conformance.suite.zoo.load import LacksError, new_context
+
+F32 = NDArray[np.float32]
+Tokens = NDArray[np.int64]
+Kind = Literal["attention", "recurrent", "hybrid", "encoder", "encoder-decoder"]
+"""What a model remembers: a KV cache, states, both, nothing, or a KV cache beside what its encoder read."""
+Seqs: TypeAlias = "int | tuple[int, ...]"
+"""A sequence, or several that share tokens."""
+MROPE = (8, 40)
+"""`LLAMA_ROPE_TYPE_MROPE` and `IMROPE`: a position has four parts."""
+PROMPT, AFTER = 13, 3
+"""Tokens of an ordinary prompt, and steps after it."""
+
+
+class RefusedError(UsageError):
+    """llama.cpp declines by its documented answer, and may: a recurrent state cannot go back, for one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Results of two ways: `[rows, n]` each."""
+
+    what: str
+    """Which part of the verb, in words."""
+    actual: F32
+    expected: F32
+    exact: bool = False
+    """The same kernels ran on the same values: on a CPU with one thread equal to the bit."""
+    apart: bool = False
+    """These two must differ: else the verb would hold where llama.cpp did nothing."""
+
+
+@dataclass(slots=True)
+class Desk:
+    """A model and what verbs need beside it."""
+
+    library: Llama
+    model: int
+    """`llama_model *`."""
+    request: Request
+    folder: Path
+    part: int = 0
+    """Which of a verb's processes this is."""
+    contexts: list[int] = field(default_factory=list)
+    """`llama_context *` of every way; each lives until the verb is done."""
+
+    @property
+    def kind(self) -> Kind:
+        """What the model remembers."""
+        if self.request.embeddings or not self.call("model_has_decoder")(self.model):
+            return "encoder"
+        if self.call("model_has_encoder")(self.model):
+            return "encoder-decoder"
+        if self.call("model_is_recurrent")(self.model):
+            return "recurrent"
+        is_hybrid = self.library.llama.model_is_hybrid  # absent before b6400 or so
+        return "hybrid" if is_hybrid and is_hybrid(self.model) else "attention"
+
+    @property
+    def n_vocab(self) -> int:
+        """Tokens that there are."""
+        return int(self.call("vocab_n_tokens")(self.call("model_get_vocab")(self.model)))
+
+    @property
+    def n_embd(self) -> int:
+        """Elements of a row between layers."""
+        return int(self.call("model_n_embd")(self.model))
+
+    def call(self, name: str) -> Callable[..., Any]:
+        """`llama_NAME`; LacksError if this library exports none."""
+        function: Callable[..., Any] | None = getattr(self.library.llama, name)
+        if function is None:
+            raise LacksError(f"llama_{name}")
+        return function
+
+    def tokens(self, n: int, name: str = "prompt") -> Tokens:
+        """`n` tokens, always the same ones for a name and a number."""
+        return Stream(self.request.stream, f"verb {name}").integers(n, 0, self.n_vocab)
+
+    def way(
+        self,
+        n_seq_max: int = 1,
+        *,
+        unified: bool | None = None,
+        more: Mapping[str, object] | None = None,
+        **changes: Any,  # noqa: ANN401  # fields of a request
+    ) -> Way:
+        """A new context; `changes` are fields of `Request`, `more` of `llama_context_params`.
+
+        Its sequences have a stream of cells each where the architecture can have that, or as `unified` says;
+        RefusedError where it says what the architecture cannot.
+        """
+        if unified is False and self.request.unified:
+            raise RefusedError("this architecture runs in one stream of cells alone")
+        one = self.request.unified if unified is None else unified
+        request = replace(self.request, **{"n_seq_max": n_seq_max, "unified": one, **changes})
+        context = new_context(self.library, self.model, request, more=more)
+        self.contexts.append(context)
+        return Way(self, context, request)
+
+    @contextmanager
+    def clean(self) -> Iterator[None]:
+        """Free all contexts at the end."""
+        try:
+            yield
+        finally:
+            for context in self.contexts:
+                self.library.llama.free(context)
+            self.contexts.clear()
+
+
+class Way:
+    """One context, and where each of its sequences stands. An encoder-decoder has read the same text for each."""
+
+    def __init__(self, desk: Desk, context: int, request: Request) -> None:
+        self.desk, self.context, self.request = desk, context, request
+        self.next = [0] * request.n_seq_max
+        """Sequence -> the position of its next token."""
+        self.kind = desk.kind
+        owned = desk.call("get_memory")(context) if self.kind != "encoder" else 0
+        self.memory: int = owned or 0
+        """`llama_memory_t`."""
+        if self.kind == "encoder-decoder":
+            self._run("encode", [(seq, desk.tokens(7, "source")) for seq in range(request.n_seq_max)], every=True)
+
+    def feed(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32], every: bool = False) -> F32:
+        """Decode (or encode) in one batch new tokens of sequences, each at its next position.
+
+        A span's tokens may be embeddings, `[n, n_embd]`.
+
+        Returns the logits, or embeddings, of each span's last token, or of every token.
+
+        Raises:
+            UsageError: llama.cpp returned an error.
+        """
+        encodes = self.kind == "encoder"
+        self._run("encode" if encodes else "decode", spans, every=every or encodes)
+        lengths = [len(values) for _, values in spans]
+        n, ends = sum(lengths), np.cumsum(lengths) - 1
+        if encodes and self.pooled:
+            owners = sorted({s for seqs, _ in spans for s in (seqs if isinstance(seqs, tuple) else (seqs,))})
+            return self._results("get_embeddings_seq", owners, self.desk.n_embd)
+        at = list(range(n)) if every else ends.tolist()
+        if encodes:
+            return self._results("get_embeddings_ith", at, self.desk.n_embd)
+        return self._results("get_logits_ith", at, self.desk.n_vocab)
+
+    def decode(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32]) -> None:
+        """As `feed`, where nobody reads the results."""
+        self._run("decode", spans, every=False)
+
+    def steps(self, seq: int = 0, n: int = AFTER, name: str = "after") -> F32:
+        """Decode `n` tokens of a sequence one by one: `[n, n_vocab]`. An encoder reads them together."""
+        tokens = self.desk.tokens(n, name)
+        if self.kind == "encoder":
+            return self.feed((seq, tokens))
+        return np.concatenate([self.feed((seq, tokens[i : i + 1])) for i in range(n)])
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a sequence has one result for all its tokens."""
+        return self.kind == "encoder" and self.desk.call("pooling_type")(self.context) > 0
+
+    def _run(self, function: str, spans: Sequence[tuple[Seqs, Any]], *, every: bool) -> None:
+        ids = [s if isinstance(s, tuple) else (s,) for s, _ in spans]
+        pos: list[int] = []
+        outputs: list[bool] = []
+        seqs: list[tuple[int, ...]] = []
+        for owners, (_, values) in zip(ids, spans, strict=True):
+            begin = self.next[owners[0]] if function == "decode" else 0
+            pos += range(begin, begin + len(values))
+            outputs += [every] * (len(values) - 1) + [True]
+            seqs += [owners] * len(values)
+            for seq in owners if function == "decode" else ():
+                self.next[seq] = begin + len(values)
+        embeds = np.ndim(spans[0][1]) > 1
+        values = np.concatenate([np.asarray(v) for _, v in spans])
+        values = np.ascontiguousarray(values, np.float32 if embeds else np.int32)
+        n = len(pos)
+        parts = (
+            [pos, pos, pos, [0] * n]
+            if embeds and self.desk.call("model_rope_type")(self.desk.model) in MROPE
+            else [pos]
+        )
+        at = np.array(parts, np.int32)
+        flat = np.array([s for owners in seqs for s in owners], np.int32)
+        counts = np.array([len(owners) for owners in seqs], np.int32)
+        starts = (flat.ctypes.data + 4 * (np.cumsum(counts) - counts).astype(np.uint64)).astype(np.uint64)
+        wants = np.array(outputs, np.int8)
+        a = [ctypes.c_void_p(x.ctypes.data) for x in (values, at, counts, starts, wants)]
+        token, embd = (None, a[0]) if embeds else (a[0], None)
+        status = self.desk.call(function)(self.context, Batch(n, token, embd, *a[1:]))
+        if status:
+            raise UsageError(f"llama_{function} of {n} tokens returned {status}: {self.desk.library.reason()}")
+
+    def _results(self, name: str, at: Sequence[int], n: int) -> F32:
+        """Rows of `n` elements, as a getter of llama.cpp has them; UsageError where it has none."""
+        pointers = [self.desk.call(name)(self.context, i) for i in at]
+        if not all(pointers):
+            raise UsageError(f"llama_{name} returned NULL for {at[pointers.index(None)]}")
+        return np.stack([np.frombuffer(ctypes.string_at(p, 4 * n), np.float32) for p in pointers])
+
+    # --- memory
+
+    def rm(self, seq: int, p0: int = -1, p1: int = -1, *, may_refuse: bool = False) -> None:
+        """`llama_memory_seq_rm`; `seq` -1 for all sequences.
+
+        Raises:
+            RefusedError: it cannot, and `may_refuse` says that it need not.
+            UsageError: it cannot.
+        """
+        if not self.desk.call("memory_seq_rm")(self.memory, seq, p0, p1):
+            error = RefusedError if may_refuse else UsageError
+            raise error(f"llama_memory_seq_rm({seq}, {p0}, {p1}) returned false")
+        if p1 < 0:
+            for s in range(len(self.next)) if seq < 0 else [seq]:
+                self.next[s] = min(self.next[s], max(0, p0))
+
+    def cp(self, source: int, to: int) -> None:
+        """`llama_memory_seq_cp` of all tokens."""
+        self.desk.call("memory_seq_cp")(self.memory, source, to, -1, -1)
+        self.next[to] = self.next[source]
+
+    def keep(self, seq: int) -> None:
+        """`llama_memory_seq_keep`."""
+        self.desk.call("memory_seq_keep")(self.memory, seq)
+        self.next = [p if s == seq else 0 for s, p in enumerate(self.next)]
+
+    def add(self, seq: int, delta: int, p0: int = 0, p1: int = -1) -> None:
+        """`llama_memory_seq_add`; RefusedError if this memory says that it cannot shift."""
+        can_shift = self.desk.call("memory_can_shift")
+        if not can_shift(self.memory):
+            raise RefusedError("llama_memory_can_shift returned false")
+        self.desk.call("memory_seq_add")(self.memory, seq, p0, p1, delta)
+        if p1 < 0 or p1 >= self.next[seq]:
+            self.next[seq] += delta
+
+    def clear(self, *, data: bool = False) -> None:
+        """`llama_memory_clear`."""
+        self.desk.call("memory_clear")(self.memory, data)
+        self.next = [0] * len(self.next)
+
+
+def joined(*parts: F32) -> F32:
+    """Rows of several results below each other."""
+    return np.concatenate(parts)

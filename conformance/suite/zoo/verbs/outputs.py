@@ -1,0 +1,80 @@
+"""Verbs of inputs and outputs: embeddings in, which results are asked for, pooling, samplers on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from gguf import GGUFReader
+
+from conformance.ggml.errors import UsageError
+
+from .desk import AFTER, F32, PROMPT, Desk, Pair, RefusedError
+
+MEAN, CLS, LAST, NONE = 1, 2, 3, 0
+"""`enum llama_pooling_type`."""
+
+
+def embeddings_in(desk: Desk) -> Iterator[Pair]:
+    """Rows of the token embedding in place of tokens."""
+    table = next((t for t in GGUFReader(desk.request.model).tensors if t.name == "token_embd.weight"), None)
+    if table is None or table.data.dtype != np.float32:
+        raise RefusedError("the model's file holds no token embedding in F32")
+    text = desk.tokens(PROMPT)
+    rows: F32 = np.array(table.data)[text]
+    way, calm = desk.way(), desk.way()
+    yield Pair("the prompt", way.feed((0, rows)), calm.feed((0, text)))
+    yield Pair("steps after it", way.steps(), calm.steps())
+
+
+def every(desk: Desk) -> Iterator[Pair]:
+    """The results of all tokens, against those of the last, and of a few."""
+    text = desk.tokens(PROMPT)
+    all_of = desk.way().feed((0, text), every=True)
+    yield Pair("the last token", desk.way().feed((0, text)), all_of[-1:])
+    few = desk.way().feed((0, text[:4]), (0, text[4:9]), (0, text[9:]))
+    yield Pair("three tokens", few, all_of[[3, 8, PROMPT - 1]])
+
+
+def asked(desk: Desk) -> Iterator[Pair]:
+    """Embeddings are asked for, and then no more."""
+    way, calm, text = desk.way(), desk.way(), desk.tokens(PROMPT)
+    desk.call("set_embeddings")(way.context, True)  # C's signature
+    way.decode((0, text))
+    desk.call("set_embeddings")(way.context, False)
+    way.clear()
+    yield Pair("the prompt", way.feed((0, text)), calm.feed((0, text)))
+    yield Pair("steps after it", way.steps(), calm.steps())
+
+
+def pooling(desk: Desk, pooling_type: int) -> Iterator[Pair]:
+    """A pooled result is that of its tokens, computed on the host; of two sequences each."""
+    spans = [(seq, desk.tokens(7 + 4 * seq, f"prompt {seq}")) for seq in range(2)]
+    pooled = desk.way(2, more={"pooling_type": pooling_type}).feed(*spans)
+    rows = desk.way(2, more={"pooling_type": NONE}).feed(*spans, every=True)
+    of = [rows[:7], rows[7:]]
+    by = {MEAN: lambda r: r.mean(0), CLS: lambda r: r[0], LAST: lambda r: r[-1]}
+    yield Pair("both sequences", pooled, np.stack([by[pooling_type](r) for r in of]).astype(np.float32))
+
+
+def greedy(desk: Desk) -> Iterator[Pair]:
+    """A greedy sampler on the device takes the largest of the logits that another context gives."""
+    call = desk.call
+    chain = call("sampler_chain_init")(call("sampler_chain_default_params")())
+    call("sampler_chain_add")(chain, call("sampler_init_greedy")())
+    way, calm = desk.way(), desk.way()
+    if not call("set_sampler")(way.context, 0, chain):
+        raise RefusedError("llama_set_sampler returned false")
+    token = desk.tokens(PROMPT)
+    found, expected = [], []
+    for _ in range(AFTER + 1):
+        n = len(token)
+        way.decode((0, token))
+        found.append(call("get_sampled_token_ith")(way.context, n - 1))
+        logits = calm.feed((0, token))[0]
+        expected.append(int(logits.argmax()))
+        if found[-1] < 0:
+            raise UsageError("llama_get_sampled_token_ith gave no token, though a sampler is set")
+        token = np.array([expected[-1]])
+    rows = [np.eye(desk.n_vocab, dtype=np.float32)[tokens] for tokens in (found, expected)]
+    yield Pair("the tokens", rows[0], rows[1], exact=True)
