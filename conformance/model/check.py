@@ -1,0 +1,283 @@
+"""A model on backends: each against llama.cpp on its own CPU, and against float64 where a backend runs graphs.
+
+Two right runs of one model differ: ggml rounds activations to blocks of 8 bits before a product, another device does
+not. What that is worth is measured here and not declared: the reference runs the same graphs in float64 and in each
+arithmetic, and the distance of the two is what a right backend may differ by. The backend has no influence on it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec, resolve
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic
+from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.process.memory import resident
+from conformance.run.divergence import describe, sentence
+from conformance.run.isolation.guard import guard
+from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.oracle import REFERENCE, Oracle
+from conformance.suite.zoo.play import Device
+
+from . import figures, graphs, locate
+from .answer import LARGE, NOT_RUN, RIGHT, ROUNDING, SAME, WRONG, Answer
+from .graphs import Say, Trajectory, silent
+from .layers import layer_of, step_words
+from .locate import Found
+from .voice import Played, Voice
+
+F32 = NDArray[np.float32]
+FACTOR = 4.0
+"""Multiple of the reference's own NMSE that an arithmetic may cost, as of a recording (`run.recorded`): it is one draw
+of roundings, another run's is another."""
+FLOAT32 = 1e-9
+"""NMSE of logits that sums in another order are worth over a whole model."""
+GGML = "ggml"
+"""The adapter whose libraries llama.cpp itself runs on."""
+COPIED = 1 << 30
+"""Bytes of weights up to which a ggml device computes the graphs node by node as well: its process gets a copy."""
+AROUND = "each node by itself is right there, so what llama.cpp does around them is at fault (scheduler, placement or "
+AROUND += "repacking of weights)"
+
+
+@dataclass(slots=True)
+class Check:
+    """One model, one prompt, and what llama.cpp on its CPU makes of them."""
+
+    model: Path
+    case: Case
+    """The graphs that ran."""
+    prompt: Sequence[int]
+    reference: Played
+    device: Callable[[Spec], Device]
+    """Where llama.cpp runs for a spec of the adapter `ggml`."""
+    isolation: Isolation = field(default_factory=Isolation)
+    float64: float = 60.0
+    """Seconds that the reference may run in each arithmetic; what it did not reach is judged by what it did."""
+    folder: Path | None = None
+    """Where the shrunk case of a wrong backend is saved; None: nowhere."""
+    budget: float = 60.0
+    """Seconds of shrinking."""
+    say: Say = silent
+    oracle: Oracle = field(default_factory=Oracle)
+    _ran: list[tuple[Arithmetic, Trajectory]] = field(default_factory=list)
+
+    @property
+    def prompts(self) -> int:
+        """How many steps decode the prompt."""
+        return len(self.case.steps) - len(self.reference.tokens)
+
+    @property
+    def choices(self) -> slice:
+        """The rows of logits that choose a token."""
+        return slice(len(self.reference.logits) - len(self.reference.tokens) - 1, None)
+
+    def close(self) -> None:
+        """End the reference."""
+        self.oracle.close()
+
+    def of(self, spec: Spec) -> Answer:
+        """The answer about a backend; whatever fails there is part of the answer. UsageError and UnavailableError if it
+        cannot be opened.
+        """
+        answer, begun = Answer(str(spec)), time.monotonic()
+        with self._opened(spec) as backend:
+            try:
+                self._judge(spec, backend, answer)
+            except BackendError as e:
+                at = "" if e.step is None else f"in the {step_words(e.step, self.prompts)}: "
+                answer.verdict, answer.wrong = WRONG, f"{at}{e}"
+                answer.first_divergence = {"kind": "error", "step": e.step}
+        answer.seconds = time.monotonic() - begun
+        return answer
+
+    @contextmanager
+    def _opened(self, spec: Spec) -> Iterator[Backend]:
+        self.say(f"{spec}: opening it")
+        backend = guard(open_backend(spec, self.isolation), str(spec), None)
+        try:
+            yield backend
+        finally:
+            backend.close()
+
+    def _judge(self, spec: Spec, backend: Backend, answer: Answer) -> None:
+        say = self._saying(str(spec))
+        refused = self._refusal(backend)
+        found = None
+        if resolve(spec).name == GGML:
+            logits = self._heard(spec, answer)
+        elif refused:
+            answer.verdict, answer.wrong = NOT_RUN, refused
+            return
+        else:
+            found = graphs.run(backend, self.case, say=say)
+            logits, answer.resident = found.logits(self.case), resident(os.getpid())
+        arithmetic = backend.arithmetic_in(self.case)
+        hints = self._compare(answer, logits, arithmetic)
+        if why := self._not_by_nodes(spec, refused):
+            answer.notes.append(f"not judged node by node: {why}")
+        else:
+            reference = self.oracle.reference_in(arithmetic)
+            hints += self._by_chain(found, arithmetic) if found else []
+            steps = sorted({0, min(self.prompts, len(self.case.steps) - 1), len(self.case.steps) - 1})
+            looked = [(r, r.first_wrong(reference)) for r in graphs.look(backend, self.case, steps, say=say)]
+            if hints or any(wrong for _, wrong in looked):
+                say("looking for the first wrong node")
+                self._name(
+                    spec, answer, locate.first(backend, reference, self.case, looked, partial(self._opened, spec), say)
+                )
+        if answer.verdict != WRONG and hints:
+            self._unplaced(answer, min(hints), logits, heard=found is None and not refused)
+        if answer.verdict != WRONG:
+            self._conclude(answer, logits, arithmetic)
+
+    def _saying(self, name: str) -> Say:
+        return lambda text: self.say(f"{name}: {text}")
+
+    def _refusal(self, backend: Backend) -> str:
+        """Why the backend does not run the graphs; empty where it does."""
+        for k, step in enumerate(self.case.steps[: self.prompts + 1]):
+            for node, answer in zip(step.graph, backend.supports(step.graph), strict=True):
+                if not answer:
+                    return f"{node.op} {node.name} of the {step_words(k, self.prompts)}: {answer.reason}"
+        answer = backend.supports_case(self.case)
+        return "" if answer else answer.reason
+
+    def _heard(self, spec: Spec, answer: Answer) -> F32:
+        """The logits of llama.cpp on a device, given the reference's tokens."""
+        self.say(f"{spec}: llama.cpp decodes there")
+        n = len(self.reference.tokens)
+        try:
+            with closing(Voice(self.model, self.device(spec), time_limit=5 * self.isolation.time_limit)) as voice:
+                played = voice.play(self.prompt, n, self.reference.tokens)
+        except ConformanceError as e:
+            raise BackendError(str(e)) from None
+        answer.resident = played.resident
+        return played.logits
+
+    def _not_by_nodes(self, spec: Spec, refused: str) -> str:
+        """Why nodes are not judged one by one; empty where they are."""
+        if resolve(spec).name == REFERENCE:
+            return "it is the reference itself"
+        if refused:
+            return f"it does not take {refused}"
+        weights = sum(data.nbytes for data in self.case.persistent.values())
+        if resolve(spec).name == GGML and weights > COPIED:
+            return f"its process would hold {weights >> 20} MiB a second time"
+        return ""
+
+    # -- the logits ------------------------------------------------------------------------------------------------
+
+    def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
+        """The reference in an arithmetic, over as many steps as the time allows."""
+        for known, ran in self._ran:
+            if known == arithmetic:
+                return ran
+        say = self._saying(f"float64, rounding as {arithmetic.name}")
+        backend = self.oracle.reference_in(arithmetic)
+        self._ran.append((arithmetic, graphs.run(backend, self.case, say=say, seconds=self.float64)))
+        return self._ran[-1][1]
+
+    def _compare(self, answer: Answer, logits: F32, arithmetic: Arithmetic) -> list[int]:
+        """Hold the logits against llama.cpp's; the steps that rounding does not explain."""
+        reference = self.reference.logits
+        every = figures.measure(logits, reference)
+        answer.figures = figures.measure(logits[self.choices], reference[self.choices])
+        answer.tokens = [int(t) for t in logits[self.choices].argmax(1)]
+        if every.agree.all() and every.nmse.max() <= FLOAT32:
+            return []
+        exact, own, theirs = (self.trajectory(a).logits(self.case) for a in (EXACT, arithmetic, GGML_CPU))
+        first = self.choices.start
+        flips = figures.flips(logits, reference, [(exact, own), (exact, theirs)])
+        answer.flips = [f for f in flips if f.row >= first]
+        worth = allowance(len(reference), exact, own, theirs)
+        if len(exact) < len(reference):
+            answer.notes.append(f"float64 reached {len(exact)} of {len(reference)} rows in {self.float64:g} s")
+        over = {int(row) for row in np.flatnonzero(~(every.nmse <= worth))} | {f.row for f in flips if not f.near}
+        steps = self._steps()
+        return sorted({steps[row] for row in over})
+
+    def _steps(self) -> list[int]:
+        """The step of each row of logits."""
+        return [k for k, s in enumerate(self.case.steps) for _ in range(graphs.logits_of(s).ne[1])]
+
+    def _by_chain(self, found: Trajectory, arithmetic: Arithmetic) -> list[int]:
+        """The steps whose outputs, or last caches, are off by more than their chain of nodes may be."""
+        judged = graphs.judge(self.case, found, self.trajectory(arithmetic), arithmetic)
+        return sorted({j.step for j in judged if j.used > 1})
+
+    def _conclude(self, answer: Answer, logits: F32, arithmetic: Arithmetic) -> None:
+        f = answer.figures
+        assert f is not None
+        answer.verdict = RIGHT if f.kl_max <= SAME and f.agree.all() else ROUNDING
+        if f.kl_max > LARGE:
+            exact, ours = (self.trajectory(a).logits(self.case) for a in (EXACT, arithmetic))
+            n, reference = len(exact), self.reference.logits
+            theirs = max(figures.divergence(x, r) for x, r in zip(exact, reference, strict=False))
+            mine = max(figures.divergence(x, r) for x, r in zip(logits[: len(ours)], ours, strict=False))
+            answer.cause = (
+                f"llama.cpp's CPU rounds activations before products: float64 on the same graphs differs from it by KL "
+                f"{theirs:.1g}; this backend differs by KL {mine:.1g} from the reference that rounds as it declares "
+                f"({arithmetic.name}), over {n} rows"
+            )
+
+    # -- where it is wrong -----------------------------------------------------------------------------------------
+
+    def _name(self, spec: Spec, answer: Answer, found: Found | None) -> None:
+        """Say where it is wrong first, and save what shrinking makes of that."""
+        if found is None:
+            return
+        case, t = found.run.case, found.judged.tensor
+        graph = case.steps[0].graph
+        layer = layer_of(found.node, graph)
+        at = f"from layer {layer} on: " if layer is not None else ""
+        which = step_words(found.run.step, self.prompts)
+        answer.verdict = WRONG
+        answer.wrong = f"{at}{sentence(found.judged, case)}, {which}"
+        answer.cause = found.words
+        answer.first_divergence = {
+            **describe(found.judged, case, found.kind), "step": found.run.step, "layer": layer,
+            "node": graph.nodes.index(found.node) if found.node in graph.nodes else None,
+            "op": found.node.op, "name": found.node.name or t.name,
+        }  # fmt: skip
+        if self.folder is not None:
+            saved = locate.save(
+                spec, found, self.case, self.folder, self.isolation, self.budget, self._saying(str(spec))
+            )
+            answer.saved = str(saved.path)
+            answer.notes.append(saved.words)
+
+    def _unplaced(self, answer: Answer, step: int, logits: F32, *, heard: bool) -> None:
+        """Say that logits are wrong, where no node is."""
+        rows = [r for r, k in enumerate(self._steps()) if k == step]
+        nmse = max(figures.nmse(logits[r], self.reference.logits[r]) for r in rows)
+        kl = max(figures.divergence(logits[r], self.reference.logits[r]) for r in rows)
+        answer.verdict = WRONG
+        answer.wrong = f"in the logits: NMSE {nmse:.2g}, KL {kl:.2g}, {step_words(step, self.prompts)}"
+        answer.cause = AROUND if heard else ""
+        answer.first_divergence = {"kind": "graph", "step": step, "layer": None, "name": graphs.LOGITS, "nmse": nmse}
+
+
+def allowance(rows: int, exact: F32, *others: F32) -> NDArray[np.float64]:
+    """The NMSE by which right logits may differ in each row: what each of `others`, the reference in two arithmetics,
+    differs by from `exact`, added as roots; the largest of any row so far. Rows that these lack have the last one's.
+    """
+    found, worst = np.zeros(rows), FLOAT32
+    for row in range(rows):
+        if row < min(len(exact), *(len(o) for o in others)):
+            roots = [sqrt(FACTOR * figures.nmse(o[row], exact[row])) for o in others]
+            worst = max(worst, sum(roots) ** 2)
+        found[row] = worst
+    return found
