@@ -28,6 +28,7 @@ from conformance.process.memory import resident
 from conformance.run.divergence import describe, sentence
 from conformance.run.isolation.guard import guard
 from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.watchdog import Watchdog
 from conformance.run.oracle import REFERENCE, Oracle
 from conformance.suite.zoo.play import Device
 
@@ -73,6 +74,10 @@ class Check:
     say: Say = silent
     oracle: Oracle = field(default_factory=Oracle)
     _ran: list[tuple[Arithmetic, Trajectory]] = field(default_factory=list)
+    _watchdog: Watchdog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._watchdog = Watchdog(self.isolation.time_limit)
 
     @property
     def prompts(self) -> int:
@@ -85,8 +90,9 @@ class Check:
         return slice(len(self.reference.logits) - len(self.reference.tokens) - 1, None)
 
     def close(self) -> None:
-        """End the reference."""
+        """End the reference and the watch over backends in this process."""
         self.oracle.close()
+        self._watchdog.close()
 
     def of(self, spec: Spec) -> Answer:
         """The answer about a backend; whatever fails there is part of the answer. UsageError and UnavailableError if it
@@ -100,13 +106,15 @@ class Check:
                 at = "" if e.step is None else f"in the {step_words(e.step, self.prompts)}: "
                 answer.verdict, answer.wrong = WRONG, f"{at}{e}"
                 answer.first_divergence = {"kind": "error", "step": e.step}
+            finally:
+                self._watchdog.rest()
         answer.seconds = time.monotonic() - begun
         return answer
 
     @contextmanager
     def _opened(self, spec: Spec) -> Iterator[Backend]:
         self.say(f"{spec}: opening it")
-        backend = guard(open_backend(spec, self.isolation), str(spec), None)
+        backend = guard(open_backend(spec, self.isolation, self._watchdog), str(spec), self._watchdog)
         try:
             yield backend
         finally:
@@ -129,19 +137,37 @@ class Check:
         if why := self._not_by_nodes(spec, refused):
             answer.notes.append(f"not judged node by node: {why}")
         else:
-            reference = self.oracle.reference_in(arithmetic)
-            hints += self._by_chain(found, arithmetic) if found else []
-            steps = sorted({0, min(self.prompts, len(self.case.steps) - 1), len(self.case.steps) - 1})
-            looked = [(r, r.first_wrong(reference)) for r in graphs.look(backend, self.case, steps, say=say)]
-            if hints or any(wrong for _, wrong in looked):
-                say("looking for the first wrong node")
-                self._name(
-                    spec, answer, locate.first(backend, reference, self.case, looked, partial(self._opened, spec), say)
-                )
-        if answer.verdict != WRONG and hints:
+            hints = self._by_nodes(spec, backend, answer, found, hints)
+        if answer.verdict == WRONG:
+            return
+        if hints:
             self._unplaced(answer, min(hints), logits, heard=found is None and not refused)
-        if answer.verdict != WRONG:
+        else:
             self._conclude(answer, logits, arithmetic)
+
+    def _by_nodes(
+        self, spec: Spec, backend: Backend, answer: Answer, found: Trajectory | None, hints: Sequence[int]
+    ) -> list[int]:
+        """Judge a run by the chains of its nodes, and the nodes of three steps alone; name what is wrong first. The
+        steps of `hints` and others that are wrong, as far as no choice of experts explains them.
+        """
+        say, last = self._saying(str(spec)), len(self.case.steps) - 1
+        arithmetic = backend.arithmetic_in(self.case)
+        reference = self.oracle.reference_in(arithmetic)
+        wrong = sorted({*hints, *(self._by_chain(found, arithmetic) if found else ())})
+        steps = sorted({0, min(self.prompts, last), last})
+        looked = [(run, run.first_wrong(reference)) for run in graphs.look(backend, self.case, steps, say=say)]
+        if not wrong and not any(judged for _, judged in looked):
+            return []
+        say("looking for the first wrong node")
+        first = locate.first(backend, reference, self.case, looked, partial(self._opened, spec), say)
+        if first is None:
+            return wrong
+        if first.kind == locate.TIE:
+            answer.notes.append(f"{first.words}; what follows is not judged")
+            return [k for k in wrong if k < first.run.step]
+        self._name(spec, answer, first)
+        return wrong
 
     def _saying(self, name: str) -> Say:
         return lambda text: self.say(f"{name}: {text}")
@@ -235,10 +261,8 @@ class Check:
 
     # -- where it is wrong -----------------------------------------------------------------------------------------
 
-    def _name(self, spec: Spec, answer: Answer, found: Found | None) -> None:
+    def _name(self, spec: Spec, answer: Answer, found: Found) -> None:
         """Say where it is wrong first, and save what shrinking makes of that."""
-        if found is None:
-            return
         case, t = found.run.case, found.judged.tensor
         graph = case.steps[0].graph
         layer = layer_of(found.node, graph)

@@ -20,7 +20,7 @@ from conformance.judge.judge import Judged, judge_step
 from conformance.report.runfile import write_text
 from conformance.report.snippet import cpp, python
 from conformance.run.blame import SECOND, TOGETHER
-from conformance.run.divergence import GRAPH, KEPT, NODE
+from conformance.run.divergence import GRAPH, KEPT, NODE, OPS, near_tie
 from conformance.run.execute import execute
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
@@ -32,6 +32,8 @@ from .graphs import Say, StepRun, alone, caches_of, compute, look
 
 Anew = Callable[[], AbstractContextManager[Backend]]
 """Opens the backend once more, and closes it."""
+TIE = "tie"
+"""Kind of a divergence that is none: another choice of experts, at scores closer than they round."""
 WORDS = {NODE: "this node is wrong by itself", GRAPH: TOGETHER, KEPT: SECOND}
 
 
@@ -43,7 +45,9 @@ class Found:
     """As of the only step of `run`."""
     run: StepRun
     kind: str
-    """As of a divergence."""
+    """As of a divergence, or `TIE`."""
+    tie: str = ""
+    """The choice in words."""
 
     @property
     def node(self) -> Tensor:
@@ -53,7 +57,7 @@ class Found:
     @property
     def words(self) -> str:
         """What kind of fault it is."""
-        return WORDS[self.kind]
+        return self.tie or WORDS[self.kind]
 
 
 def _writer(t: Tensor, graph: Graph) -> Tensor:
@@ -70,9 +74,11 @@ def first(
     anew: Anew,
     say: Say,
 ) -> Found | None:
-    """The first wrong node of a run, or the first wrong cache or output where each node by itself is right; None where
-    nothing is wrong step by step. `looked` are steps whose nodes were judged, each with the first wrong one.
-    `reference` computes in the backend's arithmetic. BackendError if either fails.
+    """The first wrong node of a run, or the first wrong cache or output where each node by itself is right, or a choice
+    of experts at a near-tie (`TIE`) that explains it; None where nothing is wrong step by step.
+
+    `looked` are steps whose nodes were judged, each with the first wrong one. `reference` computes in the backend's
+    arithmetic. BackendError if either fails.
     """
     seen = next(((run, wrong) for run, wrong in looked if wrong is not None), None)
     upto = len(case.steps) if seen is None else seen[0].step
@@ -83,6 +89,8 @@ def first(
     wrong = run.first_wrong(reference)
     if wrong is not None:
         return Found(wrong, run, NODE)
+    if tie := _tie(run, reference):
+        return Found(seen[1], seen[0], NODE) if seen else replace(step, kind=TIE, tie=tie)
     bare = step.run
     with anew() as fresh:
         right = not any(j.used > 1 for j in _judge(bare.case, reference, _values(fresh, bare.case)))
@@ -104,6 +112,15 @@ def _first_step(backend: Backend, reference: Backend, case: Case, upto: int, say
                 nodes = step.graph.nodes
                 return Found(min(wrong, key=lambda j: nodes.index(_writer(j.tensor, step.graph))), run, GRAPH)
     return None
+
+
+def _tie(run: StepRun, reference: Backend) -> str:
+    """The choice of experts at a near-tie that explains what is wrong in a step each of whose nodes is right alone."""
+    if not any(n.op in OPS for n in run.case.steps[0].graph):
+        return ""
+    mine = run.case.steps[0].expected
+    right = execute(reference, _bare(run.case), every_node=[0]).steps[0].outputs
+    return near_tie(run.case, [mine], [right], reference.arithmetic())
 
 
 def _judge(case: Case, reference: Backend, values: Mapping[Tensor, Bytes]) -> list[Judged]:
