@@ -27,6 +27,10 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     """What it would take after each of the reference's tokens."""
     flips: list[Flip] = field(default_factory=list)
+    reading: Figures | None = None
+    """Of a given text, against llama.cpp on its CPU; nothing is judged by it."""
+    perplexity: float | None = None
+    """Of that text."""
     wrong: str = ""
     """Where it is wrong, in words; or why it did not run."""
     cause: str = ""
@@ -58,7 +62,7 @@ class Answer:
 
     def to_json(self) -> dict[str, JSON]:
         """As the record has it; numbers that are none are null."""
-        f = self.figures
+        f, r = self.figures, self.reading
         return {
             "answer": self.sentence(),
             "verdict": self.verdict,
@@ -74,6 +78,10 @@ class Answer:
                 for p in self.flips
             ],
             "kl_rows": [_number(x) for x in f.kl.tolist()] if f else None,
+            "perplexity": None if r is None or self.perplexity is None else {
+                "value": _number(self.perplexity), "kl": {"max": _number(r.kl_max), "mean": _number(r.kl_mean)},
+                "top1": r.top1,
+            },
             "case": self.saved or None,
             "notes": list(self.notes),
             "seconds": round(self.seconds, 2),

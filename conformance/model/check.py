@@ -53,6 +53,20 @@ AROUND = "each node by itself is right there, so what llama.cpp does around them
 AROUND += "repacking of weights)"
 
 
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text whose perplexity is told: its tokens, what llama.cpp on its CPU made of them, and the graphs that ran."""
+
+    tokens: Sequence[int]
+    played: Played
+    case: Case
+
+    @property
+    def perplexity(self) -> float:
+        """By llama.cpp on its CPU."""
+        return figures.perplexity(self.played.logits, self.tokens)
+
+
 @dataclass(slots=True)
 class Check:
     """One model, one prompt, and what llama.cpp on its CPU makes of them."""
@@ -65,8 +79,10 @@ class Check:
     device: Callable[[Spec], Device]
     """Where llama.cpp runs for a spec of the adapter `ggml`."""
     isolation: Isolation = field(default_factory=Isolation)
-    float64: float = 60.0
-    """Seconds that the reference may run in each arithmetic; what it did not reach is judged by what it did."""
+    float64: float = 120.0
+    """Seconds of processor time that the reference may take in each arithmetic; rows that it does not reach are judged
+    by those that it does."""
+    text: Text | None = None
     folder: Path | None = None
     """Where the shrunk case of a wrong backend is saved; None: nowhere."""
     budget: float = 60.0
@@ -131,7 +147,10 @@ class Check:
             return
         else:
             found = graphs.run(backend, self.case, say=say)
-            logits, answer.resident = found.logits(self.case), resident(os.getpid())
+            logits = found.logits(self.case)
+            if self.text is not None:
+                self._read(answer, graphs.run(backend, self.text.case, say=say).logits(self.text.case))
+            answer.resident = resident(os.getpid())
         arithmetic = backend.arithmetic_in(self.case)
         hints = self._compare(answer, logits, arithmetic)
         if why := self._not_by_nodes(spec, refused):
@@ -169,6 +188,12 @@ class Check:
         self._name(spec, answer, first)
         return wrong
 
+    def _read(self, answer: Answer, logits: F32) -> None:
+        """Note what a backend makes of the text."""
+        assert self.text is not None
+        answer.reading = figures.measure(logits, self.text.played.logits)
+        answer.perplexity = figures.perplexity(logits, self.text.tokens)
+
     def _saying(self, name: str) -> Say:
         return lambda text: self.say(f"{name}: {text}")
 
@@ -188,6 +213,8 @@ class Check:
         try:
             with closing(Voice(self.model, self.device(spec), time_limit=5 * self.isolation.time_limit)) as voice:
                 played = voice.play(self.prompt, n, self.reference.tokens)
+                if self.text is not None:
+                    self._read(answer, voice.play(self.text.tokens, every=True).logits)
         except ConformanceError as e:
             raise BackendError(str(e)) from None
         answer.resident = played.resident
@@ -226,11 +253,16 @@ class Check:
             return []
         exact, own, theirs = (self.trajectory(a).logits(self.case) for a in (EXACT, arithmetic, GGML_CPU))
         first = self.choices.start
-        flips = figures.flips(logits, reference, [(exact, own), (exact, theirs)])
+        pairs = ((exact, own), (exact, theirs), (exact, reference))
+        flips = figures.flips(logits, reference, rounding(*pairs))
         answer.flips = [f for f in flips if f.row >= first]
-        worth = allowance(len(reference), exact, own, theirs)
+        worth = allowance(*pairs)
         if len(exact) < len(reference):
-            answer.notes.append(f"float64 reached {len(exact)} of {len(reference)} rows in {self.float64:g} s")
+            answer.notes.append(
+                f"float64 reached {len(exact)} of {len(reference)} rows in {self.float64:g} s of processor time"
+            )
+        if (far := worst(figures.nmse, exact, reference)) > (most := FACTOR * worst(figures.nmse, exact, theirs)):
+            answer.notes.append(f"llama.cpp's CPU is off from float64 by NMSE {far:.2g}; {most:.2g} is explained")
         over = {int(row) for row in np.flatnonzero(~(every.nmse <= worth))} | {f.row for f in flips if not f.near}
         steps = self._steps()
         return sorted({steps[row] for row in over})
@@ -251,8 +283,8 @@ class Check:
         if f.kl_max > LARGE:
             exact, ours = (self.trajectory(a).logits(self.case) for a in (EXACT, arithmetic))
             n, reference = len(exact), self.reference.logits
-            theirs = max(figures.divergence(x, r) for x, r in zip(exact, reference, strict=False))
-            mine = max(figures.divergence(x, r) for x, r in zip(logits[: len(ours)], ours, strict=False))
+            theirs = worst(figures.divergence, reference, exact)
+            mine = worst(figures.divergence, ours, logits)
             answer.cause = (
                 f"llama.cpp's CPU rounds activations before products: float64 on the same graphs differs from it by KL "
                 f"{theirs:.1g}; this backend differs by KL {mine:.1g} from the reference that rounds as it declares "
@@ -294,14 +326,24 @@ class Check:
         answer.first_divergence = {"kind": "graph", "step": step, "layer": None, "name": graphs.LOGITS, "nmse": nmse}
 
 
-def allowance(rows: int, exact: F32, *others: F32) -> NDArray[np.float64]:
-    """The NMSE by which right logits may differ in each row: what each of `others`, the reference in two arithmetics,
-    differs by from `exact`, added as roots; the largest of any row so far. Rows that these lack have the last one's.
+Pair = tuple[F32, F32]
+"""Logits of two right runs, `[rows, n_vocab]` of as many rows or fewer, that differ by rounding alone."""
+
+
+def worst(apart: Callable[[F32, F32], float], one: F32, other: F32) -> float:
+    """How far two runs are apart in the row in which they are furthest."""
+    return max(apart(a, b) for a, b in zip(other, one, strict=False))
+
+
+def allowance(own: Pair, *theirs: Pair) -> float:
+    """The NMSE by which right logits may differ: what rounding costs the backend and the other side, as roots. `own` is
+    the reference in float64 and in the backend's arithmetic, `theirs` are as much of llama.cpp's.
     """
-    found, worst = np.zeros(rows), FLOAT32
-    for row in range(rows):
-        if row < min(len(exact), *(len(o) for o in others)):
-            roots = [sqrt(FACTOR * figures.nmse(o[row], exact[row])) for o in others]
-            worst = max(worst, sum(roots) ** 2)
-        found[row] = worst
-    return found
+    costs = worst(figures.nmse, *own), max(worst(figures.nmse, *pair) for pair in theirs)
+    return max(FLOAT32, sum(sqrt(FACTOR * cost) for cost in costs) ** 2)
+
+
+def rounding(own: Pair, *theirs: Pair) -> float:
+    """By how much rounding may move the difference of two logits; arguments as of `allowance`."""
+    costs = worst(figures.apart, *own), max(worst(figures.apart, *pair) for pair in theirs)
+    return 2 * sum(costs)

@@ -89,6 +89,12 @@ def _log_softmax(logits: F32) -> F64:
     return np.asarray(x - np.log(np.exp(x).sum()))
 
 
+def perplexity(logits: F32, tokens: Sequence[int]) -> float:
+    """How many tokens a row of `logits` is in doubt among, on average: row i is asked for token i + 1."""
+    rows = zip(logits, tokens[1:], strict=False)
+    return float(np.exp(-np.mean([_log_softmax(row)[token] for row, token in rows])))
+
+
 def nmse(found: F32, reference: F32) -> float:
     """Energy of one row's error / energy of the reference; infinite where a logit of only one is no finite number."""
     if not np.array_equal(np.isfinite(found), np.isfinite(reference)):
@@ -100,24 +106,17 @@ def nmse(found: F32, reference: F32) -> float:
     return error / energy if energy else (0.0 if not error else inf)
 
 
-def flips(found: F32, reference: F32, others: Sequence[tuple[F32, F32]]) -> list[Flip]:
-    """The rows in which `found` prefers another token than `reference`.
-
-    `others` are pairs of right logits, of as many rows or fewer, that differ by rounding alone: in each row the largest
-    difference of each pair, at any token and in any row so far, is what rounding may move one logit by; a margin is the
-    difference of two.
-    """
-    out, worst = [], 0.0
+def flips(found: F32, reference: F32, rounding: float) -> list[Flip]:
+    """The rows in which `found` prefers another token than `reference`; `rounding` as of a `Flip`."""
+    out = []
     for row, (f, r) in enumerate(zip(found, reference, strict=True)):
-        here = [_apart(a[row], b[row]) for a, b in others if row < min(len(a), len(b))]
-        worst = max(worst, sum(here))
         mine, theirs = int(f.argmax()), int(r.argmax())
         if mine != theirs:
-            out.append(Flip(row, theirs, mine, float(r[theirs]) - float(r[mine]), 2 * worst))
+            out.append(Flip(row, theirs, mine, float(r[theirs]) - float(r[mine]), rounding))
     return out
 
 
-def _apart(a: F32, b: F32) -> float:
+def apart(a: F32, b: F32) -> float:
     """The largest difference of two rows, whose common offset does not count: no token's probability depends on it."""
     d = a.astype(np.float64) - b.astype(np.float64)
     d = d[np.isfinite(d)]

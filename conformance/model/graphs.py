@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backend.interface import Backend, Session, Witness
+from conformance.backend.interface import Backend, Session
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import Arithmetic
 from conformance.ggml.errors import BackendError, UsageError
@@ -39,8 +39,6 @@ class Trajectory:
     caches: dict[Tensor, Bytes] = field(default_factory=dict)
     """After the last step; empty where time ran out before, without those that the backend cannot show."""
     complete: bool = False
-    seconds: float = 0.0
-    witness: Witness | None = None
 
     def logits(self, case: Case) -> F32:
         """`[rows, n_vocab]`, of every step's rows in order; UsageError as of `logits_of`."""
@@ -61,21 +59,19 @@ def _rows(t: Tensor, data: Bytes) -> F32:
 
 
 def run(backend: Backend, case: Case, *, say: Say = silent, seconds: float = inf) -> Trajectory:
-    """Run the steps in order; after `seconds` no further step begins. BackendError, which knows its step, if the
-    backend failed.
+    """Run the steps in order. After `seconds` of this process's processor time none begins but the first. BackendError,
+    which knows its step, if the backend failed.
     """
-    found, begun = Trajectory(), time.monotonic()
+    found, begun = Trajectory(), time.process_time()
     with backend.open(case) as session:
         for k, step in enumerate(case.steps):
-            if time.monotonic() - begun > seconds:
+            if k and time.process_time() - begun > seconds:
                 break
             say(f"step {k + 1} of {len(case.steps)}")
             found.outputs.append(dict(compute(session, k, step)))
         else:
             found.complete = True
             found.caches = caches_of(session, case)
-        found.witness = session.witness()
-    found.seconds = time.monotonic() - begun
     return found
 
 

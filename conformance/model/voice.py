@@ -37,6 +37,8 @@ class Play:
     """These, or None: each the most likely."""
     logits: str
     case: str = ""
+    every: bool = False
+    """Results of every token of the prompt, not of the last alone."""
 
     @property
     def n_ctx(self) -> int:
@@ -49,8 +51,7 @@ class Played:
     """What one voice made of a prompt and the tokens after it."""
 
     logits: F32
-    """`[rows, n_vocab]`: of each token whose results were wanted, in order; the last row of the prompt, then one a
-    token."""
+    """`[rows, n_vocab]`: of each token whose results were wanted, in order."""
     tokens: list[int]
     """After the prompt."""
     resident: int | None
@@ -103,19 +104,23 @@ class Voice:
         """The text of each token; its number where the vocabulary has no texts."""
         return list(self._ask({"words": list(tokens)})["words"]) if self.has_words else [f"<{t}>" for t in tokens]
 
-    def play(self, prompt: Sequence[int], decode: int, forced: Sequence[int] | None = None) -> Played:
-        """Decode `prompt` and `decode` tokens after it, those of `forced` or each the most likely."""
-        return self._play(prompt, decode, forced, "")
+    def play(
+        self, prompt: Sequence[int], decode: int = 0, forced: Sequence[int] | None = None, *, every: bool = False
+    ) -> Played:
+        """Decode `prompt` and `decode` tokens after it, those of `forced` or each the most likely. `every`: the results
+        of each token of the prompt are wanted, too.
+        """
+        return self._play(prompt, decode, forced, "", every)
 
-    def record(self, prompt: Sequence[int], decode: int) -> tuple[Played, Case]:
+    def record(self, prompt: Sequence[int], decode: int = 0, *, every: bool = False) -> tuple[Played, Case]:
         """The same, each token the most likely, and the graphs that ran; weights stay in the model's file."""
         file = Path(self._folder.name, "case.gguf")
-        played = self._play(prompt, decode, None, str(file))
+        played = self._play(prompt, decode, None, str(file), every)
         return played, casefile.read_one(file, models=[self._model.resolve().parent])
 
-    def _play(self, prompt: Sequence[int], decode: int, forced: Sequence[int] | None, case: str) -> Played:
+    def _play(self, prompt: Sequence[int], decode: int, forced: Sequence[int] | None, case: str, every: bool) -> Played:
         file = Path(self._folder.name, "logits.npy")
-        play = Play(list(prompt), decode, None if forced is None else list(forced), str(file), case)
+        play = Play(list(prompt), decode, None if forced is None else list(forced), str(file), case, every)
         tokens = self._ask({"play": asdict(play)})["tokens"]
         logits: F32 = np.load(file)
         return Played(logits, tokens, resident(self._worker.pid))

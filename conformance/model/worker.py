@@ -61,10 +61,10 @@ def main() -> None:
 class Reader(Drive):
     """Decodes given tokens of one sequence."""
 
-    def read(self, tokens: list[int]) -> None:
-        """Decode `tokens` after those before them; the results of the last are wanted."""
+    def read(self, tokens: list[int], *, every: bool = False) -> None:
+        """Decode `tokens` after those before them; the results of the last are wanted, or of `every` one."""
         self._given = np.array(tokens, np.int64)
-        self.prompt([len(tokens)])
+        self.prompt([len(tokens)], every=every)
 
     def batch(self, n_tokens: list[int], n_vocab: int, *, every: bool) -> Ubatch:
         """The given tokens; UsageError for one that the vocabulary lacks."""
@@ -131,7 +131,7 @@ class Model(DeviceModel):
 
         begin = recorder.begin if recorder else lambda _: None
         reader = Reader(self.library, self.model, context, request, begin=begin, each=each)
-        reader.read(play.prompt)
+        reader.read(play.prompt, every=play.every)
         tokens: list[int] = []
         for k in range(play.decode):
             tokens.append(play.forced[k] if play.forced is not None else int(rows[-1][-1].argmax()))

@@ -21,12 +21,13 @@ from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.cli import main
+from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.library import WHEEL
 from conformance.ggml.tensor import Bytes, Tensor
-from conformance.model import figures
+from conformance.model import figures, graphs
 from conformance.model.answer import RIGHT, ROUNDING, WRONG
-from conformance.model.check import Check, allowance
+from conformance.model.check import Check, Text, allowance, rounding
 from conformance.model.voice import Voice
 from conformance.run.runner import Runner
 from conformance.suite.zoo.play import Device
@@ -69,6 +70,16 @@ def test_a_device_of_llama_is_right(check: Check) -> None:
     """The wheel's CPU, chosen as a device, gives the same distribution, and each of its nodes is right."""
     answer = check.of(Spec("ggml"))
     assert (answer.verdict, answer.sentence(), answer.notes) == (RIGHT, "right", [])
+
+
+def test_a_text_has_a_row_for_each_token(model: Path, check: Check) -> None:
+    """Graphs with results of every token give llama.cpp's own perplexity, but for rounding."""
+    with closing(Voice(model, Device("llama.cpp"))) as voice:
+        text = Text(PROMPT, *voice.record(PROMPT, every=True))
+    found = graphs.run(check.oracle.reference_in(EXACT), text.case).logits(text.case)
+    assert found.shape == text.played.logits.shape == (len(PROMPT), voice.n_vocab)
+    assert figures.perplexity(found, PROMPT) == pytest.approx(text.perplexity, rel=0.05)
+    assert np.array_equal(text.played.logits[-1].argmax(), check.reference.logits[0].argmax())
 
 
 def test_float64_differs_by_rounding(check: Check) -> None:
@@ -266,23 +277,30 @@ def test_what_two_rows_are_apart() -> None:
     assert figures.nmse(np.array([0.0, np.inf], np.float32), row) == np.inf
 
 
+def test_perplexity_of_rows() -> None:
+    """One row in two equal minds, one certain: the geometric mean; the last row is asked for nothing."""
+    rows = np.array([[0.0, 0.0], [50.0, 0.0], [0.0, 9.0]], np.float32)
+    assert figures.perplexity(rows, [0, 1, 0]) == pytest.approx(np.sqrt(2.0))
+
+
 def test_a_flip_is_explained_by_rounding_alone() -> None:
-    """Another token is near where two right runs are as far apart as the margin, and no earlier row's is forgotten."""
+    """Another token is near where right runs are as far apart as the margin in some row; an offset does not count."""
     reference = np.array([[1.0, 0.5, 0.0], [1.0, 0.9, 0.0]], np.float32)
     found = reference[:, [1, 0, 2]]
-    exact = np.zeros((1, 3), np.float32)
-    rounded = np.array([[0.1, -0.1, 0.0]], np.float32)
-    first, second = figures.flips(found, reference, [(exact, rounded)])
+    exact = np.zeros((2, 3), np.float32)
+    same, moved = exact + np.float32(3), np.array([[0.1, -0.1, 0.0]], np.float32)
+    worth = rounding((exact, same), (exact, moved), (exact, exact))
+    assert worth == pytest.approx(0.2)
+    first, second = figures.flips(found, reference, worth)
     assert (first.near, second.near) == (False, True)
     assert first.margin == pytest.approx(0.5)
-    assert first.rounding == second.rounding == pytest.approx(0.2)
-    assert not figures.flips(found, reference, [(exact, exact)])[1].near
+    assert not figures.flips(found, reference, rounding((exact, same), (exact, exact)))[1].near
 
 
 def test_the_allowance_is_what_arithmetics_cost() -> None:
-    """Roots add; the largest so far holds on, also for rows that float64 did not reach."""
+    """Roots add, of the worst row of each side, and of the worse of two draws of one side."""
     exact = np.ones((2, 4), np.float32)
-    one = exact * np.array([[1.1], [1.0]], np.float32)
-    found = allowance(3, exact, one, one)
-    assert found == pytest.approx([16 * 0.01] * 3, rel=1e-5)
-    assert allowance(1, exact, exact)[0] < 1e-6
+    one, two = (exact * np.array([[1.0], [by]], np.float32) for by in (1.1, 1.05))
+    assert allowance((exact, one), (exact, two), (exact, one)) == pytest.approx(16 * 0.01, rel=1e-5)
+    assert allowance((exact, exact), (exact, one)) == pytest.approx(4 * 0.01, rel=1e-5)
+    assert allowance((exact, exact), (exact, exact)) < 1e-6

@@ -18,7 +18,7 @@ from conformance.cli.output import line, table
 from conformance.ggml.errors import UsageError
 from conformance.ggml.text import shell
 from conformance.model.answer import NOT_RUN, WRONG, Answer
-from conformance.model.check import Check
+from conformance.model.check import Check, Text
 from conformance.model.voice import Played, Voice
 from conformance.report.progress import Progress
 from conformance.report.runfile import write_json
@@ -32,6 +32,8 @@ PROMPT = "The capital of France is"
 """What is decoded where the user names nothing."""
 MADE_UP = 8
 """Tokens of a prompt for a model whose vocabulary has no texts."""
+READ = 256
+"""Tokens of a text whose perplexity is told: the logits of each are held."""
 SHOWN = 5
 """Changed tokens that are printed."""
 
@@ -45,9 +47,11 @@ SHOWN = 5
 @click.option("--decode", type=click.IntRange(0), default=64, show_default=True, help="Tokens after the prompt.")
 @click.option("--lib", metavar="BUILD", help="Whose CPU is the reference, as `conform builds` reads it; default: the "
               "wheel's.")  # fmt: skip
-@click.option("--float64-time", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="SECONDS",
-              help="What the reference in float64 may take, for each arithmetic.")  # fmt: skip
+@click.option("--float64-time", type=click.FloatRange(min=0), default=120.0, show_default=True, metavar="SECONDS",
+              help="Processor time of the reference in float64, for each arithmetic.")  # fmt: skip
 @click.option("--shrink-time", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="SECONDS")
+@click.option("--perplexity", "text_file", type=ExistingFile, metavar="FILE",
+              help="Also the perplexity of the first tokens of a text in UTF-8.")  # fmt: skip
 @click.option("-o", "--output", type=Folder, metavar="DIR", help="Save the shrunk case of what is wrong in DIR.")
 @json_option
 @isolation
@@ -61,6 +65,7 @@ def check_model(
     lib: str | None,
     float64_time: float,
     shrink_time: float,
+    text_file: Path | None,
     output: Path | None,
     json_path: Path | None,
     isolation: Isolation,
@@ -89,16 +94,23 @@ def check_model(
             asked = _prompt(voice, prompt, prompt_file, tokens)
             played, case = voice.record(asked, decode)
             words = voice.words([*asked, *played.tokens])
-            check = Check(model, case, asked, played, _device, isolation, float64_time, output, shrink_time)
-            check.say = lambda text: state.__setitem__(0, text)
+            text = None if text_file is None else _text(voice, text_file)
+            check = Check(model, case, asked, played, _device, isolation, float64_time, text, output, shrink_time)
+            check.say = lambda words: state.__setitem__(0, words)
             _begin(asked, words, played, case)
             with closing(check):
                 for spec in specs:
                     answers.append(check.of(spec))
-                    _show(answers[-1], voice)
+                    _show(answers[-1], voice, text.perplexity if text else None)
     _table(answers)
     if json_path:
-        tokens_of = {"prompt": list(asked), "decode": decode, "tokens": played.tokens, "text": "".join(words)}
+        tokens_of = {
+            "prompt": list(asked),
+            "decode": decode,
+            "tokens": played.tokens,
+            "text": "".join(words),
+            "perplexity": text.perplexity if text else None,
+        }
         by_backend = {a.backend: a.to_json() for a in answers}
         write_json(json_path, {**header("check-model"), "model": model.name, **tokens_of, "backends": by_backend})
     if any(a.verdict == WRONG for a in answers):
@@ -130,13 +142,25 @@ def _prompt(voice: Voice, prompt: str | None, file: Path | None, tokens: str | N
         except ValueError:
             raise UsageError(f"--tokens {tokens[:40]!r}: numbers joined by commas expected, such as 1,15,7") from None
     if file is not None:
-        try:
-            prompt = file.read_text("utf-8")
-        except UnicodeDecodeError as e:
-            raise UsageError(f"{file}: UTF-8 expected, byte {e.start} is none; iconv converts it") from None
+        prompt = _utf8(file)
     if prompt is None and not voice.has_words:
         return [t % voice.n_vocab for t in range(1, MADE_UP + 1)]
     return voice.tokens(PROMPT if prompt is None else prompt)
+
+
+def _utf8(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{file}: UTF-8 expected, byte {e.start} is none; iconv converts it") from None
+
+
+def _text(voice: Voice, file: Path) -> Text:
+    """The first tokens of a text, and what llama.cpp makes of each; UsageError for fewer than two."""
+    tokens = voice.tokens(_utf8(file))[:READ]
+    if len(tokens) < 2:
+        raise UsageError(f"{file}: two tokens at least expected for a perplexity, {len(tokens)} found")
+    return Text(tokens, *voice.record(tokens, every=True))
 
 
 def _begin(prompt: Sequence[int], words: Sequence[str], played: Played, case: Case) -> None:
@@ -149,7 +173,7 @@ def _begin(prompt: Sequence[int], words: Sequence[str], played: Played, case: Ca
     line(f"weights {weights >> 20} MiB, mapped from the file; caches {caches / (1 << 20):.1f} MiB", err=True)
 
 
-def _show(answer: Answer, voice: Voice) -> None:
+def _show(answer: Answer, voice: Voice, reference: float | None) -> None:
     """Print the answer, and the text where it is another."""
     line(f"{answer.backend}: {answer.sentence()}")
     if answer.cause:
@@ -160,6 +184,10 @@ def _show(answer: Answer, voice: Voice) -> None:
         ours, theirs = voice.words([flip.expected, flip.found])
         line(f"  row {flip.row}: {ours!r}, on the backend {theirs!r}: margin {flip.margin:.2g}, "
              f"rounding {flip.rounding:.2g}")  # fmt: skip
+    if answer.reading is not None:
+        r = answer.reading
+        line(f"  perplexity {answer.perplexity:.4g} (llama.cpp {reference:.4g}), KL {r.kl_max:.1g} at most, "
+             f"{r.kl_mean:.1g} on average, top 1 {r.top1:.1%}")  # fmt: skip
     for note in answer.notes:
         line(f"  {note}")
 
