@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bisect": (".release", "Find the first build that has a cause."),
     "capture": (".llama", "Record what llama.cpp runs as a case file."),
     "card": (".checks", "Print a device's card: how it rounds, what is allowed, what that would hide."),
+    "check-model": (".model", "Is a model right on backends? If not, from which layer, node and step on."),
     "cases": (".cases", "List case ids, smallest first within a family."),
     "causes": (".reports", "Group the failures of a run by cause."),
     "findings": (".reports", "Write a page of the causes of runs, with room for a person's words."),

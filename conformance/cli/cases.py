@@ -200,14 +200,48 @@ def _other(path: Path) -> str:
     except OSError:
         return ""
     if head[:4] != b"GGUF":
-        kind = "a text file" if head and _is_text(head) else "empty" if not head else "another kind of file"
-        return f"this is {kind}, not a case: a .gguf that --save-failures or `conform capture` wrote is expected"
-    key = _ARCHITECTURE.search(head)
-    name = head[key.end() : key.end() + key[1][0]].decode("ascii", "replace") if key else ARCHITECTURE
+        return f"this is {_kind(head)}, not a case: a .gguf that --save-failures or `conform capture` wrote is expected"
+    name = _architecture(head) or ARCHITECTURE
     if name == ARCHITECTURE:
         return ""
     keys = int.from_bytes(head[16:24], "little")
-    return f"this is a model ({name}, {keys} keys), not a case: `conform capture {path} -o case.gguf` makes one of it"
+    return (
+        f"this is a model ({name}, {keys} keys), not a case: `conform check-model {path} --backend NAME` judges a "
+        f"backend on it, `conform capture {path} -o case.gguf` makes a case of it"
+    )
+
+
+def architecture_of(model: Path) -> str:
+    """The architecture of a model file, "" where it stands nowhere near the file's begin.
+
+    UsageError for what is no model: it says what it is, and what to type instead.
+    """
+    if model.is_dir():
+        n = sum(1 for _ in model.glob("*.gguf"))
+        raise UsageError(f"{model}: a model file expected, this is a folder; it has {n} .gguf files: {model}/*.gguf")
+    if not model.exists():
+        raise UsageError(f"{model}: there is no such file; a model in GGUF expected")
+    with model.open("rb") as f:
+        head = f.read(HEAD)
+    if head[:4] != b"GGUF":
+        raise UsageError(
+            f"{model}: this is {_kind(head)}, not a model in GGUF: llama.cpp's convert_hf_to_gguf.py makes one, and "
+            "`conform make-model --arch llama -o tiny.gguf` a tiny one"
+        )
+    name = _architecture(head)
+    if name == ARCHITECTURE:
+        raise UsageError(f"{model}: this is a case, not a model: conform run {model} --backend NAME")
+    return name
+
+
+def _architecture(head: bytes) -> str:
+    """`general.architecture` in the first bytes of a GGUF file; "" where it is not there."""
+    key = _ARCHITECTURE.search(head)
+    return head[key.end() : key.end() + key[1][0]].decode("ascii", "replace") if key else ""
+
+
+def _kind(head: bytes) -> str:
+    return "a text file" if head and _is_text(head) else "empty" if not head else "another kind of file"
 
 
 def _is_text(head: bytes) -> bool:

@@ -224,6 +224,17 @@ class Library:
             self.ggml.backend_tensor_get(pointer, data.__array_interface__["data"][0], 0, size)
         return data
 
+    def mapped(self, pointer: int, size: int) -> Bytes:
+        """The first `size` bytes of the tensor at an address: read-only where they lie, as long as its buffer is there;
+        a copy where the host cannot read them.
+        """
+        c = self.struct(pointer)
+        if not size or not self.ggml.backend_buft_is_host(self.ggml.backend_buffer_get_type(c.buffer)):
+            return self.get(pointer, size)
+        data: Bytes = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(c.data))
+        data.flags.writeable = False
+        return data
+
     def set(self, pointer: int, data: Bytes) -> None:
         """Set the first bytes of the tensor at an address."""
         if data.size:

@@ -40,7 +40,10 @@ class GraphRecord:
 
 
 class Recorder:
-    """Its `callback` goes into `llama_context_params.cb_eval`; of the first `whole` graphs it records every node."""
+    """Its `callback` goes into `llama_context_params.cb_eval`; of the first `whole` graphs it records every node.
+
+    Weights are not copied, so the model must outlive what was recorded.
+    """
 
     def __init__(self, library: Llama, *, whole: int = 0) -> None:
         self._library = library
@@ -134,7 +137,8 @@ class Recorder:
 
     def _leaf(self, pointer: int, buffer: int | None, t: Tensor) -> None:
         usage = self._library.ggml.backend_buffer_get_usage(buffer) if buffer else USAGE_COMPUTE
-        data = self._library.get(pointer, nbytes(t)) if buffer else np.zeros(nbytes(t), np.uint8)
+        read = self._library.mapped if usage == USAGE_WEIGHTS else self._library.get
+        data = read(pointer, nbytes(t)) if buffer else np.zeros(nbytes(t), np.uint8)
         if usage != USAGE_WEIGHTS and (usage == USAGE_COMPUTE or t.flags & FLAG_INPUT):
             self.graphs[-1].inputs[t] = data
             return

@@ -1,0 +1,211 @@
+"""`conform check-model`: one model, one prompt, backends against llama.cpp on its own CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import click
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.cli.cases import architecture_of
+from conformance.cli.llama import device, llama_of
+from conformance.cli.options import ExistingFile, Folder, backend_option, isolation, json_option
+from conformance.cli.output import line, table
+from conformance.ggml.errors import UsageError
+from conformance.ggml.text import shell
+from conformance.model.answer import NOT_RUN, WRONG, Answer
+from conformance.model.check import Check, Text
+from conformance.model.voice import Played, Voice
+from conformance.report.progress import Progress
+from conformance.report.runfile import write_json
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.session.environment import header
+from conformance.suite.zoo.model import table as architectures
+from conformance.suite.zoo.play import Device
+
+WRONG_CODE, NOTHING = 1, 3
+PROMPT = "The capital of France is"
+"""What is decoded where the user names nothing."""
+MADE_UP = 8
+"""Tokens of a prompt for a model whose vocabulary has no texts."""
+READ = 256
+"""Tokens of a text whose perplexity is told: the logits of each are held."""
+SHOWN = 5
+"""Changed tokens that are printed."""
+
+
+@click.command("check-model")
+@click.argument("model", type=click.Path(path_type=Path))
+@backend_option
+@click.option("--prompt", help=f"Default: {PROMPT!r}.")
+@click.option("--prompt-file", type=ExistingFile, metavar="FILE", help="A prompt in UTF-8.")
+@click.option("--tokens", metavar="N,N,…", help="A prompt as tokens, for a vocabulary without texts.")
+@click.option("--decode", type=click.IntRange(0), default=64, show_default=True, help="Tokens after the prompt.")
+@click.option("--lib", metavar="BUILD", help="Whose CPU is the reference, as `conform builds` reads it; default: the "
+              "wheel's.")  # fmt: skip
+@click.option("--float64-time", type=click.FloatRange(min=0), default=120.0, show_default=True, metavar="SECONDS",
+              help="Processor time of the reference in float64, for each arithmetic.")  # fmt: skip
+@click.option("--shrink-time", type=click.FloatRange(min=0), default=60.0, show_default=True, metavar="SECONDS")
+@click.option("--perplexity", "text_file", type=ExistingFile, metavar="FILE",
+              help="Also the perplexity of the first tokens of a text in UTF-8.")  # fmt: skip
+@click.option("-o", "--output", type=Folder, metavar="DIR", help="Save the shrunk case of what is wrong in DIR.")
+@json_option
+@isolation
+def check_model(
+    model: Path,
+    backends: Sequence[str],
+    prompt: str | None,
+    prompt_file: Path | None,
+    tokens: str | None,
+    decode: int,
+    lib: str | None,
+    float64_time: float,
+    shrink_time: float,
+    text_file: Path | None,
+    output: Path | None,
+    json_path: Path | None,
+    isolation: Isolation,
+) -> None:
+    """Is MODEL.gguf right on a backend? If not: from which layer, node and step on.
+
+    llama.cpp on its own CPU chooses each token, and every backend gets the same ones. A backend of the adapter `ggml`
+    is a device that llama.cpp itself runs on; any other runs the graphs that llama.cpp laid out. Exit code 0: right,
+    or different by rounding alone; 1: one is wrong; 2: bad input; 3: one could not run the model.
+    """
+    if not backends:
+        raise UsageError(
+            f"check-model: --backend NAME expected: conform check-model {shell([str(model)])} --backend ggml"
+        )
+    if sum(given is not None for given in (prompt, prompt_file, tokens)) > 1:
+        raise UsageError("check-model: one of --prompt, --prompt-file and --tokens expected, several given")
+    arch = architecture_of(model)
+    specs = [Spec.parse(text) for text in dict.fromkeys(backends)]
+    state = ["llama.cpp decodes on its CPU"]
+    known = architectures().get(arch)
+    answers: list[Answer] = []
+    cpu = Device("llama.cpp", llama_of(lib))
+    with Progress().of(lambda: state[0]):
+        flash_attn = known is None or known.flash_attn
+        with closing(_load(model, arch, cpu, flash_attn, 10 * isolation.time_limit)) as voice:
+            asked = _prompt(voice, prompt, prompt_file, tokens)
+            played, case = voice.record(asked, decode)
+            words = voice.words([*asked, *played.tokens])
+            text = None if text_file is None else _text(voice, text_file)
+            check = Check(model, case, asked, played, _device, isolation, float64_time, text, output, shrink_time)
+            check.say = lambda words: state.__setitem__(0, words)
+            _begin(asked, words, played, case)
+            with closing(check):
+                for spec in specs:
+                    answers.append(check.of(spec))
+                    _show(answers[-1], voice, text.perplexity if text else None)
+    _table(answers)
+    if json_path:
+        tokens_of = {
+            "prompt": list(asked),
+            "decode": decode,
+            "tokens": played.tokens,
+            "text": "".join(words),
+            "perplexity": text.perplexity if text else None,
+        }
+        by_backend = {a.backend: a.to_json() for a in answers}
+        write_json(json_path, {**header("check-model"), "model": model.name, **tokens_of, "backends": by_backend})
+    if any(a.verdict == WRONG for a in answers):
+        sys.exit(WRONG_CODE)
+    sys.exit(NOTHING if any(a.verdict == NOT_RUN for a in answers) else 0)
+
+
+def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: float) -> Voice:
+    """llama.cpp with the model; UsageError if it cannot load it says what to type next."""
+    try:
+        return Voice(model, cpu, flash_attn=flash_attn, time_limit=time_limit)
+    except UsageError as e:
+        known = "conform capture --list shows the architectures that it knows, --lib BUILD takes another llama.cpp"
+        hint = "is the file whole?" if arch in architectures() else known
+        raise UsageError(f"{model}: {e}; {hint}") from None
+
+
+def _device(spec: Spec) -> Device:
+    """Where llama.cpp runs for a spec; without `device=` on the library's CPU as users have it, weights repacked."""
+    found = device(spec)
+    return found if found.device else Device(found.name, found.lib, "CPU", found.environment)
+
+
+def _prompt(voice: Voice, prompt: str | None, file: Path | None, tokens: str | None) -> list[int]:
+    """The tokens of the prompt that the user gave, or of a short one; UsageError if it cannot be read."""
+    if tokens is not None:
+        try:
+            return [int(t) for t in tokens.split(",")]
+        except ValueError:
+            raise UsageError(f"--tokens {tokens[:40]!r}: numbers joined by commas expected, such as 1,15,7") from None
+    if file is not None:
+        prompt = _utf8(file)
+    if prompt is None and not voice.has_words:
+        return [t % voice.n_vocab for t in range(1, MADE_UP + 1)]
+    return voice.tokens(PROMPT if prompt is None else prompt)
+
+
+def _utf8(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as e:
+        raise UsageError(f"{file}: UTF-8 expected, byte {e.start} is none; iconv converts it") from None
+
+
+def _text(voice: Voice, file: Path) -> Text:
+    """The first tokens of a text, and what llama.cpp makes of each; UsageError for fewer than two."""
+    tokens = voice.tokens(_utf8(file))[:READ]
+    if len(tokens) < 2:
+        raise UsageError(f"{file}: two tokens at least expected for a perplexity, {len(tokens)} found")
+    return Text(tokens, *voice.record(tokens, every=True))
+
+
+def _begin(prompt: Sequence[int], words: Sequence[str], played: Played, case: Case) -> None:
+    """Print what llama.cpp made of the prompt."""
+    n = len(prompt)
+    caches = sum(len(case.persistent[t]) for t in case.caches())
+    weights = sum(len(data) for data in case.persistent.values()) - caches
+    line(f"prompt, {n} tokens: {''.join(words[:n])}")
+    line(f"llama.cpp, {len(played.tokens)} tokens: {''.join(words[n:])}")
+    line(f"weights {weights >> 20} MiB, mapped from the file; caches {caches / (1 << 20):.1f} MiB", err=True)
+
+
+def _show(answer: Answer, voice: Voice, reference: float | None) -> None:
+    """Print the answer, and the text where it is another."""
+    line(f"{answer.backend}: {answer.sentence()}")
+    if answer.cause:
+        line(f"  {answer.cause}")
+    if answer.flips:
+        line(f"  greedy: {''.join(voice.words(answer.tokens))}")
+    for flip in answer.flips[:SHOWN]:
+        ours, theirs = voice.words([flip.expected, flip.found])
+        line(f"  row {flip.row}: {ours!r}, on the backend {theirs!r}: margin {flip.margin:.2g}, "
+             f"rounding {flip.rounding:.2g}")  # fmt: skip
+    if answer.reading is not None:
+        r = answer.reading
+        line(f"  perplexity {answer.perplexity:.4g} (llama.cpp {reference:.4g}), KL {r.kl_max:.1g} at most, "
+             f"{r.kl_mean:.1g} on average, top 1 {r.top1:.1%}")  # fmt: skip
+    for note in answer.notes:
+        line(f"  {note}")
+
+
+def _table(answers: Sequence[Answer]) -> None:
+    rows = [
+        (a.backend, a.verdict, *_figures(a), f"{a.seconds:.0f}", "" if a.resident is None else a.resident >> 20)
+        for a in answers
+    ]
+    table(
+        rows,
+        ["backend", "answer", "KL max", "KL mean", "top 1", "least margin", "s", "MiB held"],
+        disable_numparse=True,
+    )
+
+
+def _figures(answer: Answer) -> tuple[str, str, str, str]:
+    f = answer.figures
+    if f is None:
+        return "", "", "", ""
+    return f"{f.kl_max:.1e}", f"{f.kl_mean:.1e}", f"{f.top1:.1%}", f"{float(f.margin.min()):.2g}"

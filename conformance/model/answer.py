@@ -1,0 +1,93 @@
+"""The answer about one backend: right, differs by rounding, or wrong and where from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from conformance.case.case import JSON
+
+from .figures import Figures, Flip
+
+RIGHT, ROUNDING, WRONG, NOT_RUN = "right", "rounding", "wrong", "not run"
+"""Verdicts."""
+SAME = 1e-6
+"""KL divergence, in nats, up to which two distributions are the same: float32 rounding of logits is worth less."""
+LARGE = 1e-3
+"""KL divergence above which an answer names its cause."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What is said of one backend."""
+
+    backend: str
+    verdict: str = NOT_RUN
+    figures: Figures | None = None
+    """Against llama.cpp on its CPU."""
+    tokens: list[int] = field(default_factory=list)
+    """What it would take after each of the reference's tokens."""
+    flips: list[Flip] = field(default_factory=list)
+    reading: Figures | None = None
+    """Of a given text, against llama.cpp on its CPU; nothing is judged by it."""
+    perplexity: float | None = None
+    """Of that text."""
+    wrong: str = ""
+    """Where it is wrong, in words; or why it did not run."""
+    cause: str = ""
+    """What the difference comes from."""
+    first_divergence: dict[str, JSON] | None = None
+    saved: str = ""
+    """The file of the shrunk case."""
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    resident: int | None = None
+    """Bytes that its process held after the run."""
+
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        if self.verdict == NOT_RUN:
+            return f"not run: {self.wrong}"
+        if self.verdict == WRONG:
+            return f"wrong {self.wrong}"
+        if self.verdict == RIGHT or self.figures is None:
+            return "right"
+        return f"differs by rounding: KL {self.figures.kl_max:.1g}, {self._changed()}"
+
+    def _changed(self) -> str:
+        if not self.flips:
+            return "no greedy token changed"
+        worst = max(self.flips, key=lambda f: f.margin)
+        many = "1 greedy token" if len(self.flips) == 1 else f"{len(self.flips)} greedy tokens"
+        return f"{many} changed at a margin of {worst.margin:.2g}, below the rounding of {worst.rounding:.2g}"
+
+    def to_json(self) -> dict[str, JSON]:
+        """As the record has it; numbers that are none are null."""
+        f, r = self.figures, self.reading
+        return {
+            "answer": self.sentence(),
+            "verdict": self.verdict,
+            "kl": {"max": _number(f.kl_max), "mean": _number(f.kl_mean)} if f else None,
+            "top1": f.top1 if f else None,
+            "greedy_equal": bool(f.agree.all()) if f else None,
+            "first_divergence": self.first_divergence,
+            "cause": self.cause or None,
+            "tokens": list(self.tokens),
+            "flips": [
+                {"row": p.row, "expected": p.expected, "found": p.found, "margin": _number(p.margin),
+                 "rounding": _number(p.rounding)}
+                for p in self.flips
+            ],
+            "kl_rows": [_number(x) for x in f.kl.tolist()] if f else None,
+            "perplexity": None if r is None or self.perplexity is None else {
+                "value": _number(self.perplexity), "kl": {"max": _number(r.kl_max), "mean": _number(r.kl_mean)},
+                "top1": r.top1,
+            },
+            "case": self.saved or None,
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 2),
+            "resident_bytes": self.resident,
+        }  # fmt: skip
+
+
+def _number(x: float) -> float | None:
+    return x if abs(x) < float("inf") else None

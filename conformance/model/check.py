@@ -1,0 +1,349 @@
+"""A model on backends: each against llama.cpp on its own CPU, and against float64 where a backend runs graphs.
+
+Two right runs of one model differ: ggml rounds activations to blocks of 8 bits before a product, another device does
+not. What that is worth is measured here and not declared: the reference runs the same graphs in float64 and in each
+arithmetic, and the distance of the two is what a right backend may differ by. The backend has no influence on it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.backend.interface import Backend
+from conformance.backend.registry import Spec, resolve
+from conformance.case.case import Case
+from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic
+from conformance.ggml.errors import BackendError, ConformanceError
+from conformance.process.memory import resident
+from conformance.run.divergence import describe, sentence
+from conformance.run.isolation.guard import guard
+from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.watchdog import Watchdog
+from conformance.run.oracle import REFERENCE, Oracle
+from conformance.suite.zoo.play import Device
+
+from . import figures, graphs, locate
+from .answer import LARGE, NOT_RUN, RIGHT, ROUNDING, SAME, WRONG, Answer
+from .graphs import Say, Trajectory, silent
+from .layers import layer_of, step_words
+from .locate import Found
+from .voice import Played, Voice
+
+F32 = NDArray[np.float32]
+FACTOR = 4.0
+"""Multiple of the reference's own NMSE that an arithmetic may cost, as of a recording (`run.recorded`): it is one draw
+of roundings, another run's is another."""
+FLOAT32 = 1e-9
+"""NMSE of logits that sums in another order are worth over a whole model."""
+GGML = "ggml"
+"""The adapter whose libraries llama.cpp itself runs on."""
+COPIED = 1 << 30
+"""Bytes of weights up to which a ggml device computes the graphs node by node as well: its process gets a copy."""
+AROUND = "each node by itself is right there, so what llama.cpp does around them is at fault (scheduler, placement or "
+AROUND += "repacking of weights)"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text whose perplexity is told: its tokens, what llama.cpp on its CPU made of them, and the graphs that ran."""
+
+    tokens: Sequence[int]
+    played: Played
+    case: Case
+
+    @property
+    def perplexity(self) -> float:
+        """By llama.cpp on its CPU."""
+        return figures.perplexity(self.played.logits, self.tokens)
+
+
+@dataclass(slots=True)
+class Check:
+    """One model, one prompt, and what llama.cpp on its CPU makes of them."""
+
+    model: Path
+    case: Case
+    """The graphs that ran."""
+    prompt: Sequence[int]
+    reference: Played
+    device: Callable[[Spec], Device]
+    """Where llama.cpp runs for a spec of the adapter `ggml`."""
+    isolation: Isolation = field(default_factory=Isolation)
+    float64: float = 120.0
+    """Seconds of processor time that the reference may take in each arithmetic; rows that it does not reach are judged
+    by those that it does."""
+    text: Text | None = None
+    folder: Path | None = None
+    """Where the shrunk case of a wrong backend is saved; None: nowhere."""
+    budget: float = 60.0
+    """Seconds of shrinking."""
+    say: Say = silent
+    oracle: Oracle = field(default_factory=Oracle)
+    _ran: list[tuple[Arithmetic, Trajectory]] = field(default_factory=list)
+    _watchdog: Watchdog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._watchdog = Watchdog(self.isolation.time_limit)
+
+    @property
+    def prompts(self) -> int:
+        """How many steps decode the prompt."""
+        return len(self.case.steps) - len(self.reference.tokens)
+
+    @property
+    def choices(self) -> slice:
+        """The rows of logits that choose a token."""
+        return slice(len(self.reference.logits) - len(self.reference.tokens) - 1, None)
+
+    def close(self) -> None:
+        """End the reference and the watch over backends in this process."""
+        self.oracle.close()
+        self._watchdog.close()
+
+    def of(self, spec: Spec) -> Answer:
+        """The answer about a backend; whatever fails there is part of the answer. UsageError and UnavailableError if it
+        cannot be opened.
+        """
+        answer, begun = Answer(str(spec)), time.monotonic()
+        with self._opened(spec) as backend:
+            try:
+                self._judge(spec, backend, answer)
+            except BackendError as e:
+                at = "" if e.step is None else f"in the {step_words(e.step, self.prompts)}: "
+                answer.verdict, answer.wrong = WRONG, f"{at}{e}"
+                answer.first_divergence = {"kind": "error", "step": e.step}
+            finally:
+                self._watchdog.rest()
+        answer.seconds = time.monotonic() - begun
+        return answer
+
+    @contextmanager
+    def _opened(self, spec: Spec) -> Iterator[Backend]:
+        self.say(f"{spec}: opening it")
+        backend = guard(open_backend(spec, self.isolation, self._watchdog), str(spec), self._watchdog)
+        try:
+            yield backend
+        finally:
+            backend.close()
+
+    def _judge(self, spec: Spec, backend: Backend, answer: Answer) -> None:
+        say = self._saying(str(spec))
+        refused = self._refusal(backend)
+        found = None
+        if resolve(spec).name == GGML:
+            logits = self._heard(spec, answer)
+        elif refused:
+            answer.verdict, answer.wrong = NOT_RUN, refused
+            return
+        else:
+            found = graphs.run(backend, self.case, say=say)
+            logits = found.logits(self.case)
+            if self.text is not None:
+                self._read(answer, graphs.run(backend, self.text.case, say=say).logits(self.text.case))
+            answer.resident = resident(os.getpid())
+        arithmetic = backend.arithmetic_in(self.case)
+        hints = self._compare(answer, logits, arithmetic)
+        if why := self._not_by_nodes(spec, refused):
+            answer.notes.append(f"not judged node by node: {why}")
+        else:
+            hints = self._by_nodes(spec, backend, answer, found, hints)
+        if answer.verdict == WRONG:
+            return
+        if hints:
+            self._unplaced(answer, min(hints), logits, heard=found is None and not refused)
+        else:
+            self._conclude(answer, logits, arithmetic)
+
+    def _by_nodes(
+        self, spec: Spec, backend: Backend, answer: Answer, found: Trajectory | None, hints: Sequence[int]
+    ) -> list[int]:
+        """Judge a run by the chains of its nodes, and the nodes of three steps alone; name what is wrong first. The
+        steps of `hints` and others that are wrong, as far as no choice of experts explains them.
+        """
+        say, last = self._saying(str(spec)), len(self.case.steps) - 1
+        arithmetic = backend.arithmetic_in(self.case)
+        reference = self.oracle.reference_in(arithmetic)
+        wrong = sorted({*hints, *(self._by_chain(found, arithmetic) if found else ())})
+        steps = sorted({0, min(self.prompts, last), last})
+        looked = [(run, run.first_wrong(reference)) for run in graphs.look(backend, self.case, steps, say=say)]
+        if not wrong and not any(judged for _, judged in looked):
+            return []
+        say("looking for the first wrong node")
+        first = locate.first(backend, reference, self.case, looked, partial(self._opened, spec), say)
+        if first is None:
+            return wrong
+        if first.kind == locate.TIE:
+            answer.notes.append(f"{first.words}; what follows is not judged")
+            return [k for k in wrong if k < first.run.step]
+        self._name(spec, answer, first)
+        return wrong
+
+    def _read(self, answer: Answer, logits: F32) -> None:
+        """Note what a backend makes of the text."""
+        assert self.text is not None
+        answer.reading = figures.measure(logits, self.text.played.logits)
+        answer.perplexity = figures.perplexity(logits, self.text.tokens)
+
+    def _saying(self, name: str) -> Say:
+        return lambda text: self.say(f"{name}: {text}")
+
+    def _refusal(self, backend: Backend) -> str:
+        """Why the backend does not run the graphs; empty where it does."""
+        for k, step in enumerate(self.case.steps[: self.prompts + 1]):
+            for node, answer in zip(step.graph, backend.supports(step.graph), strict=True):
+                if not answer:
+                    return f"{node.op} {node.name} of the {step_words(k, self.prompts)}: {answer.reason}"
+        answer = backend.supports_case(self.case)
+        return "" if answer else answer.reason
+
+    def _heard(self, spec: Spec, answer: Answer) -> F32:
+        """The logits of llama.cpp on a device, given the reference's tokens."""
+        self.say(f"{spec}: llama.cpp decodes there")
+        n = len(self.reference.tokens)
+        try:
+            with closing(Voice(self.model, self.device(spec), time_limit=5 * self.isolation.time_limit)) as voice:
+                played = voice.play(self.prompt, n, self.reference.tokens)
+                if self.text is not None:
+                    self._read(answer, voice.play(self.text.tokens, every=True).logits)
+        except ConformanceError as e:
+            raise BackendError(str(e)) from None
+        answer.resident = played.resident
+        return played.logits
+
+    def _not_by_nodes(self, spec: Spec, refused: str) -> str:
+        """Why nodes are not judged one by one; empty where they are."""
+        if resolve(spec).name == REFERENCE:
+            return "it is the reference itself"
+        if refused:
+            return f"it does not take {refused}"
+        weights = sum(data.nbytes for data in self.case.persistent.values())
+        if resolve(spec).name == GGML and weights > COPIED:
+            return f"its process would hold {weights >> 20} MiB a second time"
+        return ""
+
+    # -- the logits ------------------------------------------------------------------------------------------------
+
+    def trajectory(self, arithmetic: Arithmetic) -> Trajectory:
+        """The reference in an arithmetic, over as many steps as the time allows."""
+        for known, ran in self._ran:
+            if known == arithmetic:
+                return ran
+        say = self._saying(f"float64, rounding as {arithmetic.name}")
+        backend = self.oracle.reference_in(arithmetic)
+        self._ran.append((arithmetic, graphs.run(backend, self.case, say=say, seconds=self.float64)))
+        return self._ran[-1][1]
+
+    def _compare(self, answer: Answer, logits: F32, arithmetic: Arithmetic) -> list[int]:
+        """Hold the logits against llama.cpp's; the steps that rounding does not explain."""
+        reference = self.reference.logits
+        every = figures.measure(logits, reference)
+        answer.figures = figures.measure(logits[self.choices], reference[self.choices])
+        answer.tokens = [int(t) for t in logits[self.choices].argmax(1)]
+        if every.agree.all() and every.nmse.max() <= FLOAT32:
+            return []
+        exact, own, theirs = (self.trajectory(a).logits(self.case) for a in (EXACT, arithmetic, GGML_CPU))
+        first = self.choices.start
+        pairs = ((exact, own), (exact, theirs), (exact, reference))
+        flips = figures.flips(logits, reference, rounding(*pairs))
+        answer.flips = [f for f in flips if f.row >= first]
+        worth = allowance(*pairs)
+        if len(exact) < len(reference):
+            answer.notes.append(
+                f"float64 reached {len(exact)} of {len(reference)} rows in {self.float64:g} s of processor time"
+            )
+        if (far := worst(figures.nmse, exact, reference)) > (most := FACTOR * worst(figures.nmse, exact, theirs)):
+            answer.notes.append(f"llama.cpp's CPU is off from float64 by NMSE {far:.2g}; {most:.2g} is explained")
+        over = {int(row) for row in np.flatnonzero(~(every.nmse <= worth))} | {f.row for f in flips if not f.near}
+        steps = self._steps()
+        return sorted({steps[row] for row in over})
+
+    def _steps(self) -> list[int]:
+        """The step of each row of logits."""
+        return [k for k, s in enumerate(self.case.steps) for _ in range(graphs.logits_of(s).ne[1])]
+
+    def _by_chain(self, found: Trajectory, arithmetic: Arithmetic) -> list[int]:
+        """The steps whose outputs, or last caches, are off by more than their chain of nodes may be."""
+        judged = graphs.judge(self.case, found, self.trajectory(arithmetic), arithmetic)
+        return sorted({j.step for j in judged if j.used > 1})
+
+    def _conclude(self, answer: Answer, logits: F32, arithmetic: Arithmetic) -> None:
+        f = answer.figures
+        assert f is not None
+        answer.verdict = RIGHT if f.kl_max <= SAME and f.agree.all() else ROUNDING
+        if f.kl_max > LARGE:
+            exact, ours = (self.trajectory(a).logits(self.case) for a in (EXACT, arithmetic))
+            n, reference = len(exact), self.reference.logits
+            theirs = worst(figures.divergence, reference, exact)
+            mine = worst(figures.divergence, ours, logits)
+            answer.cause = (
+                f"llama.cpp's CPU rounds activations before products: float64 on the same graphs differs from it by KL "
+                f"{theirs:.1g}; this backend differs by KL {mine:.1g} from the reference that rounds as it declares "
+                f"({arithmetic.name}), over {n} rows"
+            )
+
+    # -- where it is wrong -----------------------------------------------------------------------------------------
+
+    def _name(self, spec: Spec, answer: Answer, found: Found) -> None:
+        """Say where it is wrong first, and save what shrinking makes of that."""
+        case, t = found.run.case, found.judged.tensor
+        graph = case.steps[0].graph
+        layer = layer_of(found.node, graph)
+        at = f"from layer {layer} on: " if layer is not None else ""
+        which = step_words(found.run.step, self.prompts)
+        answer.verdict = WRONG
+        answer.wrong = f"{at}{sentence(found.judged, case)}, {which}"
+        answer.cause = found.words
+        answer.first_divergence = {
+            **describe(found.judged, case, found.kind), "step": found.run.step, "layer": layer,
+            "node": graph.nodes.index(found.node) if found.node in graph.nodes else None,
+            "op": found.node.op, "name": found.node.name or t.name,
+        }  # fmt: skip
+        if self.folder is not None:
+            saved = locate.save(
+                spec, found, self.case, self.folder, self.isolation, self.budget, self._saying(str(spec))
+            )
+            answer.saved = str(saved.path)
+            answer.notes.append(saved.words)
+
+    def _unplaced(self, answer: Answer, step: int, logits: F32, *, heard: bool) -> None:
+        """Say that logits are wrong, where no node is."""
+        rows = [r for r, k in enumerate(self._steps()) if k == step]
+        nmse = max(figures.nmse(logits[r], self.reference.logits[r]) for r in rows)
+        kl = max(figures.divergence(logits[r], self.reference.logits[r]) for r in rows)
+        answer.verdict = WRONG
+        answer.wrong = f"in the logits: NMSE {nmse:.2g}, KL {kl:.2g}, {step_words(step, self.prompts)}"
+        answer.cause = AROUND if heard else ""
+        answer.first_divergence = {"kind": "graph", "step": step, "layer": None, "name": graphs.LOGITS, "nmse": nmse}
+
+
+Pair = tuple[F32, F32]
+"""Logits of two right runs, `[rows, n_vocab]` of as many rows or fewer, that differ by rounding alone."""
+
+
+def worst(apart: Callable[[F32, F32], float], one: F32, other: F32) -> float:
+    """How far two runs are apart in the row in which they are furthest."""
+    return max(apart(a, b) for a, b in zip(other, one, strict=False))
+
+
+def allowance(own: Pair, *theirs: Pair) -> float:
+    """The NMSE by which right logits may differ: what rounding costs the backend and the other side, as roots. `own` is
+    the reference in float64 and in the backend's arithmetic, `theirs` are as much of llama.cpp's.
+    """
+    costs = worst(figures.nmse, *own), max(worst(figures.nmse, *pair) for pair in theirs)
+    return max(FLOAT32, sum(sqrt(FACTOR * cost) for cost in costs) ** 2)
+
+
+def rounding(own: Pair, *theirs: Pair) -> float:
+    """By how much rounding may move the difference of two logits; arguments as of `allowance`."""
+    costs = worst(figures.apart, *own), max(worst(figures.apart, *pair) for pair in theirs)
+    return 2 * sum(costs)

@@ -1,0 +1,158 @@
+"""The graphs that llama.cpp laid out for a prompt and the tokens after it, run as one trajectory on a backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.backend.interface import Backend, Session
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import BackendError, UsageError
+from conformance.ggml.tensor import Bytes, Tensor, pack
+from conformance.judge.judge import Chain, Judged, judge_node, judge_step
+from conformance.run.execute import computed_nodes, execute
+from conformance.suite.batch import isolated_nodes
+
+F32 = NDArray[np.float32]
+Say = Callable[[str], None]
+"""Tells how far a run has come."""
+LOGITS = "result_output"
+"""llama.cpp's name of the logits."""
+
+
+def silent(_: str) -> None:
+    """Say nothing."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """What a backend made of the graphs, each from the caches that the one before left."""
+
+    outputs: list[Mapping[Tensor, Bytes]] = field(default_factory=list)
+    """Of each step."""
+    caches: dict[Tensor, Bytes] = field(default_factory=dict)
+    """After the last step; empty where time ran out before, without those that the backend cannot show."""
+    complete: bool = False
+
+    def logits(self, case: Case) -> F32:
+        """`[rows, n_vocab]`, of every step's rows in order; UsageError as of `logits_of`."""
+        rows = zip(case.steps, self.outputs, strict=False)
+        return np.concatenate([_rows(t := logits_of(s), o[t]) for s, o in rows])
+
+
+def logits_of(step: Step) -> Tensor:
+    """The output with the logits; UsageError if there is none."""
+    named = [t for t in step.outputs if t.name == LOGITS]
+    if not named:
+        raise UsageError(f"no output called {LOGITS} in llama.cpp's graph; it has {', '.join(map(str, step.outputs))}")
+    return named[0]
+
+
+def _rows(t: Tensor, data: Bytes) -> F32:
+    return np.asarray(data.view("<f4").reshape(-1, t.ne[0]))
+
+
+def run(backend: Backend, case: Case, *, say: Say = silent, seconds: float = inf) -> Trajectory:
+    """Run the steps in order. After `seconds` of this process's processor time none begins but the first. BackendError,
+    which knows its step, if the backend failed.
+    """
+    found, begun = Trajectory(), time.process_time()
+    with backend.open(case) as session:
+        for k, step in enumerate(case.steps):
+            if k and time.process_time() - begun > seconds:
+                break
+            say(f"step {k + 1} of {len(case.steps)}")
+            found.outputs.append(dict(compute(session, k, step)))
+        else:
+            found.complete = True
+            found.caches = caches_of(session, case)
+    return found
+
+
+def compute(session: Session, k: int, step: Step, nodes: tuple[Tensor, ...] = ()) -> Mapping[Tensor, Bytes]:
+    """The outputs of step `k`, or the values of `nodes` instead; a BackendError knows the step."""
+    try:
+        return session.compute(step.graph, step.inputs, nodes or step.outputs)
+    except BackendError as e:
+        e.step = k
+        raise
+
+
+def caches_of(session: Session, case: Case) -> dict[Tensor, Bytes]:
+    """The bytes of every cache that the session can show."""
+    hidden = session.opaque()
+    return {t: pack(session.read(t), t, 0) for t in case.caches() if t not in hidden}
+
+
+def judge(case: Case, found: Trajectory, expected: Trajectory, arithmetic: Arithmetic) -> list[Judged]:
+    """Every output of the steps that both have, and the caches after the last, within what a chain of nodes may err by
+    in `arithmetic`, in which `expected` was computed.
+    """
+    chain = Chain(arithmetic)
+    judged: list[Judged] = []
+    plain = replace(case, tolerance={})
+    last = len(case.steps) - 1
+    for k, (got, want) in enumerate(zip(found.outputs, expected.outputs, strict=False)):
+        ends = {t: x for t, x in expected.caches.items() if t in found.caches} if k == last else {}
+        mine = {**got, **found.caches} if ends else got
+        judged += judge_step(plain, k, {**want, **ends}, mine, arithmetic, chain)
+    return judged
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """One step as a backend ran it, every node of it asked for."""
+
+    case: Case
+    """That step alone, from the caches that the backend had before it; its recorded values are the backend's."""
+    step: int
+    """Its number in the whole run."""
+
+    def first_wrong(self, reference: Backend) -> Judged | None:
+        """The first node that is wrong given the values that the backend itself fed it; `reference` computes in the
+        backend's arithmetic. None where each node by itself is right.
+        """
+        found = self.case.steps[0].expected
+        alone, original = isolated_nodes(self.case, 0)
+        arithmetic = reference.arithmetic()
+        each = arithmetic.copied(original)
+        right = execute(reference if each is arithmetic else reference.computing_in(each), alone).steps[0].outputs
+        judged = (judge_node(n, right[c], found[n], arithmetic) for c, n in original.items())
+        return next((j for j in judged if j.used > 1), None)
+
+
+def alone(case: Case, k: int, caches: Mapping[Tensor, Bytes], values: Mapping[Tensor, Bytes]) -> StepRun:
+    """Step `k` as a case of its own, from the bytes `caches` before it; `values` are recorded of it."""
+    step = case.steps[k]
+    used = set(step.graph.tensors())
+    persistent = {t: data for t, data in {**case.persistent, **caches}.items() if t in used}
+    only = Case(
+        case.id.replace("@", f"-step={k}@"),
+        persistent,
+        [Step(step.graph, step.inputs, step.outputs, dict(values), step.note)],
+        family=case.family,
+        params={**case.params, "step": k},
+        provenance=case.provenance,
+        references={t: r for t, r in case.references.items() if t in used},
+    )
+    return StepRun(only, k)
+
+
+def look(backend: Backend, case: Case, steps: list[int], *, say: Say = silent) -> list[StepRun]:
+    """These steps of a run of the backend with all their nodes; the others are run for their outputs."""
+    found: list[StepRun] = []
+    with backend.open(case) as session:
+        for k, step in enumerate(case.steps[: max(steps) + 1]):
+            if k not in steps:
+                compute(session, k, step)
+                continue
+            say(f"every node of step {k + 1}")
+            caches = caches_of(session, case)
+            found.append(alone(case, k, caches, compute(session, k, step, tuple(computed_nodes(step)))))
+    return found

@@ -1,0 +1,37 @@
+"""Where in a model a tensor is, by llama.cpp's names: its layer, and a step in words."""
+
+from __future__ import annotations
+
+import re
+
+from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor
+
+_LAYER = re.compile(r"blk\.(\d+)\.|_l(\d+)\b|-(\d+)(?= \(|$)")
+"""A weight, a cache, a node: `blk.7.attn_v.weight`, `cache_k_l7`, `Vcur-7`."""
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
+
+
+def layer_of(t: Tensor, graph: Graph) -> int | None:
+    """The layer of a node or cache, by its own name, that of what it reads, or that of the last node before it that has
+    one; None before the first layer, and in the head of the model.
+    """
+    named = (_named(t), *(_named(s) for s in t.src if s is not None and s.op == "NONE"))
+    own = next((layer for layer in named if layer is not None), None)
+    if own is not None or t not in graph.nodes:
+        return own
+    at = graph.nodes.index(t)
+    before = (_named(n) for n in reversed(graph.nodes[:at]))
+    after = any(_named(n) is not None for n in graph.nodes[at:])
+    return next((layer for layer in before if layer is not None), None) if after else None
+
+
+def _named(t: Tensor) -> int | None:
+    found = _LAYER.search(t.name)
+    return None if found is None else int(next(g for g in found.groups() if g is not None))
+
+
+def step_words(k: int, prompts: int) -> str:
+    """Step `k`, counted from 0, in words; the first `prompts` steps decode the prompt."""
+    which = f"{_ORDINALS[k]} step" if k < len(_ORDINALS) else f"step {k + 1}"
+    return f"{which} (the prompt)" if k < prompts else which

@@ -1,0 +1,139 @@
+"""llama.cpp on one device, in a process of its own: what it makes of a model, a prompt and the tokens after it."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.ggml.errors import UsageError
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.process.memory import resident
+from conformance.suite.zoo.family import ENVIRONMENT, Request
+from conformance.suite.zoo.play import Device
+
+F32 = NDArray[np.float32]
+CELLS = 256
+"""A context holds a multiple of this: so llama.cpp grows n_kv."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """What is decoded, and where the worker writes what came of it."""
+
+    prompt: list[int]
+    decode: int
+    """Tokens after the prompt."""
+    forced: Sequence[int] | None
+    """These, or None: each the most likely."""
+    logits: str
+    case: str = ""
+    every: bool = False
+    """Results of every token of the prompt, not of the last alone."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Cells of the context."""
+        return -(-(len(self.prompt) + self.decode) // CELLS) * CELLS
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What one voice made of a prompt and the tokens after it."""
+
+    logits: F32
+    """`[rows, n_vocab]`: of each token whose results were wanted, in order."""
+    tokens: list[int]
+    """After the prompt."""
+    resident: int | None
+    """Bytes that the process held then."""
+
+
+class Voice:
+    """llama.cpp and a model on a device.
+
+    UsageError if llama.cpp cannot load the model or ends its process, UnavailableError if there is no llama.cpp;
+    `time_limit` in seconds holds for each request.
+    """
+
+    def __init__(self, model: Path, device: Device, *, flash_attn: bool = True, time_limit: float = 600.0) -> None:
+        stem = re.sub(r"[^A-Za-z0-9_.]+", "_", model.stem)
+        self._request = Request(
+            id=f"model/{stem}@0",
+            stream=stem,
+            model=str(model.resolve()),
+            from_file=True,
+            recipes=False,
+            by_reference=True,
+            lib=device.lib,
+            flash_attn=flash_attn,
+            family="model",
+            params={"model": model.name},
+            provenance={"model": model.name},
+        )
+        self._model = model
+        variables = {**os.environ, **ENVIRONMENT, **device.environment}
+        env = {k: v for k, v in variables.items() if v is not None}
+        self._worker = Worker("conformance.model.worker", time_limit=time_limit, env=env)
+        self._folder = tempfile.TemporaryDirectory(prefix="conformance-model-")
+        try:
+            about = self._ask({"load": asdict(self._request), "device": device.device})
+        except BaseException:
+            self.close()
+            raise
+        self.has_words: bool = about["words"]
+        """Whether the vocabulary has texts."""
+        self.n_vocab: int = about["n_vocab"]
+
+    def tokens(self, text: str) -> list[int]:
+        """The tokens of a text; UsageError if the vocabulary has no texts, or there is no token."""
+        if not self.has_words:
+            raise UsageError(f"{self._model}: its vocabulary has no texts; give tokens: --tokens 1,2,3")
+        return list(self._ask({"tokens": text})["tokens"])
+
+    def words(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each token; its number where the vocabulary has no texts."""
+        return list(self._ask({"words": list(tokens)})["words"]) if self.has_words else [f"<{t}>" for t in tokens]
+
+    def play(
+        self, prompt: Sequence[int], decode: int = 0, forced: Sequence[int] | None = None, *, every: bool = False
+    ) -> Played:
+        """Decode `prompt` and `decode` tokens after it, those of `forced` or each the most likely. `every`: the results
+        of each token of the prompt are wanted, too.
+        """
+        return self._play(prompt, decode, forced, "", every)
+
+    def record(self, prompt: Sequence[int], decode: int = 0, *, every: bool = False) -> tuple[Played, Case]:
+        """The same, each token the most likely, and the graphs that ran; weights stay in the model's file."""
+        file = Path(self._folder.name, "case.gguf")
+        played = self._play(prompt, decode, None, str(file), every)
+        return played, casefile.read_one(file, models=[self._model.resolve().parent])
+
+    def _play(self, prompt: Sequence[int], decode: int, forced: Sequence[int] | None, case: str, every: bool) -> Played:
+        file = Path(self._folder.name, "logits.npy")
+        play = Play(list(prompt), decode, None if forced is None else list(forced), str(file), case, every)
+        tokens = self._ask({"play": asdict(play)})["tokens"]
+        logits: F32 = np.load(file)
+        return Played(logits, tokens, resident(self._worker.pid))
+
+    def _ask(self, header: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._worker.ask(header)[0]
+        except WorkerTimeoutError as e:
+            raise UsageError(f"llama.cpp: {e}; --time-limit gives it more") from None
+        except WorkerDiedError as e:
+            raise UsageError(f"llama.cpp ended its process ({e.how}): {' / '.join(e.lines[-3:])}") from None
+
+    def close(self) -> None:
+        """End the process and remove its files."""
+        self._worker.close()
+        self._folder.cleanup()

@@ -1,0 +1,306 @@
+"""`conform check-model`: a tiny model on devices and adapters, right ones and ones with a planted fault."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from copy import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from gguf import GGUFWriter
+
+from backends.cpu import CpuBackend
+from conformance.backend import registry
+from conformance.backend.kernel import Kernel, KernelSession, Raw, Sources
+from conformance.backend.registry import Spec
+from conformance.case import casefile
+from conformance.case.case import Case
+from conformance.cli import main
+from conformance.ggml.arithmetic import EXACT
+from conformance.ggml.graph import Graph
+from conformance.ggml.lib.library import WHEEL
+from conformance.ggml.tensor import Bytes, Tensor
+from conformance.model import figures, graphs
+from conformance.model.answer import RIGHT, ROUNDING, WRONG
+from conformance.model.check import Check, Text, allowance, rounding
+from conformance.model.voice import Voice
+from conformance.run.runner import Runner
+from conformance.suite.zoo.play import Device
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
+)
+PROMPT = [3, 14, 15, 92, 65]
+DECODE = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of llama in Q8_0: llama.cpp rounds activations."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    made = CliRunner().invoke(main, ["make-model", "--arch", "llama", "--type", "q8_0", "-o", str(path)])
+    assert made.exit_code == 0, made.output
+    return path
+
+
+@pytest.fixture(scope="module")
+def check(model: Path) -> Iterator[Check]:
+    """The model's check, which shares the reference's runs."""
+    with closing(Voice(model, Device("llama.cpp"))) as voice:
+        played, case = voice.record(PROMPT, DECODE)
+        with closing(Check(model, case, PROMPT, played, lambda spec: Device(str(spec), "", "CPU"), budget=5.0)) as it:
+            yield it
+
+
+def test_recorded_graphs_give_the_logits(check: Check) -> None:
+    """Prompt and tokens are a step each, whose recorded result llama.cpp hands out; weights stay in the file."""
+    assert len(check.case.steps) == 1 + DECODE == len(check.reference.logits)
+    for step, row in zip(check.case.steps, check.reference.logits, strict=True):
+        assert np.array_equal(step.expected[step.outputs[0]].view("<f4"), row)
+    assert len(check.case.references) == len(check.case.persistent) - len(check.case.caches())
+    assert list(check.reference.logits.argmax(1))[:-1] == check.reference.tokens
+
+
+def test_a_device_of_llama_is_right(check: Check) -> None:
+    """The wheel's CPU, chosen as a device, gives the same distribution, and each of its nodes is right."""
+    answer = check.of(Spec("ggml"))
+    assert (answer.verdict, answer.sentence(), answer.notes) == (RIGHT, "right", [])
+
+
+def test_a_text_has_a_row_for_each_token(model: Path, check: Check) -> None:
+    """Graphs with results of every token give llama.cpp's own perplexity, but for rounding."""
+    with closing(Voice(model, Device("llama.cpp"))) as voice:
+        text = Text(PROMPT, *voice.record(PROMPT, every=True))
+    found = graphs.run(check.oracle.reference_in(EXACT), text.case).logits(text.case)
+    assert found.shape == text.played.logits.shape == (len(PROMPT), voice.n_vocab)
+    assert figures.perplexity(found, PROMPT) == pytest.approx(text.perplexity, rel=0.05)
+    assert np.array_equal(text.played.logits[-1].argmax(), check.reference.logits[0].argmax())
+
+
+def test_float64_differs_by_rounding(check: Check) -> None:
+    """What does not round activations differs by that alone, and the sentence has the figure."""
+    answer = check.of(Spec("cpu"))
+    assert answer.verdict == ROUNDING, answer.sentence()
+    assert answer.figures is not None
+    assert 0 < answer.figures.kl_max < 1e-2
+    assert answer.sentence().startswith("differs by rounding: KL ")
+
+
+# -- planted faults ---------------------------------------------------------------------------------------------------
+
+
+Spoil = Callable[[CpuBackend, Tensor, Raw, Sources, Raw], None]
+"""Makes a value wrong: of the backend, node, value, sources, and what stood there before."""
+
+
+def _wrong_scale(_b: CpuBackend, _n: Tensor, dst: Raw, _s: Sources, _before: Raw) -> None:
+    dst *= np.float32(1.01)
+
+
+def _swapped_heads(_b: CpuBackend, _n: Tensor, dst: Raw, _s: Sources, _before: Raw) -> None:
+    dst[...] = dst[:, :, ::-1].copy()
+
+
+def _stale_row(_b: CpuBackend, _n: Tensor, dst: Raw, src: Sources, before: Raw) -> None:
+    """Nothing is written for the second token after the prompt."""
+    if np.any(src[1] == len(PROMPT) + 1):
+        dst[...] = before
+
+
+def _wrong_base(backend: CpuBackend, node: Tensor, dst: Raw, src: Sources, _before: Raw) -> None:
+    other = copy(node)
+    other.op_params = (*node.op_params[:5], int(np.float32(5e5).view(np.int32)), *node.op_params[6:])
+    CpuBackend.kernels(backend)["ROPE"](other, dst, src)
+
+
+def planted(fault: str, op: str, name: str, spoil: Spoil) -> type[CpuBackend]:
+    """The reference, registered as `fault`: `spoil` changes nodes of an op that are, or read what is, called `name`."""
+
+    class Faulty(CpuBackend):
+        """The reference with one fault in one kernel."""
+
+        def kernels(self) -> Mapping[str, Kernel]:
+            """The table, with the fault."""
+            right = super().kernels()
+
+            def kernel(node: Tensor, dst: Raw, src: Sources) -> None:
+                before = dst.copy()
+                right[op](node, dst, src)
+                if any(name in t.name for t in (node, *node.src) if t is not None):
+                    spoil(self, node, dst, src, before)
+
+            return {**right, op: kernel}
+
+    registry.provide(fault, Faulty)
+    return Faulty
+
+
+class Forgetful(CpuBackend):
+    """From its third graph on, a session leaves layer 0's K as it was, whatever its kernels gave."""
+
+    def open(self, case: Case) -> KernelSession:
+        """A session that forgets."""
+
+        class Lossy(KernelSession):
+            """Counts its graphs."""
+
+            count = 0
+
+            def compute(
+                self, graph: Graph, inputs: Mapping[Tensor, Bytes], outputs: Sequence[Tensor]
+            ) -> Mapping[Tensor, Bytes]:
+                cache = next((t for t in case.persistent if t.name == "cache_k_l0"), None)
+                self.count += 1
+                kept = self.read(cache) if cache is not None and self.count >= 3 else None
+                found = super().compute(graph, inputs, outputs)
+                if cache is not None and kept is not None:
+                    self.write(cache, kept)
+                return found
+
+        return Lossy(self.name, self.kernels(), case)
+
+
+FAULTS: dict[str, tuple[str, str, Spoil, int]] = {
+    "wrong-scale": ("MUL_MAT", "blk.1.attn_v.weight", _wrong_scale, 0),
+    "swapped-heads": ("FLASH_ATTN_EXT", "cache_k_l1", _swapped_heads, 0),
+    "stale-row": ("SET_ROWS", "cache_k_l1", _stale_row, 2),
+    "wrong-base": ("ROPE", "Kcur-1", _wrong_base, 0),
+}
+"""Fault -> op, a node of layer 1 or what it reads, what happens there, and the first step in which it does."""
+WORDS = {0: "first step (the prompt)", 2: "third step"}
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "forgetful"])
+def test_a_fault_is_named(check: Check, tmp_path: Path, fault: str) -> None:
+    """Layer, node and step are those of the planted fault, and the saved case fails on that backend alone."""
+    op, layer, step = "SET_ROWS", 0, 2
+    if fault in FAULTS:
+        op, name, spoil, step = FAULTS[fault]
+        layer = 1
+        planted(fault, op, name, spoil)
+    else:
+        registry.provide(fault, Forgetful)
+    check.folder = tmp_path
+    try:
+        answer = check.of(Spec(fault))
+    finally:
+        check.folder = None
+    first = answer.first_divergence
+    assert answer.verdict == WRONG
+    assert first is not None
+    assert (first["layer"], first["op"], first["step"]) == (layer, op, step), answer.sentence()
+    assert answer.sentence().startswith(f"wrong from layer {layer} on: ")
+    assert answer.sentence().endswith(WORDS[step])
+    small = casefile.read_one(Path(answer.saved), models=[check.model.parent])
+    assert "not shrunk" not in answer.notes[-1], answer.notes
+    with closing(Runner()) as runner:
+        assert runner.run(Spec(fault), [small])[0].verdict == "FAIL"
+        assert runner.run(Spec("ggml"), [small])[0].verdict == "PASS"
+    if fault not in FAULTS:
+        assert first["kind"] == "kept"
+        assert len(small.steps) == step + 1
+    else:
+        assert sum(len(s.graph) for s in small.steps) <= 3
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_what_its_contract_says(model: Path, tmp_path: Path) -> None:
+    """Exit code 0, a sentence and a row for each backend, and the record's fields; a wrong backend ends with 1."""
+    record = tmp_path / "answers.json"
+    call = ["check-model", str(model), "--tokens", "3,14,15", "--decode", "2", "--json", str(record)]
+    ran = CliRunner().invoke(main, [*call, "--backend", "ggml", "--backend", "openvino-stateless"])
+    assert ran.exit_code == 0, ran.output
+    assert "ggml: right\n" in ran.output
+    assert "openvino-stateless: differs by rounding: KL " in ran.output
+    answers = json.loads(record.read_text("utf-8"))["backends"]
+    assert answers["ggml"]["answer"] == "right"
+    found = answers["openvino-stateless"]
+    assert {"answer", "kl", "top1", "greedy_equal", "first_divergence", "cause"} <= found.keys()
+    assert 0 < found["kl"]["mean"] <= found["kl"]["max"] < 1e-2
+    op, name, spoil, _ = FAULTS["swapped-heads"]
+    planted("swapped-heads", op, name, spoil)
+    wrong = CliRunner().invoke(main, [*call, "--backend", "swapped-heads"])
+    assert wrong.exit_code == 1, wrong.output
+    found = json.loads(record.read_text("utf-8"))["backends"]["swapped-heads"]
+    assert found["answer"].startswith("wrong from layer 1 on: FLASH_ATTN_EXT")
+    assert (found["first_divergence"]["layer"], found["first_divergence"]["step"]) == (1, 0)
+
+
+def test_bad_input_says_what_to_type(model: Path, tmp_path: Path) -> None:
+    """Whatever is no model is one line and exit code 2, with what to type instead."""
+    text, short, strange = tmp_path / "a.txt", tmp_path / "short.gguf", tmp_path / "strange.gguf"
+    text.write_text("no model", "utf-8")
+    short.write_bytes(model.read_bytes()[:5000])
+    writer = GGUFWriter(strange, "unheard-of")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    for path, words in (
+        (tmp_path, "this is a folder"),
+        (tmp_path / "none", "there is no such file"),
+        (text, "convert_hf_to_gguf.py"),
+        (short, "whole"),
+        (strange, "conform capture --list"),
+    ):
+        ran = CliRunner().invoke(main, ["check-model", str(path), "--backend", "ggml"])
+        assert (ran.exit_code, words in ran.output, ran.output.count("\n")) == (2, True, 1), ran.output
+    for options, words in (
+        ([], "--backend ggml"),
+        (["--backend", "ggml", "--tokens", "1,x"], "1,15,7"),
+        (["--backend", "ggml", "--tokens", "100000"], "tokens from 0 to"),
+        (["--backend", "ggml", "--prompt", "a"], "--tokens 1,2,3"),
+        (["--backend", "ggml", "--prompt", "a", "--tokens", "1"], "one of --prompt"),
+    ):
+        ran = CliRunner().invoke(main, ["check-model", str(model), *options])
+        assert (ran.exit_code, words in ran.output) == (2, True), ran.output
+    ran = CliRunner().invoke(main, ["run", str(model), "--backend", "ggml"])
+    assert (ran.exit_code, "conform check-model" in ran.output) == (2, True), ran.output
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_two_rows_are_apart() -> None:
+    """An offset of all logits changes no probability; what is no number is infinitely far; KL has its known value."""
+    row = np.array([0.0, np.log(3.0)], np.float32)
+    assert figures.divergence(row + np.float32(5), row) < 1e-12
+    assert figures.divergence(np.zeros(2, np.float32), row) == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
+    assert figures.divergence(np.array([0.0, np.nan], np.float32), row) == np.inf
+    assert figures.nmse(np.array([0.0, np.inf], np.float32), row) == np.inf
+
+
+def test_perplexity_of_rows() -> None:
+    """One row in two equal minds, one certain: the geometric mean; the last row is asked for nothing."""
+    rows = np.array([[0.0, 0.0], [50.0, 0.0], [0.0, 9.0]], np.float32)
+    assert figures.perplexity(rows, [0, 1, 0]) == pytest.approx(np.sqrt(2.0))
+
+
+def test_a_flip_is_explained_by_rounding_alone() -> None:
+    """Another token is near where right runs are as far apart as the margin in some row; an offset does not count."""
+    reference = np.array([[1.0, 0.5, 0.0], [1.0, 0.9, 0.0]], np.float32)
+    found = reference[:, [1, 0, 2]]
+    exact = np.zeros((2, 3), np.float32)
+    same, moved = exact + np.float32(3), np.array([[0.1, -0.1, 0.0]], np.float32)
+    worth = rounding((exact, same), (exact, moved), (exact, exact))
+    assert worth == pytest.approx(0.2)
+    first, second = figures.flips(found, reference, worth)
+    assert (first.near, second.near) == (False, True)
+    assert first.margin == pytest.approx(0.5)
+    assert not figures.flips(found, reference, rounding((exact, same), (exact, exact)))[1].near
+
+
+def test_the_allowance_is_what_arithmetics_cost() -> None:
+    """Roots add, of the worst row of each side, and of the worse of two draws of one side."""
+    exact = np.ones((2, 4), np.float32)
+    one, two = (exact * np.array([[1.0], [by]], np.float32) for by in (1.1, 1.05))
+    assert allowance((exact, one), (exact, two), (exact, one)) == pytest.approx(16 * 0.01, rel=1e-5)
+    assert allowance((exact, exact), (exact, one)) == pytest.approx(4 * 0.01, rel=1e-5)
+    assert allowance((exact, exact), (exact, exact)) < 1e-6
