@@ -29,7 +29,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"perf"},
             {"report"},
             {"causes"},
-            {"nightly", "planted", "release"},
+            {"campaign", "nightly", "planted", "release"},
             {"plugin_perf"},
             {"cli"},
             {"plugin"},
