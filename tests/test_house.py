@@ -29,7 +29,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"perf"},
             {"report"},
             {"causes"},
-            {"model", "nightly", "planted", "release"},
+            {"campaign", "model", "nightly", "planted", "release"},
             {"plugin_perf"},
             {"cli"},
             {"plugin"},

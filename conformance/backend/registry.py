@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 from urllib.parse import parse_qsl
 
 from conformance.builds.source import locate
@@ -79,6 +80,16 @@ def define(named: Mapping[str, Named]) -> None:
 def defined() -> Mapping[str, Named]:
     """The names defined by `define`."""
     return dict(_named)
+
+
+def pack() -> dict[str, Any]:
+    """The defined names as JSON, for another process."""
+    return {n: [d.adapter, d.options, d.environment, d.where] for n, d in _named.items()}
+
+
+def unpack(packed: Mapping[str, Any]) -> None:
+    """Define the names that `pack` gave in another process."""
+    define({n: Named(a, tuple(map(tuple, o)), tuple(map(tuple, e)), where) for n, (a, o, e, where) in packed.items()})
 
 
 def resolve(spec: Spec) -> Spec:

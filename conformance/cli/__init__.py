@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "builds": (".builds", "Say of builds of ggml and llama.cpp what they hold, and what does not fit."),
     "backends": (".cases", "List the backends: what executes, or why one is not available."),
     "bisect": (".release", "Find the first build that has a cause."),
+    "campaign": (".campaign", "Run cases on many workers, one machine or a cluster, and for days."),
     "capture": (".llama", "Record what llama.cpp runs as a case file."),
     "card": (".checks", "Print a device's card: how it rounds, what is allowed, what that would hide."),
     "check-model": (".model", "Is a model right on backends? If not, from which layer, node and step on."),

@@ -483,7 +483,7 @@ class _Execution:
         if plan.quiet:
             lines += [f"{name}: {Totals.of(group)}" for name, group in groups.items()]
         else:
-            lines += _table(groups, plan.lacking).split("\n")
+            lines += table_of(groups, plan.lacking).split("\n")
         for r in results:
             if r.fresh and r.verdict in FAILURES:
                 lines.append(f"filed, no failure of this run: {r.verdict} {r.case} on {r.backend}: {r.saved}")
@@ -508,7 +508,8 @@ def _id(case: Case | str) -> str:
     return case if isinstance(case, str) else case.id
 
 
-def _table(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str]) -> str:
+def table_of(groups: Mapping[str, Sequence[Result]], lacking: Mapping[str, str]) -> str:
+    """The totals of each backend's results, and why others are not here."""
     rows = [
         (name, str(Totals.of(group)), budget_used(group), f"{sum(r.seconds for r in group):.2f} s")
         for name, group in groups.items()

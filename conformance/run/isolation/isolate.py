@@ -19,7 +19,7 @@ from urllib.parse import urlencode
 import numpy as np
 
 from conformance.backend.interface import Backend, BufferType, DeviceInfo, Session, Support, Witness
-from conformance.backend.registry import Spec, adapter, create, defined, environment, provide, resolve, third_party
+from conformance.backend.registry import Spec, adapter, create, environment, pack, provide, resolve, third_party
 from conformance.backend.strict import MAX_ENTRIES, plain
 from conformance.case import codec
 from conformance.case.case import JSON, Case, Step
@@ -96,7 +96,7 @@ class _Process:
     def __init__(self, spec: Spec, time_limit: float, memory_limit: int | None = None) -> None:
         self._name = str(spec)
         text = spec.name + ("?" + urlencode(spec.options) if spec.options else "")
-        names = {n: [d.adapter, d.options, d.environment, d.where] for n, d in defined().items()}
+        names = pack()
         self.worker = Worker(
             "conformance.run.isolation.worker",
             [text, *([json.dumps(names)] if names else [])],

@@ -22,7 +22,7 @@ import numpy as np
 from conformance import shipped
 from conformance.backend.interface import Backend, Session, Support, describe
 from conformance.backend.measure import Peak
-from conformance.backend.registry import Named, Spec, create, define, third_party
+from conformance.backend.registry import Spec, create, third_party, unpack
 from conformance.backend.strict import plain, shortened
 from conformance.case import codec
 from conformance.case.case import JSON, Case
@@ -255,8 +255,7 @@ def main(spec: str, names: str = "{}") -> int:
     _no_core_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller decides what an interrupt ends
     try:
-        known = json.loads(names).items()
-        define({n: Named(a, tuple(map(tuple, o)), tuple(map(tuple, e)), where) for n, (a, o, e, where) in known})
+        unpack(json.loads(names))
         independence = Independence(Spec.parse(spec))
         backend = create(Spec.parse(spec))
         hello = _hello(backend)

@@ -1,0 +1,248 @@
+"""`conform campaign`: a run over many workers, and for days."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from pathlib import Path
+
+import click
+
+from conformance.backend import registry
+from conformance.backend.registry import Spec
+from conformance.campaign.campaign import Pool, device_of
+from conformance.campaign.leg import Leg, Outcome, limited, run_leg
+from conformance.campaign.pool import Where, connect
+from conformance.case.case import JSON
+from conformance.causes.analyse import analyse
+from conformance.cli import options
+from conformance.cli.options import Selection, backend_option, isolation, selection, settings_here
+from conformance.cli.output import cause_lines, fail, line
+from conformance.cli.run import color_option, sentence, table_of
+from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import FAILURES, Result, Totals, missing_lines
+from conformance.report.runs import command
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.session.select import LARGEST, available, case_ids, fresh_ids, new_seed, parse_specs, reseeded
+from conformance.run.session.settings import Waiving, in_force, lines_of, report, today
+from conformance.suite.family import LEVELS
+
+FAILED, NOTHING, INTERRUPTED = 1, 3, 130
+ROUND = 2000
+"""Fresh cases of each backend in one leg: the size of its files."""
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhd])")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def duration(text: str) -> float:
+    """Seconds of `90s`, `30m`, `2h` or `1.5d`; UsageError for another text."""
+    found = _DURATION.fullmatch(text)
+    if not found or not float(found[1]):
+        raise UsageError(f"--for {text!r}: a time as 90s, 30m, 2h or 1.5d expected")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+@click.command()
+@click.option("-o", "folder", type=options.Folder, metavar="DIR", default="campaign", show_default=True,
+              help="Where everything goes; what was begun there with the same words goes on.")  # fmt: skip
+@backend_option
+@selection
+@click.option("--only-fresh", is_flag=True, help="With --for: nothing that a level lists.")
+@click.option("--for", "seconds", type=duration, metavar="TIME",
+              help="Then fresh random cases until TIME since the start is over: 90s, 30m, 2h, 1.5d.")  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(min=1), metavar="N", help="Workers to start; default: one for each core."
+)
+@click.option("--scheduler", default="", metavar="ADDRESS", help="A Dask scheduler that has workers; none is started.")
+@click.option(
+    "--slurm", is_flag=True, help="Start the workers as jobs of Slurm, by dask-jobqueue and its jobqueue.yaml."
+)
+@click.option("--causes", "minutes", type=click.FloatRange(min=0), metavar="MINUTES",
+              help="Group failures by cause, here, for so long per backend and leg at most.")  # fmt: skip
+@click.option("--store", type=options.File, metavar="FILE", help="The history; default: history.sqlite in DIR.")
+@options.WAIVERS.click()
+@isolation
+@color_option
+def campaign(
+    folder: Path,
+    backends: Sequence[str],
+    selection: Selection,
+    only_fresh: bool,
+    seconds: float | None,
+    workers: int | None,
+    scheduler: str,
+    slurm: bool,
+    minutes: float | None,
+    store: Path | None,
+    waivers_path: Path | None,
+    isolation: Isolation,
+) -> None:
+    """Run cases on many workers; each pair of backend and case gets one result, whatever dies meanwhile.
+
+    Ctrl-C keeps what there is, and the same command goes on with it. DIR takes a run file for each leg, its journal,
+    failing cases and the history. With --for, fresh cases follow in legs, from a seed (--seed) that is printed. Exit
+    codes: 0 fine, 1 failures or cases without a result, 2 bad input, 3 nothing executed, 130 interrupted.
+    """
+    if only_fresh and seconds is None:
+        raise UsageError("--only-fresh: --for TIME expected with it, or nothing would run")
+    if selection.fresh:
+        raise UsageError("--fresh: a campaign has fresh cases for a time; --for TIME expected")
+    specs = _specs(backends, isolation)
+    where = Where(
+        workers or os.cpu_count() or 1, scheduler, slurm, tuple(dict.fromkeys(filter(None, map(device_of, specs))))
+    )
+    it = _Campaign(
+        folder, specs, selection, isolation, minutes, store or folder / "history.sqlite", waivers_path, only_fresh,
+        inf if seconds is None else time.monotonic() + seconds, continuous=seconds is not None,
+    )  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"-o {folder}: cannot be made: {e.strerror}") from e
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system ends its jobs so
+    with connect(where, it.topic) as pool:
+        code = it.run(pool)
+    sys.exit(code)
+
+
+def _specs(texts: Sequence[str], isolation: Isolation) -> list[Spec]:
+    """The backends: those named, which workers need to have, or all that are here."""
+    specs = list(dict.fromkeys(parse_specs(texts)))
+    if not texts:
+        found, lacking = available(specs, isolation)
+        for spec, why in lacking.items():
+            line(f"{spec}: not available: {why}", err=True)
+        return found
+    for spec in specs:
+        if registry.resolve(spec).name not in registry.names():
+            raise UsageError(f"--backend {spec}: is not installed; known: {', '.join(registry.names())}")
+    return specs
+
+
+@dataclass(slots=True)
+class _Campaign:
+    folder: Path
+    specs: Sequence[Spec]
+    selection: Selection
+    isolation: Isolation
+    minutes: float | None
+    store: Path
+    waivers_path: Path | None
+    only_fresh: bool
+    ends: float
+    continuous: bool
+    topic: str = field(default_factory=lambda: f"conform-{uuid.uuid4().hex[:12]}")
+    """New for each start: a task of an earlier one may still run."""
+
+    def run(self, pool: Pool) -> int:
+        """Run the legs, write each down at its end; the exit code."""
+        settings = settings_here()
+        waiving = Waiving(settings.waivers_of(list(self.specs), self.waivers_path), today())
+        known, worst, executed = set[tuple[str, str]](), 0, 0
+        for leg in self._legs():
+            outcome, stopped = run_leg(
+                leg, pool, request=self._request(), topic=self.topic, isolation=limited(self.isolation),
+                waiving=waiving, save=self.folder / "failures", show=_show, say=partial(line, err=True),
+                ends=self.ends if leg.fresh else inf,
+            )  # fmt: skip
+            outcome.write(in_force(settings, waiving))
+            if self.minutes is not None and stopped is None:
+                self._group(outcome, known)
+                outcome.write(in_force(settings, waiving))
+            outcome.file(self.store)
+            _sum_up(outcome, in_force(settings, waiving))
+            totals = Totals.of(outcome.results)
+            executed += totals.executed
+            unproven = not leg.fresh and outcome.request.unproven(outcome.results, outcome.missing)
+            if totals.failed or outcome.missing or outcome.problems[0]:
+                worst = FAILED
+            elif unproven and not worst:
+                worst = NOTHING
+            if isinstance(stopped, KeyboardInterrupt):
+                line(f"interrupted; what ran is in {self.folder}, and the same command goes on with it", err=True)
+                return INTERRUPTED
+            if stopped is not None:
+                line(f"what ran is in {self.folder}, and the same command goes on with it", err=True)
+                fail(str(stopped))
+        return worst if executed else NOTHING
+
+    def _legs(self) -> Iterator[Leg]:
+        if not self.only_fresh:
+            yield Leg("run", self.folder, self._listed())
+        seed, n = self._seed(), 0
+        while self.continuous and time.monotonic() < self.ends:
+            n += 1
+            ids = fresh_ids(
+                self.selection.families, self.selection.globs, self.selection.level or LEVELS[0], ROUND,
+                (seed + n) % LARGEST,
+            )  # fmt: skip
+            yield Leg(f"fresh-{n:04}", self.folder, dict.fromkeys(self.specs, ids), fresh=True)
+
+    def _listed(self) -> dict[Spec, list[str]]:
+        chosen, settings = self.selection, settings_here()
+        levels = {s: settings.level(s, chosen.level) for s in self.specs}
+        listed = {n: case_ids(chosen.families, chosen.globs, n) for n in set(levels.values())}
+        return {s: list(dict.fromkeys(reseeded(i, chosen.seed) for i in listed[n])) for s, n in levels.items()}
+
+    def _seed(self) -> int:
+        """Of fresh cases; the same at each start in this folder."""
+        if not self.continuous:
+            return 0
+        kept = self.folder / "seed"
+        if self.selection.seed is not None:
+            seed = self.selection.seed
+        elif kept.is_file() and re.fullmatch("[0-9]{1,9}", text := kept.read_text(encoding="utf-8").strip(), re.ASCII):
+            seed = int(text)
+        else:
+            seed = new_seed()
+            kept.write_text(f"{seed}\n", encoding="utf-8")
+        line(f"fresh cases: --seed {seed}", err=True)
+        return seed
+
+    def _request(self) -> dict[str, JSON]:
+        """The words that must be the same where a campaign goes on."""
+        s, waivers = self.selection, self.waivers_path
+        return {
+            "backends": [str(b) for b in self.specs], "families": list(s.families), "cases": list(s.globs),
+            "level": s.level, "seed": s.seed, "waivers": str(waivers or ""),
+        }  # fmt: skip
+
+    def _group(self, outcome: Outcome, known: set[tuple[str, str]]) -> None:
+        """Find causes of a leg's failures, and say which no earlier leg had."""
+        minutes, say = self.minutes or 0, partial(line, err=True)
+        outcome.causes = analyse(outcome.results, isolation=self.isolation, seconds=60 * minutes, progress=say)
+        new = [c for c in outcome.causes if (c.id, c.backend) not in known]
+        known |= {(c.id, c.backend) for c in new}
+        if new:
+            line(f"{outcome.leg.name}: {len(new)} causes that no leg had before:")
+        for text in cause_lines(new):
+            line(text)
+
+
+def _show(result: Result) -> None:
+    if result.verdict in FAILURES:
+        click.echo(sentence(result))
+        if result.saved:
+            line(f"  reproduce: {command(result)}")
+
+
+def _sum_up(outcome: Outcome, settings: dict[str, JSON] | None) -> None:
+    groups: dict[str, list[Result]] = {}
+    for r in outcome.results:
+        groups.setdefault(r.backend, []).append(r)
+    for text in lines_of(settings):
+        line(text)
+    click.echo(table_of(groups, {}))
+    for text in report(*outcome.problems):
+        click.echo("\n".join(map(str, text.split("\n"))))
+    for text in missing_lines(outcome.missing, sum(map(len, outcome.request.cases.values()))):
+        line(text)
+    line(f"{outcome.leg.document}: {len(outcome.results):,} results")

@@ -1,0 +1,99 @@
+"""Campaigns on real workers of Dask, which are killed; skipped where `distributed` is not installed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from conformance.backend.registry import Spec
+from conformance.campaign import pool
+from conformance.campaign.campaign import Campaign
+from conformance.campaign.pool import Where, connect
+from conformance.ggml.errors import UnavailableError, UsageError
+from conformance.judge.verdict import Result
+from conformance.process import words, worker_pid
+from conformance.run.isolation.isolate import Isolation
+from conformance.run.runner import Runner
+from conformance.suite import FAMILIES
+
+pytestmark = pytest.mark.filterwarnings("default")  # what Dask warns of is its own
+IDS = [i for i in FAMILIES["ops"].ids("smoke") if i.startswith(("ops/ADD", "ops/MUL", "ops/ROPE"))]
+KILLS = 2
+
+
+def _alike(r: Result) -> dict[str, object]:
+    """What a result says, without how long it took."""
+    return {k: v for k, v in r.to_json().items() if k not in {"seconds", "witness"}}
+
+
+def test_killed_workers_cost_nothing() -> None:
+    """Workers are killed at random moments: each case has the one result that this process alone finds."""
+    pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
+    draw, kills, kept = random.Random(7), 0, 0  # noqa: S311  # a test's own choice
+
+    with connect(Where(2), "test") as workers:
+        local = workers.local
+        assert local is not None
+
+        def keep(results: Sequence[Result]) -> None:
+            nonlocal kills, kept
+            kept += len(results)
+            if kills < KILLS and kept >= len(IDS) * (kills + 1) // (KILLS + 2):
+                kills += 1
+                pid = worker_pid(draw.choice(local.processes))
+                if pid is not None:  # else it is dead already
+                    os.kill(pid, signal.SIGKILL)
+
+        work = Campaign(workers, {Spec("cpu"): IDS}, isolation=Isolation(), topic="test", keep=keep, say=print)
+        work.run()
+    runner = Runner()
+    try:
+        expected = runner.run(Spec("cpu"), [runner.case(i) for i in IDS])
+    finally:
+        runner.close()
+    assert kills == KILLS
+    assert kept == len(IDS)
+    assert [_alike(work.results["cpu", i]) for i in IDS] == [_alike(r) for r in expected]
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address without a scheduler is one line that names it."""
+    pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
+    address = "tcp://127.0.0.1:9"
+    monkeypatch.setattr(pool, "ANSWER", 1.0)
+    expected = pytest.raises(UnavailableError, match=f"--scheduler {address}: a Dask scheduler expected")
+    with expected, connect(Where(1, scheduler=address), "test"):
+        pass
+
+
+def test_two_kinds_of_workers_exclude_each_other() -> None:
+    """A scheduler's address and jobs of Slurm: a usage error that says why."""
+    expected = pytest.raises(UsageError, match="--scheduler and --slurm: one of them")
+    with expected, connect(Where(1, scheduler="tcp://127.0.0.1:9", slurm=True), "test"):
+        pass
+
+
+def test_packages_that_are_absent_are_named(tmp_path: Path) -> None:
+    """Without Dask, or dask-jobqueue for --slurm: exit code 2 and one line with the command that installs it."""
+    for absent, option, install in (
+        ("distributed", (), "pip install 'ggml-conformance[campaign]'"),
+        ("dask_jobqueue", ("--slurm",), "pip install dask-jobqueue"),
+    ):
+        if absent == "dask_jobqueue":
+            pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
+        (tmp_path / f"{absent}.py").write_text("raise ImportError('taken away')\n", encoding="utf-8")
+        path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+        ended = subprocess.run(
+            [*words("conformance.cli"), "campaign", "-o", str(tmp_path / "out"), "--backend", "cpu", *option],
+            env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert ended.returncode == 2
+        assert install in ended.stderr
+        assert ended.stderr.count("\n") == 1
+        (tmp_path / f"{absent}.py").unlink()

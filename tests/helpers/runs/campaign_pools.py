@@ -1,0 +1,161 @@
+"""Workers for campaigns without Dask: simulated ones that die as a seed says, and one that runs chunks at once."""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from conformance.campaign.campaign import Died, Done, Event, Lost, Offer, Rows
+from conformance.campaign.chunk import Chunk, Reply, execute, pack_rows
+from conformance.judge.verdict import Result, Verdict
+
+
+class InlinePool:
+    """One worker that runs a chunk as soon as it is started, in this process."""
+
+    def __init__(self, offer: Offer | None = None) -> None:
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.offer = Offer(1) if offer is None else offer
+        self.chunks: list[Chunk] = []
+        self.before: Callable[[], None] = lambda: None
+        """Called before each chunk."""
+
+    def workers(self) -> Mapping[str, Offer]:
+        """The one."""
+        return {"here": self.offer}
+
+    def start(self, chunk: Chunk, device: str | None, workers: Collection[str]) -> None:
+        """Run it."""
+        assert device is None or device in self.offer.devices
+        assert not workers or "here" in workers
+        self.before()
+        self.chunks.append(chunk)
+        sent = Chunk.unpack(chunk.pack())
+        reply = execute(sent, lambda rows: self.events.put(Rows(chunk.number, pack_rows(rows))))
+        self.events.put(Done(chunk.number, replace(reply, worker="here")))
+
+    def cancel(self, number: int) -> None:
+        """Nothing runs."""
+
+    @contextmanager
+    def connect(self, *_: object) -> Any:  # noqa: ANN401  # a generator to the decorator
+        """As `campaign.pool.connect`."""
+        yield self
+
+
+@dataclass
+class _Task:
+    chunk: Chunk
+    worker: str
+    done: int = 0
+
+
+@dataclass
+class Faults:
+    """What goes wrong, each as a probability of one step of the simulation."""
+
+    kill: float = 0.0
+    """A worker dies."""
+    scheduler: float = 0.0
+    """The scheduler is gone with all tasks."""
+    message: float = 0.0
+    """A message with results does not arrive."""
+    killers: frozenset[str] = frozenset()
+    """Cases whose worker dies."""
+
+
+class _Events(queue.Queue[Event]):
+    def __init__(self, pool: SimulatedPool) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Event:  # noqa: ARG002  # Queue's own
+        for _ in range(50):
+            if not self.empty():
+                return super().get(block=False)
+            self._pool.step()
+        raise queue.Empty
+
+
+@dataclass
+class SimulatedPool:
+    """Workers that answer PASS, and die as a seed says; time passes by steps, never by a clock."""
+
+    seed: int
+    names: Sequence[str] = ("a", "b", "c")
+    faults: Faults = field(default_factory=Faults)
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    """Worker -> why it runs nothing."""
+    now: float = 0.0
+    kills: int = 0
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)  # noqa: S311  # a simulation
+        self._tasks: dict[int, _Task] = {}
+        self._late: list[Rows] = []
+        self.events: queue.Queue[Event] = _Events(self)
+
+    def clock(self) -> float:
+        """Seconds of the simulation."""
+        return self.now
+
+    def workers(self) -> Mapping[str, Offer]:
+        """Each has one thread."""
+        return {n: Offer(1) for n in self.names}
+
+    def start(self, chunk: Chunk, device: str | None, workers: Collection[str]) -> None:
+        """Give it to any worker, or any of those named."""
+        assert device is None
+        self._tasks[chunk.number] = _Task(chunk, self._random.choice(sorted(workers) or list(self.names)))
+
+    def cancel(self, number: int) -> None:
+        """Forget it."""
+        self._tasks.pop(number, None)
+
+    def step(self) -> None:
+        """One thing happens."""
+        self.now += 0.1
+        if self._late and self._random.random() < 0.3:
+            self.events.put(self._late.pop())
+        if not self._tasks:
+            return
+        if self._random.random() < self.faults.scheduler:
+            for number in list(self._tasks):
+                del self._tasks[number]
+                self.events.put(Lost(number))
+            return
+        number = self._random.choice(list(self._tasks))
+        task = self._tasks[number]
+        if task.worker in self.refuses:
+            self._end(number, Done(number, Reply(list(task.chunk.cases), self.refuses[task.worker], task.worker)))
+            return
+        batch = list(task.chunk.cases)[task.done : task.done + 5]
+        doomed = next((k for k, i in enumerate(batch) if i in self.faults.killers), None)
+        by_chance = self._random.random() < self.faults.kill
+        if doomed is not None or by_chance:
+            self._send(task, batch[: doomed or 0])
+            self.kills += by_chance
+            self._end(number, Died(number, "by the simulation"))
+            return
+        self._send(task, batch)
+        task.done += len(batch)
+        if task.done == len(task.chunk.cases):
+            self._end(number, Done(number, Reply([], "", task.worker, {"machine": "m"}, 0.1)))
+
+    def _end(self, number: int, event: Event) -> None:
+        del self._tasks[number]
+        self.events.put(event)
+
+    def _send(self, task: _Task, cases: Sequence[str]) -> None:
+        if not cases or self._random.random() < self.faults.message:
+            return
+        results = [Result(i, str(task.chunk.spec), Verdict.PASS).to_json() for i in cases]
+        rows = Rows(task.chunk.number, pack_rows(results))
+        if self._random.random() < self.faults.message:
+            self._late.append(rows)  # it comes after its task ended
+        else:
+            self.events.put(rows)
