@@ -58,9 +58,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Test a backend": ("backends", "cases", "run", "repro", "audit"),
-    "Test a build of llama.cpp": ("builds", "release", "bisect", "backtest", "zoo", "learn", "card"),
+    "Test a build of llama.cpp": ("builds", "release", "bisect", "backtest", "zoo", "check-model", "learn", "card"),
     "From failures to bugs": ("causes", "shrink", "show", "splits", "baseline", "findings"),
-    "Every night": ("nightly", "report", "history", "perf", "phases"),
+    "Every night": ("nightly", "campaign", "report", "history", "perf", "phases"),
     "Exchange graphs": ("capture", "import-capture", "layout", "make-model", "test-file"),
     "Trust the suite": ("golden", "planted", "mutate"),
     "Write a backend": ("new-adapter",),

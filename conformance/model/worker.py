@@ -26,8 +26,9 @@ from conformance.ggml.errors import ConformanceError, UnavailableError, UsageErr
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch
 from conformance.suite.zoo.family import Request
+from conformance.suite.zoo.load import new_context
 from conformance.suite.zoo.recorder import Recorder, references, step
-from conformance.suite.zoo.worker import DeviceModel, Drive, new_context, with_tokens
+from conformance.suite.zoo.worker import DeviceModel, Drive, with_tokens
 
 from .voice import Play
 
