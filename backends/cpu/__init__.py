@@ -13,10 +13,10 @@ from conformance.backend.kernel import Kernel, KernelBackend, Raw, Sources
 from conformance.ggml.arithmetic import EXACT, Arithmetic
 from conformance.ggml.tensor import Tensor
 
-from . import attention, elementwise, matmul, media, recurrent, rope, rows, views, windows
+from . import attention, elementwise, matmul, media, recurrent, rope, rows, training, views, windows
 from .takes import Table
 
-_TOPICS = (elementwise, rows, views, matmul, attention, rope, windows, media, recurrent)
+_TOPICS = (elementwise, rows, views, matmul, attention, rope, windows, media, recurrent, training)
 
 TABLE: Table = {op: row for topic in _TOPICS for op, row in topic.TABLE.items()}
 """All that ggml's CPU takes and some of what only other devices do."""

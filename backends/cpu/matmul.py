@@ -20,7 +20,7 @@ from conformance.ggml.quants.blocks import BLOCK
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import Q4_1, Q5_1, Q8_1, GGMLType
 
-from .takes import DOTS, MATRIX, ONLY_F32, ONLY_I32, VALUES, WEIGHTS, Table, Takes
+from .takes import DOTS, FLOAT, MATRIX, ONLY_F32, ONLY_I32, VALUES, WEIGHTS, Table, Takes
 from .values import Values, checked_index, in_float64, load, operand, rounded, store, weight
 
 _OFFSET_TYPES = (Q4_1, Q5_1)
@@ -155,7 +155,7 @@ def _solve_tri(_: Tensor, a: Values, b: Values) -> Values:
 TABLE: Table = {
     "MUL_MAT": (Takes((WEIGHTS, VALUES | DOTS), ONLY_F32), _mul_mat),
     "MUL_MAT_ID": (Takes((WEIGHTS, VALUES | DOTS, ONLY_I32), ONLY_F32), _mul_mat_id),
-    "OUT_PROD": (Takes((WEIGHTS, ONLY_F32), ONLY_F32), in_float64(_out_prod)),
+    "OUT_PROD": (Takes((WEIGHTS, FLOAT), ONLY_F32), in_float64(_out_prod)),
     "TRI": (MATRIX, in_float64(lambda node, x: _TRIANGLES[node.params.type](x))),
     "DIAG": (MATRIX, in_float64(lambda node, x: np.where(np.eye(node.ne[0], dtype=np.bool_), x, 0.0))),
     "SOLVE_TRI": (Takes((ONLY_F32,) * 2, ONLY_F32), in_float64(_solve_tri)),

@@ -88,6 +88,8 @@ def _get_rows(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> N
 def _set_rows(arithmetic: Arithmetic, node: Tensor, dst: Raw, src: Sources) -> None:
     """`dst[:, src1[i, i2 % ne11, i3 % ne12], i2, i3] = src0[:, i, i2, i3]`; of equal indices the last one stays."""
     (b, raw), (_, index_raw) = operand(node, src, 0), operand(node, src, 1)
+    if not raw.size:
+        return
     index = checked_index(index_raw[0], node.ne[1], "src[1]", "rows, ne[1] of dst")
     index = repeated(index, (b.ne[3], b.ne[2], b.ne[1]))
     rows = np.empty((*raw.shape[:3], *dst.shape[3:]), dst.dtype)

@@ -24,7 +24,7 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.fields import c_enum
 from conformance.ggml.ops.op import DECLARATIONS, Form
 from conformance.ggml.ops.rope import ROPE_TYPE
-from conformance.ggml.tensor import FIELDS, ZERO_PARAMS, Bytes, Tensor, computes, nelements
+from conformance.ggml.tensor import FIELDS, FLAG_PARAM, ZERO_PARAMS, Bytes, Tensor, computes, nelements
 from conformance.ggml.types import F32, GGMLType
 
 Argument = Tensor | GGMLType | float | int | bool | str | tuple[int, ...] | None
@@ -174,6 +174,8 @@ def _python_step(k: int, step: Step, names: dict[Tensor, str]) -> Iterator[str]:
         names[t] = f"x{k}_{i}"
         yield f"{names[t]} = {_python_leaf(t)}"
     for i, t in enumerate(step.graph):
+        if t in names:  # a parameter: a leaf that ggml counts among the nodes
+            continue
         for s, root in named_views(t, f"{k}_{i}", names):
             yield f"{names[s]} = named(b.view_tensor({root}), {s.name!a}, {s.flags})"
         call = call_of(t)
@@ -203,7 +205,7 @@ def _python_arguments(args: tuple[Argument, ...], names: dict[Tensor, str]) -> s
 
 def _python_argument(a: Argument, names: dict[Tensor, str]) -> str:
     if isinstance(a, Tensor):
-        return names[a]
+        return names[a] if a in names else _python_leaf(a)
     if isinstance(a, GGMLType):
         return f"TYPES[{a.name!r}]"
     if isinstance(a, float) and not math.isfinite(a):
@@ -258,6 +260,8 @@ def cpp(case: Case, name: str = "test_shrunk", max_nmse: float | None = None) ->
         names[t] = f"x{len(names)}"
         body.append(f"ggml_tensor * {names[t]} = {cpp_leaf(t)};  // {plain(t.name)}")
         body.append(f'ggml_set_name({names[t]}, "{names[t]}");')
+        if t.flags & FLAG_PARAM:
+            body.append(f"ggml_set_param({names[t]});")
     body += _cpp_nodes(case, names)
     drawn = sum(data.nbytes for data in leaves.values()) > MOST_DATA
     if drawn:
@@ -305,6 +309,8 @@ def _cpp_nodes(case: Case, names: dict[Tensor, str]) -> Iterator[str]:
     sinks: list[Tensor] = []
     for k, step in enumerate(case.steps):
         for i, t in enumerate(step.graph):
+            if t in names:
+                continue
             for s, root in named_views(t, f"{k}_{i}", names):
                 yield f"ggml_tensor * {names[s]} = ggml_view_tensor(ctx, {root});"
             yield from cpp_node(t, names)
@@ -356,7 +362,7 @@ def _cpp_arguments(t: Tensor, args: tuple[Argument, ...], names: dict[Tensor, st
 
 def _cpp_argument(a: Argument, names: dict[Tensor, str]) -> str:
     if isinstance(a, Tensor):
-        return names[a]
+        return names[a] if a in names else cpp_leaf(a)
     if isinstance(a, GGMLType):
         return _cpp_type(a)
     if isinstance(a, tuple):

@@ -315,6 +315,16 @@ _RECURRENT: dict[str, Make] = {
     "POOL_1D": lambda k: k.pool_1d(k.of(F16, 24, 5, 3), 1, 3, 2, 1),
     "TIMESTEP_EMBEDDING": lambda k: k.timestep_embedding(k.of(F32, 5, scale=9), 33, 10000),
     "ADD_REL_POS": lambda k: k.add_rel_pos(k.of(F32, 49, 35, 3), k.of(F32, 7, 7, 5, 3), k.of(F32, 7, 7, 5, 3)),
+    "REPEAT_BACK": lambda k: k.repeat_back(k.of(F32, 8, 6, 4), k.of(F32, 4, 3, 4)),
+    "SILU_BACK": lambda k: k.silu_back(k.of(F32, 33, 6), k.of(F32, 33, 6, scale=3)),
+    "RMS_NORM_BACK": lambda k: k.rms_norm_back(k.of(F32, 99, 6), k.of(F32, 99, 6), 1e-5),
+    "GET_ROWS_BACK": lambda k: k.get_rows_back(k.of(F32, 33, 9), k.index(I32, 5, 9), k.of(F32, 33, 5)),
+    "SOFT_MAX_BACK": lambda k: k.soft_max_ext_back(k.of(F32, 33, 9), k.of(F32, 33, 9, scale=0.05), 0.5, 0.0),
+    "POOL_2D_BACK": lambda k: k.pool_2d_back(k.of(F32, 5, 4, 2), k.of(F32, 9, 7, 2), 0, 3, 2, 2, 2, 1, 1),
+    "CROSS_ENTROPY_LOSS": lambda k: k.cross_entropy_loss(k.of(F32, 33, 9), k.soft_max(k.of(F32, 33, 9))),
+    "CROSS_ENTROPY_LOSS_BACK": lambda k: k.cross_entropy_loss_back(
+        k.of(F32, 1), k.of(F32, 33, 9), k.soft_max(k.of(F32, 33, 9))
+    ),
     "SOLVE_TRI": _solved,
     "DSV4_HC_COMB": lambda k: k.dsv4_hc_comb(k.of(F32, 24, 7), k.of(F32, 3), k.of(F32, 24), 1e-6, 20),
     "DSV4_HC_PRE": lambda k: k.dsv4_hc_pre_gated(k.of(F32, 33, 4, 7), k.of(F32, 33, 4, 7), 0.5),

@@ -16,6 +16,8 @@ from ggml_ctypes import CONSTRUCTORS, run_programs
 from conformance.ggml.errors import GraphError
 from conformance.ggml.ops import attention, build, elementwise, matmul, op, recurrent, rope, rows, views, windows
 from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.media import conv, images, signals
+from conformance.ggml.ops.training import gradients, steps
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor
 from conformance.ggml.types import F32, TYPES
 
@@ -83,7 +85,23 @@ def test_stricter_refusals_are_what_they_say() -> None:
         assert senseless or max(t["ne"]) > 2**30, (p.error, p.calls)
 
 
-MODULES = (op, elementwise, rows, views, matmul, attention, rope, recurrent, windows, build)
+MODULES = (
+    op,
+    elementwise,
+    rows,
+    views,
+    matmul,
+    attention,
+    rope,
+    recurrent,
+    windows,
+    conv,
+    images,
+    signals,
+    gradients,
+    steps,
+    build,
+)
 
 
 def _assertions() -> set[str]:
@@ -167,6 +185,7 @@ BEYOND = re.compile(
     r"of a block type must be|ne\[0\] must be a multiple|data_size \+ view_offs|n_dims|n_offs|no ggml_|sections"
     r"|is_contiguous\(src0\)|src0->type|src1->type|nb10|nbytes\(dst\)|ggml_op_pool|op_params\[4\]"
     r"|swapped is|only XIELU|has no op_params|must be 0|sub-ops"
+    r"|windows of|ggml_can_repeat\(b, a\)|weights, gradient"
 )
 """What ggml accepts at construction, and asserts or reads past the end when it computes."""
 

@@ -22,6 +22,8 @@ from .op import failed
 from .recurrent import Recurrent
 from .rope import Rope
 from .rows import SORT_ORDER, RowOps
+from .training.gradients import Gradients
+from .training.steps import Steps
 from .views import Views
 from .windows import Windows
 
@@ -92,7 +94,21 @@ def build_forward_expand(*outputs: Tensor) -> Graph:
     return e.graph()
 
 
-class Builder(Views, Elementwise, RowOps, MatMul, Attention, Rope, Recurrent, Windows, Convolutions, Images, Signals):
+class Builder(
+    Views,
+    Elementwise,
+    RowOps,
+    MatMul,
+    Attention,
+    Rope,
+    Recurrent,
+    Windows,
+    Convolutions,
+    Images,
+    Signals,
+    Gradients,
+    Steps,
+):
     """All constructors. It holds nothing: tensors know their sources, and a graph is made from its outputs.
 
     Every method raises `GraphError` with the assertion where ggml would abort.

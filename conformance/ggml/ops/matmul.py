@@ -130,7 +130,7 @@ OUT_PROD = Op(
     src="a b",
     layout=_out_prod,
     asserts="ggml_can_out_prod(a, b); !ggml_is_transposed(a)",
-    runs="b->type == GGML_TYPE_F32; a->nb[0] == ggml_type_size(a->type)",
+    runs="a->nb[0] == ggml_type_size(a->type)",
     rounding=replace(DOTS, terms=_columns, products=PRODUCT),
     work=Work(_repeated, lambda t: 2 * nelements(t) * operand(t).ne[1] // DOT),
 )

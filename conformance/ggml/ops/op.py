@@ -22,6 +22,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import (
     FIELDS,
+    FLAG_PARAM,
     MAX_NAME,
     ZERO_PARAMS,
     Dims,
@@ -410,6 +411,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Mult: operator.mul,
     ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
 }
 
 
@@ -664,6 +666,7 @@ def can_out_prod(a: Tensor, b: Tensor) -> bool:
 
 _CONSTANTS: dict[str, Any] = {
     "INT32_MAX": INT32_MAX,
+    "GGML_TENSOR_FLAG_PARAM": FLAG_PARAM,
     "ggml_is_contiguous": is_contiguous,
     "ggml_is_contiguous_1": lambda t: is_contiguous(t, 1),
     "ggml_is_contiguous_rows": is_contiguous_rows,

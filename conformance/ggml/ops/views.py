@@ -9,6 +9,7 @@ from typing import Any
 from conformance.ggml.tensor import (
     FLAG_INPUT,
     FLAG_OUTPUT,
+    FLAG_PARAM,
     MAX_DIMS,
     Dims,
     Tensor,
@@ -266,6 +267,12 @@ class Views:
         if tensor.op != "NONE":
             raise failed("tensor->op == GGML_OP_NONE", (tensor,), op=tensor.op)
         tensor.flags |= FLAG_INPUT
+
+    def set_param(self, tensor: Tensor) -> None:
+        """Flag `tensor` as a parameter, which an optimiser may change: `ggml_set_param`."""
+        if tensor.op != "NONE":
+            raise failed("tensor->op == GGML_OP_NONE", (tensor,), op=tensor.op)
+        tensor.flags |= FLAG_PARAM
 
     def set_output(self, tensor: Tensor) -> None:
         """Flag `tensor` and the owner of its bytes as never overwritten: `ggml_set_output`."""

@@ -181,7 +181,6 @@ IM2COL = Op(
     layout=_im2col,
     runs="""
         dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32;
-        dst->type != GGML_TYPE_F16 || a->type == GGML_TYPE_F16;
         b->type == GGML_TYPE_F32; b->nb[0] == 4; !is_2D || b->nb[1] == b->ne[0]*b->nb[0]
     """,
     params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")),

@@ -20,7 +20,7 @@ from conformance.suite.family import Family, Level, expand, with_seed
 
 # importing a topic declares its cases, and `conform perf` times them in this order
 # isort: off
-from . import matmul, attention, rope, rows, elementwise, recurrent, views, windows, media  # noqa: F401
+from . import matmul, attention, rope, rows, elementwise, recurrent, views, windows, media, training  # noqa: F401
 
 # isort: on
 from .bench import NAME, TABLES, Bench, OpCases, OpId, Timed, parse

@@ -85,7 +85,10 @@ CONSTRUCTORS: dict[str, str] = {
     "conv_transpose_1d": "ttiii", "conv_transpose_2d_p0": "tti", "col2im_1d": "tiii", "pool_1d": "tiiii",
     "upscale": "tii", "interpolate": "tlllli", "win_part": "ti", "win_unpart": "tiii", "get_rel_pos": "tii",
     "add_rel_pos": "ttt", "add_rel_pos_inplace": "ttt", "pad_reflect_1d": "tii", "timestep_embedding": "tii",
-    "pad_ext_circular": "tiiiiiiii",
+    "pad_ext_circular": "tiiiiiiii", "repeat_back": "tt", "silu_back": "tt", "rms_norm_back": "ttf",
+    "get_rows_back": "ttt", "soft_max_ext_back": "ttff", "soft_max_ext_back_inplace": "ttff",
+    "pool_2d_back": "ttiiiiiff", "count_equal": "tt", "cross_entropy_loss": "tt", "cross_entropy_loss_back": "ttt",
+    "opt_step_adamw": "ttttt", "opt_step_sgd": "ttt",
     "lightning_indexer": "tttt", "dsv4_hc_comb": "tttfi", "dsv4_hc_pre": "tt", "dsv4_hc_pre_gated": "ttf",
     "dsv4_hc_post": "tttt",
     "flash_attn_ext": "ttttfff", "argsort": "ti", "argsort_top_k": "ti", "top_k": "ti", "ssm_conv": "tt",
@@ -93,7 +96,7 @@ CONSTRUCTORS: dict[str, str] = {
 """Function -> kinds of its arguments after the context; the result is a tensor."""
 
 SETTERS: dict[str, str] = {
-    "set_name": "ts", "set_input": "t", "set_output": "t",
+    "set_name": "ts", "set_input": "t", "set_output": "t", "set_param": "t",
     "mul_mat_set_prec": "ti", "mul_mat_set_hint": "ti", "prec_set_acc": "ti", "prec_set_src": "tii",
     "soft_max_add_sinks": "tt", "flash_attn_ext_add_sinks": "tt", "flash_attn_ext_set_prec": "ti",
     "flash_attn_ext_set_n_kv_max": "ti", "rope_set_offset": "ti",

@@ -139,7 +139,7 @@ CONV_2D = Op(
     src="a b",
     layout=_conv_2d,
     asserts="a->ne[2] == b->ne[2]",
-    runs=f"{_KERNEL}; ggml_is_contiguous(a)",
+    runs=_KERNEL,
     rounding=replace(DOTS, terms=_volume, products=PRODUCT, by="mul_mat"),
     params=tuple(i32s("s0 s1 p0 p1 d0 d1")),
     work=_work(2),
@@ -160,7 +160,7 @@ IM2COL_3D = Op(
     layout=_im2col_3d,
     runs="""
         dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; b->nb[0] == 4;
-        b->ne[3] % IC == 0
+        b->ne[3] % IC == 0 || dst->ne[3] == 0
     """,
     params=tuple(i32s("s0 s1 s2 p0 p1 p2 d0 d1 d2 IC")),
     work=Work(lambda t: 2 * _padded(t, 3), lambda t: _turns(t) * LOOP + PASSES * _padded(t, 3)),

@@ -1,0 +1,175 @@
+"""Gradients: what ggml's backward graphs are made of. Each takes the gradient of its forward op's result first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conformance.ggml.ops.fields import HALF, enum, f32, i32s, swap
+from conformance.ggml.ops.op import (
+    EXPS,
+    LOOP,
+    NORMS,
+    PASSES,
+    SUMS,
+    Layout,
+    Op,
+    Rounding,
+    Work,
+    failed,
+    fresh,
+    fresh_like,
+    operand,
+    same_layout,
+)
+from conformance.ggml.ops.windows import OP_POOL
+from conformance.ggml.tensor import Tensor, can_repeat, nelements, new_tensor
+from conformance.ggml.types import F32
+
+
+def _repeat_back(t: Tensor) -> Layout:
+    """`ggml_repeat_back`: the repetitions `a` added up to `ne`, which is the caller's."""
+    a = operand(t)
+    return fresh(a.type, t.ne)
+
+
+def _repeat_back_limits(t: Tensor) -> None:
+    a = operand(t)
+    if not can_repeat(t, a):
+        raise failed("ggml_can_repeat(b, a)", t.src, ne=list(t.ne))
+
+
+def _get_rows_back(t: Tensor) -> Layout:
+    """`ggml_get_rows_back`: rows of `a` [n, r] added to the rows `b` of F32 [n, rows]; rows is the caller's."""
+    return fresh(F32, (operand(t).ne[0], t.ne[1], 1, 1))
+
+
+def _pool_2d_back(t: Tensor) -> Layout:
+    """`ggml_pool_2d_back`: the shape of `af`, what was pooled."""
+    return fresh(F32, operand(t, 1).ne)
+
+
+def _repeats(t: Tensor) -> int:
+    return nelements(operand(t)) // max(1, nelements(t))
+
+
+def _rows(t: Tensor) -> int:
+    return operand(t).ne[1]
+
+
+def _area(t: Tensor) -> int:
+    """Windows that one element may be part of."""
+    n: int = t.params.k0 * t.params.k1
+    return n
+
+
+def _windowed(t: Tensor) -> int:
+    return _area(t) * LOOP + 4 * PASSES * (nelements(operand(t)) + nelements(t)) * (1 + _area(t) // 8)
+
+
+REPEAT_BACK = Op(
+    "REPEAT_BACK",
+    src="a",
+    layout=_repeat_back,
+    runs="a->type == GGML_TYPE_F32; a->nb[0] == 4",
+    limits=_repeat_back_limits,
+    rounding=replace(SUMS, terms=_repeats),
+    work=Work(lambda t: nelements(operand(t))),
+)
+SILU_BACK = Op(
+    "SILU_BACK",
+    src="a b",
+    layout=fresh_like,
+    runs="""
+        a->type == GGML_TYPE_F32 || a->type == GGML_TYPE_F16; b->type == a->type; ggml_are_same_shape(a, b);
+        ggml_is_contiguous_1(a); ggml_is_contiguous_1(b)
+    """,
+    rounding=EXPS,
+)
+RMS_NORM_BACK = Op(
+    "RMS_NORM_BACK",
+    src="a b",
+    layout=fresh_like,
+    runs="""
+        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; ggml_are_same_shape(a, b); a->nb[0] == 4; b->nb[0] == 4
+    """,
+    rounding=NORMS,
+    params=(f32("eps", lambda _, eps: eps * 2 + 1),),
+)
+GET_ROWS_BACK = Op(
+    "GET_ROWS_BACK",
+    src="a b",
+    layout=_get_rows_back,
+    asserts="ggml_is_matrix(a) && ggml_is_vector(b) && b->type == GGML_TYPE_I32",
+    runs="""
+        a->nb[0] == ggml_type_size(a->type); b->nb[0] == 4; a->ne[1] >= b->ne[0]
+    """,
+    rounding=replace(SUMS, terms=_rows),
+    work=Work(nelements, nelements),
+)
+SOFT_MAX_BACK = Op(
+    "SOFT_MAX_BACK",
+    src="a b",
+    layout=same_layout,
+    runs="""
+        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32; ggml_are_same_shape(a, b); ggml_is_contiguous(a);
+        ggml_is_contiguous(b)
+    """,
+    rounding=Rounding(64, 1, "float32 sum of K products, a difference from it"),
+    params=(f32("scale", HALF), f32("max_bias", None)),
+)
+POOL_2D_BACK = Op(
+    "POOL_2D_BACK",
+    src="a af",
+    layout=_pool_2d_back,
+    runs="""
+        a->type == GGML_TYPE_F32; af->type == GGML_TYPE_F32; ggml_is_contiguous(a); ggml_is_contiguous(af);
+        k0 > 0 && k1 > 0; s0 > 0 && s1 > 0; p0 >= 0 && p1 >= 0; a->ne[2] == af->ne[2]; a->ne[3] == af->ne[3]
+    """,
+    rounding=replace(SUMS, terms=_area),
+    params=(enum("op", OP_POOL, swap("MAX", "AVG"), always=True), *i32s("k0 k1 s0 s1 p0 p1")),
+    work=Work(lambda t: 8 * (nelements(t) + nelements(operand(t))), _windowed),
+)
+
+
+def _like(t: Tensor) -> Tensor:
+    """A leaf of the result's shape, which is all that a constructor reads of it."""
+    return new_tensor(F32, *t.ne)
+
+
+class Gradients:
+    """Constructors of the gradients."""
+
+    @REPEAT_BACK.form(b=_like)
+    def repeat_back(self, a: Tensor, b: Tensor) -> Tensor:
+        """The gradient of `repeat(b, a)` by `b`: of `a` what falls together added up."""
+        if not can_repeat(b, a):
+            raise failed("ggml_can_repeat(b, a)", (a, b))
+        return REPEAT_BACK.node(a, ne=b.ne)
+
+    @SILU_BACK.constructor
+    def silu_back(self, a: Tensor, b: Tensor) -> None:
+        """The gradient `a` of SiLU's result times its slope at `b`."""
+
+    @RMS_NORM_BACK.constructor
+    def rms_norm_back(self, a: Tensor, b: Tensor, eps: float) -> None:
+        """The gradient of `rms_norm(b, eps)` by `b`, where that of its result is `a`."""
+
+    @GET_ROWS_BACK.form(c=_like)
+    def get_rows_back(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        """The gradient of `get_rows(c, b)` by `c`: rows of `a` added up by their indices `b`."""
+        if not (c.ne[2] == c.ne[3] == 1 and a.ne[0] == c.ne[0]):
+            GET_ROWS_BACK.node(a, b)  # what it asserts of `a` and `b` comes first
+            raise failed("ggml_is_matrix(c) && (a->ne[0] == c->ne[0])", (a, b, c))
+        return GET_ROWS_BACK.node(a, b, ne=c.ne)
+
+    @SOFT_MAX_BACK.constructor
+    def soft_max_ext_back(self, a: Tensor, b: Tensor, scale: float, max_bias: float) -> None:
+        """The gradient of a softmax with the result `b` by its argument, where that of the result is `a`."""
+
+    soft_max_ext_back_inplace = soft_max_ext_back.inplace
+
+    @POOL_2D_BACK.constructor
+    def pool_2d_back(
+        self, a: Tensor, af: Tensor, op: int, k0: int, k1: int, s0: int, s1: int, p0: float, p1: float
+    ) -> None:
+        """The gradient of `pool_2d(af, …)`: to the first largest of each window, or shared by all of it."""

@@ -1,0 +1,5 @@
+"""Cases of training: gradients, losses, steps of an optimiser."""
+
+from . import gradients, steps
+
+__all__ = ["gradients", "steps"]

@@ -1,0 +1,103 @@
+"""Gradients: REPEAT_BACK, SILU_BACK, RMS_NORM_BACK, GET_ROWS_BACK, SOFT_MAX_BACK, POOL_2D_BACK."""
+
+from __future__ import annotations
+
+from conformance.ggml.ops.windows import OP_POOL
+from conformance.ggml.tensor import Dims, Tensor
+from conformance.ggml.types import F32, I32
+from conformance.suite.data import integers, normal, uniform
+from conformance.suite.ops.bench import Bench, cases
+
+
+@cases(
+    "REPEAT_BACK",
+    keys="ne=SHAPE vne= to=SHAPE",
+    wide=(
+        "REPEAT_BACK-f32-ne=8x6x4x2,to=[8x6x4x2|4x6x4x2|8x2x4x1|2x3x2x2|1x1x1x1]",
+        "REPEAT_BACK-f32-ne=8x6x4x2,to=4x3x4x2,vne=[pad|slab|part|p0213]",
+    ),
+    smoke=("REPEAT_BACK-f32-ne=6x4x2,to=3x2",),
+    full=("REPEAT_BACK-f32-ne=4096x64x8,to=4096",),
+)
+def _repeat_back(bench: Bench) -> Tensor:
+    a = bench.first("a", "ne", normal(mean=1.0))
+    return bench.b.repeat_back(a, bench.b.new_tensor_4d(F32, *bench.v["to"]))
+
+
+@cases(
+    "SILU_BACK",
+    keys="ne=SHAPE",
+    wide=("SILU_BACK-[f32|f16]-ne=[64x5x4x3|7x3|1]",),
+    smoke=("SILU_BACK-f32-ne=17x3",),
+    full=("SILU_BACK-[f32|f16]-ne=14336x64",),
+)
+def _silu_back(bench: Bench) -> Tensor:
+    a, b = (bench.leaf(name, bench.types[0], bench.v["ne"], normal(3.0)) for name in "ab")
+    return bench.b.silu_back(a, b)
+
+
+@cases(
+    "RMS_NORM_BACK",
+    keys="ne=SHAPE vne= eps=1e-6",
+    wide=(
+        "RMS_NORM_BACK-f32-ne=[64x5x4x3|1025x5x4x3|7x3],eps=[0.0|1e-6|0.1|10.0]",
+        "RMS_NORM_BACK-f32-ne=64x5x4x3,vne=[pad|slab|p0213]",
+    ),
+    smoke=("RMS_NORM_BACK-f32-ne=33x3",),
+    full=("RMS_NORM_BACK-f32-ne=8192x64",),
+)
+def _rms_norm_back(bench: Bench) -> Tensor:
+    a = bench.first("a", "ne", normal())
+    b = bench.operand("b", bench.types[0], bench.v["ne"], normal(2.0), bench.v["vne"])
+    return bench.b.rms_norm_back(a, b, bench.v["eps"])
+
+
+@cases(
+    "GET_ROWS_BACK",
+    keys="ne=SHAPE n=1",
+    wide=("GET_ROWS_BACK-[f32|f16]-ne=[256x5|1x8|33x300],n=[1|4|64]",),
+    smoke=("GET_ROWS_BACK-f32-ne=33x3,n=7",),
+    full=("GET_ROWS_BACK-f32-ne=4096x1000,n=512",),
+)
+def _get_rows_back(bench: Bench) -> Tensor:
+    """`ne` is what rows were taken of, `n` how many, some of them often."""
+    n, (m, rows, _, _) = bench.v["n"], bench.v["ne"]
+    a = bench.leaf("a", bench.types[0], (m, n, 1, 1), normal())
+    b = bench.leaf("b", I32, (n, 1, 1, 1), integers(0, rows))
+    return bench.b.get_rows_back(a, b, bench.b.new_tensor_4d(F32, *bench.v["ne"]))
+
+
+@cases(
+    "SOFT_MAX_BACK",
+    keys="ne=SHAPE scale=1.0 max_bias=0.0 inplace=0",
+    wide=(
+        "SOFT_MAX_BACK-f32-ne=[16x16|15x15x2x3|1x7|1024x9x2],scale=[1.0|0.1]",
+        "SOFT_MAX_BACK-f32-ne=16x16,max_bias=8.0",
+        "SOFT_MAX_BACK-f32-ne=33x5,inplace=1",
+    ),
+    smoke=("SOFT_MAX_BACK-f32-ne=33x3,scale=0.5",),
+    full=("SOFT_MAX_BACK-f32-ne=4096x64x8,scale=0.1",),
+)
+def _soft_max_back(bench: Bench) -> Tensor:
+    """`b` is a softmax by its size: ggml does not ask whether its rows add up to 1."""
+    v, ne = bench.v, bench.v["ne"]
+    a = bench.leaf("a", bench.types[0], ne, normal())
+    b = bench.leaf("b", bench.types[0], ne, uniform(0.0, 2.0 / ne[0]))
+    make = bench.b.soft_max_ext_back_inplace if v["inplace"] else bench.b.soft_max_ext_back
+    return make(a, b, v["scale"], v["max_bias"])
+
+
+@cases(
+    "POOL_2D_BACK",
+    keys=f"ne=SHAPE op={'|'.join(OP_POOL.__members__)} k=NUMBERS",
+    wide=("POOL_2D_BACK-f32-ne=24x9x3x2,op=[MAX|AVG],k=[4x1x4x1x0x0|3x3x2x2x1x1|2x3x1x2x0x1|5x9x1x1x0x0]",),
+    smoke=("POOL_2D_BACK-f32-ne=9x7x2,op=[MAX|AVG],k=3x2x2x1x1x0",),
+    full=("POOL_2D_BACK-f32-ne=512x64x8,op=MAX,k=3x3x2x2x1x1",),
+)
+def _pool_2d_back(bench: Bench) -> Tensor:
+    k0, k1, s0, s1, p0, p1 = bench.v["k"]
+    ne: Dims = bench.v["ne"]
+    af = bench.leaf("af", bench.types[0], ne, normal())
+    pooled = ((ne[0] + 2 * p0 - k0) // s0 + 1, (ne[1] + 2 * p1 - k1) // s1 + 1, ne[2], ne[3])
+    a = bench.leaf("a", bench.types[0], pooled, normal())
+    return bench.b.pool_2d_back(a, af, OP_POOL[bench.v["op"]], k0, k1, s0, s1, p0, p1)
