@@ -10,11 +10,12 @@ from .family import LEVELS, Family, Level
 from .ops import FAMILY as OPS
 from .random_graphs import FAMILY as RANDOM
 from .relations import FAMILY as RELATIONS
+from .tbo import FAMILY as TBO
 from .weight_placement import FAMILY as WEIGHT_PLACEMENT
 from .zoo.family import FAMILY as ZOO
 
 __all__ = ["FAMILIES", "LEVELS", "Family", "Level"]
 
-_ALL = (OPS, CAPTURED, KV_GROWTH, GQA, MULTI_SEQUENCE, WEIGHT_PLACEMENT, BLOCKS, ALIAS, RANDOM, RELATIONS, ZOO)
+_ALL = (OPS, CAPTURED, KV_GROWTH, GQA, MULTI_SEQUENCE, WEIGHT_PLACEMENT, BLOCKS, ALIAS, RANDOM, RELATIONS, TBO, ZOO)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 """Every family by name, in the order they run."""

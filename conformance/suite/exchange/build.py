@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.case.case import Case, Step
 from conformance.case.streams import Stream
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.ops.build import Builder, build_forward_expand
+from conformance.ggml.ops.matmul import OP_HINT
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor
-from conformance.suite.data import Fill, away_from_zero, causal, chosen, encode, integers, uniform, values
+from conformance.suite.data import (
+    Fill,
+    away_from_zero,
+    causal,
+    chosen,
+    distinct,
+    encode,
+    hadamard,
+    integers,
+    uniform,
+    values,
+)
 
 from .line import Line, Source
 
@@ -23,6 +37,9 @@ POSITIONS = 4096
 """Positions of ROPE are below."""
 WRITES = {"SET_ROWS": 2, "CPY": 1, "SET": 0, "ACC": 0}
 """Op -> the source that it may write into, which is then a cache."""
+
+HINT = 1
+"""The word of MUL_MAT's parameters that holds the hint."""
 
 Rule = Callable[[Line], Fill]
 
@@ -39,11 +56,26 @@ def _mask(line: Line) -> Fill:
     return causal(ne[0] - min(queries, ne[1]))
 
 
+def _weights(line: Line) -> Fill:
+    """What a product reads: with the hint that says so the Walsh-Hadamard matrix."""
+    if line.op_params[HINT] != OP_HINT.SRC0_IS_HADAMARD:
+        return values(line.sources[0].type)
+    return lambda _, ne: np.broadcast_to(hadamard(ne[0]), (ne[3], ne[2], ne[1], ne[0]))
+
+
+def _triangle(s: Stream, ne: Dims) -> NDArray[np.float32]:
+    """Matrices of which solutions do not grow: a diagonal of 1, and small numbers beside it."""
+    x = s.normal(math.prod(ne), 0.25 / math.sqrt(ne[0])).reshape(ne[::-1])
+    return x + np.eye(ne[0], dtype=np.float32)
+
+
 RULES: dict[tuple[str, int], Rule] = {
     ("GET_ROWS", 1): _rows(0, 1),
     ("SET_ROWS", 1): lambda line: chosen(line.ne[1]),
     ("ROPE", 1): lambda _: integers(0, POSITIONS),
     ("ROPE_BACK", 1): lambda _: integers(0, POSITIONS),
+    ("GET_ROWS_BACK", 1): lambda line: integers(0, max(1, line.ne[1])),
+    ("MUL_MAT", 0): _weights,
     ("MUL_MAT_ID", 2): _rows(0, 2),
     ("ADD_ID", 2): _rows(1, 1),
     ("SSM_SCAN", 6): lambda line: chosen(line.sources[0].ne[3]),
@@ -55,6 +87,13 @@ RULES: dict[tuple[str, int], Rule] = {
     ("GATED_LINEAR_ATTN", 3): lambda _: uniform(0.3, 1.0),
     ("GATED_DELTA_NET", 3): lambda _: uniform(-1.0, 0.0),
     ("GATED_DELTA_NET", 4): lambda _: uniform(0.0, 1.0),
+    ("SOLVE_TRI", 0): lambda _: _triangle,
+    ("ARGSORT", 0): lambda _: distinct(-4.0, 4.0),
+    ("TOP_K", 0): lambda _: distinct(-4.0, 4.0),
+    ("ARGMAX", 0): lambda _: distinct(-4.0, 4.0),
+    ("OPT_STEP_ADAMW", 3): lambda _: uniform(0.1, 2.0),
+    ("OPT_STEP_ADAMW", 4): lambda _: uniform(0.05, 0.95),
+    ("OPT_STEP_SGD", 2): lambda _: uniform(0.01, 0.5),
     ("DIV", 1): lambda _: away_from_zero(0.5, 2.0),
     ("LOG", 0): lambda _: uniform(0.1, 4.0),
     ("SQRT", 0): lambda _: uniform(0.0, 4.0),

@@ -12,7 +12,7 @@ from conformance.suite import FAMILIES
 
 SAMPLES: dict[str, int] = {
     "ops": 8, "kv_growth": 4, "gqa": 3, "multi_sequence": 3, "weight_placement": 4, "blocks": 4, "alias": 4,
-    "random": 6, "relations": 6,
+    "random": 6, "relations": 6, "tbo": 3,
 }  # fmt: skip
 """Family -> how many ids of its smoke level are pinned."""
 

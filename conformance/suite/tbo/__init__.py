@@ -1,0 +1,118 @@
+"""The family `tbo`: the cases of llama.cpp's test-backend-ops, each under the name that it prints.
+
+    tbo/SOFT_MAX_BACK(type=f32,ne=[16,16,1,1],scale=1.000000,max_bias=0.000000)@0
+
+`cases.txt.xz` has a line for each: name, bytes, why the declarations refuse it (empty if they do not), and as JSON the
+index of the result and the tensors (`FIELDS`). `ci/tbo.py` writes it. The program runs some lines several times; they
+are one case here, and `~2` marks the second of one name. Values are drawn by rules (`values.py`): the program's own
+come from a random device and are nowhere written down.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from conformance import shipped
+from conformance.case.case import Case, Step
+from conformance.ggml.errors import UsageError
+from conformance.ggml.graph import Graph
+from conformance.ggml.ops.build import build_forward_expand
+from conformance.ggml.ops.op import check_node
+from conformance.ggml.tensor import FLAG_INPUT, Tensor
+from conformance.ggml.types import type_named
+from conformance.suite.family import Family, Level, split_id
+
+from .values import fill
+
+NAME = "tbo"
+CASES = shipped.path("suite", "tbo", "cases.txt.xz")
+FIELDS = ("name", "op", "type", "ne", "nb", "flags", "view_src", "view_offs", "src", "op_params")
+"""Of a tensor; `view_src` is -1 and `op_params` end with the last that is not 0."""
+SMALL = 1 << 20
+"""Bytes up to which a case is part of level `standard`."""
+
+
+class Row(NamedTuple):
+    """A line of the file."""
+
+    name: str
+    size: int
+    why: str
+    text: str
+
+
+@cache
+def rows() -> dict[str, Row]:
+    """Name -> row, smallest first."""
+    text = lzma.decompress(CASES.read_bytes()).decode("ascii")
+    found = (Row(name, int(size), why, rest) for name, size, why, rest in (x.split("\t") for x in text.splitlines()))
+    return {row.name: row for row in found}
+
+
+@cache
+def ids(level: Level) -> Sequence[str]:
+    """`full` has all that the declarations take, `standard` the smallest, a middle and the largest small one of each
+    op, `smoke` the smallest of three ops.
+    """
+    legal = [row for row in rows().values() if not row.why]
+    if level == "full":
+        return tuple(_id(row) for row in legal)
+    of_op: dict[str, list[Row]] = {}
+    for row in legal:
+        if row.size <= SMALL:
+            of_op.setdefault(row.name.partition("(")[0], []).append(row)
+    if level == "smoke":
+        return tuple(_id(of_op[op][0]) for op in ("COUNT_EQUAL", "CONV_2D", "RMS_NORM_BACK"))
+    chosen = {row.name for own in of_op.values() for row in (own[0], own[len(own) // 2], own[-1])}
+    chosen |= {_name(i) for i in ids("smoke")}
+    return tuple(_id(row) for row in legal if row.name in chosen)
+
+
+def _id(row: Row) -> str:
+    return f"{NAME}/{row.name}@0"
+
+
+def _name(case_id: str) -> str:
+    return split_id(case_id, NAME, "OP(name=value,…)")[0]
+
+
+def graph_of(row: Row) -> tuple[Graph, Tensor]:
+    """The graph of a row and its result; GraphError if the declarations refuse a node."""
+    out, entries = json.loads(row.text)
+    tensors: list[Tensor] = []
+    for entry in entries:
+        e = dict(zip(FIELDS, entry, strict=True))
+        view_src = tensors[e["view_src"]] if e["view_src"] >= 0 else None
+        t = Tensor(
+            type_named(e["type"]), tuple(e["ne"]), tuple(e["nb"]), e["op"],
+            (*e["op_params"], *(0,) * (16 - len(e["op_params"]))),
+            (), view_src, e["view_offs"], e["flags"], e["name"],
+        )  # fmt: skip
+        tensors.append(t)
+        t.src = tuple(tensors[i] if i >= 0 else None for i in e["src"])  # a cast reads itself
+        if t.op != "NONE":
+            check_node(t)
+    result = tensors[out]
+    return build_forward_expand(result), result
+
+
+def build(case_id: str) -> Case:
+    """The case behind an id; UsageError if no line has its name, or the declarations refuse it."""
+    row = rows().get(_name(case_id))
+    if row is None:
+        raise UsageError(f"case {case_id!r}: test-backend-ops has none of this name; `conform cases` lists them")
+    if row.why:
+        raise UsageError(f"case {case_id!r}: {row.why}")
+    graph, result = graph_of(row)
+    leaves = [t for t in graph.tensors() if t.op == "NONE" and t.view_src is None]
+    for t in leaves:
+        t.flags |= FLAG_INPUT
+    persistent, inputs = fill(case_id, graph, leaves)
+    return Case(case_id, persistent, [Step(graph, inputs, (result,))], family=NAME, params={"op": row.name})
+
+
+FAMILY = Family(NAME, "the cases of test-backend-ops under the names that it prints", ids, build)
