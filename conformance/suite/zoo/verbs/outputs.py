@@ -49,6 +49,8 @@ def asked(desk: Desk) -> Iterator[Pair]:
 
 def pooling(desk: Desk, pooling_type: int) -> Iterator[Pair]:
     """A pooled result is that of its tokens, computed on the host; of two sequences each."""
+    if not desk.request.embeddings:
+        raise RefusedError("this model gives logits")
     spans = [(seq, desk.tokens(7 + 4 * seq, f"prompt {seq}")) for seq in range(2)]
     pooled = desk.way(2, more={"pooling_type": pooling_type}).feed(*spans)
     rows = desk.way(2, more={"pooling_type": NONE}).feed(*spans, every=True)
