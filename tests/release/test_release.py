@@ -365,18 +365,24 @@ def test_wrong_numbers_of_one_node_are_that_nodes_however_late() -> None:
 
 
 def test_whole_models_that_fail_alike_are_one_cause() -> None:
-    """Errors by their innermost message without numbers, wrong logits together; what passes has none."""
+    """Errors by their innermost message without numbers, wrong logits together, those of a verb by themselves; what
+    passes has none.
+    """
     rows = [
         Result("zoo/llama-a@1 1", str(NEW), Verdict.FAIL, detail="batch 0 of 5"),
         Result("zoo/qwen3-a@1 1", str(NEW), Verdict.FAIL, detail="batch 2 of 5"),
         Result("zoo/qwen3-a@1 2 streams", str(NEW), Verdict.CRASH, detail="SIGABRT: GGML_ASSERT(x) at 12"),
         Result("zoo/gemma-a@1 1", str(NEW), Verdict.PASS),
+        Result("zoo/llama-a@1 batch-2", str(NEW), Verdict.FAIL, detail="sequence 1: NMSE 0.1"),
+        Result("zoo/jamba-a@1 batch-2", str(NEW), Verdict.FAIL, detail="sequence 0: NMSE 0.2"),
+        Result("zoo/jamba-a@1 sets", str(NEW), Verdict.FAIL, detail="batch 0: NMSE 0.2"),
     ]
     found = Models(lambda _: pytest.fail("nothing runs")).find(rows, 1.0)
     assert [(c.verdict, c.rank["architectures"], len(c.cases)) for c in found] == [
-        (Verdict.FAIL, 2, 2), (Verdict.CRASH, 1, 1),
+        (Verdict.FAIL, 2, 2), (Verdict.CRASH, 1, 1), (Verdict.FAIL, 2, 2), (Verdict.FAIL, 1, 1),
     ]  # fmt: skip
-    assert [r.cause is None for r in rows] == [False, False, False, True]
+    assert [r.cause is None for r in rows] == [False, False, False, True, False, False, False]
+    assert "wrong logits in verb batch-2" in found[2].sentence
 
 
 def test_an_audit_is_a_stage_of_a_release() -> None:

@@ -20,7 +20,7 @@ from conformance.ggml.errors import ConformanceError
 from conformance.ggml.lib.layout import Batch
 from conformance.ggml.lib.library import WHEEL
 from conformance.suite.zoo.family import prepare, read
-from conformance.suite.zoo.play import Played
+from conformance.suite.zoo.play import RUNS, Played
 from conformance.suite.zoo.verbs.desk import Desk, Pair
 from conformance.suite.zoo.verbs.play import judge_pairs
 from conformance.suite.zoo.verbs.table import VERBS
@@ -284,3 +284,8 @@ def test_every_verb_has_its_words() -> None:
 def _end() -> Iterator[None]:
     yield
     model.cache_clear()
+
+
+def test_verbs_and_runs_have_other_names() -> None:
+    """A cell is named by either, so no name may be both."""
+    assert not set(VERBS) & set(RUNS)

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -22,7 +23,9 @@ from conformance.suite.zoo.load import LacksError, new_context
 F32 = NDArray[np.float32]
 Tokens = NDArray[np.int64]
 Kind = Literal["attention", "recurrent", "hybrid", "encoder", "encoder-decoder"]
-"""What a model remembers: a KV cache, states, both, nothing, or a KV cache beside what its encoder read."""
+"""What a model remembers: a KV cache, states, both, nothing, or a KV cache beside what its encoder read. Those that
+remember nothing give embeddings, or logits, as a model that fills in text everywhere (diffusion).
+"""
 Seqs: TypeAlias = "int | tuple[int, ...]"
 """A sequence, or several that share tokens."""
 MROPE = (8, 40)
@@ -49,7 +52,7 @@ class Pair:
     """These two must differ: else the verb would hold where llama.cpp did nothing."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Desk:
     """A model and what verbs need beside it."""
 
@@ -63,10 +66,10 @@ class Desk:
     contexts: list[int] = field(default_factory=list)
     """`llama_context *` of every way; each lives until the verb is done."""
 
-    @property
+    @cached_property
     def kind(self) -> Kind:
         """What the model remembers."""
-        if self.request.embeddings or not self.call("model_has_decoder")(self.model):
+        if self.request.embeddings or not self._remembers():
             return "encoder"
         if self.call("model_has_encoder")(self.model):
             return "encoder-decoder"
@@ -74,6 +77,14 @@ class Desk:
             return "recurrent"
         is_hybrid = self.library.llama.model_is_hybrid  # absent before b6400 or so
         return "hybrid" if is_hybrid and is_hybrid(self.model) else "attention"
+
+    def _remembers(self) -> bool:
+        """Whether a context has a memory: one of a model that encodes, or fills in text everywhere, has none."""
+        way = new_context(self.library, self.model, replace(self.request, n_seq_max=1))
+        try:
+            return bool(self.call("get_memory")(way))
+        finally:
+            self.library.llama.free(way)
 
     @property
     def n_vocab(self) -> int:
@@ -160,7 +171,7 @@ class Way:
             owners = sorted({s for seqs, _ in spans for s in (seqs if isinstance(seqs, tuple) else (seqs,))})
             return self._results("get_embeddings_seq", owners, self.desk.n_embd)
         at = list(range(n)) if every else ends.tolist()
-        if encodes:
+        if self.request.embeddings:
             return self._results("get_embeddings_ith", at, self.desk.n_embd)
         return self._results("get_logits_ith", at, self.desk.n_vocab)
 
@@ -178,7 +189,7 @@ class Way:
     @property
     def pooled(self) -> bool:
         """Whether a sequence has one result for all its tokens."""
-        return self.kind == "encoder" and self.desk.call("pooling_type")(self.context) > 0
+        return self.request.embeddings and self.desk.call("pooling_type")(self.context) > 0
 
     def _run(self, function: str, spans: Sequence[tuple[Seqs, Any]], *, every: bool) -> None:
         ids = [s if isinstance(s, tuple) else (s,) for s, _ in spans]

@@ -11,12 +11,20 @@ from conformance.ggml.errors import UsageError
 
 from .desk import AFTER, F32, PROMPT, Desk, Pair, RefusedError
 
+OTHERWISE = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n", "gemma4"), "scales embeddings of tokens alone"),
+    "cogvlm": "takes embeddings for an image",
+}
+"""Architecture -> why its embeddings from outside are not those of tokens."""
 MEAN, CLS, LAST, NONE = 1, 2, 3, 0
 """`enum llama_pooling_type`."""
 
 
 def embeddings_in(desk: Desk) -> Iterator[Pair]:
-    """Rows of the token embedding in place of tokens."""
+    """Rows of the token embedding in place of tokens; RefusedError where llama.cpp takes them for something else."""
+    arch = str(desk.request.params.get("arch"))
+    if arch in OTHERWISE:
+        raise RefusedError(f"{arch} {OTHERWISE[arch]}")
     table = next((t for t in GGUFReader(desk.request.model).tensors if t.name == "token_embd.weight"), None)
     if table is None or table.data.dtype != np.float32:
         raise RefusedError("the model's file holds no token embedding in F32")
@@ -49,6 +57,8 @@ def asked(desk: Desk) -> Iterator[Pair]:
 
 def pooling(desk: Desk, pooling_type: int) -> Iterator[Pair]:
     """A pooled result is that of its tokens, computed on the host; of two sequences each."""
+    if not desk.request.embeddings:
+        raise RefusedError("this model gives logits")
     spans = [(seq, desk.tokens(7 + 4 * seq, f"prompt {seq}")) for seq in range(2)]
     pooled = desk.way(2, more={"pooling_type": pooling_type}).feed(*spans)
     rows = desk.way(2, more={"pooling_type": NONE}).feed(*spans, every=True)
