@@ -83,9 +83,10 @@ class Model(DeviceModel):
     def __init__(self, request: Request, device: str) -> None:
         super().__init__(request, device)
         self._vocab = self.library.llama.model_get_vocab(self.model)
-        if not self.library.llama.model_has_decoder(self.model):
+        c = self.library.llama
+        if c.model_has_encoder(self.model) or not c.model_has_decoder(self.model):
             raise UsageError(
-                "this model encodes only, so no token follows another; `conform zoo` runs its architecture"
+                "it has an encoder, and models of a decoder alone are checked; `conform zoo` runs its kind"
             )
 
     def about(self) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_a_model_is_told_from_a_case(tmp_path: Path) -> None:
     writer.close()
     (tmp_path / "notes.gguf").write_text("no case at all")
     for name, says in (
-        ("model.gguf", "this is a model (llama, 10 keys), not a case: `conform capture"),
+        ("model.gguf", "this is a model (llama, 10 keys), not a case: `conform check-model"),
         ("notes.gguf", "this is a text file, not a case"),
     ):
         for command in ("run", "repro", "shrink", "show"):

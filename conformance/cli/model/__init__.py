@@ -125,7 +125,7 @@ def _load(model: Path, arch: str, cpu: Device, flash_attn: bool, time_limit: flo
     except UsageError as e:
         known = "conform capture --list shows the architectures that it knows, --lib BUILD takes another llama.cpp"
         hint = "is the file whole?" if arch in architectures() else known
-        raise UsageError(f"{model}: {e}; {hint}") from None
+        raise UsageError(f"{model}: {e}; {hint}" if "cannot load" in str(e) else f"{model}: {e}") from None
 
 
 def _device(spec: Spec) -> Device:
