@@ -20,7 +20,8 @@ from conformance.ggml.errors import ConformanceError
 from conformance.ggml.lib.layout import Batch
 from conformance.ggml.lib.library import WHEEL
 from conformance.suite.zoo.family import prepare, read
-from conformance.suite.zoo.play import RUNS, Played
+from conformance.suite.zoo.play import RUNS, Device, Played
+from conformance.suite.zoo.verbs import play
 from conformance.suite.zoo.verbs.desk import Desk, Pair
 from conformance.suite.zoo.verbs.play import judge_pairs
 from conformance.suite.zoo.verbs.table import VERBS
@@ -299,6 +300,27 @@ def test_the_command_with_verbs(tmp_path: Path) -> None:
     reasons = {r["run"]: r["detail"] for r in rows if r["verdict"] == "UNSUPPORTED"}
     assert reasons["seq-rm-tail"] == "refused: llama_memory_seq_rm(0, 13, -1) returned false"
     assert reasons["shift"] == "makes no sense for a model of kind recurrent"
+
+
+def test_a_model_that_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three verbs, apart from each other, are tried; if one does not die, all are."""
+    asked: list[str] = []
+    alive: set[str] = set()
+
+    def conduct(*args: Any) -> dict[str, Played]:  # noqa: ANN401
+        asked.extend(args[2])
+        return {n: Played("PASS" if n in alive else "CRASH") for n in args[2]}
+
+    monkeypatch.setattr(play, "conduct", conduct)
+    asks: dict[str, dict[str, Any]] = {n: {} for n in "abcdefg"}
+    for name, tried in (("", 3), ("a", 7), ("d", 7), ("g", 7), ("b", 3)):
+        asked.clear()
+        alive.clear()
+        alive.add(name)
+        request, _, _, _ = read("zoo/llama@1")
+        played = play._alive(request, Device("x"), asks, lambda *_: Played("PASS"), 1.0)
+        assert (len(asked), set(played)) == (tried, set(asks))
+        assert sum(p.verdict == "NO REFERENCE" for p in played.values()) == 7 - tried
 
 
 def test_the_names_of_verbs() -> None:
