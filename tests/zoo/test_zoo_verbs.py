@@ -20,7 +20,8 @@ from conformance.ggml.errors import ConformanceError
 from conformance.ggml.lib.layout import Batch
 from conformance.ggml.lib.library import WHEEL
 from conformance.suite.zoo.family import prepare, read
-from conformance.suite.zoo.play import RUNS, Played
+from conformance.suite.zoo.play import RUNS, Device, Played
+from conformance.suite.zoo.verbs import play
 from conformance.suite.zoo.verbs.desk import Desk, Pair
 from conformance.suite.zoo.verbs.play import judge_pairs
 from conformance.suite.zoo.verbs.table import VERBS
@@ -108,6 +109,28 @@ def _changes_a_token(call: Call, _: Any) -> Call:  # noqa: ANN401
     return decode
 
 
+def _changes_long_ones(call: Call, _: Any) -> Call:  # noqa: ANN401
+    def decode(context: int, batch: Batch) -> Any:  # noqa: ANN401
+        if batch.n_tokens > 10:
+            tokens = (ctypes.c_int32 * batch.n_tokens).from_address(batch.token)
+            tokens[0] = (tokens[0] + 1) % 128
+        return call(context, batch)
+
+    return decode
+
+
+def _changes_rope(call: Call, _: Any) -> Call:  # noqa: ANN401
+    """Wherever one of a few parameters is not as usual."""
+
+    def make(model: int, params: Any) -> Any:  # noqa: ANN401
+        usual = params.op_offload and params.offload_kqv and params.flash_attn_type and params.n_ctx <= 512
+        if not usual or params.n_threads > 1:
+            params.rope_freq_base = 100.0
+        return call(model, params)
+
+    return make
+
+
 def _forgets_embeddings(call: Call, _: Any) -> Call:  # noqa: ANN401
     def decode(context: int, batch: Batch) -> Any:  # noqa: ANN401
         if batch.embd:
@@ -165,11 +188,17 @@ BUGS: dict[str, tuple[str, Callable[[Call, Any], Call], str, str]] = {
     "a recurrent state is not loaded": ("state_set_data", _loads_nothing, MAMBA, "state-same state-fresh state-3"),
     "a file is not loaded": ("state_load_file", _nothing(True), LLAMA, "state-file"),
     "a loaded file lacks a cell": ("state_load_file", _loses_a_cell, LLAMA, "state-file"),
-    "a sequence is not loaded": ("state_seq_set_data", _loads_nothing, LLAMA, "state-seq state-seq-other"),
+    "a sequence is not loaded": (
+        "state_seq_set_data", _loads_nothing, LLAMA, "state-seq state-seq-other state-seq-unified"
+    ),
     "a loaded sequence lacks a cell": ("state_seq_set_data", _loses_a_cell, LLAMA, "state-seq state-fragmented"),
-    "a sequence on the device is not loaded": ("state_seq_set_data_ext", _loads_nothing, MAMBA, "state-checkpoint"),
+    "a sequence on the device is not loaded": (
+        "state_seq_set_data_ext", _loads_nothing, MAMBA, "state-checkpoint state-seq-device"
+    ),
     "a sequence's file lacks a cell": ("state_seq_load_file", _loses_a_cell, LLAMA, "state-seq-file"),
-    "seq_rm does nothing": ("memory_seq_rm", _nothing(True), LLAMA, "seq-rm-tail seq-rm-whole seq-rm-all drafts shift"),
+    "seq_rm does nothing": (
+        "memory_seq_rm", _nothing(True), LLAMA, "seq-rm-tail seq-rm-whole seq-rm-all-unified drafts shift"
+    ),
     "seq_rm leaves a cell": ("memory_seq_rm", _one_less, LLAMA, "seq-rm-tail seq-rm-long drafts"),
     "seq_cp does nothing": ("memory_seq_cp", _nothing(None), LLAMA, "seq-cp seq-cp-unified"),
     "seq_cp copies half": ("memory_seq_cp", _half, LLAMA, "seq-cp-unified"),
@@ -178,9 +207,14 @@ BUGS: dict[str, tuple[str, Callable[[Call, Any], Call], str, str]] = {
     "clear does nothing": ("memory_clear", _nothing(None), LLAMA, "clear clear-data"),
     "a clear of recurrent states does nothing": ("memory_clear", _nothing(None), MAMBA, "clear clear-data"),
     "a batch of several sequences has another token": (
-        "decode", _changes_a_token, LLAMA, "batch-2 batch-3 slots-0-2 sets needle coupled"
+        "decode", _changes_a_token, LLAMA,
+        "batch-2 batch-8 batch-3-unified batch-4-alike slots-1-3 sets-unified needle coupled"
     ),
-    "the second result is the first": ("get_logits_ith", _row_0, LLAMA, "batch-2 batch-4 outputs"),
+    "a long batch has another token": ("decode", _changes_long_ones, LLAMA, "chunks"),
+    "parameters change more than they say": (
+        "init_from_model", _changes_rope, LLAMA, "threads op-offload offload-kqv flash-attn larger"
+    ),
+    "the second result is the first": ("get_logits_ith", _row_0, LLAMA, "batch-3 batch-4 slots-0-2 sets outputs"),
     "contexts share what they hold": ("decode", _clears_the_other, LLAMA, "contexts-2"),
     "an adapter stays": ("set_adapters_lora", _once, LLAMA, "lora-removed lora-changed"),
     "the scale of an adapter does nothing": ("set_adapters_lora", _scale_1, LLAMA, "lora-scaled lora-2 lora-many"),
@@ -189,7 +223,7 @@ BUGS: dict[str, tuple[str, Callable[[Call, Any], Call], str, str]] = {
     "a control vector stays": ("set_adapter_cvec", _once, LLAMA, "cvec-removed cvec-changed"),
     "embeddings come in wrong": ("decode", _forgets_embeddings, LLAMA, "embeddings-in"),
     "a sampler takes the next token": ("get_sampled_token_ith", _next_token, LLAMA, "sampler"),
-    "pooled results are swapped": ("get_embeddings_seq", _other_sequence, BERT, "pooling-mean"),
+    "pooled results are swapped": ("get_embeddings_seq", _other_sequence, BERT, "pooling-mean pooling-cls"),
 }  # fmt: skip
 """Bug -> llama.cpp's function, how it is spoilt, the model, and the verbs that must notice."""
 
@@ -266,6 +300,27 @@ def test_the_command_with_verbs(tmp_path: Path) -> None:
     reasons = {r["run"]: r["detail"] for r in rows if r["verdict"] == "UNSUPPORTED"}
     assert reasons["seq-rm-tail"] == "refused: llama_memory_seq_rm(0, 13, -1) returned false"
     assert reasons["shift"] == "makes no sense for a model of kind recurrent"
+
+
+def test_a_model_that_dies_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three verbs, apart from each other, are tried; if one does not die, all are."""
+    asked: list[str] = []
+    alive: set[str] = set()
+
+    def conduct(*args: Any) -> dict[str, Played]:  # noqa: ANN401
+        asked.extend(args[2])
+        return {n: Played("PASS" if n in alive else "CRASH") for n in args[2]}
+
+    monkeypatch.setattr(play, "conduct", conduct)
+    asks: dict[str, dict[str, Any]] = {n: {} for n in "abcdefg"}
+    for name, tried in (("", 3), ("a", 7), ("d", 7), ("g", 7), ("b", 3)):
+        asked.clear()
+        alive.clear()
+        alive.add(name)
+        request, _, _, _ = read("zoo/llama@1")
+        played = play._alive(request, Device("x"), asks, lambda *_: Played("PASS"), 1.0)
+        assert (len(asked), set(played)) == (tried, set(asks))
+        assert sum(p.verdict == "NO REFERENCE" for p in played.values()) == 7 - tried
 
 
 def test_the_names_of_verbs() -> None:

@@ -39,7 +39,7 @@ def together(desk: Desk, seqs: Sequence[int], *, unified: bool | None = None, al
 
 def needle(desk: Desk, n: int) -> Iterator[Pair]:
     """Many sequences whose texts differ in their first token alone."""
-    way, calm = desk.way(n, unified=True, n_ctx=1024), desk.way()
+    way, calm = desk.way(n, unified=True, n_ctx=1024), desk.way(n_ctx=1024)
     first, text = desk.tokens(n, "needles"), desk.tokens(4, "hay")
     fed = way.feed(*((seq, np.append(first[seq], text)) for seq in range(n)))
     expected = []

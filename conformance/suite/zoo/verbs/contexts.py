@@ -49,7 +49,7 @@ def threads(desk: Desk) -> Iterator[Pair]:
 
 def larger(desk: Desk) -> Iterator[Pair]:
     """With more cells than are needed."""
-    yield from _same(desk, desk.way(n_ctx=4 * desk.request.n_ctx))
+    yield from _same(desk, desk.larger(4))
 
 
 def flash_attn(desk: Desk) -> Iterator[Pair]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+from gguf import GGUFReader
 from numpy.typing import NDArray
 
 from conformance.case.streams import Stream
@@ -95,6 +96,12 @@ class Desk:
     def n_embd(self) -> int:
         """Elements of a row between layers."""
         return int(self.call("model_n_embd")(self.model))
+
+    def larger(self, times: int) -> Way:
+        """A context of more cells; RefusedError where that alone makes it another model."""
+        if any("rope_factors_long" in t.name for t in GGUFReader(self.request.model).tensors):
+            raise RefusedError("the rotations of this model depend on how many cells there are")
+        return self.way(n_ctx=times * self.request.n_ctx)
 
     def call(self, name: str) -> Callable[..., Any]:
         """`llama_NAME`; LacksError if this library exports none."""

@@ -102,7 +102,7 @@ def fresh(desk: Desk) -> Iterator[Pair]:
 
 def larger(desk: Desk) -> Iterator[Pair]:
     """Into a context of more cells."""
-    yield from _into(_begun(desk), desk.way(n_ctx=2 * desk.request.n_ctx), "in a larger context")
+    yield from _into(_begun(desk), desk.larger(2), "in a larger context")
 
 
 def several(desk: Desk) -> Iterator[Pair]:
