@@ -1,3 +1,8 @@
 """Conformance and regression tests for LLM inference backends that execute ggml compute graphs."""
 
-__version__ = "0.1.0"
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("ggml-conformance")
+except PackageNotFoundError:  # a tree on the path that nobody installed
+    __version__ = "0"

@@ -35,6 +35,8 @@ LIVES = 3
 """Workers that one case must end, alone, to be called their killer: a machine may go down by chance."""
 PATIENCE = 60.0
 """Seconds to wait for a worker that can run what is left."""
+QUIET = 5.0
+"""Seconds of waiting of which nothing is said: a worker that died is back by then."""
 LOOK = 1.0
 """Seconds between two looks at the workers."""
 
@@ -117,6 +119,8 @@ class _Backend:
     """Worker -> why it cannot run it."""
     alone_since: float | None = None
     """When nobody could run it any more."""
+    said: str = ""
+    """Why, as it was said."""
 
     @property
     def name(self) -> str:
@@ -232,8 +236,9 @@ class Campaign:
                 f"no worker offers the device {need}: dask worker ADDRESS --resources '{need}=1'" if need
                 else "there is no worker"
             )  # fmt: skip
-            if b.alone_since is None:
-                b.alone_since = now
+            b.alone_since = now if b.alone_since is None else b.alone_since
+            if why != b.said and (b.refused or now - b.alone_since > QUIET):
+                b.said = why
                 self._say(f"{b.name}: {why}")
             refused = self._workers and set(self._workers) <= set(b.refused)
             if refused or now - b.alone_since > PATIENCE:

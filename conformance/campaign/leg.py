@@ -77,6 +77,16 @@ class Outcome:
         causes = {"causes": [c.to_json() for c in self.causes]} if self.causes else {}
         write_json(self.leg.document, {**document, **causes, "run": self.run, "campaign": self.figures})
 
+    def take(self, causes: Iterable[Cause]) -> None:
+        """The causes that an earlier start found of the same results."""
+        here = {(r.backend, r.case): r for r in self.results}
+        for cause in causes:
+            own = [here.get((cause.backend, i)) for i in cause.cases]
+            if all(r is not None and r.verdict in FAILURES for r in own):
+                self.causes.append(cause)
+                for r in filter(None, own):
+                    r.cause = r.cause or cause.id
+
     def file(self, store: Path) -> None:
         """Import its run file into the history; UsageError if that is damaged."""
         document = read_document(self.leg.document)

@@ -87,7 +87,7 @@ def test_a_backend_that_nobody_can_run_is_missing_with_the_reason() -> None:
 
 def test_without_workers_it_waits_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is there: said at once, given up after a while, never an endless wait."""
-    monkeypatch.setattr(campaign, "PATIENCE", 5.0)
+    monkeypatch.setattr(campaign, "PATIENCE", 10.0)
     work, kept, said = _run(SimulatedPool(0, names=()))
     assert not kept
     assert set(work.why.values()) == {"there is no worker"}

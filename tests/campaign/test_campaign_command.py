@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,13 @@ import pytest
 from campaign_pools import InlinePool
 from click.testing import CliRunner, Result
 
+from conformance.causes.cause import Cause
 from conformance.cli import campaign as command
 from conformance.cli import main
 from conformance.cli.campaign import duration
 from conformance.ggml.errors import UsageError
+from conformance.judge.verdict import Result as OneResult
+from conformance.judge.verdict import Verdict
 from conformance.report.runfile import read_document
 from conformance.run.session.select import case_ids
 
@@ -124,14 +127,36 @@ def test_fresh_cases_follow_until_the_time_is_over(
 def test_a_failure_is_shown_and_saved(pool: InlinePool, tmp_path: Path) -> None:
     """What fails on a worker is printed here, and saved here as a case that `conform repro` runs."""
     case = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
-    ended = _conform(tmp_path, "--backend", "ggml", "--case", case, "--causes", "0.03")
+    ended = _conform(tmp_path, "--backend", "ggml", "--case", case)
     assert ended.exit_code == 1
     assert f"FAIL {case} on ggml" in ended.output
     result = _document(tmp_path / "run.json")["results"][0]
     assert Path(result["saved"]).parent == tmp_path / "failures"
-    assert result["cause"]
     again = CliRunner().invoke(main, ["repro", result["saved"]])
     assert "as saved" in again.output
+    assert pool.chunks
+
+
+def test_causes_are_new_once(pool: InlinePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cause is said to be new where no leg had it before, also of an earlier start; a start that runs nothing
+    groups nothing again, and loses no cause.
+    """
+    calls = 0
+
+    def analyse(results: Sequence[OneResult], **_: object) -> list[Cause]:
+        nonlocal calls
+        calls += 1
+        failing = next(r for r in results if r.verdict is Verdict.FAIL)
+        failing.cause = "c0ffee"
+        return [Cause("c0ffee", "GET_ROWS is wrong", "ggml", Verdict.FAIL, "GET_ROWS", "", (), (failing.case,))]
+
+    monkeypatch.setattr(command, "analyse", analyse)
+    words = ("--backend", "ggml", "--case", "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1", "--causes", "1")
+    assert "run: 1 causes that no leg had before" in _conform(tmp_path, *words).output
+    assert "no leg had before" not in _conform(tmp_path, *words).output
+    assert calls == 1
+    body = _document(tmp_path / "run.json")
+    assert [c["id"] for c in body["causes"]] == [r["cause"] for r in body["results"]] == ["c0ffee"]
     assert pool.chunks
 
 

@@ -23,12 +23,14 @@ from conformance.campaign.leg import Leg, Outcome, limited, run_leg
 from conformance.campaign.pool import Where, connect
 from conformance.case.case import JSON
 from conformance.causes.analyse import analyse
+from conformance.causes.cause import Cause
 from conformance.cli import options
 from conformance.cli.options import Selection, backend_option, isolation, selection, settings_here
 from conformance.cli.output import cause_lines, fail, line
 from conformance.cli.run import color_option, sentence, table_of
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import FAILURES, Result, Totals, missing_lines
+from conformance.report.runfile import read_document
 from conformance.report.runs import command
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.session.select import LARGEST, available, case_ids, fresh_ids, new_seed, parse_specs, reseeded
@@ -146,17 +148,20 @@ class _Campaign:
         """Run the legs, write each down at its end; the exit code."""
         settings = settings_here()
         waiving = Waiving(settings.waivers_of(list(self.specs), self.waivers_path), today())
-        known, worst, executed = set[tuple[str, str]](), 0, 0
+        known, worst, executed = set(self._causes()), 0, 0
         for leg in self._legs():
             outcome, stopped = run_leg(
                 leg, pool, request=self._request(), topic=self.topic, isolation=limited(self.isolation),
                 waiving=waiving, save=self.folder / "failures", show=_show, say=partial(line, err=True),
                 ends=self.ends if leg.fresh else inf,
             )  # fmt: skip
-            outcome.write(in_force(settings, waiving))
-            if self.minutes is not None and stopped is None:
+            found = self._causes(leg.document)
+            if self.minutes is not None and stopped is None and (outcome.figures["tasks"] or not found):
+                outcome.write(in_force(settings, waiving))  # grouping takes its time
                 self._group(outcome, known)
-                outcome.write(in_force(settings, waiving))
+            else:
+                outcome.take(found.values())
+            outcome.write(in_force(settings, waiving))
             outcome.file(self.store)
             _sum_up(outcome, in_force(settings, waiving))
             totals = Totals.of(outcome.results)
@@ -214,6 +219,15 @@ class _Campaign:
             "backends": [str(b) for b in self.specs], "families": list(s.families), "cases": list(s.globs),
             "level": s.level, "seed": s.seed, "waivers": str(waivers or ""),
         }  # fmt: skip
+
+    def _causes(self, only: Path | None = None) -> dict[tuple[str, str], Cause]:
+        """(id, backend) -> cause, of the run files that an earlier start left in the folder, or of one of them."""
+        found: dict[tuple[str, str], Cause] = {}
+        for path in [only] if only else sorted(self.folder.glob("*.json")):
+            document = read_document(path, named=False) if path.is_file() else None
+            for row in document.body.get("causes", ()) if document else ():
+                found[row["id"], row["backend"]] = Cause.from_json(row)
+        return found
 
     def _group(self, outcome: Outcome, known: set[tuple[str, str]]) -> None:
         """Find causes of a leg's failures, and say which no earlier leg had."""
