@@ -3,7 +3,8 @@
 `python ci/tbo.py FILE` reads one JSON object a line (or gzip of it): `op` and `vars` as the program prints them, `size`
 (bytes), `out` (index of the result), and `t`, the tensors: `n` name, `op`, `d` the op as the program describes it,
 `ty`, `ne`, `nb`, `fl` flags, `vs` and `vo` view source and offset, `src` indices, `p` op_params. Lines of equal names
-and graphs are one case. A case that the declarations refuse is kept with the reason; run it again when they take more.
+and graphs are one case. A case that the declarations refuse, or that is too large for a run, is kept with the reason;
+run this again when they take more.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from conformance.case.case import Case, Step
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.tensor import FLAG_PARAM
 from conformance.ggml.types import GLU_OPS, UNARY_OPS
+from conformance.run.cost import refusal
 from conformance.suite.tbo import CASES, Row, graph_of
 
+MEMORY, SECONDS = 2 << 30, 60
+"""Half of what a run on a small machine allows: a case that takes more is in no level, and runs by its name alone."""
 SUB_OPS = {"UNARY": UNARY_OPS, "GLU": GLU_OPS}
 
 
@@ -38,10 +43,11 @@ def row_of(entry: dict[str, Any], names: Counter[str], seen: set[str]) -> Row | 
     names[name] += 1
     row = Row(name if names[name] == 1 else f"{name}~{names[name]}", entry["size"], "", text)
     try:
-        graph_of(row)
+        graph, result = graph_of(row)
     except ConformanceError as e:
         return row._replace(why=" ".join(str(e).split()))
-    return row
+    case = Case(f"tbo/{row.name}@0", {}, [Step(graph, {}, (result,))])
+    return row._replace(why=refusal([case], memory_limit=MEMORY, time_limit=SECONDS))
 
 
 def _tensor(t: dict[str, Any]) -> list[Any]:
@@ -62,7 +68,11 @@ def main() -> None:
     text = "".join("\t".join(map(str, row)) + "\n" for row in rows)
     CASES.write_bytes(lzma.compress(text.encode("ascii"), preset=9 | lzma.PRESET_EXTREME))
     print(f"{len(found)} lines, {len(rows)} cases, {CASES.stat().st_size} bytes")
-    refused = Counter((row.why.split()[0], row.why.split(": ", 1)[-1].split(" failed:")[0]) for row in rows if row.why)
+    refused = Counter(
+        (row.name.partition("(")[0], row.why.split(": ", 1)[-1].partition(" takes ")[0].split(" failed:")[0])
+        for row in rows
+        if row.why
+    )
     for (op, why), n in refused.most_common():
         print(f"{n:6} {op}: {why[:160]}")
 

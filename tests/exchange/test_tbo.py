@@ -25,11 +25,18 @@ def test_the_file_stays_small() -> None:
 
 def test_nearly_all_can_be_said() -> None:
     """At least 99.5 % of the list; each of the rest has its reason, and asking for it says so."""
-    refused = [row for row in rows().values() if row.why]
+    refused = [row for row in rows().values() if row.why and not row.why.startswith("computing")]
     assert len(refused) <= 0.005 * len(rows())
     for row in refused:
         with pytest.raises(UsageError, match="CONV_2D_DW"):
             build(f"tbo/{row.name}@0")
+
+
+def test_few_are_too_large_for_a_level() -> None:
+    """Less than 3 % take more than half of what a small machine allows; by its name such a case is found."""
+    large = [row for row in rows().values() if row.why.startswith("computing")]
+    assert 0 < len(large) <= 0.03 * len(rows())
+    assert not {f"tbo/{row.name}@0" for row in large} & set(FAMILY.ids("full"))
 
 
 def test_each_stands_under_the_name_that_the_program_prints() -> None:

@@ -16,7 +16,7 @@ from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.ops.build import Builder, build_forward_expand
 from conformance.ggml.ops.matmul import OP_HINT
 from conformance.ggml.ops.op import DECLARATIONS
-from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Tensor, contiguous_nb, new_tensor
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Dims, Params, Tensor, contiguous_nb, new_tensor
 from conformance.suite.data import (
     Fill,
     away_from_zero,
@@ -33,13 +33,10 @@ from conformance.suite.data import (
 from .line import Line, Source
 
 FAMILY = "testfile"
-POSITIONS = 4096
-"""Positions of ROPE are below."""
+POSITIONS = 512
+"""Positions of ROPE are below, where it does not say its context."""
 WRITES = {"SET_ROWS": 2, "CPY": 1, "SET": 0, "ACC": 0}
 """Op -> the source that it may write into, which is then a cache."""
-
-HINT = 1
-"""The word of MUL_MAT's parameters that holds the hint."""
 
 Rule = Callable[[Line], Fill]
 
@@ -56,9 +53,14 @@ def _mask(line: Line) -> Fill:
     return causal(ne[0] - min(queries, ne[1]))
 
 
+def _positions(line: Line) -> Fill:
+    """Below the context that the model was trained with, where the op knows it."""
+    return integers(0, Params(line.op, line.op_params).n_ctx_orig or POSITIONS)
+
+
 def _weights(line: Line) -> Fill:
     """What a product reads: with the hint that says so the Walsh-Hadamard matrix."""
-    if line.op_params[HINT] != OP_HINT.SRC0_IS_HADAMARD:
+    if Params(line.op, line.op_params).hint != OP_HINT.SRC0_IS_HADAMARD:
         return values(line.sources[0].type)
     return lambda _, ne: np.broadcast_to(hadamard(ne[0]), (ne[3], ne[2], ne[1], ne[0]))
 
@@ -72,8 +74,10 @@ def _triangle(s: Stream, ne: Dims) -> NDArray[np.float32]:
 RULES: dict[tuple[str, int], Rule] = {
     ("GET_ROWS", 1): _rows(0, 1),
     ("SET_ROWS", 1): lambda line: chosen(line.ne[1]),
-    ("ROPE", 1): lambda _: integers(0, POSITIONS),
-    ("ROPE_BACK", 1): lambda _: integers(0, POSITIONS),
+    ("ROPE", 1): _positions,
+    ("ROPE_BACK", 1): _positions,
+    ("ROPE", 2): lambda _: uniform(0.9, 1.1),
+    ("ROPE_BACK", 2): lambda _: uniform(0.9, 1.1),
     ("GET_ROWS_BACK", 1): lambda line: integers(0, max(1, line.ne[1])),
     ("MUL_MAT", 0): _weights,
     ("MUL_MAT_ID", 2): _rows(0, 2),

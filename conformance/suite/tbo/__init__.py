@@ -2,10 +2,10 @@
 
     tbo/SOFT_MAX_BACK(type=f32,ne=[16,16,1,1],scale=1.000000,max_bias=0.000000)@0
 
-`cases.txt.xz` has a line for each: name, bytes, why the declarations refuse it (empty if they do not), and as JSON the
-index of the result and the tensors (`FIELDS`). `ci/tbo.py` writes it. The program runs some lines several times; they
-are one case here, and `~2` marks the second of one name. Values are drawn by rules (`values.py`): the program's own
-come from a random device and are nowhere written down.
+`cases.txt.xz` has a line for each: name, bytes, why no level has it (the declarations refuse it, or it is too large for
+most machines and runs by its name alone), and as JSON the index of the result and the tensors (`FIELDS`). `ci/tbo.py`
+writes it. The program runs some lines several times; they are one case here, and `~2` marks the second of one name.
+Values are drawn by rules (`values.py`): the program's own come from a random device and are nowhere written down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from conformance import shipped
 from conformance.case.case import Case, Step
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import build_forward_expand
 from conformance.ggml.ops.op import check_node
@@ -55,8 +55,8 @@ def rows() -> dict[str, Row]:
 
 @cache
 def ids(level: Level) -> Sequence[str]:
-    """`full` has all that the declarations take, `standard` the smallest, a middle and the largest small one of each
-    op, `smoke` the smallest of three ops.
+    """`full` has all that the declarations and the limits of a run take, `standard` the smallest, a middle and the
+    largest small one of each op, `smoke` the smallest of three ops.
     """
     legal = [row for row in rows().values() if not row.why]
     if level == "full":
@@ -105,9 +105,10 @@ def build(case_id: str) -> Case:
     row = rows().get(_name(case_id))
     if row is None:
         raise UsageError(f"case {case_id!r}: test-backend-ops has none of this name; `conform cases` lists them")
-    if row.why:
-        raise UsageError(f"case {case_id!r}: {row.why}")
-    graph, result = graph_of(row)
+    try:
+        graph, result = graph_of(row)
+    except GraphError as e:
+        raise UsageError(f"case {case_id!r}: {e}") from None
     leaves = [t for t in graph.tensors() if t.op == "NONE" and t.view_src is None]
     for t in leaves:
         t.flags |= FLAG_INPUT

@@ -10,7 +10,7 @@ import openvino.opset15 as o
 from backends.openvino.nodes import Value, cut, reshape, shape_of, transpose, windows
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
-from conformance.ggml.tensor import Tensor
+from conformance.ggml.tensor import Tensor, is_empty
 
 
 def _convolution(node: Tensor, x: Value, filters: Value, axes: int) -> Value:
@@ -23,13 +23,24 @@ def _convolution(node: Tensor, x: Value, filters: Value, axes: int) -> Value:
     return o.convolution(x, filters, strides, before, after, dilation)
 
 
+def _zeros(e: Walk, node: Tensor) -> None:
+    """What a kernel without elements leaves, which OpenVINO has not."""
+    e.store(node, e.c.shaped(o.broadcast(e.c.f32(0.0), e.c.i64(*node.shape)), node.shape), exact=True)
+
+
 def _conv_2d(e: Walk, node: Tensor) -> None:
+    if is_empty(src(node, 0)):
+        _zeros(e, node)
+        return
     y = _convolution(node, e.number(src(node, 1)), e.number(src(node, 0)), 2)
     e.store(node, e.c.shaped(y, node.shape))
 
 
 def _conv_3d(e: Walk, node: Tensor) -> None:
     p, c, a, b = node.params, e.c, src(node, 0), src(node, 1)
+    if is_empty(a):
+        _zeros(e, node)
+        return
     x = reshape(c, e.number(b), (p.n, p.c, *b.shape[1:]))
     filters = reshape(c, e.number(a), (p.oc, p.c, *a.shape[1:]))
     y = _convolution(node, x, filters, 3)
