@@ -304,7 +304,7 @@ class Check:
         case, t = found.run.case, found.judged.tensor
         graph = case.steps[0].graph
         layer = layer_of(found.node, graph)
-        at = f"from layer {layer} on: " if layer is not None else ""
+        at = f"from layer {layer} on: " if layer is not None else "outside the layers: "
         which = step_words(found.run.step, self.prompts)
         answer.verdict = WRONG
         answer.wrong = f"{at}{sentence(found.judged, case)}, {which}"

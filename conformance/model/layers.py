@@ -16,19 +16,21 @@ def layer_of(t: Tensor, graph: Graph) -> int | None:
     """The layer of a node or cache, by its own name, that of what it reads, or that of the last node before it that has
     one; None before the first layer, and in the head of the model.
     """
-    named = (_named(t), *(_named(s) for s in t.src if s is not None and s.op == "NONE"))
-    own = next((layer for layer in named if layer is not None), None)
+    own = _own(t)
     if own is not None or t not in graph.nodes:
         return own
     at = graph.nodes.index(t)
-    before = (_named(n) for n in reversed(graph.nodes[:at]))
-    after = any(_named(n) is not None for n in graph.nodes[at:])
-    return next((layer for layer in before if layer is not None), None) if after else None
+    before = (_own(n) for n in reversed(graph.nodes[:at]))
+    inside = any(_own(n) is not None for n in graph.nodes[at:])
+    return next((layer for layer in before if layer is not None), None) if inside else None
 
 
-def _named(t: Tensor) -> int | None:
-    found = _LAYER.search(t.name)
-    return None if found is None else int(next(g for g in found.groups() if g is not None))
+def _own(t: Tensor) -> int | None:
+    """By its own name, or that of a weight or cache that it reads."""
+    for name in (t.name, *(s.name for s in t.src if s is not None and s.op == "NONE")):
+        if found := _LAYER.search(name):
+            return int(next(g for g in found.groups() if g is not None))
+    return None
 
 
 def step_words(k: int, prompts: int) -> str:

@@ -24,10 +24,12 @@ from conformance.cli import main
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.library import WHEEL
-from conformance.ggml.tensor import Bytes, Tensor
+from conformance.ggml.tensor import Bytes, Tensor, new_tensor
+from conformance.ggml.types import F32
 from conformance.model import figures, graphs
 from conformance.model.answer import RIGHT, ROUNDING, WRONG
 from conformance.model.check import Check, Text, allowance, rounding
+from conformance.model.layers import layer_of, step_words
 from conformance.model.voice import Voice
 from conformance.run.runner import Runner
 from conformance.suite.zoo.play import Device
@@ -304,3 +306,22 @@ def test_the_allowance_is_what_arithmetics_cost() -> None:
     assert allowance((exact, one), (exact, one)) == pytest.approx(16 * 0.01, rel=1e-5)
     assert allowance((exact, exact), (exact, one)) == pytest.approx(4 * 0.01, rel=1e-5)
     assert allowance((exact, exact), (exact, exact)) < 1e-6
+
+
+def test_layers_by_the_names_of_llama() -> None:
+    """A node's own name, a cache's or weight's that it reads, or the last named node's before it; none in the head."""
+    x, w = (new_tensor(F32, 4, name=name) for name in ("inp", "blk.3.attn_norm.weight"))
+    plain, scaled, after, head = (Tensor(F32, x.ne, x.nb, "SCALE") for _ in range(4))
+    for node, src, name in (
+        (plain, (x,), "node_0"),
+        (scaled, (plain, w), "node_1"),
+        (after, (scaled,), "node_2"),
+    ):
+        node.src, node.name = src, name
+    named = Tensor(F32, x.ne, x.nb, "SCALE", src=(after,), name="l_out-3")
+    head.src, head.name = (named,), "result_norm"
+    graph = Graph([plain, scaled, after, named, head])
+    assert [layer_of(n, graph) for n in graph] == [None, 3, 3, 3, None]
+    assert layer_of(new_tensor(F32, 4, name="cache_k_l12"), graph) == 12
+    assert layer_of(new_tensor(F32, 4, name="Vcur-7 (view)"), graph) == 7
+    assert [step_words(k, 1) for k in (0, 1, 11)] == ["first step (the prompt)", "second step", "step 12"]
