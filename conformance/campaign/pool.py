@@ -149,16 +149,18 @@ class DaskPool:
         if held is None or held is not future:  # it was given up
             return
         del self._futures[number]
+        event: Event = Lost(number)  # a worker may die between its answer and the moment at which it is fetched
         try:
-            self.events.put(self._outcome(number, future))
+            event = self._outcome(number, future)
         finally:
+            self.events.put(event)
             held.release()
 
     def _outcome(self, number: int, future: Any) -> Event:  # noqa: ANN401  # as above
         from distributed.scheduler import KilledWorker  # noqa: PLC0415  # an extra
 
         if future.status == "finished":
-            return Done(number, Reply(**future.result()))
+            return Done(number, Reply(**future.result(timeout=ANSWER)))
         if future.status != "error":
             return Lost(number)
         error = future.exception()

@@ -102,6 +102,29 @@ def test_another_scheduler_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> Non
     assert _Client.topics == ["t at first", "t at second"]
 
 
+def test_a_worker_that_dies_with_its_answer_costs_a_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task ended, and its answer cannot be fetched any more: it is lost, so that the campaign hands it out again."""
+
+    class Gone(Future[None]):
+        status = "finished"
+
+        def result(self, timeout: float | None = None) -> None:
+            raise TimeoutError(timeout)
+
+        def release(self) -> None:
+            pass
+
+    gone = Gone()
+    scheduler = SimpleNamespace(KilledWorker=KeyError)
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=_Client, scheduler=scheduler))
+    monkeypatch.setitem(sys.modules, "distributed.scheduler", scheduler)
+    monkeypatch.setattr(_Client, "submit", lambda *_, **__: gone)
+    workers = pool.DaskPool("tcp://x", "tcp://x", "t")
+    workers.start(Chunk(6, Spec("cpu"), ["ops/X@1"], 1.0, Isolation()), None, ())
+    gone.set_result(None)
+    assert workers.events.get(timeout=1) == Lost(6)
+
+
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address without a scheduler is one line that names it."""
     pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
