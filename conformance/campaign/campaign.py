@@ -27,8 +27,8 @@ SECONDS = 20.0
 """Of a task: what it has left then is handed out again."""
 SHORTEST = 1.0
 """Seconds of work that a task is given at least, where there are as many: handing it out takes milliseconds."""
-FEW, MANY = 32, 2000
-"""Cases of a chunk, at least and at most."""
+FIRST, MANY = 32, 2000
+"""Cases of a chunk of unknown duration, and of any at most."""
 AHEAD = 2
 """Chunks for each thread of a worker, so that none waits for the next."""
 LIVES = 3
@@ -274,7 +274,9 @@ class Campaign:
         """Cases of the next chunk: the fewer are left, the shorter, so that all workers end together."""
         threads = max(1, sum(self._workers[w].threads for w in self._able(b)))
         fair = len(b.left) // (AHEAD * threads)
-        return min(len(b.left), max(FEW, int(b.rate * SHORTEST), min(int(b.rate * SECONDS), fair, MANY)))
+        if not b.rate:
+            return min(len(b.left), FIRST)
+        return min(len(b.left), max(1, int(b.rate * SHORTEST), min(int(b.rate * SECONDS), fair, MANY)))
 
     def _start(self, b: _Backend, cases: Sequence[str]) -> None:
         self._numbers += 1

@@ -106,7 +106,10 @@ class DaskPool:
             self._client.close(timeout=ANSWER)
 
     def _workers(self) -> Mapping[str, Offer]:
-        found = self._client.scheduler_info()["workers"]
+        info = self._client.scheduler_info()
+        if info["id"] != self._scheduler:  # the client went over to it by itself, and nobody sends it results there
+            raise OSError(f"another scheduler than {self._scheduler} answers")
+        found = info["workers"]
         if self.local is not None:
             self.local.keep_up({str(w["name"]) for w in found.values()})
         return {a: Offer(int(w["nthreads"]), dict(w.get("resources") or {})) for a, w in found.items()}
@@ -116,6 +119,7 @@ class DaskPool:
 
         try:
             client = Client(self._target, timeout=ANSWER, set_as_default=False)
+            self._scheduler = client.scheduler_info()["id"]
         except (OSError, TimeoutError, ValueError) as e:
             raise UnavailableError(f"--scheduler {self._address}: a Dask scheduler expected: {e}") from e
         client.subscribe_topic(self._topic, self._heard)
@@ -145,16 +149,18 @@ class DaskPool:
         if held is None or held is not future:  # it was given up
             return
         del self._futures[number]
+        event: Event = Lost(number)  # a worker may die between its answer and the moment at which it is fetched
         try:
-            self.events.put(self._outcome(number, future))
+            event = self._outcome(number, future)
         finally:
+            self.events.put(event)
             held.release()
 
     def _outcome(self, number: int, future: Any) -> Event:  # noqa: ANN401  # as above
         from distributed.scheduler import KilledWorker  # noqa: PLC0415  # an extra
 
         if future.status == "finished":
-            return Done(number, Reply(**future.result()))
+            return Done(number, Reply(**future.result(timeout=ANSWER)))
         if future.status != "error":
             return Lost(number)
         error = future.exception()
@@ -223,7 +229,10 @@ class Local:
             ) from e
         common = {"protocol": "tls://", "host": "127.0.0.1", "security": security}
         self.cluster = SpecCluster(
-            scheduler={"cls": Scheduler, "options": {**common, "dashboard": False, "allowed_failures": 0}},
+            scheduler={
+                "cls": Scheduler,
+                "options": {**common, "dashboard": False, "dashboard_address": "127.0.0.1:0", "allowed_failures": 0},
+            },
             workers={},
             security=security,
             silence_logs=logging.CRITICAL,

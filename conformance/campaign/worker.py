@@ -23,6 +23,8 @@ def main() -> int:
         async with Worker(
             words["address"],
             nthreads=1,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
             name=words["name"],
             resources=words["devices"],
             security=Security(**words["security"]),

@@ -6,14 +6,19 @@ import os
 import random
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from conformance.backend.registry import Spec
 from conformance.campaign import pool
-from conformance.campaign.campaign import Campaign
+from conformance.campaign.campaign import Campaign, Lost
+from conformance.campaign.chunk import Chunk
 from conformance.campaign.pool import Where, connect
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.verdict import Result
@@ -60,6 +65,64 @@ def test_killed_workers_cost_nothing() -> None:
     assert kills == KILLS
     assert kept == len(IDS)
     assert [_alike(work.results["cpu", i]) for i in IDS] == [_alike(r) for r in expected]
+
+
+class _Client:
+    """As Dask's client, which goes over to a new scheduler at the old address by itself, and forgets its topics."""
+
+    scheduler = "first"
+    topics: ClassVar[list[str]] = []
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def scheduler_info(self) -> dict[str, object]:
+        return {"id": self.scheduler, "workers": {"w": {"nthreads": 1, "resources": {}, "name": "w"}}}
+
+    def subscribe_topic(self, topic: str, _: object) -> None:
+        self.topics.append(f"{topic} at {self.scheduler}")
+
+    def submit(self, *_: object, **__: object) -> Future[None]:
+        return Future()
+
+    def close(self, **_: object) -> None:
+        pass
+
+
+def test_another_scheduler_is_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another scheduler answers at the address, what ran is lost, and results are asked of the new one."""
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=_Client))
+    workers = pool.DaskPool("tcp://x", "tcp://x", "t")
+    workers.start(Chunk(5, Spec("cpu"), ["ops/X@1"], 1.0, Isolation()), None, ())
+    assert set(workers.workers()) == {"w"}
+    assert workers.events.empty()
+    monkeypatch.setattr(_Client, "scheduler", "second")
+    assert set(workers.workers()) == {"w"}
+    assert workers.events.get(timeout=1) == Lost(5)
+    assert _Client.topics == ["t at first", "t at second"]
+
+
+def test_a_worker_that_dies_with_its_answer_costs_a_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task ended, and its answer cannot be fetched any more: it is lost, so that the campaign hands it out again."""
+
+    class Gone(Future[None]):
+        status = "finished"
+
+        def result(self, timeout: float | None = None) -> None:
+            raise TimeoutError(timeout)
+
+        def release(self) -> None:
+            pass
+
+    gone = Gone()
+    scheduler = SimpleNamespace(KilledWorker=KeyError)
+    monkeypatch.setitem(sys.modules, "distributed", SimpleNamespace(Client=_Client, scheduler=scheduler))
+    monkeypatch.setitem(sys.modules, "distributed.scheduler", scheduler)
+    monkeypatch.setattr(_Client, "submit", lambda *_, **__: gone)
+    workers = pool.DaskPool("tcp://x", "tcp://x", "t")
+    workers.start(Chunk(6, Spec("cpu"), ["ops/X@1"], 1.0, Isolation()), None, ())
+    gone.set_result(None)
+    assert workers.events.get(timeout=1) == Lost(6)
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
