@@ -109,9 +109,12 @@ def campaign(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise UsageError(f"-o {folder}: cannot be made: {e.strerror}") from e
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system ends its jobs so
-    with connect(where, it.topic) as pool:
-        code = it.run(pool)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a batch system ends its jobs so
+    try:
+        with connect(where, it.topic) as pool:
+            code = it.run(pool)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     sys.exit(code)
 
 
