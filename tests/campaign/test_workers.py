@@ -40,6 +40,7 @@ def _alike(r: Result) -> dict[str, object]:
 def test_killed_workers_cost_nothing() -> None:
     """Workers are killed at random moments: each case has the one result that this process alone finds."""
     pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
+    pytest.importorskip("cryptography", reason="the extra [campaign] is not installed")
     draw, kills, kept = random.Random(7), 0, 0  # noqa: S311  # a test's own choice
 
     with connect(Where(2), "test") as workers:
