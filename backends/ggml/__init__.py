@@ -14,7 +14,7 @@ from conformance.backend.card import read
 from conformance.backend.interface import YES, Backend, BufferType, DeviceInfo, Session, Support, no
 from conformance.case.case import Case
 from conformance.ggml.arithmetic import EXACT, GGML_CPU, Arithmetic, requantising
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
 from conformance.ggml.lib.library import Library
@@ -182,8 +182,10 @@ class GgmlBackend(Backend):
     def supports_placed(self, graph: Graph, tensor: Tensor, buffer: int) -> list[Support]:
         """As `supports`, while `tensor` lies in an empty buffer of the type, as when llama.cpp loads a weight.
 
-        BackendError if this version of ggml cannot have a tensor of `graph`.
+        UnavailableError if this version of ggml cannot have a tensor of `graph`.
         """
+        if reason := next(filter(None, (refusal(self._library, t) for t in graph.tensors())), ""):
+            raise UnavailableError(reason)
         name, buft = list(self._bufts.items())[buffer % len(self._bufts)]
         answers = supports(self._library, self._device, buft, graph, tensor)
         why = (

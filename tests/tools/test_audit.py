@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from backends.cpu import CpuBackend
 from conformance import shipped
+from conformance.backend.interface import Support
 from conformance.backend.registry import Spec, adapter, create
 from conformance.case import casefile
 from conformance.case.case import Placement
 from conformance.cli import main
-from conformance.ggml.errors import BackendError
+from conformance.ggml.errors import BackendError, UnavailableError
 from conformance.ggml.lib.library import WHEEL
 from conformance.ggml.ops.op import DECLARATIONS, check_node
 from conformance.ggml.tensor import computes
@@ -288,6 +290,19 @@ def test_backends_without_a_library_are_audited(spec: str, buffers: set[str]) ->
 
 
 @openvino
+def test_what_a_version_cannot_have_is_no_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library without the type of a weight, or an op, has nothing to answer: the cell is UNRUN, and says why."""
+
+    def lacks(*_: object) -> list[Support]:
+        raise UnavailableError("type mxfp4 is not in this library")
+
+    monkeypatch.setattr(CpuBackend, "supports_placed", lacks)
+    runner = Runner()
+    cells = [c for c in audit(runner, Spec("cpu"), [build(CASES[0])]) if c.subject == "weight"]
+    runner.close()
+    assert {(c.finding, c.detail) for c in cells} == {(Finding.UNRUN, "type mxfp4 is not in this library")}
+
+
 def test_a_shared_weight_is_no_constant() -> None:
     """OpenVINO's two kinds of memory are two ways to a model: a quantised weight can only be a constant."""
     backend = create(Spec("openvino-stateless"))

@@ -199,7 +199,9 @@ class Judge:
         place = {w: Placement(answers.buffer, must=True)}
         placed = replace(self._case, id=f"{self._case.id}#{w.name}.in.{cell.buffer}", placement=place)
         ran, result = placed, None
-        if answers.error:
+        if answers.absent:
+            cell.finding, cell.detail = Finding.UNRUN, answers.absent
+        elif answers.error:
             cell.finding, cell.detail = Finding.OVERCLAIM, f"when asked: {answers.error}"
         elif answers.taken and bench.hung[answers.buffer] >= MOST_HUNG:
             cell.finding = Finding.UNRUN

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from conformance.backend.interface import Backend, Support
 from conformance.case.case import JSON, Case, Step
-from conformance.ggml.errors import BackendTimeoutError, ConformanceError, GraphError
+from conformance.ggml.errors import BackendTimeoutError, ConformanceError, GraphError, UnavailableError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, Tensor, is_contiguous, new_tensor
@@ -95,6 +95,8 @@ class Answers:
     """llama.cpp's made-up use -> answer."""
     error: str = ""
     """The error instead of an answer."""
+    absent: str = ""
+    """Why there is nothing to ask: this version of the library cannot have such a tensor at all."""
     hung: bool = False
 
     @property
@@ -130,6 +132,8 @@ def ask(backend: Backend, case: Case, weight: Tensor, buffer: int) -> Answers:
         except BackendTimeoutError:
             answers.hung = True
             raise
+        except UnavailableError as e:
+            answers.absent = str(e)
 
     _, answers.error = attempt(fill)
     return answers
