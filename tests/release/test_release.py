@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build, DeviceOf
 from conformance.case.case import Case
+from conformance.causes import analyse
 from conformance.causes.cause import Cause
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import Result, Verdict
@@ -348,6 +349,13 @@ def test_a_fault_is_found_by_what_the_good_build_has_right(tmp_path: Path) -> No
     assert not lost.to_json()["seen_before"]
 
 
+@pytest.fixture
+def unranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody counts the architectures that a cause hurts, which takes a minute the first time."""
+    monkeypatch.setattr(analyse, "rank", lambda cause: cause)
+
+
+@pytest.mark.usefixtures("unranked")
 def test_an_error_in_a_case_of_one_node_is_that_nodes() -> None:
     """It need not run again to be found, and its cause names the op."""
     died = Result(
@@ -357,6 +365,7 @@ def test_an_error_in_a_case_of_one_node_is_that_nodes() -> None:
     assert (cause.op, cause.verdict) == ("SQR", Verdict.CRASH)
 
 
+@pytest.mark.usefixtures("unranked")
 def test_wrong_numbers_of_one_node_are_that_nodes_however_late() -> None:
     """Once the time is over nothing runs again, and the cause names the op all the same."""
     wrong = Result("ops/SQR-f32-ne=10x5@1", "cpu", Verdict.FAIL, detail="wrong")

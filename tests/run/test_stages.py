@@ -355,6 +355,10 @@ def test_what_the_interpreter_lacks_is_expanded_to_the_same() -> None:
             (lambda p, pad=pad: o.avg_pool(p, [1, 2], pad, pad, [2, 3], False, "floor"), (q,))
             for pad in ([0, 0], [1, 1])
         ],
+        "Convolution": [
+            (lambda x, w, by=by, pad=pad: o.convolution(x, w, by, pad, [0, 1], [2, 1]), (q, q[..., :2, :2]))
+            for by, pad in (([1, 1], [0, 0]), ([1, 2], [2, 1]))
+        ],
     }
     assert set(tried) == set(EXPANSIONS)
     for kind, trials in tried.items():
@@ -365,9 +369,9 @@ def test_what_the_interpreter_lacks_is_expanded_to_the_same() -> None:
 
 def test_what_cannot_be_interpreted_says_what_to_do() -> None:
     """An operation without evaluation and expansion is refused with a way out, before anything runs."""
-    x, w = o.parameter([1, 1, 4, 4], np.float32), o.constant(np.ones((1, 1, 2, 2), "<f4"))
-    conv = o.convolution(x, w, [1, 1], [0, 0], [0, 0], [1, 1])
-    with pytest.raises(BackendError, match="no Convolution: write it as MatMul"):
+    x, w = o.parameter([1, 1, 4, 4], np.float32), o.constant(np.ones((1, 1, 1, 2, 2), "<f4"))
+    conv = o.group_convolution(x, w, [1, 1], [0, 0], [0, 0], [1, 1])
+    with pytest.raises(BackendError, match="no GroupConvolution: write it as MatMul"):
         Interpreted(openvino.Model([o.result(conv)], [x]))
 
 
