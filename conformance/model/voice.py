@@ -87,7 +87,7 @@ class Voice:
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-model-")
         try:
             about = self._ask({"load": asdict(self._request), "device": device.device})
-        except BaseException:
+        except BaseException:  # nobody else can close what was never handed out
             self.close()
             raise
         self.has_words: bool = about["words"]

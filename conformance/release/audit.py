@@ -6,10 +6,8 @@ A case is a cell, `audit/DECODER: WEIGHT in BUFFER`.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import ClassVar
 
 from conformance.backend.registry import Spec
@@ -24,7 +22,7 @@ from conformance.run.runner import Runner
 from conformance.run.session.select import build
 
 from .target import Target
-from .work import fails
+from .work import alike
 
 STAGE = "audit"
 PREFIX = f"{STAGE}/"
@@ -54,10 +52,7 @@ class Audits:
 
     def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
         """A cause for each way in which cells fail: the finding, what was varied, and the innermost message."""
-        groups: dict[tuple[Verdict, str], list[Result]] = defaultdict(list)
-        for r in filter(fails, results):
-            groups[r.verdict, r.detail].append(r)
-        return [_cause(verdict, message, rows) for (verdict, message), rows in groups.items()]
+        return alike(STAGE, results, lambda r: r.detail, _words)
 
     def again(self, spec: Spec, case_id: str) -> Result:
         """The cell of a case, from an audit of its decoder in a process of its own."""
@@ -99,10 +94,5 @@ def _result(spec: Spec, cell: Cell) -> Result:
     return Result(case, str(spec), verdict, detail="" if known else f"{cell.finding}: {audit_message(cell)}")
 
 
-def _cause(verdict: Verdict, message: str, rows: Sequence[Result]) -> Cause:
-    name = f"audit-{sha256(f'{verdict} {message}'.encode()).hexdigest()[:8]}"
-    for r in rows:
-        r.cause = name
-    cases = tuple(r.case for r in rows)
-    sentence = f"{message} ({len(rows)} cells)"
-    return Cause(name, sentence, rows[0].backend, verdict, "", message, (), cases, rank={"failed": len(rows)})
+def _words(_: Verdict, message: str, rows: Sequence[Result]) -> tuple[str, dict[str, int]]:
+    return f"{message} ({len(rows)} cells)", {"failed": len(rows)}

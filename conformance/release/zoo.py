@@ -8,10 +8,8 @@ installed here, so that a fault in what all of a build's devices share is seen a
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import ClassVar
 
 from conformance.backend.registry import Spec
@@ -24,7 +22,7 @@ from conformance.suite.zoo.verbs.play import play_verbs
 from conformance.suite.zoo.verbs.table import VERBS
 
 from .target import CPU, Target
-from .work import fails
+from .work import alike
 
 STAGE = "zoo"
 KEYS = "real=1,run=p5.d4"
@@ -61,10 +59,7 @@ class Models:
         """A cause for each way in which runs fail: the verdict, and the innermost message without numbers; of wrong
         numbers in a verb its name.
         """
-        groups: dict[tuple[Verdict, str], list[Result]] = defaultdict(list)
-        for r in filter(fails, results):
-            groups[r.verdict, _message(r)].append(r)
-        return [_cause(verdict, message, rows) for (verdict, message), rows in groups.items()]
+        return alike(STAGE, results, _message, _words)
 
     def again(self, spec: Spec, case_id: str) -> Result:
         """The run of a case, played again."""
@@ -112,14 +107,10 @@ def _message(r: Result) -> str:
     return innermost(r.detail)
 
 
-def _cause(verdict: Verdict, message: str, rows: Sequence[Result]) -> Cause:
+def _words(verdict: Verdict, message: str, rows: Sequence[Result]) -> tuple[str, dict[str, int]]:
     architectures = {r.case.partition("-")[0] for r in rows}
-    digest = sha256(f"{verdict}\n{message}".encode()).hexdigest()[:8]
     wrong = f"wrong logits in {message}" if message else "wrong logits"
     how = wrong if verdict is Verdict.FAIL else f"{verdict}: {message}"
     n = len(architectures)
     sentence = f"llama.cpp decodes {n} architecture{'s' if n > 1 else ''}: {how} ({len(rows)} runs fail)"
-    for r in rows:
-        r.cause = f"zoo-{digest}"
-    return Cause(f"zoo-{digest}", sentence, rows[0].backend, verdict, "", message, (), tuple(r.case for r in rows),
-                 rank={"architectures": n, "failed": len(rows)})  # fmt: skip
+    return sentence, {"architectures": n, "failed": len(rows)}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import needs_wheel
 from numpy.typing import NDArray
 
 from backends.ggml import GgmlBackend
@@ -27,7 +28,7 @@ from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import BackendError, GraphError, UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib import layout
-from conformance.ggml.lib.library import WHEEL, Library, tensor_layout, unary_ids
+from conformance.ggml.lib.library import Library, tensor_layout, unary_ids
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, VIEW_OPS, Bytes, Tensor, nbytes, pack
 from conformance.ggml.types import GLU_OPS, OPS, UNARY_OPS
@@ -37,9 +38,7 @@ from conformance.run.isolation.isolate import Isolation, open_backend
 from conformance.run.runner import Runner
 from conformance.suite import alias, captured
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
-)
+pytestmark = needs_wheel
 
 g = Builder()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from marks import needs_wheel
 
 from backends.ggml import GgmlBackend
 from conformance.case.case import Case, Step
@@ -18,14 +18,11 @@ from conformance.ggml import types
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import CTensor
-from conformance.ggml.lib.library import WHEEL
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, nbytes
 from conformance.suite import decoder as models
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
-)
+pytestmark = needs_wheel
 
 INPUT = -1
 """The input instead of a node; the offset is then one into it."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from marks import needs_wheel
 
 from backends.ggml import GgmlBackend
 from backends.ggml.placement import USAGES, Home, sched_homes
@@ -18,15 +18,13 @@ from conformance.case.case import Case, Placement, Step
 from conformance.ggml import types
 from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
-from conformance.ggml.lib.library import WHEEL, Library
+from conformance.ggml.lib.library import Library
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, Bytes, Tensor, nbytes
 from conformance.suite import FAMILIES
 from conformance.suite import decoder as models
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
-)
+pytestmark = needs_wheel
 
 TRAJECTORY = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=at254.d3.back2.d2@7"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from marks import needs_wheel
 
 from conformance.backend.card import Card, Entry, parse, read
 from conformance.backend.interface import DeviceInfo, describe
@@ -17,7 +17,6 @@ from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.arithmetic import EXACT, ROUNDINGS, key_of, limit_of
 from conformance.ggml.errors import UsageError
-from conformance.ggml.lib.library import WHEEL
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Tensor, new_tensor
 from conformance.ggml.types import F16, F32, Q4_0
@@ -135,7 +134,7 @@ def test_arithmetic_of_a_card_crosses_the_wire() -> None:
     assert isolate._record(type(a), sent, "arithmetic") == a
 
 
-@pytest.mark.skipif(importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine")
+@needs_wheel
 def test_the_adapter_takes_a_card(tmp_path: Path) -> None:
     """`ggml?card=FILE` declares the card's arithmetic, and refuses another device's card and a second declaration."""
     plain = open_backend(Spec("ggml"))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from marks import needs_wheel
 
 from conformance.builds import archive, source
 from conformance.builds.build import probe
@@ -22,7 +23,6 @@ from conformance.ggml.errors import ConformanceError, UnavailableError, UsageErr
 from conformance.ggml.lib.library import WHEEL, part
 
 LIBRARY = b"\x7fELF stands in for one that exports ggml_backend_dev_count\0"
-needs_wheel = pytest.mark.skipif(importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel here")
 needs_links = pytest.mark.skipif(os.name != "posix", reason="this system has no links for everybody")
 
 

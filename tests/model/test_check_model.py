@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from gguf import GGUFWriter
+from marks import needs_wheel
 
 from backends.cpu import CpuBackend
 from conformance.backend import registry
@@ -23,7 +23,6 @@ from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.graph import Graph
-from conformance.ggml.lib.library import WHEEL
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32
 from conformance.model import figures, graphs
@@ -34,9 +33,7 @@ from conformance.model.voice import Voice
 from conformance.run.runner import Runner
 from conformance.suite.zoo.play import Device
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
-)
+pytestmark = needs_wheel
 PROMPT = [3, 14, 15, 92, 65]
 DECODE = 4
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from marks import needs_wheel
 from stand_in import StandIn, doubled
 
 from conformance.backend.interface import Backend
@@ -18,7 +18,6 @@ from conformance.case import casefile
 from conformance.case.case import Case
 from conformance.cli import main
 from conformance.ggml.errors import BackendCrashError, BackendError
-from conformance.ggml.lib.library import WHEEL
 from conformance.judge.verdict import Result, Verdict
 from conformance.run import recorded
 from conformance.run.runner import Runner
@@ -26,9 +25,6 @@ from conformance.suite.captured import FAMILY as CAPTURED
 from conformance.suite.zoo import family as zoo
 from conformance.suite.zoo.family import Request
 
-needs_wheel = pytest.mark.skipif(
-    importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
-)
 SPEC = Spec("stand-in")
 LAYERS = "set=block_count:2+embedding_length:256+attention.head_count:4+attention.head_count_kv:2"
 TOKENS = "feed_forward_length:512"

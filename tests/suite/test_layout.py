@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 from click.testing import CliRunner
+from marks import needs_wheel
 
 from conformance.backend.registry import Spec
 from conformance.cli import main
@@ -17,9 +16,7 @@ from conformance.suite.decoder import layout
 from conformance.suite.decoder.layers import B, Sketch
 from conformance.suite.decoder.layout import SETTINGS, moved, pair
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("xllamacpp") is None, reason="xllamacpp is not installed: there is no llama.cpp"
-)
+pytestmark = needs_wheel
 
 SAMPLE = [
     ("llama", "fa=0,run=p250.d8"),

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from math import inf
 from pathlib import Path
 
 import numpy as np
-import pytest
 from click.testing import CliRunner
 from gguf import GGUFReader
+from marks import needs_wheel
 
 from conformance.cli import main
-from conformance.ggml.lib.library import WHEEL
 from conformance.suite.zoo.family import prepare, read
 from conformance.suite.zoo.play import RUNS, Device, Look, Played, _run, compare, explain, nmse, play
 from conformance.suite.zoo.recorder import Choice, flips, load_choices, save_choices
-
-needs_wheel = pytest.mark.skipif(
-    importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
-)
 
 
 def test_what_a_cell_says() -> None:

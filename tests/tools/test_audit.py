@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from marks import needs_wheel
 
 from backends.cpu import CpuBackend
 from conformance import shipped
@@ -19,7 +20,6 @@ from conformance.case import casefile
 from conformance.case.case import Placement
 from conformance.cli import main
 from conformance.ggml.errors import BackendError, UnavailableError
-from conformance.ggml.lib.library import WHEEL
 from conformance.ggml.ops.op import DECLARATIONS, check_node
 from conformance.ggml.tensor import computes
 from conformance.judge import waivers
@@ -30,7 +30,6 @@ from conformance.run.runner import Runner
 from conformance.run.session.select import build, case_ids
 from conformance.suite.varied import variations
 
-wheel = pytest.mark.skipif(importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine")
 openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="openvino is not installed")
 LLAMA, ALIBI = CASES[0], next(c for c in CASES if "alibi=8,norm" in c)
 LFM2 = next(c for c in CASES if "lfm2" in c).replace(".d1", "")
@@ -91,7 +90,7 @@ def same_as_saved(cell: Cell) -> None:
 # -- libraries with a fault ------------------------------------------------------------------------------------------
 
 
-@wheel
+@needs_wheel
 def test_a_library_without_a_fault_agrees() -> None:
     """Every weight in both buffer types, and every op_param; what it says yes to ran."""
     cells = audited("faulty-ggml?fault=none", [LLAMA])
@@ -101,7 +100,7 @@ def test_a_library_without_a_fault_agrees() -> None:
     assert all(c.ran == c.taken for c in cells)
 
 
-@wheel
+@needs_wheel
 def test_support_that_depends_on_the_batch_is_unsound(tmp_path: Path) -> None:
     """Sequences of a short convolution are in another dimension than the tokens that llama.cpp asks about."""
     cells = found(audited("faulty-ggml?fault=batch", [LFM2], tmp_path))
@@ -114,7 +113,7 @@ def test_support_that_depends_on_the_batch_is_unsound(tmp_path: Path) -> None:
     same_as_saved(cell)
 
 
-@wheel
+@needs_wheel
 def test_writing_past_the_output_is_found(tmp_path: Path) -> None:
     """The guards name the tensor behind whose end it wrote, in every cell that multiplies."""
     cells = found(audited("faulty-ggml?fault=past", [SMALL], tmp_path))
@@ -124,7 +123,7 @@ def test_writing_past_the_output_is_found(tmp_path: Path) -> None:
     same_as_saved(whole)
 
 
-@wheel
+@needs_wheel
 def test_an_assertion_in_a_buffer_type_costs_its_cells_only(tmp_path: Path) -> None:
     """CPU_REPACK aborts as soon as it holds something: its own words are in the cell, and CPU's cells agree."""
     cells = audited("faulty-ggml?fault=asserts", [SMALL], tmp_path)
@@ -135,7 +134,7 @@ def test_an_assertion_in_a_buffer_type_costs_its_cells_only(tmp_path: Path) -> N
     same_as_saved(bad)
 
 
-@wheel
+@needs_wheel
 def test_an_ignored_op_param_is_named(tmp_path: Path) -> None:
     """Also where the trajectory itself has the very values that the library has built in."""
     cells = found(audited("faulty-ggml?fault=freq_base eps softcap", [LLAMA], tmp_path))
@@ -145,7 +144,7 @@ def test_an_ignored_op_param_is_named(tmp_path: Path) -> None:
     same_as_saved(cells[0])
 
 
-@wheel
+@needs_wheel
 def test_an_op_param_that_only_some_models_use_is_named() -> None:
     """ALiBi's max_bias says something to a mask with distances only, and then the trajectory is wrong as well."""
     cells = {c.name: c for c in found(audited("faulty-ggml?fault=max_bias", [ALIBI]))}
@@ -153,7 +152,7 @@ def test_an_op_param_that_only_some_models_use_is_named() -> None:
     assert "FLASH_ATTN_EXT" in cells[""].detail
 
 
-@wheel
+@needs_wheel
 def test_a_refusal_of_equal_work_is_an_underclaim(tmp_path: Path) -> None:
     """K's projection is taken and V's is not: both are named."""
     (cell,) = found(audited("faulty-ggml?fault=whim", [LLAMA], tmp_path))
@@ -161,7 +160,7 @@ def test_a_refusal_of_equal_work_is_an_underclaim(tmp_path: Path) -> None:
     assert "attn_k" in cell.detail or "q4_0[64, 32, 1, 1]" in cell.detail
 
 
-@wheel
+@needs_wheel
 def test_a_library_that_hangs_still_gives_a_whole_table() -> None:
     """Two cells cost the time limit, the others of that buffer type say that they were not asked."""
     cells = audited("faulty-ggml?fault=hangs", [LLAMA], time_limit=4.0)
@@ -172,7 +171,7 @@ def test_a_library_that_hangs_still_gives_a_whole_table() -> None:
     assert any("not asked" in c.detail for c in weights)
 
 
-@wheel
+@needs_wheel
 def test_a_library_that_takes_all_memory_costs_its_cells_only() -> None:
     """Its process is ended, and the cell says how much it held."""
     cells = audited("faulty-ggml?fault=hoards", [SMALL], memory_limit=600 << 20)
@@ -182,7 +181,7 @@ def test_a_library_that_takes_all_memory_costs_its_cells_only() -> None:
     assert "memory" in bad.detail
 
 
-@wheel
+@needs_wheel
 def test_waivers_are_of_cells(tmp_path: Path) -> None:
     """What fails as a waiver says is XFAIL and fails nothing; what is right in spite of one is XPASS and does."""
 
@@ -204,7 +203,7 @@ def test_waivers_are_of_cells(tmp_path: Path) -> None:
 # -- the wheel itself ------------------------------------------------------------------------------------------------
 
 
-@wheel
+@needs_wheel
 def test_the_audit_of_the_wheel_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cell for each weight and buffer type of each case, whatever happened in it; JSON says what the table says.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -14,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from marks import needs_wheel
 
 from conformance.cli import main
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.lib.layout import Batch
-from conformance.ggml.lib.library import WHEEL
 from conformance.suite.zoo.family import prepare, read
 from conformance.suite.zoo.play import RUNS, Device, Played
 from conformance.suite.zoo.verbs import play
@@ -27,9 +26,6 @@ from conformance.suite.zoo.verbs.play import judge_pairs
 from conformance.suite.zoo.verbs.table import VERBS
 from conformance.suite.zoo.worker import DeviceModel
 
-needs_wheel = pytest.mark.skipif(
-    importlib.util.find_spec(WHEEL) is None, reason=f"{WHEEL} has no wheel for this machine"
-)
 LLAMA, MAMBA, BERT = "llama", "mamba", "bert"
 Call = Callable[..., Any]
 
