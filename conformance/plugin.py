@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from conformance.backend.registry import Spec, resolve
-from conformance.case.case import JSON, Case
+from conformance.case.case import JSON
 from conformance.cli import options
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.text import printable, printable_lines
@@ -41,6 +41,7 @@ from conformance.run.session import settings, writeahead
 from conformance.run.session.select import FOLDER, build, case_ids, choose, fresh_ids, lacking, new_seed, reseeded
 from conformance.run.session.settings import Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, parse
+from conformance.suite.batch import groups
 from conformance.suite.family import LEVELS, Level
 
 from . import plugin_perf
@@ -181,21 +182,11 @@ class Suite:
             plan = self.planned.get(spec, [case_id])
             start = plan.index(case_id)
             batch = [i for i in plan[start : start + self.runner.batch_size(spec)] if (spec, i) not in self.results]
-            cases = self._together(batch)
+            cases = next(groups(map(self.runner.case, batch)))
             for i, result in zip(batch, self.runner.run(spec, cases)):  # noqa: B905  # no longer than `cases`
                 result.fresh = i in self.fresh
                 self.keep((spec, i), result)
         return self.results[key]
-
-    def _together(self, ids: Sequence[str]) -> list[Case]:
-        """The first case, and those behind it that may share its graph; a trajectory runs by itself."""
-        cases = [self.runner.case(ids[0])]
-        for i in ids[1:]:
-            case = self.runner.case(i)
-            if len(cases[0].steps) != 1 or len(case.steps) != 1:
-                break
-            cases.append(case)
-        return cases
 
 
 class Reports:

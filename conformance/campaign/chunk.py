@@ -144,7 +144,7 @@ def _results(chunk: Chunk, ends: float) -> Iterator[list[Result]]:
     size = runner.batch_size(spec)
     for start in range(0, len(chunk.cases), size):
         batch = chunk.cases[start : start + size]
-        for cases in groups([runner.case(i) for i in batch]):
+        for cases in groups(map(runner.case, batch)):
             if time.monotonic() > ends:
                 return
             yield runner.run(spec, cases)

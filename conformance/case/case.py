@@ -84,6 +84,12 @@ class Case:
         written = {n.view_src for s in self.steps for n in s.graph if writes_in_place(n)}
         return [t for t in self.persistent if t in written]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its persistent tensors, of what each step is given, and of what each step gives."""
+        steps = sum(sum(map(nbytes, s.inputs)) + sum(map(packed_nbytes, s.outputs)) for s in self.steps)
+        return steps + sum(map(nbytes, self.persistent))
+
     def uses(self, tensor: Tensor) -> list[Tensor]:
         """Every computing node of every step that reads a persistent tensor, whole or through a view."""
         nodes = dict.fromkeys(n for s in self.steps for n in s.graph if n.op not in VIEW_OPS)

@@ -381,7 +381,7 @@ class _Execution:
                     self._steps.done += 1
 
     def _new(self, spec: Spec, chosen: Sequence[Case | str]) -> Iterator[Result]:
-        for cases in groups([self._case(c) for c in chosen]):
+        for cases in groups(map(self._case, chosen)):
             left = self._ends - time.monotonic()
             if self._is_full() or left <= 0:
                 return

@@ -110,7 +110,7 @@ class Sweep:
         full, size = min(MOST, *(runner.batch_size(s) for s in self.target.specs)), FIRST
         while self.left and clock() < end:
             begun = clock()
-            group = next(groups([runner.case(i) for i in self.left[:size]]))
+            group = next(groups(map(runner.case, self.left[:size])))
             for spec in self.target.specs:
                 self.results.setdefault(spec, []).extend(runner.run(spec, group))
             del self.left[: len(group)]

@@ -21,13 +21,10 @@ from conformance.suite.batch import merge
 
 from .execute import Execution, StepValues, execute
 from .isolation.isolate import open_backend
+from .session.kept import Kept
 
 REFERENCE = "cpu"
 SECOND_OPINION = "ggml"
-KEEP = 1024
-"""Cases whose expected values are cached for the next backend."""
-KEEP_BYTES = 1 << 29
-"""Bytes of those values; a trajectory has its caches in them once per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +58,8 @@ class Oracle:
         self._reference = open_backend(Spec(REFERENCE))
         self._imitating: dict[str, Backend] = {EXACT.name: self._reference}
         self._declared: dict[str, list[Arithmetic]] = {EXACT.name: [EXACT]}
-        self._known: dict[tuple[Case, str], list[StepValues]] = {}
-        self._bytes = 0
+        self._known: Kept[tuple[Case, str], list[StepValues]] = Kept()
+        """Cached for the next backend; a trajectory has its caches in them once per step."""
         self._second: Backend | None = None
         self._second_reason = ""
 
@@ -130,20 +127,17 @@ class Oracle:
                 StepValues({t: v.outputs[t] for t in s.outputs}, v.caches)
                 for s, v in zip(case.steps, values, strict=True)
             ]
-            self._known[case, arithmetic.name] = plain
-            self._known[key] = values
-            self._bytes += _size(values) + _size(plain)
+            self._known.add((case, arithmetic.name), plain, _size(plain))
+            self._known.add(key, values, _size(values))
         return self._known[key]
 
     def _values(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[list[StepValues]]:
         name = self._name(arithmetic)
         missing = [c for c in cases if (c, name) not in self._known]
         for c, values in zip(missing, run_together(self.reference_in(arithmetic), missing), strict=True):
-            self._known[c, name] = values
-            self._bytes += _size(values)
+            self._known.add((c, name), values, _size(values))
         found = [self._known[c, name] for c in cases]
-        while len(self._known) > len(cases) and (len(self._known) > KEEP or self._bytes > KEEP_BYTES):
-            self._bytes -= _size(self._known.pop(next(iter(self._known))))
+        self._known.trim(len(cases))
         return found
 
     def close(self) -> None:

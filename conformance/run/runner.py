@@ -32,9 +32,10 @@ from .execute import Execution, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
 from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
 from .isolation.watchdog import Watchdog
-from .oracle import KEEP, REFERENCE, Expectation, Oracle, part
+from .oracle import REFERENCE, Expectation, Oracle, part
 from .scheduler.backend import SchedBackend
 from .session import failures, select
+from .session.kept import Kept
 from .session.settings import Waiving
 from .session.writeahead import Ahead
 
@@ -77,8 +78,8 @@ class Runner:
         self._guards: dict[Spec, Guarded] = {}
         self._broken: dict[Spec, ConformanceError] = {}
         """Backends that could not be opened."""
-        self._cases: dict[str, Case] = {}
-        self._seals: dict[Case, CaseSeal] = {}
+        self._cases: Kept[str, Case] = Kept()
+        self._seals: Kept[Case, CaseSeal] = Kept()
         """Cases that a third party's adapter had in this process; it may still hold them."""
         self._save = save_failures
         self._waiving = waiving
@@ -126,9 +127,9 @@ class Runner:
     def case(self, case_id: str) -> Case:
         """The case behind an id, cached for the next backend; UsageError if no family knows the id."""
         if case_id not in self._cases:
-            while len(self._cases) >= KEEP:
-                del self._cases[next(iter(self._cases))]
-            self._cases[case_id] = select.build(case_id)
+            case = select.build(case_id)
+            self._cases.add(case_id, case, case.nbytes)
+            self._cases.trim()
         return self._cases[case_id]
 
     def _makes(self, case: Case) -> bool:
@@ -216,9 +217,8 @@ class Runner:
     def _seal(self, cases: Sequence[Case]) -> None:
         for case in cases:
             freeze(case)
-            self._seals[case] = CaseSeal(case)
-        while len(self._seals) > max(KEEP, len(cases)):
-            del self._seals[next(iter(self._seals))]
+            self._seals.add(case, CaseSeal(case), case.nbytes)
+        self._seals.trim(len(cases))
 
     def _results(self, spec: Spec, backend: Guarded, cases: Sequence[Case]) -> dict[Case, Result]:
         results: dict[Case, Result] = {}

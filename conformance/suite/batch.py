@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -13,12 +12,27 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.partial import below, like
 from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, nbytes, strided
 
+BYTES = 1 << 25
+"""A group that has so many takes no further case: a backend holds a few times that for it, and may keep its program."""
 
-def groups(cases: Sequence[Case]) -> Iterator[list[Case]]:
-    """One-step cases, which may share a graph, together; each trajectory by itself: a kill costs no more than that."""
-    for single, group in groupby(cases, key=lambda c: len(c.steps) == 1):
-        together = list(group)
-        yield from [together] if single else ([c] for c in together)
+
+def groups(cases: Iterable[Case]) -> Iterator[list[Case]]:
+    """One-step cases, which may share a graph, together while they are small; each trajectory by itself: a kill costs
+    no more than that. A case is taken from `cases` when its group needs it.
+    """
+    group: list[Case] = []
+    size = 0
+    for case in cases:
+        if group and (len(case.steps) != 1 or size > BYTES):
+            yield group
+            group, size = [], 0
+        group.append(case)
+        size += case.nbytes
+        if len(case.steps) != 1:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def merge(cases: Sequence[Case]) -> Case:

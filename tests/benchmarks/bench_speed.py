@@ -22,7 +22,9 @@ from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import FAILURES
 from conformance.run.oracle import REFERENCE
 from conformance.run.runner import Runner
+from conformance.run.session.kept import Kept
 from conformance.suite import FAMILIES
+from conformance.suite.batch import groups
 
 IDS = FAMILIES["ops"].ids("standard")
 GOALS = {"ggml": 1000, "cpu": 500, "openvino-stateless": 200}
@@ -112,13 +114,13 @@ def runner() -> Iterator[Runner]:
 def _cycle(runner: Runner, spec: Spec, ids: Sequence[str]) -> None:
     size = runner.batch_size(spec)
     for start in range(0, len(ids), size):
-        results = runner.run(spec, [runner.case(i) for i in ids[start : start + size]])
-        assert not [r.sentence() for r in results if r.verdict in FAILURES]
+        for cases in groups(map(runner.case, ids[start : start + size])):
+            results = runner.run(spec, cases)
+            assert not [r.sentence() for r in results if r.verdict in FAILURES]
 
 
 def _forget(runner: Runner) -> None:
-    runner._cases.clear()
-    runner.oracle._known.clear()
+    runner._cases, runner.oracle._known = Kept(), Kept()
 
 
 @pytest.mark.parametrize("name", GOALS)

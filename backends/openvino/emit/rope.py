@@ -95,26 +95,51 @@ def _theta(e: Walk, node: Tensor, angles: Angles, positions: Value, factors: Val
         positions = o.transpose(rows, e.c.i64(1, 0))
     else:
         positions = reshape(e.c, positions, (n, 1))
-    p, radians = o.convert(positions, Type.f32), angles.frequencies().reshape(1, -1)
+    p, turns = o.convert(positions, Type.f32), angles.frequencies().reshape(1, -1) / (2 * np.pi)
     if factors is None:
-        return _reduced(e, p, radians / (2 * np.pi))
+        return _reduced(e, p, *(o.constant(x.astype(np.float32)) for x in _split(turns)))
     ff = cut(e.c, reshape(e.c, factors, shape_of(e.c, factors)[3:]), [0], [angles.pairs], [0])
-    return o.multiply(p, o.divide(o.constant(radians.astype(np.float32)), ff))
+    return _reduced(e, p, *_divided(e, turns, ff))
 
 
-def _reduced(e: Walk, p: Value, turns: NDArray[np.float64]) -> Value:
-    """2 pi times p * turns, minus most whole turns, beside which float32 would lose the fraction.
+STEPS = (2.0**6, 2.0**12)
+"""Turns per position are multiples of 1 / 64, and of 1 / 4096, and a rest: a position up to 2^18 times one of the first
+two is exact in float32.
+"""
 
-    `turns` is split in 6 bits, 6 bits and the rest, so that p up to 2^18 times the first two is exact.
-    """
+
+def _split(turns: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """`turns` without whole ones, in the parts that `STEPS` says."""
     parts, rest = [], turns - np.round(turns)
-    for scale in (2.0**6, 2.0**12):
+    for scale in STEPS:
         parts.append(np.round(rest * scale) / scale)
         rest = rest - parts[-1]
+    return [*parts, rest]
+
+
+def _divided(e: Walk, turns: NDArray[np.float64], ff: Value) -> list[Value]:
+    """`turns / ff` in the parts that `STEPS` says.
+
+    Each part times `ff` is subtracted from what is left of `turns` without a rounding: `ff` in two halves of 12 bits,
+    and two numbers that are near each other.
+    """
+    scaled = o.multiply(ff, e.c.f32(2.0**12 + 1))
+    high = o.subtract(scaled, o.subtract(scaled, ff))
+    low = o.subtract(ff, high)
+    rest: Value = o.constant(turns.astype(np.float32))
+    fine = o.constant((turns - turns.astype(np.float32)).astype(np.float32))
+    parts = []
+    for scale in STEPS:
+        parts.append(o.multiply(o.round(o.multiply(o.divide(rest, ff), e.c.f32(scale))), e.c.f32(1 / scale)))
+        rest = o.subtract(o.subtract(rest, o.multiply(parts[-1], high)), o.multiply(parts[-1], low))
+    return [*parts, o.divide(o.add(rest, fine), ff)]
+
+
+def _reduced(e: Walk, p: Value, coarse: Value, fine: Value, rest: Value) -> Value:
+    """2 pi times p * (coarse + fine + rest), minus most whole turns, beside which float32 would lose the fraction."""
     one = e.c.f32(1.0)
-    whole, fine = (o.floor_mod(o.multiply(p, o.constant(x.astype(np.float32))), one) for x in parts)
-    total = o.add(o.add(whole, fine), o.multiply(p, o.constant(rest.astype(np.float32))))
-    return o.multiply(total, e.c.f32(2 * math.pi))
+    turned, finer = (o.floor_mod(o.multiply(p, x), one) for x in (coarse, fine))
+    return o.multiply(o.add(o.add(turned, finer), o.multiply(p, rest)), e.c.f32(2 * math.pi))
 
 
 def _turns(e: Walk, node: Tensor, angles: Angles) -> tuple[Value, Value]:
