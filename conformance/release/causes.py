@@ -43,6 +43,13 @@ class Found:
     devices: list[str] = field(default_factory=list)
     note: str = ""
     """Why it is not called new or fixed, where it might have been."""
+    shared: bool = False
+    """Of one that is still there: a case of it fails in the same way on the base."""
+
+    def take(self, cause: Cause, devices: Sequence[str]) -> None:
+        """Add the cases of the same cause, and the devices that have it."""
+        self.cause = replace(self.cause, cases=tuple(dict.fromkeys([*self.cause.cases, *cause.cases])))
+        self.devices += [d for d in devices if d not in self.devices]
 
     def to_json(self) -> dict[str, JSON]:
         """As the record of a release has it."""
@@ -73,13 +80,16 @@ class Causes:
             (state, fresh) for state, results in parts if any(map(fails, fresh := self._fresh(target, state, results)))
         ]
         until = self._clock() + max(0.0, self._end - self._clock()) * share
+        there = {_key(target, State.STILL, r) for r in base if fails(r)}
         for i, (state, results) in enumerate(wanted):
             self._progress(f"{target.name}: {sum(map(fails, results))} failures, {state}")
             keys = [_key(target, state, r) for r in results]  # before they are looked at more closely
             causes = kind.find(results, max(0.0, until - self._clock()) / (len(wanted) - i))
             for cause in causes:
                 found = self._merged(target, kind, state, cause)
-                self._known |= {k: found for k, r in zip(keys, results, strict=True) if r.cause == cause.id}
+                own = [k for k, r in zip(keys, results, strict=True) if r.cause == cause.id]
+                found.shared |= not there.isdisjoint(own)
+                self._known |= dict.fromkeys(own, found)
 
     def _fresh(self, target: Target, state: State, results: Sequence[Result]) -> list[Result]:
         """`results` without failures that a cause of another device explains; that has this device then, too."""
@@ -99,9 +109,8 @@ class Causes:
         if same is None:
             same = Found(cause, state, note=note)
             self._found.append(same)
-        else:
-            same.cause = replace(same.cause, cases=tuple(dict.fromkeys([*same.cause.cases, *cause.cases])))
-        same.devices += [] if target.name in same.devices else [target.name]
+        same.shared |= state is State.STILL and bool(note)
+        same.take(cause, [target.name])
         return same
 
     def _confirmed(self, target: Target, kind: Kind, state: State, cause: Cause) -> tuple[State, str]:
@@ -120,13 +129,20 @@ class Causes:
     def all(self) -> list[Found]:
         """New ones first, then those still there, then fixed ones; the most urgent of each first.
 
-        A cause that is new by some cases and was there by others is still there.
+        A cause that is new by some cases and was there by others is still there. It was not there where the base fails
+        otherwise: those cases are the new cause's.
         """
         ids = {state: {f.cause.id for f in self._found if f.state is state} for state in State}
-        both = ids[State.STILL] | (ids[State.NEW] & ids[State.FIXED])
+        shared = {f.cause.id for f in self._found if f.state is State.STILL and f.shared}
+        both = shared | (ids[State.NEW] & ids[State.FIXED])
         for f in self._found:
             if f.state in (State.NEW, State.FIXED) and f.cause.id in both:
                 f.state, f.note = State.STILL, f"{f.state} by these cases; both builds have the cause by others"
+        new = {f.cause.id: f for f in self._found if f.state is State.NEW}
+        otherwise = [f for f in self._found if f.state is State.STILL and f.cause.id in new]
+        for f in otherwise:
+            new[f.cause.id].take(f.cause, f.devices)
+        self._found = [f for f in self._found if f not in otherwise]
         return [f for state in State for f in self._of(state)]
 
     def _of(self, state: State) -> Iterator[Found]:

@@ -26,7 +26,7 @@ from conformance.release.causes import Causes, Found, State
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
-from conformance.release.work import difference, fails
+from conformance.release.work import alike, difference, fails
 from conformance.release.zoo import Models
 from conformance.run import audit
 from conformance.run.audit import Cell, Finding
@@ -101,6 +101,32 @@ def test_a_cause_that_the_base_has_too_is_not_new() -> None:
     here = {"ADD-1": Verdict.FAIL, "MUL-1": Verdict.FAIL, "SUB-1": Verdict.FAIL, "SUB-2": Verdict.FAIL}
     there = {"ADD-1": Verdict.PASS, "MUL-1": Verdict.PASS, "SUB-1": Verdict.PASS, "SUB-2": Verdict.FAIL}
     assert _found(kind, here, there) == {"ADD": State.NEW, "MUL": State.STILL, "SUB": State.STILL}
+
+
+@dataclass
+class Deaths(Fixed):
+    """A kind whose failures have the cause that their detail names."""
+
+    def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
+        """One cause for each message."""
+        return alike("zoo", results, lambda r: r.detail, lambda _, message, __: (message, {}))
+
+
+def _deaths(cases: Mapping[str, str]) -> list[Result]:
+    return [Result(c, "x", Verdict.CRASH if why else Verdict.PASS, detail=why) for c, why in cases.items()]
+
+
+@pytest.mark.parametrize("base_dies_of", ["another", "one"])
+def test_a_base_that_fails_otherwise_has_not_the_cause(base_dies_of: str) -> None:
+    """A case that dies on both builds, of different things, does not make a cause old; it is one of the cause's."""
+    causes = Causes(seconds=1.0)
+    kind = Deaths({NEW: frozenset({"a", "b"}), OLD: frozenset({"b"})})
+    causes.add(CPU, kind, _deaths({"a": "one", "b": "one"}), _deaths({"a": "", "b": base_dies_of}), 1.0)
+    found = [(f.cause.message, f.state, f.cause.cases) for f in causes.all()]
+    if base_dies_of == "another":
+        assert found == [("one", State.NEW, ("a", "b"))]
+    else:
+        assert [(m, s) for m, s, _ in found] == [("one", State.STILL), ("one", State.STILL)]
 
 
 def test_what_does_not_come_again_is_neither_new_nor_fixed() -> None:
