@@ -90,22 +90,26 @@ def _numbers(type_: GGMLType, stored: NDArray[Any]) -> NDArray[Any]:
 
 def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
     count = want.size
-    want_f = want.astype(np.float64)
-    got_f = got.astype(np.float64)
-    finite = np.isfinite(want_f)
-    both = finite & np.isfinite(got_f)
-    special = ~both & ~((want_f == got_f) | (np.isnan(want_f) & np.isnan(got_f)))
-    n_special = int(np.count_nonzero(special))
-    energy = float(np.sum(np.square(want_f, where=finite, out=np.zeros_like(want_f))))
-    error = np.subtract(got_f, want_f, where=both, out=np.zeros_like(want_f))
-    error_energy = float(np.sum(np.square(error)))
+    want, got = want.astype(np.float64, copy=False), got.astype(np.float64, copy=False)
+    clean, special = want, None
+    finite = np.isfinite(want)
+    both = finite & np.isfinite(got)
+    if not both.all():
+        special = ~both & ~((want == got) | (np.isnan(want) & np.isnan(got)))
+        clean = np.where(finite, want, 0.0)
+        error = np.subtract(got, want, where=both, out=np.zeros_like(want))
+    else:
+        error = got - want
+    energy, error_energy = (float(np.sum(np.square(x))) for x in (clean, error))
     nmse = error_energy / energy if energy else (inf if error_energy else 0.0)
-    rms = np.sqrt(energy / max(1, int(np.count_nonzero(finite & (want_f != 0)))))
-    scale = np.abs(np.where(both, want_f, 0.0)) + rms
-    relative = np.divide(np.abs(error), scale, where=scale > 0, out=np.where(error != 0, inf, 0.0))
+    scale = np.abs(clean)
+    scale += np.sqrt(energy / max(1, int(np.count_nonzero(clean))))
+    np.abs(error, out=error)
+    relative = np.divide(error, scale, where=scale > 0, out=np.where(error != 0, inf, 0.0))
+    n_special = 0 if special is None else int(np.count_nonzero(special))
     if n_special:
         nmse = inf
-        relative = np.where(special, inf, relative)
+        relative[special] = inf
     at = np.unravel_index(int(np.argmax(relative)), want.shape)
     index = tuple(int(i) for i in at[::-1])
-    return Difference(nmse, float(relative[at]), n_special, raw, count, index, float(want_f[at]), float(got_f[at]))
+    return Difference(nmse, float(relative[at]), n_special, raw, count, index, float(want[at]), float(got[at]))
