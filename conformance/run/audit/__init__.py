@@ -116,7 +116,13 @@ class Bench:
         """Buffer type -> cells that did not answer in time."""
 
     def run(self, case: Case, buffer: int) -> Result:
-        """Run once; a failure runs again in a fresh process, since an earlier cell may have damaged this one."""
+        """Run once; a failure runs again in a fresh process, since an earlier cell may have damaged this one. Neither
+        looks for something that was kept, in two more processes.
+        """
+        with self.runner.looking(locates=True, tells_kept=False):
+            return self._run(case, buffer)
+
+    def _run(self, case: Case, buffer: int) -> Result:
         result = self._once(case)
         if result.verdict is Verdict.TIMEOUT:
             self.hung[buffer] += 1
