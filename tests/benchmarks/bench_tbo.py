@@ -1,0 +1,106 @@
+"""The same cases through test-backend-ops and through `ggml`: `python tests/benchmarks/bench_tbo.py PROGRAM`.
+
+PROGRAM is llama.cpp's test-backend-ops, built with the CPU backend. A seed draws lines of each op from the family
+`tbo`; both run them on one core with one thread, in turns, each round in the other order. Printed: cases per second of
+processor time with the start-up taken off (a run of no case there, of one tiny case here), medians of the rounds, and
+ours over theirs. Each keeps nothing from one run to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import click
+from tabulate import tabulate
+
+from conformance.suite.tbo import Row, rows
+
+OPS = ("MUL_MAT", "SOFT_MAX", "ROPE", "FLASH_ATTN_EXT", "GET_ROWS")
+LARGEST = 64 << 20
+"""Bytes of a case."""
+TINY = "ops/ADD-f32+f32-a=7x5@1"
+
+
+def drawn(op: str, count: int, seed: int) -> list[Row]:
+    """Lines of an op, by a seed; none that a level leaves out or that the program runs twice."""
+    rng = random.Random(f"{seed} {op}")  # noqa: S311  # the same lines for the same seed
+    own = [r for r in rows().values() if r.name.startswith(f"{op}(") and not r.why and r.size <= LARGEST]
+    names = {r.name for r in rows().values()}
+    own = [r for r in own if "~" not in r.name and f"{r.name}~2" not in names]
+    return rng.sample(own, min(count, len(own)))
+
+
+def cpu(command: Sequence[str]) -> tuple[float, str]:
+    """Seconds of processor time of a command and its children, and what it printed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
+
+
+def known(program: Path, op: str, chosen: Sequence[Row]) -> list[Row]:
+    """Those of `chosen` that this version of test-backend-ops has, and runs."""
+    _, said = cpu(_asked(program, op, chosen, ""))
+    ran = {line.partition(": ")[0].strip() for line in said.splitlines() if "OK" in line or "FAIL" in line}
+    return [r for r in chosen if r.name in ran]
+
+
+def theirs(program: Path, op: str, chosen: Sequence[Row]) -> float:
+    """Cases per second of processor time of test-backend-ops; its start-up makes all cases and matches their names."""
+    start, _ = cpu(_asked(program, op, chosen, "nothing"))
+    whole, _ = cpu(_asked(program, op, chosen, ""))
+    return len(chosen) / max(1e-9, whole - start)
+
+
+def _asked(program: Path, op: str, chosen: Sequence[Row], after: str) -> list[str]:
+    names = "|".join(re.sub(r"([][(){}.*+?^$|])", r"\\\1", r.name[len(op) + 1 : -1]) for r in chosen)
+    return [program.as_posix(), "test", "-b", "CPU", "-o", op, "-p", f"^({names}){after}$"]
+
+
+def ours(chosen: Sequence[Row]) -> float:
+    """Cases per second of processor time of `conform run`."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/run.json"
+        asked = [sys.executable, "-m", "conformance.cli", "run", "--level", "full", "--backend", "ggml?threads=1"]
+        start, _ = cpu([*asked, "--case", TINY])
+        cases = [word for r in chosen for word in ("--case", f"tbo/{r.name}@0")]
+        whole, _ = cpu([*asked, "--json", path, *cases])
+        ran = sum(r["verdict"] in ("PASS", "FAIL") for r in json.loads(Path(path).read_text())["results"])
+    if ran < len(chosen):
+        click.echo(f"{ran} of {len(chosen)} cases ran here", err=True)
+    return ran / max(1e-9, whole - start)
+
+
+@click.command()
+@click.argument("program", type=click.Path(path_type=Path, exists=True))
+@click.option("--op", "ops", multiple=True, default=OPS, show_default=True)
+@click.option("--count", default=60, show_default=True, help="Cases of each op.")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+def main(program: Path, ops: Sequence[str], count: int, seed: int, rounds: int) -> None:
+    """Print the table."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    table = []
+    for op in ops:
+        chosen = known(program, op, drawn(op, count, seed))
+        both: tuple[list[float], list[float]] = [], []
+        for k in range(rounds):
+            for side in (0, 1) if k % 2 else (1, 0):
+                both[side].append(ours(chosen) if side else theirs(program, op, chosen))
+        a, b = median(both[0]), median(both[1])
+        table.append((op, len(chosen), sum(r.size for r in chosen) >> 20, f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}"))
+    click.echo(tabulate(table, ("op", "cases", "MiB", "test-backend-ops, cases/s", "ours", "ours / theirs"), "github"))
+
+
+if __name__ == "__main__":
+    main()
