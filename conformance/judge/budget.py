@@ -38,10 +38,12 @@ class Budget:
     why: str = ""
     card: str = ""
     """The card that the node was judged by, the key and the rounding measured; empty without one."""
+    zeros: bool = False
+    """A zero may have either sign: a fused multiply-add of 0, or a zero point, makes +0 of a block's -0."""
 
     def used(self, d: Difference) -> float:
         """The fraction of the budget that `d` uses: over 1 is wrong, Inf if nothing is allowed."""
-        if not d.raw:
+        if not d.raw or (self.zeros and not d.special and not d.element):
             return 0.0
         if d.special or not self.nmse:
             return inf
@@ -89,8 +91,13 @@ def budget_of(node: Tensor, arithmetic: Arithmetic = EXACT, *, same: bool = True
         nmse += row.products * _PRODUCTS[arithmetic.products]
         why = f"{why}; operands rounded to {arithmetic.products}"
     if not nmse:
-        return Budget(0.0, 0.0, why)
+        return Budget(0.0, 0.0, why, zeros=dequantises(node))
     return replace(stored(node, nmse, PEAK * sqrt(nmse), why), card=card)
+
+
+def dequantises(node: Tensor) -> bool:
+    """Whether `node` makes numbers of blocks: a step times a scale, whose sign stays on a zero or not."""
+    return not node.type.is_quantized and any(s is not None and s.type.is_quantized for s in node.src)
 
 
 def _card(node: Tensor, arithmetic: Arithmetic) -> str:

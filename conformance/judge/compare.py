@@ -64,7 +64,8 @@ def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False
     raw = int(np.count_nonzero(_bits_differ(want, got)))
     if not raw:
         return Difference(count=n)
-    return _measure(_numbers(t.type, want), _numbers(t.type, got), raw)
+    with np.errstate(invalid="ignore"):  # a NaN that signals does so when it becomes another type
+        return _measure(_numbers(t.type, want), _numbers(t.type, got), raw)
 
 
 def _stored(type_: GGMLType, shape: tuple[int, ...], packed: Bytes) -> NDArray[Any]:

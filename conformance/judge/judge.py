@@ -20,7 +20,7 @@ from conformance.ggml.graph import Graph
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Bytes, Tensor, computes
 
-from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, changes, free_running, stored, type_of
+from .budget import PEAK, RAW, ROUNDED, Budget, budget_of, changes, dequantises, free_running, stored, type_of
 from .compare import Difference, compare
 
 _ACCUMULATE = 16.0
@@ -60,12 +60,15 @@ class Noise:
 
     smooth: float = 0.0
     steps: float = 0.0
+    zeros: bool = False
+    """Zeros may have either sign, which makes no number noisy."""
 
     def __add__(self, other: Noise) -> Noise:
-        return Noise(self.smooth + other.smooth, self.steps + other.steps)
+        return Noise(self.smooth + other.smooth, self.steps + other.steps, self.zeros or other.zeros)
 
     def __or__(self, other: Noise) -> Noise:
-        return Noise(max(self.smooth, other.smooth), max(self.steps, other.steps))
+        smooth, steps = max(self.smooth, other.smooth), max(self.steps, other.steps)
+        return Noise(smooth, steps, self.zeros or other.zeros)
 
     def __bool__(self) -> bool:
         return self.smooth > 0 or self.steps > 0
@@ -107,7 +110,7 @@ class Chain:
     def budget(self, t: Tensor) -> Budget:
         """The budget of `t`, an output of the step or a cache after it."""
         reached, own, before = self._sum(t)
-        if len(reached) < 2 and not before:
+        if len(reached) < 2 and not before and not before.zeros:
             return budget_of(reached[0] if reached else t, self._arithmetic)
         budget = _budget(t, own + before)
         if self._may_choose(reached):
@@ -182,7 +185,7 @@ def _noise_of(node: Tensor, arithmetic: Arithmetic, *, fed: bool) -> Noise:
     row, own = DECLARATIONS[node.op].rounding, arithmetic.at(node)
     smooth = budget_of(node, replace(own, products=EXACT.products)).nmse
     steps = _operands(node, own) + arithmetic.bound(node, row.terms(node) if row.per_k else 1)
-    return Noise(smooth, steps + (_rounding(node, own) if fed else 0.0))
+    return Noise(smooth, steps + (_rounding(node, own) if fed else 0.0), dequantises(node))
 
 
 def _operands(node: Tensor, arithmetic: Arithmetic) -> float:
@@ -216,7 +219,7 @@ def _budget(t: Tensor, noise: Noise) -> Budget:
     smooth, steps = _ACCUMULATE * noise.smooth, _INDEPENDENT * noise.steps
     nmse = smooth + steps
     if not nmse:
-        return RAW
+        return replace(RAW, zeros=noise.zeros)
     why = "a chain of nodes" if not steps else "a chain of nodes, some of which round"
     element = 4 * PEAK * sqrt(smooth) + PEAK * sqrt(steps)
     if not t.type.is_quantized:
