@@ -17,6 +17,7 @@ from conformance.backend.registry import Spec
 from conformance.case import casefile
 from conformance.ggml.errors import CaseFileError
 from conformance.run.runner import Runner
+from conformance.run.session import writeahead
 from conformance.run.session.select import build
 from conformance.run.session.writeahead import LEFT, RUNNING, Ahead, default_folder, recover
 from conformance.suite import FAMILIES
@@ -68,6 +69,21 @@ def test_a_run_killed_in_a_batch_leaves_the_batch(tmp_path: Path) -> None:
     _killed(tmp_path, *ids)
     (left,) = recover(tmp_path, build)
     assert {c.id for c in casefile.read(left.path)} <= set(ids)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_the_oldest_cases_of_killed_runs_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What killed runs left stays within its bytes, but for what was just found."""
+    _killed(tmp_path, TRAJECTORY)
+    (first,) = recover(tmp_path, build)
+    monkeypatch.setattr(writeahead, "KEEP_BYTES", first.path.stat().st_size * 2)
+    old = [first.path.with_name(f"{n}.gguf") for n in range(3)]
+    for n, path in enumerate(old):
+        path.write_bytes(first.path.read_bytes())
+        os.utime(path, (n, n))
+    _killed(tmp_path, TRAJECTORY)
+    (second,) = recover(tmp_path, build)
+    assert {p for p in (*old, first.path, second.path) if p.exists()} == {first.path, second.path}
 
 
 def test_what_runs_is_there_and_what_ran_is_gone(tmp_path: Path) -> None:

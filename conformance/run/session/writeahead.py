@@ -18,6 +18,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -39,6 +40,8 @@ except ImportError:  # POSIX only
 RUNNING = "running-"
 LEFT = "interrupted"
 LOCK = "lock"
+KEEP_BYTES = 1 << 30
+"""Of case files of killed runs; the oldest go first."""
 MAX_IDS = 1 << 20
 """Bytes of the ids of a batch; a hundred ids take a tenth of it."""
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
@@ -50,7 +53,7 @@ class Interrupted:
 
     backend: str
     path: Path
-    """A case file of one or more cases, of which one ended the run; it stays until somebody removes it."""
+    """A case file of one or more cases, of which one ended the run; it stays while later ones take no `KEEP_BYTES`."""
     cases: int
 
     def sentence(self) -> str:
@@ -193,7 +196,20 @@ def recover(folder: Path, build: Callable[[str], Case]) -> list[Interrupted]:
         shutil.rmtree(own, ignore_errors=True)
         if lock >= 0:
             os.close(lock)
+    for folder_of in {i.path.parent for i in found}:
+        _trim(folder_of, {i.path for i in found})
     return found
+
+
+def _trim(folder: Path, new: AbstractSet[Path]) -> None:
+    """Remove the oldest case files of `folder` until the rest takes `KEEP_BYTES` at most, but none of `new`."""
+    with suppress(OSError):  # another run removes them, too
+        files = sorted(((f.stat().st_mtime, f.stat().st_size, f) for f in folder.glob("*.gguf")), reverse=True)
+        total = 0
+        for _, size, file in files:
+            total += size
+            if total > KEEP_BYTES and file not in new:
+                file.unlink()
 
 
 def _rescued(to: Path, said: Path, build: Callable[[str], Case]) -> Interrupted:
