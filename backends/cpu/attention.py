@@ -79,16 +79,28 @@ def _added_up(kq: Values, v: Values, hidden: NDArray[np.bool_] | None, keep: str
     if hidden is not None:
         weight, scale = np.where(hidden, 0.0, weight), np.where(hidden, 1.0, scale)
     shape = (batch, groups, heads // groups, tokens, 1)
+    scales, weights = (_by_cell(a.astype(np.float32).astype(np.float64), shape) for a in (scale, weight))
+    scaled, added = ((a != same).reshape(n_kv, -1).any(-1) for a, same in ((scales, 1), (weights, 0)))
+    seen = None if hidden is None else _by_cell(np.broadcast_to(~hidden, kq.shape), shape)
     total = np.zeros((*shape[:-1], v.shape[-1]))
-    visible = np.ones(kq.shape, bool) if hidden is None else np.broadcast_to(~hidden, kq.shape)
-    for cell in range(n_kv):
-        ms, vs = (a[..., cell].astype(np.float32).astype(np.float64).reshape(shape) for a in (scale, weight))
-        if (ms != 1).any():
-            total = rounded(total * ms, keep)
-        if vs.any():
-            added = rounded(total + v[:, :, None, None, cell] * vs, keep)
-            total = np.where(visible[..., cell].reshape(shape), added, total)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for cell in range(n_kv):
+            if scaled[cell]:
+                total = _kept(total * scales[cell], keep)
+            if added[cell]:
+                more = _kept(total + v[:, :, None, None, cell] * weights[cell], keep)
+                total = more if seen is None or seen[cell].all() else np.where(seen[cell], more, total)
     return total.reshape(batch, heads, tokens, -1)
+
+
+def _by_cell(a: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Scores `(…, n_kv)` with the cells first, each of `shape`."""
+    return np.moveaxis(a, -1, 0).reshape(-1, *shape)
+
+
+def _kept(x: Values, keep: str) -> Values:
+    """`rounded`, without the bits of a NaN that ggml would write: they are no number here either."""
+    return x.astype(np.float32).astype(np.float16).astype(np.float64) if keep == "f16" else rounded(x, keep)
 
 
 def attend(

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 
 from conformance.backend import registry
 from conformance.backend.interface import Backend, BufferType, DeviceInfo
@@ -51,16 +51,19 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
     ids = [i for f in chosen for i in f.ids(level)]
     if not globs:
         return ids
-    found = dict.fromkeys(i for i in ids if any(fnmatchcase(i, g) for g in globs))
+    place = {i: k for k, i in enumerate(ids)}
+    found: set[str] = set()
+    unlisted: list[str] = []
     for g in globs:
-        if any(fnmatchcase(i, g) for i in ids):
+        own = [g] if g in place else list(filter(re.compile(translate(g)).match, ids))
+        found.update(own)
+        if own:
             continue
-        if "@" in g and not set("*?") & set(g):
-            build(g)
-            found[g] = None
-        else:
+        if "@" not in g or set("*?") & set(g):
             raise UsageError(f"no case of level {level} matches {g!r}; `conform cases --level full` lists them all")
-    return list(found)
+        build(g)
+        unlisted.append(g)
+    return list(dict.fromkeys([*sorted(found, key=place.__getitem__), *unlisted]))
 
 
 def lacking(families: Sequence[str]) -> dict[str, str]:
