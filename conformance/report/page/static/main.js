@@ -93,6 +93,7 @@ document.getElementById("skip").addEventListener("click", (event) => {
   main.focus();
 });
 addEventListener("hashchange", () => {
+  remember.typing = false;
   route();
   scrollTo(0, 0);
   main.focus({ preventScroll: true });

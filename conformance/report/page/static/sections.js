@@ -327,7 +327,7 @@ function zooSection(root) {
   const words = ranked(t.words("verdict"));
   add(root,
     h("p", { class: "about" }, "llama.cpp runs each architecture on each device, and its logits are held against those of its own CPU run. Below a word: the largest NMSE, and into how many parts the graph was cut."),
-    h("p", null, words.map((w) => [figure("cells", { verdict: w }), " ", badge(w), "  "])),
+    h("p", null, words.map((w) => [h("span", { class: "pair" }, figure("cells", { verdict: w }), " ", badge(w)), "  "])),
     scroller("Zoo", h("table", { class: "matrix" },
       h("thead", null, h("tr", null, h("th", { scope: "col" }, "architecture"),
         [...columns.values()].map(([b, run]) => h("th", { scope: "col", title: `${b}, ${run}` }, h("span", { class: "name" }, brief(b)), h("span", { class: "quiet" }, run))))),
