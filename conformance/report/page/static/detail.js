@@ -46,11 +46,7 @@ function causeLink(id, backend, text) {
 }
 
 // Case and backend -> the row of its newest result.
-function newestOf() {
-  const t = tables.results, newest = new Map();
-  for (let i = 0; i < t.count; i++) newest.set(`${t.value("case", i)}\n${t.value("backend", i)}`, i);
-  return newest;
-}
+const NEWEST = new Map(Array.from({ length: tables.results.count }, (_, i) => [`${tables.results.value("case", i)}\n${tables.results.value("backend", i)}`, i]));
 
 function seenFirst(i) {
   const d = report.documents[tables.causes.value("first", i)];
@@ -64,7 +60,7 @@ function causeSection(root, params) {
     return add(root, h("h2", null, "No such cause"), h("p", null, h("a", { href: "#causes" }, "All causes")));
   }
   const i = found[0], { id, backend, verdict, smallest } = causeOf(i);
-  const proof = newestOf().get(`${smallest}\n${backend}`);
+  const proof = NEWEST.get(`${smallest}\n${backend}`);
   const its = (column) => (proof === undefined ? null : tables.results.value(column, proof));
   add(root,
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
