@@ -40,6 +40,14 @@ def test_text_can_be_read(at: Driver, runs: Runs, dark: bool) -> None:
         assert (view, ask(at, "return pale()")) == (view, [])
 
 
+def test_no_text_is_too_small(at: Driver, runs: Runs) -> None:
+    """On a phone text is 12 pixels high at least, and in drawings and charts, which can be made larger, 8.5."""
+    look(at, width=400, height=740)
+    for view in (*VIEWS, failed_view(runs), cause_view(runs)):
+        go(at, view)
+        assert (view, ask(at, "return small(12, 8.5)")) == (view, [])
+
+
 def test_a_phone_scrolls_down_only(at: Driver, runs: Runs) -> None:
     """At 360 pixels no view is wider than the screen; what is wide scrolls in a region of its own that has a name."""
     look(at, width=PHONE, height=740)
