@@ -69,7 +69,7 @@ def _start(words: list[str], environment: dict[str, str]) -> subprocess.Popen[st
     try:
         return subprocess.Popen(  # noqa: S603  # the program of the build that the user named
             words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace",
+            text=True, encoding="utf-8", errors="replace",
         )  # fmt: skip
     except OSError as e:
         raise UnavailableError(f"ggml: {words[0]} cannot be started: {e.strerror}") from None

@@ -22,6 +22,7 @@ from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.nightly.summary import unproven
 from conformance.perf.history import FEWEST, Change, History, Kills, Run, Sample, changes, kills, runs, samples, series
+from conformance.report.compare import compare
 from conformance.report.junit import junit
 from conformance.report.markdown import markdown
 from conformance.report.matrix import csv_ops
@@ -39,21 +40,32 @@ from .output import Group, cause_lines, line, table
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True), metavar="RUN.json|DIR…")
+@click.option(
+    "--base",
+    "bases",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True),
+    metavar="RUN.json|DIR",
+    help="Show what is new, fixed or changed since this run, by cause; repeatable.",
+)
 @click.option("--history", "history_path", type=ExistingFile, metavar="FILE", help="Show the timings of its runs, too.")
 @click.option("--level", type=click.Choice(LEVELS), help="Show which cases of this level no run has.")
 @click.option("-o", "--output", type=Folder, required=True, metavar="DIR", help="Made if new.")
-def report(paths: Sequence[Path], history_path: Path | None, level: Level | None, output: Path) -> None:
+def report(
+    paths: Sequence[Path], bases: Sequence[Path], history_path: Path | None, level: Level | None, output: Path
+) -> None:
     """Write DIR/index.html, one page that needs no network, and what it shows as summary.md, junit.xml and ops.csv.
 
     Exit code 3 where nothing passed on a backend in all shards of a run together.
     """
     runs = read_runs(paths)
+    against = compare(runs, read_runs(bases)) if bases else None
     stored = read_history(history_path) if history_path else None
     planned: dict[str, list[str]] = {level: case_ids((), (), level)} if level else {}
     now = datetime.now(timezone.utc)
     texts = {
-        "index.html": page(runs, now=now, planned=planned, stored=stored),
-        "summary.md": markdown(runs, where="index.html"),
+        "index.html": page(runs, now=now, planned=planned, stored=stored, against=against),
+        "summary.md": markdown(runs, where="index.html", against=against),
         "junit.xml": junit(runs),
         "ops.csv": csv_ops(runs.results),
     }
@@ -65,6 +77,8 @@ def report(paths: Sequence[Path], history_path: Path | None, level: Level | None
             line(f"{path}: {len(text):,} bytes")
     except OSError as e:
         raise UsageError(f"-o {output}: a folder that can be written expected: {e.strerror}") from e
+    if against:
+        line(against.sentence())
     if sentences := _unproven(runs):
         for sentence in sentences:
             line(sentence, err=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from conformance.ggml.errors import UsageError
@@ -23,6 +24,8 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 
 def resident(pid: int) -> int | None:
     """Bytes of physical memory of a process, from /proc or else `ps`; None where neither says."""
+    if sys.platform == "win32":
+        return None
     try:
         pages = Path(f"/proc/{pid}/statm").read_bytes().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
@@ -87,6 +90,8 @@ def _held_by_ps(pid: int) -> int | None:
 
 def physical() -> int | None:
     """Bytes of memory of this machine; None where the system does not say."""
+    if sys.platform == "win32":
+        return None
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -21,6 +21,8 @@ LAUNCHER: Final = os.path.abspath(launch.__file__)  # noqa: PTH100  # a text, an
 ROOT: Final = str(Path(LAUNCHER).parents[3])
 """The folder that holds this package."""
 POSIX: Final = hasattr(os, "fork")
+KILL: Final[int] = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""What ends a process whatever it does about it: on Windows both are TerminateProcess."""
 PATIENCE = 2 * launch.PATIENCE
 """Seconds that a keeper gets to kill its group."""
 
@@ -131,7 +133,7 @@ def end_group(popen: Child, patience: float = 0.0) -> None:
         if not ended(popen, PATIENCE):
             for pid in [*launch.descendants(popen.pid), popen.pid]:  # someone stopped the keeper
                 with suppress(OSError):
-                    os.kill(pid, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+                    os.kill(pid, KILL)
             popen.wait()
     popen.release()
 

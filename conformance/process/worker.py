@@ -12,6 +12,7 @@ import queue
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -96,11 +97,15 @@ class _Polled:
 
     def __init__(self, stream: IO[bytes], *, writes: bool) -> None:
         self._fd = stream.fileno()
+        if sys.platform == "win32":
+            raise OSError("a pipe that can be waited for expected; Windows has none")
         os.set_blocking(self._fd, False)
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLOUT if writes else select.POLLIN)
 
     def ready(self, seconds: float) -> bool:
+        if sys.platform == "win32":
+            return False
         return bool(self._poll.poll(None if seconds == inf else 1000 * seconds))
 
     def read(self) -> bytes:

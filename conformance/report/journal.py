@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -241,6 +242,8 @@ def lock(descriptor: int, patience: float = 0.0) -> bool:
     try:
         import fcntl  # noqa: PLC0415  # POSIX only; elsewhere two runs with one file are the user's to avoid
     except ImportError:
+        return True
+    if sys.platform == "win32":
         return True
     deadline = time.monotonic() + patience
     while True:

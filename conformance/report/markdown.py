@@ -10,6 +10,7 @@ from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.perf.statistics import Rate
 
+from .compare import Comparison, Pair, State
 from .matrix import OPS, ORDER, Group, Matrix, groups, matrix, operation
 from .runs import Fields, Row, Runs, budget_used, command, mutant_rates, refusals
 
@@ -38,13 +39,13 @@ Section = tuple[str, Sequence[str], Sequence[str]]
 """Heading, lines above the items, and the items, one block of text each; without items it is left out."""
 
 
-def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT) -> str:
-    """Causes, verdicts per backend, failures with their commands, gates, speed, planted bugs, mutants, and what did not
-    run.
+def markdown(runs: Runs, *, where: str = "", limit: int = LIMIT, against: Comparison | None = None) -> str:
+    """Causes, what is new and fixed `against` a base, verdicts per backend, failures with their commands, gates, speed,
+    planted bugs, mutants, and what did not run.
     """
     place = inline(where or ", ".join(dict.fromkeys(d.path.name for d in runs.documents)), 200)
     text = "\n".join(_head(runs)) + "\n"
-    for heading, lines, items in _sections(runs):
+    for heading, lines, items in _sections(runs, against):
         if items:
             text += _section(heading, lines, items, place, int((limit - len(text.encode()) - RESERVE) * SHARE))
     return cut(text, limit, f"\n\n**The rest is left out here; all of it: {place}**\n")
@@ -131,8 +132,10 @@ def _fails(cell: Row[Fields]) -> bool:
     return cell.value.get("verdict") not in FINE
 
 
-def _sections(runs: Runs) -> Iterator[Section]:
+def _sections(runs: Runs, against: Comparison | None) -> Iterator[Section]:
     yield f"Causes ({len(runs.causes):,})", [], _causes(runs)
+    if against:
+        yield "Against the base", [f"{inline(against.sentence())}.", ""], _compared(against) or ["No pair differs."]
     yield f"Asked for, and without a result ({len(runs.missing):,}): the run fails", [], _missing(runs)
     verdicts = [v for v in ORDER if any(r.value.verdict is v for r in runs.results)]
     yield "Verdicts", *table(["backend", *map(str, verdicts), "budget used, at most"], _verdicts(runs, verdicts))
@@ -162,6 +165,21 @@ def _sections(runs: Runs) -> Iterator[Section]:
     yield "Not run", [], _not_run(runs)
     m = matrix(r for r in runs.results if r.value.case.startswith(f"{OPS}/"))
     yield "Single ops, passed of declared", *table(["op", "types", *map(code, m.backends)], _matrix(m))
+
+
+def _compared(against: Comparison) -> list[str]:
+    """A line for each cause that makes pairs new, changed or fixed, and for each such pair without one."""
+    told: dict[tuple[str | None, str, str], list[Pair]] = {}
+    for p in against.pairs:
+        if p.state in {State.NEW, State.CHANGED, State.FIXED}:
+            told.setdefault((p.cause, p.backend, "" if p.cause else p.case), []).append(p)
+    lines = []
+    for (cause, backend, _), pairs in told.items():
+        first = pairs[0]
+        what = against.sentences.get((cause or "", backend)) or f"{first.before.verdict}, now {first.after.verdict}"
+        states = ", ".join(f"{n:,} {state}" for state, n in Counter(p.state for p in pairs).items())
+        lines.append(f"- {states}: {inline(what)}, on {code(backend)}; {code(first.case)}")
+    return lines
 
 
 def _causes(runs: Runs) -> list[str]:

@@ -40,6 +40,14 @@ def test_text_can_be_read(at: Driver, runs: Runs, dark: bool) -> None:
         assert (view, ask(at, "return pale()")) == (view, [])
 
 
+def test_no_text_is_too_small(at: Driver, runs: Runs) -> None:
+    """On a phone text is 12 pixels high at least, and in drawings and charts, which can be made larger, 8.5."""
+    look(at, width=400, height=740)
+    for view in (*VIEWS, failed_view(runs), cause_view(runs)):
+        go(at, view)
+        assert (view, ask(at, "return small(12, 8.5)")) == (view, [])
+
+
 def test_a_phone_scrolls_down_only(at: Driver, runs: Runs) -> None:
     """At 360 pixels no view is wider than the screen; what is wide scrolls in a region of its own that has a name."""
     look(at, width=PHONE, height=740)
@@ -113,6 +121,38 @@ def test_bars_and_points_by_keyboard(at: Driver) -> None:
         assert ask(at, named)
         assert ask(at, named) != first
         assert ask(at, """return all('.panel')[0].querySelectorAll('svg a:not([tabindex="-1"])').length""") == 1
+
+
+def test_a_drawing_zooms_and_moves(at: Driver, runs: Runs) -> None:
+    """Keys and buttons change the size of a graph, and only of the graph; what is in the middle stays there, dragging
+    and arrows move it, and all of it fits where that is asked.
+    """
+    from selenium.webdriver import ActionChains  # noqa: PLC0415  # only where there is a browser
+
+    look(at, width=400, height=500)
+    go(at, failed_view(runs))
+    size = """return [Number(document.querySelector('svg.graph[role=img]').getAttribute('width')),
+        document.documentElement.scrollWidth]"""
+    drawn, page_width = ask(at, size)
+    ask(at, "document.querySelector('.zoom').focus()")
+    _press(at, "+", "+", "+", "+", "+", "+")
+    assert ask(at, size) == [pytest.approx(drawn * 1.25**6), page_width]
+    assert ask(at, "return document.querySelector('output').textContent") == "381 %"
+    middle = "const z = document.querySelector('.zoom'); return (z.scrollLeft + z.clientWidth / 2) / z.scrollWidth"
+    before = ask(at, middle)
+    _press(at, "-")
+    assert ask(at, middle) == pytest.approx(before, abs=0.02)
+    place = "const z = document.querySelector('.zoom'); return [z.scrollLeft, z.scrollTop]"
+    left, top = ask(at, place)
+    region = at.find_element("css selector", ".zoom")
+    ActionChains(at).move_to_element(region).click_and_hold().move_by_offset(-40, -20).release().perform()
+    assert ask(at, place) == [pytest.approx(left + 40, abs=2), pytest.approx(top + 20, abs=2)]
+    ask(at, "all('button').find((b) => b.ariaLabel === 'All of it').click()")
+    fits = """const z = document.querySelector('.zoom');
+        return z.scrollWidth <= z.clientWidth && z.scrollHeight <= z.clientHeight"""
+    assert ask(at, fits)
+    _press(at, "0")
+    assert ask(at, size)[0] == drawn
 
 
 def _press(driver: Driver, *keys: str) -> None:

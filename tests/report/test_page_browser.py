@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 
 import made_runs
 import pytest
-from browser import VIEWS, Driver, ask, case_view, cause_view, failed_view, go, results
+from browser import VIEWS, Driver, ask, case_view, cause_view, failed_view, go, results, turned
 
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.perf.history import History
@@ -225,6 +225,44 @@ def test_rows_can_be_put_in_order(at: Driver, runs: Runs) -> None:
     want = sorted((r["budget_used"] for r in rows if r["budget_used"] is not None), reverse=True)[:50]
     assert head == "budget used"
     assert [rows[i]["budget_used"] for i in places] == want
+
+
+def test_a_filter_is_in_the_address_and_back_undoes_it(at: Driver, address: str) -> None:
+    """Each choice is one step of Back, the letters of a search together are one; an address opened anew has the same
+    rows, words and choices; the same holds of the matrix.
+    """
+    first = at.current_window_handle
+    at.switch_to.new_window("tab")  # of a full history Chromium forgets first what a script did and no finger
+    try:
+        at.get(address)
+        _filters_and_back(at, address)
+    finally:
+        at.close()
+        at.switch_to.window(first)
+
+
+def _filters_and_back(at: Driver, address: str) -> None:
+    go(at, "results")
+    steps = """const all_ = found();
+        choose(chooser('verdict'), 'FAIL');
+        const failed = found();
+        for (const q of ['o', 'op', 'ops']) choose(document.getElementById('search'), q);
+        return [all_, failed, found(), location.hash]"""
+    everything, failed, both, hash_ = ask(at, steps)
+    assert everything > failed > both > 0
+    assert hash_ == "#results?verdict=FAIL&q=ops"
+    for rows in (failed, everything):
+        ask(at, "history.back()")
+        assert turned(at, "document.querySelector('.found') && found()", rows) == rows
+    at.get("about:blank")
+    at.get(address + hash_)
+    shown = "return [found(), document.getElementById('search').value, chooser('verdict').value]"
+    assert ask(at, shown) == [both, "ops", "FAIL"]
+    go(at, "support")
+    ask(at, "choose(chooser('family'), 'random')")
+    assert ask(at, "return location.hash") == "#support?family=random"
+    ask(at, "history.back()")
+    assert turned(at, "chooser('family').value", "") == ""
 
 
 def test_nothing_of_a_run_becomes_markup(at: Driver) -> None:

@@ -379,6 +379,25 @@ def test_axes_start_at_zero(at: Driver) -> None:
         assert intervals == points > 0
 
 
+def test_a_point_stands_at_its_date(opened: Open, browser: Driver) -> None:
+    """Runs of the 1st, the 2nd and the 11th of a month are a tenth and nine tenths of the axis apart; the dates below
+    it are those of its ends and of its middle.
+    """
+    opened(*(made_runs.perf(night) for night in (1, 2, 11)), view="speed")
+    places, dates, ends = ask(
+        browser,
+        """const panel = document.querySelector('.panel');
+        const x = (e) => Number(e.getAttribute('transform').match(/translate\\(([\\d.]+)/)[1]);
+        const line = panel.querySelector('line.base');
+        return [[...panel.querySelectorAll('a.c0 .mark')].map(x),
+          [...panel.querySelectorAll('.date')].map((e) => e.textContent),
+          ['x1', 'x2'].map((k) => Number(line.getAttribute(k)))]""",
+    )
+    begin, end = ends
+    assert [(x - begin) / (end - begin) for x in places] == pytest.approx([0, 0.1, 1])
+    assert dates == ["2026-11-01", "2026-11-06", "2026-11-11"]
+
+
 @pytest.mark.parametrize(
     ("used", "shown"),
     [(0.0, "0 %"), (3e-7, "< 0.01 %"), (0.034, "3.4 %"), (0.99999, "99.9 %"), (1.0, "100 %"), (1.0001, "1.0001×"),

@@ -49,7 +49,7 @@ def hand_over(
         UsageError: it cannot be written, or something else stands in its place.
         CaseFileError: the case cannot be written.
     """
-    target = folder / (failures.file_name(cause.id).removesuffix(".gguf").lstrip(".") or "cause")
+    target = folder / (failures.file_name(cause.id).removesuffix(".gguf").strip(".") or "cause")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as made:

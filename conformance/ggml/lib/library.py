@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -569,6 +570,9 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
+    """The library if this process has it already; None on a system that cannot say."""
+    if sys.platform == "win32":
+        return None
     try:
         return ctypes.CDLL(os.fspath(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:

@@ -80,122 +80,122 @@ def _prctl(option: int, value: int) -> None:
             pass
 
 
-def fork(lifeline: int) -> None:
-    """Return in the child; the parent stays as its keeper and never returns.
+if sys.platform != "win32":  # where a job object does what the keeper does (process.spawn)
 
-    `lifeline` is the reading end of a pipe that closes when the parent of this process is gone.
-    """
-    handled = {signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, handled)
-    os.setpgid(0, 0)  # no session: Linux shares processors out among sessions, and a worker's would wait for its turn
-    _prctl(SUBREAPER, 1)
-    keeper, starter = os.getpid(), os.getppid()
-    child = os.fork()
-    if child:
-        with suppress(OSError):
-            os.setpgid(child, child)  # here too: whichever of the two comes first
-        try:
-            code = _Keeper(child, lifeline, starter).keep()
-        finally:
-            _kill(child)
-        _end_as(code)
-    os.setpgid(0, 0)
-    _prctl(PARENT_DEATH, signal.SIGKILL)
-    if os.getppid() != keeper:
-        os._exit(1)
-    os.close(lifeline)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
+    def fork(lifeline: int) -> None:
+        """Return in the child; the parent stays as its keeper and never returns.
 
+        `lifeline` is the reading end of a pipe that closes when the parent of this process is gone.
+        """
+        handled = {signal.SIGTERM, signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+        os.setpgid(
+            0, 0
+        )  # no session: Linux shares processors out among sessions, and a worker's would wait for its turn
+        _prctl(SUBREAPER, 1)
+        keeper, starter = os.getpid(), os.getppid()
+        child = os.fork()
+        if child:
+            with suppress(OSError):
+                os.setpgid(child, child)  # here too: whichever of the two comes first
+            try:
+                code = _Keeper(child, lifeline, starter).keep()
+            finally:
+                _kill(child)
+            _end_as(code)
+        os.setpgid(0, 0)
+        _prctl(PARENT_DEATH, signal.SIGKILL)
+        if os.getppid() != keeper:
+            os._exit(1)
+        os.close(lifeline)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
 
-class _Keeper:
-    """Waits for the end of its child, its parent, or a request to end."""
+    class _Keeper:
+        """Waits for the end of its child, its parent, or a request to end."""
 
-    def __init__(self, child: int, lifeline: int, starter: int) -> None:
-        self._child = child
-        self._starter = starter
-        self._lifeline = lifeline
-        self._code: int | None = None
-        self._over = False
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):
-            os.dup2(null, stream)  # the child's streams end with the child
-        self._wake, wake = os.pipe()
-        for end in (self._wake, wake):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, _nothing)
-        signal.signal(signal.SIGINT, self._pass_on)
-        signal.signal(signal.SIGTERM, self._end)
-        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        def __init__(self, child: int, lifeline: int, starter: int) -> None:
+            self._child = child
+            self._starter = starter
+            self._lifeline = lifeline
+            self._code: int | None = None
+            self._over = False
+            null = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):
+                os.dup2(null, stream)  # the child's streams end with the child
+            self._wake, wake = os.pipe()
+            for end in (self._wake, wake):
+                os.set_blocking(end, False)
+            signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+            for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, _nothing)
+            signal.signal(signal.SIGINT, self._pass_on)
+            signal.signal(signal.SIGTERM, self._end)
+            signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
-    def keep(self) -> int:
-        """Wait for the child, kill what it leaves, and return its exit code, -N where signal N ended it."""
-        import select  # noqa: PLC0415  # not before the fork
+        def keep(self) -> int:
+            """Wait for the child, kill what it leaves, and return its exit code, -N where signal N ended it."""
+            import select  # noqa: PLC0415  # not before the fork
 
-        while not self._over and not self._reap():
-            ready, _, _ = select.select([self._lifeline, self._wake], [], [], GLANCE)
-            if self._wake in ready:
-                os.read(self._wake, 4096)
-            if (self._lifeline in ready and not os.read(self._lifeline, 1)) or os.getppid() != self._starter:
-                break
-        deadline = time.monotonic() + PATIENCE
-        _kill(self._child)
-        while not self._gone() and time.monotonic() < deadline:
+            while not self._over and not self._reap():
+                ready, _, _ = select.select([self._lifeline, self._wake], [], [], GLANCE)
+                if self._wake in ready:
+                    os.read(self._wake, 4096)
+                if (self._lifeline in ready and not os.read(self._lifeline, 1)) or os.getppid() != self._starter:
+                    break
+            deadline = time.monotonic() + PATIENCE
             _kill(self._child)
-            time.sleep(0.001)
-        return -signal.SIGKILL if self._code is None else self._code
+            while not self._gone() and time.monotonic() < deadline:
+                _kill(self._child)
+                time.sleep(0.001)
+            return -signal.SIGKILL if self._code is None else self._code
 
-    def _reap(self) -> bool:
-        """Collect the status of everything that has ended; whether the child has."""
-        self._gone()
-        return self._code is not None
+        def _reap(self) -> bool:
+            """Collect the status of everything that has ended; whether the child has."""
+            self._gone()
+            return self._code is not None
 
-    def _gone(self) -> bool:
-        """As `_reap`; whether no child is left at all."""
+        def _gone(self) -> bool:
+            """As `_reap`; whether no child is left at all."""
+            try:
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    if ended[0] == self._child:
+                        self._code = os.waitstatus_to_exitcode(ended[1])
+            except ChildProcessError:
+                return True
+            return False
+
+        def _pass_on(self, number: int, _frame: object) -> None:
+            with suppress(OSError):
+                os.killpg(self._child, number)
+
+        def _end(self, *_: object) -> None:
+            self._over = True
+
+    def _nothing(*_: object) -> None:
+        """A handler: an ignored signal would stay ignored in the child."""
+
+    def _kill(group: int) -> None:
+        for pid in descendants(os.getpid()):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
+
+    def _end_as(code: int) -> None:
+        """End as the child did, for the parent to see how."""
+        if code >= 0:
+            os._exit(code)
+        _prctl(DUMPABLE, 0)
         try:
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == self._child:
-                    self._code = os.waitstatus_to_exitcode(ended[1])
-        except ChildProcessError:
-            return True
-        return False
+            import resource  # noqa: PLC0415  # not before the fork
 
-    def _pass_on(self, number: int, _frame: object) -> None:
-        with suppress(OSError):
-            os.killpg(self._child, number)
-
-    def _end(self, *_: object) -> None:
-        self._over = True
-
-
-def _nothing(*_: object) -> None:
-    """A handler: an ignored signal would stay ignored in the child."""
-
-
-def _kill(group: int) -> None:
-    for pid in descendants(os.getpid()):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-    with suppress(OSError):
-        os.killpg(group, signal.SIGKILL)
-
-
-def _end_as(code: int) -> None:
-    """End as the child did, for the parent to see how."""
-    if code >= 0:
-        os._exit(code)
-    _prctl(DUMPABLE, 0)
-    try:
-        import resource  # noqa: PLC0415  # not before the fork
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.signal(-code, signal.SIG_DFL)
-    except (ImportError, OSError, ValueError):  # SIGKILL has no handler
-        pass
-    os.kill(os.getpid(), -code)
-    time.sleep(GLANCE)
-    os._exit(128 - code)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            signal.signal(-code, signal.SIG_DFL)
+        except (ImportError, OSError, ValueError):  # SIGKILL has no handler
+            pass
+        os.kill(os.getpid(), -code)
+        time.sleep(GLANCE)
+        os._exit(128 - code)
 
 
 def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> None:
@@ -206,7 +206,7 @@ def main(lifeline: str, root: str, how: str, target: str, *arguments: str) -> No
     """
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib costs what a fork does
     sys.path[:] = [p for p in sys.path if os.path.realpath(p) != os.path.realpath(here)]
-    if lifeline:
+    if lifeline and sys.platform != "win32":
         fork(int(lifeline))
     if how == "command":
         for name in ("SIGPIPE", "SIGXFSZ", "SIGINT"):  # a signal that Python ignores stays ignored after exec

@@ -16,6 +16,7 @@ from conformance import __version__
 from conformance.case.case import JSON
 from conformance.judge.verdict import FAILURES
 from conformance.perf.statistics import Rate
+from conformance.report.compare import Comparison, State
 from conformance.report.matrix import ORDER, PASSED
 from conformance.report.runfile import WRITTEN, Document
 from conformance.report.runs import Row, Runs, mutant_rates
@@ -33,9 +34,12 @@ def page(
     now: datetime,
     planned: Mapping[str, Sequence[str]] | None = None,
     stored: tables.Stored | None = None,
+    against: Comparison | None = None,
     drawing: float = SECONDS,
 ) -> str:
-    """The whole document; ages count from `now`, and `planned` (level -> case ids) shows what never ran."""
+    """The whole document; ages count from `now`, `planned` (level -> case ids) shows what never ran, and `against` what
+    is new and fixed.
+    """
     stored = stored or tables.Stored()
     known = {d.run for d in runs.documents}
     units, samples = ([r for r in rows if r.document.run not in known] for rows in (stored.units, stored.samples))
@@ -51,13 +55,24 @@ def page(
         "planned": {level: [[i, *tables.subject(i)] for i in ids] for level, ids in (planned or {}).items()},
         "superseded": len(runs.superseded),
         "unlisted": [[d.path.name, backend, n] for d, backend, n in runs.unlisted()],
-        "tables": tables.tables(runs, [*timed, *units], [*tables.sampled(runs), *samples], documents),
+        "tables": {
+            **tables.tables(runs, [*timed, *units], [*tables.sampled(runs), *samples], documents),
+            "compared": tables.compared(against.pairs if against else ()),
+        },
+        "base": None if against is None else _base(against),
+        "states": [str(s) for s in State],
         "rates": _rates(runs),
         "changes": list(stored.changes),
         "unasked": stored.unasked,
         "drawings": drawn_graphs(runs, seconds=drawing),
     }
     return _assembled(data)
+
+
+def _base(against: Comparison) -> JSON:
+    """The files of the base, and each cause of either run as `[id, backend, what it is]`."""
+    causes = [[*key, sentence] for key, sentence in against.sentences.items()]
+    return {"documents": [_document(d) for d in against.base.documents], "causes": causes}
 
 
 def _rates(runs: Runs) -> list[JSON]:

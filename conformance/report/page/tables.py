@@ -18,6 +18,7 @@ from conformance.ggml.errors import UnavailableError
 from conformance.judge.verdict import FAILURES, Result
 from conformance.perf.history import History, Sample, Series, changes, samples, series
 from conformance.perf.statistics import Rate, median_interval
+from conformance.report.compare import LOST, Pair
 from conformance.report.matrix import OPS, counts, operation, reason
 from conformance.report.runfile import Document
 from conformance.report.runs import Fields, Row, Runs, mutant_rates
@@ -56,8 +57,6 @@ TAKEN = ("refused", "begun, not finished", "finished")
 RANK = ("architectures", "failed", "passed")
 """Of a cause's `rank`: how many architectures of the zoo it hits; how many cases fail by it, how many nodes with its
 conditions are right."""
-LOST = "missing"
-"""In place of verdict and `taken`: the case was requested of the backend and has no result."""
 LOST_COUNT = "lost"
 """The count that such a row raises; those of results are `report.matrix.counts`."""
 NOTHING = -1
@@ -147,6 +146,24 @@ def _result(r: Result) -> dict[str, JSON]:
         "taken": TAKEN[("declared" in raised) + ("executed" in raised)],
         "reason": reason(r) if r.verdict in FAILURES else None,
     }
+
+
+def compared(pairs: Sequence[Pair]) -> JSON:
+    """The table of a comparison, one row per pair. It names no document: a pair has two."""
+    columns: dict[str, list[str | None]] = {
+        "state": [str(p.state) for p in pairs],
+        "case": [p.case for p in pairs],
+        "backend": [p.backend for p in pairs],
+        "before": [p.before.verdict for p in pairs],
+        "after": [p.after.verdict for p in pairs],
+        "cause": [p.cause for p in pairs],
+        "was": [p.before.cause for p in pairs],
+        "detail": [p.after.detail or p.before.detail or None for p in pairs],
+        "machine": [p.after.machine or p.before.machine for p in pairs],
+    }
+    about = [subject(p.case) for p in pairs]
+    columns |= {name: [a[k] for a in about] for k, name in enumerate(("family", "op", "type"))}
+    return {"count": len(pairs), "columns": {name: words(values) for name, values in columns.items()}}
 
 
 def _faults(runs: Runs) -> list[Row[Fields]]:

@@ -27,6 +27,9 @@ GRACE = 10.0
 """Seconds, at least, that C code gets after its time limit to return to Python."""
 LOOK = 1.0
 """Seconds, at most, between two looks; an interrupt is repeated at each, as an adapter may catch it."""
+KNOCK: Any = getattr(signal, "SIGALRM", None)
+"""The signal that interrupts the main thread; None on a system without: there a hung case ends the run."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -47,13 +50,13 @@ class _Alarm:
     @property
     def rings(self) -> bool:
         """Whether a knock would come here: an adapter may have put a handler of its own in its place."""
-        return signal.getsignal(signal.SIGALRM) == self._ring
+        return signal.getsignal(KNOCK) == self._ring
 
     def take(self, user: Watchdog) -> None:
         """Ring for `user`; in the main thread."""
         with self.lock:
             if not self.rings:
-                self._before = signal.signal(signal.SIGALRM, self._ring) or signal.SIG_DFL
+                self._before = signal.signal(KNOCK, self._ring) or signal.SIG_DFL
             if user not in self._users:
                 self._users.append(user)
 
@@ -62,7 +65,7 @@ class _Alarm:
         with self.lock:
             self._users.remove(user)
             if not self._users and self.rings:
-                signal.signal(signal.SIGALRM, self._before)
+                signal.signal(KNOCK, self._before)
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
         knocked = [user for user in self._users if user.knocked]
@@ -141,7 +144,7 @@ class Watchdog:
             raise BackendTimeoutError(f"{self._doing}: no answer within {self._limit:g} s")
 
     def _install(self) -> None:
-        if hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread():
+        if KNOCK is not None and threading.current_thread() is threading.main_thread():
             _ALARM.take(self)
             self._watched = threading.get_ident()
 
@@ -155,9 +158,9 @@ class Watchdog:
                 self._end()
             else:
                 with _ALARM.lock:
-                    if self._late(0.0) and self._watched is not None and _ALARM.rings:
+                    if sys.platform != "win32" and self._late(0.0) and self._watched is not None and _ALARM.rings:
                         self.knocked = True
-                        signal.pthread_kill(self._watched, signal.SIGALRM)
+                        signal.pthread_kill(self._watched, KNOCK)
 
     def _end(self) -> None:
         sentence = (

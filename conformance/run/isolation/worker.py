@@ -196,6 +196,8 @@ def _bytes(data: object, size: int, where: str) -> Bytes:
 
 
 def _no_core_files() -> None:
+    if sys.platform == "win32":
+        return
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource  # noqa: PLC0415  # POSIX only
 

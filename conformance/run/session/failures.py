@@ -40,6 +40,10 @@ _PLACES = frozenset(
 """Words in the name of an option that names a place, where an adapter does not declare its `places`."""
 
 
+_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+"""Names that Windows takes for devices, whatever follows their first dot."""
+
+
 def save(folder: Path, case: Case, result: Result) -> str:
     """Write a failing case and its result to `folder`; the path of its file. CaseFileError if it cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,6 +55,8 @@ def save(folder: Path, case: Case, result: Result) -> str:
 def file_name(stem: str) -> str:
     """A name of at most 99 characters, safe everywhere; with a digest where it would say less than `stem` does."""
     name = re.sub(r"[^A-Za-z0-9_.=@-]+", "_", stem)
+    if _DEVICE.fullmatch(name):
+        name = f"_{name}"
     if len(name) > _STEM or not re.fullmatch(r"[A-Za-z0-9_.=@/+,?&-]*", stem):
         digest = sha256(stem.encode(errors="surrogatepass")).hexdigest()[:8]
         half = (_STEM - 10) // 2

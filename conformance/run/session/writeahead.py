@@ -172,7 +172,7 @@ class Ahead:
             with _alone_in(self.folder):  # no recovery sees it before it is held
                 own = Path(tempfile.mkdtemp(prefix=f"{RUNNING}{os.getpid()}-", dir=self.folder))
                 self._lock = os.open(own / LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
-                if LOCKS:  # elsewhere an open file cannot be removed
+                if LOCKS and sys.platform != "win32":  # elsewhere an open file cannot be removed
                     with suppress(OSError):
                         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._own = own
@@ -238,7 +238,7 @@ def _rescued(to: Path, said: Path, build: Callable[[str], Case]) -> Interrupted:
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
     """While this lasts, no other process makes or takes a folder of a run in `folder`."""
-    if not LOCKS:
+    if not LOCKS or sys.platform == "win32":
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -255,7 +255,7 @@ def _take(lock: Path) -> int | None:
 
     The caller holds it until the folder is gone, so that two recoveries do not report the same run.
     """
-    if not LOCKS:
+    if not LOCKS or sys.platform == "win32":
         try:
             lock.unlink(missing_ok=True)
         except PermissionError:

@@ -20,7 +20,7 @@ Driver = Any
 """Selenium is imported where a browser is asked for."""
 VIEWS = ("overview", "support", "results", "budgets", "speed", "planted", "mutation", "zoo", "phases", "audits",
          "notrun", "runs", "missing", "cells", "units", "gates", "faults", "hunts", "mutants", "samples",
-         "audit", "causes", "cause")  # fmt: skip
+         "audit", "causes", "cause", "comparison", "compared")  # fmt: skip
 PROBES = Path(__file__).with_name("page_probes.js")
 
 ARGUMENTS = (

@@ -9,7 +9,9 @@ from math import inf
 import made_runs
 import pytest
 from browser import Driver, chromium, look
+from run_files import written_to
 
+from conformance.report.compare import compare
 from conformance.report.page import page
 from conformance.report.runs import Runs, read_runs
 from conformance.run.session.select import case_ids
@@ -26,11 +28,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.fixture(scope="session")
-def address(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> str:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """What they are held against."""
+    return read_runs([written_to(tmp_path_factory.mktemp("base") / "base.json", made_runs.base(1200))])
+
+
+@pytest.fixture(scope="session")
+def address(runs: Runs, base: Runs, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Their page, as a file."""
     path = tmp_path_factory.mktemp("page") / "index.html"
     planned = {"smoke": case_ids((), (), "smoke")}
-    path.write_text(page(runs, now=NOW, planned=planned, drawing=inf), encoding="utf-8")
+    against = compare(runs, base)
+    path.write_text(page(runs, now=NOW, planned=planned, against=against, drawing=inf), encoding="utf-8")
     return path.as_uri()
 
 

@@ -92,6 +92,14 @@ function pale() {
   return [...poor];
 }
 
+// Texts that are smaller than so many pixels on the screen; in an SVG, than `drawn`.
+function small(least, drawn) {
+  const texts = all("body *").filter((e) => !e.closest("script, style, title, option, .unseen") && e.getClientRects().length)
+    .filter((e) => [...e.childNodes].some((c) => c.nodeType === Node.TEXT_NODE && c.textContent.trim()));
+  const size = (e) => parseFloat(getComputedStyle(e).fontSize) * (e.getScreenCTM ? e.getScreenCTM().a : 1);
+  return [...new Set(texts.filter((e) => size(e) < (e.getScreenCTM ? drawn : least)).map((e) => `${e.tagName} ${e.className.baseVal ?? e.className} ${size(e)}`))];
+}
+
 // What takes the focus and is no link, button, field or named region, or has no name.
 function odd() {
   const known = "a[href], button, input, select, summary, main, .scroll[aria-label], code, pre";

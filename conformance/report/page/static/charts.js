@@ -104,7 +104,7 @@ function speedSection(root) {
 function gatesBox(g) {
   if (!g.count) return h("p", { class: "note" }, badge("not run", LOOKS["not run"]), " No gate was asked.");
   const answers = ["regressed", "undecided", "not run", "fine"];
-  return h("p", null, answers.map((a) => [figure("gates", { answer: a }), " ", badge(a), "  "]),
+  return h("p", null, answers.map((a) => [h("span", { class: "pair" }, figure("gates", { answer: a }), " ", badge(a)), "  "]),
     h("a", { href: link("gates") }, "every gate with its interval"));
 }
 
@@ -128,19 +128,20 @@ function series(unit, model, machine, rows) {
     changes.length ? h("ul", { class: "changes" }, changes.map((c) => h("li", null, changeText(c)))) : "");
 }
 
-// Rates over time, from zero up to `high`: a line for each of `lines`, a point for each row with its interval, and marks
+// Rates over time, from zero up to `high`, each where its date stands on the axis: a line for each of `lines`, a point for each row with its interval, and marks
 // at rows.
 function timeline(t, rows, { label, lines, line, high, times: written, tick, tell, href, marks = [] }) {
   const times = [...new Set(written)].sort();
   const width = 360, height = 150, left = 52, right = 12, top = 12;
-  const x = (i) => left + (width - left - right) * (times.length > 1 ? times.indexOf(t.written(i)) / (times.length - 1) : 0.5);
+  const [begin, end] = [times[0], times.at(-1)].map((w) => Date.parse(w));
+  const x = (i) => left + (width - left - right) * (end > begin ? (Date.parse(t.written(i)) - begin) / (end - begin) : 0.5);
   const y = (v) => top + height * (1 - v / (high || 1));
   const parts = [0, 0.5, 1].map((f) => high * f).map((v, k) => [
     s("line", { x1: left, x2: width - right, y1: y(v), y2: y(v), class: k ? "rule" : "base" }),
     s("text", { x: left - 6, y: y(v) + 3, class: "axis end" }, k ? tick(v) : "0")]);
   lines.forEach((name, k) => {
     const own = rows.filter((i) => line(i) === name).sort((p, q) => (t.written(p) < t.written(q) ? -1 : 1));
-    const shift = times.length > 1 ? 0 : (k - (lines.length - 1) / 2) * 26;
+    const shift = end > begin ? 0 : (k - (lines.length - 1) / 2) * 26;
     parts.push(s("polyline", { points: own.map((i) => `${x(i) + shift},${y(t.value("rate", i))}`).join(" "), class: `line c${k % 6}` }));
     own.forEach((i) => parts.push(point(t, i, x(i) + shift, y, k, tell(i), href(i))));
   });
@@ -148,10 +149,15 @@ function timeline(t, rows, { label, lines, line, high, times: written, tick, tel
     if (i !== undefined) parts.push(s("g", { class: "change" }, s("title", null, text),
       s("line", { x1: x(i), x2: x(i), y1: top, y2: top + height }), s("text", { x: x(i), y: top - 2, class: "axis" }, sign)));
   }
-  if (times.length) parts.push(
-    s("text", { x: times.length > 1 ? left : (left + width) / 2, y: height + top + 14, class: times.length > 1 ? "axis start" : "axis" }, times[0].slice(0, 10)),
-    times.length > 1 ? s("text", { x: width - right, y: height + top + 14, class: "axis end" }, times.at(-1).slice(0, 10)) : "");
-  const svg = s("svg", { viewBox: `0 0 ${width} ${height + top + 20}`, role: "group", "aria-label": label }, parts);
+  // days, or minutes where all of it is one day
+  const day = (f) => new Date(begin + f * (end - begin)).toISOString().replace("T", " ").slice(0, times[0].slice(0, 10) === times.at(-1).slice(0, 10) ? 16 : 10);
+  const dates = !times.length ? [] : end > begin ? [[0, "start"], [0.5, ""], [1, "end"]] : [[0.5, ""]];
+  for (const [f, side] of dates) {
+    const at = left + f * (width - left - right);
+    parts.push(s("line", { x1: at, x2: at, y1: top + height, y2: top + height + 4, class: "base" }),
+      s("text", { x: at, y: height + top + 15, class: `axis date ${side}` }, day(f)));
+  }
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height + top + 21}`, role: "group", "aria-label": label }, parts);
   roving(svg, "a");
   return svg;
 }

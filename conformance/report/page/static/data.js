@@ -10,7 +10,8 @@ const BAD = [...FAILED, LOST];
 const RANKS = ["FAIL", "ERROR", "CRASH", "TIMEOUT", "OVERCLAIM", "UNSOUND", "UNDERCLAIM", "VACUOUS", "XPASS", "missing",
   "not noticed", "regressed", "undecided", "survived", "XFAIL", "not hunted", "not timed", "not run", "UNRUN", "NO REFERENCE",
   "invalid", "UNSUPPORTED", "equivalent", "fine", "noticed", "agreed", "timed", "PASS"];
-const STATES = ["verdict", "answer", "noticed", "status", "finding", "timed"];
+RANKS.push(...report.states);
+const STATES = ["state", "verdict", "answer", "noticed", "status", "finding", "timed"];
 
 function ranked(words) {
   const rank = (w) => (RANKS.indexOf(w) + RANKS.length + 1) % (RANKS.length + 1);

@@ -46,11 +46,7 @@ function causeLink(id, backend, text) {
 }
 
 // Case and backend -> the row of its newest result.
-function newestOf() {
-  const t = tables.results, newest = new Map();
-  for (let i = 0; i < t.count; i++) newest.set(`${t.value("case", i)}\n${t.value("backend", i)}`, i);
-  return newest;
-}
+const NEWEST = new Map(Array.from({ length: tables.results.count }, (_, i) => [`${tables.results.value("case", i)}\n${tables.results.value("backend", i)}`, i]));
 
 function seenFirst(i) {
   const d = report.documents[tables.causes.value("first", i)];
@@ -64,7 +60,7 @@ function causeSection(root, params) {
     return add(root, h("h2", null, "No such cause"), h("p", null, h("a", { href: "#causes" }, "All causes")));
   }
   const i = found[0], { id, backend, verdict, smallest } = causeOf(i);
-  const proof = newestOf().get(`${smallest}\n${backend}`);
+  const proof = NEWEST.get(`${smallest}\n${backend}`);
   const its = (column) => (proof === undefined ? null : tables.results.value(column, proof));
   add(root,
     h("p", { class: "back" }, h("button", { type: "button", onclick: () => history.back() }, "← Back")),
@@ -194,7 +190,56 @@ function graph(id, wrong) {
     h("ul", { class: "legend" }, kinds.map((k) => h("li", null, s("svg", { viewBox: "0 0 14 14", class: "swatch graph", "aria-hidden": "true" }, s("g", { class: `box ${KIND_CLASSES[k]}` }, s("rect", { x: 1, y: 1, width: 12, height: 12, rx: 3 }))), ` ${k}`)),
       culprit !== null ? h("li", null, "✗ thick border: first divergence") : ""),
     h("p", { class: "quiet" }, `Step ${d.step}.`),
-    scroller("Graph", svg),
+    zoomable("Graph", svg),
+  ];
+}
+
+const ZOOM = { least: 0.2, most: 5, step: 1.25 };
+
+// A drawing that scrolls in its own region: buttons, + - 0 and Ctrl with the wheel change its size, dragging moves it.
+function zoomable(label, svg) {
+  const whole = ["width", "height"].map((side) => Number(svg.getAttribute(side)));
+  const region = scroller(label, svg), said = h("output", { class: "quiet" });
+  region.classList.add("zoom");
+  let scale = 1;
+  // what is at (x, y) of the region stays there
+  const zoom = (to, x = region.clientWidth / 2, y = region.clientHeight / 2) => {
+    const at = [(region.scrollLeft + x) / scale, (region.scrollTop + y) / scale];
+    scale = Math.min(ZOOM.most, Math.max(ZOOM.least, to));
+    ["width", "height"].forEach((side, k) => svg.setAttribute(side, whole[k] * scale));
+    region.scrollTo(at[0] * scale - x, at[1] * scale - y);
+    said.textContent = `${Math.round(100 * scale)} %`;
+  };
+  const steps = {
+    "+": () => zoom(scale * ZOOM.step), "-": () => zoom(scale / ZOOM.step), "0": () => zoom(1),
+    f: () => zoom(Math.min((region.clientWidth - 2) / whole[0], (region.clientHeight - 2) / whole[1])),
+  };
+  region.addEventListener("keydown", (event) => {
+    const step = steps[event.key === "=" ? "+" : event.key];
+    if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    step();
+  });
+  region.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey) return;
+    event.preventDefault();
+    const box = region.getBoundingClientRect();
+    zoom(scale * Math.exp(-event.deltaY / 300), event.clientX - box.left, event.clientY - box.top);
+  }, { passive: false });
+  region.addEventListener("pointerdown", (event) => {
+    if (event.button || event.pointerType !== "mouse") return; // a finger scrolls by itself
+    const from = [region.scrollLeft + event.clientX, region.scrollTop + event.clientY];
+    const move = (e) => region.scrollTo(from[0] - e.clientX, from[1] - e.clientY);
+    region.setPointerCapture(event.pointerId);
+    region.addEventListener("pointermove", move);
+    region.addEventListener("lostpointercapture", () => region.removeEventListener("pointermove", move), { once: true });
+  });
+  said.textContent = "100 %";
+  const button = (text, name, key) => h("button", { type: "button", "aria-label": name, title: `${name} (${key})`, onclick: steps[key] }, text);
+  return [
+    h("div", { class: "bar", role: "group", "aria-label": `Size of the ${label.toLowerCase()}` },
+      button("−", "Smaller", "-"), button("+", "Larger", "+"), button("1:1", "As drawn", "0"), button("Whole", "All of it", "f"), said),
+    region,
   ];
 }
 

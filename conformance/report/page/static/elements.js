@@ -46,6 +46,7 @@ const LOOKS = {
   noticed: ["✓", "good"], "not noticed": ["✗", "bad"], "not hunted": ["○", "notrun"],
   survived: ["?", "unsure"], equivalent: ["≈", "known"], invalid: ["⊘", "refused"],
   agreed: ["✓", "good"], UNSOUND: ["✗", "bad"], UNDERCLAIM: ["✗", "bad"], UNRUN: ["○", "notrun"],
+  new: ["✗", "bad"], changed: ["?", "unsure"], gone: ["○", "notrun"], still: ["≈", "known"], added: ["+", "plain"], fixed: ["✓", "good"], same: ["·", "plain"],
   timed: ["✓", "good"], "not timed": ["○", "notrun"],
 };
 

@@ -55,7 +55,7 @@ function grid(table, spec) {
         state.delete(key);
         if (value !== null) state.set(key, value);
       }
-      history.replaceState(null, "", `#${table.name}?${state}`.replace(/\?$/, ""));
+      remember(`#${table.name}?${state}`.replace(/\?$/, ""), "q" in what);
       show();
     }
 

@@ -27,6 +27,8 @@ function simple(name, title, facets, columns, about) {
       const shows = {
         cause: (i) => causeLink(t.value("id", i), t.value("backend", i)),
         badge: (i) => badge(t.value(column, i)),
+        newest: (i) => comparedCase(i),
+        named: (i) => (t.value(column, i) ? causeLink(t.value(column, i), t.value("backend", i)) : "–"),
         lines: (i) => h("pre", null, t.value(column, i)),
         object: (i) => h("span", { class: "quiet" }, show_(t.value(column, i))),
       };
@@ -51,11 +53,13 @@ const VIEWS = {
   planted: ["Planted bugs", plantedSection],
   mutation: ["Mutants", mutantsSection],
   audits: ["Audit", auditSection],
+  comparison: ["Comparison", comparisonSection],
   notrun: ["Not run", notRunSection],
   runs: ["Runs", runsSection],
   case: ["Case", caseSection, "results"],
   cause: ["Cause", causeSection, "overview"],
   causes: ["Causes", simple("causes", "Causes", ["verdict", "backend", "op", "seen"], [["verdict", "", "badge"], ["id", "cause", "cause"], ["sentence"], ["backend"], ["op"], ["message"], ["architectures", "hits architectures"], ["failed"], ["passed"], ["seen"], ["smallest", "smallest case"]]), "overview"],
+  compared: ["Compared", simple("compared", "Compared with the base", ["state", "cause", "backend", "family", "op", "before", "after"], [["state", "", "badge"], ["case", "", "newest"], ["backend"], ["before", "before", "badge"], ["after", "now", "badge"], ["cause", "cause", "named"], ["detail"], ["machine", "machine", "wide"]]), "comparison"],
   missing: ["Cases not run", simple("missing", "Cases that did not run", ["backend", "family", "op", "known"], [["case"], ["backend"], ["known", "known because it"], ["where", "there"]]), "notrun"],
   cells: ["Zoo cells", simple("cells", "Runs of the zoo", ["verdict", "backend", "run", "architecture"], [["verdict", "", "badge"], ["architecture"], ["backend"], ["run"], ["cause"], ["nmse", "NMSE"], ["batch", "first batch out of tolerance"], ["nodes"], ["splits"], ["detail"]]), "zoo"],
   units: ["Units", simple("units", "Timed units", ["timed", "unit", "backend", "model"], [["timed", "", "badge"], ["unit"], ["backend"], ["model"], ["of", "unit of work"], ["rate", "work per second"], ["low"], ["high"], ["rounds"], ["seconds", "seconds of each round", "object"], ["counters", "", "object"], ["memory", "", "object"], ["reason"]]), "speed"],
@@ -86,13 +90,14 @@ function route() {
 fillHeader();
 document.getElementById("made").append(
   `Made ${when(report.made)} UTC from ${plural(new Set(report.documents.map((d) => d.file)).size, "file")} with ggml-conformance ${report.version}`);
-document.getElementById("nav").append(...Object.entries(VIEWS).filter(([, v]) => !v[2]).map(([name, [title]]) =>
+document.getElementById("nav").append(...Object.entries(VIEWS).filter(([name, v]) => !v[2] && (report.base || name !== "comparison")).map(([name, [title]]) =>
   h("li", null, h("a", { href: `#${name}`, "data-view": name }, title))));
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
 addEventListener("hashchange", () => {
+  remember.typing = false;
   route();
   scrollTo(0, 0);
   main.focus({ preventScroll: true });

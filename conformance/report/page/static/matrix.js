@@ -103,7 +103,7 @@ function supportSection(root, params) {
 
   function change(key, value) {
     state[key] = value;
-    history.replaceState(null, "", link("support", Object.fromEntries(Object.entries(state).filter(([, v]) => v))));
+    remember(link("support", Object.fromEntries(Object.entries(state).filter(([, v]) => v))), key === "q");
     show();
   }
 

@@ -11,6 +11,13 @@ function link(view, filter = {}) {
   return `#${view}${text ? `?${text}` : ""}`;
 }
 
+// Change the address without a new view. Back undoes each choice; letters of one search are one step.
+function remember(hash, typing) {
+  if (hash === location.hash || (hash === "#" && !location.hash)) return;
+  history[typing && remember.typing ? "replaceState" : "pushState"](null, "", hash);
+  remember.typing = typing;
+}
+
 function parse(hash) {
   const [view, query] = hash.replace(/^#/, "").split(/\?(.*)/s);
   return { view, params: new URLSearchParams(query || "") };

@@ -4,6 +4,7 @@ function overviewSection(root) {
   const t = tables.results;
   add(root, h("h2", null, "Overview"));
   if (tables.causes.count) add(root, h("h3", null, plural(tables.causes.count, "cause"), ", most urgent first"), causesTable(), zooCauses());
+  if (report.base) add(root, h("h3", null, "Against the base"), comparedCounts());
   add(root, h("div", { class: "cards" }, cards()));
   if (t.count) add(root, h("h3", null, "Backends"), scroller("Backends", backendsTable()));
   if (t.count) add(root, h("h3", null, `Failures${tables.causes.count ? " that no cause explains" : ""}, by what they have in common`), failures());
@@ -16,7 +17,7 @@ function causesTable() {
   const t = tables.causes;
   const heads = ["rank", "", "cause", "cases", "hits architectures", "smallest case", "first seen"];
   const numeric = ["rank", "cases", "hits architectures"];
-  const proofs = newestOf();
+  const proofs = NEWEST;
   return [
     scroller("Causes", h("table", { class: "plain causes" },
       h("thead", null, h("tr", null, heads.map((x) => h("th", { scope: "col", class: numeric.includes(x) ? "number" : "" }, x || h("span", { class: "unseen" }, "state"))))),
@@ -164,6 +165,66 @@ function groupItem(rows) {
     badge(verdict), " ", h("strong", null, figure("results", filter)), rows.length === 1 ? " case" : " cases", ` of ${counted("op")} on ${counted("backend")}`,
     h("p", { class: "story clip4", title: rows.length > 1 ? reason : null }, rows.length > 1 ? reason || "no detail" : t.value("detail", i) || "no detail"),
     h("p", { class: "quiet" }, rows.length > 1 ? "such as " : "", caseLink(i)));
+}
+
+// This run held against another, the base: pairs of case and backend by what became of them, and by cause.
+
+const MATTERS = ["new", "changed", "gone", "still", "fixed"];
+
+function comparedCounts() {
+  const files = report.base.documents.map((d) => [d.file, `written ${when(d.written)} UTC`, commitText(d.environment)].filter(Boolean).join(", "));
+  return [
+    h("p", null, report.states.map((state) => [h("span", { class: "pair" }, figure("compared", { state }), " ", badge(state)), "  "]), h("a", { href: "#comparison" }, "by cause")),
+    h("p", { class: "quiet" }, `Base: ${files.slice(-3).join("; ")}${files.length > 3 ? ` and ${count(files.length - 3)} more` : ""}`),
+  ];
+}
+
+function comparisonSection(root) {
+  add(root, h("h2", null, "Comparison"));
+  if (!report.base) return add(root, h("p", { class: "note" }, badge("not run", LOOKS["not run"]), " No base was given: conform report RUN.json --base BASE.json -o DIR"));
+  add(root,
+    h("p", { class: "about" }, "Each case on each backend, here and in the base. New: it fails, and did not. Fixed: it failed, and passes. Changed: another verdict or another cause besides. Gone: only the base has it; added: only this run has it."),
+    comparedCounts(),
+    h("h3", null, "By cause"), comparedCauses(),
+    h("h3", null, "By backend"), comparedTable("backend", tables.compared.words("backend").map((backend) => [backend, { backend }])));
+  const loose = select(tables.compared, new URLSearchParams([["cause", "none"], ["state", "new"], ["state", "changed"]]));
+  if (loose.length) add(root, h("h3", null, "New or changed, and without a cause"), h("ul", { class: "stories" }, loose.slice(0, 30).map(comparedStory)),
+    loose.length > 30 ? h("p", null, rowsLink("compared", { cause: "none", state: ["new", "changed"] }, `All ${count(loose.length)}`)) : "");
+}
+
+// Causes that make something new first, then by how many pairs they change.
+function comparedCauses() {
+  const t = tables.compared, told = new Map(report.base.causes.map(([id, backend, sentence]) => [`${id}\n${backend}`, sentence]));
+  const found = new Map();
+  for (const i of select(t, new URLSearchParams(MATTERS.map((s) => ["state", s])))) {
+    const [cause, backend, state] = ["cause", "backend", "state"].map((c) => t.value(c, i));
+    if (!cause) continue;
+    const key = `${cause}\n${backend}`;
+    if (!found.has(key)) found.set(key, { cause, backend, n: Object.fromEntries(MATTERS.map((s) => [s, 0])) });
+    found.get(key).n[state]++;
+  }
+  if (!found.size) return h("p", { class: "quiet" }, "Neither run names a cause of what differs or fails: conform causes RUN.json --json RUN.json finds them.");
+  const rows = [...found].sort(([, a], [, b]) => MATTERS.map((s) => b.n[s] - a.n[s]).find((d) => d) || 0);
+  return comparedTable("cause", rows.map(([key, { cause, backend }]) => [[causeLink(cause, backend, told.get(key)), h("div", { class: "quiet" }, `on ${backend}`)], { cause, backend }]));
+}
+
+function comparedTable(what, rows) {
+  const states = what === "cause" ? MATTERS : report.states;
+  return scroller(`Compared by ${what}`, h("table", { class: `plain ${what === "cause" ? "causes" : ""}` },
+    h("thead", null, h("tr", null, h("th", { scope: "col" }, what), states.map((s) => h("th", { scope: "col", class: "number" }, badge(s))))),
+    h("tbody", null, rows.map(([name, filter]) => h("tr", null, h("th", { scope: "row" }, name), states.map((state) => h("td", { class: "number" }, figure("compared", { ...filter, state }))))))));
+}
+
+function comparedStory(i) {
+  const t = tables.compared;
+  return h("li", null, badge(t.value("state", i)), " ", comparedCase(i), ` on ${t.value("backend", i)}: `, badge(t.value("before", i)), " → ", badge(t.value("after", i)),
+    h("p", { class: "story clip4" }, t.value("detail", i) || "no detail"));
+}
+
+// The case, as a link where this run has a result of it.
+function comparedCase(i) {
+  const t = tables.compared, row = t.value("after", i) === "not run" ? undefined : NEWEST.get(`${t.value("case", i)}\n${t.value("backend", i)}`);
+  return row === undefined ? t.value("case", i) : caseLink(row);
 }
 
 // What did not run, in plain sight: one line each, with the reason.
@@ -327,7 +388,7 @@ function zooSection(root) {
   const words = ranked(t.words("verdict"));
   add(root,
     h("p", { class: "about" }, "llama.cpp runs each architecture on each device, and its logits are held against those of its own CPU run. Below a word: the largest NMSE, and into how many parts the graph was cut."),
-    h("p", null, words.map((w) => [figure("cells", { verdict: w }), " ", badge(w), "  "])),
+    h("p", null, words.map((w) => [h("span", { class: "pair" }, figure("cells", { verdict: w }), " ", badge(w)), "  "])),
     scroller("Zoo", h("table", { class: "matrix" },
       h("thead", null, h("tr", null, h("th", { scope: "col" }, "architecture"),
         [...columns.values()].map(([b, run]) => h("th", { scope: "col", title: `${b}, ${run}` }, h("span", { class: "name" }, brief(b)), h("span", { class: "quiet" }, run))))),

@@ -1,0 +1,158 @@
+"""Two sets of runs held against each other, pair by pair of case and backend: what is new, fixed or otherwise."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from conformance.judge.verdict import FAILURES, Result, Verdict
+
+from .matrix import ORDER
+from .runs import Row, Runs
+
+LOST = "missing"
+"""In place of a verdict: the pair was requested and has no result. It fails its run."""
+ABSENT = "not run"
+"""In place of a verdict: nobody requested the pair."""
+
+
+class State(str, Enum):
+    """What became of a pair since the base, in the order in which people want to know of it."""
+
+    NEW = "new"
+    """It fails, and did not."""
+    CHANGED = "changed"
+    """Another verdict, or another cause, and neither new nor fixed: FAIL that is a CRASH, a PASS that is refused."""
+    GONE = "gone"
+    """Only the base has it."""
+    STILL = "still"
+    """It fails as it did."""
+    ADDED = "added"
+    """The base does not have it."""
+    FIXED = "fixed"
+    """It failed, and passes."""
+    SAME = "same"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A pair in one of the two."""
+
+    verdict: str
+    """A verdict, LOST or ABSENT."""
+    cause: str | None = None
+    detail: str = ""
+    machine: str = ""
+    written: str = ""
+
+    @property
+    def fails(self) -> bool:
+        """Whether it fails its run."""
+        return self.verdict in _FAILING
+
+
+_FAILING = frozenset({LOST, *map(str, FAILURES)})
+_RANK = {word: k for k, word in enumerate((*map(str, ORDER), LOST, ABSENT))}
+_NONE = Side(ABSENT)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A case on a backend, before and after."""
+
+    case: str
+    backend: str
+    before: Side
+    after: Side
+
+    @property
+    def state(self) -> State:
+        """What became of it."""
+        before, after = self.before, self.after
+        if after.verdict == ABSENT:
+            return State.GONE
+        if before.verdict == ABSENT:
+            return State.ADDED
+        if after.fails and not before.fails:
+            return State.NEW
+        if before.fails and after.verdict == Verdict.PASS:
+            return State.FIXED
+        if before.verdict != after.verdict or (before.cause and after.cause and before.cause != after.cause):
+            return State.CHANGED
+        return State.STILL if after.fails else State.SAME
+
+    @property
+    def cause(self) -> str | None:
+        """The id of the cause that is at work, or of the one that was; None where neither run names one."""
+        return self.after.cause or self.before.cause
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs, and the base that they are held against."""
+
+    base: Runs
+    pairs: tuple[Pair, ...]
+    """In the order of `State`, each in the order of the runs."""
+    sentences: Mapping[tuple[str, str], str]
+    """Cause and backend -> what it is."""
+
+    def counts(self) -> Counter[State]:
+        """How many pairs came to what."""
+        return Counter(p.state for p in self.pairs)
+
+    def sentence(self) -> str:
+        """The counts in one line: `against base.json: 2 new, 1 fixed, …`."""
+        counts = self.counts()
+        names = dict.fromkeys(d.path.name for d in self.base.documents)
+        return f"against {', '.join(names)}: {', '.join(f'{counts[s]:,} {s}' for s in State)}"
+
+
+def compare(runs: Runs, base: Runs) -> Comparison:
+    """Hold each pair of case and backend against the base's result on the same kind of machine, or else its newest.
+
+    A pair that stands in a file more than once, as of a case that also ran from a file, counts by its worst verdict.
+    """
+    before, after = _sides(base), _sides(runs)
+    pairs = []
+    for (case, backend), machines in after.items():
+        known = before.get((case, backend), {})
+        newest = max(known.values(), key=lambda side: side.written, default=_NONE)
+        pairs += [Pair(case, backend, known.get(machine, newest), side) for machine, side in machines.items()]
+    for (case, backend), machines in before.items():
+        if (case, backend) not in after:
+            pairs += [Pair(case, backend, side, _NONE) for side in machines.values()]
+    order = {state: k for k, state in enumerate(State)}
+    causes = [*base.causes, *runs.causes]  # the same cause is told in the words of the newer run
+    return Comparison(
+        base,
+        tuple(sorted(pairs, key=lambda p: order[p.state])),
+        {(c.value["id"], c.value["backend"]): c.value["sentence"] for c in causes},
+    )
+
+
+def _sides(runs: Runs) -> dict[tuple[str, str], dict[str, Side]]:
+    """Case and backend -> kind of machine -> what came of it there."""
+    sides: dict[tuple[str, str], dict[str, Side]] = {}
+    for case, backend, side in _all(runs):
+        own = sides.setdefault((case, backend), {})
+        own[side.machine] = min(own.get(side.machine, side), side, key=lambda s: _RANK[s.verdict])
+    return sides
+
+
+def _all(runs: Runs) -> Iterator[tuple[str, str, Side]]:
+    for r in runs.results:
+        yield r.value.case, r.value.backend, _side(r)
+    for m in runs.missing:
+        d = m.document
+        yield m.value["case"], m.value["backend"], Side(LOST, None, m.value["reason"], d.machine, d.written)
+
+
+def _side(row: Row[Result]) -> Side:
+    r, d = row.value, row.document
+    return Side(str(r.verdict), r.cause, r.detail, d.machine, d.written)

@@ -1,0 +1,157 @@
+"""Two runs held against each other: by what is told in Python, on the page, in the summary and on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Driver, ask, go
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from run_files import cause, document, result, written_to
+
+from conformance.cli import main
+from conformance.judge.verdict import FAILURES, Verdict
+from conformance.report.compare import ABSENT, LOST, Comparison, Pair, Side, State, compare
+from conformance.report.runs import Runs, read_runs
+
+pytest_plugins = ("page_fixtures",)
+A, B, C = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1", "ops/SUB-f32+f32-a=3@1"
+HOSTILE = "</script><img src=x onerror=alert(1)>\"'\u202eevil"
+
+
+def _held(tmp_path: Path, after: dict[str, Any], before: dict[str, Any]) -> Comparison:
+    runs, base = (read_runs([written_to(tmp_path / f"{n}.json", d)]) for n, d in (("run", after), ("base", before)))
+    return compare(runs, base)
+
+
+def _states(comparison: Comparison) -> dict[tuple[str, str], State]:
+    return {(p.case, p.backend): p.state for p in comparison.pairs}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "state"),
+    [
+        ("PASS", "FAIL", State.NEW), ("UNSUPPORTED", "CRASH", State.NEW), ("XFAIL", "FAIL", State.NEW),
+        ("FAIL", "PASS", State.FIXED), ("XPASS", "PASS", State.FIXED),
+        ("FAIL", "UNSUPPORTED", State.CHANGED), ("FAIL", "XFAIL", State.CHANGED), ("FAIL", "CRASH", State.CHANGED),
+        ("PASS", "UNSUPPORTED", State.CHANGED), ("UNSUPPORTED", "PASS", State.CHANGED),
+        ("FAIL", "FAIL", State.STILL), ("PASS", "PASS", State.SAME), ("UNSUPPORTED", "UNSUPPORTED", State.SAME),
+    ],
+)  # fmt: skip
+def test_what_became_of_a_pair(tmp_path: Path, before: str, after: str, state: State) -> None:
+    """A failure that is refused or waived now is no fix, and a refusal is no pass."""
+    assert _states(_held(tmp_path, document([(A, "x", after)]), document([(A, "x", before)]))) == {(A, "x"): state}
+
+
+@given(*[st.sampled_from([*map(str, Verdict), LOST, ABSENT])] * 2)
+def test_new_and_fixed_are_opposites(before: str, after: str) -> None:
+    """What is new when a run is held against its base is no failure of the base; what is fixed passes; what is in one
+    only is gone the other way round. Same pairs are the same both ways.
+    """
+    there = Pair(A, "x", Side(before), Side(after)).state
+    back = Pair(A, "x", Side(after), Side(before)).state
+    failing = {*map(str, FAILURES), LOST}
+    if before == after == ABSENT:
+        return
+    assert (there is State.NEW) == (after in failing and before not in failing and before != ABSENT)
+    assert (there is State.FIXED) == (before in failing and after == "PASS")
+    assert (there is State.GONE) == (back is State.ADDED) or ABSENT in {before, after}
+    assert (there is State.SAME) == (back is State.SAME)
+    assert there is not State.FIXED or back is State.NEW
+
+
+def test_a_lost_result_is_a_failure(tmp_path: Path) -> None:
+    """A pair that was requested and has no result is new where the base has it, and fixed where it has one again."""
+    lost = {**document([(B, "x", "PASS")]), "missing": [{"case": A, "backend": "x", "reason": "its worker ended"}]}
+    whole = document([(A, "x", "PASS"), (B, "x", "PASS")])
+    assert _states(_held(tmp_path, lost, whole))[A, "x"] is State.NEW
+    assert _states(_held(tmp_path, whole, lost))[A, "x"] is State.FIXED
+
+
+def test_pairs_of_one_run_only(tmp_path: Path) -> None:
+    """What only one of the two has is neither new nor fixed."""
+    found = _states(_held(tmp_path, document([(A, "x", "FAIL")]), document([(B, "x", "FAIL")])))
+    assert found == {(A, "x"): State.ADDED, (B, "x"): State.GONE}
+
+
+def test_a_machine_is_held_against_its_own_kind(tmp_path: Path) -> None:
+    """Of a base of two kinds of machine each result meets that of its own kind; of a third kind, the newest."""
+    olds = [
+        written_to(tmp_path / f"{m}.json", document([(A, "x", verdict)], machine=m, written=f"2026-01-0{k}T00:00:00Z"))
+        for k, (m, verdict) in enumerate((("m1", "FAIL"), ("m2", "PASS")), 1)
+    ]
+    base = read_runs(olds)
+    for machine, state in (("m1", State.STILL), ("m2", State.NEW), ("m3", State.NEW)):
+        runs = read_runs([written_to(tmp_path / "run.json", document([(A, "x", "FAIL")], machine=machine))])
+        assert [p.state for p in compare(runs, base).pairs] == [state]
+
+
+def test_another_cause_is_a_change(tmp_path: Path) -> None:
+    """A case that fails by another cause than before is changed; a run without causes tells no difference."""
+    after = {**document([result(A, "x", "FAIL", cause="p")]), "causes": [cause("p", [A])]}
+    before = {**document([result(A, "x", "FAIL", cause="q")]), "causes": [cause("q", [A])]}
+    assert _states(_held(tmp_path, after, before)) == {(A, "x"): State.CHANGED}
+    assert _states(_held(tmp_path, after, document([(A, "x", "FAIL")]))) == {(A, "x"): State.STILL}
+
+
+def test_the_page_counts_what_python_counts(at: Driver, runs: Runs, base: Runs) -> None:
+    """The overview, the view by cause and by backend, and the list: each count is that of the pairs, and each state
+    that a comparison knows is there.
+    """
+    held = compare(runs, base)
+    counts = held.counts()
+    assert {State.NEW, State.FIXED, State.GONE, State.ADDED, State.SAME} <= set(counts)
+    shown = "return all('.pair').map((e) => [e.querySelector('.badge').textContent.slice(2), numeral(e.firstChild)])"
+    for view in ("overview", "comparison"):
+        go(at, view)
+        assert [pair for pair in ask(at, shown) if pair[0] in set(map(str, State))] == [
+            [str(s), counts[s]] for s in State
+        ]
+    rows = ask(at, "return all('[aria-label=\"Compared by cause\"] tbody tr').map((tr) => [...tr.cells].map(numeral))")
+    told = [p for p in held.pairs if p.cause and p.state not in {State.SAME, State.ADDED}]
+    assert sum(sum(row[1:]) for row in rows) == len(told) > 0
+    assert [row[1] for row in rows] == sorted((row[1] for row in rows), reverse=True)
+    go(at, "compared?state=new")
+    new = [p for p in held.pairs if p.state is State.NEW]
+    listed = ask(at, "return all('.rows tbody tr').map((tr) => [...tr.cells].slice(1, 5).map((c) => c.textContent))")
+    assert listed == [[p.case, p.backend, *(_badge(s.verdict) for s in (p.before, p.after))] for p in new][:50]
+    assert ask(at, "return all('.rows tbody a[href^=\"#case\"]').length") == len(listed)
+
+
+def _badge(word: str) -> str:
+    return {"PASS": "✓ ", "UNSUPPORTED": "⊘ ", "XFAIL": "≈ "}.get(word, "✗ ") + word
+
+
+def test_the_command(tmp_path: Path, browser: Driver) -> None:
+    """`conform report --base` says the counts in one line and tells of causes in the summary; texts of a hostile base
+    are text on the page; a base that is no run file is one line.
+    """
+    bad = {**document([result(A, "x", "PASS"), result(B, "x", "FAIL", cause="q", detail=HOSTILE)]),
+           "causes": [cause("q", [B], sentence=HOSTILE)]}  # fmt: skip
+    before = written_to(tmp_path / "base<b>.json", bad)
+    after = written_to(tmp_path / "run.json", document([(A, "x", "FAIL"), (B, "x", "PASS"), (C, HOSTILE, "FAIL")]))
+    out = tmp_path / "out"
+    ran = CliRunner().invoke(main, ["report", str(after), "--base", str(before), "-o", str(out)])
+    assert "against base<b>.json: 1 new, 0 changed, 0 gone, 0 still, 1 added, 1 fixed, 0 same" in ran.output
+    summary = (out / "summary.md").read_text(encoding="utf-8")
+    assert "## Against the base" in summary
+    assert f"- 1 new: PASS, now FAIL, on `x`; `{A}`" in summary
+    assert "- 1 fixed: &lt;/script&gt;" in summary
+    browser.get(f"{(out / 'index.html').as_uri()}#comparison")
+    assert HOSTILE.replace("\u202e", "\\u202e") in ask(browser, "return document.querySelector('main').textContent")
+    assert ask(browser, "return all('main img, main script, main b').length") == 0
+    refused = CliRunner().invoke(main, ["report", str(after), "--base", str(out / "summary.md"), "-o", str(out)])
+    assert refused.exit_code == 2
+    assert len(refused.output.strip().splitlines()) == 1
+
+
+def test_without_a_base(browser: Driver, tmp_path: Path) -> None:
+    """A page without a base has no such view in its navigation, and the view says how to have one."""
+    path = written_to(tmp_path / "run.json", document([(A, "x", "PASS")]))
+    CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / "out")])
+    browser.get(f"{(tmp_path / 'out' / 'index.html').as_uri()}#comparison")
+    assert "--base BASE.json" in ask(browser, "return document.querySelector('.note').textContent")
+    assert ask(browser, "return all('#nav a[href=\"#comparison\"]').length") == 0
