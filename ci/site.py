@@ -1,7 +1,7 @@
-"""mkdocs' hooks: README.md is the first page of the site, and a `\\|` of a table's code is a `|`.
+"""mkdocs' hooks: README.md is the first page of the site, and no backslash stands before a pipe in a table.
 
 README.md stands at the root for the forge, and mkdocs reads docs/ alone. So a copy of it, made while the site is
-built, is `index.md`, with its links into docs/ as they are from there. A forge takes the backslash before a `|` in a
+built, is `index.md`, with its links into docs/ as they are from there. A forge takes the backslash before a pipe in a
 table's code away, Python-Markdown does not.
 """
 

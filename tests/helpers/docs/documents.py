@@ -16,7 +16,7 @@ DOCUMENTS = tuple(str(p.relative_to(ROOT)) for p in (ROOT / "README.md", *sorted
 
 Place = Literal["console", "sh", "indented", "table", "prose"]
 
-PROGRAMS = ("conform", "pytest", "python", "pip", "ci/nightly")
+PROGRAMS = ("conform", "pytest", "python", "pip", "ci/nightly", "mkdocs")
 """What makes inline code a command; a block's line is one whatever it begins with."""
 ELISION = "…"
 _FENCE = re.compile(r' *```(\w*)(?: title="([^"]*)")?')
