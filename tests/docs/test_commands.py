@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -13,10 +14,12 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from classes import (
     EVERY,
     EXIT,
+    FOREIGN,
     HERE,
     NAMED,
     OTHERS,
@@ -26,13 +29,14 @@ from classes import (
     STAND_INS,
     chosen,
     class_of,
+    every_option,
     filled,
     of_class,
     options_in,
     parse,
 )
 from click.testing import CliRunner
-from documents import DOCUMENTS, ROOT, Command, blocks, pattern
+from documents import DOCUMENTS, ROOT, Command, blocks, mentioned_options, pattern
 from environments import environment, install
 from marks import needs_wheel
 
@@ -209,6 +213,23 @@ def test_scripts_of_the_tree_are_there(c: Command) -> None:
             assert (ROOT / word.replace(".", "/")).exists()
 
 
+def test_options_in_the_text_exist() -> None:
+    """Inline code that begins with an option names one of ours, or one that `foreign` knows; none there is stale."""
+    mentioned = [(f"{d}:{n}", option) for d in DOCUMENTS for n, option in mentioned_options(d)]
+    known = every_option()
+    assert [(where, option) for where, option in mentioned if option not in known and option not in FOREIGN] == []
+    assert set(FOREIGN) <= {option for _, option in mentioned} - known
+    assert len(mentioned) > 50
+
+
+def test_the_numbers_of_cases_in_the_readme_are_true() -> None:
+    """`--level smoke|standard|full`: as many as `conform cases` lists."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"which cases: ([\d,]+), ([\d,]+) or ([\d,]+) of them", text)
+    listed = [_in_process(f"conform cases --level {level}")[1].count("\n") for level in ("smoke", "standard", "full")]
+    assert [int(n.replace(",", "")) for n in shown] == listed
+
+
 def test_every_command_is_in_a_class() -> None:
     """A program that nobody put into a class is an error, and so are rules that find too little."""
     assert [f"{c.where}: {c.text}" for c in EVERY if not class_of(c)] == []
@@ -252,3 +273,36 @@ def test_what_counts_as_the_same_output(shown: tuple[str, ...], printed: str, sa
 def test_every_command_of_ours_is_in_a_document() -> None:
     """Whoever reads the documents meets each `conform` command."""
     assert [name for name in COMMANDS if not any(c.words[1:2] == (name,) for c in EVERY)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("conform run --levle smoke", "--levle"),
+        ("conform rum", "no command 'rum'"),
+        ("conform run --level huge", "huge"),
+        ("conform repro no-such-file.gguf", "no-such-file.gguf"),
+        ("conform shrink", "Missing argument"),
+    ],
+)
+def test_a_false_command_is_noticed(text: str, said: str) -> None:
+    """What the parser refuses is an error of the document, and names the word."""
+    with pytest.raises(click.UsageError) as e:
+        parse(text)
+    assert said in f"{e.value.format_message()} {e.value}"
+
+
+def test_a_word_without_a_stand_in_and_a_program_without_a_class_are_noticed() -> None:
+    """Neither passes unseen."""
+    with pytest.raises(AssertionError, match="what does WHATEVER stand for"):
+        filled("conform repro WHATEVER")
+    assert class_of(Command("README.md", 1, "sh", "ninja conform")) == ""
+    assert class_of(Command("README.md", 1, "sh", "conform run")) == "run"
+
+
+def test_what_a_run_does_otherwise_than_shown_is_noticed() -> None:
+    """Another exit code and another output are each a sentence with the place; the same is none."""
+    c = Command("README.md", 7, "console", "conform cases", ("a", "…"))
+    assert _held(c, (0, "a\nb\n")) == ""
+    assert "README.md:7" in _held(c, (0, "b\n"))
+    assert "exit code 1, 0 expected" in _held(c, (1, "a\nb\n"))

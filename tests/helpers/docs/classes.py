@@ -22,6 +22,8 @@ import click
 from documents import DOCUMENTS, ELISION, ROOT, Command, commands
 
 from conformance.cli import main
+from conformance.cli.options import PERF_RUN
+from conformance.cli.options import RUN as SUITE
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,6 +37,7 @@ PARSED: dict[str, str] = TABLE["parsed"]
 RUN: dict[str, dict[str, Any]] = {entry["command"]: entry for entry in TABLE["run"]}
 NAMED: dict[str, str] = TABLE["named"]
 SHELL: dict[str, str] = TABLE["shell"]
+FOREIGN: dict[str, str] = TABLE["foreign"]
 HERE: dict[str, list[str]] = TABLE["here"]
 EXIT: dict[str, int] = TABLE["exit"]
 EVERY = tuple(c for document in DOCUMENTS for c in commands(document))
@@ -110,7 +113,21 @@ def chosen(words: tuple[str, ...]) -> tuple[click.Command, tuple[str, ...]]:
 
 def options_in(words: tuple[str, ...]) -> Iterator[str]:
     """What looks like an option: `--level`, `-o`."""
-    return (m[0] for word in words if (m := re.match(r"--?[a-z][a-z-]*", word)))
+    return (m[0] for word in words if (m := re.match(r"--?[a-z][a-z0-9-]*", word)))
+
+
+def every_option() -> set[str]:
+    """The options of every `conform` command and of `pytest conformance`."""
+    found = {name for o in (*SUITE, *PERF_RUN) for name in o.name.split("/")}
+    commands: list[click.Command] = [main]
+    while commands:
+        command = commands.pop()
+        found |= {name for p in command.params for name in (*p.opts, *p.secondary_opts)}
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            names = command.list_commands(context)
+            commands += filter(None, (command.get_command(context, name) for name in names))
+    return found
 
 
 def _mentions(c: Command) -> bool:

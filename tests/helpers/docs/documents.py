@@ -104,6 +104,14 @@ def commands(document: str) -> list[Command]:
     return sorted(found, key=lambda c: c.line)
 
 
+def mentioned_options(document: str) -> Iterator[tuple[int, str]]:
+    """Line and option of inline code that begins with one: `--level smoke`."""
+    fenced = {n for b in blocks(document) for n in range(b.line, b.line + len(b.lines) + 2)}
+    for n, line in enumerate(_lines(document), 1):
+        if n not in fenced and not line.startswith("    "):
+            yield from ((n, m[0]) for code in _INLINE.findall(line) if (m := re.match(r"--[a-z][a-z0-9-]*", code)))
+
+
 def _lines(document: str) -> list[str]:
     return (ROOT / document).read_text(encoding="utf-8").splitlines()
 
