@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from conformance.backend import contract, interface
+from conformance.ggml.ops.build import Builder
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,6 +112,19 @@ def test_the_reference_has_the_public_names(site: Path, module: object) -> None:
     for x in mine:
         assert x.__name__ in text
         assert html.unescape(re.split(r"[`.*<(:]", x.__doc__.strip())[0].strip())[:40] in text, x.__name__
+
+
+@needs_mkdocs
+def test_the_reference_has_every_constructor(site: Path) -> None:
+    """`Builder` stands there with what it inherits topic by topic; the text names those without a docstring."""
+    page = (site / "reference" / "case.html").read_text(encoding="utf-8")
+    names = [name for name in dir(Builder) if not name.startswith("_")]
+    assert "mul_mat" in names
+    bare = [name for name in names if f'id="conformance.ggml.ops.build.Builder.{name}"' not in page]
+    text = (ROOT / "docs" / "reference" / "case.md").read_text(encoding="utf-8")
+    assert {re.sub("_(inplace|swapped|split)$", "", name) for name in bare} == set(
+        re.findall(r"`([a-z]\w*)`", text)
+    ) - {"ne"}
 
 
 def test_the_lock_of_the_site_is_within_the_ranges() -> None:
