@@ -166,13 +166,15 @@ def _variants(text: str) -> list[str]:
 def pattern(shown: tuple[str, ...]) -> re.Pattern[str]:
     """What an output must match as a whole to be what a document shows.
 
-    A document may break a line where it has a blank, and `…` stands for any text. Two kinds of numbers depend on the
-    machine, and stand for any such number: seconds (`0.21 s`), and per cent of a budget (`2.82 %`), which is float32
-    rounding and follows the width of the processor's vectors.
+    A document may break a line where it has a blank, and `…` stands for any text. What depends on the machine stands
+    for any such number: seconds (`0.21 s`), per cent of a budget (`2.82 %`) and a KL (`2.7e-07`), which are float32
+    rounding and follow the width of the processor's vectors. For the same reason a value is compared to three decimals.
     """
     text = re.sub(r"\s+", " ", "\n".join(shown)).strip()
     made = re.escape(text).replace(re.escape(ELISION), ".*?").replace(r"\ ", r"\s+")
     made = re.sub(r"\d[\d,]*(?:\\\.\d+)?(\\s\+)?s\b", r"\\d[\\d,]*(?:\\.\\d+)?\1s", made)
     made = re.sub(r"\d+(?:\\\.\d+)?\\s\+%", r"\\d+(?:\\.\\d+)?\\s+%", made)
+    made = re.sub(r"\d\\\.\de\\-\d\d\b", r"\\d\\.\\de-\\d\\d", made)
+    made = re.sub(r"(\d\\\.\d{3})\d{3,}", r"\1\\d*", made)
     made = re.sub(r"(?:\\-){3,}", r"-+", made)
     return re.compile(made, re.DOTALL)
