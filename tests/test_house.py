@@ -26,7 +26,7 @@ FLOORS: tuple[frozenset[str], ...] = tuple(
             {"case", "builds"},
             {"backend", "suite", "judge"},
             {"run"},
-            {"perf"},
+            {"perf", "properties"},
             {"report"},
             {"causes"},
             {"campaign", "model", "nightly", "planted", "release"},

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import site
 import subprocess
-import sys
-import venv
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from environments import environment, install
 
 from conformance.backend import registry
 from conformance.cli import main
@@ -38,33 +34,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def python(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of a fresh environment with the package in it."""
-    found = _environment(tmp_path_factory.mktemp("environment"))
-    _install(found, package)
+    found = environment(tmp_path_factory.mktemp("environment"))
+    install(found, package)
     return found
-
-
-def _environment(folder: Path) -> Path:
-    """The interpreter of a fresh environment with nothing in it but what runs these tests."""
-    venv.create(folder, with_pip=False)
-    (packages,) = (p for p in folder.rglob("site-packages") if p.is_dir())
-    lines = [f"import site; site.addsitedir({p!r})" for p in dict.fromkeys([*site.getsitepackages(), *sys.path]) if p]
-    (packages / "parent.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    for script, module in (("conform", "conformance.cli"), ("pytest", "pytest")):
-        path = python.parent / script
-        path.write_text(f"#!{python}\nimport sys\nfrom {module} import main\nsys.exit(main())\n", encoding="utf-8")
-        path.chmod(0o755)
-    return python
-
-
-def _install(python: Path, package: Path, *how: str) -> None:
-    """`pip install [-e] PACKAGE`, without an index."""
-    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--quiet")
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", *offline, *how, str(package)]
-    if tuple(map(int, version("setuptools").split(".")[:2])) < (70, 1):  # it cannot build a wheel by itself
-        setup = "import setuptools; setuptools.setup()"
-        install = [str(python), "-W", "ignore", "-c", setup, "-q", "develop", "--no-deps"]
-    _run(install, package)
 
 
 def _run(command: list[str], folder: Path) -> str:
@@ -111,40 +83,6 @@ def test_the_parent_environment_does_not_know_it(python: Path) -> None:
     assert python.is_file()
     registry._installed.cache_clear()
     assert NAME not in registry.names()
-
-
-def _commands(page: Path) -> list[tuple[str, str]]:
-    """Every command that a page shows at a prompt, and what it shows as its output."""
-    blocks = page.read_text(encoding="utf-8").split("```console\n")[1:]
-    shown = [part for b in blocks for part in ("\n" + b.partition("```")[0]).split("\n$ ")[1:]]
-    return [(command, output) for command, _, output in (part.partition("\n") for part in shown)]
-
-
-def test_the_walkthrough_followed_literally_ends_with_the_suite_running(tmp_path: Path) -> None:
-    """Every command of docs/adding-a-backend.md, in a fresh environment, fails where the page shows a failure and
-    nowhere else, and each name and verdict that the page shows is printed.
-    """
-    page = Path(__file__).parents[2] / "docs" / "adding-a-backend.md"
-    config = page.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
-    (tmp_path / "conformance.toml").write_text(config, encoding="utf-8")
-    python = _environment(tmp_path / ".venv")
-    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
-    commands = _commands(page)
-    assert len(commands) >= 8
-    for command, output in commands:
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "PATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-        )
-        assert done.returncode == int(output.startswith("FAIL")), f"{command}: {done.stdout}{done.stderr}"
-        said = {w for w in output.split() if w.startswith(("my-", "my_")) or w in {"PASS", "FAIL", "passed"}}
-        assert said <= set(done.stdout.split()), f"{command}: {done.stdout}"
-        if command.startswith("conform new-adapter"):
-            _install(python, tmp_path / NAME, "--editable")
 
 
 @pytest.mark.parametrize("name", ["Npu", "my_npu", "1npu", "npu?", "", "-npu", "../npu", "cpu"])

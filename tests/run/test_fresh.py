@@ -50,7 +50,7 @@ def test_strategies_give_ids_that_build(data: st.DataObject) -> None:
 
 
 def test_the_property_test_of_the_guide_passes(tmp_path: Path) -> None:
-    """The example of docs/adding-a-backend.md is complete, and ggml passes it.
+    """The three lines of docs/adding-a-backend.md are a whole test, and ggml passes it.
 
     The seed draws neither of the two graphs that docs/suite/relations.md names as over their budgets.
     """
