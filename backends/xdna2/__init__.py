@@ -5,7 +5,6 @@ The contract of an XDNA2 backend for ggml: which MUL_MAT it takes, how it rounds
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -128,7 +127,7 @@ class Xdna2Backend(KernelBackend):
     places = frozenset()
 
     def __init__(self, k: str = SLOTS, min_n: str = "1", max_n: str = "0") -> None:
-        self._slots = tuple(_number("k", part) for part in re.split(r"[ +]", k))  # a URL's plus is a space
+        self._slots = tuple(_number("k", part) for part in k.split("+"))
         if len(self._slots) > MAX_SLOTS or min(self._slots) < 1:
             raise UsageError(f"xdna2: k: 1 to {MAX_SLOTS} positive sizes joined by + expected, {k!r} found")
         self._min_n, self._max_n = _number("min_n", min_n), _number("max_n", max_n)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import unquote
 
 from conformance.builds.source import locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
@@ -34,18 +34,24 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Parse `name` or `name?key=value&key=value`, with percent escapes as in a URL; else UsageError."""
+        """Parse `name` or `name?key=value&key=value`, with percent escapes (a plus is a plus); else UsageError."""
         name, _, query = text.partition("?")
-        try:
-            options = tuple(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
-        except ValueError:
-            raise UsageError(f"backend {text!r}: options must read key=value&key=value") from None
+        pairs = [pair.partition("=") for pair in query.split("&")] if query else []
+        if not all(equals for _, equals, _ in pairs):
+            raise UsageError(f"backend {text!r}: options must read key=value&key=value")
+        options = tuple((unquote(key), unquote(value)) for key, _, value in pairs)
         if not name:
             raise UsageError(f"backend {text!r}: name or name?key=value expected; known: {_known()}")
         return cls(name, options)
 
     def __str__(self) -> str:
-        return self.name + ("?" + "&".join(f"{k}={v}" for k, v in self.options) if self.options else "")
+        """What `parse` reads as this spec."""
+        options = "&".join(f"{_escaped(k).replace('=', '%3D')}={_escaped(v)}" for k, v in self.options)
+        return f"{self.name}?{options}" if options else self.name
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("&", "%26")
 
 
 @dataclass(frozen=True, slots=True)

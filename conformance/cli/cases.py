@@ -89,6 +89,8 @@ def cases(selection: Selection) -> None:
 @click.option("--svg", "svg_path", type=File, metavar="FILE", help="Draw the graph (of --step, default the first).")
 def show(what: str, step: int | None, svg_path: Path | None) -> None:
     """Print the graphs of a case, by id or from a file, as a table like ggml's own dump."""
+    if svg_path and svg_path.exists() and Path(what).exists() and svg_path.samefile(what):
+        raise UsageError(f"--svg {svg_path}: a file to draw into expected, this is the case itself")
     for case in _cases_of(what):
         if step is not None:
             _check_step(case, step)

@@ -189,7 +189,7 @@ def _node(k: int = 64, n: int = 2, **how: object) -> Tensor:
 )
 def test_each_refusal_says_why(node: Tensor, reason: str) -> None:
     """One op, by the rules of its kernels; views are taken, as they compute nothing."""
-    backend = Xdna2Backend(k="32 64", min_n="2", max_n="4")
+    backend = Xdna2Backend(k="32+64", min_n="2", max_n="4")
     answer = backend.supports_op(node)
     assert not answer
     assert reason in answer.reason

@@ -253,6 +253,11 @@ def test_a_drawing_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     fine = CliRunner().invoke(main, ["show", case_id, "--svg", str(tmp_path / "x.svg")])
     assert (fine.exit_code, [p.name for p in tmp_path.iterdir()]) == (0, ["x.svg"])
+    case = tmp_path / "case.gguf"
+    casefile.write(case, [build(case_id)])
+    before = case.read_bytes()
+    assert CliRunner().invoke(main, ["show", str(case), "--svg", str(case)]).exit_code == 2
+    assert case.read_bytes() == before
 
 
 def test_minutes_are_kept_and_what_did_not_run_is_listed(tmp_path: Path) -> None:

@@ -407,9 +407,9 @@ def test_nodes_round_as_their_device() -> None:
 
 def test_devices_are_read_with_their_options() -> None:
     """Commas join devices, colons their options; what is escaped is part of a value."""
-    specs = read_devices("xdna2:k=64 128:max_n=1,ggml:lib=a%2Cb%3Ac,cpu,cpu")
+    specs = read_devices("xdna2:k=64+128:max_n=1,ggml:lib=a%2Cb%3Ac,cpu,cpu")
     assert specs == [
-        Spec("xdna2", (("k", "64 128"), ("max_n", "1"))),
+        Spec("xdna2", (("k", "64+128"), ("max_n", "1"))),
         Spec("ggml", (("lib", "a,b:c"),)),
         Spec("cpu"),
         Spec("cpu"),
@@ -448,6 +448,6 @@ def test_expected_values_are_of_this_sharing(runner: Runner) -> None:
         _run(runner, f"sched?devices={spec},cpu", ids)
     names = {
         b.arithmetic_in(runner.case(ids[0])).name
-        for b in (over(Xdna2Backend(k=k), CpuBackend()) for k in ("32", "64", "32 64"))
+        for b in (over(Xdna2Backend(k=k), CpuBackend()) for k in ("32", "64", "32+64"))
     }
     assert len(names) == 3

@@ -1,0 +1,33 @@
+"""How a backend is named, and read again from what is printed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conformance.backend.registry import Spec
+from conformance.ggml.errors import UsageError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), max_size=3))
+def test_a_spec_is_read_as_it_was_printed(options: list[tuple[str, str]]) -> None:
+    """Whatever stands in a path: signs that part options, percent signs, blanks, plus signs."""
+    spec = Spec("ggml", tuple(options))
+    assert Spec.parse(str(spec)) == spec
+
+
+def test_what_a_person_writes_stands_as_it_is() -> None:
+    """A plus is a plus and a question mark a character; only `%` and `&` need an escape."""
+    spec = Spec.parse("ggml?lib=/opt/c++/a b=c?d%26e%25&device=CPU")
+    assert spec == Spec("ggml", (("lib", "/opt/c++/a b=c?d&e%"), ("device", "CPU")))
+    assert str(spec) == "ggml?lib=/opt/c++/a b=c?d%26e%25&device=CPU"
+
+
+@pytest.mark.parametrize("text", ["", "?", "?a=1", "ggml?a", "ggml?a=1&", "ggml?a=1&&b=2", "ggml?&"])
+def test_another_form_is_refused(text: str) -> None:
+    """With what was expected."""
+    with pytest.raises(UsageError, match=r"expected|must read"):
+        Spec.parse(text)
