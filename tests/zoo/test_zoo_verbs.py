@@ -26,7 +26,7 @@ from conformance.suite.zoo.verbs.play import judge_pairs
 from conformance.suite.zoo.verbs.table import VERBS
 from conformance.suite.zoo.worker import DeviceModel
 
-LLAMA, MAMBA, BERT = "llama", "mamba", "bert"
+LLAMA, MAMBA, BERT, T5 = "llama", "mamba", "bert", "t5"
 Call = Callable[..., Any]
 
 
@@ -178,6 +178,37 @@ def _other_sequence(call: Call, _: Any) -> Call:  # noqa: ANN401
     return lambda context, seq: call(context, 1 - seq)
 
 
+def _changes_later_ones(call: Call, _: Any) -> Call:  # noqa: ANN401
+    """From the third batch on that a context reads."""
+    seen: dict[int, int] = {}
+
+    def encode(context: int, batch: Batch) -> Any:  # noqa: ANN401
+        seen[context] = seen.get(context, 0) + 1
+        if seen[context] > 2:
+            token = ctypes.c_int32.from_address(batch.token)
+            token.value = (token.value + 1) % 128
+        return call(context, batch)
+
+    return encode
+
+
+def _ids(change: Callable[[int], int]) -> Callable[[Call, Any], Call]:
+    """Changes the sequences of tokens, in batches of several."""
+
+    def spoil(call: Call, _: Any) -> Call:  # noqa: ANN401
+        def encode(context: int, batch: Batch) -> Any:  # noqa: ANN401
+            pointers = (ctypes.c_uint64 * batch.n_tokens).from_address(batch.seq_id)
+            ids = [ctypes.c_int32.from_address(p) for p in pointers]
+            if any(i.value for i in ids):
+                for i in ids:
+                    i.value = change(i.value)
+            return call(context, batch)
+
+        return encode
+
+    return spoil
+
+
 BUGS: dict[str, tuple[str, Callable[[Call, Any], Call], str, str]] = {
     "a state is not loaded": ("state_set_data", _loads_nothing, LLAMA, "state-same state-fresh state-larger state-3"),
     "a loaded state lacks a cell": ("state_set_data", _loses_a_cell, LLAMA, "state-same state-fresh state-larger"),
@@ -219,6 +250,13 @@ BUGS: dict[str, tuple[str, Callable[[Call, Any], Call], str, str]] = {
     "a control vector stays": ("set_adapter_cvec", _once, LLAMA, "cvec-removed cvec-changed"),
     "embeddings come in wrong": ("decode", _forgets_embeddings, LLAMA, "embeddings-in"),
     "a sampler takes the next token": ("get_sampled_token_ith", _next_token, LLAMA, "sampler"),
+    "what was read first stays": ("encode", _once, T5, "encode-again"),
+    "a text read later has another token": ("encode", _changes_later_ones, T5, "encode-twice encode-again"),
+    "a batch decoded later has another token": ("decode", _changes_later_ones, T5, "encode-twice encode-again"),
+    "a decoder does not begin anew": ("memory_clear", _nothing(None), T5, "encode-twice encode-again"),
+    "encoded sequences are swapped": ("encode", _ids(lambda i: 1 - i), T5, "encode-2"),
+    "encoded sequences are one": ("encode", _ids(lambda _: 0), T5, "encode-2"),
+    "a batch of several texts has another token": ("encode", _changes_a_token, T5, "encode-2"),
     "pooled results are swapped": ("get_embeddings_seq", _other_sequence, BERT, "pooling-mean pooling-cls"),
 }  # fmt: skip
 """Bug -> llama.cpp's function, how it is spoilt, the model, and the verbs that must notice."""

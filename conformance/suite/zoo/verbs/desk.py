@@ -158,7 +158,7 @@ class Way:
         self.memory: int = owned or 0
         """`llama_memory_t`."""
         if self.kind == "encoder-decoder":
-            self._run("encode", [(seq, desk.tokens(7, "source")) for seq in range(request.n_seq_max)], every=True)
+            self.encode(*((seq, desk.tokens(7, "source")) for seq in range(request.n_seq_max)))
 
     def feed(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32], every: bool = False) -> F32:
         """Decode (or encode) in one batch new tokens of sequences, each at its next position.
@@ -185,6 +185,10 @@ class Way:
     def decode(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32]) -> None:
         """As `feed`, where nobody reads the results."""
         self._run("decode", spans, every=False)
+
+    def encode(self, *spans: tuple[Seqs, Sequence[int] | Tokens | F32]) -> None:
+        """Have the encoder read the texts of sequences in one batch, each from position 0; UsageError as `feed`."""
+        self._run("encode", spans, every=True)
 
     def steps(self, seq: int = 0, n: int = AFTER, name: str = "after") -> F32:
         """Decode `n` tokens of a sequence one by one: `[n, n_vocab]`. An encoder reads them together."""

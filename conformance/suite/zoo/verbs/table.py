@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
-from . import adapters, batches, contexts, memories, outputs, states
+from . import adapters, batches, contexts, encoders, memories, outputs, states
 from .desk import PROMPT, Desk, Kind, Pair
 
 _ALL: tuple[Kind, ...] = get_args(Kind)
 _MEMORY: tuple[Kind, ...] = ("attention", "recurrent", "hybrid", "encoder-decoder")
 _CACHE: tuple[Kind, ...] = ("attention", "hybrid", "encoder-decoder")
+_BOTH: tuple[Kind, ...] = ("encoder-decoder",)
 _DECODER: tuple[Kind, ...] = ("attention", "recurrent", "hybrid")
 _STATE: tuple[Kind, ...] = ("recurrent", "hybrid")
 
@@ -90,6 +91,10 @@ _ROWS = (
     Verb("larger", "with 4 times the cells", _MEMORY, contexts.larger),
     Verb("flash-attn", "without flash attention", _ALL, contexts.flash_attn),
     Verb("full", "a batch for which there is no room changes nothing", _CACHE, contexts.full),
+    # an encoder beside a decoder
+    Verb("encode-twice", "a decoder begins anew, with what its encoder read", _BOTH, encoders.twice),
+    Verb("encode-again", "another text replaces what the encoder read", _BOTH, encoders.again),
+    Verb("encode-2", "2 sequences read texts in one batch, each as alone", _BOTH, encoders.together),
     # adapters
     Verb("lora-removed", "an adapter is set and removed", _ALL, adapters.removed),
     Verb("lora-scaled", "half of an adapter, and none", _ALL, adapters.scaled),
