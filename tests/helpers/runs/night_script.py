@@ -45,7 +45,7 @@ def lives(pid: int) -> bool:
     """Whether a process is there, and no zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it may go between opening the file and reading it
         return False
     return state != "Z"
 
