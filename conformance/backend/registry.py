@@ -46,12 +46,13 @@ class Spec:
 
     def __str__(self) -> str:
         """What `parse` reads as this spec."""
-        options = "&".join(f"{_escaped(k).replace('=', '%3D')}={_escaped(v)}" for k, v in self.options)
+        options = "&".join(f"{_escaped(k, '%&=')}={_escaped(v, '%&')}" for k, v in self.options)
         return f"{self.name}?{options}" if options else self.name
 
 
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("&", "%26")
+def _escaped(text: str, signs: str) -> str:
+    """`text` with `signs`, and what no word of a command holds, as percent escapes."""
+    return "".join(f"%{ord(c):02X}" if c in signs or ord(c) < ord(" ") else c for c in text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,8 +276,8 @@ def test_failing_to_open(mode: str, error: type[ConformanceError], words: str) -
 
 def test_options_of_any_text_arrive() -> None:
     """Option values may hold what separates options."""
-    backend = IsolatedBackend(Spec("fake", (("mode", "a&b=c %?ü"),)))
-    assert backend.info().description == "a&b=c %?ü"
+    backend = IsolatedBackend(Spec("fake", (("mode", "a&b=c +%?ü\n"),)))
+    assert backend.info().description == "a&b=c +%?ü\n"
     backend.close()
     with pytest.raises(UsageError, match="'colour' is unknown; its options: mode"):
         IsolatedBackend(Spec("fake", (("colour", "red"),)))

@@ -14,7 +14,6 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, cast
-from urllib.parse import urlencode
 
 import numpy as np
 
@@ -95,11 +94,10 @@ class _Process:
 
     def __init__(self, spec: Spec, time_limit: float, memory_limit: int | None = None) -> None:
         self._name = str(spec)
-        text = spec.name + ("?" + urlencode(spec.options) if spec.options else "")
         names = pack()
         self.worker = Worker(
             "conformance.run.isolation.worker",
-            [text, *([json.dumps(names)] if names else [])],
+            [self._name, *([json.dumps(names)] if names else [])],
             time_limit=time_limit,
             memory_limit=memory_limit,
             env=_environment(spec),
