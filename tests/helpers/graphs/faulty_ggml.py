@@ -43,7 +43,7 @@ class FaultyGgml(GgmlBackend):
             f = getattr(self.raw, f"ggml_{name}")
             f.restype, f.argtypes = result, arguments
         self._callbacks: list[object] = []
-        for name in fault.split("+") if fault else ():
+        for name in fault.split():
             FAULTS[name](self)
 
     def _put(self, struct_: int, word: int, kind: Any, make: Callable[[Any], Callable[..., Any]]) -> None:  # noqa: ANN401  # ctypes' own
