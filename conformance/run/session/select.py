@@ -48,6 +48,8 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
     for f in chosen:
         if families and (why := f.lacks()):
             raise UnavailableError(f"{f.name}: {why}")
+    if globs:
+        chosen = [f for f in chosen if any(_may_match(g, f) for g in globs)]
     ids = [i for f in chosen for i in f.ids(level)]
     if not globs:
         return ids
@@ -64,6 +66,15 @@ def case_ids(families: Sequence[str], globs: Sequence[str], level: Level) -> lis
         build(g)
         unlisted.append(g)
     return list(dict.fromkeys([*sorted(found, key=place.__getitem__), *unlisted]))
+
+
+def _may_match(glob: str, family: Family) -> bool:
+    """Whether what `glob` spells out before its first wildcard leaves room for ids of `family`.
+
+    To list them all takes longer than a small run.
+    """
+    spelt, name = re.split(r"[*?[]", glob, maxsplit=1)[0], f"{family.name}/"
+    return spelt.startswith(name) or name.startswith(spelt)
 
 
 def lacking(families: Sequence[str]) -> dict[str, str]:
