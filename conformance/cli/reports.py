@@ -21,6 +21,7 @@ from conformance.causes.cause import Cause
 from conformance.ggml.errors import UsageError
 from conformance.judge.verdict import FAILURES, Verdict
 from conformance.nightly.summary import unproven
+from conformance.perf import history as stored_runs
 from conformance.perf.history import FEWEST, Change, History, Kills, Run, Sample, changes, kills, runs, samples, series
 from conformance.report.compare import compare
 from conformance.report.junit import junit
@@ -212,6 +213,24 @@ def list_(store: Path, json_path: Path | None) -> None:
             "mutants": [asdict(s) for s in drawn],
         }
         write_json(json_path, {"schema": 1, **lists})
+
+
+@history.command("causes")
+@_store
+@click.option("--backend", "backends", multiple=True, metavar="GLOB", help="Only these backends, repeatable.")
+@json_option
+def causes_(store: Path, backends: Sequence[str], json_path: Path | None) -> None:
+    """Print since when each cause is known, when it was seen last, and whether its smallest case passed since."""
+    with closing(History(store)) as h:
+        known = [k for k in stored_runs.causes(h) if not backends or any(fnmatchcase(k.backend, g) for g in backends)]
+    head = ["first seen", "last seen", "runs", "passed since", "cause", "backend", "cases", "what"]
+    rows = [
+        (k.first, k.last, k.runs, k.passed, k.cause, k.backend, k.cases, f"{k.verdict} {k.sentence}") for k in known
+    ]
+    table(rows, head, disable_numparse=True)
+    line(f"{len(known)} causes, {sum(not k.passed for k in known)} of which nothing says that they are gone")
+    if json_path:
+        write_json(json_path, {"schema": 1, "causes": [asdict(k) for k in known]})
 
 
 @history.command("changes")

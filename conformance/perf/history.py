@@ -61,6 +61,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             {_KEY}, area {_NAME}, mutant {_NAME}, file {_NAME}, level TEXT NOT NULL, status TEXT NOT NULL,
             why TEXT NOT NULL, PRIMARY KEY (run, area, mutant)) WITHOUT ROWID""",
     ),
+    (
+        f"""CREATE TABLE causes (
+            {_KEY}, backend {_NAME}, cause {_NAME}, verdict TEXT NOT NULL, op {_NAME}, sentence TEXT NOT NULL,
+            cases INTEGER NOT NULL, smallest {_NAME}, seen TEXT NOT NULL, PRIMARY KEY (run, backend, cause))
+            WITHOUT ROWID""",
+    ),
 )
 """Statements that make version 1 from nothing, 2 from 1, and so on. A released step is never changed.
 
@@ -70,7 +76,7 @@ that noticed a mutant, or the one that differs by it.
 """
 
 NAMED = frozenset({"case_id", "backend", "unit", "model", "counter", "gate", "against", "fault", "family", "adapter",
-                   "area", "mutant", "file"})  # fmt: skip
+                   "area", "mutant", "file", "cause", "op", "smallest"})  # fmt: skip
 """Columns that hold ids of `names`."""
 
 COUNTED: dict[str, str] = {
@@ -91,6 +97,7 @@ _GATE = ("gate", "unit", "backend", "kind", "answer", "estimate", "low", "high",
          "reason")  # fmt: skip
 _HUNT = ("fault", "family", "noticed", "verdict")
 _MUTANT = ("area", "file", "status")
+_CAUSE = ("backend", "verdict", "op", "sentence", "smallest", "seen")
 PATIENCE = 60.0
 """Seconds that a writer waits for others."""
 
@@ -147,8 +154,13 @@ def _mutants(document: Document) -> Iterator[Cells]:
         yield {**_pick(m, _MUTANT), "mutant": m["id"], "level": str(document.get("level", "")), "why": m["by"]}
 
 
+def _causes(document: Document) -> Iterator[Cells]:
+    for c in document.get("causes", ()):
+        yield {**_pick(c, _CAUSE), "cause": c["id"], "cases": len(c["cases"])}
+
+
 TABLES: dict[str, dict[str, Callable[[Document], Iterator[Cells]]]] = {
-    "conformance": {"results": _results},
+    "conformance": {"results": _results, "causes": _causes},
     "perf": {"timings": _timings, "counters": _counters, "gates": _gates},
     "planted": {"hunts": _hunts},
     "mutate": {"mutants": _mutants},
@@ -445,6 +457,26 @@ class Sample:
     rate: Rate
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A cause on a backend, in the words of the newest run that has it."""
+
+    cause: str
+    backend: str
+    verdict: str
+    op: str
+    sentence: str
+    cases: int
+    smallest: str
+    first: str
+    """When the first run that has it was written."""
+    last: str
+    runs: int
+    """How many runs have it."""
+    passed: int
+    """In how many later runs its smallest case passed."""
+
+
 def runs(history: History) -> list[Run]:
     """Every run, oldest first."""
     counts: dict[int, dict[str, int]] = {}
@@ -481,6 +513,11 @@ def samples(history: History) -> list[Sample]:
         Sample(run, written, machine, level, area, Rate(noticed, of))
         for run, written, machine, level, area, noticed, of in history.query(_SAMPLES)
     ]
+
+
+def causes(history: History) -> list[Known]:
+    """Every cause on every backend; those whose smallest case passed since come last."""
+    return [Known(*row) for row in history.query(_CAUSES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,3 +587,16 @@ _SAMPLES = """
     SELECT runs.run, written, machine, level, text, sum(status = 'noticed'), sum(status IN ('noticed', 'survived'))
     FROM mutants JOIN runs ON runs.id = mutants.run JOIN names ON names.id = area
     GROUP BY runs.id, level, area ORDER BY written, runs.run, level, text"""
+_CAUSES = """
+    WITH every AS (
+        SELECT causes.*, written,
+            row_number() OVER (PARTITION BY backend, cause ORDER BY written DESC, causes.run DESC) AS age,
+            min(written) OVER (PARTITION BY backend, cause) AS first, count(*) OVER (PARTITION BY backend, cause) AS n
+        FROM causes JOIN runs ON runs.id = causes.run)
+    SELECT cause.text, backend.text, verdict, op.text, sentence, cases, smallest.text, first, written, n,
+        (SELECT count(*) FROM results JOIN runs AS later ON later.id = results.run
+         WHERE results.backend = every.backend AND case_id = every.smallest AND results.verdict = 'PASS'
+         AND later.written > every.written) AS passed
+    FROM every JOIN names AS cause ON cause.id = cause JOIN names AS backend ON backend.id = backend
+    JOIN names AS op ON op.id = op JOIN names AS smallest ON smallest.id = smallest
+    WHERE age = 1 ORDER BY passed > 0, written DESC, 2, 1"""

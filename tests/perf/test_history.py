@@ -17,11 +17,24 @@ from click.testing import CliRunner
 from history_load import load
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import document, gate, mutate, perf, planted, result, unit, written_to
+from run_files import cause, document, gate, mutate, perf, planted, result, unit, written_to
 
 from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.perf.history import MIGRATIONS, History, Point, Sample, Series, changes, kills, runs, samples, series
+from conformance.perf.history import (
+    MIGRATIONS,
+    TABLES,
+    History,
+    Point,
+    Sample,
+    Series,
+    causes,
+    changes,
+    kills,
+    runs,
+    samples,
+    series,
+)
 from conformance.perf.statistics import Rate, median_interval
 
 A, B = "ops/ADD-f32+f32-a=3@1", "ops/MUL-f32+f32-a=3@1"
@@ -68,6 +81,32 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
             counters == [("compiles", 2.0), ("compiles", 2.0), ("kernels.RMS", 3.0), ("kernels.RMS", 3.0)]
             or len(counters) == 4
         )
+
+
+def test_a_cause_is_known_since_its_first_run(tmp_path: Path) -> None:
+    """Over the runs of a backend: first and last seen, in how many, in the newest words; gone when its case passes."""
+    days = [f"2026-01-0{d}T00:00:00Z" for d in range(1, 5)]
+    made = [document([(A, "x", "FAIL"), (B, "x", "FAIL"), (A, "y", "FAIL")], written=days[0]),
+            document([(A, "x", "FAIL"), (B, "x", "FAIL")], written=days[1]),
+            document([(A, "x", "FAIL"), (B, "x", "PASS")], written=days[2]),
+            document([(A, "x", "FAIL"), (B, "x", "PASS"), (A, "y", "UNSUPPORTED")], written=days[3])]  # fmt: skip
+    made[0]["causes"] = [cause("a", [A]), cause("b", [B]), cause("a", [A], "y")]
+    made[1]["causes"] = [cause("a", [A], sentence="newer words"), cause("b", [B])]
+    made[2]["causes"] = [cause("a", [A], sentence="newest words")]
+    for d in made:
+        for c in d.get("causes", ()):
+            c["smallest"] = c["cases"][0]
+    with closing(History(_store(tmp_path / "h.sqlite", *made))) as h:
+        told = [(k.cause, k.backend, k.sentence, k.first, k.last, k.runs, k.passed) for k in causes(h)]
+    words = [cause(n, [A])["sentence"] for n in ("a", "b")]
+    assert told == [
+        ("a", "x", "newest words", days[0], days[2], 3, 0),
+        ("a", "y", words[0], days[0], days[0], 1, 0),
+        ("b", "x", words[1], days[0], days[1], 2, 2),
+    ]
+    said = CliRunner().invoke(main, ["history", "causes", "--store", str(tmp_path / "h.sqlite"), "--backend", "x"])
+    assert said.exit_code == 0, said.output
+    assert "2 causes, 1 of which nothing says that they are gone" in said.output
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -205,9 +244,10 @@ def test_older_version_is_brought_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_store_without_mutants_takes_them(tmp_path: Path) -> None:
-    """A store of version 1, from before there were mutants, keeps its rows, and mutants go in beside them."""
+    """A store of version 1, from before there were mutants and causes, keeps its rows, and these go in beside them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("conformance.perf.history.MIGRATIONS", MIGRATIONS[:1])
+        patch.delitem(TABLES["conformance"], "causes")
         path = _store(tmp_path / "h.sqlite", document([(A, "x", "PASS")], run="1" * 32))
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (1,)
@@ -216,6 +256,8 @@ def test_a_store_without_mutants_takes_them(tmp_path: Path) -> None:
         assert samples(h) == []
         assert h.add(mutate(["noticed", "survived"])).new == 2
         assert [s.rate for s in samples(h)] == [Rate(1, 2)]
+        assert h.add({**document([(A, "x", "FAIL")]), "causes": [cause("a", [A])]}).new == 2
+        assert [k.cause for k in causes(h)] == ["a"]
 
 
 def test_newer_version_is_refused(tmp_path: Path) -> None:
