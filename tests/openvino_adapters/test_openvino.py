@@ -81,10 +81,11 @@ def _evaluated(x: Any, *feeds: tuple[Any, NDArray[Any]], fusion: str = "on") -> 
 # -- against the reference ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fusion", ["on", "off"])
-def test_smoke_ops_are_within_budget(fusion: str) -> None:
-    """Every op case of level smoke that is not refused takes at most its budget, a hundred of them in one model."""
-    ov = OpenVinoStateless(fusion=fusion)
+def test_smoke_ops_are_within_budget_without_fusion() -> None:
+    """Every op case of level smoke that is not refused takes at most its budget, a hundred of them in one model. With
+    fusion `pytest conformance` runs them.
+    """
+    ov = OpenVinoStateless(fusion="off")
     reference = CpuBackend()
     cases = [c for c in map(ops.build, ops.ids("smoke")) if all(ov.supports(c.steps[0].graph))]
     assert len(cases) > 250
