@@ -113,7 +113,7 @@ class GgmlBackend(Backend):
         self._ggml = library.ggml
         self._server = Server(library.folder) if rpc == LOOPBACK else None
         if rpc:
-            connect(library, self._server.endpoint if self._server else rpc)
+            connect(library, self._server.endpoint if self._server else rpc, self._server)
         self._device = library.device(device or "CPU")
         self._name: str = self._ggml.backend_dev_name(self._device).decode()
         self._buft: int = self._ggml.backend_dev_buffer_type(self._device)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import socket
 import subprocess
+import sys
 import time
 from collections import deque
 from contextlib import suppress
@@ -13,12 +14,16 @@ from pathlib import Path
 from threading import Thread
 
 from conformance.ggml.errors import UnavailableError
+from conformance.ggml.lib.layout import ABORT_CALLBACK
 from conformance.ggml.lib.library import RPC_SERVERS, Library, rpc_server
 
 LOOPBACK = "loopback"
 """Value of the option `rpc`: start a server here."""
 PATIENCE = 20.0
 """Seconds until it listens."""
+LAST_WORDS = 2.0
+"""Seconds in which a server that ends says why."""
+_TELLING = ("GGML_", "error", "abort")
 _HOST = "127.0.0.1"
 _P = ctypes.c_void_p
 
@@ -37,7 +42,7 @@ class Server:
         environment = {**os.environ, "LD_LIBRARY_PATH": os.fspath(folder)}
         words = [*_words(program, environment), "-H", _HOST, "-p", self.endpoint.rpartition(":")[2]]
         self._process = _start(words, environment)
-        self._lines: deque[str] = deque(maxlen=8)
+        self._lines: deque[str] = deque(maxlen=64)  # a backtrace follows an assertion
         self._reader = Thread(target=self._read, daemon=True)
         self._reader.start()
         self._wait()
@@ -55,8 +60,25 @@ class Server:
                 return
             time.sleep(0.05)
         self.close()
-        said = " / ".join(self._lines) or "nothing"
+        said = " / ".join(list(self._lines)[-8:]) or "nothing"
         raise UnavailableError(f"ggml: its RPC server does not listen at {self.endpoint}; it said: {said}")
+
+    def speak_through(self, library: Library) -> None:
+        """Let `library` say why the server ended before it ends the process itself for want of an answer.
+
+        Where a build has no `ggml_set_abort_callback`, only the latter is said.
+        """
+        self._callback = ABORT_CALLBACK(self._aborted)
+        if library.ggml.set_abort_callback is not None:
+            library.ggml.set_abort_callback(self._callback)
+
+    def _aborted(self, message: bytes | None) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(LAST_WORDS)
+            self._reader.join(LAST_WORDS)
+            sys.stderr.writelines(f"{said}\n" for said in self._lines if any(word in said for word in _TELLING))
+        sys.stderr.write(f"{(message or b'').decode(errors='replace')}\n")
+        sys.stderr.flush()
 
     def close(self) -> None:
         """End the server."""
@@ -94,8 +116,8 @@ def _free_port() -> int:
         return port
 
 
-def connect(library: Library, endpoint: str) -> None:
-    """Register the devices of a server, `HOST:PORT`, in the library.
+def connect(library: Library, endpoint: str, server: Server | None = None) -> None:
+    """Register the devices of a server, `HOST:PORT`, in the library; `server` is the one that was started for it.
 
     UnavailableError if the library has no RPC, or the server no device.
     """
@@ -107,3 +129,5 @@ def connect(library: Library, endpoint: str) -> None:
     if not registry:
         raise UnavailableError(f"ggml: rpc: no server answers at {endpoint}")
     library.ggml.backend_register(registry)
+    if server is not None:
+        server.speak_through(library)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from conformance.case.case import MAX_BUFFER, USAGES, Case, Placement, Step
 from conformance.case.streams import Stream
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.ops.build import Builder, Expansion
 from conformance.ggml.quants import vec_dot_type
-from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nelements, new_tensor
+from conformance.ggml.tensor import FLAG_INPUT, Bytes, Tensor, nbytes, nelements, new_tensor
 from conformance.ggml.types import F32, I32, I64, TYPES, GGMLType
 
 from .data import chosen, encode, random_bytes
@@ -74,11 +75,14 @@ TABLE: Table = {
     "full": (
         f"{_DECODER.replace('l=1', 'l=2')},w=[q4_0|q8_0|f16],run=at250.p5.d3,buffer=[1|2],weights={_EACH}",
         f"{_K_QUANTS},w=[q4_K|q6_K],run=p5.d1,buffer=1,weights={_EACH}",
+        "large-w=f16,d=8192,buffer=[0|1]",
     ),
 }
 
 _ROWS = 48
 """Rows of the weight."""
+_LARGE_ROWS = 2**15
+"""Rows of each weight that helps to fill a large buffer."""
 _EXPERTS = 4
 _STEPS = 2
 _B = Builder()
@@ -199,13 +203,23 @@ def _experts(b: _Bench) -> Tensor:
     return _B.mul_mat_id(w, _B.reshape_3d(b.x(), b.d, 1, b.n), b.rows("ids", I32, _EXPERTS, 2, b.n))
 
 
+def _large(b: _Bench) -> Tensor:
+    """Rows of each of so many tensors that the last one begins more than 2 GiB into their buffer."""
+    one = nbytes(new_tensor(b.w, b.d, _LARGE_ROWS))
+    ids = b.rows("ids", I32, _LARGE_ROWS, b.n)
+    return reduce(
+        _B.add,
+        (_B.get_rows(b.weight(f"w{i}.weight", b.w, b.d, _LARGE_ROWS), ids) for i in range(-(-(2**31) // one) + 1)),
+    )
+
+
 def _added(b: _Bench) -> Tensor:
     """Weights that no matrix product reads: a norm's and a bias."""
     cur = _B.mul(_B.rms_norm(b.x(), 1e-5), b.weight("w_norm.weight", b.w, b.d))
     return _B.add(cur, b.weight("w.bias", b.w, b.d))
 
 
-_MAKERS = (_rows, _parts, _both, _input, _computed, _activations, _cache, _experts, _added, _product, _shared)
+_MAKERS = (_rows, _parts, _both, _input, _computed, _activations, _cache, _experts, _added, _product, _shared, _large)
 KINDS: dict[str, Callable[[_Bench], Tensor]] = {make.__name__.removeprefix("_"): make for make in _MAKERS}
 """First word of an id -> what makes the graph's result."""
 
@@ -234,11 +248,11 @@ def _is_graph(body: str) -> bool:
     return body.partition("-")[0] in KINDS
 
 
-def _graph(case_id: str) -> Case:
-    """The case of a small graph's id, without placement."""
-    body, seed = split_id(case_id, NAME, f"{'|'.join(KINDS)}-key=value,key=value")
+def _drawn(case_id: str) -> tuple[_Bench, list[Step]]:
+    """The tensors and steps of a small graph's id; the weights have no values yet."""
+    body, _ = split_id(case_id, NAME, f"{'|'.join(KINDS)}-key=value,key=value")
     kind, _, keys_text = body.partition("-")
-    values, given = read_keys(case_id, keys_text, _GRAPH_KEYS)
+    values, _ = read_keys(case_id, keys_text, _GRAPH_KEYS)
     b = _Bench(case_id, TYPES[values["w"]], values["d"], values["n"])
     graph_steps: list[Step] = []
     try:
@@ -247,11 +261,23 @@ def _graph(case_id: str) -> Case:
             out = KINDS[kind](b)
             b.gf.expand(out)
             graph_steps.append(Step(b.gf.graph(), b.inputs, (out,)))
+    except (GraphError, UsageError) as e:
+        raise UsageError(f"case {case_id!r}: {e}") from None
+    return b, graph_steps
+
+
+def _graph(case_id: str) -> Case:
+    """The case of a small graph's id, without placement."""
+    b, graph_steps = _drawn(case_id)
+    try:
         persistent = {
             t: random_bytes(t.type, Stream(case_id, t.name), nelements(t), _std(t)) for t in b.persistent.values()
         }
-    except (GraphError, UsageError) as e:
+    except UsageError as e:
         raise UsageError(f"case {case_id!r}: {e}") from None
+    body, seed = split_id(case_id, NAME, f"{'|'.join(KINDS)}-key=value,key=value")
+    kind, _, keys_text = body.partition("-")
+    _, given = read_keys(case_id, keys_text, _GRAPH_KEYS)
     params = {"kind": kind, **given}
     return Case(case_id, persistent, graph_steps, family=NAME, params=params, seed=seed, generator=GENERATOR)
 
@@ -262,7 +288,7 @@ def _std(t: Tensor) -> float:
 
 def _size(body: str) -> int:
     bare, _ = without(body, KEYS)
-    return sum(map(nelements, _graph(f"{NAME}/{bare}@0").persistent)) if _is_graph(bare) else elements(bare)
+    return sum(map(nelements, _drawn(f"{NAME}/{bare}@0")[0].persistent.values())) if _is_graph(bare) else elements(bare)
 
 
 def _with_seed(body: str) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from backends.ggml import GgmlBackend
 from backends.ggml.rpc import Server
 from conformance.ggml.errors import UnavailableError, UsageError
-from conformance.ggml.lib.library import RPC_SERVERS
+from conformance.ggml.lib.library import RPC_SERVERS, Library
 
 LISTENS = """
 import socket, sys, time
@@ -25,6 +28,18 @@ time.sleep(60)
 DIES = """
 import sys
 print("no memory")
+sys.exit(1)
+"""
+
+ENDS = """
+import socket, sys
+if "--help" in sys.argv:
+    sys.exit()
+s = socket.create_server(("127.0.0.1", int(sys.argv[-1])))
+s.accept()  # of the one who waits until it listens
+s.accept()
+print("accepted a client")
+print("ops.cpp:7: GGML_ASSERT(x) failed")
 sys.exit(1)
 """
 
@@ -52,6 +67,19 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
         Server(tmp_path)
     with pytest.raises(UnavailableError, match=r"does not listen at 127.0.0.1:\d+; it said: no memory"):
         Server(_program(tmp_path, DIES))
+
+
+def test_why_a_server_ended_is_said_before_what_that_led_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The library ends the process for want of an answer: its own message comes after the server's assertion."""
+    aborts: list[Callable[[bytes], None]] = []
+    library = SimpleNamespace(ggml=SimpleNamespace(set_abort_callback=aborts.append))
+    server = Server(_program(tmp_path, ENDS))
+    server.speak_through(cast("Library", library))
+    host, _, port = server.endpoint.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5):
+        aborts[0](b"rpc.cpp:5: the server is gone")
+    server.close()
+    assert capfd.readouterr().err.splitlines() == ["ops.cpp:7: GGML_ASSERT(x) failed", "rpc.cpp:5: the server is gone"]
 
 
 @pytest.mark.parametrize(
