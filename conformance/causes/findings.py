@@ -69,12 +69,15 @@ def read_words(text: str, path: str) -> Words:
 
 
 def write(path: Path, runs: Runs, option: str) -> int:
-    """Write the page of `runs`; the words of a page that stands at `path` stay. The number of causes on it.
+    """Write the page of `runs`; the words of a page that stands at `path` stay.
 
     Args:
         path: the page; it need not exist.
         runs: files with causes.
         option: what the user named the page with, for messages.
+
+    Returns:
+        The number of causes; one that several backends have counts once.
 
     Raises:
         UsageError: `path` holds another kind of text, or cannot be written; or `runs` have failures and no cause.
@@ -85,7 +88,7 @@ def write(path: Path, runs: Runs, option: str) -> int:
     words = read_words(read_text(path), str(path)) if path.exists() else Words()
     causes = in_order([Cause.from_json(c.value) for c in runs.causes])
     write_text(path, page(runs, causes, words), option)
-    return len(causes)
+    return len({c.id for c in causes})
 
 
 def page(runs: Runs, causes: Sequence[Cause], words: Words) -> str:
@@ -93,10 +96,10 @@ def page(runs: Runs, causes: Sequence[Cause], words: Words) -> str:
     proofs = {(p.value.case, p.value.backend): p.value for p in runs.proofs()}
     lines = [words.title, "", *_marked(PAGE, words), *_head(runs, causes)]
     written = {PAGE}
-    for n, cause in enumerate(causes, 1):
-        key = _key(cause.id)
-        lines += ["", f"## {n}. {key}", "", *_section(cause, proofs[cause.smallest, cause.backend], runs)]
-        if key not in written:  # a backend with other options has causes of the same ids
+    for n, alike in enumerate(_by_id(causes), 1):
+        key = _key(alike[0].id)
+        lines += ["", f"## {n}. {key}", "", *_section(alike, proofs[alike[0].smallest, alike[0].backend], runs)]
+        if key not in written:  # ids of two files may differ in what no key has
             lines += ["", *_marked(key, words)]
         written.add(key)
     for zoo_cause in of_zoo([dict(c.value) for c in runs.zoo()]):
@@ -107,6 +110,14 @@ def page(runs: Runs, causes: Sequence[Cause], words: Words) -> str:
     if left:
         lines += ["", GONE, *(text for key in left for text in ("", f"{key}:", "", *_marked(key, words)))]
     return "\n".join(lines) + "\n"
+
+
+def _by_id(causes: Sequence[Cause]) -> list[list[Cause]]:
+    """Those of one id together: one fault that several backends have."""
+    alike: dict[str, list[Cause]] = {}
+    for c in causes:
+        alike.setdefault(c.id, []).append(c)
+    return list(alike.values())
 
 
 def _key(cause_id: str) -> str:
@@ -136,24 +147,29 @@ def _head(runs: Runs, causes: Sequence[Cause]) -> Iterator[str]:
     if causes:
         head = ["", "cause", "on", "how", "cases", "architectures", "seen again"]
         yield ""
-        yield from chain(*table(head, [(str(n), *_row(c)) for n, c in enumerate(causes, 1)]))
+        yield from chain(*table(head, [(str(n), *_row(alike)) for n, alike in enumerate(_by_id(causes), 1)]))
     else:
         yield from ("", "Nothing failed.")
 
 
-def _row(c: Cause) -> tuple[str, ...]:
-    hit = c.rank.get("architectures")
-    where = "–" if hit is None else str(hit)
-    return _key(c.id), code(c.backend, 120), c.verdict.value, f"{len(c.cases):,}", where, inline(c.seen or "–", 120)
+def _row(alike: Sequence[Cause]) -> tuple[str, ...]:
+    first = alike[0]
+    hits = [c.rank["architectures"] for c in alike if c.rank.get("architectures") is not None]
+    on = code(first.backend, 120) if len(alike) == 1 else f"{len(alike)} backends"
+    how = ", ".join(dict.fromkeys(c.verdict.value for c in alike))
+    seen = ", ".join(dict.fromkeys(c.seen or "–" for c in alike))
+    cases = len({case for c in alike for case in c.cases})
+    return _key(first.id), on, how, f"{cases:,}", str(max(hits)) if hits else "–", inline(seen, 120)
 
 
-def _section(cause: Cause, proof: Result, runs: Runs) -> Iterator[str]:
-    """What a cause is, whom it hits, the command that shows it, and what that says."""
-    yield f"{inline(cause.sentence)}."
+def _section(alike: Sequence[Cause], proof: Result, runs: Runs) -> Iterator[str]:
+    """What a cause is in the words of its first backend, whom it hits, the command that shows it, and what that says."""
+    yield f"{inline(alike[0].sentence)}."
     yield ""
-    families = Counter(i.partition("/")[0] for i in cause.cases)
-    yield f"- fails: {', '.join(f'{n:,} of {code(f)}' for f, n in families.most_common())} on {code(cause.backend)}"
-    models = sorted({str(c.value.get("architecture")) for c in runs.zoo() if _alike(c.value, cause)})
+    for cause in alike:
+        families = Counter(i.partition("/")[0] for i in cause.cases)
+        yield f"- fails: {', '.join(f'{n:,} of {code(f)}' for f, n in families.most_common())} on {code(cause.backend)}"
+    models = sorted({str(c.value.get("architecture")) for c in runs.zoo() for a in alike if _alike(c.value, a)})
     if models:
         yield f"- llama.cpp itself fails alike, {len(models):,} architectures: {inline(', '.join(models))}"
     if proof.detail:

@@ -50,6 +50,21 @@ def test_a_page_says_what_fails_and_how_to_see_it(tmp_path: Path) -> None:
     assert "off \\| by &lt;b&gt;one" in text
 
 
+def test_what_several_backends_have_stands_once(tmp_path: Path) -> None:
+    """A cause of one id has one row and one section, which names each backend and how many cases fail there."""
+    one = cause()
+    other = replace(cause(cases=CASES[:1]), backend="npu?threads=8")
+    results = [Result(i, c.backend, c.verdict, detail="off", cause=c.id) for c in (one, other) for i in c.cases]
+    path, out = tmp_path / "run.json", tmp_path / "page.md"
+    path.write_text(json.dumps({**record(results), "causes": [c.to_json() for c in (one, other)]}))
+    assert findings.write(out, read_runs([path]), "-o") == 1
+    text = out.read_text()
+    assert text.count("## 1. SUM-11111111") == 1
+    assert "## 2." not in text
+    assert "- fails: 2 of `ops` on `npu`\n- fails: 1 of `ops` on `npu?threads=8`" in text
+    assert "2 backends" in text
+
+
 def test_words_stay_with_their_cause(tmp_path: Path) -> None:
     """The title and each person's words stand where they stood, whatever the order of the causes."""
     first = write(tmp_path, cause())
