@@ -163,7 +163,7 @@ def _row(alike: Sequence[Cause]) -> tuple[str, ...]:
 
 
 def _section(alike: Sequence[Cause], proof: Result, runs: Runs) -> Iterator[str]:
-    """What a cause is in the words of its first backend, whom it hits, the command that shows it, and what that says."""
+    """What a cause is, in the words of its first backend, whom it hits, the command that shows it, and its answer."""
     yield f"{inline(alike[0].sentence)}."
     yield ""
     for cause in alike:
