@@ -137,9 +137,11 @@ def test_estimates_are_near_what_is_held(case_id: str) -> None:
 
 
 def test_every_case_of_the_suite_is_allowed() -> None:
-    """Of each family the largest level costs far less than 4 GB and the default time limit allow."""
+    """Of each family the largest level costs far less than 4 GB and the default time limit allow, but for buffers that
+    are there to be larger.
+    """
     for family in FAMILIES.values():
-        ids = family.ids("full")
+        ids = [i for i in family.ids("full") if "/large-" not in i]
         for case_id in ids[:: max(1, len(ids) // 6)]:
             assert not cost.refusal([build(case_id)], memory_limit=4 << 30, time_limit=Isolation().time_limit), case_id
 
