@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "nightly": (".nightly", "Run everything there is, in parts that survive failures and kills."),
     "perf": (".perf", "How fast backends are."),
-    "phases": (".perf", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
+    "phases": (".phases", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
     "mutate": (".checks", "Change adapters at random places and print the rate that the suite notices."),
     "planted": (".checks", "Plant known bugs in the adapters and print which the suite notices."),
     "release": (".release", "Test a build of llama.cpp on all its devices, against the build before."),
