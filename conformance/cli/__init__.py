@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nightly": (".nightly", "Run everything there is, in parts that survive failures and kills."),
     "perf": (".perf", "How fast backends are."),
     "phases": (".phases", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
+    "memory": (".memory", "Hold what llama.cpp says it holds on backends against their processes: weights once?"),
     "mutate": (".checks", "Change adapters at random places and print the rate that the suite notices."),
     "planted": (".checks", "Plant known bugs in the adapters and print which the suite notices."),
     "release": (".release", "Test a build of llama.cpp on all its devices, against the build before."),
@@ -58,7 +59,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Test a backend": ("backends", "cases", "run", "repro", "audit"),
-    "Test a build of llama.cpp": ("builds", "release", "bisect", "backtest", "zoo", "check-model", "learn", "card"),
+    "Test a build of llama.cpp": (
+        "builds",
+        "release",
+        "bisect",
+        "backtest",
+        "zoo",
+        "check-model",
+        "memory",
+        "learn",
+        "card",
+    ),
     "From failures to bugs": ("causes", "shrink", "show", "splits", "baseline", "findings"),
     "Every night": ("nightly", "campaign", "report", "history", "perf", "phases"),
     "Exchange graphs": ("capture", "import-capture", "layout", "make-model", "test-file"),
