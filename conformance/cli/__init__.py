@@ -52,13 +52,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": (".cases", "Print the graphs of a case as a table like ggml's own dump."),
     "shrink": (".cases", "Cut a failing case down to what still fails in the same way."),
     "splits": (".cases", "Show how a scheduler divides a graph among its devices."),
+    "switch": (".switch", "Hold a backend with a switch of its environment against itself without it."),
     "test-file": (".exchange", "Exchange ops with test-backend-ops."),
     "zoo": (".llama", "Let llama.cpp run every architecture on devices, against its own CPU run."),
 }
 """Command -> the module that has it, under its own name (`_` for `-`), and its line in `conform --help`."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Test a backend": ("backends", "cases", "run", "repro", "audit"),
+    "Test a backend": ("backends", "cases", "run", "repro", "audit", "switch"),
     "Test a build of llama.cpp": (
         "builds",
         "release",
