@@ -8,25 +8,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from inspect import signature
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from conformance.backend.registry import Spec
+from conformance.backend.registry import Spec, adapter, resolve
 from conformance.case.case import JSON
 from conformance.case.strict import read_text
 from conformance.ggml.errors import ConformanceError
 from conformance.ggml.text import printable
 from conformance.perf import gates as gating
-from conformance.perf.bench import COLUMNS, Bench, Row, cells, document
+from conformance.perf.bench import CASE_COLUMNS, COLUMNS, Bench, Row, case_cells, cells, document
 from conformance.perf.bench import exit_code as units_exit_code
 from conformance.perf.compare import BASE, HEAD, Pair
 from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge, exit_code
 from conformance.perf.measure import Rounds
 from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED
 from conformance.perf.trust import MARGIN, SAME, SLOWDOWNS, TRIALS, Tally, Trust, record, shortcomings, trust
-from conformance.perf.units import ROUNDS, units
+from conformance.perf.units import ROUNDS, units, whole
 from conformance.report.runfile import write_json
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
@@ -35,9 +36,20 @@ from conformance.run.session.select import available
 from conformance.suite.family import Level
 
 from . import options
-from .options import ExistingFile, ExistingFolder, backend_option, isolation, json_option, smoke_option, specs_here
+from .options import (
+    ExistingFile,
+    ExistingFolder,
+    backend_option,
+    complete_case,
+    isolation,
+    json_option,
+    smoke_option,
+    specs_here,
+)
 from .output import Group, line, table
 
+FUSING = ("openvino-stateless", "openvino-stateful")
+"""Backends of `perf case` where none is named: those that say which kernels ran."""
 AA_BACKENDS = ("ggml", "openvino-stateful")
 AA_UNITS = ("op/MUL_MAT.q4_0@n=1", "prefill@n=32", "decode@past=512")
 
@@ -96,6 +108,44 @@ def perf_run(
     if not rows:
         line("nothing was executed, so nothing is proven")
     sys.exit(units_exit_code(rows))
+
+
+@perf.command("case")
+@click.argument("case_id", metavar="CASE", shell_complete=complete_case)
+@backend_option
+@options.ROUNDS.click()
+@json_option
+@isolation
+def perf_case(
+    case_id: str, backends: Sequence[str], rounds: int | None, json_path: Path | None, isolation: Isolation
+) -> None:
+    """Time a case on backends: which kernels its nodes became, static against dynamic, the peak of memory.
+
+    A backend with an option `dynamic` is measured with `dynamic=off`, too: one model for each graph, every size known.
+    """
+    specs, lacking = specs_here(backends or FUSING, isolation)
+    specs = list(dict.fromkeys(v for s in specs for v in _variants(s)))
+    with closing(Runner(isolation=isolation)) as runner:
+        unit = whole(case_id, len(runner.case(case_id).steps))
+        bench = Bench(runner, isolation)
+        rows = bench.rows(unit, specs, lambda r: r.more(rounds or ROUNDS["smoke"]))
+        held = bench.rows(whole(case_id, unit.work, timed=False), specs, lambda _: None)
+    if json_path:
+        write_json(json_path, document([*rows, *held], "smoke", lacking))
+    first = next((r.rate for r in rows if r.rate), None)
+    table([case_cells(r, h, first) for r, h in zip(rows, held, strict=True)], CASE_COLUMNS, disable_numparse=True,
+          maxcolwidths=[40, *[None] * 6, 60])  # fmt: skip
+    sys.exit(units_exit_code(rows))
+
+
+def _variants(spec: Spec) -> list[Spec]:
+    """A backend, and the same with static models where it has that choice."""
+    whole_spec = resolve(spec)
+    try:
+        choice = "dynamic" in signature(adapter(spec.name)).parameters and "dynamic" not in dict(whole_spec.options)
+    except ConformanceError:
+        choice = False
+    return [spec, Spec(spec.name, (*spec.options, ("dynamic", "off")))] if choice else [spec]
 
 
 @perf.command("units")

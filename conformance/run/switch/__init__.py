@@ -59,32 +59,39 @@ def switched(off: Backend, on: Backend, case: Case) -> Switched:
     """Run `case` without a switch and with it, and compare."""
     if claim.applies(case):
         return Switched(case.id, Verdict.UNSUPPORTED.value, "a relation compares runs of its own")
-    before, after = _refusal(off, case), _refusal(on, case)
-    if before or after:
-        if before:
-            return Switched(case.id, Verdict.UNSUPPORTED.value, f"without it: {before}")
-        return Switched(case.id, Verdict.UNSUPPORTED.value, f"only with it: {after}")
     try:
-        expected = execute(off, case)
+        expected = _again(off, case)
     except ConformanceError as e:
         return Switched(case.id, NO_REFERENCE, str(e))
+    if isinstance(expected, str):
+        return Switched(case.id, Verdict.UNSUPPORTED.value, f"without it: {expected}")
     try:
-        found = execute(on, case)
+        found = _again(on, case)
     except ConformanceError as e:
         return Switched(case.id, _verdict(e).value, str(e))
+    if isinstance(found, str):
+        return Switched(case.id, Verdict.UNSUPPORTED.value, f"only with it: {found}")
     return _compared(off, case, expected, found)
 
 
-def _refusal(backend: Backend, case: Case) -> str:
-    """Why `backend` does not take the case; empty where it does."""
+def _again(backend: Backend, case: Case) -> Execution | str:
+    """The run of a case, or why `backend` does not take it.
+
+    Where its process dies a new one has another try: an earlier case may have damaged its memory.
+    """
     try:
-        for step in case.steps:
-            for node, answer in zip(step.graph, backend.supports(step.graph), strict=True):
-                if not answer:
-                    return f"{node.op}: {answer.reason}"
-        return backend.supports_case(case).reason
-    except ConformanceError as e:
-        return str(e)
+        return _run(backend, case)
+    except BackendCrashError:
+        return _run(backend, case)
+
+
+def _run(backend: Backend, case: Case) -> Execution | str:
+    for step in case.steps:
+        for node, answer in zip(step.graph, backend.supports(step.graph), strict=True):
+            if not answer:
+                return f"{node.op}: {answer.reason}"
+    whole = backend.supports_case(case)
+    return execute(backend, case) if whole else whole.reason
 
 
 def _verdict(error: ConformanceError) -> Verdict:
