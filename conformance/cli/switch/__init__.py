@@ -43,6 +43,8 @@ SAYS = "it changes nothing, to the bit, in any of them: nothing shows that the l
 @smoke_option
 @click.option("--arch", "archs", multiple=True, metavar="GLOB",
               help="Architectures that llama.cpp itself runs both ways on a ggml device, too; repeatable.")  # fmt: skip
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE",
+              help="A metadata key of these architectures, such as attention.head_count_kv=2; repeatable.")  # fmt: skip
 @json_option
 @isolation
 def switch(
@@ -52,6 +54,7 @@ def switch(
     globs: Sequence[str],
     level: Level,
     archs: Sequence[str],
+    settings: Sequence[str],
     json_path: Path | None,
     isolation: Isolation,
 ) -> None:
@@ -68,7 +71,7 @@ def switch(
         off, on = sides(Spec.parse(text), name)
         rows += [(text, row) for row in _graphs(off, on, ids, isolation)]
         if archs:
-            rows += [(text, row) for row in _architectures(off, on, archs, isolation.time_limit)]
+            rows += [(text, row) for row in _architectures(off, on, archs, settings, isolation.time_limit)]
     for backend, row in rows:
         if row.verdict not in PASSES:
             line(f"{row.verdict} {row.case} on {backend} with {name}: {row.detail}", err=True)
@@ -100,18 +103,22 @@ def _graphs(off: Spec, on: Spec, ids: Sequence[str], isolation: Isolation) -> li
         return [switched(without, with_, build(i)) for i in ids]
 
 
-def _architectures(off: Spec, on: Spec, globs: Sequence[str], time_limit: float) -> list[Switched]:
+def _architectures(
+    off: Spec, on: Spec, globs: Sequence[str], settings: Sequence[str], time_limit: float
+) -> list[Switched]:
     """llama.cpp itself runs architectures both ways, each against its own CPU: where only one passes, they differ."""
     archs = [a for a in runnable() if any(fnmatchcase(a, g) for g in globs)]
     if not archs:
         raise UsageError(f"switch: no architecture fits {', '.join(globs)}; conform capture --list shows them")
     devices: list[Device] = [device(off), device(on)]
+    keys = "+".join(text.replace("=", ":", 1) for text in settings)
     found = []
     for arch in archs:
-        played = play(f"zoo/{arch}-real=1@1", devices, RUNS, time_limit)
+        case_id = f"zoo/{arch}-real=1{',set=' if keys else ''}{keys}@1"
+        played = play(case_id, devices, RUNS, time_limit)
         for run in RUNS:
             before, after = (played[d.name, run] for d in devices)
-            case = f"zoo/{arch}, {run}"
+            case = f"{case_id}, {run}"
             if before.verdict != "PASS":
                 found.append(Switched(case, NO_REFERENCE, f"{before.verdict} {before.detail}"))
                 continue
