@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from backends.cpu import CpuBackend
+from backends.ggml import GgmlBackend
 from backends.xdna2 import Xdna2Backend
 from conformance.backend.interface import Session
 from conformance.backend.kernel import KernelSession
@@ -109,6 +110,12 @@ def test_shares_are_of_the_timed_steps() -> None:
     assert sum(phase.shares.values()) == pytest.approx(1)
     case = generation(TINY, 3)
     assert phase.splits == len(backend.plan(case).graphs[case.steps[0].graph].assignment.splits)
+
+
+def test_of_ggmls_own_scheduler_the_nodes_are_shared() -> None:
+    """It tells who computed which node and into how many splits the last graph fell, and no time of each device."""
+    phase = measure(GgmlBackend(mode="sched"), generation(TINY, 2), "tg2", 2, None)
+    assert (phase.nodes_on, phase.shares, phase.splits) == ({"CPU": 1.0}, {"CPU": 1.0}, 1)
 
 
 def test_a_backend_that_cannot_is_said() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from math import isfinite
 from pathlib import Path
@@ -173,7 +173,10 @@ def _row(phase: Phase | tuple[str, str]) -> Sequence[str]:
 
 
 def _shares(phase: Phase) -> str:
-    return ", ".join(f"{device} {100 * share:.0f} %" for device, share in phase.shares.items())
+    def words(fractions: Mapping[str, float]) -> str:
+        return ", ".join(f"{device} {100 * part:.0f} %" for device, part in fractions.items())
+
+    return f"nodes: {words(phase.nodes_on)}" if phase.nodes_on else words(phase.shares)
 
 
 def _wide(found: dict[str, Sequence[Phase | tuple[str, str]]], tests: Sequence[str]) -> None:
@@ -210,6 +213,7 @@ def _json(phase: Phase | tuple[str, str]) -> JSON:
         "watts": phase.watts,
         "joules": dict(phase.energy),
         "nodes": phase.nodes,
+        "nodes_on": dict(phase.nodes_on),
         "splits": phase.splits,
         "shares": dict(phase.shares),
     }

@@ -32,6 +32,8 @@ class Phase:
     """Device -> fraction of the time spent computing."""
     nodes: int = 0
     """Nodes computed."""
+    nodes_on: Mapping[str, float] = field(default_factory=dict)
+    """Device -> fraction of the nodes, where ggml's own scheduler shares a graph and nobody tells the time of each."""
     splits: int = 0
     """Splits per graph, at most."""
     energy: Mapping[str, float | None] = field(default_factory=dict)
@@ -93,10 +95,21 @@ def measure(backend: Backend, case: Case, name: str, tokens: int, meter: Meter |
         seconds,
         {device: s / total for device, s in computing.items()},
         witness.nodes - nodes,
-        -(-(witness.splits - splits) // len(case.steps)),
+        {} if witness.seconds else _nodes_on(witness.kernels),
+        -(-(witness.splits - splits) // len(case.steps)) or witness.splits,
         energy.joules,
         energy.total,
     )
+
+
+def _nodes_on(kernels: Mapping[str, int]) -> dict[str, float]:
+    """Fractions by device of kernels that are named `DEVICE OP`."""
+    counts: dict[str, int] = {}
+    for name, n in kernels.items():
+        device, space, _ = name.partition(" ")
+        if space:
+            counts[device] = counts.get(device, 0) + n
+    return {device: n / sum(counts.values()) for device, n in counts.items()}
 
 
 def check(backend: Backend, case: Case) -> None:
