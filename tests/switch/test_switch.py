@@ -36,6 +36,8 @@ def kernels(self):
             dst *= 1 + 2.0**-23
         elif how == "streams" and node.src[0].ne[3] > 1:
             dst[1:] = dst[:1]
+        elif how == "groups":
+            dst[:] = dst[:, :, ::-1]
         elif how == "dies":
             os._exit(7)
         elif how == "dies-once":
@@ -74,13 +76,14 @@ def _switch(*words: str) -> Result:
     [
         ("rounds", 0, "1 PASS"),
         ("streams", 1, "FAIL gqa/llama-l=1"),
+        ("groups", 1, "FAIL gqa/llama-l=1"),
         ("dies", 1, "CRASH gqa/llama-l=1"),
         ("dies-once", 0, "1 PASS"),
         ("nothing", 3, "nothing shows that the library reads it"),
     ],
 )
 def test_a_switch_changes_rounding_alone(setting: str, code: int, said: str) -> None:
-    """Another way to round passes; one stream taken for another, and a death (twice), are its fault."""
+    """Another way to round passes; one stream taken for another, heads in another order and a death are its fault."""
     done = _switch(f"GQA={setting}")
     assert (done.exit_code, said in done.output) == (code, True), done.output
 
