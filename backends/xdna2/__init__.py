@@ -26,7 +26,7 @@ from conformance.ggml.types import F32, TYPES
 COLUMNS = 16
 """Columns of the array."""
 CONTEXT_COLUMNS = 4
-"""Columns that one context takes, so four contexts are loaded at most."""
+"""Columns that a wide context takes, so four of them are loaded at most; of the narrowest sixteen."""
 MAX_SLOTS = 8
 """Kernels that can be prepared, one per K."""
 
@@ -62,14 +62,28 @@ def dispatch(weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArra
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One `hw_context`: the kernel of one K, on columns of its own."""
+
+    k: int
+    columns: int
+
+    def run(self, weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArray[np.int32]:
+        """As `dispatch`: the kernel reads `k` elements of each row, however many there are."""
+        return dispatch(weights[:, : self.k], activations[:, : self.k])
+
+
 @dataclass(slots=True)
 class Array:
     """Which contexts are loaded, and what was done."""
 
     slots: Sequence[int]
     """K of each kernel."""
-    loaded: list[int] = field(default_factory=list)
-    """K of the loaded contexts, the one used last at the end."""
+    columns: int = CONTEXT_COLUMNS
+    """Of one context."""
+    loaded: list[Context] = field(default_factory=list)
+    """The one used last at the end."""
     switches: int = 0
     """How often a context had to make room for another."""
     runs: dict[str, int] = field(default_factory=dict)
@@ -80,9 +94,12 @@ class Array:
     """Rows computed beside those."""
 
     def run(self, weights: NDArray[np.int8], activations: NDArray[np.int8]) -> NDArray[np.int32]:
-        """The product, padded to the tile on the way; the context of its K is loaded first where it is not."""
+        """The product, padded to the tile on the way; the context of its K is loaded first where it is not.
+
+        BackendError if there are no columns for it.
+        """
         n, k = activations.shape
-        self._load(k)
+        context = self._context(k)
         whole = padded(n)
         name = f"K={k} TILE_N={tile(n)}"
         self.runs[name] = self.runs.get(name, 0) + 1
@@ -90,15 +107,25 @@ class Array:
         self.padding += whole - n
         rows = np.zeros((whole, k), np.int8)
         rows[:n] = activations
-        return dispatch(weights, rows)[:n]
+        return context.run(weights, rows)[:n]
 
-    def _load(self, k: int) -> None:
-        if k in self.loaded:
-            self.loaded.remove(k)
-        elif len(self.loaded) == COLUMNS // CONTEXT_COLUMNS:
+    def _context(self, k: int) -> Context:
+        """The context of a K; the one used longest ago makes room where there are no columns left."""
+        context = next((c for c in self.loaded if c.k == k), None)
+        if context is not None:
+            self.loaded.remove(context)
+        elif self._free() < self.columns:
             self.loaded.pop(0)
             self.switches += 1
-        self.loaded.append(k)
+        if self._free() < self.columns:
+            raise BackendError(
+                f"xdna2: {self.columns} columns for a context of K={k} expected, {self._free()} of {COLUMNS} are free"
+            )
+        self.loaded.append(context or Context(k, self.columns))
+        return self.loaded[-1]
+
+    def _free(self) -> int:
+        return COLUMNS - sum(c.columns for c in self.loaded)
 
 
 SLOTS = "2048+4096+5632+14336"
@@ -118,19 +145,23 @@ class Xdna2Backend(KernelBackend):
         k: K of up to 8 kernel slots, joined by `+`.
         min_n: fewest rows of activations (tokens) that are routed here.
         max_n: most of them, 0 for any number: with 1 the NPU takes decoding only and another backend the prompt.
+        columns: of the array's 16 that one context takes: 4 are a wide one, so that four are loaded at a time.
 
     Raises:
-        UsageError: an option that is no number, or too many slots.
+        UsageError: an option that is no number, too many slots, or more columns than there are.
     """
 
     name = "xdna2"
     places = frozenset()
 
-    def __init__(self, k: str = SLOTS, min_n: str = "1", max_n: str = "0") -> None:
+    def __init__(self, k: str = SLOTS, min_n: str = "1", max_n: str = "0", columns: str = str(CONTEXT_COLUMNS)) -> None:
         self._slots = tuple(_number("k", part) for part in k.split("+"))
         if len(self._slots) > MAX_SLOTS or min(self._slots) < 1:
             raise UsageError(f"xdna2: k: 1 to {MAX_SLOTS} positive sizes joined by + expected, {k!r} found")
         self._min_n, self._max_n = _number("min_n", min_n), _number("max_n", max_n)
+        self._columns = _number("columns", columns)
+        if not 1 <= self._columns <= COLUMNS:
+            raise UsageError(f"xdna2: columns: 1 to {COLUMNS} expected, {columns!r} found")
 
     def info(self) -> DeviceInfo:
         """Says that this is a model, and of what."""
@@ -138,8 +169,8 @@ class Xdna2Backend(KernelBackend):
             "xdna2",
             "functional model",
             f"functional model of an XDNA2 NPU on NumPy, no hardware: MUL_MAT in int8, K of {self._spelled}, "
-            f"TILE_N {DECODE_N} and {PREFILL_N}, n from {LEAST_N}, {COLUMNS // CONTEXT_COLUMNS} contexts of "
-            f"{CONTEXT_COLUMNS} columns",
+            f"TILE_N {DECODE_N} and {PREFILL_N}, n from {LEAST_N}, {COLUMNS // self._columns} contexts of "
+            f"{self._columns} columns",
             {"numpy": np.__version__},
         )
 
@@ -192,7 +223,7 @@ class Xdna2Backend(KernelBackend):
         for t, p in case.placement.items():
             if p.must and (why := self._misplaced(t, p.buffer)):
                 raise BackendError(why)
-        return Xdna2Session(self._slots, case)
+        return Xdna2Session(self._slots, self._columns, case)
 
     @property
     def _spelled(self) -> str:
@@ -202,9 +233,9 @@ class Xdna2Backend(KernelBackend):
 class Xdna2Session(KernelSession):
     """One case's weights, in int8 from their first use on."""
 
-    def __init__(self, slots: Sequence[int], case: Case) -> None:
+    def __init__(self, slots: Sequence[int], columns: int, case: Case) -> None:
         super().__init__("xdna2 (functional model)", {"MUL_MAT": self._mul_mat}, case)
-        self._array = Array(slots)
+        self._array = Array(slots, columns)
         self._fixed = frozenset(case.persistent).difference(case.caches())
         self._int8: dict[Tensor, tuple[NDArray[np.int8], NDArray[np.float32]]] = {}
 
@@ -220,7 +251,8 @@ class Xdna2Session(KernelSession):
         w.bytes["int8"] = sum(q.nbytes + d.nbytes for q, d in self._int8.values())
         w.notes = [
             "functional model of an XDNA2 NPU, no hardware",
-            f"{a.switches} context switches; {a.padding} rows of padding beside {a.rows} of activations",
+            f"{len(a.loaded)} contexts of {a.columns} columns, {a.switches} switches",
+            f"{a.padding} rows of padding beside {a.rows} of activations",
         ]
         return w
 

@@ -41,7 +41,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "nightly": (".nightly", "Run everything there is, in parts that survive failures and kills."),
     "perf": (".perf", "How fast backends are."),
-    "phases": (".perf", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
+    "phases": (".phases", "Time prefill and decode of a decoder: tokens/s, energy, each device's share."),
+    "memory": (".memory", "Hold what llama.cpp says it holds on backends against their processes: weights once?"),
     "mutate": (".checks", "Change adapters at random places and print the rate that the suite notices."),
     "planted": (".checks", "Plant known bugs in the adapters and print which the suite notices."),
     "release": (".release", "Test a build of llama.cpp on all its devices, against the build before."),
@@ -51,14 +52,25 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": (".cases", "Print the graphs of a case as a table like ggml's own dump."),
     "shrink": (".cases", "Cut a failing case down to what still fails in the same way."),
     "splits": (".cases", "Show how a scheduler divides a graph among its devices."),
+    "switch": (".switch", "Hold a backend with a switch of its environment against itself without it."),
     "test-file": (".exchange", "Exchange ops with test-backend-ops."),
     "zoo": (".llama", "Let llama.cpp run every architecture on devices, against its own CPU run."),
 }
 """Command -> the module that has it, under its own name (`_` for `-`), and its line in `conform --help`."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Test a backend": ("backends", "cases", "run", "repro", "audit"),
-    "Test a build of llama.cpp": ("builds", "release", "bisect", "backtest", "zoo", "check-model", "learn", "card"),
+    "Test a backend": ("backends", "cases", "run", "repro", "audit", "switch"),
+    "Test a build of llama.cpp": (
+        "builds",
+        "release",
+        "bisect",
+        "backtest",
+        "zoo",
+        "check-model",
+        "memory",
+        "learn",
+        "card",
+    ),
     "From failures to bugs": ("causes", "shrink", "show", "splits", "baseline", "findings"),
     "Every night": ("nightly", "campaign", "report", "history", "perf", "phases"),
     "Exchange graphs": ("capture", "import-capture", "layout", "make-model", "test-file"),

@@ -1,49 +1,57 @@
-"""`conform perf` and `conform phases`: how fast backends are, and whether that is within limits.
+"""`conform perf`: how fast backends are, and whether that is within limits.
 
-`perf run` and `phases` measure; `gate`, `compare` and `aa` judge.
+`run` measures; `gate`, `compare` and `aa` judge.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from inspect import signature
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
-from conformance.backend.interface import Backend, describe
-from conformance.backend.registry import Spec
-from conformance.case.case import JSON, Case
+from conformance.backend.registry import Spec, adapter, resolve
+from conformance.case.case import JSON
 from conformance.case.strict import read_text
-from conformance.ggml.errors import BackendError, ConformanceError, UnavailableError, UsageError
+from conformance.ggml.errors import ConformanceError
 from conformance.ggml.text import printable
 from conformance.perf import gates as gating
-from conformance.perf.bench import COLUMNS, Bench, Row, cells, document
+from conformance.perf.bench import CASE_COLUMNS, COLUMNS, Bench, Row, case_cells, cells, document
 from conformance.perf.bench import exit_code as units_exit_code
 from conformance.perf.compare import BASE, HEAD, Pair
 from conformance.perf.gates import BASELINE, BUDGET, Answer, Gate, Judge, exit_code
 from conformance.perf.measure import Rounds
-from conformance.perf.phases import MODEL, Meter, Phase, generation, measure, meter, prompt
 from conformance.perf.statistics import FINE, REGRESSED, UNDECIDED
 from conformance.perf.trust import MARGIN, SAME, SLOWDOWNS, TRIALS, Tally, Trust, record, shortcomings, trust
-from conformance.perf.units import ROUNDS, units
+from conformance.perf.units import ROUNDS, units, whole
 from conformance.report.runfile import write_json
-from conformance.run.isolation.isolate import Isolation, open_backend
+from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.environment import header
-from conformance.run.session.select import available, parse_specs
+from conformance.run.session.select import available
 from conformance.suite.family import Level
 
 from . import options
-from .options import ExistingFile, ExistingFolder, backend_option, isolation, json_option, smoke_option, specs_here
+from .options import (
+    ExistingFile,
+    ExistingFolder,
+    backend_option,
+    complete_case,
+    isolation,
+    json_option,
+    smoke_option,
+    specs_here,
+)
 from .output import Group, line, table
 
+FUSING = ("openvino-stateless", "openvino-stateful")
+"""Backends of `perf case` where none is named: those that say which kernels ran."""
 AA_BACKENDS = ("ggml", "openvino-stateful")
 AA_UNITS = ("op/MUL_MAT.q4_0@n=1", "prefill@n=32", "decode@past=512")
-ABSENT = "not available"
-PHASE_COLUMNS = ("backend", "test", "tokens/s", "W", "J/token", "splits", "share of the time")
 
 unit_option = options.UNIT.click()
 budget_option = click.option(
@@ -100,6 +108,44 @@ def perf_run(
     if not rows:
         line("nothing was executed, so nothing is proven")
     sys.exit(units_exit_code(rows))
+
+
+@perf.command("case")
+@click.argument("case_id", metavar="CASE", shell_complete=complete_case)
+@backend_option
+@options.ROUNDS.click()
+@json_option
+@isolation
+def perf_case(
+    case_id: str, backends: Sequence[str], rounds: int | None, json_path: Path | None, isolation: Isolation
+) -> None:
+    """Time a case on backends: which kernels its nodes became, static against dynamic, the peak of memory.
+
+    A backend with an option `dynamic` is measured with `dynamic=off`, too: one model for each graph, every size known.
+    """
+    specs, lacking = specs_here(backends or FUSING, isolation)
+    specs = list(dict.fromkeys(v for s in specs for v in _variants(s)))
+    with closing(Runner(isolation=isolation)) as runner:
+        unit = whole(case_id, len(runner.case(case_id).steps))
+        bench = Bench(runner, isolation)
+        rows = bench.rows(unit, specs, lambda r: r.more(rounds or ROUNDS["smoke"]))
+        held = bench.rows(whole(case_id, unit.work, timed=False), specs, lambda _: None)
+    if json_path:
+        write_json(json_path, document([*rows, *held], "smoke", lacking))
+    first = next((r.rate for r in rows if r.rate), None)
+    table([case_cells(r, h, first) for r, h in zip(rows, held, strict=True)], CASE_COLUMNS, disable_numparse=True,
+          maxcolwidths=[40, *[None] * 6, 60])  # fmt: skip
+    sys.exit(units_exit_code(rows))
+
+
+def _variants(spec: Spec) -> list[Spec]:
+    """A backend, and the same with static models where it has that choice."""
+    whole_spec = resolve(spec)
+    try:
+        choice = "dynamic" in signature(adapter(spec.name)).parameters and "dynamic" not in dict(whole_spec.options)
+    except ConformanceError:
+        choice = False
+    return [spec, Spec(spec.name, (*spec.options, ("dynamic", "off")))] if choice else [spec]
 
 
 @perf.command("units")
@@ -302,93 +348,3 @@ def _line(t: Trust) -> Sequence[str]:
 
 def _percent(n: int, of: Tally) -> str:
     return f"{100 * n / of.trials:.1f} %"
-
-
-def _sizes(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
-    parts = [p for p in text.split(",") if p]
-    if any(not p.isdecimal() or not int(p) for p in parts):
-        raise click.BadParameter(f"numbers from 1 joined by commas expected, {text!r} found")
-    return tuple(map(int, parts))
-
-
-@click.command()
-@backend_option
-@click.option("--model", default=MODEL, show_default=True, metavar="DECODER", help="As in a kv_growth id, without run.")
-@click.option("--pp", default="512,1024,2048,4096,8192", show_default=True, callback=_sizes, help="Prompts, in tokens.")
-@click.option("--tg", default="64", show_default=True, callback=_sizes, help="Tokens to decode one by one.")
-@json_option
-@isolation
-def phases(
-    backends: Sequence[str],
-    model: str,
-    pp: Sequence[int],
-    tg: Sequence[int],
-    json_path: Path | None,
-    isolation: Isolation,
-) -> None:
-    """Time prefill (pp) and decode (tg) of a decoder: tokens per second, energy, and each device's share.
-
-    Energy is what the processor packages used by their own counters (RAPL), whoever used it.
-    """
-    if not pp and not tg:
-        raise UsageError("phases: at least one size with --pp or --tg expected, none found")
-    tests: list[tuple[str, int, Callable[[str, int], Case]]] = [
-        *((f"pp{n}", n, prompt) for n in pp),
-        *((f"tg{n}", n, generation) for n in tg),
-    ]
-    energy, why = None, ""
-    try:
-        energy = meter()
-    except UnavailableError as e:
-        why = str(e)
-    rows: list[Sequence[str]] = []
-    document: dict[str, JSON] = {}
-    for spec in parse_specs(backends):
-        try:
-            backend = open_backend(spec, isolation)
-        except UnavailableError as e:
-            rows.append((str(spec), ABSENT, "", "", "", "", str(e)))
-            document[str(spec)] = {"available": False, "reason": str(e)}
-            continue
-        with closing(backend):
-            found = [_one(backend, make(model, n), name, n, energy) for name, n, make in tests]
-            document[str(spec)] = {**describe(backend.info()), "phases": [_json(p) for p in found]}
-        rows += [(str(spec), *_row(p)) for p in found]
-    line(f"model {model}")
-    table(rows, PHASE_COLUMNS, disable_numparse=True, maxcolwidths=[40, *[None] * 5, 60])
-    if why:
-        line(f"energy {ABSENT}: {why}")
-    if json_path:
-        write_json(json_path, {**header("phases"), "model": model, "energy": why or "RAPL", "backends": document})
-
-
-def _one(backend: Backend, case: Case, name: str, n: int, energy: Meter | None) -> Phase | tuple[str, str]:
-    """A row, or its name and why there is none."""
-    try:
-        return measure(backend, case, name, n, energy)
-    except (BackendError, UnavailableError) as e:
-        return name, str(e)
-
-
-def _row(phase: Phase | tuple[str, str]) -> Sequence[str]:
-    if isinstance(phase, tuple):
-        return (phase[0], ABSENT, "", "", "", phase[1])
-    shares = ", ".join(f"{device} {100 * share:.0f} %" for device, share in phase.shares.items())
-    joules, watts = (ABSENT if x is None else f"{x:.3g}" for x in (phase.joules_per_token, phase.watts))
-    return (phase.name, f"{phase.rate:.1f}", watts, joules, str(phase.splits or ""), shares)
-
-
-def _json(phase: Phase | tuple[str, str]) -> JSON:
-    if isinstance(phase, tuple):
-        return {"name": phase[0], "available": False, "reason": phase[1]}
-    return {
-        "name": phase.name,
-        "tokens": phase.tokens,
-        "seconds": phase.seconds,
-        "tokens_per_second": phase.rate,
-        "joules_per_token": phase.joules_per_token,
-        "watts": phase.watts,
-        "nodes": phase.nodes,
-        "splits": phase.splits,
-        "shares": dict(phase.shares),
-    }

@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
+from typing import cast
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON
@@ -35,6 +36,9 @@ from .units import Unit
 
 COLUMNS = ("unit", "backend", "rounds", "rate", "of", "spread", "not charged", "compiles", "hits", "MiB",
            "why not timed")  # fmt: skip
+CASE_COLUMNS = ("backend", "verdict", "ms", "of the first", "compiles", "nodes", "peak MiB", "kernels")
+BOOKKEEPING = ("Const", "Input", "Output", "MemoryInput", "MemoryOutput", "Reshape")
+"""Layers that compute nothing."""
 _MIB = 2**20
 
 
@@ -211,6 +215,22 @@ def spread(seconds: Sequence[float]) -> float | None:
     ordered = sorted(seconds)
     n = len(ordered)
     return (ordered[(3 * (n - 1) + 2) // 4] - ordered[(n - 1) // 4]) / median(ordered)
+
+
+def case_cells(row: Row, held: Row, first: float | None) -> Sequence[str]:
+    """A row of `perf case` under `CASE_COLUMNS`: all steps of a case; `held` is its row about memory."""
+    kernels = cast("Mapping[str, int]", row.counters.get("kernels", {}))
+    told = sorted(((n, k) for k, n in kernels.items() if k not in BOOKKEEPING), key=lambda x: (-x[0], x[1]))
+    return (
+        str(row.backend),
+        row.result.verdict.value,
+        "–" if row.rate is None else f"{1000 * row.unit.work / row.rate:.4g}",
+        "–" if row.rate is None or first is None else f"{first / row.rate:.3g} x",
+        _counter(row.counters, "compiles"),
+        str(row.counters.get("nodes", "")),
+        _mib(held.memory["peak"]),
+        row.reason or ", ".join(f"{n} {k}" for n, k in told),
+    )
 
 
 def cells(row: Row) -> Sequence[str]:

@@ -120,6 +120,11 @@ def op(timed: Timed) -> Unit:
     return Unit(f"op/{kind}@n={timed.tokens}", timed.body, case_id, timed.repeat, "steps", repeat=timed.repeat)
 
 
+def whole(case_id: str, steps: int, *, timed: bool = True) -> Unit:
+    """All steps of any case, warm; or, not `timed`, what it takes of memory."""
+    return Unit(case_id, case_id.partition("@")[0], case_id, steps, "steps", fresh=not timed, steps=timed)
+
+
 def _case(model: str, tokens: int, plan: str) -> str:
     return f"kv_growth/{model},ctx={-(-tokens // BLOCK) * BLOCK},run={plan}@1"
 

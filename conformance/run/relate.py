@@ -269,6 +269,15 @@ def _judge(t: Tensor, place: Place, left: Sequence[_Value], right: Sequence[_Val
     return Judged(place.step, t, found, budget)
 
 
+def held_against(case: Case, arithmetic: Arithmetic, expected: Execution, found: Execution) -> Iterator[Judged]:
+    """Every output and cache of two runs of one case, by what two right runs in `arithmetic` may be apart."""
+    for k, own in enumerate(_budgets(case, arithmetic)):
+        left, right = expected.steps[k].all, found.steps[k].all
+        for t in left:
+            if t in right:
+                yield _judge(t, Place(0, k, "output", 0), [(left[t], own[t])], [(right[t], own[t])])
+
+
 def _budgets(case: Case, arithmetic: Arithmetic) -> list[dict[Tensor, Budget]]:
     """Step -> output or cache -> its budget in a free run."""
     chain, caches = Chain(arithmetic), case.caches()

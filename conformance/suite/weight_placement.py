@@ -50,6 +50,7 @@ TABLE: Table = {
         "product-w=q4_0,d=2048,buffer=1",
         "shared-w=f32,d=2048",
         "shared-w=q4_K,d=256",
+        "sizes-w=q8_0",
     ),
     "standard": (
         f"{_GRAPHS}-w=[f32|f16|bf16|q4_0|q4_1|q5_0|q8_0],buffer=1",
@@ -71,6 +72,7 @@ TABLE: Table = {
         "product-w=bf16,d=[4096|5632|14336],buffer=[1|2]",
         "shared-w=[f16|bf16|q8_0],d=2048",
         "shared-w=[q4_K|q6_K],d=256",
+        "sizes-w=[f32|q4_0],n=[1|70]",
     ),
     "full": (
         f"{_DECODER.replace('l=1', 'l=2')},w=[q4_0|q8_0|f16],run=at250.p5.d3,buffer=[1|2],weights={_EACH}",
@@ -85,6 +87,7 @@ _LARGE_ROWS = 2**15
 """Rows of each weight that helps to fill a large buffer."""
 _EXPERTS = 4
 _STEPS = 2
+_LENGTHS = 5
 _B = Builder()
 
 
@@ -181,6 +184,19 @@ def _product(b: _Bench) -> Tensor:
     return _B.mul_mat(b.w0(), b.x())
 
 
+def _sizes(b: _Bench) -> Tensor:
+    """Weights with rows of five lengths, in turn, and the first two again.
+
+    A device that has a kernel for each length, and room for fewer kernels at a time, must make room and come back.
+    """
+    lengths = [b.d << i for i in range(_LENGTHS)]
+    products = [
+        _B.mul_mat(b.weight(f"w{k}.weight", b.w, k, _ROWS), b.input(f"x{i}", F32, k, b.n))
+        for i, k in enumerate((*lengths, *lengths[:2]))
+    ]
+    return reduce(_B.add, products)
+
+
 def _shared(b: _Bench) -> Tensor:
     """Two caches that each step reads before it writes them: one of the type, and one of F32 that is made into it.
 
@@ -219,7 +235,21 @@ def _added(b: _Bench) -> Tensor:
     return _B.add(cur, b.weight("w.bias", b.w, b.d))
 
 
-_MAKERS = (_rows, _parts, _both, _input, _computed, _activations, _cache, _experts, _added, _product, _shared, _large)
+_MAKERS = (
+    _rows,
+    _parts,
+    _both,
+    _input,
+    _computed,
+    _activations,
+    _cache,
+    _experts,
+    _added,
+    _product,
+    _sizes,
+    _shared,
+    _large,
+)
 KINDS: dict[str, Callable[[_Bench], Tensor]] = {make.__name__.removeprefix("_"): make for make in _MAKERS}
 """First word of an id -> what makes the graph's result."""
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
-from backends.xdna2 import ARITHMETIC, DECODE_N, LEAST_N, PREFILL_N, Array, Xdna2Backend, padded
+from backends.xdna2 import ARITHMETIC, COLUMNS, DECODE_N, LEAST_N, PREFILL_N, Array, Context, Xdna2Backend, padded
 from conformance.backend.interface import Backend
 from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
 from conformance.ggml import quants
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import BackendError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, Bytes, Tensor, new_tensor
@@ -139,9 +139,33 @@ def test_four_contexts_at_a_time() -> None:
 
     assert use([1, 2, 3, 4, 1, 2]) == 0
     assert use([5]) == 1
-    assert array.loaded == [4, 1, 2, 5]
+    assert [c.k for c in array.loaded] == [4, 1, 2, 5]
     assert use([3]) == 2
     assert use([4]) == 3
+
+
+@given(st.lists(st.integers(1, 8), max_size=40), st.sampled_from([1, 2, 3, 4, 5, 8, 16]))
+def test_contexts_never_take_more_columns_than_there_are(ks: list[int], columns: int) -> None:
+    """As many contexts as fit, each for its own K, the least recently used goes; whatever goes, products are right."""
+    array = Array(tuple(range(1, 9)), columns)
+    held: list[int] = []
+    misses = 0
+    for k in ks:
+        weights, x = np.full((2, k), 3, np.int8), np.arange(k, dtype=np.int8)[None]
+        assert np.array_equal(array.run(weights, x), np.full((1, 2), 3 * x.sum()))
+        misses += k not in held and len(held) == COLUMNS // columns
+        held = [*(h for h in held if h != k), k][-(COLUMNS // columns) :]
+        assert [c.k for c in array.loaded] == held
+        assert sum(c.columns for c in array.loaded) <= COLUMNS
+    assert array.switches == misses
+
+
+def test_a_context_without_columns_is_refused() -> None:
+    """As the driver refuses a `hw_context`: with what is free, and no product."""
+    array = Array((32,), 4, [Context(k, 5) for k in (1, 2, 3)])
+    array.columns = 11
+    with pytest.raises(BackendError, match=r"11 columns for a context of K=32 expected, 6 of 16 are free"):
+        array.run(np.ones((2, 32), np.int8), np.ones((1, 32), np.int8))
 
 
 def test_weights_are_kept_in_int8_until_they_are_written() -> None:
@@ -158,7 +182,7 @@ def test_weights_are_kept_in_int8_until_they_are_written() -> None:
         witness = session.witness()
     assert witness.kernels == {"K=64 TILE_N=64": 3}
     assert "no hardware" in witness.notes[0]
-    assert "42 rows of padding beside 6" in witness.notes[1]
+    assert "42 rows of padding beside 6" in witness.notes[2]
 
 
 def _node(k: int = 64, n: int = 2, **how: object) -> Tensor:
@@ -204,6 +228,8 @@ def test_each_refusal_says_why(node: Tensor, reason: str) -> None:
         ({"k": "0"}, "1 to 8"),
         ({"k": "a"}, "k: a whole number"),
         ({"max_n": "-1"}, "max_n: a whole number"),
+        ({"columns": "17"}, "columns: 1 to 16"),
+        ({"columns": "0"}, "columns: 1 to 16"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, str], message: str) -> None:

@@ -23,7 +23,7 @@ from conformance.nightly.summary import Failure
 from conformance.perf.bench import Row
 from conformance.perf.gates import Answer, Gate
 from conformance.perf.history import Kills, Run, Sample
-from conformance.perf.phases import Phase
+from conformance.perf.phases.phase import Phase
 from conformance.perf.statistics import Rate
 from conformance.perf.units import units
 from conformance.planted.campaign import Hunt
@@ -110,12 +110,12 @@ def test_perf_gate(patch: Patch, tmp_path: Path) -> None:
 def test_phases(patch: Patch) -> None:
     """Devices that a scheduler names, and why there are no figures."""
     phases = iter([Phase("pp8", 8, 1.0, {EVIL: 1.0}), ("tg4", EVIL)])
-    patch("perf._one", lambda *_: next(phases))
+    patch("phases._one", lambda *_: next(phases))
 
-    def meter() -> None:
+    def meter(_kind: str | None) -> None:
         raise UnavailableError(EVIL)
 
-    patch("perf.meter", meter)
+    patch("phases.meter", meter)
     _conform("phases", "--backend", "cpu", "--pp", "8", "--tg", "4")
 
 

@@ -340,6 +340,23 @@ def test_the_command_measures_and_says_what_it_did_not(tmp_path: Path) -> None:
     assert CliRunner().invoke(main, ["perf", "run", "--unit", "nope"]).exit_code == 2
 
 
+def test_one_case_is_timed_with_its_kernels(tmp_path: Path) -> None:
+    """On every backend, also with static models where it has that choice; kernels, and the peak of memory."""
+    path = tmp_path / "perf.json"
+    args = ["perf", "case", "ops/RMS_NORM-f32-ne=5x3,eps=0.1@1", "--rounds", "2", "--json", str(path)]
+    done = CliRunner().invoke(main, [*args, "--backend", "ggml", "--backend", "openvino-stateless"])
+    assert done.exit_code == 0, done.output
+    timed = [u for u in json.loads(path.read_text())["units"] if u["seconds"]]
+    assert [u["backend"] for u in timed] == ["ggml", "openvino-stateless", "openvino-stateless?dynamic=off"]
+    assert "1 RMS" in done.output
+    held = [u for u in json.loads(path.read_text())["units"] if not u["seconds"]]
+    assert all(u["memory"]["peak"] > 0 for u in held)
+    assert len(held) == 3
+    refused = CliRunner().invoke(main, [*args, "--backend", "xdna2"])
+    assert refused.exit_code == 3, refused.output
+    assert "UNSUPPORTED" in refused.output
+
+
 def _pytest(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", "--backend", "cpu", *args]
     alone = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_XDIST")}  # where benchmarks are off

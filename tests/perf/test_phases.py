@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from backends.cpu import CpuBackend
+from backends.ggml import GgmlBackend
 from backends.xdna2 import Xdna2Backend
 from conformance.backend.interface import Session
 from conformance.backend.kernel import KernelSession
@@ -19,45 +20,12 @@ from conformance.cli import main
 from conformance.ggml.errors import UnavailableError
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
-from conformance.perf import phases
-from conformance.perf.phases import MODEL, generation, measure, prompt
+from conformance.perf.phases import energy
+from conformance.perf.phases.energy import Counter, Meter
+from conformance.perf.phases.phase import MODEL, generation, measure, prompt
 from conformance.run.scheduler.backend import SchedBackend
 
 TINY = "llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
-
-
-def _zone(folder: Path, name: str, label: str, turn: str = "1000000", now: str = "900000") -> Path:
-    zone = folder / name
-    zone.mkdir()
-    for file, text in (("name", label), ("max_energy_range_uj", turn), ("energy_uj", now)):
-        (zone / file).write_text(f"{text}\n", encoding="ascii")
-    return zone / "energy_uj"
-
-
-def test_packages_are_counted_once_and_over_their_turn(tmp_path: Path) -> None:
-    """Cores and memory are parts of a package; a counter that starts from 0 again has not gone backwards."""
-    first = _zone(tmp_path, "intel-rapl:0", "package-0")
-    _zone(tmp_path, "intel-rapl:0:0", "core", now="5")
-    _zone(tmp_path, "intel-rapl:1", "psys", now="5")
-    second = _zone(tmp_path, "intel-rapl:2", "package-1", now="10")
-    meter = phases.meter(tmp_path)
-    before = meter.read()
-    assert set(before) == {first, second}
-    first.write_text("100000\n", encoding="ascii")
-    second.write_text("300010\n", encoding="ascii")
-    assert meter.joules(before, meter.read()) == pytest.approx(0.2 + 0.3)
-
-
-def test_absent_or_closed_counters_are_said(tmp_path: Path) -> None:
-    """No folder, no zone of a package, a file that may not be read: the reason in words, never a number."""
-    with pytest.raises(UnavailableError, match=r"no RAPL counters in .*nothing"):
-        phases.meter(tmp_path / "nothing")
-    _zone(tmp_path, "intel-rapl:0", "psys")
-    with pytest.raises(UnavailableError, match="no RAPL counters"):
-        phases.meter(tmp_path)
-    _zone(tmp_path, "intel-rapl:1", "package-0").unlink()
-    with pytest.raises(UnavailableError, match=r"intel-rapl:1/energy_uj cannot be read"):
-        phases.meter(tmp_path)
 
 
 class _Watched(KernelSession):
@@ -109,29 +77,28 @@ def test_what_is_timed_starts_from_empty_caches() -> None:
     assert phase.nodes * 4 == backend.session.witness().nodes * 3
 
 
-def test_energy_is_of_the_timed_steps(tmp_path: Path) -> None:
-    """J per token and W follow from the counters' difference."""
-    counter = _zone(tmp_path, "intel-rapl:0", "package-0", turn="10000000", now="0")
+def test_energy_is_of_the_timed_steps() -> None:
+    """J per token and W follow from what the counters rose by while steps were timed, not while one warmed up."""
+    used = 0.0
 
     class Burning(CpuBackend):
         def open(self, case: Case) -> KernelSession:
-            used = int(counter.read_text(encoding="ascii"))
             session = super().open(case)
             compute = session.compute
 
             def burn(g: Graph, i: Mapping[Tensor, Bytes], o: Sequence[Tensor]) -> Mapping[Tensor, Bytes]:
                 nonlocal used
-                used += 1000000
-                counter.write_text(f"{used}\n", encoding="ascii")
+                used += 1
                 return compute(g, i, o)
 
             session.compute = burn  # type: ignore[method-assign,assignment]  # counts its own energy
             return session
 
-    phase = measure(Burning(), generation(TINY, 4), "tg4", 4, phases.meter(tmp_path))
-    assert phase.joules == 4.0
-    assert phase.joules_per_token == 1.0
-    assert phase.watts == pytest.approx(4.0 / phase.seconds)
+    meter = Meter([Counter("RAPL", "package-0", lambda: used), Counter("NVML", "0", lambda: 2 * used)])
+    phase = measure(Burning(), generation(TINY, 4), "tg4", 4, meter)
+    assert phase.energy == {"RAPL package-0": 4.0, "NVML 0": 8.0}
+    assert (phase.joules, phase.joules_per_token) == (12.0, 3.0)
+    assert phase.watts == pytest.approx(12.0 / phase.seconds)
 
 
 def test_shares_are_of_the_timed_steps() -> None:
@@ -143,6 +110,12 @@ def test_shares_are_of_the_timed_steps() -> None:
     assert sum(phase.shares.values()) == pytest.approx(1)
     case = generation(TINY, 3)
     assert phase.splits == len(backend.plan(case).graphs[case.steps[0].graph].assignment.splits)
+
+
+def test_of_ggmls_own_scheduler_the_nodes_are_shared() -> None:
+    """It tells who computed which node and into how many splits the last graph fell, and no time of each device."""
+    phase = measure(GgmlBackend(mode="sched"), generation(TINY, 2), "tg2", 2, None)
+    assert (phase.nodes_on, phase.shares, phase.splits) == ({"CPU": 1.0}, {"CPU": 1.0}, 1)
 
 
 def test_a_backend_that_cannot_is_said() -> None:
@@ -159,12 +132,12 @@ def test_the_default_model_fits_its_context() -> None:
 
 def test_the_command_prints_and_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row per size and backend; without counters every energy is said to be missing, with the reason."""
-    monkeypatch.setattr(phases.meter, "__defaults__", (tmp_path / "nothing",))
+    monkeypatch.setattr(energy.meter, "__defaults__", (None, tmp_path / "nothing", "libno-such.so"))
     out = tmp_path / "phases.json"
     specs = ["--backend", "sched?devices=xdna2:k=32,cpu", "--backend", "xdna2"]
     done = CliRunner().invoke(main, ["phases", *specs, "--model", TINY, "--pp", "8", "--tg", "2", "--json", str(out)])
     assert done.exit_code == 0, done.output
-    for words in ("pp8", "tg2", "xdna2", "not available", "energy not available: no RAPL counters"):
+    for words in ("pp8", "tg2", "xdna2", "not available", "energy not available: no RAPL counters", "no battery"):
         assert words in done.output
     document = json.loads(out.read_text(encoding="utf-8"))
     assert document["energy"].startswith("no RAPL counters")

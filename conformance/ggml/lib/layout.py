@@ -334,6 +334,7 @@ GGML: Signatures = {
 """`ggml_*`; what tests call besides is bound by them."""
 
 OPTIONAL: Signatures = {
+    "backend_dev_memory": (None, (_P, _P, _P)),
     "version": (_S, ()), "commit": (_S, ()), "set_abort_callback": (_P, (ABORT_CALLBACK,)),
     "backend_load_all_from_path": (None, (_S,)), "backend_load": (_P, (_S,)), "backend_reg_by_name": (_P, (_S,)),
     "backend_register": (None, (_P,)), "get_type_traits": (_P, (_I,)), "get_type_traits_cpu": (_P, (_I,)),

@@ -48,7 +48,8 @@ COLUMNS: dict[str, tuple[str, str, str]] = {
     ),
     "cells": ("architecture backend run verdict cause detail", "nmse batch nodes splits", ""),
     "phases": (
-        "backend model name reason timed", "tokens tokens_per_second seconds watts joules_per_token splits", "shares"
+        "backend model name reason timed", "tokens tokens_per_second seconds watts joules_per_token splits",
+        "shares joules nodes_on"
     ),
 }  # fmt: skip
 """Table -> its columns of texts, of numbers and of objects; a field that is missing or of another type is empty."""

@@ -23,15 +23,23 @@ class LacksError(UsageError):
 SPLIT_TENSOR = 3
 """`LLAMA_SPLIT_MODE_TENSOR`: a meta device over several."""
 ALL_LAYERS = 999
+READ = 0
+"""`LLAMA_LOAD_MODE_NONE`: neither mapped nor locked."""
 
 
 def load_model(
-    library: Llama, request: Request, device: str = "", weight: Callable[[Tensor, int], None] | None = None
+    library: Llama,
+    request: Request,
+    device: str = "",
+    weight: Callable[[Tensor, int], None] | None = None,
+    *,
+    mapped: bool = True,
 ) -> int:
     """The model of a request: a `llama_model *`; `weight` sets a weight's bytes where the file has metadata alone.
 
     Several devices joined by `+` share each tensor, as by `-sm tensor`. Without a device it is on the CPU and nothing
-    beside it, where a callback would see a scheduler's split graph; weights are then not repacked.
+    beside it, where a callback would see a scheduler's split graph; weights are then not repacked. Unless `mapped`, a
+    file's weights are read into memory of the process's own.
 
     Raises:
         UsageError: there is no such device, or llama.cpp cannot load the model.
@@ -46,6 +54,8 @@ def load_model(
         put(params, split_mode=SPLIT_TENSOR)
     if put(params, devices=ctypes.cast(devices, ctypes.c_void_p)) and device:
         raise UsageError(f"{library.title}: this llama.cpp chooses its devices itself: no llama_model_params.devices")
+    if not mapped and put(params, use_mmap=0):
+        put(params, load_mode=READ)
     errors: list[ConformanceError] = []
 
     def set_data(pointer: int, _data: int | None) -> None:

@@ -39,6 +39,7 @@ from conformance.suite.decoder.plan import Player
 
 from .family import Request
 from .load import LacksError, load_model, new_context
+from .memory import measure
 from .model import recipe
 from .recorder import Recorder, Watch, load_choices, references, save_choices, step
 from .verbs.desk import Desk, RefusedError
@@ -173,17 +174,17 @@ F32 = NDArray[np.float32]
 def main() -> None:
     """Answer requests to their end."""
     models: list[DeviceModel] = []
+    verbs: dict[str, Callable[[Any], dict[str, Any]]] = {
+        "run": lambda header: models[-1].reply(header),  # noqa: PLW0108  # the last one of then
+        "verb": lambda header: models[-1].verb(header),  # noqa: PLW0108  # as above
+        "load": lambda header: _load(models, header),
+        "memory": _memory,
+        "record": lambda header: record(Request(**header["record"])),
+    }
 
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
-            if "run" in header:
-                return models[-1].reply(header), ()
-            if "verb" in header:
-                return models[-1].verb(header), ()
-            if "load" in header:
-                models.append(DeviceModel(Request(**header["load"]), header["device"]))
-                return {}, ()
-            return record(Request(**header["record"])), ()
+            return next(verb(header) for name, verb in verbs.items() if name in header), ()
         except UnavailableError as e:
             return failure(e)
         except ConformanceError as e:
@@ -191,6 +192,18 @@ def main() -> None:
 
     Service().serve(answer)
     os._exit(0)  # a library's own clean-up proves nothing, and there is nothing to save
+
+
+def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any]:
+    models.append(DeviceModel(Request(**header["load"]), header["device"]))
+    return {}
+
+
+def _memory(header: Mapping[str, Any]) -> dict[str, Any]:
+    request = Request(**header["memory"])
+    library = Llama(request.lib)
+    library.initialise(last_words)
+    return measure(library, request, header["device"])
 
 
 def record(request: Request) -> dict[str, Any]:

@@ -4,60 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from conformance.backend.interface import Backend
+from conformance.backend.interface import Backend, Session
 from conformance.case.case import Case
 from conformance.ggml.errors import UnavailableError
+from conformance.perf.measure import Values, play, restore
 from conformance.suite.decoder import make
 
-from .measure import play, restore
+from .energy import Energy, Meter
 
 MODEL = "llama-l=2,embd=256,heads=4,kv=2,head=64,ff=512,vocab=256,w=q8_0"
 """A decoder that takes minutes anywhere; docs/suite/models.md has the grammar for others."""
 _CELLS = 256
 """A KV cache has a multiple of this."""
-POWERCAP = Path("/sys/class/powercap")
-
-
-@dataclass(frozen=True, slots=True)
-class Meter:
-    """RAPL counters of all processor packages, through Linux's powercap files. They count whatever runs there."""
-
-    ranges: Mapping[Path, int]
-    """`energy_uj` of a package -> microjoules at which it wraps to 0."""
-
-    def read(self) -> dict[Path, int]:
-        """Microjoules of each package now."""
-        return {path: int(path.read_text(encoding="ascii")) for path in self.ranges}
-
-    def joules(self, before: Mapping[Path, int], after: Mapping[Path, int]) -> float:
-        """Energy between two readings, which are less than one wrap of a counter apart."""
-        return sum((after[p] - before[p]) % turn for p, turn in self.ranges.items()) / 1e6
-
-
-def meter(folder: Path = POWERCAP) -> Meter:
-    """The machine's packages: zones `intel-rapl:N` (AMD's too), no subzones; UnavailableError if none is readable."""
-    zones = sorted(folder.glob("intel-rapl:*")) if folder.is_dir() else []
-    packages = [z for z in zones if z.name.count(":") == 1 and _text(z / "name").startswith("package")]
-    if not packages:
-        raise UnavailableError(f"no RAPL counters in {folder}")
-    ranges = {}
-    for zone in packages:
-        counter = zone / "energy_uj"
-        turn, now = _text(zone / "max_energy_range_uj"), _text(counter)
-        if not turn.isdecimal() or not now.isdecimal():
-            raise UnavailableError(f"{counter} cannot be read here; it is root's unless the machine's owner opened it")
-        ranges[counter] = int(turn)
-    return Meter(ranges)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +32,14 @@ class Phase:
     """Device -> fraction of the time spent computing."""
     nodes: int = 0
     """Nodes computed."""
+    nodes_on: Mapping[str, float] = field(default_factory=dict)
+    """Device -> fraction of the nodes, where ggml's own scheduler shares a graph and nobody tells the time of each."""
     splits: int = 0
     """Splits per graph, at most."""
+    energy: Mapping[str, float | None] = field(default_factory=dict)
+    """Counter -> joules; None where it did not move. Empty without a meter."""
     joules: float | None = None
-    """None without a meter."""
+    """Their sum; None without a meter, or where one did not move."""
 
     @property
     def rate(self) -> float:
@@ -83,12 +48,12 @@ class Phase:
 
     @property
     def joules_per_token(self) -> float | None:
-        """Energy of the processor packages per token."""
+        """Energy per token of what the counters count."""
         return None if self.joules is None else self.joules / self.tokens
 
     @property
     def watts(self) -> float | None:
-        """Average power of the processor packages."""
+        """Average power of what the counters count."""
         return None if self.joules is None else self.joules / self.seconds
 
 
@@ -113,18 +78,14 @@ def measure(backend: Backend, case: Case, name: str, tokens: int, meter: Meter |
         UnavailableError: the backend refuses a node or the case; its reason.
         BackendError: it failed.
     """
-    _check(backend, case)
+    check(backend, case)
     with backend.open(case) as session:
         play(session, case.steps[:1])
         restore(session, case)
-        before, joules = session.witness(), None
+        before = session.witness()
         spent, nodes, splits = dict(before.seconds), before.nodes, before.splits
-        counted = meter.read() if meter else {}
-        start = time.perf_counter()
-        play(session, case.steps)
-        seconds = time.perf_counter() - start
-        if meter:
-            joules = meter.joules(counted, meter.read())
+        with meter.measure() if meter else nullcontext(Energy()) as energy:
+            seconds, _ = timed(session, case)
         witness = session.witness()
     computing = {d: s - spent.get(d, 0.0) for d, s in witness.seconds.items()} or {witness.device: seconds}
     total = sum(computing.values()) or 1.0
@@ -134,12 +95,25 @@ def measure(backend: Backend, case: Case, name: str, tokens: int, meter: Meter |
         seconds,
         {device: s / total for device, s in computing.items()},
         witness.nodes - nodes,
-        -(-(witness.splits - splits) // len(case.steps)),
-        joules,
+        {} if witness.seconds else _nodes_on(witness.kernels),
+        -(-(witness.splits - splits) // len(case.steps)) or witness.splits,
+        energy.joules,
+        energy.total,
     )
 
 
-def _check(backend: Backend, case: Case) -> None:
+def _nodes_on(kernels: Mapping[str, int]) -> dict[str, float]:
+    """Fractions by device of kernels that are named `DEVICE OP`."""
+    counts: dict[str, int] = {}
+    for name, n in kernels.items():
+        device, space, _ = name.partition(" ")
+        if space:
+            counts[device] = counts.get(device, 0) + n
+    return {device: n / sum(counts.values()) for device, n in counts.items()}
+
+
+def check(backend: Backend, case: Case) -> None:
+    """UnavailableError where `backend` refuses a node or the case; its reason."""
     for step in case.steps:
         for node, answer in zip(step.graph, backend.supports(step.graph), strict=True):
             if not answer:
@@ -147,3 +121,10 @@ def _check(backend: Backend, case: Case) -> None:
     whole = backend.supports_case(case)
     if not whole:
         raise UnavailableError(whole.reason)
+
+
+def timed(session: Session, case: Case) -> tuple[float, Values]:
+    """Seconds of all steps of `case`, and what they gave."""
+    start = time.perf_counter()
+    values = play(session, case.steps)
+    return time.perf_counter() - start, values

@@ -1,0 +1,95 @@
+"""What llama.cpp says that a model and a context hold, and what its process holds."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from conformance.ggml.errors import UnavailableError
+from conformance.ggml.lib.breakdown import breakdown
+from conformance.ggml.lib.llama import Llama
+from conformance.process.memory import physical
+
+from .family import Request
+from .load import load_model
+from .verbs.desk import Desk
+
+_STATUS = Path("/proc/self/status")
+_LINES = 1 << 16
+_PROMPT, _STEPS = 32, 2
+"""Tokens of the batch, and single ones after it, that make a backend compile what it compiles."""
+
+
+def measure(library: Llama, request: Request, device: str) -> dict[str, Any]:
+    """Load a model, not mapped, decode a prompt and a few tokens; bytes of each part and of the process.
+
+    Returns:
+        `parts`: buffer type -> what llama.cpp says. `held`: the rise of the process's own memory, without pages of
+        files; `peak`: the largest rise meanwhile. `device`: the fall of the device's free memory; None if its memory is
+        this machine's, or nobody tells.
+
+    Raises:
+        UnavailableError: the system does not say what a process holds.
+        UsageError: as `load_model` and `new_context`.
+    """
+    library.log = deque(maxlen=_LINES)
+    before, free = _own(), _free(library, device)
+    desk = Desk(library, load_model(library, request, device, mapped=False), request, Path())
+    loading = list(library.log)
+    encodes = desk.kind == "encoder"  # which a context is made for
+    library.log.clear()
+    way = desk.way()
+    lines = [*loading, *library.log]
+    if encodes:
+        way.feed((0, desk.tokens(_PROMPT)))
+    else:
+        way.decode((0, desk.tokens(_PROMPT)))
+        for i in range(_STEPS):
+            way.decode((0, desk.tokens(_STEPS, "after")[i : i + 1]))
+    parts = breakdown(library, way.context, lines)
+    _trim()
+    held, after = _own(), _free(library, device)
+    return {
+        "parts": {name: asdict(p) for name, p in parts.items()},
+        "held": held["now"] - before["now"],
+        "peak": held["peak"] - before["all"],
+        "device": None if free is None or after is None else free - after,
+    }
+
+
+def _own() -> dict[str, int]:
+    """Bytes that are this process's own now; all that is resident, and what that was at most."""
+    try:
+        text = _STATUS.read_text(encoding="ascii")
+    except OSError:
+        raise UnavailableError(f"what a process holds is read from {_STATUS}, which is not here") from None
+    rows = {k: v.split() for k, _, v in (line.partition(":") for line in text.splitlines())}
+    kib = {k: int(v[0]) << 10 for k, v in rows.items() if v[1:] == ["kB"]}
+    return {"now": kib["RssAnon"] + kib["RssShmem"], "all": kib["VmRSS"], "peak": kib["VmHWM"]}
+
+
+def _trim() -> None:
+    """Give back to the system what was freed, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
+def _free(library: Llama, name: str) -> int | None:
+    """Free bytes of a device whose memory is not this machine's."""
+    handle = library.ggml.backend_dev_by_name(name.encode()) if name else None
+    ask = library.ggml.backend_dev_memory
+    if not handle or ask is None:
+        return None
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    ask(handle, ctypes.byref(free), ctypes.byref(total))
+    return None if not total.value or _is_physical(total.value) else free.value
+
+
+def _is_physical(total: int) -> bool:
+    """Whether a size is that of the machine's memory, within what a kernel keeps for itself."""
+    whole = physical() or 0
+    return abs(total - whole) <= whole // 16

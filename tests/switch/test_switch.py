@@ -1,0 +1,126 @@
+"""`conform switch`: a backend with a switch of its environment, held against itself without it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import conformance
+from conformance.backend.registry import Named, Spec, define, defined, environment, resolve
+from conformance.cli import main
+from conformance.ggml.errors import UsageError
+from conformance.run.switch import sides
+
+ROOT = Path(conformance.__file__).parents[1]
+CASE = "gqa/llama-l=1,embd=32,heads=4,kv=2,ff=32,vocab=32,seqs=2,run=p5.d2@1"
+STAND_IN = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+import backends.cpu as cpu
+
+real = cpu.CpuBackend.kernels
+
+
+def kernels(self):
+    table, how = dict(real(self)), os.environ.get("GQA")
+    attention = table["FLASH_ATTN_EXT"]
+
+    def changed(node, dst, src):
+        attention(node, dst, src)
+        if how == "rounds":
+            dst *= 1 + 2.0**-23
+        elif how == "streams" and node.src[0].ne[3] > 1:
+            dst[1:] = dst[:1]
+        elif how == "groups":
+            dst[:] = dst[:, :, ::-1]
+        elif how == "dies":
+            os._exit(7)
+        elif how == "dies-once":
+            if not os.path.exists("died"):
+                open("died", "w").close()
+                os._exit(7)
+            dst *= 1 + 2.0**-23
+
+    return {{**table, "FLASH_ATTN_EXT": changed}}
+
+
+cpu.CpuBackend.kernels = kernels
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`mine`: the reference in a process whose attention a variable GQA changes, as a library reads its switch."""
+    (tmp_path / "sitecustomize.py").write_text(STAND_IN, encoding="utf-8")
+    path = os.pathsep.join(filter(None, (str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH"))))
+    toml = f'[backend.mine]\nadapter = "cpu"\nenvironment = {{ PYTHONPATH = {json.dumps(path)} }}\n'
+    (tmp_path / "conformance.toml").write_text(toml, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    before = defined()
+    yield
+    define(before)
+
+
+def _switch(*words: str) -> Result:
+    return CliRunner().invoke(main, ["switch", *words, "--backend", "mine", "--case", CASE])
+
+
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize(
+    ("setting", "code", "said"),
+    [
+        ("rounds", 0, "1 PASS"),
+        ("streams", 1, "FAIL gqa/llama-l=1"),
+        ("groups", 1, "FAIL gqa/llama-l=1"),
+        ("dies", 1, "CRASH gqa/llama-l=1"),
+        ("dies-once", 0, "1 PASS"),
+        ("nothing", 3, "nothing shows that the library reads it"),
+    ],
+)
+def test_a_switch_changes_rounding_alone(setting: str, code: int, said: str) -> None:
+    """Another way to round passes; one stream taken for another, heads in another order and a death are its fault."""
+    done = _switch(f"GQA={setting}")
+    assert (done.exit_code, said in done.output) == (code, True), done.output
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_the_file_names_what_differs(tmp_path: Path) -> None:
+    """Node and element, and that what is expected comes from the run without the switch."""
+    out = tmp_path / "switch.json"
+    assert _switch("GQA=streams", "--json", str(out)).exit_code == 1
+    document = json.loads(out.read_text(encoding="utf-8"))
+    assert (document["kind"], document["switch"]) == ("switch", "GQA=streams")
+    (row,) = document["results"]
+    assert (row["verdict"], row["equal"]) == ("FAIL", False)
+    assert row["detail"].endswith("expected is what it gives without the switch")
+
+
+def test_each_side_is_a_name_of_its_own() -> None:
+    """The same adapter, options and environment, but for the switch, which the other side has not even by chance."""
+    before = defined()
+    try:
+        define({"x": Named("ggml", (("device", "OPENVINO0"),), (("A", "1"), ("S", "9")))})
+        off, on = sides(Spec("x", (("threads", "2"),)), "S=1")
+        assert dict(resolve(off).options) == dict(resolve(on).options) == {"device": "OPENVINO0", "threads": "2"}
+        assert environment(off) == {"A": "1", "S": None}
+        assert environment(on) == {"A": "1", "S": "1"}
+        assert Spec.parse(str(on)) == on
+        for text in ("S", "=1", "S-T=1"):
+            with pytest.raises(UsageError, match="NAME=VALUE expected"):
+                sides(Spec("x"), text)
+    finally:
+        define(before)
+
+
+def test_bad_words_are_refused() -> None:
+    """No backend, no such architecture: one line, exit code 2."""
+    assert CliRunner().invoke(main, ["switch", "A=1"]).exit_code == 2
+    words = ["switch", "A=1", "--backend", "ggml", "--case", CASE, "--arch", "no-such"]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert "no architecture fits no-such" in done.output
