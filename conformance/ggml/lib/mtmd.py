@@ -39,6 +39,7 @@ CHUNK_TEXT = 0
 MTMD: Signatures = {
     "default_marker": (_S, ()), "log_set": (None, (LOG_CALLBACK, _P)), "free": (None, (_P,)),
     "bitmap_init": (_P, (_U, _U, _P)), "bitmap_init_from_audio": (_P, (_Z, _P)), "bitmap_free": (None, (_P,)),
+    "bitmap_set_mergeable": (None, (_P, _B)),
     "input_chunks_init": (_P, ()), "input_chunks_size": (_Z, (_P,)), "input_chunks_get": (_P, (_P, _Z)),
     "input_chunks_free": (None, (_P,)),
     "input_chunk_get_type": (_I, (_P,)), "input_chunk_get_n_tokens": (_Z, (_P,)),
@@ -53,9 +54,9 @@ MTMD: Signatures = {
 
 
 class Mtmd(Llama):
-    """One loaded llama.cpp with its libmtmd: `mtmd.encode_chunk(...)` calls `mtmd_encode_chunk(...)`, None where absent.
+    """One loaded llama.cpp with its libmtmd: `mtmd.encode_chunk(…)` calls `mtmd_encode_chunk(…)`, None where absent.
 
-    UnavailableError as of `Llama`; or the build has no libmtmd, or one whose parameters fit no layout of the table.
+    UnavailableError as of `Llama`.
     """
 
     beside: ClassVar = ("mtmd",)
@@ -63,14 +64,22 @@ class Mtmd(Llama):
     def __init__(self, where: str = "") -> None:
         super().__init__(where)
         self.mtmd = SimpleNamespace()
+        self.absent = ""
+        """Why libmtmd cannot be used here: the build has none, or its parameters fit no layout of the table."""
         self._bind(self.mtmd, "mtmd_", {**MTMD, **_made(MTMD_PARAMS[0])})
         if self.mtmd.context_params_default is None or self.mtmd.init_from_file is None:
-            raise UnavailableError(f"{self.title} carries no libmtmd: it exports no mtmd_init_from_file")
-        params = choose("mtmd_context_params", self.mtmd.context_params_default, MTMD_PARAMS, self.title)
+            self.absent = f"{self.title} carries no libmtmd: it exports no mtmd_init_from_file"
+            return
+        try:
+            params = choose("mtmd_context_params", self.mtmd.context_params_default, MTMD_PARAMS, self.title)
+        except UnavailableError as e:
+            self.absent = str(e)
+            return
         self._bind(self.mtmd, "mtmd_", _made(params))
         if self.mtmd.log_set is not None:
             self.mtmd.log_set(self._log_callback, None)
 
 
 def _made(params: CType) -> Signatures:
+    """The functions that take or return parameters, for one layout of these."""
     return {"context_params_default": (params, ()), "init_from_file": (_P, (_S, _P, params))}

@@ -25,7 +25,7 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32, TYPES, GGMLType
 
-Value = int | float | bool | str | list[int] | list[float]
+Value = int | float | bool | str | list[int] | list[float] | list[str]
 """What a metadata key can hold."""
 
 _TABLE = shipped.path("suite", "zoo", "architectures.json")

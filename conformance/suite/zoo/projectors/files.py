@@ -9,7 +9,15 @@ from pathlib import Path
 from conformance.case.recipe import Recipe, make
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32, TYPES, GGMLType
-from conformance.suite.zoo.model import architecture, full_key, open_writer, recipe, write_metadata, write_tensors
+from conformance.suite.zoo.model import (
+    Value,
+    architecture,
+    full_key,
+    open_writer,
+    recipe,
+    write_metadata,
+    write_tensors,
+)
 
 from .table import Projector
 
@@ -39,7 +47,7 @@ def write_text_model(path: Path, projector: Projector) -> None:
     """Metadata of the text model that a projector speaks to, whose weights nobody reads."""
     arch = projector.text
     types = [_SPECIAL, _SPECIAL, _SPECIAL, *[_BYTE] * 256]
-    keys = {
+    keys: dict[str, Value] = {
         **architecture(arch).keys,
         **{full_key(arch, key): value for key, value in projector.text_keys.items()},
         full_key(arch, "vocab_size"): len(TOKENS),

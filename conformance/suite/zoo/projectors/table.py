@@ -2,9 +2,9 @@
 
 `projectors.json`: metadata keys of every vision or audio projector (`common`), lists of weights that several share
 (`parts`), and of each projector its `type` (`clip.projector_type`; its name where left out), what differs (`set`, null
-takes a key away; `i32` of keys that libmtmd reads as signed), its weights (`tensors`, those that must be F16 by a pattern
-`f16`), pixels of the tiles that libmtmd cuts (`tile`, where that is not `image_size`), and the text model that it speaks
-to (`text`, `text_set`). A key lacks its root, `clip.`. An entry of `tensors` is one of
+takes a key away; `i32` of keys that libmtmd reads as signed), its weights (`tensors`, those that must be F16 by a
+pattern `f16`), pixels of the tiles that libmtmd cuts (`tile`, where that is not `image_size`), and the text model that
+it speaks to (`text`, `text_set`). A key lacks its root, `clip.`. An entry of `tensors` is one of
 
 - `NAME NE…`: a weight and its `ne`, each a sum of products of numbers and `SYMBOLS`;
 - `linear NAME IN OUT`: `NAME.weight` and `NAME.bias`; `norm NAME N`: the same, one row each;
@@ -33,7 +33,7 @@ SYMBOLS = {
     "E": "embedding_length", "F": "feed_forward_length", "P": "projection_dim", "H": "attention.head_count",
     "p": "patch_size", "m": "num_mel_bins",
 }  # fmt: skip
-"""Symbol of a shape -> the metadata key that it stands for. `D` is E / H, `N` the patches of an image of `image_size`."""
+"""Symbol of a shape -> the metadata key that it stands for. `D` is E / H, `N` the patches of an image of that size."""
 
 
 @dataclass(frozen=True, slots=True)
