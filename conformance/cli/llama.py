@@ -31,7 +31,7 @@ from conformance.suite import captured
 from conformance.suite.decoder import layout as layouts
 from conformance.suite.zoo import family
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.model import runnable
+from conformance.suite.zoo.model import Architecture, runnable
 from conformance.suite.zoo.model import table as architectures
 from conformance.suite.zoo.play import PASSES, RUNS, UNSUPPORTED, Device, Played, play
 from conformance.suite.zoo.projectors.play import ROOT, play_projector
@@ -196,9 +196,13 @@ def _settings(settings: Sequence[str]) -> str:
 
 
 def _list() -> None:
-    rows = [(a.name, "encodes only" if a.encodes else "", a.lacks or "runs") for a in architectures().values()]
+    rows = [(a.name, _note(a), a.lacks or "runs") for a in architectures().values()]
     table(rows, ["architecture", "", "llama_decode"])
-    line(f"{len(runnable())} of {len(rows)} run")
+    line(f"{len(runnable(with_variants=True))} of {len(rows)} run")
+
+
+def _note(arch: Architecture) -> str:
+    return "encodes only" if arch.encodes else f"a variant of {arch.of}" if arch.of else ""
 
 
 @click.command("make-model")
@@ -374,7 +378,7 @@ def _wanted(
     verbs = _fitting("verb", verb_globs, VERBS)
     chosen = {name: RUNS[name] for name in _runs(runs or ("" if verbs else ",".join(RUNS)))}
     seen = [ROOT + name for name in _fitting("projector", projector_globs, projectors())]
-    archs = [a for a in runnable() if any(fnmatchcase(a, g) for g in globs) or not (globs or seen)]
+    archs = [a for a in runnable(with_variants=True) if any(fnmatchcase(a, g) for g in globs) or not (globs or seen)]
     if globs and not archs:
         raise UsageError(f"zoo: no architecture fits {', '.join(globs)}; conform capture --list shows them")
     return _Wanted(devices, archs, chosen, verbs, seen)
