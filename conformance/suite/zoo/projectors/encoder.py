@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ F32 = NDArray[np.float32]
 Medium = Literal["whole", "odd", "large", "thin"]
 SAMPLES: dict[Medium, int] = {"whole": 16_000, "odd": 12_347, "large": 31 * 16_000 + 77, "thin": 403}
 """Samples of each sound: a second, some that no hop divides, more than a piece of 30 s, a window of the FFT."""
+_SAID, _UNKNOWN = re.compile(r"rror|ailed"), re.compile(r"(unknown|unexpected) .*projector type")
 TOO_MANY, OTHER_SHAPE = 2, 3
 """What `mtmd_batch_add_chunk` returns where a batch cannot have one more."""
 
@@ -123,8 +125,8 @@ class Encoder:
         put(params, warmup=0, print_timings=0, **more)
         context = self.call("init_from_file")(os.fsencode(self.load.file), self.text_model, params)
         if not context:
-            said = " / ".join(line for line in self.library.log if "rror" in line) or self.library.reason()
-            if "unknown projector type" in said or "unexpected" in said:
+            said = " / ".join(line for line in self.library.log if _SAID.search(line)) or self.library.reason()
+            if _UNKNOWN.search(said):
                 raise UnknownError(f"this libmtmd knows no projector {self.load.projector}")
             raise UsageError(f"libmtmd cannot load the projector: {said}")
         self.contexts.append(int(context))

@@ -28,6 +28,12 @@ def _same(what: str, found: list[F32], expected: list[F32], *, exact: bool = Fal
         yield Pair(f"{what}, chunk {i} of {len(found)}", rows, others, exact=exact)
 
 
+def _apart(what: str, rows: F32, others: F32) -> Iterator[Pair]:
+    """Two that must differ, where they can be compared."""
+    if rows.shape == others.shape:
+        yield Pair(what, rows, others, apart=True)
+
+
 def twice(e: Encoder) -> Iterator[Pair]:
     """A chunk is encoded again, after another one, and in a new context."""
     context = e.context()
@@ -36,8 +42,7 @@ def twice(e: Encoder) -> Iterator[Pair]:
     between = e.encode(context, other[0])
     yield from _same("again", [e.encode(context, c) for c in chunks], first, exact=True)
     yield from _same("in a new context", e.look(e.context(), e.medium("odd")), first, exact=True)
-    if between.shape == first[0].shape:
-        yield Pair("another medium", between, first[0], apart=True)
+    yield from _apart("another medium", between, first[0])
 
 
 def in_turn(e: Encoder) -> Iterator[Pair]:
@@ -50,10 +55,10 @@ def in_turn(e: Encoder) -> Iterator[Pair]:
 
 def prompt(e: Encoder) -> Iterator[Pair]:
     """Two media in one prompt, each as if alone."""
-    context = e.context()
     media = e.medium("odd"), e.medium("whole")
-    alone = [rows for medium in media for rows in e.look(context, medium)]
-    yield from _same("both", e.look(context, *media), alone, exact=True)
+    alone = [e.look(e.context(), medium) for medium in media]
+    yield from _same("both", e.look(e.context(), *media), alone[0] + alone[1], exact=True)
+    yield from _apart("the two", alone[0][0], alone[1][0])
 
 
 def reversed_(e: Encoder) -> Iterator[Pair]:
@@ -65,10 +70,8 @@ def reversed_(e: Encoder) -> Iterator[Pair]:
     forth = [e.encode(context, c) for c in chunks]
     back = [e.encode(context, c) for c in reversed(chunks)][::-1]
     yield from _same("the last first", back, forth, exact=True)
-    for a, b in pairwise(forth):
-        if a.shape == b.shape:
-            yield Pair("two chunks", a, b, apart=True)
-            return
+    for before, after in pairwise(forth):
+        yield from _apart("two chunks", before, after)
 
 
 def batch(e: Encoder) -> Iterator[Pair]:
@@ -77,7 +80,7 @@ def batch(e: Encoder) -> Iterator[Pair]:
     chunks = [e.chunks(context, e.medium("odd", version))[0] for version in "abc"]
     alone = [e.encode(context, c) for c in chunks]
     yield from _same("in a batch", e.batch(context, chunks), alone)
-    yield Pair("two of them", alone[0], alone[1], apart=True)
+    yield from _apart("two of them", alone[0], alone[1])
 
 
 def tiles(e: Encoder) -> Iterator[Pair]:
