@@ -109,8 +109,8 @@ class Encoder:
         llama = self.library.llama
         return int((llama.model_n_embd_inp or llama.model_n_embd)(self.text_model))
 
-    def context(self, *, flash_attn: bool = True, n_threads: int = 1) -> int:
-        """A context: `mtmd_context *`.
+    def context(self, *, flash_attn: bool = True, n_threads: int = 1, callback: Any = None) -> int:  # noqa: ANN401
+        """A context: `mtmd_context *`. The caller keeps `callback`, an `EVAL_CALLBACK`, alive.
 
         Raises:
             UnknownError: this libmtmd has no such projector.
@@ -123,6 +123,8 @@ class Encoder:
         if put(params, device=handle) and self.device:
             os.environ["MTMD_BACKEND_DEVICE"] = self.device
         put(params, warmup=0, print_timings=0, **more)
+        if callback is not None and put(params, cb_eval=ctypes.cast(callback, ctypes.c_void_p)):
+            raise LacksError("mtmd_context_params.cb_eval")
         context = self.call("init_from_file")(os.fsencode(self.load.file), self.text_model, params)
         if not context:
             said = " / ".join(line for line in self.library.log if _SAID.search(line)) or self.library.reason()

@@ -7,7 +7,7 @@ from math import sqrt
 from pathlib import Path
 
 from conformance.case.recipe import Recipe, make
-from conformance.ggml.tensor import Bytes, Tensor, new_tensor
+from conformance.ggml.tensor import Tensor, new_tensor
 from conformance.ggml.types import F32, TYPES, GGMLType
 from conformance.suite.zoo.model import (
     Value,
@@ -40,7 +40,7 @@ def write_projector(path: Path, projector: Projector, stream: str, type_w: str =
         new_tensor(TYPES["f16"] if f16.search(name) else _type(name, ne, type_w), *ne, name=name)
         for name, ne in projector.tensors.items()
     ]
-    write_tensors(writer, tensors, lambda t: _weight(stream, t))
+    write_tensors(writer, tensors, lambda t: make(weight_recipe(stream, t), t))
 
 
 def write_text_model(path: Path, projector: Projector) -> None:
@@ -67,9 +67,9 @@ def _type(name: str, ne: tuple[int, ...], type_w: str) -> GGMLType:
     return TYPES[type_w] if is_matrix and ne[0] % TYPES[type_w].blck_size == 0 else F32
 
 
-def _weight(stream: str, t: Tensor) -> Bytes:
+def weight_recipe(stream: str, t: Tensor) -> Recipe:
     """As the zoo makes weights; a convolution's kernel keeps the size of what it sums up."""
     if t.ne[2] * t.ne[3] == 1:
-        return make(recipe(stream, t), t)
+        return recipe(stream, t)
     fan_in = t.ne[0] * t.ne[1] * (t.ne[2] if t.ne[3] > 1 else 1)
-    return make(Recipe(stream, t.name, "normal", 0.0, 1.0 / sqrt(fan_in)), t)
+    return Recipe(stream, t.name, "normal", 0.0, 1.0 / sqrt(fan_in))
