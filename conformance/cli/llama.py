@@ -34,7 +34,8 @@ from conformance.suite.zoo.family import Request
 from conformance.suite.zoo.model import Architecture, runnable
 from conformance.suite.zoo.model import table as architectures
 from conformance.suite.zoo.play import PASSES, RUNS, UNSUPPORTED, Device, Played, play
-from conformance.suite.zoo.projectors.play import ROOT, play_projector
+from conformance.suite.zoo.projectors.encoder import Medium
+from conformance.suite.zoo.projectors.play import ROOT, capture_projector, play_projector
 from conformance.suite.zoo.projectors.relations import MEDIA, RELATIONS
 from conformance.suite.zoo.projectors.table import table as projectors
 from conformance.suite.zoo.verbs.desk import Kind
@@ -90,6 +91,8 @@ _cache_option = click.option("--cache-type", type=_TYPE, default="f16", show_def
 @_seed_option
 @_lib_option
 @click.option("--list", "listing", is_flag=True, help="Show every architecture and whether it runs.")
+@click.option("--projector", metavar="NAME", help="A projector; conform zoo --list-projectors shows them.")
+@click.option("--medium", type=click.Choice(get_args(Medium)), default="odd", show_default=True, help="Of --projector.")
 @_output_option
 def capture(
     model: Path | None,
@@ -112,16 +115,29 @@ def capture(
     seed: int,
     lib: str | None,
     listing: bool,
+    projector: str | None,
+    medium: Medium,
     output: Path | None,
 ) -> None:
-    """Record what llama.cpp runs: MODEL.gguf, or --arch NAME with made-up weights, as a case file."""
+    """Record what llama.cpp runs: MODEL.gguf, or --arch NAME with made-up weights, as a case file.
+
+    With --projector NAME: what libmtmd computes of an image or a sound.
+    """
     if listing:
         _list()
         return
-    if (model is None) == (arch is None):
-        raise UsageError("capture: a model file, or --arch NAME, expected; --list shows the architectures")
+    if sum(source is not None for source in (model, arch, projector)) != 1:
+        raise UsageError(
+            "capture: a model file, --arch NAME, or --projector NAME expected; --list shows the architectures, "
+            "conform zoo --list-projectors the projectors"
+        )
     if output is None:
         raise UsageError("capture: -o FILE.gguf is missing")
+    if projector is not None:
+        with Progress().of(since(f"libmtmd runs {projector}")):
+            capture_projector(projector, medium, output, llama_of(lib), weight_type)
+        _report(output, casefile.read_one(output))
+        return
     plan = plan or f"p{prefill}" + (f".d{decode}" if decode else "")
     library = llama_of(lib)
     if model is not None:

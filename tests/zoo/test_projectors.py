@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marks import needs_wheel
 
+from conformance.case import casefile
 from conformance.cli import main
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.suite.zoo.play import RUNS, Device, Played
@@ -189,6 +190,30 @@ def test_a_projector_that_ends_its_process_costs_its_cells(monkeypatch: pytest.M
     found = play_projector("mlp", [Device("CPU")], ["media-odd", "media-threads"])
     assert [p.verdict for p in found.values()] == ["NO REFERENCE", "CRASH"]
     assert all("GGML_ASSERT" in p.detail for p in found.values())
+
+
+@needs_wheel
+@pytest.mark.parametrize(("name", "steps"), [(TILES, 3), (FRAMES, 1), (SOUND, 1)])
+def test_what_it_computes_is_a_case(name: str, steps: int, tmp_path: Path) -> None:
+    """A step for each chunk, small, and right to the reference in float64 and to ggml, node by node."""
+    file = tmp_path / "case.gguf"
+    result = CliRunner().invoke(main, ["capture", "--projector", name, "-o", str(file)])
+    assert result.exit_code == 0, result.output
+    assert file.stat().st_size < 4_000_000
+    case = casefile.read_one(file)
+    assert [len(s.outputs) for s in case.steps] == [1] * steps
+    assert case.recipes
+    ran = CliRunner().invoke(main, ["run", str(file), "--backend", "cpu", "--backend", "ggml"])
+    assert ran.exit_code == 0, ran.output
+    assert ran.output.count("1 PASS") == 2
+
+
+def test_a_recording_has_one_source() -> None:
+    """A model file, an architecture or a projector."""
+    both = CliRunner().invoke(main, ["capture", "--arch", "llama", "--projector", "mlp", "-o", "x.gguf"])
+    assert (both.exit_code, "--projector NAME expected" in both.output) == (2, True)
+    wrong = CliRunner().invoke(main, ["capture", "--projector", "nothing", "-o", "x.gguf"])
+    assert (wrong.exit_code, "projector 'nothing' is unknown" in wrong.output) == (2, True)
 
 
 # --- planted bugs

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from conformance.ggml.errors import UsageError
+from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
+from conformance.suite.zoo.family import ENVIRONMENT, TIME_LIMIT
 from conformance.suite.zoo.play import UNSUPPORTED, Device, Played, compare, conduct
 from conformance.suite.zoo.verbs.desk import Pair
 from conformance.suite.zoo.verbs.play import ON_CPU, judge_pairs
 
-from .encoder import Load
+from .encoder import Load, Medium
 from .files import write_projector, write_text_model
 from .relations import MEDIA
 from .table import projector
@@ -54,6 +58,26 @@ def play_projector(
                 held = _held(played[run], references[judge][run]) if run in MEDIA else played[run]
                 out[d.name, run] = held
     return out
+
+
+def capture_projector(name: str, medium: Medium, output: Path, lib: str = "", type_w: str = "f32") -> None:
+    """Write what the CPU computes of a medium as a case file.
+
+    Raises:
+        UsageError: there is no such projector or library, or libmtmd cannot; gives its reason.
+    """
+    with tempfile.TemporaryDirectory(prefix="conformance-projector-") as folder:
+        load = replace(prepare(Path(folder), name, type_w), lib=lib)
+        worker = Worker(SERVICE, time_limit=TIME_LIMIT, env={**os.environ, **ENVIRONMENT})
+        try:
+            worker.ask({"load": asdict(load), "device": ""})
+            worker.ask({"record": medium, "output": str(output.absolute())})
+        except WorkerTimeoutError:
+            raise UsageError(f"libmtmd gave no answer within {TIME_LIMIT:g} s") from None
+        except WorkerDiedError as e:
+            raise UsageError(f"libmtmd ended its process: {' / '.join(e.lines[-3:]) or e.how}") from None
+        finally:
+            worker.close()
 
 
 def prepare(folder: Path, name: str, type_w: str = "f32") -> Load:

@@ -4,6 +4,7 @@
 `folder` and `file`: a medium is encoded; the reply `{"chunks": n}` comes with the file (an array per chunk), or it is
 `{"failed": text}`. `relation` (a name of `relations.RELATIONS`) and `folder`: the reply `{"pairs": [what each
 compares, …]}` comes with `folder/NAME.npz`. Either is `{"unsupported": text}` where the library lacks what it takes.
+`record` (a `Medium`) and `output`: what the CPU computes of it is written as a case file; the reply is empty.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from conformance.ggml.errors import ConformanceError
+from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.lib.mtmd import Mtmd
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.zoo.load import LacksError
 from conformance.suite.zoo.verbs.desk import RefusedError
 from conformance.suite.zoo.worker import last_words
 
-from .encoder import Encoder, Load, UnknownError
+from .encoder import Encoder, Load, Medium, UnknownError
+from .record import record
 from .relations import MEDIA, RELATIONS
 
 
@@ -35,9 +37,11 @@ def main() -> None:
             if "load" in header:
                 loaded.append(encoder(Load(**header["load"]), header["device"]))
                 return {}, ()
+            if "record" in header:
+                return _record(loaded[-1], header["record"], Path(header["output"])), ()
             return reply(loaded[-1], header), ()
         except ConformanceError as e:
-            return failure(e)
+            return failure(e, UsageError.__name__)
 
     Service().serve(answer)
     os._exit(0)  # a library's own clean-up proves nothing, and there is nothing to save
@@ -66,6 +70,14 @@ def reply(e: Encoder, ask: Mapping[str, Any]) -> dict[str, Any]:
         return {"unsupported": f"refused: {error}"}
     except ConformanceError as error:
         return {"failed": str(error)}
+
+
+def _record(e: Encoder, medium: Medium, output: Path) -> dict[str, Any]:
+    if e.library.absent:
+        raise UsageError(e.library.absent)
+    with e.clean():
+        record(e, medium, output)
+    return {}
 
 
 def _run(e: Encoder, ask: Mapping[str, Any]) -> dict[str, Any]:
