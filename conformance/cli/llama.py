@@ -128,12 +128,20 @@ def capture(
         return
     if sum(source is not None for source in (model, arch, projector)) != 1:
         raise UsageError(
-            "capture: a model file, --arch NAME, or --projector NAME expected; --list shows the architectures, "
+            "capture: a model file, or --arch NAME, or --projector NAME expected; --list shows the architectures, "
             "conform zoo --list-projectors the projectors"
         )
     if output is None:
         raise UsageError("capture: -o FILE.gguf is missing")
     if projector is not None:
+        others = {
+            "--set": settings,
+            "--real": real,
+            "--run": plan,
+            "--nodes": nodes,
+            "--weights": weights == "reference",
+        }
+        _refuse(others, "not with --projector")
         with Progress().of(since(f"libmtmd runs {projector}")):
             capture_projector(projector, medium, output, llama_of(lib), weight_type)
         _report(output, casefile.read_one(output))
@@ -142,8 +150,7 @@ def capture(
     library = llama_of(lib)
     if model is not None:
         arch_only = {"--set": settings, "--real": real, "--weight-type": weight_type != "f32"}
-        if wrong := [option for option, given in arch_only.items() if given]:
-            raise UsageError(f"capture: {', '.join(wrong)}: only with --arch; a model file has its own")
+        _refuse(arch_only, "only with --arch; a model file has its own")
         stem = re.sub(r"[^A-Za-z0-9_.]+", "_", model.stem)
         with Progress().of(since(f"llama.cpp runs {model.name}")):
             case = family.record_model(
@@ -180,6 +187,12 @@ def capture(
             case = family.make(_zoo_id(str(arch), values, seed), library)
     casefile.write(output, case)
     _report(output, case)
+
+
+def _refuse(given: Mapping[str, object], why: str) -> None:
+    """UsageError if the user gave an option that says nothing here."""
+    if wrong := [option for option, value in given.items() if value]:
+        raise UsageError(f"capture: {', '.join(wrong)}: {why}")
 
 
 def _zoo_id(arch: str, values: Mapping[str, object], seed: int) -> str:

@@ -193,7 +193,7 @@ def test_a_projector_that_ends_its_process_costs_its_cells(monkeypatch: pytest.M
 
 
 @needs_wheel
-@pytest.mark.parametrize(("name", "steps"), [(TILES, 3), (FRAMES, 1), (SOUND, 1)])
+@pytest.mark.parametrize(("name", "steps"), [(TILES, 3), (SOUND, 1)])
 def test_what_it_computes_is_a_case(name: str, steps: int, tmp_path: Path) -> None:
     """A step for each chunk, small, and right to the reference in float64 and to ggml, node by node."""
     file = tmp_path / "case.gguf"
@@ -212,6 +212,8 @@ def test_a_recording_has_one_source() -> None:
     """A model file, an architecture or a projector."""
     both = CliRunner().invoke(main, ["capture", "--arch", "llama", "--projector", "mlp", "-o", "x.gguf"])
     assert (both.exit_code, "--projector NAME expected" in both.output) == (2, True)
+    idle = CliRunner().invoke(main, ["capture", "--projector", "mlp", "--real", "-o", "x.gguf"])
+    assert (idle.exit_code, "--real: not with --projector" in idle.output) == (2, True)
     wrong = CliRunner().invoke(main, ["capture", "--projector", "nothing", "-o", "x.gguf"])
     assert (wrong.exit_code, "projector 'nothing' is unknown" in wrong.output) == (2, True)
 

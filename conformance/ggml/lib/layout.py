@@ -374,13 +374,13 @@ LLAMA_OWNERS: Signatures = {"get_memory": (_P, (_P,)), "model_get_vocab": (_P, (
 
 
 def llama_optional(model_params: CType) -> Signatures:
-    """`llama_*` that older versions lack: they make no model from metadata, do not say whether a memory shifts, or
-    whether a vocabulary has texts.
+    """`llama_*` that older versions lack: they make no model from metadata, do not say whether a memory shifts,
+    whether a vocabulary has texts, or how wide a row of embeddings is that goes in.
     """
     return {
         "model_init_from_user": (_P, (_P, SET_TENSOR_DATA, _P, model_params)), "memory_can_shift": (_B, (_P,)),
         "tokenize": (_I, (_P, _S, _I, _P, _I, _B, _B)), "detokenize": (_I, (_P, _P, _I, _P, _I, _B, _B)),
-        "vocab_type": (_I, (_P,)), "model_n_embd_inp": (_I, (_P,)), "model_free": (None, (_P,)),
+        "vocab_type": (_I, (_P,)), "model_n_embd_inp": (_I, (_P,)),
     }
 
 
