@@ -9,6 +9,7 @@ from conformance.case.case import Case, Step
 from conformance.case.recipe import MAKEABLE
 from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import computes
 from conformance.suite.zoo.recorder import GraphRecord, Recorder
 from conformance.suite.zoo.worker import TOLERANCE
 
@@ -54,8 +55,9 @@ def record(e: Encoder, medium: Medium, output: Path) -> None:
 
 
 def _step(graph: GraphRecord) -> Step:
-    """A graph whose last node is its result."""
+    """A graph whose last node that computes is its result; the very last may be a view of it."""
     whole = Graph(graph.nodes)
     used = set(whole.tensors())
     inputs = {t: data for t, data in graph.inputs.items() if t in used}
-    return Step(whole, inputs, (graph.nodes[-1],), graph.values)
+    result = next(node for node in reversed(graph.nodes) if computes(node))
+    return Step(whole, inputs, (result,), graph.values)
