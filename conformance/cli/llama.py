@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
@@ -30,9 +31,13 @@ from conformance.suite import captured
 from conformance.suite.decoder import layout as layouts
 from conformance.suite.zoo import family
 from conformance.suite.zoo.family import Request
-from conformance.suite.zoo.model import runnable
+from conformance.suite.zoo.model import Architecture, runnable
 from conformance.suite.zoo.model import table as architectures
 from conformance.suite.zoo.play import PASSES, RUNS, UNSUPPORTED, Device, Played, play
+from conformance.suite.zoo.projectors.encoder import Medium
+from conformance.suite.zoo.projectors.play import ROOT, capture_projector, play_projector
+from conformance.suite.zoo.projectors.relations import MEDIA, RELATIONS
+from conformance.suite.zoo.projectors.table import table as projectors
 from conformance.suite.zoo.verbs.desk import Kind
 from conformance.suite.zoo.verbs.play import play_verbs
 from conformance.suite.zoo.verbs.table import VERBS, Verb
@@ -46,7 +51,7 @@ _GGML = "ggml"
 """The adapter whose libraries llama.cpp runs on."""
 _TYPE = click.Choice(list(TYPES))
 Cells = dict[tuple[str, str, str], Played]
-"""Architecture, device's name, and run or verb -> what came of it."""
+"""Architecture or projector, device's name, and run or verb -> what came of it."""
 _SWITCH = {"on": "1", "off": "0", None: ""}
 _arch_option = click.option("--arch", metavar="NAME", help="An architecture; --list shows them.")
 _set_option = click.option(
@@ -86,6 +91,8 @@ _cache_option = click.option("--cache-type", type=_TYPE, default="f16", show_def
 @_seed_option
 @_lib_option
 @click.option("--list", "listing", is_flag=True, help="Show every architecture and whether it runs.")
+@click.option("--projector", metavar="NAME", help="A projector; conform zoo --list-projectors shows them.")
+@click.option("--medium", type=click.Choice(get_args(Medium)), default="odd", show_default=True, help="Of --projector.")
 @_output_option
 def capture(
     model: Path | None,
@@ -108,22 +115,42 @@ def capture(
     seed: int,
     lib: str | None,
     listing: bool,
+    projector: str | None,
+    medium: Medium,
     output: Path | None,
 ) -> None:
-    """Record what llama.cpp runs: MODEL.gguf, or --arch NAME with made-up weights, as a case file."""
+    """Record what llama.cpp runs: MODEL.gguf, or --arch NAME with made-up weights, as a case file.
+
+    With --projector NAME: what libmtmd computes of an image or a sound.
+    """
     if listing:
         _list()
         return
-    if (model is None) == (arch is None):
-        raise UsageError("capture: a model file, or --arch NAME, expected; --list shows the architectures")
+    if sum(source is not None for source in (model, arch, projector)) != 1:
+        raise UsageError(
+            "capture: a model file, or --arch NAME, or --projector NAME expected; --list shows the architectures, "
+            "conform zoo --list-projectors the projectors"
+        )
     if output is None:
         raise UsageError("capture: -o FILE.gguf is missing")
+    if projector is not None:
+        others = {
+            "--set": settings,
+            "--real": real,
+            "--run": plan,
+            "--nodes": nodes,
+            "--weights": weights == "reference",
+        }
+        _refuse(others, "not with --projector")
+        with Progress().of(since(f"libmtmd runs {projector}")):
+            capture_projector(projector, medium, output, llama_of(lib), weight_type)
+        _report(output, casefile.read_one(output))
+        return
     plan = plan or f"p{prefill}" + (f".d{decode}" if decode else "")
     library = llama_of(lib)
     if model is not None:
         arch_only = {"--set": settings, "--real": real, "--weight-type": weight_type != "f32"}
-        if wrong := [option for option, given in arch_only.items() if given]:
-            raise UsageError(f"capture: {', '.join(wrong)}: only with --arch; a model file has its own")
+        _refuse(arch_only, "only with --arch; a model file has its own")
         stem = re.sub(r"[^A-Za-z0-9_.]+", "_", model.stem)
         with Progress().of(since(f"llama.cpp runs {model.name}")):
             case = family.record_model(
@@ -162,6 +189,12 @@ def capture(
     _report(output, case)
 
 
+def _refuse(given: Mapping[str, object], why: str) -> None:
+    """UsageError if the user gave an option that says nothing here."""
+    if wrong := [option for option, value in given.items() if value]:
+        raise UsageError(f"capture: {', '.join(wrong)}: {why}")
+
+
 def _zoo_id(arch: str, values: Mapping[str, object], seed: int) -> str:
     """The id of an architecture's case: keys that are empty, or have their default, are left out."""
     keys = [f"{key}={value}" for key, value in values.items() if value and value != family.KEYS[key].default]
@@ -192,9 +225,13 @@ def _settings(settings: Sequence[str]) -> str:
 
 
 def _list() -> None:
-    rows = [(a.name, "encodes only" if a.encodes else "", a.lacks or "runs") for a in architectures().values()]
+    rows = [(a.name, _note(a), a.lacks or "runs") for a in architectures().values()]
     table(rows, ["architecture", "", "llama_decode"])
-    line(f"{len(runnable())} of {len(rows)} run")
+    line(f"{len(runnable(with_variants=True))} of {len(rows)} run")
+
+
+def _note(arch: Architecture) -> str:
+    return "encodes only" if arch.encodes else f"a variant of {arch.of}" if arch.of else ""
 
 
 @click.command("make-model")
@@ -253,12 +290,21 @@ def layout(archs: Sequence[str], lib: str | None) -> None:
 @click.command()
 @backend_option
 @click.option(
-    "--arch", "globs", multiple=True, metavar="GLOB", help="Architectures; repeatable. Default: all that run."
+    "--arch",
+    "globs",
+    multiple=True,
+    metavar="GLOB",
+    help="Architectures; repeatable. Default: all that run, or none beside projectors.",
 )
 @click.option("--runs", metavar="RUN,…", help=f"Of {', '.join(RUNS)}; default: all, or none beside verbs.")
 @click.option("--verb", "verb_globs", multiple=True, metavar="GLOB", help="Verbs; repeatable.")
 @click.option("--verbs", "every_verb", is_flag=True, help="Every verb.")
 @click.option("--list-verbs", is_flag=True, help="Show every verb, what it does and for which models.")
+@click.option(
+    "--projector", "projector_globs", multiple=True, metavar="GLOB", help="Projectors of images and sounds; repeatable."
+)
+@click.option("--projectors", "every_projector", is_flag=True, help="Every projector.")
+@click.option("--list-projectors", is_flag=True, help="Show every projector, and what each is asked for.")
 @click.option("--run", "plan", default="p5.d4", show_default=True, metavar="PLAN", help="What each sequence decodes.")
 @_context_option
 @_flash_option
@@ -275,6 +321,9 @@ def zoo(
     verb_globs: Sequence[str],
     every_verb: bool,
     list_verbs: bool,
+    projector_globs: Sequence[str],
+    every_projector: bool,
+    list_projectors: bool,
     plan: str,
     context: int,
     flash_attn: str | None,
@@ -288,6 +337,7 @@ def zoo(
     """Let llama.cpp run every architecture on devices and compare its logits with those of its own CPU run.
 
     A verb compares two ways through llama.cpp's functions, both on the device: say, a state saved and loaded, or not.
+    A projector of libmtmd encodes images and sounds, made up as it is itself, on the device and on the CPU.
 
     Each architecture runs in processes of its own, so a crash or a hang costs one cell. Exit code 1: a cell failed;
     3: none passed or failed.
@@ -295,67 +345,129 @@ def zoo(
     if list_verbs:
         table([(v.name, v.does, _kinds(v)) for v in VERBS.values()], ["verb", "what it does", "models"])
         return
-    if not backends:
-        raise UsageError("zoo: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
-    devices = [device(Spec.parse(text)) for text in backends]
-    verbs = _verbs(["*"] if every_verb else verb_globs)
-    chosen = {name: dict(RUNS[name]) for name in _runs(runs or ("" if verbs else ",".join(RUNS)))}
-    archs = [a for a in runnable() if not globs or any(fnmatchcase(a, g) for g in globs)]
-    if not archs:
-        raise UsageError(f"zoo: no architecture fits {', '.join(globs)}; conform capture --list shows them")
+    if list_projectors:
+        _list_projectors()
+        return
+    wanted = _wanted(
+        [device(Spec.parse(text)) for text in backends],
+        globs,
+        runs,
+        ["*"] if every_verb else verb_globs,
+        ["*"] if every_projector else projector_globs,
+    )
     values = {
         "real": "" if all_weights else "1", "w": weight_type, "fa": _SWITCH[flash_attn], "ctx": context,
         "cache": cache_type, "run": plan,
     }  # fmt: skip
     cells: Cells = {}
 
-    def one(arch: str) -> None:
-        case_id = _zoo_id(arch, values, 1)
-        ended = play(case_id, devices, chosen, time_limit) if chosen else {}
-        ended.update(play_verbs(case_id, devices, verbs, time_limit) if verbs else {})
-        for (name, run), played in ended.items():
-            cells[arch, name, run] = played
+    def one(row: str) -> None:
+        for (name, run), played in _play(wanted, row, values, time_limit).items():
+            cells[row, name, run] = played
             if played.verdict not in PASSES or (played.detail and played.verdict != UNSUPPORTED):
-                line(f"{played.verdict} {arch} on {name}, {run}: {played.detail[:300]}", err=True)
+                line(f"{played.verdict} {row} on {name}, {run}: {played.detail[:300]}", err=True)
 
     try:
         with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(one, archs))
+            list(pool.map(one, [*wanted.archs, *wanted.projectors]))
     except KeyboardInterrupt:
         line("interrupted; what ran is shown", err=True)
     rows = record(cells)
     causes = of_zoo(rows)
     if json_path:
         write_json(json_path, {**header("zoo"), "results": rows, "causes": [c.to_json() for c in causes]})
-    _show(cells, causes, rows, archs, devices, (list(chosen), verbs))
+    _show_all(cells, causes, rows, wanted)
     judged = [p for p in cells.values() if p.verdict not in ("NO REFERENCE", UNSUPPORTED)]
     sys.exit(3 if not judged else int(any(p.verdict not in PASSES for p in judged)))
 
 
-def _show(
-    cells: Cells,
-    causes: Sequence[CellCause],
-    rows: Sequence[Mapping[str, Any]],
-    archs: Sequence[str],
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What `conform zoo` plays."""
+
+    devices: Sequence[Device]
+    archs: Sequence[str]
+    runs: Mapping[str, Mapping[str, Any]]
+    """Of each architecture: of `RUNS`."""
+    verbs: Sequence[str]
+    projectors: Sequence[str]
+    """Names of rows."""
+
+
+def _wanted(
     devices: Sequence[Device],
-    chosen: tuple[Sequence[str], Sequence[str]],
-) -> None:
-    """Print a row per architecture of the runs, and one per verb; then the causes. `chosen`: runs and verbs."""
-    runs, verbs = chosen
+    globs: Sequence[str],
+    runs: str | None,
+    verb_globs: Sequence[str],
+    projector_globs: Sequence[str],
+) -> _Wanted:
+    """What the options name; UsageError where one fits nothing, or there is no device."""
+    if not devices:
+        raise UsageError("zoo: --backend NAME expected: a ggml library and its device, as ggml?lib=DIR&device=NAME")
+    verbs = _fitting("verb", verb_globs, VERBS)
+    chosen = {name: RUNS[name] for name in _runs(runs or ("" if verbs else ",".join(RUNS)))}
+    seen = [ROOT + name for name in _fitting("projector", projector_globs, projectors())]
+    archs = [a for a in runnable(with_variants=True) if any(fnmatchcase(a, g) for g in globs) or not (globs or seen)]
+    if globs and not archs:
+        raise UsageError(f"zoo: no architecture fits {', '.join(globs)}; conform capture --list shows them")
+    return _Wanted(devices, archs, chosen, verbs, seen)
+
+
+def _play(wanted: _Wanted, row: str, values: Mapping[str, object], time_limit: float) -> dict[tuple[str, str], Played]:
+    """Play an architecture or a projector: (device's name, run's name) -> what came of it."""
+    if row in wanted.projectors:
+        name, runs = row.removeprefix(ROOT), [*MEDIA, *RELATIONS]
+        return play_projector(name, wanted.devices, runs, str(values["w"]), time_limit)
+    case_id = _zoo_id(row, values, 1)
+    ended = play(case_id, wanted.devices, wanted.runs, time_limit) if wanted.runs else {}
+    return {**ended, **(play_verbs(case_id, wanted.devices, wanted.verbs, time_limit) if wanted.verbs else {})}
+
+
+def _list_projectors() -> None:
+    """Print every projector, and what each is asked for."""
+    table([(p.name, p.modality, p.type, p.text) for p in projectors().values()],
+          ["projector", "for", "clip.projector_type", "text model"])  # fmt: skip
+    table([(r.name, r.does, ", ".join(r.modalities)) for r in RELATIONS.values()], ["relation", "what it does", "for"])
+
+
+def _show_all(cells: Cells, causes: Sequence[CellCause], rows: Sequence[Mapping[str, Any]], wanted: _Wanted) -> None:
+    """Print the tables of architectures and of projectors; then the causes, and what came of each run."""
     number = {c.id: n for n, c in enumerate(causes, 1)}
-    by = {(r["architecture"], r["backend"], r["run"]): number[r["cause"]] for r in rows if "cause" in r}
-    columns = [(d.name, run) for d in devices for run in runs]
-    if columns:
-        ran = [a for a in archs if (a, *columns[0]) in cells]
-        shown = [(a, *(_numbered(cells.get((a, *c)), by.get((a, *c))) for c in columns)) for a in ran]
-        table(shown, ["architecture", *(f"{printable(d)}\n{run}" for d, run in columns)])
-    if verbs:
-        counts = [(verb, *(_counts(cells, (d.name, verb)) for d in devices)) for verb in verbs]
-        table(counts, ["verb", *(printable(d.name) for d in devices)])
+    numbers = {(r["architecture"], r["backend"], r["run"]): number[r["cause"]] for r in rows if "cause" in r}
+    devices = [d.name for d in wanted.devices]
+    if wanted.archs:
+        _show(cells, numbers, devices, ("architecture", wanted.archs, list(wanted.runs)), ("verb", wanted.verbs))
+    if wanted.projectors:
+        _show(cells, numbers, devices, ("projector", wanted.projectors, list(MEDIA)), ("relation", list(RELATIONS)))
     for text in cell_lines(causes):
         line(text)
-    for column in columns:
-        line(f"{column[0]}, {column[1]}: {_counts(cells, column)}")
+    for column in ((d, run) for d in devices for run in (*wanted.runs, *MEDIA)):
+        if counts := _counts(cells, column):
+            line(f"{column[0]}, {column[1]}: {counts}")
+
+
+def _show(
+    cells: Cells,
+    numbers: Mapping[tuple[str, str, str], int],
+    devices: Sequence[str],
+    rows: tuple[str, Sequence[str], Sequence[str]],
+    ways: tuple[str, Sequence[str]],
+) -> None:
+    """Print a row per model of the runs, and one per verb or relation.
+
+    `numbers`: cell -> the number of its cause. `rows`: what a row is, the rows and the runs. `ways`: what a verb is
+    called, and the verbs.
+    """
+    heading, names, runs = rows
+    columns = [(d, run) for d in devices for run in runs]
+    if columns:
+        ran = [a for a in names if (a, *columns[0]) in cells]
+        shown = [(a, *(_numbered(cells.get((a, *c)), numbers.get((a, *c))) for c in columns)) for a in ran]
+        table(shown, [heading, *(f"{printable(d)}\n{run}" for d, run in columns)])
+    what, verbs = ways
+    if verbs:
+        counts = [(verb, *(_counts(cells, (d, verb)) for d in devices)) for verb in verbs]
+        table(counts, [what, *(printable(d) for d in devices)])
 
 
 def device(spec: Spec) -> Device:
@@ -373,12 +485,13 @@ def llama_of(build: str | None) -> str:
     return str(find_llama(locate(build))) if build else ""
 
 
-def _verbs(globs: Sequence[str]) -> list[str]:
-    """The verbs that fit, in the table's order; UsageError names a glob that fits none."""
+def _fitting(option: str, globs: Sequence[str], names: Iterable[str]) -> list[str]:
+    """The names that fit a glob, in order; UsageError names a glob that fits none."""
+    names = list(names)
     for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in VERBS):
-            raise UsageError(f"--verb {glob}: one of {', '.join(VERBS)} expected")
-    return [name for name in VERBS if any(fnmatchcase(name, glob) for glob in globs)]
+        if not any(fnmatchcase(name, glob) for name in names):
+            raise UsageError(f"--{option} {glob}: one of {', '.join(names)} expected")
+    return [name for name in names if any(fnmatchcase(name, glob) for glob in globs)]
 
 
 def _kinds(verb: Verb) -> str:

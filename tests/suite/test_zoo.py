@@ -23,6 +23,7 @@ from conformance.cli import main
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.lib.layout import CONTEXT_PARAMS, DEFAULTS, MODEL_PARAMS
 from conformance.ggml.lib.llama import choose, put
+from conformance.ggml.lib.mtmd import MTMD_PARAMS
 from conformance.ggml.tensor import new_tensor
 from conformance.ggml.types import F32
 from conformance.judge.verdict import Verdict
@@ -206,11 +207,13 @@ def test_commands_do_not_load_the_binding() -> None:
     assert json.loads(done.stdout) == []
 
 
-PARAMS = {"llama_model_params": MODEL_PARAMS, "llama_context_params": CONTEXT_PARAMS}
+PARAMS = {
+    "llama_model_params": MODEL_PARAMS, "llama_context_params": CONTEXT_PARAMS, "mtmd_context_params": MTMD_PARAMS,
+}  # fmt: skip
 SET = frozenset({
     "devices", "n_gpu_layers", "use_extra_bufts", "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads",
     "n_threads_batch", "flash_attn_type", "flash_attn", "type_k", "type_v", "kv_unified", "swa_full", "embeddings",
-    "cb_eval",
+    "cb_eval", "use_gpu", "device", "print_timings", "warmup",
 })  # fmt: skip
 """What the worker sets."""
 

@@ -121,11 +121,11 @@ _SLACK = ("slack", ctypes.c_char * 256)
 
 _POINTERS = (
     "devices tensor_buft_overrides tensor_split rpc_servers progress_callback progress_callback_user_data kv_overrides "
-    "cb_eval cb_eval_user_data abort_callback abort_callback_data samplers ctx_other"
+    "cb_eval cb_eval_user_data abort_callback abort_callback_data samplers ctx_other device image_marker media_marker"
 )
 _BOOLS = (
     "vocab_only use_mmap use_direct_io use_mlock check_tensors use_extra_bufts no_host no_alloc load_mtp logits_all "
-    "embeddings offload_kqv flash_attn no_perf op_offload swa_full kv_unified"
+    "embeddings offload_kqv flash_attn no_perf op_offload swa_full kv_unified use_gpu print_timings warmup"
 )
 _FLOATS = "rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow defrag_thold"
 _SIZES = "moe_cache_size n_samplers"
@@ -137,7 +137,7 @@ _KINDS: dict[str, CType] = {
 """Parameter of a model or context -> its type, where that is not an enum or an int of 32 bits."""
 
 
-def _history(name: str, newest: str, *changes: tuple[str, str]) -> tuple[type[ctypes.Structure], ...]:
+def history(name: str, newest: str, *changes: tuple[str, str]) -> tuple[type[ctypes.Structure], ...]:
     """Every layout of a struct, the newest first: each change says what stands there, and what stood there before."""
     out, text = [], newest
     for now, before in (("", ""), *changes):
@@ -148,7 +148,7 @@ def _history(name: str, newest: str, *changes: tuple[str, str]) -> tuple[type[ct
     return tuple(out)
 
 
-MODEL_PARAMS = _history(
+MODEL_PARAMS = history(
     "llama_model_params",
     "devices tensor_buft_overrides n_gpu_layers split_mode load_mode lazy_mode main_gpu tensor_split progress_callback "
     "progress_callback_user_data kv_overrides vocab_only check_tensors use_extra_bufts no_host no_alloc load_mtp",
@@ -164,7 +164,7 @@ MODEL_PARAMS = _history(
     ("devices ", ""),  # b3889
 )  # fmt: skip
 """`struct llama_model_params`, the newest first; beside a change the last build known without it."""
-CONTEXT_PARAMS = _history(
+CONTEXT_PARAMS = history(
     "llama_context_params",
     "n_ctx n_batch n_ubatch n_seq_max n_rs_seq n_outputs_max n_outputs_max_per_seq n_threads n_threads_batch ctx_type "
     "rope_scaling_type pooling_type attention_type flash_attn_type rope_freq_base rope_freq_scale yarn_ext_factor "
@@ -259,9 +259,11 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {
     "cb_eval": (None,), "type_k": (_F16,), "type_v": (_F16,), "abort_callback": (None,), "logits_all": (0,),
     "embeddings": (0,), "offload_kqv": (1,), "flash_attn": (0,), "no_perf": (1,), "op_offload": (1,), "swa_full": (1,),
     "kv_unified": (0,), "samplers": (None,), "n_samplers": (0,), "ctx_other": (None,),
+    "use_gpu": (1,), "device": (None,), "print_timings": (1,), "image_marker": (None,), "warmup": (1,),
+    "image_min_tokens": (-1,), "image_max_tokens": (-1,), "batch_max_tokens": (1024,),
 }  # fmt: skip
-"""Parameter -> what `llama_model_default_params` and `llama_context_default_params` gave it in any version, as far as
-that tells layouts apart.
+"""Parameter -> what `llama_model_default_params`, `llama_context_default_params` and `mtmd_context_params_default` gave
+it in any version, as far as that tells layouts apart.
 """
 
 
@@ -373,13 +375,13 @@ LLAMA_OWNERS: Signatures = {"get_memory": (_P, (_P,)), "model_get_vocab": (_P, (
 
 
 def llama_optional(model_params: CType) -> Signatures:
-    """`llama_*` that older versions lack: they make no model from metadata, do not say whether a memory shifts, or
-    whether a vocabulary has texts.
+    """`llama_*` that older versions lack: they make no model from metadata, do not say whether a memory shifts,
+    whether a vocabulary has texts, or how wide a row of embeddings is that goes in.
     """
     return {
         "model_init_from_user": (_P, (_P, SET_TENSOR_DATA, _P, model_params)), "memory_can_shift": (_B, (_P,)),
         "tokenize": (_I, (_P, _S, _I, _P, _I, _B, _B)), "detokenize": (_I, (_P, _P, _I, _P, _I, _B, _B)),
-        "vocab_type": (_I, (_P,)),
+        "vocab_type": (_I, (_P,)), "model_n_embd_inp": (_I, (_P,)),
     }
 
 

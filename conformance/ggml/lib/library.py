@@ -79,6 +79,8 @@ class Library:
 
     parts: ClassVar[Sequence[str]] = ("ggml", "ggml-base", "ggml-cpu")
     """The libraries of a split build; symbols are looked for in this order, the first also finds what it links."""
+    beside: ClassVar[Sequence[str]] = ()
+    """Libraries of a split build that link these, and that it may lack."""
 
     def __init__(self, where: str = "") -> None:
         # ggml would start a debugger to print a backtrace; the message before it is what matters.
@@ -87,6 +89,8 @@ class Library:
         self.folder = self.path if self.path.is_dir() else self.path.parent
         """Where device libraries lie that ggml loads itself."""
         self._handles = list(_load(self.path, self.parts))
+        more = (part(self.path, stem) for stem in self.beside if self.path.is_dir())
+        self._handles += [_open(path) for path in more if path is not None]
         self.log: deque[str] = deque(maxlen=64)
         """The library's last log lines."""
         self.ggml = SimpleNamespace()

@@ -208,7 +208,10 @@ def read(case_id: str, lib: str = "") -> tuple[Request, str, dict[str, Value], b
         raise UsageError(f"case {case_id!r}: {NAME}/{form}@seed expected")
     values, params = read_keys(case_id, match["keys"] or "", KEYS)
     arch = model.architecture(match["arch"])
-    keys = {**arch.keys, **dict(_setting(case_id, arch.name, item) for item in values["set"].split("+") if item)}
+    keys = {
+        **arch.keys,
+        **dict(_setting(case_id, arch.of or arch.name, item) for item in values["set"].split("+") if item),
+    }
     request = Request(
         id=case_id,
         stream=case_id,

@@ -2,7 +2,8 @@
 
 `architectures.json`: keys that every architecture gets (`common`), those of a mixture of experts (`experts`), and per
 architecture what differs (`set`, null takes a key away), whether it has experts, whether it only encodes, or why it
-does not run (`lacks`). A key without a dot-separated root of its own stands for `ARCH.key`.
+does not run (`lacks`). A key without a dot-separated root of its own stands for `ARCH.key`. `variants`: models that
+llama.cpp runs as the architecture `of`, under names of their own.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32, TYPES, GGMLType
 
-Value = int | float | bool | str | list[int] | list[float]
+Value = int | float | bool | str | list[int] | list[float] | list[str]
 """What a metadata key can hold."""
 
 _TABLE = shipped.path("suite", "zoo", "architectures.json")
 _BYTES, _HALF = np.dtype(np.uint8), np.dtype(np.float16)
 _ALIGNMENT = 32
-_FACTS = ("lacks", "encodes", "flash_attn", "unified", "optional", "absent", "types")
+_FACTS = ("lacks", "encodes", "flash_attn", "unified", "optional", "absent", "types", "of")
 _ROOTS = ("general.", "tokenizer.", "xielu.")
 """Keys that stand as they are; all others belong to the architecture."""
 
@@ -56,6 +57,8 @@ class Architecture:
     """Pattern of weights that its models never have: llama.cpp has a place for them, and takes another path."""
     types: Mapping[str, str] = field(default_factory=dict)
     """Pattern of weights -> the type that they must have, where that is not F32."""
+    of: str = ""
+    """The architecture that it is a variant of, which its files name."""
 
 
 def lacks() -> str:
@@ -65,24 +68,25 @@ def lacks() -> str:
 
 @cache
 def table() -> dict[str, Architecture]:
-    """Every architecture by name, also those that do not run."""
+    """Every architecture by name, also those that do not run, and their variants."""
     try:
         read = json.loads(_TABLE.read_text("utf-8"))
     except OSError as e:
         raise UsageError(f"{_TABLE}: cannot be read: {e.strerror}; {shipped.AGAIN}") from None
-    return {name: _architecture(name, entry, read) for name, entry in sorted(read["architectures"].items())}
+    entries = {**read["architectures"], **read["variants"]}
+    return {name: _architecture(name, entry, read) for name, entry in sorted(entries.items())}
 
 
-def runnable() -> list[str]:
+def runnable(*, with_variants: bool = False) -> list[str]:
     """The names of those that run."""
-    return [a.name for a in table().values() if not a.lacks]
+    return [a.name for a in table().values() if not a.lacks and (with_variants or not a.of)]
 
 
 def architecture(name: str) -> Architecture:
     """The architecture called `name`; UsageError if there is none, or says why it does not run."""
     arch = table().get(name)
     if arch is None:
-        raise UsageError(f"zoo: architecture {name!r} is unknown; known: {', '.join(runnable())}")
+        raise UsageError(f"zoo: architecture {name!r} is unknown; known: {', '.join(runnable(with_variants=True))}")
     if arch.lacks:
         raise UsageError(f"zoo: {name} does not run: {arch.lacks}")
     return arch
@@ -90,7 +94,7 @@ def architecture(name: str) -> Architecture:
 
 def _architecture(name: str, entry: Mapping[str, Any], read: Mapping[str, Any]) -> Architecture:
     values = {**read["common"], **(read["experts"] if entry.get("experts") else {}), **entry.get("set", {})}
-    keys = {full_key(name, key): value for key, value in values.items() if value is not None}
+    keys = {full_key(entry.get("of", name), key): value for key, value in values.items() if value is not None}
     return Architecture(name, keys, **{k: entry[k] for k in _FACTS if k in entry})
 
 
@@ -144,7 +148,8 @@ def write_metadata(
 
 def open_writer(path: Path, arch: str, keys: Mapping[str, Value]) -> GGUFWriter:
     """A writer that has the metadata; tensors may be added. UsageError for a value that GGUF cannot hold."""
-    writer = GGUFWriter(path, arch)
+    entry = table().get(arch)
+    writer = GGUFWriter(path, entry.of or arch if entry else arch)
     for key, value in keys.items():
         if key == "general.architecture":
             continue

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from conformance.process import Worker, WorkerDiedError, WorkerTimeoutError
 
 from .family import ENVIRONMENT, Request, prepare, read
 from .recorder import flips, load_choices
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 TOLERANCE = 5e-4
 """NMSE of a step's logits, as for a free run against a recording."""
@@ -234,23 +237,24 @@ def _run(
 
 
 def conduct(
-    request: Request,
+    request: DataclassInstance,
     device: Device,
     asks: Mapping[str, Mapping[str, Any]],
     read: Callable[[str, Mapping[str, Any]], Played],
     time_limit: float,
+    service: str = "conformance.suite.zoo.worker",
 ) -> dict[str, Played]:
     """Have a worker load the model and answer requests, and another one those that are left if it dies.
 
-    `asks`: name -> a request. `read` makes of a request's name and its reply what came of it. `time_limit`:
-    seconds of one; it may take what a few that are left do not need.
+    `request`: the fields of what the module `service` loads. `asks`: name -> a request. `read` makes of a request's
+    name and its reply what came of it. `time_limit`: seconds of one; it may take what a few that are left do not need.
     """
     played: dict[str, Played] = {}
     while left := [n for n in asks if n not in played]:
         variables = {**os.environ, **ENVIRONMENT, **device.environment}
         env = {k: v for k, v in variables.items() if v is not None}
         seconds = time_limit * min(len(left), len(RUNS))
-        worker = Worker("conformance.suite.zoo.worker", time_limit=seconds, env=env)
+        worker = Worker(service, time_limit=seconds, env=env)
         try:
             try:
                 worker.ask({"load": asdict(request), "device": device.device})

@@ -1,0 +1,220 @@
+"""A projector that libmtmd loaded, and its calls: images and sounds in, embeddings out."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.case.streams import Stream
+from conformance.ggml.errors import UsageError
+from conformance.ggml.lib.llama import put
+from conformance.ggml.lib.mtmd import CHUNK_TEXT, InputText, Mtmd
+from conformance.suite.zoo.load import LacksError, from_metadata
+from conformance.suite.zoo.verbs.desk import RefusedError
+
+from .table import Modality
+
+F32 = NDArray[np.float32]
+Medium = Literal["whole", "odd", "large", "thin"]
+SAMPLES: dict[Medium, int] = {"whole": 16_000, "odd": 12_347, "large": 31 * 16_000 + 77, "thin": 403}
+"""Samples of each sound: a second, some that no hop divides, more than a piece of 30 s, a window of the FFT."""
+_SAID, _UNKNOWN = re.compile(r"rror|ailed"), re.compile(r"(unknown|unexpected) .*projector type")
+TOO_MANY, OTHER_SHAPE = 2, 3
+"""What `mtmd_batch_add_chunk` returns where a batch cannot have one more."""
+
+
+class UnknownError(UsageError):
+    """A projector that this libmtmd does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker loads."""
+
+    projector: str
+    modality: Modality
+    file: str
+    text: str
+    """The metadata of the text model."""
+    tile: int
+    stream: str
+    lib: str = ""
+    architecture: str = "llama"
+    """Of the text model."""
+
+
+def image_size(medium: Medium, tile: int) -> tuple[int, int]:
+    """Width and height in pixels: one tile, sides that no patch divides, several tiles, and a strip."""
+    sizes = {
+        "whole": (tile, tile), "odd": (tile + 13, tile - 9), "large": (3 * tile + 5, 2 * tile + 3),
+        "thin": (5 * tile, 7),
+    }  # fmt: skip
+    return sizes[medium]
+
+
+@dataclass
+class Encoder:
+    """A projector on a device, and contexts of it."""
+
+    library: Mtmd
+    load: Load
+    device: str
+    """As `ggml_backend_dev_name` has it; "" for the CPU alone."""
+    contexts: list[int] = field(default_factory=list)
+    """`mtmd_context *`; each lives until the run is done."""
+    _chunks: list[int] = field(default_factory=list)
+    _bitmaps: list[int] = field(default_factory=list)
+
+    def call(self, name: str) -> Callable[..., Any]:
+        """`mtmd_NAME`; LacksError if this library exports none."""
+        function: Callable[..., Any] | None = getattr(self.library.mtmd, name)
+        if function is None:
+            raise LacksError(f"mtmd_{name}")
+        return function
+
+    @contextmanager
+    def clean(self) -> Iterator[None]:
+        """Free at the end what was made inside."""
+        try:
+            yield
+        finally:
+            for made, free in (
+                (self._chunks, "input_chunks_free"), (self._bitmaps, "bitmap_free"), (self.contexts, "free"),
+            ):  # fmt: skip
+                while made:
+                    self.call(free)(made.pop())
+
+    @cached_property
+    def text_model(self) -> int:
+        """A `llama_model *` that says how wide embeddings are and makes tokens of texts; it computes nothing."""
+        params = self.library.llama.model_default_params()
+        put(params, n_gpu_layers=0)
+        model = from_metadata(self.library, self.load.text, lambda *_: None, params)
+        if not model:
+            raise UsageError(f"llama.cpp cannot make the text model {self.load.architecture}: {self.library.reason()}")
+        return model
+
+    @cached_property
+    def n_embd(self) -> int:
+        """Elements of an embedding: what the text model takes for a token, with what goes to deeper layers."""
+        llama = self.library.llama
+        return int((llama.model_n_embd_inp or llama.model_n_embd)(self.text_model))
+
+    def context(self, *, flash_attn: bool = True, n_threads: int = 1, callback: Any = None) -> int:  # noqa: ANN401
+        """A context: `mtmd_context *`. The caller keeps `callback`, an `EVAL_CALLBACK`, alive.
+
+        Raises:
+            UnknownError: this libmtmd has no such projector.
+            LacksError: it has not the functions.
+            UsageError: there is no such device, or it cannot load the file.
+        """
+        params = self.call("context_params_default")()
+        handle = self.library.device(self.device) if self.device else None
+        more = {"use_gpu": bool(self.device), "flash_attn_type": int(flash_attn), "n_threads": n_threads}
+        if put(params, device=handle) and self.device:
+            os.environ["MTMD_BACKEND_DEVICE"] = self.device
+        put(params, warmup=0, print_timings=0, **more)
+        if callback is not None and put(params, cb_eval=ctypes.cast(callback, ctypes.c_void_p)):
+            raise LacksError("mtmd_context_params.cb_eval")
+        context = self.call("init_from_file")(os.fsencode(self.load.file), self.text_model, params)
+        if not context:
+            said = " / ".join(line for line in self.library.log if _SAID.search(line)) or self.library.reason()
+            if _UNKNOWN.search(said):
+                raise UnknownError(f"this libmtmd knows no projector {self.load.projector}")
+            raise UsageError(f"libmtmd cannot load the projector: {said}")
+        self.contexts.append(int(context))
+        return int(context)
+
+    def medium(self, name: Medium, version: str = "") -> int:
+        """An image or a sound, always the same bytes for a name and version: `mtmd_bitmap *`."""
+        stream = Stream(self.load.stream, f"{name} {version}")
+        if self.load.modality == "audio":
+            samples = _sound(stream, SAMPLES[name])
+            made = self.call("bitmap_init_from_audio")(samples.size, samples.ctypes.data)
+        else:
+            pixels = _picture(stream, *image_size(name, self.load.tile))
+            made = self.call("bitmap_init")(pixels.shape[1], pixels.shape[0], pixels.ctypes.data)
+        self._bitmaps.append(int(made))
+        return int(made)
+
+    def mergeable(self, *bitmaps: int) -> None:
+        """Say that they are frames of a film; older versions take every pair of images of one size for that."""
+        for bitmap in bitmaps if self.library.mtmd.bitmap_set_mergeable else ():
+            self.call("bitmap_set_mergeable")(bitmap, True)  # C's signature
+
+    def chunks(self, context: int, *media: int, between: str = " and ") -> list[int]:
+        """What libmtmd makes of a prompt with these media: every `mtmd_input_chunk *` that is no text.
+
+        UsageError where it cannot.
+        """
+        marker = self.call("default_marker")().decode()
+        text = between.join([marker] * len(media)).encode()
+        chunks = self.call("input_chunks_init")()
+        self._chunks.append(int(chunks))
+        array = (ctypes.c_void_p * len(media))(*media)
+        ask = InputText(text, len(text), False, False)  # C's own order
+        status = self.call("tokenize")(context, chunks, ctypes.byref(ask), array, len(media))
+        if status:
+            raise UsageError(f"mtmd_tokenize returned {status}: {self.library.reason()}")
+        get, kind = self.call("input_chunks_get"), self.call("input_chunk_get_type")
+        found = [get(chunks, i) for i in range(self.call("input_chunks_size")(chunks))]
+        return [int(chunk) for chunk in found if kind(chunk) != CHUNK_TEXT]
+
+    def encode(self, context: int, chunk: int) -> F32:
+        """The embeddings of a chunk: `[tokens, n_embd]`; UsageError where libmtmd cannot."""
+        status = self.call("encode_chunk")(context, chunk)
+        if status:
+            raise UsageError(f"mtmd_encode_chunk returned {status}: {self.library.reason()}")
+        return self._rows(self.call("get_output_embd")(context), chunk)
+
+    def look(self, context: int, *media: int) -> list[F32]:
+        """The embeddings of each chunk of a prompt."""
+        return [self.encode(context, chunk) for chunk in self.chunks(context, *media)]
+
+    def batch(self, context: int, chunks: Sequence[int]) -> list[F32]:
+        """The embeddings of chunks in one batch, in order; RefusedError where libmtmd may say no."""
+        batch = self.call("batch_init")(context)
+        try:
+            for chunk in chunks:
+                status = self.call("batch_add_chunk")(batch, chunk)
+                if status in (TOO_MANY, OTHER_SHAPE):
+                    raise RefusedError(f"mtmd_batch_add_chunk returned {status}")
+                if status:
+                    raise UsageError(f"mtmd_batch_add_chunk returned {status}: {self.library.reason()}")
+            status = self.call("batch_encode")(batch)
+            if status:
+                raise UsageError(f"mtmd_batch_encode returned {status}: {self.library.reason()}")
+            return [self._rows(self.call("batch_get_output_embd")(batch, chunk), chunk) for chunk in chunks]
+        finally:
+            self.call("batch_free")(batch)
+
+    def _rows(self, pointer: int | None, chunk: int) -> F32:
+        n = int(self.call("input_chunk_get_n_tokens")(chunk))
+        if not pointer:
+            raise UsageError(f"libmtmd gives no embeddings of {n} tokens: {self.library.reason()}")
+        return np.frombuffer(ctypes.string_at(pointer, 4 * n * self.n_embd), np.float32).reshape(n, self.n_embd)
+
+
+def _picture(stream: Stream, width: int, height: int) -> NDArray[np.uint8]:
+    """Slanted stripes under noise, `[height, width, 3]`: neighbours are alike, and no two patches the same."""
+    x, y = np.meshgrid(np.arange(width), np.arange(height))
+    slopes = stream.bytes(6).astype(np.int64) % 7 + 1
+    stripes = np.stack([x * slopes[2 * c] + y * slopes[2 * c + 1] for c in range(3)], axis=-1)
+    noise = stream.bytes(width * height * 3).reshape(height, width, 3).astype(np.int64) % 96
+    return np.ascontiguousarray(((stripes + noise) % 256).astype(np.uint8))
+
+
+def _sound(stream: Stream, n: int) -> F32:
+    """`n` samples in [-1, 1]: a saw tooth that rises in pitch, under noise."""
+    at = np.arange(n, dtype=np.int64)
+    saw = (at * (37 + at // 4096)) % 512
+    return (saw.astype(np.float32) / np.float32(512) + stream.unit(n) - np.float32(1)) * np.float32(0.9)

@@ -1,0 +1,75 @@
+"""The two files that libmtmd loads: a projector with made-up weights, and the metadata of a text model beside it."""
+
+from __future__ import annotations
+
+import re
+from math import sqrt
+from pathlib import Path
+
+from conformance.case.recipe import Recipe, make
+from conformance.ggml.tensor import Tensor, new_tensor
+from conformance.ggml.types import F32, TYPES, GGMLType
+from conformance.suite.zoo.model import (
+    Value,
+    architecture,
+    full_key,
+    open_writer,
+    recipe,
+    write_metadata,
+    write_tensors,
+)
+
+from .table import Projector
+
+_SPECIAL, _BYTE, _NORMAL = 3, 6, 1
+"""`enum llama_token_type`."""
+TOKENS = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)))
+"""Every text has tokens: one for each of its bytes."""
+
+
+def write_projector(path: Path, projector: Projector, stream: str, type_w: str = "f32") -> None:
+    """The file of a projector; `stream` makes its weights, `type_w` is the type of matrices that may have it.
+
+    UsageError for a value that GGUF cannot hold.
+    """
+    writer = open_writer(path, "clip", projector.keys)
+    for key, value in projector.signed.items():
+        writer.add_int32(key, value)
+    f16 = re.compile(projector.f16)
+    tensors = [
+        new_tensor(TYPES["f16"] if f16.search(name) else _type(name, ne, type_w), *ne, name=name)
+        for name, ne in projector.tensors.items()
+    ]
+    write_tensors(writer, tensors, lambda t: make(weight_recipe(stream, t), t))
+
+
+def write_text_model(path: Path, projector: Projector) -> None:
+    """Metadata of the text model that a projector speaks to, whose weights nobody reads."""
+    arch = projector.text
+    types = [_SPECIAL, _SPECIAL, _SPECIAL, *[_BYTE] * 256]
+    keys: dict[str, Value] = {
+        **architecture(arch).keys,
+        **{full_key(arch, key): value for key, value in projector.text_keys.items()},
+        full_key(arch, "vocab_size"): len(TOKENS),
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(TOKENS),
+        "tokenizer.ggml.scores": [0.0] * len(TOKENS),
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.ggml.add_eos_token": False,
+    }
+    write_metadata(path, arch, keys, {})
+
+
+def _type(name: str, ne: tuple[int, ...], type_w: str) -> GGMLType:
+    """`type_w` for the matrices of blocks whose rows it can hold: conversion leaves the others as they are."""
+    is_matrix = len(ne) == 2 and ".blk." in name and name.endswith(".weight") and "conv_dw" not in name
+    return TYPES[type_w] if is_matrix and ne[0] % TYPES[type_w].blck_size == 0 else F32
+
+
+def weight_recipe(stream: str, t: Tensor) -> Recipe:
+    """As the zoo makes weights; a convolution's kernel keeps the size of what it sums up."""
+    if t.ne[2] * t.ne[3] == 1:
+        return recipe(stream, t)
+    fan_in = t.ne[0] * t.ne[1] * (t.ne[2] if t.ne[3] > 1 else 1)
+    return Recipe(stream, t.name, "normal", 0.0, 1.0 / sqrt(fan_in))

@@ -1,0 +1,100 @@
+"""The service of libmtmd's processes, which a shape or a device may end. Its requests, by their fields:
+
+`load` (`encoder.Load`'s fields) and `device` ("" for the CPU alone): a projector. `run` (a name of `relations.MEDIA`),
+`folder` and `file`: a medium is encoded; the reply `{"chunks": n}` comes with the file (an array per chunk), or it is
+`{"failed": text}`. `relation` (a name of `relations.RELATIONS`) and `folder`: the reply `{"pairs": [what each
+compares, …]}` comes with `folder/NAME.npz`. Either is `{"unsupported": text}` where the library lacks what it takes.
+`record` (a `Medium`) and `output`: what the CPU computes of it is written as a case file; the reply is empty.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.lib.mtmd import Mtmd
+from conformance.process.service import Frame, Service, failure
+from conformance.suite.zoo.load import LacksError
+from conformance.suite.zoo.verbs.desk import RefusedError
+from conformance.suite.zoo.worker import last_words
+
+from .encoder import Encoder, Load, Medium, UnknownError
+from .record import record
+from .relations import MEDIA, RELATIONS
+
+
+def main() -> None:
+    """Answer requests to their end."""
+    loaded: list[Encoder] = []
+
+    def answer(header: dict[str, Any], _: object) -> Frame:
+        try:
+            if "load" in header:
+                loaded.append(encoder(Load(**header["load"]), header["device"]))
+                return {}, ()
+            if "record" in header:
+                return _record(loaded[-1], header["record"], Path(header["output"])), ()
+            return reply(loaded[-1], header), ()
+        except ConformanceError as e:
+            return failure(e, UsageError.__name__)
+
+    Service().serve(answer)
+    os._exit(0)  # a library's own clean-up proves nothing, and there is nothing to save
+
+
+def encoder(load: Load, device: str) -> Encoder:
+    """A projector on a device; ConformanceError where there is no such library."""
+    library = Mtmd(load.lib)
+    library.initialise(last_words)
+    return Encoder(library, load, device)
+
+
+def reply(e: Encoder, ask: Mapping[str, Any]) -> dict[str, Any]:
+    """The reply to the request for a run or a relation."""
+    if e.library.absent:
+        return {"unsupported": e.library.absent}
+    e.library.log.clear()
+    try:
+        with e.clean():
+            return _relation(e, ask["relation"], Path(ask["folder"])) if "relation" in ask else _run(e, ask)
+    except LacksError as error:
+        return {"unsupported": f"this libmtmd has no {error}"}
+    except UnknownError as error:
+        return {"unsupported": str(error)}
+    except RefusedError as error:
+        return {"unsupported": f"refused: {error}"}
+    except ConformanceError as error:
+        return {"failed": str(error)}
+
+
+def _record(e: Encoder, medium: Medium, output: Path) -> dict[str, Any]:
+    if e.library.absent:
+        raise UsageError(e.library.absent)
+    with e.clean():
+        record(e, medium, output)
+    return {}
+
+
+def _run(e: Encoder, ask: Mapping[str, Any]) -> dict[str, Any]:
+    chunks = e.look(e.context(), e.medium(MEDIA[ask["run"]]))
+    np.savez(Path(ask["folder"]) / ask["file"], *chunks)
+    return {"chunks": len(chunks)}
+
+
+def _relation(e: Encoder, name: str, folder: Path) -> dict[str, Any]:
+    relation = RELATIONS[name]
+    if e.load.modality not in relation.modalities:
+        return {"unsupported": f"makes no sense for {e.load.modality}"}
+    pairs = list(relation.play(e))
+    arrays = {f"{k}{i}": getattr(p, k) for i, p in enumerate(pairs) for k in ("actual", "expected")}
+    np.savez(folder / f"{name}.npz", **arrays)
+    return {"pairs": [{"what": p.what, "exact": p.exact, "apart": p.apart} for p in pairs]}
+
+
+if __name__ == "__main__":
+    main()

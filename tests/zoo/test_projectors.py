@@ -1,0 +1,422 @@
+"""Projectors of the zoo: the files that they are made of, what libmtmd makes of images and sounds, and planted bugs."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from gguf import GGUFReader
+from hypothesis import given
+from hypothesis import strategies as st
+from marks import needs_wheel
+
+from conformance.case import casefile
+from conformance.cli import main
+from conformance.ggml.errors import ConformanceError, UsageError
+from conformance.ggml.lib import mtmd
+from conformance.ggml.lib.mtmd import Mtmd
+from conformance.suite.zoo.play import RUNS, Device, Played
+from conformance.suite.zoo.projectors import play
+from conformance.suite.zoo.projectors.encoder import Encoder, image_size
+from conformance.suite.zoo.projectors.files import TOKENS, write_projector
+from conformance.suite.zoo.projectors.play import play_projector, prepare
+from conformance.suite.zoo.projectors.relations import MEDIA, RELATIONS
+from conformance.suite.zoo.projectors.table import _number, projector, table
+from conformance.suite.zoo.projectors.worker import encoder, reply
+from conformance.suite.zoo.verbs.play import judge_pairs
+from conformance.suite.zoo.verbs.table import VERBS
+
+Call = Callable[..., Any]
+TILES, FRAMES, SOUND = "internvl", "qwen3vl_merger", "qwen3a"
+"""Projectors that cut tiles and take batches, that merge frames, and of sounds."""
+
+
+# --- the table and the files
+
+
+def test_there_are_projectors_of_both_kinds() -> None:
+    """At least 10, of images and of sounds; of one `clip.projector_type` there may be several."""
+    kinds = [p.modality for p in table().values()]
+    assert len(kinds) >= 30
+    assert kinds.count("audio") >= 5
+    assert len({p.type for p in table().values()}) >= 25
+
+
+@pytest.mark.parametrize("name", table())
+def test_shapes_are_small_and_whole(name: str) -> None:
+    """Every weight has 1 to 4 dimensions of at least 1, no projector takes more than 40 MB, and blocks are numbered."""
+    p = projector(name)
+    assert all(1 <= len(ne) <= 4 and min(ne) >= 1 for ne in p.tensors.values())
+    assert sum(int(np.prod(ne)) for ne in p.tensors.values()) < 10_000_000
+    blocks = p.keys[f"clip.{p.modality}.block_count"]
+    assert isinstance(blocks, int)
+    assert any(f".blk.{blocks - 1}." in w for w in p.tensors)
+    assert not any(f".blk.{blocks}." in w or "*" in w for w in p.tensors)
+
+
+def test_sizes_do_not_divide() -> None:
+    """Of images of an odd size, no side is a multiple of a patch, of what is merged, or of a tile."""
+    for p in table().values():
+        if p.modality == "vision":
+            patch = p.keys["clip.vision.patch_size"]
+            assert isinstance(patch, int)
+            assert all(side % patch for side in image_size("odd", p.tile))
+            assert all(side > 2 * p.tile for side in image_size("large", p.tile))
+
+
+@given(st.lists(st.lists(st.one_of(st.integers(1, 99), st.sampled_from("EFP")), min_size=1), min_size=1, max_size=3))
+def test_a_shape_is_a_sum_of_products(terms: list[list[int | str]]) -> None:
+    """`4*E+1` is read as Python reads it."""
+    sizes = {"E": 128, "F": 192, "P": 256}
+    text = "+".join("*".join(map(str, factors)) for factors in terms)
+    assert _number(text, sizes) == sum(
+        int(np.prod([f if isinstance(f, int) else sizes[f] for f in factors], dtype=object)) for factors in terms
+    )
+
+
+@pytest.mark.parametrize("name", ["ldp", "resampler", SOUND])
+def test_the_file_holds_what_the_table_says(name: str, tmp_path: Path) -> None:
+    """Names, `ne`, types and keys; signed ones are int32; the bytes are the same each time, and other for a name."""
+    p = projector(name)
+    for file in "ab":
+        write_projector(tmp_path / file, p, "one")
+    write_projector(tmp_path / "c", p, "other")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() != (tmp_path / "c").read_bytes()
+    read = GGUFReader(tmp_path / "a")
+    assert {t.name for t in read.tensors} == set(p.tensors)
+    for t in read.tensors:
+        ne = [*p.tensors[t.name], 1, 1, 1][:4]
+        assert [*t.shape.tolist(), 1, 1, 1][:4] == ne
+        assert t.tensor_type.name in ("F32", "F16")
+        assert (np.abs(t.data.astype(np.float64)) < 50).all()
+    assert read.fields["general.architecture"].contents() == "clip"
+    assert read.fields["clip.projector_type"].contents() == p.type
+    if p.signed:
+        assert read.fields["clip.minicpmv_version"].types[0].name == "INT32"
+    kernels = {t.name for t in read.tensors if t.tensor_type.name == "F16"}
+    assert len(kernels) == (2 if name == "ldp" else 0)
+
+
+def test_matrices_of_blocks_have_the_type_asked_for(tmp_path: Path) -> None:
+    """Those whose rows it can hold; kernels, norms and positions stay."""
+    write_projector(tmp_path / "q", projector(TILES), "one", "q8_0")
+    types = {t.name: t.tensor_type.name for t in GGUFReader(tmp_path / "q").tensors}
+    assert types["v.blk.0.attn_q.weight"] == types["v.blk.1.ffn_down.weight"] == "Q8_0"
+    assert types["v.patch_embd.weight"] == types["v.blk.0.ln1.weight"] == types["v.position_embd.weight"] == "F32"
+
+
+def test_every_byte_is_a_token() -> None:
+    """No text fails for a token that is not there."""
+    assert len(TOKENS) == len(set(TOKENS)) == 259
+
+
+def test_an_unknown_name_is_the_users_error() -> None:
+    """The message lists those that there are."""
+    with pytest.raises(UsageError, match=r"projector 'nothing' is unknown; known: adapter, "):
+        projector("nothing")
+
+
+# --- libmtmd
+
+
+@cache
+def first() -> Encoder:
+    """The first projector, with the library of all others."""
+    return encoder(prepare(Path(mkdtemp(prefix="conformance-projector-")), "mlp"), "")
+
+
+@cache
+def loaded(name: str) -> Encoder:
+    """A projector in this process, for all tests."""
+    load = prepare(Path(mkdtemp(prefix="conformance-projector-")), name)
+    return Encoder(first().library, load, "")
+
+
+def related(relation: str, name: str) -> Played:
+    """A relation in this process; ERROR where libmtmd reports one."""
+    e = loaded(name)
+    try:
+        with e.clean():
+            return judge_pairs(list(RELATIONS[relation].play(e)), on_cpu=True)
+    except ConformanceError as error:
+        return Played("ERROR", str(error))
+
+
+@needs_wheel
+@pytest.mark.parametrize("name", table())
+def test_every_projector_encodes(name: str) -> None:
+    """An image whose sides no patch divides, or such a sound, has embeddings that differ from token to token."""
+    e = loaded(name)
+    with e.clean():
+        for rows in e.look(e.context(), e.medium("odd")):
+            assert np.isfinite(rows).all()
+            assert rows.any(axis=1).all()
+            assert len(np.unique(rows, axis=0)) >= len(rows) - (name == "pixtral")  # which ends two rows alike
+
+
+@needs_wheel
+def test_a_large_image_is_cut() -> None:
+    """Tiles are chunks of their own, and each sees another part."""
+    e = loaded(TILES)
+    with e.clean():
+        tiles = e.look(e.context(), e.medium("large"))
+    assert len(tiles) > 3
+    assert len({t.tobytes() for t in tiles}) == len(tiles)
+
+
+@needs_wheel
+@pytest.mark.parametrize(("name", "relations"), [(TILES, RELATIONS), (FRAMES, RELATIONS), ("lfm2a", ["frames"])])
+def test_a_device_that_is_the_cpu_agrees(name: str, relations: Iterable[str]) -> None:
+    """Every run is equal to the bit, and every relation holds, or makes no sense and says why."""
+    found = play_projector(name, [Device("CPU too", "", "CPU")], [*MEDIA, *relations])
+    assert {p.verdict for p in found.values()} <= {"PASS", "UNSUPPORTED"}, found
+    assert all(found["CPU too", run].nmse == 0.0 for run in MEDIA)
+    assert all(p.detail for p in found.values() if p.verdict == "UNSUPPORTED")
+
+
+@needs_wheel
+def test_a_projector_that_ends_its_process_costs_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight of another shape aborts: runs have no reference, relations are CRASH, with ggml's words."""
+    broken = projector("mlp")
+    tensors = {**broken.tensors, "mm.0.weight": (96, 256)}
+    monkeypatch.setattr(play, "projector", lambda _: replace(broken, tensors=tensors))
+    found = play_projector("mlp", [Device("CPU")], ["media-odd", "media-threads"])
+    assert [p.verdict for p in found.values()] == ["NO REFERENCE", "CRASH"]
+    assert all("GGML_ASSERT" in p.detail for p in found.values())
+
+
+@needs_wheel
+@pytest.mark.parametrize(("name", "steps"), [(TILES, 3), ("ldpv2", 1)])
+def test_what_it_computes_is_a_case(name: str, steps: int, tmp_path: Path) -> None:
+    """A step for each chunk, weights as seeds, and right to the reference in float64 and to ggml, node by node."""
+    file = tmp_path / "case.gguf"
+    result = CliRunner().invoke(main, ["capture", "--projector", name, "-o", str(file)])
+    assert result.exit_code == 0, result.output
+    assert file.stat().st_size < 40_000_000
+    case = casefile.read_one(file)
+    assert [len(s.outputs) for s in case.steps] == [1] * steps
+    assert case.recipes
+    ran = CliRunner().invoke(main, ["run", str(file), "--backend", "cpu", "--backend", "ggml"])
+    assert ran.exit_code == 0, ran.output
+    assert ran.output.count("1 PASS") == 2
+
+
+def test_a_recording_has_one_source() -> None:
+    """A model file, an architecture or a projector."""
+    both = CliRunner().invoke(main, ["capture", "--arch", "llama", "--projector", "mlp", "-o", "x.gguf"])
+    assert (both.exit_code, "--projector NAME expected" in both.output) == (2, True)
+    idle = CliRunner().invoke(main, ["capture", "--projector", "mlp", "--real", "-o", "x.gguf"])
+    assert (idle.exit_code, "--real: not with --projector" in idle.output) == (2, True)
+    wrong = CliRunner().invoke(main, ["capture", "--projector", "nothing", "-o", "x.gguf"])
+    assert (wrong.exit_code, "projector 'nothing' is unknown" in wrong.output) == (2, True)
+
+
+# --- planted bugs
+
+
+def _second_zero(call: Call) -> Call:
+    """Each second time that embeddings are fetched, they are zeros."""
+    count, zeros = [0], (ctypes.c_float * 1_000_000)()
+
+    def get(*args: Any) -> Any:  # noqa: ANN401
+        count[0] += 1
+        return call(*args) if count[0] % 2 else ctypes.addressof(zeros)
+
+    return get
+
+
+def _stays(call: Call) -> Call:
+    """A context encodes its first chunk alone."""
+    seen: set[int] = set()
+
+    def encode(context: int, chunk: int) -> int:
+        if context in seen:
+            return 0
+        seen.add(context)
+        return int(call(context, chunk))
+
+    return encode
+
+
+def _first_of_batch(call: Call) -> Call:
+    """Every chunk of a batch has the embeddings of the first."""
+    first: dict[int, int] = {}
+    return lambda batch, chunk: call(batch, first.setdefault(batch, chunk))
+
+
+def _empty_batch(_: Call) -> Call:
+    return lambda _batch: 0
+
+
+def _other_weights(when: Callable[[Any], bool]) -> Callable[[Call], Call]:
+    """Some parameters load another file."""
+
+    def spoil(call: Call) -> Call:
+        def make(file: bytes, model: int, params: Any) -> Any:  # noqa: ANN401
+            other = Path(file.decode()).with_name("other.gguf")
+            name = Path(file.decode()).parent.name
+            if when(params):
+                write_projector(
+                    other, projector(next(p for p in table() if loaded(p).load.file == file.decode())), name
+                )
+            return call(str(other).encode() if when(params) else file, model, params)
+
+        return make
+
+    return spoil
+
+
+def _media(change: Callable[[list[int]], list[int]]) -> Callable[[Call], Call]:
+    """Changes the media of prompts of several."""
+
+    def spoil(call: Call) -> Call:
+        def tokenize(context: int, chunks: int, text: Any, media: Any, n: int) -> int:  # noqa: ANN401
+            if n > 1:
+                media = (ctypes.c_void_p * n)(*change([int(m) for m in media]))
+            return int(call(context, chunks, text, media, n))
+
+        return tokenize
+
+    return spoil
+
+
+BUGS: dict[str, tuple[str, Callable[[Call], Call], str, str]] = {
+    "the second tile is 0": ("get_output_embd", _second_zero, TILES, "tiles-back media-prompt media-turn media-twice"),
+    "the second piece of a sound is 0": ("get_output_embd", _second_zero, SOUND, "tiles-back media-prompt"),
+    "what was encoded first stays": ("encode_chunk", _stays, TILES, "tiles-back media-turn media-prompt media-twice"),
+    "a batch has the first's embeddings": ("batch_get_output_embd", _first_of_batch, TILES, "media-batch tiles-batch"),
+    "a batch is not encoded": ("batch_encode", _empty_batch, TILES, "media-batch tiles-batch"),
+    "flash attention is another": (
+        "init_from_file", _other_weights(lambda p: p.flash_attn_type == 0), FRAMES, "media-flash-attn"
+    ),
+    "3 threads are wrong": ("init_from_file", _other_weights(lambda p: p.n_threads > 1), FRAMES, "media-threads"),
+    "images of a prompt are swapped": ("tokenize", _media(lambda m: m[::-1]), TILES, "media-prompt"),
+    "the second frame is not seen": ("tokenize", _media(lambda m: [m[0]] * len(m)), FRAMES, "frames media-prompt"),
+}  # fmt: skip
+"""Bug -> libmtmd's function, how it is spoilt, the projector, and the relations that must notice."""
+
+
+@needs_wheel
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each relation that uses a function passes, and does not where the function is spoilt."""
+    name, spoil, projector_name, relations = BUGS[bug]
+    functions = loaded(projector_name).library.mtmd
+    for relation in relations.split():
+        assert related(relation, projector_name).verdict == "PASS"
+        with monkeypatch.context() as patch:
+            patch.setattr(functions, name, spoil(getattr(functions, name)))
+            found = related(relation, projector_name)
+        assert found.verdict in ("FAIL", "ERROR", "VACUOUS"), relation
+
+
+def _rows(*chunks: list[float]) -> Played:
+    return Played("PASS", results=[np.array([[*c], [*c]], np.float32) for c in chunks])
+
+
+def test_what_a_run_says() -> None:
+    """A chunk that is wrong, 0 or missing fails; a row of zeros on the CPU proves nothing, nor does a dead CPU."""
+    right = _rows([1.0, 2.0], [3.0, 4.0])
+    assert play._held(_rows([1.0, 2.0], [3.0, 4.0]), right).verdict == "PASS"
+    wrong = play._held(_rows([1.0, 2.0], [0.0, 0.0]), right)
+    assert (wrong.verdict, wrong.step) == ("FAIL", 1)
+    missing = play._held(_rows([1.0, 2.0]), right)
+    assert (missing.verdict, missing.detail) == ("FAIL", "2 chunks expected, 1 found")
+    assert play._held(right, _rows([1.0, 2.0], [0.0, 0.0])).verdict == "VACUOUS"
+    assert play._held(right, Played("PASS")).verdict == "VACUOUS"
+    assert play._held(right, Played("CRASH", "SIGABRT")).verdict == "NO REFERENCE"
+    assert play._held(Played("CRASH", "SIGSEGV"), right).verdict == "CRASH"
+    assert play._held(Played("UNSUPPORTED", "why"), Played("UNSUPPORTED", "why")).detail == "why"
+
+
+# --- what a build lacks
+
+
+@needs_wheel
+def test_an_absent_function_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A libmtmd that lacks a function makes it UNSUPPORTED by name; so does a build without libmtmd."""
+    e = loaded(TILES)
+    ask = {"relation": "media-batch", "folder": str(tmp_path)}
+    with monkeypatch.context() as patch:
+        patch.setattr(e.library.mtmd, "batch_init", None)
+        assert reply(e, ask) == {"unsupported": "this libmtmd has no mtmd_batch_init"}
+    monkeypatch.setattr(e.library, "absent", "it carries no libmtmd")
+    assert reply(e, ask) == {"unsupported": "it carries no libmtmd"}
+
+
+@needs_wheel
+def test_a_build_whose_libmtmd_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has none, or parameters of an unknown layout, says so and still is a llama.cpp."""
+    function, ours = Mtmd.function, first().library
+    builds = [ours]  # alive, as the library calls the log of each
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Mtmd, "function", lambda self, s: None if s == "mtmd_init_from_file" else function(self, s))
+            builds.append(Mtmd())
+        with monkeypatch.context() as patch:
+            patch.setattr(mtmd, "MTMD_PARAMS", mtmd.MTMD_PARAMS[-1:])
+            builds.append(Mtmd())
+    finally:
+        for log_set in (ours.llama.log_set, ours.mtmd.log_set):
+            log_set(ours._log_callback, None)
+    assert [("carries no libmtmd" in b.absent, "mtmd_context_params has" in b.absent) for b in builds] == [
+        (False, False), (True, False), (False, True),
+    ]  # fmt: skip
+
+
+@needs_wheel
+def test_a_projector_that_a_build_does_not_know(tmp_path: Path) -> None:
+    """It is UNSUPPORTED by its name, and so is a relation that makes no sense for sounds."""
+    e = loaded("mlp")
+    stranger = replace(projector("mlp"), keys={**projector("mlp").keys, "clip.projector_type": "of-tomorrow"})
+    write_projector(tmp_path / "p.gguf", stranger, "x")
+    strange = Encoder(e.library, replace(e.load, projector="of-tomorrow", file=str(tmp_path / "p.gguf")), "")
+    ask = {"run": "media-odd", "folder": str(tmp_path), "file": "x.npz"}
+    assert reply(strange, ask) == {"unsupported": "this libmtmd knows no projector of-tomorrow"}
+    assert reply(loaded(SOUND), {"relation": "frames", "folder": str(tmp_path)}) == {
+        "unsupported": "makes no sense for audio"
+    }
+    lost = Encoder(e.library, replace(e.load, file=str(tmp_path / "none.gguf")), "")
+    assert "cannot load the projector" in reply(lost, ask)["failed"]
+
+
+# --- the command
+
+
+@needs_wheel
+def test_the_command_with_projectors(tmp_path: Path) -> None:
+    """Projectors stand in a table of their own and in the record; no architecture runs beside them unless asked."""
+    out = tmp_path / "zoo.json"
+    result = CliRunner().invoke(main, ["zoo", "--backend", "ggml", "--projector", "mlp-*", "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text(encoding="utf-8"))["results"]
+    assert {r["architecture"] for r in rows} == {"clip/mlp-norm"}
+    assert {r["run"] for r in rows} == {*MEDIA, *RELATIONS}
+    assert {r["verdict"] for r in rows} == {"PASS", "UNSUPPORTED"}
+    assert "projector" in result.output
+    assert "tiles-batch" in result.output
+
+
+def test_the_names_of_projectors() -> None:
+    """A name that fits none is an error of the user, and a list shows them all; no two cells share a name."""
+    wrong = CliRunner().invoke(main, ["zoo", "--backend", "ggml", "--projector", "nothing"])
+    assert (wrong.exit_code, "--projector nothing: one of adapter, " in wrong.output) == (2, True)
+    shown = CliRunner().invoke(main, ["zoo", "--list-projectors"]).output
+    assert all(name in shown for name in (*table(), *RELATIONS))
+    assert not {*MEDIA, *RELATIONS} & {*VERBS, *RUNS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end() -> Iterator[None]:
+    yield
+    loaded.cache_clear()
+    first.cache_clear()
