@@ -86,6 +86,8 @@ class Group:
     proof: Failure
     """The smallest case that shows it."""
     failures: list[Failure] = field(default_factory=list)
+    unsure: int = 0
+    """Of the failures, those that nothing known explains: they are here as time was over, and this is the nearest."""
 
     def explains(self, failure: Failure) -> bool:
         """Whether the fault makes `failure`: at its node; or, of one without, wherever in it."""
@@ -165,8 +167,8 @@ class Search:
 
     def _take(self, failure: Failure) -> None:
         group = self._explaining(failure)
-        if group is None and self._late():
-            group = self._nearest(failure)
+        if group is None and self._late() and (group := self._nearest(failure)) is not None:
+            group.unsure += 1
         if group is None:
             group = self._new(failure)
         elif (variant := self._hidden(failure)) is not None:
@@ -250,6 +252,7 @@ class Search:
                 (a, b), key=lambda g: (a.kind != b.kind and g.kind[0] != Verdict.FAIL, _size(g.proof))
             )
             a.kind, a.proof, a.form, a.failures = first.kind, first.proof, form, first.failures + second.failures
+            a.unsure = first.unsure + second.unsure
             self.groups.remove(b)
 
     def _alike(self, nodes: Nodes, *, last: bool) -> tuple[Group, Group, Form] | None:
@@ -311,6 +314,7 @@ def _of_types(groups: Sequence[Group]) -> list[Group]:
             joined.append(g)
         else:
             first.form, first.failures = of_types([first.form, g.form]), first.failures + g.failures
+            first.unsure += g.unsure
     return joined
 
 
@@ -403,4 +407,5 @@ def _sentence(group: Group, failed: int, passed: int) -> str:
     where = f" with {', '.join(map(str, rest))}" if rest else ""
     verdict, message = group.kind
     how = f"wrong numbers{f' ({message})' if message else ''}" if verdict == Verdict.FAIL else f"{verdict}: {message}"
-    return f"{what}{where}: {how} ({failed} fail; {passed} such nodes are right)"
+    unsure = f"; {group.unsure} of them put here as time was over" if group.unsure else ""
+    return f"{what}{where}: {how} ({failed} fail{unsure}; {passed} such nodes are right)"
