@@ -18,6 +18,7 @@ from functools import partial
 from hashlib import sha256
 from math import inf
 from operator import itemgetter
+from typing import TypeVar
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
@@ -33,6 +34,7 @@ from .cause import Cause, Condition
 from .features import OP, STEP, Features, features, nodes_of
 from .form import SEVERAL, Form, common, form_of, meets, of_types, type_of, without
 
+_T = TypeVar("_T")
 EACH = 10.0
 """Seconds to shrink one case."""
 JOINED = 0.6
@@ -152,28 +154,48 @@ class Search:
         self.groups: list[Group] = []
 
     def run(self, failures: Sequence[Failure], nodes: Nodes) -> list[Group]:
-        """The groups; each failure is in one of them at least."""
+        """The groups; each failure is in one of them at least. What nothing known explains comes first, as it is what
+        time may not suffice for; then what an explained failure may hide.
+        """
         self._nodes = nodes
+        explained = []
         for n, failure in enumerate(_in_turn(failures), 1):
-            try:
-                self._take(failure)
-            except KeyboardInterrupt:
-                self._end = -inf
-                self._progress("interrupted: the rest is grouped by what is known")
-                self._take(failure)
+            if self._interruptible(self._take, failure):
+                explained.append(failure)
             self._join(nodes)
             self._progress(f"{n} of {len(failures)} failures, {len(self.groups)} forms: {failure.case.id}")
+        for n, failure in enumerate(explained, 1):
+            if self._late():
+                break
+            self._interruptible(self._look_behind, failure)
+            self._join(nodes)
+            self._progress(f"{n} of {len(explained)} looked behind, {len(self.groups)} forms: {failure.case.id}")
         return self._merged(nodes)
 
-    def _take(self, failure: Failure) -> None:
+    def _interruptible(self, do: Callable[[Failure], _T], failure: Failure) -> _T:
+        """What `do` gives of `failure`; Ctrl-C ends the time, and `do` gives what it can without."""
+        try:
+            return do(failure)
+        except KeyboardInterrupt:
+            self._end = -inf
+            self._progress("interrupted: the rest is grouped by what is known")
+            return do(failure)
+
+    def _take(self, failure: Failure) -> bool:
+        """Put `failure` into a group; whether one that was known explains it."""
         group = self._explaining(failure)
+        explained = group is not None
         if group is None and self._late() and (group := self._nearest(failure)) is not None:
             group.unsure += 1
         if group is None:
             group = self._new(failure)
-        elif (variant := self._hidden(failure)) is not None:
-            self._new(variant).failures.append(failure)
         group.failures.append(failure)
+        return explained
+
+    def _look_behind(self, failure: Failure) -> None:
+        """A group for what an explained failure hides."""
+        if (variant := self._hidden(failure)) is not None:
+            self._new(variant).failures.append(failure)
 
     def _late(self) -> bool:
         return self._clock() > self._end
