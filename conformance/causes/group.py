@@ -24,7 +24,7 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.divergence import KEPT, NODE
+from conformance.run.divergence import KEPT, NODE, OUTPUT
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink, simplify
 from conformance.run.signature import Signature, signature_of
@@ -232,7 +232,8 @@ class Search:
                     accept=self._outside,
                 )  # fmt: skip
                 proof = failure_of(small.case, small.result) or failure
-        group = Group(failure.kind, _form(proof), proof)
+        found_out = failure.signature.kind == OUTPUT and proof.at is not None
+        group = Group(proof.kind if found_out else failure.kind, _form(proof), proof)
         self.groups.append(group)
         return group
 
