@@ -40,9 +40,9 @@ class Signature:
     op: str = ""
     """Of the node at fault; empty where no single node is, or nothing says which."""
     kind: str = ""
-    """`node`, `graph`, `kept`, `output` or `state`, with `not finite` where a number became none; of a crash how it died
-    and its last words, of other failures the innermost message: without numbers, shapes, names of cases, and what wraps
-    it.
+    """`node`, `graph`, `kept`, `output` or `state`, with `not finite` where a number became none; of a crash how it
+    died and its last words, of other failures the innermost message: without numbers, shapes, names of cases, and what
+    wraps it.
     """
 
     def covers(self, other: Signature | None) -> bool:
