@@ -31,18 +31,24 @@ from conformance.run.signature import Signature, signature_of
 from conformance.suite.relations import claim
 
 from .cause import Cause, Condition
-from .features import OP, STEP, Features, features, nodes_of
+from .features import OP, Features, features, nodes_of
 from .form import SEVERAL, Form, common, form_of, meets, of_types, type_of, without
 
 _T = TypeVar("_T")
 EACH = 10.0
-"""Seconds to shrink one case."""
+"""Seconds to shrink one case, where time is short."""
+SHARE = 1 / 30
+"""Of the time that is left, to shrink one case, where that is more: a form that nobody finished says too much."""
 JOINED = 0.6
 """How much of the share of failures may be lost where two groups are joined."""
 _OF_SHAPES = re.compile("shape|dimension", re.IGNORECASE)
 """What an error says where an operand is larger than its node knows."""
 TELLS = 0.1
 """The share of failures below which a form explains no other failure."""
+GONE = "not seen again in a process of its own, so what ran before may be at fault"
+"""The message of failures that did not come again."""
+AGAIN = 3
+"""How often a crash gets the chance."""
 FEW = 3
 """Right nodes without which nobody can say that a condition tells nothing."""
 BY_CHANCE = frozenset({Verdict.FAIL, Verdict.CRASH})
@@ -96,6 +102,8 @@ class Group:
         if not self.fails_as(failure):
             return False
         if failure.at is not None:
+            if not self.form.ops:
+                return failure.kind == self.kind
             found = failure.features()
             spreads = self.form.spreads and (failure.kind == self.kind or self.form.of_extent)
             return self.form.holds(found) or (spreads and self.form.beside(found))
@@ -194,8 +202,13 @@ class Search:
 
     def _look_behind(self, failure: Failure) -> None:
         """A group for what an explained failure hides."""
-        if (variant := self._hidden(failure)) is not None:
-            self._new(variant).failures.append(failure)
+        variant = self._hidden(failure)
+        if variant is None:
+            return
+        with suppress(ConformanceError):
+            proof = self._shrunk(variant)
+            if proof is not None and self._explaining(proof) is None:
+                self.groups.append(Group(proof.kind, _form(proof), proof, [failure]))
 
     def _late(self) -> bool:
         return self._clock() > self._end
@@ -226,16 +239,50 @@ class Search:
         """The group of a failure that no other explains."""
         proof = failure
         if not self._late():
+            if not self._comes_again(failure):
+                return self._gone(failure)
             with suppress(ConformanceError):
-                small = shrink(
-                    self._runner, self._spec, failure.case, time_budget=min(EACH, self._end - self._clock()),
-                    accept=self._outside,
-                )  # fmt: skip
-                proof = failure_of(small.case, small.result) or failure
-        found_out = failure.signature.kind == OUTPUT and proof.at is not None
-        group = Group(proof.kind if found_out else failure.kind, _form(proof), proof)
+                proof = self._shrunk(failure) or failure
+        known = failure.signature.covers(proof.signature) and failure.signature.kind != OUTPUT
+        group = Group(failure.kind if known else proof.kind, _form(proof), proof)
         self.groups.append(group)
         return group
+
+    def _comes_again(self, failure: Failure) -> bool:
+        """Whether `failure` fails in a process where nothing ran before; what damages memory, after a few times."""
+        self._runner.renew()
+        for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
+            try:
+                (result,) = self._runner.run(self._spec, [failure.case])
+            except ConformanceError:  # nobody can say
+                return True
+            if failure_of(failure.case, result) is not None:
+                return True
+        return False
+
+    def _gone(self, failure: Failure) -> Group:
+        """The group of what did not come again: no form says why it failed, as what ran before it did."""
+        kind = failure.result.verdict.value, GONE
+        group = next((g for g in self.groups if g.kind == kind), None)
+        if group is None:
+            group = Group(kind, Form(()), failure)
+            self.groups.append(group)
+        return group
+
+    def _shrunk(self, failure: Failure) -> Failure | None:
+        """The smallest case outside of all known forms that fails as `failure` does, in a process where nothing ran
+        before: a backend that damages memory makes cases fail in its process that are right. None where none was found;
+        ConformanceError if `failure` does not come again.
+        """
+        self._runner.renew()
+        left = self._end - self._clock()
+        small = shrink(
+            self._runner, self._spec, failure.case, time_budget=min(max(EACH, SHARE * left), left), accept=self._outside
+        )
+        self._runner.renew()
+        (result,) = self._runner.run(self._spec, [small.case])
+        found = failure_of(small.case, result)
+        return found if found is not None and _may_be(failure, found) else None
 
     def _hidden(self, failure: Failure) -> Failure | None:
         """A variant of an explained failure that fails although nothing known explains it; None where none was found,
@@ -305,6 +352,12 @@ class Search:
         self._apart.clear()
         self._join(nodes, last=True)
         return self.groups
+
+
+def _may_be(failure: Failure, found: Failure) -> bool:
+    """Whether what was found may be the same failure: the same signature, or both go by chance of sizes."""
+    by_chance = {failure.result.verdict, found.result.verdict} <= BY_CHANCE
+    return failure.signature.covers(found.signature) or (by_chance and found.at is not None)
 
 
 def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
@@ -397,8 +450,7 @@ def _coarse(value: str) -> str:
 
 def _form(proof: Failure) -> Form:
     if proof.at is None:
-        steps = len(proof.case.steps)
-        return Form((Condition(STEP, "first"),) if steps == 1 else ())
+        return Form(())
     k, i = proof.at
     return form_of(proof.case, k, proof.case.steps[k].graph.nodes[i])
 
