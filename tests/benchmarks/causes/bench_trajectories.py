@@ -1,10 +1,11 @@
-"""Trajectories that fail, shrunk: does what is left fail by the cause that `conform causes` gave the trajectory?
+"""Trajectories that fail, shrunk: does what is left fail as the trajectory did in the run?
 
-    python tests/benchmarks/causes/bench_trajectories.py RUN.json BACKEND N SEED
+    python tests/benchmarks/causes/bench_trajectories.py RUN.json BACKEND N SEED [SECONDS]
 
-RUN.json has causes (`conform causes RUN.json --json RUN.json`); a `conformance.toml` here may name BACKEND. Of its
-failures with several steps N are drawn: one of each cause, then a second of each, and so on. Of each it prints whether
-the shrunk case fails by its own cause, by another one, or by none that is known.
+Of the failures on BACKEND in RUN.json with several steps N are drawn: one of each signature, then a second of each, and
+so on; a `conformance.toml` here may name BACKEND. Each is shrunk for at most SECONDS (60), and the smallest case is
+seen again in a fresh process. It prints whether that fails with the signature that the run has, with another, or not at
+all. Exit code 1 where one has another.
 """
 
 from __future__ import annotations
@@ -16,9 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.backend.registry import Spec
-from conformance.causes.cause import Cause
-from conformance.causes.form import Form
-from conformance.causes.group import BY_CHANCE, Failure, failure_of
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import FAILURES, Result
 from conformance.report.runs import read_runs
@@ -26,60 +24,54 @@ from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session import settings
 from conformance.run.shrink import shrink, size
+from conformance.run.signature import Signature, signature_of
 
-SECONDS = 60.0
-"""To shrink one."""
-OWN, OTHER, NONE = "its own cause", "another cause", "no known cause"
+SAME, OTHER, RIGHT = "the same", "ANOTHER", "not seen again"
 
 
-def main(path: Path, backend: str, n: int, seed: int) -> None:
-    """Print each draw, and how many ended where."""
+def main(path: Path, backend: str, n: int, seed: int, seconds: float) -> None:
+    """Print each draw, and how many ended where; exit code 1 where one ended at another failure."""
     settings.load(None)
-    runs = read_runs([path])
-    causes = [c for row in runs.causes if (c := Cause.from_json(row.value)).backend == backend]
+    results = [r.value for r in read_runs([path]).results if r.value.backend == backend]
     runner = Runner(isolation=Isolation(isolate=True))
     ended: Counter[str] = Counter()
     try:
-        for result in _drawn([r.value for r in runs.results if r.value.backend == backend], runner, n, seed):
-            words, where = _shrunk(runner, Spec.parse(backend), result, causes)
+        for result in _drawn(results, runner, n, seed):
+            where, words = _shrunk(runner, Spec.parse(backend), result, seconds)
             ended[where] += 1
-            sys.stdout.write(f"{result.case} ({result.cause}): {words}\n")
+            sys.stdout.write(f"{where}: {result.case}: {words}\n")
             sys.stdout.flush()
     finally:
         runner.close()
     sys.stdout.write(", ".join(f"{count} {where}" for where, count in ended.items()) + "\n")
+    sys.exit(int(ended[OTHER] > 0))
 
 
 def _drawn(results: Sequence[Result], runner: Runner, n: int, seed: int) -> list[Result]:
-    by_cause: dict[str, list[Result]] = defaultdict(list)
+    alike: dict[Signature | None, list[Result]] = defaultdict(list)
     for r in results:
-        if r.verdict in FAILURES and r.cause and len(runner.case(r.case).steps) > 1:
-            by_cause[r.cause].append(r)
+        if r.verdict in FAILURES and len(runner.case(r.case).steps) > 1:
+            alike[signature_of(r)].append(r)
     rng = random.Random(seed)  # noqa: S311  # no secret
-    turns = [(k, c, r) for c, rs in sorted(by_cause.items()) for k, r in enumerate(rng.sample(rs, len(rs)))]
+    turns = [(k, str(s), r) for s, rs in alike.items() for k, r in enumerate(rng.sample(rs, len(rs)))]
     return [r for *_, r in sorted(turns, key=lambda turn: turn[:2])][:n]
 
 
-def _shrunk(runner: Runner, spec: Spec, result: Result, causes: Sequence[Cause]) -> tuple[str, str]:
+def _shrunk(runner: Runner, spec: Spec, result: Result, seconds: float) -> tuple[str, str]:
+    wanted, case = signature_of(result), runner.case(result.case)
+    runner.renew()
     try:
-        small = shrink(runner, spec, runner.case(result.case), time_budget=SECONDS)
+        small = shrink(runner, spec, case, time_budget=seconds)
+        runner.renew()
+        (seen,) = runner.run(spec, [small.case])
     except ConformanceError as e:
-        return str(e), "not shrunk"
-    failure = failure_of(small.case, small.result)
-    named = [c.id for c in causes if failure is not None and _shows(c, failure)]
-    where = OWN if result.cause in named else OTHER if named else NONE
-    return f"{size(small.case)}, {small.signature}: {where} {' '.join(named)}", where
-
-
-def _shows(cause: Cause, failure: Failure) -> bool:
-    """Whether `failure` is one of `cause`: by its node, or, where none is at fault, by its words."""
-    form = Form(cause.conditions)
-    if not form.ops or failure.at is None:
-        return bool(cause.message) and failure.signature.kind == cause.message
-    verdicts, found = {cause.verdict, failure.result.verdict}, failure.features()
-    alike = len(verdicts) == 1 or (form.of_extent and verdicts <= BY_CHANCE)
-    return alike and (form.holds(found) or (form.spreads and form.beside(found)))
+        return RIGHT, str(e)
+    found = signature_of(seen)
+    if wanted is None or found is None:
+        return RIGHT, f"{size(small.case)}: {wanted}"
+    where = SAME if wanted.covers(found) else OTHER
+    return where, f"{size(case)} to {size(small.case)}: {wanted}{'' if where == SAME else f', then {found}'}"
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), float((*sys.argv, "60")[5]))
