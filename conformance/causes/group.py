@@ -239,8 +239,13 @@ class Search:
         """The group of a failure that no other explains."""
         proof = failure
         if not self._late():
-            if not self._comes_again(failure):
+            alone = self._alone(failure)
+            if alone is None:
                 return self._gone(failure)
+            if not _may_be(failure, alone):  # what ran before made it another
+                if (group := self._explaining(alone)) is not None:
+                    return group
+                proof = failure = alone
             with suppress(ConformanceError):
                 proof = self._shrunk(failure) or failure
         known = failure.signature.covers(proof.signature) and failure.signature.kind != OUTPUT
@@ -248,17 +253,17 @@ class Search:
         self.groups.append(group)
         return group
 
-    def _comes_again(self, failure: Failure) -> bool:
-        """Whether `failure` fails in a process where nothing ran before; what damages memory, after a few times."""
+    def _alone(self, failure: Failure) -> Failure | None:
+        """How the case fails in a process where nothing ran before, a crash after a few times; None where it does not."""
         self._runner.renew()
         for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
             try:
                 (result,) = self._runner.run(self._spec, [failure.case])
             except ConformanceError:  # nobody can say
-                return True
-            if failure_of(failure.case, result) is not None:
-                return True
-        return False
+                return failure
+            if (found := failure_of(failure.case, result)) is not None:
+                return found
+        return None
 
     def _gone(self, failure: Failure) -> Group:
         """The group of what did not come again: no form says why it failed, as what ran before it did."""

@@ -69,6 +69,8 @@ def _shrunk(runner: Runner, spec: Spec, result: Result, seconds: float) -> tuple
     found = signature_of(seen)
     if wanted is None or found is None:
         return RIGHT, f"{size(small.case)}: {wanted}"
+    if not wanted.covers(small.signature):
+        return RIGHT, f"alone it fails otherwise: {small.signature}, and {wanted} in the run"
     where = SAME if wanted.covers(found) else OTHER
     return where, f"{size(case)} to {size(small.case)}: {wanted}{'' if where == SAME else f', then {found}'}"
 
