@@ -254,7 +254,7 @@ class Search:
         return group
 
     def _alone(self, failure: Failure) -> Failure | None:
-        """How the case fails in a process where nothing ran before, a crash after a few times; None where it does not."""
+        """How the case fails where nothing ran before, a crash after some times; None where it does not."""
         self._runner.renew()
         for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
             try:
