@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from conformance.run import blame
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
 from conformance.run.shrink import shrink
+from conformance.run.shrink.cuts import Recorded
 from conformance.run.signature import signature_of
 
 SPEC = Spec("faulty")
@@ -204,6 +206,24 @@ def test_an_output_is_wrong_though_its_first_wrong_node_is_unknown(runner: Fault
     small = shrink(runner, SPEC, _case(), time_budget=60)
     assert [n.op for s in small.case.steps for n in s.graph] == ["SCALE"]
     assert str(signature_of(small.result)) == "FAIL, SCALE, node"
+
+
+def test_a_candidate_with_bytes_of_no_tensor_is_passed_over(
+    runner: FaultyRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut that leaves an input which nobody reads is no smaller case, and no end of the search."""
+
+    def stray(recorded: Recorded, _: Result) -> Iterator[Case]:
+        (step, *_) = recorded.case.steps
+        unread = new_tensor(F32, 1, name="unread")
+        inputs = {**step.inputs, unread: _floats(1, seed=1)}
+        yield replace(recorded.case, steps=[Step(step.graph, inputs, step.outputs)])
+
+    monkeypatch.setattr("conformance.run.shrink.PASSES", (("stray", stray),))
+    runner.fault = _kernel
+    small = shrink(runner, SPEC, _case(), time_budget=60)
+    assert small.finished
+    assert len(small.case.steps) == 3
 
 
 def test_what_another_case_left_is_said(runner: FaultyRunner) -> None:
