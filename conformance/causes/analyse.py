@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -27,7 +28,9 @@ from .handover import hand_over
 from .rank import rank
 
 CONFIRMING = 1 / 3
-"""Of the time, to see failures again."""
+"""Of the time, to see failures again, at most."""
+AFTER = 0.1
+"""Of the time, to count architectures and to hand over; the search has what is left."""
 
 
 def analyse(
@@ -75,6 +78,7 @@ def _of_backend(
         return []
     nodes = Nodes(failures, (c for r in _telling(results, failures) if (c := _case(r)) is not None))
     seen: dict[str, Seen] = {}
+    end = time.monotonic() + seconds * (1 - AFTER)
     if again:
         with _interruptible("whether failures come again is not known", progress):
             seen = confirm(spec, results, isolation=isolation, time_budget=seconds * CONFIRMING, progress=progress)
@@ -82,7 +86,7 @@ def _of_backend(
     try:
         runner.backend(spec)
         alone = [f for f in failures if not _after(f, seen)]
-        groups = Search(runner, spec, seconds=seconds * (1 - CONFIRMING), progress=progress).run(alone, nodes)
+        groups = Search(runner, spec, seconds=end - time.monotonic(), progress=progress).run(alone, nodes)
         groups += _poisoned(failures, seen)
         causes = [cause_of(g, str(spec), nodes, _words(g, seen)) for g in groups]
         progress("counting the architectures that each cause hurts")

@@ -142,13 +142,6 @@ class _Fresh(Runner):
 
     locates = False
 
-    def renew(self) -> None:
-        """Close the backends; the next case opens them in fresh processes."""
-        for spec, backend in self._backends.items():
-            self._end(str(spec), backend)
-        for held in (self._backends, self._guards, self._broken):
-            held.clear()
-
 
 class _Trial:
     """Tries on one backend; once it is late, a try is cut short and does no harm."""

@@ -18,29 +18,37 @@ from functools import partial
 from hashlib import sha256
 from math import inf
 from operator import itemgetter
+from typing import TypeVar
 
 from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.divergence import KEPT, NODE
+from conformance.run.divergence import KEPT, NODE, OUTPUT
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink, simplify
 from conformance.run.signature import Signature, signature_of
 from conformance.suite.relations import claim
 
 from .cause import Cause, Condition
-from .features import OP, STEP, Features, features, nodes_of
+from .features import OP, Features, features, nodes_of
 from .form import SEVERAL, Form, common, form_of, meets, of_types, type_of, without
 
+_T = TypeVar("_T")
 EACH = 10.0
-"""Seconds to shrink one case."""
+"""Seconds to shrink one case, where time is short."""
+SHARE = 1 / 30
+"""Of the time that is left, to shrink one case, where that is more: a form that nobody finished says too much."""
 JOINED = 0.6
 """How much of the share of failures may be lost where two groups are joined."""
 _OF_SHAPES = re.compile("shape|dimension", re.IGNORECASE)
 """What an error says where an operand is larger than its node knows."""
 TELLS = 0.1
 """The share of failures below which a form explains no other failure."""
+GONE = "not seen again in a process of its own, so what ran before may be at fault"
+"""The message of failures that did not come again."""
+AGAIN = 3
+"""How often a crash gets the chance."""
 FEW = 3
 """Right nodes without which nobody can say that a condition tells nothing."""
 BY_CHANCE = frozenset({Verdict.FAIL, Verdict.CRASH})
@@ -86,12 +94,16 @@ class Group:
     proof: Failure
     """The smallest case that shows it."""
     failures: list[Failure] = field(default_factory=list)
+    unsure: int = 0
+    """Of the failures, those that nothing known explains: they are here as time was over, and this is the nearest."""
 
     def explains(self, failure: Failure) -> bool:
         """Whether the fault makes `failure`: at its node; or, of one without, wherever in it."""
         if not self.fails_as(failure):
             return False
         if failure.at is not None:
+            if not self.form.ops:
+                return failure.kind == self.kind
             found = failure.features()
             spreads = self.form.spreads and (failure.kind == self.kind or self.form.of_extent)
             return self.form.holds(found) or (spreads and self.form.beside(found))
@@ -150,28 +162,53 @@ class Search:
         self.groups: list[Group] = []
 
     def run(self, failures: Sequence[Failure], nodes: Nodes) -> list[Group]:
-        """The groups; each failure is in one of them at least."""
+        """The groups; each failure is in one of them at least. What nothing known explains comes first, as it is what
+        time may not suffice for; then what an explained failure may hide.
+        """
         self._nodes = nodes
+        explained = []
         for n, failure in enumerate(_in_turn(failures), 1):
-            try:
-                self._take(failure)
-            except KeyboardInterrupt:
-                self._end = -inf
-                self._progress("interrupted: the rest is grouped by what is known")
-                self._take(failure)
+            if self._interruptible(self._take, failure):
+                explained.append(failure)
             self._join(nodes)
             self._progress(f"{n} of {len(failures)} failures, {len(self.groups)} forms: {failure.case.id}")
+        for n, failure in enumerate(explained, 1):
+            if self._late():
+                break
+            self._interruptible(self._look_behind, failure)
+            self._join(nodes)
+            self._progress(f"{n} of {len(explained)} looked behind, {len(self.groups)} forms: {failure.case.id}")
         return self._merged(nodes)
 
-    def _take(self, failure: Failure) -> None:
+    def _interruptible(self, do: Callable[[Failure], _T], failure: Failure) -> _T:
+        """What `do` gives of `failure`; Ctrl-C ends the time, and `do` gives what it can without."""
+        try:
+            return do(failure)
+        except KeyboardInterrupt:
+            self._end = -inf
+            self._progress("interrupted: the rest is grouped by what is known")
+            return do(failure)
+
+    def _take(self, failure: Failure) -> bool:
+        """Put `failure` into a group; whether one that was known explains it."""
         group = self._explaining(failure)
-        if group is None and self._late():
-            group = self._nearest(failure)
+        explained = group is not None
+        if group is None and self._late() and (group := self._nearest(failure)) is not None:
+            group.unsure += 1
         if group is None:
             group = self._new(failure)
-        elif (variant := self._hidden(failure)) is not None:
-            self._new(variant).failures.append(failure)
         group.failures.append(failure)
+        return explained
+
+    def _look_behind(self, failure: Failure) -> None:
+        """A group for what an explained failure hides."""
+        variant = self._hidden(failure)
+        if variant is None:
+            return
+        with suppress(ConformanceError):
+            proof = self._shrunk(variant)
+            if proof is not None and self._explaining(proof) is None:
+                self.groups.append(Group(proof.kind, _form(proof), proof, [failure]))
 
     def _late(self) -> bool:
         return self._clock() > self._end
@@ -202,15 +239,55 @@ class Search:
         """The group of a failure that no other explains."""
         proof = failure
         if not self._late():
+            alone = self._alone(failure)
+            if alone is None:
+                return self._gone(failure)
+            if not _may_be(failure, alone):  # what ran before made it another
+                if (group := self._explaining(alone)) is not None:
+                    return group
+                proof = failure = alone
             with suppress(ConformanceError):
-                small = shrink(
-                    self._runner, self._spec, failure.case, time_budget=min(EACH, self._end - self._clock()),
-                    accept=self._outside,
-                )  # fmt: skip
-                proof = failure_of(small.case, small.result) or failure
-        group = Group(failure.kind, _form(proof), proof)
+                proof = self._shrunk(failure) or failure
+        known = failure.signature.covers(proof.signature) and failure.signature.kind != OUTPUT
+        group = Group(failure.kind if known else proof.kind, _form(proof), proof)
         self.groups.append(group)
         return group
+
+    def _alone(self, failure: Failure) -> Failure | None:
+        """How the case fails where nothing ran before, a crash after some times; None where it does not."""
+        self._runner.renew()
+        for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
+            try:
+                (result,) = self._runner.run(self._spec, [failure.case])
+            except ConformanceError:  # nobody can say
+                return failure
+            if (found := failure_of(failure.case, result)) is not None:
+                return found
+        return None
+
+    def _gone(self, failure: Failure) -> Group:
+        """The group of what did not come again: no form says why it failed, as what ran before it did."""
+        kind = failure.result.verdict.value, GONE
+        group = next((g for g in self.groups if g.kind == kind), None)
+        if group is None:
+            group = Group(kind, Form(()), failure)
+            self.groups.append(group)
+        return group
+
+    def _shrunk(self, failure: Failure) -> Failure | None:
+        """The smallest case outside of all known forms that fails as `failure` does, in a process where nothing ran
+        before: a backend that damages memory makes cases fail in its process that are right. None where none was found;
+        ConformanceError if `failure` does not come again.
+        """
+        self._runner.renew()
+        left = self._end - self._clock()
+        small = shrink(
+            self._runner, self._spec, failure.case, time_budget=min(max(EACH, SHARE * left), left), accept=self._outside
+        )
+        self._runner.renew()
+        (result,) = self._runner.run(self._spec, [small.case])
+        found = failure_of(small.case, result)
+        return found if found is not None and _may_be(failure, found) else None
 
     def _hidden(self, failure: Failure) -> Failure | None:
         """A variant of an explained failure that fails although nothing known explains it; None where none was found,
@@ -250,6 +327,7 @@ class Search:
                 (a, b), key=lambda g: (a.kind != b.kind and g.kind[0] != Verdict.FAIL, _size(g.proof))
             )
             a.kind, a.proof, a.form, a.failures = first.kind, first.proof, form, first.failures + second.failures
+            a.unsure = first.unsure + second.unsure
             self.groups.remove(b)
 
     def _alike(self, nodes: Nodes, *, last: bool) -> tuple[Group, Group, Form] | None:
@@ -279,6 +357,12 @@ class Search:
         self._apart.clear()
         self._join(nodes, last=True)
         return self.groups
+
+
+def _may_be(failure: Failure, found: Failure) -> bool:
+    """Whether what was found may be the same failure: the same signature, or both go by chance of sizes."""
+    by_chance = {failure.result.verdict, found.result.verdict} <= BY_CHANCE
+    return failure.signature.covers(found.signature) or (by_chance and found.at is not None)
 
 
 def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
@@ -311,6 +395,7 @@ def _of_types(groups: Sequence[Group]) -> list[Group]:
             joined.append(g)
         else:
             first.form, first.failures = of_types([first.form, g.form]), first.failures + g.failures
+            first.unsure += g.unsure
     return joined
 
 
@@ -370,8 +455,7 @@ def _coarse(value: str) -> str:
 
 def _form(proof: Failure) -> Form:
     if proof.at is None:
-        steps = len(proof.case.steps)
-        return Form((Condition(STEP, "first"),) if steps == 1 else ())
+        return Form(())
     k, i = proof.at
     return form_of(proof.case, k, proof.case.steps[k].graph.nodes[i])
 
@@ -403,4 +487,5 @@ def _sentence(group: Group, failed: int, passed: int) -> str:
     where = f" with {', '.join(map(str, rest))}" if rest else ""
     verdict, message = group.kind
     how = f"wrong numbers{f' ({message})' if message else ''}" if verdict == Verdict.FAIL else f"{verdict}: {message}"
-    return f"{what}{where}: {how} ({failed} fail; {passed} such nodes are right)"
+    unsure = f"; {group.unsure} of them put here as time was over" if group.unsure else ""
+    return f"{what}{where}: {how} ({failed} fail{unsure}; {passed} such nodes are right)"

@@ -31,9 +31,10 @@ from conformance.suite.batch import isolated_nodes
 from .execute import Execution, StepValues, computed_nodes, execute, with_values
 from .oracle import Expectation, judge_steps
 
-NODE, GRAPH, KEPT = "node", "graph", "kept"
+NODE, GRAPH, KEPT, OUTPUT = "node", "graph", "kept", "output"
 """Kinds of divergence: a node that is wrong by itself; a value that is wrong though each node by itself is right; one
-that is wrong by what the backend kept (`blame`)."""
+that is wrong by what the backend kept (`blame`); a wrong output of which nobody knows the first wrong node, as the
+backend fails where it is asked for each."""
 
 
 def describe(judged: Judged, case: Case, kind: str = NODE) -> dict[str, JSON]:
@@ -79,10 +80,12 @@ def locate(
     if execution.opaque:  # a device that keeps its caches to itself computes no node by itself either
         result.first_divergence = describe(wrong, case, GRAPH)
         return
+    result.first_divergence = describe(wrong, case, OUTPUT)
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
     found = first_divergent(ran, reference, case, wrong.step)
     if found is None and (flip := _flip(backend, reference, case, execution)):
         result.verdict, result.detail = Verdict.PASS, f"{flip}; each node alone is right; what follows is not judged"
+        result.first_divergence = None
         result.budget_used = max((j.used for j in (*by_steps, *beside) if j.step < wrong.step), default=0.0)
         return
     if found is None:

@@ -38,6 +38,11 @@ class Expectation:
     arithmetic: Arithmetic
     """In which `steps` were computed."""
 
+    @property
+    def values(self) -> list[StepValues]:
+        """Of every output and cache of each step."""
+        return self.steps
+
     def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
         """Judge a free run by the expected values, and by further ones where the kind of expectation has any."""
         return list(judge_steps(case, self.steps, execution, self.arithmetic)), []

@@ -47,6 +47,16 @@ class Recording(Expectation):
     reference: list[StepValues] | None
     """The reference in the arithmetic that the backend declares; None where it is the one under test."""
 
+    @property
+    def values(self) -> list[StepValues]:
+        """Those that are recorded, and of the reference where none is."""
+        if self.reference is None:
+            return self.steps
+        return [
+            StepValues({**mine.outputs, **recorded.outputs}, {**mine.caches, **recorded.caches})
+            for mine, recorded in zip(self.reference, self.steps, strict=True)
+        ]
+
     def judge(self, case: Case, execution: Execution) -> tuple[list[Judged], list[Judged]]:
         """A free run held against the recording, and against the reference in the arithmetic that the backend declares.
 

@@ -145,6 +145,13 @@ class Runner:
         self._end("the oracle", self.oracle)
         self._watchdog.close()
 
+    def renew(self) -> None:
+        """Close the backends; the next case opens them anew, where isolated in fresh processes."""
+        for spec, backend in self._backends.items():
+            self._end(str(spec), backend)
+        for held in (self._backends, self._guards, self._broken):
+            held.clear()
+
     def _end(self, name: str, it: Backend | Oracle) -> None:
         limited = isinstance(it, (IsolatedBackend, SchedBackend, Oracle))
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from conformance.judge.verdict import FAILURES, Result, Verdict
 
-from .divergence import NODE
+from .divergence import NODE, OUTPUT
 
 WHERE, THREW = "where: ", "it threw in "
 """Begin the words of a place in a result's detail."""
@@ -40,12 +40,17 @@ class Signature:
     op: str = ""
     """Of the node at fault; empty where no single node is, or nothing says which."""
     kind: str = ""
-    """`node`, `graph`, `kept` or `state`, with `not finite` where a number became none; of a crash how it died and its
-    last words, of other failures the innermost message: without numbers, shapes, names of cases, and what wraps it.
+    """`node`, `graph`, `kept`, `output` or `state`, with `not finite` where a number became none; of a crash how it
+    died and its last words, of other failures the innermost message: without numbers, shapes, names of cases, and what
+    wraps it.
     """
 
     def covers(self, other: Signature | None) -> bool:
-        """Whether `other` is the same failure: at the same op, or, where none is at fault here, at any."""
+        """Whether `other` is the same failure: at the same op, or, where none is at fault here, at any. Wrong numbers
+        of which nobody knows the first wrong node may be any.
+        """
+        if self.kind == OUTPUT:
+            return other is not None and other.verdict is self.verdict
         same = other is not None and (self.verdict, self.kind) == (other.verdict, other.kind)
         return same and other is not None and self.op in {"", other.op}
 
@@ -63,6 +68,8 @@ def signature_of(result: Result) -> Signature | None:
         return Signature(result.verdict, op, innermost(result.detail))
     if first is None:  # every node and the free run are right; a step from the backend's own caches is not
         return Signature(Verdict.FAIL, op, NODE if op else "state")
+    if first.get("kind") == OUTPUT:
+        return Signature(Verdict.FAIL, "", OUTPUT)
     broken = first["found"] is None or first["found"] != first["found"] or abs(first["found"]) == float("inf")
     kind = str(first.get("kind", NODE)) + (", not finite" if broken else "")
     return Signature(Verdict.FAIL, first["op"] if first.get("kind", NODE) == NODE else "", kind)

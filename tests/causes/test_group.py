@@ -89,6 +89,21 @@ def test_every_failure_is_in_a_cause() -> None:
     assert failures
 
 
+def test_a_cause_says_what_nobody_had_time_for() -> None:
+    """Failures that went to the nearest cause, as time was over, are counted in its sentence; with time none are."""
+    fault = FAULTS["kv-head-modulo"]
+    runner = _Runner([fault])
+    ids = case_ids((), ("ops/FLASH_ATTN_EXT-*",), "smoke")
+    results = runner.run(fault.spec, [runner.case(i) for i in ids])
+    failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
+    nodes = Nodes(failures, [])
+    groups = Search(runner, fault.spec, seconds=0).run(failures, nodes)
+    unsure = sum(g.unsure for g in groups)
+    assert 0 < unsure < len(failures)
+    assert any(f"{g.unsure} of them put here as time was over" in cause_of(g, "", nodes).sentence for g in groups)
+    assert not any(g.unsure for g in Search(runner, fault.spec).run(failures, nodes))
+
+
 def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt ends the search and loses no failure."""
     fault = FAULTS["kv-head-modulo"]

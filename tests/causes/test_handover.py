@@ -35,6 +35,7 @@ from conformance.ggml.types import F32, I64
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.execute import StepValues
 from conformance.run.oracle import Expectation, Oracle
+from conformance.run.recorded import Recording
 from conformance.run.runner import Runner
 from conformance.run.session import failures
 from conformance.run.session.select import build
@@ -43,6 +44,7 @@ ONE = "ops/MUL_MAT-f16+f32-a=7x9,b=7x5@318"
 QUANTISED = "ops/MUL_MAT-q4_0+f32-a=32x7,b=32x3@998"
 STEPS = "random/nodes=6,steps=4,d=16,w=q4_0,cache=f32@117"
 PLACED = "weight_placement/input-w=q4_0,buffer=1@720"
+RECORDED = "captured/llama-fa-4seq-streams@0"
 WRONG = "ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1"
 """What ggml's CPU device gets wrong, docs/findings-ggml.md."""
 GPU = "ggml?device=Vulkan0"
@@ -117,6 +119,19 @@ def test_a_folder_has_what_a_maintainer_needs(oracle: Oracle, tmp_path: Path) ->
                  "12 generated cases fail", "MUL_MAT f32[9, 5, 1, 1] of f16[7, 9, 1, 1], f32[7, 5, 1, 1]",
                  "struct test_shrunk"):  # fmt: skip
         assert part in draft
+
+
+def test_a_recording_is_handed_over() -> None:
+    """A recording says nothing of caches; the reference does, and a program has the bytes of both."""
+    case = build(RECORDED)
+    with closing(Runner()) as runner:
+        expectation = runner.expectation(Spec("ggml"), case)
+    assert isinstance(expectation, Recording)
+    values = expectation.values
+    assert set(case.caches()) <= set(values[-1].caches)
+    recorded = expectation.steps[-1].outputs
+    assert all(np.array_equal(values[-1].outputs[t], data) for t, data in recorded.items())
+    assert shown(case, _result(case), expectation).why
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from conformance.judge.verdict import Result, Verdict
 from conformance.run import blame
 from conformance.run.isolation.isolate import open_backend
 from conformance.run.runner import Runner
+from conformance.run.shrink import shrink
+from conformance.run.shrink.cuts import Recorded
 from conformance.run.signature import signature_of
 
 SPEC = Spec("faulty")
@@ -182,6 +185,45 @@ def test_nodes_that_are_wrong_together_are_no_kept_fault(runner: FaultyRunner) -
     assert result.first_divergence is not None
     assert result.first_divergence["kind"] == "graph"
     assert result.detail.endswith(f"each node alone is right; {blame.TOGETHER}")
+
+
+def _shows_outputs_alone(_: Faulty, __: int, ___: Graph, found: dict[Tensor, Bytes]) -> None:
+    """SCALE is wrong, and who asks for ADD gets an error."""
+    for t, data in found.items():
+        if t.op == "ADD":
+            raise BackendError("no port for a node in between")
+        if t.op == "SCALE":
+            data.view("<f4")[3] += 1
+
+
+def test_an_output_is_wrong_though_its_first_wrong_node_is_unknown(runner: FaultyRunner) -> None:
+    """Where the backend fails when each node is asked for, the wrong output is named as such; shrunk, its node is."""
+    result = _run(runner, _shows_outputs_alone)
+    assert result.first_divergence is not None
+    assert (result.first_divergence["kind"], result.first_divergence["op"]) == ("output", "SCALE")
+    assert "the first wrong node was not found: " in result.detail
+    assert str(signature_of(result)) == "FAIL, output"
+    small = shrink(runner, SPEC, _case(), time_budget=60)
+    assert [n.op for s in small.case.steps for n in s.graph] == ["SCALE"]
+    assert str(signature_of(small.result)) == "FAIL, SCALE, node"
+
+
+def test_a_candidate_with_bytes_of_no_tensor_is_passed_over(
+    runner: FaultyRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cut that leaves an input which nobody reads is no smaller case, and no end of the search."""
+
+    def stray(recorded: Recorded, _: Result) -> Iterator[Case]:
+        step = recorded.case.steps[0]
+        unread = new_tensor(F32, 1, name="unread")
+        inputs = {**step.inputs, unread: _floats(1, seed=1)}
+        yield replace(recorded.case, steps=[Step(step.graph, inputs, step.outputs)])
+
+    monkeypatch.setattr("conformance.run.shrink.PASSES", (("stray", stray),))
+    runner.fault = _kernel
+    small = shrink(runner, SPEC, _case(), time_budget=60)
+    assert small.finished
+    assert len(small.case.steps) == 3
 
 
 def test_what_another_case_left_is_said(runner: FaultyRunner) -> None:

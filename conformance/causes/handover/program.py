@@ -44,7 +44,7 @@ class Wanted:
 
 def wanted_of(case: Case, expectation: Expectation) -> list[Wanted]:
     """What a run is judged by, less outputs that a later node of their step overwrites: they are gone after it."""
-    values = expectation.steps
+    values = expectation.values
     judged, _ = expectation.judge(case, Execution(values, Witness("", ""), 0.0))
     return [
         Wanted(j.step, j.tensor, values[j.step].all[j.tensor], j.budget)

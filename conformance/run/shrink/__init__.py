@@ -157,13 +157,13 @@ class _Search:
         return False
 
     def _fails_alike(self, candidate: Case) -> bool:
-        digest = _digest(candidate)
-        if digest in self._seen:
-            return False
-        self._seen.add(digest)
         try:
+            digest = _digest(candidate)
+            if digest in self._seen:
+                return False
+            self._seen.add(digest)
             candidate.validate()
-        except GraphError:
+        except GraphError:  # it is no legal graph, or lacks a tensor that it has bytes of
             return False
         left = self._left()
         if left < 0:
