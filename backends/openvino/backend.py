@@ -111,7 +111,7 @@ class OpenVinoStateless(TranslatingBackend):
         """As `Case.placement` says where possible; else whatever serves the case best."""
         place = case.placement.get(weight)
         if place is None or len(self.buffer_types()) == 1:
-            return super().role_of(case, weight)
+            return "weight" if _multiplies(case, weight) else super().role_of(case, weight)
         shared = place.buffer % len(MEMORIES) and not weight.type.is_quantized
         return "input" if shared else "weight"
 
@@ -167,7 +167,12 @@ class OpenVinoStateless(TranslatingBackend):
         from .bind import Request  # noqa: PLC0415  # as above
         from .walk import Walk  # noqa: PLC0415  # as above
 
-        return self.request(plan, Walk(plan, memory), Request)
+        def whole(plan: Plan, memory: HostMemory) -> Request:
+            return self.request(plan, Walk(plan, memory, whole=True), Request)
+
+        request = self.request(plan, Walk(plan, memory), Request)
+        request.otherwise = whole
+        return request
 
     def request(
         self, plan: Plan, walk: Walk, make: Callable[[CompiledModel | None, Emitted, int | None], Request]
@@ -184,7 +189,7 @@ class OpenVinoStateless(TranslatingBackend):
     def _compiled(self, plan: Plan, emitted: Emitted) -> CompiledModel:
         served = "weight" in plan.roles.values()
         nodes = emitted.results, emitted.parameters, emitted.sinks
-        compile_ = partial(self._compiler.compiled, *nodes, served=served)
+        compile_ = partial(self._compiler.compiled, *nodes, served=served, halves=emitted.halves)
         if self._cache is None or emitted.sinks:
             return compile_()
         name = self._cache.name(plan, (self._options, served, sorted(self._compiler.versions().items())))
@@ -251,6 +256,15 @@ def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
     w.peak_compile_bytes = max(peaks, default=None)
     if stage != "run":
         w.stage, w.path, w.compiles, w.cache_hits, w.peak_compile_bytes = stage, "interpreted", 0, 0, None
+
+
+def _multiplies(case: Case, weight: Tensor) -> bool:
+    """Whether `weight` is a matrix of 16-bit floats in a product: as an input it would be widened at every step."""
+    return (
+        weight.type in (F16, BF16)
+        and weight.ne[2] * weight.ne[3] == 1
+        and any(n.op == "MUL_MAT" and n.src[0] is weight for step in case.steps for n in step.graph)
+    )
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from .compile import CompiledModel, words
 from .forms import VALUE, decode, encode, held, narrow, value
 from .nodes import origin
 from .weights import WeightStore
+from .windows import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,12 @@ class Emitted:
     """Caches in variables that a run changes."""
     symbols: dict[Expr, Node] = field(default_factory=dict)
     """Expression -> parameter of its value; the last parameters, in this order."""
+    orders: dict[Feed, Order] = field(default_factory=dict)
+    """Caches that the model takes in another order than ggml's."""
+    inside: set[tuple[int, int]] = field(default_factory=set)
+    """Leaves of the plan that hold indices, and what each must be less than for the model to be right."""
+    halves: bool = False
+    """Whether a product reads a weight of 16-bit floats."""
     notes: Counter[str] = field(default_factory=Counter)
 
 
@@ -80,6 +87,8 @@ class HostMemory(Memory):
         self.caches: dict[Tensor, dict[str, OvTensor]] = {}
         self.stamp = object()
         """Replaced whenever a cache becomes another OpenVINO tensor."""
+        self._orders: dict[tuple[Tensor, str], Order] = {}
+        """How parts of caches lie that do not lie as in ggml."""
         self.moved = 0
         """Bytes that programs gave for caches, in the caches' own types."""
         for t in case.caches():
@@ -94,8 +103,28 @@ class HostMemory(Memory):
             self._bytes[tensor] = data.copy()
             self.weights.forget(tensor)
         else:
-            self.caches[tensor] = {n: OvTensor(a) for n, a in held(tensor, data).items()}
+            ordered = {n: self._orders.get((tensor, n)) for n in self.caches.get(tensor, ())}
+            parts = {n: o.ordered(a) if (o := ordered.get(n)) else a for n, a in held(tensor, data).items()}
+            self.caches[tensor] = {n: OvTensor(a) for n, a in parts.items()}
             self.stamp = object()
+
+    def ordered(self, cache: Tensor, form: str, order: Order | None) -> OvTensor:
+        """A part of a cache, its numbers if in `order`, which lies in this order from now on; None for ggml's."""
+        if self._orders.get((cache, form)) != order:
+            x = self.table(cache, form)
+            self._orders.pop((cache, form), None)
+            if order is None:
+                x = np.ascontiguousarray(x).reshape(cache.shape)
+            else:
+                x, self._orders[cache, form] = order.ordered(x), order
+            self.caches[cache][form] = OvTensor(x)
+            self.stamp = object()
+        return self.caches[cache][form]
+
+    def table(self, cache: Tensor, form: str) -> NDArray[Any]:
+        """A part of a cache in ggml's order, over its own memory."""
+        order, x = self._orders.get((cache, form)), self.caches[cache][form].data
+        return x if order is None else order.table(x)
 
     def read(self, tensor: Tensor) -> Bytes:
         """The bytes, exact."""
@@ -111,7 +140,7 @@ class HostMemory(Memory):
         """The bytes, a weight's not copied."""
         if tensor in self._bytes:
             return self._bytes[tensor]
-        return decode(tensor.type, {n: x.data for n, x in self.caches[tensor].items()}).copy()
+        return decode(tensor.type, {n: self.table(tensor, n) for n in self.caches[tensor]}).copy()
 
 
 class Request(Program):
@@ -127,8 +156,14 @@ class Request(Program):
         self._commits = emitted.commits
         self._symbols = list(emitted.symbols)
         self._bindings: tuple[int, ...] | None = None
+        self._orders = emitted.orders
+        self._inside = emitted.inside
         self._resized = any(isinstance(n, Sym) for c in emitted.commits for n in c.extents)
         """Whether caches of other sizes are served, too."""
+        self.otherwise: Callable[[Plan, HostMemory], Request] | None = None
+        """Makes the program for a plan whose indices point beyond a window."""
+        self._other: tuple[Hashable, Request] | None = None
+        """Such a program, and the key of its plan."""
         self._request: Any = None if compiled is None else compiled.create_infer_request()
         self._set: dict[int, OvTensor] = {}
         self._spare: dict[int, OvTensor] = {}
@@ -155,6 +190,8 @@ class Request(Program):
 
     def run(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
         """Bind, infer, collect; BackendError with OpenVINO's own words, or for a row outside its cache."""
+        if not self._fits(plan, inputs):
+            return self._whole(plan, memory).run(plan, memory, inputs)
         parts: dict[int, dict[str, NDArray[Any]]] = {}
         if self._request is not None:
             try:
@@ -175,6 +212,22 @@ class Request(Program):
                 self._commit(plan, memory)
         return values
 
+    def _fits(self, plan: Plan, inputs: Mapping[Tensor, Bytes]) -> bool:
+        """Whether every index lies in its window."""
+        tensors = ((plan.tensors[index], limit) for index, limit in self._inside)
+        return all(value(t, inputs[t]).max() < self._number(limit) for t, limit in tensors)
+
+    def _whole(self, plan: Plan, memory: HostMemory) -> Request:
+        """The program that reads whole caches for `plan`."""
+        if self._other is None or self._other[0] != plan.key:
+            assert self.otherwise is not None  # who emits windows says what to do without
+            self._other = plan.key, self.otherwise(plan, memory)
+            self.notes["models for rows beyond the cells that are read"] += 1
+        return self._other[1]
+
+    def _number(self, n: int) -> int:
+        return evaluate(expr_of(n), self._bindings or ())
+
     def _feed(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> None:
         if self._bound[0] is not memory.stamp or self._bound[1] != plan.caches:
             self._attach(plan, memory)
@@ -193,7 +246,7 @@ class Request(Program):
                 continue
             # never the tensor that is being read: a program may read a cache after it has written it
             index, form = self._outputs[i]
-            current = memory.caches[plan.tensors[index]][form]
+            current = memory.ordered(plan.tensors[index], form, None)
             if i not in self._spare or self._spare[i] is current:
                 self._spare[i] = OvTensor(current.element_type, current.shape)
             self._request.set_output_tensor(i, self._spare[i])
@@ -203,15 +256,16 @@ class Request(Program):
         for i, feed in enumerate(self._feeds):
             t = plan.tensors[feed.index]
             if plan.roles[t] == "cache" and feed.form != VALUE:
-                bound = memory.caches[t][feed.form]
+                bound = memory.ordered(t, feed.form, self._orders.get(feed))
                 if self._set.get(i) is not bound:
                     self._request.set_input_tensor(i, bound)
                     self._set[i] = bound
         self._targets = []
         for c in self._commits:
             t = plan.tensors[c.index]
-            extents = [evaluate(expr_of(n), self._bindings or ()) for n in c.extents]
-            table = memory.caches[t][c.form].data.reshape(extents)
+            table = memory.table(t, c.form)
+            if Feed(c.index, c.form) not in self._orders:
+                table = table.reshape([self._number(n) for n in c.extents])
             self._targets.append((c, table))
         self._bound = memory.stamp, plan.caches
 
@@ -246,6 +300,7 @@ class Request(Program):
                     rows = self._out(c.rows, copies)
                     memory.count(t, c.form, rows.size, table.size)
                     to = (*[slice(None)] * c.axis, places[at])
+                    rows = rows.reshape(len(rows), *table.shape[1:]) if not c.axis else rows
                     table[to] = rows.astype("<f2") if narrow(t.type, c.form) else rows
                 except IndexError as e:
                     raise BackendError(f"{t}: a row is written that it does not have: {e}") from e

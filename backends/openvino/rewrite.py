@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 import openvino.opset15 as o
-from openvino import Model, Node, Shape, Type
+from openvino import Model, Node, PartialShape, Shape, Type
 from openvino import Tensor as OvTensor
+from openvino.op.util import Variable as ModelVariable
+from openvino.op.util import VariableInfo
 
 from conformance.ggml.errors import BackendError
 
@@ -144,6 +146,21 @@ SPLIT: dict[str, Callable[[Value, Value], Node]] = {
 
 def _floats(node: Node) -> bool:
     return any(x.get_element_type() == Type.f32 for x in (*node.inputs(), *node.outputs()))
+
+
+# -- weights of 16-bit floats ------------------------------------------------------------------------------------------
+def language_model() -> Node:
+    """A sink that makes a model one of language for the CPU plugin (2026.4.1): it has attention and a variable.
+
+    Only in such models does the plugin's product read F16 and BF16 weights as they are and widen them on the way; in
+    others it packs a float32 copy of each, twice as many bytes to hold and to read per token. The attention is over
+    constants and folds away; what is left assigns one constant.
+    """
+    info = VariableInfo()
+    info.data_shape, info.data_type, info.variable_id = PartialShape([1]), Type.f32, "language model"
+    none = o.constant(np.zeros((1, 1, 1, 1), np.float32))
+    attention = o.scaled_dot_product_attention(none, none, none, causal=False)
+    return o.assign(o.reshape(attention, o.constant(np.array([1])), False), ModelVariable(info))
 
 
 # -- the interpreter --------------------------------------------------------------------------------------------------

@@ -185,6 +185,8 @@ class Stored(ABC):
     """A weight as OpenVINO tensors that any number of models share."""
 
     nbytes: int
+    half: bool = False
+    """Whether its numbers are floats of 16 bits."""
 
     @abstractmethod
     def matrix(self) -> Value:
@@ -228,6 +230,7 @@ class Grid(Stored):
         self._q = _tensor(_TYPES[dtype], shape, q)
         self._scale, self._zero = (None if x is None else _array(x) for x in (scale, zero))
         self._matrix = (shape[0], math.prod(shape[1:]))
+        self.half = scale is None
         self.nbytes = sum(t.byte_size for t in (self._q, self._scale, self._zero) if t is not None)
 
     def matrix(self) -> Value:
