@@ -167,12 +167,16 @@ class OpenVinoStateless(TranslatingBackend):
         from .bind import Request  # noqa: PLC0415  # as above
         from .walk import Walk  # noqa: PLC0415  # as above
 
-        def whole(plan: Plan, memory: HostMemory) -> Request:
-            return self.request(plan, Walk(plan, memory, whole=True), Request)
-
         request = self.request(plan, Walk(plan, memory), Request)
-        request.otherwise = whole
+        request.otherwise = self._whole
         return request
+
+    def _whole(self, plan: Plan, memory: HostMemory) -> Request:
+        """As `translate`, with no cache narrowed to the cells that are read."""
+        from .bind import Request  # noqa: PLC0415  # as above
+        from .walk import Walk  # noqa: PLC0415  # as above
+
+        return self.request(plan, Walk(plan, memory, whole=True), Request)
 
     def request(
         self, plan: Plan, walk: Walk, make: Callable[[CompiledModel | None, Emitted, int | None], Request]

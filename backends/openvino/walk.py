@@ -20,7 +20,7 @@ from conformance.ggml.types import BF16, F16, I64, GGMLType
 
 from .bind import Commit, Emitted, Feed, HostMemory
 from .forms import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, part_shape, parts, value
-from .nodes import TYPES, Constants, Shape, Value, numbers, quantized, reshape, round_bf16, round_f16, shape_of
+from .nodes import TYPES, Constants, Shape, Value, numbers, origin, quantized, reshape, round_bf16, round_f16, shape_of
 from .views import Region, Rows, arranged, place, read, region, scatter
 from .weights import Stored
 from .windows import Window, windows
@@ -43,6 +43,8 @@ class Written:
     where: Rows
     rows: dict[str, Value]
     """Part -> the new rows; on the grid of the root's type where the graph reads them again."""
+    exact: bool = False
+    """Whether numbers are on that grid."""
 
 
 @dataclass(slots=True)
@@ -271,7 +273,7 @@ class Walk:
         if lossy and (self.read_again(node) or (node.type is BF16 and self._cached(node))):
             new, lossy = {n: ROUND[node.type](self.c, x) for n, x in new.items()}, False
         self.note("views written by rows")
-        self._write(node, Written(where, dict(new)), lossy=lossy)
+        self._write(node, Written(where, dict(new), exact=not lossy), lossy=lossy)
 
     def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
         """Make `new`, in order of `node`'s blocks, the value of `node`."""
@@ -305,10 +307,21 @@ class Walk:
     def _commit(self, t: Tensor, index: int, log: list[Written]) -> None:
         """Add results for the rows that were written into a cache."""
         for w in log:
+            leaf = self._leaf_of(w.where.ids)
+            ids = self._out_of(w.where.ids) if leaf is None else leaf
             for p in parts(t.type):
                 extents = (*w.where.extents, *((p.width,) if p.width else ()))
-                ids, rows = self._out_of(w.where.ids), self._out_of(w.rows[p.name])
-                self._out.commits.append(Commit(index, p.name, extents, w.where.axis, ids, rows))
+                rows = self._out_of(w.rows[p.name])
+                commit = Commit(index, p.name, extents, w.where.axis, ids, rows, leaf is not None, w.exact)
+                self._out.commits.append(commit)
+
+    def _leaf_of(self, ids: Value) -> int | None:
+        """The input of the plan whose numbers `ids` are, which the host knows; None if they are computed."""
+        name = origin(ids).get_name()
+        for p, feed in zip(self._out.parameters, self._out.feeds, strict=True):
+            if p.get_name() == name:
+                return feed.index if feed.form == VALUE else None
+        return None
 
     def _out_of(self, x: Value) -> int:
         """The result that gives `x`, made once."""
