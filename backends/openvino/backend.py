@@ -243,8 +243,9 @@ def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
             continue
         devices.update(p.compiled.get_property("EXECUTION_DEVICES"))
         peaks += [] if p.peak is None else [p.peak]
-        sizes["packed copies"] += packed_copies(p.compiled)
-        for kind, node in executed(p.compiled):
+        layers = list(executed(p.compiled))
+        sizes["packed copies"] += packed_copies(layers)
+        for kind, node in layers:
             kernels[kind] += 1
             if kind in CONSTANTS:
                 x = node.output(0)
