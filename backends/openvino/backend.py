@@ -83,6 +83,8 @@ class OpenVinoStateless(TranslatingBackend):
         self._cache = ModelCache(Path(cache_dir)) if cache_dir and stage == "run" else None
         self.device = device
         self._compiler = compiler(device, precision, fusion, stage, threads)
+        if self._cache is not None:  # a file holds one model
+            self._compiler = replace(self._compiler, apart=False)
 
     def info(self) -> DeviceInfo:
         """Device name, OpenVINO's and the plugin's versions."""

@@ -38,6 +38,8 @@ class Compiler:
     properties: dict[str, Any]
     fusion: str = "auto"
     stage: str = "run"
+    apart: bool = False
+    """Whether what hangs together by nothing may be compiled at the same time, as two models."""
 
     def compiled(
         self,
@@ -55,11 +57,13 @@ class Compiler:
         it is not `auto`. `halves`: it multiplies with weights of 16-bit floats, which the CPU plugin is to keep as they
         are. BackendError if the device's compiler refuses it.
         """
-        from .rewrite import language_model  # noqa: PLC0415  # needs openvino, which may be absent until now
+        from .rewrite import Whole, apart, language_model  # noqa: PLC0415  # needs openvino, which may be absent until now
 
         if halves and self.device == "CPU" and self.stage == "run" and self.accurate:
             sinks = [*sinks, language_model()]
         try:
+            if self.apart and not sinks and (parts := apart(results, parameters)):
+                return Whole(parts, lambda model: self.model(model, served=served))
             return self.model(self.ov.Model(results, list(sinks), parameters), served=served)
         except RuntimeError as e:
             raise BackendError(f"OpenVINO {self.device} refused to compile: {words(e)}") from e
@@ -142,7 +146,8 @@ def compiler(device: str, precision: str, fusion: str, stage: str = "run", threa
     # GPU.0 may be asked for as GPU
     if device not in here and not any(d.split(".")[0] == device for d in here):
         raise UnavailableError(f"openvino: device {device!r} is not here; devices found: {', '.join(here) or 'none'}")
-    return Compiler(openvino, core, device, properties, fusion, stage)
+    apart = device == "CPU" and stage == "run" and (os.cpu_count() or 1) > 1
+    return Compiler(openvino, core, device, properties, fusion, stage, apart)
 
 
 def one_of(option: str, value: str, legal: Sequence[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -105,3 +107,30 @@ def test_a_matrix_of_16_bit_floats_is_held_as_it_is(type_: GGMLType, steps: int)
     step = Step(B.build_forward_expand(out), {x: _bytes(_floats(3, 256, seed=2))}, (out,))
     witness = _right(Case("halves", {w: values}, [step] * steps))
     assert witness.bytes["weights"] == witness.bytes["packed copies"] == 64 * 256 * 2
+
+
+def _batch(count: int, *, chained: bool) -> Case:
+    """One step of `count` additions, of one another's results if `chained`."""
+    x = new_tensor(F32, 8)
+    inputs, outputs = {x: _bytes(_floats(8, seed=1))}, [x]
+    for i in range(count):
+        a = new_tensor(F32, 8)
+        inputs[a] = _bytes(_floats(8, seed=2 + i))
+        outputs.append(B.add(outputs[-1] if chained else B.scale(a, 2.0), a))
+    used = {t: data for t, data in inputs.items() if chained or t is not x}
+    return Case("batch", {}, [Step(B.build_forward_expand(*outputs[1:]), used, tuple(outputs[1:]))])
+
+
+@pytest.mark.parametrize(("count", "chained", "models"), [(40, False, 2), (40, True, 1), (4, False, 1)])
+def test_what_hangs_together_by_nothing_is_compiled_at_the_same_time(count: int, chained: bool, models: int) -> None:
+    """Many small graphs are two models, one graph and a few are one; the values are the reference's either way."""
+    case = _batch(count, chained=chained)
+    step = case.steps[0]
+    backend = OpenVinoStateless()
+    backend._compiler = replace(backend._compiler, apart=True)
+    with backend.open(case) as session, CpuBackend().open(case) as reference:
+        got, want = (s.compute(step.graph, step.inputs, step.outputs) for s in (session, reference))
+        assert all(np.allclose(got[t].view(np.float32), want[t].view(np.float32), rtol=1e-6) for t in step.outputs)
+        (program,) = session.programs()  # type: ignore[attr-defined]  # an OpenVinoSession
+        assert len(getattr(program.compiled, "_compiled", [None])) == models
+        assert session.witness().compiles == 1
