@@ -83,6 +83,8 @@ class OpenVinoStateless(TranslatingBackend):
         self._cache = ModelCache(Path(cache_dir)) if cache_dir and stage == "run" else None
         self.device = device
         self._compiler = compiler(device, precision, fusion, stage, threads)
+        if self._cache is not None:  # a file holds one model
+            self._compiler = replace(self._compiler, apart=False)
 
     def info(self) -> DeviceInfo:
         """Device name, OpenVINO's and the plugin's versions."""
@@ -111,7 +113,7 @@ class OpenVinoStateless(TranslatingBackend):
         """As `Case.placement` says where possible; else whatever serves the case best."""
         place = case.placement.get(weight)
         if place is None or len(self.buffer_types()) == 1:
-            return super().role_of(case, weight)
+            return "weight" if _multiplies(case, weight) else super().role_of(case, weight)
         shared = place.buffer % len(MEMORIES) and not weight.type.is_quantized
         return "input" if shared else "weight"
 
@@ -167,7 +169,16 @@ class OpenVinoStateless(TranslatingBackend):
         from .bind import Request  # noqa: PLC0415  # as above
         from .walk import Walk  # noqa: PLC0415  # as above
 
-        return self.request(plan, Walk(plan, memory), Request)
+        request = self.request(plan, Walk(plan, memory), Request)
+        request.otherwise = self._whole
+        return request
+
+    def _whole(self, plan: Plan, memory: HostMemory) -> Request:
+        """As `translate`, with no cache narrowed to the cells that are read."""
+        from .bind import Request  # noqa: PLC0415  # as above
+        from .walk import Walk  # noqa: PLC0415  # as above
+
+        return self.request(plan, Walk(plan, memory, whole=True), Request)
 
     def request(
         self, plan: Plan, walk: Walk, make: Callable[[CompiledModel | None, Emitted, int | None], Request]
@@ -184,7 +195,7 @@ class OpenVinoStateless(TranslatingBackend):
     def _compiled(self, plan: Plan, emitted: Emitted) -> CompiledModel:
         served = "weight" in plan.roles.values()
         nodes = emitted.results, emitted.parameters, emitted.sinks
-        compile_ = partial(self._compiler.compiled, *nodes, served=served)
+        compile_ = partial(self._compiler.compiled, *nodes, served=served, halves=emitted.halves)
         if self._cache is None or emitted.sinks:
             return compile_()
         name = self._cache.name(plan, (self._options, served, sorted(self._compiler.versions().items())))
@@ -234,8 +245,9 @@ def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
             continue
         devices.update(p.compiled.get_property("EXECUTION_DEVICES"))
         peaks += [] if p.peak is None else [p.peak]
-        sizes["packed copies"] += packed_copies(p.compiled)
-        for kind, node in executed(p.compiled):
+        layers = list(executed(p.compiled))
+        sizes["packed copies"] += packed_copies(layers)
+        for kind, node in layers:
             kernels[kind] += 1
             if kind in CONSTANTS:
                 x = node.output(0)
@@ -251,6 +263,15 @@ def _testify(w: Witness, programs: Iterable[Request], stage: str) -> None:
     w.peak_compile_bytes = max(peaks, default=None)
     if stage != "run":
         w.stage, w.path, w.compiles, w.cache_hits, w.peak_compile_bytes = stage, "interpreted", 0, 0, None
+
+
+def _multiplies(case: Case, weight: Tensor) -> bool:
+    """Whether `weight` is a matrix of 16-bit floats in a product: as an input it would be widened at every step."""
+    return (
+        weight.type in (F16, BF16)
+        and weight.ne[2] * weight.ne[3] == 1
+        and any(n.op == "MUL_MAT" and n.src[0] is weight for step in case.steps for n in step.graph)
+    )
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from .compile import CompiledModel, words
 from .forms import VALUE, decode, encode, held, narrow, value
 from .nodes import origin
 from .weights import WeightStore
+from .windows import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,12 @@ class Commit:
     """The cache's shape for this."""
     axis: int
     ids: int
-    """Result that holds the places along `axis`."""
+    """Result that holds the places along `axis`; where `given`, the leaf of the plan that does."""
     rows: int
     """Result that holds the rows."""
+    given: bool = False
+    exact: bool = False
+    """Whether the rows are on the grid of the cache's type already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,12 @@ class Emitted:
     """Caches in variables that a run changes."""
     symbols: dict[Expr, Node] = field(default_factory=dict)
     """Expression -> parameter of its value; the last parameters, in this order."""
+    orders: dict[Feed, Order] = field(default_factory=dict)
+    """Caches that the model takes in another order than ggml's."""
+    inside: set[tuple[int, int]] = field(default_factory=set)
+    """Leaves of the plan that hold indices, and what each must be less than for the model to be right."""
+    halves: bool = False
+    """Whether a product reads a weight of 16-bit floats."""
     notes: Counter[str] = field(default_factory=Counter)
 
 
@@ -80,6 +90,8 @@ class HostMemory(Memory):
         self.caches: dict[Tensor, dict[str, OvTensor]] = {}
         self.stamp = object()
         """Replaced whenever a cache becomes another OpenVINO tensor."""
+        self._orders: dict[tuple[Tensor, str], Order] = {}
+        """How parts of caches lie that do not lie as in ggml."""
         self.moved = 0
         """Bytes that programs gave for caches, in the caches' own types."""
         for t in case.caches():
@@ -94,24 +106,45 @@ class HostMemory(Memory):
             self._bytes[tensor] = data.copy()
             self.weights.forget(tensor)
         else:
-            self.caches[tensor] = {n: OvTensor(a) for n, a in held(tensor, data).items()}
+            self.caches[tensor] = {n: self._laid(tensor, n, a) for n, a in held(tensor, data).items()}
             self.stamp = object()
+
+    def ordered(self, cache: Tensor, form: str, order: Order | None) -> OvTensor:
+        """A part of a cache, its numbers if in `order`, which lies in this order from now on; None for ggml's."""
+        if self._orders.get((cache, form)) != order:
+            x = self.table(cache, form)
+            self._orders.pop((cache, form), None)
+            if order is None:
+                x = np.ascontiguousarray(x).reshape(cache.shape)
+            else:
+                x, self._orders[cache, form] = order.ordered(x), order
+            self.caches[cache][form] = OvTensor(x)
+            self.stamp = object()
+        return self.caches[cache][form]
+
+    def _laid(self, cache: Tensor, form: str, x: NDArray[Any]) -> OvTensor:
+        order = self._orders.get((cache, form))
+        return OvTensor(x if order is None else order.ordered(x))
+
+    def table(self, cache: Tensor, form: str) -> NDArray[Any]:
+        """A part of a cache in ggml's order, over its own memory."""
+        order, x = self._orders.get((cache, form)), self.caches[cache][form].data
+        return x if order is None else order.table(x)
 
     def read(self, tensor: Tensor) -> Bytes:
         """The bytes, exact."""
         look = self.look(tensor)
         return look.copy() if tensor in self._bytes else look
 
-    def count(self, cache: Tensor, form: str, cells: int, of: int) -> None:
-        """Count that a program gave `cells` of all `of` of a cache: once, for the first of its forms."""
-        if form == next(iter(self.caches[cache])):
-            self.moved += nbytes(cache) * cells // of
+    def counted(self, cache: Tensor, form: str) -> int:
+        """Bytes of a cache that count as moved where a program gives the whole of this part: all for its first."""
+        return nbytes(cache) if form == next(iter(self.caches[cache])) else 0
 
     def look(self, tensor: Tensor) -> Bytes:
         """The bytes, a weight's not copied."""
         if tensor in self._bytes:
             return self._bytes[tensor]
-        return decode(tensor.type, {n: x.data for n, x in self.caches[tensor].items()}).copy()
+        return decode(tensor.type, {n: self.table(tensor, n) for n in self.caches[tensor]}).copy()
 
 
 class Request(Program):
@@ -127,15 +160,28 @@ class Request(Program):
         self._commits = emitted.commits
         self._symbols = list(emitted.symbols)
         self._bindings: tuple[int, ...] | None = None
+        self._orders = emitted.orders
+        self._inside = emitted.inside
         self._resized = any(isinstance(n, Sym) for c in emitted.commits for n in c.extents)
         """Whether caches of other sizes are served, too."""
+        self.otherwise: Callable[[Plan, HostMemory], Request] | None = None
+        """Makes the program for a plan whose indices point beyond a window."""
+        self._other: tuple[Hashable, Request] | None = None
+        """Such a program, and the key of its plan."""
         self._request: Any = None if compiled is None else compiled.create_infer_request()
         self._set: dict[int, OvTensor] = {}
+        self._taken: dict[int, NDArray[Any]] = {}
+        """What inputs that change at every run are copied into."""
+        self._rows: dict[int, NDArray[Any]] = {}
+        """Results of new rows, written where the host finds them without asking."""
         self._spare: dict[int, OvTensor] = {}
         self._bound: tuple[object, tuple[Tensor, ...]] = (None, ())
         """Stamp and caches that are bound."""
-        self._targets: list[tuple[Commit, NDArray[Any]]] = []
-        """Where new rows go: the cache, in the commit's shape, over its own memory."""
+        self._targets: list[Target] = []
+        """Where new rows go."""
+        leaves = {c.ids for c in emitted.commits if c.given} | {index for index, _ in emitted.inside}
+        self._leaves = sorted(leaves)
+        """Of the plan, those that hold places in caches."""
         # results that are a parameter, casts and shapes aside: the CPU plugin (2026.4.1) never fills a tensor that was
         # set for one, and what it gives for one is, with nothing between, the memory of the input
         self._moved = {i for i, r in enumerate(emitted.results) if origin(r).get_type_name() == "Parameter"}
@@ -144,6 +190,12 @@ class Request(Program):
             for k in range(len(self._symbols)):
                 one = OvTensor(self._values[k : k + 1], shared_memory=True)
                 self._request.set_input_tensor(len(emitted.parameters) - len(self._symbols) + k, one)
+            for i in {c.rows for c in emitted.commits} - self._moved:
+                x = emitted.results[i].input_value(0)
+                if x.get_partial_shape().is_static:
+                    fixed = OvTensor(x.get_element_type(), x.get_shape())
+                    self._request.set_output_tensor(i, fixed)
+                    self._rows[i] = fixed.data
 
     def bind(self, bindings: tuple[int, ...]) -> None:
         """Compute what depends on the template's symbols."""
@@ -155,6 +207,9 @@ class Request(Program):
 
     def run(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> dict[Tensor, Bytes]:
         """Bind, infer, collect; BackendError with OpenVINO's own words, or for a row outside its cache."""
+        places = {i: value(t, inputs[t]) for i in self._leaves for t in [plan.tensors[i]]}
+        if not all(places[i].max() < self._number(limit) for i, limit in self._inside):
+            return self._whole(plan, memory).run(plan, memory, inputs)
         parts: dict[int, dict[str, NDArray[Any]]] = {}
         if self._request is not None:
             try:
@@ -172,8 +227,19 @@ class Request(Program):
         if self._request is not None:
             self._keep(plan, memory)
             if self._commits:
-                self._commit(plan, memory)
+                self._commit(memory, places)
         return values
+
+    def _whole(self, plan: Plan, memory: HostMemory) -> Request:
+        """The program that reads whole caches for `plan`."""
+        if self._other is None or self._other[0] != plan.key:
+            assert self.otherwise is not None  # who emits windows says what to do without
+            self._other = plan.key, self.otherwise(plan, memory)
+            self.notes["models for rows beyond the cells that are read"] += 1
+        return self._other[1]
+
+    def _number(self, n: int) -> int:
+        return evaluate(expr_of(n), self._bindings or ())
 
     def _feed(self, plan: Plan, memory: HostMemory, inputs: Mapping[Tensor, Bytes]) -> None:
         if self._bound[0] is not memory.stamp or self._bound[1] != plan.caches:
@@ -187,33 +253,45 @@ class Request(Program):
                 array = value(t, memory.read(t) if plan.roles[t] == "cache" else inputs[t])
             else:
                 array = coded.setdefault(feed.index, encode(t, inputs[t]) if feed.index not in coded else {})[feed.form]
-            self._request.set_input_tensor(i, OvTensor(np.ascontiguousarray(array)))
+            self._take_in(i, array)
         for i in range(self._first_cache, len(self._outputs)):
             if i in self._moved:
                 continue
             # never the tensor that is being read: a program may read a cache after it has written it
             index, form = self._outputs[i]
-            current = memory.caches[plan.tensors[index]][form]
+            current = memory.ordered(plan.tensors[index], form, None)
             if i not in self._spare or self._spare[i] is current:
                 self._spare[i] = OvTensor(current.element_type, current.shape)
             self._request.set_output_tensor(i, self._spare[i])
+
+    def _take_in(self, i: int, array: NDArray[Any]) -> None:
+        """Copy `array` into input `i`, whose tensor is made and bound anew only where the shape changes."""
+        own = self._taken.get(i)
+        if own is None or own.shape != array.shape:
+            tensor = OvTensor(np.ascontiguousarray(array))
+            self._request.set_input_tensor(i, tensor)
+            self._taken[i] = tensor.data
+        else:
+            own[...] = array
 
     def _attach(self, plan: Plan, memory: HostMemory) -> None:
         """Bind this session's caches to the model, and look up where their new rows go."""
         for i, feed in enumerate(self._feeds):
             t = plan.tensors[feed.index]
             if plan.roles[t] == "cache" and feed.form != VALUE:
-                bound = memory.caches[t][feed.form]
+                bound = memory.ordered(t, feed.form, self._orders.get(feed))
                 if self._set.get(i) is not bound:
                     self._request.set_input_tensor(i, bound)
                     self._set[i] = bound
-        self._targets = []
-        for c in self._commits:
-            t = plan.tensors[c.index]
-            extents = [evaluate(expr_of(n), self._bindings or ()) for n in c.extents]
-            table = memory.caches[t][c.form].data.reshape(extents)
-            self._targets.append((c, table))
+        self._targets = [self._target(plan, memory, c) for c in self._commits]
         self._bound = memory.stamp, plan.caches
+
+    def _target(self, plan: Plan, memory: HostMemory, c: Commit) -> Target:
+        cache = plan.tensors[c.index]
+        table = memory.table(cache, c.form)
+        if Feed(c.index, c.form) not in self._orders:
+            table = table.reshape([self._number(n) for n in c.extents])
+        return Target(c, cache, table, narrow(cache.type, c.form) and not c.exact, memory.counted(cache, c.form))
 
     def _keep(self, plan: Plan, memory: HostMemory) -> None:
         """Swap each cache with the tensor of its new contents; the next run writes into the old one."""
@@ -221,7 +299,7 @@ class Request(Program):
             index, form = self._outputs[i]
             t = plan.tensors[index]
             cache = memory.caches[t]
-            memory.count(t, form, 1, 1)
+            memory.moved += memory.counted(t, form)
             if narrow(t.type, form):
                 with np.errstate(over="ignore"):
                     cache[form].data[...] = self._request.get_output_tensor(i).data.astype("<f2")
@@ -232,27 +310,47 @@ class Request(Program):
             if not narrow(t.type, form):
                 memory.stamp = object()
 
-    def _commit(self, plan: Plan, memory: HostMemory) -> None:
-        """New rows go into the caches."""
+    def _commit(self, memory: HostMemory, given: Mapping[int, NDArray[Any]]) -> None:
+        """New rows go into the caches, at the places that results or leaves, in `given`, hold."""
         # what lies in the memory of a cache is taken before any cache changes
         copies = {i: self._request.get_output_tensor(i).data.copy() for i in self._moved if i >= len(self._outputs)}
-        places: dict[tuple[int, int], slice | NDArray[Any]] = {}
+        places: dict[tuple[bool, int, int], slice | NDArray[Any]] = {}
         with np.errstate(over="ignore"):  # what is too large becomes infinite
-            for c, table in self._targets:
-                t, at = plan.tensors[c.index], (c.ids, table.shape[c.axis])
+            for to in self._targets:
+                c, table = to.commit, to.table
+                at = c.given, c.ids, table.shape[c.axis]
                 try:
                     if at not in places:
-                        places[at] = _places(self._out(c.ids, copies), at[1])
+                        places[at] = _places(given[c.ids] if c.given else self._out(c.ids, copies), at[2])
                     rows = self._out(c.rows, copies)
-                    memory.count(t, c.form, rows.size, table.size)
-                    to = (*[slice(None)] * c.axis, places[at])
-                    table[to] = rows.astype("<f2") if narrow(t.type, c.form) else rows
+                    memory.moved += to.nbytes * rows.size // table.size
+                    if c.axis:
+                        table[(*[slice(None)] * c.axis, places[at])] = rows.astype("<f2") if to.narrow else rows
+                    else:
+                        rows = rows.reshape(-1, *table.shape[1:])
+                        table[places[at]] = rows.astype("<f2") if to.narrow else rows
                 except IndexError as e:
-                    raise BackendError(f"{t}: a row is written that it does not have: {e}") from e
+                    raise BackendError(f"{to.cache}: a row is written that it does not have: {e}") from e
 
     def _out(self, i: int, copies: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
-        data: NDArray[Any] = copies[i] if i in copies else self._request.get_output_tensor(i).data
+        data: NDArray[Any] | None = self._rows.get(i)
+        if data is None:
+            data = copies[i] if i in copies else self._request.get_output_tensor(i).data
         return data
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the rows of a commit go."""
+
+    commit: Commit
+    cache: Tensor
+    table: NDArray[Any]
+    """The cache, in the commit's shape, over its own memory."""
+    narrow: bool
+    """Whether rows must be rounded to the cache's type."""
+    nbytes: int
+    """Bytes of the whole cache; 0 if another part of it counts them."""
 
 
 def _places(ids: NDArray[Any], size: int) -> slice | NDArray[Any]:

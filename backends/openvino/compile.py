@@ -38,17 +38,32 @@ class Compiler:
     properties: dict[str, Any]
     fusion: str = "auto"
     stage: str = "run"
+    apart: bool = False
+    """Whether what hangs together by nothing may be compiled at the same time, as two models."""
 
     def compiled(
-        self, results: list[Any], parameters: list[Any], sinks: Sequence[Any] = (), *, served: bool = True
+        self,
+        results: list[Any],
+        parameters: list[Any],
+        sinks: Sequence[Any] = (),
+        *,
+        served: bool = True,
+        halves: bool = False,
     ) -> CompiledModel:
         """Make a model of nodes and compile it, or at stage `translate` have it interpreted.
 
         Results and parameters stand in the order of outputs and inputs; sinks assign variables. `served`: the model has
         its weights. Fusing kernels for one that only tests ops would take 40 % of the time; `fusion` decides for all if
-        it is not `auto`. BackendError if the device's compiler refuses it.
+        it is not `auto`. `halves`: it multiplies with weights of 16-bit floats, which the CPU plugin is to keep as they
+        are. BackendError if the device's compiler refuses it.
         """
+        from .rewrite import Whole, apart, language_model  # noqa: PLC0415  # needs openvino, which may be absent until now
+
+        if halves and self.device == "CPU" and self.stage == "run" and self.accurate:
+            sinks = [*sinks, language_model()]
         try:
+            if self.apart and not sinks and (parts := apart(results, parameters)):
+                return Whole(parts, lambda model: self.model(model, served=served))
             return self.model(self.ov.Model(results, list(sinks), parameters), served=served)
         except RuntimeError as e:
             raise BackendError(f"OpenVINO {self.device} refused to compile: {words(e)}") from e
@@ -59,7 +74,7 @@ class Compiler:
 
         if self.stage == "translate":
             return Interpreted(model)
-        if self.properties.get("EXECUTION_MODE_HINT") != "ACCURACY":
+        if not self.accurate:
             served = keep(self.core, model) or served
         fused = served if self.fusion == "auto" else self.fusion == "on"
         extra = {} if fused or self.device != "CPU" else UNFUSED
@@ -70,12 +85,17 @@ class Compiler:
                 raise
             return self.core.compile_model(model, self.device, self.properties)
 
+    @property
+    def accurate(self) -> bool:
+        """Whether it computes in float32 throughout."""
+        return self.properties.get("EXECUTION_MODE_HINT") == "ACCURACY"
+
     def products(self) -> str:
         """What the device rounds the operands of matrix products to, as `Arithmetic.products` names it.
 
         Its hint says which float; 8-bit activations beside compressed weights are no nearer than F16.
         """
-        if self.properties.get("EXECUTION_MODE_HINT") == "ACCURACY":
+        if self.accurate:
             return "float32"
         hint = self.core.get_property(self.device, "INFERENCE_PRECISION_HINT")
         return "bf16" if hint.get_type_name() == "bf16" else "f16"
@@ -126,7 +146,8 @@ def compiler(device: str, precision: str, fusion: str, stage: str = "run", threa
     # GPU.0 may be asked for as GPU
     if device not in here and not any(d.split(".")[0] == device for d in here):
         raise UnavailableError(f"openvino: device {device!r} is not here; devices found: {', '.join(here) or 'none'}")
-    return Compiler(openvino, core, device, properties, fusion, stage)
+    apart = device == "CPU" and stage == "run" and (os.cpu_count() or 1) > 1
+    return Compiler(openvino, core, device, properties, fusion, stage, apart)
 
 
 def one_of(option: str, value: str, legal: Sequence[str]) -> str:

@@ -109,9 +109,11 @@ class Constants:
         return self._sources.get(id(x), x)
 
 
-def origin(result: Node) -> Node:
-    """What `result` shows, casts and shapes aside."""
-    node = result.input_value(0).get_node()
+def origin(x: Value) -> Node:
+    """The node that gives `x`, or what the result `x` shows, casts and shapes aside."""
+    node = x if isinstance(x, Node) else x.get_node()
+    if node.get_type_name() == "Result":
+        node = node.input_value(0).get_node()
     while node.get_type_name() in ("Convert", "Reshape"):
         node = node.input_value(0).get_node()
     return node

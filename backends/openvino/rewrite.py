@@ -6,6 +6,9 @@ which then gives zeros or other quants; angles, in which BF16 loses the position
 own RoPE; values on their way into a variable. OpenVINO marks what may not be converted with an attribute that Python
 cannot make, but can read from a model's text and hand on.
 
+`Whole` compiles what hangs together by nothing as two models at the same time: a batch of ops is many small graphs, and
+OpenVINO compiles a model in one thread, which is most of what a batch costs.
+
 `Interpreted` is for stage `translate`: it runs a model by `Model.evaluate`, OpenVINO's reference of every operation. No
 plugin, no kernel and no fusion takes part, so a wrong value here is the translation's (or the binding's), and one that
 is wrong only when compiled is a kernel's or a fusion's.
@@ -14,18 +17,21 @@ is wrong only when compiled is a kernel's or a fusion's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
 
 import numpy as np
 import openvino.opset15 as o
-from openvino import Model, Node, Shape, Type
+from openvino import Model, Node, PartialShape, Shape, Type
 from openvino import Tensor as OvTensor
+from openvino.op.util import Variable as ModelVariable
+from openvino.op.util import VariableInfo
 
 from conformance.ggml.errors import BackendError
 
-from .nodes import Constants, Value, windows
+from .nodes import Constants, Value, ancestors, windows
 
 # -- marks that keep float32 ------------------------------------------------------------------------------------------
 MARK = "DisablePrecisionConversion_0"
@@ -144,6 +150,136 @@ SPLIT: dict[str, Callable[[Value, Value], Node]] = {
 
 def _floats(node: Node) -> bool:
     return any(x.get_element_type() == Type.f32 for x in (*node.inputs(), *node.outputs()))
+
+
+# -- weights of 16-bit floats ------------------------------------------------------------------------------------------
+def language_model() -> Node:
+    """A sink that makes a model one of language for the CPU plugin (2026.4.1): it has attention and a variable.
+
+    Only in such models does the plugin's product read F16 and BF16 weights as they are and widen them on the way; in
+    others it packs a float32 copy of each, twice as many bytes to hold and to read per token. The attention is over
+    constants and folds away; what is left assigns one constant.
+    """
+    info = VariableInfo()
+    info.data_shape, info.data_type, info.variable_id = PartialShape([1]), Type.f32, "language model"
+    none = o.constant(np.zeros((1, 1, 1, 1), np.float32))
+    attention = o.scaled_dot_product_attention(none, none, none, causal=False)
+    return o.assign(o.reshape(attention, o.constant(np.array([1])), False), ModelVariable(info))
+
+
+# -- models whose results share nothing, compiled at the same time ----------------------------------------------------
+FEW = 32
+"""With fewer results there is nothing to gain."""
+
+
+def apart(results: Sequence[Node], parameters: Sequence[Node]) -> list[Part]:
+    """Two models of about as many results; none where all results hang together, or there are few."""
+    if len(results) < FEW:
+        return []
+    groups = _together(results)
+    if len(groups) == 1:
+        return []
+    first: list[int] = []
+    for group in groups:
+        if len(first) + len(group) > (len(results) + 1) // 2 and first:
+            break
+        first += group
+    taken = set(first)
+    return [Part(results, parameters, part) for part in (first, [i for i in range(len(results)) if i not in taken])]
+
+
+def _together(results: Sequence[Node]) -> list[list[int]]:
+    """Which results hang together by more than constants."""
+    owner: dict[str, int] = {}
+    leads = list(range(len(results)))
+
+    def lead(i: int) -> int:
+        while leads[i] != i:
+            i = leads[i]
+        return i
+
+    for i, result in enumerate(results):
+        stack = [result]
+        while stack:
+            node = stack.pop()
+            if node.get_type_name() == "Constant":
+                continue
+            name = node.get_name()
+            if name in owner:
+                leads[lead(i)] = lead(owner[name])
+            else:
+                owner[name] = i
+                stack += [v.get_node() for v in node.input_values()]
+    groups: dict[int, list[int]] = {}
+    for i in range(len(results)):
+        groups.setdefault(lead(i), []).append(i)
+    return list(groups.values())
+
+
+class Part:
+    """A model of some of the results, with the parameters that they need."""
+
+    def __init__(self, results: Sequence[Node], parameters: Sequence[Node], chosen: Sequence[int]) -> None:
+        own = [results[i] for i in chosen]
+        used = ancestors(own)
+        places = [i for i, p in enumerate(parameters) if p.get_name() in used]
+        self.model = Model(own, [parameters[i] for i in places])
+        self.inputs = {i: k for k, i in enumerate(places)}
+        """Place of a parameter in the whole -> in this model."""
+        self.outputs = {i: k for k, i in enumerate(chosen)}
+
+
+class Whole:
+    """Two compiled models where an `openvino.CompiledModel` of both would stand; it is its own infer request."""
+
+    def __init__(self, parts: Sequence[Part], compile_: Callable[[Model], Any]) -> None:
+        self._parts = parts
+        with ThreadPoolExecutor(1) as other:
+            second = other.submit(compile_, parts[1].model)
+            self._compiled = [compile_(parts[0].model), second.result()]
+        self._requests: list[Any] = []
+
+    def create_infer_request(self) -> Whole:
+        """Itself, with a request of each part; nobody needs two."""
+        self._requests = [c.create_infer_request() for c in self._compiled]
+        return self
+
+    def get_property(self, name: str) -> Any:  # noqa: ANN401  # as openvino.CompiledModel
+        """A property, the same of both."""
+        return self._compiled[0].get_property(name)
+
+    def get_runtime_model(self) -> Whole:
+        """What lists the layers of both."""
+        return self
+
+    def get_ordered_ops(self) -> list[Node]:
+        """The layers of both."""
+        return [node for c in self._compiled for node in c.get_runtime_model().get_ordered_ops()]
+
+    def set_input_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # an openvino.Tensor
+        """Bind an input."""
+        for part, request in zip(self._parts, self._requests, strict=True):
+            if i in part.inputs:
+                request.set_input_tensor(part.inputs[i], tensor)
+
+    def set_output_tensor(self, i: int, tensor: Any) -> None:  # noqa: ANN401  # as above
+        """Bind an output."""
+        part, request = self._of(i)
+        request.set_output_tensor(part.outputs[i], tensor)
+
+    def get_output_tensor(self, i: int) -> Any:  # noqa: ANN401  # as above
+        """An output."""
+        part, request = self._of(i)
+        return request.get_output_tensor(part.outputs[i])
+
+    def infer(self) -> None:
+        """Run both."""
+        for request in self._requests:
+            request.infer()
+
+    def _of(self, i: int) -> tuple[Part, Any]:
+        k = 0 if i in self._parts[0].outputs else 1
+        return self._parts[k], self._requests[k]
 
 
 # -- the interpreter --------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from conformance.ggml.types import BF16, F16, I64, GGMLType
 
 from .bind import Commit, Emitted, Feed, HostMemory
 from .forms import BLOCKS, NUMBER, NUMBERS, VALUE, Part, encode, held_dtype, part_shape, parts, value
-from .nodes import TYPES, Constants, Shape, Value, numbers, quantized, reshape, round_bf16, round_f16, shape_of
+from .nodes import TYPES, Constants, Shape, Value, numbers, origin, quantized, reshape, round_bf16, round_f16, shape_of
 from .views import Region, Rows, arranged, place, read, region, scatter
 from .weights import Stored
+from .windows import Window, windows
 
 ROUND: dict[GGMLType, Callable[[Constants, Value], Value]] = {F16: round_f16, BF16: round_bf16}
 
@@ -42,6 +43,8 @@ class Written:
     where: Rows
     rows: dict[str, Value]
     """Part -> the new rows; on the grid of the root's type where the graph reads them again."""
+    exact: bool = False
+    """Whether numbers are on that grid."""
 
 
 @dataclass(slots=True)
@@ -65,7 +68,8 @@ class Walk:
     bound: ClassVar[bool] = True
     """Whether caches are the host's, held as `forms.held` says, and take new rows from it."""
 
-    def __init__(self, plan: Plan, memory: HostMemory) -> None:
+    def __init__(self, plan: Plan, memory: HostMemory, *, whole: bool = False) -> None:
+        """Nothing is emitted yet. `whole`: caches are bound as a whole, whatever the graph reads of them."""
         self.c = Constants()
         self.shared: dict[Hashable, Value] = {}
         """Values that several nodes can use, such as angles."""
@@ -77,6 +81,7 @@ class Walk:
         self._leaves: dict[Feed, Value] = {}
         self._given: dict[int, tuple[int, Value]] = {}
         self._out = Emitted()
+        self._windows = windows(plan) if self.bound and not whole else {}
         self._last_read = {s.root: plan.index[n] for n in plan.graph if computes(n) for s in n.src if s is not None}
 
     def _known(self, t: Tensor) -> Tensor:
@@ -103,6 +108,9 @@ class Walk:
     def _part(self, t: Tensor, p: Part) -> Value:
         shape = part_shape(t, p)
         if self._plan.roles[t] == "cache" and self.bound:
+            if t in self._windows:
+                order = self._out.orders[Feed(self._plan.index[t], p.name)] = self._windows[t].order
+                shape = order.shape
             return self._parameter(t, p.name, held_dtype(p), shape)
         if p.name == NUMBER and t.type is F16 and self._plan.roles[t] != "cache":
             return self._parameter(t, VALUE, "<f4", t.shape)
@@ -141,6 +149,8 @@ class Walk:
 
     def number(self, t: Tensor) -> Value:
         """`t`'s elements now: float32, or int32 of an integer type; shape `ne[::-1]`."""
+        if t.root in self._windows:
+            return self._seen(t, self._windows[t.root])
         held = self._current(t.root, whole=False)
         if NUMBER not in held.parts:
             return self._decoded(t, held)
@@ -151,6 +161,14 @@ class Walk:
         if how != "whole":
             self.note(f"views read by {how}")
         return x
+
+    def _seen(self, t: Tensor, window: Window) -> Value:
+        """What the view `t` shows of the first cells of a cache, with the rows that were written so far."""
+        held = self._unsettled(t.root, whole=True)
+        self._out.inside |= {(self._plan.index[ids], window.cells) for ids in window.ids}
+        self.note("views read by slice")
+        x = window.read(self.c, held.parts[NUMBER], [(w.where.ids, w.rows[NUMBER]) for w in held.pending])
+        return reshape(self.c, x, t.shape)
 
     def _decoded(self, t: Tensor, held: Held) -> Value:
         if t.type not in BLOCKS:
@@ -173,6 +191,7 @@ class Walk:
         stored = self._memory.weights.get(node, self._known(t), self._memory.look)
         if stored is not None:
             self._out.notes["weights kept compressed"] += 1
+            self._out.halves |= stored.half
         return stored
 
     def parts(self, t: Tensor) -> dict[str, Value]:
@@ -254,7 +273,7 @@ class Walk:
         if lossy and (self.read_again(node) or (node.type is BF16 and self._cached(node))):
             new, lossy = {n: ROUND[node.type](self.c, x) for n, x in new.items()}, False
         self.note("views written by rows")
-        self._write(node, Written(where, dict(new)), lossy=lossy)
+        self._write(node, Written(where, dict(new), exact=not lossy), lossy=lossy)
 
     def store_parts(self, node: Tensor, new: Mapping[str, Value]) -> None:
         """Make `new`, in order of `node`'s blocks, the value of `node`."""
@@ -288,10 +307,21 @@ class Walk:
     def _commit(self, t: Tensor, index: int, log: list[Written]) -> None:
         """Add results for the rows that were written into a cache."""
         for w in log:
+            leaf = self._leaf_of(w.where.ids)
+            ids = self._out_of(w.where.ids) if leaf is None else leaf
             for p in parts(t.type):
                 extents = (*w.where.extents, *((p.width,) if p.width else ()))
-                ids, rows = self._out_of(w.where.ids), self._out_of(w.rows[p.name])
-                self._out.commits.append(Commit(index, p.name, extents, w.where.axis, ids, rows))
+                rows = self._out_of(w.rows[p.name])
+                commit = Commit(index, p.name, extents, w.where.axis, ids, rows, leaf is not None, w.exact)
+                self._out.commits.append(commit)
+
+    def _leaf_of(self, ids: Value) -> int | None:
+        """The input of the plan whose numbers `ids` are, which the host knows; None if they are computed."""
+        name = origin(ids).get_name()
+        for p, feed in zip(self._out.parameters, self._out.feeds, strict=True):
+            if p.get_name() == name:
+                return feed.index if feed.form == VALUE else None
+        return None
 
     def _out_of(self, x: Value) -> int:
         """The result that gives `x`, made once."""

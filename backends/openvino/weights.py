@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -185,6 +185,8 @@ class Stored(ABC):
     """A weight as OpenVINO tensors that any number of models share."""
 
     nbytes: int
+    half: bool = False
+    """Whether its numbers are floats of 16 bits."""
 
     @abstractmethod
     def matrix(self) -> Value:
@@ -228,6 +230,7 @@ class Grid(Stored):
         self._q = _tensor(_TYPES[dtype], shape, q)
         self._scale, self._zero = (None if x is None else _array(x) for x in (scale, zero))
         self._matrix = (shape[0], math.prod(shape[1:]))
+        self.half = scale is None
         self.nbytes = sum(t.byte_size for t in (self._q, self._scale, self._zero) if t is not None)
 
     def matrix(self) -> Value:
@@ -333,18 +336,19 @@ class WeightStore:
         return sum(s.nbytes for s in self._stored.values() if s is not None)
 
 
-def packed_copies(compiled: Any) -> int:  # noqa: ANN401  # an openvino.CompiledModel
-    """Bytes of the copies that a matrix kernel packs for itself at its first inference.
+def packed_copies(layers: Iterable[tuple[str, Any]]) -> int:
+    """Bytes of the copies that matrix kernels pack for themselves at their first inference, by `compile.executed`.
 
     These are the constants of each FullyConnected of the runtime model: quants, scales and zero points. Floats of 16
-    bits are packed in the precision that the kernel computes in.
+    bits are packed in the precision that the kernel computes in, but as they are in a `rewrite.language_model`.
     """
+    known = list(layers)
+    products = [node for kind, node in known if kind == "FullyConnected"]
+    kept = any(kind == "MemoryOutput" for kind, _ in known)
     total = 0
-    for node in compiled.get_runtime_model().get_ordered_ops():
-        info = node.get_rt_info()
-        if "layerType" in info and info["layerType"].astype(str) == "FullyConnected":
-            wide = info["primitiveType"].astype(str).endswith("f32")
-            total += sum(_bytes(node.input_value(i), wide=wide) for i in range(1, node.get_input_size()))
+    for node in products:
+        wide = not kept and node.get_rt_info()["primitiveType"].astype(str).endswith("f32")
+        total += sum(_bytes(node.input_value(i), wide=wide) for i in range(1, node.get_input_size()))
     return total
 
 

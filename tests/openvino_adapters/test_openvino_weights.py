@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
+from backends.openvino.compile import executed
 from backends.openvino.weights import ENCODINGS, Packed, Stored, WeightStore, packed, packed_copies, stored
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
@@ -364,13 +365,13 @@ def test_packed_copies_count_what_a_kernel_keeps() -> None:
     """Quants, scales and zero points of each FullyConnected; nothing of a Gather."""
     data = weight(Q4_K, 64, 512)
     model, _ = product(Q4_K, data, 64, 512)
-    assert packed_copies(model) == 64 * (512 // 2 + 2 * 4 * 512 // 32)
+    assert packed_copies(executed(model)) == 64 * (512 // 2 + 2 * 4 * 512 // 32)
     half = weight(F16, 64, 512)
-    assert packed_copies(product(F16, half, 64, 512)[0]) == 64 * 512 * 4
+    assert packed_copies(executed(product(F16, half, 64, 512)[0])) == 64 * 512 * 4
     s = stored(Q4_0, weight(Q4_0, 64, 512), (512, 64, 1, 1), lookup=True)
     ids = o.parameter([-1], ov.Type.i32)
     assert s is not None
-    assert packed_copies(compiled(s.rows(ids), [ids])) == 0
+    assert packed_copies(executed(compiled(s.rows(ids), [ids]))) == 0
 
 
 def operand(type_: GGMLType, ne: tuple[int, ...], seed: int) -> Bytes:

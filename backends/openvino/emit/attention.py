@@ -13,7 +13,7 @@ from backends.openvino.axes import Axes, AxisWalk, FixedError, Rule, at, require
 from backends.openvino.nodes import Constants, Shape, Value, broadcastable, cut, reshape, shape_of, tile, transpose
 from backends.openvino.walk import Walk, src
 from conformance.backend.translating.plan import Emitter
-from conformance.backend.translating.sym import same
+from conformance.backend.translating.sym import Sym, same
 from conformance.ggml.ops.op import optional
 from conformance.ggml.tensor import Tensor
 
@@ -79,20 +79,32 @@ def _flash_attn_ext(e: Walk, node: Tensor) -> None:
     x = grouped(e.c, k, o.multiply(q, e.c.f32(scale / softcap if softcap else scale)), transposed=True)
     if softcap:
         x = o.multiply(o.tanh(x), e.c.f32(softcap))
-    mask = _flash_mask(e, node)
+    mask, sink = _flash_mask(e, node), _sinks(e, optional(node, 4), heads)
     if mask is not None:
         hidden = o.less(mask, e.c.f32(LOWEST))
-        x = e.c.shaped(o.select(hidden, e.c.f32(-math.inf), o.add(x, mask)), shape_of(e.c, x))
+        least = LOWEST if sink is None else -math.inf
+        x = e.c.shaped(o.select(hidden, e.c.f32(least), o.add(x, mask)), shape_of(e.c, x))
         v = _seen(e, v, mask)
-    sink = _sinks(e, optional(node, 4), heads)
-    top = o.maximum(o.reduce_max(x, e.c.i64(3), True), e.c.f32(LOWEST) if sink is None else sink)
-    w = o.exp(o.subtract(x, top))
-    total = o.reduce_sum(w, e.c.i64(3), True)
-    if sink is not None:
-        total = o.add(total, o.exp(o.subtract(sink, top)))
-    w = e.c.shaped(o.divide(w, o.maximum(total, e.c.f32(1e-30))), shape_of(e.c, x))
+    w = e.c.shaped(o.softmax(x, 3) if sink is None else _sunk(e.c, x, sink), shape_of(e.c, x))
     y = grouped(e.c, v, w, transposed=False)
+    if sink is None and mask is not None and not _is_one_row(e.c, x):
+        seen = o.greater(o.reduce_max(mask, e.c.i64(3), True), e.c.f32(LOWEST))
+        y = e.c.shaped(o.multiply(y, o.convert(seen, Type.f32)), shape_of(e.c, y))
     e.store(node, transpose(e.c, y, (0, 2, 1, 3)))
+
+
+def _sunk(c: Constants, x: Value, sink: Value) -> Value:
+    """Softmax of scores, of which a sink takes its share and gives nothing."""
+    top = o.maximum(o.reduce_max(x, c.i64(3), True), sink)
+    w = o.exp(o.subtract(x, top))
+    total = o.add(o.reduce_sum(w, c.i64(3), True), o.exp(o.subtract(sink, top)))
+    return o.divide(w, o.maximum(total, c.f32(1e-30)))
+
+
+def _is_one_row(c: Constants, x: Value) -> bool:
+    """Whether scores are of one query: where it sees nothing, V is zero throughout."""
+    n3, _, rows, _ = shape_of(c, x)
+    return all(not isinstance(n, Sym) and n == 1 for n in (n3, rows))
 
 
 def _seen(e: Walk, v: Value, mask: Value) -> Value:

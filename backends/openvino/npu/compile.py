@@ -38,12 +38,18 @@ class NpuCompiler(Compiler):
         return name if self.real else f"{name}, through the NPU plugin's wrapper: there is no NPU here"
 
     def compiled(
-        self, results: list[Any], parameters: list[Any], sinks: Sequence[Any] = (), *, served: bool = True
+        self,
+        results: list[Any],
+        parameters: list[Any],
+        sinks: Sequence[Any] = (),
+        *,
+        served: bool = True,
+        halves: bool = False,
     ) -> CompiledModel:
         """As the base, a `Split`: what computes something is compiled, the rest is left to the host."""
         from backends.openvino.nodes import origin  # noqa: PLC0415  # needs openvino, which is there by now
 
-        del sinks, served  # no variables are emitted for an NPU, and nothing is to be fused or not
+        del sinks, served, halves  # an NPU gets no variables, and nothing is to be fused or not
         host = [i for i, r in enumerate(results) if origin(r).get_type_name() in ("Parameter", "Constant")]
         first: dict[tuple[str, int], int] = {}
         same: dict[int, int] = {}

@@ -1,0 +1,120 @@
+"""Windows: the first cells of a cache, where a graph reads nothing else of it.
+
+A cache has room for a whole context, of which a step reads the `n_kv` cells in use, by a view of the first rows that
+orders their axes anew. The host holds such a cache in the view's order, so that a program takes the cells by one slice,
+and puts the rows that the step writes into that slice instead of into a copy of the whole cache. Those rows must lie in
+the window. What a graph says of its indices does not promise that, so a program names the leaves that hold them, and is
+not run where one points beyond (`bind.Request`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import openvino.opset15 as o
+from numpy.typing import NDArray
+
+from conformance.backend.translating.plan import Plan
+from conformance.backend.translating.sym import Sym, same
+from conformance.ggml.tensor import Tensor, computes
+
+from .forms import NUMBERS
+from .nodes import Constants, Value, cut, reshape, shape_of, transpose
+from .views import factored, region
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How a cache's numbers lie in memory, if not as ggml has them."""
+
+    extents: tuple[int, ...]
+    """The cache's shape as ggml has it: cells first."""
+    axes: tuple[int, ...]
+    """Its axes in the order in which they lie."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in memory."""
+        return tuple(self.extents[a] for a in self.axes)
+
+    @property
+    def cells(self) -> int:
+        """The axis of cells in memory."""
+        return self.axes.index(0)
+
+    def ordered(self, x: NDArray[Any]) -> NDArray[Any]:
+        """A copy of the cache `x`, in ggml's order, as it lies in memory."""
+        return x.reshape(self.extents).transpose(self.axes).copy()
+
+    def table(self, x: NDArray[Any]) -> NDArray[Any]:
+        """The memory `x` as ggml's order shows it: shape `extents`, not contiguous."""
+        return x.transpose(np.argsort(self.axes))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of a cache that a program reads."""
+
+    order: Order
+    cells: int
+    """How many it reads."""
+    ids: tuple[Tensor, ...]
+    """Leaves that hold the cells that the graph writes."""
+
+    def read(self, c: Constants, x: Value, written: Iterable[tuple[Value, Value]]) -> Value:
+        """The window of `x`, a cache as it lies in memory; `written` holds ids, int (n,), and rows, (n, row), in it."""
+        axis = self.order.cells
+        x = cut(c, x, [0], [self.cells], [axis])
+        for ids, rows in written:
+            new = reshape(c, rows, (shape_of(c, rows)[0], *self.order.extents[1:]))
+            x = c.shaped(o.scatter_update(x, ids, transpose(c, new, self.order.axes), c.axis(axis)), shape_of(c, x))
+        return x
+
+
+def windows(plan: Plan) -> dict[Tensor, Window]:
+    """The caches of numbers of which every node of `plan` reads the same first cells, and writes whole cells."""
+    uses: dict[Tensor, list[tuple[Tensor, Tensor]]] = {t: [] for t in plan.caches if t.type in NUMBERS}
+    for node in plan.graph:
+        for s in node.src if computes(node) else ():
+            if s is not None and s.root in uses:
+                uses[s.root].append((node, s))
+    shown = {t.root for t in plan.outputs}
+    found = {t: _window(plan, t, of) for t, of in uses.items() if t not in shown}
+    return {t: w for t, w in found.items() if w is not None}
+
+
+def _window(plan: Plan, t: Tensor, uses: list[tuple[Tensor, Tensor]]) -> Window | None:
+    """The window of `t`, which nodes use through views; None where it has none."""
+    reads = [_first(s) for node, s in uses if node.root is not t]
+    if not reads or reads[0] is None:
+        return None
+    order, cells = reads[0]
+    if not all(r is not None and r[0] == order and same(r[1], cells) for r in reads):
+        return None
+    row = int(np.prod(order.extents[1:]))
+    ids = dict.fromkeys(_ids(plan, node, s, row) for node, s in uses if node.root is t)
+    if None in ids:
+        return None
+    return Window(order, cells, tuple(i for i in ids if i is not None))
+
+
+def _first(s: Tensor) -> tuple[Order, int] | None:
+    """How the view `s` orders the axes of its root, and of how many cells, if of the first ones and all of each."""
+    f = factored(region(s, blocks=False))
+    if f is None or any(isinstance(n, Sym) for n in f.extents) or not all(same(n, 0) for n in f.starts):
+        return None
+    if not all(same(n, e) for n, e in zip(f.counts[1:], f.extents[1:], strict=True)):
+        return None
+    return Order(tuple(f.extents), tuple(f.order)), f.counts[0]
+
+
+def _ids(plan: Plan, node: Tensor, s: Tensor, row: int) -> Tensor | None:
+    """The leaf that holds the cells, of `row` elements, that `node` writes into its source `s`; None if none does."""
+    ids = node.src[1] if node.op == "SET_ROWS" and s is not node.src[0] else None
+    if ids is None or plan.roles.get(ids) != "input" or not same(node.ne[0], row):
+        return None
+    r = region(node, blocks=False)
+    return ids if r.contiguous and same(r.offset, 0) and node.ne[2] * node.ne[3] == 1 else None
