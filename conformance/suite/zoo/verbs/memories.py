@@ -149,8 +149,9 @@ def clear(desk: Desk, *, data: bool) -> Iterator[Pair]:
     way = desk.way(2)
     way.feed((0, desk.tokens(PROMPT + 5, "other")), (1, desk.tokens(PROMPT, "other")))
     way.clear(data=data)
-    way.feed((0, desk.tokens(PROMPT)))
-    yield Pair("after clearing", way.steps(), _alone(desk).steps())
+    way.feed((0, desk.tokens(PROMPT)), (1, desk.tokens(6)))
+    yield Pair("sequence 0", way.steps(0), _alone(desk).steps())
+    yield Pair("sequence 1", way.steps(1), _alone(desk, n=6).steps())
 
 
 def coupled(desk: Desk) -> Iterator[Pair]:
