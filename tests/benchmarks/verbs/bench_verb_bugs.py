@@ -115,7 +115,7 @@ def main(names: list[str]) -> int:
         pairs, hits = pairs + len(found), hits + len(by)
         seen.update(by)
         missed += [f"{what}: {verb}" for verb in bug.verbs.split() if verb not in by]
-        sys.stdout.write(f"{bug.arch:8}{what}: {' '.join(by)}\n")
+        sys.stdout.write(f"{bug.arch:8}{what}: {len(by)} of {len(found)}: {' '.join(by)}\n")
         sys.stdout.flush()
     for w in workers.values():
         w.close()
