@@ -26,8 +26,11 @@ def _alone(way: Way, seq: int, n: int, steps: int = AFTER) -> F32:
 
 
 def together(desk: Desk, seqs: Sequence[int], *, unified: bool | None = None, alike: bool = False) -> Iterator[Pair]:
-    """Sequences of different lengths (`alike`: of one length) in one batch, and in each step after it."""
-    way, calm = desk.way(max(seqs) + 1, unified=unified), desk.way()
+    """Sequences of different lengths (`alike`: of one length) in one batch, and in each step after it.
+
+    Where there is one alone, others might have joined: else both ways would be the same.
+    """
+    way, calm = desk.way(max(*seqs, 1) + 1, unified=unified), desk.way()
     lengths = {seq: PROMPT if alike else _length(seq) for seq in seqs}
     rows = [way.feed(*((seq, desk.tokens(lengths[seq], f"prompt {seq}")) for seq in seqs))]
     after = {seq: desk.tokens(AFTER, f"after {seq}") for seq in seqs}

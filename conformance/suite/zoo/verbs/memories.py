@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gguf import GGUFReader
+
 from conformance.ggml.errors import UsageError
 
 from .desk import PROMPT, Desk, Pair, RefusedError, Way, joined
@@ -18,6 +20,16 @@ def _alone(desk: Desk, name: str = "prompt", n: int = PROMPT) -> Way:
     way = desk.way()
     way.feed((0, desk.tokens(n, name)))
     return way
+
+
+def _need_rotations(desk: Desk) -> None:
+    """RefusedError where a text is another one at other positions, whatever llama.cpp does with the cells.
+
+    starcoder has a type of RoPE and learnt positions, which are added to the embeddings.
+    """
+    learnt = any(t.name == "position_embd.weight" for t in GGUFReader(desk.request.model).tensors)
+    if learnt or desk.call("model_rope_type")(desk.model) == NO_ROPE:
+        raise RefusedError("its positions are not rotations: they do not move with the cells")
 
 
 def cp(desk: Desk, *, unified: bool) -> Iterator[Pair]:
@@ -113,8 +125,7 @@ def add_back(desk: Desk) -> Iterator[Pair]:
 
 def add(desk: Desk) -> Iterator[Pair]:
     """A text whose positions are relative reads on the same after they moved."""
-    if desk.call("model_rope_type")(desk.model) == NO_ROPE:
-        raise RefusedError("its positions are not rotations: they do not move with the cells")
+    _need_rotations(desk)
     way, calm = _alone(desk), _alone(desk)
     way.add(0, 7)
     yield Pair("after moving", way.steps(), calm.steps())
@@ -122,8 +133,7 @@ def add(desk: Desk) -> Iterator[Pair]:
 
 def shift(desk: Desk) -> Iterator[Pair]:
     """A context shift, the first tokens gone and the others moved to 0, against the same cells where they were."""
-    if desk.call("model_rope_type")(desk.model) == NO_ROPE:
-        raise RefusedError("its positions are not rotations: they do not move with the cells")
+    _need_rotations(desk)
     way, calm = _alone(desk), _alone(desk)
     for each in (way, calm):
         each.rm(0, 0, 5, may_refuse=way.kind in ("recurrent", "hybrid"))
@@ -149,8 +159,9 @@ def clear(desk: Desk, *, data: bool) -> Iterator[Pair]:
     way = desk.way(2)
     way.feed((0, desk.tokens(PROMPT + 5, "other")), (1, desk.tokens(PROMPT, "other")))
     way.clear(data=data)
-    way.feed((0, desk.tokens(PROMPT)))
-    yield Pair("after clearing", way.steps(), _alone(desk).steps())
+    way.feed((0, desk.tokens(PROMPT)), (1, desk.tokens(6)))
+    yield Pair("sequence 0", way.steps(0), _alone(desk).steps())
+    yield Pair("sequence 1", way.steps(1), _alone(desk, n=6).steps())
 
 
 def coupled(desk: Desk) -> Iterator[Pair]:

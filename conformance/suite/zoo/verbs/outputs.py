@@ -40,6 +40,7 @@ def every(desk: Desk) -> Iterator[Pair]:
     text = desk.tokens(PROMPT)
     all_of = desk.way().feed((0, text), every=True)
     yield Pair("the last token", desk.way().feed((0, text)), all_of[-1:])
+    yield Pair("the last of 4", desk.way().feed((0, text[:4])), all_of[3:4])
     few = desk.way().feed((0, text[:4]), (0, text[4:9]), (0, text[9:]))
     yield Pair("three tokens", few, all_of[[3, 8, PROMPT - 1]])
 

@@ -217,4 +217,7 @@ def fragmented(desk: Desk) -> Iterator[Pair]:
     expected = way.steps(0)
     way.rm(0)
     load_seq(way, 0, state)
+    calm = desk.way(n_ctx=256)
+    calm.feed((0, texts[1]))
     yield Pair("between the cells of another", way.steps(0), expected)
+    yield Pair("the other", way.steps(1), calm.steps())

@@ -68,8 +68,9 @@ _ROWS = (
     Verb("clear-data", "a memory is cleared with its bytes", _MEMORY, partial(memories.clear, data=True)),
     Verb("coupled", "2 sequences share tokens in one stream", _MEMORY, memories.coupled),
     # batches
+    Verb("batch-1", "1 sequence where 2 might be, as alone", _ALL, partial(batches.together, seqs=(0,))),
     *(Verb(f"batch-{n}", f"{n} sequences in one batch are each alone", _ALL, partial(batches.together, seqs=range(n)))
-      for n in (1, 2, 3, 4, 8)),
+      for n in (2, 3, 4, 8)),
     Verb("batch-4-alike", "4 sequences of one length", _ALL, partial(batches.together, seqs=range(4), alike=True)),
     Verb("batch-3-unified", "3 sequences in one stream are each alone", _MEMORY,
          partial(batches.together, seqs=range(3), unified=True)),

@@ -1,0 +1,134 @@
+"""Every planted bug on every verb that reaches it: `python tests/benchmarks/verbs/bench_verb_bugs.py [BUG...]`.
+
+A bug of a function reaches the verbs that call it, one of a device all of its model's. Each bug has a process of its
+own; a verb in which it dies has noticed. Prints each bug with the verbs that notice it, and each verb with how many
+bugs it notices. Exit code 1 where a named pair is not noticed, or a verb notices fewer than three.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "helpers" / "verbs"))
+from verb_bugs import BUGS, NOTICED, Bug, model, noticed, played
+
+from conformance.suite.zoo.verbs.desk import Desk
+from conformance.suite.zoo.verbs.table import VERBS
+
+KINDS = {"llama": "attention", "mamba": "recurrent", "bert": "encoder", "t5": "encoder-decoder", "lfm2": "hybrid"}
+"""Architecture -> what it remembers."""
+DIES = {"lfm2": ("seq-add", "seq-add-back", "shift", "seq-div", "embeddings-out")}
+"""Architecture -> verbs in which llama.cpp itself dies (docs/suite/verbs.md)."""
+LEAST = 3
+
+
+def verbs_of(arch: str) -> list[str]:
+    """Verbs that make sense for a model and do not kill it."""
+    return [v.name for v in VERBS.values() if KINDS[arch] in v.kinds and v.name not in DIES.get(arch, ())]
+
+
+def worker(arch: str) -> None:
+    """Answer lines of `[what, [verb...]]` by `[verb]` before each verb and `[verb, verdict]` after it, `[]` at the end;
+    the first answer is the verbs that pass without a bug, with the functions that they call.
+    """
+    model(arch)
+    passing = {}
+    true = Desk.call
+    for verb in verbs_of(arch):
+        called: set[str] = {"init_from_model"}
+        with_names = lambda self, name, called=called: (called.add(name), true(self, name))[1]  # noqa: E731
+        Desk.call = with_names  # type: ignore[method-assign]
+        if played(verb, arch).verdict == "PASS":
+            passing[verb] = sorted(called)
+    Desk.call = true  # type: ignore[method-assign]
+    _say(passing)
+    for line in sys.stdin:
+        what, verbs = json.loads(line)
+        for verb in verbs:
+            _say([verb])
+            _say([verb, noticed(BUGS[what], verb).verdict])
+        _say([])
+
+
+def _say(answer: object) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+class Worker:
+    """A process with a model; begins anew where a bug ended it."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+        self._begin()
+
+    def _begin(self) -> None:
+        command = [sys.executable, __file__, "--worker", self.arch]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self.passing: dict[str, list[str]] = self._answer()
+
+    def _answer(self) -> Any:  # noqa: ANN401  # JSON
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+
+    def run(self, what: str, bug: Bug) -> dict[str, str]:
+        """Verb -> its verdict, of those that reach the bug."""
+        functions, found = set(bug.spoils()), dict[str, str]()
+        todo = [verb for verb, called in self.passing.items() if functions & set(called)]
+        while todo:
+            assert self.process.stdin is not None
+            self.process.stdin.write(json.dumps([what, todo]) + "\n")
+            self.process.stdin.flush()
+            while answer := self._answer():
+                found[answer[0]] = answer[1] if len(answer) > 1 else "CRASH"
+            todo = [verb for verb in todo if verb not in found]
+            if answer is None:
+                self.close()
+                self._begin()
+        return found
+
+
+def main(names: list[str]) -> int:
+    """Plant bugs, print, and return the exit code."""
+    start, workers, seen = time.monotonic(), dict[str, Worker](), Counter[str]()
+    pairs, hits, missed = 0, 0, []
+    for what in names or BUGS:
+        bug = BUGS[what]
+        if bug.arch not in workers:
+            workers[bug.arch] = Worker(bug.arch)
+        found = workers[bug.arch].run(what, bug)
+        by = [verb for verb, verdict in found.items() if verdict in (*NOTICED, "CRASH")]
+        pairs, hits = pairs + len(found), hits + len(by)
+        seen.update(by)
+        missed += [f"{what}: {verb}" for verb in bug.verbs.split() if verb not in by]
+        sys.stdout.write(f"{bug.arch:8}{what}: {len(by)} of {len(found)}: {' '.join(by)}\n")
+        sys.stdout.flush()
+    for w in workers.values():
+        w.close()
+    few = [verb for verb in VERBS if seen[verb] < LEAST and not names]
+    sys.stdout.write("\n" + "\n".join(f"{seen[verb]:5} {verb}" for verb in VERBS) + "\n")
+    sys.stdout.write(f"{len(names or BUGS)} bugs, {pairs} pairs, {hits} noticed, {time.monotonic() - start:.0f} s\n")
+    sys.stdout.writelines(f"not noticed: {line}\n" for line in missed)
+    sys.stdout.writelines(f"fewer than {LEAST}: {line}\n" for line in few)
+    return 1 if missed or few else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        worker(sys.argv[2])
+    else:
+        sys.exit(main(sys.argv[1:]))
