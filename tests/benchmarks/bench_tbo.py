@@ -3,7 +3,8 @@
 PROGRAM is llama.cpp's test-backend-ops, built with the CPU backend. A seed draws lines of each op from the family
 `tbo`; both run them on one core with one thread, in turns, each round in the other order. Printed: cases per second of
 processor time with the start-up taken off (a run of no case there, of one tiny case here), medians of the rounds, and
-ours over theirs. Each keeps nothing from one run to the next.
+ours over theirs: first with nothing kept from one run to the next, then, as `kept`, with the expected values on disk
+that a run before left there.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def _asked(program: Path, op: str, chosen: Sequence[Row], after: str) -> list[st
     return [program.as_posix(), "test", "-b", "CPU", "-o", op, "-p", f"^({names}){after}$"]
 
 
-def ours(chosen: Sequence[Row]) -> float:
-    """Cases per second of processor time of `conform run`."""
+def ours(chosen: Sequence[Row], kept: str = "") -> float:
+    """Cases per second of processor time of `conform run`, with expected values kept in a folder, if one is named."""
+    os.environ["CONFORMANCE_EXPECTED"] = kept
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/run.json"
         asked = [sys.executable, "-m", "conformance.cli", "run", "--level", "full", "--backend", "ggml?threads=1"]
@@ -93,13 +95,18 @@ def main(program: Path, ops: Sequence[str], count: int, seed: int, rounds: int) 
     table = []
     for op in ops:
         chosen = known(program, op, drawn(op, count, seed))
-        both: tuple[list[float], list[float]] = [], []
-        for k in range(rounds):
-            for side in (0, 1) if k % 2 else (1, 0):
-                both[side].append(ours(chosen) if side else theirs(program, op, chosen))
-        a, b = median(both[0]), median(both[1])
-        table.append((op, len(chosen), sum(r.size for r in chosen) >> 20, f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}"))
-    click.echo(tabulate(table, ("op", "cases", "MiB", "test-backend-ops, cases/s", "ours", "ours / theirs"), "github"))
+        with tempfile.TemporaryDirectory() as folder:
+            ours(chosen, folder)
+            sides = (lambda: theirs(program, op, chosen)), (lambda: ours(chosen)), (lambda: ours(chosen, folder))  # noqa: B023
+            found: list[list[float]] = [[], [], []]
+            for k in range(rounds):
+                for side in range(3) if k % 2 else reversed(range(3)):
+                    found[side].append(sides[side]())
+        a, b, c = map(median, found)
+        size = sum(r.size for r in chosen) >> 20
+        table.append((op, len(chosen), size, *(f"{x:.1f}" for x in (a, b, c)), f"{b / a:.2f}", f"{c / a:.2f}"))
+    heads = ("op", "cases", "MiB", "test-backend-ops, cases/s", "ours", "kept", "ours / theirs", "kept / theirs")
+    click.echo(tabulate(table, heads, "github"))
 
 
 if __name__ == "__main__":
