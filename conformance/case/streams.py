@@ -99,12 +99,12 @@ class Stream:
             pairs += x
             halves = pairs.view("<u4").reshape(-1, 2)
             part[...] = np.add(halves[:, 0], halves[:, 1], out=x.view("<u4")[: part.size])
-            part -= _IRWIN_HALL_MEAN
-            part *= _IRWIN_HALL_UNIT
+            np.subtract(part, _IRWIN_HALL_MEAN, out=part)
+            np.multiply(part, _IRWIN_HALL_UNIT, out=part)
             if scale != 1.0:
-                part *= np.float32(scale)
+                np.multiply(part, np.float32(scale), out=part)
             if mean != 0.0:
-                part += np.float32(mean)
+                np.add(part, np.float32(mean), out=part)
         return out
 
     def away_from_zero(self, n: int, lo: float, hi: float) -> F32Array:
