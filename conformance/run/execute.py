@@ -108,7 +108,8 @@ def execute_apart(backend: Backend, case: Case) -> Execution:
     runs: list[Execution] = []
     steps: list[StepValues] = []
     for k, step in enumerate(case.steps):
-        values, outputs = dict(step.inputs), {}
+        values = dict(step.inputs)
+        outputs: dict[Tensor, Bytes] = {}
         for first, last in _singly(step.graph):
             part = partial(step.graph, first, last, persistent=held, outputs=step.outputs)
             alone = _alone(case, part, held, values)

@@ -102,7 +102,9 @@ def _unfold_1d(x: Array) -> Array:
     return np.array([wide[:, 2 * c : 2 * c + 5 : 2].reshape(-1) for c in range((x.shape[1] + 4 - 5) // 2 + 1)])
 
 
-def _fold(kernel: Sequence[int], params: Sequence[int], *, is_2d: bool) -> Callable[[Array, Array], Array]:
+def _fold(
+    kernel: Sequence[int], params: tuple[int, int, int, int, int, int], *, is_2d: bool
+) -> Callable[[Array, Array], Array]:
     def back(x: Array, dy: Array) -> Array:
         of = np.ones(kernel)
         node = B.im2col_back(_leaf(dy), _leaf(of), (*x.shape[::-1], 1, 1, 1)[:4], *params, is_2d)
