@@ -17,7 +17,7 @@ from conformance.suite.ops.bench import Bench, cases
         "REPEAT_BACK-f32-ne=8x6x4x2,to=[8x6x4x2|4x6x4x2|8x2x4x1|2x3x2x2|1x1x1x1]",
         "REPEAT_BACK-f32-ne=8x6x4x2,to=4x3x4x2,vne=[pad|slab|part|p0213]",
     ),
-    smoke=("REPEAT_BACK-f32-ne=6x4x2,to=3x2",),
+    smoke=("REPEAT_BACK-f32-ne=6x4x2x3,to=3x2x2",),
     full=("REPEAT_BACK-f32-ne=4096x64x8,to=4096",),
 )
 def _repeat_back(bench: Bench) -> Tensor:
