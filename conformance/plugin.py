@@ -37,7 +37,7 @@ from conformance.report.runfile import interrupts_wait, record, write_json
 from conformance.report.runs import command
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session import settings, writeahead
+from conformance.run.session import expected, settings, writeahead
 from conformance.run.session.select import FOLDER, build, case_ids, choose, fresh_ids, lacking, new_seed, reseeded
 from conformance.run.session.settings import Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, parse
@@ -77,6 +77,7 @@ class Suite:
             write_ahead=self.folder,
             waiving=self.waiving,
             on_hang=self._hung,
+            kept=expected.here(option("kept")),
         )
         self.is_worker = hasattr(config, "workerinput")
         self.is_shared = not self.is_worker and getattr(config.option, "dist", "no") != "no"

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.ggml.errors import UsageError
 
+T = TypeVar("T", bound=np.generic)
 F32Array = NDArray[np.float32]
 Words = NDArray[np.uint64]
 
@@ -35,9 +36,9 @@ _IRWIN_HALL_UNIT = np.float32(1.0 / 37837.22537)
 """Of a sum of four 16-bit integers: mean `4 * 65535 / 2`, and 1 / deviation: `1 / sqrt(4 * (2**32 - 1) / 12)`."""
 
 
-def _parts(n: int, most: int) -> list[int]:
-    """`n` by `most` at a time."""
-    return [min(most, n - i) for i in range(0, n, most)]
+def _parts(x: NDArray[T], most: int = _TABLE) -> Iterator[NDArray[T]]:
+    """Views of a flat `x`, `most` elements at a time."""
+    return (x[i : i + most] for i in range(0, x.size, most))
 
 
 class Stream:
@@ -51,20 +52,20 @@ class Stream:
 
     def words(self, n: int) -> Words:
         """`n` uniform 64-bit words."""
-        if n <= _TABLE:
-            return self._some(n)
-        return np.concatenate([self._some(m) for m in _parts(n, _TABLE)])
+        out = np.empty(n, np.uint64)
+        spare = np.empty(min(n, _TABLE), np.uint64)
+        for part in _parts(out):
+            self._draw(part, spare[: part.size])
+        return out
 
-    def _some(self, n: int) -> Words:
-        """As `words`, at most `_TABLE`."""
-        x = _COUNTER[:n] + np.uint64(self._key)
-        self._key = (self._key + n * _GOLDEN) & _MASK
-        x ^= x >> _S30
-        x *= _MIX1
-        x ^= x >> _S27
-        x *= _MIX2
-        x ^= x >> _S31
-        return x
+    def _draw(self, x: Words, spare: Words) -> None:
+        """Fill `x`, at most `_TABLE`; `spare` is of its size."""
+        np.add(_COUNTER[: x.size], np.uint64(self._key), out=x)
+        self._key = (self._key + x.size * _GOLDEN) & _MASK
+        for shift, factor in ((_S30, _MIX1), (_S27, _MIX2)):
+            x ^= np.right_shift(x, shift, out=spare)
+            x *= factor
+        x ^= np.right_shift(x, _S31, out=spare)
 
     def words32(self, n: int) -> NDArray[np.uint32]:
         """`n` uniform 32-bit words, the low half of each 64-bit word first."""
@@ -76,9 +77,10 @@ class Stream:
 
     def unit(self, n: int) -> F32Array:
         """`n` float32 in [0, 1), multiples of 2**-24."""
-        if n <= 2 * _TABLE:
-            return _unit(self.words32(n))
-        return np.concatenate([_unit(self.words32(m)) for m in _parts(n, 2 * _TABLE)])
+        out = np.empty(n, np.float32)
+        for part in _parts(out, 2 * _TABLE):
+            part[...] = _unit(self.words32(part.size))
+        return out
 
     def uniform(self, n: int, lo: float, hi: float) -> F32Array:
         """`n` float32 in [lo, hi]."""
@@ -86,18 +88,23 @@ class Stream:
 
     def normal(self, n: int, scale: float = 1.0, mean: float = 0.0) -> F32Array:
         """`n` float32, bell-shaped with standard deviation `scale`: Irwin-Hall of four, so within 3.47 `scale`."""
-        if n > _TABLE:
-            return np.concatenate([self.normal(m, scale, mean) for m in _parts(n, _TABLE)])
-        x = self.words(n).astype("<u8", copy=False)
-        pairs = (x & _PAIRS) + ((x >> _S16) & _PAIRS)
-        halves = pairs.view("<u4").reshape(n, 2)
-        out: F32Array = (halves[:, 0] + halves[:, 1]).astype(np.float32)
-        out -= _IRWIN_HALL_MEAN
-        out *= _IRWIN_HALL_UNIT
-        if scale != 1.0:
-            out *= np.float32(scale)
-        if mean != 0.0:
-            out += np.float32(mean)
+        out = np.empty(n, np.float32)
+        words, spare = np.empty((2, min(n, _TABLE)), "<u8")
+        for part in _parts(out):
+            x, pairs = words[: part.size], spare[: part.size]
+            self._draw(x, pairs)
+            np.right_shift(x, _S16, out=pairs)
+            pairs &= _PAIRS
+            x &= _PAIRS
+            pairs += x
+            halves = pairs.view("<u4").reshape(-1, 2)
+            part[...] = np.add(halves[:, 0], halves[:, 1], out=x.view("<u4")[: part.size])
+            np.subtract(part, _IRWIN_HALL_MEAN, out=part)
+            np.multiply(part, _IRWIN_HALL_UNIT, out=part)
+            if scale != 1.0:
+                np.multiply(part, np.float32(scale), out=part)
+            if mean != 0.0:
+                np.add(part, np.float32(mean), out=part)
         return out
 
     def away_from_zero(self, n: int, lo: float, hi: float) -> F32Array:

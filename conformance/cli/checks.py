@@ -213,16 +213,18 @@ def show_card(card: Card) -> None:
               help="How many mutants, as many of each area as can be.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Draws them.")
 @click.option("--area", "areas", multiple=True, metavar="AREA", help=f"Only these, repeatable: {', '.join(AREAS)}.")
+@click.option("--path", "globs", multiple=True, metavar="GLOB",
+              help="Only files whose path from the root of the packages matches, repeatable.")  # fmt: skip
 @smoke_option
 @json_option
-def mutate(n: int, seed: int, areas: Sequence[str], level: Level, json_path: Path | None) -> None:
+def mutate(n: int, seed: int, areas: Sequence[str], globs: Sequence[str], level: Level, json_path: Path | None) -> None:
     """Change adapters at places that a seed draws, one at a time, and print the rate of changes that the suite notices.
 
     cosmic-ray makes the changes. One that no case notices survived where a case drawn at random differs by it, and is
     taken as equivalent where none does. The survivors are printed as a list of work. Ctrl-C keeps the areas that are
     done.
     """
-    mutants = draw(n, seed, areas)
+    mutants = draw(n, seed, areas, globs)
     outcomes: list[mutation.Outcome] = []
     try:
         outcomes.extend(mutation.run(mutants, level, seed, lambda text: line(text, err=True)))

@@ -154,8 +154,12 @@ ROUNDS = Option("--rounds", "rounds", "Measurements of each work unit, warm-up a
                 click.IntRange(min=1), "N")  # fmt: skip
 PERF = Option("--perf", "perf", "Time backends instead, each case once it has passed.", click.BOOL)
 
+KEPT = Option("--kept/--no-kept", "kept",
+              "Take expected values that earlier runs kept on disk, and keep new ones; default: yes.",
+              click.BOOL)  # fmt: skip
+
 RUN = (BACKEND, CONFIG, WAIVERS, STAGE, FAMILY, CASE, LEVEL, SEED, FRESH, SHARD, SAVE, ISOLATE, TIME_LIMIT,
-       MEMORY_LIMIT, JSON)  # fmt: skip
+       MEMORY_LIMIT, JSON, KEPT)  # fmt: skip
 """What `conform run` and `pytest conformance` share."""
 PERF_RUN = (UNIT, ROUNDS)
 """What `conform perf run` and `pytest conformance --perf` share."""

@@ -28,7 +28,7 @@ from conformance.report.runfile import interrupts_wait, record, write_json
 from conformance.report.runs import budget_used, command, refusals
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
-from conformance.run.session import failures, writeahead
+from conformance.run.session import expected, failures, writeahead
 from conformance.run.session.select import FOLDER, build, case_ids, choose, reseeded
 from conformance.run.session.settings import Settings, Waiving, in_force, lines_of, report, today
 from conformance.run.session.shard import WHOLE, Shard
@@ -103,6 +103,9 @@ class Plan:
     exact: bool = False
     """Record how far results are from values without any declared rounding."""
 
+    kept: bool | None = None
+    """Whether expected values are kept on disk; None: by default."""
+
     minutes: float | None = None
     """To group failures by cause; None: they are not."""
 
@@ -129,6 +132,7 @@ class Plan:
 @options.SAVE.click()
 @options.WAIVERS.click()
 @isolation
+@options.KEPT.click()
 @click.option(
     "--causes",
     "minutes",
@@ -167,6 +171,7 @@ def run(
     save_failures: Path | None,
     waivers_path: Path | None,
     isolation: Isolation,
+    kept: bool | None,
     minutes: float | None,
     allowed: float | None,
     exitfirst: bool,
@@ -232,6 +237,7 @@ def run(
         quiet=quiet,
         reasons=reasons or verbose,
         exact=exact,
+        kept=kept,
         minutes=minutes,
         allowed=inf if allowed is None else allowed,
     )
@@ -302,6 +308,7 @@ class _Execution:
             waiving=plan.waiving,
             on_hang=self._hung,
             exact=plan.exact,
+            kept=expected.here(plan.kept),
         )
         self._ends = time.monotonic() + 60 * plan.allowed
         self._results: list[Result] = []

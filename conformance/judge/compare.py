@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import inf, nan
+from math import inf, isnan, nan, sqrt
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ from numpy.typing import NDArray
 from conformance.ggml import quants
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.ggml.types import GGMLType
+
+BLOCK = 1 << 14
+"""Elements that are measured at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,6 @@ def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False
     n = int(np.prod(t.ne))
     if expected.nbytes != found.nbytes:
         return Difference(inf, inf, n, n, n, (0, 0, 0, 0), nan, nan)
-    if np.array_equal(expected, found):
-        return Difference(count=n)
     want = _stored(t.type, t.shape, expected)
     got = _stored(t.type, t.shape, found)
     if unordered:
@@ -65,7 +67,7 @@ def compare(t: Tensor, expected: Bytes, found: Bytes, *, unordered: bool = False
     if not raw:
         return Difference(count=n)
     with np.errstate(invalid="ignore"):  # a NaN that signals does so when it becomes another type
-        return _measure(_numbers(t.type, want), _numbers(t.type, got), raw)
+        return _measure(_plain(t.type, want), _plain(t.type, got), raw)
 
 
 def _stored(type_: GGMLType, shape: tuple[int, ...], packed: Bytes) -> NDArray[Any]:
@@ -75,42 +77,85 @@ def _stored(type_: GGMLType, shape: tuple[int, ...], packed: Bytes) -> NDArray[A
 
 
 def _bits_differ(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
-    if a.dtype == np.uint8 and a.ndim == 5:
+    if a.dtype == np.uint8:
         return np.asarray((a != b).any(axis=-1))
     as_int = f"<u{a.dtype.itemsize}"
     return np.asarray(a.view(as_int) != b.view(as_int))
 
 
 def _numbers(type_: GGMLType, stored: NDArray[Any]) -> NDArray[Any]:
-    if type_.dtype is not None and type_.dtype.kind == "i":
-        return stored.astype(np.int64)
-    if type_.dtype is not None:
-        return stored.astype(np.float64)
-    return quants.to_float(type_, stored).astype(np.float64)
+    plain = _plain(type_, stored)
+    return plain.astype(np.int64 if plain.dtype.kind == "i" else np.float64)
+
+
+def _plain(type_: GGMLType, stored: NDArray[Any]) -> NDArray[Any]:
+    """As a type of NumPy's."""
+    return stored if type_.dtype is not None else quants.to_float(type_, stored)
 
 
 def _measure(want: NDArray[Any], got: NDArray[Any], raw: int) -> Difference:
-    count = want.size
-    want, got = want.astype(np.float64, copy=False), got.astype(np.float64, copy=False)
-    clean, special = want, None
+    """The error of numbers of shape `ne[::-1]`: its energy first, by which single elements are measured then."""
+    flat = want.reshape(-1), got.reshape(-1)
+    parts = [_part(*flat, 0)] if want.size <= BLOCK else None
+    energy = error_energy = 0.0
+    nonzero = n_special = 0
+    for part in parts or _parts(*flat):
+        energy += float(np.sum(np.square(part.clean)))
+        error_energy += float(np.sum(np.square(part.error)))
+        nonzero += int(np.count_nonzero(part.clean))
+        n_special += 0 if part.special is None else int(np.count_nonzero(part.special))
+    nmse = error_energy / energy if energy else (inf if error_energy else 0.0)
+    rms = sqrt(energy / max(1, nonzero))
+    worst, place = -inf, 0
+    for part in parts or _parts(*flat):
+        relative = _relative(part, rms)
+        at = int(np.argmax(relative))
+        value = inf if isnan(relative[at]) else float(relative[at])
+        if value > worst:
+            worst, place = value, part.start + at
+    index = tuple(int(i) for i in np.unravel_index(place, want.shape)[::-1])
+    found = float(flat[0][place]), float(flat[1][place])
+    return Difference(inf if n_special else nmse, worst, n_special, raw, want.size, index, *found)
+
+
+@dataclass(slots=True)
+class _Part:
+    """Elements that stay in a core's cache while they are measured, in float64."""
+
+    start: int
+    clean: NDArray[np.float64]
+    """Expected, 0 where that is not finite."""
+    error: NDArray[np.float64]
+    """0 where one side is not finite."""
+    special: NDArray[np.bool_] | None
+    """Where one side is NaN or Inf and the other differs; None if all are finite."""
+
+
+def _parts(want: NDArray[Any], got: NDArray[Any]) -> Iterator[_Part]:
+    for start in range(0, want.size, BLOCK):
+        yield _part(want[start : start + BLOCK], got[start : start + BLOCK], start)
+
+
+def _part(want: NDArray[Any], got: NDArray[Any], start: int) -> _Part:
+    want, got = want.astype(np.float64), got.astype(np.float64)
+    error = np.subtract(got, want)
+    if np.isfinite(error).all():  # then both sides are
+        return _Part(start, want, error, None)
     finite = np.isfinite(want)
     both = finite & np.isfinite(got)
-    if not both.all():
-        special = ~both & ~((want == got) | (np.isnan(want) & np.isnan(got)))
-        clean = np.where(finite, want, 0.0)
-        error = np.subtract(got, want, where=both, out=np.zeros_like(want))
+    special = ~both & ~((want == got) | (np.isnan(want) & np.isnan(got)))
+    return _Part(start, np.where(finite, want, 0.0), np.where(both, error, 0.0), special)
+
+
+def _relative(part: _Part, rms: float) -> NDArray[np.float64]:
+    """|error| / (|expected| + rms) of each element; `inf` where that divides by 0, or special values differ."""
+    scale = np.abs(part.clean)
+    scale += rms
+    error = np.abs(part.error)
+    if scale.all():
+        relative = np.divide(error, scale, out=scale)
     else:
-        error = got - want
-    energy, error_energy = (float(np.sum(np.square(x))) for x in (clean, error))
-    nmse = error_energy / energy if energy else (inf if error_energy else 0.0)
-    scale = np.abs(clean)
-    scale += np.sqrt(energy / max(1, int(np.count_nonzero(clean))))
-    np.abs(error, out=error)
-    relative = np.divide(error, scale, where=scale > 0, out=np.where(error != 0, inf, 0.0))
-    n_special = 0 if special is None else int(np.count_nonzero(special))
-    if n_special:
-        nmse = inf
-        relative[special] = inf
-    at = np.unravel_index(int(np.argmax(relative)), want.shape)
-    index = tuple(int(i) for i in at[::-1])
-    return Difference(nmse, float(relative[at]), n_special, raw, count, index, float(want[at]), float(got[at]))
+        relative = np.divide(error, scale, where=scale > 0, out=np.where(error != 0, inf, 0.0))
+    if part.special is not None:
+        relative[part.special] = inf
+    return relative

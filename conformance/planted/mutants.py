@@ -8,6 +8,7 @@ import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,8 @@ class Area:
 
 
 AREAS: dict[str, Area] = {
-    "cpu": Area(("cpu",), ("backends/cpu/*.py", "conformance/ggml/quants/*.py")),
-    "openvino-stateless": Area(("openvino-stateless",), ("backends/openvino/*.py", "backends/openvino/emit/*.py")),
+    "cpu": Area(("cpu",), ("backends/cpu/**/*.py", "conformance/ggml/quants/*.py")),
+    "openvino-stateless": Area(("openvino-stateless",), ("backends/openvino/*.py", "backends/openvino/emit/**/*.py")),
     "openvino-stateful": Area(("openvino-stateful",), ("backends/openvino/state/*.py",)),
     "npu": Area(("npu",), ("backends/openvino/npu/*.py",)),
     "xdna2": Area(("xdna2",), ("backends/xdna2/*.py",)),
@@ -59,26 +60,34 @@ class _Change:
     occurrence: int
 
 
-def draw(n: int, seed: int, areas: Sequence[str] = ()) -> list[Mutant]:
+def draw(n: int, seed: int, areas: Sequence[str] = (), globs: Sequence[str] = ()) -> list[Mutant]:
     """`n` mutants of `areas` (default: all), as many of each as can be: a place at random, then one of its changes.
 
-    A change that leaves the program as it is (of an annotation, say) or is none in Python's grammar is not drawn.
-    UsageError for an unknown area, UnavailableError without cosmic-ray.
+    `globs`: only of files that one of them matches, by the path from the root of the packages. A change that leaves the
+    program as it is (of an annotation, say) or is none in Python's grammar is not drawn. UsageError for an unknown area
+    or where no file matches, UnavailableError without cosmic-ray.
     """
     if unknown := [a for a in areas if a not in AREAS]:
         raise UsageError(f"area {unknown[0]!r} is unknown; known: {', '.join(AREAS)}")
-    names = [a for a in AREAS if not areas or a in areas]
+    names = [a for a in AREAS if (not areas or a in areas) and files(a, globs)]
+    if not names:
+        raise UsageError(f"no file of {', '.join(areas or AREAS)} matches {', '.join(globs)}")
     shares = [n // len(names) + (i < n % len(names)) for i in range(len(names))]
     drawn: list[Mutant] = []
     for name, share in zip(names, shares, strict=True):
         rng = np.random.Generator(np.random.PCG64([seed, *name.encode()]))
-        drawn += itertools.islice(_mutants(name, rng), share)
+        drawn += itertools.islice(_mutants(name, files(name, globs), rng), share)
     return drawn
 
 
-def _mutants(area: str, rng: np.random.Generator) -> Iterator[Mutant]:
-    files = sorted({p for pattern in AREAS[area].files for p in ROOT.glob(pattern)})
-    places = [changes for p in files for changes in _places(p.relative_to(ROOT).as_posix(), p.read_text("utf-8"))]
+def files(area: str, globs: Sequence[str] = ()) -> list[str]:
+    """The files of an area, from the root of the packages; those that one of `globs` matches, if there are any."""
+    found = {p.relative_to(ROOT).as_posix() for pattern in AREAS[area].files for p in ROOT.glob(pattern)}
+    return sorted(f for f in found if not globs or any(fnmatchcase(f, g) for g in globs))
+
+
+def _mutants(area: str, paths: Sequence[str], rng: np.random.Generator) -> Iterator[Mutant]:
+    places = [changes for p in paths for changes in _places(p, (ROOT / p).read_text("utf-8"))]
     for i in rng.permutation(len(places)):
         change = places[i][rng.integers(len(places[i]))]
         mutant = _mutant(area, change)

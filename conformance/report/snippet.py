@@ -22,7 +22,7 @@ from conformance.case.case import Case, Step
 from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.fields import c_enum
-from conformance.ggml.ops.op import DECLARATIONS, Form
+from conformance.ggml.ops.op import DECLARATIONS, Form, Longs
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import FIELDS, FLAG_PARAM, ZERO_PARAMS, Bytes, Tensor, computes, nelements
 from conformance.ggml.types import F32, GGMLType
@@ -366,7 +366,8 @@ def _cpp_argument(a: Argument, names: dict[Tensor, str]) -> str:
     if isinstance(a, GGMLType):
         return _cpp_type(a)
     if isinstance(a, tuple):
-        return f"std::vector<int>{{ {', '.join(map(str, a))} }}.data()"
+        kind = "int64_t" if isinstance(a, Longs) else "int"
+        return f"std::vector<{kind}>{{ {', '.join(map(str, a))} }}.data()"
     return "nullptr" if a is None else _cpp_number(a)
 
 

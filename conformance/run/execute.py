@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from conformance.backend.interface import Backend, Session, Witness
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
-from conformance.ggml.tensor import Bytes, Tensor, computes, pack
+from conformance.ggml.partial import Part, partial
+from conformance.ggml.tensor import Bytes, Tensor, computes, nbytes, pack
 from conformance.ggml.types import F32
 
 
@@ -95,6 +98,51 @@ def execute(
     if any(p.buffer for p in case.placement.values()) and len(backend.buffer_types()) == 1:
         witness.notes.append("one buffer type, so nothing is placed elsewhere")
     return Execution(steps, witness, time.perf_counter() - start, opaque)
+
+
+def execute_apart(backend: Backend, case: Case) -> Execution:
+    """Run each node that computes in a graph and a session of its own, with the bytes that the nodes before it left: no
+    backend can compute two of them together. Raises as `execute`.
+    """
+    held = dict(case.persistent)
+    runs: list[Execution] = []
+    steps: list[StepValues] = []
+    for k, step in enumerate(case.steps):
+        values = dict(step.inputs)
+        outputs: dict[Tensor, Bytes] = {}
+        for first, last in _singly(step.graph):
+            part = partial(step.graph, first, last, persistent=held, outputs=step.outputs)
+            alone = _alone(case, part, held, values)
+            try:
+                runs.append(execute(backend, alone))
+            except BackendError as e:
+                e.step = k
+                raise
+            found = runs[-1].steps[0]
+            values.update((root, found.outputs[node]) for node, root in part.handed.items())
+            outputs.update((node, found.outputs[copy]) for copy, node in part.wanted.items())
+            held.update(found.caches)
+        steps.append(StepValues({t: outputs[t] for t in step.outputs}, {t: held[t] for t in case.caches()}))
+    opaque = frozenset(t for r in runs for t in r.opaque)
+    return Execution(steps, runs[-1].witness, sum(r.seconds for r in runs), opaque)
+
+
+def _singly(graph: Graph) -> list[tuple[int, int]]:
+    """First and last node of each part that has one node that computes, and the view ops before it."""
+    ends = [i + 1 for i, n in enumerate(graph) if computes(n)]
+    return list(zip([0, *ends[:-1]], [*ends[:-1], len(graph)], strict=True))
+
+
+def _alone(case: Case, part: Part, held: Mapping[Tensor, Bytes], values: Mapping[Tensor, Bytes]) -> Case:
+    """A part as a case: what nothing has computed is read by no node of it, and 0."""
+    own = {t for t in part.graph.tensors() if t in held}
+    inputs = {t: values[root] if root in values else np.zeros(nbytes(t), np.uint8) for t, root in part.inputs.items()}
+    return Case(
+        f"{case.id}#{part.graph.nodes[-1].name}",
+        {t: data for t, data in held.items() if t in own},
+        [Step(part.graph, inputs, part.outputs)],
+        placement={t: p for t, p in case.placement.items() if t in own},
+    )
 
 
 class Memory:

@@ -21,6 +21,7 @@ from conformance.suite.batch import merge
 
 from .execute import Execution, StepValues, execute
 from .isolation.isolate import open_backend
+from .session.expected import Expected
 from .session.kept import Kept
 
 REFERENCE = "cpu"
@@ -58,8 +59,10 @@ def judge_steps(
 class Oracle:
     """Computes expected values and caches the latest; `exact`: also without the rounding that a backend declares."""
 
-    def __init__(self, *, exact: bool = False) -> None:
+    def __init__(self, *, exact: bool = False, kept: Expected | None = None) -> None:
+        """`kept`: values on disk, of earlier runs and for later ones."""
         self._exact = exact
+        self._kept = kept
         self._reference = open_backend(Spec(REFERENCE))
         self._imitating: dict[str, Backend] = {EXACT.name: self._reference}
         self._declared: dict[str, list[Arithmetic]] = {EXACT.name: [EXACT]}
@@ -139,14 +142,30 @@ class Oracle:
     def _values(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[list[StepValues]]:
         name = self._name(arithmetic)
         missing = [c for c in cases if (c, name) not in self._known]
-        for c, values in zip(missing, run_together(self.reference_in(arithmetic), missing), strict=True):
+        for c, values in zip(missing, self._found(missing, arithmetic), strict=True):
             self._known.add((c, name), values, _size(values))
         found = [self._known[c, name] for c in cases]
         self._known.trim(len(cases))
         return found
 
+    def _found(self, cases: Sequence[Case], arithmetic: Arithmetic) -> list[list[StepValues]]:
+        """The values of each case: those on disk, the others computed."""
+        if self._kept is None:
+            return run_together(self.reference_in(arithmetic), cases)
+        entries = {c: self._kept.entry(c, arithmetic) for c in cases}
+        read = {c: None if entry is None else entry.read() for c, entry in entries.items()}
+        found = {c: values for c, values in read.items() if values is not None}
+        missing = [c for c in cases if c not in found]
+        for c, values in zip(missing, run_together(self.reference_in(arithmetic), missing), strict=True):
+            found[c] = values
+            if (entry := entries[c]) is not None:
+                self._kept.add(entry, values)
+        return [found[c] for c in cases]
+
     def close(self) -> None:
         """End the backends it opened."""
+        if self._kept is not None:
+            self._kept.trim()
         for backend in (*self._imitating.values(), self._second):
             if backend is not None:
                 backend.close()

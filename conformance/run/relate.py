@@ -27,6 +27,7 @@ from conformance.judge.compare import compare
 from conformance.judge.judge import Chain, Judged
 from conformance.judge.verdict import Result, Verdict
 from conformance.suite.relations.claim import (
+    APART,
     BITS,
     BUFFERS,
     FOLDER,
@@ -46,7 +47,7 @@ from conformance.suite.relations.claim import (
 )
 
 from . import divergence
-from .execute import Execution, Memory, Reuse, execute
+from .execute import Execution, Memory, Reuse, execute, execute_apart
 from .isolation.guard import Guarded
 from .isolation.isolate import IsolatedBackend
 from .scheduler.backend import SchedBackend
@@ -120,6 +121,11 @@ class _Runs:
     def _execute(self, backend: Backend, alone: Case, r: Run) -> Execution:
         if r.how in {RESTORED, WRITTEN, HANDED}:
             return execute(backend, alone, unread=r.how == HANDED, before=self._outside(alone, r))
+        if r.how == APART:
+            apart = execute_apart(backend, alone)
+            if apart.opaque:
+                raise NotOfferedError(f"{self.spec} cannot show its caches, so no node can start from them by itself")
+            return apart
         if r.how == UNREAD:
             return execute(backend, alone, unread=True)
         if r.how == REUSED:

@@ -35,6 +35,7 @@ from .isolation.watchdog import Watchdog
 from .oracle import REFERENCE, Expectation, Oracle, part
 from .scheduler.backend import SchedBackend
 from .session import failures, select
+from .session.expected import Expected
 from .session.kept import Kept
 from .session.settings import Waiving
 from .session.writeahead import Ahead
@@ -57,6 +58,7 @@ class Runner:
         waiving: Waiving | None = None,
         on_hang: Callable[[Spec, Sequence[str], str], None] | None = None,
         exact: bool = False,
+        kept: Expected | None = None,
     ) -> None:
         """Open no backend yet.
 
@@ -64,7 +66,8 @@ class Runner:
         failing ones that no id makes again. `on_hang` is called in a thread of its own before the process is ended
         (exit code `watchdog.HUNG`) because a backend in it does not return: with the backend, the ids of the cases of
         this `run`, and why. It writes what the run has so far. `exact`: results also say how far they are from values
-        without the rounding that a backend declares, which costs the reference a second time.
+        without the rounding that a backend declares, which costs the reference a second time. `kept`: expected values
+        on disk, of earlier runs and for later ones.
         """
         self._isolation = isolation or DEFAULT
         self._on_hang = on_hang
@@ -73,7 +76,7 @@ class Runner:
         self.problems: list[str] = []
         """Errors beside the cases: backends that could not be closed."""
         self._ahead = Ahead(write_ahead, self._makes) if write_ahead else None
-        self.oracle = Oracle(exact=exact)
+        self.oracle = Oracle(exact=exact, kept=kept)
         self._backends: dict[Spec, Backend] = {}
         self._guards: dict[Spec, Guarded] = {}
         self._broken: dict[Spec, ConformanceError] = {}

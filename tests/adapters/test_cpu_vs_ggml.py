@@ -321,6 +321,9 @@ _RECURRENT: dict[str, Make] = {
     "GET_ROWS_BACK": lambda k: k.get_rows_back(k.of(F32, 33, 9), k.index(I32, 5, 9), k.of(F32, 33, 5)),
     "SOFT_MAX_BACK": lambda k: k.soft_max_ext_back(k.of(F32, 33, 9), k.of(F32, 33, 9, scale=0.05), 0.5, 0.0),
     "POOL_2D_BACK": lambda k: k.pool_2d_back(k.of(F32, 5, 4, 2), k.of(F32, 9, 7, 2), 0, 3, 2, 2, 2, 1, 1),
+    "IM2COL_BACK": lambda k: k.im2col_back(
+        k.of(F32, 18, 4, 6, 2), k.of(F16, 3, 2, 3), (9, 7, 3, 2), 2, 1, 1, 0, 2, 1, True
+    ),
     "CROSS_ENTROPY_LOSS": lambda k: k.cross_entropy_loss(k.of(F32, 33, 9), k.soft_max(k.of(F32, 33, 9))),
     "CROSS_ENTROPY_LOSS_BACK": lambda k: k.cross_entropy_loss_back(
         k.of(F32, 1), k.of(F32, 33, 9), k.soft_max(k.of(F32, 33, 9))

@@ -87,6 +87,32 @@ def _pool(op: OP_POOL) -> Callable[[Array, Array], Array]:
     return lambda x, dy: backward("POOL_2D_BACK", B.pool_2d_back(_leaf(dy), _leaf(x), op, 3, 2, 2, 1, 1, 0), dy, x)
 
 
+def _unfold(x: Array) -> Array:
+    """Windows of 3 x 2, 2 and 1 apart, padded by 1 and 0, dilated by 1 and 2: [OH, OW, C * KH * KW]."""
+    wide = np.pad(x, ((0, 0), (0, 0), (1, 1)))
+    rows, columns = x.shape[1] - 2, (x.shape[2] + 2 - 3) // 2 + 1
+    return np.array(
+        [[wide[:, r : r + 3 : 2, 2 * c : 2 * c + 3].reshape(-1) for c in range(columns)] for r in range(rows)]
+    )
+
+
+def _unfold_1d(x: Array) -> Array:
+    """Windows of 3 elements 2 apart, 2 from one to the next, padded by 2: [OW, C * K]."""
+    wide = np.pad(x, ((0, 0), (2, 2)))
+    return np.array([wide[:, 2 * c : 2 * c + 5 : 2].reshape(-1) for c in range((x.shape[1] + 4 - 5) // 2 + 1)])
+
+
+def _fold(
+    kernel: Sequence[int], params: tuple[int, int, int, int, int, int], *, is_2d: bool
+) -> Callable[[Array, Array], Array]:
+    def back(x: Array, dy: Array) -> Array:
+        of = np.ones(kernel)
+        node = B.im2col_back(_leaf(dy), _leaf(of), (*x.shape[::-1], 1, 1, 1)[:4], *params, is_2d)
+        return backward("IM2COL_BACK", node, dy, of)
+
+    return back
+
+
 CASES: dict[str, tuple[Forward, Callable[[Array, Array], Array], Sequence[int]]] = {
     "SILU_BACK": (_silu, lambda x, dy: backward("SILU_BACK", B.silu_back(_leaf(dy), _leaf(x)), dy, x), (3, 7)),
     "RMS_NORM_BACK": (
@@ -117,6 +143,8 @@ CASES: dict[str, tuple[Forward, Callable[[Array, Array], Array], Sequence[int]]]
         (5, 9),
     ),
     "POOL_2D_BACK MAX": (_pooled(OP_POOL.MAX), _pool(OP_POOL.MAX), (6, 9)),
+    "IM2COL_BACK": (_unfold, _fold((2, 2, 3), (2, 1, 1, 0, 1, 2), is_2d=True), (2, 5, 8)),
+    "IM2COL_BACK 1D": (_unfold_1d, _fold((3, 3), (2, 0, 2, 0, 2, 0), is_2d=False), (3, 9)),
     "POOL_2D_BACK AVG": (_pooled(OP_POOL.AVG), _pool(OP_POOL.AVG), (6, 9)),
 }
 """Name -> the forward op, the reference's gradient by its argument and by that of its result, shape of the argument."""

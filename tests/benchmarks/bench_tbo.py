@@ -2,8 +2,9 @@
 
 PROGRAM is llama.cpp's test-backend-ops, built with the CPU backend. A seed draws lines of each op from the family
 `tbo`; both run them on one core with one thread, in turns, each round in the other order. Printed: cases per second of
-processor time with the start-up taken off (a run of no case there, of one tiny case here), medians of the rounds, and
-ours over theirs. Each keeps nothing from one run to the next.
+processor time with the start-up taken off (a run of no case there, of one tiny case here, imports apart), medians of
+the rounds, and ours over theirs: first with nothing kept from one run to the next, then, as `kept`, with the expected
+values on disk that a run before left there.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 
 import click
 from tabulate import tabulate
 
+from conformance.cli import main as main_of_conform
 from conformance.suite.tbo import Row, rows
 
 OPS = ("MUL_MAT", "SOFT_MAX", "ROPE", "FLASH_ATTN_EXT", "GET_ROWS")
@@ -67,18 +70,39 @@ def _asked(program: Path, op: str, chosen: Sequence[Row], after: str) -> list[st
     return [program.as_posix(), "test", "-b", "CPU", "-o", op, "-p", f"^({names}){after}$"]
 
 
-def ours(chosen: Sequence[Row]) -> float:
-    """Cases per second of processor time of `conform run`."""
+def ours(chosen: Sequence[Row], kept: str = "") -> float:
+    """Cases per second of processor time of `conform run`, with expected values kept in a folder, if one is named."""
+    ids = json.dumps([f"tbo/{r.name}@0" for r in chosen])
+    environment = {**os.environ, "CONFORMANCE_EXPECTED": kept}
     with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/run.json"
-        asked = [sys.executable, "-m", "conformance.cli", "run", "--level", "full", "--backend", "ggml?threads=1"]
-        start, _ = cpu([*asked, "--case", TINY])
-        cases = [word for r in chosen for word in ("--case", f"tbo/{r.name}@0")]
-        whole, _ = cpu([*asked, "--json", path, *cases])
-        ran = sum(r["verdict"] in ("PASS", "FAIL") for r in json.loads(Path(path).read_text())["results"])
+        words = [sys.executable, __file__, "ours", f"{folder}/run.json"]
+        done = subprocess.run(words, input=ids, env=environment, capture_output=True, text=True, check=True)
+        ran = sum(
+            r["verdict"] in ("PASS", "FAIL") for r in json.loads(Path(f"{folder}/run.json").read_text())["results"]
+        )
     if ran < len(chosen):
         click.echo(f"{ran} of {len(chosen)} cases ran here", err=True)
-    return ran / max(1e-9, whole - start)
+    return ran / max(1e-9, float(done.stdout.split()[-1]))
+
+
+def own(path: str, ids: Sequence[str]) -> float:
+    """Seconds of processor time of `conform run` over cases, above those of a run of a tiny one, in this process and
+    its workers; what is imported by then counts for neither.
+    """
+    asked = ["run", "--level", "full", "--backend", "ggml?threads=1", "--json", path]
+    seconds = []
+    for chosen in ([TINY], [TINY], ids):
+        before = used()
+        with suppress(SystemExit):
+            main_of_conform([*asked, *(word for i in chosen for word in ("--case", i))], standalone_mode=False)
+        seconds.append(used() - before)
+    return seconds[2] - seconds[1]
+
+
+def used() -> float:
+    """Seconds of processor time of this process and of those that it waited for."""
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(r.ru_utime + r.ru_stime for r in both)
 
 
 @click.command()
@@ -93,14 +117,22 @@ def main(program: Path, ops: Sequence[str], count: int, seed: int, rounds: int) 
     table = []
     for op in ops:
         chosen = known(program, op, drawn(op, count, seed))
-        both: tuple[list[float], list[float]] = [], []
-        for k in range(rounds):
-            for side in (0, 1) if k % 2 else (1, 0):
-                both[side].append(ours(chosen) if side else theirs(program, op, chosen))
-        a, b = median(both[0]), median(both[1])
-        table.append((op, len(chosen), sum(r.size for r in chosen) >> 20, f"{a:.1f}", f"{b:.1f}", f"{b / a:.2f}"))
-    click.echo(tabulate(table, ("op", "cases", "MiB", "test-backend-ops, cases/s", "ours", "ours / theirs"), "github"))
+        with tempfile.TemporaryDirectory() as folder:
+            ours(chosen, folder)
+            sides = (lambda: theirs(program, op, chosen)), (lambda: ours(chosen)), (lambda: ours(chosen, folder))  # noqa: B023
+            found: list[list[float]] = [[], [], []]
+            for k in range(rounds):
+                for side in range(3) if k % 2 else reversed(range(3)):
+                    found[side].append(sides[side]())
+        a, b, c = map(median, found)
+        size = sum(r.size for r in chosen) >> 20
+        table.append((op, len(chosen), size, *(f"{x:.1f}" for x in (a, b, c)), f"{b / a:.2f}", f"{c / a:.2f}"))
+    heads = ("op", "cases", "MiB", "test-backend-ops, cases/s", "ours", "kept", "ours / theirs", "kept / theirs")
+    click.echo(tabulate(table, heads, "github"))
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["ours"]:
+        click.echo(own(sys.argv[2], json.load(sys.stdin)))
+    else:
+        main()

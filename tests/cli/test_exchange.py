@@ -116,6 +116,24 @@ def test_ops_that_ggml_would_not_make_are_refused() -> None:
         case_of(Line("ADD", F32, line.ne, line.op_params, (Source(F32, a.ne, (8, 80, 400, 400)), b)))
 
 
+@pytest.mark.parametrize(
+    ("case_id", "says"),
+    [
+        ("ops/SET_ROWS-f16+f16+i64-a=31x6,n=5@806", "rows, too, that nobody wrote"),
+        ("ops/GET_ROWS-f32+i32-a=33x7,n=12,va=p1023@1", ""),
+        ("ops/SUM-f32-ne=5x3,vne=pad@1", "of a source with gaps"),
+        ("ops/SQRT-f32-ne=5x3@1", "no number for half"),
+        ("ops/ADD-f32+f32-a=10x5,b=10x5@1", ""),
+    ],
+)
+def test_what_the_program_compares_though_nobody_wrote_it_is_said(tmp_path: Path, case_id: str, says: str) -> None:
+    """Rows that SET_ROWS leaves, what lies behind a source with gaps, roots of what is below 0; and nothing else."""
+    done = CliRunner().invoke(main, ["test-file", "export", case_id, "-o", str(tmp_path / "ops.txt")])
+    assert done.exit_code == 0, done.output
+    assert says in done.output
+    assert bool(says) is ("1 nodes, " in done.output)
+
+
 def test_export_and_run_from_the_shell(tmp_path: Path) -> None:
     """What one command writes the other runs, on any backend."""
     path = str(tmp_path / "ops.txt")

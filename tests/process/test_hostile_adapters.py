@@ -330,7 +330,7 @@ class Copies(Hostile):
         if self.how == "import":
             from backends.cpu import CpuBackend
         else:
-            open({golden!r}, "rb").close()
+            open({files!r}[self.how], "rb").close()
         return super().open(case)
     def __init__(self, how="import"):
         super().__init__()
@@ -338,11 +338,23 @@ class Copies(Hostile):
 """
 
 
-@pytest.mark.parametrize(("how", "says"), [("import", "the reference (backends.cpu)"), ("golden", "the golden values")])
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("import", "the reference (backends.cpu)"),
+        ("golden", "the golden values"),
+        ("kept", "expected values of earlier runs"),
+    ],
+)
 def test_who_loads_the_answers_is_vacuous(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, says: str) -> None:
-    """A third party's adapter that imports the reference or opens a golden file has proven nothing, and is told so."""
+    """An adapter of a third party that imports the reference, or opens a golden or kept value, has proven nothing."""
     golden = Path(__file__).parents[2] / "conformance" / "golden" / "ops.gguf"
-    (tmp_path / "copies_adapter.py").write_text(REFERENCE.format(golden=str(golden)))
+    kept = tmp_path / "kept" / "ab" / "cd"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    monkeypatch.setenv("CONFORMANCE_EXPECTED", str(tmp_path / "kept"))
+    files = {"golden": str(golden), "kept": str(kept)}
+    (tmp_path / "copies_adapter.py").write_text(REFERENCE.format(files=files))
     info = tmp_path / "copies_adapter-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: copies-adapter\nVersion: 1\n")

@@ -12,11 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from conformance.cli import main
+from conformance.ggml.errors import UsageError
 from conformance.perf.statistics import Rate
 from conformance.planted import campaign, difference, mutation
 from conformance.planted.campaign import Hunter, Reach, kind_of
 from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
-from conformance.planted.mutants import AREAS, Mutant, draw
+from conformance.planted.mutants import AREAS, Mutant, draw, files
 from conformance.planted.mutation import Outcome, Status
 from conformance.planted.reach import Probe
 from conformance.report.runs import mutant_rates, read_runs
@@ -43,6 +44,19 @@ def test_a_mutant_is_another_program() -> None:
         changed = mutant.fault.apply(source)
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
         assert int(mutant.id.split(":")[1]) == mutant.fault.line(source)
+
+
+def test_a_path_bounds_the_files() -> None:
+    """Every module of an adapter is of an area, folders within folders too; what no file matches is an error."""
+    listed = [f for area in AREAS for f in files(area)]
+    assert {p.relative_to(ROOT).as_posix() for p in ROOT.glob("backends/*/**/*.py")} <= set(listed)
+    globs = ["backends/cpu/training/*"]
+    found = files("cpu", globs)
+    assert "backends/cpu/training/gradients.py" in found
+    assert all(f.startswith("backends/cpu/training/") for f in found)
+    assert {m.fault.file for m in draw(3, 1, (), globs)} <= set(found)
+    with pytest.raises(UsageError, match="no file of cpu matches nothing"):
+        draw(1, 1, ["cpu"], ["nothing/*"])
 
 
 def test_every_area_has_files() -> None:

@@ -63,6 +63,26 @@ def _pool_2d_back(node: Tensor, dy: Values, x: Values) -> Values:
     return y[:, :, p.p1 : p.p1 + x.shape[2], p.p0 : p.p0 + x.shape[3]]
 
 
+def _im2col_back(node: Tensor, dy: Values, kernel: Values) -> Values:
+    """Adds each element of a row to where IM2COL took it from."""
+    p = node.params
+    n, channels, ih, iw = node.shape if p.is_2D else (node.shape[1], node.shape[2], 1, node.shape[3])
+    kh, kw = kernel.shape[2:] if p.is_2D else (1, kernel.shape[3])
+    oh, ow = dy.shape[1:3] if p.is_2D else (1, dy.shape[2])
+    s, pad, d = ((p.s1, p.s0), (p.p1, p.p0), (p.d1, p.d0)) if p.is_2D else ((1, p.s0), (0, p.p0), (1, p.d0))
+    size = [
+        max(m + before, (o - 1) * step + (k - 1) * apart + 1)
+        for m, before, o, step, k, apart in zip((ih, iw), pad, (oh, ow), s, (kh, kw), d, strict=True)
+    ]
+    y = np.zeros((n, channels, *size))
+    columns = dy.reshape(n, oh, ow, channels, kh, kw).transpose(4, 5, 0, 3, 1, 2)
+    for j, i in np.ndindex(kh, kw):
+        at = [slice(k * apart, k * apart + (o - 1) * step + 1, step)
+              for k, apart, o, step in zip((j, i), d, (oh, ow), s, strict=True)]  # fmt: skip
+        y[:, :, at[0], at[1]] += columns[j, i]
+    return y[:, :, pad[0] : pad[0] + ih, pad[1] : pad[1] + iw].reshape(node.shape)
+
+
 _TWO = Takes((ONLY_F32, ONLY_F32), ONLY_F32)
 _NARROW = ONLY_F32 | {F16}
 
@@ -72,5 +92,6 @@ TABLE: Table = {
     "RMS_NORM_BACK": (_TWO, in_float64(_rms_norm_back)),
     "GET_ROWS_BACK": (Takes((_NARROW, ONLY_I32), ONLY_F32), in_float64(_get_rows_back)),
     "SOFT_MAX_BACK": (_TWO, in_float64(_soft_max_back)),
+    "IM2COL_BACK": (Takes((ONLY_F32, _NARROW), ONLY_F32), in_float64(_im2col_back)),
     "POOL_2D_BACK": (_TWO, in_float64(_pool_2d_back)),
 }

@@ -16,7 +16,7 @@ from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.library import Library
 from conformance.report.runfile import write_text
 from conformance.run.session.select import build, case_ids
-from conformance.suite.exchange.line import Line, Numbers, line_of, lines_of, lost, read_lines
+from conformance.suite.exchange.line import Line, Numbers, line_of, lines_of, lost, read_lines, unwritten
 
 of_option = click.option(
     "--of", "build_name", metavar="BUILD", default="", help="Whose numbers of ops the file has; default: the wheel's."
@@ -55,7 +55,7 @@ def export(cases: Sequence[str], build_name: str, output: Path) -> None:
                 rows.setdefault(found.unnamed(), numbers.write(found))
             for step in case.steps:
                 for node in step.graph:
-                    if said := lost(node):
+                    for said in filter(None, (lost(node), unwritten(node))):
                         sentence = f"{line_of(node).op}: {said}"
                         notes[sentence] = notes.get(sentence, 0) + 1
     if not rows:

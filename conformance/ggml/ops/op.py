@@ -294,6 +294,12 @@ def _arguments(f: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(f).parameters)[1:]
 
 
+class Longs(tuple[int, ...]):
+    """An argument that C takes as a pointer to int64_t; any other tuple is one to int."""
+
+    __slots__ = ()
+
+
 class Constructor(Generic[P]):
     """A constructor that its op's declaration carries out; an attribute of the `Builder`, called like a method."""
 

@@ -30,6 +30,7 @@ from conformance.ggml.errors import BackendError, CaseFileError, ConformanceErro
 from conformance.ggml.tensor import Bytes, Tensor, nbytes, packed_nbytes
 from conformance.process.service import LONGEST_REPLY, Service
 from conformance.process.worker import ERRORS
+from conformance.run.session import expected
 
 REFERENCE = "backends.cpu"
 
@@ -66,6 +67,8 @@ def _folders() -> list[tuple[str, str]]:
     package = shipped.path().resolve()  # in a checkout the golden values lie beside it, in a wheel within it
     found = [(base / "golden", "the golden values") for base in (package, package.parent)]
     spec = importlib.util.find_spec(REFERENCE)
+    if (kept := expected.folder()) is not None:
+        found.append((kept.absolute(), "expected values of earlier runs"))
     places = (spec.submodule_search_locations if spec else None) or ()
     found += [(Path(place), f"the reference ({REFERENCE})") for place in places]
     return [(f"{folder}{os.sep}", what) for folder, what in found]

@@ -26,6 +26,7 @@ from conformance.suite.data import (
     encode,
     hadamard,
     integers,
+    normal,
     uniform,
     values,
 )
@@ -65,6 +66,11 @@ def _weights(line: Line) -> Fill:
     return lambda _, ne: np.broadcast_to(hadamard(ne[0]), (ne[3], ne[2], ne[1], ne[0]))
 
 
+def _short(line: Line) -> Fill:
+    """Vectors of about length 1, so that a state to which their products are added does not grow for ever."""
+    return normal(1 / math.sqrt(max(1, line.sources[0].ne[0])))
+
+
 def _triangle(s: Stream, ne: Dims) -> NDArray[np.float32]:
     """Matrices of which solutions do not grow: a diagonal of 1, and small numbers beside it."""
     x = s.normal(math.prod(ne), 0.25 / math.sqrt(ne[0])).reshape(ne[::-1])
@@ -88,6 +94,8 @@ RULES: dict[tuple[str, int], Rule] = {
     ("SSM_SCAN", 3): lambda _: uniform(-2.0, -0.1),
     ("RWKV_WKV6", 4): lambda _: uniform(0.3, 1.0),
     ("RWKV_WKV7", 1): lambda _: uniform(0.3, 1.0),
+    ("RWKV_WKV7", 4): _short,
+    ("RWKV_WKV7", 5): _short,
     ("GATED_LINEAR_ATTN", 3): lambda _: uniform(0.3, 1.0),
     ("GATED_DELTA_NET", 3): lambda _: uniform(-1.0, 0.0),
     ("GATED_DELTA_NET", 4): lambda _: uniform(0.0, 1.0),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from conformance.case.case import Case
 from conformance.ggml.errors import UsageError
 from conformance.ggml.lib.library import Library
-from conformance.ggml.tensor import VIEW_OPS, Dims, Tensor
+from conformance.ggml.tensor import VIEW_OPS, Dims, Tensor, nbytes, packed_nbytes
 from conformance.ggml.types import TYPES, GGMLType
 
 N_PARAMS = 16
@@ -170,6 +170,21 @@ def lost(node: Tensor) -> str:
     if any(i > gap for i in present):
         return f"src[{gap}] is absent, so the format ends there and loses src[{max(present)}]"
     return ""
+
+
+def unwritten(node: Tensor) -> str:
+    """Why the program compares what nobody wrote, or no number, where it computes the line of a node; else empty.
+
+    Its generic op (`test_generic_op` of test-backend-ops.cpp) has a fresh result in place of a view, fills of a source
+    with gaps only as many elements as it has from its beginning on, and draws from -1 to 1.
+    """
+    if node.op in VIEW_OPS:
+        return ""
+    if node.op == "SET_ROWS" and node.src[0] is not None and node.src[0].ne[1] < node.ne[1]:
+        return "it compares the rows, too, that nobody wrote"
+    if any(s is not None and nbytes(s) > packed_nbytes(s) for s in node.src):
+        return "of a source with gaps it fills the beginning only"
+    return "it draws from -1 to 1, and has no number for half of that" if node.op in {"SQRT", "LOG"} else ""
 
 
 def read_lines(text: str, numbers: Numbers, where: str) -> list[Line]:

@@ -123,6 +123,7 @@ _MIXED = "[q8_0+f16|f16+q8_0|q8_0+q4_0|f32+f16|f16+f32|bf16+f16]"
     ),
     smoke=(
         "FLASH_ATTN_EXT-f16+f16-q=64x9x4,k=64x32x2,mask=32x9,hide=finite",
+        "FLASH_ATTN_EXT-f32+f32-q=32x4x2,k=32x16x2,mask=16x4,hide=blind",
         "FLASH_ATTN_EXT-f32+f32-q=64x3x6x4,k=64x32x3x4,mask=32x5x6x2,hide=bias,vm=off",
     ),
     full=(

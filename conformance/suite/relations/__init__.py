@@ -2,22 +2,24 @@
 
 `relations/chunked-run=p40.d2,to=p7.p33.d2,fa=0@5`: name of the relation, then what its two runs are made of. A decoder
 (`arch`, and keys of a decoder), or for those that any graph can be in, such as `renamed` and `memory`, with
-`graph=random` or `graph=alias` a graph of that family (its keys), with `graph=product` a matrix product (keys of
-`weight_placement`); `after` takes the keys of the family `alias`. What each claims: docs/suite/relations.md.
+`graph=random` or `graph=alias` a graph of that family (its keys), with `graph=tbo` one by its name there, with
+`graph=product` a matrix product (keys of `weight_placement`); `after` takes the keys of the family `alias`. What each
+claims: docs/suite/relations.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from conformance.case.case import Case
 from conformance.ggml.errors import GraphError, UsageError
-from conformance.suite import alias, random_graphs, weight_placement
+from conformance.suite import alias, random_graphs, tbo, weight_placement
 from conformance.suite.decoder import keys_of, make
 from conformance.suite.decoder.config import PRESETS
-from conformance.suite.family import Family, Key, Table, ids_of, keys, read_keys, split_id, text, with_seed, word
+from conformance.suite.family import Family, Key, Level, Table, ids_of, keys, read_keys, split_id, text, with_seed, word
 
 from . import pairs, sessions
 from .claim import applies, read
@@ -41,6 +43,7 @@ _SAME: dict[str, Callable[[str, Case, int], Case]] = {
         pairs.warm,
         pairs.buffers,
         pairs.threads,
+        sessions.apart,
         sessions.weights,
         sessions.unread,
         sessions.reused,
@@ -48,7 +51,7 @@ _SAME: dict[str, Callable[[str, Case, int], Case]] = {
 }
 NAMES = (*pairs.DECODERS, "renamed", "restored", *_SAME, "after")
 _ARCH = {"arch": word(*PRESETS)}
-_GRAPH = keys("graph=decoder|random|alias|product")
+_GRAPH = keys("graph=decoder|random|alias|product|tbo")
 
 
 def build(case_id: str) -> Case:
@@ -76,6 +79,8 @@ def _of_itself(case_id: str, name: str, rest: str, seed: int) -> Case:
         base = random_graphs.build(f"{random_graphs.NAME}/{others}@{seed}")
     elif values["graph"] == "product":
         base = weight_placement.build(f"{weight_placement.NAME}/product-{others}@{seed}")
+    elif values["graph"] == tbo.NAME:
+        base = tbo.build(f"{tbo.NAME}/{others}@{seed}")
     elif values["graph"] == alias.NAME:
         base = alias.build(f"{alias.NAME}/{others}@{seed}")
     else:
@@ -119,6 +124,7 @@ TABLE: Table = {
         f"reused-{_TINY},run=p9.d4",
         "memory-graph=alias,differs=eps,shared=1",
         f"threads-{_TINY},[run=p9.d2|ctx=1024,run=at700.d2]",
+        f"apart-{_TINY},run=p9.d1",
     ),
     "standard": (
         "reused-graph=alias,differs=[eps|edge|outputs],shared=1,order=[abab|aab]",
@@ -176,6 +182,9 @@ TABLE: Table = {
         "threads-w=[f16|q8_0|q4_0],embd=256,ff=256,run=p33.d1",
         "threads-w=q4_K,embd=256,heads=4,head=64,ff=256,run=p9.d1",
         "threads-arch=[gemma2|gpt-oss|lfm2],run=p9.d1",
+        "apart-[fa=0|fa=1],[write=set_rows|write=cpy],run=p9.d1",
+        "apart-arch=[gemma2|gpt-oss|lfm2],run=p9.d1",
+        f"apart-{_RANDOM}",
         "threads-graph=random,nodes=[18|40],steps=1,d=32,w=[f32|q8_0]",
     ),
     "full": (
@@ -187,9 +196,13 @@ TABLE: Table = {
 }
 
 
-FAMILY = Family(
-    NAME,
-    "two runs that must give the same: a backend against itself",
-    ids_of(TABLE, lambda body: with_seed(NAME, body)),
-    build,
-)
+_ids = ids_of(TABLE, lambda body: with_seed(NAME, body))
+
+
+@cache
+def ids(level: Level) -> Sequence[str]:
+    """Those of the table, and `apart` of test-backend-ops' fusions: at `full` of all."""
+    return (*_ids(level), *(f"{NAME}/apart-graph=tbo,{row.name}@0" for row in tbo.fusions(level)))
+
+
+FAMILY = Family(NAME, "two runs that must give the same: a backend against itself", ids, build)

@@ -22,7 +22,7 @@ KEY = "relation"
 
 PLAIN, OVERWRITTEN, BUFFERS, PROCESS = "plain", "overwritten", "buffers", "process"
 RESTORED, WRITTEN, UNREAD, HANDED, REUSED = "restored", "written", "unread", "handed", "reused"
-THREADS = "threads"
+THREADS, APART = "threads", "apart"
 HOW: dict[str, str] = {
     PLAIN: "each step's graph where it is",
     OVERWRITTEN: "each step's graph rebuilt in the memory of the one before, as llama.cpp does",
@@ -33,6 +33,7 @@ HOW: dict[str, str] = {
     WRITTEN: "weights and caches written after step `at`, with the bytes that the first run starts with",
     UNREAD: "nobody reads a cache before the end",
     HANDED: "the same; after step `at` every other cache is written with the bytes that the first run had there",
+    APART: "each node that computes in a graph and a session of its own, with what the nodes before it left",
     REUSED: "of equal graphs the first, computed again, as llama.cpp does while it can reuse a graph",
 }
 """Ways to run."""

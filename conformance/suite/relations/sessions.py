@@ -10,8 +10,16 @@ import numpy as np
 from conformance.case.case import Case, Step
 from conformance.ggml.errors import UsageError
 
-from .claim import BUDGET, HANDED, RESTORED, REUSED, UNREAD, WRITTEN, Claim, Link, Place, Run, combine
+from .claim import APART, BUDGET, HANDED, RESTORED, REUSED, UNREAD, WRITTEN, Claim, Link, Place, Run, combine
 from .pairs import copied
+
+
+def apart(case_id: str, case: Case, seed: int) -> Case:
+    """Nodes may be computed together, as one kernel or one model: the result is that of each by itself."""
+    n = len(case.steps)
+    runs = (Run("each node in a graph of its own", 0, n, how=APART), Run("all nodes in one graph", 0, n))
+    claim = Claim("apart", "node by node = in one graph", BUDGET, runs, ((0, 1),))
+    return combine(case_id, claim, [case], case.params, seed)
 
 
 def restored(case_id: str, case: Case, at: int, seed: int) -> Case:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from conformance.ggml.errors import GraphError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.ops.build import build_forward_expand
 from conformance.ggml.ops.op import check_node
-from conformance.ggml.tensor import FLAG_INPUT, Tensor
+from conformance.ggml.tensor import FLAG_INPUT, VIEW_OPS, Tensor
 from conformance.ggml.types import type_named
 from conformance.suite.family import Family, Level, split_id
 
@@ -70,6 +71,27 @@ def ids(level: Level) -> Sequence[str]:
     chosen = {row.name for own in of_op.values() for row in (own[0], own[len(own) // 2], own[-1])}
     chosen |= {_name(i) for i in ids("smoke")}
     return tuple(_id(row) for row in legal if row.name in chosen)
+
+
+@cache
+def fusions(level: Level) -> Sequence[Row]:
+    """Graphs of several nodes that compute, copies apart, which a device may compute together: at `full` all that a
+    level has, at `standard` the smallest and a middle one of each name, at `smoke` the first of those.
+    """
+    of_op: dict[str, list[Row]] = {}
+    for row in rows().values():
+        if not row.why and sum(op not in _NO_FUSION for op in _NODE.findall(row.text)) > 1:
+            of_op.setdefault(row.name.partition("(")[0], []).append(row)
+    if level == "full":
+        return [row for own in of_op.values() for row in own]
+    small = [[row for row in own if row.size <= SMALL] for own in of_op.values()]
+    chosen = [row for own in small for row in dict.fromkeys(own[i] for i in (0, len(own) // 2) if own)]
+    return chosen[:1] if level == "smoke" else chosen
+
+
+_NODE = re.compile(r'\["[^"]*","([A-Z0-9_]+)"')
+"""A tensor's name and op."""
+_NO_FUSION = frozenset({"NONE", "CONT", "CPY", "DUP"}) | VIEW_OPS
 
 
 def _id(row: Row) -> str:

@@ -122,6 +122,13 @@ def _alike(p: Program, f: str) -> None:
     p(f, a, b, *last.get(f.removesuffix("_inplace"), []))
 
 
+def _im2col_back(p: Program, f: str) -> None:
+    channels, is_2d = p.rng.randint(1, 3), p.often()
+    b = _off(p, 3, 2 if is_2d else channels, *((channels,) if is_2d else ()), type_=p.rng.choice(("f16", "f32")))
+    ne = [7, 6, channels, 2] if is_2d else [7, channels, 2, 1]
+    p(f, _off(p, 3 * channels * (2 if is_2d else 1), 5, 5, 2), b, ne, *_slides(p, 2), is_2d)
+
+
 def _loss_back(p: Program, f: str) -> None:
     ne = [p.dim() for _ in range(4)]
     p(f, _off(p, 1), *(_off(p, *ne) for _ in range(2)))
@@ -142,7 +149,8 @@ GENERATORS: tuple[tuple[str, Draw], ...] = (
     ("interpolate", _interpolate), ("upscale", _interpolate), ("win_part", _win_part), ("win_unpart", _win_unpart),
     ("get_rel_pos", _get_rel_pos), ("add_rel_pos", _add_rel_pos), ("pool_1d", _pool_1d),
     ("pad_reflect_1d", _pad_reflect_1d), ("timestep_embedding", _timestep_embedding),
-    ("repeat_back", _repeat_back), ("get_rows_back", _get_rows_back), ("silu_back", _alike), ("rms_norm_back", _alike),
+    ("im2col_back", _im2col_back), ("repeat_back", _repeat_back), ("get_rows_back", _get_rows_back),
+    ("silu_back", _alike), ("rms_norm_back", _alike),
     ("soft_max_ext_back", _alike), ("pool_2d_back", _alike), ("count_equal", _alike),
     ("cross_entropy_loss_back", _loss_back), ("cross_entropy_loss", _alike), ("opt_step", _opt_step),
 )  # fmt: skip

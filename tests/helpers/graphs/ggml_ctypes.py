@@ -33,9 +33,9 @@ _TENSOR, _INT, _LONG, _SIZE, _FLOAT = (
 )
 _KINDS: dict[str, Any] = {
     "t": _TENSOR, "y": _INT, "u": _INT, "g": _INT, "i": _INT, "b": ctypes.c_bool, "l": _LONG, "z": _SIZE, "f": _FLOAT,
-    "S": ctypes.POINTER(ctypes.c_int), "s": ctypes.c_char_p,
+    "S": ctypes.POINTER(ctypes.c_int), "n": ctypes.POINTER(_LONG), "s": ctypes.c_char_p,
 }  # fmt: skip
-"""Argument kinds: tensor, type, unary op and glu op by name, int, bool, int64, size_t, float, sections, text."""
+"""Argument kinds: tensor, type, unary op and glu op by name, int, bool, int64, size_t, float, sections, sizes, text."""
 
 _UNARY = (
     "abs", "sgn", "neg", "step", "tanh", "elu", "relu", "sigmoid", "gelu", "gelu_quick", "gelu_erf", "silu", "exp",
@@ -88,7 +88,7 @@ CONSTRUCTORS: dict[str, str] = {
     "pad_ext_circular": "tiiiiiiii", "repeat_back": "tt", "silu_back": "tt", "rms_norm_back": "ttf",
     "get_rows_back": "ttt", "soft_max_ext_back": "ttff", "soft_max_ext_back_inplace": "ttff",
     "pool_2d_back": "ttiiiiiff", "count_equal": "tt", "cross_entropy_loss": "tt", "cross_entropy_loss_back": "ttt",
-    "opt_step_adamw": "ttttt", "opt_step_sgd": "ttt",
+    "im2col_back": "ttniiiiiib", "opt_step_adamw": "ttttt", "opt_step_sgd": "ttt",
     "lightning_indexer": "tttt", "dsv4_hc_comb": "tttfi", "dsv4_hc_pre": "tt", "dsv4_hc_pre_gated": "ttf",
     "dsv4_hc_post": "tttt",
     "flash_attn_ext": "ttttfff", "argsort": "ti", "argsort_top_k": "ti", "top_k": "ti", "ssm_conv": "tt",
@@ -204,8 +204,8 @@ class World:
             return self.unary.index(value)
         if kind == "g":
             return self.glu.index(value)
-        if kind == "S":
-            return (ctypes.c_int * len(value))(*value)
+        if kind in {"S", "n"}:
+            return ((ctypes.c_int if kind == "S" else _LONG) * len(value))(*value)
         return value.encode() if kind == "s" else value
 
     def _graph(self, nodes: list[int] | None, index: dict[int, int]) -> Json:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from conformance.ggml.ops.fields import HALF, enum, f32, i32s, swap
+from conformance.ggml.errors import GraphError
+from conformance.ggml.ops.fields import HALF, enum, f32, flag, i32s, swap
 from conformance.ggml.ops.op import (
     EXPS,
     LOOP,
@@ -12,6 +13,7 @@ from conformance.ggml.ops.op import (
     PASSES,
     SUMS,
     Layout,
+    Longs,
     Op,
     Rounding,
     Work,
@@ -22,7 +24,7 @@ from conformance.ggml.ops.op import (
     same_layout,
 )
 from conformance.ggml.ops.windows import OP_POOL
-from conformance.ggml.tensor import Tensor, can_repeat, nelements, new_tensor
+from conformance.ggml.tensor import Dims, Tensor, can_repeat, nelements, new_tensor
 from conformance.ggml.types import F32
 
 
@@ -46,6 +48,27 @@ def _get_rows_back(t: Tensor) -> Layout:
 def _pool_2d_back(t: Tensor) -> Layout:
     """`ggml_pool_2d_back`: the shape of `af`, what was pooled."""
     return fresh(F32, operand(t, 1).ne)
+
+
+def _im2col_back(t: Tensor) -> Layout:
+    """`ggml_im2col_back`: the shape of what IM2COL unfolded, which is the caller's."""
+    return fresh(F32, t.ne)
+
+
+def _im2col_back_limits(t: Tensor) -> None:
+    """The kernel takes the rows of `a` for as long as `b` and the result say, whatever their own shape."""
+    a, b, p = operand(t), operand(t, 1), t.params
+    channels, batches = (t.ne[2], t.ne[3]) if p.is_2D else (t.ne[1], t.ne[2])
+    row = channels * b.ne[0] * (b.ne[1] if p.is_2D else 1)
+    have = (a.ne[0], a.ne[3]) if p.is_2D else (a.ne[0], a.ne[2])
+    if have != (row, batches) or not (p.is_2D or t.ne[3] == a.ne[3] == 1):
+        raise GraphError(f"rows of {row} of {batches} batches expected, a is {list(a.ne)} for a result {list(t.ne)}")
+
+
+def _kernel_area(t: Tensor) -> int:
+    """Windows that one element may be part of."""
+    b = operand(t, 1)
+    return b.ne[0] * (b.ne[1] if t.params.is_2D else 1)
 
 
 def _repeats(t: Tensor) -> int:
@@ -130,6 +153,23 @@ POOL_2D_BACK = Op(
     work=Work(lambda t: 8 * (nelements(t) + nelements(operand(t))), _windowed),
 )
 
+IM2COL_BACK = Op(
+    "IM2COL_BACK",
+    src="a b",
+    layout=_im2col_back,
+    runs="""
+        a->type == GGML_TYPE_F32; b->type == GGML_TYPE_F32 || b->type == GGML_TYPE_F16; ggml_is_contiguous(a);
+        s0 > 0 && p0 >= 0 && d0 > 0; !is_2D || (s1 > 0 && p1 >= 0 && d1 > 0)
+    """,
+    limits=_im2col_back_limits,
+    rounding=replace(SUMS, terms=_kernel_area),
+    params=(*i32s("s0 s1 p0 p1 d0 d1"), flag("is_2D")),
+    work=Work(
+        lambda t: 4 * (nelements(t) + nelements(operand(t))),
+        lambda t: _kernel_area(t) * LOOP + PASSES * nelements(operand(t)),
+    ),
+)
+
 
 def _like(t: Tensor) -> Tensor:
     """A leaf of the result's shape, which is all that a constructor reads of it."""
@@ -167,6 +207,23 @@ class Gradients:
         """The gradient of a softmax with the result `b` by its argument, where that of the result is `a`."""
 
     soft_max_ext_back_inplace = soft_max_ext_back.inplace
+
+    @IM2COL_BACK.form(ne=lambda t: Longs(t.ne))
+    def im2col_back(
+        self,
+        a: Tensor,
+        b: Tensor,
+        ne: Dims,
+        s0: int,
+        s1: int,
+        p0: int,
+        p1: int,
+        d0: int,
+        d1: int,
+        is_2D: bool,
+    ) -> Tensor:
+        """The gradient of `im2col(b, x, …)` by `x`, of shape `ne`: of `a` what falls together added up."""
+        return IM2COL_BACK.node(a, b, ne=ne, s0=s0, s1=s1, p0=p0, p1=p1, d0=d0, d1=d1, is_2D=is_2D)
 
     @POOL_2D_BACK.constructor
     def pool_2d_back(

@@ -62,7 +62,7 @@ def _conv_3d(bench: Bench) -> Tensor:
         "IM2COL_3D-f16+f32+f32-a=3x3x3x6,b=7x6x5x3,c=3,k=1x1x1x0x0x0x1x1x1,vb=[pad|off|slab|part]",
     ),
     full=("IM2COL_3D-f16+f32+f16-a=3x3x3x64,b=20x20x10x32,c=32,k=1x1x1x1x1x1x1x1x1",),
-    smoke=("IM2COL_3D-f32+f32+f32-a=2x1x2x4,b=5x4x3x2,c=2,k=1x2x1x1x0x0x1x1x1",),
+    smoke=("IM2COL_3D-f32+f32+f32-a=2x1x2x4,b=5x4x3x4,c=2,k=1x2x1x1x0x0x1x1x1",),
     pairs=(
         "IM2COL_3D-[f16+f32+f16|f16+f32+f32|f32+f32+f32]-a=3x3x3x9,b=20x20x10x3,c=3,k=[1|3]x[1|3]x[1|3]x[0|3]x[0|3]x[0|3]x[1|3]x[1|3]x[1|3][|,vb=pad|,vb=part]",
     ),

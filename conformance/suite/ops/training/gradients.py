@@ -1,9 +1,10 @@
-"""Gradients: REPEAT_BACK, SILU_BACK, RMS_NORM_BACK, GET_ROWS_BACK, SOFT_MAX_BACK, POOL_2D_BACK."""
+"""Gradients: REPEAT_BACK, SILU_BACK, RMS_NORM_BACK, GET_ROWS_BACK, SOFT_MAX_BACK, POOL_2D_BACK, IM2COL_BACK."""
 
 from __future__ import annotations
 
+from conformance.ggml.ops.build import Builder
 from conformance.ggml.ops.windows import OP_POOL
-from conformance.ggml.tensor import Dims, Tensor
+from conformance.ggml.tensor import Dims, Tensor, new_tensor
 from conformance.ggml.types import F32, I32
 from conformance.suite.data import integers, normal, uniform
 from conformance.suite.ops.bench import Bench, cases
@@ -16,7 +17,7 @@ from conformance.suite.ops.bench import Bench, cases
         "REPEAT_BACK-f32-ne=8x6x4x2,to=[8x6x4x2|4x6x4x2|8x2x4x1|2x3x2x2|1x1x1x1]",
         "REPEAT_BACK-f32-ne=8x6x4x2,to=4x3x4x2,vne=[pad|slab|part|p0213]",
     ),
-    smoke=("REPEAT_BACK-f32-ne=6x4x2,to=3x2",),
+    smoke=("REPEAT_BACK-f32-ne=6x4x2x3,to=3x2x2",),
     full=("REPEAT_BACK-f32-ne=4096x64x8,to=4096",),
 )
 def _repeat_back(bench: Bench) -> Tensor:
@@ -101,3 +102,28 @@ def _pool_2d_back(bench: Bench) -> Tensor:
     pooled = ((ne[0] + 2 * p0 - k0) // s0 + 1, (ne[1] + 2 * p1 - k1) // s1 + 1, ne[2], ne[3])
     a = bench.leaf("a", bench.types[0], pooled, normal())
     return bench.b.pool_2d_back(a, af, OP_POOL[bench.v["op"]], k0, k1, s0, s1, p0, p1)
+
+
+@cases(
+    "IM2COL_BACK",
+    keys="ne=SHAPE kernel=SHAPE k=NUMBERS is_2D=1",
+    types="a b",
+    wide=(
+        "IM2COL_BACK-f32+[f32|f16]-ne=17x9x3x2,kernel=3x2x3,k=[1x1x0x0x1x1|2x1x1x2x1x1|3x2x2x1x2x3|1x4x1x1x1x1]",
+        "IM2COL_BACK-f32+f32-ne=16x16x4,kernel=[1x1x4|5x5x4],k=[1x1x2x2x1x1|2x2x0x0x1x1]",
+        "IM2COL_BACK-f32+[f32|f16]-ne=33x5x2,kernel=[3x5|1x5|8x5],k=[1x0x0x0x1x0|2x0x1x0x1x0|3x0x2x0x2x0],is_2D=0",
+    ),
+    smoke=(
+        "IM2COL_BACK-f32+f32-ne=9x7x2,kernel=3x2x2,k=2x1x1x0x1x2",
+        "IM2COL_BACK-f32+f16-ne=11x3,kernel=3x3,k=2x0x1x0x1x0,is_2D=0",
+    ),
+    full=("IM2COL_BACK-f32+f16-ne=224x224x16x2,kernel=3x3x16,k=1x1x1x1x1x1",),
+)
+def _im2col_back(bench: Bench) -> Tensor:
+    """`k` has strides, padding and dilation, each along the first dimension and the second."""
+    ne, is_2d = bench.v["ne"], bool(bench.v["is_2D"])
+    s0, s1, p0, p1, d0, d1 = bench.v["k"]
+    b = bench.leaf("b", bench.types[1], bench.v["kernel"], normal(), keep=True)
+    unfolded = Builder().im2col(b, new_tensor(F32, *ne), s0, s1, p0, p1, d0, d1, is_2d, F32)
+    a = bench.leaf("a", bench.types[0], unfolded.ne, normal())
+    return bench.b.im2col_back(a, b, ne, s0, s1, p0, p1, d0, d1, is_2d)

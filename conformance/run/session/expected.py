@@ -1,0 +1,222 @@
+"""Expected values on disk, so that a later run, of any backend, need not compute them again.
+
+A file is named by the digest of all that its values depend on: the content of the case (graphs, strides, parameters and
+bytes, not its id), the arithmetic, and the code that computes (`code`). So after a change of a kernel nothing of before
+is found. It begins with a checksum of its values; where that does not hold (a torn write, a full disk), they are
+computed again. It is renamed into place whole, so any number of processes may share the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import platform
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from conformance import shipped
+from conformance.backend.interface import describe
+from conformance.backend.registry import adapter
+from conformance.builds import source
+from conformance.case import codec
+from conformance.case.case import Case, Step
+from conformance.ggml.arithmetic import Arithmetic
+from conformance.ggml.errors import GraphError
+from conformance.ggml.tensor import Bytes, Tensor, packed_nbytes
+from conformance.run import cost
+from conformance.run.execute import StepValues
+
+PLACE = "CONFORMANCE_EXPECTED"
+"""Environment variable: the folder; empty: values are not kept."""
+LIMIT = 2 << 30
+"""Bytes of all files."""
+WORTH = 2_000_000
+"""Operations of a step, as `cost` estimates them, below which computing takes no longer than finding."""
+_REFERENCE = "cpu"
+_CHECK = 8
+"""Bytes of the checksum, CRC-32: three times as fast as SHA-256, and nobody who forges values is held off by either."""
+_PAGE = 4096
+"""Bytes that a small file takes at least."""
+_HOUR = 3600.0
+_UNFINISHED = ".unfinished-"
+
+
+def folder() -> Path | None:
+    """Where values are kept: as `PLACE` says, else `expected` below the user's folder of caches; None: nowhere."""
+    said = os.environ.get(PLACE)
+    if said is None:
+        return source.cache().parent / "expected"
+    return Path(said) if said else None
+
+
+def files() -> list[Path]:
+    """The code that computes expected values: the reference, all that an adapter may import, how steps run."""
+    rooms = [Path(inspect.getfile(adapter(_REFERENCE))).parent, *map(shipped.path, ("ggml", "case", "backend"))]
+    steps = [shipped.path("run", "execute.py"), shipped.path("suite", "batch.py")]
+    return [*(p for room in rooms for p in sorted(room.rglob("*.py"))), *steps]
+
+
+@cache
+def code() -> str:
+    """Digest of that code, and of the versions of Python and NumPy."""
+    return digest(files())
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """The same, of any files."""
+    whole = hashlib.sha256(repr((np.__version__, platform.python_version(), platform.machine())).encode())
+    for path in paths:
+        whole.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The values of one case in one arithmetic."""
+
+    case: Case
+    path: Path
+
+    def read(self) -> list[StepValues] | None:
+        """The values; None if there are none, or not those that were written."""
+        sizes = [packed_nbytes(t) for _, t, _ in self._places()]
+        try:
+            held = np.fromfile(self.path, np.uint8)
+        except OSError:
+            return None
+        data = held[_CHECK:]
+        if data.nbytes != sum(sizes) or _checksum([data]) != held[:_CHECK].tobytes():
+            with suppress(OSError):
+                self.path.unlink()
+            return None
+        with suppress(OSError):  # the oldest go first
+            os.utime(self.path)
+        values = [StepValues() for _ in self.case.steps]
+        parts = np.split(data, np.cumsum(sizes)[:-1])
+        for (k, t, is_cache), part in zip(self._places(), parts, strict=True):
+            (values[k].caches if is_cache else values[k].outputs)[t] = part
+        return values
+
+    def write(self, values: list[StepValues]) -> int:
+        """Keep `values`; the bytes that were written. OSError if that fails."""
+        arrays = [(values[k].caches if is_cache else values[k].outputs)[t] for k, t, is_cache in self._places()]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self.path.parent)
+        try:
+            with os.fdopen(handle, "wb") as f:
+                f.write(_checksum(arrays))
+                f.writelines(map(_bytes, arrays))
+            Path(name).replace(self.path)
+        except OSError:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
+        return _CHECK + sum(a.nbytes for a in arrays)
+
+    def _places(self) -> Iterator[tuple[int, Tensor, bool]]:
+        """Step, tensor, and whether it is a cache, of each value."""
+        caches = self.case.caches()
+        for k, step in enumerate(self.case.steps):
+            yield from ((k, t, False) for t in dict.fromkeys(step.outputs))
+            yield from ((k, t, True) for t in caches)
+
+
+def _checksum(arrays: Iterable[Bytes]) -> bytes:
+    crc = 0
+    for a in arrays:
+        crc = zlib.crc32(_bytes(a), crc)
+    return crc.to_bytes(_CHECK, "little")
+
+
+def _bytes(a: Bytes) -> memoryview:
+    return np.ascontiguousarray(a).data
+
+
+def here(wanted: bool | None) -> Expected | None:
+    """The values kept on this machine; None where nobody wants them, or `PLACE` says so."""
+    place = None if wanted is False else folder()
+    return None if place is None else Expected(place)
+
+
+class Expected:
+    """The files of a folder, `limit` bytes of them at most."""
+
+    def __init__(self, place: Path, limit: int = LIMIT) -> None:
+        self._place = place
+        self._limit = limit
+        self._written = 0
+        self._broken = False
+        """Whether nothing can be written there."""
+
+    def entry(self, case: Case, arithmetic: Arithmetic) -> Entry | None:
+        """Where the values of `case` are, or will be; None where they are not worth it, or are too many."""
+        if type(arithmetic) is not Arithmetic or cost.of([case]).operations < WORTH:  # another has rules of its own
+            return None
+        size = sum(packed_nbytes(t) for s in case.steps for t in (*s.outputs, *case.caches()))
+        if not 0 < size <= self._limit // 8:
+            return None
+        try:
+            name = key(case, arithmetic)
+        except GraphError:  # no document says it
+            return None
+        return Entry(case, self._place / name[:2] / name[2:])
+
+    def add(self, entry: Entry, values: list[StepValues]) -> None:
+        """Keep the values of an entry, if that can be."""
+        if self._broken:
+            return
+        try:
+            self._written += entry.write(values)
+        except OSError:
+            self._broken = True
+        if self._written > self._limit // 8:
+            self.trim()
+
+    def trim(self) -> None:
+        """Where something was written: delete the files that were not read for longest, until the rest is within the
+        limit with room to spare, and what a killed process left.
+        """
+        if not self._written:
+            return
+        self._written = 0
+        found = sorted(_listed(self._place))
+        now = found[-1][0] if found else 0.0
+        size = sum(nbytes for _, nbytes, _ in found)
+        least = self._limit - self._limit // 4 if size > self._limit else size
+        for read, nbytes, path in found:
+            left = path.name.startswith(_UNFINISHED)
+            if size > least or (left and now - read > _HOUR):
+                with suppress(OSError):
+                    path.unlink()
+                size -= nbytes
+
+
+def _listed(place: Path) -> Iterator[tuple[float, int, Path]]:
+    """Time of the last use, bytes on disk and path of each file; those that vanish meanwhile are left out."""
+    for path in place.glob("??/*"):
+        with suppress(OSError):
+            found = path.lstat()
+            yield found.st_mtime, -(-found.st_size // _PAGE) * _PAGE, path
+
+
+def key(case: Case, arithmetic: Arithmetic) -> str:
+    """Digest of all that the values of `case` depend on."""
+    steps = [Step(s.graph, s.inputs, s.outputs) for s in case.steps]
+    doc, blobs = codec.dump(replace(_BARE, persistent=case.persistent, steps=steps))
+    said = [code(), describe(arithmetic), doc, [[name, data.nbytes] for name, data in blobs.items()]]
+    whole = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    for data in blobs.values():
+        whole.update(_bytes(data))
+    return whole.hexdigest()
+
+
+_BARE = Case("expected", {}, [])
