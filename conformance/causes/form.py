@@ -7,7 +7,7 @@ What is left is a condition: without it the case passed, failed in another way, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conformance.case.case import Case
 from conformance.ggml.ops.fields import Field
@@ -86,6 +86,15 @@ class Form:
         """Whether it says what `other` says, of an op of its own, whatever the sizes."""
         mine, theirs = ({c for c in f.rest if not _is_size(c)} for f in (self, other))
         return mine == theirs and bool(set(self.ops) & set(other.ops))
+
+    def with_types(self, found: Features) -> Form:
+        """The same for the types of a node from which the smallest case was shrunk, too: it fails with either."""
+        return Form(tuple(
+            replace(c, value=ANY_OF.join([c.value, found[c.key]]))
+            if c.key.endswith(OF_ANY[TYPE]) and c.key in found and not meets(c, found) and not c.value.startswith("!= ")
+            else c
+            for c in self.conditions
+        ))  # fmt: skip
 
     def beside(self, found: Features) -> bool:
         """Whether a node of any op meets the rest."""

@@ -249,7 +249,8 @@ class Search:
             with suppress(ConformanceError):
                 proof = self._shrunk(failure) or failure
         known = failure.signature.covers(proof.signature) and failure.signature.kind != OUTPUT
-        group = Group(failure.kind if known else proof.kind, _form(proof), proof)
+        form = _form(proof) if failure.at is None else _form(proof).with_types(failure.features())
+        group = Group(failure.kind if known else proof.kind, form, proof)
         self.groups.append(group)
         return group
 

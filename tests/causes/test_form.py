@@ -76,3 +76,17 @@ def test_an_integer_of_64_bits_is_a_condition() -> None:
     case = build("ops/CONT-i64-ne=256x3x2@126")
     (k, _, node), *_ = nodes_of(case)
     assert Condition("src[0].type", "i64") in form_of(case, k, node).conditions
+
+
+def test_a_form_of_a_simpler_type_names_the_type_that_it_was_shrunk_from() -> None:
+    """SCALE of BF16 was shrunk to F16: the form holds for both, for no third type, and keeps what else it says."""
+    f16, bf16, f32 = (
+        next(features(c, k, n) for c in [build(f"ops/SCALE-{t}-ne=40x5,s=0.7@1")] for k, _, n in nodes_of(c))
+        for t in ("f16", "bf16", "f32")
+    )
+    form = Form((Condition("op", "SCALE"), Condition("src[0].type", "f16"), Condition("src[0].ne[1]", "> 2")))
+    wider = form.with_types(bf16)
+    assert [wider.holds(f) for f in (f16, bf16, f32)] == [True, True, False]
+    assert str(wider.conditions[1]) == "src[0].type = f16 or bf16"
+    assert wider.conditions[2] == form.conditions[2]
+    assert form.with_types(f16) == form
