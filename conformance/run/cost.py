@@ -3,7 +3,7 @@
 A case file of a few hundred bytes can ask for more than a machine has: REPEAT makes any size, and some kernels loop as
 often as a parameter says. The figures are those of the reference `cpu`: a step's nodes stay until the step ends, a
 kernel works on float64 copies of its operands, and outputs and caches of every step stay until they are compared, which
-happens in float64 too. Where they differ, all nodes of a step are compared, each alone.
+happens in float64 too, block by block. Where they differ, all nodes of a step are compared, each alone.
 They are upper bounds within a small factor, not measurements; what an op takes beyond that stands in its declaration
 (`ggml.ops.op.Work`).
 """
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from conformance.case.case import Case, Step
 from conformance.ggml.ops.op import DECLARATIONS, PASSES
 from conformance.ggml.tensor import Tensor, computes, nbytes, nelements, packed_nbytes
+from conformance.judge.compare import BLOCK
 from conformance.process.memory import default_limit
 
 from .execute import computed_nodes
@@ -24,7 +25,7 @@ RATE = 1e9
 """Operations in a second: one pass over one element of an array, as NumPy makes it on one core."""
 _F64 = 8
 _COMPARED = 10
-"""Float64 values that comparing two tensors holds for each of their elements."""
+"""Float64 values that comparing two tensors holds for each element of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def _kernel(step: Step) -> int:
 
 def _comparing(step: Step) -> int:
     nodes = computed_nodes(step)
-    return 2 * sum(map(packed_nbytes, nodes)) + _F64 * _COMPARED * max(map(nelements, nodes), default=0)
+    return 2 * sum(map(packed_nbytes, nodes)) + _F64 * _COMPARED * min(BLOCK, max(map(nelements, nodes), default=0))
 
 
 def _buffers(case: Case, step: Step) -> int:

@@ -209,10 +209,10 @@ def test_errors_name_the_node() -> None:
     y = B.get_rows(leafs.add(F32, noise(0, 3, 4)), leafs.add(I32, np.array([0, 3])))
     with pytest.raises(BackendError, match=r"GET_ROWS .*0 <= i < 3 .* expected, 3 found"):
         run(leafs, y)
-    lost = Tensor(F32, y.ne, y.nb, "IM2COL_BACK", src=(y.src[0],), flags=FLAG_COMPUTE)
+    lost = Tensor(F32, y.ne, y.nb, "FLASH_ATTN_BACK", src=(y.src[0],), flags=FLAG_COMPUTE)
     with (
         CPU.open(Case("test/x@0", {}, [])) as session,
-        pytest.raises(BackendError, match="no kernel for IM2COL_BACK"),
+        pytest.raises(BackendError, match="no kernel for FLASH_ATTN_BACK"),
     ):
         session.compute(Graph([lost]), leafs, (lost,))
 

@@ -207,7 +207,7 @@ INSANE: dict[str, tuple[Tensor, str]] = {
     "negative n_kv_max": (_set(_attention(), 4, -1), "n_kv_max >= 0"),
     "negative padding": (B.pad(x(4), -1, 0, 0, 0), "must not be negative"),
     "circular": (_set(B.pad(x(4), 1, 0, 0, 0), 8, 2), "circular must be 0 or 1"),
-    "unknown rule": (replace(B.silu(x(4)), op="IM2COL_BACK"), "does not support IM2COL_BACK yet"),
+    "unknown rule": (replace(B.silu(x(4)), op="FLASH_ATTN_BACK"), "does not support FLASH_ATTN_BACK yet"),
 }
 
 

@@ -63,7 +63,7 @@ def test_every_op_with_params_is_known() -> None:
             assert op == "VIEW" or not f.name or f.text(t.op_params) in params_text(t)
     t = Tensor(F32, (1, 1, 1, 1), (4, 4, 4, 4), "PAD", (0, 0, 5, *(0,) * 13))
     assert params_text(t) == "padding=0,0,5,0,0,0,0,0"
-    assert params_text(replace(t, op="IM2COL_BACK")) == "[2]=5"
+    assert params_text(replace(t, op="FLASH_ATTN_BACK")) == "[2]=5"
 
 
 def test_drawing_is_whole(decoder: Graph) -> None:
