@@ -255,11 +255,11 @@ class Request(Program):
                 array = coded.setdefault(feed.index, encode(t, inputs[t]) if feed.index not in coded else {})[feed.form]
             self._take_in(i, array)
         for i in range(self._first_cache, len(self._outputs)):
+            index, form = self._outputs[i]
+            current = memory.ordered(plan.tensors[index], form, None)  # what it becomes lies as in ggml
             if i in self._moved:
                 continue
             # never the tensor that is being read: a program may read a cache after it has written it
-            index, form = self._outputs[i]
-            current = memory.ordered(plan.tensors[index], form, None)
             if i not in self._spare or self._spare[i] is current:
                 self._spare[i] = OvTensor(current.element_type, current.shape)
             self._request.set_output_tensor(i, self._spare[i])

@@ -134,3 +134,13 @@ def test_what_hangs_together_by_nothing_is_compiled_at_the_same_time(count: int,
         (program,) = session.programs()  # type: ignore[attr-defined]  # an OpenVinoSession
         assert len(getattr(program.compiled, "_compiled", [None])) == models
         assert session.witness().compiles == 1
+
+
+def test_a_cache_that_becomes_an_input_lies_as_in_ggml_again() -> None:
+    """The cache lies in a window's order, then a graph that reads nothing of it makes it equal to one of its inputs."""
+    case = _case(F32, ([0, 1], 8, False), ([2], 8, False))
+    (cache,) = case.caches()
+    x = new_tensor(F32, WIDTH, CELLS)
+    made = B.cpy(x, cache)
+    step = Step(B.build_forward_expand(made), {x: _bytes(_floats(CELLS, WIDTH, seed=5))}, (made,))
+    _right(replace(case, steps=[case.steps[0], step, case.steps[1]]))
