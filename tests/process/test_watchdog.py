@@ -9,9 +9,16 @@ from collections.abc import Iterator
 import pytest
 
 from conformance.ggml.errors import BackendTimeoutError
+from conformance.run.isolation import watchdog as module
 from conformance.run.isolation.watchdog import Watchdog
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no signal reaches a thread there")
+
+
+@pytest.fixture(autouse=True)
+def _no_other_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that lives as long as this process, as `properties` has one, is no user of the handler here."""
+    monkeypatch.setattr(module, "_ALARM", module._Alarm())
 
 
 @pytest.fixture
