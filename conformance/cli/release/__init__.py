@@ -45,8 +45,6 @@ LEAST = 20.0
 """Seconds that a request may take however little time there is."""
 VULKAN = {"GGML_VK_VISIBLE_DEVICES": "0"}
 """ggml-vulkan leaves out drivers that run on the CPU unless a device is named."""
-QUICK = ("GALLIVM_PERF", "nopt")
-"""Mesa's drivers that run on the CPU compile a kernel in half the time without optimisation; cases are small."""
 _device_option = click.option("--device", "devices", multiple=True, metavar="NAME",
                               help="Only targets whose names begin so, repeatable.")  # fmt: skip
 _minutes_option = click.option("--minutes", type=click.FloatRange(min=0, min_open=True), default=30.0,
@@ -112,8 +110,6 @@ def _probe(text: str) -> Build:
             os.environ.update(VULKAN)
             line(f"{text}: {' '.join(f'{k}={v}' for k, v in VULKAN.items())} shows its Vulkan device", err=True)
             found = again
-    if any(d.software and d.name.startswith("Vulkan") for d in found.devices):
-        os.environ.setdefault(*QUICK)
     return found
 
 

@@ -67,6 +67,13 @@ _SOFTWARE = re.compile(r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b
 """In the description of a device that a CPU computes for."""
 
 _P = ctypes.c_void_p
+_ENVIRONMENT = {
+    # ggml would start a debugger to print a backtrace; the message before it is what matters
+    "GGML_NO_BACKTRACE": "1",
+    # Mesa's drivers that run on the CPU compile a kernel in half the time without optimisation, and cases are small
+    "GALLIVM_PERF": "nopt",
+}
+"""What a library reads when it loads, unless the user has set it."""
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 
 
@@ -83,8 +90,8 @@ class Library:
     """Libraries of a split build that link these, and that it may lack."""
 
     def __init__(self, where: str = "") -> None:
-        # ggml would start a debugger to print a backtrace; the message before it is what matters.
-        os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         self.path = find(where)
         self.folder = self.path if self.path.is_dir() else self.path.parent
         """Where device libraries lie that ggml loads itself."""
