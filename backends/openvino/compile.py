@@ -59,12 +59,15 @@ class Compiler:
         """
         from .rewrite import Whole, apart, language_model  # noqa: PLC0415  # needs openvino, which may be absent until now
 
-        if halves and self.device == "CPU" and self.stage == "run" and self.accurate:
-            sinks = [*sinks, language_model()]
+        halves = halves and self.device == "CPU" and self.stage == "run" and self.accurate
+
+        def more() -> list[Any]:
+            return [language_model()] if halves else []
+
         try:
-            if self.apart and not sinks and (parts := apart(results, parameters)):
+            if self.apart and not sinks and (parts := apart(results, parameters, more)):
                 return Whole(parts, lambda model: self.model(model, served=served))
-            return self.model(self.ov.Model(results, list(sinks), parameters), served=served)
+            return self.model(self.ov.Model(results, [*sinks, *more()], parameters), served=served)
         except RuntimeError as e:
             raise BackendError(f"OpenVINO {self.device} refused to compile: {words(e)}") from e
 

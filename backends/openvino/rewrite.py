@@ -17,6 +17,7 @@ is wrong only when compiled is a kernel's or a fusion's.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
@@ -172,24 +173,26 @@ FEW = 32
 """With fewer results there is nothing to gain."""
 
 
-def apart(results: Sequence[Node], parameters: Sequence[Node]) -> list[Part]:
-    """Two models of about as many results; none where all results hang together, or there are few."""
+def apart(results: Sequence[Node], parameters: Sequence[Node], sinks: Callable[[], Sequence[Node]]) -> list[Part]:
+    """Two models of about as many nodes, each with sinks of its own; none where all results hang together, or there are
+    few.
+    """
     if len(results) < FEW:
         return []
     groups = _together(results)
     if len(groups) == 1:
         return []
-    first: list[int] = []
-    for group in groups:
-        if len(first) + len(group) > (len(results) + 1) // 2 and first:
-            break
-        first += group
-    taken = set(first)
-    return [Part(results, parameters, part) for part in (first, [i for i in range(len(results)) if i not in taken])]
+    halves: list[list[int]] = [[], []]
+    sizes = [0, 0]
+    for group, size in groups:
+        lighter = int(sizes[1] < sizes[0])
+        halves[lighter] += group
+        sizes[lighter] += size
+    return [Part(results, parameters, sorted(half), sinks()) for half in halves]
 
 
-def _together(results: Sequence[Node]) -> list[list[int]]:
-    """Which results hang together by more than constants."""
+def _together(results: Sequence[Node]) -> list[tuple[list[int], int]]:
+    """Which results hang together by more than constants, and by how many nodes."""
     owner: dict[str, int] = {}
     leads = list(range(len(results)))
 
@@ -213,17 +216,20 @@ def _together(results: Sequence[Node]) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for i in range(len(results)):
         groups.setdefault(lead(i), []).append(i)
-    return list(groups.values())
+    sizes = Counter(lead(i) for i in owner.values())
+    return [(group, sizes[first]) for first, group in groups.items()]
 
 
 class Part:
     """A model of some of the results, with the parameters that they need."""
 
-    def __init__(self, results: Sequence[Node], parameters: Sequence[Node], chosen: Sequence[int]) -> None:
+    def __init__(
+        self, results: Sequence[Node], parameters: Sequence[Node], chosen: Sequence[int], sinks: Sequence[Node]
+    ) -> None:
         own = [results[i] for i in chosen]
         used = ancestors(own)
         places = [i for i, p in enumerate(parameters) if p.get_name() in used]
-        self.model = Model(own, [parameters[i] for i in places])
+        self.model = Model(own, list(sinks), [parameters[i] for i in places])
         self.inputs = {i: k for k, i in enumerate(places)}
         """Place of a parameter in the whole -> in this model."""
         self.outputs = {i: k for k, i in enumerate(chosen)}

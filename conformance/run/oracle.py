@@ -56,6 +56,10 @@ def judge_steps(
     yield from judge_trajectory(case, execution.comparable(expected), [v.all for v in execution.steps], arithmetic)
 
 
+class NoSecondOpinionError(UnavailableError):
+    """The real ggml refuses a case, so nothing can hold the reference to it."""
+
+
 class Oracle:
     """Computes expected values and caches the latest; `exact`: also without the rounding that a backend declares."""
 
@@ -113,13 +117,13 @@ class Oracle:
 
     def expect_second(self, cases: Sequence[Case]) -> tuple[list[Expectation], Backend]:
         """What the real ggml gives for each case, and the reference computing in the arithmetic that ggml declares.
-        ConformanceError if ggml is not here, refuses a node, or failed.
+        NoSecondOpinionError if ggml refuses a node, another ConformanceError if it is not here or failed.
         """
         second = self.second_opinion()
         answers = second.supports(Graph([n for c in cases for s in c.steps for n in s.graph]))
         refusal = next((a.reason for a in answers if not a), None)
         if refusal is not None:
-            raise UnavailableError(f"the second opinion {SECOND_OPINION} refuses it: {refusal}")
+            raise NoSecondOpinionError(f"the second opinion {SECOND_OPINION} refuses it: {refusal}")
         values = run_together(second, cases)
         arithmetic = second.arithmetic()
         return [Expectation(v, v, arithmetic) for v in values], self.reference_in(arithmetic)

@@ -32,7 +32,7 @@ from .execute import Execution, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
 from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
 from .isolation.watchdog import Watchdog
-from .oracle import REFERENCE, Expectation, Oracle, part
+from .oracle import REFERENCE, Expectation, NoSecondOpinionError, Oracle, part
 from .scheduler.backend import SchedBackend
 from .session import failures, select
 from .session.expected import Expected
@@ -346,6 +346,8 @@ class Runner:
         backend.arithmetic_in(case)
         try:
             (expectation,), tested = self._expect(spec, backend, [case])
+        except NoSecondOpinionError as e:
+            return Result("", "", Verdict.UNSUPPORTED, detail=str(e))
         except Exception as e:  # noqa: BLE001  # an arithmetic that nobody can compute in
             why = str(e) if isinstance(e, ConformanceError) else error_text(e)
             return _uncheckable(why)

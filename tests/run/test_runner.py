@@ -352,6 +352,13 @@ def test_the_reference_is_never_its_own_oracle(runner: Runner, monkeypatch: pyte
     assert "second opinion" in result.detail
 
 
+def test_what_ggml_itself_refuses_is_no_fault_of_the_reference(runner: Runner) -> None:
+    """UNSUPPORTED with ggml's reason: nothing can hold the reference to it."""
+    (result,) = runner.run(Spec("cpu"), [build("ops/SOFT_MAX_BACK-f32-ne=16x16,max_bias=8.0@91")])
+    assert result.verdict is Verdict.UNSUPPORTED
+    assert "the second opinion ggml refuses it: " in result.detail
+
+
 def test_stale_caches_are_seen() -> None:
     """Cache bytes are judged after every step, not outputs alone."""
     b = Builder()
