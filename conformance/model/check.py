@@ -124,8 +124,6 @@ class Check:
                 at = "" if e.step is None else f"in the {step_words(e.step, self.prompts)}: "
                 answer.verdict, answer.wrong = WRONG, f"{at}{e}"
                 answer.first_divergence = {"kind": "error", "step": e.step}
-            finally:
-                self._watchdog.rest()
         answer.seconds = time.monotonic() - begun
         return answer
 
@@ -137,6 +135,7 @@ class Check:
             yield backend
         finally:
             backend.close()
+            self._watchdog.rest()
 
     def _judge(self, spec: Spec, backend: Backend, answer: Answer) -> None:
         say = self._saying(str(spec))

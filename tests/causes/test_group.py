@@ -120,3 +120,4 @@ def test_ctrl_c_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Search(runner, fault.spec, progress=said.append).run(failures, Nodes(failures, []))
     assert {f.case.id for f in failures} == {f.case.id for g in groups for f in g.failures}
     assert sum(text.startswith("interrupted") for text in said) == 1
+    runner.close()

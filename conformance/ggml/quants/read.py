@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import gguf.quants
 import numpy as np
 from numpy.typing import NDArray
 
@@ -190,9 +189,10 @@ def _iq4_xs(b: Blocks) -> F32Array:
 
 
 def _by_gguf(type_: GGMLType) -> Callable[[Blocks], F32Array]:
-    quant = getattr(gguf.quants, type_.name.upper())
-
     def read(b: Blocks) -> F32Array:
+        import gguf.quants  # noqa: PLC0415  # takes a tenth of a start, and most never need it
+
+        quant = getattr(gguf.quants, type_.name.upper())
         quant.init_grid()
         out: F32Array = quant.dequantize_blocks(as_bytes(type_, b))
         return out

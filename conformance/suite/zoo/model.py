@@ -15,16 +15,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
 
 from conformance import shipped
 from conformance.case.recipe import Recipe, make
 from conformance.ggml.errors import UsageError
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import F32, TYPES, GGMLType
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 Value = int | float | bool | str | list[int] | list[float] | list[str]
 """What a metadata key can hold."""
@@ -128,6 +130,8 @@ def write_metadata(
     Raises:
         UsageError: a value that GGUF cannot hold.
     """
+    from gguf import GGMLQuantizationType  # noqa: PLC0415  # takes a tenth of a start, and most never need it
+
     writer = open_writer(path, arch, keys)
     for name, (type_, ne) in types.items():
         n_bytes = type_.type_size * ne[0] // type_.blck_size
@@ -148,6 +152,8 @@ def write_metadata(
 
 def open_writer(path: Path, arch: str, keys: Mapping[str, Value]) -> GGUFWriter:
     """A writer that has the metadata; tensors may be added. UsageError for a value that GGUF cannot hold."""
+    from gguf import GGUFWriter  # noqa: PLC0415  # takes a tenth of a start, and most never need it
+
     entry = table().get(arch)
     writer = GGUFWriter(path, entry.of or arch if entry else arch)
     for key, value in keys.items():
@@ -278,6 +284,8 @@ def write_model(
 
 def write_tensors(writer: GGUFWriter, tensors: Iterable[Tensor], data_of: Callable[[Tensor], Bytes]) -> None:
     """Write the file: the metadata that the writer has, and tensors."""
+    from gguf import GGMLQuantizationType  # noqa: PLC0415  # takes a tenth of a start, and most never need it
+
     for t in tensors:
         n_dims = max([1, *(i + 1 for i, n in enumerate(t.ne) if n > 1)])
         raw = GGMLQuantizationType(t.type.id)
