@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import dying
 import pytest
+from sessions_of_pytest import PYTEST
 
 from conformance.suite import FAMILIES
 
@@ -17,7 +17,7 @@ CASE = FAMILIES["ops"].ids("smoke")[0]
 
 
 def _pytest(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", *args]
+    command = [*PYTEST, "conformance", *args]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from xml.etree import ElementTree as ET
 
 import dying
 import pytest
+from sessions_of_pytest import PYTEST
 
 from conformance.backend.registry import Spec
 from conformance.plugin import device
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _pytest(*args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", *args]
+    command = [*PYTEST, "conformance", *args]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from click.testing import CliRunner
 from click.testing import Result as Invoked
 from hypothesis import given
 from hypothesis import strategies as st
+from sessions_of_pytest import PYTEST
 
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
@@ -317,8 +317,8 @@ def test_pytest_takes_waivers_too(tmp_path: Path, shared: tuple[str, ...]) -> No
         pytest.importorskip("xdist")
     path = tmp_path / "w.toml"
     path.write_text(_entry("ops/GLU.SWIGLU_OAI-f16-*limit=2.0@1", "CRASH") + _entry("ops/GONE-*"))
-    command = [sys.executable, "-m", "pytest", "-q", "conformance/test_suite.py", "--backend", "ggml"]
-    command += ["--waivers", str(path), "--case", CRASHES, "--case", PASSES, "-p", "no:cacheprovider", *shared]
+    command = [*PYTEST, "-q", "conformance/test_suite.py", "--backend", "ggml"]
+    command += ["--waivers", str(path), "--case", CRASHES, "--case", PASSES, *shared]
     root = Path(__file__).parents[2]
     stale = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, timeout=120)
     assert stale.returncode == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from sessions_of_pytest import PYTEST
 
 from backends.openvino import OpenVinoStateless, bind
 from backends.openvino import emit as table
@@ -272,7 +272,7 @@ def test_run_and_repro_take_a_stage(tmp_path: Path) -> None:
 
 def test_pytest_takes_a_stage() -> None:
     """`pytest conformance --stage translate` runs the backends that have it, under their own ids."""
-    command = [sys.executable, "-m", "pytest", "conformance", "-p", "no:cacheprovider", "-v"]
+    command = [*PYTEST, "conformance", "-v"]
     arguments = ["--stage", "translate", "--case", IDS[0]]
     run = subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 from conformance import shipped
 from conformance.case.case import Case
@@ -35,6 +35,12 @@ PAIRS = shipped.path("suite", "ops", "pairs.json")
 """Covering arrays of strength 2, written by `ci/pairs.py` and kept: a row that stands here keeps its case."""
 LONG = 2048
 """Elements of a row from which kernels split it, and accelerators take it."""
+
+
+@lru_cache(1 << 14)
+def _read(case_id: str) -> OpId:
+    """An id, read: to order the cases of a level takes each three times."""
+    return parse(case_id, KNOWN)
 
 
 def _size(op_id: OpId) -> int:
@@ -64,7 +70,7 @@ def _traits(op_id: OpId) -> Iterator[tuple[str, ...]]:
 
 def _rank(case_id: str) -> tuple[bool, bool]:
     """Large cases first, and F32 first: coarser types hide errors as large as their rounding."""
-    op_id = parse(case_id, KNOWN)
+    op_id = _read(case_id)
     return _size(op_id) < ENOUGH, any(t is not F32 for t in op_id.types[:1])
 
 
@@ -76,7 +82,7 @@ def _cross_section(case_ids: Sequence[str]) -> tuple[str, ...]:
     selection: dict[str, set[tuple[str, ...]]] = {}
     counts: Counter[tuple[str, ...]] = Counter()
     for case_id in sorted(case_ids, key=_rank):
-        traits = set(_traits(parse(case_id, KNOWN)))
+        traits = set(_traits(_read(case_id)))
         if not traits <= counts.keys():
             selection[case_id] = traits
             counts.update(traits)
@@ -116,7 +122,7 @@ def timed(level: Level) -> list[Timed]:
 
 
 def _by_size(case_ids: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(case_ids, key=lambda case_id: (_size(parse(case_id, KNOWN)), case_id)))
+    return tuple(sorted(case_ids, key=lambda case_id: (_size(_read(case_id)), case_id)))
 
 
 def build(case_id: str) -> Case:
