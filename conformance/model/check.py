@@ -162,7 +162,7 @@ class Check:
         found.verdict = outside.DISAGREES if far or wide else outside.AGREES
         if far or wide:
             near = len(exact) and worst(figures.nmse, exact, logits) <= allowance(theirs, theirs)
-            found.why = "float64 is on its side" if near else "so it does with float64"
+            found.why = "float64 is on its side" if near else "it disagrees with float64, too"
         return found
 
     def _judge(self, spec: Spec, backend: Backend, answer: Answer) -> None:

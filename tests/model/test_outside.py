@@ -90,7 +90,7 @@ def test_another_token_or_another_scale_disagrees(
     _says(monkeypatch, change(_exact(check).copy()))
     found = check.opinion(NAME)
     assert found.verdict == DISAGREES
-    assert found.sentence().endswith("so it does with float64")
+    assert found.sentence().endswith("it disagrees with float64, too")
 
 
 def test_llama_alone_against_both_is_said(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,9 @@ class Outsider:
 
 OUTSIDERS = {
     "openvino-genai": Outsider("genai", ("openvino_genai",), "pip install openvino-genai"),
-    "transformers": Outsider("huggingface", ("transformers", "torch"), "pip install transformers torch"),
+    "transformers": Outsider(
+        "huggingface", ("transformers", "torch", "accelerate"), "pip install transformers torch accelerate"
+    ),
 }
 
 
