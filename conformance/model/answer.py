@@ -66,20 +66,20 @@ class Answer:
         return {
             "answer": self.sentence(),
             "verdict": self.verdict,
-            "kl": {"max": _number(f.kl_max), "mean": _number(f.kl_mean)} if f else None,
+            "kl": {"max": number(f.kl_max), "mean": number(f.kl_mean)} if f else None,
             "top1": f.top1 if f else None,
             "greedy_equal": bool(f.agree.all()) if f else None,
             "first_divergence": self.first_divergence,
             "cause": self.cause or None,
             "tokens": list(self.tokens),
             "flips": [
-                {"row": p.row, "expected": p.expected, "found": p.found, "margin": _number(p.margin),
-                 "rounding": _number(p.rounding)}
+                {"row": p.row, "expected": p.expected, "found": p.found, "margin": number(p.margin),
+                 "rounding": number(p.rounding)}
                 for p in self.flips
             ],
-            "kl_rows": [_number(x) for x in f.kl.tolist()] if f else None,
+            "kl_rows": [number(x) for x in f.kl.tolist()] if f else None,
             "perplexity": None if r is None or self.perplexity is None else {
-                "value": _number(self.perplexity), "kl": {"max": _number(r.kl_max), "mean": _number(r.kl_mean)},
+                "value": number(self.perplexity), "kl": {"max": number(r.kl_max), "mean": number(r.kl_mean)},
                 "top1": r.top1,
             },
             "case": self.saved or None,
@@ -89,5 +89,6 @@ class Answer:
         }  # fmt: skip
 
 
-def _number(x: float) -> float | None:
+def number(x: float) -> float | None:
+    """A number as JSON has it; None for one that is none."""
     return x if abs(x) < float("inf") else None
