@@ -26,6 +26,8 @@ from .target import BESIDE, CPU, RPC, Target
 
 LEARNING = 1 / 3
 """Of the time, at most."""
+LEARNING_BESIDE = 1 / 6
+"""The same where there is a base: whatever a card allows, an error that both builds have is not new."""
 _PLAIN = re.compile(r"[^A-Za-z0-9.]+")
 
 

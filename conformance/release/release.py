@@ -40,8 +40,10 @@ def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models |
     for each in LEVELS[: LEVELS.index(level) + 1]:
         for name, families in ((OPS, [ops.NAME]), (TRAJECTORIES, rest)):
             ids = [i for i in case_ids(families, (), each) if i not in before]
+            work += [
+                Sweep(t, f"{name} at {each}", cases, spread(ids, t.first, before)) for t in targets if name in t.runs
+            ]
             before.update(ids)
-            work += [Sweep(t, f"{name} at {each}", cases, spread(ids, t.first)) for t in targets if name in t.runs]
         if each == LEVELS[0]:
             work += [Audit(t, Audits(cases.isolation)) for t in targets if TRAJECTORIES in t.runs]
         if each == LEVELS[0] and models is not None:
