@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from conformance.builds import archive, source
 from conformance.builds.build import probe
 from conformance.builds.source import locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
-from conformance.ggml.lib.library import WHEEL, part, plugins, rpc_server
+from conformance.ggml.lib.library import WHEEL, Library, part, plugins, rpc_server
 
 LIBRARY = b"\x7fELF stands in for one that exports ggml_backend_dev_count\0"
 needs_links = pytest.mark.skipif(os.name != "posix", reason="this system has no links for everybody")
@@ -277,6 +278,29 @@ def test_a_server_lies_where_its_installation_has_programs(library: str, program
     assert rpc_server(tmp_path / library) == tmp_path / program
     (tmp_path / "other").mkdir()
     assert rpc_server(tmp_path / "other") is None
+
+
+def test_a_library_says_why_it_has_no_device() -> None:
+    """Its own words on what it refused are kept, each once; what it says of devices that it took is not."""
+    refusals = [
+        "ggml_opencl: unsupported GPU 'pthread-skylake-avx512-AMD EPYC'.",
+        "ggml_opencl: drop unsupported device 'pthread-skylake-avx512-AMD EPYC'.",
+        "ggml_opencl: device does not support FP16",
+        "ggml_opencl: OpenCL 2.0 or above is required",
+        "ggml_opencl: platform IDs not available.",
+        "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected",
+        "ggml_vulkan: No devices found.",
+        "load_backend: failed to load /x/libggml-hip.so",
+    ]
+    others = [
+        "ggml_vulkan: Found 1 Vulkan devices:",
+        "ggml_vulkan: Warning: Device type is CPU. This is probably not the device you want.",
+        "load_backend: loaded OpenCL backend from /x/libggml-opencl.so",
+        "register_backend: registered backend OpenCL (0 devices)",
+    ]
+    library = Library.__new__(Library)
+    library.log = deque(f"\n{text}" for text in [*refusals, *others, *refusals])
+    assert library.refusals() == refusals
 
 
 def test_other_bytes_of_a_library_are_another_build(tmp_path: Path) -> None:

@@ -76,6 +76,11 @@ _ENVIRONMENT = {
     "GALLIVM_PERF": "nopt",
 }
 """What a library reads when it loads, unless the user has set it."""
+_REFUSAL = re.compile(
+    r"ncompatible|ailed to (?:load|init)|nsupported (?:GPU|device)|not support|is required|not available|"
+    r"(?:\b[Nn]o|find any)(?: \S+)? devices?\b"
+)
+"""In a line of log that says why there is no device."""
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 
 
@@ -277,7 +282,7 @@ class Library:
                     return handle
             if attempt == 0:
                 self.load_devices()
-        reasons = [line for line in self.log if "ncompatible" in line or "failed to load" in line]
+        reasons = self.refusals()
         raise UsageError(
             f"ggml: device {name!r} is unknown to {self.title}; its devices: {', '.join(devices) or 'none'}"
             + (f"; it said: {'; '.join(reasons)}" if reasons else "")
@@ -294,6 +299,12 @@ class Library:
         for path in sorted(self.plugins.iterdir()):
             if _REPAIRED.fullmatch(path.name) and not hasattr(_loaded(path), "ggml_backend_score"):
                 load(os.fsencode(path))
+
+    def refusals(self) -> list[str]:
+        """What this library said of devices that it did not take, or of libraries that it could not load, since it was
+        loaded; of its last lines only, so ask before anything runs.
+        """
+        return list(dict.fromkeys(text for line in self.log if _REFUSAL.search(text := line.strip())))
 
     def variants(self) -> list[str]:
         """The CPU libraries of the folder that this processor can execute, such as `haswell`; none where ggml has its
