@@ -38,7 +38,8 @@ LARGE = {65_536: "more than the fewest workgroups that a device must offer", 102
 """Elements of a dimension from which a kernel divides it otherwise."""
 QUICK = 4.0
 """Seconds that a request may take on a CPU, whose kernels need no compiler; causes are confirmed with more patience."""
-_SHAPE = re.compile(r"=([0-9]+(?:x[0-9]+)+)")
+_SHAPE = re.compile(r"=(?:[0-9]+(?:x[0-9]+)+|\[[0-9]+(?:,[0-9]+)+\])")
+_SUBJECT = re.compile(r"[^-(]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +167,18 @@ def _traits(case_id: str) -> set[str]:
     """What tells a case of an op from others: types and values of parameters; of a shape how many dimensions it has and
     how large they are, as nearly each case has another.
     """
-    _, _, rest = case_id.partition("@")[0].partition("-")
-    return {t for word in rest.split(",") for t in _SHAPE.sub(_dimensions, word).split("-")}
+    rest = case_id.partition("@")[0][len(_subject(case_id)) :]
+    return set(re.split("[-,(]", _SHAPE.sub(_dimensions, rest)))
 
 
 def _dimensions(shape: re.Match[str]) -> str:
-    sizes = [int(n) for n in shape[1].split("x")]
-    return f"={len(sizes)} dimensions, {next((why for n, why in LARGE.items() if max(sizes) >= n), '')}"
+    sizes = [int(n) for n in re.findall("[0-9]+", shape[0])]
+    return f"={len(sizes)} dimensions {next((why for n, why in LARGE.items() if max(sizes) >= n), '')}"
 
 
 def _subject(case_id: str) -> str:
     """The op of a case, or the model of a trajectory."""
-    return case_id.partition("-")[0]
+    return _SUBJECT.match(case_id)[0]  # type: ignore[index]  # an empty text at least
 
 
 def _only_node(case: Case) -> dict[str, JSON] | None:

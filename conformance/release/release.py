@@ -14,7 +14,7 @@ from conformance.judge.verdict import EXECUTED, Result, Totals, Verdict
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.select import case_ids
-from conformance.suite import FAMILIES, ops
+from conformance.suite import FAMILIES, ops, tbo
 from conformance.suite.family import LEVELS, Level
 
 from .audit import Audit, Audits
@@ -26,6 +26,8 @@ from .zoo import Models, Zoo
 
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
 """What ggml says where it ends itself."""
+SMALL = (ops.NAME, tbo.NAME)
+"""Families whose cases are one graph of a few nodes: ops, and what upstream's tests have of fused ones."""
 RUNNING = 0.6
 """Of the time, to run cases; the rest is for causes."""
 
@@ -34,11 +36,11 @@ def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models |
     """What runs, in order: single ops, trajectories, audits and whole models on every target, then what higher levels
     add.
     """
-    rest = [f.name for f in FAMILIES.values() if f.name != ops.NAME and not f.lacks()]
+    rest = [f.name for f in FAMILIES.values() if f.name not in SMALL and not f.lacks()]
     work: list[Work] = []
     before: set[str] = set()
     for each in LEVELS[: LEVELS.index(level) + 1]:
-        for name, families in ((OPS, [ops.NAME]), (TRAJECTORIES, rest)):
+        for name, families in ((OPS, SMALL), (TRAJECTORIES, rest)):
             ids = [i for i in case_ids(families, (), each) if i not in before]
             work += [
                 Sweep(t, f"{name} at {each}", cases, spread(ids, t.first, before)) for t in targets if name in t.runs

@@ -229,6 +229,8 @@ def test_what_is_new_of_an_op_comes_early() -> None:
     wide = "ops/L2_NORM-f32-ne=3x65537,eps=1e-5@1"
     assert spread([*same, wide, new, more], before=["ops/L2_NORM-f32-ne=40x5,eps=1e-5@1"]) == [more, wide, new, *same]
     assert spread([new, *same], before=[new]) == [same[0], new, *same[1:]]
+    tests = [f"tbo/TOPK_MOE(ne=[{n},8,1,1],bias={n % 2})@0" for n in (2, 4, 5)]
+    assert spread([*tests, same[0]]) == [tests[0], same[0], tests[2], tests[1]]
     assert spread([*same, new], before=["ops/NORM-f32-ne=33x4,eps=10.0@1"])[:2] == [same[0], new]
 
 
