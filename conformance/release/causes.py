@@ -120,6 +120,8 @@ class Causes:
         """Whether a cause that one side has comes again there, and never on the other; else what it is, and why."""
         sides = {State.NEW: (target.build, target.base), State.FIXED: (target.base, target.build)}
         own, other = sides.get(state, (None, None))
+        if state is State.FIXED and self._clock() >= self._end:
+            return state, "not run again: the time was used"
         alone = own is not None and not cause.seen.startswith(AFTER)
         if own is not None and alone and not any(ran := list(self._again(kind, own, cause, until=True))):
             return State.ONCE, f"{cause.smallest} was right {len(ran)} times of {len(ran)} by itself"

@@ -139,12 +139,18 @@ def test_what_does_not_come_again_is_neither_new_nor_fixed() -> None:
 
 
 def test_what_is_late_is_confirmed_once() -> None:
-    """A cause is never called new unseen, and costs no more than a run on each side once the time is over."""
+    """A cause is never called new unseen, and costs no more than a run on each side once the time is over; one that is
+    fixed costs none then.
+    """
     for seconds, runs in ((1.0, 1 + RIGHT), (0.0, 2)):
         kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=seconds, clock=lambda: 0.0)
         causes.add(CPU, kind, _results(NEW, {"ADD-1": Verdict.FAIL}), _results(OLD, {"ADD-1": Verdict.PASS}), 1.0)
         assert [f.state for f in causes.all()] == [State.NEW]
         assert len(kind.again_of) == runs
+    kind, causes = Fixed(), Causes(seconds=0.0, clock=lambda: 0.0)
+    causes.add(CPU, kind, _results(NEW, {"ADD-1": Verdict.PASS}), _results(OLD, {"ADD-1": Verdict.FAIL}), 1.0)
+    assert [(f.state, f.note) for f in causes.all()] == [(State.FIXED, "not run again: the time was used")]
+    assert kind.again_of == []
 
 
 def test_one_fault_on_two_devices_is_one_cause() -> None:
