@@ -28,6 +28,10 @@ _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
 """What ggml says where it ends itself."""
 SMALL = (ops.NAME, tbo.NAME)
 """Families whose cases are one graph of a few nodes: ops, and what upstream's tests have of fused ones."""
+FIRST_SHARE = 0.75
+"""Of the time to run cases, for the first stage; others may take half of what is left. On a device whose kernels take
+seconds to compile an op tells more in that time than a part of a trajectory, which needs the kernels of all of its ops.
+"""
 RUNNING = 0.6
 """Of the time, to run cases; the rest is for causes."""
 
@@ -100,8 +104,8 @@ class Release:
             while (left := [w for w in self.work if w.left]) and self.clock() < end:
                 stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
                 for i, works in enumerate(stages):
-                    last = i == len(stages) - 1
-                    self._stage(runner, works, end if last else (self.clock() + end) / 2)
+                    share = 1.0 if i == len(stages) - 1 else FIRST_SHARE if works[0] is self.work[0] else 0.5
+                    self._stage(runner, works, self.clock() + share * (end - self.clock()))
 
     def _stage(self, runner: Runner, works: Sequence[Work], end: float) -> None:
         for i, work in enumerate(works):
