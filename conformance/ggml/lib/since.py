@@ -48,11 +48,11 @@ def _left(t: Tensor) -> bool:
 
 
 def _bicubic(t: Tensor) -> bool:
-    return t.params.mode & 0xFF == SCALE_MODE.BICUBIC
+    return bool(t.params.mode & 0xFF == SCALE_MODE.BICUBIC)
 
 
 def _aligned_nearest(t: Tensor) -> bool:
-    return t.params.mode == SCALE_MODE.NEAREST | SCALE_FLAG.ALIGN_CORNERS
+    return bool(t.params.mode == SCALE_MODE.NEAREST | SCALE_FLAG.ALIGN_CORNERS)
 
 
 _ROPE = (
