@@ -5,6 +5,8 @@ device = "Vulkan0"
 description = "llvmpipe (LLVM 15.0.6, 256 bits)"
 versions = { ggml = "0.25.1" }
 others = false                         # judge keys that are not here by the limits of upstream's own tests
+build = ""                             # SHA-256 of the libraries that were measured
+refused = ["MUL_MAT-nvfp4+f32@9"]      # keys that the device refuses, so that nothing is measured of them
 
 [op."MUL_MAT-q4_0+f32@9"]              # a key of `ggml.arithmetic.key_of`
 rounding = "operands f16, sums f16x2"  # one of `ggml.arithmetic.ROUNDINGS`
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,14 @@ class Card:
     entries: Mapping[str, Entry] = field(default_factory=dict)
     others: bool = False
     """Whether a key that has no entry may be off as far as upstream's own test of its op allows; else not at all."""
+    build: str = ""
+    """SHA-256 of the libraries that were measured (`builds.source.contents`); "" where no file was named."""
+    refused: tuple[str, ...] = ()
+    """Keys of which the device takes no plain case."""
+
+    def has(self, key: str, ids: Sequence[str]) -> bool:
+        """Whether `key` was measured by its cases `ids`, or refused; of cases that are others today it was not."""
+        return key in self.refused or (key in self.entries and set(self.entries[key].cases) <= set(ids))
 
     def arithmetic(self, name: str) -> Arithmetic:
         """The arithmetic that the reference computes in, called `name`."""
@@ -81,7 +91,8 @@ class Card:
         versions = ", ".join(f"{_quoted(k)} = {_quoted(v)}" for k, v in self.versions.items())
         head = f"suite = {_quoted(self.suite)}\ndevice = {_quoted(self.device)}\n"
         head += f"description = {_quoted(self.description)}\nversions = {{ {versions} }}\n"
-        head += f"others = {str(self.others).lower()}\n"
+        head += f"others = {str(self.others).lower()}\nbuild = {_quoted(self.build)}\n"
+        head += f"refused = {_value(self.refused)}\n"
         return head + "".join(_table(k, e) for k, e in self.entries.items())
 
 
@@ -110,17 +121,20 @@ def read(path: Path) -> Card:
 def parse(text: str, where: str) -> Card:
     """The card of a text; UsageError names the file, the table and the key."""
     document = parse_toml(text, where)
-    only(document, ("suite", "device", "description", "versions", "others", "op"), f"{where}:")
-    for key in ("suite", "device", "description"):
-        expect(isinstance(document.get(key), str), f"{where}: {key}", "a text", document.get(key))
+    only(document, ("suite", "device", "description", "versions", "others", "build", "refused", "op"), f"{where}:")
+    build, refused = document.get("build", ""), document.get("refused", [])
+    for key, value in (*((k, document.get(k)) for k in ("suite", "device", "description")), ("build", build)):
+        expect(isinstance(value, str), f"{where}: {key}", "a text", value)
     versions, tables = document.get("versions", {}), document.get("op", {})
     texts = isinstance(versions, dict) and all(isinstance(v, str) for v in versions.values())
     expect(texts, f"{where}: versions", "a table of texts", versions)
+    expect(_are_texts(refused), f"{where}: refused", "a list of texts", refused)
     others = document.get("others", False)
     expect(isinstance(others, bool), f"{where}: others", "true or false", others)
     expect(isinstance(tables, dict) and bool(tables or others), f"{where}: op", 'tables [op."KEY"]', tables)
     entries = {key: _entry(t, f'{where}: [op."{key}"]') for key, t in tables.items()}
-    return Card(document["suite"], document["device"], document["description"], versions, entries, others)
+    named = (document["suite"], document["device"], document["description"])
+    return Card(*named, versions, entries, others, build, tuple(refused))
 
 
 def _entry(table: object, where: str) -> Entry:
@@ -141,7 +155,10 @@ def _entry(table: object, where: str) -> Entry:
     for key in ("blind", "finding"):
         expect(isinstance(values.get(key, ""), str), f"{where} {key}", "a text", values.get(key))
     cases = values.get("cases", [])
-    texts = isinstance(cases, list) and all(isinstance(c, str) for c in cases)
-    expect(texts, f"{where} cases", "a list of texts", cases)
+    expect(_are_texts(cases), f"{where} cases", "a list of texts", cases)
     expect(not (values.get("finding") and values["bound"]), f"{where} bound", "0 beside a finding", values["bound"])
     return Entry(**{**values, "cases": tuple(cases)})
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)

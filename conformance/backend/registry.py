@@ -14,7 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 from urllib.parse import unquote
 
-from conformance.builds.source import locate
+from conformance.builds.source import contents, locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 
 from .interface import Backend, class_faults
@@ -198,3 +198,13 @@ def create(spec: Spec) -> Backend:
             f"{spec}: its constructor raised {error_text(e)}; it must do without arguments, and raise UnavailableError "
             "where the machine lacks what it needs"
         ) from e
+
+
+def build_of(spec: Spec) -> str:
+    """SHA-256 over the libraries that the options of a backend name; "" where they name none.
+
+    UsageError for an unknown backend, UnavailableError for a build that is not here.
+    """
+    options = dict(resolve(spec).options)
+    named = [options[key] for key in sorted(adapter(spec.name).builds) if options.get(key)]
+    return " ".join(contents(locate(name)) for name in named)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import re
@@ -16,7 +17,7 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.lib.library import part
 from conformance.process import Tail, end_group, spawn_command
 
-from .archive import fresh_folder, is_archive, settle, unpack
+from .archive import digest, fresh_folder, is_archive, settle, unpack
 
 FORMS = (
     "a folder or build tree, a library file, an archive (.tar.gz, .tgz, .zip, .whl), an installed distribution, "
@@ -66,6 +67,13 @@ def cache() -> Path:
     """The folder of what was unpacked and downloaded: `conformance/builds` below the user's folder of caches."""
     above = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if sys.platform == "win32" else "")
     return (Path(above) if above else Path.home() / ".cache") / "ggml-conformance" / "builds"
+
+
+def contents(path: Path) -> str:
+    """SHA-256 over the libraries of a build, as `locate` found it: another one after each change of a kernel."""
+    folders = _folders(path) if path.is_dir() else ()
+    files = [p for f in folders for p in sorted(f.iterdir()) if _is_library(p)] if path.is_dir() else [path]
+    return hashlib.sha256("".join(f"{p.name} {digest(p)}\n" for p in files).encode()).hexdigest()
 
 
 def downloaded() -> list[str]:

@@ -33,7 +33,7 @@ def describe(path: Path) -> dict[str, Any]:
     """The fields of a build; UnavailableError as of `Library`."""
     library = Library(str(path))
     library.load_devices()
-    llama, left_out = True, list(library.left_out)
+    llama, left_out = True, [*library.left_out, *(f"a device: {text}" for text in library.refusals())]
     try:
         with_llama = Llama(str(find_llama(path)))
         left_out += [text for text in with_llama.left_out if text not in left_out]

@@ -4,7 +4,9 @@ its pinned values.
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -14,8 +16,8 @@ from typing import NoReturn
 
 import click
 
-from conformance.backend.card import Card, Entry, read
-from conformance.backend.registry import Spec
+from conformance.backend.card import Card, read
+from conformance.backend.registry import Spec, build_of
 from conformance.causes.cells import CellCause, of_audit
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.errors import UsageError
@@ -33,6 +35,7 @@ from conformance.run import golden as corpus
 from conformance.run import learn as learning
 from conformance.run.audit import FAILING, Cell, Finding
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.learn.kept import beside, resume
 from conformance.run.learn.plain import plain
 from conformance.run.runner import Runner
 from conformance.run.session.environment import header
@@ -54,6 +57,9 @@ from .options import (
     specs_here,
 )
 from .output import Group, cell_lines, line, table
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 
 @click.command()
@@ -154,35 +160,69 @@ def _answer(cell: Cell) -> str:
 @click.argument("backend", metavar="BACKEND")
 @config_option
 @smoke_option
-@click.option("-o", "--output", type=File, metavar="CARD", help="Write the card.")
+@click.option("-o", "--output", type=File, metavar="CARD",
+              help="Write the card; until it is whole, CARD.partial, with which the next start goes on.")  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True),
+              help="Begin no key after that; the next start with the same -o goes on.")  # fmt: skip
 @click.option("--against", type=ExistingFile, metavar="CARD", help="An earlier card: who became less exact fails.")
 @isolation
-def learn(backend: str, level: Level, output: Path | None, against: Path | None, isolation: Isolation) -> None:
+def learn(
+    backend: str, level: Level, output: Path | None, minutes: float | None, against: Path | None, isolation: Isolation
+) -> None:
     """Measure how a device rounds that declares nothing, and write its card, which the option card=FILE of the adapter
     ggml takes.
 
-    Exit code 1 where an error looks like a fault and not like rounding, or is larger than --against allows.
+    Exit code 1 where an error looks like a fault and not like rounding, is larger than --against allows, or where keys
+    are left; 3 where nothing could be measured; 130 after Ctrl-C.
     """
     before = None if against is None else read(against)
     (spec,), _ = specs_here([backend], isolation)
+    end = math.inf if minutes is None else time.monotonic() + 60 * minutes
+    keys = plain(level)
     runner = Runner(isolation=isolation)
-    told: list[tuple[str, Entry]] = []
-
-    def tell(key: str, entry: Entry) -> None:
-        told.append((key, entry))
-        line(f"{key}: {entry.rounding}, residual {entry.residual:.2g} {entry.finding}", err=True)
-
+    made = learning.begin(runner.backend(spec), build_of(spec))
+    made = made if output is None else resume(beside(output), made)
+    if known := len(keys) - len(learning.left(made, keys)):
+        line(f"{known} of {len(keys)} keys are known from an earlier start", err=True)
+    interrupted = False
     try:
-        made = learning.learn(runner.backend(spec), runner.oracle, plain(level), tell)
+        for key, ids in learning.left(made, keys).items():
+            if time.monotonic() >= end:
+                break
+            made = learning.learn(made, runner.backend(spec), runner.oracle, key, ids)
+            _keep(output, made, key)
+    except KeyboardInterrupt:
+        interrupted = True
     finally:
         runner.close()
-    if output is not None:
-        write_text(output, made.to_toml(), "-o")
+    left = len(learning.left(made, keys))
+    made = made if left else _whole(output, made)
     show_card(made)
     worse = [] if before is None or against is None else learning.worse(before, made, str(against))
     for text in worse:
         line(text)
-    sys.exit(3 if not told else 1 if worse or any(e.finding for _, e in told) else 0)
+    if left:
+        where = f"; {beside(output)} is a card that the next start goes on with" if output else ""
+        line(f"{left} of {len(keys)} keys are not measured{where}", err=True)
+    found = left or worse or any(e.finding for e in made.entries.values())
+    sys.exit(INTERRUPTED if interrupted else 3 if not made.entries else int(bool(found)))
+
+
+def _whole(output: Path | None, made: Card) -> Card:
+    """A card on which all keys stand, so that no other is allowed anything; written to where it goes."""
+    made = replace(made, others=False)
+    if output is not None:
+        write_text(output, made.to_toml(), "-o")
+        beside(output).unlink(missing_ok=True)
+    return made
+
+
+def _keep(output: Path | None, made: Card, key: str) -> None:
+    """Write a card that has `key` since now beside where it goes to, and print what that became."""
+    if output is not None:
+        write_text(beside(output), made.to_toml(), "-o")
+    if (entry := made.entries.get(key)) is not None:
+        line(f"{key}: {entry.rounding}, residual {entry.residual:.2g} {entry.finding}", err=True)
 
 
 @click.command()

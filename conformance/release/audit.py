@@ -6,7 +6,7 @@ A case is a cell, `audit/DECODER: WEIGHT in BUFFER`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -45,25 +45,28 @@ class Audits:
     def play(self, runner: Runner, spec: Spec, decoder: str) -> list[Result]:
         """A result for each cell of one decoder; one for all of it where the backend cannot be opened."""
         try:
-            cells = list(audit.audit(runner, audit.strict(runner, spec), [build(decoder)]))
+            return list(self._cells(runner, spec, decoder))
         except ConformanceError as e:
-            return [Result(f"{PREFIX}{decoder}", str(spec), Verdict.CRASH, detail=str(e))]
-        return [_result(spec, c) for c in cells]
+            return [_unopened(spec, decoder, e)]
+
+    def _cells(self, runner: Runner, spec: Spec, decoder: str) -> Iterator[Result]:
+        yield from (_result(spec, c) for c in audit.audit(runner, audit.strict(runner, spec), [build(decoder)]))
 
     def find(self, results: Sequence[Result], _seconds: float) -> list[Cause]:
         """A cause for each way in which cells fail: the finding, what was varied, and the innermost message."""
         return alike(STAGE, results, lambda r: r.detail, _words)
 
     def again(self, spec: Spec, case_id: str) -> Result:
-        """The cell of a case, from an audit of its decoder in a process of its own."""
+        """The cell of a case, from an audit of its decoder in a process of its own that goes no further."""
         runner = Runner(isolation=replace(self.isolation, isolate=True))
         decoder = case_id.removeprefix(PREFIX).partition(": ")[0]
+        gone = Result(case_id, str(spec), Verdict.UNSUPPORTED, detail="the audit has no such cell")
         try:
-            found = {r.case: r for r in self.play(runner, spec, decoder)}
+            return next((r for r in self._cells(runner, spec, decoder) if r.case == case_id), gone)
+        except ConformanceError as e:
+            return _unopened(spec, decoder, e)
         finally:
             runner.close()
-        gone = Result(case_id, str(spec), Verdict.UNSUPPORTED, detail="the audit has no such cell")
-        return found.get(case_id, found.get(f"{PREFIX}{decoder}", gone))
 
 
 @dataclass(slots=True)
@@ -85,6 +88,10 @@ class Audit:
             for spec in self.target.specs:
                 self.results.setdefault(spec, []).extend(self.kind.play(runner, spec, self.left[0]))
             del self.left[0]
+
+
+def _unopened(spec: Spec, decoder: str, e: ConformanceError) -> Result:
+    return Result(f"{PREFIX}{decoder}", str(spec), Verdict.CRASH, detail=str(e))
 
 
 def _result(spec: Spec, cell: Cell) -> Result:

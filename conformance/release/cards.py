@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
-from conformance.backend.card import Card, read
+from conformance.backend.card import Card
 from conformance.backend.registry import Spec
 from conformance.builds.build import Build
-from conformance.builds.source import cache
+from conformance.builds.source import cache, contents
 from conformance.case.leftover import write_whole
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.run import learn
 from conformance.run.isolation.isolate import Isolation
+from conformance.run.learn.kept import resume
 from conformance.run.learn.plain import plain
 from conformance.run.runner import Runner
 from conformance.suite.family import LEVELS, Level
@@ -25,6 +26,8 @@ from .target import BESIDE, CPU, RPC, Target
 
 LEARNING = 1 / 3
 """Of the time, at most."""
+LEARNING_BESIDE = 1 / 6
+"""The same where there is a base: whatever a card allows, an error that both builds have is not new."""
 _PLAIN = re.compile(r"[^A-Za-z0-9.]+")
 
 
@@ -79,37 +82,28 @@ class Cards:
         runner = Runner(isolation=self.isolation)
         try:
             backend = runner.backend(spec)
-            card = replace(self._begun(path) or learn.learn(backend, runner.oracle, {}, lambda *_: None), others=True)
+            card = self._begun(path, learn.begin(backend, contents(build.path) if build.path.exists() else ""))
             self._write(path, card.to_toml())
-            known = set(card.entries) | self._refused(path)
-            for i, (key, ids) in enumerate(keys.items()):
-                if key in known:
-                    continue
+            wanted = learn.left(card, keys)
+            for i, (key, ids) in enumerate(wanted.items()):
                 if self.clock() >= end:
-                    return path, len(keys.keys() - known)
-                self.progress(f"{spec}: learning how it rounds, {i + 1} of {len(keys)}: {key}")
-                more = learn.learn(backend, runner.oracle, {key: ids}, lambda *_: None).entries
-                known.add(key)
-                card = replace(card, entries={**card.entries, **more})
-                if more:
-                    self._write(path, card.to_toml())
-                else:
-                    self._write(_refusals(path), "".join(f"{k}\n" for k in sorted({*self._refused(path), key})))
+                    return path, len(wanted) - i
+                self.progress(
+                    f"{spec}: learning how it rounds, {len(keys) - len(wanted) + i + 1} of {len(keys)}: {key}"
+                )
+                card = learn.learn(card, runner.backend(spec), runner.oracle, key, ids)
+                self._write(path, card.to_toml())
         finally:
             runner.close()
         return path, 0
 
-    def _begun(self, path: Path) -> Card | None:
-        """What an earlier run has of a card; None where that is nothing, or cannot be read."""
+    def _begun(self, path: Path, anew: Card) -> Card:
+        """What an earlier run has of a card; `anew` where that is nothing, cannot be read, or is of other libraries."""
         try:
-            return read(path)
-        except ConformanceError:
-            return None
-
-    def _refused(self, path: Path) -> set[str]:
-        """Keys that the device refuses, of which a card has nothing."""
-        other = _refusals(path)
-        return set(other.read_text("utf-8").split()) if other.is_file() else set()
+            return resume(path, anew)
+        except ConformanceError as e:
+            self.progress(f"a card of before is not taken over: {e}")
+            return anew
 
     def _write(self, path: Path, text: str) -> None:
         try:
@@ -117,10 +111,6 @@ class Cards:
             write_whole(path, text)
         except OSError as e:
             raise UsageError(f"{path}: a card cannot be written: {e.strerror or e}") from e
-
-
-def _refusals(path: Path) -> Path:
-    return path.with_suffix(".refused")
 
 
 def _with(spec: Spec, card: Path) -> Spec:

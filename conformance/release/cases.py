@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 
 from conformance.backend.registry import Spec
 from conformance.case.case import JSON, Case
@@ -32,8 +34,12 @@ MOST = 32
 """Cases of a group: of each that dies or hangs, all of its group run again by themselves."""
 SLOW = 5.0
 """Seconds from which a group of cases is made smaller, so that the time is kept."""
+LARGE = {65_536: "more than the fewest workgroups that a device must offer", 1024: "more than one workgroup has"}
+"""Elements of a dimension from which a kernel divides it otherwise."""
 QUICK = 4.0
 """Seconds that a request may take on a CPU, whose kernels need no compiler; causes are confirmed with more patience."""
+_SHAPE = re.compile(r"=(?:[0-9]+(?:x[0-9]+)+|\[[0-9]+(?:,[0-9]+)+\])")
+_SUBJECT = re.compile(r"[^-(]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +133,52 @@ class Sweep:
         self.left = [i for i in self.left if _subject(i) not in hung]
 
 
-def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset()) -> list[str]:
+def spread(ids: Sequence[str], first: AbstractSet[str] = frozenset(), before: Iterable[str] = ()) -> list[str]:
     """The first case of each op or family, then the second of each: however short the time is, each has its share.
-    Those of ops in `first` before all others.
+    Those of ops in `first` before all others. Of an op those come early that bring something new: a type, a stride, the
+    value of a parameter that none of its earlier cases has, nor any of `before`, which ran already.
     """
-    turns = Counter[str]()
-    turn: dict[str, int] = {}
+    groups: dict[str, list[str]] = defaultdict(list)
     for i in ids:
-        turn[i] = turns[_subject(i)]
-        turns[_subject(i)] += 1
+        groups[_subject(i)].append(i)
+    known: dict[str, set[str]] = defaultdict(set)
+    for i in before:
+        known[_subject(i)] |= _traits(i)
+    turn = {i: n for s, own in groups.items() for n, i in enumerate(_new_first(own, known[s]))}
     return sorted(ids, key=lambda i: (_subject(i).removeprefix(f"{ops.NAME}/") not in first, turn[i]))
+
+
+def _new_first(ids: Sequence[str], known: set[str]) -> Iterator[str]:
+    """`ids`, always the one with the most traits that none before it has; else in their order."""
+    traits = [_traits(i) for i in ids]
+    heap = [(-len(t - known), n) for n, t in enumerate(traits)]
+    heapify(heap)
+    while heap:
+        before, n = heappop(heap)
+        now = -len(traits[n] - known)
+        if now > before:  # another has brought some of it meanwhile
+            heappush(heap, (now, n))
+            continue
+        known |= traits[n]
+        yield ids[n]
+
+
+def _traits(case_id: str) -> set[str]:
+    """What tells a case of an op from others: types and values of parameters; of a shape how many dimensions it has and
+    how large they are, as nearly each case has another.
+    """
+    rest = case_id.partition("@")[0][len(_subject(case_id)) :]
+    return set(re.split("[-,(]", _SHAPE.sub(_dimensions, rest)))
+
+
+def _dimensions(shape: re.Match[str]) -> str:
+    sizes = [int(n) for n in re.findall("[0-9]+", shape[0])]
+    return f"={len(sizes)} dimensions {next((why for n, why in LARGE.items() if max(sizes) >= n), '')}"
 
 
 def _subject(case_id: str) -> str:
     """The op of a case, or the model of a trajectory."""
-    return case_id.partition("-")[0]
+    return _SUBJECT.match(case_id)[0]  # type: ignore[index]  # an empty text at least
 
 
 def _only_node(case: Case) -> dict[str, JSON] | None:

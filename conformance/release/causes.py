@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from conformance.backend.registry import Spec
 from conformance.case.case import JSON
 from conformance.causes.cause import Cause, in_order
 from conformance.judge.verdict import Result, Verdict
@@ -16,7 +17,9 @@ from .target import Target
 from .work import Kind, difference, fails
 
 RIGHT = 3
-"""How often the smallest case of a cause runs by itself, each time in a new process: to come again, or to be right."""
+"""How often the smallest case of a cause runs by itself, each time in a new process: to come again, or to be right.
+Where the time is over, once.
+"""
 AFTER = "after "
 """Of `Cause.seen`, where another case must run before."""
 
@@ -117,14 +120,29 @@ class Causes:
         """Whether a cause that one side has comes again there, and never on the other; else what it is, and why."""
         sides = {State.NEW: (target.build, target.base), State.FIXED: (target.base, target.build)}
         own, other = sides.get(state, (None, None))
-        runs = 1 if cause.verdict is Verdict.TIMEOUT else RIGHT
+        if state is State.FIXED and self._clock() >= self._end:
+            return state, "not run again: the time was used"
         alone = own is not None and not cause.seen.startswith(AFTER)
-        if own is not None and alone and not any(fails(kind.again(own, cause.smallest)) for _ in range(runs)):
-            return State.ONCE, f"{cause.smallest} was right {runs} times of {runs} by itself"
-        if other is not None and (failed := sum(fails(kind.again(other, cause.smallest)) for _ in range(runs))):
+        if own is not None and alone and not any(ran := list(self._again(kind, own, cause, until=True))):
+            return State.ONCE, f"{cause.smallest} was right {len(ran)} times of {len(ran)} by itself"
+        ran = [] if other is None else list(self._again(kind, other, cause))
+        if any(ran):
             side = "base" if state is State.NEW else "build"
-            return State.STILL, f"{cause.smallest} failed on the {side} as well, {failed} times of {runs} by itself"
+            times = f"{sum(ran)} times of {len(ran)}"
+            return State.STILL, f"{cause.smallest} failed on the {side} as well, {times} by itself"
         return state, ""
+
+    def _again(self, kind: Kind, spec: Spec, cause: Cause, *, until: bool = False) -> Iterator[bool]:
+        """Whether the smallest case of a cause fails by itself: `RIGHT` times, once if it hangs or the time is over.
+        `until`: until it does.
+        """
+        for n in range(1 if cause.verdict is Verdict.TIMEOUT else RIGHT):
+            if n and self._clock() >= self._end:
+                return
+            failed = fails(kind.again(spec, cause.smallest))
+            yield failed
+            if failed and until:
+                return
 
     def all(self) -> list[Found]:
         """New ones first, then those still there, then fixed ones; the most urgent of each first.

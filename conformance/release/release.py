@@ -14,7 +14,7 @@ from conformance.judge.verdict import EXECUTED, Result, Totals, Verdict
 from conformance.run.isolation.isolate import Isolation
 from conformance.run.runner import Runner
 from conformance.run.session.select import case_ids
-from conformance.suite import FAMILIES, ops
+from conformance.suite import FAMILIES, ops, tbo
 from conformance.suite.family import LEVELS, Level
 
 from .audit import Audit, Audits
@@ -26,6 +26,12 @@ from .zoo import Models, Zoo
 
 _HOST = re.compile(r"GGML_ASSERT|GGML_ABORT|\.(?:c|cpp|h|cc|m|cu):#")
 """What ggml says where it ends itself."""
+SMALL = (ops.NAME, tbo.NAME)
+"""Families whose cases are one graph of a few nodes: ops, and what upstream's tests have of fused ones."""
+FIRST_SHARE = 0.75
+"""Of the time to run cases, for the first stage; others may take half of what is left. On a device whose kernels take
+seconds to compile an op tells more in that time than a part of a trajectory, which needs the kernels of all of its ops.
+"""
 RUNNING = 0.6
 """Of the time, to run cases; the rest is for causes."""
 
@@ -34,14 +40,16 @@ def plan(targets: Sequence[Target], level: Level, cases: Cases, models: Models |
     """What runs, in order: single ops, trajectories, audits and whole models on every target, then what higher levels
     add.
     """
-    rest = [f.name for f in FAMILIES.values() if f.name != ops.NAME and not f.lacks()]
+    rest = [f.name for f in FAMILIES.values() if f.name not in SMALL and not f.lacks()]
     work: list[Work] = []
     before: set[str] = set()
     for each in LEVELS[: LEVELS.index(level) + 1]:
-        for name, families in ((OPS, [ops.NAME]), (TRAJECTORIES, rest)):
+        for name, families in ((OPS, SMALL), (TRAJECTORIES, rest)):
             ids = [i for i in case_ids(families, (), each) if i not in before]
+            work += [
+                Sweep(t, f"{name} at {each}", cases, spread(ids, t.first, before)) for t in targets if name in t.runs
+            ]
             before.update(ids)
-            work += [Sweep(t, f"{name} at {each}", cases, spread(ids, t.first)) for t in targets if name in t.runs]
         if each == LEVELS[0]:
             work += [Audit(t, Audits(cases.isolation)) for t in targets if TRAJECTORIES in t.runs]
         if each == LEVELS[0] and models is not None:
@@ -96,8 +104,8 @@ class Release:
             while (left := [w for w in self.work if w.left]) and self.clock() < end:
                 stages = [list(works) for _, works in groupby(left, key=lambda w: w.stage)]
                 for i, works in enumerate(stages):
-                    last = i == len(stages) - 1
-                    self._stage(runner, works, end if last else (self.clock() + end) / 2)
+                    share = 1.0 if i == len(stages) - 1 else FIRST_SHARE if works[0] is self.work[0] else 0.5
+                    self._stage(runner, works, self.clock() + share * (end - self.clock()))
 
     def _stage(self, runner: Runner, works: Sequence[Work], end: float) -> None:
         for i, work in enumerate(works):

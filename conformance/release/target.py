@@ -24,6 +24,10 @@ KERNELS = frozenset({OPS})
 """What runs where a setup chooses other kernels of the same device: trajectories tell nothing more."""
 GRAPHS = frozenset({OPS, TRAJECTORIES})
 """What runs where llama.cpp cannot be told of the setup."""
+BEHIND = frozenset({OPS, MODELS})
+"""What runs on a device that leaves small products to the CPU: these are rounded as the CPU rounds and the others are
+not, so no one arithmetic judges a trajectory; and weights lie in the CPU's buffers, so there is nothing to audit.
+"""
 META = f"{CPU}+{CPU}"
 """The CPU twice, behind a meta device: each half of a tensor is computed by itself, as by `-sm tensor`."""
 BESIDE = ("ACCEL",)
@@ -109,7 +113,7 @@ def _setups(build: Build) -> Iterator[Setup]:
 
 def _of_device(device: DeviceOf) -> Iterator[Setup]:
     if device.type in BESIDE:
-        yield device.name, {"device": device.name, "mode": "sched"}, ALL
+        yield device.name, {"device": device.name, "mode": "sched"}, BEHIND
         return
     options = {} if device.name == CPU else {"device": device.name}
     yield device.name, options, ALL

@@ -28,7 +28,7 @@ _DAMAGED = re.compile(
 )
 """What the C library says of a heap that somebody damaged, which goes by chance."""
 _SHAPE = re.compile(r"[\[({](?:\s*[-?.#]*\s*[,x;:]?)+[\])}]")
-_STEP = re.compile(r"^.*?computing steps\[[0-9]+\](?: of case)?: ")
+_STEP = re.compile(r"^.*?computing steps\[[0-9]+\](?: of case\S*)?: ")
 _KEPT = 240
 
 

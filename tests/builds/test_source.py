@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from conformance.builds import archive, source
 from conformance.builds.build import probe
 from conformance.builds.source import locate
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
-from conformance.ggml.lib.library import WHEEL, part
+from conformance.ggml.lib.library import WHEEL, Library, part, plugins, rpc_server
 
 LIBRARY = b"\x7fELF stands in for one that exports ggml_backend_dev_count\0"
 needs_links = pytest.mark.skipif(os.name != "posix", reason="this system has no links for everybody")
@@ -238,6 +239,81 @@ def test_the_wheel_by_its_name() -> None:
     assert build.llama
     assert build.left_out == ()
     assert build.to_json()["path"] == str(build.path)
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (["libggml.so", "libggml-base.so", "libggml-cpu-haswell.so"], "."),
+        (["libggml.so.0", "libggml-base.so.0.27.0", "ggml/backends0/libggml-cpu-x64.so"], "ggml/backends0"),
+        (["libggml.so.0", "libggml-base.so.0", "ggml/notes.txt"], "."),
+        (["libggml.so", "libggml-vulkan.so", "ggml/old/libggml-cpu.so"], "."),
+        (["libggml.dylib", "libggml-base.dylib", "ggml/libggml-metal.so"], "ggml"),
+    ],
+)
+def test_device_libraries_lie_beside_or_below(files: list[str], found: str, tmp_path: Path) -> None:
+    """Distributions put what ggml loads by itself into a folder below `ggml`; what is linked has a version there."""
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(LIBRARY)
+    assert plugins(tmp_path) == tmp_path / found
+
+
+@pytest.mark.parametrize(
+    ("library", "program"),
+    [
+        ("build/bin", "build/bin/rpc-server"),
+        ("usr/lib", "usr/bin/ggml-rpc-server"),
+        ("usr/lib/x86_64-linux-gnu", "usr/libexec/x86_64-linux-gnu/llama/bin/ggml-rpc-server"),
+        ("usr/lib64", "usr/bin/rpc-server"),
+    ],
+)
+def test_a_server_lies_where_its_installation_has_programs(library: str, program: str, tmp_path: Path) -> None:
+    """A folder `bin` beside a build that is no installation is not taken for its own."""
+    for name in (library, program):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / library).mkdir(exist_ok=True)
+    assert rpc_server(tmp_path / library) is None
+    (tmp_path / program).write_bytes(b"")
+    assert rpc_server(tmp_path / library) == tmp_path / program
+    (tmp_path / "other").mkdir()
+    assert rpc_server(tmp_path / "other") is None
+
+
+def test_a_library_says_why_it_has_no_device() -> None:
+    """Its own words on what it refused are kept, each once; what it says of devices that it took is not."""
+    refusals = [
+        "ggml_opencl: unsupported GPU 'pthread-skylake-avx512-AMD EPYC'.",
+        "ggml_opencl: drop unsupported device 'pthread-skylake-avx512-AMD EPYC'.",
+        "ggml_opencl: device does not support FP16",
+        "ggml_opencl: OpenCL 2.0 or above is required",
+        "ggml_opencl: platform IDs not available.",
+        "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected",
+        "ggml_vulkan: No devices found.",
+        "load_backend: failed to load /x/libggml-hip.so",
+    ]
+    others = [
+        "ggml_vulkan: Found 1 Vulkan devices:",
+        "ggml_vulkan: Warning: Device type is CPU. This is probably not the device you want.",
+        "load_backend: loaded OpenCL backend from /x/libggml-opencl.so",
+        "register_backend: registered backend OpenCL (0 devices)",
+    ]
+    library = Library.__new__(Library)
+    library.log = deque(f"\n{text}" for text in [*refusals, *others, *refusals])
+    assert library.refusals() == refusals
+
+
+def test_other_bytes_of_a_library_are_another_build(tmp_path: Path) -> None:
+    """Whatever else changes beside them."""
+    (tmp_path / "ggml").mkdir()
+    for name in ("libggml.so", "ggml/libggml-cpu.so"):
+        (tmp_path / name).write_bytes(b"one")
+    before = source.contents(tmp_path)
+    (tmp_path / "notes.txt").write_text("two")
+    assert source.contents(tmp_path) == before
+    (tmp_path / "ggml" / "libggml-cpu.so").write_bytes(b"two")
+    assert source.contents(tmp_path) != before
+    assert source.contents(tmp_path / "libggml.so") != before
 
 
 def test_a_library_that_is_no_ggml_is_refused(tmp_path: Path) -> None:

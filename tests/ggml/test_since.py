@@ -8,11 +8,14 @@ import pytest
 
 from conformance.ggml.lib.since import SINCE, unknown_use
 from conformance.ggml.ops.build import Builder
+from conformance.ggml.ops.media.images import SCALE_FLAG, SCALE_MODE
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16, F32, I32
 
 g = Builder()
+NEAREST, BILINEAR, BICUBIC = SCALE_MODE
+CORNERS = SCALE_FLAG.ALIGN_CORNERS
 
 
 def _rope(mode: int, offset: int = 0) -> Tensor:
@@ -42,6 +45,10 @@ def _pad(left: int) -> Tensor:
     return g.pad_ext(g.new_tensor_2d(F32, 4, 4), left, 1, 0, 0, 0, 0, 0, 0)
 
 
+def _upscale(mode: int) -> Tensor:
+    return g.interpolate(g.new_tensor_2d(F32, 4, 4), 6, 6, 1, 1, mode)
+
+
 def _set_rows(of: str) -> Tensor:
     rows = g.new_tensor_2d(F16 if of == "f16" else F32, 8, 2)
     return g.set_rows(g.new_tensor_2d(F16, 8, 4), rows, g.new_tensor_1d(I32, 2))
@@ -62,6 +69,13 @@ NEW: dict[str, tuple[Callable[[], Tensor], Callable[[], Tensor], str]] = {
     "offset of ROPE": (lambda: _rope(ROPE_TYPE.NEOX, 16), lambda: _rope(ROPE_TYPE.NEOX), "ggml_rope_set_offset"),
     "IMROPE": (lambda: _rope(ROPE_TYPE.IMROPE), lambda: _rope(ROPE_TYPE.NORMAL), "ggml_cumsum"),
     "PAD": (lambda: _pad(1), lambda: _pad(0), "ggml_pad_ext"),
+    "BICUBIC of UPSCALE": (lambda: _upscale(BICUBIC), lambda: _upscale(BILINEAR), "ggml_cumsum"),
+    "corners of UPSCALE": (lambda: _upscale(NEAREST | CORNERS), lambda: _upscale(NEAREST), "ggml_cumsum"),
+    "antialias of UPSCALE": (
+        lambda: _upscale(BILINEAR | SCALE_FLAG.ANTIALIAS),
+        lambda: _upscale(BILINEAR | CORNERS),
+        "ggml_pad_ext_circular",
+    ),
     "SET_ROWS": (lambda: _set_rows("f16"), lambda: _set_rows("f32"), "ggml_col2im_1d"),
 }
 

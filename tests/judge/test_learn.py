@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,8 @@ def oracle() -> Iterator[Oracle]:
 def entry(oracle: Oracle, how: str, type_: str, fault: str = "", above: str = "0") -> tuple[card.Card, card.Entry]:
     """The card of a device, and the only entry in it."""
     key = f"MUL_MAT-{type_}+f32@9,batch"
-    made = learn.learn(Device(how, fault, above), oracle, {key: ids(PATTERNS, type_)}, lambda _key, _entry: None)
+    device = Device(how, fault, above)
+    made = replace(learn.learn(learn.begin(device), device, oracle, key, ids(PATTERNS, type_)), others=False)
     assert list(made.entries) == [key]
     return made, made.entries[key]
 

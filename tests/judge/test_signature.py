@@ -25,6 +25,16 @@ def test_what_wraps_a_message_is_no_part_of_it() -> None:
     assert "core.cpp" not in one
 
 
+def test_a_cell_of_an_audit_that_hangs_is_one_of_many() -> None:
+    """Neither the build, nor its card, nor the cell tells two of them apart."""
+    text = (
+        "ggml?lib=npm:@a/linux-x64@3.12.{n}&card=/x/Vulkan0-{n}.toml&guard=on: computing steps[0] of "
+        "weight_placement/llama-l=1@0#blk.{n}.attn_{k}.weight.in.Vulkan0: no answer within 36 s, its process was ended"
+    )
+    assert innermost(text.format(n=1, k="q")) == innermost(text.format(n=4, k="k"))
+    assert innermost(text.format(n=1, k="q")) == "no answer within # s, its process was ended"
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [

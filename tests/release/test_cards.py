@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,29 @@ def test_a_card_that_is_not_finished_is_gone_on_with(tmp_path: Path, monkeypatch
     learnt: list[str] = []
     real = learn.learn
 
-    def heard(backend: Any, oracle: Any, keys: Any, told: Any) -> Card:  # noqa: ANN401  # passed on as they come
-        learnt.extend(keys)
-        return real(backend, oracle, keys, told)
+    def heard(card: Card, backend: Any, oracle: Any, key: str, ids: Any) -> Card:  # noqa: ANN401  # passed on
+        learnt.append(key)
+        return real(card, backend, oracle, key, ids)
 
     monkeypatch.setattr(learn, "learn", heard)
     (gpu,) = _cards(tmp_path, monkeypatch, 0.0).give([GPU], BUILD, None, 60.0)
     assert begun.isdisjoint(learnt)
     assert gpu.note == ""
     assert dict(gpu.build.options)["card"] == str(path)
+
+
+def test_a_card_of_other_libraries_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build tree that was compiled again has the version of before and other kernels."""
+    monkeypatch.setattr(module, "CPU", "the CPU")
+    library = tmp_path / "libggml.so"
+    library.write_bytes(b"one")
+    build = replace(BUILD, path=library)
+    cards = _cards(tmp_path / "cards", monkeypatch, 0.0)
+    (gpu,) = cards.give([GPU], build, None, 60.0)
+    path = Path(dict(gpu.build.options)["card"])
+    before = read(path)
+    library.write_bytes(b"two")
+    list(cards.give([GPU], build, None, 60.0))
+    after = read(path)
+    assert before.build != after.build
+    assert before.entries == after.entries

@@ -22,7 +22,7 @@ from conformance.release import backtest
 from conformance.release.audit import Audit, Audits
 from conformance.release.bisect import bisect, on
 from conformance.release.cases import FIRST, Cases, Sweep, spread
-from conformance.release.causes import Causes, Found, State
+from conformance.release.causes import RIGHT, Causes, Found, State
 from conformance.release.record import load, write
 from conformance.release.release import Release, plan
 from conformance.release.target import KERNELS, Target, targets
@@ -138,6 +138,21 @@ def test_what_does_not_come_again_is_neither_new_nor_fixed() -> None:
     }  # fmt: skip
 
 
+def test_what_is_late_is_confirmed_once() -> None:
+    """A cause is never called new unseen, and costs no more than a run on each side once the time is over; one that is
+    fixed costs none then.
+    """
+    for seconds, runs in ((1.0, 1 + RIGHT), (0.0, 2)):
+        kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=seconds, clock=lambda: 0.0)
+        causes.add(CPU, kind, _results(NEW, {"ADD-1": Verdict.FAIL}), _results(OLD, {"ADD-1": Verdict.PASS}), 1.0)
+        assert [f.state for f in causes.all()] == [State.NEW]
+        assert len(kind.again_of) == runs
+    kind, causes = Fixed(), Causes(seconds=0.0, clock=lambda: 0.0)
+    causes.add(CPU, kind, _results(NEW, {"ADD-1": Verdict.PASS}), _results(OLD, {"ADD-1": Verdict.FAIL}), 1.0)
+    assert [(f.state, f.note) for f in causes.all()] == [(State.FIXED, "not run again: the time was used")]
+    assert kind.again_of == []
+
+
 def test_one_fault_on_two_devices_is_one_cause() -> None:
     """What failed alike on the first device is not analysed again on the second."""
     kind, causes = Fixed({NEW: frozenset({"ADD-1"})}), Causes(seconds=1.0)
@@ -208,6 +223,21 @@ def test_each_op_has_its_share_however_short_the_time(drawn: list[tuple[str, int
     for n in range(len(order)):
         ran, left = (Counter(i.partition("-")[0] for i in part) for part in (order[:n], order[n:]))
         assert all(ran[op] >= max(ran.values(), default=0) - 1 for op in left)
+
+
+def test_what_is_new_of_an_op_comes_early() -> None:
+    """A type, a stride or the value of a parameter that no case before had, also none of another stage, comes before
+    more of the same; what brings more of it comes first, else the order stays.
+    """
+    same = [f"ops/L2_NORM-f32-ne={n}x5,eps=1e-5@1" for n in range(30, 40)]
+    new = "ops/L2_NORM-f32-ne=33x4,eps=10.0@1"
+    more = "ops/L2_NORM-f32-ne=33x4,vne=slab,eps=0.1@1"
+    wide = "ops/L2_NORM-f32-ne=3x65537,eps=1e-5@1"
+    assert spread([*same, wide, new, more], before=["ops/L2_NORM-f32-ne=40x5,eps=1e-5@1"]) == [more, wide, new, *same]
+    assert spread([new, *same], before=[new]) == [same[0], new, *same[1:]]
+    tests = [f"tbo/TOPK_MOE(ne=[{n},8,1,1],bias={n % 2})@0" for n in (2, 4, 5)]
+    assert spread([*tests, same[0]]) == [tests[0], same[0], tests[2], tests[1]]
+    assert spread([*same, new], before=["ops/NORM-f32-ne=33x4,eps=10.0@1"])[:2] == [same[0], new]
 
 
 def test_ops_with_kernels_of_their_own_run_first() -> None:

@@ -24,7 +24,7 @@ from conformance.release import backtest as past
 from conformance.release import bisect as halving
 from conformance.release.audit import Audits
 from conformance.release.backtest import Answer
-from conformance.release.cards import LEARNING, Cards, folder
+from conformance.release.cards import LEARNING, LEARNING_BESIDE, Cards, folder
 from conformance.release.cases import Cases
 from conformance.release.causes import Found
 from conformance.release.record import RECORD, load, results, write
@@ -127,7 +127,8 @@ def _release(
     isolation = replace(isolation, isolate=True, time_limit=min(isolation.time_limit, max(LEAST, seconds * PATIENCE)))
     begun = time.monotonic()
     cards = Cards(folder(), isolation, progress=say)
-    chosen = list(cards.give(targets(build, base, devices), build, base, seconds * LEARNING))
+    learning = seconds * (LEARNING if base is None else LEARNING_BESIDE)
+    chosen = list(cards.give(targets(build, base, devices), build, base, learning))
     seconds -= time.monotonic() - begun
     drives = with_zoo and build.llama and (base is None or base.llama)
     work = plan(chosen, level, Cases(isolation, say), Models(device) if drives else None)

@@ -62,6 +62,8 @@ _VARIANT = "ggml-cpu-"
 """What the name of a CPU library begins with, of a build that has several."""
 _REPAIRED = re.compile(r"libggml-(?!base-|cpu-)\w+-[0-9a-f]{8}\.so.*")
 """A device library that auditwheel renamed."""
+_PLUGIN = re.compile(r"libggml-(?!base\b).+\.(so|dylib)")
+"""A device library that ggml loads itself; what is linked has a version behind `.so`, or stands among `parts`."""
 
 _SOFTWARE = re.compile(r"llvmpipe|lavapipe|softpipe|swiftshader|pocl|\bpthread\b|\bcpu-|basic render", re.IGNORECASE)
 """In the description of a device that a CPU computes for."""
@@ -74,6 +76,11 @@ _ENVIRONMENT = {
     "GALLIVM_PERF": "nopt",
 }
 """What a library reads when it loads, unless the user has set it."""
+_REFUSAL = re.compile(
+    r"ncompatible|ailed to (?:load|init)|nsupported (?:GPU|device)|not support|is required|not available|"
+    r"(?:\b[Nn]o|find any)(?: \S+)? devices?\b"
+)
+"""In a line of log that says why there is no device."""
 _COMPLAINT = re.compile(r"xception|rror|[Ff]ail|ASSERT|nsupported|Check '")
 
 
@@ -94,6 +101,8 @@ class Library:
             os.environ.setdefault(name, value)
         self.path = find(where)
         self.folder = self.path if self.path.is_dir() else self.path.parent
+        """Where its libraries lie."""
+        self.plugins = plugins(self.folder)
         """Where device libraries lie that ggml loads itself."""
         self._handles = list(_load(self.path, self.parts))
         more = (part(self.path, stem) for stem in self.beside if self.path.is_dir())
@@ -273,7 +282,7 @@ class Library:
                     return handle
             if attempt == 0:
                 self.load_devices()
-        reasons = [line for line in self.log if "ncompatible" in line or "failed to load" in line]
+        reasons = self.refusals()
         raise UsageError(
             f"ggml: device {name!r} is unknown to {self.title}; its devices: {', '.join(devices) or 'none'}"
             + (f"; it said: {'; '.join(reasons)}" if reasons else "")
@@ -285,26 +294,32 @@ class Library:
         if self._loaded or load is None or load_all is None:
             return
         self._loaded = True
-        load_all(os.fsencode(self.folder))
+        load_all(os.fsencode(self.plugins))
         # It looks for the names of its own build, and loads by another name only what has variants, as the CPU has.
-        for path in sorted(self.folder.iterdir()):
+        for path in sorted(self.plugins.iterdir()):
             if _REPAIRED.fullmatch(path.name) and not hasattr(_loaded(path), "ggml_backend_score"):
                 load(os.fsencode(path))
+
+    def refusals(self) -> list[str]:
+        """What this library said of devices that it did not take, or of libraries that it could not load, since it was
+        loaded; of its last lines only, so ask before anything runs.
+        """
+        return list(dict.fromkeys(text for line in self.log if _REFUSAL.search(text := line.strip())))
 
     def variants(self) -> list[str]:
         """The CPU libraries of the folder that this processor can execute, such as `haswell`; none where ggml has its
         CPU built in. They stay loaded, so that `cpu_traits` tells nothing after this.
         """
-        paths = sorted(self.folder.glob(f"lib{_VARIANT}*.so"))
+        paths = sorted(self.plugins.glob(f"lib{_VARIANT}*.so"))
         return [path.name.removeprefix(f"lib{_VARIANT}").partition(".")[0] for path in paths if _runs_here(path)]
 
     def load_variant(self, name: str) -> None:
         """Load the CPU library called `name`, and none that this processor fits better; UsageError if it is not there,
         or this ggml has a CPU already; UnavailableError if this processor cannot execute it.
         """
-        path = self.folder / f"lib{_VARIANT}{name}.so"
+        path = self.plugins / f"lib{_VARIANT}{name}.so"
         if not path.is_file() or self.ggml.backend_load is None:
-            there = sorted(p.name for p in self.folder.glob(f"lib{_VARIANT}*.so"))
+            there = sorted(p.name for p in self.plugins.glob(f"lib{_VARIANT}*.so"))
             raise UsageError(f"ggml: variant={name}: {path} expected; there are {', '.join(there) or 'none'}")
         if "CPU" in self.devices():
             raise UsageError(f"ggml: variant={name}: {self.title} has a CPU already, which it cannot unload")
@@ -409,7 +424,7 @@ class Library:
         """Type -> its traits; empty where the library hides them, also in a CPU library that ggml loaded itself."""
         cpu, traits = self.ggml.get_type_traits_cpu, self.ggml.get_type_traits
         if cpu is None and hasattr(os, "RTLD_NOLOAD"):
-            handles = (_loaded(path) for path in sorted(self.folder.glob("libggml-cpu*.so")))
+            handles = (_loaded(path) for path in sorted(self.plugins.glob("libggml-cpu*.so")))
             cpu = next((f for h in handles if (f := getattr(h, "ggml_get_type_traits_cpu", None)) is not None), None)
             if cpu is not None:
                 cpu.restype, cpu.argtypes = OPTIONAL["get_type_traits_cpu"]
@@ -551,9 +566,26 @@ def part(folder: Path, stem: str) -> Path | None:
     return None
 
 
+def plugins(folder: Path) -> Path:
+    """Where the device libraries of a build lie: beside its libraries, or, as distributions of Linux have them, in a
+    folder below `ggml` there, such as `ggml/backends0`.
+    """
+    below = folder / "ggml"
+    own = any(_PLUGIN.fullmatch(p.name) for p in folder.iterdir()) if folder.is_dir() else True
+    if own or not below.is_dir():
+        return folder
+    return next((p.parent for p in sorted(below.rglob("libggml-*")) if _PLUGIN.fullmatch(p.name)), folder)
+
+
 def rpc_server(folder: Path) -> Path | None:
-    """The program of a build that serves its devices by RPC; None where there is none."""
-    return next(filter(Path.is_file, (folder / name for name in RPC_SERVERS)), None)
+    """The program of a build that serves its devices by RPC: beside its libraries, or, where these are installed below
+    a `lib`, among the programs of the same installation. None where there is none.
+    """
+    lib = next((p for p in (folder, folder.parent) if p.name.startswith("lib")), None)
+    places = [folder]
+    if lib is not None:
+        places += [lib.parent / "bin", lib.parent / "libexec" / folder.relative_to(lib) / "llama" / "bin"]
+    return next(filter(Path.is_file, (place / name for place in places for name in RPC_SERVERS)), None)
 
 
 def _load(path: Path, parts: Sequence[str]) -> Iterator[ctypes.CDLL]:

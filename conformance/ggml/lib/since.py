@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from conformance.ggml.ops.media.images import SCALE_FLAG, SCALE_MODE
 from conformance.ggml.ops.rope import ROPE_TYPE
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import F16
@@ -46,6 +47,14 @@ def _left(t: Tensor) -> bool:
     return any(t.params.padding[::2])
 
 
+def _bicubic(t: Tensor) -> bool:
+    return bool(t.params.mode & 0xFF == SCALE_MODE.BICUBIC)
+
+
+def _aligned_nearest(t: Tensor) -> bool:
+    return bool(t.params.mode == SCALE_MODE.NEAREST | SCALE_FLAG.ALIGN_CORNERS)
+
+
 _ROPE = (
     Since("an offset", "ggml_rope_set_offset", lambda t: bool(t.params.n_offs)),
     Since("mode IMROPE", "ggml_cumsum", lambda t: t.params.mode == ROPE_TYPE.IMROPE),
@@ -67,6 +76,11 @@ SINCE: dict[str, tuple[Since, ...]] = {
     "PAD": (
         Since("zeros before a dimension", "ggml_pad_ext", _left),
         Since("circular padding", "ggml_pad_ext_circular", lambda t: bool(t.params.circular)),
+    ),
+    "UPSCALE": (
+        Since("mode BICUBIC", "ggml_cumsum", _bicubic),
+        Since("aligned corners in mode NEAREST", "ggml_cumsum", _aligned_nearest),
+        Since("antialias", "ggml_pad_ext_circular", lambda t: bool(t.params.mode & SCALE_FLAG.ANTIALIAS)),
     ),
     "SSM_SCAN": (
         Since("rows of states by ids", "ggml_set_abort_callback", _has(6)),

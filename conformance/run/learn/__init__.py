@@ -9,7 +9,8 @@ upstream's own tests allow. A residual that looks like a fault, not like roundin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -39,21 +40,33 @@ _FLIPS = 100.0
 """A residual so many times smaller than what the rounding itself is worth: a few values went the other way."""
 
 
-def learn(
-    backend: Backend, oracle: Oracle, keys: Mapping[str, Sequence[str]], told: Callable[[str, Entry], None]
-) -> Card:
-    """The card of `backend`, measured by the cases of `keys` as `plain` gives them; `told` gets each entry as it comes.
-
-    A key that the device refuses has no entry.
+def begin(backend: Backend, build: str = "") -> Card:
+    """A card of `backend` on which nothing stands yet: what is not measured is judged by upstream's limits. `build`
+    says which libraries compute (`builds.source.contents`).
     """
     info = backend.info()
-    entries: dict[str, Entry] = {}
-    for key, ids in keys.items():
-        cases = [c for c in map(ops.build, ids) if all(backend.supports(c.steps[0].graph))]
-        if cases:
-            entries[key] = _entry(backend, oracle, key, cases)
-            told(key, entries[key])
-    return Card(__version__, info.device, info.description, info.versions, entries)
+    return Card(__version__, info.device, info.description, info.versions, others=True, build=build)
+
+
+def left(card: Card, keys: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+    """Those of `keys` that are still to be measured: the first of each op, then the second of each. However short the
+    time is, each op has its share, and products with their many types do not take all of it.
+    """
+    turns = Counter[str]()
+    turn: dict[str, int] = {}
+    for key in keys:
+        turn[key] = turns[_op(key)]
+        turns[_op(key)] += 1
+    wanted = [key for key, ids in keys.items() if not card.has(key, ids)]
+    return {key: keys[key] for key in sorted(wanted, key=lambda k: turn[k])}
+
+
+def learn(card: Card, backend: Backend, oracle: Oracle, key: str, ids: Sequence[str]) -> Card:
+    """`card` with what the plain cases `ids` tell of `key` (`plain`): an entry, or that the device refuses it."""
+    cases = [c for c in map(ops.build, ids) if all(backend.supports(c.steps[0].graph))]
+    if not cases:
+        return replace(card, refused=(*card.refused, key))
+    return replace(card, entries={**card.entries, key: _entry(backend, oracle, key, cases)})
 
 
 def _entry(backend: Backend, oracle: Oracle, key: str, cases: Sequence[Case]) -> Entry:
