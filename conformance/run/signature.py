@@ -30,6 +30,7 @@ _DAMAGED = re.compile(
 _SHAPE = re.compile(r"[\[({](?:\s*[-?.#]*\s*[,x;:]?)+[\])}]")
 _STEP = re.compile(r"^.*?computing steps\[[0-9]+\](?: of case)?: ")
 _KEPT = 240
+_DIED = re.compile(r"its process died \([^)]*\)(?:: the heap is damaged)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,11 @@ class Signature:
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.verdict.value, self.op, self.kind)))
+
+
+def by_damage(kind: str) -> bool:
+    """Whether a crash of this kind says no more than that memory is damaged, which shows by chance."""
+    return _DIED.fullmatch(kind) is not None
 
 
 def signature_of(result: Result) -> Signature | None:
