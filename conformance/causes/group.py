@@ -221,14 +221,23 @@ class Search:
         with suppress(ConformanceError):
             node = None if failure.at is None else failure.node
             for case in itertools.islice(cure.without(form, self._recorded(failure.case), failure.result, node), CURES):
-                (result,) = self._runner.run(self._spec, [case])
-                if result.verdict is Verdict.PASS:
-                    return True
-                found = failure_of(case, result)
-                if found is not None and found.kind != failure.kind and self._explaining(found) is not None:
+                if self._is_cured(failure, case):
                     return True
         self._uncured.add((failure.case.id, form))
         return False
+
+    def _is_cured(self, failure: Failure, case: Case) -> bool:
+        """Whether `case`, which is `failure` without something, passes, or fails as a known form says."""
+        said = failure_of(case, result) if (result := self._run(case)).verdict is not Verdict.PASS else None
+        if said is None or (said.kind == failure.kind and not said.by_chance):
+            return result.verdict is Verdict.PASS
+        found = failure_of(case, self._run(case, locates=True))
+        return found is not None and found.kind != failure.kind and self._explaining(found) is not None
+
+    def _run(self, case: Case, *, locates: bool = False) -> Result:
+        """The result of one case, without opening the backend anew: that takes a second or more."""
+        with self._runner.looking(locates=locates, tells_kept=False):
+            return self._runner.run(self._spec, [case])[0]
 
     def _recorded(self, case: Case) -> cuts.Recorded:
         reference = self._runner.oracle.reference_in(self._runner.backend(self._spec).arithmetic_in(case))
@@ -282,14 +291,11 @@ class Search:
         def passes(case: Case) -> bool:
             nonlocal left
             left -= 1
-            return left >= 0 and not self._late() and self._verdict(case) is Verdict.PASS
+            return left >= 0 and not self._late() and self._run(case).verdict is Verdict.PASS
 
         with suppress(ConformanceError):
             return cure.needed(_form(failure), self._recorded(failure.case), failure.result, failure.node, passes)
         return ()
-
-    def _verdict(self, case: Case) -> Verdict:
-        return self._runner.run(self._spec, [case])[0].verdict
 
     def _new(self, failure: Failure) -> Group:
         """The group of a failure that no other explains."""
@@ -305,7 +311,7 @@ class Search:
             if claim.applies(failure.case):
                 return self._of_relation(failure)
             with suppress(ConformanceError):
-                proof = self._shrunk(failure) or failure
+                proof = self._shrunk(failure, fresh=True) or failure
         unknown = failure.signature.kind == OUTPUT
         known = failure.signature.covers(proof.signature) and not unknown
         form = _form(proof) if failure.at is None else _form(proof).with_types(failure.features)
@@ -354,12 +360,13 @@ class Search:
             self.groups.append(group)
         return group
 
-    def _shrunk(self, failure: Failure) -> Failure | None:
+    def _shrunk(self, failure: Failure, *, fresh: bool = False) -> Failure | None:
         """The smallest case outside of all known forms that fails as `failure` does, in a process where nothing ran
         before: a backend that damages memory makes cases fail in its process that are right. None where none was found;
-        ConformanceError if `failure` does not come again.
+        ConformanceError if `failure` does not come again. `fresh`: nothing else ran since the backend was opened.
         """
-        self._runner.renew()
+        if not fresh:
+            self._runner.renew()
         left = self._end - self._clock()
         small = shrink(
             self._runner,
@@ -385,8 +392,7 @@ class Search:
         self._looked.add(shape)
         with suppress(ConformanceError):
             for case in itertools.islice(self._variants(failure), VARIANTS):
-                (result,) = self._runner.run(self._spec, [case])
-                found = failure_of(case, result)
+                found = failure_of(case, self._run(case, locates=True))
                 if found is not None and found.kind == failure.kind and self._explaining(found) is None:
                     return found
         return None
