@@ -42,6 +42,10 @@ FROM_THE_START = """            part = [s is not None and s.root.op == "NONE" an
 """
 
 
+WRITES = "        held[:] = data\n"
+FORGETS = "        held[:] = held\n"
+
+
 class _Runner(Hunter):
     locates = True
 
@@ -84,6 +88,13 @@ def test_an_error_that_stays_without_the_view_is_a_cause_of_its_own() -> None:
     (own,) = (g for g in groups if g.kind[0] == Verdict.OVERCLAIM)
     assert {f.case.id.partition("-")[0] for f in own.failures} == {"ops/CUMSUM"}
     assert not cause_of(own, "cpu", Nodes([], [])).conditions[1:]
+
+
+def test_a_relation_is_needed_where_each_run_by_itself_is_right() -> None:
+    """Weights that a session does not take are a fault of what the relation does, and of no node."""
+    forgets = Fault("forgets", "", "cpu", ("relations",), "conformance/backend/kernel.py", WRITES, FORGETS)
+    (group,) = _groups(forgets, ("relations/weights-*",))
+    assert [c.key for c in group.form.conditions] == ["relation"]
 
 
 @pytest.mark.parametrize("case_id", VIEWED)
