@@ -6,7 +6,7 @@ What is left is a condition: without it the case passed, failed in another way, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from conformance.case.case import Case
@@ -79,6 +79,11 @@ class Form:
         return any(c.value.startswith(PART) for c in self.rest)
 
     @property
+    def of_output(self) -> bool:
+        """Whether all it says, beside sizes, is that the node is an output which others read."""
+        return {c.key for c in self.says} == {OUTPUT}
+
+    @property
     def of_place(self) -> bool:
         """Whether it is about where an operand or a result lies: a node by itself, of other leaves, is right then."""
         lies = any(
@@ -101,6 +106,10 @@ class Form:
         """Whether it says what `other` says, of an op of its own, whatever the sizes."""
         mine, theirs = ({c for c in f.rest if not is_size(c)} for f in (self, other))
         return mine == theirs and bool(set(self.ops) & set(other.ops))
+
+    def but(self, idle: Collection[Condition]) -> Form:
+        """The same without conditions that do not matter."""
+        return Form(tuple(c for c in self.conditions if c not in idle))
 
     def with_types(self, found: Features) -> Form:
         """The same for the types of a node from which the smallest case was shrunk, too: it fails with either."""
@@ -211,6 +220,19 @@ def common(a: Form, b: Form) -> Form | None:
     return Form((Condition(OP, ANY_OF.join(ops)), *sorted(dict.fromkeys(shared), key=str)))
 
 
+def of_one_error(a: Form, b: Form) -> Form:
+    """The form of an op that says the same of either: what both share, or any of their types, or the op alone."""
+    if type_of(a) and type_of(b):
+        return of_types([a, b])
+    return common(a, b) or Form(tuple(c for c in a.conditions if c.key == OP))
+
+
+def same_kernel(a: Form, b: Form) -> bool:
+    """Whether the ops of both are computed in one place, and every type of one is among those of the other."""
+    x, y = set(type_of(a).split(ANY_OF)), set(type_of(b).split(ANY_OF))
+    return "" not in x | y and _module(a) == _module(b) and (x <= y or y <= x)
+
+
 def type_of(form: Form) -> str:
     """The type that is all a form says beside its ops and sizes; empty where it says something else."""
     said = [c for c in form.rest if not is_size(c)]
@@ -240,8 +262,9 @@ def _both(a: Condition, b: Condition, end: str) -> str:
     """The value that holds wherever one of two does; empty where they have nothing in common."""
     if end == OF_ANY[HELD]:
         return AND.join(w for w in a.value.split(AND) if w in b.value.split(AND))
-    if end == OF_ANY[SHOWN] and a.value.startswith(PART) and b.value.startswith(PART):
-        return ANY_OF.join(sorted({*a.value.split(ANY_OF), *b.value.split(ANY_OF)}))
+    either = {*a.value.split(ANY_OF), *b.value.split(ANY_OF)}
+    if end == OF_ANY[SHOWN] and either <= {f"{PART}an input", f"{PART}a weight"}:  # a cache is what steps share
+        return ANY_OF.join(sorted(either))
     return a.value if a.value == b.value else ""
 
 

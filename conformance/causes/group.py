@@ -33,9 +33,9 @@ from conformance.suite.relations import claim
 from .cause import Cause, Condition
 from .failure import Failure, by_chance, failure_of, may_be, size
 from .features import OP, Features, features, nodes_of
-from .form import SEVERAL, Form, common, form_of, meets, of_types, type_of, without
+from .form import SEVERAL, Form, common, form_of, meets, of_one_error, of_types, same_kernel, type_of, without
 from .needs import cure
-from .needs.whole import of_relation, said_alike, tells_apart, whole_form
+from .needs.whole import of_relation, said_alike, shared_by, tells_apart, whole_form
 
 _T = TypeVar("_T")
 EACH = 10.0
@@ -74,6 +74,8 @@ class Group:
     proof: Failure
     """The smallest case that shows it."""
     failures: list[Failure] = field(default_factory=list)
+    needed: frozenset[Condition] = frozenset()
+    """Conditions without each of which a failure of it passes."""
     unsure: int = 0
     """Of the failures, those that nothing known explains: they are here as time was over, and this is the nearest."""
 
@@ -275,31 +277,34 @@ class Search:
         same = [g for g in alike if found[OP] in g.form.ops]
         return max(same, key=lambda g: sum(meets(c, found) for c in g.form.rest), default=None)
 
-    def _outside(self, needed: cure.Needed, case: Case, result: Result) -> bool:
+    def _outside(self, needs: cure.Needs, case: Case, result: Result) -> bool:
         """Whether no known form explains the failure of `case`, which still has what is needed."""
         failure = failure_of(case, result)
         if failure is None or self._explaining(failure) is not None:
             return False
-        return not needed or (failure.at is not None and cure.has(needed, failure.features))
+        return not needs.some_of or (failure.at is not None and needs.met(failure.features))
 
-    def _needed(self, failure: Failure) -> cure.Needed:
+    def _needs(self, failure: Failure) -> cure.Needs:
         """What the failure needs of its node: what else makes the smaller case fail would be another fault."""
         if failure.at is None or failure.signature.kind == OUTPUT:
-            return ()
+            return cure.Needs()
         left = NEEDED
 
-        def passes(case: Case) -> bool:
+        def passes(case: Case) -> bool | None:
             nonlocal left
             left -= 1
-            return left >= 0 and not self._late() and self._run(case).verdict is Verdict.PASS
+            if left < 0 or self._late():
+                return None
+            verdict = self._run(case).verdict
+            return verdict is Verdict.PASS if verdict in {Verdict.PASS, failure.result.verdict} else None
 
         with suppress(ConformanceError):
-            return cure.needed(_form(failure), self._recorded(failure.case), failure.result, failure.node, passes)
-        return ()
+            return cure.needs(_form(failure), self._recorded(failure.case), failure.result, failure.node, passes)
+        return cure.Needs()
 
     def _new(self, failure: Failure) -> Group:
         """The group of a failure that no other explains."""
-        proof = failure
+        proof, needs = failure, cure.Needs()
         if not self._late():
             alone = self._alone(failure)
             if alone is None:
@@ -310,12 +315,13 @@ class Search:
                 proof = failure = alone
             if claim.applies(failure.case):
                 return self._of_relation(failure)
+            needs = self._needs(failure)
             with suppress(ConformanceError):
-                proof = self._shrunk(failure, fresh=True) or failure
+                proof = self._shrunk(failure, needs) or failure
         unknown = failure.signature.kind == OUTPUT
         known = failure.signature.covers(proof.signature) and not unknown
-        form = _form(proof) if failure.at is None else _form(proof).with_types(failure.features)
-        group = Group(failure.kind if known else proof.kind, form, proof)
+        form = _form(proof) if failure.at is None else _form(proof).but(needs.idle).with_types(failure.features)
+        group = Group(failure.kind if known else proof.kind, form, proof, needed=needs.alone)
         if unknown and form.ops and not self._tells(group):  # it slipped to a node that is hardly ever wrong
             group = Group(failure.kind, Form(()), failure)
         self.groups.append(group)
@@ -354,26 +360,27 @@ class Search:
     def _gone(self, failure: Failure) -> Group:
         """The group of what did not come again: no form says why it failed, as what ran before it did."""
         kind = failure.result.verdict.value, GONE
-        group = next((g for g in self.groups if g.kind == kind), None)
+        group = next((g for g in self.groups if g.kind[1] == GONE), None)
         if group is None:
             group = Group(kind, Form(()), failure)
             self.groups.append(group)
         return group
 
-    def _shrunk(self, failure: Failure, *, fresh: bool = False) -> Failure | None:
+    def _shrunk(self, failure: Failure, needs: cure.Needs | None = None) -> Failure | None:
         """The smallest case outside of all known forms that fails as `failure` does, in a process where nothing ran
         before: a backend that damages memory makes cases fail in its process that are right. None where none was found;
-        ConformanceError if `failure` does not come again. `fresh`: nothing else ran since the backend was opened.
+        ConformanceError if `failure` does not come again.
         """
-        if not fresh:
-            self._runner.renew()
+        if needs is None:
+            needs = self._needs(failure)
+        self._runner.renew()
         left = self._end - self._clock()
         small = shrink(
             self._runner,
             self._spec,
             failure.case,
             time_budget=min(max(EACH, SHARE * left), left),
-            accept=partial(self._outside, self._needed(failure)),
+            accept=partial(self._outside, needs),
         )
         self._runner.renew()
         (result,) = self._runner.run(self._spec, [small.case])
@@ -416,7 +423,7 @@ class Search:
                 (a, b), key=lambda g: (a.kind != b.kind and g.kind[0] != Verdict.FAIL, size(g.proof))
             )
             a.kind, a.proof, a.form, a.failures = first.kind, first.proof, form, first.failures + second.failures
-            a.unsure = first.unsure + second.unsure
+            a.unsure, a.needed = first.unsure + second.unsure, a.needed & b.needed
             self.groups.remove(b)
 
     def _alike(self, nodes: Nodes, *, last: bool) -> tuple[Group, Group, Form] | None:
@@ -424,6 +431,8 @@ class Search:
             key = (a.kind, a.form, b.kind, b.form)
             if key not in self._apart:
                 form = _joint(a, b, last=last)
+                if form is not None and _one(a, b, last=last):
+                    return a, b, form
                 least = JOINED * max(nodes.share(a.form), nodes.share(b.form))
                 if form is not None and nodes.share(form) >= least:
                     return a, b, form
@@ -455,7 +464,21 @@ class Search:
         self.groups = _of_types(self.groups)
         self._apart.clear()
         self._join(nodes, last=True)
+        for g in self.groups:
+            if not g.form.ops:
+                g.form = shared_by(g.form, [f.case for f in g.failures])
         return self.groups
+
+
+def _one(a: Group, b: Group, *, last: bool) -> bool:
+    """Whether two groups are one whatever their shares are: an error of one op that says the same, or what is wrong by
+    no more than that it is an output which others read, as was tried of both.
+    """
+    error = a.kind == b.kind and not a.by_chance
+    if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
+        return True
+    wrong = a.kind[0] == b.kind[0] == Verdict.FAIL
+    return wrong and a.form.of_output and b.form.of_output and bool(a.needed and b.needed)
 
 
 def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
@@ -463,9 +486,9 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     what two ops share only at the `last`, when it is known which types each fails with.
     """
     if not (a.form.ops and b.form.ops):
-        shared = a.form.rest & b.form.rest
-        one = not a.form.ops and not b.form.ops and said_alike(a.kind, b.kind, named=True)
-        return Form(tuple(c for c in a.form.conditions if c in shared)) if one and tells_apart(shared) else None
+        return _joint_wholes(a, b)
+    if last and a.kind == b.kind and (form := _joint_types(a, b)) is not None:
+        return form
     form = common(a.form, b.form)
     if form is not None and said_alike(a.kind, b.kind) and a.form.says == b.form.says:
         return form
@@ -479,6 +502,22 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     of_shapes = error.form.only_of_extent and _OF_SHAPES.search(error.kind[1]) is not None
     by_words = last and wrong.kind[0] == Verdict.FAIL and wrong.form.spreads and of_shapes
     return form if form.of_extent and (by_chance or by_words) else None
+
+
+def _joint_wholes(a: Group, b: Group) -> Form | None:
+    """What two causes of no single node share, whose messages differ in names or in one word."""
+    shared = a.form.rest & b.form.rest
+    alike = said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
+    if a.form.ops or b.form.ops or not alike or not tells_apart(shared):
+        return None
+    return Form(tuple(c for c in a.form.conditions if c in shared))
+
+
+def _joint_types(a: Group, b: Group) -> Form | None:
+    """The form of one op that says the same of several types, or of one kernel that is wrong with the same types."""
+    if not a.by_chance and a.form.ops == b.form.ops and len(a.form.ops) == 1:
+        return of_one_error(a.form, b.form)
+    return of_types([a.form, b.form]) if a.by_chance and same_kernel(a.form, b.form) else None
 
 
 def _of_types(groups: Sequence[Group]) -> list[Group]:

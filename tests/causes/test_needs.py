@@ -121,12 +121,11 @@ def test_what_is_needed_stays_while_a_case_shrinks() -> None:
         return all(n.src[0] is not None and n.src[0].type.name == "f32" for _, _, n in nodes_of(candidate))
 
     found = features(case, k, node)
-    needed = cure.needed(form_of(case, k, node), recorded, Result("", "", Verdict.FAIL), node, passes)
-    assert needed
-    assert cure.has(needed, found)
-    assert cure.has(needed, {**found, "src[0].type": "f16"})
-    assert not cure.has(needed, {**found, "src[0].type": "f32"})
-    assert not cure.needed(form_of(case, k, node), recorded, Result("", "", Verdict.FAIL), node, lambda _: False)
+    needed = cure.needs(form_of(case, k, node), recorded, Result("", "", Verdict.FAIL), node, passes)
+    assert needed.met(found)
+    assert needed.met({**found, "src[0].type": "f16"})
+    assert not needed.met({**found, "src[0].type": "f32"})
+    assert not cure.needs(form_of(case, k, node), recorded, Result("", "", Verdict.FAIL), node, lambda _: False).some_of
 
 
 def test_what_a_leaf_holds_is_a_condition_of_any_that_holds_more() -> None:

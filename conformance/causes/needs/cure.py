@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 
 from conformance.case.case import Case
@@ -16,7 +17,7 @@ from conformance.causes.features import HOLDS, LAYOUT, OFFSET, OP, OUTPUT, SHOWS
 from conformance.causes.form import HELD, SHOWN, TYPE, Form, is_size, meets
 from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import VIEW_OPS, Tensor, computes
-from conformance.ggml.types import F32
+from conformance.ggml.types import BF16, F16, F32, I64
 from conformance.judge.verdict import Result
 from conformance.run.shrink import cuts, simplify
 from conformance.run.shrink.cuts import Recorded
@@ -24,8 +25,25 @@ from conformance.run.shrink.cuts import Recorded
 Make = Callable[[Recorded, Result], Iterator[Case]]
 TRIED = 200
 """Candidates of a pass that are looked at."""
-Needed = Sequence[frozenset[Condition]]
-"""Of each set one condition at least must hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a failure needs, of the conditions that hold for its node."""
+
+    some_of: tuple[frozenset[Condition], ...] = ()
+    """Of each set one at least: without it the case passes."""
+    idle: frozenset[Condition] = frozenset()
+    """Without each of these the case fails as before."""
+
+    def met(self, found: Features) -> bool:
+        """Whether a node with these features still has what is needed."""
+        return all(any(meets(c, found) for c in some) for some in self.some_of)
+
+    @property
+    def alone(self) -> frozenset[Condition]:
+        """The conditions that are needed, each by itself."""
+        return frozenset(c for some in self.some_of if len(some) == 1 for c in some)
 
 
 def without(form: Form, recorded: Recorded, result: Result, node: Tensor | None) -> Iterator[Case]:
@@ -73,7 +91,11 @@ def flat(recorded: Recorded, _: Result) -> Iterator[Case]:
     case = recorded.case
     caches = set(case.caches())
     kept = {
-        k: [n for n in s.graph if computes(n) and not (n.op in VIEW_OPS and _of_leaf(n, s.graph.nodes, caches))]
+        k: [
+            n
+            for n in s.graph
+            if not (n.op in VIEW_OPS and _of_leaf(n, s.graph.nodes, caches)) and (computes(n) or n.op in VIEW_OPS)
+        ]
         for k, s in enumerate(case.steps)
     }
     yield cuts.keep(recorded, kept)
@@ -88,28 +110,37 @@ def _smaller(recorded: Recorded, result: Result) -> Iterator[Case]:
     yield from sorted(simplify.dims(recorded, result), key=simplify.elements, reverse=True)
 
 
-def needed(form: Form, recorded: Recorded, result: Result, node: Tensor, passes: Callable[[Case], bool]) -> Needed:
-    """What the failing `node` needs of `form`, its own: sets of conditions without which the case passes."""
+def needs(form: Form, recorded: Recorded, result: Result, node: Tensor, passes: Callable[[Case], bool | None]) -> Needs:
+    """What the failing `node` needs of `form`, its own. `passes` says whether a case does; None where nobody knows."""
     said = [c for c in form.rest if not is_size(c)]
-    found: dict[frozenset[Condition], None] = {}
+    some_of: dict[frozenset[Condition], None] = {}
+    idle: set[Condition] = set()
     tried: set[frozenset[Condition]] = set()
     op = Condition(OP, name_of(node))
     for condition in sorted(said, key=str):
         for case in without(Form((op, condition)), recorded, result, node):
             rows = [f for k, _, t in nodes_of(case) for f in [features(case, k, t)] if f[OP] == op.value]
             gone = frozenset(c for c in said if not any(meets(c, f) for f in rows))
-            if gone not in tried and passes(case):
-                found[gone] = None
+            if gone in tried:
+                continue
             tried.add(gone)
-    return list(found)
+            passed = passes(case)
+            if passed:
+                some_of[gone] = None
+            elif passed is False and len(gone) == 1:
+                idle |= gone
+    loose = {c: _loose(c, recorded, result, op, passes) for c in said if any(c in some for some in some_of)}
+    return Needs(tuple(frozenset(loose[c] for c in some) for some in some_of), frozenset(idle))
 
 
-def has(wanted: Needed, found: Features) -> bool:
-    """Whether a node with these features still has what is needed; of a type, any that is as little F32."""
-    return all(any(_kept(c, found) for c in some) for some in wanted)
-
-
-def _kept(condition: Condition, found: Features) -> bool:
-    if condition.key.endswith(".type"):
-        return found.get(condition.key, F32.name) != F32.name
-    return meets(condition, found)
+def _loose(
+    condition: Condition, recorded: Recorded, result: Result, op: Condition, passes: Callable[[Case], bool | None]
+) -> Condition:
+    """Of a type that must not be F32, whether it may be F16."""
+    if not condition.key.endswith(".type") or condition.value in {F16.name, BF16.name, I64.name}:
+        return condition
+    half = Condition(condition.key, F16.name)
+    for case in islice(simplify.types(recorded, result), TRIED):
+        if any(f[OP] == op.value and meets(half, f) for k, _, t in nodes_of(case) for f in [features(case, k, t)]):
+            return Condition(condition.key, f"!= {F32.name}") if passes(case) is False else condition
+    return condition

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from conformance.case.case import Case
 from conformance.causes.cause import Condition
@@ -47,6 +47,19 @@ def _conditions(case: Case) -> Iterator[Condition]:
         yield Condition(READS, f"{PART}a cache")
     for name in sorted({t.type.name for t in case.persistent if rank(t.type) > 1}):
         yield Condition(TYPE, name)
+
+
+def shared_by(form: Form, cases: Sequence[Case]) -> Form:
+    """What `form` says that is true of every case: another may fail alike without the rest."""
+    return Form(tuple(c for c in form.conditions if all(_true(c, case) for case in cases)))
+
+
+def _true(condition: Condition, case: Case) -> bool:
+    if condition.key == claim.KEY:
+        return claim.applies(case) and claim.read(case).name == condition.value
+    if condition.key == NODES:
+        return set(condition.value.split(", ")) <= {n.op for _, _, n in nodes_of(case)}
+    return condition in set(_conditions(case))
 
 
 def tells_apart(shared: Collection[Condition]) -> bool:
