@@ -30,6 +30,8 @@ HOLDS = "holds"
 OUTPUT, READ = "output", "and read later"
 CONTIGUOUS, FIRST = "contiguous", "first"
 PART = "a part of "
+STORES = frozenset({"SET_ROWS", "CPY"})
+"""Ops by which a graph keeps something in a cache."""
 AND = ", "
 """Between what an operand holds."""
 LOOKED_AT = 4096
@@ -85,7 +87,7 @@ def root_of(case: Case, k: int, t: Tensor) -> str:
         return "a node"
     if t.root not in case.persistent:
         return "an input"
-    return "a cache" if any(n.root is t.root and writes_in_place(n) for n in graph) else "a weight"
+    return "a cache" if any(n.root is t.root and n.op in STORES and writes_in_place(n) for n in graph) else "a weight"
 
 
 def _held(case: Case, k: int, t: Tensor) -> str:

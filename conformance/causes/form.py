@@ -79,6 +79,11 @@ class Form:
         return any(c.value.startswith(PART) for c in self.rest)
 
     @property
+    def of_what_is_held(self) -> bool:
+        """Whether it is about values that arithmetic treats apart."""
+        return any(c.key == HELD or c.key.endswith(HOLDS) for c in self.rest)
+
+    @property
     def of_output(self) -> bool:
         """Whether all it says, beside sizes, is that the node is an output which others read."""
         return {c.key for c in self.says} == {OUTPUT}
@@ -106,6 +111,10 @@ class Form:
         """Whether it says what `other` says, of an op of its own, whatever the sizes."""
         mine, theirs = ({c for c in f.rest if not is_size(c)} for f in (self, other))
         return mine == theirs and bool(set(self.ops) & set(other.ops))
+
+    def anywhere(self) -> Form:
+        """The same without sizes, where several ops share what it says of an operand."""
+        return Form(tuple(c for c in self.conditions if not is_size(c))) if self.spreads and self.of_extent else self
 
     def but(self, idle: Collection[Condition]) -> Form:
         """The same without conditions that do not matter."""

@@ -50,6 +50,8 @@ TELLS = 0.1
 """The share of failures below which a form explains no other failure."""
 GONE = "not seen again in a process of its own, so what ran before may be at fault"
 """The message of failures that did not come again."""
+UNSEEN = "not looked at, as time was over, and several causes are known of its op"
+"""The message of failures that may be of any of these."""
 AGAIN = 3
 """How often a crash gets the chance."""
 FEW = 3
@@ -275,7 +277,18 @@ class Search:
             return next(iter(alike), None)
         found = failure.features
         same = [g for g in alike if found[OP] in g.form.ops]
+        if len(same) > 1 and failure.by_chance:
+            return self._unseen(failure)
         return max(same, key=lambda g: sum(meets(c, found) for c in g.form.rest), default=None)
+
+    def _unseen(self, failure: Failure) -> Group:
+        """The group of what there was no time for, of ops with several causes: nobody can say which."""
+        kind = failure.result.verdict.value, UNSEEN
+        group = next((g for g in self.groups if g.kind[1] == UNSEEN), None)
+        if group is None:
+            group = Group(kind, Form(()), failure)
+            self.groups.append(group)
+        return group
 
     def _outside(self, needs: cure.Needs, case: Case, result: Result) -> bool:
         """Whether no known form explains the failure of `case`, which still has what is needed."""
@@ -422,7 +435,8 @@ class Search:
             first, second = sorted(
                 (a, b), key=lambda g: (a.kind != b.kind and g.kind[0] != Verdict.FAIL, size(g.proof))
             )
-            a.kind, a.proof, a.form, a.failures = first.kind, first.proof, form, first.failures + second.failures
+            a.kind, a.proof, a.failures = first.kind, first.proof, first.failures + second.failures
+            a.form = form.anywhere()
             a.unsure, a.needed = first.unsure + second.unsure, a.needed & b.needed
             self.groups.remove(b)
 
@@ -431,7 +445,7 @@ class Search:
             key = (a.kind, a.form, b.kind, b.form)
             if key not in self._apart:
                 form = _joint(a, b, last=last)
-                if form is not None and _one(a, b, last=last):
+                if form is not None and (_one(a, b, last=last) or not (a.form.ops and b.form.ops)):
                     return a, b, form
                 least = JOINED * max(nodes.share(a.form), nodes.share(b.form))
                 if form is not None and nodes.share(form) >= least:
@@ -495,7 +509,8 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     if form is None or (not last and a.form.ops != b.form.ops and type_of(form)):
         return None
     verdicts = {a.kind[0], b.kind[0]}
-    if a.kind == b.kind or (a.form.same_but_sizes(b.form) and verdicts == {Verdict.FAIL}):
+    either = a.form.same_but_sizes(b.form) or form.of_what_is_held
+    if a.kind == b.kind or (either and verdicts == {Verdict.FAIL}):
         return form
     wrong, error = sorted((a, b), key=lambda g: g.kind[0] != Verdict.FAIL)
     by_chance = a.by_chance and b.by_chance
@@ -506,6 +521,10 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
 
 def _joint_wholes(a: Group, b: Group) -> Form | None:
     """What two causes of no single node share, whose messages differ in names or in one word."""
+    if a.kind == b.kind and not a.by_chance:
+        whole, node = (a, b) if b.form.ops else (b, a)
+        meets_op = any(f[OP] in node.form.ops for f in whole.proof.all)
+        return node.form if meets_op else None
     shared = a.form.rest & b.form.rest
     alike = said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
     if a.form.ops or b.form.ops or not alike or not tells_apart(shared):

@@ -21,7 +21,7 @@ _WRAPPER = re.compile(r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' fail
 _VALIDATED = re.compile(r"While validating node '(\S+) [^']*' with friendly_name '[^']*'")
 _NAMED = re.compile(r"with name '(?:[A-Z]\w*?_[0-9]+_?)?([^'(]*?)-?[0-9]*(?: \([^']*)?'")
 _TYPED = re.compile(r"Node \S+(?: \([^:']*?)? of type (\w+)")
-_TENSOR = re.compile(r"(?<=pre-allocated tensor) \(.*\)(?= in a buffer)")
+_TENSOR = re.compile(r"(?<=pre-allocated tensor) \(.*\)(?= in a buffer)|(?<=cannot run the operation) \([A-Z_0-9]+\)")
 """The parts of a message that name a node: its op stays, and of its own name what is no count and no view."""
 _DAMAGED = re.compile(
     r"(?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): .*|(?:corrupted|double free).*|.*stack smashing.*"
