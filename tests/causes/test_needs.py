@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, by_chance, failure_of
 from conformance.causes.features import features, nodes_of
 from conformance.causes.form import Form, form_of, meets
-from conformance.causes.group import Group, Nodes, Search, cause_of
+from conformance.causes.group import UNSEEN, Group, Nodes, Search, cause_of
 from conformance.causes.needs import cure
 from conformance.causes.needs.whole import said_alike, whole_form
 from conformance.ggml.arithmetic import EXACT
@@ -22,6 +23,7 @@ from conformance.planted.faults import Bundle, Fault
 from conformance.run.oracle import Oracle
 from conformance.run.session.select import build, case_ids
 from conformance.run.shrink import cuts
+from conformance.run.signature import innermost
 
 PART = Form((Condition("op", "SQR|SQRT|ADD"), Condition("an operand shows", "a part of an input|a part of a weight")))
 DECODER = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32"
@@ -151,6 +153,9 @@ def test_what_a_view_shows_a_part_of_is_told() -> None:
     assert found["ADD_ID src[0].shows"] == "a part of an input"
     assert found["ADD_ID src[1].shows"] == "a part of a weight"
     assert found["FLASH_ATTN_EXT src[1].shows"] == "a part of a cache"
+    in_place = build("ops/SCALE-f32-ne=24x6x2,vne=off,inplace=leaf,s=1.25@296")
+    ((k, _, node),) = nodes_of(in_place)
+    assert features(in_place, k, node)["src[0].shows"] == "a part of a weight"
 
 
 def test_a_crash_that_says_why_is_no_damage() -> None:
@@ -188,3 +193,27 @@ def test_a_case_as_a_whole_has_a_form() -> None:
     assert Condition("streams", "> 1") in three
     assert Condition("streams", "> 1") not in one
     assert Condition("a node reads", "a part of a cache") in one
+
+
+def test_an_assertion_about_an_op_is_one_whatever_the_op() -> None:
+    """Ggml's scheduler says of which op a buffer is not; the assertion is the same."""
+    said = (
+        "its process died (SIGABRT): ggml-backend.cpp:9: pre-allocated tensor (k (view)) in a buffer (D0) that cannot "
+    )
+    assert len({innermost(f"computing steps[0]: {said}run the operation ({op})") for op in ("PERMUTE", "CPY")}) == 1
+
+
+def test_what_nobody_had_time_for_is_in_no_cause_of_several() -> None:
+    """A wrong number of an op with two known causes may be either, so it is in neither; with one it is there."""
+    case = build(VIEWED[0])
+    ((k, i, _),) = nodes_of(case)
+    at = {"kind": "node", "step": k, "node": i, "op": "SQR", "found": 1.0}
+    late = _failure(case, Result(case.id, "", Verdict.FAIL, first_divergence=at))
+    known = [Form((Condition("op", "SQR"), Condition("src[0].type", t))) for t in ("f16", "bf16")]
+    for n in (1, 2):
+        search = Search(_Runner([]), Spec("cpu"), seconds=0)
+        search.groups = [Group(("FAIL", ""), form, late) for form in known[:n]]
+        groups = search.run([late], Nodes([late], []))
+        (holder,) = (g for g in groups if late in g.failures)
+        assert (holder.kind[1] == UNSEEN) == (n == 2)
+        assert holder.unsure == 1
