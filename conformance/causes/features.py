@@ -76,18 +76,21 @@ def features(case: Case, k: int, node: Tensor) -> Features:
 
 
 def _shown(case: Case, k: int, view: Tensor) -> str:
-    """What a view shows: a part, or all, of an input, a weight, a cache or a node's result."""
+    """What a view shows: a part, or all, of a leaf or a node's result."""
     return f"{PART if nelements(view) < nelements(view.root) else 'all of '}{root_of(case, k, view)}"
 
 
 def root_of(case: Case, k: int, t: Tensor) -> str:
-    """What owns the bytes of `t` in step `k`: a backend keeps weights as constants, and caches from step to step."""
+    """What owns the bytes of `t` in step `k`: an input, a weight, a cache, another leaf that is written, a node. A
+    backend keeps weights as constants, and caches from step to step.
+    """
     graph = case.steps[k].graph
     if t.root in graph.nodes:
         return "a node"
     if t.root not in case.persistent:
         return "an input"
-    return "a cache" if any(n.root is t.root and n.op in STORES and writes_in_place(n) for n in graph) else "a weight"
+    writers = [n.op for n in graph if n.root is t.root and writes_in_place(n)]
+    return "a cache" if STORES.intersection(writers) else "a leaf written in place" if writers else "a weight"
 
 
 def _held(case: Case, k: int, t: Tensor) -> str:

@@ -42,6 +42,8 @@ BORDERS = (1, 2, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095,
 """Sizes that a condition names: kernels, blocks and caches change there."""
 TYPE, SHOWN, HELD = "a type", "an operand shows", "an operand holds"
 """Of any operand."""
+FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
+"""What views show of leaves that a backend is given for a step."""
 OF_ANY = {TYPE: ".type", SHOWN: f".{SHOWS}", HELD: f".{HOLDS}"}
 """Such a key -> how that of one operand ends."""
 
@@ -272,7 +274,10 @@ def _both(a: Condition, b: Condition, end: str) -> str:
     if end == OF_ANY[HELD]:
         return AND.join(w for w in a.value.split(AND) if w in b.value.split(AND))
     either = {*a.value.split(ANY_OF), *b.value.split(ANY_OF)}
-    if end == OF_ANY[SHOWN] and either <= {f"{PART}an input", f"{PART}a weight"}:  # a cache is what steps share
+    if end == OF_ANY[SHOWN] and either <= {
+        f"{PART}an input",
+        f"{PART}a leaf written in place",
+    }:  # weights and caches are kept
         return ANY_OF.join(sorted(either))
     return a.value if a.value == b.value else ""
 

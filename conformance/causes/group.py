@@ -50,8 +50,8 @@ TELLS = 0.1
 """The share of failures below which a form explains no other failure."""
 GONE = "not seen again in a process of its own, so what ran before may be at fault"
 """The message of failures that did not come again."""
-UNSEEN = "not looked at, as time was over, and several causes are known of its op"
-"""The message of failures that may be of any of these."""
+UNSEEN = "not looked at, as time was over, and not of one cause that is known of its op"
+"""The message of failures of which nobody can say more."""
 AGAIN = 3
 """How often a crash gets the chance."""
 FEW = 3
@@ -277,12 +277,13 @@ class Search:
             return next(iter(alike), None)
         found = failure.features
         same = [g for g in alike if found[OP] in g.form.ops]
-        if len(same) > 1 and failure.by_chance:
-            return self._unseen(failure)
+        if failure.by_chance:
+            near = [g for g in same if all(meets(c, found) for c in g.form.says)]
+            return near[0] if len(near) == 1 else self._unseen(failure) if same else None
         return max(same, key=lambda g: sum(meets(c, found) for c in g.form.rest), default=None)
 
     def _unseen(self, failure: Failure) -> Group:
-        """The group of what there was no time for, of ops with several causes: nobody can say which."""
+        """The group of what there was no time for, unless it differs from one known cause in sizes alone."""
         kind = failure.result.verdict.value, UNSEEN
         group = next((g for g in self.groups if g.kind[1] == UNSEEN), None)
         if group is None:
