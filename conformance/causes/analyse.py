@@ -21,9 +21,10 @@ from conformance.suite import ops
 
 from .cause import ALWAYS, Cause, in_order
 from .confirm import Seen, confirm
+from .failure import Failure, failure_of
 from .features import name_of
 from .form import Form
-from .group import Failure, Group, Nodes, Search, cause_of, failure_of
+from .group import Group, Nodes, Search, cause_of
 from .handover import hand_over
 from .rank import rank
 

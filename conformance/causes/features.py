@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
 
-from conformance.case.case import Case
+import numpy as np
+
+from conformance.case.case import Case, writes_in_place
+from conformance.ggml import quants
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import (
     VIEW_OPS,
@@ -16,14 +19,25 @@ from conformance.ggml.tensor import (
     is_permuted,
     is_transposed,
     nelements,
+    strided,
 )
+from conformance.run.shrink.simplify import as_floats
 
 Features = Mapping[str, str]
 """Property -> its value."""
 OP, STEP, IN_PLACE, LAYOUT, OFFSET, SHOWS = "op", "step", "in place", "layout", "offset", "shows"
+HOLDS = "holds"
 OUTPUT, READ = "output", "and read later"
 CONTIGUOUS, FIRST = "contiguous", "first"
 PART = "a part of "
+STORES = frozenset({"SET_ROWS", "CPY"})
+"""Ops by which a graph keeps something in a cache."""
+AND = ", "
+"""Between what an operand holds."""
+LOOKED_AT = 4096
+"""Elements of a leaf up to which its values are looked at."""
+F16_MAX = 65504.0
+SUBNORMAL = float(np.finfo(np.float32).tiny)
 
 
 def name_of(node: Tensor) -> str:
@@ -50,6 +64,8 @@ def features(case: Case, k: int, node: Tensor) -> Features:
             found |= {f"src[{i}].{OFFSET}": "yes" if s.view_offs else "no"}
             if s.view_src is not None:
                 found |= {f"src[{i}].{SHOWS}": _shown(case, k, s)}
+            if held := _held(case, k, s):
+                found |= {f"src[{i}].{HOLDS}": held}
             found |= {f"src[{i}].ne[{d}]": str(n) for d, n in enumerate(s.ne)}
     if node in case.steps[k].outputs and any(node in n.src for n in case.steps[k].graph):
         found |= {OUTPUT: READ}
@@ -60,9 +76,39 @@ def features(case: Case, k: int, node: Tensor) -> Features:
 
 
 def _shown(case: Case, k: int, view: Tensor) -> str:
-    """What a view shows: a part, or all, of a leaf or of a node's result."""
-    kind = "a node" if view.root in case.steps[k].graph.nodes else "a leaf"
-    return f"{PART if nelements(view) < nelements(view.root) else 'all of '}{kind}"
+    """What a view shows: a part, or all, of a leaf or a node's result."""
+    return f"{PART if nelements(view) < nelements(view.root) else 'all of '}{root_of(case, k, view)}"
+
+
+def root_of(case: Case, k: int, t: Tensor) -> str:
+    """What owns the bytes of `t` in step `k`: an input, a weight, a cache, another leaf that is written, a node. A
+    backend keeps weights as constants, and caches from step to step.
+    """
+    graph = case.steps[k].graph
+    if t.root in graph.nodes:
+        return "a node"
+    if t.root not in case.persistent:
+        return "an input"
+    writers = [n.op for n in graph if n.root is t.root and writes_in_place(n)]
+    return "a cache" if STORES.intersection(writers) else "a leaf written in place" if writers else "a weight"
+
+
+def _held(case: Case, k: int, t: Tensor) -> str:
+    """What a leaf of floats holds that arithmetic treats apart; nothing of large leaves, blocks and nodes."""
+    root = t.root
+    if nelements(root) > LOOKED_AT or root.type.blck_size > 1 or not as_floats(root.type):
+        return ""
+    data = case.steps[k].inputs.get(root, case.persistent.get(root))
+    if data is None:
+        return ""
+    x = np.abs(quants.to_float(root.type, strided(data, root)))
+    found = {
+        "NaN": np.isnan(x),
+        "infinities": np.isinf(x),
+        "numbers beyond F16": (x > F16_MAX) & np.isfinite(x),
+        "subnormal numbers": (x > 0) & (x < SUBNORMAL),
+    }
+    return AND.join(name for name, where in found.items() if where.any())
 
 
 def _layout(t: Tensor) -> str:

@@ -6,7 +6,7 @@ What is left is a condition: without it the case passed, failed in another way, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from conformance.case.case import Case
@@ -18,8 +18,10 @@ from conformance.run.shrink.simplify import neutral, optional_sources, parameter
 
 from .cause import ANY_OF, Condition
 from .features import (
+    AND,
     CONTIGUOUS,
     FIRST,
+    HOLDS,
     IN_PLACE,
     LAYOUT,
     OFFSET,
@@ -38,9 +40,11 @@ SEVERAL = 3
 """Ops, or types, from which on what they share is at fault, and not each."""
 BORDERS = (1, 2, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096, 65535, 65536)
 """Sizes that a condition names: kernels, blocks and caches change there."""
-TYPE, SHOWN = "a type", "an operand shows"
+TYPE, SHOWN, HELD = "a type", "an operand shows", "an operand holds"
 """Of any operand."""
-OF_ANY = {TYPE: ".type", SHOWN: f".{SHOWS}"}
+FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
+"""What views show of leaves that a backend is given for a step."""
+OF_ANY = {TYPE: ".type", SHOWN: f".{SHOWS}", HELD: f".{HOLDS}"}
 """Such a key -> how that of one operand ends."""
 
 
@@ -77,15 +81,46 @@ class Form:
         return any(c.value.startswith(PART) for c in self.rest)
 
     @property
+    def of_what_is_held(self) -> bool:
+        """Whether it is about values that arithmetic treats apart."""
+        return any(c.key == HELD or c.key.endswith(HOLDS) for c in self.rest)
+
+    @property
+    def of_output(self) -> bool:
+        """Whether all it says, beside sizes, is that the node is an output which others read."""
+        return {c.key for c in self.says} == {OUTPUT}
+
+    @property
+    def of_place(self) -> bool:
+        """Whether it is about where an operand or a result lies: a node by itself, of other leaves, is right then."""
+        lies = any(
+            c.key in (OUTPUT, IN_PLACE, STEP, SHOWN) or c.key.endswith((SHOWS, OFFSET, LAYOUT)) for c in self.rest
+        )
+        return lies or self.of_extent
+
+    @property
+    def says(self) -> frozenset[Condition]:
+        """What it says beside ops and sizes."""
+        return frozenset(c for c in self.rest if not is_size(c))
+
+    @property
     def only_of_extent(self) -> bool:
         """Whether it says nothing else of its few ops."""
-        said = all(c.key.endswith((SHOWS, OFFSET, LAYOUT)) for c in self.rest if not _is_size(c))
+        said = all(c.key.endswith((SHOWS, OFFSET, LAYOUT)) for c in self.rest if not is_size(c))
         return self.of_extent and said and len(self.ops) < SEVERAL
 
     def same_but_sizes(self, other: Form) -> bool:
         """Whether it says what `other` says, of an op of its own, whatever the sizes."""
-        mine, theirs = ({c for c in f.rest if not _is_size(c)} for f in (self, other))
+        mine, theirs = ({c for c in f.rest if not is_size(c)} for f in (self, other))
         return mine == theirs and bool(set(self.ops) & set(other.ops))
+
+    def anywhere(self) -> Form:
+        """The same without sizes, where several ops share what it says of an operand."""
+        return Form(tuple(c for c in self.conditions if not is_size(c))) if self.spreads and self.of_extent else self
+
+    def but(self, idle: Collection[Condition]) -> Form:
+        """The same without conditions that do not matter."""
+        return Form(tuple(c for c in self.conditions if c not in idle))
 
     def with_types(self, found: Features) -> Form:
         """The same for the types of a node from which the smallest case was shrunk, too: it fails with either."""
@@ -101,7 +136,8 @@ class Form:
         return all(meets(c, found) for c in self.rest)
 
 
-def _is_size(condition: Condition) -> bool:
+def is_size(condition: Condition) -> bool:
+    """Whether it is about how large an operand is."""
     return ".ne[" in condition.key
 
 
@@ -112,8 +148,8 @@ def _of_operand_itself(key: str) -> bool:
 def meets(condition: Condition, found: Features) -> bool:
     """Whether a node with these features has the property."""
     if condition.key in OF_ANY:
-        named, end = condition.value.split(ANY_OF), OF_ANY[condition.key]
-        return any(key.endswith(end) and value in named for key, value in found.items())
+        end = OF_ANY[condition.key]
+        return any(key.endswith(end) and _is(condition.value, value, end) for key, value in found.items())
     value = found.get(condition.key)
     if value is None:
         return False
@@ -121,7 +157,14 @@ def meets(condition: Condition, found: Features) -> bool:
         return int(value) > int(condition.value[2:])
     if condition.value.startswith("!= "):
         return value != condition.value[3:]
-    return value in condition.value.split(ANY_OF)
+    return _is(condition.value, value, condition.key)
+
+
+def _is(wanted: str, value: str, key: str) -> bool:
+    """Whether `value` is any of those `wanted`; what an operand holds, whether it is among all that it holds."""
+    if key.endswith(OF_ANY[HELD]):
+        return set(wanted.split(AND)) <= set(value.split(AND))
+    return value in wanted.split(ANY_OF)
 
 
 def form_of(case: Case, k: int, node: Tensor) -> Form:
@@ -152,6 +195,8 @@ def _of_operand(node: Tensor, i: int, found: Features) -> Iterator[Condition]:
         yield Condition(f"{src}.{OFFSET}", "yes")
     if found.get(f"{src}.{SHOWS}", "").startswith(PART):
         yield Condition(f"{src}.{SHOWS}", found[f"{src}.{SHOWS}"])
+    if f"{src}.{HOLDS}" in found:
+        yield Condition(f"{src}.{HOLDS}", found[f"{src}.{HOLDS}"])
     for d, n in enumerate(t.ne):
         said = any(s is not None and s.ne[d] == n for s in node.src[:i])  # mostly the same dimension
         if n > (t.type.blck_size if d == 0 else 1) and not said:
@@ -178,7 +223,7 @@ def common(a: Form, b: Form) -> Form | None:
     nothing beside the op, or where ops of different kernels share no more than sizes.
     """
     shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y)) is not None]
-    of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS)) for c in shared)
+    of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS)) for c in shared)
     of_operand |= any(c.key == OUTPUT for c in shared)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or _module(a) == _module(b)):
         return None
@@ -186,9 +231,22 @@ def common(a: Form, b: Form) -> Form | None:
     return Form((Condition(OP, ANY_OF.join(ops)), *sorted(dict.fromkeys(shared), key=str)))
 
 
+def of_one_error(a: Form, b: Form) -> Form:
+    """The form of an op that says the same of either: what both share, or any of their types, or the op alone."""
+    if type_of(a) and type_of(b):
+        return of_types([a, b])
+    return common(a, b) or Form(tuple(c for c in a.conditions if c.key == OP))
+
+
+def same_kernel(a: Form, b: Form) -> bool:
+    """Whether the ops of both are computed in one place, and every type of one is among those of the other."""
+    x, y = set(type_of(a).split(ANY_OF)), set(type_of(b).split(ANY_OF))
+    return "" not in x | y and _module(a) == _module(b) and (x <= y or y <= x)
+
+
 def type_of(form: Form) -> str:
     """The type that is all a form says beside its ops and sizes; empty where it says something else."""
-    said = [c for c in form.rest if not _is_size(c)]
+    said = [c for c in form.rest if not is_size(c)]
     values = [c.value for c in said if c.key == TYPE or c.key.endswith(".type")]
     return values[0] if len(values) == len(said) == 1 else ""
 
@@ -206,9 +264,22 @@ def _shared(a: Condition, b: Condition) -> Condition | None:
     if a.key == b.key and a.value.startswith("> ") and b.value.startswith("> "):
         return min(a, b, key=lambda c: int(c.value[2:]))
     for key, end in OF_ANY.items():
-        if a.value == b.value and all(x.key == key or x.key.endswith(end) for x in (a, b)):
-            return Condition(key, a.value)
+        if all(x.key == key or x.key.endswith(end) for x in (a, b)) and (value := _both(a, b, end)):
+            return Condition(a.key if a.key == b.key else key, value)
     return None
+
+
+def _both(a: Condition, b: Condition, end: str) -> str:
+    """The value that holds wherever one of two does; empty where they have nothing in common."""
+    if end == OF_ANY[HELD]:
+        return AND.join(w for w in a.value.split(AND) if w in b.value.split(AND))
+    either = {*a.value.split(ANY_OF), *b.value.split(ANY_OF)}
+    if end == OF_ANY[SHOWN] and either <= {
+        f"{PART}an input",
+        f"{PART}a leaf written in place",
+    }:  # weights and caches are kept
+        return ANY_OF.join(sorted(either))
+    return a.value if a.value == b.value else ""
 
 
 def _module(form: Form) -> str:

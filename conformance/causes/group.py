@@ -24,15 +24,18 @@ from conformance.backend.registry import Spec
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import Result, Verdict
-from conformance.run.divergence import KEPT, NODE, OUTPUT
+from conformance.run.divergence import GRAPH, KEPT, OUTPUT
 from conformance.run.runner import Runner
 from conformance.run.shrink import cuts, shrink, simplify
-from conformance.run.signature import Signature, signature_of
+from conformance.run.signature import Signature
 from conformance.suite.relations import claim
 
 from .cause import Cause, Condition
+from .failure import Failure, by_chance, failure_of, may_be, size
 from .features import OP, Features, features, nodes_of
-from .form import SEVERAL, Form, common, form_of, meets, of_types, type_of, without
+from .form import SEVERAL, Form, common, form_of, meets, of_one_error, of_types, same_kernel, type_of, without
+from .needs import cure
+from .needs.whole import of_relation, said_alike, shared_by, tells_apart, whole_form
 
 _T = TypeVar("_T")
 EACH = 10.0
@@ -47,41 +50,20 @@ TELLS = 0.1
 """The share of failures below which a form explains no other failure."""
 GONE = "not seen again in a process of its own, so what ran before may be at fault"
 """The message of failures that did not come again."""
+UNSEEN = "not looked at, as time was over, and not of one cause that is known of its op"
+"""The message of failures of which nobody can say more."""
 AGAIN = 3
 """How often a crash gets the chance."""
 FEW = 3
 """Right nodes without which nobody can say that a condition tells nothing."""
-BY_CHANCE = frozenset({Verdict.FAIL, Verdict.CRASH})
-"""How a wrong extent shows, by chance of sizes."""
+CURES = 2
+"""Cases without what a form says that run of one failure."""
+SETTLING = 0.15
+"""Of the time, to ask of what is grouped whether a form of another group is what it needs."""
+NEEDED = 8
+"""Cases that run to know what a failure needs."""
 VARIANTS = 12
 """Variants that run of one explained failure, those nearest to it first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A failing case with the node at fault, where one is."""
-
-    case: Case
-    result: Result
-    signature: Signature
-    at: tuple[int, int] | None
-    """Step and index of the node."""
-
-    @property
-    def kind(self) -> tuple[str, str]:
-        """Failures of another kind have another cause."""
-        if self.at is not None:
-            wrong = self.result.verdict is Verdict.FAIL
-            message = self.signature.kind.removeprefix(NODE).lstrip(", ") if wrong else self.signature.kind
-            return self.result.verdict.value, message
-        related = "relation, " if self.result.verdict is Verdict.FAIL and claim.applies(self.case) else ""
-        return self.result.verdict.value, related + self.signature.kind
-
-    def features(self) -> Features:
-        """Of the node at fault."""
-        assert self.at is not None
-        k, i = self.at
-        return features(self.case, k, self.case.steps[k].graph.nodes[i])
 
 
 @dataclass(slots=True)
@@ -94,6 +76,8 @@ class Group:
     proof: Failure
     """The smallest case that shows it."""
     failures: list[Failure] = field(default_factory=list)
+    needed: frozenset[Condition] = frozenset()
+    """Conditions without each of which a failure of it passes."""
     unsure: int = 0
     """Of the failures, those that nothing known explains: they are here as time was over, and this is the nearest."""
 
@@ -101,44 +85,37 @@ class Group:
         """Whether the fault makes `failure`: at its node; or, of one without, wherever in it."""
         if not self.fails_as(failure):
             return False
-        if failure.at is not None:
-            if not self.form.ops:
-                return failure.kind == self.kind
-            found = failure.features()
-            spreads = self.form.spreads and (failure.kind == self.kind or self.form.of_extent)
-            return self.form.holds(found) or (spreads and self.form.beside(found))
         if not self.form.ops:
             return failure.kind == self.kind
-        if failure.signature.kind.startswith(KEPT):  # right on a backend opened anew, so no kernel is at fault
+        return self._holds_in(failure) if failure.at is None else self._holds_at(failure)
+
+    def _holds_at(self, failure: Failure) -> bool:
+        spreads = self.form.spreads and (failure.kind == self.kind or self.form.of_extent)
+        return self.form.holds(failure.features) or (spreads and self.form.beside(failure.features))
+
+    def _holds_in(self, failure: Failure) -> bool:
+        kind = failure.signature.kind
+        if kind.startswith(KEPT):  # right on a backend opened anew, so no kernel is at fault
+            return False
+        if kind.startswith(GRAPH) and not self.form.of_place:  # each node alone is right
             return False
         anywhere = self.form.spreads and failure.result.verdict is Verdict.CRASH
-        holds = self.form.beside if anywhere else self.form.holds
-        return any(holds(features(failure.case, k, n)) for k, _, n in nodes_of(failure.case))
+        return any(map(self.form.beside if anywhere else self.form.holds, failure.all))
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether its failures are wrong numbers or damaged memory."""
+        return by_chance(*self.kind)
 
     def fails_as(self, failure: Failure) -> bool:
-        """Whether the fault may look like `failure`: by the same words; wrong numbers anywhere; or, where an extent is
-        wrong, wrong numbers and damage.
+        """Whether the fault may look like `failure`: by the same words; wrong numbers anywhere; damage of one op, or,
+        where an extent is wrong, wrong numbers and damage.
         """
-        if failure.kind == self.kind or (self.form.of_extent and {self.kind[0], failure.kind[0]} <= BY_CHANCE):
+        if failure.kind == self.kind:
             return True
-        return self.kind[0] == failure.kind[0] == Verdict.FAIL
-
-
-def failure_of(case: Case, result: Result) -> Failure | None:
-    """`result` as a failure; None where it is none."""
-    signature = signature_of(result)
-    if signature is None:
-        return None
-    return Failure(case, result, signature, _at(case, result))
-
-
-def _at(case: Case, result: Result) -> tuple[int, int] | None:
-    found = result.first_divergence or result.place or {}
-    k, i = found.get("step"), found.get("node")
-    whole = found.get("kind", NODE) != NODE or not found.get("alone", True) or claim.applies(case)
-    if k is None or i is None or whole:
-        return None
-    return (k, i) if k < len(case.steps) and i < len(case.steps[k].graph) else None
+        if failure.by_chance and self.by_chance and self.form.of_extent:
+            return True
+        return self.kind[0] == failure.kind[0] and self.by_chance and failure.by_chance
 
 
 class Search:
@@ -154,7 +131,12 @@ class Search:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner, self._spec, self._progress, self._clock = runner, spec, progress, clock
-        self._end = clock() + seconds
+        self._whole_end = clock() + seconds
+        self._end = self._whole_end - SETTLING * seconds
+        self._many: frozenset[tuple[str, str]] = frozenset()
+        """How failures fail that several ops share: such an error is one by itself, wherever its operands lie."""
+        self._uncured: set[tuple[str, Form]] = set()
+        """Cases that fail still without what a form says."""
         self._looked: set[frozenset[tuple[str, str]]] = set()
         self._apart: set[tuple[tuple[str, str], Form, tuple[str, str], Form]] = set()
         """Pairs of groups that are not one."""
@@ -166,6 +148,7 @@ class Search:
         time may not suffice for; then what an explained failure may hide.
         """
         self._nodes = nodes
+        self._many = _of_many(failures)
         explained = []
         for n, failure in enumerate(_in_turn(failures), 1):
             if self._interruptible(self._take, failure):
@@ -178,6 +161,8 @@ class Search:
             self._interruptible(self._look_behind, failure)
             self._join(nodes)
             self._progress(f"{n} of {len(explained)} looked behind, {len(self.groups)} forms: {failure.case.id}")
+        self._end = max(self._end, self._whole_end if self._end > -inf else -inf)
+        self._settle()
         return self._merged(nodes)
 
     def _interruptible(self, do: Callable[[Failure], _T], failure: Failure) -> _T:
@@ -185,13 +170,14 @@ class Search:
         try:
             return do(failure)
         except KeyboardInterrupt:
-            self._end = -inf
+            self._end = self._whole_end = -inf
             self._progress("interrupted: the rest is grouped by what is known")
             return do(failure)
 
     def _take(self, failure: Failure) -> bool:
         """Put `failure` into a group; whether one that was known explains it."""
-        group = self._explaining(failure)
+        tested = failure.at is None and failure.by_chance and self._cured_by(failure)
+        group = tested or self._explaining(failure) or self._cured_by(failure)
         explained = group is not None
         if group is None and self._late() and (group := self._nearest(failure)) is not None:
             group.unsure += 1
@@ -214,8 +200,71 @@ class Search:
         return self._clock() > self._end
 
     def _explaining(self, failure: Failure) -> Group | None:
-        """A group whose fault makes `failure`; at a node, one whose form tells something."""
-        return next((g for g in self.groups if g.explains(failure) and (failure.at is None or self._tells(g))), None)
+        """A group whose fault makes `failure`; one about nodes only if its form tells something."""
+        several = failure.at is None and failure.kind in self._many
+        found = (g for g in self.groups if g.explains(failure) and (not g.form.ops or self._tells(g)))
+        return next(found, None) or next((g for g in self.groups if several and g.kind == failure.kind), None)
+
+    def _cured_by(self, failure: Failure) -> Group | None:
+        """A group of wrong numbers without whose form `failure`, whatever it says, is gone; else None."""
+        return next((g for g in self.groups if self._may_need(failure, g) and self._cured(failure, g.form)), None)
+
+    def _may_need(self, failure: Failure, group: Group) -> bool:
+        """Whether the fault of `group`, no op's, may be what an error of one or two ops, or of a whole case, is."""
+        if failure.kind == group.kind or failure.kind in self._many or claim.applies(failure.case):
+            return False
+        if failure.signature.kind.startswith(KEPT) or not (group.by_chance and group.form.spreads):
+            return False
+        nodes = failure.all if failure.at is None else [failure.features]
+        return self._tells(group) and any(map(group.form.beside, nodes))
+
+    def _cured(self, failure: Failure, form: Form) -> bool:
+        """Whether the case passes, or fails as another known form says, as soon as no node meets `form`."""
+        if self._late() or (failure.case.id, form) in self._uncured:
+            return False
+        with suppress(ConformanceError):
+            node = None if failure.at is None else failure.node
+            for case in itertools.islice(cure.without(form, self._recorded(failure.case), failure.result, node), CURES):
+                if self._is_cured(failure, case):
+                    return True
+        self._uncured.add((failure.case.id, form))
+        return False
+
+    def _is_cured(self, failure: Failure, case: Case) -> bool:
+        """Whether `case`, which is `failure` without something, passes, or fails as a known form says."""
+        said = failure_of(case, result) if (result := self._run(case)).verdict is not Verdict.PASS else None
+        if said is None or (said.kind == failure.kind and not said.by_chance):
+            return result.verdict is Verdict.PASS
+        found = failure_of(case, self._run(case, locates=True))
+        return found is not None and found.kind != failure.kind and self._explaining(found) is not None
+
+    def _run(self, case: Case, *, locates: bool = False) -> Result:
+        """The result of one case, without opening the backend anew: that takes a second or more."""
+        with self._runner.looking(locates=locates, tells_kept=False):
+            return self._runner.run(self._spec, [case])[0]
+
+    def _recorded(self, case: Case) -> cuts.Recorded:
+        reference = self._runner.oracle.reference_in(self._runner.backend(self._spec).arithmetic_in(case))
+        return cuts.record(case, reference)
+
+    def _settle(self) -> None:
+        """Failures that need what a form says which was not known when their turn came go to its group."""
+        for group in [g for g in self.groups if not (g.form.ops and g.kind[0] == Verdict.FAIL)]:
+            for failure in sorted(group.failures, key=size):
+                to = self._interruptible(self._cured_by, failure)
+                if to is None or to is group:
+                    if group.form.ops:  # its proof stands for all of them
+                        break
+                    continue
+                moved = group.failures if group.form.ops else [failure]
+                to.failures += moved
+                group.failures = [f for f in group.failures if f not in moved]
+                if group.proof.case.id == failure.case.id and group.failures:
+                    group.proof = min(group.failures, key=size)
+                if group.form.ops:
+                    break
+            self._progress(f"asked what {len(group.failures)} failures need: {group.proof.case.id}")
+        self.groups = [g for g in self.groups if g.failures]
 
     def _tells(self, group: Group) -> bool:
         """Whether the form of a group tells failures from right nodes."""
@@ -226,33 +275,89 @@ class Search:
         alike = [g for g in self.groups if g.kind == failure.kind and bool(g.form.ops) == (failure.at is not None)]
         if failure.at is None:
             return next(iter(alike), None)
-        found = failure.features()
+        found = failure.features
         same = [g for g in alike if found[OP] in g.form.ops]
+        if failure.by_chance:
+            near = [g for g in same if all(meets(c, found) for c in g.form.says)]
+            return near[0] if len(near) == 1 else self._unseen(failure) if same else None
         return max(same, key=lambda g: sum(meets(c, found) for c in g.form.rest), default=None)
 
-    def _outside(self, case: Case, result: Result) -> bool:
-        """Whether no known form explains the failure of `case`."""
+    def _unseen(self, failure: Failure) -> Group:
+        """The group of what there was no time for, unless it differs from one known cause in sizes alone."""
+        kind = failure.result.verdict.value, UNSEEN
+        group = next((g for g in self.groups if g.kind[1] == UNSEEN), None)
+        if group is None:
+            group = Group(kind, Form(()), failure)
+            self.groups.append(group)
+        return group
+
+    def _outside(self, needs: cure.Needs, case: Case, result: Result) -> bool:
+        """Whether no known form explains the failure of `case`, which still has what is needed."""
         failure = failure_of(case, result)
-        return failure is not None and self._explaining(failure) is None
+        if failure is None or self._explaining(failure) is not None:
+            return False
+        return not needs.some_of or (failure.at is not None and needs.met(failure.features))
+
+    def _needs(self, failure: Failure) -> cure.Needs:
+        """What the failure needs of its node: what else makes the smaller case fail would be another fault."""
+        if failure.at is None or failure.signature.kind == OUTPUT:
+            return cure.Needs()
+        left = NEEDED
+
+        def passes(case: Case) -> bool | None:
+            nonlocal left
+            left -= 1
+            if left < 0 or self._late():
+                return None
+            verdict = self._run(case).verdict
+            return verdict is Verdict.PASS if verdict in {Verdict.PASS, failure.result.verdict} else None
+
+        with suppress(ConformanceError):
+            return cure.needs(_form(failure), self._recorded(failure.case), failure.result, failure.node, passes)
+        return cure.Needs()
 
     def _new(self, failure: Failure) -> Group:
         """The group of a failure that no other explains."""
-        proof = failure
+        proof, needs = failure, cure.Needs()
         if not self._late():
             alone = self._alone(failure)
             if alone is None:
                 return self._gone(failure)
-            if not _may_be(failure, alone):  # what ran before made it another
+            if not may_be(failure, alone):  # what ran before made it another
                 if (group := self._explaining(alone)) is not None:
                     return group
                 proof = failure = alone
+            if claim.applies(failure.case):
+                return self._of_relation(failure)
+            needs = self._needs(failure)
             with suppress(ConformanceError):
-                proof = self._shrunk(failure) or failure
-        known = failure.signature.covers(proof.signature) and failure.signature.kind != OUTPUT
-        form = _form(proof) if failure.at is None else _form(proof).with_types(failure.features())
-        group = Group(failure.kind if known else proof.kind, form, proof)
+                proof = self._shrunk(failure, needs) or failure
+        unknown = failure.signature.kind == OUTPUT
+        known = failure.signature.covers(proof.signature) and not unknown
+        form = _form(proof) if failure.at is None else _form(proof).but(needs.idle).with_types(failure.features)
+        group = Group(failure.kind if known else proof.kind, form, proof, needed=needs.alone)
+        if unknown and form.ops and not self._tells(group):  # it slipped to a node that is hardly ever wrong
+            group = Group(failure.kind, Form(()), failure)
         self.groups.append(group)
         return group
+
+    def _of_relation(self, failure: Failure) -> Group:
+        """The group of a relation: that of the first of its runs that fails by itself. Where each passes, what the
+        relation does is needed.
+        """
+        form = Form(())
+        with suppress(ConformanceError):
+            verdicts = []
+            for case in claim.cases_of(failure.case):
+                (result,) = self._runner.run(self._spec, [case])
+                found = failure_of(case, result)
+                if found is not None:
+                    return self._explaining(found) or self._cured_by(found) or self._new(found)
+                verdicts.append(result.verdict)
+            if set(verdicts) == {Verdict.PASS}:
+                form = of_relation(failure.case)
+        self.groups.append(Group(failure.kind, form, failure))
+        return self.groups[-1]
 
     def _alone(self, failure: Failure) -> Failure | None:
         """How the case fails where nothing ran before, a crash after some times; None where it does not."""
@@ -269,26 +374,32 @@ class Search:
     def _gone(self, failure: Failure) -> Group:
         """The group of what did not come again: no form says why it failed, as what ran before it did."""
         kind = failure.result.verdict.value, GONE
-        group = next((g for g in self.groups if g.kind == kind), None)
+        group = next((g for g in self.groups if g.kind[1] == GONE), None)
         if group is None:
             group = Group(kind, Form(()), failure)
             self.groups.append(group)
         return group
 
-    def _shrunk(self, failure: Failure) -> Failure | None:
+    def _shrunk(self, failure: Failure, needs: cure.Needs | None = None) -> Failure | None:
         """The smallest case outside of all known forms that fails as `failure` does, in a process where nothing ran
         before: a backend that damages memory makes cases fail in its process that are right. None where none was found;
         ConformanceError if `failure` does not come again.
         """
+        if needs is None:
+            needs = self._needs(failure)
         self._runner.renew()
         left = self._end - self._clock()
         small = shrink(
-            self._runner, self._spec, failure.case, time_budget=min(max(EACH, SHARE * left), left), accept=self._outside
+            self._runner,
+            self._spec,
+            failure.case,
+            time_budget=min(max(EACH, SHARE * left), left),
+            accept=partial(self._outside, needs),
         )
         self._runner.renew()
         (result,) = self._runner.run(self._spec, [small.case])
         found = failure_of(small.case, result)
-        return found if found is not None and _may_be(failure, found) else None
+        return found if found is not None and may_be(failure, found) else None
 
     def _hidden(self, failure: Failure) -> Failure | None:
         """A variant of an explained failure that fails although nothing known explains it; None where none was found,
@@ -296,22 +407,20 @@ class Search:
         """
         if failure.at is None or self._late():
             return None
-        shape = frozenset((k, _coarse(v)) for k, v in failure.features().items())
+        shape = frozenset((k, _coarse(v)) for k, v in failure.features.items())
         if shape in self._looked:
             return None
         self._looked.add(shape)
         with suppress(ConformanceError):
             for case in itertools.islice(self._variants(failure), VARIANTS):
-                (result,) = self._runner.run(self._spec, [case])
-                found = failure_of(case, result)
+                found = failure_of(case, self._run(case, locates=True))
                 if found is not None and found.kind == failure.kind and self._explaining(found) is None:
                     return found
         return None
 
     def _variants(self, failure: Failure) -> Iterator[Case]:
         """Cases a step simpler than the failing one, the largest first, that meet no known form where it fails."""
-        reference = self._runner.oracle.reference_in(self._runner.backend(self._spec).arithmetic_in(failure.case))
-        recorded = cuts.record(failure.case, reference)
+        recorded = self._recorded(failure.case)
         passes = (simplify.parameters, simplify.types, simplify.dims, cuts.nodes)
         made = [c for make in passes for c in itertools.islice(make(recorded, failure.result), 200)]
         for case in sorted(made, key=simplify.elements, reverse=True):
@@ -325,10 +434,11 @@ class Search:
         while (pair := self._alike(nodes, last=last)) is not None:
             a, b, form = pair
             first, second = sorted(
-                (a, b), key=lambda g: (a.kind != b.kind and g.kind[0] != Verdict.FAIL, _size(g.proof))
+                (a, b), key=lambda g: (a.kind != b.kind and g.kind[0] != Verdict.FAIL, size(g.proof))
             )
-            a.kind, a.proof, a.form, a.failures = first.kind, first.proof, form, first.failures + second.failures
-            a.unsure = first.unsure + second.unsure
+            a.kind, a.proof, a.failures = first.kind, first.proof, first.failures + second.failures
+            a.form = form.anywhere()
+            a.unsure, a.needed = first.unsure + second.unsure, a.needed & b.needed
             self.groups.remove(b)
 
     def _alike(self, nodes: Nodes, *, last: bool) -> tuple[Group, Group, Form] | None:
@@ -336,6 +446,8 @@ class Search:
             key = (a.kind, a.form, b.kind, b.form)
             if key not in self._apart:
                 form = _joint(a, b, last=last)
+                if form is not None and (_one(a, b, last=last) or not (a.form.ops and b.form.ops)):
+                    return a, b, form
                 least = JOINED * max(nodes.share(a.form), nodes.share(b.form))
                 if form is not None and nodes.share(form) >= least:
                     return a, b, form
@@ -348,38 +460,84 @@ class Search:
                 self._apart.add(key)
         return None
 
+    def _absorb(self) -> None:
+        """A group whose smallest case another explains, whose form came later, is no cause of its own."""
+        for group in sorted(self.groups, key=lambda g: len(g.form.rest), reverse=True):
+            others = (g for g in self.groups if g is not group and g.form.ops and self._tells(g))
+            to = next((g for g in others if len(g.form.rest) < len(group.form.rest) and g.explains(group.proof)), None)
+            if to is not None:
+                to.failures, to.unsure = to.failures + group.failures, to.unsure + group.unsure
+                self.groups.remove(group)
+
     def _merged(self, nodes: Nodes) -> list[Group]:
         """The groups without conditions that tell nothing, joined once more."""
         self.groups = [g for g in self.groups if g.failures]
+        self._absorb()
         for g in self.groups:
             g.form = without(g.form, partial(nodes.always, g.form.ops))
         self._join(nodes)
         self.groups = _of_types(self.groups)
         self._apart.clear()
         self._join(nodes, last=True)
+        for g in self.groups:
+            if not g.form.ops:
+                g.form = shared_by(g.form, [f.case for f in g.failures])
         return self.groups
 
 
-def _may_be(failure: Failure, found: Failure) -> bool:
-    """Whether what was found may be the same failure: the same signature, or both go by chance of sizes."""
-    by_chance = {failure.result.verdict, found.result.verdict} <= BY_CHANCE
-    return failure.signature.covers(found.signature) or (by_chance and found.at is not None)
+def _one(a: Group, b: Group, *, last: bool) -> bool:
+    """Whether two groups are one whatever their shares are: an error of one op that says the same, or what is wrong by
+    no more than that it is an output which others read, as was tried of both.
+    """
+    error = a.kind == b.kind and not a.by_chance
+    if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
+        return True
+    wrong = a.kind[0] == b.kind[0] == Verdict.FAIL
+    return wrong and a.form.of_output and b.form.of_output and bool(a.needed and b.needed)
 
 
 def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     """What two groups share, if one fault may be both: they fail alike, or by chance of sizes as extents do. A type is
     what two ops share only at the `last`, when it is known which types each fails with.
     """
+    if not (a.form.ops and b.form.ops):
+        return _joint_wholes(a, b)
+    if last and a.kind == b.kind and (form := _joint_types(a, b)) is not None:
+        return form
     form = common(a.form, b.form)
+    if form is not None and said_alike(a.kind, b.kind) and a.form.says == b.form.says:
+        return form
     if form is None or (not last and a.form.ops != b.form.ops and type_of(form)):
         return None
     verdicts = {a.kind[0], b.kind[0]}
-    if a.kind == b.kind or (a.form.same_but_sizes(b.form) and verdicts == {Verdict.FAIL}):
+    either = a.form.same_but_sizes(b.form) or form.of_what_is_held
+    if a.kind == b.kind or (either and verdicts == {Verdict.FAIL}):
         return form
     wrong, error = sorted((a, b), key=lambda g: g.kind[0] != Verdict.FAIL)
+    by_chance = a.by_chance and b.by_chance
     of_shapes = error.form.only_of_extent and _OF_SHAPES.search(error.kind[1]) is not None
     by_words = last and wrong.kind[0] == Verdict.FAIL and wrong.form.spreads and of_shapes
-    return form if form.of_extent and (verdicts <= BY_CHANCE or by_words) else None
+    return form if form.of_extent and (by_chance or by_words) else None
+
+
+def _joint_wholes(a: Group, b: Group) -> Form | None:
+    """What two causes of no single node share, whose messages differ in names or in one word."""
+    if a.kind == b.kind and not a.by_chance:
+        whole, node = (a, b) if b.form.ops else (b, a)
+        meets_op = any(f[OP] in node.form.ops for f in whole.proof.all)
+        return node.form if meets_op else None
+    shared = a.form.rest & b.form.rest
+    alike = said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
+    if a.form.ops or b.form.ops or not alike or not tells_apart(shared):
+        return None
+    return Form(tuple(c for c in a.form.conditions if c in shared))
+
+
+def _joint_types(a: Group, b: Group) -> Form | None:
+    """The form of one op that says the same of several types, or of one kernel that is wrong with the same types."""
+    if not a.by_chance and a.form.ops == b.form.ops and len(a.form.ops) == 1:
+        return of_one_error(a.form, b.form)
+    return of_types([a.form, b.form]) if a.by_chance and same_kernel(a.form, b.form) else None
 
 
 def _of_types(groups: Sequence[Group]) -> list[Group]:
@@ -404,7 +562,7 @@ class Nodes:
     """The nodes of failures, and those of cases that pass, by op."""
 
     def __init__(self, failures: Iterable[Failure], passed: Iterable[Case]) -> None:
-        self._failed = _by_op(f.features() for f in failures if f.at is not None)
+        self._failed = _by_op(f.features for f in failures if f.at is not None)
         self._passed = _by_op(features(case, k, n) for case in passed for k, _, n in nodes_of(case))
 
     def always(self, ops: Sequence[str], condition: Condition) -> bool:
@@ -435,19 +593,24 @@ def _by_op(rows: Iterable[Features]) -> Mapping[str, Sequence[Features]]:
 
 def _in_turn(failures: Sequence[Failure]) -> list[Failure]:
     """Single nodes, then trajectories, then what no node is at fault in; of each the first of every signature, then the
-    second of every one, and so on, the smallest first: time may end before all are looked at.
+    second of every one, and so on, wrong numbers before errors that may need the same, the smallest first: time may end
+    before all are looked at.
     """
     ranks: Counter[Signature] = Counter()
     turns = []
-    for failure in sorted(failures, key=_size):
+    for failure in sorted(failures, key=size):
         ranks[failure.signature] += 1
-        turns.append((_size(failure)[:2], ranks[failure.signature], failure))
-    return [failure for *_, failure in sorted(turns, key=itemgetter(0, 1))]
+        turns.append((size(failure)[:2], ranks[failure.signature], failure.result.verdict is not Verdict.FAIL, failure))
+    return [failure for *_, failure in sorted(turns, key=itemgetter(0, 1, 2))]
 
 
-def _size(failure: Failure) -> tuple[bool, bool, int, str]:
-    case = failure.case
-    return failure.at is None, len(case.steps) > 1, simplify.elements(case), case.id
+def _of_many(failures: Sequence[Failure]) -> frozenset[tuple[str, str]]:
+    """The kinds of errors with which several ops fail, each at a node of it."""
+    ops: dict[tuple[str, str], set[str]] = {}
+    for f in failures:
+        if f.at is not None and not f.by_chance:
+            ops.setdefault(f.kind, set()).add(f.features[OP])
+    return frozenset(kind for kind, found in ops.items() if len(found) >= SEVERAL)
 
 
 def _coarse(value: str) -> str:
@@ -456,15 +619,14 @@ def _coarse(value: str) -> str:
 
 def _form(proof: Failure) -> Form:
     if proof.at is None:
-        return Form(())
-    k, i = proof.at
-    return form_of(proof.case, k, proof.case.steps[k].graph.nodes[i])
+        return whole_form(proof.case) if proof.case.id.startswith(cuts.PREFIX) else Form(())
+    return form_of(proof.case, proof.at[0], proof.node)
 
 
 def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:
     """The record of a group; `seen` says how it came again."""
     result, form = group.proof.result, group.form
-    failed = sorted(group.failures, key=_size)
+    failed = sorted(group.failures, key=size)
     passed = nodes.passed(form)
     key = "\n".join((backend.partition("?")[0], *group.kind, *map(str, form.conditions)))
     name = "+".join(form.ops[:2]) or group.kind[0]

@@ -21,7 +21,7 @@ _WRAPPER = re.compile(r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' fail
 _VALIDATED = re.compile(r"While validating node '(\S+) [^']*' with friendly_name '[^']*'")
 _NAMED = re.compile(r"with name '(?:[A-Z]\w*?_[0-9]+_?)?([^'(]*?)-?[0-9]*(?: \([^']*)?'")
 _TYPED = re.compile(r"Node \S+(?: \([^:']*?)? of type (\w+)")
-_TENSOR = re.compile(r"(?<=pre-allocated tensor) \(.*\)(?= in a buffer)")
+_TENSOR = re.compile(r"(?<=pre-allocated tensor) \(.*\)(?= in a buffer)|(?<=cannot run the operation) \([A-Z_0-9]+\)")
 """The parts of a message that name a node: its op stays, and of its own name what is no count and no view."""
 _DAMAGED = re.compile(
     r"(?:malloc|free|realloc|munmap_chunk|malloc_consolidate)\(\): .*|(?:corrupted|double free).*|.*stack smashing.*"
@@ -30,6 +30,7 @@ _DAMAGED = re.compile(
 _SHAPE = re.compile(r"[\[({](?:\s*[-?.#]*\s*[,x;:]?)+[\])}]")
 _STEP = re.compile(r"^.*?computing steps\[[0-9]+\](?: of case\S*)?: ")
 _KEPT = 240
+_DIED = re.compile(r"its process died \([^)]*\)(?:: the heap is damaged)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,11 @@ class Signature:
 
     def __str__(self) -> str:
         return ", ".join(filter(None, (self.verdict.value, self.op, self.kind)))
+
+
+def by_damage(kind: str) -> bool:
+    """Whether a crash of this kind says no more than that memory is damaged, which shows by chance."""
+    return _DIED.fullmatch(kind) is not None
 
 
 def signature_of(result: Result) -> Signature | None:

@@ -8,7 +8,8 @@ import pytest
 
 from conformance.backend.registry import Spec
 from conformance.causes.cause import Cause
-from conformance.causes.group import Nodes, Search, cause_of, failure_of
+from conformance.causes.failure import failure_of
+from conformance.causes.group import Nodes, Search, cause_of
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, read

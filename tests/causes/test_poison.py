@@ -10,7 +10,8 @@ import pytest
 from conformance.backend.interface import YES, Backend, DeviceInfo, Session, Support, Witness
 from conformance.backend.registry import Spec, create
 from conformance.case.case import Case
-from conformance.causes.group import GONE, Nodes, Search, failure_of
+from conformance.causes.failure import failure_of
+from conformance.causes.group import GONE, Nodes, Search
 from conformance.ggml.graph import Graph
 from conformance.ggml.tensor import Bytes, Tensor
 from conformance.judge.verdict import FAILURES

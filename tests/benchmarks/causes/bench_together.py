@@ -18,7 +18,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 from conformance.backend.registry import Spec
-from conformance.causes.group import Group, Nodes, Search, failure_of
+from conformance.causes.failure import failure_of
+from conformance.causes.group import Group, Nodes, Search
 from conformance.ggml.errors import ConformanceError
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter

@@ -1,0 +1,77 @@
+"""What a failure of no single node may depend on: what the smallest case still has of steps, streams and caches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from conformance.case.case import Case
+from conformance.causes.cause import Condition
+from conformance.causes.features import PART, nodes_of, root_of
+from conformance.causes.form import TYPE, Form
+from conformance.ggml.tensor import VIEW_OPS, nelements
+from conformance.judge.verdict import Verdict
+from conformance.run.shrink.simplify import rank
+from conformance.suite.relations import claim
+
+NODES, STEPS, STREAMS, READS = "nodes", "steps", "streams", "a node reads"
+ATTENTION = frozenset({"FLASH_ATTN_EXT", "SOFT_MAX"})
+"""Ops whose last dimension counts streams: sequences that keep K and V apart."""
+FEW = 4
+"""Nodes up to which what is left is named by its ops."""
+LONG = 5
+"""Words from which on one may differ."""
+_NAME = re.compile("'[^']*'")
+
+
+def whole_form(case: Case) -> Form:
+    """The form of a case that is as small as can be, and in which no single node fails."""
+    return Form(tuple(_conditions(case)))
+
+
+def of_relation(case: Case) -> Form:
+    """The form of a relation each of whose runs is right by itself."""
+    return Form((Condition(claim.KEY, claim.read(case).name),))
+
+
+def _conditions(case: Case) -> Iterator[Condition]:
+    nodes = [n for _, _, n in nodes_of(case)]
+    if len(nodes) <= FEW:
+        yield Condition(NODES, ", ".join(n.op for n in nodes))
+    if len(case.steps) > 1:
+        yield Condition(STEPS, "> 1")
+    if any(s is not None and s.ne[3] > 1 for n in nodes if n.op in ATTENTION for s in n.src):
+        yield Condition(STREAMS, "> 1")
+    views = [(k, n) for k, s in enumerate(case.steps) for n in s.graph if n.op in VIEW_OPS]
+    if any(root_of(case, k, n) == "a cache" and nelements(n) < nelements(n.root) for k, n in views):
+        yield Condition(READS, f"{PART}a cache")
+    for name in sorted({t.type.name for t in case.persistent if rank(t.type) > 1}):
+        yield Condition(TYPE, name)
+
+
+def shared_by(form: Form, cases: Sequence[Case]) -> Form:
+    """What `form` says that is true of every case: another may fail alike without the rest."""
+    return Form(tuple(c for c in form.conditions if all(_true(c, case) for case in cases)))
+
+
+def _true(condition: Condition, case: Case) -> bool:
+    if condition.key == claim.KEY:
+        return claim.applies(case) and claim.read(case).name == condition.value
+    if condition.key == NODES:
+        return set(condition.value.split(", ")) <= {n.op for _, _, n in nodes_of(case)}
+    return condition in set(_conditions(case))
+
+
+def tells_apart(shared: Collection[Condition]) -> bool:
+    """Whether what two smallest cases share is more than that several steps grow a cache, as most cases do."""
+    return any(c.key in {NODES, STREAMS, TYPE} for c in shared)
+
+
+def said_alike(a: tuple[str, str], b: tuple[str, str], *, named: bool = False) -> bool:
+    """Whether two errors say the same of two ops: but for one word, or, where `named`, for names."""
+    if a[0] != b[0] or a[0] == Verdict.FAIL:
+        return False
+    if named:
+        return _NAME.sub("", a[1]) == _NAME.sub("", b[1])
+    x, y = a[1].split(), b[1].split()
+    return len(x) == len(y) >= LONG and len({(v, w) for v, w in zip(x, y, strict=True) if v != w}) <= 1
