@@ -34,14 +34,14 @@ KEYS = {
 class Device(KernelBackend):
     """Some ops in NumPy; `ends` is called before the third."""
 
-    name = "stand-in"
+    name = "interrupted-device"
     version = "1.0"
     ran: ClassVar[list[str]] = []
     ends: ClassVar[Callable[[], None] | None] = None
 
     def info(self) -> DeviceInfo:
         """A device of one version."""
-        return DeviceInfo("stand-in", "stand-in", "in NumPy", {"ggml": self.version})
+        return DeviceInfo("interrupted-device", "interrupted-device", "in NumPy", {"ggml": self.version})
 
     def kernels(self) -> dict[str, Kernel]:
         """All but SQR."""
@@ -59,14 +59,14 @@ class Device(KernelBackend):
 
 @pytest.fixture(autouse=True)
 def _device(monkeypatch: pytest.MonkeyPatch) -> None:
-    registry.provide("stand-in", Device)
+    registry.provide("interrupted-device", Device)
     monkeypatch.setattr(checks, "plain", lambda _: KEYS)
     monkeypatch.setattr(Device, "ran", [])
     monkeypatch.setattr(Device, "ends", None)
 
 
 def _learn(path: Path, *words: str) -> Result:
-    return CliRunner().invoke(main, ["learn", "stand-in", "--no-isolate", "-o", str(path), *words])
+    return CliRunner().invoke(main, ["learn", "interrupted-device", "--no-isolate", "-o", str(path), *words])
 
 
 def _interrupt() -> None:
@@ -105,10 +105,10 @@ def test_a_kill_keeps_what_was_learnt(tmp_path: Path) -> None:
     path = tmp_path / "card.toml"
     code = (
         "import os, signal, sys; import test_learn_resume as t; from conformance.cli import checks, main;"
-        "t.registry.provide('stand-in', t.Device); checks.plain = lambda _: t.KEYS;"
+        "t.registry.provide('interrupted-device', t.Device); checks.plain = lambda _: t.KEYS;"
         "t.Device.ends = staticmethod(lambda: os.kill(os.getpid(), signal.SIGKILL)); main(sys.argv[1:])"
     )
-    words = ["learn", "stand-in", "--no-isolate", "-o", str(path)]
+    words = ["learn", "interrupted-device", "--no-isolate", "-o", str(path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     ran = subprocess.run([sys.executable, "-c", code, *words], env=env, capture_output=True, timeout=120, check=False)
     assert ran.returncode == -signal.SIGKILL, ran.stderr
@@ -129,7 +129,7 @@ def test_a_time_that_is_over_leaves_a_card_to_go_on_with(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda c: replace(c, device="Vulkan0"), "begun with device Vulkan0, here is stand-in"),
+        (lambda c: replace(c, device="Vulkan0"), "begun with device Vulkan0, here is interrupted-device"),
         (lambda c: replace(c, description="another driver"), "begun with description another driver"),
         (lambda c: replace(c, versions={"ggml": "0.9"}), "begun with versions {'ggml': '0.9'}"),
         (lambda c: replace(c, suite="0.0.1"), "begun with suite 0.0.1"),
