@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from backends.cpu import CpuBackend
 from backends.openvino import OpenVinoStateless
 from backends.openvino.windows import Order
 from conformance.backend.interface import Backend, Witness
+from conformance.backend.registry import Spec
 from conformance.case.case import Case, Step
 from conformance.ggml.arithmetic import EXACT
 from conformance.ggml.ops.build import Builder
@@ -19,6 +21,10 @@ from conformance.ggml.quants import from_float
 from conformance.ggml.tensor import Bytes, Tensor, new_tensor
 from conformance.ggml.types import BF16, F16, F32, I64, GGMLType
 from conformance.judge.judge import judge_step
+from conformance.judge.verdict import Verdict
+from conformance.run.runner import Runner
+from conformance.run.session.select import build
+from conformance.suite import FAMILIES
 
 B = Builder()
 HEADS, SIZE, CELLS = 2, 16, 24
@@ -144,3 +150,13 @@ def test_a_cache_that_becomes_an_input_lies_as_in_ggml_again() -> None:
     made = B.cpy(x, cache)
     step = Step(B.build_forward_expand(made), {x: _bytes(_floats(CELLS, WIDTH, seed=5))}, (made,))
     _right(replace(case, steps=[case.steps[0], step, case.steps[1]]))
+
+
+@pytest.mark.parametrize("arch", ["bert", "jina-bert-v2", "modern-bert"])
+def test_attention_without_a_cache_takes_fewer_tokens_than_before(arch: str) -> None:
+    """The second step of an encoder is shorter: every row of its result is written."""
+    ids = [i for i in FAMILIES["blocks"].ids("standard") if f"/{arch}-" in i and "block=attention@" in i]
+    with closing(Runner()) as runner:
+        results = [r for i in ids for r in runner.run(Spec("openvino-stateless"), [build(i)])]
+    assert results
+    assert all(r.verdict is Verdict.PASS for r in results), [r.sentence() for r in results]

@@ -85,11 +85,12 @@ def _flash_attn_ext(e: Walk, node: Tensor) -> None:
         least = LOWEST if sink is None else -math.inf
         x = e.c.shaped(o.select(hidden, e.c.f32(least), o.add(x, mask)), shape_of(e.c, x))
         v = _seen(e, v, mask)
-    w = e.c.shaped(o.softmax(x, 3) if sink is None else _sunk(e.c, x, sink), shape_of(e.c, x))
-    y = grouped(e.c, v, w, transposed=False)
+    w = o.softmax(x, 3) if sink is None else _sunk(e.c, x, sink)
     if sink is None and mask is not None and not _is_one_row(e.c, x):
+        # not after the product: without caches, the CPU plugin (2026.4.1) then leaves rows of another size unwritten
         seen = o.greater(o.reduce_max(mask, e.c.i64(3), True), e.c.f32(LOWEST))
-        y = e.c.shaped(o.multiply(y, o.convert(seen, Type.f32)), shape_of(e.c, y))
+        w = o.multiply(w, o.convert(seen, Type.f32))
+    y = grouped(e.c, v, e.c.shaped(w, shape_of(e.c, x)), transposed=False)
     e.store(node, transpose(e.c, y, (0, 2, 1, 3)))
 
 
