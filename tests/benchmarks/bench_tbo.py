@@ -1,7 +1,8 @@
-"""The same cases through test-backend-ops and through `ggml`: `python tests/benchmarks/bench_tbo.py PROGRAM`.
+"""The same cases through test-backend-ops and through the suite: `python tests/benchmarks/bench_tbo.py PROGRAM`.
 
-PROGRAM is llama.cpp's test-backend-ops, built with the CPU backend. A seed draws lines of each op from the family
-`tbo`; both run them on one core with one thread, in turns, each round in the other order. Printed: cases per second of
+PROGRAM is llama.cpp's test-backend-ops. A seed draws lines of each op from the family `tbo`; the program runs them on
+its `--device`, the suite on its `--backend`, both on one core, in turns, each round in the other order. A case that
+ends the program is left out. Printed: cases per second of
 processor time with the start-up taken off (a run of no case there, of one tiny case here, imports apart), medians of
 the rounds, and ours over theirs: first with nothing kept from one run to the next, then, as `kept`, with the expected
 values on disk that a run before left there.
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -51,31 +53,46 @@ def cpu(command: Sequence[str]) -> tuple[float, str]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
 
 
-def known(program: Path, op: str, chosen: Sequence[Row]) -> list[Row]:
-    """Those of `chosen` that this version of test-backend-ops has, and runs."""
-    _, said = cpu(_asked(program, op, chosen, ""))
-    ran = {line.partition(": ")[0].strip() for line in said.splitlines() if "OK" in line or "FAIL" in line}
-    return [r for r in chosen if r.name in ran]
+@dataclass(frozen=True)
+class Program:
+    """test-backend-ops and the device that it tests."""
+
+    path: Path
+    device: str
+
+    def known(self, op: str, chosen: Sequence[Row]) -> list[Row]:
+        """Those of `chosen` that this version has, that its device takes, and that do not end it."""
+        own = list(chosen)
+        while own:
+            _, said = cpu(self._asked(op, own, ""))
+            lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in said.splitlines()]
+            if any("backends passed" in line for line in lines):
+                ran = {line.partition("): ")[0] + ")" for line in lines if line.endswith(("OK", "FAIL"))}
+                return [r for r in own if r.name in ran]
+            dead = next((r for line in reversed(lines) for r in own if line.startswith(f"{r.name}:")), None)
+            if dead is None:
+                raise click.ClickException(f"{self.path} tells no case before it ends:\n{said[-400:]}")
+            click.echo(f"{dead.name} ends the program", err=True)
+            own.remove(dead)
+        return []
+
+    def speed(self, op: str, chosen: Sequence[Row]) -> float:
+        """Cases per second of processor time; its start-up, taken off, makes all cases and matches their names."""
+        start, _ = cpu(self._asked(op, chosen, "nothing"))
+        whole, _ = cpu(self._asked(op, chosen, ""))
+        return len(chosen) / max(1e-9, whole - start)
+
+    def _asked(self, op: str, chosen: Sequence[Row], after: str) -> list[str]:
+        names = "|".join(re.sub(r"([][(){}.*+?^$|])", r"\\\1", r.name[len(op) + 1 : -1]) for r in chosen)
+        return [self.path.as_posix(), "test", "-b", self.device, "-o", op, "-p", f"^({names}){after}$"]
 
 
-def theirs(program: Path, op: str, chosen: Sequence[Row]) -> float:
-    """Cases per second of processor time of test-backend-ops; its start-up makes all cases and matches their names."""
-    start, _ = cpu(_asked(program, op, chosen, "nothing"))
-    whole, _ = cpu(_asked(program, op, chosen, ""))
-    return len(chosen) / max(1e-9, whole - start)
-
-
-def _asked(program: Path, op: str, chosen: Sequence[Row], after: str) -> list[str]:
-    names = "|".join(re.sub(r"([][(){}.*+?^$|])", r"\\\1", r.name[len(op) + 1 : -1]) for r in chosen)
-    return [program.as_posix(), "test", "-b", "CPU", "-o", op, "-p", f"^({names}){after}$"]
-
-
-def ours(chosen: Sequence[Row], kept: str = "") -> float:
+def ours(backend: str, chosen: Sequence[Row], kept: str = "") -> float:
     """Cases per second of processor time of `conform run`, with expected values kept in a folder, if one is named."""
     ids = json.dumps([f"tbo/{r.name}@0" for r in chosen])
     environment = {**os.environ, "CONFORMANCE_EXPECTED": kept}
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, __file__, "ours", f"{folder}/run.json"]
+        words = [sys.executable, __file__, "ours", backend, f"{folder}/run.json"]
         done = subprocess.run(words, input=ids, env=environment, capture_output=True, text=True, check=True)
         ran = sum(
             r["verdict"] in ("PASS", "FAIL") for r in json.loads(Path(f"{folder}/run.json").read_text())["results"]
@@ -85,11 +102,11 @@ def ours(chosen: Sequence[Row], kept: str = "") -> float:
     return ran / max(1e-9, float(done.stdout.split()[-1]))
 
 
-def own(path: str, ids: Sequence[str]) -> float:
+def own(backend: str, path: str, ids: Sequence[str]) -> float:
     """Seconds of processor time of `conform run` over cases, above those of a run of a tiny one, in this process and
     its workers; what is imported by then counts for neither.
     """
-    asked = ["run", "--level", "full", "--backend", "ggml?threads=1", "--json", path]
+    asked = ["run", "--level", "full", "--backend", backend, "--json", path]
     seconds = []
     for chosen in ([TINY], [TINY], ids):
         before = used()
@@ -108,18 +125,28 @@ def used() -> float:
 @click.command()
 @click.argument("program", type=click.Path(path_type=Path, exists=True))
 @click.option("--op", "ops", multiple=True, default=OPS, show_default=True)
+@click.option("--device", default="CPU", show_default=True, help="What the program tests.")
+@click.option("--backend", default="ggml?threads=1", show_default=True, help="What the suite tests.")
 @click.option("--count", default=60, show_default=True, help="Cases of each op.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-def main(program: Path, ops: Sequence[str], count: int, seed: int, rounds: int) -> None:
+def main(program: Path, ops: Sequence[str], device: str, backend: str, count: int, seed: int, rounds: int) -> None:
     """Print the table."""
+    other = Program(program, device)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     table = []
     for op in ops:
-        chosen = known(program, op, drawn(op, count, seed))
+        chosen = other.known(op, drawn(op, count, seed))
+        if not chosen:
+            click.echo(f"{device} takes none of these cases of {op}", err=True)
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            ours(chosen, folder)
-            sides = (lambda: theirs(program, op, chosen)), (lambda: ours(chosen)), (lambda: ours(chosen, folder))  # noqa: B023
+            ours(backend, chosen, folder)
+            sides = (
+                lambda: other.speed(op, chosen),  # noqa: B023
+                lambda: ours(backend, chosen),  # noqa: B023
+                lambda: ours(backend, chosen, folder),  # noqa: B023
+            )
             found: list[list[float]] = [[], [], []]
             for k in range(rounds):
                 for side in range(3) if k % 2 else reversed(range(3)):
@@ -133,6 +160,6 @@ def main(program: Path, ops: Sequence[str], count: int, seed: int, rounds: int) 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["ours"]:
-        click.echo(own(sys.argv[2], json.load(sys.stdin)))
+        click.echo(own(sys.argv[2], sys.argv[3], json.load(sys.stdin)))
     else:
         main()
