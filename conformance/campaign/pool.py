@@ -120,8 +120,11 @@ class DaskPool:
         try:
             client = Client(self._target, timeout=ANSWER, set_as_default=False)
             self._scheduler = client.scheduler_info()["id"]
-        except (OSError, TimeoutError, ValueError) as e:
-            raise UnavailableError(f"--scheduler {self._address}: a Dask scheduler expected: {e}") from e
+        except Exception as e:
+            # a scheme without its package or its certificates raises whatever Dask's own code stumbles over
+            tls = "; certificates in Dask's configuration, distributed.comm.tls, are needed for tls://"
+            hint = tls if isinstance(e, TypeError) and self._address.startswith("tls://") else ""
+            raise UnavailableError(f"--scheduler {self._address}: a Dask scheduler expected: {e}{hint}") from e
         client.subscribe_topic(self._topic, self._heard)
         return client
 

@@ -126,10 +126,10 @@ def test_a_worker_that_dies_with_its_answer_costs_a_second_run(monkeypatch: pyte
     assert workers.events.get(timeout=1) == Lost(6)
 
 
-def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address without a scheduler is one line that names it."""
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "tls://127.0.0.1:9", "foo://x", "inproc://x", "ucx://x:1"])
+def test_nobody_answers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address without a scheduler, or that Dask cannot use here, is one line that names it."""
     pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
-    address = "tcp://127.0.0.1:9"
     monkeypatch.setattr(pool, "ANSWER", 1.0)
     expected = pytest.raises(UnavailableError, match=f"--scheduler {address}: a Dask scheduler expected")
     with expected, connect(Where(1, scheduler=address), "test"):
