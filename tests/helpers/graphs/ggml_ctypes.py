@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -269,21 +270,40 @@ def _serve_in_child(world: World, lines: list[str], first: int, out: TextIO) -> 
     return len(answers)
 
 
+PARKED = 400
+"""Threads that ggml aborted in, which a child keeps before another takes over."""
+
+
 def _child(world: World, lines: list[str], write: int) -> None:
+    """Answer to the end. ggml's abort must not return, so the thread that it came in waits for ever and another goes
+    on: a process for each would take most of the time.
+    """
     pipe = os.fdopen(write, "w", encoding="utf-8")
+    rest = iter(lines)
+    parked = 0
+    threading.stack_size(1 << 20)
+
+    def answer(value: Json) -> None:
+        pipe.write(json.dumps(value) + "\n")
+        pipe.flush()
+
+    def work() -> None:
+        for line in rest:
+            answer(world.run(json.loads(line)))
+        os._exit(0)
 
     def aborted(message: bytes) -> None:
-        pipe.write(json.dumps({"abort": message.decode(errors="replace")}) + "\n")
-        pipe.flush()
-        os._exit(0)
+        nonlocal parked
+        answer({"abort": message.decode(errors="replace")})
+        parked += 1
+        if parked == PARKED:
+            os._exit(0)
+        threading.Thread(target=work).start()
+        threading.Event().wait()
 
     callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(aborted)
     world.lib.ggml_set_abort_callback(callback)
-    for line in lines:
-        answer = json.dumps(world.run(json.loads(line)))
-        pipe.write(answer + "\n")
-        pipe.flush()
-    os._exit(0)
+    work()
 
 
 if __name__ == "__main__":
