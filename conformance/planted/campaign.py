@@ -256,8 +256,8 @@ def hunt(
     for name, family in FAMILIES.items():
         hunted = [f for f in faults if name in f.families]
         ids = list(family.ids(level)) if hunted else []  # type: ignore[arg-type]  # checked by the command line
-        batches = list(_batches(ids, TOGETHER.get(name, 1), kind_of if once else None))
-        for at, batch in enumerate(batches[start.get(name, 0) :], start.get(name, 0)):
+        cut = list(batches(ids, TOGETHER.get(name, 1), kind_of if once else None))
+        for at, batch in enumerate(cut[start.get(name, 0) :], start.get(name, 0)):
             alive = [f for f in hunted if (f.name, name) not in done]
             if not alive:
                 break
@@ -314,7 +314,7 @@ def _try(
             yield _passing([fault.name], proven)
 
 
-def _batches(ids: Sequence[str], size: int, kind: Callable[[str], str] | None) -> Iterator[Sequence[str]]:
+def batches(ids: Sequence[str], size: int, kind: Callable[[str], str] | None) -> Iterator[Sequence[str]]:
     """`ids` in order, `size` at a time; of one kind each where there are kinds."""
     groups = [list(ids)] if kind is None else [list(g) for _, g in groupby(sorted(ids, key=kind), kind)]
     for group in groups:

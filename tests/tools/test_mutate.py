@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from conformance.cli import main
 from conformance.ggml.errors import UsageError
@@ -17,6 +19,7 @@ from conformance.perf.statistics import Rate
 from conformance.planted import campaign, difference, mutation
 from conformance.planted.campaign import Hunter, Reach, kind_of
 from conformance.planted.faults import FOLDER, ROOT, Fault, control, load, read
+from conformance.planted.matrix import fewest, matrix
 from conformance.planted.mutants import AREAS, Mutant, draw, files
 from conformance.planted.mutation import Outcome, Status
 from conformance.planted.reach import Probe
@@ -187,3 +190,22 @@ def test_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.diff(document["interval"]) > 0
     assert document["seed"] == 3
     assert mutant_rates(m.value for m in read_runs([path]).mutants) == {"cpu": Rate(2, 3)}
+
+
+def test_a_matrix_has_every_case_that_notices() -> None:
+    """Of two faults at once, each by cases of its own op alone, and by more than the first."""
+    found = matrix([SOFTENED, ROPED], "smoke")
+    assert all(len(cases) > 1 for cases in found.values())
+    assert {kind_of(i) for i in found[ROPED.name]} <= {"ops/ROPE", "ops/ROPE_BACK"}
+    assert "ops/FLASH_ATTN_EXT" in {kind_of(i) for i in found[SOFTENED.name]}
+    few = fewest(found)
+    assert all(set(few) & set(cases) for cases in found.values())
+    assert fewest(found, few) == []
+
+
+@given(st.dictionaries(st.integers(0, 9).map(str), st.lists(st.sampled_from("abcdef"), max_size=4), max_size=8))
+def test_the_fewest_cases_notice_all_that_is_noticed(noticed: dict[str, list[str]]) -> None:
+    """Each fault that any case notices is noticed by one of them, and none of them is there for nothing."""
+    few = fewest(noticed)
+    assert all(set(few) & set(cases) for cases in noticed.values() if cases)
+    assert len(few) == len(set(few)) <= sum(map(bool, noticed.values()))

@@ -62,6 +62,7 @@ _ANY = f"[{FLOATS}|{BLOCKS}]"
     ),
     smoke=(
         "MUL_MAT-[f32+f32-a=2048x4,b=2048x20,data=positive|iq3_s+f32-a=256x16,b=256x4]",
+        "MUL_MAT-f32+f32-a=32x32x2x2,b=32x20x2x4,hint=SRC0_IS_HADAMARD",
         "MUL_MAT-[f16+f32-a=2048x16,b=2048x2|f32+f32-a=2048x4,b=2048x1|f32+f32-a=2048x4,b=2048x17]",
         "MUL_MAT-[bf16+f32-a=2048x4,b=2048x3|q4_0+f32-a=2048x4,b=2048x16|q8_0+f32-a=2048x4,b=2048x64]",
         "MUL_MAT-[q4_K+f32-a=2048x4,b=2048x65|q6_K+f32-a=2048x4,b=2048x3|f16+f32-a=2048x4,b=2048x1]",
@@ -168,6 +169,7 @@ def _mul_mat_id(bench: Bench) -> Tensor:
         "OUT_PROD-f32+f32-a=24x6x3x2,b=7x6x3x2,[va=pad|va=off|vb=p1023|vb=p0213|vb=pad]",
     ),
     wide=(f"OUT_PROD-[q5_0|q5_1|mxfp4|q2_K|q3_K|q4_K|q5_K|{RARE}]+f32-[a=256x5,b=7x5|a=256x9x3x2,b=5x9x3x2]",),
+    smoke=("OUT_PROD-f32+f32-a=24x5x1x2,b=7x5x2x4,va=off",),
     full=("OUT_PROD-f32+f32-a=512x256,b=128x256",),
     pairs=(
         "OUT_PROD-[f16|q4_0|q8_0|q4_1|q6_K]+f32-a=256x5x4x2,b=[7|1]x5x4x2[|,va=pad|,va=off|,va=slab|,va=p0213][|,vb=pad|,vb=off|,vb=rows|,vb=p0213|,vb=p1023]",

@@ -51,7 +51,10 @@ _TYPE = "[f32|f16]"
         f"ROPE_BACK-{_TYPE}-ne=32x3x4,[{_MULTI}|{_VISION}]",
         f"ROPE-{_TYPE}-ne=128x2x9,{_PLAIN},from=65530,to=65545,freq_base=500000.0[|,{_LONG_YARN}]",
     ),
-    smoke=("ROPE-f32-ne=64x3x4,mode=NEOX,vpos=off,n_ctx_orig=262144,ext_factor=1.0,freq_scale=0.25",),
+    smoke=(
+        "ROPE-f32-ne=64x3x4,mode=NEOX,vpos=off,n_ctx_orig=262144,ext_factor=1.0,freq_scale=0.25",
+        "ROPE-f16-ne=32x2x3x2,mode=IMROPE,sections=8x4x4x0,ff=1",
+    ),
     wide=(f"ROPE-{_TYPE}-ne=64x2x[257|513],{_PLAIN}",),
     pairs=(
         f"[ROPE|ROPE_BACK]-{_TYPE}-ne=64x3x4[|x2],[mode=NORMAL|mode=NEOX|mode=MROPE,sections=8x8x8x8|mode=MROPE,sections=16x4x12x0|mode=IMROPE,sections=11x11x10x0|mode=VISION,sections=16x16x0x0][|,n_dims=32|,n_dims=20|,n_dims=32,offs=16|,n_dims=32,offs=32][|,vne=pad|,vne=off|,vne=rows|,vne=slab|,vne=part|,vne=p0213][|,inplace=leaf|,inplace=mid|,inplace=input][|,ff=1][|,vpos=off][|,to=1024],n_ctx_orig=[0|512|4096|262144][|,freq_base=500000.0][|,freq_scale=0.25|,freq_scale=1.5],ext_factor=[0.0|1.0|0.7],attn_factor=[1.0|1.3][|,beta_fast=24.0][|,beta_slow=2.0]",

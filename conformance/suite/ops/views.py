@@ -132,6 +132,7 @@ _FEW_SAME_BLOCKS = "[q4_0+q4_0|q5_1+q5_1|q8_0+q8_0|mxfp4+mxfp4|q4_K+q4_K|q6_K+q6
     smoke=(
         "CPY-f32+[f16-a=67x12,form=back,data=casts|q4_0-a=256x32,data=borders|mxfp4-a=256x32,data=borders]",
         f"CPY-f16+[{RARE_STORED}]-a=256x3x2",
+        "CPY-[f32+q3_K-a=256x32,data=borders|bf16+f16-a=67x12,form=back,data=casts|nvfp4+f32-a=256x9,data=scales]",
     ),
     full=(
         f"CPY-{_PAIRS}-a=1024x64x9,va=p1023",

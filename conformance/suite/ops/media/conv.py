@@ -18,7 +18,7 @@ from conformance.suite.ops.bench import Bench, cases
         "CONV_2D-[f32|f16]+f32-a=14x14x3x48,b=56x42x3,k=14x14x0x0x1x1",
     ),
     full=("CONV_2D-[f32|f16]+f32-a=3x3x128x96,b=48x48x128,k=1x1x1x1x1x1",),
-    smoke=("CONV_2D-f32+f32-a=2x3x5x3,b=9x7x5x2,k=1x2x0x1x1x1",),
+    smoke=("CONV_2D-[f32+f32-a=2x3x5x3,b=9x7x5x2,k=1x2x0x1x1x1|f16+f32-a=14x14x3x48,b=56x42x3,k=14x14x0x0x1x1]",),
     pairs=(
         "CONV_2D-[f32|f16]+f32-[a=1x1x25x|a=2x3x25x|a=3x11x25x][1|12],b=[19|141]x24x25[|x2],k=[1|3]x[1|5]x[0|5]x[0|5]x[1|2]x[1|4][|,vb=pad|,vb=slab|,vb=p0213]",
     ),

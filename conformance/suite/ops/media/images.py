@@ -34,7 +34,7 @@ def _upscale(bench: Bench) -> Tensor:
     "WIN_PART",
     keys="ne=SHAPE w=1",
     wide=("WIN_PART-f32-ne=12x[14x14|17x9|3x20],w=[7|5|1]",),
-    smoke=("WIN_PART-f32-ne=4x5x3,w=2",),
+    smoke=("WIN_PART-f32-[ne=4x5x3,w=2|ne=12x14x14,w=1]",),
     full=("WIN_PART-f32-ne=768x64x64,w=14",),
 )
 def _win_part(bench: Bench) -> Tensor:
@@ -45,7 +45,7 @@ def _win_part(bench: Bench) -> Tensor:
     "WIN_UNPART",
     keys="to=SHAPE w=1",
     wide=("WIN_UNPART-f32-to=12x[14x14|17x9|3x20],w=[7|5|1]",),
-    smoke=("WIN_UNPART-f32-to=4x5x3,w=2",),
+    smoke=("WIN_UNPART-f32-[to=4x5x3,w=2|to=12x3x20,w=5]",),
     full=("WIN_UNPART-f32-to=768x64x64,w=14",),
 )
 def _win_unpart(bench: Bench) -> Tensor:
