@@ -35,6 +35,22 @@ def test_an_absent_function_is_named(verb: str, monkeypatch: pytest.MonkeyPatch,
     assert reply == {"unsupported": f"this llama.cpp has no llama_{lacking}"}
 
 
+@needs_wheel
+def test_a_sampler_may_be_left_to_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A device without the op of a sampler gives no token, which llama.cpp says in its log: no fault of either."""
+    library = model(LLAMA).library
+    said = "device 'X' does not have support for op ARGMAX needed for sampler 'greedy'"
+
+    def leaves(*_: object) -> bool:
+        library.log.append(said)
+        return True
+
+    monkeypatch.setattr(library.llama, "set_sampler", leaves)
+    reply = model(LLAMA).verb({"verb": "sampler", "part": 0, "folder": str(tmp_path)})
+    library.log.clear()
+    assert said in str(reply["unsupported"])
+
+
 def _pair(actual: list[float], expected: list[float], *, exact: bool = False, apart: bool = False) -> Pair:
     return Pair("x", np.array([actual], np.float32), np.array([expected], np.float32), exact, apart)
 
