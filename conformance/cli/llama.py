@@ -45,6 +45,8 @@ from conformance.suite.zoo.verbs.table import VERBS, Verb
 from .options import ExistingFile, File, backend_option, json_option
 from .output import cell_lines, line, table
 
+BEGIN, END = 80, 220
+"""Characters of a long message that are printed."""
 SHOWN = 5
 """Differences of one setting that `layout` prints."""
 _GGML = "ggml"
@@ -365,7 +367,7 @@ def zoo(
         for (name, run), played in _play(wanted, row, values, time_limit).items():
             cells[row, name, run] = played
             if played.verdict not in PASSES or (played.detail and played.verdict != UNSUPPORTED):
-                line(f"{played.verdict} {row} on {name}, {run}: {played.detail[:300]}", err=True)
+                line(f"{played.verdict} {row} on {name}, {run}: {_ends(played.detail)}", err=True)
 
     try:
         with ThreadPoolExecutor(jobs) as pool:
@@ -421,6 +423,11 @@ def _play(wanted: _Wanted, row: str, values: Mapping[str, object], time_limit: f
     case_id = _zoo_id(row, values, 1)
     ended = play(case_id, wanted.devices, wanted.runs, time_limit) if wanted.runs else {}
     return {**ended, **(play_verbs(case_id, wanted.devices, wanted.verbs, time_limit) if wanted.verbs else {})}
+
+
+def _ends(text: str) -> str:
+    """A long message by its beginning, which says what was asked, and its end, where the first cause stands."""
+    return text if len(text) <= BEGIN + END else f"{text[:BEGIN]} … {text[-END:]}"
 
 
 def _list_projectors() -> None:
