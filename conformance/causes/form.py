@@ -218,11 +218,12 @@ def without(form: Form, always: Callable[[Condition], bool]) -> Form:
     return Form(tuple(c for c in form.conditions if c.key == OP or not always(c)))
 
 
-def common(a: Form, b: Form) -> Form | None:
-    """What two forms share: the ops of both, the lower of two borders, a type wherever it stands. None where that is
-    nothing beside the op, or where ops of different kernels share no more than sizes.
+def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
+    """What two forms share: the ops of both, the lower of two borders, a type wherever it stands, and, `of_any_leaf`,
+    a part of whatever leaf. None where that is nothing beside the op, or where ops of different kernels share no more
+    than sizes.
     """
-    shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y)) is not None]
+    shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y, of_any_leaf=of_any_leaf)) is not None]
     of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS)) for c in shared)
     of_operand |= any(c.key == OUTPUT for c in shared)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or _module(a) == _module(b)):
@@ -258,26 +259,25 @@ def of_types(forms: Sequence[Form]) -> Form:
     return Form((Condition(OP, ANY_OF.join(ops)), Condition(TYPE, ANY_OF.join(types))))
 
 
-def _shared(a: Condition, b: Condition) -> Condition | None:
+def _shared(a: Condition, b: Condition, *, of_any_leaf: bool) -> Condition | None:
     if a == b:
         return a
     if a.key == b.key and a.value.startswith("> ") and b.value.startswith("> "):
         return min(a, b, key=lambda c: int(c.value[2:]))
     for key, end in OF_ANY.items():
-        if all(x.key == key or x.key.endswith(end) for x in (a, b)) and (value := _both(a, b, end)):
+        alike = all(x.key == key or x.key.endswith(end) for x in (a, b))
+        if alike and (value := _both(a, b, end, of_any_leaf=of_any_leaf)):
             return Condition(a.key if a.key == b.key else key, value)
     return None
 
 
-def _both(a: Condition, b: Condition, end: str) -> str:
+def _both(a: Condition, b: Condition, end: str, *, of_any_leaf: bool) -> str:
     """The value that holds wherever one of two does; empty where they have nothing in common."""
     if end == OF_ANY[HELD]:
         return AND.join(w for w in a.value.split(AND) if w in b.value.split(AND))
     either = {*a.value.split(ANY_OF), *b.value.split(ANY_OF)}
-    if end == OF_ANY[SHOWN] and either <= {
-        f"{PART}an input",
-        f"{PART}a leaf written in place",
-    }:  # weights and caches are kept
+    parts = all(value.startswith(PART) for value in either)
+    if end == OF_ANY[SHOWN] and (either <= FED or (of_any_leaf and parts)):  # weights and caches are kept
         return ANY_OF.join(sorted(either))
     return a.value if a.value == b.value else ""
 

@@ -30,10 +30,10 @@ from conformance.run.shrink import cuts, shrink, simplify
 from conformance.run.signature import Signature
 from conformance.suite.relations import claim
 
-from .cause import Cause, Condition
+from .cause import ANY_OF, Cause, Condition
 from .failure import Failure, by_chance, failure_of, may_be, size
 from .features import OP, Features, features, nodes_of
-from .form import SEVERAL, Form, common, form_of, meets, of_one_error, of_types, same_kernel, type_of, without
+from .form import SEVERAL, Form, common, form_of, is_size, meets, of_one_error, of_types, same_kernel, type_of, without
 from .needs import cure
 from .needs.whole import of_relation, said_alike, shared_by, tells_apart, whole_form
 
@@ -151,7 +151,7 @@ class Search:
         self._many = _of_many(failures)
         explained = []
         for n, failure in enumerate(_in_turn(failures), 1):
-            if self._interruptible(self._take, failure):
+            if self._interruptible(self._take, failure) or _may_hide(failure):
                 explained.append(failure)
             self._join(nodes)
             self._progress(f"{n} of {len(failures)} failures, {len(self.groups)} forms: {failure.case.id}")
@@ -187,14 +187,13 @@ class Search:
         return explained
 
     def _look_behind(self, failure: Failure) -> None:
-        """A group for what an explained failure hides."""
-        variant = self._hidden(failure)
-        if variant is None:
-            return
+        """A group for each that an explained failure hides."""
         with suppress(ConformanceError):
-            proof = self._shrunk(variant)
-            if proof is not None and self._explaining(proof) is None:
-                self.groups.append(Group(proof.kind, _form(proof), proof, [failure]))
+            for hidden in self._hidden(failure):
+                proof, sizes = self._shrunk(hidden)
+                if proof is not None and self._explaining(proof) is None:
+                    form = self._with_sizes(_form(proof), told=sizes)
+                    self.groups.append(Group(proof.kind, form, proof, [failure]))
 
     def _late(self) -> bool:
         return self._clock() > self._end
@@ -213,7 +212,8 @@ class Search:
         """Whether the fault of `group`, no op's, may be what an error of one or two ops, or of a whole case, is."""
         if failure.kind == group.kind or failure.kind in self._many or claim.applies(failure.case):
             return False
-        if failure.signature.kind.startswith(KEPT) or not (group.by_chance and group.form.spreads):
+        of_no_op = group.form.spreads or group.form.of_output
+        if failure.signature.kind.startswith(KEPT) or not (group.by_chance and of_no_op):
             return False
         nodes = failure.all if failure.at is None else [failure.features]
         return self._tells(group) and any(map(group.form.beside, nodes))
@@ -318,7 +318,7 @@ class Search:
 
     def _new(self, failure: Failure) -> Group:
         """The group of a failure that no other explains."""
-        proof, needs = failure, cure.Needs()
+        proof, needs, sizes = failure, cure.Needs(), False
         if not self._late():
             alone = self._alone(failure)
             if alone is None:
@@ -330,16 +330,52 @@ class Search:
             if claim.applies(failure.case):
                 return self._of_relation(failure)
             needs = self._needs(failure)
+            if (group := self._needing(failure, needs)) is not None:
+                return group
             with suppress(ConformanceError):
-                proof = self._shrunk(failure, needs) or failure
+                small, sizes = self._shrunk(failure, needs)
+                proof = small or failure
         unknown = failure.signature.kind == OUTPUT
         known = failure.signature.covers(proof.signature) and not unknown
         form = _form(proof) if failure.at is None else _form(proof).but(needs.idle).with_types(failure.features)
+        form = self._with_sizes(form, told=sizes)
         group = Group(failure.kind if known else proof.kind, form, proof, needed=needs.alone)
         if unknown and form.ops and not self._tells(group):  # it slipped to a node that is hardly ever wrong
             group = Group(failure.kind, Form(()), failure)
         self.groups.append(group)
         return group
+
+    def _needing(self, failure: Failure, needs: cure.Needs) -> Group | None:
+        """The group of the same op and words that needs what `failure` does, if what both say tells failures from right
+        nodes nearly as well; or, where each of `SEVERAL` types is needed by itself, that of the types. Nothing need be
+        shrunk then.
+        """
+        if failure.at is None or not needs.alone:
+            return None
+        form, op = _form(failure).but(needs.idle), failure.features[OP]
+        alike = [g for g in self.groups if g.kind == failure.kind and op in g.form.ops]
+        for group in alike:
+            joint = common(group.form, form) if group.needed == needs.alone else None
+            if joint is not None and (self._nodes is None or self._nodes.joins(joint, group.form)):
+                group.form = joint
+                return group
+        typed = Form((Condition(OP, op), *needs.alone))
+        own = type_of(typed)
+        known = {t for g in alike for t in type_of(g.form).split(ANY_OF)} - {""}
+        if not own or own.startswith("!= ") or len(known) < (SEVERAL if failure.by_chance else 2) - 1:
+            return None
+        mine = Group(failure.kind, typed, failure, needed=needs.alone)
+        self.groups = _of_types([*self.groups, mine])
+        return next(g for g in self.groups if g.kind == failure.kind and own in type_of(g.form).split(ANY_OF))
+
+    def _with_sizes(self, form: Form, *, told: bool) -> Form:
+        """`form` without its sizes where nobody tried smaller ones to the end, if it tells failures from right nodes
+        nearly as well.
+        """
+        loose = Form(tuple(c for c in form.conditions if not is_size(c)))
+        if told or loose == form or self._nodes is None or not self._nodes.joins(loose, form):
+            return form
+        return loose
 
     def _of_relation(self, failure: Failure) -> Group:
         """The group of a relation: that of the first of its runs that fails by itself. Where each passes, what the
@@ -380,10 +416,10 @@ class Search:
             self.groups.append(group)
         return group
 
-    def _shrunk(self, failure: Failure, needs: cure.Needs | None = None) -> Failure | None:
+    def _shrunk(self, failure: Failure, needs: cure.Needs | None = None) -> tuple[Failure | None, bool]:
         """The smallest case outside of all known forms that fails as `failure` does, in a process where nothing ran
-        before: a backend that damages memory makes cases fail in its process that are right. None where none was found;
-        ConformanceError if `failure` does not come again.
+        before: a backend that damages memory makes cases fail in its process that are right. None where none was found.
+        And whether all that is smaller was tried. ConformanceError if `failure` does not come again.
         """
         if needs is None:
             needs = self._needs(failure)
@@ -399,24 +435,42 @@ class Search:
         self._runner.renew()
         (result,) = self._runner.run(self._spec, [small.case])
         found = failure_of(small.case, result)
-        return found if found is not None and may_be(failure, found) else None
+        return (found if found is not None and may_be(failure, found) else None), small.finished
 
-    def _hidden(self, failure: Failure) -> Failure | None:
-        """A variant of an explained failure that fails although nothing known explains it; None where none was found,
-        or one like it was looked at before.
+    def _hidden(self, failure: Failure) -> Iterator[Failure]:
+        """What fails beside an explained failure although nothing known explains it: of a trajectory any other node, of
+        a single one a variant, unless one like it was looked at before.
         """
-        if failure.at is None or self._late():
-            return None
-        shape = frozenset((k, _coarse(v)) for k, v in failure.features.items())
-        if shape in self._looked:
-            return None
+        if self._late():
+            return
+        if _may_hide(failure):
+            yield from self._beside(failure)
+        elif failure.at is not None and self._is_new(failure.features):
+            made = itertools.islice(self._variants(failure), VARIANTS)
+            found = (failure_of(case, self._run(case, locates=True)) for case in made)
+            alike = (f for f in found if f is not None and f.kind == failure.kind)
+            yield from itertools.islice((f for f in alike if self._explaining(f) is None), 1)
+
+    def _is_new(self, found: Features) -> bool:
+        """Whether no node like it, but for sizes, was asked about before; it is from now on."""
+        shape = frozenset((k, _coarse(v)) for k, v in found.items())
+        new = shape not in self._looked
         self._looked.add(shape)
-        with suppress(ConformanceError):
-            for case in itertools.islice(self._variants(failure), VARIANTS):
-                found = failure_of(case, self._run(case, locates=True))
-                if found is not None and found.kind == failure.kind and self._explaining(found) is None:
-                    return found
-        return None
+        return new
+
+    def _beside(self, failure: Failure) -> Iterator[Failure]:
+        """Each node that is wrong in the same run, by itself with what it read there, that nothing known explains."""
+        wrong, ran = self._runner.divergent(self._spec, failure.case)
+        for k, node in wrong:
+            found = features(failure.case, k, node)
+            known = any(g.by_chance and g.form.ops and g.form.holds(found) for g in self.groups)
+            if known or self._late() or not self._is_new(found):
+                continue
+            with suppress(ConformanceError):
+                case = cuts.keep(cuts.Recorded(failure.case, ran), {k: [*cuts.views_of(node), node]})
+                alone = failure_of(case, self._run(case, locates=True))
+                if alone is not None and alone.at is not None and self._explaining(alone) is None:
+                    yield alone
 
     def _variants(self, failure: Failure) -> Iterator[Case]:
         """Cases a step simpler than the failing one, the largest first, that meet no known form where it fails."""
@@ -448,8 +502,7 @@ class Search:
                 form = _joint(a, b, last=last)
                 if form is not None and (_one(a, b, last=last) or not (a.form.ops and b.form.ops)):
                     return a, b, form
-                least = JOINED * max(nodes.share(a.form), nodes.share(b.form))
-                if form is not None and nodes.share(form) >= least:
+                if form is not None and nodes.joins(form, a.form, b.form):
                     return a, b, form
                 if (
                     (a.kind, a.form.ops) == (b.kind, b.form.ops)
@@ -486,11 +539,15 @@ class Search:
 
 
 def _one(a: Group, b: Group, *, last: bool) -> bool:
-    """Whether two groups are one whatever their shares are: an error of one op that says the same, or what is wrong by
-    no more than that it is an output which others read, as was tried of both.
+    """Whether two groups are one whatever their shares are: an error of one op that says the same; errors that differ
+    in a word, one of which comes with less than the other; or what is wrong by no more than that it is an output which
+    others read, as was tried of both.
     """
     error = a.kind == b.kind and not a.by_chance
     if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
+        return True
+    fewer, more = sorted((a.form.says, b.form.says), key=len)
+    if said_alike(a.kind, b.kind) and fewer and fewer <= more:
         return True
     wrong = a.kind[0] == b.kind[0] == Verdict.FAIL
     return wrong and a.form.of_output and b.form.of_output and bool(a.needed and b.needed)
@@ -504,8 +561,8 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
         return _joint_wholes(a, b)
     if last and a.kind == b.kind and (form := _joint_types(a, b)) is not None:
         return form
-    form = common(a.form, b.form)
-    if form is not None and said_alike(a.kind, b.kind) and a.form.says == b.form.says:
+    form = common(a.form, b.form, of_any_leaf=a.kind == b.kind and not a.by_chance)
+    if form is not None and said_alike(a.kind, b.kind) and (a.form.says <= b.form.says or b.form.says <= a.form.says):
         return form
     if form is None or (not last and a.form.ops != b.form.ops and type_of(form)):
         return None
@@ -544,7 +601,7 @@ def _of_types(groups: Sequence[Group]) -> list[Group]:
     """Groups of one op and of `SEVERAL` types, each of which fails by itself, are one: what these types share is at
     fault. Two do where an error says the same.
     """
-    kinds = Counter((g.kind, op) for g in groups if type_of(g.form) for op in g.form.ops)
+    kinds = Counter((g.kind, op) for g in groups for t in type_of(g.form).split(ANY_OF) if t for op in g.form.ops)
     joined: list[Group] = []
     for g in groups:
         many = {op for op in g.form.ops if kinds[g.kind, op] >= (SEVERAL if g.kind[0] == Verdict.FAIL else 2)}
@@ -575,6 +632,10 @@ class Nodes:
         """Failures among the nodes that meet `form`."""
         failed, passed = (self.count(form, side) for side in (self._failed, self._passed))
         return failed / max(1, failed + passed)
+
+    def joins(self, form: Form, *parts: Form) -> bool:
+        """Whether `form` tells failures from right nodes nearly as well as each of its `parts`."""
+        return self.share(form) >= JOINED * max(map(self.share, parts))
 
     def count(self, form: Form, side: Mapping[str, Sequence[Features]]) -> int:
         """Nodes of one side that meet `form`."""
@@ -611,6 +672,13 @@ def _of_many(failures: Sequence[Failure]) -> frozenset[tuple[str, str]]:
         if f.at is not None and not f.by_chance:
             ops.setdefault(f.kind, set()).add(f.features[OP])
     return frozenset(kind for kind, found in ops.items() if len(found) >= SEVERAL)
+
+
+def _may_hide(failure: Failure) -> bool:
+    """Whether the case has nodes beside the first wrong one, and they ran."""
+    if failure.result.verdict is not Verdict.FAIL or claim.applies(failure.case):
+        return False
+    return len(list(itertools.islice(nodes_of(failure.case), 2))) > 1
 
 
 def _coarse(value: str) -> str:

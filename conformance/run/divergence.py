@@ -10,7 +10,7 @@ choice, its scores are within their budget, the margin is within what they diffe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 
 import numpy as np
@@ -35,6 +35,7 @@ NODE, GRAPH, KEPT, OUTPUT = "node", "graph", "kept", "output"
 """Kinds of divergence: a node that is wrong by itself; a value that is wrong though each node by itself is right; one
 that is wrong by what the backend kept (`blame`); a wrong output of which nobody knows the first wrong node, as the
 backend fails where it is asked for each."""
+AGREES = "; everything before it agrees"
 
 
 def describe(judged: Judged, case: Case, kind: str = NODE) -> dict[str, JSON]:
@@ -80,6 +81,10 @@ def locate(
     if execution.opaque:  # a device that keeps its caches to itself computes no node by itself either
         result.first_divergence = describe(wrong, case, GRAPH)
         return
+    if (only := _only(wrong, case, expectation, execution)) is not None:
+        result.first_divergence = describe(only, case)
+        result.detail = sentence(only, case) + AGREES
+        return
     result.first_divergence = describe(wrong, case, OUTPUT)
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
     found = first_divergent(ran, reference, case, wrong.step)
@@ -93,7 +98,7 @@ def locate(
         result.detail += "; each node alone is right"
     else:
         result.first_divergence = describe(found, case)
-        result.detail = sentence(found, case) + "; everything before it agrees"
+        result.detail = sentence(found, case) + AGREES
     if isnan((found or wrong).difference.found):
         origin = first_nan(backend, ran, reference, case, wrong.step)
         if origin is not None and (found is None or (origin[0].step, origin[0].tensor) != (found.step, found.tensor)):
@@ -103,11 +108,32 @@ def locate(
             result.detail += f"; the first NaN: {sentence(judged, case)}; {cause}"
 
 
+def _only(wrong: Judged, case: Case, expectation: Expectation, execution: Execution) -> Judged | None:
+    """The wrong node by itself, where it is all that a case computes and a number: its run has said what another one
+    with every node would.
+    """
+    t = wrong.tensor
+    nodes = [n for s in case.steps for n in s.graph if computes(n)]
+    if nodes != [t] or len(case.steps) > 1 or case.steps[0].expected or isnan(wrong.difference.found):
+        return None
+    expected, found = (steps[0].outputs.get(t) for steps in (expectation.steps, execution.steps))
+    if expected is None or found is None:
+        return None
+    judged = judge_node(t, expected, found, expectation.arithmetic)
+    return judged if judged.used > 1 else None
+
+
 def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Judged | None:
     """The first node of steps 0 to `upto`, the first with a wrong output or cache, that a backend computes wrongly from
     its own sources. None where every node is right once intermediate values are asked for: a fault of fusion, or of
-    state that a fresh run does not have. `ran` holds every computed node of these steps in a free run of the backend;
-    `reference` computes in the arithmetic that it declares.
+    state that a fresh run does not have. Arguments as of `divergent`.
+    """
+    return next(divergent(ran, reference, case, upto), None)
+
+
+def divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Iterator[Judged]:
+    """The nodes of steps 0 to `upto` that a backend computes wrongly from its own sources, in order. `ran` holds every
+    computed node of these steps in a free run of the backend; `reference` computes in the arithmetic that it declares.
     """
     arithmetic = reference.arithmetic()
     recorded = with_values(case, ran[: upto + 1])
@@ -118,10 +144,7 @@ def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, u
         ran_alone = execute(reference if each is arithmetic else reference.computing_in(each), alone)
         right = ran_alone.steps[0].outputs
         judged = (judge_node(n, right[c], found[n], arithmetic, step=k) for c, n in original.items())
-        wrong = next((j for j in judged if j.used > 1), None)
-        if wrong is not None:
-            return wrong
-    return None
+        yield from (j for j in judged if j.used > 1)
 
 
 # -- NaN --------------------------------------------------------------------------------------------------------------

@@ -22,9 +22,10 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.ggml.types import F32, I64
 from conformance.judge.verdict import Result, Totals, Verdict
+from conformance.run import divergence
 from conformance.run.runner import Runner
 from conformance.run.session.failures import file_name
-from conformance.run.session.select import build
+from conformance.run.session.select import build, case_ids
 
 Tamper = Callable[[Graph, dict[Tensor, Bytes]], None]
 SPEC = Spec("faulty")
@@ -207,6 +208,27 @@ def test_the_first_divergent_node_is_named(runner: Runner) -> None:
     assert result.first_divergence["index"] == [5, 0, 0, 0]
     assert result.first_divergence["found"] - result.first_divergence["expected"] == pytest.approx(0.25)
     assert "everything before it agrees" in result.detail
+
+
+@pytest.mark.parametrize("case_id", ["ops/SQR-f32-ne=18x6x3x2*", "ops/MUL_MAT-q4_0+f32-a=32x*", "ops/ROPE-f16-ne=*"])
+def test_a_node_by_itself_runs_once(runner: Runner, monkeypatch: pytest.MonkeyPatch, case_id: str) -> None:
+    """A wrong node that is all of a case is named as a second run with every node would name it, without that run."""
+    case = build(case_ids((), (case_id,), "standard")[0])
+    runs = 0
+
+    def tamper(graph: Graph, found: dict[Tensor, Bytes]) -> None:
+        nonlocal runs
+        runs += 1
+        found[graph.nodes[-1]][:] = 0
+
+    monkeypatch.setattr(runner, "tells_kept", False)
+    (once,) = _run(runner, FaultyBackend(tamper), case)
+    assert runs == 1
+    monkeypatch.setattr(divergence, "_only", lambda *_: None)
+    (twice,) = _run(runner, FaultyBackend(tamper), case)
+    assert runs == 3
+    assert once.verdict is Verdict.FAIL
+    assert (once.detail, once.first_divergence) == (twice.detail, twice.first_divergence)
 
 
 def test_right_node_by_node_blames_no_node(runner: Runner) -> None:

@@ -168,7 +168,7 @@ def nodes(recorded: Recorded, result: Result) -> Iterator[Case]:
     culprit = _culprit(result, case)
     if culprit is not None:
         k, node = culprit
-        chosen += [{k: [node]}, {k: [*_views(node), node]}]
+        chosen += [{k: [node]}, {k: [*views_of(node), node]}]
         chosen.append(_cone(case, k, node))
     for size in _chunks(len(places)):
         for end in range(len(places), 0, -size):
@@ -223,7 +223,7 @@ def _computing(step: Step) -> list[Tensor]:
     return [n for n in step.graph if n in needed]
 
 
-def _views(node: Tensor) -> list[Tensor]:
+def views_of(node: Tensor) -> list[Tensor]:
     """View ops between `node` and the tensors that own what it reads, in order."""
     found: dict[Tensor, None] = {}
 

@@ -1,0 +1,105 @@
+"""Faults behind others: what an explained failure hides is a cause of its own, and what needs the same is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.causes import group as grouping
+from conformance.causes.cause import Condition
+from conformance.causes.failure import Failure, failure_of
+from conformance.causes.form import SEVERAL, Form, common
+from conformance.causes.group import Group, Nodes, Search
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.planted.campaign import Hunter
+from conformance.planted.faults import FOLDER, Bundle, Fault, read
+from conformance.run.session.select import build, case_ids
+from conformance.run.shrink import Shrunk
+
+Accept = Callable[[Case, Result], bool]
+FAULTS = {f.name: f for f in read([FOLDER])}
+DECODER = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d3@1"
+BLOCKS = Fault(
+    "blocks-negated",
+    "",
+    "cpu",
+    ("ops",),
+    "conformance/backend/kernel.py",
+    "            src = [None if s is None else strided(_buffer(s.root, buffers), s) for s in node.src]\n",
+    """            src = [None if s is None else strided(_buffer(s.root, buffers), s) for s in node.src]
+            if node.op == "GET_ROWS" and node.src[0].type.blck_size > 1:
+                src[0] = src[0][..., ::-1]
+""",
+)
+
+
+class _Runner(Hunter):
+    locates = True
+
+
+def _groups(faults: Sequence[Fault], ids: Sequence[str]) -> list[Group]:
+    bundle = Bundle("together", tuple(faults))
+    runner = _Runner([bundle])
+    results = runner.run(bundle.spec, [runner.case(i) for i in ids])
+    failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
+    nodes = Nodes(failures, [runner.case(r.case) for r in results if r.verdict is Verdict.PASS])
+    return Search(runner, bundle.spec).run(failures, nodes)
+
+
+def test_a_trajectory_has_a_cause_for_each_of_its_wrong_nodes() -> None:
+    """Of two faults that show in one trajectory alone, the second is found behind the first."""
+    groups = _groups([FAULTS["rope-backwards"], FAULTS["gate-and-up-exchanged"]], [DECODER])
+    assert sorted(op for g in groups for op in g.form.ops) == ["GLU.SWIGLU", "ROPE"]
+    assert [[f.case.id for f in g.failures] for g in groups] == [[DECODER], [DECODER]]
+
+
+def test_types_that_are_needed_one_by_one_are_shrunk_for_the_first_two_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third type of one op, without which a failure is gone, joins the first two without being shrunk."""
+    shrunk: list[str] = []
+    real = grouping.shrink
+
+    def counted(runner: Hunter, spec: Spec, case: Case, *, time_budget: float, accept: Accept) -> Shrunk:
+        shrunk.append(case.id)
+        return real(runner, spec, case, time_budget=time_budget, accept=accept)
+
+    monkeypatch.setattr(grouping, "shrink", counted)
+    ids = case_ids(
+        (), [f"ops/GET_ROWS-q{t}+i32-a=256x5,n=1@*" for t in ("2_K", "3_K", "4_0", "5_0", "5_K", "8_0")], "smoke"
+    )
+    (group,) = _groups([BLOCKS], ids)
+    assert len(group.failures) > SEVERAL
+    assert 0 < len(shrunk) < SEVERAL
+
+
+def _failure(case_id: str) -> Failure:
+    found = failure_of(build(case_id), Result(case_id, "", Verdict.FAIL))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("told", "right", "kept"), [(True, False, True), (False, False, False), (False, True, True)])
+def test_sizes_that_nobody_tried_are_no_conditions(told: bool, right: bool, kept: bool) -> None:
+    """Where a search ended early, a form says sizes only if right nodes are told apart by them."""
+    failures = [_failure(i) for i in case_ids((), ("ops/SQR-f32-ne=18x6x3x2*",), "smoke")]
+    passed = [build(i) for i in case_ids((), ("ops/SQR-f32-ne=67*",), "standard")]
+    size = Condition("src[0].ne[2]", "> 1")
+    search = Search(_Runner([]), FAULTS["rope-backwards"].spec)
+    search._nodes = Nodes(failures, passed if right else [])
+    form = search._with_sizes(Form((Condition("op", "SQR"), size)), told=told)
+    assert (size in form.conditions) is kept
+    assert passed
+
+
+def test_an_error_of_a_part_is_one_of_whatever_leaf() -> None:
+    """An error at a part of an input and at a part of a weight shares the part; wrong numbers share nothing then."""
+    a, b = (
+        Form((Condition("op", op), Condition("src[0].shows", f"a part of {leaf}")))
+        for op, leaf in (("CONT", "an input"), ("MUL_MAT", "a weight"))
+    )
+    both = common(a, b, of_any_leaf=True)
+    assert both is not None
+    assert Condition("src[0].shows", "a part of a weight|a part of an input") in both.conditions
+    assert common(a, b) is None
