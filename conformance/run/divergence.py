@@ -35,7 +35,6 @@ NODE, GRAPH, KEPT, OUTPUT = "node", "graph", "kept", "output"
 """Kinds of divergence: a node that is wrong by itself; a value that is wrong though each node by itself is right; one
 that is wrong by what the backend kept (`blame`); a wrong output of which nobody knows the first wrong node, as the
 backend fails where it is asked for each."""
-AGREES = "; everything before it agrees"
 
 
 def describe(judged: Judged, case: Case, kind: str = NODE) -> dict[str, JSON]:
@@ -81,10 +80,6 @@ def locate(
     if execution.opaque:  # a device that keeps its caches to itself computes no node by itself either
         result.first_divergence = describe(wrong, case, GRAPH)
         return
-    if (only := _only(wrong, case, expectation, execution)) is not None:
-        result.first_divergence = describe(only, case)
-        result.detail = sentence(only, case) + AGREES
-        return
     result.first_divergence = describe(wrong, case, OUTPUT)
     ran = execute(backend, case, every_node=range(wrong.step + 1)).steps
     found = first_divergent(ran, reference, case, wrong.step)
@@ -98,7 +93,7 @@ def locate(
         result.detail += "; each node alone is right"
     else:
         result.first_divergence = describe(found, case)
-        result.detail = sentence(found, case) + AGREES
+        result.detail = sentence(found, case) + "; everything before it agrees"
     if isnan((found or wrong).difference.found):
         origin = first_nan(backend, ran, reference, case, wrong.step)
         if origin is not None and (found is None or (origin[0].step, origin[0].tensor) != (found.step, found.tensor)):
@@ -106,21 +101,6 @@ def locate(
             node = judged.tensor in case.steps[judged.step].graph.nodes
             result.first_divergence = describe(judged, case, NODE if node else GRAPH)
             result.detail += f"; the first NaN: {sentence(judged, case)}; {cause}"
-
-
-def _only(wrong: Judged, case: Case, expectation: Expectation, execution: Execution) -> Judged | None:
-    """The wrong node by itself, where it is all that a case computes and a number: its run has said what another one
-    with every node would.
-    """
-    t = wrong.tensor
-    nodes = [n for s in case.steps for n in s.graph if computes(n)]
-    if nodes != [t] or len(case.steps) > 1 or case.steps[0].expected or isnan(wrong.difference.found):
-        return None
-    expected, found = (steps[0].outputs.get(t) for steps in (expectation.steps, execution.steps))
-    if expected is None or found is None:
-        return None
-    judged = judge_node(t, expected, found, expectation.arithmetic)
-    return judged if judged.used > 1 else None
 
 
 def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Judged | None:
