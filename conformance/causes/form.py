@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from conformance.case.case import Case
 from conformance.ggml.ops.fields import Field
@@ -28,6 +29,7 @@ from .features import (
     OP,
     OUTPUT,
     PART,
+    RESULT,
     SHOWS,
     STEP,
     Features,
@@ -83,7 +85,7 @@ class Form:
     @property
     def of_what_is_held(self) -> bool:
         """Whether it is about values that arithmetic treats apart."""
-        return any(c.key == HELD or c.key.endswith(HOLDS) for c in self.rest)
+        return any(map(_of_values, self.rest))
 
     @property
     def of_output(self) -> bool:
@@ -176,6 +178,8 @@ def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
     yield from (Condition(f"src[{i}]", "given") for i in optional_sources(node))
     yield from (c for i, s in enumerate(node.src) if s is not None for c in _of_operand(node, i, found))
     yield from (Condition(f.name, _value(f, f.of(node.op_params))) for f in parameters_of(node))
+    if (rank(node.type) or node.type is I64) and all(s is None or s.type is not node.type for s in node.src):
+        yield Condition(RESULT, node.type.name)
     if found[IN_PLACE] == "yes" and node.op not in _ALWAYS_IN_PLACE:
         yield Condition(IN_PLACE, "yes")
     if OUTPUT in found:
@@ -252,6 +256,29 @@ def type_of(form: Form) -> str:
     return values[0] if len(values) == len(said) == 1 else ""
 
 
+def of_shared_types(a: Form, b: Form) -> Form | None:
+    """The form of nodes of any op and any type of two forms that have a type in common, and say of their nodes nothing
+    but sizes, types and values; None where they do not.
+    """
+    said = [[c for c in f.says if not _of_values(c)] for f in (a, b)]
+    if not all(_of_type(c) for c in chain(*said)):
+        return None
+    pairs = [(set(x.value.split(ANY_OF)), set(y.value.split(ANY_OF))) for x in said[0] for y in said[1]]
+    x, y = max(pairs, key=lambda pair: len(pair[0] & pair[1]), default=(set(), set()))
+    if not x & y:
+        return None
+    ops = dict.fromkeys((*a.ops, *b.ops))
+    return Form((Condition(OP, ANY_OF.join(ops)), Condition(TYPE, ANY_OF.join(sorted(x | y)))))
+
+
+def _of_type(condition: Condition) -> bool:
+    return condition.key == TYPE or condition.key.endswith(OF_ANY[TYPE])
+
+
+def _of_values(condition: Condition) -> bool:
+    return condition.key == HELD or condition.key.endswith(HOLDS)
+
+
 def of_types(forms: Sequence[Form]) -> Form:
     """The form of nodes of any op and any type of `forms`."""
     ops = dict.fromkeys(op for f in forms for op in f.ops)
@@ -283,5 +310,10 @@ def _both(a: Condition, b: Condition, end: str, *, of_any_leaf: bool) -> str:
 
 
 def _module(form: Form) -> str:
-    declared = DECLARATIONS.get(form.ops[0].partition(".")[0]) if form.ops else None
+    return kernel_of(form.ops[0]) if form.ops else ""
+
+
+def kernel_of(op: str) -> str:
+    """Where an op is declared: ops of one place are one kernel, or kernels alike."""
+    declared = DECLARATIONS.get(op.partition(".")[0])
     return declared.rule.__module__ if declared else ""

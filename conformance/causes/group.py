@@ -33,7 +33,22 @@ from conformance.suite.relations import claim
 from .cause import ANY_OF, Cause, Condition
 from .failure import Failure, by_chance, failure_of, may_be, size
 from .features import OP, Features, features, nodes_of
-from .form import SEVERAL, Form, common, form_of, is_size, meets, of_one_error, of_types, same_kernel, type_of, without
+from .form import (
+    SEVERAL,
+    TYPE,
+    Form,
+    common,
+    form_of,
+    is_size,
+    kernel_of,
+    meets,
+    of_one_error,
+    of_shared_types,
+    of_types,
+    same_kernel,
+    type_of,
+    without,
+)
 from .needs import cure
 from .needs.whole import of_relation, said_alike, shared_by, tells_apart, whole_form
 
@@ -504,6 +519,8 @@ class Search:
                     return a, b, form
                 if form is not None and nodes.joins(form, a.form, b.form):
                     return a, b, form
+                if last and (form := self._of_shared_types(a, b, nodes)) is not None:
+                    return a, b, form
                 if (
                     (a.kind, a.form.ops) == (b.kind, b.form.ops)
                     and a.form.ops
@@ -512,6 +529,18 @@ class Search:
                     return a, b, a.form if len(a.form.rest) < len(b.form.rest) else b.form
                 self._apart.add(key)
         return None
+
+    def _of_shared_types(self, a: Group, b: Group, nodes: Nodes) -> Form | None:
+        """The form of both, if they are wrong with the same types, and each of their ops fails with each of these that
+        it was tried with: where `SEVERAL` types are the same, or as many kernels are wrong with them.
+        """
+        form = of_shared_types(a.form, b.form) if a.kind == b.kind and a.kind[0] == Verdict.FAIL else None
+        if form is None or not nodes.fail_with_each_type(form):
+            return None
+        alike = [g for g in self.groups if g.kind == a.kind and of_shared_types(g.form, form) is not None]
+        kernels = {kernel_of(op) for g in alike for op in g.form.ops}
+        shared = {t for t in type_of(form).split(ANY_OF) if all(_says_type(g.form, t) for g in (a, b))}
+        return form if max(len(kernels), len(shared)) >= SEVERAL else None
 
     def _absorb(self) -> None:
         """A group whose smallest case another explains, whose form came later, is no cause of its own."""
@@ -597,6 +626,10 @@ def _joint_types(a: Group, b: Group) -> Form | None:
     return of_types([a.form, b.form]) if a.by_chance and same_kernel(a.form, b.form) else None
 
 
+def _says_type(form: Form, type_: str) -> bool:
+    return any(type_ in c.value.split(ANY_OF) for c in form.says if c.key == TYPE or c.key.endswith(".type"))
+
+
 def _of_types(groups: Sequence[Group]) -> list[Group]:
     """Groups of one op and of `SEVERAL` types, each of which fails by itself, are one: what these types share is at
     fault. Two do where an error says the same.
@@ -636,6 +669,17 @@ class Nodes:
     def joins(self, form: Form, *parts: Form) -> bool:
         """Whether `form` tells failures from right nodes nearly as well as each of its `parts`."""
         return self.share(form) >= JOINED * max(map(self.share, parts))
+
+    def fail_with_each_type(self, form: Form) -> bool:
+        """Whether each op of `form` fails with every type of it that it has where it has one of a failure."""
+        types = set(type_of(form).split(ANY_OF))
+        for op in form.ops:
+            failed, right = (side.get(op, ()) for side in (self._failed, self._passed))
+            keys = {k for f in failed for k, v in f.items() if k.endswith(".type") and v in types}
+            wrong = {f[k] for f in failed for k in keys if k in f}
+            if any(f.get(k) in types - wrong for f in right for k in keys):
+                return False
+        return True
 
     def count(self, form: Form, side: Mapping[str, Sequence[Features]]) -> int:
         """Nodes of one side that meet `form`."""
