@@ -42,6 +42,8 @@ SEVERAL = 3
 """Ops, or types, from which on what they share is at fault, and not each."""
 BORDERS = (1, 2, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096, 65535, 65536)
 """Sizes that a condition names: kernels, blocks and caches change there."""
+ALWAYS_IN_PLACE = frozenset({"SET_ROWS", "CPY"})
+"""Ops that have no other form."""
 TYPE, SHOWN, HELD = "a type", "an operand shows", "an operand holds"
 """Of any operand."""
 FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
@@ -180,7 +182,7 @@ def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
     yield from (Condition(f.name, _value(f, f.of(node.op_params))) for f in parameters_of(node))
     if (rank(node.type) or node.type is I64) and all(s is None or s.type is not node.type for s in node.src):
         yield Condition(RESULT, node.type.name)
-    if found[IN_PLACE] == "yes" and node.op not in _ALWAYS_IN_PLACE:
+    if found[IN_PLACE] == "yes" and node.op not in ALWAYS_IN_PLACE:
         yield Condition(IN_PLACE, "yes")
     if OUTPUT in found:
         yield Condition(OUTPUT, found[OUTPUT])
@@ -212,9 +214,6 @@ def _value(parameter: Field, value: object) -> str:
     if parameter.members is not None or not isinstance(value, (int, float)):
         return word(value)
     return f"!= {word(type(value)(neutral(parameter.name)))}"
-
-
-_ALWAYS_IN_PLACE = frozenset({"SET_ROWS", "CPY"})
 
 
 def without(form: Form, always: Callable[[Condition], bool]) -> Form:

@@ -47,8 +47,8 @@ def record(case: Case, reference: Backend) -> Recorded:
         return Recorded(case, [])
 
 
-def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]]) -> Case:
-    """The case of the nodes alone that are `kept` of each step.
+def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]], *, apart: Collection[str] = ()) -> Case:
+    """The case of the nodes alone that are `kept` of each step; ops `apart` write in place no more.
 
     Where a kept node reads another, that becomes a contiguous leaf with its recorded value, or its source, where it
     wrote in place or is a view of the whole source. Steps that compute nothing are dropped. Caches start with their
@@ -61,7 +61,7 @@ def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]]) -> Case:
         raise GraphError("nothing is left that computes")
     held = recorded.start(stay[0])
     persistent: dict[Tensor, Tensor] = {}
-    steps = [_Cutting(recorded, k, frozenset(kept[k]), persistent).step() for k in stay]
+    steps = [_Cutting(recorded, k, frozenset(kept[k]), persistent, apart).step() for k in stay]
     bytes_of = {persistent[t]: held[t] for t in case.persistent if t in persistent}
     placement = {persistent[t]: p for t, p in case.placement.items() if t in persistent}
     return renamed(replace(case, persistent=bytes_of, steps=steps, placement=placement))
@@ -74,7 +74,15 @@ def renamed(case: Case) -> Case:
 
 
 class _Cutting:
-    def __init__(self, recorded: Recorded, k: int, kept: frozenset[Tensor], persistent: dict[Tensor, Tensor]) -> None:
+    def __init__(
+        self,
+        recorded: Recorded,
+        k: int,
+        kept: frozenset[Tensor],
+        persistent: dict[Tensor, Tensor],
+        apart: Collection[str],
+    ) -> None:
+        self._apart = apart
         self._old = recorded.case.steps[k]
         self._values = recorded.steps[k].outputs if recorded.steps else {}
         self._weights = recorded.case.persistent
@@ -93,6 +101,8 @@ class _Cutting:
 
     def _node(self, t: Tensor) -> Tensor:
         copy = over(t, self._source)
+        if t.op in self._apart:
+            copy = like(t, copy.src, None)
         lay_out(copy)
         self._new[t] = copy
         return copy
