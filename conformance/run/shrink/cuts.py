@@ -13,9 +13,9 @@ from conformance.backend.interface import Backend
 from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml.errors import ConformanceError, GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.op import lay_out
+from conformance.ggml.ops.op import lay_out, set_param
 from conformance.ggml.partial import below, like
-from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
+from conformance.ggml.tensor import FIELDS, FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
 from conformance.judge.verdict import Result
 from conformance.run.execute import StepValues, execute
 
@@ -103,6 +103,8 @@ class _Cutting:
         copy = over(t, self._source)
         if t.op in self._apart:
             copy = like(t, copy.src, None)
+            if "inplace" in FIELDS[t.op]:
+                set_param(copy, "inplace", 0)
         lay_out(copy)
         self._new[t] = copy
         return copy
