@@ -11,7 +11,8 @@ from conformance.case.case import Case
 from conformance.causes import group as grouping
 from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
-from conformance.causes.form import SEVERAL, Form, common
+from conformance.causes.features import features, nodes_of
+from conformance.causes.form import SEVERAL, Form, common, kernel_of, of_shared_types
 from conformance.causes.group import Group, Nodes, Search
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
@@ -103,3 +104,51 @@ def test_an_error_of_a_part_is_one_of_whatever_leaf() -> None:
     assert both is not None
     assert Condition("src[0].shows", "a part of a weight|a part of an input") in both.conditions
     assert common(a, b) is None
+
+
+STORES_F16 = (
+    "ops/FILL-f16*",
+    "ops/UNARY.XIELU-f16*",
+    "ops/ROPE-f16-ne=64*",
+    "ops/IM2COL-f16+f32+f16*",
+    "ops/CPY-f32+f16*",
+)
+
+
+def test_a_type_that_several_kernels_store_wrong_is_one_cause() -> None:
+    """F16 that is cut off shows in ops of many kernels, of some in the result alone, and not with every value."""
+    (group,) = _groups([FAULTS["f16-truncated"]], case_ids((), STORES_F16, "smoke"))
+    assert group.form.rest == {Condition("a type", "f16")}
+    assert len({kernel_of(op) for op in group.form.ops}) >= SEVERAL
+
+
+def test_types_are_shared_where_nothing_else_is_said() -> None:
+    """Forms of types, sizes and values share a type wherever it stands; a layout or another type is something else."""
+
+    def of(op: str, *rest: tuple[str, str]) -> Form:
+        return Form(tuple(Condition(*c) for c in (("op", op), *rest)))
+
+    rows = of("GET_ROWS", ("a type", "q4_0|q5_0"))
+    copy = of("CPY", ("src[0].type", "q4_0"), ("src[0].ne[1]", "> 2"), ("src[0].holds", "infinities"))
+    assert of_shared_types(rows, copy) == of("GET_ROWS|CPY", ("a type", "q4_0|q5_0"))
+    assert of_shared_types(rows, of("CPY", ("src[0].type", "q4_0"), ("src[0].layout", "permuted"))) is None
+    assert of_shared_types(rows, of("CPY", ("src[0].type", "q8_0"))) is None
+    assert of_shared_types(rows, of("CPY")) is None
+
+
+def test_an_op_that_is_right_with_a_type_has_another_fault() -> None:
+    """Where rows are wrong with Q4_0 and Q8_0, and products with Q4_0 alone, these are two faults."""
+    wrong = case_ids((), ("ops/GET_ROWS-q4_0+*", "ops/GET_ROWS-q8_0+*", "ops/MUL_MAT-q4_0+*"), "smoke")
+    right = case_ids((), ("ops/MUL_MAT-q8_0+*",), "smoke")
+    nodes = Nodes([_failure(i) for i in wrong], [build(i) for i in right])
+    both = Form((Condition("op", "GET_ROWS|MUL_MAT"), Condition("a type", "q4_0|q8_0")))
+    assert not nodes.fail_with_each_type(both)
+    assert nodes.fail_with_each_type(Form((both.conditions[0], Condition("a type", "q4_0"))))
+
+
+def test_a_result_that_a_node_reads_of_itself_is_no_output_that_others_read() -> None:
+    """A cast is its own source, as ggml makes it."""
+    case = build(case_ids((), ("ops/CPY-f32+f16-a=*,form=cast*",), "smoke")[0])
+    ((k, _, node),) = nodes_of(case)
+    assert node in node.src
+    assert "output" not in features(case, k, node)
