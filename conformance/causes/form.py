@@ -74,8 +74,11 @@ class Form:
 
     @property
     def spreads(self) -> bool:
-        """Whether it is about so many ops that none of them is at fault, but a type, or what an operand shows."""
-        return len(self.ops) >= SEVERAL and any(c.key == OUTPUT or _of_operand_itself(c.key) for c in self.rest)
+        """Whether it is about so many ops that none of them is at fault, but a type, what an operand shows, or where
+        the result lies.
+        """
+        told = (c.key in (OUTPUT, IN_PLACE) or _of_operand_itself(c.key) for c in self.rest)
+        return len(self.ops) >= SEVERAL and any(told)
 
     @property
     def of_extent(self) -> bool:
@@ -112,6 +115,15 @@ class Form:
         """Whether it says nothing else of its few ops."""
         said = all(c.key.endswith((SHOWS, OFFSET, LAYOUT)) for c in self.rest if not is_size(c))
         return self.of_extent and said and len(self.ops) < SEVERAL
+
+    def same_kernel(self, other: Form) -> bool:
+        """Whether it says the same, and something, of ops that are computed in one place."""
+        return bool(self.rest) and self.rest == other.rest and _module(self) == _module(other)
+
+    def but_for_sizes(self, found: Features) -> Form | None:
+        """The same without the sizes that a node with these features does not have; None if it lacks something else."""
+        met = tuple(c for c in self.conditions if meets(c, found))
+        return Form(met) if all(is_size(c) for c in self.conditions if c not in met) else None
 
     def same_but_sizes(self, other: Form) -> bool:
         """Whether it says what `other` says, of an op of its own, whatever the sizes."""
@@ -182,7 +194,7 @@ def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
     yield from (Condition(f.name, _value(f, f.of(node.op_params))) for f in parameters_of(node))
     if (rank(node.type) or node.type is I64) and all(s is None or s.type is not node.type for s in node.src):
         yield Condition(RESULT, node.type.name)
-    if found[IN_PLACE] == "yes" and node.op not in ALWAYS_IN_PLACE:
+    if found[IN_PLACE] == "yes":
         yield Condition(IN_PLACE, "yes")
     if OUTPUT in found:
         yield Condition(OUTPUT, found[OUTPUT])
@@ -228,7 +240,7 @@ def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
     """
     shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y, of_any_leaf=of_any_leaf)) is not None]
     of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS)) for c in shared)
-    of_operand |= any(c.key == OUTPUT for c in shared)
+    of_operand |= any(c.key in (OUTPUT, IN_PLACE) for c in shared)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or _module(a) == _module(b)):
         return None
     ops = dict.fromkeys((*a.ops, *b.ops))

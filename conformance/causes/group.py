@@ -192,7 +192,7 @@ class Search:
     def _take(self, failure: Failure) -> bool:
         """Put `failure` into a group; whether one that was known explains it."""
         tested = failure.at is None and failure.by_chance and self._cured_by(failure)
-        group = tested or self._explaining(failure) or self._cured_by(failure)
+        group = tested or self._explaining(failure) or self._widened(failure) or self._cured_by(failure)
         explained = group is not None
         if group is None and self._late() and (group := self._nearest(failure)) is not None:
             group.unsure += 1
@@ -206,7 +206,7 @@ class Search:
         with suppress(ConformanceError):
             for hidden in self._hidden(failure):
                 proof, sizes = self._shrunk(hidden)
-                if proof is not None and self._explaining(proof) is None:
+                if proof is not None and self._explaining(proof) is None and self._widened(proof) is None:
                     form = self._with_sizes(_form(proof), told=sizes)
                     self.groups.append(Group(proof.kind, form, proof, [failure]))
 
@@ -218,6 +218,20 @@ class Search:
         several = failure.at is None and failure.kind in self._many
         found = (g for g in self.groups if g.explains(failure) and (not g.form.ops or self._tells(g)))
         return next(found, None) or next((g for g in self.groups if several and g.kind == failure.kind), None)
+
+    def _widened(self, failure: Failure) -> Group | None:
+        """A group of the same op whose form but for sizes holds for `failure`, from now on without these sizes, if it
+        tells failures from right nodes nearly as well then.
+        """
+        if failure.at is None or self._nodes is None or self._late():
+            return None
+        for group in self.groups:
+            alike = group.kind == failure.kind and failure.features[OP] in group.form.ops
+            form = group.form.but_for_sizes(failure.features) if alike else None
+            if form is not None and self._nodes.joins(form, group.form):
+                group.form = form
+                return group
+        return None
 
     def _cured_by(self, failure: Failure) -> Group | None:
         """A group of wrong numbers without whose form `failure`, whatever it says, is gone; else None."""
@@ -569,11 +583,13 @@ class Search:
 
 def _one(a: Group, b: Group, *, last: bool) -> bool:
     """Whether two groups are one whatever their shares are: an error of one op that says the same; errors that differ
-    in a word, one of which comes with less than the other; or what is wrong by no more than that it is an output which
-    others read, as was tried of both.
+    in a word, one of which comes with less than the other; wrong numbers of ops of one kernel in the same conditions;
+    or what is wrong by no more than that it is an output which others read, as was tried of both.
     """
     error = a.kind == b.kind and not a.by_chance
     if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
+        return True
+    if a.kind[0] == b.kind[0] == Verdict.FAIL and a.form.same_kernel(b.form):
         return True
     fewer, more = sorted((a.form.says, b.form.says), key=len)
     if said_alike(a.kind, b.kind) and fewer and fewer <= more:
@@ -596,7 +612,7 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     if form is None or (not last and a.form.ops != b.form.ops and type_of(form)):
         return None
     verdicts = {a.kind[0], b.kind[0]}
-    either = a.form.same_but_sizes(b.form) or form.of_what_is_held
+    either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held
     if a.kind == b.kind or (either and verdicts == {Verdict.FAIL}):
         return form
     wrong, error = sorted((a, b), key=lambda g: g.kind[0] != Verdict.FAIL)
