@@ -98,12 +98,14 @@ class Form:
         return {c.key for c in self.says} == {OUTPUT}
 
     @property
+    def of_in_place(self) -> bool:
+        """Whether all it says, beside sizes, is that the node writes into what another tensor owns."""
+        return {c.key for c in self.says} == {IN_PLACE}
+
+    @property
     def of_place(self) -> bool:
         """Whether it is about where an operand or a result lies: a node by itself, of other leaves, is right then."""
-        lies = any(
-            c.key in (OUTPUT, IN_PLACE, STEP, SHOWN) or c.key.endswith((SHOWS, OFFSET, LAYOUT)) for c in self.rest
-        )
-        return lies or self.of_extent
+        return any(c.key == STEP or of_lying(c) for c in self.rest) or self.of_extent
 
     @property
     def says(self) -> frozenset[Condition]:
@@ -150,6 +152,12 @@ class Form:
     def beside(self, found: Features) -> bool:
         """Whether a node of any op meets the rest."""
         return all(meets(c, found) for c in self.rest)
+
+
+def of_lying(condition: Condition) -> bool:
+    """Whether it is about where an operand or the result lies: all else is the same without it."""
+    key = condition.key
+    return key in (OUTPUT, IN_PLACE, SHOWN) or key.endswith((SHOWS, OFFSET, LAYOUT))
 
 
 def is_size(condition: Condition) -> bool:

@@ -42,6 +42,7 @@ from .form import (
     is_size,
     kernel_of,
     meets,
+    of_lying,
     of_one_error,
     of_shared_types,
     of_types,
@@ -93,6 +94,8 @@ class Group:
     failures: list[Failure] = field(default_factory=list)
     needed: frozenset[Condition] = frozenset()
     """Conditions without each of which a failure of it passes."""
+    more: frozenset[Condition] = frozenset()
+    """Of these, what tells it from a group whose form holds for it, too: without it a failure passes there."""
     unsure: int = 0
     """Of the failures, those that nothing known explains: they are here as time was over, and this is the nearest."""
 
@@ -114,7 +117,7 @@ class Group:
             return False
         if kind.startswith(GRAPH) and not self.form.of_place:  # each node alone is right
             return False
-        anywhere = self.form.spreads and failure.result.verdict is Verdict.CRASH
+        anywhere = self.form.spreads and (failure.result.verdict is Verdict.CRASH or self.form.of_in_place)
         return any(map(self.form.beside if anywhere else self.form.holds, failure.all))
 
     @property
@@ -205,19 +208,49 @@ class Search:
         """A group for each that an explained failure hides."""
         with suppress(ConformanceError):
             for hidden in self._hidden(failure):
-                proof, sizes = self._shrunk(hidden)
-                if proof is not None and self._explaining(proof) is None and self._widened(proof) is None:
-                    form = self._with_sizes(_form(proof), told=sizes)
-                    self.groups.append(Group(proof.kind, form, proof, [failure]))
+                self._take_hidden(hidden, failure)
+            group, more = self._lacking(failure)
+            if group is not None:
+                self._take_hidden(failure, failure, group, more)
+
+    def _take_hidden(
+        self, hidden: Failure, behind: Failure, but: Group | None = None, more: frozenset[Condition] = frozenset()
+    ) -> None:
+        proof, sizes = self._shrunk(hidden, but=but)
+        if proof is None or self._explaining(proof, but) is not None or (but is None and self._widened(proof)):
+            return
+        form = self._with_sizes(_form(proof), told=sizes)
+        if more <= form.says:
+            self.groups.append(Group(proof.kind, form, proof, [behind], needed=more, more=more))
+
+    def _lacking(self, failure: Failure) -> tuple[Group | None, frozenset[Condition]]:
+        """A group whose form holds for a node that passes without something that the form does not say, with the same
+        values of the same sizes: its fault is not what `failure` shows. And what it passes without.
+        """
+        group = None if failure.at is None or self._late() else self._explaining(failure)
+        if group is None or not group.form.ops or not failure.by_chance:
+            return None, frozenset()
+        op = Condition(OP, failure.features[OP])
+        own = {c for c in _form(failure).says if of_lying(c) and c not in group.form.says}
+        if not own or not self._is_new({**failure.features, "group": str(group.form)}):
+            return None, frozenset()
+        for case in cure.without(
+            Form((op, *sorted(own, key=str))), self._recorded(failure.case), failure.result, failure.node
+        ):
+            rows = [f for k, _, n in nodes_of(case) for f in [features(case, k, n)] if f[OP] == op.value]
+            if any(map(group.form.holds, rows)) and self._run(case).verdict is Verdict.PASS:
+                return group, frozenset(c for c in own if not any(meets(c, f) for f in rows))
+        return None, frozenset()
 
     def _late(self) -> bool:
         return self._clock() > self._end
 
-    def _explaining(self, failure: Failure) -> Group | None:
-        """A group whose fault makes `failure`; one about nodes only if its form tells something."""
+    def _explaining(self, failure: Failure, but: Group | None = None) -> Group | None:
+        """A group whose fault makes `failure`, not `but`; one about nodes only if its form tells something."""
         several = failure.at is None and failure.kind in self._many
-        found = (g for g in self.groups if g.explains(failure) and (not g.form.ops or self._tells(g)))
-        return next(found, None) or next((g for g in self.groups if several and g.kind == failure.kind), None)
+        others = [g for g in self.groups if g is not but]
+        found = (g for g in others if g.explains(failure) and (not g.form.ops or self._tells(g)))
+        return next(found, None) or next((g for g in others if several and g.kind == failure.kind), None)
 
     def _widened(self, failure: Failure) -> Group | None:
         """A group of the same op whose form but for sizes holds for `failure`, from now on without these sizes, if it
@@ -320,10 +353,10 @@ class Search:
             self.groups.append(group)
         return group
 
-    def _outside(self, needs: cure.Needs, case: Case, result: Result) -> bool:
-        """Whether no known form explains the failure of `case`, which still has what is needed."""
+    def _outside(self, needs: cure.Needs, but: Group | None, case: Case, result: Result) -> bool:
+        """Whether no known form `but` one explains the failure of `case`, which still has what is needed."""
         failure = failure_of(case, result)
-        if failure is None or self._explaining(failure) is not None:
+        if failure is None or self._explaining(failure, but) is not None:
             return False
         return not needs.some_of or (failure.at is not None and needs.met(failure.features))
 
@@ -445,10 +478,12 @@ class Search:
             self.groups.append(group)
         return group
 
-    def _shrunk(self, failure: Failure, needs: cure.Needs | None = None) -> tuple[Failure | None, bool]:
-        """The smallest case outside of all known forms that fails as `failure` does, in a process where nothing ran
-        before: a backend that damages memory makes cases fail in its process that are right. None where none was found.
-        And whether all that is smaller was tried. ConformanceError if `failure` does not come again.
+    def _shrunk(
+        self, failure: Failure, needs: cure.Needs | None = None, but: Group | None = None
+    ) -> tuple[Failure | None, bool]:
+        """The smallest case outside of all known forms `but` one that fails as `failure` does, in a process where
+        nothing ran before: a backend that damages memory makes cases fail in its process that are right. None where
+        none was found. And whether all that is smaller was tried. ConformanceError if `failure` does not come again.
         """
         if needs is None:
             needs = self._needs(failure)
@@ -459,7 +494,7 @@ class Search:
             self._spec,
             failure.case,
             time_budget=min(max(EACH, SHARE * left), left),
-            accept=partial(self._outside, needs),
+            accept=partial(self._outside, needs, but),
         )
         self._runner.renew()
         (result,) = self._runner.run(self._spec, [small.case])
@@ -527,7 +562,7 @@ class Search:
     def _alike(self, nodes: Nodes, *, last: bool) -> tuple[Group, Group, Form] | None:
         for a, b in itertools.combinations(self.groups, 2):
             key = (a.kind, a.form, b.kind, b.form)
-            if key not in self._apart:
+            if key not in self._apart and a.more == b.more:
                 form = _joint(a, b, last=last)
                 if form is not None and (_one(a, b, last=last) or not (a.form.ops and b.form.ops)):
                     return a, b, form
@@ -558,7 +593,7 @@ class Search:
 
     def _absorb(self) -> None:
         """A group whose smallest case another explains, whose form came later, is no cause of its own."""
-        for group in sorted(self.groups, key=lambda g: len(g.form.rest), reverse=True):
+        for group in sorted((g for g in self.groups if not g.more), key=lambda g: len(g.form.rest), reverse=True):
             others = (g for g in self.groups if g is not group and g.form.ops and self._tells(g))
             to = next((g for g in others if len(g.form.rest) < len(group.form.rest) and g.explains(group.proof)), None)
             if to is not None:
@@ -642,6 +677,13 @@ def _joint_types(a: Group, b: Group) -> Form | None:
     return of_types([a.form, b.form]) if a.by_chance and same_kernel(a.form, b.form) else None
 
 
+def _typed(found: Features, key: str) -> tuple[frozenset[tuple[str, str]], str]:
+    """The types of a node beside that at `key`, where others may be the same, and the key."""
+    own = found[key]
+    others = ((k, "the same" if v == own else v) for k, v in found.items() if k.endswith(".type") and k != key)
+    return frozenset(others), key
+
+
 def _says_type(form: Form, type_: str) -> bool:
     return any(type_ in c.value.split(ANY_OF) for c in form.says if c.key == TYPE or c.key.endswith(".type"))
 
@@ -691,9 +733,9 @@ class Nodes:
         types = set(type_of(form).split(ANY_OF))
         for op in form.ops:
             failed, right = (side.get(op, ()) for side in (self._failed, self._passed))
-            keys = {k for f in failed for k, v in f.items() if k.endswith(".type") and v in types}
-            wrong = {f[k] for f in failed for k in keys if k in f}
-            if any(f.get(k) in types - wrong for f in right for k in keys):
+            wrong = {_typed(f, k): f[k] for f in failed for k in f if k.endswith(".type") and f[k] in types}
+            known = set(wrong.values())
+            if any(f.get(k) in types - known and _typed(f, k) in wrong for f in right for _, k in [*wrong] if k in f):
                 return False
         return True
 

@@ -4,7 +4,8 @@
 
 Each draw plants 2 to 6 faults in one adapter and runs level smoke. A cause may belong to a fault with which its
 smallest case fails when it is planted alone, and to one only; no fault has two causes. Precision: causes that belong to
-a fault, of all causes. Recall: faults with a cause, of those that smoke notices alone.
+a fault, of all causes. Recall: faults with a cause, of those that smoke notices alone and that change the result of
+a case which they alone make fail: without one of the others they would.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -74,12 +75,28 @@ def draw(faults: Sequence[Fault], seed: int) -> tuple[int, int, int, str]:
     noticed = [f for f in chosen if by[f]]
     owners = _one_to_one([[f for f in noticed if _fails(hunter, f, g)] for g in groups])
     lines = [f"seed {seed}, {seconds:.0f} s, {len(failed)} failures: {', '.join(f.name for f in noticed)}"]
+    for fault in [f for f in noticed if f not in owners]:
+        if not _changes(fault, chosen, {r.case: r for r in results}):
+            noticed.remove(fault)
+            lines.append(f"    hidden by the others: {fault.name}, which alone fails {by[fault]}")
     for group, owner in zip(groups, owners, strict=True):
         conditions = ", ".join(map(str, group.form.conditions)) or " ".join(group.kind)
         lines.append(f"    {owner.name if owner else '?'}: {conditions} ({len(group.failures)}), {group.proof.case.id}")
     lines += [f"    missed: {f.name}, which fails {by[f]}" for f in noticed if f not in owners]
     found = sum(owner is not None for owner in owners)
     return len(groups), len(noticed), found, "\n".join(lines)
+
+
+def _changes(fault: Fault, chosen: Sequence[Fault], together: Mapping[str, Result]) -> bool:
+    """Whether any case that `fault` alone makes fail has another result with the others than with all."""
+    others = Bundle("others", tuple(f for f in chosen if f is not fault))
+    runner = _Runner([others, fault])
+    alone = [r.case for r in _run(runner, fault.spec, IDS) if r.verdict in FAILURES]
+    return any(_said(r) != _said(together[r.case]) for r in _run(runner, others.spec, alone))
+
+
+def _said(result: Result) -> tuple[object, ...]:
+    return result.verdict, result.detail, result.budget_used
 
 
 def _one_to_one(may_own: Sequence[Sequence[Fault]]) -> list[Fault | None]:
