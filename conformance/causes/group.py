@@ -395,7 +395,7 @@ class Search:
             if (group := self._needing(failure, needs)) is not None:
                 return group
             with suppress(ConformanceError):
-                small, sizes = self._shrunk(failure, needs)
+                small, sizes = self._shrunk(failure, needs, fresh=True)
                 proof = small or failure
         unknown = failure.signature.kind == OUTPUT
         known = failure.signature.covers(proof.signature) and not unknown
@@ -458,16 +458,25 @@ class Search:
         return self.groups[-1]
 
     def _alone(self, failure: Failure) -> Failure | None:
-        """How the case fails where nothing ran before, a crash after some times; None where it does not."""
+        """How the case fails where nothing ran before, a crash after some times; None where it does not. An error that
+        comes again where others ran is the case's own.
+        """
+        with suppress(ConformanceError):
+            again = None if failure.by_chance else failure_of(failure.case, self._seen(failure))
+            if again is not None and again.kind == failure.kind:
+                return again
         self._runner.renew()
         for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
             try:
-                (result,) = self._runner.run(self._spec, [failure.case])
+                result = self._seen(failure)
             except ConformanceError:  # nobody can say
                 return failure
             if (found := failure_of(failure.case, result)) is not None:
                 return found
         return None
+
+    def _seen(self, failure: Failure) -> Result:
+        return self._runner.run(self._spec, [failure.case])[0]
 
     def _gone(self, failure: Failure) -> Group:
         """The group of what did not come again: no form says why it failed, as what ran before it did."""
@@ -479,15 +488,17 @@ class Search:
         return group
 
     def _shrunk(
-        self, failure: Failure, needs: cure.Needs | None = None, but: Group | None = None
+        self, failure: Failure, needs: cure.Needs | None = None, but: Group | None = None, *, fresh: bool = False
     ) -> tuple[Failure | None, bool]:
-        """The smallest case outside of all known forms `but` one that fails as `failure` does, in a process where
-        nothing ran before: a backend that damages memory makes cases fail in its process that are right. None where
-        none was found. And whether all that is smaller was tried. ConformanceError if `failure` does not come again.
+        """The smallest case outside of all known forms `but` one that fails as `failure` does. Wrong numbers and damage
+        are seen in a process where nothing ran before, which `fresh` says there is: a backend that damages memory makes
+        cases fail in its process that are right. None where none was found. And whether all that is smaller was tried.
+        ConformanceError if `failure` does not come again.
         """
         if needs is None:
             needs = self._needs(failure)
-        self._runner.renew()
+        if failure.by_chance and not fresh:
+            self._runner.renew()
         left = self._end - self._clock()
         small = shrink(
             self._runner,
@@ -496,8 +507,10 @@ class Search:
             time_budget=min(max(EACH, SHARE * left), left),
             accept=partial(self._outside, needs, but),
         )
-        self._runner.renew()
-        (result,) = self._runner.run(self._spec, [small.case])
+        result = small.result
+        if failure.by_chance:
+            self._runner.renew()
+            (result,) = self._runner.run(self._spec, [small.case])
         found = failure_of(small.case, result)
         return (found if found is not None and may_be(failure, found) else None), small.finished
 

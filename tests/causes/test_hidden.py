@@ -159,3 +159,15 @@ def test_what_passes_without_a_view_is_no_fault_of_values() -> None:
     groups = _groups([FAULTS[n] for n in names], case_ids((), ("ops/FLASH_ATTN_EXT-*",), "smoke"))
     assert len(groups) == len(names)
     assert ["src[3].offset" in {c.key for c in g.form.conditions} for g in groups] == [False, True]
+
+
+def test_an_error_takes_no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that comes again is the case's own; a wrong number may be another's damage, and is seen afresh."""
+    for fault, globs, renewed in (
+        ("leaf-overwritten", ("ops/CLAMP-*inplace=input*", "ops/ADD-*inplace=input*"), False),
+        ("soft-max-sink-forgotten", ("ops/SOFT_MAX-*sinks*",), True),
+    ):
+        times: list[None] = []
+        monkeypatch.setattr(_Runner, "renew", lambda _, times=times: times.append(None))
+        assert _groups([FAULTS[fault]], case_ids((), globs, "smoke"))
+        assert bool(times) is renewed
