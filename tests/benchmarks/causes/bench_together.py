@@ -4,8 +4,8 @@
 
 Each draw plants 2 to 6 faults in one adapter and runs level smoke. A cause may belong to a fault with which its
 smallest case fails when it is planted alone, and to one only; no fault has two causes. Precision: causes that belong to
-a fault, of all causes. Recall: faults with a cause, of those that smoke notices alone and that change the result of
-a case which they alone make fail: without one of the others they would.
+a fault, of all causes. Recall: faults with a cause, of those that smoke notices alone, but for what the others hide: a
+fault without which each case that it makes fail alone has the same result.
 """
 
 from __future__ import annotations
