@@ -43,7 +43,7 @@ SEVERAL = 3
 BORDERS = (1, 2, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096, 65535, 65536)
 """Sizes that a condition names: kernels, blocks and caches change there."""
 ALWAYS_IN_PLACE = frozenset({"SET_ROWS", "CPY"})
-"""Ops that have no other form."""
+"""Ops that store: SET_ROWS always, CPY but where it is a cast."""
 TYPE, SHOWN, HELD = "a type", "an operand shows", "an operand holds"
 """Of any operand."""
 FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
@@ -94,8 +94,8 @@ class Form:
 
     @property
     def of_output(self) -> bool:
-        """Whether all it says, beside sizes, is that the node is an output which others read."""
-        return {c.key for c in self.says} == {OUTPUT}
+        """Whether all it says, beside sizes and parameters, is that the node is an output which others read."""
+        return {c.key for c in self.says if c.key == OUTPUT or c.key in OF_ANY or "[" in c.key} == {OUTPUT}
 
     @property
     def of_in_place(self) -> bool:
@@ -160,6 +160,11 @@ def of_lying(condition: Condition) -> bool:
     return key in (OUTPUT, IN_PLACE, SHOWN) or key.endswith((SHOWS, OFFSET, LAYOUT))
 
 
+def of_part(condition: Condition) -> bool:
+    """Whether it is about an operand that shows a part of something."""
+    return condition.key == SHOWN or condition.key.endswith((SHOWS, OFFSET))
+
+
 def is_size(condition: Condition) -> bool:
     """Whether it is about how large an operand is."""
     return ".ne[" in condition.key
@@ -202,8 +207,8 @@ def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
     yield from (Condition(f.name, _value(f, f.of(node.op_params))) for f in parameters_of(node))
     if (rank(node.type) or node.type is I64) and all(s is None or s.type is not node.type for s in node.src):
         yield Condition(RESULT, node.type.name)
-    if found[IN_PLACE] == "yes":
-        yield Condition(IN_PLACE, "yes")
+    if found[IN_PLACE] == "yes" or node.op in ALWAYS_IN_PLACE:
+        yield Condition(IN_PLACE, found[IN_PLACE])
     if OUTPUT in found:
         yield Condition(OUTPUT, found[OUTPUT])
     if found[STEP] != FIRST:
@@ -246,6 +251,8 @@ def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
     a part of whatever leaf. None where that is nothing beside the op, or where ops of different kernels share no more
     than sizes.
     """
+    if not a.rest and not b.rest and {base_of(op) for op in (*a.ops, *b.ops)} in ({"UNARY"}, {"GLU"}):
+        return Form((Condition(OP, ANY_OF.join(dict.fromkeys((*a.ops, *b.ops)))),))
     shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y, of_any_leaf=of_any_leaf)) is not None]
     of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS)) for c in shared)
     of_operand |= any(c.key in (OUTPUT, IN_PLACE) for c in shared)
@@ -329,10 +336,10 @@ def _both(a: Condition, b: Condition, end: str, *, of_any_leaf: bool) -> str:
 
 
 def _module(form: Form) -> str:
-    return kernel_of(form.ops[0]) if form.ops else ""
-
-
-def kernel_of(op: str) -> str:
-    """Where an op is declared: ops of one place are one kernel, or kernels alike."""
-    declared = DECLARATIONS.get(op.partition(".")[0])
+    declared = DECLARATIONS.get(base_of(form.ops[0])) if form.ops else None
     return declared.rule.__module__ if declared else ""
+
+
+def base_of(op: str) -> str:
+    """An op without its sub-op."""
+    return op.partition(".")[0]

@@ -37,13 +37,13 @@ from .form import (
     SEVERAL,
     TYPE,
     Form,
+    base_of,
     common,
     form_of,
     is_size,
-    kernel_of,
     meets,
-    of_lying,
     of_one_error,
+    of_part,
     of_shared_types,
     of_types,
     same_kernel,
@@ -224,14 +224,14 @@ class Search:
             self.groups.append(Group(proof.kind, form, proof, [behind], needed=more, more=more))
 
     def _lacking(self, failure: Failure) -> tuple[Group | None, frozenset[Condition]]:
-        """A group whose form holds for a node that passes without something that the form does not say, with the same
+        """A group whose form holds for a node that passes without a view of which the form says nothing, with the same
         values of the same sizes: its fault is not what `failure` shows. And what it passes without.
         """
         group = None if failure.at is None or self._late() else self._explaining(failure)
         if group is None or not group.form.ops or not failure.by_chance:
             return None, frozenset()
         op = Condition(OP, failure.features[OP])
-        own = {c for c in _form(failure).says if of_lying(c) and c not in group.form.says}
+        own = {c for c in _form(failure).says if of_part(c) and c not in group.form.says}
         if not own or not self._is_new({**failure.features, "group": str(group.form)}):
             return None, frozenset()
         for case in cure.without(
@@ -594,15 +594,15 @@ class Search:
 
     def _of_shared_types(self, a: Group, b: Group, nodes: Nodes) -> Form | None:
         """The form of both, if they are wrong with the same types, and each of their ops fails with each of these that
-        it was tried with: where `SEVERAL` types are the same, or as many kernels are wrong with them.
+        it was tried with: where `SEVERAL` types are the same, or as many ops are wrong with them.
         """
         form = of_shared_types(a.form, b.form) if a.kind == b.kind and a.kind[0] == Verdict.FAIL else None
         if form is None or not nodes.fail_with_each_type(form):
             return None
         alike = [g for g in self.groups if g.kind == a.kind and of_shared_types(g.form, form) is not None]
-        kernels = {kernel_of(op) for g in alike for op in g.form.ops}
+        ops = {base_of(op) for g in alike for op in g.form.ops}
         shared = {t for t in type_of(form).split(ANY_OF) if all(_says_type(g.form, t) for g in (a, b))}
-        return form if max(len(kernels), len(shared)) >= SEVERAL else None
+        return form if max(len(ops), len(shared)) >= SEVERAL else None
 
     def _absorb(self) -> None:
         """A group whose smallest case another explains, whose form came later, is no cause of its own."""
@@ -663,11 +663,21 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held
     if a.kind == b.kind or (either and verdicts == {Verdict.FAIL}):
         return form
-    wrong, error = sorted((a, b), key=lambda g: g.kind[0] != Verdict.FAIL)
-    by_chance = a.by_chance and b.by_chance
-    of_shapes = error.form.only_of_extent and _OF_SHAPES.search(error.kind[1]) is not None
-    by_words = last and wrong.kind[0] == Verdict.FAIL and wrong.form.spreads and of_shapes
-    return form if form.of_extent and (by_chance or by_words) else None
+    return form if _by_extent(a, b, form, last=last) else None
+
+
+def _by_extent(a: Group, b: Group, form: Form, *, last: bool) -> bool:
+    """Whether one fault of extents may be both, which fail in other words: both by chance of sizes, or, at the `last`,
+    an error about shapes in the same conditions as damage, or in no other ones than those of several ops.
+    """
+    if a.by_chance and b.by_chance:
+        return form.of_extent
+    chance, error = sorted((a, b), key=lambda g: not g.by_chance)
+    if not last or not chance.by_chance or _OF_SHAPES.search(error.kind[1]) is None:
+        return False
+    if chance.kind[0] == Verdict.CRASH:
+        return a.form.same_but_sizes(b.form)
+    return form.of_extent and chance.form.spreads and error.form.only_of_extent
 
 
 def _joint_wholes(a: Group, b: Group) -> Form | None:

@@ -12,7 +12,7 @@ from conformance.causes import group as grouping
 from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
 from conformance.causes.features import features, nodes_of
-from conformance.causes.form import SEVERAL, Form, common, kernel_of, of_shared_types
+from conformance.causes.form import SEVERAL, Form, base_of, common, of_shared_types
 from conformance.causes.group import Group, Nodes, Search
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
@@ -118,7 +118,7 @@ def test_a_type_that_several_kernels_store_wrong_is_one_cause() -> None:
     """F16 that is cut off shows in ops of many kernels, of some in the result alone, and not with every value."""
     (group,) = _groups([FAULTS["f16-truncated"]], case_ids((), STORES_F16, "smoke"))
     assert group.form.rest == {Condition("a type", "f16")}
-    assert len({kernel_of(op) for op in group.form.ops}) >= SEVERAL
+    assert len({base_of(op) for op in group.form.ops}) >= SEVERAL
 
 
 def test_types_are_shared_where_nothing_else_is_said() -> None:
