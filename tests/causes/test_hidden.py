@@ -12,13 +12,14 @@ from conformance.causes import group as grouping
 from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
 from conformance.causes.features import features, nodes_of
-from conformance.causes.form import SEVERAL, Form, base_of, common, of_shared_types
-from conformance.causes.group import Group, Nodes, Search
+from conformance.causes.form import SEVERAL, Form, base_of, common, form_of, of_shared_types
+from conformance.causes.group import Group, Nodes, Search, _joint
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
 from conformance.run.session.select import build, case_ids
 from conformance.run.shrink import Shrunk, shrink
+from conformance.run.signature import innermost
 
 Accept = Callable[[Case, Result], bool]
 FAULTS = {f.name: f for f in read([FOLDER])}
@@ -143,6 +144,55 @@ def test_an_op_that_is_right_with_a_type_has_another_fault() -> None:
     both = Form((Condition("op", "GET_ROWS|MUL_MAT"), Condition("a type", "q4_0|q8_0")))
     assert not nodes.fail_with_each_type(both)
     assert nodes.fail_with_each_type(Form((both.conditions[0], Condition("a type", "q4_0"))))
+
+
+def _of(ops: str, *rest: tuple[str, str]) -> Form:
+    return Form(tuple(Condition(*c) for c in (("op", ops), *rest)))
+
+
+def test_sub_ops_of_one_op_without_conditions_share_it() -> None:
+    """Two functions of UNARY that are always wrong are one cause; one of GLU, or one in some conditions, is another."""
+    assert common(_of("UNARY.GELU"), _of("UNARY.GELU_QUICK")) == _of("UNARY.GELU|UNARY.GELU_QUICK")
+    assert common(_of("UNARY.GELU"), _of("GLU.GEGLU")) is None
+    assert common(_of("UNARY.GELU"), _of("UNARY.GELU_QUICK", ("src[0].ne[0]", "> 2"))) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "said", "one"),
+    [
+        ("Argument shapes are inconsistent", ("src[1]", "given"), True),
+        ("Argument shapes are inconsistent", ("src[2]", "given"), False),
+        ("bad optional access", ("src[1]", "given"), False),
+    ],
+)
+def test_damage_and_an_error_about_shapes_are_one_in_the_same_conditions(
+    message: str, said: tuple[str, str], *, one: bool
+) -> None:
+    """A mask that is taken too large damages the heap, or does not fit, as sizes have it."""
+    proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+    damage = Group(("CRASH", "its process died (SIGSEGV)"), _of("SOFT_MAX", ("src[1]", "given")), proof)
+    error = Group(("OVERCLAIM", message), _of("SOFT_MAX", said, ("src[0].ne[1]", "> 1")), proof)
+    assert (_joint(damage, error, last=True) is not None) is one
+    assert _joint(damage, error, last=False) is None
+
+
+def test_a_cast_is_told_from_a_copy() -> None:
+    """CPY that makes a tensor of its own is another form than CPY into one."""
+    forms = []
+    for glob in ("ops/CPY-f32+f16-a=*,form=cast*", "ops/CPY-f32+f32-a=12x5x4x2,vb=*"):
+        case = build(case_ids((), (glob,), "standard")[0])
+        forms += [form_of(case, k, n) for k, _, n in nodes_of(case) if n.op == "CPY"]
+    cast, copy = forms
+    assert [Condition("in place", v) in f.conditions for f, v in ((cast, "no"), (copy, "yes"))] == [True, True]
+
+
+def test_an_error_of_a_kernel_says_nothing_of_its_operands() -> None:
+    """What a kernel of the engine raises is one message, whatever the node and its sources are."""
+    said = {
+        innermost(f"computing steps[0]: {node}: its kernel failed on src {src}: ValueError: destination is read-only")
+        for node, src in (("CLAMP a (view) f16[40, 5, 1, 1]", "f16[40, 5, 1, 1]"), ("ADD b f32[2]", "f32[2], f32[2]"))
+    }
+    assert said == {"its kernel failed: ValueError: destination is read-only"}
 
 
 def test_a_result_that_a_node_reads_of_itself_is_no_output_that_others_read() -> None:
