@@ -28,6 +28,7 @@ Features = Mapping[str, str]
 OP, STEP, IN_PLACE, LAYOUT, OFFSET, SHOWS = "op", "step", "in place", "layout", "offset", "shows"
 HOLDS = "holds"
 OUTPUT, READ = "output", "and read later"
+RESULT = "result.type"
 CONTIGUOUS, FIRST = "contiguous", "first"
 PART = "a part of "
 STORES = frozenset({"SET_ROWS", "CPY"})
@@ -67,8 +68,9 @@ def features(case: Case, k: int, node: Tensor) -> Features:
             if held := _held(case, k, s):
                 found |= {f"src[{i}].{HOLDS}": held}
             found |= {f"src[{i}].ne[{d}]": str(n) for d, n in enumerate(s.ne)}
-    if node in case.steps[k].outputs and any(node in n.src for n in case.steps[k].graph):
+    if node in case.steps[k].outputs and any(node in n.src for n in case.steps[k].graph if n is not node):
         found |= {OUTPUT: READ}
+    found |= {RESULT: node.type.name}
     declared = DECLARATIONS.get(node.op)
     if declared:
         found |= {f.name: word(f.of(node.op_params)) for f in declared.fields if f.name and f.name != OP}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from conformance.case.case import Case
 from conformance.ggml.ops.fields import Field
@@ -28,6 +29,7 @@ from .features import (
     OP,
     OUTPUT,
     PART,
+    RESULT,
     SHOWS,
     STEP,
     Features,
@@ -40,6 +42,8 @@ SEVERAL = 3
 """Ops, or types, from which on what they share is at fault, and not each."""
 BORDERS = (1, 2, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096, 65535, 65536)
 """Sizes that a condition names: kernels, blocks and caches change there."""
+ALWAYS_IN_PLACE = frozenset({"SET_ROWS", "CPY"})
+"""Ops that store: SET_ROWS always, CPY but where it is a cast."""
 TYPE, SHOWN, HELD = "a type", "an operand shows", "an operand holds"
 """Of any operand."""
 FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
@@ -70,8 +74,11 @@ class Form:
 
     @property
     def spreads(self) -> bool:
-        """Whether it is about so many ops that none of them is at fault, but a type, or what an operand shows."""
-        return len(self.ops) >= SEVERAL and any(c.key == OUTPUT or _of_operand_itself(c.key) for c in self.rest)
+        """Whether it is about so many ops that none of them is at fault, but a type, what an operand shows, or where
+        the result lies.
+        """
+        told = (c.key in (OUTPUT, IN_PLACE) or _of_operand_itself(c.key) for c in self.rest)
+        return len(self.ops) >= SEVERAL and any(told)
 
     @property
     def of_extent(self) -> bool:
@@ -83,20 +90,22 @@ class Form:
     @property
     def of_what_is_held(self) -> bool:
         """Whether it is about values that arithmetic treats apart."""
-        return any(c.key == HELD or c.key.endswith(HOLDS) for c in self.rest)
+        return any(map(_of_values, self.rest))
 
     @property
     def of_output(self) -> bool:
-        """Whether all it says, beside sizes, is that the node is an output which others read."""
-        return {c.key for c in self.says} == {OUTPUT}
+        """Whether all it says, beside sizes and parameters, is that the node is an output which others read."""
+        return {c.key for c in self.says if c.key == OUTPUT or c.key in OF_ANY or "[" in c.key} == {OUTPUT}
+
+    @property
+    def of_in_place(self) -> bool:
+        """Whether all it says, beside sizes, is that the node writes into what another tensor owns."""
+        return {c.key for c in self.says} == {IN_PLACE}
 
     @property
     def of_place(self) -> bool:
         """Whether it is about where an operand or a result lies: a node by itself, of other leaves, is right then."""
-        lies = any(
-            c.key in (OUTPUT, IN_PLACE, STEP, SHOWN) or c.key.endswith((SHOWS, OFFSET, LAYOUT)) for c in self.rest
-        )
-        return lies or self.of_extent
+        return any(c.key == STEP or of_lying(c) for c in self.rest) or self.of_extent
 
     @property
     def says(self) -> frozenset[Condition]:
@@ -108,6 +117,15 @@ class Form:
         """Whether it says nothing else of its few ops."""
         said = all(c.key.endswith((SHOWS, OFFSET, LAYOUT)) for c in self.rest if not is_size(c))
         return self.of_extent and said and len(self.ops) < SEVERAL
+
+    def same_kernel(self, other: Form) -> bool:
+        """Whether it says the same, and something, of ops that are computed in one place."""
+        return bool(self.rest) and self.rest == other.rest and _module(self) == _module(other)
+
+    def but_for_sizes(self, found: Features) -> Form | None:
+        """The same without the sizes that a node with these features does not have; None if it lacks something else."""
+        met = tuple(c for c in self.conditions if meets(c, found))
+        return Form(met) if all(is_size(c) for c in self.conditions if c not in met) else None
 
     def same_but_sizes(self, other: Form) -> bool:
         """Whether it says what `other` says, of an op of its own, whatever the sizes."""
@@ -134,6 +152,17 @@ class Form:
     def beside(self, found: Features) -> bool:
         """Whether a node of any op meets the rest."""
         return all(meets(c, found) for c in self.rest)
+
+
+def of_lying(condition: Condition) -> bool:
+    """Whether it is about where an operand or the result lies: all else is the same without it."""
+    key = condition.key
+    return key in (OUTPUT, IN_PLACE, SHOWN) or key.endswith((SHOWS, OFFSET, LAYOUT))
+
+
+def of_part(condition: Condition) -> bool:
+    """Whether it is about an operand that shows a part of something."""
+    return condition.key == SHOWN or condition.key.endswith((SHOWS, OFFSET))
 
 
 def is_size(condition: Condition) -> bool:
@@ -176,8 +205,10 @@ def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
     yield from (Condition(f"src[{i}]", "given") for i in optional_sources(node))
     yield from (c for i, s in enumerate(node.src) if s is not None for c in _of_operand(node, i, found))
     yield from (Condition(f.name, _value(f, f.of(node.op_params))) for f in parameters_of(node))
-    if found[IN_PLACE] == "yes" and node.op not in _ALWAYS_IN_PLACE:
-        yield Condition(IN_PLACE, "yes")
+    if (rank(node.type) or node.type is I64) and all(s is None or s.type is not node.type for s in node.src):
+        yield Condition(RESULT, node.type.name)
+    if found[IN_PLACE] == "yes" or node.op in ALWAYS_IN_PLACE:
+        yield Condition(IN_PLACE, found[IN_PLACE])
     if OUTPUT in found:
         yield Condition(OUTPUT, found[OUTPUT])
     if found[STEP] != FIRST:
@@ -210,21 +241,21 @@ def _value(parameter: Field, value: object) -> str:
     return f"!= {word(type(value)(neutral(parameter.name)))}"
 
 
-_ALWAYS_IN_PLACE = frozenset({"SET_ROWS", "CPY"})
-
-
 def without(form: Form, always: Callable[[Condition], bool]) -> Form:
     """`form` without the conditions that every node of its op meets."""
     return Form(tuple(c for c in form.conditions if c.key == OP or not always(c)))
 
 
-def common(a: Form, b: Form) -> Form | None:
-    """What two forms share: the ops of both, the lower of two borders, a type wherever it stands. None where that is
-    nothing beside the op, or where ops of different kernels share no more than sizes.
+def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
+    """What two forms share: the ops of both, the lower of two borders, a type wherever it stands, and, `of_any_leaf`,
+    a part of whatever leaf. None where that is nothing beside the op, or where ops of different kernels share no more
+    than sizes.
     """
-    shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y)) is not None]
+    if not a.rest and not b.rest and {base_of(op) for op in (*a.ops, *b.ops)} in ({"UNARY"}, {"GLU"}):
+        return Form((Condition(OP, ANY_OF.join(dict.fromkeys((*a.ops, *b.ops)))),))
+    shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y, of_any_leaf=of_any_leaf)) is not None]
     of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS)) for c in shared)
-    of_operand |= any(c.key == OUTPUT for c in shared)
+    of_operand |= any(c.key in (OUTPUT, IN_PLACE) for c in shared)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or _module(a) == _module(b)):
         return None
     ops = dict.fromkeys((*a.ops, *b.ops))
@@ -251,6 +282,29 @@ def type_of(form: Form) -> str:
     return values[0] if len(values) == len(said) == 1 else ""
 
 
+def of_shared_types(a: Form, b: Form) -> Form | None:
+    """The form of nodes of any op and any type of two forms that have a type in common, and say of their nodes nothing
+    but sizes, types and values; None where they do not.
+    """
+    said = [[c for c in f.says if not _of_values(c)] for f in (a, b)]
+    if not all(_of_type(c) for c in chain(*said)):
+        return None
+    pairs = [(set(x.value.split(ANY_OF)), set(y.value.split(ANY_OF))) for x in said[0] for y in said[1]]
+    x, y = max(pairs, key=lambda pair: len(pair[0] & pair[1]), default=(set(), set()))
+    if not x & y:
+        return None
+    ops = dict.fromkeys((*a.ops, *b.ops))
+    return Form((Condition(OP, ANY_OF.join(ops)), Condition(TYPE, ANY_OF.join(sorted(x | y)))))
+
+
+def _of_type(condition: Condition) -> bool:
+    return condition.key == TYPE or condition.key.endswith(OF_ANY[TYPE])
+
+
+def _of_values(condition: Condition) -> bool:
+    return condition.key == HELD or condition.key.endswith(HOLDS)
+
+
 def of_types(forms: Sequence[Form]) -> Form:
     """The form of nodes of any op and any type of `forms`."""
     ops = dict.fromkeys(op for f in forms for op in f.ops)
@@ -258,30 +312,34 @@ def of_types(forms: Sequence[Form]) -> Form:
     return Form((Condition(OP, ANY_OF.join(ops)), Condition(TYPE, ANY_OF.join(types))))
 
 
-def _shared(a: Condition, b: Condition) -> Condition | None:
+def _shared(a: Condition, b: Condition, *, of_any_leaf: bool) -> Condition | None:
     if a == b:
         return a
     if a.key == b.key and a.value.startswith("> ") and b.value.startswith("> "):
         return min(a, b, key=lambda c: int(c.value[2:]))
     for key, end in OF_ANY.items():
-        if all(x.key == key or x.key.endswith(end) for x in (a, b)) and (value := _both(a, b, end)):
+        alike = all(x.key == key or x.key.endswith(end) for x in (a, b))
+        if alike and (value := _both(a, b, end, of_any_leaf=of_any_leaf)):
             return Condition(a.key if a.key == b.key else key, value)
     return None
 
 
-def _both(a: Condition, b: Condition, end: str) -> str:
+def _both(a: Condition, b: Condition, end: str, *, of_any_leaf: bool) -> str:
     """The value that holds wherever one of two does; empty where they have nothing in common."""
     if end == OF_ANY[HELD]:
         return AND.join(w for w in a.value.split(AND) if w in b.value.split(AND))
     either = {*a.value.split(ANY_OF), *b.value.split(ANY_OF)}
-    if end == OF_ANY[SHOWN] and either <= {
-        f"{PART}an input",
-        f"{PART}a leaf written in place",
-    }:  # weights and caches are kept
+    parts = all(value.startswith(PART) for value in either)
+    if end == OF_ANY[SHOWN] and (either <= FED or (of_any_leaf and parts)):  # weights and caches are kept
         return ANY_OF.join(sorted(either))
     return a.value if a.value == b.value else ""
 
 
 def _module(form: Form) -> str:
-    declared = DECLARATIONS.get(form.ops[0].partition(".")[0]) if form.ops else None
+    declared = DECLARATIONS.get(base_of(form.ops[0])) if form.ops else None
     return declared.rule.__module__ if declared else ""
+
+
+def base_of(op: str) -> str:
+    """An op without its sub-op."""
+    return op.partition(".")[0]

@@ -30,10 +30,26 @@ from conformance.run.shrink import cuts, shrink, simplify
 from conformance.run.signature import Signature
 from conformance.suite.relations import claim
 
-from .cause import Cause, Condition
+from .cause import ANY_OF, Cause, Condition
 from .failure import Failure, by_chance, failure_of, may_be, size
 from .features import OP, Features, features, nodes_of
-from .form import SEVERAL, Form, common, form_of, meets, of_one_error, of_types, same_kernel, type_of, without
+from .form import (
+    SEVERAL,
+    TYPE,
+    Form,
+    base_of,
+    common,
+    form_of,
+    is_size,
+    meets,
+    of_one_error,
+    of_part,
+    of_shared_types,
+    of_types,
+    same_kernel,
+    type_of,
+    without,
+)
 from .needs import cure
 from .needs.whole import of_relation, said_alike, shared_by, tells_apart, whole_form
 
@@ -78,6 +94,8 @@ class Group:
     failures: list[Failure] = field(default_factory=list)
     needed: frozenset[Condition] = frozenset()
     """Conditions without each of which a failure of it passes."""
+    more: frozenset[Condition] = frozenset()
+    """Of these, what tells it from a group whose form holds for it, too: without it a failure passes there."""
     unsure: int = 0
     """Of the failures, those that nothing known explains: they are here as time was over, and this is the nearest."""
 
@@ -99,7 +117,7 @@ class Group:
             return False
         if kind.startswith(GRAPH) and not self.form.of_place:  # each node alone is right
             return False
-        anywhere = self.form.spreads and failure.result.verdict is Verdict.CRASH
+        anywhere = self.form.spreads and (failure.result.verdict is Verdict.CRASH or self.form.of_in_place)
         return any(map(self.form.beside if anywhere else self.form.holds, failure.all))
 
     @property
@@ -151,7 +169,7 @@ class Search:
         self._many = _of_many(failures)
         explained = []
         for n, failure in enumerate(_in_turn(failures), 1):
-            if self._interruptible(self._take, failure):
+            if self._interruptible(self._take, failure) or _may_hide(failure):
                 explained.append(failure)
             self._join(nodes)
             self._progress(f"{n} of {len(failures)} failures, {len(self.groups)} forms: {failure.case.id}")
@@ -177,7 +195,7 @@ class Search:
     def _take(self, failure: Failure) -> bool:
         """Put `failure` into a group; whether one that was known explains it."""
         tested = failure.at is None and failure.by_chance and self._cured_by(failure)
-        group = tested or self._explaining(failure) or self._cured_by(failure)
+        group = tested or self._explaining(failure) or self._widened(failure) or self._cured_by(failure)
         explained = group is not None
         if group is None and self._late() and (group := self._nearest(failure)) is not None:
             group.unsure += 1
@@ -187,23 +205,66 @@ class Search:
         return explained
 
     def _look_behind(self, failure: Failure) -> None:
-        """A group for what an explained failure hides."""
-        variant = self._hidden(failure)
-        if variant is None:
-            return
+        """A group for each that an explained failure hides."""
         with suppress(ConformanceError):
-            proof = self._shrunk(variant)
-            if proof is not None and self._explaining(proof) is None:
-                self.groups.append(Group(proof.kind, _form(proof), proof, [failure]))
+            for hidden in self._hidden(failure):
+                self._take_hidden(hidden, failure)
+            group, more = self._lacking(failure)
+            if group is not None:
+                self._take_hidden(failure, failure, group, more)
+
+    def _take_hidden(
+        self, hidden: Failure, behind: Failure, but: Group | None = None, more: frozenset[Condition] = frozenset()
+    ) -> None:
+        proof, sizes = self._shrunk(hidden, but=but)
+        if proof is None or self._explaining(proof, but) is not None or (but is None and self._widened(proof)):
+            return
+        form = self._with_sizes(_form(proof), told=sizes)
+        if more <= form.says:
+            self.groups.append(Group(proof.kind, form, proof, [behind], needed=more, more=more))
+
+    def _lacking(self, failure: Failure) -> tuple[Group | None, frozenset[Condition]]:
+        """A group whose form holds for a node that passes without a view of which the form says nothing, with the same
+        values of the same sizes: its fault is not what `failure` shows. And what it passes without.
+        """
+        group = None if failure.at is None or self._late() else self._explaining(failure)
+        if group is None or not group.form.ops or not failure.by_chance:
+            return None, frozenset()
+        op = Condition(OP, failure.features[OP])
+        own = {c for c in _form(failure).says if of_part(c) and c not in group.form.says}
+        if not own or not self._is_new({**failure.features, "group": str(group.form)}):
+            return None, frozenset()
+        for case in cure.without(
+            Form((op, *sorted(own, key=str))), self._recorded(failure.case), failure.result, failure.node
+        ):
+            rows = [f for k, _, n in nodes_of(case) for f in [features(case, k, n)] if f[OP] == op.value]
+            if any(map(group.form.holds, rows)) and self._run(case).verdict is Verdict.PASS:
+                return group, frozenset(c for c in own if not any(meets(c, f) for f in rows))
+        return None, frozenset()
 
     def _late(self) -> bool:
         return self._clock() > self._end
 
-    def _explaining(self, failure: Failure) -> Group | None:
-        """A group whose fault makes `failure`; one about nodes only if its form tells something."""
+    def _explaining(self, failure: Failure, but: Group | None = None) -> Group | None:
+        """A group whose fault makes `failure`, not `but`; one about nodes only if its form tells something."""
         several = failure.at is None and failure.kind in self._many
-        found = (g for g in self.groups if g.explains(failure) and (not g.form.ops or self._tells(g)))
-        return next(found, None) or next((g for g in self.groups if several and g.kind == failure.kind), None)
+        others = [g for g in self.groups if g is not but]
+        found = (g for g in others if g.explains(failure) and (not g.form.ops or self._tells(g)))
+        return next(found, None) or next((g for g in others if several and g.kind == failure.kind), None)
+
+    def _widened(self, failure: Failure) -> Group | None:
+        """A group of the same op whose form but for sizes holds for `failure`, from now on without these sizes, if it
+        tells failures from right nodes nearly as well then.
+        """
+        if failure.at is None or self._nodes is None or self._late():
+            return None
+        for group in self.groups:
+            alike = group.kind == failure.kind and failure.features[OP] in group.form.ops
+            form = group.form.but_for_sizes(failure.features) if alike else None
+            if form is not None and self._nodes.joins(form, group.form):
+                group.form = form
+                return group
+        return None
 
     def _cured_by(self, failure: Failure) -> Group | None:
         """A group of wrong numbers without whose form `failure`, whatever it says, is gone; else None."""
@@ -213,7 +274,8 @@ class Search:
         """Whether the fault of `group`, no op's, may be what an error of one or two ops, or of a whole case, is."""
         if failure.kind == group.kind or failure.kind in self._many or claim.applies(failure.case):
             return False
-        if failure.signature.kind.startswith(KEPT) or not (group.by_chance and group.form.spreads):
+        of_no_op = group.form.spreads or group.form.of_output
+        if failure.signature.kind.startswith(KEPT) or not (group.by_chance and of_no_op):
             return False
         nodes = failure.all if failure.at is None else [failure.features]
         return self._tells(group) and any(map(group.form.beside, nodes))
@@ -291,10 +353,10 @@ class Search:
             self.groups.append(group)
         return group
 
-    def _outside(self, needs: cure.Needs, case: Case, result: Result) -> bool:
-        """Whether no known form explains the failure of `case`, which still has what is needed."""
+    def _outside(self, needs: cure.Needs, but: Group | None, case: Case, result: Result) -> bool:
+        """Whether no known form `but` one explains the failure of `case`, which still has what is needed."""
         failure = failure_of(case, result)
-        if failure is None or self._explaining(failure) is not None:
+        if failure is None or self._explaining(failure, but) is not None:
             return False
         return not needs.some_of or (failure.at is not None and needs.met(failure.features))
 
@@ -318,7 +380,7 @@ class Search:
 
     def _new(self, failure: Failure) -> Group:
         """The group of a failure that no other explains."""
-        proof, needs = failure, cure.Needs()
+        proof, needs, sizes = failure, cure.Needs(), False
         if not self._late():
             alone = self._alone(failure)
             if alone is None:
@@ -330,16 +392,52 @@ class Search:
             if claim.applies(failure.case):
                 return self._of_relation(failure)
             needs = self._needs(failure)
+            if (group := self._needing(failure, needs)) is not None:
+                return group
             with suppress(ConformanceError):
-                proof = self._shrunk(failure, needs) or failure
+                small, sizes = self._shrunk(failure, needs, fresh=True)
+                proof = small or failure
         unknown = failure.signature.kind == OUTPUT
         known = failure.signature.covers(proof.signature) and not unknown
         form = _form(proof) if failure.at is None else _form(proof).but(needs.idle).with_types(failure.features)
+        form = self._with_sizes(form, told=sizes)
         group = Group(failure.kind if known else proof.kind, form, proof, needed=needs.alone)
         if unknown and form.ops and not self._tells(group):  # it slipped to a node that is hardly ever wrong
             group = Group(failure.kind, Form(()), failure)
         self.groups.append(group)
         return group
+
+    def _needing(self, failure: Failure, needs: cure.Needs) -> Group | None:
+        """The group of the same op and words that needs what `failure` does, if what both say tells failures from right
+        nodes nearly as well; or, where each of `SEVERAL` types is needed by itself, that of the types. Nothing need be
+        shrunk then.
+        """
+        if failure.at is None or not needs.alone:
+            return None
+        form, op = _form(failure).but(needs.idle), failure.features[OP]
+        alike = [g for g in self.groups if g.kind == failure.kind and op in g.form.ops]
+        for group in alike:
+            joint = common(group.form, form) if group.needed == needs.alone else None
+            if joint is not None and (self._nodes is None or self._nodes.joins(joint, group.form)):
+                group.form = joint
+                return group
+        typed = Form((Condition(OP, op), *needs.alone))
+        own = type_of(typed)
+        known = {t for g in alike for t in type_of(g.form).split(ANY_OF)} - {""}
+        if not own or own.startswith("!= ") or len(known) < (SEVERAL if failure.by_chance else 2) - 1:
+            return None
+        mine = Group(failure.kind, typed, failure, needed=needs.alone)
+        self.groups = _of_types([*self.groups, mine])
+        return next(g for g in self.groups if g.kind == failure.kind and own in type_of(g.form).split(ANY_OF))
+
+    def _with_sizes(self, form: Form, *, told: bool) -> Form:
+        """`form` without its sizes where nobody tried smaller ones to the end, if it tells failures from right nodes
+        nearly as well.
+        """
+        loose = Form(tuple(c for c in form.conditions if not is_size(c)))
+        if told or loose == form or self._nodes is None or not self._nodes.joins(loose, form):
+            return form
+        return loose
 
     def _of_relation(self, failure: Failure) -> Group:
         """The group of a relation: that of the first of its runs that fails by itself. Where each passes, what the
@@ -360,16 +458,25 @@ class Search:
         return self.groups[-1]
 
     def _alone(self, failure: Failure) -> Failure | None:
-        """How the case fails where nothing ran before, a crash after some times; None where it does not."""
+        """How the case fails where nothing ran before, a crash after some times; None where it does not. An error that
+        comes again where others ran is the case's own.
+        """
+        with suppress(ConformanceError):
+            again = None if failure.by_chance else failure_of(failure.case, self._seen(failure))
+            if again is not None and again.kind == failure.kind:
+                return again
         self._runner.renew()
         for _ in range(AGAIN if failure.result.verdict is Verdict.CRASH else 1):
             try:
-                (result,) = self._runner.run(self._spec, [failure.case])
+                result = self._seen(failure)
             except ConformanceError:  # nobody can say
                 return failure
             if (found := failure_of(failure.case, result)) is not None:
                 return found
         return None
+
+    def _seen(self, failure: Failure) -> Result:
+        return self._runner.run(self._spec, [failure.case])[0]
 
     def _gone(self, failure: Failure) -> Group:
         """The group of what did not come again: no form says why it failed, as what ran before it did."""
@@ -380,43 +487,67 @@ class Search:
             self.groups.append(group)
         return group
 
-    def _shrunk(self, failure: Failure, needs: cure.Needs | None = None) -> Failure | None:
-        """The smallest case outside of all known forms that fails as `failure` does, in a process where nothing ran
-        before: a backend that damages memory makes cases fail in its process that are right. None where none was found;
+    def _shrunk(
+        self, failure: Failure, needs: cure.Needs | None = None, but: Group | None = None, *, fresh: bool = False
+    ) -> tuple[Failure | None, bool]:
+        """The smallest case outside of all known forms `but` one that fails as `failure` does. Wrong numbers and damage
+        are seen in a process where nothing ran before, which `fresh` says there is: a backend that damages memory makes
+        cases fail in its process that are right. None where none was found. And whether all that is smaller was tried.
         ConformanceError if `failure` does not come again.
         """
         if needs is None:
             needs = self._needs(failure)
-        self._runner.renew()
+        if failure.by_chance and not fresh:
+            self._runner.renew()
         left = self._end - self._clock()
         small = shrink(
             self._runner,
             self._spec,
             failure.case,
             time_budget=min(max(EACH, SHARE * left), left),
-            accept=partial(self._outside, needs),
+            accept=partial(self._outside, needs, but),
         )
-        self._runner.renew()
-        (result,) = self._runner.run(self._spec, [small.case])
+        result = small.result
+        if failure.by_chance:
+            self._runner.renew()
+            (result,) = self._runner.run(self._spec, [small.case])
         found = failure_of(small.case, result)
-        return found if found is not None and may_be(failure, found) else None
+        return (found if found is not None and may_be(failure, found) else None), small.finished
 
-    def _hidden(self, failure: Failure) -> Failure | None:
-        """A variant of an explained failure that fails although nothing known explains it; None where none was found,
-        or one like it was looked at before.
+    def _hidden(self, failure: Failure) -> Iterator[Failure]:
+        """What fails beside an explained failure although nothing known explains it: of a trajectory any other node, of
+        a single one a variant, unless one like it was looked at before.
         """
-        if failure.at is None or self._late():
-            return None
-        shape = frozenset((k, _coarse(v)) for k, v in failure.features.items())
-        if shape in self._looked:
-            return None
+        if self._late():
+            return
+        if _may_hide(failure):
+            yield from self._beside(failure)
+        elif failure.at is not None and self._is_new(failure.features):
+            made = itertools.islice(self._variants(failure), VARIANTS)
+            found = (failure_of(case, self._run(case, locates=True)) for case in made)
+            alike = (f for f in found if f is not None and f.kind == failure.kind)
+            yield from itertools.islice((f for f in alike if self._explaining(f) is None), 1)
+
+    def _is_new(self, found: Features) -> bool:
+        """Whether no node like it, but for sizes, was asked about before; it is from now on."""
+        shape = frozenset((k, _coarse(v)) for k, v in found.items())
+        new = shape not in self._looked
         self._looked.add(shape)
-        with suppress(ConformanceError):
-            for case in itertools.islice(self._variants(failure), VARIANTS):
-                found = failure_of(case, self._run(case, locates=True))
-                if found is not None and found.kind == failure.kind and self._explaining(found) is None:
-                    return found
-        return None
+        return new
+
+    def _beside(self, failure: Failure) -> Iterator[Failure]:
+        """Each node that is wrong in the same run, by itself with what it read there, that nothing known explains."""
+        wrong, ran = self._runner.divergent(self._spec, failure.case)
+        for k, node in wrong:
+            found = features(failure.case, k, node)
+            known = any(g.by_chance and g.form.ops and g.form.holds(found) for g in self.groups)
+            if known or self._late() or not self._is_new(found):
+                continue
+            with suppress(ConformanceError):
+                case = cuts.keep(cuts.Recorded(failure.case, ran), {k: [*cuts.views_of(node), node]})
+                alone = failure_of(case, self._run(case, locates=True))
+                if alone is not None and alone.at is not None and self._explaining(alone) is None:
+                    yield alone
 
     def _variants(self, failure: Failure) -> Iterator[Case]:
         """Cases a step simpler than the failing one, the largest first, that meet no known form where it fails."""
@@ -444,12 +575,13 @@ class Search:
     def _alike(self, nodes: Nodes, *, last: bool) -> tuple[Group, Group, Form] | None:
         for a, b in itertools.combinations(self.groups, 2):
             key = (a.kind, a.form, b.kind, b.form)
-            if key not in self._apart:
+            if key not in self._apart and a.more == b.more:
                 form = _joint(a, b, last=last)
                 if form is not None and (_one(a, b, last=last) or not (a.form.ops and b.form.ops)):
                     return a, b, form
-                least = JOINED * max(nodes.share(a.form), nodes.share(b.form))
-                if form is not None and nodes.share(form) >= least:
+                if form is not None and nodes.joins(form, a.form, b.form):
+                    return a, b, form
+                if last and (form := self._of_shared_types(a, b, nodes)) is not None:
                     return a, b, form
                 if (
                     (a.kind, a.form.ops) == (b.kind, b.form.ops)
@@ -460,9 +592,21 @@ class Search:
                 self._apart.add(key)
         return None
 
+    def _of_shared_types(self, a: Group, b: Group, nodes: Nodes) -> Form | None:
+        """The form of both, if they are wrong with the same types, and each of their ops fails with each of these that
+        it was tried with: where `SEVERAL` types are the same, or as many ops are wrong with them.
+        """
+        form = of_shared_types(a.form, b.form) if a.kind == b.kind and a.kind[0] == Verdict.FAIL else None
+        if form is None or not nodes.fail_with_each_type(form):
+            return None
+        alike = [g for g in self.groups if g.kind == a.kind and of_shared_types(g.form, form) is not None]
+        ops = {base_of(op) for g in alike for op in g.form.ops}
+        shared = {t for t in type_of(form).split(ANY_OF) if all(_says_type(g.form, t) for g in (a, b))}
+        return form if max(len(ops), len(shared)) >= SEVERAL else None
+
     def _absorb(self) -> None:
         """A group whose smallest case another explains, whose form came later, is no cause of its own."""
-        for group in sorted(self.groups, key=lambda g: len(g.form.rest), reverse=True):
+        for group in sorted((g for g in self.groups if not g.more), key=lambda g: len(g.form.rest), reverse=True):
             others = (g for g in self.groups if g is not group and g.form.ops and self._tells(g))
             to = next((g for g in others if len(g.form.rest) < len(group.form.rest) and g.explains(group.proof)), None)
             if to is not None:
@@ -486,11 +630,17 @@ class Search:
 
 
 def _one(a: Group, b: Group, *, last: bool) -> bool:
-    """Whether two groups are one whatever their shares are: an error of one op that says the same, or what is wrong by
-    no more than that it is an output which others read, as was tried of both.
+    """Whether two groups are one whatever their shares are: an error of one op that says the same; errors that differ
+    in a word, one of which comes with less than the other; wrong numbers of ops of one kernel in the same conditions;
+    or what is wrong by no more than that it is an output which others read, as was tried of both.
     """
     error = a.kind == b.kind and not a.by_chance
     if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
+        return True
+    if a.kind[0] == b.kind[0] == Verdict.FAIL and a.form.same_kernel(b.form):
+        return True
+    fewer, more = sorted((a.form.says, b.form.says), key=len)
+    if said_alike(a.kind, b.kind) and fewer and fewer <= more:
         return True
     wrong = a.kind[0] == b.kind[0] == Verdict.FAIL
     return wrong and a.form.of_output and b.form.of_output and bool(a.needed and b.needed)
@@ -504,20 +654,30 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
         return _joint_wholes(a, b)
     if last and a.kind == b.kind and (form := _joint_types(a, b)) is not None:
         return form
-    form = common(a.form, b.form)
-    if form is not None and said_alike(a.kind, b.kind) and a.form.says == b.form.says:
+    form = common(a.form, b.form, of_any_leaf=a.kind == b.kind and not a.by_chance)
+    if form is not None and said_alike(a.kind, b.kind) and (a.form.says <= b.form.says or b.form.says <= a.form.says):
         return form
     if form is None or (not last and a.form.ops != b.form.ops and type_of(form)):
         return None
     verdicts = {a.kind[0], b.kind[0]}
-    either = a.form.same_but_sizes(b.form) or form.of_what_is_held
+    either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held
     if a.kind == b.kind or (either and verdicts == {Verdict.FAIL}):
         return form
-    wrong, error = sorted((a, b), key=lambda g: g.kind[0] != Verdict.FAIL)
-    by_chance = a.by_chance and b.by_chance
-    of_shapes = error.form.only_of_extent and _OF_SHAPES.search(error.kind[1]) is not None
-    by_words = last and wrong.kind[0] == Verdict.FAIL and wrong.form.spreads and of_shapes
-    return form if form.of_extent and (by_chance or by_words) else None
+    return form if _by_extent(a, b, form, last=last) else None
+
+
+def _by_extent(a: Group, b: Group, form: Form, *, last: bool) -> bool:
+    """Whether one fault of extents may be both, which fail in other words: both by chance of sizes, or, at the `last`,
+    an error about shapes in the same conditions as damage, or in no other ones than those of several ops.
+    """
+    if a.by_chance and b.by_chance:
+        return form.of_extent
+    chance, error = sorted((a, b), key=lambda g: not g.by_chance)
+    if not last or not chance.by_chance or _OF_SHAPES.search(error.kind[1]) is None:
+        return False
+    if chance.kind[0] == Verdict.CRASH:
+        return a.form.same_but_sizes(b.form)
+    return form.of_extent and chance.form.spreads and error.form.only_of_extent
 
 
 def _joint_wholes(a: Group, b: Group) -> Form | None:
@@ -540,11 +700,22 @@ def _joint_types(a: Group, b: Group) -> Form | None:
     return of_types([a.form, b.form]) if a.by_chance and same_kernel(a.form, b.form) else None
 
 
+def _typed(found: Features, key: str) -> tuple[frozenset[tuple[str, str]], str]:
+    """The types of a node beside that at `key`, where others may be the same, and the key."""
+    own = found[key]
+    others = ((k, "the same" if v == own else v) for k, v in found.items() if k.endswith(".type") and k != key)
+    return frozenset(others), key
+
+
+def _says_type(form: Form, type_: str) -> bool:
+    return any(type_ in c.value.split(ANY_OF) for c in form.says if c.key == TYPE or c.key.endswith(".type"))
+
+
 def _of_types(groups: Sequence[Group]) -> list[Group]:
     """Groups of one op and of `SEVERAL` types, each of which fails by itself, are one: what these types share is at
     fault. Two do where an error says the same.
     """
-    kinds = Counter((g.kind, op) for g in groups if type_of(g.form) for op in g.form.ops)
+    kinds = Counter((g.kind, op) for g in groups for t in type_of(g.form).split(ANY_OF) if t for op in g.form.ops)
     joined: list[Group] = []
     for g in groups:
         many = {op for op in g.form.ops if kinds[g.kind, op] >= (SEVERAL if g.kind[0] == Verdict.FAIL else 2)}
@@ -575,6 +746,21 @@ class Nodes:
         """Failures among the nodes that meet `form`."""
         failed, passed = (self.count(form, side) for side in (self._failed, self._passed))
         return failed / max(1, failed + passed)
+
+    def joins(self, form: Form, *parts: Form) -> bool:
+        """Whether `form` tells failures from right nodes nearly as well as each of its `parts`."""
+        return self.share(form) >= JOINED * max(map(self.share, parts))
+
+    def fail_with_each_type(self, form: Form) -> bool:
+        """Whether each op of `form` fails with every type of it that it has where it has one of a failure."""
+        types = set(type_of(form).split(ANY_OF))
+        for op in form.ops:
+            failed, right = (side.get(op, ()) for side in (self._failed, self._passed))
+            wrong = {_typed(f, k): f[k] for f in failed for k in f if k.endswith(".type") and f[k] in types}
+            known = set(wrong.values())
+            if any(f.get(k) in types - known and _typed(f, k) in wrong for f in right for _, k in [*wrong] if k in f):
+                return False
+        return True
 
     def count(self, form: Form, side: Mapping[str, Sequence[Features]]) -> int:
         """Nodes of one side that meet `form`."""
@@ -611,6 +797,13 @@ def _of_many(failures: Sequence[Failure]) -> frozenset[tuple[str, str]]:
         if f.at is not None and not f.by_chance:
             ops.setdefault(f.kind, set()).add(f.features[OP])
     return frozenset(kind for kind, found in ops.items() if len(found) >= SEVERAL)
+
+
+def _may_hide(failure: Failure) -> bool:
+    """Whether the case has nodes beside the first wrong one, and they ran."""
+    if failure.result.verdict is not Verdict.FAIL or claim.applies(failure.case):
+        return False
+    return len(list(itertools.islice(nodes_of(failure.case), 2))) > 1
 
 
 def _coarse(value: str) -> str:

@@ -10,7 +10,7 @@ choice, its scores are within their budget, the margin is within what they diffe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 
 import numpy as np
@@ -106,8 +106,14 @@ def locate(
 def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Judged | None:
     """The first node of steps 0 to `upto`, the first with a wrong output or cache, that a backend computes wrongly from
     its own sources. None where every node is right once intermediate values are asked for: a fault of fusion, or of
-    state that a fresh run does not have. `ran` holds every computed node of these steps in a free run of the backend;
-    `reference` computes in the arithmetic that it declares.
+    state that a fresh run does not have. Arguments as of `divergent`.
+    """
+    return next(divergent(ran, reference, case, upto), None)
+
+
+def divergent(ran: Sequence[StepValues], reference: Backend, case: Case, upto: int) -> Iterator[Judged]:
+    """The nodes of steps 0 to `upto` that a backend computes wrongly from its own sources, in order. `ran` holds every
+    computed node of these steps in a free run of the backend; `reference` computes in the arithmetic that it declares.
     """
     arithmetic = reference.arithmetic()
     recorded = with_values(case, ran[: upto + 1])
@@ -118,10 +124,7 @@ def first_divergent(ran: Sequence[StepValues], reference: Backend, case: Case, u
         ran_alone = execute(reference if each is arithmetic else reference.computing_in(each), alone)
         right = ran_alone.steps[0].outputs
         judged = (judge_node(n, right[c], found[n], arithmetic, step=k) for c, n in original.items())
-        wrong = next((j for j in judged if j.used > 1), None)
-        if wrong is not None:
-            return wrong
-    return None
+        yield from (j for j in judged if j.used > 1)
 
 
 # -- NaN --------------------------------------------------------------------------------------------------------------

@@ -17,12 +17,12 @@ from conformance.backend.registry import Spec, resolve
 from conformance.case.case import Case
 from conformance.case.demands import COMPARISON, Demand, parse
 from conformance.ggml.arithmetic import EXACT, Arithmetic
-from conformance.ggml.tensor import pack
+from conformance.ggml.tensor import Tensor, pack
 from conformance.judge.judge import judge_step
 from conformance.judge.verdict import Result, Verdict
 
 from . import divergence
-from .execute import Execution, StepValues
+from .execute import Execution, StepValues, computed_nodes
 from .oracle import Expectation, judge_steps
 from .session import select
 
@@ -48,7 +48,7 @@ def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution
     if wrong is not None:
         result.verdict = Verdict.FAIL
         result.detail = divergence.sentence(wrong, case)
-        if sum(len(s.graph) for s in case.steps) == 1:
+        if sum(len(s.graph) for s in case.steps) == 1 or _is_all(wrong.tensor, case):
             result.first_divergence = divergence.describe(wrong, case)
     elif case.demands and select.stage_of(spec) != select.RUN:
         result.detail = f"its demands are of a run, not of stage {select.stage_of(spec)}"
@@ -57,6 +57,11 @@ def judge(spec: Spec, case: Case, expectation: Expectation, execution: Execution
     if execution.opaque:
         result.detail = "; ".join(filter(None, (result.detail, _unread(execution))))
     return result
+
+
+def _is_all(node: Tensor, case: Case) -> bool:
+    """Whether a case computes nothing else: the node read leaves, so no other run says more of it."""
+    return [n for s in case.steps for n in computed_nodes(s)] == [node]
 
 
 def _unread(execution: Execution) -> str:

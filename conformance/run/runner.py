@@ -23,12 +23,13 @@ from conformance.ggml.errors import (
     UsageError,
 )
 from conformance.ggml.graph import Graph
+from conformance.ggml.tensor import Tensor
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.suite.batch import merge
 from conformance.suite.relations import claim
 
 from . import blame, cost, divergence, judgement, recorded, relate, signature
-from .execute import Execution, execute
+from .execute import Execution, StepValues, execute
 from .isolation.guard import STRANGER, CaseSeal, Guarded, call_guarded, freeze, guard
 from .isolation.isolate import DEFAULT, IsolatedBackend, Isolation, open_backend
 from .isolation.watchdog import Watchdog
@@ -288,6 +289,16 @@ class Runner:
         backend = self._guarded(spec)
         backend.arithmetic_in(case)
         return self._expect(spec, backend, [case])[0][0]
+
+    def divergent(self, spec: Spec, case: Case) -> tuple[list[tuple[int, Tensor]], list[StepValues]]:
+        """Step and node of all that the backend behind `spec` computes wrongly from its own sources, and what it gave
+        for each node of `case`; ConformanceError if it cannot run that.
+        """
+        backend = self._guarded(spec)
+        reference = self._other(spec, backend, case)
+        every = range(len(case.steps))
+        ran = execute(backend, case, every_node=every).steps
+        return [(j.step, j.tensor) for j in divergence.divergent(ran, reference, case, every[-1])], ran
 
     def too_costly(self, cases: Sequence[Case]) -> str:
         """Why `cases` are not computed together within the limits of a process, in words; empty where they are."""

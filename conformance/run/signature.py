@@ -16,6 +16,8 @@ _QUOTED = re.compile(r"\S+/\S+@[0-9]+(?:#[0-9]+)?")
 _WHERE = re.compile(f"; (?:{WHERE}|{THREW})[^;]*")
 _TELLING = re.compile(r"assert|abort|fatal|error|terminate|what\(\)|memory", re.IGNORECASE)
 _PASSED_ON = re.compile(r"^.*?[\w:]*[eE]xception: (?=.)")
+_OF_KERNEL = re.compile(r"^.*?(?=its kernel failed )(its kernel failed) on src .*?(: \w+: )")
+"""What a kernel of the framework's own engine puts before an error: the node and its sources."""
 _WRAPPER = re.compile(r"Exception from \S+?:[0-9]+:\s*|(?<=Check ')([^']*)' failed at \S+:\s*|\S*/(?=[\w.-]+:[0-9]+)")
 """What OpenVINO and ggml put around a message: who passed it on, and where the source was built."""
 _VALIDATED = re.compile(r"While validating node '(\S+) [^']*' with friendly_name '[^']*'")
@@ -94,7 +96,7 @@ def innermost(detail: str) -> str:
             filter(None, (f"its process died ({head.rpartition('its process died (')[2].rstrip(')')})", said))
         )
     else:
-        text = _PASSED_ON.sub("", _STEP.sub("", text))
+        text = _OF_KERNEL.sub(r"\1\2", _PASSED_ON.sub("", _STEP.sub("", text)))
     text = _WRAPPER.sub(lambda m: f"{m[1]}': " if m[1] is not None else "", text)
     text = _NAMED.sub(lambda m: f"'{m[1]}'" if m[1] else "", _TYPED.sub(r"\1", _VALIDATED.sub(r"\1", text)))
     return " ".join(_SHAPE.sub("#", _NUMBER.sub("#", text)).split())[:_KEPT]

@@ -118,6 +118,18 @@ def test_without_a_view_all_else_stays(case_id: str) -> None:
     assert all(np.array_equal(x, y) for x, y in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize("case_id", case_ids((), ("ops/*inplace=*",), "smoke")[::6])
+def test_apart_from_its_operand_an_op_gives_the_same(case_id: str) -> None:
+    """What wrote in place has memory of its own, and its result is as before."""
+    case, oracle = build(case_id), Oracle()
+    (found,) = cure.apart(cuts.record(case, oracle.reference_in(EXACT)), Result("", "", Verdict.FAIL))
+    found.validate()
+    assert "yes" in {features(case, k, n)["in place"] for k, _, n in nodes_of(case)}
+    assert {features(found, k, n)["in place"] for k, _, n in nodes_of(found)} == {"no"}
+    (before, after) = (list(oracle.expect([c], EXACT)[0].steps[0].outputs.values()) for c in (case, found))
+    assert np.array_equal(before[-1], after[-1])
+
+
 def test_what_is_needed_stays_while_a_case_shrinks() -> None:
     """A case that passes without its type keeps a type that is no F32, F16 too; what it does not need may go."""
     case = build("ops/MUL_MAT-q4_1+f32-a=32x7,b=32x3@670")

@@ -22,9 +22,11 @@ from conformance.ggml.ops.build import Builder
 from conformance.ggml.tensor import Bytes, Tensor, nbytes
 from conformance.ggml.types import F32, I64
 from conformance.judge.verdict import Result, Totals, Verdict
+from conformance.run import divergence
+from conformance.run.execute import execute
 from conformance.run.runner import Runner
 from conformance.run.session.failures import file_name
-from conformance.run.session.select import build
+from conformance.run.session.select import build, case_ids
 
 Tamper = Callable[[Graph, dict[Tensor, Bytes]], None]
 SPEC = Spec("faulty")
@@ -207,6 +209,30 @@ def test_the_first_divergent_node_is_named(runner: Runner) -> None:
     assert result.first_divergence["index"] == [5, 0, 0, 0]
     assert result.first_divergence["found"] - result.first_divergence["expected"] == pytest.approx(0.25)
     assert "everything before it agrees" in result.detail
+
+
+@pytest.mark.parametrize(
+    "case_id", ["ops/SQR-f32-ne=18x6x3x2,vne=*", "ops/MUL_MAT-f32+f32-a=256x6x2x2,b=256x3x2x2,va=*"]
+)
+def test_a_node_behind_views_alone_runs_once(runner: Runner, monkeypatch: pytest.MonkeyPatch, case_id: str) -> None:
+    """A wrong node that is all that a case computes is named as one among others would be, without another run."""
+    case = build(case_ids((), (case_id,), "standard")[0])
+    runs = 0
+
+    def tamper(graph: Graph, found: dict[Tensor, Bytes]) -> None:
+        nonlocal runs
+        runs += 1
+        found[graph.nodes[-1]][:] = 0
+
+    monkeypatch.setattr(runner, "tells_kept", False)
+    (result,) = _run(runner, FaultyBackend(tamper), case)
+    assert runs == 1
+    reference = runner.oracle.reference_in(Arithmetic())
+    ran = execute(FaultyBackend(tamper), case, every_node=[0]).steps
+    found = divergence.first_divergent(ran, reference, case, 0)
+    assert found is not None
+    assert result.first_divergence == divergence.describe(found, case)
+    assert len(case.steps[0].graph) > 1
 
 
 def test_right_node_by_node_blames_no_node(runner: Runner) -> None:

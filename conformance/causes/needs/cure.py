@@ -13,8 +13,20 @@ from itertools import islice
 
 from conformance.case.case import Case
 from conformance.causes.cause import Condition
-from conformance.causes.features import HOLDS, LAYOUT, OFFSET, OP, OUTPUT, SHOWS, Features, features, name_of, nodes_of
-from conformance.causes.form import HELD, SHOWN, TYPE, Form, is_size, meets
+from conformance.causes.features import (
+    HOLDS,
+    IN_PLACE,
+    LAYOUT,
+    OFFSET,
+    OP,
+    OUTPUT,
+    SHOWS,
+    Features,
+    features,
+    name_of,
+    nodes_of,
+)
+from conformance.causes.form import ALWAYS_IN_PLACE, HELD, SHOWN, TYPE, Form, is_size, meets
 from conformance.ggml.errors import GraphError
 from conformance.ggml.tensor import VIEW_OPS, Tensor, computes
 from conformance.ggml.types import BF16, F16, F32, I64
@@ -77,13 +89,20 @@ def _maker(condition: Condition) -> Make | None:
     key = condition.key
     if key == SHOWN or key.endswith((SHOWS, OFFSET, LAYOUT)):
         return flat
-    if key == OUTPUT:
-        return cuts.outputs
+    if key in (OUTPUT, IN_PLACE):
+        return cuts.outputs if key == OUTPUT else apart
     if key == TYPE or key.endswith(".type"):
         return simplify.types
     if key == HELD or key.endswith(HOLDS):
         return simplify.values
     return simplify.parameters if key != OP else None
+
+
+def apart(recorded: Recorded, _: Result) -> Iterator[Case]:
+    """What need not write in place has memory of its own."""
+    graphs = {k: s.graph.nodes for k, s in enumerate(recorded.case.steps)}
+    ops = {n.op for nodes in graphs.values() for n in nodes if n.view_src is not None and n.op not in VIEW_OPS}
+    yield cuts.keep(recorded, graphs, apart=ops - ALWAYS_IN_PLACE)
 
 
 def flat(recorded: Recorded, _: Result) -> Iterator[Case]:

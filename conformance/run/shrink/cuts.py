@@ -13,9 +13,9 @@ from conformance.backend.interface import Backend
 from conformance.case.case import Case, Step, writes_in_place
 from conformance.ggml.errors import ConformanceError, GraphError
 from conformance.ggml.graph import Graph
-from conformance.ggml.ops.op import lay_out
+from conformance.ggml.ops.op import lay_out, set_param
 from conformance.ggml.partial import below, like
-from conformance.ggml.tensor import FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
+from conformance.ggml.tensor import FIELDS, FLAG_COMPUTE, FLAG_INPUT, VIEW_OPS, Bytes, Tensor, computes, new_tensor
 from conformance.judge.verdict import Result
 from conformance.run.execute import StepValues, execute
 
@@ -47,8 +47,8 @@ def record(case: Case, reference: Backend) -> Recorded:
         return Recorded(case, [])
 
 
-def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]]) -> Case:
-    """The case of the nodes alone that are `kept` of each step.
+def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]], *, apart: Collection[str] = ()) -> Case:
+    """The case of the nodes alone that are `kept` of each step; ops `apart` write in place no more.
 
     Where a kept node reads another, that becomes a contiguous leaf with its recorded value, or its source, where it
     wrote in place or is a view of the whole source. Steps that compute nothing are dropped. Caches start with their
@@ -61,7 +61,7 @@ def keep(recorded: Recorded, kept: Mapping[int, Collection[Tensor]]) -> Case:
         raise GraphError("nothing is left that computes")
     held = recorded.start(stay[0])
     persistent: dict[Tensor, Tensor] = {}
-    steps = [_Cutting(recorded, k, frozenset(kept[k]), persistent).step() for k in stay]
+    steps = [_Cutting(recorded, k, frozenset(kept[k]), persistent, apart).step() for k in stay]
     bytes_of = {persistent[t]: held[t] for t in case.persistent if t in persistent}
     placement = {persistent[t]: p for t, p in case.placement.items() if t in persistent}
     return renamed(replace(case, persistent=bytes_of, steps=steps, placement=placement))
@@ -74,7 +74,15 @@ def renamed(case: Case) -> Case:
 
 
 class _Cutting:
-    def __init__(self, recorded: Recorded, k: int, kept: frozenset[Tensor], persistent: dict[Tensor, Tensor]) -> None:
+    def __init__(
+        self,
+        recorded: Recorded,
+        k: int,
+        kept: frozenset[Tensor],
+        persistent: dict[Tensor, Tensor],
+        apart: Collection[str],
+    ) -> None:
+        self._apart = apart
         self._old = recorded.case.steps[k]
         self._values = recorded.steps[k].outputs if recorded.steps else {}
         self._weights = recorded.case.persistent
@@ -93,6 +101,10 @@ class _Cutting:
 
     def _node(self, t: Tensor) -> Tensor:
         copy = over(t, self._source)
+        if t.op in self._apart:
+            copy = like(t, copy.src, None)
+            if "inplace" in FIELDS[t.op]:
+                set_param(copy, "inplace", 0)
         lay_out(copy)
         self._new[t] = copy
         return copy
@@ -168,7 +180,7 @@ def nodes(recorded: Recorded, result: Result) -> Iterator[Case]:
     culprit = _culprit(result, case)
     if culprit is not None:
         k, node = culprit
-        chosen += [{k: [node]}, {k: [*_views(node), node]}]
+        chosen += [{k: [node]}, {k: [*views_of(node), node]}]
         chosen.append(_cone(case, k, node))
     for size in _chunks(len(places)):
         for end in range(len(places), 0, -size):
@@ -223,7 +235,7 @@ def _computing(step: Step) -> list[Tensor]:
     return [n for n in step.graph if n in needed]
 
 
-def _views(node: Tensor) -> list[Tensor]:
+def views_of(node: Tensor) -> list[Tensor]:
     """View ops between `node` and the tensors that own what it reads, in order."""
     found: dict[Tensor, None] = {}
 

@@ -193,7 +193,9 @@ def neutral(parameter: str) -> int:
     return NEUTRAL.get(parameter, 0)
 
 
-NEUTRAL = {"scale": 1, "freq_scale": 1, "attn_factor": 1, "s": 1, "freq_base": 10_000}
+NEUTRAL = {"scale": 1, "freq_scale": 1, "attn_factor": 1, "s": 1, "freq_base": 10_000, "n_groups": 1} | dict.fromkeys(
+    ("stride", "stride0", "stride1", "dilation0", "dilation1", "s0", "s1", "s2", "d0", "d1", "d2", "k0", "k1"), 1
+)
 """Parameters that do nothing, or what everybody takes, at another value than 0."""
 
 

@@ -2,9 +2,10 @@
 
     python tests/benchmarks/causes/bench_together.py DRAWS SEED [ADAPTER]
 
-Each draw plants 2 to 6 faults in one adapter and runs level smoke. A cause belongs to the fault with which its smallest
-case fails when it is planted alone. Precision: causes that belong to a fault which no other cause belongs to, of all
-causes. Recall: faults with a cause, of those that smoke notices alone and that still change a result together.
+Each draw plants 2 to 6 faults in one adapter and runs level smoke. A cause may belong to a fault with which its
+smallest case fails when it is planted alone, and to one only; no fault has two causes. Precision: causes that belong to
+a fault, of all causes. Recall: faults with a cause, of those that smoke notices alone, but for what the others hide: a
+fault without which each case that it makes fail alone has the same result.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
@@ -34,13 +35,12 @@ class _Runner(Hunter):
     locates = True
 
 
-def _run(runner: Hunter, spec: Spec) -> list[Result]:
-    parts = [IDS[at : at + BATCH] for at in range(0, len(IDS), BATCH)]
-    return [r for part in parts for r in runner.run(spec, [runner.case(i) for i in part])]
+def _run(runner: Hunter, spec: Spec, ids: Sequence[str]) -> Iterator[Result]:
+    for at in range(0, len(ids), BATCH):
+        yield from runner.run(spec, [runner.case(i) for i in ids[at : at + BATCH]])
 
 
-def _groups(runner: Hunter, spec: Spec) -> list[Group]:
-    results = _run(runner, spec)
+def _groups(runner: Hunter, spec: Spec, results: Sequence[Result]) -> list[Group]:
     failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
     nodes = Nodes(failures, (runner.case(r.case) for r in results if r.verdict is Verdict.PASS))
     return Search(runner, spec).run(failures, nodes)
@@ -65,17 +65,57 @@ def draw(faults: Sequence[Fault], seed: int) -> tuple[int, int, int, str]:
     bundle = Bundle("together", chosen)
     runner = _Runner([bundle, *chosen])
     start = time.monotonic()
-    groups = _groups(runner, bundle.spec)
+    results = list(_run(runner, bundle.spec, IDS))
+    groups = _groups(runner, bundle.spec, results)
     seconds = time.monotonic() - start
     hunter = Hunter(chosen)
-    noticed = [f for f in chosen if any(r.verdict in FAILURES for r in _run(hunter, f.spec))]
-    owners = [next((f for f in noticed if _fails(hunter, f, g)), None) for g in groups]
-    found = {f.name for f in owners if f is not None}
-    lines = [f"seed {seed}, {seconds:.0f} s: {', '.join(f.name for f in noticed)}"]
+    failed = [r.case for r in results if r.verdict in FAILURES]
+    ids = list(dict.fromkeys([*failed, *IDS]))  # what fails together fails alone, mostly
+    by = {f: next((r.case for r in _run(hunter, f.spec, ids) if r.verdict in FAILURES), "") for f in chosen}
+    noticed = [f for f in chosen if by[f]]
+    owners = _one_to_one([[f for f in noticed if _fails(hunter, f, g)] for g in groups])
+    lines = [f"seed {seed}, {seconds:.0f} s, {len(failed)} failures: {', '.join(f.name for f in noticed)}"]
+    for fault in [f for f in noticed if f not in owners]:
+        if not _changes(fault, chosen, {r.case: r for r in results}):
+            noticed.remove(fault)
+            lines.append(f"    hidden by the others: {fault.name}, which alone fails {by[fault]}")
     for group, owner in zip(groups, owners, strict=True):
         conditions = ", ".join(map(str, group.form.conditions)) or " ".join(group.kind)
-        lines.append(f"    {owner.name if owner else '?'}: {conditions} ({len(group.failures)})")
-    return len(groups), len(noticed), len(found), "\n".join(lines)
+        lines.append(f"    {owner.name if owner else '?'}: {conditions} ({len(group.failures)}), {group.proof.case.id}")
+    lines += [f"    missed: {f.name}, which fails {by[f]}" for f in noticed if f not in owners]
+    found = sum(owner is not None for owner in owners)
+    return len(groups), len(noticed), found, "\n".join(lines)
+
+
+def _changes(fault: Fault, chosen: Sequence[Fault], together: Mapping[str, Result]) -> bool:
+    """Whether any case that `fault` alone makes fail has another result with the others than with all."""
+    others = Bundle("others", tuple(f for f in chosen if f is not fault))
+    runner = _Runner([others, fault])
+    alone = [r.case for r in _run(runner, fault.spec, IDS) if r.verdict in FAILURES]
+    return any(_said(r) != _said(together[r.case]) for r in _run(runner, others.spec, alone))
+
+
+def _said(result: Result) -> tuple[object, ...]:
+    return result.verdict, result.detail, result.budget_used
+
+
+def _one_to_one(may_own: Sequence[Sequence[Fault]]) -> list[Fault | None]:
+    """The fault of each cause, no fault twice, so that as many causes as can be have one."""
+    owner: dict[Fault, int] = {}
+
+    def give(cause: int, asked: set[Fault]) -> bool:
+        for fault in may_own[cause]:
+            if fault not in asked:
+                asked.add(fault)
+                if fault not in owner or give(owner[fault], asked):
+                    owner[fault] = cause
+                    return True
+        return False
+
+    for cause in range(len(may_own)):
+        give(cause, set())
+    of = {cause: fault for fault, cause in owner.items()}
+    return [of.get(cause) for cause in range(len(may_own))]
 
 
 def _fails(hunter: Hunter, fault: Fault, group: Group) -> bool:

@@ -1,0 +1,223 @@
+"""Faults behind others: what an explained failure hides is a cause of its own, and what needs the same is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from conformance.backend.registry import Spec
+from conformance.case.case import Case
+from conformance.causes import group as grouping
+from conformance.causes.cause import Condition
+from conformance.causes.failure import Failure, failure_of
+from conformance.causes.features import features, nodes_of
+from conformance.causes.form import SEVERAL, Form, base_of, common, form_of, of_shared_types
+from conformance.causes.group import Group, Nodes, Search, _joint
+from conformance.judge.verdict import FAILURES, Result, Verdict
+from conformance.planted.campaign import Hunter
+from conformance.planted.faults import FOLDER, Bundle, Fault, read
+from conformance.run.session.select import build, case_ids
+from conformance.run.shrink import Shrunk, shrink
+from conformance.run.signature import innermost
+
+Accept = Callable[[Case, Result], bool]
+FAULTS = {f.name: f for f in read([FOLDER])}
+DECODER = "kv_growth/llama-l=1,embd=32,heads=2,kv=1,ff=32,vocab=32,run=p9.d3@1"
+BLOCKS = Fault(
+    "blocks-negated",
+    "",
+    "cpu",
+    ("ops",),
+    "conformance/backend/kernel.py",
+    "            src = [None if s is None else strided(_buffer(s.root, buffers), s) for s in node.src]\n",
+    """            src = [None if s is None else strided(_buffer(s.root, buffers), s) for s in node.src]
+            if node.op == "GET_ROWS" and node.src[0].type.blck_size > 1:
+                src[0] = src[0][..., ::-1]
+""",
+)
+
+
+class _Runner(Hunter):
+    locates = True
+
+
+def _groups(faults: Sequence[Fault], ids: Sequence[str]) -> list[Group]:
+    bundle = Bundle("together", tuple(faults))
+    runner = _Runner([bundle])
+    results = runner.run(bundle.spec, [runner.case(i) for i in ids])
+    failures = [f for r in results if r.verdict in FAILURES and (f := failure_of(runner.case(r.case), r))]
+    nodes = Nodes(failures, [runner.case(r.case) for r in results if r.verdict is Verdict.PASS])
+    return Search(runner, bundle.spec).run(failures, nodes)
+
+
+def test_a_trajectory_has_a_cause_for_each_of_its_wrong_nodes() -> None:
+    """Of two faults that show in one trajectory alone, the second is found behind the first."""
+    groups = _groups([FAULTS["rope-backwards"], FAULTS["gate-and-up-exchanged"]], [DECODER])
+    assert sorted(op for g in groups for op in g.form.ops) == ["GLU.SWIGLU", "ROPE"]
+    assert [[f.case.id for f in g.failures] for g in groups] == [[DECODER], [DECODER]]
+
+
+def test_types_that_are_needed_one_by_one_are_shrunk_for_the_first_two_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third type of one op, without which a failure is gone, joins the first two without being shrunk."""
+    shrunk: list[str] = []
+
+    def counted(runner: Hunter, spec: Spec, case: Case, *, time_budget: float, accept: Accept) -> Shrunk:
+        shrunk.append(case.id)
+        return shrink(runner, spec, case, time_budget=time_budget, accept=accept)
+
+    monkeypatch.setattr(grouping, "shrink", counted)
+    ids = case_ids(
+        (), [f"ops/GET_ROWS-q{t}+i32-a=256x5,n=1@*" for t in ("2_K", "3_K", "4_0", "5_0", "5_K", "8_0")], "smoke"
+    )
+    (group,) = _groups([BLOCKS], ids)
+    assert len(group.failures) > SEVERAL
+    assert 0 < len(shrunk) < SEVERAL
+
+
+def _failure(case_id: str) -> Failure:
+    found = failure_of(build(case_id), Result(case_id, "", Verdict.FAIL))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("told", "right", "kept"), [(True, False, True), (False, False, False), (False, True, True)])
+def test_sizes_that_nobody_tried_are_no_conditions(told: bool, right: bool, kept: bool) -> None:
+    """Where a search ended early, a form says sizes only if right nodes are told apart by them."""
+    failures = [_failure(i) for i in case_ids((), ("ops/SQR-f32-ne=18x6x3x2*",), "smoke")]
+    passed = [build(i) for i in case_ids((), ("ops/SQR-f32-ne=67*",), "standard")]
+    size = Condition("src[0].ne[2]", "> 1")
+    search = Search(_Runner([]), FAULTS["rope-backwards"].spec)
+    search._nodes = Nodes(failures, passed if right else [])
+    form = search._with_sizes(Form((Condition("op", "SQR"), size)), told=told)
+    assert (size in form.conditions) is kept
+    assert passed
+
+
+def test_an_error_of_a_part_is_one_of_whatever_leaf() -> None:
+    """An error at a part of an input and at a part of a weight shares the part; wrong numbers share nothing then."""
+    a, b = (
+        Form((Condition("op", op), Condition("src[0].shows", f"a part of {leaf}")))
+        for op, leaf in (("CONT", "an input"), ("MUL_MAT", "a weight"))
+    )
+    both = common(a, b, of_any_leaf=True)
+    assert both is not None
+    assert Condition("src[0].shows", "a part of a weight|a part of an input") in both.conditions
+    assert common(a, b) is None
+
+
+STORES_F16 = (
+    "ops/FILL-f16*",
+    "ops/UNARY.XIELU-f16*",
+    "ops/ROPE-f16-ne=64*",
+    "ops/IM2COL-f16+f32+f16*",
+    "ops/CPY-f32+f16*",
+)
+
+
+def test_a_type_that_several_kernels_store_wrong_is_one_cause() -> None:
+    """F16 that is cut off shows in ops of many kernels, of some in the result alone, and not with every value."""
+    (group,) = _groups([FAULTS["f16-truncated"]], case_ids((), STORES_F16, "smoke"))
+    assert group.form.rest == {Condition("a type", "f16")}
+    assert len({base_of(op) for op in group.form.ops}) >= SEVERAL
+
+
+def test_types_are_shared_where_nothing_else_is_said() -> None:
+    """Forms of types, sizes and values share a type wherever it stands; a layout or another type is something else."""
+
+    def of(op: str, *rest: tuple[str, str]) -> Form:
+        return Form(tuple(Condition(*c) for c in (("op", op), *rest)))
+
+    rows = of("GET_ROWS", ("a type", "q4_0|q5_0"))
+    copy = of("CPY", ("src[0].type", "q4_0"), ("src[0].ne[1]", "> 2"), ("src[0].holds", "infinities"))
+    assert of_shared_types(rows, copy) == of("GET_ROWS|CPY", ("a type", "q4_0|q5_0"))
+    assert of_shared_types(rows, of("CPY", ("src[0].type", "q4_0"), ("src[0].layout", "permuted"))) is None
+    assert of_shared_types(rows, of("CPY", ("src[0].type", "q8_0"))) is None
+    assert of_shared_types(rows, of("CPY")) is None
+
+
+def test_an_op_that_is_right_with_a_type_has_another_fault() -> None:
+    """Where rows are wrong with Q4_0 and Q8_0, and products with Q4_0 alone, these are two faults."""
+    wrong = case_ids((), ("ops/GET_ROWS-q4_0+*", "ops/GET_ROWS-q8_0+*", "ops/MUL_MAT-q4_0+*"), "smoke")
+    right = case_ids((), ("ops/MUL_MAT-q8_0+*",), "smoke")
+    nodes = Nodes([_failure(i) for i in wrong], [build(i) for i in right])
+    both = Form((Condition("op", "GET_ROWS|MUL_MAT"), Condition("a type", "q4_0|q8_0")))
+    assert not nodes.fail_with_each_type(both)
+    assert nodes.fail_with_each_type(Form((both.conditions[0], Condition("a type", "q4_0"))))
+
+
+def _of(ops: str, *rest: tuple[str, str]) -> Form:
+    return Form(tuple(Condition(*c) for c in (("op", ops), *rest)))
+
+
+def test_sub_ops_of_one_op_without_conditions_share_it() -> None:
+    """Two functions of UNARY that are always wrong are one cause; one of GLU, or one in some conditions, is another."""
+    assert common(_of("UNARY.GELU"), _of("UNARY.GELU_QUICK")) == _of("UNARY.GELU|UNARY.GELU_QUICK")
+    assert common(_of("UNARY.GELU"), _of("GLU.GEGLU")) is None
+    assert common(_of("UNARY.GELU"), _of("UNARY.GELU_QUICK", ("src[0].ne[0]", "> 2"))) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "said", "one"),
+    [
+        ("Argument shapes are inconsistent", ("src[1]", "given"), True),
+        ("Argument shapes are inconsistent", ("src[2]", "given"), False),
+        ("bad optional access", ("src[1]", "given"), False),
+    ],
+)
+def test_damage_and_an_error_about_shapes_are_one_in_the_same_conditions(
+    message: str, said: tuple[str, str], *, one: bool
+) -> None:
+    """A mask that is taken too large damages the heap, or does not fit, as sizes have it."""
+    proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+    damage = Group(("CRASH", "its process died (SIGSEGV)"), _of("SOFT_MAX", ("src[1]", "given")), proof)
+    error = Group(("OVERCLAIM", message), _of("SOFT_MAX", said, ("src[0].ne[1]", "> 1")), proof)
+    assert (_joint(damage, error, last=True) is not None) is one
+    assert _joint(damage, error, last=False) is None
+
+
+def test_a_cast_is_told_from_a_copy() -> None:
+    """CPY that makes a tensor of its own is another form than CPY into one."""
+    forms = []
+    for glob in ("ops/CPY-f32+f16-a=*,form=cast*", "ops/CPY-f32+f32-a=12x5x4x2,vb=*"):
+        case = build(case_ids((), (glob,), "standard")[0])
+        forms += [form_of(case, k, n) for k, _, n in nodes_of(case) if n.op == "CPY"]
+    cast, copy = forms
+    assert [Condition("in place", v) in f.conditions for f, v in ((cast, "no"), (copy, "yes"))] == [True, True]
+
+
+def test_an_error_of_a_kernel_says_nothing_of_its_operands() -> None:
+    """What a kernel of the engine raises is one message, whatever the node and its sources are."""
+    said = {
+        innermost(f"computing steps[0]: {node}: its kernel failed on src {src}: ValueError: destination is read-only")
+        for node, src in (("CLAMP a (view) f16[40, 5, 1, 1]", "f16[40, 5, 1, 1]"), ("ADD b f32[2]", "f32[2], f32[2]"))
+    }
+    assert said == {"its kernel failed: ValueError: destination is read-only"}
+
+
+def test_a_result_that_a_node_reads_of_itself_is_no_output_that_others_read() -> None:
+    """A cast is its own source, as ggml makes it."""
+    case = build(case_ids((), ("ops/CPY-f32+f16-a=*,form=cast*",), "smoke")[0])
+    ((k, _, node),) = nodes_of(case)
+    assert node in node.src
+    assert "output" not in features(case, k, node)
+
+
+def test_what_passes_without_a_view_is_no_fault_of_values() -> None:
+    """A mask that is read from its beginning is found although the form of another fault of masks holds for it."""
+    names = ("mask-large-is-hidden", "mask-from-its-beginning")
+    groups = _groups([FAULTS[n] for n in names], case_ids((), ("ops/FLASH_ATTN_EXT-*",), "smoke"))
+    assert len(groups) == len(names)
+    assert ["src[3].offset" in {c.key for c in g.form.conditions} for g in groups] == [False, True]
+
+
+def test_an_error_takes_no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that comes again is the case's own; a wrong number may be another's damage, and is seen afresh."""
+    for fault, globs, renewed in (
+        ("leaf-overwritten", ("ops/CLAMP-*inplace=input*", "ops/ADD-*inplace=input*"), False),
+        ("soft-max-sink-forgotten", ("ops/SOFT_MAX-*sinks*",), True),
+    ):
+        times: list[None] = []
+        monkeypatch.setattr(_Runner, "renew", lambda _, times=times: times.append(None))
+        assert _groups([FAULTS[fault]], case_ids((), globs, "smoke"))
+        assert bool(times) is renewed
