@@ -50,6 +50,8 @@ class Where:
     """Start workers as jobs, as the user's jobqueue.yaml says."""
     devices: tuple[str, ...] = ()
     """Devices of this machine; each goes to one of the workers started here."""
+    shared: frozenset[str] = frozenset()
+    """Of `devices`, those for which the processor computes: each worker has them."""
 
 
 class DaskPool:
@@ -242,7 +244,8 @@ class Local:
         )
         offers: list[dict[str, int]] = [{} for _ in range(where.workers)]
         for k, device in enumerate(where.devices):
-            offers[k % where.workers][device] = 1
+            for offer in offers if device in where.shared else [offers[k % where.workers]]:
+                offer[device] = 1
         tls = ("tls_ca_file", "tls_client_key", "tls_client_cert", "tls_worker_key", "tls_worker_cert")
         self._words = {
             "address": str(self.cluster.scheduler_address),

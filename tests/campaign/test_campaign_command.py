@@ -13,11 +13,13 @@ import pytest
 from campaign_pools import InlinePool
 from click.testing import CliRunner, Result
 
+from conformance.builds.build import Build, DeviceOf
+from conformance.campaign.pool import Where
 from conformance.causes.cause import Cause
 from conformance.cli import campaign as command
 from conformance.cli import main
 from conformance.cli.campaign import duration
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.verdict import Result as OneResult
 from conformance.judge.verdict import Verdict
 from conformance.report.runfile import read_document
@@ -42,6 +44,30 @@ def _document(path: Path) -> Mapping[str, Any]:
     found = read_document(path)
     assert found is not None
     return found.body
+
+
+@pytest.mark.parametrize("software", [True, False])
+def test_a_device_in_software_is_shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, software: bool) -> None:
+    """A driver that computes on the processor may serve all workers; hardware, or a build that does not load, one."""
+    asked: list[Where] = []
+
+    def inspect(text: str, _environment: Mapping[str, str | None]) -> Build:
+        if text == "gone":
+            raise UnavailableError("gone: there is no such build")
+        device = DeviceOf("Vulkan0", "GPU", "a card", software, ())
+        return Build(text, tmp_path, "0.9", "", (device,), (), llama=False, left_out=())
+
+    def refuse(where: Where, _topic: str) -> None:
+        asked.append(where)
+        raise UsageError("seen")
+
+    monkeypatch.setattr(command, "probe", inspect)
+    monkeypatch.setattr(command, "connect", refuse)
+    backends = ("ggml?lib=here&device=Vulkan0", "ggml?lib=gone&device=CUDA0", "ggml?device=CPU")
+    _conform(tmp_path, *(w for b in backends for w in ("--backend", b)))
+    assert [(w.devices, w.shared) for w in asked] == [
+        (("Vulkan0", "CUDA0"), frozenset({"Vulkan0"} if software else ())),
+    ]
 
 
 def test_a_campaign_leaves_what_a_run_leaves(pool: InlinePool, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -66,6 +67,19 @@ def test_killed_workers_cost_nothing() -> None:
     assert kills == KILLS
     assert kept == len(IDS)
     assert [_alike(work.results["cpu", i]) for i in IDS] == [_alike(r) for r in expected]
+
+
+def test_a_device_is_one_workers_unless_the_processor_computes_for_it() -> None:
+    """A worker of its own has a graphics card, and no other; a device in software is with each of them."""
+    pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
+    pytest.importorskip("cryptography", reason="the extra [campaign] is not installed")
+    where = Where(2, devices=("CUDA0", "Vulkan0"), shared=frozenset({"Vulkan0"}))
+    with connect(where, "test") as workers:
+        deadline = time.monotonic() + 60
+        while len(offers := workers.workers()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        devices = sorted(sorted(o.devices) for o in offers.values())
+    assert devices == [["CUDA0", "Vulkan0"], ["Vulkan0"]]
 
 
 class _Client:

@@ -18,6 +18,7 @@ import click
 
 from conformance.backend import registry
 from conformance.backend.registry import Spec
+from conformance.builds.build import probe
 from conformance.campaign.campaign import Pool, device_of
 from conformance.campaign.leg import Leg, Outcome, limited, run_leg
 from conformance.campaign.pool import Where, connect
@@ -28,7 +29,7 @@ from conformance.cli import options
 from conformance.cli.options import Selection, backend_option, isolation, selection, settings_here
 from conformance.cli.output import cause_lines, fail, line
 from conformance.cli.run import color_option, sentence, table_of
-from conformance.ggml.errors import UsageError
+from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.judge.verdict import FAILURES, Result, Totals, missing_lines
 from conformance.report.runfile import read_document
 from conformance.report.runs import command
@@ -98,9 +99,9 @@ def campaign(
     if selection.fresh:
         raise UsageError("--fresh: a campaign has fresh cases for a time; --for TIME expected")
     specs = _specs(backends, isolation)
-    where = Where(
-        workers or os.cpu_count() or 1, scheduler, slurm, tuple(dict.fromkeys(filter(None, map(device_of, specs))))
-    )
+    devices = tuple(dict.fromkeys(filter(None, map(device_of, specs))))
+    shared = frozenset[str]() if scheduler or slurm else _in_software(specs)
+    where = Where(workers or os.cpu_count() or 1, scheduler, slurm, devices, shared)
     it = _Campaign(
         folder, specs, selection, isolation, minutes, store or folder / "history.sqlite", waivers_path, only_fresh,
         inf if seconds is None else time.monotonic() + seconds, continuous=seconds is not None,
@@ -130,6 +131,21 @@ def _specs(texts: Sequence[str], isolation: Isolation) -> list[Spec]:
         if registry.resolve(spec).name not in registry.names():
             raise UsageError(f"--backend {spec}: is not installed; known: {', '.join(registry.names())}")
     return specs
+
+
+def _in_software(specs: Sequence[Spec]) -> frozenset[str]:
+    """Devices of builds of ggml for which the processor computes, by a driver such as llvmpipe."""
+    found: set[str] = set()
+    for spec in specs:
+        device, build = device_of(spec), dict(registry.resolve(spec).options).get("lib")
+        if device is None or build is None:
+            continue
+        try:
+            devices = probe(build, registry.environment(spec)).devices
+        except (UnavailableError, UsageError):  # a worker says so with each of its cases
+            continue
+        found |= {d.name for d in devices if d.name == device and d.software}
+    return frozenset(found)
 
 
 @dataclass(slots=True)

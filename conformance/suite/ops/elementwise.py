@@ -154,7 +154,7 @@ def _by_seed(bench: Bench) -> float:
     pairs=(
         "[ADD1|LEAKY_RELU|FILL|DIAG_MASK_INF|DIAG_MASK_ZERO]-f32-ne=[17x5x3x2|6x20][|,vne=off|,vne=flat][|,inplace=leaf|,inplace=mid|,inplace=input],c=[0.0|2.0]",
     ),
-    full=("FILL-f32-ne=4096x129,c=1.5",),
+    full=("FILL-f32-ne=4096x129,c=1.5", "FILL-f16-ne=33685504,c=0.5"),
 )
 def _scalars(bench: Bench) -> Sequence[Tensor]:
     v, op = bench.v, bench.id.op

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import lzma
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -57,36 +57,43 @@ def rows() -> dict[str, Row]:
 @cache
 def ids(level: Level) -> Sequence[str]:
     """`full` has all that the declarations and the limits of a run take, `standard` the smallest, a middle and the
-    largest small one of each op, `smoke` the smallest of three ops.
+    largest small one of each op and all that `fusions` has, `smoke` the smallest of three ops.
     """
     legal = [row for row in rows().values() if not row.why]
     if level == "full":
         return tuple(_id(row) for row in legal)
-    of_op: dict[str, list[Row]] = {}
-    for row in legal:
-        if row.size <= SMALL:
-            of_op.setdefault(row.name.partition("(")[0], []).append(row)
+    of_op = _of_op(row for row in legal if row.size <= SMALL)
     if level == "smoke":
         return tuple(_id(of_op[op][0]) for op in ("COUNT_EQUAL", "CONV_2D", "RMS_NORM_BACK"))
     chosen = {row.name for own in of_op.values() for row in (own[0], own[len(own) // 2], own[-1])}
-    chosen |= {_name(i) for i in ids("smoke")}
+    chosen |= {row.name for row in fusions("standard")} | {_name(i) for i in ids("smoke")}
     return tuple(_id(row) for row in legal if row.name in chosen)
 
 
 @cache
 def fusions(level: Level) -> Sequence[Row]:
     """Graphs of several nodes that compute, copies apart, which a device may compute together: at `full` all that a
-    level has, at `standard` the smallest and a middle one of each name, at `smoke` the first of those.
+    level has, at `standard` a middle one of each name and the smallest of each sequence of nodes, at `smoke` the first.
     """
-    of_op: dict[str, list[Row]] = {}
-    for row in rows().values():
-        if not row.why and sum(op not in _NO_FUSION for op in _NODE.findall(row.text)) > 1:
-            of_op.setdefault(row.name.partition("(")[0], []).append(row)
+    fused = [row for row in rows().values() if not row.why and sum(n not in _NO_FUSION for n in _nodes(row)) > 1]
     if level == "full":
-        return [row for own in of_op.values() for row in own]
-    small = [[row for row in own if row.size <= SMALL] for own in of_op.values()]
-    chosen = [row for own in small for row in dict.fromkeys(own[i] for i in (0, len(own) // 2) if own)]
-    return chosen[:1] if level == "smoke" else chosen
+        return [row for own in _of_op(fused).values() for row in own]
+    chosen: dict[Row, None] = {}
+    for own in _of_op(row for row in fused if row.size <= SMALL).values():
+        sequences = {tuple(_nodes(row)): row for row in reversed(own)}
+        chosen |= dict.fromkeys([own[0], own[len(own) // 2], *reversed(sequences.values())])
+    return list(chosen)[:1] if level == "smoke" else list(chosen)
+
+
+def _of_op(of: Iterable[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in of:
+        found.setdefault(row.name.partition("(")[0], []).append(row)
+    return found
+
+
+def _nodes(row: Row) -> list[str]:
+    return _NODE.findall(row.text)
 
 
 _NODE = re.compile(r'\["[^"]*","([A-Z0-9_]+)"')

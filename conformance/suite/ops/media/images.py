@@ -19,6 +19,7 @@ from conformance.suite.ops.bench import INPLACE, Bench, cases
         "UPSCALE-f32-ne=5x7x2x3,to=10x14x2x3,mode=[BILINEAR|BICUBIC],vne=p1023",
         "UPSCALE-f32-ne=12x9x3,to=[5x4x3|24x18x3|12x3x3],mode=BILINEAR,antialias=1",
         "UPSCALE-f32-ne=[2x5x7x1|1x4x3x2],to=8x5x7x2,mode=[NEAREST|BILINEAR|BICUBIC][|,align=1]",
+        "UPSCALE-f32-ne=4x3x3x2,to=[1x1|1x6|8x1]x3x2,mode=[NEAREST|BILINEAR|BICUBIC][|,align=1]",
     ),
     full=("UPSCALE-f32-ne=512x512x3,to=[1024x1024|211x299]x3,mode=[NEAREST|BILINEAR|BICUBIC]",),
     smoke=("UPSCALE-f32-ne=4x3x2,to=6x6x2,mode=[NEAREST|BILINEAR|BICUBIC]",),
