@@ -276,8 +276,11 @@ def same_kernel(a: Form, b: Form) -> bool:
 
 
 def type_of(form: Form) -> str:
-    """The type that is all a form says beside its ops and sizes; empty where it says something else."""
-    said = [c for c in form.rest if not is_size(c)]
+    """The type that is all a form says beside its ops and sizes, and whether a store is a cast; empty where it says
+    something else.
+    """
+    stores = set(form.ops) <= ALWAYS_IN_PLACE
+    said = [c for c in form.says if not (stores and c.key == IN_PLACE)]
     values = [c.value for c in said if c.key == TYPE or c.key.endswith(".type")]
     return values[0] if len(values) == len(said) == 1 else ""
 

@@ -667,11 +667,12 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
 
 
 def _by_extent(a: Group, b: Group, form: Form, *, last: bool) -> bool:
-    """Whether one fault of extents may be both, which fail in other words: both by chance of sizes, or, at the `last`,
-    an error about shapes in the same conditions as damage, or in no other ones than those of several ops.
+    """Whether one fault of extents may be both, which fail in other words: both by chance of sizes, as those of one op
+    in the same conditions are, too; or, at the `last`, an error about shapes in the same conditions as damage, or in no
+    other ones than those of several ops.
     """
     if a.by_chance and b.by_chance:
-        return form.of_extent
+        return form.of_extent or (bool(a.form.says) and a.form.same_but_sizes(b.form))
     chance, error = sorted((a, b), key=lambda g: not g.by_chance)
     if not last or not chance.by_chance or _OF_SHAPES.search(error.kind[1]) is None:
         return False
@@ -719,14 +720,20 @@ def _of_types(groups: Sequence[Group]) -> list[Group]:
     joined: list[Group] = []
     for g in groups:
         many = {op for op in g.form.ops if kinds[g.kind, op] >= (SEVERAL if g.kind[0] == Verdict.FAIL else 2)}
-        alike = (j for j in joined if j.kind == g.kind and type_of(j.form) and many.intersection(j.form.ops))
-        first = next(alike, None) if type_of(g.form) else None
+        alike = [j for j in joined if j.kind == g.kind and type_of(j.form) and many.intersection(j.form.ops)]
+        first = next((j for j in alike if _may_share_types(j.form, g.form)), None) if type_of(g.form) else None
         if first is None:
             joined.append(g)
         else:
             first.form, first.failures = of_types([first.form, g.form]), first.failures + g.failures
             first.unsure += g.unsure
     return joined
+
+
+def _may_share_types(a: Form, b: Form) -> bool:
+    """Whether two forms of types are of the same ops, or of a type that both know."""
+    x, y = (set(type_of(f).split(ANY_OF)) for f in (a, b))
+    return a.ops == b.ops or bool(x & y)
 
 
 class Nodes:

@@ -12,8 +12,8 @@ from conformance.causes import group as grouping
 from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
 from conformance.causes.features import features, nodes_of
-from conformance.causes.form import SEVERAL, Form, base_of, common, form_of, of_shared_types
-from conformance.causes.group import Group, Nodes, Search, _joint
+from conformance.causes.form import SEVERAL, Form, base_of, common, form_of, of_shared_types, type_of
+from conformance.causes.group import Group, Nodes, Search, _joint, _may_share_types
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
@@ -184,6 +184,20 @@ def test_a_cast_is_told_from_a_copy() -> None:
         forms += [form_of(case, k, n) for k, _, n in nodes_of(case) if n.op == "CPY"]
     cast, copy = forms
     assert [Condition("in place", v) in f.conditions for f, v in ((cast, "no"), (copy, "yes"))] == [True, True]
+
+
+def test_types_of_stores_are_one_whether_cast_or_copy() -> None:
+    """A type that CPY stores wrong is said of a cast as of a copy into a tensor; of other ops, in place is a condition."""
+    type_ = ("src[1].type", "q4_0")
+    assert type_of(_of("CPY", type_, ("in place", "no"))) == "q4_0"
+    assert type_of(_of("ADD", type_, ("in place", "yes"))) == ""
+
+
+@pytest.mark.parametrize(("ops", "type_", "one"), [("MUL_MAT", "q5_0", True), ("OUT_PROD", "q5_0", False)])
+def test_types_of_other_ops_share_a_type_that_both_know(ops: str, type_: str, *, one: bool) -> None:
+    """Groups of types of the same ops are one; those of ops of which only some are the same need a type in common."""
+    assert _may_share_types(_of("MUL_MAT", ("a type", "q4_0")), _of(ops, ("a type", type_))) is one
+    assert _may_share_types(_of("MUL_MAT", ("a type", "q4_0")), _of(f"MUL_MAT|{ops}", ("a type", "q4_0|q5_0")))
 
 
 def test_an_error_of_a_kernel_says_nothing_of_its_operands() -> None:
