@@ -187,7 +187,7 @@ def test_a_cast_is_told_from_a_copy() -> None:
 
 
 def test_types_of_stores_are_one_whether_cast_or_copy() -> None:
-    """A type that CPY stores wrong is said of a cast as of a copy into a tensor; of other ops, in place is a condition."""
+    """A type that CPY stores wrong is said of a cast as of a copy into a tensor; of others, "in place" stays."""
     type_ = ("src[1].type", "q4_0")
     assert type_of(_of("CPY", type_, ("in place", "no"))) == "q4_0"
     assert type_of(_of("ADD", type_, ("in place", "yes"))) == ""

@@ -10,7 +10,7 @@ from conformance.suite.data import integers, normal, uniform
 from conformance.suite.ops.bench import Bench, cases
 
 _COMPUTED = "computed=|a|b|ab"
-"""Key: sources that a node computes and nothing else reads, so that ggml's allocator may put the result in their place."""
+"""Key: sources that a node computes and nothing else reads: ggml's allocator may put the result in their place."""
 
 
 def _computed(bench: Bench, source: Tensor) -> Tensor:
