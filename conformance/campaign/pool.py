@@ -119,10 +119,13 @@ class DaskPool:
     def _connect(self) -> Any:  # noqa: ANN401  # Dask's client
         from distributed import Client  # noqa: PLC0415  # an extra
 
+        client = Client.__new__(Client)
         try:
-            client = Client(self._target, timeout=ANSWER, set_as_default=False)
+            Client.__init__(client, self._target, timeout=ANSWER, set_as_default=False)
             self._scheduler = client.scheduler_info()["id"]
         except Exception as e:
+            with suppress(Exception):  # left to the garbage collector, it waits for a lock that the next client holds
+                client.close(timeout=ANSWER)
             # a scheme without its package or its certificates raises whatever Dask's own code stumbles over
             tls = "; certificates in Dask's configuration, distributed.comm.tls, are needed for tls://"
             hint = tls if isinstance(e, TypeError) and self._address.startswith("tls://") else ""

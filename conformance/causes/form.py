@@ -14,7 +14,7 @@ from conformance.case.case import Case
 from conformance.ggml.ops.fields import Field
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Tensor
-from conformance.ggml.types import I64
+from conformance.ggml.types import I64, TYPES
 from conformance.run.shrink.simplify import neutral, optional_sources, parameters_of, rank
 
 from .cause import ANY_OF, Condition
@@ -42,8 +42,11 @@ SEVERAL = 3
 """Ops, or types, from which on what they share is at fault, and not each."""
 BORDERS = (1, 2, 31, 32, 63, 64, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096, 65535, 65536)
 """Sizes that a condition names: kernels, blocks and caches change there."""
-ALWAYS_IN_PLACE = frozenset({"SET_ROWS", "CPY"})
+STORED = {"SET_ROWS": "src[2]", "CPY": "src[1]"}
+"""Ops that store blocks, and where: a source that their result is a view of, or has the type of."""
+ALWAYS_IN_PLACE = frozenset(STORED)
 """Ops that store: SET_ROWS always, CPY but where it is a cast."""
+BLOCKS = frozenset(t.name for t in TYPES.values() if t.is_quantized)
 TYPE, SHOWN, HELD = "a type", "an operand shows", "an operand holds"
 """Of any operand."""
 FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
@@ -254,6 +257,8 @@ def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
     if not a.rest and not b.rest and {base_of(op) for op in (*a.ops, *b.ops)} in ({"UNARY"}, {"GLU"}):
         return Form((Condition(OP, ANY_OF.join(dict.fromkeys((*a.ops, *b.ops)))),))
     shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y, of_any_leaf=of_any_leaf)) is not None]
+    if type_of(a) != type_of(b) and {*a.ops, *b.ops} <= ALWAYS_IN_PLACE and type_of(a) and type_of(b):
+        return None  # which types a store is wrong with is what it says
     of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS)) for c in shared)
     of_operand |= any(c.key in (OUTPUT, IN_PLACE) for c in shared)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or _module(a) == _module(b)):
@@ -275,14 +280,38 @@ def same_kernel(a: Form, b: Form) -> bool:
     return "" not in x | y and _module(a) == _module(b) and (x <= y or y <= x)
 
 
+def read_and_store(a: Form, b: Form) -> bool:
+    """Whether one is about blocks that are read, and the other about blocks that are stored: no lines do both."""
+    return {_blocks(a), _blocks(b)} == {"read", "stored"}
+
+
+def _blocks(form: Form) -> str:
+    """Whether the block types of a form are "read" or "stored"; empty where it says none, or not of which operand."""
+    said = [c for c in form.rest if _of_type(c) and set(c.value.split(ANY_OF)) <= BLOCKS]
+    if not said or (any(c.key == TYPE for c in said) and set(form.ops) <= ALWAYS_IN_PLACE):
+        return ""
+    stored = {f"{STORED[op]}.type" for op in form.ops if op in STORED} | {"type"}
+    return "stored" if any(c.key in stored for c in said) else "read"
+
+
 def type_of(form: Form) -> str:
     """The type that is all a form says beside its ops and sizes, and whether a store is a cast; empty where it says
     something else.
     """
+    said = _but_for_casts(form)
+    return said[0].value if len(said) == 1 and _of_type(said[0]) else ""
+
+
+def type_place(form: Form) -> str:
+    """Which operand has the type that is all a form says; empty where it says something else."""
+    said = _but_for_casts(form)
+    return said[0].key if len(said) == 1 and _of_type(said[0]) else ""
+
+
+def _but_for_casts(form: Form) -> list[Condition]:
+    """What a form says, but whether a store has a tensor of its own."""
     stores = set(form.ops) <= ALWAYS_IN_PLACE
-    said = [c for c in form.says if not (stores and c.key == IN_PLACE)]
-    values = [c.value for c in said if c.key == TYPE or c.key.endswith(".type")]
-    return values[0] if len(values) == len(said) == 1 else ""
+    return [c for c in form.says if not (stores and c.key == IN_PLACE)]
 
 
 def of_shared_types(a: Form, b: Form) -> Form | None:
@@ -309,10 +338,12 @@ def _of_values(condition: Condition) -> bool:
 
 
 def of_types(forms: Sequence[Form]) -> Form:
-    """The form of nodes of any op and any type of `forms`."""
+    """The form of nodes of any op and any type of `forms`, at the place that all name, or wherever it stands."""
     ops = dict.fromkeys(op for f in forms for op in f.ops)
     types = dict.fromkeys(t for f in forms for t in type_of(f).split(ANY_OF))
-    return Form((Condition(OP, ANY_OF.join(ops)), Condition(TYPE, ANY_OF.join(types))))
+    places = {type_place(f) for f in forms}
+    place = min(places) if len(places) == 1 else TYPE
+    return Form((Condition(OP, ANY_OF.join(ops)), Condition(place, ANY_OF.join(types))))
 
 
 def _shared(a: Condition, b: Condition, *, of_any_leaf: bool) -> Condition | None:

@@ -46,8 +46,10 @@ from .form import (
     of_part,
     of_shared_types,
     of_types,
+    read_and_store,
     same_kernel,
     type_of,
+    type_place,
     without,
 )
 from .needs import cure
@@ -597,7 +599,7 @@ class Search:
         it was tried with: where `SEVERAL` types are the same, or as many ops are wrong with them.
         """
         form = of_shared_types(a.form, b.form) if a.kind == b.kind and a.kind[0] == Verdict.FAIL else None
-        if form is None or not nodes.fail_with_each_type(form):
+        if form is None or _read_and_store(a, b) or not nodes.fail_with_each_type(form):
             return None
         alike = [g for g in self.groups if g.kind == a.kind and of_shared_types(g.form, form) is not None]
         ops = {base_of(op) for g in alike for op in g.form.ops}
@@ -652,6 +654,8 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     """
     if not (a.form.ops and b.form.ops):
         return _joint_wholes(a, b)
+    if _read_and_store(a, b):
+        return None
     if last and a.kind == b.kind and (form := _joint_types(a, b)) is not None:
         return form
     form = common(a.form, b.form, of_any_leaf=a.kind == b.kind and not a.by_chance)
@@ -661,9 +665,13 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
         return None
     verdicts = {a.kind[0], b.kind[0]}
     either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held
-    if a.kind == b.kind or (either and verdicts == {Verdict.FAIL}):
-        return form
-    return form if _by_extent(a, b, form, last=last) else None
+    alike = a.kind == b.kind or (either and verdicts == {Verdict.FAIL})
+    return form if alike or _by_extent(a, b, form, last=last) else None
+
+
+def _read_and_store(a: Group, b: Group) -> bool:
+    """Whether both are wrong numbers, of blocks that one reads and the other stores."""
+    return a.kind[0] == b.kind[0] == Verdict.FAIL and read_and_store(a.form, b.form)
 
 
 def _by_extent(a: Group, b: Group, form: Form, *, last: bool) -> bool:
@@ -714,14 +722,19 @@ def _says_type(form: Form, type_: str) -> bool:
 
 def _of_types(groups: Sequence[Group]) -> list[Group]:
     """Groups of one op and of `SEVERAL` types, each of which fails by itself, are one: what these types share is at
-    fault. Two do where an error says the same.
+    fault. Two do where an error says the same, or where they are Q4_0 and Q4_1 or the like and as many ops are wrong.
     """
     kinds = Counter((g.kind, op) for g in groups for t in type_of(g.form).split(ANY_OF) if t for op in g.form.ops)
     joined: list[Group] = []
     for g in groups:
         many = {op for op in g.form.ops if kinds[g.kind, op] >= (SEVERAL if g.kind[0] == Verdict.FAIL else 2)}
-        alike = [j for j in joined if j.kind == g.kind and type_of(j.form) and many.intersection(j.form.ops)]
-        first = next((j for j in alike if _may_share_types(j.form, g.form)), None) if type_of(g.form) else None
+        alike = [
+            j
+            for j in joined
+            if j.kind == g.kind and type_of(j.form) and (many.intersection(j.form.ops) or _siblings(j.form, g.form))
+        ]
+        alike = [j for j in alike if _may_share_types(j.form, g.form) and not _read_and_store(j, g)]
+        first = next(iter(alike), None) if type_of(g.form) else None
         if first is None:
             joined.append(g)
         else:
@@ -730,10 +743,16 @@ def _of_types(groups: Sequence[Group]) -> list[Group]:
     return joined
 
 
+def _siblings(a: Form, b: Form) -> bool:
+    """Whether two forms of types are of the same ops, `SEVERAL`, and of types with as many bits in as large blocks."""
+    stems = {t.rstrip("01") for f in (a, b) for t in type_of(f).split(ANY_OF)}
+    return a.ops == b.ops and len(a.ops) >= SEVERAL and len(stems) == 1
+
+
 def _may_share_types(a: Form, b: Form) -> bool:
-    """Whether two forms of types are of the same ops, or of a type that both know."""
+    """Whether two forms of types are of the same ops at the same place, or of a type that both know."""
     x, y = (set(type_of(f).split(ANY_OF)) for f in (a, b))
-    return a.ops == b.ops or bool(x & y)
+    return (a.ops == b.ops and type_place(a) == type_place(b)) or bool(x & y)
 
 
 class Nodes:

@@ -85,7 +85,8 @@ def _bits_differ(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
 
 def _numbers(type_: GGMLType, stored: NDArray[Any]) -> NDArray[Any]:
     plain = _plain(type_, stored)
-    return plain.astype(np.int64 if plain.dtype.kind == "i" else np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is what a device may store
+        return plain.astype(np.int64 if plain.dtype.kind == "i" else np.float64)
 
 
 def _plain(type_: GGMLType, stored: NDArray[Any]) -> NDArray[Any]:

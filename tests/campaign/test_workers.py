@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -142,12 +143,15 @@ def test_a_worker_that_dies_with_its_answer_costs_a_second_run(monkeypatch: pyte
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "tls://127.0.0.1:9", "foo://x", "inproc://x", "ucx://x:1"])
 def test_nobody_answers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address without a scheduler, or that Dask cannot use here, is one line that names it."""
-    pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
+    """An address without a scheduler, or that Dask cannot use here, is one line that names it; the client is closed."""
+    distributed = pytest.importorskip("distributed", reason="the extra [campaign] is not installed")
     monkeypatch.setattr(pool, "ANSWER", 1.0)
     expected = pytest.raises(UnavailableError, match=f"--scheduler {address}: a Dask scheduler expected")
+    before = {id(o) for o in gc.get_objects()}
     with expected, connect(Where(1, scheduler=address), "test"):
         pass
+    mine = [o for o in gc.get_objects() if id(o) not in before and isinstance(o, distributed.Client)]
+    assert {c.status for c in mine} <= {"closed", "newly-created"}
 
 
 def test_two_kinds_of_workers_exclude_each_other() -> None:

@@ -12,8 +12,8 @@ from conformance.causes import group as grouping
 from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
 from conformance.causes.features import features, nodes_of
-from conformance.causes.form import SEVERAL, Form, base_of, common, form_of, of_shared_types, type_of
-from conformance.causes.group import Group, Nodes, Search, _joint, _may_share_types
+from conformance.causes.form import SEVERAL, Form, base_of, common, form_of, of_shared_types, of_types, type_of
+from conformance.causes.group import Group, Nodes, Search, _joint, _may_share_types, _of_types
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
@@ -197,7 +197,32 @@ def test_types_of_stores_are_one_whether_cast_or_copy() -> None:
 def test_types_of_other_ops_share_a_type_that_both_know(ops: str, type_: str, *, one: bool) -> None:
     """Groups of types of the same ops are one; those of ops of which only some are the same need a type in common."""
     assert _may_share_types(_of("MUL_MAT", ("a type", "q4_0")), _of(ops, ("a type", type_))) is one
+    assert not _may_share_types(_of("CPY", ("src[0].type", "q4_0")), _of("CPY", ("src[1].type", "q8_0")))
     assert _may_share_types(_of("MUL_MAT", ("a type", "q4_0")), _of(f"MUL_MAT|{ops}", ("a type", "q4_0|q5_0")))
+
+
+@pytest.mark.parametrize(("other", "causes"), [("q5_1", 1), ("q8_0", 2)])
+def test_types_of_as_many_bits_that_many_ops_read_wrong_are_one_cause(other: str, causes: int) -> None:
+    """Q5_0 and Q5_1 are read by the same lines; Q8_0 is another type."""
+    proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+    groups = [Group(("FAIL", ""), _of("MUL_MAT|GET_ROWS|CPY", ("a type", t)), proof) for t in ("q5_0", other)]
+    assert len(_of_types(groups)) == causes
+
+
+@pytest.mark.parametrize(("verdict", "one"), [("FAIL", False), ("ERROR", True)])
+def test_blocks_that_are_read_and_stored_wrong_are_two_causes(verdict: str, *, one: bool) -> None:
+    """Wrong numbers of Q4_0 that CPY stores and of Q4_0 that GET_ROWS reads have two causes; one error may have one."""
+    proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+    stored = Group((verdict, "unknown type"), _of("CPY", ("src[1].type", "q4_0")), proof)
+    read = Group((verdict, "unknown type"), _of("GET_ROWS", ("src[0].type", "q4_0")), proof)
+    assert (_joint(stored, read, last=True) is not None) is one
+
+
+def test_types_that_a_store_is_wrong_with_are_kept() -> None:
+    """Casts to two types share more than that they are casts: any of the types."""
+    a, b = (_of("CPY", ("in place", "no"), ("src[0].ne[0]", "> 31"), ("src[1].type", t)) for t in ("q4_0", "q8_0"))
+    assert common(a, b) is None
+    assert of_types([a, b]) == _of("CPY", ("src[1].type", "q4_0|q8_0"))
 
 
 def test_an_error_of_a_kernel_says_nothing_of_its_operands() -> None:
