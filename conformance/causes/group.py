@@ -53,7 +53,7 @@ from .form import (
     without,
 )
 from .needs import cure
-from .needs.whole import of_relation, said_alike, shared_by, tells_apart, whole_form
+from .needs.whole import of_relation, only_of_relation, said_alike, shared_by, tells_apart, whole_form
 
 _T = TypeVar("_T")
 EACH = 10.0
@@ -595,16 +595,19 @@ class Search:
         return None
 
     def _of_shared_types(self, a: Group, b: Group, nodes: Nodes) -> Form | None:
-        """The form of both, if they are wrong with the same types, and each of their ops fails with each of these that
-        it was tried with: where `SEVERAL` types are the same, or as many ops are wrong with them.
+        """The form of both, if they are wrong with the same types: with `SEVERAL`, where each op fails with each of
+        them that it was tried with, or with one, where as many ops fail with whatever type one of them fails with.
         """
         form = of_shared_types(a.form, b.form) if a.kind == b.kind and a.kind[0] == Verdict.FAIL else None
-        if form is None or _read_and_store(a, b) or not nodes.fail_with_each_type(form):
+        if form is None or _read_and_store(a, b):
             return None
         alike = [g for g in self.groups if g.kind == a.kind and of_shared_types(g.form, form) is not None]
         ops = {base_of(op) for g in alike for op in g.form.ops}
         shared = {t for t in type_of(form).split(ANY_OF) if all(_says_type(g.form, t) for g in (a, b))}
-        return form if max(len(ops), len(shared)) >= SEVERAL else None
+        both = Form((Condition(OP, ANY_OF.join(form.ops)), Condition(TYPE, ANY_OF.join(shared))))
+        if len(shared) >= SEVERAL and nodes.fail_with_each_type(both):
+            return form
+        return form if len(ops) >= SEVERAL and nodes.fail_with_each_type(form) else None
 
     def _absorb(self) -> None:
         """A group whose smallest case another explains, whose form came later, is no cause of its own."""
@@ -634,7 +637,7 @@ class Search:
 def _one(a: Group, b: Group, *, last: bool) -> bool:
     """Whether two groups are one whatever their shares are: an error of one op that says the same; errors that differ
     in a word, one of which comes with less than the other; wrong numbers of ops of one kernel in the same conditions;
-    or what is wrong by no more than that it is an output which others read, as was tried of both.
+    or what is wrong by no more than that it is an output which others read, as was tried of both or all that both say.
     """
     error = a.kind == b.kind and not a.by_chance
     if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
@@ -645,7 +648,9 @@ def _one(a: Group, b: Group, *, last: bool) -> bool:
     if said_alike(a.kind, b.kind) and fewer and fewer <= more:
         return True
     wrong = a.kind[0] == b.kind[0] == Verdict.FAIL
-    return wrong and a.form.of_output and b.form.of_output and bool(a.needed and b.needed)
+    return (
+        wrong and a.form.of_output and b.form.of_output and (bool(a.needed and b.needed) or a.form.says == b.form.says)
+    )
 
 
 def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
@@ -664,7 +669,7 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     if form is None or (not last and a.form.ops != b.form.ops and type_of(form)):
         return None
     verdicts = {a.kind[0], b.kind[0]}
-    either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held
+    either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held or form.of_output
     alike = a.kind == b.kind or (either and verdicts == {Verdict.FAIL})
     return form if alike or _by_extent(a, b, form, last=last) else None
 
@@ -697,7 +702,11 @@ def _joint_wholes(a: Group, b: Group) -> Form | None:
         return node.form if meets_op else None
     shared = a.form.rest & b.form.rest
     alike = said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
-    if a.form.ops or b.form.ops or not alike or not tells_apart(shared):
+    if a.form.ops or b.form.ops or not alike:
+        return None
+    if only_of_relation(a.form) != only_of_relation(b.form):  # an error that comes without the relation, too
+        return b.form if only_of_relation(a.form) else a.form
+    if not tells_apart(shared):
         return None
     return Form(tuple(c for c in a.form.conditions if c in shared))
 

@@ -13,7 +13,7 @@ from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
 from conformance.causes.features import features, nodes_of
 from conformance.causes.form import SEVERAL, Form, base_of, common, form_of, of_shared_types, of_types, type_of
-from conformance.causes.group import Group, Nodes, Search, _joint, _may_share_types, _of_types
+from conformance.causes.group import Group, Nodes, Search, _joint, _may_share_types, _of_types, _one
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
@@ -223,6 +223,30 @@ def test_types_that_a_store_is_wrong_with_are_kept() -> None:
     a, b = (_of("CPY", ("in place", "no"), ("src[0].ne[0]", "> 31"), ("src[1].type", t)) for t in ("q4_0", "q8_0"))
     assert common(a, b) is None
     assert of_types([a, b]) == _of("CPY", ("src[1].type", "q4_0|q8_0"))
+
+
+CUT = "ScatterUpdate Check 'idxValue < srcDimAxis' and the mode is ScatterElementsUpdate: ScatterUpdate node "
+
+
+@pytest.mark.parametrize(("form", "one"), [(("relation", "memory"), True), (("nodes", "SET_ROWS"), False)])
+def test_an_error_that_comes_without_the_relation_is_one_cause(form: tuple[str, str], *, one: bool) -> None:
+    """The same words, but for a name and where they were cut off, in a relation and elsewhere."""
+    proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+    reads = Form((Condition("a node reads", "a part of a cache"),))
+    a = Group(("OVERCLAIM", f"{CUT}has indices that point to no element of the tensor"), reads, proof)
+    b = Group(("OVERCLAIM", f"{CUT}'cache_k_l' has indices that point to no elem"), Form((Condition(*form),)), proof)
+    assert (_joint(a, b, last=True) == reads) is one
+
+
+def test_an_output_that_is_read_later_is_one_cause() -> None:
+    """Memory that another node wrote meanwhile holds numbers, or none."""
+    proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+    a, b = (
+        Group(("FAIL", k), _of(op, ("output", "and read later")), proof) for k, op in (("", "ADD"), ("nan", "MUL_MAT"))
+    )
+    joint = _joint(a, b, last=True)
+    assert joint is not None
+    assert _one(a, b, last=True)
 
 
 def test_an_error_of_a_kernel_says_nothing_of_its_operands() -> None:

@@ -21,6 +21,8 @@ FEW = 4
 """Nodes up to which what is left is named by its ops."""
 LONG = 5
 """Words from which on one may differ."""
+SURE = 100
+"""Letters from which on what one error says more is what the other was cut off."""
 _NAME = re.compile("'[^']*'")
 
 
@@ -32,6 +34,11 @@ def whole_form(case: Case) -> Form:
 def of_relation(case: Case) -> Form:
     """The form of a relation each of whose runs is right by itself."""
     return Form((Condition(claim.KEY, claim.read(case).name),))
+
+
+def only_of_relation(form: Form) -> bool:
+    """Whether it says no more than which relation failed."""
+    return {c.key for c in form.conditions} == {claim.KEY}
 
 
 def _conditions(case: Case) -> Iterator[Condition]:
@@ -68,10 +75,11 @@ def tells_apart(shared: Collection[Condition]) -> bool:
 
 
 def said_alike(a: tuple[str, str], b: tuple[str, str], *, named: bool = False) -> bool:
-    """Whether two errors say the same of two ops: but for one word, or, where `named`, for names."""
+    """Whether two errors say the same of two ops: but for one word, or, where `named`, for names, as far as both go."""
     if a[0] != b[0] or a[0] == Verdict.FAIL:
         return False
     if named:
-        return _NAME.sub("", a[1]) == _NAME.sub("", b[1])
+        said = sorted((" ".join(_NAME.sub("", kind[1]).split()) for kind in (a, b)), key=len)
+        return said[0] == said[1] or (len(said[0]) >= SURE and said[1].startswith(said[0]))
     x, y = a[1].split(), b[1].split()
     return len(x) == len(y) >= LONG and len({(v, w) for v, w in zip(x, y, strict=True) if v != w}) <= 1
