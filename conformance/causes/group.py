@@ -595,8 +595,8 @@ class Search:
         return None
 
     def _of_shared_types(self, a: Group, b: Group, nodes: Nodes) -> Form | None:
-        """The form of both, if they are wrong with the same types: with `SEVERAL`, where each op fails with each of
-        them that it was tried with, or with one, where as many ops fail with whatever type one of them fails with.
+        """The form of both, if they are wrong with the same types: with `SEVERAL`, where an op of either fails with
+        each that it was tried with, or with one, where as many ops fail with whatever type one of them fails with.
         """
         form = of_shared_types(a.form, b.form) if a.kind == b.kind and a.kind[0] == Verdict.FAIL else None
         if form is None or _read_and_store(a, b):
@@ -604,8 +604,11 @@ class Search:
         alike = [g for g in self.groups if g.kind == a.kind and of_shared_types(g.form, form) is not None]
         ops = {base_of(op) for g in alike for op in g.form.ops}
         shared = {t for t in type_of(form).split(ANY_OF) if all(_says_type(g.form, t) for g in (a, b))}
-        both = Form((Condition(OP, ANY_OF.join(form.ops)), Condition(TYPE, ANY_OF.join(shared))))
-        if len(shared) >= SEVERAL and nodes.fail_with_each_type(both):
+        of_shared = (Condition(TYPE, ANY_OF.join(sorted(shared))),)
+        each = [
+            any(nodes.fail_with_each_type(Form((Condition(OP, op), *of_shared))) for op in g.form.ops) for g in (a, b)
+        ]
+        if len(shared) >= SEVERAL and all(each):
             return form
         return form if len(ops) >= SEVERAL and nodes.fail_with_each_type(form) else None
 
@@ -698,8 +701,9 @@ def _joint_wholes(a: Group, b: Group) -> Form | None:
     """What two causes of no single node share, whose messages differ in names or in one word."""
     if a.kind == b.kind and not a.by_chance:
         whole, node = (a, b) if b.form.ops else (b, a)
-        meets_op = any(f[OP] in node.form.ops for f in whole.proof.all)
-        return node.form if meets_op else None
+        if any(f[OP] in node.form.ops for f in whole.proof.all):
+            return node.form
+        return whole.form if a.kind[0] == Verdict.CRASH else None  # an assertion has one place in the source
     shared = a.form.rest & b.form.rest
     alike = said_alike(a.kind, b.kind, named=True) or said_alike(a.kind, b.kind)
     if a.form.ops or b.form.ops or not alike:

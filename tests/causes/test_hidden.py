@@ -238,6 +238,16 @@ def test_an_error_that_comes_without_the_relation_is_one_cause(form: tuple[str, 
     assert (_joint(a, b, last=True) == reads) is one
 
 
+@pytest.mark.parametrize(("verdict", "one"), [("CRASH", True), ("OVERCLAIM", False)])
+def test_an_assertion_is_one_cause_wherever_it_fails(verdict: str, *, one: bool) -> None:
+    """An assertion has one place in the source; an exception's words may come from many."""
+    proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+    said = (verdict, "ggml-backend.cpp:#: a tensor in a buffer (X) that cannot run the operation")
+    steps = Form((Condition("steps", "> 1"),))
+    joint = _joint(Group(said, steps, proof), Group(said, _of("CPY", ("src[1].type", "bf16")), proof), last=True)
+    assert (joint == steps) is one
+
+
 def test_an_output_that_is_read_later_is_one_cause() -> None:
     """Memory that another node wrote meanwhile holds numbers, or none."""
     proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")

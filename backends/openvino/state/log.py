@@ -283,33 +283,36 @@ def appendings(own_logs: Sequence[Logged], inputs: Mapping[Tensor, Bytes]) -> li
         through = mask > -np.inf
         if not through.any(axis=3).all():
             return "a query sees nothing"  # ggml gives zeros, a softmax over nothing NaN
-        seen = through.any(axis=(1, 2))
-        loaded = np.broadcast_to(seen, (log.streams, seen.shape[1])).copy()
-        stream, i = np.nonzero(cells < seen.shape[1])
-        loaded[stream, cells[stream, i]] = False
-        out.append(Appending(log, cells, mask, loaded))
+        seen = np.asarray(through[:, 0, 0] if through.shape[1:3] == (1, 1) else through.any(axis=(1, 2)))
+        loaded = seen.repeat(log.streams // len(seen), axis=0)
+        for stream, row in enumerate(cells):
+            loaded[stream, [c for c in row if c < seen.shape[1]]] = False
+        out.append(Appending(log, np.array(cells), mask, loaded))
     return out
 
 
-def _new_cells(log: Logged, inputs: Mapping[Tensor, Bytes]) -> Cells | str:
+def _new_cells(log: Logged, inputs: Mapping[Tensor, Bytes]) -> list[list[int]] | str:
+    # lists, as a call of NumPy's costs more than the few numbers of most steps
     rows = [_rows_of(w, inputs) for w in log.places]
-    if any(not np.array_equal(rows[0], x) for x in rows[1:]):
+    if any(x != rows[0] for x in rows[1:]):
         return "K and V are written to different cells"
-    cells = rows[0].reshape(log.streams, log.tokens) - (log.first + np.arange(log.streams)[:, None]) * log.size
-    if cells.min() < 0 or cells.max() >= log.size:
+    starts = range(log.first * log.size, (log.first + log.streams) * log.size, log.size)
+    cells = [[r - start for r in rows[0][i * log.tokens : (i + 1) * log.tokens]] for i, start in enumerate(starts)]
+    if any(min(own) < 0 or max(own) >= log.size for own in cells):
         return "rows are written outside the streams attended to"
-    if log.tokens > 1 and any(len(set(row)) < len(row) for row in cells.tolist()):
+    if any(len(set(own)) < len(own) for own in cells):
         return "a cell is written twice"
     return cells
 
 
-def _rows_of(writer: Tensor, inputs: Mapping[Tensor, Bytes]) -> NDArray[np.int64]:
+def _rows_of(writer: Tensor, inputs: Mapping[Tensor, Bytes]) -> list[int]:
     """The rows of its cache that `writer` writes."""
     ids = writer.src[1]
     if writer.op == "SET_ROWS" and ids is not None:
-        return inputs[ids].view("<i4" if ids.type is I32 else "<i8").astype(np.int64)
-    cache = writer.root
-    return np.arange(nelements(writer) // cache.ne[0]) + writer.view_offs // cache.nb[1]
+        rows: list[int] = inputs[ids].view("<i4" if ids.type is I32 else "<i8").tolist()
+        return rows
+    first = writer.view_offs // writer.root.nb[1]
+    return list(range(first, first + nelements(writer) // writer.root.ne[0]))
 
 
 @dataclass(slots=True)

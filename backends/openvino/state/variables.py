@@ -384,7 +384,7 @@ class StatefulRequest(Request):
         for a in memory.appending:
             table = memory.append(a, self)
             table.append(a.cells)
-            self._request.set_input_tensor(at, OvTensor(np.arange(a.log.streams, dtype=np.int32)))
+            self._take_in(at, np.arange(a.log.streams, dtype=np.int32))
             self._request.set_input_tensor(at + 1, OvTensor(np.ascontiguousarray(table.laid(a.mask))))
             at += 2
         values = super().run(plan, memory, inputs)

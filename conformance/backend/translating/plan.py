@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from conformance.ggml.errors import BackendError
 from conformance.ggml.graph import Graph
@@ -55,18 +55,43 @@ class Plan:
 
 
 class Snapshot:
-    """The fields of a graph at one time: a caller may build its next graph in the same objects."""
+    """The fields of a graph at one time: a caller may build its next graph in the same objects.
 
-    __slots__ = ("_held", "_nodes", "_tensors")
+    Its tensors become `_Watched`. To compare 700 takes 0.3 ms, most of what a step of a small model costs the host, so
+    it is done only where a field of any watched tensor was set since.
+    """
+
+    __slots__ = ("_at", "_held", "_nodes", "_tensors")
 
     def __init__(self, graph: Graph) -> None:
         self._nodes = list(graph.nodes)
         self._tensors = graph.tensors()
+        for t in self._tensors:
+            if type(t) is Tensor:
+                t.__class__ = _Watched
+        self._at = _Watched.changes[0]
         self._held = list(map(_FIELDS, self._tensors))
 
     def shows(self, graph: Graph) -> bool:
-        """Whether `graph` has the same fields still; 0.1 ms for 700 tensors."""
-        return self._nodes == graph.nodes and self._held == list(map(_FIELDS, self._tensors))
+        """Whether `graph` has the same nodes and fields still."""
+        if self._nodes != graph.nodes:
+            return False
+        at = _Watched.changes[0]
+        if at != self._at and self._held != list(map(_FIELDS, self._tensors)):
+            return False
+        self._at = at
+        return True
+
+
+class _Watched(Tensor):
+    """A tensor that counts whenever a field of any of its kind is set."""
+
+    __slots__ = ()
+    changes: ClassVar[list[int]] = [0]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self.changes[0] += 1
+        super().__setattr__(name, value)
 
 
 _FIELDS = attrgetter("src", "ne", "nb", "view_offs", "op", "op_params", "type", "flags", "view_src")
