@@ -18,13 +18,13 @@ from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.graph import Graph
 from conformance.ggml.lib.layout import FROM_FLOAT, CpuTypeTraits, TypeTraits
 from conformance.ggml.lib.library import Library
+from conformance.ggml.lib.rpc import attach
 from conformance.ggml.tensor import VIEW_OPS, Tensor
 from conformance.ggml.types import F32, Q8_0
 
 from .context import refusal
 from .placement import addresses, homes, supports
 from .probe import flash_attn_step
-from .rpc import LOOPBACK, Server, connect
 from .sched import SchedSession
 from .session import GgmlSession, GuardSession
 
@@ -111,9 +111,7 @@ class GgmlBackend(Backend):
         self.threads: int = int(threads)
         self._library = library = _load(lib, self.threads, variant)
         self._ggml = library.ggml
-        self._server = Server(library.folder) if rpc == LOOPBACK else None
-        if rpc:
-            connect(library, self._server.endpoint if self._server else rpc, self._server)
+        self._server = attach(library, rpc)
         self._device = library.device(device or "CPU")
         self._name: str = self._ggml.backend_dev_name(self._device).decode()
         self._buft: int = self._ggml.backend_dev_buffer_type(self._device)

@@ -484,7 +484,7 @@ def device(spec: Spec) -> Device:
     if whole.name != _GGML:
         raise UsageError(f"zoo: {spec}: llama.cpp runs on ggml's own backends only: a spec of the adapter {_GGML}")
     lib = llama_of(options.get("lib"))
-    return Device(str(spec), lib, options.get("device", ""), environment(spec))
+    return Device(str(spec), lib, options.get("device", ""), environment(spec), options.get("rpc", ""))
 
 
 def llama_of(build: str | None) -> str:

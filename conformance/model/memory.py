@@ -132,9 +132,7 @@ def measure(request: Request, device: Device) -> Held:
     env = {k: v for k, v in variables.items() if v is not None}
     worker = Worker("conformance.suite.zoo.worker", time_limit=_TIME, env=env)
     try:
-        found: dict[str, Any] = worker.ask(
-            {"memory": asdict(replace(request, lib=device.lib)), "device": device.device}
-        )[0]
+        found: dict[str, Any] = worker.ask({"memory": asdict(replace(request, lib=device.lib)), **device.asked})[0]
     except WorkerTimeoutError:
         raise UsageError(f"{device.name}: no answer within {_TIME:g} s") from None
     except WorkerDiedError as e:

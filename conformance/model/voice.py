@@ -86,7 +86,7 @@ class Voice:
         self._worker = Worker("conformance.model.worker", time_limit=time_limit, env=env)
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-model-")
         try:
-            about = self._ask({"load": asdict(self._request), "device": device.device})
+            about = self._ask({"load": asdict(self._request), **device.asked})
         except BaseException:  # nobody else can close what was never handed out
             self.close()
             raise

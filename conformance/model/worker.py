@@ -43,7 +43,7 @@ def main() -> None:
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
             if "load" in header:
-                models.append(Model(Request(**header["load"]), header["device"]))
+                models.append(Model(Request(**header["load"]), header["device"], header["rpc"]))
                 return models[-1].about(), ()
             if "tokens" in header:
                 return {"tokens": models[-1].tokens(header["tokens"])}, ()
@@ -80,8 +80,8 @@ class Reader(Drive):
 class Model(DeviceModel):
     """A model file on a device; UsageError if llama.cpp cannot load it, or it does not decode text."""
 
-    def __init__(self, request: Request, device: str) -> None:
-        super().__init__(request, device)
+    def __init__(self, request: Request, device: str, rpc: str = "") -> None:
+        super().__init__(request, device, rpc)
         self._vocab = self.library.llama.model_get_vocab(self.model)
         c = self.library.llama
         if c.model_has_encoder(self.model) or not c.model_has_decoder(self.model):

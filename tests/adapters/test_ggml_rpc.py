@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from backends.ggml import GgmlBackend
-from backends.ggml.rpc import Server
 from conformance.ggml.errors import UnavailableError, UsageError
 from conformance.ggml.lib.library import RPC_SERVERS, Library
+from conformance.ggml.lib.rpc import Server
 
 LISTENS = """
 import socket, sys, time

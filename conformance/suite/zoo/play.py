@@ -51,8 +51,15 @@ class Device:
     """As `ggml_backend_dev_name` has it; "" for the CPU alone."""
     environment: Mapping[str, str | None] = field(default_factory=dict)
     """Variables that its process has beside our own environment; None takes one away."""
+    rpc: str = ""
+    """The RPC server that has the device: `HOST:PORT`, or `loopback`, one of the same build that its process starts."""
     judge: str | None = None
     """The library whose CPU run judges it; its own where None, the wheel's where empty."""
+
+    @property
+    def asked(self) -> dict[str, str]:
+        """What a worker's request says of it."""
+        return {"device": self.device, "rpc": self.rpc}
 
 
 @dataclass(slots=True)
@@ -257,7 +264,7 @@ def conduct(
         worker = Worker(service, time_limit=seconds, env=env)
         try:
             try:
-                worker.ask({"load": asdict(request), "device": device.device})
+                worker.ask({"load": asdict(request), **device.asked})
             except WorkerDiedError:
                 raise
             except ConformanceError as e:

@@ -1,7 +1,8 @@
 """The service of llama.cpp's processes, which a wrong metadata key or a device may end. Its requests, by their fields:
 
 `record` (`family.Request`'s fields): a case is written to the file that it names; without one the reply lists the
-model's weights. `load` (the same) and `device` ("" for the CPU alone): a model to play on, as a user runs it. `run` (a
+model's weights. `load` (the same) `device` ("" for the CPU alone) and `rpc` (as of a
+`play.Device`): a model to play on, as a user runs it. `run` (a
 number i), `changes` (what differs from the request loaded), `folder`, and `watch`, null or `{"forced": file or null,
 "values": bool}`: the plan is played; graphs run whole, on the devices that llama.cpp chose, and without a callback
 unless `recorder.Watch` looks at what routers choose. The reply `{"batches": n, "notes": {…}, "spoilt": text}` comes
@@ -32,6 +33,7 @@ from conformance.ggml.arithmetic import GGML_CPU
 from conformance.ggml.errors import ConformanceError, UnavailableError, UsageError
 from conformance.ggml.lib.layout import Batch
 from conformance.ggml.lib.llama import Llama
+from conformance.ggml.lib.rpc import attach
 from conformance.ggml.tensor import Tensor
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.decoder.memory import Ubatch, split
@@ -195,7 +197,7 @@ def main() -> None:
 
 
 def _load(models: list[DeviceModel], header: Mapping[str, Any]) -> dict[str, Any]:
-    models.append(DeviceModel(Request(**header["load"]), header["device"]))
+    models.append(DeviceModel(Request(**header["load"]), header["device"], header["rpc"]))
     return {}
 
 
@@ -203,6 +205,7 @@ def _memory(header: Mapping[str, Any]) -> dict[str, Any]:
     request = Request(**header["memory"])
     library = Llama(request.lib)
     library.initialise(last_words)
+    attach(library, header["rpc"])
     return measure(library, request, header["device"])
 
 
@@ -279,18 +282,19 @@ def with_tokens(steps: list[Step], batch: Ubatch) -> list[Step]:
 
 
 class DeviceModel:
-    """A model on a device, "" for the CPU alone.
+    """A model on a device, "" for the CPU alone, which may be behind an RPC server.
 
     Raises:
         ConformanceError: there is no such library or device, or the model cannot be loaded.
     """
 
-    def __init__(self, request: Request, device: str) -> None:
+    def __init__(self, request: Request, device: str, rpc: str = "") -> None:
         self.library = Llama(request.lib)
         self._request = request
         self.notes: dict[str, int] = {}
         """Nodes and splits of the last context's graph, from llama.cpp's log."""
         self.library.initialise(last_words)
+        self._server = attach(self.library, rpc)
 
         def weight(t: Tensor, pointer: int) -> None:
             self.library.set(pointer, make(recipe(request.stream, t), t))

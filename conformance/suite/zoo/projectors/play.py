@@ -70,7 +70,7 @@ def capture_projector(name: str, medium: Medium, output: Path, lib: str = "", ty
         load = replace(prepare(Path(folder), name, type_w), lib=lib)
         worker = Worker(SERVICE, time_limit=TIME_LIMIT, env={**os.environ, **ENVIRONMENT})
         try:
-            worker.ask({"load": asdict(load), "device": ""})
+            worker.ask({"load": asdict(load), **Device("").asked})
             worker.ask({"record": medium, "output": str(output.absolute())})
         except WorkerTimeoutError:
             raise UsageError(f"libmtmd gave no answer within {TIME_LIMIT:g} s") from None

@@ -18,6 +18,7 @@ import numpy as np
 
 from conformance.ggml.errors import ConformanceError, UsageError
 from conformance.ggml.lib.mtmd import Mtmd
+from conformance.ggml.lib.rpc import attach
 from conformance.process.service import Frame, Service, failure
 from conformance.suite.zoo.load import LacksError
 from conformance.suite.zoo.verbs.desk import RefusedError
@@ -35,7 +36,7 @@ def main() -> None:
     def answer(header: dict[str, Any], _: object) -> Frame:
         try:
             if "load" in header:
-                loaded.append(encoder(Load(**header["load"]), header["device"]))
+                loaded.append(encoder(Load(**header["load"]), header["device"], header["rpc"]))
                 return {}, ()
             if "record" in header:
                 return _record(loaded[-1], header["record"], Path(header["output"])), ()
@@ -47,10 +48,11 @@ def main() -> None:
     os._exit(0)  # a library's own clean-up proves nothing, and there is nothing to save
 
 
-def encoder(load: Load, device: str) -> Encoder:
+def encoder(load: Load, device: str, rpc: str = "") -> Encoder:
     """A projector on a device; ConformanceError where there is no such library."""
     library = Mtmd(load.lib)
     library.initialise(last_words)
+    attach(library, rpc)
     return Encoder(library, load, device)
 
 

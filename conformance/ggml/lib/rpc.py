@@ -1,4 +1,4 @@
-"""ggml over RPC: a server of the same build on this machine, and its devices in the library."""
+"""ggml over RPC: a server of the same build on this machine, and its devices in a library."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from threading import Thread
 
 from conformance.ggml.errors import UnavailableError
-from conformance.ggml.lib.layout import ABORT_CALLBACK
-from conformance.ggml.lib.library import RPC_SERVERS, Library, rpc_server
+
+from .layout import ABORT_CALLBACK
+from .library import RPC_SERVERS, Library, rpc_server
 
 LOOPBACK = "loopback"
 """Value of the option `rpc`: start a server here."""
@@ -114,6 +115,18 @@ def _free_port() -> int:
         s.bind((_HOST, 0))
         port: int = s.getsockname()[1]
         return port
+
+
+def attach(library: Library, rpc: str) -> Server | None:
+    """Register the devices behind `rpc`, `HOST:PORT` or `loopback`, in the library; the server, if it was started here.
+
+    UnavailableError as `Server` and `connect`.
+    """
+    if not rpc:
+        return None
+    server = Server(library.folder) if rpc == LOOPBACK else None
+    connect(library, server.endpoint if server else rpc, server)
+    return server
 
 
 def connect(library: Library, endpoint: str, server: Server | None = None) -> None:
