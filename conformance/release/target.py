@@ -106,7 +106,7 @@ def _setups(build: Build) -> Iterator[Setup]:
     if build.meta:
         yield META, {"device": META}, frozenset({MODELS})
     if build.server:
-        yield RPC, {"device": RPC, "rpc": "loopback"}, GRAPHS
+        yield RPC, {"device": RPC, "rpc": "loopback"}, ALL
     for variant in build.variants:
         yield f"{CPU} variant={variant}", {"variant": variant}, KERNELS
 

@@ -194,7 +194,7 @@ def test_targets_are_the_devices_that_both_builds_have() -> None:
     assert runs == {
         "CPU": "models ops trajectories", "CPU threads=8": "ops",
         REPACK: "ops trajectories", f"{REPACK} threads=8": "ops",
-        "CPU+CPU": "models", "RPC0": "ops trajectories", "CPU variant=haswell": "ops", "CPU variant=zen4": "ops",
+        "CPU+CPU": "models", "RPC0": "models ops trajectories", "CPU variant=haswell": "ops", "CPU variant=zen4": "ops",
     }  # fmt: skip
     with pytest.raises(UsageError, match=r"device Metal expected; it has CPU, .*Vulkan0"):
         targets(here, None, ["Metal"])
