@@ -371,7 +371,7 @@ def _both(a: Condition, b: Condition, end: str, *, of_any_leaf: bool) -> str:
 
 def _module(form: Form) -> str:
     declared = DECLARATIONS.get(base_of(form.ops[0])) if form.ops else None
-    return declared.rule.__module__ if declared else ""
+    return declared.module if declared else ""
 
 
 def base_of(op: str) -> str:

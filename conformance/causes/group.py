@@ -577,7 +577,7 @@ class Search:
     def _alike(self, nodes: Nodes, *, last: bool) -> tuple[Group, Group, Form] | None:
         for a, b in itertools.combinations(self.groups, 2):
             key = (a.kind, a.form, b.kind, b.form)
-            if key not in self._apart and a.more == b.more:
+            if key not in self._apart and (a.more == b.more or a.form.same_kernel(b.form)):
                 form = _joint(a, b, last=last)
                 if form is not None and (_one(a, b, last=last) or not (a.form.ops and b.form.ops)):
                     return a, b, form
@@ -737,10 +737,12 @@ def _of_types(groups: Sequence[Group]) -> list[Group]:
     """Groups of one op and of `SEVERAL` types, each of which fails by itself, are one: what these types share is at
     fault. Two do where an error says the same, or where they are Q4_0 and Q4_1 or the like and as many ops are wrong.
     """
-    kinds = Counter((g.kind, op) for g in groups for t in type_of(g.form).split(ANY_OF) if t for op in g.form.ops)
+    known = {(*at, t) for g in groups for t in type_of(g.form).split(ANY_OF) if t for at in _places(g)}
+    types = Counter(k[:-1] for k in known)
     joined: list[Group] = []
     for g in groups:
-        many = {op for op in g.form.ops if kinds[g.kind, op] >= (SEVERAL if g.kind[0] == Verdict.FAIL else 2)}
+        enough = SEVERAL if g.kind[0] == Verdict.FAIL else 2
+        many = {op for kind, op, place in _places(g) if types[kind, op, place] >= enough}
         alike = [
             j
             for j in joined
@@ -754,6 +756,11 @@ def _of_types(groups: Sequence[Group]) -> list[Group]:
             first.form, first.failures = of_types([first.form, g.form]), first.failures + g.failures
             first.unsure += g.unsure
     return joined
+
+
+def _places(g: Group) -> list[tuple[tuple[str, str], str, str]]:
+    """How a group fails, each of its ops, and the operand whose type is all it says."""
+    return [(g.kind, op, type_place(g.form)) for op in g.form.ops]
 
 
 def _siblings(a: Form, b: Form) -> bool:

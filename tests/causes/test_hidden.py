@@ -209,6 +209,15 @@ def test_types_of_as_many_bits_that_many_ops_read_wrong_are_one_cause(other: str
     assert len(_of_types(groups)) == causes
 
 
+def test_a_type_that_two_groups_have_counts_once() -> None:
+    """Q4_0 of two places and Q6_K are two types, too few to be what all types share."""
+    proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+    forms = (("a type", "q4_0"), ("src[1].type", "q4_0"), ("a type", "q6_K"))
+    groups = _of_types([Group(("FAIL", ""), _of("GET_ROWS", c), proof) for c in forms])
+    assert {t for g in groups for t in type_of(g.form).split("|")} == {"q4_0", "q6_K"}
+    assert len(groups) > 1
+
+
 @pytest.mark.parametrize(("verdict", "one"), [("FAIL", False), ("ERROR", True)])
 def test_blocks_that_are_read_and_stored_wrong_are_two_causes(verdict: str, *, one: bool) -> None:
     """Wrong numbers of Q4_0 that CPY stores and of Q4_0 that GET_ROWS reads have two causes; one error may have one."""

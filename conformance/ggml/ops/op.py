@@ -13,6 +13,7 @@ import ast
 import inspect
 import operator
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -169,6 +170,8 @@ class Op:
         not_by_weights: Collection[str] = (),
     ) -> None:
         self.names = names
+        self.module: str = sys._getframe(1).f_globals["__name__"]  # noqa: SLF001  # as `namedtuple` finds its own
+        """Where it is declared."""
         self.src = tuple(s.rstrip("?") for s in src.split())
         self.n_src = sum(not s.endswith("?") for s in src.split())
         """The first so many must be there."""
