@@ -36,6 +36,15 @@ def test_an_absent_function_is_named(verb: str, monkeypatch: pytest.MonkeyPatch,
 
 
 @needs_wheel
+def test_an_rpc_server_is_asked_for_its_device() -> None:
+    """llama.cpp registers the devices behind `rpc=` as the adapter does; the wheel has no RPC, which is said."""
+    spec = "ggml?device=RPC0&rpc=127.0.0.1:1"
+    ended = CliRunner().invoke(main, ["zoo", "--arch", "llama", "--verb", "state-same", "--backend", spec])
+    assert ended.exit_code != 0
+    assert "has no RPC device; a build with libggml-rpc expected" in " ".join(ended.output.split())
+
+
+@needs_wheel
 def test_a_sampler_may_be_left_to_the_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A device without the op of a sampler gives no token, which llama.cpp says in its log: no fault of either."""
     library = model(LLAMA).library
