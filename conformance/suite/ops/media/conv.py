@@ -119,7 +119,7 @@ def _conv_transpose_2d(bench: Bench) -> Tensor:
         "COL2IM_1D-f32-ne=48x[1|33],k=[1x1x0|8x3x2]",
     ),
     full=("COL2IM_1D-[f32|f16|bf16]-ne=1024x197,k=8x64x4",),
-    smoke=("COL2IM_1D-f32-ne=12x4,k=2x3x1",),
+    smoke=("COL2IM_1D-f32-ne=12x4,k=[2x3x1|5x2x0]",),
 )
 def _col2im_1d(bench: Bench) -> Tensor:
     """`k` is stride, channels and what is cut off."""
