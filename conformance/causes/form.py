@@ -73,7 +73,7 @@ class Form:
 
     def holds(self, found: Features) -> bool:
         """Whether a node with these features meets all conditions."""
-        return all(meets(c, found) for c in self.conditions)
+        return all(meets(c, self._read_in(found)) for c in self.conditions)
 
     @property
     def spreads(self) -> bool:
@@ -154,7 +154,14 @@ class Form:
 
     def beside(self, found: Features) -> bool:
         """Whether a node of any op meets the rest."""
-        return all(meets(c, found) for c in self.rest)
+        return all(meets(c, self._read_in(found)) for c in self.rest)
+
+    def _read_in(self, found: Features) -> Features:
+        """Without the type that a store writes, where the form is about blocks that are read."""
+        stored = STORED.get(found[OP])
+        if stored is None or _blocks(self) != "read":
+            return found
+        return {k: v for k, v in found.items() if k not in (f"{stored}.type", RESULT)}
 
 
 def of_lying(condition: Condition) -> bool:

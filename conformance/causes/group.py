@@ -430,7 +430,10 @@ class Search:
             return None
         mine = Group(failure.kind, typed, failure, needed=needs.alone)
         self.groups = _of_types([*self.groups, mine])
-        return next(g for g in self.groups if g.kind == failure.kind and own in type_of(g.form).split(ANY_OF))
+        if any(g is mine for g in self.groups):
+            return mine
+        same = (g for g in self.groups if g.kind == failure.kind and op in g.form.ops and not _read_and_store(g, mine))
+        return next(g for g in same if own in type_of(g.form).split(ANY_OF))
 
     def _with_sizes(self, form: Form, *, told: bool) -> Form:
         """`form` without its sizes where nobody tried smaller ones to the end, if it tells failures from right nodes

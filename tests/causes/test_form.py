@@ -90,3 +90,13 @@ def test_a_form_of_a_simpler_type_names_the_type_that_it_was_shrunk_from() -> No
     assert str(wider.conditions[1]) == "src[0].type = f16 or bf16"
     assert wider.conditions[2] == form.conditions[2]
     assert form.with_types(f16) == form
+
+
+def test_what_is_read_wrong_explains_no_store() -> None:
+    """Several ops that read Q4_0 wrong explain a copy from Q4_0, and none to it; of F16, which is no block, both."""
+    reads = Form((Condition("op", "MUL_MAT|GET_ROWS|ADD"), Condition("a type", "q4_0")))
+    copy = {"op": "CPY", "src[0].type": "q4_0", "src[1].type": "f32", "result.type": "f32"}
+    store = {"op": "CPY", "src[0].type": "f32", "src[1].type": "q4_0", "result.type": "q4_0"}
+    assert reads.beside(copy)
+    assert not reads.beside(store)
+    assert Form((Condition("op", "MUL_MAT|GET_ROWS|ADD"), Condition("a type", "q4_0|f32"))).beside(store)
