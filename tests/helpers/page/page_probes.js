@@ -1,8 +1,14 @@
 // What the tests of the page ask in the browser; loaded before each question.
 
+// Once the page has turned to `hash`; on a busy machine the turn before may not have been told yet.
 const go = (hash) => new Promise((done) => {
   if (location.hash === hash) return done();
-  addEventListener("hashchange", () => setTimeout(done), { once: true });
+  const heard = ({ newURL }) => {
+    if (newURL !== location.href) return;
+    removeEventListener("hashchange", heard);
+    setTimeout(done);
+  };
+  addEventListener("hashchange", heard);
   location.hash = hash;
 });
 const found = () => Number(document.querySelector(".found").dataset.rows);
