@@ -51,6 +51,15 @@ LIMIT = 3.0
 MARK = f"hostile-{os.getpid()}"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_pause() -> Iterator[None]:
+    """What a worker of pytest has heaped up is not searched while a request is timed: that takes seconds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The adapter, installed by its entry point for this process and for workers."""
