@@ -21,7 +21,7 @@ from conformance.ggml.tensor import (
     nelements,
     strided,
 )
-from conformance.run.shrink.simplify import as_floats
+from conformance.run.shrink.simplify import TURNED, as_floats, turns_all
 
 Features = Mapping[str, str]
 """Property -> its value."""
@@ -74,6 +74,8 @@ def features(case: Case, k: int, node: Tensor) -> Features:
     declared = DECLARATIONS.get(node.op)
     if declared:
         found |= {f.name: word(f.of(node.op_params)) for f in declared.fields if f.name and f.name != OP}
+    if TURNED in found:
+        found |= {TURNED: "ne[0]" if turns_all(node) else "less than ne[0]"}
     return found
 
 
@@ -96,13 +98,14 @@ def root_of(case: Case, k: int, t: Tensor) -> str:
 
 
 def _held(case: Case, k: int, t: Tensor) -> str:
-    """What a leaf of floats holds that arithmetic treats apart; nothing of large leaves, blocks and nodes."""
+    """What a leaf holds that arithmetic treats apart, or few bits cannot hold; nothing of large ones, blocks, nodes."""
     root = t.root
-    if nelements(root) > LOOKED_AT or root.type.blck_size > 1 or not as_floats(root.type):
-        return ""
     data = case.steps[k].inputs.get(root, case.persistent.get(root))
-    if data is None:
+    if data is None or nelements(root) > LOOKED_AT or root.type.blck_size > 1:
         return ""
+    if not as_floats(root.type):
+        x = strided(data, root).astype(np.int64)
+        return AND.join(f"numbers beyond U{n}" for n in (8, 16) if ((x < 0) | (x >> n > 0)).any())
     x = np.abs(quants.to_float(root.type, strided(data, root)))
     found = {
         "NaN": np.isnan(x),

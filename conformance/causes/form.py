@@ -15,7 +15,7 @@ from conformance.ggml.ops.fields import Field
 from conformance.ggml.ops.op import DECLARATIONS
 from conformance.ggml.tensor import Tensor
 from conformance.ggml.types import I64, TYPES
-from conformance.run.shrink.simplify import neutral, optional_sources, parameters_of, rank
+from conformance.run.shrink.simplify import TURNED, neutral, optional_sources, parameters_of, rank
 
 from .cause import ANY_OF, Condition
 from .features import (
@@ -73,7 +73,7 @@ class Form:
 
     def holds(self, found: Features) -> bool:
         """Whether a node with these features meets all conditions."""
-        return all(meets(c, self._read_in(found)) for c in self.conditions)
+        return all(meets(c, self.as_read(found)) for c in self.conditions)
 
     @property
     def spreads(self) -> bool:
@@ -154,10 +154,10 @@ class Form:
 
     def beside(self, found: Features) -> bool:
         """Whether a node of any op meets the rest."""
-        return all(meets(c, self._read_in(found)) for c in self.rest)
+        return all(meets(c, self.as_read(found)) for c in self.rest)
 
-    def _read_in(self, found: Features) -> Features:
-        """Without the type that a store writes, where the form is about blocks that are read."""
+    def as_read(self, found: Features) -> Features:
+        """`found` without the type that a store writes, where the form is about blocks that are read."""
         stored = STORED.get(found[OP])
         if stored is None or _blocks(self) != "read":
             return found
@@ -214,7 +214,7 @@ def form_of(case: Case, k: int, node: Tensor) -> Form:
 def _conditions(node: Tensor, found: Features) -> Iterator[Condition]:
     yield from (Condition(f"src[{i}]", "given") for i in optional_sources(node))
     yield from (c for i, s in enumerate(node.src) if s is not None for c in _of_operand(node, i, found))
-    yield from (Condition(f.name, _value(f, f.of(node.op_params))) for f in parameters_of(node))
+    yield from (Condition(f.name, _value(f, f.of(node.op_params), found)) for f in parameters_of(node))
     if (rank(node.type) or node.type is I64) and all(s is None or s.type is not node.type for s in node.src):
         yield Condition(RESULT, node.type.name)
     if found[IN_PLACE] == "yes" or node.op in ALWAYS_IN_PLACE:
@@ -244,8 +244,10 @@ def _of_operand(node: Tensor, i: int, found: Features) -> Iterator[Condition]:
             yield Condition(f"{src}.ne[{d}]", f"> {max(b for b in BORDERS if b < n)}")
 
 
-def _value(parameter: Field, value: object) -> str:
-    """A member of an enumeration by its name; a number as not neutral."""
+def _value(parameter: Field, value: object, found: Features) -> str:
+    """A member of an enumeration by its name, how much is turned as the features have it; a number as not neutral."""
+    if parameter.name == TURNED:
+        return found[TURNED]
     if parameter.members is not None or not isinstance(value, (int, float)):
         return word(value)
     return f"!= {word(type(value)(neutral(parameter.name)))}"
@@ -270,6 +272,8 @@ def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
     of_operand |= any(c.key in (OUTPUT, IN_PLACE) for c in shared)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or _module(a) == _module(b)):
         return None
+    if not set(a.ops) & set(b.ops) and _module(a) != _module(b) and all(_of_values(c) or is_size(c) for c in shared):
+        return None  # values that arithmetic treats apart are no fault of two kernels
     ops = dict.fromkeys((*a.ops, *b.ops))
     return Form((Condition(OP, ANY_OF.join(ops)), *sorted(dict.fromkeys(shared), key=str)))
 
@@ -285,6 +289,21 @@ def same_kernel(a: Form, b: Form) -> bool:
     """Whether the ops of both are computed in one place, and every type of one is among those of the other."""
     x, y = set(type_of(a).split(ANY_OF)), set(type_of(b).split(ANY_OF))
     return "" not in x | y and _module(a) == _module(b) and (x <= y or y <= x)
+
+
+def stores_among_several(a: Form, b: Form) -> bool:
+    """Whether ops that store are wrong with types of which one has `SEVERAL`, and the other none else."""
+    x, y = sorted((set(type_of(f).split(ANY_OF)) for f in (a, b)), key=len)
+    return {*a.ops, *b.ops} <= ALWAYS_IN_PLACE and "" not in x | y and x <= y and len(y) >= SEVERAL
+
+
+def twins(a: Form, b: Form) -> Form | None:
+    """The form of an op and of its `_BACK`, which one kernel computes, if one of them is wrong whatever it reads."""
+    (x, *others), (y, *more) = a.ops or ("",), b.ops or ("",)
+    short, long = sorted((x, y), key=len)
+    if others or more or long != f"{short}_BACK" or _module(a) != _module(b) or (a.says and b.says):
+        return None
+    return Form((Condition(OP, ANY_OF.join((short, long))),))
 
 
 def read_and_store(a: Form, b: Form) -> bool:

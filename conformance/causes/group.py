@@ -48,6 +48,8 @@ from .form import (
     of_types,
     read_and_store,
     same_kernel,
+    stores_among_several,
+    twins,
     type_of,
     type_place,
     without,
@@ -98,6 +100,8 @@ class Group:
     """Conditions without each of which a failure of it passes."""
     more: frozenset[Condition] = frozenset()
     """Of these, what tells it from a group whose form holds for it, too: without it a failure passes there."""
+    behind: bool = False
+    """Whether another hid it: its smallest case met no form that was known then."""
     unsure: int = 0
     """Of the failures, those that nothing known explains: they are here as time was over, and this is the nearest."""
 
@@ -165,22 +169,21 @@ class Search:
 
     def run(self, failures: Sequence[Failure], nodes: Nodes) -> list[Group]:
         """The groups; each failure is in one of them at least. What nothing known explains comes first, as it is what
-        time may not suffice for; then what an explained failure may hide.
+        time may not suffice for; then what a failure may hide.
         """
         self._nodes = nodes
         self._many = _of_many(failures)
-        explained = []
-        for n, failure in enumerate(_in_turn(failures), 1):
-            if self._interruptible(self._take, failure) or _may_hide(failure):
-                explained.append(failure)
+        in_turn = _in_turn(failures)
+        for n, failure in enumerate(in_turn, 1):
+            self._interruptible(self._take, failure)
             self._join(nodes)
             self._progress(f"{n} of {len(failures)} failures, {len(self.groups)} forms: {failure.case.id}")
-        for n, failure in enumerate(explained, 1):
+        for n, failure in enumerate(in_turn, 1):
             if self._late():
                 break
             self._interruptible(self._look_behind, failure)
             self._join(nodes)
-            self._progress(f"{n} of {len(explained)} looked behind, {len(self.groups)} forms: {failure.case.id}")
+            self._progress(f"{n} of {len(in_turn)} looked behind, {len(self.groups)} forms: {failure.case.id}")
         self._end = max(self._end, self._whole_end if self._end > -inf else -inf)
         self._settle()
         return self._merged(nodes)
@@ -194,17 +197,15 @@ class Search:
             self._progress("interrupted: the rest is grouped by what is known")
             return do(failure)
 
-    def _take(self, failure: Failure) -> bool:
-        """Put `failure` into a group; whether one that was known explains it."""
+    def _take(self, failure: Failure) -> None:
+        """Put `failure` into a group."""
         tested = failure.at is None and failure.by_chance and self._cured_by(failure)
         group = tested or self._explaining(failure) or self._widened(failure) or self._cured_by(failure)
-        explained = group is not None
         if group is None and self._late() and (group := self._nearest(failure)) is not None:
             group.unsure += 1
         if group is None:
             group = self._new(failure)
         group.failures.append(failure)
-        return explained
 
     def _look_behind(self, failure: Failure) -> None:
         """A group for each that an explained failure hides."""
@@ -223,7 +224,7 @@ class Search:
             return
         form = self._with_sizes(_form(proof), told=sizes)
         if more <= form.says:
-            self.groups.append(Group(proof.kind, form, proof, [behind], needed=more, more=more))
+            self.groups.append(Group(proof.kind, form, proof, [behind], needed=more, more=more, behind=True))
 
     def _lacking(self, failure: Failure) -> tuple[Group | None, frozenset[Condition]]:
         """A group whose form holds for a node that passes without a view of which the form says nothing, with the same
@@ -373,12 +374,23 @@ class Search:
             left -= 1
             if left < 0 or self._late():
                 return None
-            verdict = self._run(case).verdict
-            return verdict is Verdict.PASS if verdict in {Verdict.PASS, failure.result.verdict} else None
+            if (verdict := self._run(case).verdict) is Verdict.PASS:
+                return True
+            likewise = verdict is failure.result.verdict and (
+                not _may_hide(failure) or self._fails_likewise(case, failure)
+            )
+            return False if likewise else None
 
         with suppress(ConformanceError):
             return cure.needs(_form(failure), self._recorded(failure.case), failure.result, failure.node, passes)
         return cure.Needs()
+
+    def _fails_likewise(self, case: Case, failure: Failure) -> bool:
+        """Whether `case`, which fails, does so at the op of `failure` and in its words."""
+        found = failure_of(case, self._run(case, locates=True))
+        if found is None or found.at is None:
+            return False
+        return found.kind == failure.kind and found.features[OP] == failure.features[OP]
 
     def _new(self, failure: Failure) -> Group:
         """The group of a failure that no other explains."""
@@ -401,7 +413,8 @@ class Search:
                 proof = small or failure
         unknown = failure.signature.kind == OUTPUT
         known = failure.signature.covers(proof.signature) and not unknown
-        form = _form(proof) if failure.at is None else _form(proof).but(needs.idle).with_types(failure.features)
+        form = _form(proof) if sizes else _form(proof).but(needs.idle)
+        form = form if failure.at is None else form.with_types(failure.features)
         form = self._with_sizes(form, told=sizes)
         group = Group(failure.kind if known else proof.kind, form, proof, needed=needs.alone)
         if unknown and form.ops and not self._tells(group):  # it slipped to a node that is hardly ever wrong
@@ -574,7 +587,7 @@ class Search:
             )
             a.kind, a.proof, a.failures = first.kind, first.proof, first.failures + second.failures
             a.form = form.anywhere()
-            a.unsure, a.needed = first.unsure + second.unsure, a.needed & b.needed
+            a.unsure, a.needed, a.behind = first.unsure + second.unsure, a.needed & b.needed, a.behind and b.behind
             self.groups.remove(b)
 
     def _alike(self, nodes: Nodes, *, last: bool) -> tuple[Group, Group, Form] | None:
@@ -588,6 +601,8 @@ class Search:
                     return a, b, form
                 if last and (form := self._of_shared_types(a, b, nodes)) is not None:
                     return a, b, form
+                if last and (form := self._of_twins(a, b)) is not None:
+                    return a, b, form
                 if (
                     (a.kind, a.form.ops) == (b.kind, b.form.ops)
                     and a.form.ops
@@ -597,28 +612,47 @@ class Search:
                 self._apart.add(key)
         return None
 
+    def _of_twins(self, a: Group, b: Group) -> Form | None:
+        """The form of wrong numbers of an op and its `_BACK`; where several may be it, of that with the most."""
+
+        def of(x: Group, y: Group) -> Form | None:
+            return twins(x.form, y.form) if x.kind == y.kind and x.by_chance else None
+
+        if (form := of(a, b)) is None:
+            return None
+        plain, other = (a, b) if not a.form.says else (b, a)
+        return form if len(other.failures) == max(len(g.failures) for g in self.groups if of(plain, g)) else None
+
     def _of_shared_types(self, a: Group, b: Group, nodes: Nodes) -> Form | None:
         """The form of both, if they are wrong with the same types: with `SEVERAL`, where an op of either fails with
-        each that it was tried with, or with one, where as many ops fail with whatever type one of them fails with.
+        each that it was tried with, or where both store and one has all of the other's; or with one type, where as many
+        ops fail with whatever type one of them fails with.
         """
         form = of_shared_types(a.form, b.form) if a.kind == b.kind and a.kind[0] == Verdict.FAIL else None
         if form is None or _read_and_store(a, b):
             return None
+        if stores_among_several(a.form, b.form):
+            return form
         alike = [g for g in self.groups if g.kind == a.kind and of_shared_types(g.form, form) is not None]
         ops = {base_of(op) for g in alike for op in g.form.ops}
         shared = {t for t in type_of(form).split(ANY_OF) if all(_says_type(g.form, t) for g in (a, b))}
         of_shared = (Condition(TYPE, ANY_OF.join(sorted(shared))),)
         each = [
-            any(nodes.fail_with_each_type(Form((Condition(OP, op), *of_shared))) for op in g.form.ops) for g in (a, b)
+            any(nodes.fail_with_each_type(Form((Condition(OP, op), *of_shared)), form) for op in g.form.ops)
+            for g in (a, b)
         ]
         if len(shared) >= SEVERAL and all(each):
             return form
-        return form if len(ops) >= SEVERAL and nodes.fail_with_each_type(form) else None
+        return form if len(ops) >= SEVERAL and nodes.fail_with_each_type(form, form) else None
 
-    def _absorb(self) -> None:
-        """A group whose smallest case another explains, whose form came later, is no cause of its own."""
-        for group in sorted((g for g in self.groups if not g.more), key=lambda g: len(g.form.rest), reverse=True):
+    def _absorb(self, *, last: bool = False) -> None:
+        """A group whose smallest case another explains, whose form came later, is no cause of its own; the `last` time
+        one that no other hid, and that fails in the same words.
+        """
+        may_go = [g for g in self.groups if not (g.more or (last and g.behind))]
+        for group in sorted(may_go, key=lambda g: len(g.form.rest), reverse=True):
             others = (g for g in self.groups if g is not group and g.form.ops and self._tells(g))
+            others = (g for g in others if not last or (g.kind == group.kind and g.form.spreads))
             to = next((g for g in others if len(g.form.rest) < len(group.form.rest) and g.explains(group.proof)), None)
             if to is not None:
                 to.failures, to.unsure = to.failures + group.failures, to.unsure + group.unsure
@@ -634,6 +668,7 @@ class Search:
         self.groups = _of_types(self.groups)
         self._apart.clear()
         self._join(nodes, last=True)
+        self._absorb(last=True)
         for g in self.groups:
             if not g.form.ops:
                 g.form = shared_by(g.form, [f.case for f in g.failures])
@@ -800,11 +835,13 @@ class Nodes:
         """Whether `form` tells failures from right nodes nearly as well as each of its `parts`."""
         return self.share(form) >= JOINED * max(map(self.share, parts))
 
-    def fail_with_each_type(self, form: Form) -> bool:
-        """Whether each op of `form` fails with every type of it that it has where it has one of a failure."""
+    def fail_with_each_type(self, form: Form, whole: Form) -> bool:
+        """Whether each op of `form` fails with every type of it that it has where it has one of a failure; whatever a
+        store writes, where `whole`, of which it is a part, is about blocks that are read.
+        """
         types = set(type_of(form).split(ANY_OF))
         for op in form.ops:
-            failed, right = (side.get(op, ()) for side in (self._failed, self._passed))
+            failed, right = ([whole.as_read(f) for f in side.get(op, ())] for side in (self._failed, self._passed))
             wrong = {_typed(f, k): f[k] for f in failed for k in f if k.endswith(".type") and f[k] in types}
             known = set(wrong.values())
             if any(f.get(k) in types - known and _typed(f, k) in wrong for f in right for _, k in [*wrong] if k in f):

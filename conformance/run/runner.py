@@ -403,12 +403,23 @@ class Runner:
         other, arithmetic = self._other(spec, backend, case), backend.arithmetic_in(case)
         wrong, words = blame.kept(partial(self._anew, spec, arithmetic), other, case, arithmetic)
         first = result.first_divergence
+        if words == blame.BEFORE and self._wrong_alone(spec, case, arithmetic):
+            words = ""
         if words:
             recorded.add_note(result, words)
             result.first_divergence = {**(first or {}), **(divergence.describe(wrong, case) if wrong else {})}
             result.first_divergence["kind"] = divergence.KEPT
         elif first is not None and first["kind"] == divergence.GRAPH:
             recorded.add_note(result, blame.TOGETHER)
+
+    def _wrong_alone(self, spec: Spec, case: Case, arithmetic: Arithmetic) -> bool:
+        """Whether a node by itself, fed with right values, is wrong on the backend opened anew, too."""
+        if not recorded.is_free_running(case):
+            return False
+        result = Result(case.id, str(spec), Verdict.PASS)
+        with self._anew(spec, arithmetic) as fresh:
+            recorded.judge_nodes(result, spec, fresh, self.oracle, case)
+        return result.verdict is Verdict.FAIL
 
     def _placed(self, spec: Spec, backend: Backend, case: Case, error: BackendError) -> Result:
         """The result of a case that `backend` could not run, with the node that it failed at."""

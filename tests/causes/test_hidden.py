@@ -142,8 +142,8 @@ def test_an_op_that_is_right_with_a_type_has_another_fault() -> None:
     right = case_ids((), ("ops/MUL_MAT-q8_0+*",), "smoke")
     nodes = Nodes([_failure(i) for i in wrong], [build(i) for i in right])
     both = Form((Condition("op", "GET_ROWS|MUL_MAT"), Condition("a type", "q4_0|q8_0")))
-    assert not nodes.fail_with_each_type(both)
-    assert nodes.fail_with_each_type(Form((both.conditions[0], Condition("a type", "q4_0"))))
+    assert not nodes.fail_with_each_type(both, both)
+    assert nodes.fail_with_each_type(Form((both.conditions[0], Condition("a type", "q4_0"))), both)
 
 
 def _of(ops: str, *rest: tuple[str, str]) -> Form:

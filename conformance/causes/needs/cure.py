@@ -94,7 +94,7 @@ def _maker(condition: Condition) -> Make | None:
     if key == TYPE or key.endswith(".type"):
         return simplify.types
     if key == HELD or key.endswith(HOLDS):
-        return simplify.values
+        return simplify.each_values
     return simplify.parameters if key != OP else None
 
 

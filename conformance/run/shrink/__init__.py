@@ -21,6 +21,7 @@ from conformance.backend.registry import Spec
 from conformance.case import codec
 from conformance.case.case import Case
 from conformance.ggml.errors import ConformanceError, GraphError, UsageError
+from conformance.ggml.types import I64
 from conformance.judge.verdict import Result, Verdict
 from conformance.run.divergence import NODE
 from conformance.run.runner import Runner
@@ -217,7 +218,7 @@ def measure(case: Case) -> tuple[int, ...]:
         sum(len(s.outputs) for s in case.steps),
         simplify.words(case),
         simplify.elements(case),
-        sum(simplify.rank(t.type) for t in leaves),
+        sum(simplify.rank(t.type) + (t.type is I64) for t in leaves),
         sum(simplify.plainness(t, data) for t, data in leaves.items()),
     )
 

@@ -143,6 +143,9 @@ def types(recorded: Recorded, _: Result) -> Iterator[Case]:
     case = recorded.case
     leaves = [t for t in leaves_of(case) if rank(t.type)]
     groups = [[t for t in leaves if t.type is type_] for type_ in dict.fromkeys(t.type for t in leaves)]
+    with suppress(GraphError):
+        if long := [t for t in leaves_of(case) if t.type is I64]:
+            yield changed(case, Change(types=dict.fromkeys(long, I32)))
     for group in [leaves, *groups, *([t] for t in leaves)]:
         for simple in SIMPLER:
             if group and all(rank(simple) < rank(t.type) for t in group):
@@ -152,14 +155,22 @@ def types(recorded: Recorded, _: Result) -> Iterator[Case]:
 
 def values(recorded: Recorded, _: Result) -> Iterator[Case]:
     """All leaves, then each by itself, with simpler values."""
-    case = recorded.case
+    yield from _plainer(recorded.case, lambda leaves: [leaves, *([t] for t in leaves)])
+
+
+def each_values(recorded: Recorded, _: Result) -> Iterator[Case]:
+    """Each leaf by itself with simpler values."""
+    yield from _plainer(recorded.case, lambda leaves: [[t] for t in leaves])
+
+
+def _plainer(case: Case, groups: Callable[[list[Tensor]], list[list[Tensor]]]) -> Iterator[Case]:
     leaves = leaves_of(case)
     for level, make in enumerate(SIMPLE):
         try:
             new = {t: _stored(t, make(_loaded(t, data))) for t, data in leaves.items() if plainness(t, data) > level}
         except GraphError:  # a type without quantiser keeps its values
             continue
-        for group in [list(new), *([t] for t in new)]:
+        for group in groups(list(new)):
             if group:
                 with suppress(GraphError):
                     yield changed(case, Change(data={t: new[t] for t in group}))
@@ -181,11 +192,24 @@ def parameters_of(node: Tensor) -> list[Field]:
     """The parameters of a node that are not neutral."""
     declared = DECLARATIONS.get(node.op)
     fields = declared.fields if declared and node.op not in VIEW_OPS else ()
-    return [f for f in fields if f.name not in {"", "op"} and not _is_neutral(f.name, f.of(node.op_params))]
+    return [f for f in fields if f.name not in {"", "op"} and not _is_neutral(node, f.name, f.of(node.op_params))]
 
 
-def _is_neutral(parameter: str, value: object) -> bool:
+def _is_neutral(node: Tensor, parameter: str, value: object) -> bool:
+    if parameter == TURNED:
+        return turns_all(node)
     return not any(value) if isinstance(value, tuple) else value == neutral(parameter)
+
+
+def turns_all(node: Tensor) -> bool:
+    """Whether a rotation covers whole rows, as far as its mode lets it."""
+    a = node.src[0]
+    return a is not None and node.params.n_dims == a.ne[0] // _share(node)
+
+
+def _share(node: Tensor) -> int:
+    """Pairs of elements in a row, for each that a rotation of the whole row counts."""
+    return 2 if node.params.mode == ROPE_TYPE.VISION else 1
 
 
 def neutral(parameter: str) -> int:
@@ -193,6 +217,8 @@ def neutral(parameter: str) -> int:
     return NEUTRAL.get(parameter, 0)
 
 
+TURNED = "n_dims"
+"""How much of a row ROPE turns."""
 NEUTRAL = {"scale": 1, "freq_scale": 1, "attn_factor": 1, "s": 1, "freq_base": 10_000, "n_groups": 1} | dict.fromkeys(
     ("stride", "stride0", "stride1", "dilation0", "dilation1", "s0", "s1", "s2", "d0", "d1", "d2", "k0", "k1"), 1
 )
@@ -321,7 +347,7 @@ def _leaf(t: Tensor, data: Bytes, change: Change) -> tuple[Tensor, Bytes]:
         data = _bytes(strided(data, t)[cut])
     if type_ is not t.type:
         raw = strided(data, Tensor(t.type, ne, contiguous_nb(t.type, ne)))
-        data = _bytes(quants.from_float(type_, quants.to_float(t.type, raw)))
+        data = _bytes(raw.astype("<i4") if t.type is I64 else quants.from_float(type_, quants.to_float(t.type, raw)))
     return leaf, data
 
 
@@ -336,7 +362,7 @@ def _node(t: Tensor, new: Mapping[Tensor, Tensor], change: Change) -> Tensor:
         set_param(copy, *change.param[1:])
     if t.op == "VIEW":
         _place(t, copy)
-    if "n_dims" in FIELDS[t.op]:
+    if TURNED in FIELDS[t.op]:
         _turn_all(t, copy)
     lay_out(copy)
     return copy
@@ -385,13 +411,11 @@ def _place(t: Tensor, copy: Tensor) -> None:
 
 
 def _turn_all(t: Tensor, copy: Tensor) -> None:
-    """If rotation covered whole rows, let it cover whole rows again."""
-    old, now = t.src[0], copy.src[0]
-    assert old is not None
+    """If rotation covered whole rows, or shall, let it cover whole rows again."""
+    now = copy.src[0]
     assert now is not None
-    share = 2 if t.params.mode == ROPE_TYPE.VISION else 1
-    if t.params.n_dims == old.ne[0] // share:
-        set_param(copy, "n_dims", now.ne[0] // share)
+    if turns_all(t) or (t.params.n_dims and not copy.params.n_dims):
+        set_param(copy, TURNED, now.ne[0] // _share(copy))
 
 
 def _fit_indices(node: Tensor, inputs: dict[Tensor, Bytes]) -> None:
