@@ -57,7 +57,7 @@ class OpenVinoStateless(TranslatingBackend):
     batch: ClassVar[int] = 100
     stages: ClassVar[tuple[str, ...]] = ("translate", "run")
     places: ClassVar[frozenset[str] | None] = frozenset({"cache_dir"})
-    promises: tuple[str, ...] = ("appends",)
+    promises: tuple[str, ...] = ("appends", "packs")
 
     def __init__(
         self,

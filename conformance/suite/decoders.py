@@ -63,6 +63,9 @@ _KV_GROWTH: Table = {
         f"llama-{_GROWING},{_BOTH},{_BLOCKS}",
         f"llama-{_GROWING},cache=f16,ctx=1024,ubatch=1024,run=[at255.p257.d1|p512.d1]",
         f"llama-{_GROWING},fa=1,ctx=257,run=at253.p2.d2",
+        f"llama-{_GROWING},write=cpy,fa=1,{_CROSS}",
+        f"llama-{_GROWING},seqs=4,write=cpy,fa=0,run=at253.p2+3+1+4.d3",
+        f"llama-{_GROWING},head=64,cache=q4_0,rot=1,run=at253.p2.d3",
     ),
     "standard": (
         f"llama-{_CACHES},[write=set_rows|write=cpy],{_CROSS}",

@@ -271,7 +271,10 @@ def build(case_id: str) -> Case:
         raise UsageError(f"case {case_id!r}: weights: {known} or all expected, {', '.join(sorted(unknown))} found")
     place = Placement(values["buffer"], values["usage"])
     placement = {t: place for t, role in roles.items() if "all" in wanted or role in wanted}
-    return replace(case, id=case_id, params={**case.params, **given}, placement=placement)
+    demands = case.demands
+    if place != Placement():  # a backend may leave weights as they are where the caller can write them
+        demands = {promise: what for promise, what in demands.items() if promise != "packs"}
+    return replace(case, id=case_id, params={**case.params, **given}, placement=placement, demands=demands)
 
 
 def _is_graph(body: str) -> bool:

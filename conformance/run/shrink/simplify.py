@@ -128,7 +128,7 @@ SIMPLE: tuple[Callable[[Values], Values], ...] = (
     np.zeros_like,
     np.ones_like,
     lambda x: np.arange(x.size, dtype=x.dtype).reshape(x.shape),  # counting
-    lambda x: np.clip(np.round(np.nan_to_num(x, posinf=4, neginf=-4) * 2) / 2, -4, 4),  # halves
+    lambda x: np.round(np.clip(np.nan_to_num(x, posinf=4, neginf=-4), -4, 4) * 2) / 2,  # halves
 )
 """What a leaf's values are replaced by, the simplest first."""
 
