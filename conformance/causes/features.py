@@ -28,6 +28,7 @@ Features = Mapping[str, str]
 OP, STEP, IN_PLACE, LAYOUT, OFFSET, SHOWS = "op", "step", "in place", "layout", "offset", "shows"
 HOLDS = "holds"
 OUTPUT, READ = "output", "and read later"
+BESIDE, ANOTHER = "beside", "another node"
 RESULT = "result.type"
 CONTIGUOUS, FIRST = "contiguous", "first"
 PART = "a part of "
@@ -70,6 +71,8 @@ def features(case: Case, k: int, node: Tensor) -> Features:
             found |= {f"src[{i}].ne[{d}]": str(n) for d, n in enumerate(s.ne)}
     if node in case.steps[k].outputs and any(node in n.src for n in case.steps[k].graph if n is not node):
         found |= {OUTPUT: READ}
+    if any(n is not node and computes(n) and n.op not in VIEW_OPS for s in case.steps for n in s.graph):
+        found |= {BESIDE: ANOTHER}
     found |= {RESULT: node.type.name}
     declared = DECLARATIONS.get(node.op)
     if declared:

@@ -20,6 +20,8 @@ from conformance.run.shrink.simplify import TURNED, neutral, optional_sources, p
 from .cause import ANY_OF, Condition
 from .features import (
     AND,
+    ANOTHER,
+    BESIDE,
     CONTIGUOUS,
     FIRST,
     HOLDS,
@@ -49,6 +51,8 @@ ALWAYS_IN_PLACE = frozenset(STORED)
 BLOCKS = frozenset(t.name for t in TYPES.values() if t.is_quantized)
 TYPE, SHOWN, HELD = "a type", "an operand shows", "an operand holds"
 """Of any operand."""
+PRODUCT = {"src[0]": "src[1]", "src[1]": "src[0]"}
+"""Source of FLASH_ATTN_EXT -> that of the MUL_MAT of K and Q."""
 FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
 """What views show of leaves that a backend is given for a step."""
 OF_ANY = {TYPE: ".type", SHOWN: f".{SHOWS}", HELD: f".{HOLDS}"}
@@ -106,6 +110,11 @@ class Form:
         return {c.key for c in self.says} == {IN_PLACE}
 
     @property
+    def of_beside(self) -> bool:
+        """Whether all it says is that another node computes, too."""
+        return {c.key for c in _but_for_casts(self)} == {BESIDE}
+
+    @property
     def of_place(self) -> bool:
         """Whether it is about where an operand or a result lies: a node by itself, of other leaves, is right then."""
         return any(c.key == STEP or of_lying(c) for c in self.rest) or self.of_extent
@@ -138,6 +147,10 @@ class Form:
     def anywhere(self) -> Form:
         """The same without sizes, where several ops share what it says of an operand."""
         return Form(tuple(c for c in self.conditions if not is_size(c))) if self.spreads and self.of_extent else self
+
+    def beside_another(self) -> Form:
+        """The same where it says nothing of the node, as the smallest case that shows it still has another node."""
+        return self if _but_for_casts(self) else Form((*self.conditions, Condition(BESIDE, ANOTHER)))
 
     def but(self, idle: Collection[Condition]) -> Form:
         """The same without conditions that do not matter."""
@@ -269,7 +282,7 @@ def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
     if type_of(a) != type_of(b) and {*a.ops, *b.ops} <= ALWAYS_IN_PLACE and type_of(a) and type_of(b):
         return None  # which types a store is wrong with is what it says
     of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS)) for c in shared)
-    of_operand |= any(c.key in (OUTPUT, IN_PLACE) for c in shared)
+    of_operand |= any(c.key in (OUTPUT, IN_PLACE, BESIDE) for c in shared)
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or _module(a) == _module(b)):
         return None
     if not set(a.ops) & set(b.ops) and _module(a) != _module(b) and all(_of_values(c) or is_size(c) for c in shared):
@@ -289,6 +302,18 @@ def same_kernel(a: Form, b: Form) -> bool:
     """Whether the ops of both are computed in one place, and every type of one is among those of the other."""
     x, y = set(type_of(a).split(ANY_OF)), set(type_of(b).split(ANY_OF))
     return "" not in x | y and _module(a) == _module(b) and (x <= y or y <= x)
+
+
+def is_product_of(attention: Form, product: Form) -> bool:
+    """Whether FLASH_ATTN_EXT is wrong in no more than sizes of K and Q, and MUL_MAT in the same: the product of K,
+    its src[0], and Q is at fault. What is said of the mask does not matter.
+    """
+    if attention.ops != ("FLASH_ATTN_EXT",) or product.ops != ("MUL_MAT",) or product.says:
+        return False
+    said = {c for c in attention.rest if not c.key.startswith("src[3]")}
+    streams = "src[0].ne[3]"  # K and Q have as many
+    sizes = {Condition(PRODUCT.get(c.key[:6], "") + c.key[6:] if c.key != streams else streams, c.value) for c in said}
+    return bool(sizes) and all(map(is_size, said)) and sizes == product.rest
 
 
 def stores_among_several(a: Form, b: Form) -> bool:

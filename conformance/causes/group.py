@@ -32,7 +32,7 @@ from conformance.suite.relations import claim
 
 from .cause import ANY_OF, Cause, Condition
 from .failure import Failure, by_chance, failure_of, may_be, size
-from .features import OP, Features, features, nodes_of
+from .features import BESIDE, OP, Features, features, nodes_of
 from .form import (
     SEVERAL,
     TYPE,
@@ -40,6 +40,7 @@ from .form import (
     base_of,
     common,
     form_of,
+    is_product_of,
     is_size,
     meets,
     of_one_error,
@@ -452,7 +453,7 @@ class Search:
         """`form` without its sizes where nobody tried smaller ones to the end, if it tells failures from right nodes
         nearly as well.
         """
-        loose = Form(tuple(c for c in form.conditions if not is_size(c)))
+        loose = Form(tuple(c for c in form.conditions if not is_size(c) and c.key != BESIDE))
         if told or loose == form or self._nodes is None or not self._nodes.joins(loose, form):
             return form
         return loose
@@ -658,6 +659,15 @@ class Search:
                 to.failures, to.unsure = to.failures + group.failures, to.unsure + group.unsure
                 self.groups.remove(group)
 
+    def _absorb_attention(self) -> None:
+        """An attention that is wrong in the sizes of K and Q in which MUL_MAT is wrong is no cause of its own."""
+        wrong = [g for g in self.groups if g.kind[0] == Verdict.FAIL]
+        for group in wrong:
+            to = next((g for g in wrong if g.kind == group.kind and is_product_of(group.form, g.form)), None)
+            if to is not None:
+                to.failures, to.unsure = to.failures + group.failures, to.unsure + group.unsure
+                self.groups.remove(group)
+
     def _merged(self, nodes: Nodes) -> list[Group]:
         """The groups without conditions that tell nothing, joined once more."""
         self.groups = [g for g in self.groups if g.failures]
@@ -668,7 +678,9 @@ class Search:
         self.groups = _of_types(self.groups)
         self._apart.clear()
         self._join(nodes, last=True)
+        self.groups = _of_types(self.groups, siblings=True)
         self._absorb(last=True)
+        self._absorb_attention()
         for g in self.groups:
             if not g.form.ops:
                 g.form = shared_by(g.form, [f.case for f in g.failures])
@@ -677,21 +689,21 @@ class Search:
 
 def _one(a: Group, b: Group, *, last: bool) -> bool:
     """Whether two groups are one whatever their shares are: an error of one op that says the same; errors that differ
-    in a word, one of which comes with less than the other; wrong numbers of ops of one kernel in the same conditions;
+    in a word, one of which comes with less than the other; wrong numbers of ops of one kernel in the same conditions, or beside
+    another node;
     or what is wrong by no more than that it is an output which others read, as was tried of both or all that both say.
     """
     error = a.kind == b.kind and not a.by_chance
     if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
         return True
-    if a.kind[0] == b.kind[0] == Verdict.FAIL and a.form.same_kernel(b.form):
+    if _both_wrong(a, b) and (a.form.same_kernel(b.form) or (a.form.of_beside and b.form.of_beside)):
         return True
     fewer, more = sorted((a.form.says, b.form.says), key=len)
     if said_alike(a.kind, b.kind) and fewer and fewer <= more:
         return True
-    wrong = a.kind[0] == b.kind[0] == Verdict.FAIL
-    return (
-        wrong and a.form.of_output and b.form.of_output and (bool(a.needed and b.needed) or a.form.says == b.form.says)
-    )
+    if not (_both_wrong(a, b) and a.form.of_output and b.form.of_output):
+        return False
+    return bool(a.needed and b.needed) or a.form.says == b.form.says
 
 
 def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
@@ -705,19 +717,32 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     if last and a.kind == b.kind and (form := _joint_types(a, b)) is not None:
         return form
     form = common(a.form, b.form, of_any_leaf=a.kind == b.kind and not a.by_chance)
-    if form is not None and said_alike(a.kind, b.kind) and (a.form.says <= b.form.says or b.form.says <= a.form.says):
-        return form
-    if form is None or (not last and a.form.ops != b.form.ops and type_of(form)):
+    if form is None or _need_otherwise(a, b, form) or (not last and a.form.ops != b.form.ops and type_of(form)):
         return None
-    verdicts = {a.kind[0], b.kind[0]}
+    if said_alike(a.kind, b.kind) and (a.form.says <= b.form.says or b.form.says <= a.form.says):
+        return form
     either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held or form.of_output
-    alike = a.kind == b.kind or (either and verdicts == {Verdict.FAIL})
+    alike = a.kind == b.kind or (either and _both_wrong(a, b))
     return form if alike or _by_extent(a, b, form, last=last) else None
+
+
+def _need_otherwise(a: Group, b: Group, form: Form) -> bool:
+    """Whether wrong numbers of one need what those of the other do not have, and the other way round, and `form` says
+    neither.
+    """
+    mine, others = ({c.key for c in g.needed} for g in (a, b))
+    said = {c.key for c in form.says}
+    either = mine & others or (mine | others) & said
+    return _both_wrong(a, b) and bool(mine) and bool(others) and not either
+
+
+def _both_wrong(a: Group, b: Group) -> bool:
+    return a.kind[0] == b.kind[0] == Verdict.FAIL
 
 
 def _read_and_store(a: Group, b: Group) -> bool:
     """Whether both are wrong numbers, of blocks that one reads and the other stores."""
-    return a.kind[0] == b.kind[0] == Verdict.FAIL and read_and_store(a.form, b.form)
+    return _both_wrong(a, b) and read_and_store(a.form, b.form)
 
 
 def _by_extent(a: Group, b: Group, form: Form, *, last: bool) -> bool:
@@ -771,16 +796,17 @@ def _says_type(form: Form, type_: str) -> bool:
     return any(type_ in c.value.split(ANY_OF) for c in form.says if c.key == TYPE or c.key.endswith(".type"))
 
 
-def _of_types(groups: Sequence[Group]) -> list[Group]:
+def _of_types(groups: Sequence[Group], *, siblings: bool = False) -> list[Group]:
     """Groups of one op and of `SEVERAL` types, each of which fails by itself, are one: what these types share is at
-    fault. Two do where an error says the same, or where they are Q4_0 and Q4_1 or the like and as many ops are wrong.
+    fault. Two do where an error says the same, or where they are Q4_0 and Q4_1 or the like and as many ops are wrong;
+    of `siblings`, no others.
     """
     known = {(*at, t) for g in groups for t in type_of(g.form).split(ANY_OF) if t for at in _places(g)}
     types = Counter(k[:-1] for k in known)
     joined: list[Group] = []
     for g in groups:
         enough = SEVERAL if g.kind[0] == Verdict.FAIL else 2
-        many = {op for kind, op, place in _places(g) if types[kind, op, place] >= enough}
+        many = {op for kind, op, place in _places(g) if types[kind, op, place] >= enough and not siblings}
         alike = [
             j
             for j in joined
@@ -899,7 +925,8 @@ def _coarse(value: str) -> str:
 def _form(proof: Failure) -> Form:
     if proof.at is None:
         return whole_form(proof.case) if proof.case.id.startswith(cuts.PREFIX) else Form(())
-    return form_of(proof.case, proof.at[0], proof.node)
+    form = form_of(proof.case, proof.at[0], proof.node)
+    return form.beside_another() if proof.case.id.startswith(cuts.PREFIX) and _may_hide(proof) else form
 
 
 def cause_of(group: Group, backend: str, nodes: Nodes, seen: str = "") -> Cause:

@@ -6,8 +6,12 @@ import pytest
 
 from conformance.causes.cause import Condition
 from conformance.causes.features import features, nodes_of
-from conformance.causes.form import Form, common, form_of
+from conformance.causes.form import Form, common, form_of, is_product_of, stores_among_several, twins
+from conformance.ggml.types import I32
+from conformance.judge.verdict import Result, Verdict
 from conformance.run.session.select import build, case_ids
+from conformance.run.shrink import measure, simplify
+from conformance.run.shrink.cuts import Recorded
 
 CASES = case_ids((), (), "smoke")[::9]
 
@@ -72,7 +76,7 @@ def test_an_operand_that_shows_a_part_is_told_wherever_it_stands() -> None:
 
 
 def test_an_integer_of_64_bits_is_a_condition() -> None:
-    """A case that fails with I64 says so: nothing simpler takes its place."""
+    """A case that still fails with I64 says so."""
     case = build("ops/CONT-i64-ne=256x3x2@126")
     (k, _, node), *_ = nodes_of(case)
     assert Condition("src[0].type", "i64") in form_of(case, k, node).conditions
@@ -100,3 +104,81 @@ def test_what_is_read_wrong_explains_no_store() -> None:
     assert reads.beside(copy)
     assert not reads.beside(store)
     assert Form((Condition("op", "MUL_MAT|GET_ROWS|ADD"), Condition("a type", "q4_0|f32"))).beside(store)
+
+
+def _of(op: str, *rest: tuple[str, str]) -> Form:
+    return Form(tuple(Condition(*c) for c in (("op", op), *rest)))
+
+
+def test_values_that_arithmetic_treats_apart_are_no_fault_of_two_kernels() -> None:
+    """ARGMAX and CPY of infinities are two causes; DIV and MUL of them, in one file, are one."""
+    held = ("src[0].holds", "infinities")
+    assert common(_of("ARGMAX", held), _of("CPY", held)) is None
+    assert common(_of("DIV", held), _of("MUL", held)) == _of("DIV|MUL", held)
+    assert common(_of("ARGMAX", held, ("src[0].type", "f16")), _of("CPY", held, ("src[0].type", "f16"))) is not None
+
+
+def test_an_op_and_its_gradient_are_twins_where_one_is_always_wrong() -> None:
+    """ROPE_BACK turns the other way: what ROPE does to some positions it does to all."""
+    positions = ("src[1].holds", "numbers beyond U8")
+    assert twins(_of("ROPE", positions), _of("ROPE_BACK", ("src[0].ne[0]", "> 1"))) == _of("ROPE|ROPE_BACK")
+    assert twins(_of("ROPE", positions), _of("ROPE_BACK", ("n_dims", "less than ne[0]"))) is None
+    assert twins(_of("ROPE", positions), _of("RMS_NORM_BACK")) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "type_", "among"), [("SET_ROWS", "q5_0", True), ("SET_ROWS", "q8_0", False), ("GET_ROWS", "q5_0", False)]
+)
+def test_a_store_of_a_type_is_among_stores_of_several(other: str, type_: str, *, among: bool) -> None:
+    """CPY that is wrong with three types has SET_ROWS with one of them, and no op that reads."""
+    copy = _of("CPY", ("src[1].type", "q4_0|q5_0|q6_K"))
+    assert stores_among_several(_of(other, ("src[2].type", type_)), copy) is among
+
+
+@pytest.mark.parametrize(
+    ("case_id", "key", "value"),
+    [
+        ("ops/ROPE-f32-ne=32x3x4,mode=IMROPE,sections=6x5x5x0,from=2000,to=9000@900", "src[1].holds", "U8"),
+        ("ops/ROPE-f32-ne=48x3x4,n_dims=32,mode=NEOX@1", "n_dims", "less than ne[0]"),
+        ("ops/ROPE-f32-ne=48x3x4,mode=NEOX@1", "n_dims", "ne[0]"),
+    ],
+)
+def test_positions_and_turns_are_told(case_id: str, key: str, value: str) -> None:
+    """Positions that a byte does not hold, and how much of a row ROPE turns, which only a part makes a condition."""
+    case = build(case_id)
+    ((k, _, node),) = nodes_of(case)
+    assert value in features(case, k, node)[key]
+    assert any(c.key == key for c in form_of(case, k, node).conditions) is (value != "ne[0]")
+
+
+def test_an_index_of_64_bits_and_a_turn_of_a_part_shrink() -> None:
+    """SET_ROWS takes indices of 32 bits, and ROPE turns all of a row, if the case fails so, too."""
+    rows, turns = (
+        Recorded(build(i), [])
+        for i in ("ops/SET_ROWS-f16+f32+i64-a=33x6,n=4@1", "ops/ROPE-f32-ne=48x3x4,n_dims=32,mode=NEOX@1")
+    )
+    result = Result("", "", Verdict.FAIL)
+    made = [n for c in simplify.types(rows, result) for _, _, n in nodes_of(c)]
+    assert any(n.src[1] is not None and n.src[1].type is I32 for n in made)
+    assert 48 in [n.params.n_dims for c in simplify.parameters(turns, result) for _, _, n in nodes_of(c)]
+    smaller = [c for c in simplify.types(rows, result) if measure(c) < measure(rows.case)]
+    assert len(smaller) == len(list(simplify.types(rows, result)))
+
+
+@pytest.mark.parametrize(
+    ("attention", "product", "one"),
+    [
+        ((("src[1].ne[1]", "> 512"),), (("src[0].ne[1]", "> 512"),), True),
+        ((("src[0].ne[2]", "> 2"), ("src[1].ne[2]", "> 1")), (("src[0].ne[2]", "> 1"), ("src[1].ne[2]", "> 2")), True),
+        ((("src[0].ne[3]", "> 1"), ("src[3]", "given")), (("src[0].ne[3]", "> 1"),), True),
+        ((("src[1].ne[1]", "> 512"),), (("src[1].ne[1]", "> 512"),), False),
+        ((("src[1].ne[1]", "> 512"), ("src[4]", "given")), (("src[0].ne[1]", "> 512"),), False),
+        ((("src[1].ne[1]", "> 512"),), (("src[0].ne[1]", "> 512"), ("src[0].type", "q4_0")), False),
+        ((), (), False),
+    ],
+)
+def test_an_attention_is_a_product_of_k_and_q(
+    attention: tuple[tuple[str, str], ...], product: tuple[tuple[str, str], ...], *, one: bool
+) -> None:
+    """Wrong in the same sizes of K and Q, and in nothing else but what a mask is, both are wrong by the product."""
+    assert is_product_of(_of("FLASH_ATTN_EXT", *attention), _of("MUL_MAT", *product)) is one

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 
 from conformance.backend.registry import Spec
-from conformance.causes.cause import Cause
+from conformance.causes.cause import Cause, Condition
 from conformance.causes.failure import failure_of
 from conformance.causes.group import Nodes, Search, cause_of
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, read
-from conformance.run.session.select import case_ids
+from conformance.run.session.select import build, case_ids
 
 FAULTS = {f.name: f for f in read([FOLDER])}
 
@@ -52,6 +52,18 @@ def _grouped(runner: _Runner, spec: Spec, results: Sequence[Result]) -> list[Cau
             {"FLASH_ATTN_EXT": "src[4]", "FLASH_ATTN_EXT ": "logit_softcap"},
             id="in one kernel",
         ),
+        pytest.param(
+            ("soft-max-sink-forgotten", "soft-max-scale-forgotten"),
+            ("ops/SOFT_MAX-*",),
+            {"SOFT_MAX": "src[2]", "SOFT_MAX ": "scale"},
+            id="in one node",
+        ),
+        pytest.param(
+            ("position-restarts-at-256", "rope-whole-head"),
+            ("ops/ROPE-*",),
+            {"ROPE": "src[1].holds", "ROPE ": "n_dims"},
+            id="of positions and of what is turned",
+        ),
     ],
 )
 def test_faults_together_are_as_many_causes(
@@ -69,6 +81,23 @@ def test_a_fault_of_a_type_is_one_cause_of_many_ops() -> None:
     (cause,) = _causes(("mxfp4-scale-doubled",), ("ops/GET_ROWS-*", "ops/MUL_MAT-*"))
     assert cause.op == ""
     assert "mxfp4" in {c.value for c in cause.conditions}
+
+
+def test_a_node_that_is_wrong_by_itself_is_no_fault_of_what_is_kept() -> None:
+    """What a run from end to end is too coarse to show is wrong in each node, on a backend opened anew, too."""
+    fault = FAULTS["f16-truncated"]
+    (result,) = _Runner([fault]).run(fault.spec, [build("zoo/qwen3-seqs=2,nodes=1,set=block_count:1@425")])
+    assert result.verdict is Verdict.FAIL
+    assert result.first_divergence is not None
+    assert (result.first_divergence["kind"], result.first_divergence["op"]) == ("node", "SET_ROWS")
+    assert "opened anew" not in result.detail
+
+
+def test_stores_and_computed_results_of_a_type_are_one_cause() -> None:
+    """Ops that write where another tensor lies, and ops with results of their own, are wrong with one type."""
+    globs = ("ops/SET_ROWS-f16+*", "ops/CPY-*f16*", "ops/SQR-f16*", "ops/COS-f16*", "ops/FILL-f16*")
+    (cause,) = _causes(("f16-truncated",), globs)
+    assert cause.conditions[1:] == (Condition("a type", "f16"),)
 
 
 def test_an_id_is_the_same_twice() -> None:

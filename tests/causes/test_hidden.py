@@ -146,6 +146,16 @@ def test_an_op_that_is_right_with_a_type_has_another_fault() -> None:
     assert nodes.fail_with_each_type(Form((both.conditions[0], Condition("a type", "q4_0"))), both)
 
 
+def test_what_a_store_writes_does_not_count_where_blocks_are_read() -> None:
+    """CPY from Q4_0 and from Q5_0 is wrong, and to Q4_0; that it is right to Q5_0 says nothing of reading."""
+    wrong = case_ids((), ("ops/CPY-q4_0+f32-*", "ops/CPY-q5_0+f32-*", "ops/CPY-f32+q4_0-a=256x3x2,form=cast*"), "smoke")
+    right = case_ids((), ("ops/CPY-f32+q5_1-a=256x3x2,form=cast*",), "smoke")
+    nodes = Nodes([_failure(i) for i in wrong], [build(i) for i in right])
+    types = Condition("a type", "q4_0|q5_0|q5_1")
+    copy, reads = (Form((Condition("op", ops), types)) for ops in ("CPY", "CPY|GET_ROWS|MUL_MAT"))
+    assert [nodes.fail_with_each_type(copy, whole) for whole in (reads, copy)] == [True, False]
+
+
 def _of(ops: str, *rest: tuple[str, str]) -> Form:
     return Form(tuple(Condition(*c) for c in (("op", ops), *rest)))
 
