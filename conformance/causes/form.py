@@ -197,6 +197,11 @@ def _of_operand_itself(key: str) -> bool:
     return key in OF_ANY or key.endswith(tuple(OF_ANY.values()))
 
 
+def of_any(key: str) -> str:
+    """The key that says the same of any operand; itself where there is none."""
+    return next((k for k, end in OF_ANY.items() if key.endswith(end)), key)
+
+
 def meets(condition: Condition, found: Features) -> bool:
     """Whether a node with these features has the property."""
     if condition.key in OF_ANY:

@@ -43,6 +43,7 @@ from .form import (
     is_product_of,
     is_size,
     meets,
+    of_any,
     of_one_error,
     of_part,
     of_shared_types,
@@ -689,9 +690,9 @@ class Search:
 
 def _one(a: Group, b: Group, *, last: bool) -> bool:
     """Whether two groups are one whatever their shares are: an error of one op that says the same; errors that differ
-    in a word, one of which comes with less than the other; wrong numbers of ops of one kernel in the same conditions, or beside
-    another node;
-    or what is wrong by no more than that it is an output which others read, as was tried of both or all that both say.
+    in a word, one of which comes with less than the other; wrong numbers of ops of one kernel in the same conditions,
+    or of any beside another node; or what is wrong by no more than that it is an output which others read, as was tried
+    of both or all that both say.
     """
     error = a.kind == b.kind and not a.by_chance
     if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
@@ -727,13 +728,11 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
 
 
 def _need_otherwise(a: Group, b: Group, form: Form) -> bool:
-    """Whether wrong numbers of one need what those of the other do not have, and the other way round, and `form` says
-    neither.
-    """
-    mine, others = ({c.key for c in g.needed} for g in (a, b))
-    said = {c.key for c in form.says}
+    """Whether wrong numbers of one need what the other has not, which says something else, and `form` says neither."""
+    told = (a.needed or a.form.says, b.needed or b.form.says, form.says)
+    mine, others, said = ({of_any(c.key) for c in conditions} for conditions in told)
     either = mine & others or (mine | others) & said
-    return _both_wrong(a, b) and bool(mine) and bool(others) and not either
+    return _both_wrong(a, b) and bool(a.needed or b.needed) and bool(mine) and bool(others) and not either
 
 
 def _both_wrong(a: Group, b: Group) -> bool:
