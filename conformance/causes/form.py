@@ -115,6 +115,11 @@ class Form:
         return {c.key for c in _but_for_casts(self)} == {BESIDE}
 
     @property
+    def of_few_words(self) -> bool:
+        """Whether it says no more than types, sizes, which sources are given, and that the node writes in place."""
+        return all(_of_type(c) or c.key == IN_PLACE or c.value == "given" for c in self.says)
+
+    @property
     def of_place(self) -> bool:
         """Whether it is about where an operand or a result lies: a node by itself, of other leaves, is right then."""
         return any(c.key == STEP or of_lying(c) for c in self.rest) or self.of_extent

@@ -415,8 +415,7 @@ class Search:
                 proof = small or failure
         unknown = failure.signature.kind == OUTPUT
         known = failure.signature.covers(proof.signature) and not unknown
-        form = _form(proof) if sizes else _form(proof).but(needs.idle)
-        form = form if failure.at is None else form.with_types(failure.features)
+        form = _form(proof) if failure.at is None else _form(proof).but(needs.idle).with_types(failure.features)
         form = self._with_sizes(form, told=sizes)
         group = Group(failure.kind if known else proof.kind, form, proof, needed=needs.alone)
         if unknown and form.ops and not self._tells(group):  # it slipped to a node that is hardly ever wrong
@@ -599,7 +598,8 @@ class Search:
                 form = _joint(a, b, last=last)
                 if form is not None and (_one(a, b, last=last) or not (a.form.ops and b.form.ops)):
                     return a, b, form
-                if form is not None and nodes.joins(form, a.form, b.form):
+                by_chance = [g.form for g in (a, b) if g.by_chance]  # an error of few nodes tells all of them
+                if form is not None and nodes.joins(form, *(by_chance or (a.form, b.form))):
                     return a, b, form
                 if last and (form := self._of_shared_types(a, b, nodes)) is not None:
                     return a, b, form
@@ -649,9 +649,9 @@ class Search:
 
     def _absorb(self, *, last: bool = False) -> None:
         """A group whose smallest case another explains, whose form came later, is no cause of its own; the `last` time
-        one that no other hid, and that fails in the same words.
+        one that no other hid, that says little more than types, and that fails in the same words.
         """
-        may_go = [g for g in self.groups if not (g.more or (last and g.behind))]
+        may_go = [g for g in self.groups if not (g.more or (last and (g.behind or not g.form.of_few_words)))]
         for group in sorted(may_go, key=lambda g: len(g.form.rest), reverse=True):
             others = (g for g in self.groups if g is not group and g.form.ops and self._tells(g))
             others = (g for g in others if not last or (g.kind == group.kind and g.form.spreads))

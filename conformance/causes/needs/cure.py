@@ -6,7 +6,7 @@ cannot be taken away without the failure is needed, so that shrinking must not s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -46,7 +46,7 @@ class Needs:
     some_of: tuple[frozenset[Condition], ...] = ()
     """Of each set one at least: without it the case passes."""
     idle: frozenset[Condition] = frozenset()
-    """Without each of these the case fails as before."""
+    """Without each of these, and without all, the case fails as before."""
 
     def met(self, found: Features) -> bool:
         """Whether a node with these features still has what is needed."""
@@ -148,8 +148,25 @@ def needs(form: Form, recorded: Recorded, result: Result, node: Tensor, passes: 
                 some_of[gone] = None
             elif passed is False and len(gone) == 1:
                 idle |= gone
+    if len(idle) > 1 and not _still_fails(idle, recorded, result, node, passes):
+        idle = set()  # the node has two faults, each of which fails without what the other needs
     loose = {c: _loose(c, recorded, result, op, passes) for c in said if any(c in some for some in some_of)}
     return Needs(tuple(frozenset(loose[c] for c in some) for some in some_of), frozenset(idle))
+
+
+def _still_fails(
+    idle: Collection[Condition],
+    recorded: Recorded,
+    result: Result,
+    node: Tensor,
+    passes: Callable[[Case], bool | None],
+) -> bool:
+    """Whether the case fails without all of `idle` at once."""
+    for condition in sorted(idle, key=str):
+        form = Form((Condition(OP, name_of(node)), condition))
+        made = next(without(form, recorded, result, node), None)
+        recorded = recorded if made is None else Recorded(made, [])
+    return passes(recorded.case) is False
 
 
 def _loose(
