@@ -51,6 +51,14 @@ ALWAYS_IN_PLACE = frozenset(STORED)
 BLOCKS = frozenset(t.name for t in TYPES.values() if t.is_quantized)
 TYPE, SHOWN, HELD = "a type", "an operand shows", "an operand holds"
 """Of any operand."""
+GATES = {
+    "GLU.REGLU": "UNARY.RELU",
+    "GLU.GEGLU": "UNARY.GELU",
+    "GLU.SWIGLU": "UNARY.SILU",
+    "GLU.GEGLU_ERF": "UNARY.GELU_ERF",
+    "GLU.GEGLU_QUICK": "UNARY.GELU_QUICK",
+}
+"""Sub-op of GLU -> the function by which it gates."""
 PRODUCT = {"src[0]": "src[1]", "src[1]": "src[0]"}
 """Source of FLASH_ATTN_EXT -> that of the MUL_MAT of K and Q."""
 FED = frozenset({f"{PART}an input", f"{PART}a leaf written in place"})
@@ -286,19 +294,27 @@ def common(a: Form, b: Form, *, of_any_leaf: bool = False) -> Form | None:
     a part of whatever leaf. None where that is nothing beside the op, or where ops of different kernels share no more
     than sizes.
     """
-    if not a.rest and not b.rest and {base_of(op) for op in (*a.ops, *b.ops)} in ({"UNARY"}, {"GLU"}):
+    bases = {base_of(op) for op in (*a.ops, *b.ops)}
+    if (not a.rest and not b.rest and bases in ({"UNARY"}, {"GLU"})) or of_one_function(a, b):
         return Form((Condition(OP, ANY_OF.join(dict.fromkeys((*a.ops, *b.ops)))),))
     shared = [c for x in a.rest for y in b.rest if (c := _shared(x, y, of_any_leaf=of_any_leaf)) is not None]
     if type_of(a) != type_of(b) and {*a.ops, *b.ops} <= ALWAYS_IN_PLACE and type_of(a) and type_of(b):
         return None  # which types a store is wrong with is what it says
     of_operand = any(c.key in OF_ANY or c.key.endswith((".type", LAYOUT, OFFSET, SHOWS, HOLDS)) for c in shared)
-    of_operand |= any(c.key in (OUTPUT, IN_PLACE, BESIDE) for c in shared)
+    of_operand |= any(c.key in (OUTPUT, BESIDE) for c in shared)
+    of_operand |= any(c.key == IN_PLACE for c in shared) and not {*a.ops, *b.ops} <= ALWAYS_IN_PLACE
     if not shared or not (set(a.ops) & set(b.ops) or of_operand or _module(a) == _module(b)):
         return None
     if not set(a.ops) & set(b.ops) and _module(a) != _module(b) and all(_of_values(c) or is_size(c) for c in shared):
         return None  # values that arithmetic treats apart are no fault of two kernels
     ops = dict.fromkeys((*a.ops, *b.ops))
     return Form((Condition(OP, ANY_OF.join(ops)), *sorted(dict.fromkeys(shared), key=str)))
+
+
+def of_one_function(a: Form, b: Form) -> bool:
+    """Whether a function of UNARY and the GLU that gates by it are wrong whatever they read."""
+    pairs = [(x, y) for x in a.ops for y in b.ops]
+    return not (a.rest or b.rest) and any(GATES.get(x) == y or GATES.get(y) == x for x, y in pairs)
 
 
 def of_one_error(a: Form, b: Form) -> Form:

@@ -45,6 +45,7 @@ from .form import (
     meets,
     of_any,
     of_one_error,
+    of_one_function,
     of_part,
     of_shared_types,
     of_types,
@@ -603,7 +604,7 @@ class Search:
                     return a, b, form
                 if last and (form := self._of_shared_types(a, b, nodes)) is not None:
                     return a, b, form
-                if last and (form := self._of_twins(a, b)) is not None:
+                if last and (form := self._of_twins(a, b) or _of_what_is_kept(a, b)) is not None:
                     return a, b, form
                 if (
                     (a.kind, a.form.ops) == (b.kind, b.form.ops)
@@ -697,6 +698,8 @@ def _one(a: Group, b: Group, *, last: bool) -> bool:
     error = a.kind == b.kind and not a.by_chance
     if last and error and a.form.ops == b.form.ops and len(a.form.ops) == 1:
         return True
+    if last and _both_wrong(a, b) and of_one_function(a.form, b.form):
+        return True
     if _both_wrong(a, b) and (a.form.same_kernel(b.form) or (a.form.of_beside and b.form.of_beside)):
         return True
     fewer, more = sorted((a.form.says, b.form.says), key=len)
@@ -725,6 +728,13 @@ def _joint(a: Group, b: Group, *, last: bool) -> Form | None:
     either = a.form.same_but_sizes(b.form) or a.form.same_kernel(b.form) or form.of_what_is_held or form.of_output
     alike = a.kind == b.kind or (either and _both_wrong(a, b))
     return form if alike or _by_extent(a, b, form, last=last) else None
+
+
+def _of_what_is_kept(a: Group, b: Group) -> Form | None:
+    """The form of wrong numbers by what a backend kept, and of nodes that are wrong beside another."""
+    whole, node = (a, b) if b.form.ops else (b, a)
+    kept = whole.kind == (Verdict.FAIL.value, KEPT) and not whole.form.ops
+    return whole.form if kept and node.form.of_beside and node.kind[0] == Verdict.FAIL else None
 
 
 def _need_otherwise(a: Group, b: Group, form: Form) -> bool:

@@ -13,7 +13,16 @@ from conformance.causes.cause import Condition
 from conformance.causes.failure import Failure, failure_of
 from conformance.causes.features import features, nodes_of
 from conformance.causes.form import SEVERAL, Form, base_of, common, form_of, of_shared_types, of_types, type_of
-from conformance.causes.group import Group, Nodes, Search, _joint, _may_share_types, _of_types, _one
+from conformance.causes.group import (
+    Group,
+    Nodes,
+    Search,
+    _joint,
+    _may_share_types,
+    _of_types,
+    _of_what_is_kept,
+    _one,
+)
 from conformance.judge.verdict import FAILURES, Result, Verdict
 from conformance.planted.campaign import Hunter
 from conformance.planted.faults import FOLDER, Bundle, Fault, read
@@ -161,9 +170,12 @@ def _of(ops: str, *rest: tuple[str, str]) -> Form:
 
 
 def test_sub_ops_of_one_op_without_conditions_share_it() -> None:
-    """Two functions of UNARY that are always wrong are one cause; one of GLU, or one in some conditions, is another."""
+    """Two functions of UNARY that are always wrong are one cause, and so is what GLU gates by; another gate is another,
+    and so is a function in some conditions.
+    """
     assert common(_of("UNARY.GELU"), _of("UNARY.GELU_QUICK")) == _of("UNARY.GELU|UNARY.GELU_QUICK")
-    assert common(_of("UNARY.GELU"), _of("GLU.GEGLU")) is None
+    assert common(_of("UNARY.GELU"), _of("GLU.GEGLU")) == _of("UNARY.GELU|GLU.GEGLU")
+    assert common(_of("UNARY.GELU"), _of("GLU.SWIGLU")) is None
     assert common(_of("UNARY.GELU"), _of("UNARY.GELU_QUICK", ("src[0].ne[0]", "> 2"))) is None
 
 
@@ -313,3 +325,20 @@ def test_an_error_takes_no_fresh_process(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(_Runner, "renew", lambda _, times=times: times.append(None))
         assert _groups([FAULTS[fault]], case_ids((), globs, "smoke"))
         assert bool(times) is renewed
+
+
+def test_that_stores_write_in_place_says_nothing_of_them() -> None:
+    """SET_ROWS and CPY into a tensor always do; CLAMP and SET_ROWS share it."""
+    place = ("in place", "yes")
+    assert common(_of("SET_ROWS", place), _of("CPY", place)) is None
+    assert common(_of("SET_ROWS", place), _of("CLAMP", place)) is not None
+
+
+@pytest.mark.parametrize(("op", "said", "one"), [("CPY", "in place", True), ("CPY", "src[0].layout", False)])
+def test_what_is_kept_between_nodes_and_between_steps_is_one_cause(op: str, said: str, *, one: bool) -> None:
+    """Nodes that are wrong beside another, and cases that are wrong by what a backend kept."""
+    proof = _failure("ops/SQR-f32-ne=18x6x3x2,vne=rows@705")
+    whole = Group(("FAIL", "kept"), Form((Condition("steps", "> 1"),)), proof)
+    node = Group(("FAIL", ""), _of(op, ("beside", "another node"), (said, "no")), proof)
+    assert (_of_what_is_kept(node, whole) == whole.form) is one
+    assert _of_what_is_kept(node, node) is None
