@@ -4,9 +4,10 @@
 
 Each draw plants 2 to 6 faults in one adapter and runs level smoke. A cause may belong to a fault with which its
 smallest case fails when it is planted alone, and to one only; no fault has two causes. Where a cause says that what ran
-before is at fault, its cases fail after the others of the level. Precision: causes that belong to a fault, of all
-causes. Recall: faults with a cause, of those that smoke notices alone, but for what the others hide: a fault without
-which each case that it makes fail alone has the same result.
+before is at fault, its cases fail after the others of the level; what did not come again is a row beside the causes,
+and counts only where a fault has no other. Precision: causes that belong to a fault, of all causes. Recall: faults with
+a cause, of those that smoke notices alone, but for what the others hide: a fault without which each case that it makes
+fail alone has the same result.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def draw(faults: Sequence[Fault], seed: int) -> tuple[int, int, int, str]:
         lines.append(f"    {owner.name if owner else '?'}: {conditions} ({len(group.failures)}), {group.proof.case.id}")
     lines += [f"    missed: {f.name}, which fails {by[f]}" for f in noticed if f not in owners]
     found = sum(owner is not None for owner in owners)
-    return len(groups), len(noticed), found, "\n".join(lines)
+    rows = sum(g.kind[1] == GONE and owner is None for g, owner in zip(groups, owners, strict=True))
+    return len(groups) - rows, len(noticed), found, "\n".join(lines)
 
 
 def _changes(fault: Fault, chosen: Sequence[Fault], together: Mapping[str, Result]) -> bool:
